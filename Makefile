@@ -1,0 +1,110 @@
+# ESMM: the reference build (GNU make).
+#
+#   make                 build/libesmm.a, build/libesmm.so, build/esmm
+#   make run             the main job: a checked density sweep against the best dense library
+#   make test            every test; closes with one line 'N passed, N failed, N skipped'
+#   make install PREFIX=/usr/local
+#
+# Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+OPENMP ?= 1
+WERROR ?= 0
+SANITIZE ?=
+EXTRA_CFLAGS ?=
+
+VERSION := $(shell sed -n 's/^.define ESMM_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' include/esmm.h | paste -sd.)
+SOVERSION := $(firstword $(subst ., ,$(VERSION)))
+ARCH := $(shell $(CC) -dumpmachine 2>/dev/null | cut -d- -f1)
+
+WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+CFLAGS ?= -O3 -g
+ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fvisibility=hidden -fPIC -fno-math-errno -ffp-contract=off \
+  -Iinclude -Isrc -I$(BUILD)/gen $(EXTRA_CFLAGS)
+LDLIBS := -lm
+ifeq ($(WERROR),1)
+ALL_CFLAGS += -Werror
+endif
+ifeq ($(OPENMP),1)
+ALL_CFLAGS += -fopenmp
+LDFLAGS += -fopenmp
+else
+ALL_CFLAGS += -Wno-unknown-pragmas
+endif
+ifneq ($(SANITIZE),)
+ALL_CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=$(SANITIZE)
+endif
+
+# Only the kernels of an instruction set are compiled for it; the library picks at run time.
+AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mprefer-vector-width=512
+
+LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/cpu/*.c))
+ifneq ($(ARCH),x86_64)
+LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
+endif
+CLI_SRC := $(sort $(wildcard cli/*.c io/*.c))
+KERNEL_SRC := $(filter src/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
+GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
+ID_FILES := $(sort $(wildcard include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu) Makefile)
+
+.PHONY: all lib run clean install uninstall report
+all: report $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
+lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
+
+report:
+	@CC='$(CC)' OPENMP='$(OPENMP)' ARCH='$(ARCH)' sh scripts/report.sh
+
+$(BUILD)/gen/registry.inc: $(KERNEL_SRC) Makefile
+	@mkdir -p $(@D)
+	@sed -n 's/^ESMM_KERNEL(\([a-z0-9_]*\)).*/X(\1)/p' $(KERNEL_SRC) | LC_ALL=C sort > $@.tmp
+	@mv $@.tmp $@
+
+$(BUILD)/gen/source_id.h: $(ID_FILES)
+	@mkdir -p $(@D)
+	@printf '#define ESMM_SOURCE_ID "%s"\n' \
+	  "$$(for f in $(ID_FILES); do printf '%s\n' $$f; cat $$f; done | sha256sum | cut -c1-16)" > $@.tmp
+	@mv $@.tmp $@
+
+# The flags are part of what an object is made from: a change of CC or flags rebuilds.
+FLAGS_NOW := $(CC) $(ALL_CFLAGS) $(LDFLAGS)
+ifneq ($(FLAGS_NOW),$(shell cat $(BUILD)/gen/flags 2>/dev/null))
+$(shell mkdir -p $(BUILD)/gen; printf '%s' '$(FLAGS_NOW)' > $(BUILD)/gen/flags)
+endif
+
+$(BUILD)/obj/%_avx2.o: ISA_FLAGS := $(AVX2_FLAGS)
+$(BUILD)/obj/%_avx512.o: ISA_FLAGS := $(AVX512_FLAGS)
+$(BUILD)/obj/%.o: %.c $(GEN) $(BUILD)/gen/flags
+	@mkdir -p $(@D)
+	@echo "  cc $<"
+	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/libesmm.a: $(LIB_OBJ)
+	@echo "  ar $@"
+	@rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/libesmm.so.$(VERSION): $(LIB_OBJ)
+	@echo "  ld $@"
+	@$(CC) -shared -Wl,-soname,libesmm.so.$(SOVERSION) -Wl,--no-undefined $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/libesmm.so: $(BUILD)/libesmm.so.$(VERSION)
+	@ln -sf libesmm.so.$(VERSION) $(BUILD)/libesmm.so.$(SOVERSION)
+	@ln -sf libesmm.so.$(SOVERSION) $@
+
+$(BUILD)/esmm: $(CLI_OBJ) $(BUILD)/libesmm.a
+	@echo "  ld $@"
+	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS) -ldl
+
+clean:
+	rm -rf $(BUILD)
+
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
+-include tests/tests.mk

@@ -1,0 +1,332 @@
+/*
+ * esmm.h: matrix products that skip the zeros they find at run time.
+ *
+ *     C = epilogue(alpha * A * B + beta * C)
+ *
+ * A [m,k] is activations: ordinary dense storage, known only now. B [k,n] is weights: prepared once, multiplied
+ * many times. Nobody converts A to a sparse format; the library scans it, finds which k cannot contribute to which
+ * tile of C, and never does that work. Where there is nothing to skip a dense kernel runs instead.
+ *
+ *     esmm_ctx *ctx;  esmm_weights *w;
+ *     esmm_ctx_create(&ctx, NULL);
+ *     esmm_prepare(ctx, &b, NULL, &w);              once
+ *     esmm_matmul(ctx, &a, w, &c, NULL, NULL);      as often as you like
+ *     esmm_weights_free(w);  esmm_ctx_free(ctx);
+ *
+ * Rules that hold everywhere
+ * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
+ *   value. Outputs are untouched when a status is not ESMM_OK: handles stay NULL, C keeps what it held, files keep
+ *   their old content.
+ * - The library never prints, never exits, never aborts.
+ * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
+ *   pointer to one means all defaults. An unknown enum value is an error, never a guess.
+ * - Every _free accepts NULL.
+ * - Dimensions are int64_t and may be 0. With k = 0 the product is zero, and the epilogue still applies.
+ * - Threads: a context belongs to one caller thread at a time; two contexts may run at once. esmm_weights and
+ *   esmm_pattern are immutable and may be shared by any number of contexts. Free them when nobody uses them.
+ *
+ * Numbers
+ * - fp32, bf16 and fp16 for A, B and C in any mix; products are accumulated in fp32. Rounding to bf16 and fp16 is to
+ *   nearest even; what is too large becomes Inf.
+ * - -0.0 counts as zero; NaN and Inf count as nonzero. A skipped zero does not meet the other operand, so 0 * Inf
+ *   and 0 * NaN contribute nothing. Who needs IEEE propagation sets `strict`, which turns all skipping off.
+ * - beta = 0 never reads C. alpha = 0 does not read A or B.
+ * - The same call on the same data with the same number of threads gives the same bits, for every kernel whose
+ *   ESMM_KERNEL_DETERMINISTIC flag is set; all that `auto` chooses from are.
+ */
+#ifndef ESMM_H
+#define ESMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ESMM_VERSION_MAJOR 0
+#define ESMM_VERSION_MINOR 1
+#define ESMM_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define ESMM_API __attribute__((visibility("default")))
+#else
+#define ESMM_API
+#endif
+
+/* ------------------------------------------------------------------------------------------------ status */
+
+/* Values are fixed for ever; the gaps are for later. */
+typedef enum esmm_status {
+  ESMM_OK = 0,
+  ESMM_ERR_ARGUMENT = 10,       /* NULL where a pointer is needed, an unknown enum value, an option out of range */
+  ESMM_ERR_SHAPE = 11,          /* dimensions that do not agree, or are negative */
+  ESMM_ERR_LD = 12,             /* leading dimension smaller than a row (or column) */
+  ESMM_ERR_DTYPE = 13,          /* a dtype that does not exist or is not accepted here */
+  ESMM_ERR_OVERFLOW = 14,       /* a size in bytes that does not fit in memory's address range */
+  ESMM_ERR_OVERLAP = 15,        /* C shares memory with A */
+  ESMM_ERR_MEMORY = 20,         /* an allocation failed */
+  ESMM_ERR_UNSUPPORTED = 30,    /* no kernel, or not the forced one, can do this; the text says why */
+  ESMM_ERR_UNKNOWN_KERNEL = 31, /* a kernel name that is not in the list */
+  ESMM_ERR_DEVICE = 40,         /* an unknown device name, or a device that is not there */
+  ESMM_ERR_IO = 50,             /* the operating system refused; the text has its reason */
+  ESMM_ERR_FORMAT = 51,         /* not a weights file, or one whose fields contradict each other */
+  ESMM_ERR_TRUNCATED = 52,      /* a file that ends too early */
+  ESMM_ERR_CHECKSUM = 53,       /* a file whose bytes were changed */
+  ESMM_ERR_VERSION = 54         /* a file of a newer version, or of the other byte order */
+} esmm_status;
+
+/* A short English name of a status ("leading dimension too small"); never NULL. */
+ESMM_API const char *esmm_status_str(esmm_status status);
+
+ESMM_API int esmm_version(void);             /* major * 10000 + minor * 100 + patch, of the library that runs */
+ESMM_API const char *esmm_version_str(void); /* "0.1.0" */
+ESMM_API const char *esmm_source_id(void);   /* 16 hex digits: a hash over the sources this library was built from */
+
+/* ------------------------------------------------------------------------------------------------ context */
+
+typedef struct esmm_ctx esmm_ctx; /* a device, its threads, scratch memory, cost constants, the last error text */
+
+/* Where memory comes from. alloc returns NULL on failure; align is a power of two, at least 64. */
+typedef struct esmm_allocator {
+  void *(*alloc)(void *user, size_t bytes, size_t align);
+  void (*free)(void *user, void *ptr, size_t bytes);
+  void *user;
+} esmm_allocator;
+
+typedef struct esmm_ctx_opts {
+  size_t size;
+  const char *device;              /* "auto" (default), "cpu" */
+  int threads;                     /* 0: ESMM_THREADS, else the CPUs this process may run on; at most 1024 */
+  const char *force;               /* kernel for every call; NULL: ESMM_FORCE, else the plan decides */
+  const esmm_allocator *allocator; /* NULL: the system's. Must outlive the context and all weights made with it */
+  int no_tuning_cache;             /* 1: use the shipped cost constants, do not look for a cache file */
+  char *error;                     /* if not NULL, takes the error text when creation fails */
+  size_t error_size;
+} esmm_ctx_opts;
+
+ESMM_API esmm_status esmm_ctx_create(esmm_ctx **ctx, const esmm_ctx_opts *opts);
+ESMM_API void esmm_ctx_free(esmm_ctx *ctx);
+ESMM_API const char *esmm_ctx_error(const esmm_ctx *ctx); /* text of the last failure, "" when there was none */
+ESMM_API int esmm_ctx_threads(const esmm_ctx *ctx);
+ESMM_API const char *esmm_ctx_device(const esmm_ctx *ctx); /* "cpu" */
+ESMM_API const char *esmm_ctx_device_name(const esmm_ctx *ctx); /* "AMD EPYC 9634 84-Core Processor" */
+ESMM_API const char *esmm_ctx_features(const esmm_ctx *ctx);    /* "avx2 fma f16c bmi2 avx512" */
+
+/* ------------------------------------------------------------------------------------------------ matrix */
+
+typedef enum esmm_dtype { ESMM_F32 = 0, ESMM_BF16 = 1, ESMM_F16 = 2 } esmm_dtype;
+typedef enum esmm_order { ESMM_ROW_MAJOR = 0, ESMM_COL_MAJOR = 1 } esmm_order;
+typedef enum esmm_place { ESMM_HOST = 0 } esmm_place; /* where data lies */
+
+/* ld: elements from one row (ROW_MAJOR) or column (COL_MAJOR) to the next; 0 means tightly packed. */
+typedef struct esmm_matrix {
+  void *data;
+  int64_t rows, cols, ld;
+  esmm_dtype dtype;
+  esmm_order order;
+  esmm_place place;
+} esmm_matrix;
+
+ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);       /* bytes of an element; 0 for an unknown dtype */
+ESMM_API const char *esmm_dtype_str(esmm_dtype dtype);   /* "f32", "bf16", "f16" */
+
+/* Copies src to dst of the same shape, converting dtype and order. */
+ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
+
+/* ------------------------------------------------------------------------------------------------ weights */
+
+typedef struct esmm_weights esmm_weights; /* prepared B: immutable, shareable between contexts */
+
+typedef enum esmm_use {
+  ESMM_USE_ANY = 0,     /* any m: keeps two forms of B, at most twice its bytes */
+  ESMM_USE_DECODE = 1,  /* m of 1 to 16: keeps B's rows only */
+  ESMM_USE_LARGE_M = 2  /* m well above 16: keeps B's panels only */
+} esmm_use;
+
+typedef struct esmm_prepare_opts {
+  size_t size;
+  esmm_use use;
+  int strict;            /* 1: keep zeros of B, so that strict products can run from panels */
+  double max_bytes_ratio; /* prepared bytes over B's own bytes; default 2 plus one percent for bitmaps */
+} esmm_prepare_opts;
+
+typedef struct esmm_weights_info {
+  size_t size;
+  int64_t rows, cols;     /* k, n */
+  esmm_dtype dtype;
+  esmm_use use;
+  int strict;
+  int64_t strip_cols;     /* columns that share one bitmap */
+  double element_density; /* nonzero share of B's elements */
+  double strip_density;   /* set share of B's bitmap bits */
+  size_t bytes;           /* held by the prepared weights */
+} esmm_weights_info;
+
+ESMM_API esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
+                                  esmm_weights **weights);
+ESMM_API void esmm_weights_free(esmm_weights *weights);
+ESMM_API esmm_status esmm_weights_get_info(const esmm_weights *weights, esmm_weights_info *info); /* set info->size */
+
+/* Writes to a temporary file beside path, then renames it: path holds the old or the new weights, never half. */
+ESMM_API esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path);
+ESMM_API esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights);
+
+/* ------------------------------------------------------------------------------------------------ pattern */
+
+/*
+ * The bitmaps of one activation matrix: one bit per k for each strip of strip_rows rows, little-endian (bit i of
+ * byte j stands for k = 8j + i), 1 where any element of the strip at that k is nonzero. The last strip may be short.
+ */
+typedef struct esmm_pattern esmm_pattern;
+
+ESMM_API esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows,
+                                          esmm_pattern **pattern);
+/* The bitmaps of B's column strips: what esmm_pattern_extract gives for B transposed. */
+ESMM_API esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols,
+                                            esmm_pattern **pattern);
+/* ORs neighbouring strips: strip_rows must be a multiple of the pattern's own. */
+ESMM_API esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip_rows,
+                                          esmm_pattern **coarser);
+ESMM_API void esmm_pattern_free(esmm_pattern *pattern);
+ESMM_API int64_t esmm_pattern_strip_rows(const esmm_pattern *pattern);
+ESMM_API int64_t esmm_pattern_strips(const esmm_pattern *pattern);
+ESMM_API int64_t esmm_pattern_k(const esmm_pattern *pattern);
+ESMM_API double esmm_pattern_density(const esmm_pattern *pattern); /* strip density; 0 for an empty pattern */
+/* The bitmap of one strip: ceil(k / 64) words, unused high bits 0. NULL if strip is out of range. */
+ESMM_API const uint64_t *esmm_pattern_bits(const esmm_pattern *pattern, int64_t strip);
+
+/*
+ * What a tiled kernel would skip, counted over every pair of an A strip and a B strip (equal k):
+ *   block: a block_k-long stretch of k with no joint bit at all (no thread block need load it)
+ *   warp:  the same for warp_k-long stretches (a warp tile's step)
+ *   dot:   single k's outside the joint
+ * Shares are of the stretches (or k's) there are; the last stretch may be short. joint_density = 1 - dot_skipped.
+ */
+typedef struct esmm_skip_stats {
+  size_t size;
+  int64_t block_k, warp_k; /* in: 0 means 64 and 8 */
+  double block_skipped, warp_skipped, dot_skipped;
+  double joint_density;
+} esmm_skip_stats;
+
+ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const esmm_pattern *b,
+                                             esmm_skip_stats *stats);
+
+/* ------------------------------------------------------------------------------------------------ product */
+
+typedef enum esmm_activation { ESMM_ACT_NONE = 0, ESMM_ACT_RELU = 1, ESMM_ACT_RELU2 = 2 } esmm_activation;
+
+typedef struct esmm_matmul_opts {
+  size_t size;
+  const float *alpha;            /* NULL: 1 */
+  const float *beta;             /* NULL: 0 */
+  const float *bias;             /* [n], added to every row before the activation; NULL: none */
+  esmm_activation activation;
+  int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
+  const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run. Overrides the context's */
+  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: then A is not scanned. A bit that is 0 where
+                                    A is not zero drops that term */
+} esmm_matmul_opts;
+
+typedef struct esmm_stats {
+  size_t size;
+  char kernel[32];         /* which ran */
+  char reason[160];        /* why: "cheapest of 5: joint_f32_avx2 12.1 ms, dense_f32_avx2 88.0 ms" */
+  int threads;
+  int64_t strip_rows;      /* of A in that kernel; 0 where it has none */
+  int64_t strip_cols;      /* of B */
+  double density_a;        /* element density of A, from the plan's sample */
+  double strip_density_a;  /* at strip_rows, exact where the kernel scans all of A, else from the sample */
+  double strip_density_b;
+  double joint_density;    /* multiplied share of all (tile, k) */
+  double skipped_share;    /* 1 - useful / dense FLOP */
+  double flop_useful;      /* 2 * multiplied terms */
+  double flop_dense;       /* 2 * m * n * k */
+  double seconds_plan;     /* sampling A and choosing */
+  double seconds_extract;  /* scanning and packing A (the slowest thread) */
+  double seconds_multiply; /* the rest */
+  double seconds_total;
+  size_t weights_bytes;
+} esmm_stats;
+
+/* C must not overlap A. A stats pointer that is not NULL needs its size field set. */
+ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
+                                 const esmm_matmul_opts *opts, esmm_stats *stats);
+
+/* ------------------------------------------------------------------------------------------------ kernels and plan */
+
+enum {
+  ESMM_KERNEL_DETERMINISTIC = 1, /* same data, same threads: same bits */
+  ESMM_KERNEL_SKIPS = 2,         /* may skip zeros; never used under strict */
+  ESMM_KERNEL_REFERENCE = 4      /* for checking: only runs when forced */
+};
+
+typedef struct esmm_kernel_info {
+  size_t size;
+  const char *name;    /* "joint_f32_avx2" */
+  const char *doc;     /* one line */
+  const char *backend; /* "cpu" */
+  int number;          /* its place on the ladder of prior work, or 0 */
+  unsigned flags;      /* ESMM_KERNEL_... */
+  int available;       /* 1: this machine has what it needs */
+} esmm_kernel_info;
+
+ESMM_API int esmm_kernel_count(void);
+ESMM_API esmm_status esmm_kernel_get(int index, esmm_kernel_info *info); /* ordered by name; set info->size */
+
+typedef struct esmm_verdict {
+  esmm_kernel_info kernel;
+  int can_run;
+  int chosen;
+  double seconds;  /* the plan's estimate, when it can run */
+  char text[160];  /* why not, or what the estimate rests on */
+} esmm_verdict;
+
+/* The plan's verdict on every kernel for one product, cheapest first. *count: in, room; out, how many there are. */
+ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights,
+                                  const esmm_matrix *c, const esmm_matmul_opts *opts, esmm_verdict *verdicts,
+                                  int *count);
+
+/*
+ * Measures the plan's cost constants on this machine (a few seconds), uses them in this context and, if save is not 0,
+ * writes them to esmm_tune_path() for later contexts. progress may be NULL; it is called with done and total.
+ */
+ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
+ESMM_API const char *esmm_tune_path(const esmm_ctx *ctx); /* "" when neither XDG_CACHE_HOME nor HOME is set */
+ESMM_API int esmm_is_tuned(const esmm_ctx *ctx);          /* 1: constants were measured here, not shipped */
+
+/* ------------------------------------------------------------------------------------------------ generators */
+
+typedef enum esmm_generator_kind {
+  ESMM_GEN_DENSE = 0,      /* no zeros */
+  ESMM_GEN_RANDOM = 1,     /* each element nonzero with probability `density` */
+  ESMM_GEN_BLOCKWISE = 2,  /* each (strip, k) alive with probability `density`; alive ones have no zeros */
+  ESMM_GEN_PATTERN = 3,    /* element (i, k) nonzero where pattern[k % 8] is '1' */
+  ESMM_GEN_ACTIVATIONS = 4 /* ReLU or ReLU2 of correlated Gaussians, like a trained net's */
+} esmm_generator_kind;
+
+typedef enum esmm_operand { ESMM_OPERAND_A = 0, ESMM_OPERAND_B = 1 } esmm_operand;
+
+typedef struct esmm_generator {
+  size_t size;
+  esmm_generator_kind kind;
+  esmm_operand operand;       /* which way k runs: A is [m,k], B is [k,n] */
+  uint64_t seed;              /* same seed, same matrix, on every machine */
+  double density;             /* 0 to 1, for RANDOM, BLOCKWISE; element density for ACTIVATIONS. Not defaulted: 0 is empty */
+  int64_t strip;              /* BLOCKWISE: rows of A (columns of B) per strip; 0 means 32 */
+  const char *pattern;        /* PATTERN: eight characters 0 or 1 */
+  double dead;                /* ACTIVATIONS: share of features that are never active, 0 to 1 */
+  esmm_activation activation; /* ACTIVATIONS: RELU or RELU2 (the default) */
+  int integers;               /* 1: values are small integers, so that sums are exact */
+} esmm_generator;
+
+ESMM_API esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generator, esmm_matrix *out);
+
+/* Sets density and dead of an ACTIVATIONS generator: "early", "middle" or "late" layers of a trained net. */
+ESMM_API esmm_status esmm_generator_preset(esmm_ctx *ctx, const char *preset, esmm_generator *generator);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

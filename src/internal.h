@@ -1,0 +1,129 @@
+/*
+ * internal.h: what the library's own files share. Not installed.
+ *
+ * Objects behind the opaque handles, memory, errors, sizes. Kernels also include kernel.h.
+ */
+#ifndef ESMM_INTERNAL_H
+#define ESMM_INTERNAL_H
+
+#include "esmm.h"
+
+#include <stdbool.h>
+
+#define ESMM_MAX_THREADS 1024
+#define ESMM_ERROR_BYTES 512
+#define ESMM_MAX_KERNELS 64
+#define ESMM_COST_TERMS 6 /* terms of a kernel's cost model, see kernel.h */
+
+/* CPU features that kernels ask for; cpu/cpuid.c sets them when CPUID and XGETBV both agree. */
+enum {
+  ESMM_CPU_AVX2 = 1,  /* AVX2, FMA, F16C, BMI1, BMI2, LZCNT, POPCNT */
+  ESMM_CPU_AVX512 = 2 /* the above, and AVX-512 F, DQ, BW, VL, CD */
+};
+
+struct esmm_ctx {
+  esmm_allocator allocator;
+  int threads;
+  unsigned cpu;   /* ESMM_CPU_... */
+  char force[64]; /* "" when the plan decides */
+  char device_name[128];
+  char features[128];
+  char tune_path[4096];
+  bool tuned;
+  double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS]; /* seconds per unit of each term, by registry index */
+  void *scratch; /* grows, never shrinks: no allocation after the first call of a shape */
+  size_t scratch_bytes;
+  char error[ESMM_ERROR_BYTES];
+};
+
+/* ---- prepared weights: two forms of B, each kept in B's own dtype ---- */
+
+#define ESMM_PANEL 32 /* columns of B that share one bitmap and one panel */
+#define ESMM_HALF 16  /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
+
+/*
+ * rows:   [k][rows_ld], row-major, rows_ld padded to a cache line. For decode and the row kernel.
+ * panels: for each panel of 32 columns, only the k's with a nonzero in it (all k's when strict), compacted:
+ *           first half  [kept][16]   columns 0..15
+ *           second half [kept][16]   columns 16..31, zero-padded past n
+ *         kept = before[panel][words]; the k's kept are the bits of bits[panel], in order.
+ */
+struct esmm_weights {
+  esmm_allocator allocator;
+  int64_t k, n;
+  esmm_dtype dtype;
+  esmm_use use;
+  bool strict;
+  bool full; /* every panel keeps every k */
+  double element_density, strip_density;
+  size_t bytes;
+
+  int64_t panels; /* ceil(n / ESMM_PANEL) */
+  int64_t words;  /* ceil(k / 64) */
+  uint64_t *bits;      /* [panels][words]; always there */
+  float *alive;        /* [k]: share of panels whose bitmap has this k; always there */
+
+  void *rows; /* NULL when not kept */
+  int64_t rows_ld;
+  size_t rows_bytes;
+
+  void *panel_data; /* NULL when not kept */
+  size_t panel_bytes;
+  uint32_t *before;   /* [panels][words + 1]: k's kept before word w */
+  uint64_t *panel_at; /* [panels + 1]: where each panel starts in panel_data, in elements */
+};
+
+/* Allocates a weights object with bits and alive, and with rows or panels as use says; contents are not set. */
+esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
+                               esmm_weights **weights);
+
+struct esmm_pattern {
+  esmm_allocator allocator;
+  int64_t rows, k;
+  int64_t strip_rows, strips, words;
+  int64_t set; /* bits set in all */
+  uint64_t *bits; /* [strips][words] */
+};
+
+/* ---- errors ---- */
+
+/* Formats the context's error text and returns status, so that `return esmm_fail(...)` reads well. */
+esmm_status esmm_fail(esmm_ctx *ctx, esmm_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- checks of matrices; `what` names the argument in the error text ("a", "b", "c") ---- */
+
+/* NULL, negative, enum, ld, overflow; on success *out is a copy with ld filled in. data may be NULL only when empty. */
+esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix *m, esmm_matrix *out);
+
+/* ---- memory and sizes ---- */
+
+void *esmm_mem_alloc(const esmm_allocator *allocator, size_t bytes); /* 64-byte aligned, not zeroed; NULL on failure */
+void esmm_mem_free(const esmm_allocator *allocator, void *ptr, size_t bytes);
+void *esmm_scratch(esmm_ctx *ctx, size_t bytes); /* the context's scratch, at least this large; NULL on failure */
+
+static inline bool esmm_size_mul(size_t a, size_t b, size_t *out) /* false on overflow */
+{
+  return !__builtin_mul_overflow(a, b, out);
+}
+
+static inline bool esmm_size_add(size_t a, size_t b, size_t *out)
+{
+  return !__builtin_add_overflow(a, b, out);
+}
+
+static inline int64_t esmm_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static inline int64_t esmm_round_up(int64_t a, int64_t b) { return esmm_ceil_div(a, b) * b; }
+static inline int64_t esmm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t esmm_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+double esmm_now(void); /* seconds, monotonic */
+
+/* ---- the machine ---- */
+unsigned esmm_cpu_detect(void); /* ESMM_CPU_... */
+void esmm_cpu_name(char *out, size_t bytes);
+
+/* ---- tuning cache (tune.c) ---- */
+void esmm_tune_defaults(esmm_ctx *ctx);
+void esmm_tune_find(esmm_ctx *ctx); /* sets tune_path; loads the cache if there is a good one */
+
+#endif

@@ -1,0 +1,88 @@
+/*
+ * kernel.h: the kernel descriptor. Adding a kernel is adding one file, src/<backend>/k_<name>.c, that ends in
+ *
+ *     ESMM_KERNEL(joint_f32_avx2) = { .doc = "...", .can_run = ..., .terms = ..., .run = ... };
+ *
+ * The build scans those files for ESMM_KERNEL and makes the registry from them; plan, tests, benchmarks, `esmm list`
+ * and the documentation's table take it from there. docs/adding-a-kernel.md walks through one.
+ */
+#ifndef ESMM_KERNEL_H
+#define ESMM_KERNEL_H
+
+#include "internal.h"
+
+typedef enum esmm_backend { ESMM_CPU = 0, ESMM_CUDA = 1 } esmm_backend;
+
+/* Densities of A seen by the plan in a cheap sample, at strip heights 1, 2, 4, ..., 32 (index log2). */
+#define ESMM_SAMPLE_HEIGHTS 6
+typedef struct esmm_sample {
+  double element;                    /* nonzero share of A's elements */
+  double strip[ESMM_SAMPLE_HEIGHTS]; /* strip density of A at height 1 << i */
+  double joint[ESMM_SAMPLE_HEIGHTS]; /* joint density with B's panels */
+} esmm_sample;
+
+/* One product, checked: every pointer valid, every ld filled in, shapes agree, m, n > 0. */
+typedef struct esmm_problem {
+  int64_t m, n, k;
+  esmm_matrix a, c;
+  const esmm_weights *w;
+  float alpha, beta;
+  const float *bias; /* NULL: none */
+  esmm_activation activation;
+  bool strict;
+  const esmm_pattern *pattern; /* NULL: scan A */
+  int threads;
+  esmm_sample sample;
+  int64_t strip_rows; /* chosen by the kernel's terms(): see below */
+} esmm_problem;
+
+typedef struct esmm_kernel {
+  const char *name, *doc;
+  esmm_backend backend;
+  int number;     /* place on the ladder, 0: none */
+  unsigned flags; /* ESMM_KERNEL_... of esmm.h */
+  unsigned cpu;   /* ESMM_CPU_... it needs */
+
+  /* Can it do this problem? If not, says why in a short phrase ("m is 40, decode takes 16 at most"). */
+  bool (*can_run)(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes);
+
+  /*
+   * The cost model: time = sum of units[i] * cost[i]. terms() fills units (multiply-add vectors, list words, bytes, ...;
+   * 0 where unused) and may note in p->strip_rows the variant it assumed; esmm_tune fits cost[] by measuring.
+   */
+  void (*terms)(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows);
+  const char *const term_names[ESMM_COST_TERMS];
+  const double cost[ESMM_COST_TERMS]; /* shipped constants, seconds per unit on one thread */
+
+  size_t (*workspace)(const esmm_problem *p); /* bytes of scratch run() is given; SIZE_MAX on overflow */
+
+  /* Cannot fail: everything that could was checked or allocated before. Fills kernel-specific fields of stats. */
+  void (*run)(const esmm_problem *p, void *scratch, esmm_stats *stats);
+} esmm_kernel;
+
+#define ESMM_KERNEL(id) \
+  extern const esmm_kernel esmm_kernel_##id; \
+  const esmm_kernel esmm_kernel_##id
+
+/* registry.c */
+int esmm_registry_count(void);
+const esmm_kernel *esmm_registry_at(int index); /* ordered by name */
+bool esmm_kernel_matches(const esmm_kernel *kernel, const char *name); /* its full name, or its idea before the first _ */
+
+/* sample.c: the plan's sample of A; pattern, where the caller gave one, is used instead of reading A. */
+void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, const esmm_pattern *pattern, esmm_sample *sample);
+
+/* plan.c */
+typedef struct esmm_choice {
+  const esmm_kernel *kernel;
+  int index;
+  bool can_run;
+  double seconds;
+  int64_t strip_rows;
+  char text[160];
+} esmm_choice;
+
+/* Fills one choice a kernel, in registry order; returns the index of the chosen one, or -1 with the error set. */
+int esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices);
+
+#endif
