@@ -225,8 +225,8 @@ typedef struct esmm_matmul_opts {
   esmm_activation activation;
   int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
   const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run. Overrides the context's */
-  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: then A is not scanned. A bit that is 0 where
-                                    A is not zero drops that term */
+  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: then A is not scanned for zeros. Must be of
+                                    this A: a term whose bit is 0 may or may not be part of the sum */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats {

@@ -77,6 +77,12 @@ struct esmm_weights {
 esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
                                esmm_weights **weights);
 
+void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
+void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
+
+/* prepare.c: b and opts were checked */
+esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+
 struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;

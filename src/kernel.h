@@ -68,9 +68,10 @@ typedef struct esmm_kernel {
 int esmm_registry_count(void);
 const esmm_kernel *esmm_registry_at(int index); /* ordered by name */
 bool esmm_kernel_matches(const esmm_kernel *kernel, const char *name); /* its full name, or its idea before the first _ */
+bool esmm_force_known(const char *name); /* some kernel matches */
 
-/* sample.c: the plan's sample of A; pattern, where the caller gave one, is used instead of reading A. */
-void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, const esmm_pattern *pattern, esmm_sample *sample);
+/* sample.c: the plan's cheap look at A */
+void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
 
 /* plan.c */
 typedef struct esmm_choice {
@@ -82,7 +83,10 @@ typedef struct esmm_choice {
   char text[160];
 } esmm_choice;
 
-/* Fills one choice a kernel, in registry order; returns the index of the chosen one, or -1 with the error set. */
-int esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices);
+/*
+ * Samples A, fills one choice a kernel, in registry order, and sets *chosen to the cheapest that can run (of those that
+ * force names, when it is not NULL). ESMM_ERR_UNKNOWN_KERNEL, or ESMM_ERR_UNSUPPORTED with why not in the error text.
+ */
+esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 
 #endif

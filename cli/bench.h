@@ -1,0 +1,142 @@
+/*
+ * bench.h: what the parts of `esmm bench` share.
+ *
+ * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
+ * float64 reference; bench_measure.c runs the contestants; bench_report.c prints; bench_extra.c has --skip-stats and
+ * --extraction.
+ */
+#ifndef ESMM_CLI_BENCH_H
+#define ESMM_CLI_BENCH_H
+
+#include "blas.h"
+#include "cli.h"
+
+typedef struct bench {
+  /* options */
+  cli_problem problem;
+  const char **kernels; /* "" is auto */
+  int kernel_count;
+  int64_t runs;
+  bool no_check, no_tune, skip_stats, extraction;
+  const char *json, *csv;
+  double sweep[64];
+  int sweep_count; /* 0: none asked for */
+  /* the machine */
+  esmm_ctx *ctx;
+  int threads;
+  blas_library libraries[BLAS_LIBRARIES];
+  int library_count;
+  cli_progress progress;
+  int done, total; /* for the progress line */
+} bench;
+
+/* ---- bench_data.c ---- */
+
+/*
+ * The operands of one problem. With few rows in A the weights are what takes time, and in real use they come from
+ * memory: then there are several copies of them, and several A's, and each call takes the next.
+ */
+typedef struct bench_data {
+  int64_t m, k, n;
+  int copies, variants; /* of B, of A */
+  io_matrix *a;         /* [variants], in the dtype asked for */
+  io_matrix b;
+  esmm_weights **weights; /* [copies] */
+  io_matrix c;            /* ours */
+  io_matrix *plain_a;     /* [variants]: the same data in fp32, row-major, for the libraries and the reference */
+  io_matrix *plain_b;     /* [copies] */
+  io_matrix *dense_a;     /* [variants]: random dense data */
+  io_matrix *dense_b;     /* [copies] */
+  io_matrix plain_c;
+  esmm_weights **dense_weights; /* [copies]: only where there is no library to compare with */
+  double seconds_prepare;       /* median over the copies */
+  esmm_weights_info info;
+  double density_a; /* exact element density */
+} bench_data;
+
+int bench_data_make(bench *b, bench_data *data); /* CLI_GO or a status; free it in both cases */
+void bench_data_free(bench_data *data);
+
+/* Borrowed where the matrix is fp32, row-major and tight already (then memory is NULL), else a copy. */
+int bench_plain(esmm_ctx *ctx, const char *what, const esmm_matrix *m, bool always_copy, io_matrix *out);
+/* How many copies of so many bytes are needed to come from memory, as far as there is room for them. */
+int bench_copies(size_t bytes);
+
+/* ---- bench_check.c ---- */
+
+typedef struct bench_reference {
+  int64_t *rows; /* rows of C that are checked, ascending */
+  int64_t row_count, n;
+  double *values; /* [row_count][n] */
+  double largest; /* max |value| */
+} bench_reference;
+
+int bench_reference_make(const bench *b, const bench_data *data, bench_reference *reference);
+void bench_reference_free(bench_reference *reference);
+/* max |C - reference| / max |reference|; INFINITY where C is NaN, or anything but 0 against a zero reference. */
+double bench_error(const bench_reference *reference, const float *c);
+/* What rounding can explain in a product of depth k, when there is nothing to compare with. */
+double bench_error_bound(int64_t k);
+/* How far C's own dtype moves a result, relative to the largest. */
+double bench_rounding(esmm_dtype dtype);
+
+/* ---- bench_measure.c ---- */
+
+typedef enum bench_outcome { BENCH_OK, BENCH_WRONG, BENCH_UNSUPPORTED, BENCH_NOT_CHECKED } bench_outcome;
+const char *bench_outcome_str(bench_outcome outcome); /* "ok", "wrong", "unsupported", "not_checked" */
+
+typedef struct bench_contestant {
+  const blas_library *library; /* NULL: ours */
+  const char *force;           /* ours: a kernel, "" for auto */
+  bool vector;                 /* a library's sgemv */
+  bool dense_data;             /* on the random dense operands */
+  bool is_baseline;
+  char name[64]; /* "joint_f32_avx2", "openblas_sgemm", "openblas_sgemm_on_random" */
+  bench_outcome outcome;
+  char reason[256]; /* why this kernel, or why not */
+  double rel_err;
+  double *seconds; /* every timed call */
+  int count, per_round;
+  double estimate;
+  double median, p95, fastest; /* seconds; NAN when there is none */
+  double extract, plan;        /* medians, ours only */
+  esmm_stats stats;            /* of the checked call, ours only */
+} bench_contestant;
+
+typedef struct bench_result {
+  bench_contestant *contestants; /* ours first, in the order asked for */
+  int ours, count;
+  int best;            /* index of the fastest baseline, -1: there is none */
+  double baseline_err; /* of that library and routine on this data */
+  int64_t checked_rows;
+} bench_result;
+
+int bench_measure(bench *b, bench_data *data, bench_result *result); /* CLI_GO or a status */
+void bench_result_free(bench_result *result);
+double bench_median(double *values, int count); /* sorts them; NAN for none */
+
+/* ---- bench_report.c ---- */
+
+typedef struct bench_report {
+  FILE *out; /* where people look: stderr when a record goes to stdout */
+  cli_table *table;
+  cli_output json, csv;
+  bool csv_started;
+  char *remarks; /* printed below the table */
+  int wrong, measured;
+} bench_report;
+
+int bench_report_open(const bench *b, bench_report *report);
+void bench_report_machine(const bench *b, const bench_report *report);
+void bench_report_problem(const bench *b, const bench_data *data, const bench_result *result, const bench_report *report);
+void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, double density,
+                      bench_report *report);
+int bench_report_close(const bench *b, bench_report *report); /* prints the table, closes the files */
+void bench_report_discard(bench_report *report);
+
+/* ---- bench_extra.c ---- */
+
+int bench_skip_stats(const bench *b, const bench_data *data, FILE *out);
+int bench_extraction(bench *b, const bench_data *data, FILE *out);
+
+#endif

@@ -1,0 +1,361 @@
+/*
+ * bench_measure.c: the contestants of one problem, checked and timed in one process.
+ *
+ * Rules that make the numbers comparable
+ * - Every contestant is checked first, into a C full of NaN, and ours are checked again after the last round. What is
+ *   wrong has no speed.
+ * - Contestants take turns, round after round, each round starting with another one: a machine that slows down or
+ *   speeds up meanwhile does so for all.
+ * - Each turn: a pause (another library's worker threads spin for some milliseconds before they sleep, and would take
+ *   our processor time), a warm-up, then the timed calls.
+ * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
+ * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in calls
+ *   of their own.
+ */
+#include "bench.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST_ROUNDS = 10, ENOUGH_CALLS = 50 };
+
+static const double enough_seconds = 0.2; /* of measurements for each contestant */
+static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
+static const double slow_seconds = 0.5;   /* calls longer than this need no warm-up after the first round */
+
+const char *bench_outcome_str(bench_outcome outcome)
+{
+  static const char *const names[] = {"ok", "wrong", "unsupported", "not_checked"};
+  return names[outcome];
+}
+
+static int compare_doubles(const void *x, const void *y)
+{
+  double a = *(const double *)x, b = *(const double *)y;
+  return (a > b) - (a < b);
+}
+
+double bench_median(double *values, int count)
+{
+  if (count == 0)
+    return NAN;
+  qsort(values, (size_t)count, sizeof *values, compare_doubles);
+  return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
+}
+
+/* ---- contestants ---- */
+
+static bench_contestant *add(bench_result *result)
+{
+  bench_contestant *c = &result->contestants[result->count++];
+  *c = (bench_contestant){.rel_err = NAN, .median = NAN, .p95 = NAN, .fastest = NAN, .extract = NAN, .plan = NAN};
+  return c;
+}
+
+static void add_contestants(const bench *b, const bench_data *data, bench_result *result)
+{
+  int routines = data->m == 1 ? 2 : 1;
+  int most = b->kernel_count + 2 * routines * (b->library_count ? b->library_count : 1);
+  result->contestants = cli_alloc((size_t)most, sizeof *result->contestants);
+  for (int i = 0; i < b->kernel_count; i++)
+    add(result)->force = b->kernels[i];
+  result->ours = result->count;
+  for (int dense = 0; dense < 2; dense++) {
+    for (int i = 0; i < b->library_count; i++)
+      for (int vector = 0; vector < routines; vector++) {
+        bench_contestant *c = add(result);
+        c->library = &b->libraries[i];
+        c->vector = vector;
+        c->dense_data = dense;
+        c->is_baseline = true;
+        snprintf(c->name, sizeof c->name, "%s_%s%s", c->library->name, vector ? "sgemv" : "sgemm",
+                 dense ? "_on_random" : "");
+      }
+    if (b->library_count == 0) { /* no library: our own dense kernel has to serve */
+      bench_contestant *c = add(result);
+      c->force = "dense";
+      c->dense_data = dense;
+      c->is_baseline = true;
+    }
+  }
+}
+
+/* One product; turn picks the copies. */
+static esmm_status call(const bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats)
+{
+  int variant = turn % data->variants, copy = turn % data->copies;
+  if (c->library) {
+    const float *x = (c->dense_data ? data->dense_a : data->plain_a)[variant].m.data;
+    const float *y = (c->dense_data ? data->dense_b : data->plain_b)[copy].m.data;
+    if (c->vector)
+      blas_sgemv(c->library, data->k, data->n, x, y, data->plain_c.m.data);
+    else
+      blas_sgemm(c->library, data->m, data->k, data->n, x, y, data->plain_c.m.data);
+    return ESMM_OK;
+  }
+  esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
+  return esmm_matmul(b->ctx, &(c->dense_data ? data->dense_a : data->a)[variant].m,
+                     (c->dense_data ? data->dense_weights : data->weights)[copy], &data->c.m, &opts, stats);
+}
+
+/* ---- checks ---- */
+
+/* Runs once into poisoned memory. On the random dense data there is nothing to compare: the same routine was checked. */
+static int check(const bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
+{
+  io_matrix *out = c->library ? &data->plain_c : &data->c;
+  memset(out->memory, 0xff, out->bytes); /* NaN in every dtype */
+  c->stats = (esmm_stats){.size = sizeof c->stats};
+  esmm_status status = call(b, data, c, 0, c->library ? NULL : &c->stats);
+  if (status == ESMM_ERR_UNSUPPORTED) {
+    c->outcome = BENCH_UNSUPPORTED;
+    snprintf(c->reason, sizeof c->reason, "%s", esmm_ctx_error(b->ctx));
+    snprintf(c->name, sizeof c->name, "%s", c->force[0] ? c->force : "auto");
+    return CLI_GO;
+  }
+  if (status != ESMM_OK)
+    return cli_status(b->ctx, c->force[0] ? c->force : "auto", status);
+  if (!c->library) {
+    snprintf(c->name, sizeof c->name, "%s%s", c->stats.kernel, c->dense_data ? "_on_random" : "");
+    snprintf(c->reason, sizeof c->reason, "%s", c->stats.reason);
+  }
+  if (b->no_check || c->dense_data) {
+    c->outcome = b->no_check ? BENCH_NOT_CHECKED : BENCH_OK;
+    return CLI_GO;
+  }
+  if (!c->library && data->c.m.dtype != ESMM_F32) {
+    status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
+    if (status != ESMM_OK)
+      return cli_status(b->ctx, "C", status);
+    out = &data->plain_c;
+  }
+  double error = bench_error(reference, out->m.data);
+  if (!(error <= c->rel_err)) /* the worse of two checks; NAN before the first */
+    c->rel_err = error;
+  return CLI_GO;
+}
+
+static const bench_contestant *same_on_this_data(const bench_result *result, const bench_contestant *c)
+{
+  for (int i = result->ours; i < result->count; i++) {
+    const bench_contestant *other = &result->contestants[i];
+    if (!other->dense_data && other->library == c->library && other->vector == c->vector)
+      return other;
+  }
+  return c;
+}
+
+/* A library whose result is wrong (a broken build) is no baseline. */
+static void judge_baselines(const bench *b, const bench_data *data, bench_result *result)
+{
+  for (int i = result->ours; i < result->count && !b->no_check; i++) {
+    bench_contestant *c = &result->contestants[i];
+    double error = same_on_this_data(result, c)->rel_err;
+    double limit = 4 * bench_error_bound(data->k) + (c->library ? 0 : bench_rounding(data->c.m.dtype));
+    if (c->outcome != BENCH_UNSUPPORTED && !(error <= limit)) {
+      c->outcome = BENCH_WRONG;
+      snprintf(c->reason, sizeof c->reason, "relative error %.3g: left out as a baseline", error);
+    }
+  }
+}
+
+static void judge_ours(const bench *b, const bench_data *data, bench_result *result, double dense_error)
+{
+  double allowed = bench_error_bound(data->k);
+  if (dense_error >= 0 && b->library_count > 0)
+    allowed = 2 * dense_error > FLT_EPSILON ? 2 * dense_error : FLT_EPSILON;
+  allowed += bench_rounding(data->c.m.dtype);
+  for (int i = 0; i < result->ours && !b->no_check; i++) {
+    bench_contestant *c = &result->contestants[i];
+    if (c->outcome != BENCH_UNSUPPORTED && !(c->rel_err <= allowed)) {
+      c->outcome = BENCH_WRONG;
+      snprintf(c->reason, sizeof c->reason, "relative error %.3g, and at most %.3g is allowed", c->rel_err, allowed);
+    }
+  }
+}
+
+static double worst_dense_error(const bench_result *result)
+{
+  double worst = NAN;
+  for (int i = result->ours; i < result->count; i++) {
+    const bench_contestant *c = &result->contestants[i];
+    if (c->outcome == BENCH_OK && !c->dense_data && !(c->rel_err <= worst))
+      worst = c->rel_err;
+  }
+  return worst;
+}
+
+static int check_all(bench *b, bench_data *data, const bench_reference *reference, bench_result *result)
+{
+  int status = CLI_GO;
+  for (int i = 0; i < result->count && status == CLI_GO; i++)
+    status = check(b, data, reference, &result->contestants[i]);
+  if (status != CLI_GO)
+    return status;
+  judge_baselines(b, data, result);
+  judge_ours(b, data, result, worst_dense_error(result));
+  return CLI_GO;
+}
+
+/* ---- timing ---- */
+
+static bool runs(const bench_contestant *c)
+{
+  return c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
+}
+
+/* How many calls a round: enough of them in all, but not minutes of a slow one. */
+static int plan_calls(const bench *b, bench_data *data, bench_contestant *c, int rounds)
+{
+  double start = cli_now();
+  esmm_status status = call(b, data, c, 1, NULL);
+  c->estimate = cli_now() - start;
+  if (status != ESMM_OK)
+    return cli_status(b->ctx, c->name, status);
+  double calls = ceil(enough_seconds / (c->estimate > 1e-7 ? c->estimate : 1e-7));
+  if (calls > ENOUGH_CALLS)
+    calls = ENOUGH_CALLS;
+  if (calls < (double)b->runs)
+    calls = (double)b->runs;
+  c->per_round = (int)ceil(calls / rounds);
+  c->seconds = cli_alloc((size_t)c->per_round * (size_t)rounds, sizeof *c->seconds);
+  return CLI_GO;
+}
+
+static void pause_for_others(const bench *b)
+{
+  const struct timespec pause = {.tv_nsec = 40 * 1000 * 1000};
+  if (b->threads > 1)
+    nanosleep(&pause, NULL);
+}
+
+static int take_turn(const bench *b, bench_data *data, bench_contestant *c, int *turn, double *extract, double *plan)
+{
+  pause_for_others(b);
+  esmm_status status = ESMM_OK;
+  if (c->count == 0 || c->estimate < slow_seconds)
+    for (double start = cli_now(); status == ESMM_OK;) {
+      status = call(b, data, c, (*turn)++, NULL);
+      if (cli_now() - start >= warm_seconds)
+        break;
+    }
+  for (int i = 0; i < c->per_round && status == ESMM_OK; i++) {
+    double start = cli_now();
+    status = call(b, data, c, (*turn)++, NULL);
+    c->seconds[c->count++] = cli_now() - start;
+  }
+  if (!c->library && status == ESMM_OK && (c->estimate < slow_seconds || c->count == c->per_round)) {
+    esmm_stats stats = {.size = sizeof stats};
+    status = call(b, data, c, (*turn)++, &stats);
+    *extract = stats.seconds_extract;
+    *plan = stats.seconds_plan;
+  }
+  return status == ESMM_OK ? CLI_GO : cli_status(b->ctx, c->name, status);
+}
+
+static void summarise(bench_contestant *c, double *extract, double *plan, int rounds)
+{
+  if (c->count == 0)
+    return;
+  c->median = bench_median(c->seconds, c->count);
+  c->fastest = c->seconds[0];
+  c->p95 = c->seconds[(int)ceil(0.95 * c->count) - 1];
+  int seen = 0;
+  for (int i = 0; i < rounds; i++)
+    if (!isnan(extract[i])) {
+      extract[seen] = extract[i];
+      plan[seen++] = plan[i];
+    }
+  c->extract = bench_median(extract, seen);
+  c->plan = bench_median(plan, seen);
+}
+
+static int time_all(bench *b, bench_data *data, bench_result *result)
+{
+  int rounds = b->runs < MOST_ROUNDS ? (int)b->runs : MOST_ROUNDS;
+  int count = result->count, status = CLI_GO;
+  int *turns = cli_alloc((size_t)count, sizeof *turns);
+  double *extract = cli_alloc((size_t)count * (size_t)rounds, sizeof *extract);
+  double *plan = cli_alloc((size_t)count * (size_t)rounds, sizeof *plan);
+  for (int i = 0; i < count * rounds; i++)
+    extract[i] = plan[i] = NAN;
+  for (int i = 0; i < count && status == CLI_GO; i++) {
+    pause_for_others(b);
+    if (runs(&result->contestants[i]))
+      status = plan_calls(b, data, &result->contestants[i], rounds);
+  }
+  int before = b->done;
+  for (int round = 0; round < rounds && status == CLI_GO; round++)
+    for (int i = 0; i < count && status == CLI_GO; i++) {
+      int at = (round + i) % count;
+      bench_contestant *c = &result->contestants[at];
+      if (runs(c))
+        status = take_turn(b, data, c, &turns[at], &extract[at * rounds + round], &plan[at * rounds + round]);
+      b->done = before + (round * count + i) * 100 / (rounds * count);
+      cli_progress_update(&b->progress, b->done, b->total);
+    }
+  for (int i = 0; i < count && status == CLI_GO; i++)
+    summarise(&result->contestants[i], extract + i * rounds, plan + i * rounds, rounds);
+  free(turns);
+  free(extract);
+  free(plan);
+  return status;
+}
+
+static void choose_baseline(bench_result *result)
+{
+  result->best = -1;
+  for (int i = result->ours; i < result->count; i++) {
+    const bench_contestant *c = &result->contestants[i];
+    if (runs(c) && (result->best < 0 || c->median < result->contestants[result->best].median))
+      result->best = i;
+  }
+  if (result->best >= 0)
+    result->baseline_err = same_on_this_data(result, &result->contestants[result->best])->rel_err;
+}
+
+static int check_again(bench *b, bench_data *data, const bench_reference *reference, bench_result *result)
+{
+  int status = CLI_GO;
+  for (int i = 0; i < result->ours && status == CLI_GO; i++)
+    if (runs(&result->contestants[i]))
+      status = check(b, data, reference, &result->contestants[i]);
+  if (status == CLI_GO)
+    judge_ours(b, data, result, result->baseline_err);
+  for (int i = 0; i < result->ours; i++) {
+    bench_contestant *c = &result->contestants[i];
+    if (c->outcome == BENCH_WRONG)
+      c->median = c->p95 = c->fastest = c->extract = c->plan = NAN;
+  }
+  return status;
+}
+
+int bench_measure(bench *b, bench_data *data, bench_result *result)
+{
+  bench_reference reference = {0};
+  *result = (bench_result){.best = -1, .baseline_err = NAN};
+  add_contestants(b, data, result);
+  int status = b->no_check ? CLI_GO : bench_reference_make(b, data, &reference);
+  result->checked_rows = reference.row_count;
+  if (status == CLI_GO)
+    status = check_all(b, data, &reference, result);
+  if (status == CLI_GO)
+    status = time_all(b, data, result);
+  if (status == CLI_GO) {
+    choose_baseline(result);
+    status = check_again(b, data, &reference, result);
+  }
+  bench_reference_free(&reference);
+  return status;
+}
+
+void bench_result_free(bench_result *result)
+{
+  for (int i = 0; i < result->count; i++)
+    free(result->contestants[i].seconds);
+  free(result->contestants);
+  *result = (bench_result){0};
+}

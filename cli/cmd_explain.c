@@ -1,0 +1,123 @@
+/*
+ * cmd_explain.c: esmm explain: what the plan thinks of every kernel for one product, and which it would take.
+ */
+#include "cli.h"
+#include "verdict.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct request {
+  cli_problem problem;
+  const char *force;
+  bool strict;
+} request;
+
+static void print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_weights_info *weights)
+{
+  printf("C [%lld,%lld] %s = A [%lld,%lld] %s x B [%lld,%lld] %s, %d thread%s\n", (long long)p->m, (long long)p->n,
+         esmm_dtype_str((esmm_dtype)p->dtype_c), (long long)p->m, (long long)p->k,
+         esmm_dtype_str((esmm_dtype)p->dtype_a), (long long)p->k, (long long)p->n,
+         esmm_dtype_str((esmm_dtype)p->dtype_b), esmm_ctx_threads(ctx), esmm_ctx_threads(ctx) == 1 ? "" : "s");
+  printf("A          %s\n", p->a.text);
+  printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
+         cli_number(weights->element_density, 3), (long long)weights->strip_cols,
+         cli_number(weights->strip_density, 3));
+  if (esmm_is_tuned(ctx))
+    printf("constants  measured on this machine (%s)\n\n", esmm_tune_path(ctx));
+  else
+    printf("constants  as shipped; 'esmm tune' measures this machine\n\n");
+}
+
+static void print_verdicts(const esmm_verdict *verdicts, int count)
+{
+  static const char *const heads[] = {"", "kernel", "estimate", "vs dense", "verdict"};
+  cli_table *table = cli_table_new("llrrl", heads);
+  double dense = verdict_dense_seconds(verdicts, count);
+  for (int i = 0; i < count; i++) {
+    const esmm_verdict *v = &verdicts[i];
+    cli_style style = v->chosen ? CLI_GOOD : v->can_run ? CLI_PLAIN : CLI_FAINT;
+    cli_table_cell(table, style, "%s", v->chosen ? "*" : "");
+    cli_table_cell(table, style, "%s", v->kernel.name);
+    cli_table_cell(table, style, "%s", v->can_run ? cli_seconds(v->seconds) : "-");
+    if (v->can_run && v->seconds > 0 && isfinite(dense))
+      cli_table_cell(table, style, "%.2fx", dense / v->seconds);
+    else
+      cli_table_cell(table, style, "-");
+    cli_table_cell(table, style, "%s%s", v->can_run ? "" : "cannot run: ", v->text);
+  }
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+  printf("\n* the kernel that 'esmm run' and the library would take; estimates, not measurements ('esmm bench' "
+         "measures)\n");
+}
+
+static int explain(esmm_ctx *ctx, request *r, io_matrix *a, io_matrix *b, io_matrix *c, esmm_weights **weights)
+{
+  int status = cli_problem_make(ctx, &r->problem, a, b);
+  if (status == CLI_GO)
+    status = cli_matrix_alloc("C", r->problem.m, r->problem.n, (esmm_dtype)r->problem.dtype_c, c);
+  if (status != CLI_GO)
+    return status;
+  esmm_prepare_opts prepare = {.size = sizeof prepare, .use = (esmm_use)r->problem.use, .strict = r->strict};
+  esmm_status done = esmm_prepare(ctx, &b->m, &prepare, weights);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "B", done);
+
+  int count = esmm_kernel_count();
+  esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
+  esmm_matmul_opts opts = {.size = sizeof opts, .force = r->force, .strict = r->strict};
+  esmm_weights_info info = {.size = sizeof info};
+  done = esmm_explain(ctx, &a->m, *weights, &c->m, &opts, verdicts, &count);
+  if (done == ESMM_OK)
+    done = esmm_weights_get_info(*weights, &info);
+  if (done != ESMM_OK) {
+    status = cli_status(ctx, "explain", done);
+  } else {
+    print_problem(ctx, &r->problem, &info);
+    if (count == 0)
+      printf("nothing to multiply: a dimension is 0, and no kernel runs\n");
+    else
+      print_verdicts(verdicts, count);
+    status = CLI_OK;
+  }
+  free(verdicts);
+  return status;
+}
+
+int cmd_explain(int argc, char **argv)
+{
+  request r = {0};
+  cli_problem_init(&r.problem);
+  const cli_option options[] = {
+      CLI_PROBLEM_OPTIONS(&r.problem),
+      {"force", CLI_STRING, &r.force, "NAME", "ask about one kernel, or the kernels of one idea", 0, 0, NULL, NULL},
+      {"strict", CLI_FLAG, &r.strict, NULL, "no skipping: zeros meet Inf and NaN as IEEE says", 0, 0, NULL, NULL},
+      {0}};
+  const cli_parser parser = {
+      .synopsis = "explain [options]",
+      .about = "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
+               "would choose. The product is described as for 'esmm bench'.",
+      .options = options,
+      .notes = CLI_PROBLEM_NOTES};
+  int count;
+  int status = cli_parse(&parser, argc, argv, NULL, &count);
+  if (status == CLI_GO)
+    status = cli_problem_resolve(&r.problem, NAN);
+  if (status != CLI_GO)
+    return status;
+
+  esmm_ctx *ctx;
+  status = cli_context(r.problem.threads, NULL, &ctx);
+  if (status != CLI_GO)
+    return status;
+  io_matrix a = {0}, b = {0}, c = {0};
+  esmm_weights *weights = NULL;
+  status = explain(ctx, &r, &a, &b, &c, &weights);
+  esmm_weights_free(weights);
+  io_matrix_free(&a);
+  io_matrix_free(&b);
+  io_matrix_free(&c);
+  esmm_ctx_free(ctx);
+  return status;
+}

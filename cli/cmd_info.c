@@ -1,0 +1,187 @@
+/*
+ * cmd_info.c: esmm info: what a report of a problem or a measurement needs to say about the machine.
+ */
+#include "blas.h"
+#include "cli.h"
+
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { CACHES = 8 };
+
+typedef struct cache {
+  char level[8], type[16], size[16];
+} cache;
+
+typedef struct machine {
+  long cpus_online;
+  int cpus_allowed;
+  double memory; /* bytes */
+  cache caches[CACHES];
+  int cache_count;
+} machine;
+
+/* One word of a file of /sys; false where there is none. */
+static bool read_word(const char *directory, const char *name, char *out, size_t bytes)
+{
+  char path[160], format[16];
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  snprintf(format, sizeof format, "%%%zus", bytes - 1);
+  FILE *file = fopen(path, "r");
+  if (!file)
+    return false;
+  bool found = fscanf(file, format, out) == 1;
+  fclose(file);
+  return found;
+}
+
+static void examine(machine *m)
+{
+  *m = (machine){.cpus_online = sysconf(_SC_NPROCESSORS_ONLN)};
+  cpu_set_t set;
+  m->cpus_allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)m->cpus_online;
+  m->memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+  for (int i = 0; i < CACHES; i++) {
+    char directory[96];
+    cache *c = &m->caches[m->cache_count];
+    snprintf(directory, sizeof directory, "/sys/devices/system/cpu/cpu0/cache/index%d", i);
+    if (read_word(directory, "level", c->level, sizeof c->level) &&
+        read_word(directory, "type", c->type, sizeof c->type) && read_word(directory, "size", c->size, sizeof c->size))
+      m->cache_count++;
+  }
+}
+
+static void count_kernels(int *available, int *all)
+{
+  *available = 0;
+  *all = esmm_kernel_count();
+  for (int i = 0; i < *all; i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(i, &info) == ESMM_OK && info.available)
+      ++*available;
+  }
+}
+
+static void add_row(cli_table *table, const char *name, const char *text)
+{
+  cli_table_cell(table, CLI_BOLD, "%s", name);
+  cli_table_cell(table, CLI_PLAIN, "%s", text);
+}
+
+static void print_table(const esmm_ctx *ctx, const machine *m, const blas_library *libraries, int library_count)
+{
+  cli_table *table = cli_table_new("ll", NULL);
+  char text[512];
+  int available, all;
+  count_kernels(&available, &all);
+  snprintf(text, sizeof text, "%s, source %s", esmm_version_str(), esmm_source_id());
+  add_row(table, "esmm", text);
+  add_row(table, "device", esmm_ctx_device(ctx));
+  add_row(table, "CPU", esmm_ctx_device_name(ctx));
+  add_row(table, "features", esmm_ctx_features(ctx)[0] ? esmm_ctx_features(ctx) : "none that kernels use");
+  snprintf(text, sizeof text, "%ld online, %d for this process", m->cpus_online, m->cpus_allowed);
+  add_row(table, "CPUs", text);
+  text[0] = '\0';
+  for (int i = 0; i < m->cache_count; i++) {
+    const cache *c = &m->caches[i];
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%sL%s%s %s", used ? ", " : "", c->level,
+             strcmp(c->type, "Data") == 0          ? " data"
+             : strcmp(c->type, "Instruction") == 0 ? " instruction"
+                                                   : "",
+             c->size);
+  }
+  add_row(table, "caches", text[0] ? text : "the system does not say");
+  add_row(table, "memory", cli_bytes(m->memory));
+  snprintf(text, sizeof text, "%d", esmm_ctx_threads(ctx));
+  add_row(table, "threads", text);
+  snprintf(text, sizeof text, "%d of %d available ('esmm list' shows them)", available, all);
+  add_row(table, "kernels", text);
+  const char *path = esmm_tune_path(ctx);
+  add_row(table, "tuning cache", path[0] ? path : "none: neither XDG_CACHE_HOME nor HOME is set");
+  add_row(table, "tuned", esmm_is_tuned(ctx) ? "yes" : "no: the plan uses shipped constants; run 'esmm tune'");
+  for (int i = 0; i < library_count; i++)
+    add_row(table, i == 0 ? "dense library" : "", libraries[i].title);
+  if (library_count == 0)
+    add_row(table, "dense library", "none: 'esmm bench' has no baseline (install OpenBLAS or BLIS)");
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+}
+
+static void json_field(const char *name, const char *text)
+{
+  printf("  \"%s\": ", name);
+  cli_json_string(stdout, text);
+  printf(",\n");
+}
+
+static void print_json(const esmm_ctx *ctx, const machine *m, const blas_library *libraries, int library_count)
+{
+  printf("{\n");
+  json_field("version", esmm_version_str());
+  json_field("source_id", esmm_source_id());
+  json_field("device", esmm_ctx_device(ctx));
+  json_field("cpu", esmm_ctx_device_name(ctx));
+  json_field("features", esmm_ctx_features(ctx));
+  printf("  \"cpus_online\": %ld,\n  \"cpus_allowed\": %d,\n", m->cpus_online, m->cpus_allowed);
+  printf("  \"memory_bytes\": %.0f,\n  \"caches\": [", m->memory);
+  for (int i = 0; i < m->cache_count; i++) {
+    printf("%s{\"level\": ", i ? ", " : "");
+    cli_json_string(stdout, m->caches[i].level);
+    printf(", \"type\": ");
+    cli_json_string(stdout, m->caches[i].type);
+    printf(", \"size\": ");
+    cli_json_string(stdout, m->caches[i].size);
+    printf("}");
+  }
+  printf("],\n  \"threads\": %d,\n  \"kernels\": [", esmm_ctx_threads(ctx));
+  bool first = true;
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(i, &info) != ESMM_OK || !info.available)
+      continue;
+    printf("%s", first ? "" : ", ");
+    cli_json_string(stdout, info.name);
+    first = false;
+  }
+  printf("],\n");
+  json_field("tune_path", esmm_tune_path(ctx));
+  printf("  \"tuned\": %s,\n  \"dense_libraries\": [", esmm_is_tuned(ctx) ? "true" : "false");
+  for (int i = 0; i < library_count; i++) {
+    printf("%s", i ? ", " : "");
+    cli_json_string(stdout, libraries[i].title);
+  }
+  printf("]\n}\n");
+}
+
+int cmd_info(int argc, char **argv)
+{
+  bool json = false;
+  int64_t threads = 0;
+  const cli_option options[] = {
+      {"json", CLI_FLAG, &json, NULL, "as one JSON object", 0, 0, NULL, NULL},
+      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      {0}};
+  const cli_parser parser = {.synopsis = "info [--json]",
+                             .about =
+                                 "Shows version, machine, features, kernels, tuning, and the dense libraries found.",
+                             .options = options};
+  int count;
+  int status = cli_parse(&parser, argc, argv, NULL, &count);
+  if (status != CLI_GO)
+    return status;
+  esmm_ctx *ctx;
+  status = cli_context(threads, NULL, &ctx);
+  if (status != CLI_GO)
+    return status;
+
+  machine m;
+  blas_library libraries[BLAS_LIBRARIES];
+  examine(&m);
+  int library_count = blas_open(libraries, esmm_ctx_threads(ctx));
+  (json ? print_json : print_table)(ctx, &m, libraries, library_count);
+  blas_close(libraries, library_count);
+  esmm_ctx_free(ctx);
+  return CLI_OK;
+}

@@ -1,0 +1,337 @@
+/*
+ * cmd_inspect.c: esmm inspect: where a file's zeros are, and what that is worth.
+ *
+ * Densities are exact, over the whole matrix, from the library's own bitmaps: one bitmap a row (or column), coarsened
+ * step by step. Beside each stands what independent zeros of the same element density would give: the distance between
+ * the two is the structure that tall strips live from.
+ */
+#include "cli.h"
+#include "verdict.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WEIGHTS_MAGIC "\211ESMMW\r\n" /* first bytes of a file that esmm_weights_save wrote */
+
+static const int64_t strips[] = {1, 4, 8, 16, 32, 64, 128};
+enum { STRIPS = sizeof strips / sizeof *strips };
+
+typedef struct request {
+  const char *path, *dims;
+  int64_t m, n, threads;
+} request;
+
+typedef struct side {
+  double strip[STRIPS]; /* density at strips[i] */
+  double dead;          /* share of k's that are zero throughout */
+} side;
+
+static bool is_weights(const char *path)
+{
+  unsigned char head[8] = {0};
+  FILE *file = fopen(path, "rb");
+  if (!file)
+    return false;
+  size_t got = fread(head, 1, sizeof head, file);
+  fclose(file);
+  return got == sizeof head && memcmp(head, WEIGHTS_MAGIC, sizeof head) == 0;
+}
+
+/* "2048x3072" */
+static int parse_dims(const char *text, int64_t *rows, int64_t *cols)
+{
+  *rows = *cols = 0;
+  if (!text)
+    return CLI_GO;
+  char first[32] = "";
+  size_t length = strcspn(text, "x");
+  if (!text[length] || length == 0 || length >= sizeof first)
+    return cli_usage("--dims: %s is not ROWSxCOLS, as in 2048x3072", text);
+  memcpy(first, text, length);
+  int status = cli_parse_int("--dims", first, 0, (int64_t)CLI_MAX_DIMENSION, rows);
+  return status == CLI_GO ? cli_parse_int("--dims", text + length + 1, 0, (int64_t)CLI_MAX_DIMENSION, cols) : status;
+}
+
+static void count_special(const esmm_matrix *m, int64_t *nan_count, int64_t *inf_count)
+{
+  const int64_t count = m->rows * m->cols; /* files are read tightly packed */
+  *nan_count = *inf_count = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t body, infinity;
+    if (m->dtype == ESMM_F32) {
+      memcpy(&body, (const float *)m->data + i, sizeof body);
+      body &= 0x7fffffffu;
+      infinity = 0x7f800000u;
+    } else {
+      body = ((const uint16_t *)m->data)[i] & 0x7fffu;
+      infinity = 0x7c00u;
+    }
+    *nan_count += body > infinity;
+    *inf_count += body == infinity;
+  }
+}
+
+static esmm_status measure_side(esmm_ctx *ctx, const esmm_matrix *m, bool as_b, side *out)
+{
+  esmm_pattern *lines = NULL, *now = NULL, *whole = NULL;
+  const int64_t length = as_b ? m->cols : m->rows;
+  *out = (side){0};
+  esmm_status status = as_b ? esmm_pattern_extract_b(ctx, m, 1, &lines) : esmm_pattern_extract(ctx, m, 1, &lines);
+  if (status != ESMM_OK)
+    return status;
+  out->strip[0] = esmm_pattern_density(lines);
+  for (int i = 1; i < STRIPS && status == ESMM_OK; i++) {
+    esmm_pattern *coarser = NULL;
+    status = esmm_pattern_coarsen(ctx, now ? now : lines, strips[i], &coarser);
+    if (status == ESMM_OK)
+      out->strip[i] = esmm_pattern_density(coarser);
+    esmm_pattern_free(now);
+    now = coarser;
+  }
+  if (status == ESMM_OK && length > 0)
+    status = esmm_pattern_coarsen(ctx, lines, length, &whole);
+  if (whole)
+    out->dead = 1 - esmm_pattern_density(whole);
+  esmm_pattern_free(whole);
+  esmm_pattern_free(now);
+  esmm_pattern_free(lines);
+  return status;
+}
+
+static void add_row(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void add_row(cli_table *table, const char *name, const char *format, ...)
+{
+  char text[600];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  cli_table_cell(table, CLI_BOLD, "%s", name);
+  cli_table_cell(table, CLI_PLAIN, "%s", text);
+}
+
+static void print_facts(const char *path, const esmm_matrix *m, const side *a, const side *b)
+{
+  const double total = (double)m->rows * (double)m->cols;
+  int64_t nan_count, inf_count;
+  count_special(m, &nan_count, &inf_count);
+  cli_table *table = cli_table_new("ll", NULL);
+  add_row(table, "file", "%s", path);
+  add_row(table, "shape", "%lld x %lld, %s-major", (long long)m->rows, (long long)m->cols,
+          m->order == ESMM_ROW_MAJOR ? "row" : "column");
+  add_row(table, "dtype", "%s, %s", esmm_dtype_str(m->dtype), cli_bytes(total * (double)esmm_dtype_size(m->dtype)));
+  add_row(table, "nonzeros", "%.0f of %.0f, element density %.4f", round(a->strip[0] * total), total, a->strip[0]);
+  add_row(table, "zero rows", "%.0f of %lld, %s", round(b->dead * (double)m->rows), (long long)m->rows,
+          cli_percent(b->dead));
+  add_row(table, "zero columns", "%.0f of %lld, %s", round(a->dead * (double)m->cols), (long long)m->cols,
+          cli_percent(a->dead));
+  add_row(table, "NaN, Inf", "%lld, %lld", (long long)nan_count, (long long)inf_count);
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+}
+
+static void print_strips(const side *a, const side *b)
+{
+  static const char *const heads[] = {"strip", "as A: rows", "as B: columns", "if independent"};
+  cli_table *table = cli_table_new("rrrr", heads);
+  for (int i = 0; i < STRIPS; i++) {
+    cli_table_cell(table, CLI_PLAIN, "%lld", (long long)strips[i]);
+    cli_table_cell(table, CLI_PLAIN, "%.4f", a->strip[i]);
+    cli_table_cell(table, CLI_PLAIN, "%.4f", b->strip[i]);
+    cli_table_cell(table, CLI_FAINT, "%.4f", 1 - pow(1 - a->strip[0], (double)strips[i]));
+  }
+  printf("\nStrip density: share of k's that some row of a strip (some column, as B) needs\n");
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+}
+
+static int dense_operand(esmm_ctx *ctx, const char *what, esmm_operand operand, int64_t rows, int64_t cols,
+                         esmm_dtype dtype, io_matrix *out)
+{
+  int status = cli_matrix_alloc(what, rows, cols, dtype, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_generator g = {.size = sizeof g, .kind = ESMM_GEN_DENSE, .operand = operand, .seed = 1};
+  esmm_status done = esmm_generate(ctx, &g, &out->m);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, what, done);
+}
+
+/* One line of the prediction: the plan's estimate for its kernel against that for the best dense one. */
+static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm_matrix *a, const esmm_weights *weights)
+{
+  esmm_weights_info info = {.size = sizeof info};
+  esmm_status done = esmm_weights_get_info(weights, &info);
+  if (done != ESMM_OK)
+    return cli_status(ctx, role, done);
+  io_matrix c;
+  int status = cli_matrix_alloc("C", a->rows, info.cols, ESMM_F32, &c);
+  if (status != CLI_GO)
+    return status;
+  int count = esmm_kernel_count();
+  esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
+  done = esmm_explain(ctx, a, weights, &c.m, NULL, verdicts, &count);
+  if (done != ESMM_OK) {
+    status = cli_status(ctx, role, done);
+  } else {
+    const esmm_verdict *chosen = verdict_chosen(verdicts, count);
+    double dense = verdict_dense_seconds(verdicts, count), seconds = chosen ? chosen->seconds : NAN;
+    cli_table_cell(table, CLI_PLAIN, "%s", role);
+    cli_table_cell(table, CLI_PLAIN, "[%lld,%lld] x [%lld,%lld]", (long long)a->rows, (long long)a->cols,
+                   (long long)info.rows, (long long)info.cols);
+    cli_table_cell(table, CLI_PLAIN, "%s", chosen ? chosen->kernel.name : "none");
+    cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(seconds));
+    cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(dense));
+    if (seconds > 0 && isfinite(dense))
+      cli_table_cell(table, dense > seconds ? CLI_GOOD : CLI_PLAIN, "%.2fx", dense / seconds);
+    else
+      cli_table_cell(table, CLI_PLAIN, "-");
+  }
+  free(verdicts);
+  io_matrix_free(&c);
+  return status;
+}
+
+static int predict_as_a(esmm_ctx *ctx, cli_table *table, const request *r, const esmm_matrix *file)
+{
+  io_matrix b = {0};
+  esmm_weights *weights = NULL;
+  int status = dense_operand(ctx, "B", ESMM_OPERAND_B, file->cols, r->n, file->dtype, &b);
+  if (status == CLI_GO) {
+    esmm_status done = esmm_prepare(ctx, &b.m, NULL, &weights);
+    status = done == ESMM_OK ? predict(ctx, table, "as A", file, weights) : cli_status(ctx, "B", done);
+  }
+  esmm_weights_free(weights);
+  io_matrix_free(&b);
+  return status;
+}
+
+static int predict_as_b(esmm_ctx *ctx, cli_table *table, const request *r, const esmm_weights *weights, int64_t k,
+                        esmm_dtype dtype)
+{
+  io_matrix a = {0};
+  int status = dense_operand(ctx, "A", ESMM_OPERAND_A, r->m, k, dtype, &a);
+  if (status == CLI_GO)
+    status = predict(ctx, table, "as B", &a.m, weights);
+  io_matrix_free(&a);
+  return status;
+}
+
+static cli_table *prediction_table(void)
+{
+  static const char *const heads[] = {"", "product", "kernel", "estimate", "dense", "speedup"};
+  return cli_table_new("lllrrr", heads);
+}
+
+static void print_prediction(const esmm_ctx *ctx, const cli_table *table)
+{
+  printf("\nPredicted by the plan, the other operand dense, %d thread%s, %s\n", esmm_ctx_threads(ctx),
+         esmm_ctx_threads(ctx) == 1 ? "" : "s",
+         esmm_is_tuned(ctx) ? "constants measured here" : "shipped constants ('esmm tune' measures this machine)");
+  cli_table_print(table, stdout);
+}
+
+static int inspect_matrix(esmm_ctx *ctx, const request *r)
+{
+  int64_t rows, cols;
+  int status = parse_dims(r->dims, &rows, &cols);
+  if (status != CLI_GO)
+    return status;
+  io_matrix file;
+  char error[IO_ERROR_BYTES];
+  if (io_matrix_read(r->path, rows, cols, &file, error, sizeof error) != 0)
+    return cli_failed("%s%s", error, r->dims ? "" : strstr(error, "give its dimensions") ? " (--dims ROWSxCOLS)" : "");
+
+  side a, b;
+  esmm_weights *weights = NULL;
+  esmm_status done = measure_side(ctx, &file.m, false, &a);
+  if (done == ESMM_OK)
+    done = measure_side(ctx, &file.m, true, &b);
+  if (done == ESMM_OK)
+    done = esmm_prepare(ctx, &file.m, NULL, &weights);
+  if (done != ESMM_OK) {
+    status = cli_status(ctx, r->path, done);
+  } else {
+    print_facts(r->path, &file.m, &a, &b);
+    print_strips(&a, &b);
+    cli_table *table = prediction_table();
+    status = predict_as_a(ctx, table, r, &file.m);
+    if (status == CLI_GO)
+      status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
+    if (status == CLI_GO)
+      print_prediction(ctx, table);
+    cli_table_free(table);
+  }
+  esmm_weights_free(weights);
+  io_matrix_free(&file);
+  return status == CLI_GO ? CLI_OK : status;
+}
+
+static int inspect_weights(esmm_ctx *ctx, const request *r)
+{
+  static const char *const uses[] = {"any m", "decode (m up to 16)", "large m"};
+  if (r->dims)
+    return cli_usage("--dims: a weights file has its own shape");
+  esmm_weights *weights = NULL;
+  esmm_weights_info info = {.size = sizeof info};
+  esmm_status done = esmm_weights_load(ctx, r->path, &weights);
+  if (done == ESMM_OK)
+    done = esmm_weights_get_info(weights, &info);
+  if (done != ESMM_OK) {
+    esmm_weights_free(weights);
+    return cli_status(ctx, r->path, done);
+  }
+  cli_table *facts = cli_table_new("ll", NULL), *table = prediction_table();
+  add_row(facts, "file", "%s, prepared weights", r->path);
+  add_row(facts, "shape", "%lld x %lld", (long long)info.rows, (long long)info.cols);
+  add_row(facts, "dtype", "%s", esmm_dtype_str(info.dtype));
+  add_row(facts, "use", "%s%s", uses[info.use], info.strict ? ", strict" : "");
+  add_row(facts, "bytes held", "%s", cli_bytes((double)info.bytes));
+  add_row(facts, "element density", "%.4f", info.element_density);
+  add_row(facts, "strip density", "%.4f at %lld columns", info.strip_density, (long long)info.strip_cols);
+  cli_table_print(facts, stdout);
+  int status = predict_as_b(ctx, table, r, weights, info.rows, info.dtype);
+  if (status == CLI_GO)
+    print_prediction(ctx, table);
+  cli_table_free(facts);
+  cli_table_free(table);
+  esmm_weights_free(weights);
+  return status == CLI_GO ? CLI_OK : status;
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+  request r = {.m = 1024, .n = 1024};
+  const cli_option options[] = {
+      {"dims", CLI_STRING, &r.dims, "ROWSxCOLS", "the shape of a raw float32 file; a .npy file must agree", 0, 0, NULL,
+       NULL},
+      {"n", CLI_INT, &r.n, "N", "columns of the dense B that the file is predicted against, as A (default 1024)", 1,
+       1e6, NULL, NULL},
+      {"m", CLI_INT, &r.m, "M", "rows of the dense A that the file is predicted against, as B (default 1024)", 1, 1e6,
+       NULL, NULL},
+      {"threads", CLI_INT, &r.threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      {0}};
+  const cli_parser parser = {
+      .synopsis = "inspect FILE [options]",
+      .about =
+          "Shows a matrix's shape, its zeros at several granularities, and the speedup that the plan predicts for it\n"
+          "as A (activations) and as B (weights). FILE is .npy, raw little-endian float32 with --dims, or prepared\n"
+          "weights as 'esmm run --save-weights' writes them. Compressed files: esmm inspect <(gunzip -c x.npy.gz)",
+      .options = options,
+      .min_words = 1,
+      .max_words = 1,
+      .words_are = "one file"};
+  int count;
+  int status = cli_parse(&parser, argc, argv, &r.path, &count);
+  if (status != CLI_GO)
+    return status;
+  esmm_ctx *ctx;
+  status = cli_context(r.threads, NULL, &ctx);
+  if (status != CLI_GO)
+    return status;
+  status = is_weights(r.path) ? inspect_weights(ctx, &r) : inspect_matrix(ctx, &r);
+  esmm_ctx_free(ctx);
+  return status;
+}

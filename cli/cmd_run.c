@@ -1,0 +1,246 @@
+/*
+ * cmd_run.c: esmm run: multiplies matrices from files and writes the product, or only prepares B.
+ *
+ * Everything is read and checked before anything is multiplied, and files are written last and whole: a run that fails
+ * leaves the old ones as they were.
+ */
+#include "cli.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct request {
+  const char *a, *b, *weights, *c, *bias, *out, *save;
+  int64_t dims[3], threads;
+  bool has_dims, strict, stats, has_alpha, has_beta, has_use;
+  double alpha, beta;
+  int activation, dtype_c, use;
+  const char *force;
+} request;
+
+typedef struct operands {
+  io_matrix a, b, c, bias;
+  esmm_weights *weights;
+  esmm_weights_info info;
+} operands;
+
+static int check_request(const request *r)
+{
+  if (r->b && r->weights)
+    return cli_usage("--b and --weights cannot both be given: the weights are B, prepared");
+  if (!r->b && !r->weights)
+    return cli_usage("it needs B: --b FILE, or --weights FILE (see 'esmm run --help')");
+  if (!r->a && !r->save)
+    return cli_usage("it needs A: --a FILE; or --save-weights FILE, to prepare B and no more");
+  if (r->a && !r->out)
+    return cli_usage("it needs a name for the product: --out FILE.npy");
+  if (!r->a && (r->out || r->c || r->bias || r->activation || r->has_alpha || r->has_beta || r->stats))
+    return cli_usage(
+        "without --a nothing is multiplied: only --b, --dims, --use, --strict and --save-weights make sense");
+  if (r->weights && (r->save || r->has_use))
+    return cli_usage("%s: --weights are prepared already; give --b instead", r->save ? "--save-weights" : "--use");
+  if (r->c && !(r->has_beta && r->beta != 0))
+    return cli_usage("--c is only read where --beta is not 0: give --beta");
+  if (!r->c && r->has_beta && r->beta != 0)
+    return cli_usage("--beta needs the C that it multiplies: --c FILE");
+  return CLI_GO;
+}
+
+static int read_matrix(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out)
+{
+  char error[IO_ERROR_BYTES];
+  if (io_matrix_read(path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0)
+    return CLI_GO;
+  return cli_failed("%s: %s", what, error);
+}
+
+static int prepare(esmm_ctx *ctx, const request *r, operands *o)
+{
+  esmm_status done;
+  if (r->weights) {
+    done = esmm_weights_load(ctx, r->weights, &o->weights);
+    if (done != ESMM_OK)
+      return cli_status(ctx, "--weights", done);
+  } else {
+    int status = read_matrix("--b", r->b, r->has_dims, r->dims[1], r->dims[2], &o->b);
+    if (status != CLI_GO)
+      return status;
+    esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
+    done = esmm_prepare(ctx, &o->b.m, &opts, &o->weights);
+    if (done != ESMM_OK)
+      return cli_status(ctx, "--b", done);
+    io_matrix_free(&o->b); /* the weights hold all that is needed of it */
+  }
+  o->info = (esmm_weights_info){.size = sizeof o->info};
+  done = esmm_weights_get_info(o->weights, &o->info);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "weights", done);
+}
+
+static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
+{
+  const esmm_weights_info *w = &o->info;
+  if (r->has_dims && (w->rows != r->dims[1] || w->cols != r->dims[2])) /* of a --b file this was checked before */
+    return cli_failed("--weights: %s holds %lld x %lld, --dims says %lld x %lld", r->weights, (long long)w->rows,
+                      (long long)w->cols, (long long)r->dims[1], (long long)r->dims[2]);
+  int status = read_matrix("--a", r->a, r->has_dims, r->dims[0], r->dims[1], &o->a);
+  if (status != CLI_GO)
+    return status;
+  if (o->a.m.cols != w->rows)
+    return cli_failed("--a: %s is %lld x %lld, but B is %lld x %lld: A needs %lld columns", r->a,
+                      (long long)o->a.m.rows, (long long)o->a.m.cols, (long long)w->rows, (long long)w->cols,
+                      (long long)w->rows);
+
+  io_matrix file = {0};
+  if (r->bias) {
+    status = read_matrix("--bias", r->bias, true, 1, w->cols, &file);
+    if (status == CLI_GO)
+      status = cli_matrix_convert(ctx, "--bias", &file.m, ESMM_F32, &o->bias);
+    io_matrix_free(&file);
+  }
+  if (status == CLI_GO && r->c) {
+    status = read_matrix("--c", r->c, true, o->a.m.rows, w->cols, &file);
+    if (status == CLI_GO)
+      status = cli_matrix_convert(ctx, "--c", &file.m, (esmm_dtype)r->dtype_c, &o->c);
+    io_matrix_free(&file);
+  } else if (status == CLI_GO) {
+    status = cli_matrix_alloc("C", o->a.m.rows, w->cols, (esmm_dtype)r->dtype_c, &o->c);
+  }
+  return status;
+}
+
+static void print_stats(const esmm_stats *s)
+{
+  cli_table *table = cli_table_new("ll", NULL);
+  const struct {
+    const char *name, *text;
+  } rows[] = {
+      {"kernel", s->kernel},
+      {"reason", s->reason},
+      {"element density of A", cli_number(s->density_a, 3)},
+      {"strip density of A", cli_number(s->strip_density_a, 3)},
+      {"strip density of B", cli_number(s->strip_density_b, 3)},
+      {"joint density", cli_number(s->joint_density, 3)},
+      {"skipped", cli_percent(s->skipped_share)},
+      {"plan", cli_seconds(s->seconds_plan)},
+      {"extract", cli_seconds(s->seconds_extract)},
+      {"multiply", cli_seconds(s->seconds_multiply)},
+      {"total", cli_seconds(s->seconds_total)},
+      {"weights held", cli_bytes((double)s->weights_bytes)},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    cli_table_cell(table, CLI_PLAIN, "%s", rows[i].name);
+    cli_table_cell(table, CLI_PLAIN, "%s", rows[i].text);
+  }
+  cli_table_cell(table, CLI_PLAIN, "strips");
+  cli_table_cell(table, CLI_PLAIN, "%lld rows of A, %lld columns of B", (long long)s->strip_rows,
+                 (long long)s->strip_cols);
+  cli_table_cell(table, CLI_PLAIN, "threads");
+  cli_table_cell(table, CLI_PLAIN, "%d", s->threads);
+  if (s->seconds_total > 0) {
+    cli_table_cell(table, CLI_PLAIN, "useful");
+    cli_table_cell(table, CLI_PLAIN, "%s GFLOP/s", cli_number(s->flop_useful / s->seconds_total * 1e-9, 3));
+    cli_table_cell(table, CLI_PLAIN, "dense-equivalent");
+    cli_table_cell(table, CLI_PLAIN, "%s GFLOP/s", cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
+  }
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+}
+
+static int multiply(esmm_ctx *ctx, const request *r, operands *o)
+{
+  const float alpha = (float)r->alpha, beta = (float)r->beta;
+  esmm_matmul_opts opts = {.size = sizeof opts,
+                           .alpha = &alpha,
+                           .beta = &beta,
+                           .bias = o->bias.m.data,
+                           .activation = (esmm_activation)r->activation,
+                           .strict = r->strict};
+  esmm_stats stats = {.size = sizeof stats};
+  esmm_status done = esmm_matmul(ctx, &o->a.m, o->weights, &o->c.m, &opts, &stats);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "product", done);
+  char error[IO_ERROR_BYTES];
+  if (io_npy_write(r->out, &o->c.m, error, sizeof error) != 0)
+    return cli_failed("--out: %s", error);
+  printf("%s: %lld x %lld %s, %s in %s\n", r->out, (long long)o->c.m.rows, (long long)o->c.m.cols,
+         esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats.kernel,
+         cli_seconds(stats.seconds_total));
+  if (r->stats)
+    print_stats(&stats);
+  return CLI_OK;
+}
+
+static int run(esmm_ctx *ctx, const request *r, operands *o)
+{
+  int status = prepare(ctx, r, o);
+  if (status == CLI_GO && r->a)
+    status = read_operands(ctx, r, o);
+  if (status != CLI_GO)
+    return status;
+  if (r->save) {
+    esmm_status done = esmm_weights_save(ctx, o->weights, r->save);
+    if (done != ESMM_OK)
+      return cli_status(ctx, "--save-weights", done);
+    printf("%s: weights of %lld x %lld %s, %s\n", r->save, (long long)o->info.rows, (long long)o->info.cols,
+           esmm_dtype_str(o->info.dtype), cli_bytes((double)o->info.bytes));
+  }
+  return r->a ? multiply(ctx, r, o) : CLI_OK;
+}
+
+int cmd_run(int argc, char **argv)
+{
+  request r = {.alpha = 1};
+  const cli_option options[] = {
+      {NULL, CLI_HEADING, NULL, NULL, "Files (.npy, or raw little-endian float32 with --dims)", 0, 0, NULL, NULL},
+      {"a", CLI_STRING, &r.a, "FILE", "A [M,K]: activations", 0, 0, NULL, NULL},
+      {"b", CLI_STRING, &r.b, "FILE", "B [K,N]: weights", 0, 0, NULL, NULL},
+      {"weights", CLI_STRING, &r.weights, "FILE", "B as --save-weights wrote it", 0, 0, NULL, NULL},
+      {"out", CLI_STRING, &r.out, "FILE", "where C goes, as .npy; replaced only when all went well", 0, 0, NULL, NULL},
+      {"save-weights", CLI_STRING, &r.save, "FILE", "keep B prepared; without --a, that is all", 0, 0, NULL, NULL},
+      {"dims", CLI_DIMS, r.dims, "M K N", "the shapes; .npy files must agree", 0, CLI_MAX_DIMENSION, NULL, &r.has_dims},
+      {NULL, CLI_HEADING, NULL, NULL, "What is computed: C = activation(alpha A B + beta C + bias)", 0, 0, NULL, NULL},
+      {"alpha", CLI_DOUBLE, &r.alpha, "X", "default 1", 0, 0, NULL, &r.has_alpha},
+      {"beta", CLI_DOUBLE, &r.beta, "X", "default 0; otherwise with --c", 0, 0, NULL, &r.has_beta},
+      {"c", CLI_STRING, &r.c, "FILE", "the C [M,N] that beta multiplies; the file is not changed", 0, 0, NULL, NULL},
+      {"bias", CLI_STRING, &r.bias, "FILE", "N numbers, added to every row", 0, 0, NULL, NULL},
+      {"activation", CLI_CHOICE, &r.activation, "F", "none, relu or relu2 (default none)", 0, 0, "none|relu|relu2",
+       NULL},
+      {"dtype-c", CLI_CHOICE, &r.dtype_c, "T", "f32, bf16 (rounded to it, written as f32) or f16 (default f32)", 0, 0,
+       "f32|bf16|f16", NULL},
+      {NULL, CLI_HEADING, NULL, NULL, "How", 0, 0, NULL, NULL},
+      {"force", CLI_STRING, &r.force, "NAME", "this kernel, or none (see 'esmm list')", 0, 0, NULL, NULL},
+      {"strict", CLI_FLAG, &r.strict, NULL, "no skipping: zeros meet Inf and NaN as IEEE says", 0, 0, NULL, NULL},
+      {"use", CLI_CHOICE, &r.use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,
+       "any|decode|large-m", &r.has_use},
+      {"threads", CLI_INT, &r.threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      {"stats", CLI_FLAG, &r.stats, NULL, "print kernel, densities and times", 0, 0, NULL, NULL},
+      {0}};
+  const cli_parser parser = {.synopsis = "run --a FILE --b FILE --out FILE.npy [options]",
+                             .about = "Multiplies two matrices from files and writes the product.",
+                             .options = options,
+                             .notes = "Examples\n"
+                                      "  esmm run --a x.npy --b w.npy --out y.npy --activation relu2 --stats\n"
+                                      "  esmm run --b w.npy --save-weights w.esmm\n"
+                                      "  esmm run --a x.npy --weights w.esmm --out y.npy\n"
+                                      "  esmm run --a x.f32 --b w.f32 --dims 64 4096 1024 --out y.npy\n"};
+  int count;
+  int status = cli_parse(&parser, argc, argv, NULL, &count);
+  if (status == CLI_GO)
+    status = check_request(&r);
+  if (status != CLI_GO)
+    return status;
+
+  esmm_ctx *ctx;
+  status = cli_context(r.threads, r.force, &ctx);
+  if (status != CLI_GO)
+    return status;
+  operands o = {0};
+  status = run(ctx, &r, &o);
+  esmm_weights_free(o.weights);
+  io_matrix_free(&o.a);
+  io_matrix_free(&o.b);
+  io_matrix_free(&o.c);
+  io_matrix_free(&o.bias);
+  esmm_ctx_free(ctx);
+  return status;
+}

@@ -1,0 +1,50 @@
+/*
+ * cmd_tune.c: esmm tune: measures the plan's cost constants on this machine and keeps them.
+ */
+#include "cli.h"
+
+int cmd_tune(int argc, char **argv)
+{
+  bool dry_run = false;
+  int64_t threads = 0;
+  const cli_option options[] = {
+      {"dry-run", CLI_FLAG, &dry_run, NULL, "measure, but save nothing", 0, 0, NULL, NULL},
+      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      {0}};
+  const cli_parser parser = {
+      .synopsis = "tune [--dry-run] [--threads N]",
+      .about =
+          "Measures how fast each kernel is on this machine. The plan uses the result to choose between them; it is\n"
+          "kept in a file that later runs find. Do it again after a change of hardware, on an idle machine.",
+      .options = options};
+  int count;
+  int status = cli_parse(&parser, argc, argv, NULL, &count);
+  if (status != CLI_GO)
+    return status;
+
+  esmm_ctx *ctx;
+  status = cli_context(threads, NULL, &ctx);
+  if (status != CLI_GO)
+    return status;
+  const char *path = esmm_tune_path(ctx);
+  if (!dry_run && !path[0]) {
+    status = cli_failed("there is no place for the result: set XDG_CACHE_HOME or HOME, or use --dry-run");
+  } else {
+    cli_progress progress;
+    cli_progress_start(&progress, "tune");
+    double start = cli_now();
+    esmm_status tuned = esmm_tune(ctx, !dry_run, cli_progress_update, &progress);
+    double seconds = cli_now() - start;
+    cli_progress_end(&progress);
+    if (tuned != ESMM_OK) {
+      status = cli_status(ctx, "tune", tuned);
+    } else {
+      printf("measured in %s with %d thread%s, ", cli_seconds(seconds), esmm_ctx_threads(ctx),
+             esmm_ctx_threads(ctx) == 1 ? "" : "s");
+      printf(dry_run ? "not saved\n" : "saved in %s\n", path);
+      status = CLI_OK;
+    }
+  }
+  esmm_ctx_free(ctx);
+  return status;
+}

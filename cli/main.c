@@ -1,0 +1,103 @@
+/*
+ * main.c: the esmm command: finds the subcommand and leaves the rest to it.
+ */
+#include "cli.h"
+
+#include <string.h>
+
+static const cli_command commands[] = {
+    {"bench", "measure kernels against the best dense library, results checked", cmd_bench},
+    {"run", "multiply matrices from files and write the product", cmd_run},
+    {"inspect", "show a file's shape, densities and predicted speedup", cmd_inspect},
+    {"explain", "show what the plan thinks of every kernel for a problem", cmd_explain},
+    {"list", "list the kernels", cmd_list},
+    {"info", "show the machine, its features and the caches", cmd_info},
+    {"check", "run a quick self-test", cmd_check},
+    {"tune", "measure this machine for the plan", cmd_tune},
+};
+
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static const cli_command *find_command(const char *name)
+{
+  for (int i = 0; i < COMMANDS; i++)
+    if (strcmp(commands[i].name, name) == 0)
+      return &commands[i];
+  return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+  const char *names[COMMANDS + 1] = {[COMMANDS] = "help"};
+  for (int i = 0; i < COMMANDS; i++)
+    names[i] = commands[i].name;
+  const char *near = cli_closest(name, names, COMMANDS + 1);
+  if (near)
+    return cli_usage("%s: unknown command; did you mean %s?", name[0] ? name : "''", near);
+  return cli_usage("%s: unknown command (see 'esmm --help')", name[0] ? name : "''");
+}
+
+static void print_overview(FILE *out)
+{
+  fprintf(out, "Usage: esmm COMMAND [words and options]\n\n"
+               "Matrix products that skip the zeros they find at run time.\n\nCommands\n");
+  for (int i = 0; i < COMMANDS; i++)
+    fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].summary);
+  fprintf(out, "\nOptions\n"
+               "  --help     this text; 'esmm help COMMAND' or 'esmm COMMAND --help' for one command\n"
+               "  --version  version and source id\n"
+               "\nEnvironment\n"
+               "  ESMM_THREADS                threads to use (default: the CPUs this process may run on)\n"
+               "  ESMM_FORCE                  kernel for every product\n"
+               "  ESMM_OPENBLAS, ESMM_BLIS    library files that bench compares with\n"
+               "  XDG_CACHE_HOME              where the tuning cache lies (default: ~/.cache)\n"
+               "  NO_COLOR                    no colour on a terminal\n");
+}
+
+static int run_command(const cli_command *command, int argc, char **argv)
+{
+  cli_set_command(command->name);
+  return command->run(argc, argv);
+}
+
+static int help(int argc, char **argv)
+{
+  if (argc == 1) {
+    print_overview(stdout);
+    return CLI_OK;
+  }
+  if (argc > 2)
+    return cli_usage("help: %s: one word too many; it takes a command", argv[2]);
+  const cli_command *command = find_command(argv[1]);
+  if (!command)
+    return unknown_command(argv[1]);
+  char option[] = "--help";
+  char *words[] = {argv[1], option, NULL};
+  return run_command(command, 2, words);
+}
+
+int main(int argc, char **argv)
+{
+  int status;
+  if (argc < 2) {
+    print_overview(stderr);
+    return CLI_USAGE;
+  }
+  const cli_command *command = find_command(argv[1]);
+  if (command)
+    status = run_command(command, argc - 1, argv + 1);
+  else if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+    status = help(argc - 1, argv + 1);
+  else if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+    printf("esmm %s (source %s)\n", esmm_version_str(), esmm_source_id());
+    status = CLI_OK;
+  } else if (argv[1][0] == '-')
+    status = cli_usage("%s: unknown option (see 'esmm --help')", argv[1]);
+  else
+    status = unknown_command(argv[1]);
+
+  /* A full disk or a closed pipe: results that did not arrive are not a success. */
+  if ((fflush(stdout) != 0 || ferror(stdout)) && status == CLI_OK)
+    status = cli_failed("cannot write to the standard output");
+  return status;
+}

@@ -1,0 +1,382 @@
+/*
+ * operand.c: contexts for the command, and where its matrices come from: files or the library's generators.
+ *
+ * The rules that turn options into operands stand in CLI_PROBLEM_NOTES (cli.h), which --help prints. Options that
+ * contradict each other are refused, because a benchmark of something else than was asked for is worse than none.
+ */
+#include "cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- matrices ---- */
+
+/* Huge pages for large matrices, as the library's own buffers have them: neither side of a comparison may gain by it. */
+static void *alloc_data(size_t bytes)
+{
+  const size_t page = (size_t)2 << 20;
+  if (bytes < 2 * page || bytes > SIZE_MAX - page)
+    return io_alloc(bytes);
+  bytes = (bytes + page - 1) / page * page;
+  void *memory = aligned_alloc(page, bytes);
+  if (memory)
+    (void)madvise(memory, bytes, MADV_HUGEPAGE);
+  return memory;
+}
+
+int cli_matrix_alloc(const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, io_matrix *out)
+{
+  size_t bytes = 0;
+  *out = (io_matrix){0};
+  bool fits = rows >= 0 && cols >= 0 && !__builtin_mul_overflow((size_t)rows, (size_t)cols, &bytes) &&
+              !__builtin_mul_overflow(bytes, esmm_dtype_size(dtype), &bytes);
+  void *memory = fits ? alloc_data(bytes) : NULL;
+  if (!memory)
+    return cli_failed("%s: no memory for a matrix of %lld x %lld %s", what, (long long)rows, (long long)cols,
+                      esmm_dtype_str(dtype));
+  out->memory = memory;
+  out->bytes = bytes;
+  out->m = (esmm_matrix){.data = memory, .rows = rows, .cols = cols, .ld = cols, .dtype = dtype};
+  return CLI_GO;
+}
+
+int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, io_matrix *out)
+{
+  int status = cli_matrix_alloc(what, from->rows, from->cols, dtype, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_status copied = esmm_matrix_copy(ctx, from, &out->m);
+  if (copied != ESMM_OK) {
+    status = cli_status(ctx, what, copied);
+    io_matrix_free(out);
+  }
+  return status;
+}
+
+/* ---- contexts ---- */
+
+int cli_context(int64_t threads, const char *force, esmm_ctx **ctx)
+{
+  char error[512] = "";
+  esmm_ctx_opts opts = {
+      .size = sizeof opts, .threads = (int)threads, .force = force, .error = error, .error_size = sizeof error};
+  *ctx = NULL;
+  esmm_status status = esmm_ctx_create(ctx, &opts);
+  if (status == ESMM_OK)
+    return CLI_GO;
+  const char *text = error[0] ? error : esmm_status_str(status);
+  bool asked = status == ESMM_ERR_ARGUMENT || status == ESMM_ERR_UNKNOWN_KERNEL || status == ESMM_ERR_DEVICE;
+  return asked ? cli_usage("%s", text) : cli_failed("%s", text);
+}
+
+int cli_tune_once(esmm_ctx *ctx)
+{
+  if (esmm_is_tuned(ctx))
+    return CLI_GO;
+  const char *path = esmm_tune_path(ctx);
+  if (path[0])
+    cli_note("measuring this machine for the plan, once; the result is kept in %s", path);
+  else
+    cli_note("measuring this machine for the plan; neither XDG_CACHE_HOME nor HOME is set, so it is not kept");
+  cli_progress progress;
+  cli_progress_start(&progress, "tune");
+  esmm_status status = esmm_tune(ctx, path[0] != '\0', cli_progress_update, &progress);
+  cli_progress_end(&progress);
+  if (status == ESMM_ERR_IO) { /* measured, but there is no place for it: a read-only home is no reason to stop */
+    cli_note("the measurement could not be kept: %s", esmm_ctx_error(ctx));
+    return CLI_GO;
+  }
+  return status == ESMM_OK ? CLI_GO : cli_status(ctx, "tune", status);
+}
+
+/* ---- problems ---- */
+
+void cli_problem_init(cli_problem *problem)
+{
+  *problem = (cli_problem){.size = 1024, .strip = 32, .seed = 1};
+  problem->density = problem->density_a = problem->density_b = problem->dead = NAN;
+}
+
+static bool given(double x)
+{
+  return !isnan(x);
+}
+
+static int check_pattern(const char *what, const char *pattern)
+{
+  if (pattern && (strlen(pattern) != 8 || pattern[strspn(pattern, "01")]))
+    return cli_usage("%s: %s is not eight characters 0 or 1", what, pattern);
+  return CLI_GO;
+}
+
+static double share_of_ones(const char *pattern)
+{
+  double ones = 0;
+  for (; *pattern; pattern++)
+    ones += *pattern == '1';
+  return ones / 8;
+}
+
+static int check_options(const cli_problem *p, bool any_pattern)
+{
+  const char *modes[5];
+  int count = 0;
+  if (p->dense)
+    modes[count++] = "--dense";
+  if (p->random)
+    modes[count++] = "--random";
+  if (p->blockwise)
+    modes[count++] = "--blockwise";
+  if (p->has_activations)
+    modes[count++] = "--activations";
+  if (any_pattern && !p->blockwise)
+    modes[count++] = p->pattern ? "--pattern" : p->pattern_a ? "--pattern-a" : "--pattern-b";
+  if (count > 1)
+    return cli_usage("%s and %s cannot both be asked for", modes[0], modes[1]);
+
+  bool densities = given(p->density) || given(p->density_a) || given(p->density_b);
+  if (p->pattern && (p->pattern_a || p->pattern_b))
+    return cli_usage("--pattern is for both operands: it cannot stand beside %s",
+                     p->pattern_a ? "--pattern-a" : "--pattern-b");
+  if (any_pattern && densities)
+    return cli_usage("a pattern says what the density is: give one or the other");
+  if (p->dense && densities)
+    return cli_usage("--dense has no zeros: give no density with it");
+  if (p->has_strip && !p->blockwise && count > 0)
+    return cli_usage("--strip is for --blockwise");
+  if (given(p->dead) && !p->has_activations)
+    return cli_usage("--dead is for --activations");
+  if (p->has_size && p->has_dims)
+    return cli_usage("--size and --dims cannot both be given");
+  if (p->load_a && (given(p->density_a) || p->pattern_a || p->has_activations))
+    return cli_usage("--load-a: a loaded A has its own zeros: give no %s with it",
+                     p->pattern_a         ? "--pattern-a"
+                     : p->has_activations ? "--activations"
+                                          : "--density-a");
+  if (p->load_b && (given(p->density_b) || p->pattern_b))
+    return cli_usage("--load-b: a loaded B has its own zeros: give no %s with it",
+                     p->pattern_b ? "--pattern-b" : "--density-b");
+  if (p->load_a && p->load_b && (count > 0 || densities || any_pattern))
+    return cli_usage("--load-a and --load-b: both operands are loaded, nothing is left to generate");
+  return CLI_GO;
+}
+
+static void set_text(cli_source *source)
+{
+  const esmm_generator *g = &source->generator;
+  const char *path = source->path;
+  switch (path ? -1 : (int)g->kind) {
+  case ESMM_GEN_DENSE:
+    snprintf(source->text, sizeof source->text, "dense");
+    break;
+  case ESMM_GEN_RANDOM:
+    snprintf(source->text, sizeof source->text, "random, density %g", g->density);
+    break;
+  case ESMM_GEN_BLOCKWISE:
+    snprintf(source->text, sizeof source->text, "blockwise, density %g, strips of %d", g->density, (int)g->strip);
+    break;
+  case ESMM_GEN_PATTERN:
+    snprintf(source->text, sizeof source->text, "pattern %s", g->pattern);
+    break;
+  case ESMM_GEN_ACTIVATIONS:
+    snprintf(source->text, sizeof source->text, "activations%s%s, density %.3g, dead %.3g", source->preset ? " " : "",
+             source->preset ? source->preset : "", g->density, g->dead);
+    break;
+  default: /* the end of a long path says more than its start */
+    snprintf(source->text, sizeof source->text, "file %s%s", strlen(path) > 80 ? "..." : "",
+             strlen(path) > 80 ? path + strlen(path) - 80 : path);
+  }
+}
+
+static esmm_generator generate(esmm_generator_kind kind, double density)
+{
+  esmm_generator g = {.size = sizeof g, .kind = kind, .density = density};
+  if (kind != ESMM_GEN_DENSE && density == 1 && kind != ESMM_GEN_ACTIVATIONS)
+    g.kind = ESMM_GEN_DENSE; /* the same, and says so */
+  return g;
+}
+
+static int resolve_activations(cli_problem *p)
+{
+  static const char *const presets[] = {"early", "middle", "late"};
+  p->a.generator = generate(ESMM_GEN_ACTIVATIONS, 0);
+  p->a.preset = p->activations && p->activations[0] ? p->activations : "middle";
+  for (int i = 0; i < 3; i++)
+    if (strcmp(p->a.preset, presets[i]) == 0)
+      return CLI_GO;
+  return cli_usage("--activations: %s is none of early|middle|late", p->a.preset);
+}
+
+/* Needs a context, so it waits for one: a preset's numbers are the library's. */
+static int settle_activations(esmm_ctx *ctx, cli_problem *p)
+{
+  cli_source *a = &p->a;
+  if (a->path || a->generator.kind != ESMM_GEN_ACTIVATIONS || !a->preset)
+    return CLI_GO;
+  esmm_status status = esmm_generator_preset(ctx, a->preset, &a->generator);
+  if (status != ESMM_OK)
+    return cli_status(ctx, "--activations", status);
+  bool named = p->activations && p->activations[0];
+  double density = given(p->density_a) ? p->density_a : p->density_now;
+  if (given(density))
+    a->generator.density = density;
+  if (given(p->dead) || (given(density) && !named))
+    a->generator.dead = given(p->dead) ? p->dead : 0;
+  if (!named && (given(density) || given(p->dead)))
+    a->preset = NULL;
+  if (a->generator.density > 1 - a->generator.dead) /* a feature cannot be more than always on */
+    return cli_failed("--dead: with %g of the features dead, a density of %g cannot be reached", a->generator.dead,
+                      a->generator.density);
+  set_text(a);
+  return CLI_GO;
+}
+
+static int resolve_sources(cli_problem *p, double density, bool any_pattern)
+{
+  bool any_density = given(density) || given(p->density_a) || given(p->density_b);
+  double a = given(p->density_a) ? p->density_a : density, b = given(p->density_b) ? p->density_b : density;
+  bool loads = p->load_a || p->load_b;
+  bool blockwise = p->blockwise;
+
+  if (p->has_activations) {
+    p->b.generator = generate(given(p->density_b) ? ESMM_GEN_RANDOM : ESMM_GEN_DENSE, p->density_b);
+    return resolve_activations(p);
+  }
+  if (any_pattern && !blockwise) {
+    const char *pattern_a = p->pattern ? p->pattern : p->pattern_a, *pattern_b = p->pattern ? p->pattern : p->pattern_b;
+    p->a.generator = generate(pattern_a ? ESMM_GEN_PATTERN : ESMM_GEN_DENSE, 0);
+    p->b.generator = generate(pattern_b ? ESMM_GEN_PATTERN : ESMM_GEN_DENSE, 0);
+    p->a.generator.pattern = pattern_a;
+    p->b.generator.pattern = pattern_b;
+    return CLI_GO;
+  }
+  if (any_pattern) {
+    a = p->pattern || p->pattern_a ? share_of_ones(p->pattern ? p->pattern : p->pattern_a) : 1;
+    b = p->pattern || p->pattern_b ? share_of_ones(p->pattern ? p->pattern : p->pattern_b) : 1;
+    any_density = true;
+  }
+  if (!p->dense && !p->random && !blockwise) { /* no mode */
+    if (any_density) {
+      p->a.generator = generate(given(a) ? ESMM_GEN_RANDOM : ESMM_GEN_DENSE, a);
+      double for_b = given(p->density_b) ? p->density_b : p->load_a ? density : NAN;
+      p->b.generator = generate(given(for_b) ? ESMM_GEN_RANDOM : ESMM_GEN_DENSE, for_b);
+      return CLI_GO;
+    }
+    blockwise = !loads;
+  }
+  esmm_generator_kind kind = p->random ? ESMM_GEN_RANDOM : blockwise ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE;
+  double missing = any_density ? 1 : 0.5;
+  p->a.generator = generate(kind, given(a) ? a : missing);
+  p->b.generator = generate(kind, given(b) ? b : missing);
+  p->a.generator.strip = p->b.generator.strip = p->strip;
+  return CLI_GO;
+}
+
+int cli_problem_resolve(cli_problem *p, double density)
+{
+  bool any_pattern = p->pattern || p->pattern_a || p->pattern_b;
+  int status = check_pattern("--pattern", p->pattern);
+  if (status == CLI_GO)
+    status = check_pattern("--pattern-a", p->pattern_a);
+  if (status == CLI_GO)
+    status = check_pattern("--pattern-b", p->pattern_b);
+  if (status == CLI_GO)
+    status = check_options(p, any_pattern);
+  if (status != CLI_GO)
+    return status;
+
+  p->a = (cli_source){.path = p->load_a};
+  p->b = (cli_source){.path = p->load_b};
+  p->density_now = given(density) ? density : p->density;
+  status = resolve_sources(p, p->density_now, any_pattern);
+  if (status != CLI_GO)
+    return status;
+  p->a.generator.operand = ESMM_OPERAND_A;
+  p->b.generator.operand = ESMM_OPERAND_B;
+  p->a.generator.seed = p->seed;
+  p->b.generator.seed = p->seed + 0x9e3779b97f4a7c15u; /* another stream for B */
+  set_text(&p->a);
+  set_text(&p->b);
+
+  p->m = p->has_dims ? p->dims[0] : p->size;
+  p->k = p->has_dims ? p->dims[1] : p->size;
+  p->n = p->has_dims ? p->dims[2] : p->size;
+  return CLI_GO;
+}
+
+static int load(const char *what, const cli_problem *p, const cli_source *source, int64_t rows, int64_t cols,
+                io_matrix *out)
+{
+  char error[IO_ERROR_BYTES];
+  bool known = p->has_dims || p->has_size;
+  if (io_matrix_read(source->path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0)
+    return CLI_GO;
+  return cli_failed("%s: %s", what, error);
+}
+
+static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64_t rows, int64_t cols,
+                esmm_dtype dtype, io_matrix *out)
+{
+  int status = cli_matrix_alloc(what, rows, cols, dtype, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_status made = esmm_generate(ctx, &source->generator, &out->m);
+  return made == ESMM_OK ? CLI_GO : cli_status(ctx, what, made);
+}
+
+/* A loaded matrix stays in its own dtype unless another was asked for. */
+static int settle_dtype(esmm_ctx *ctx, const char *what, bool asked, esmm_dtype dtype, io_matrix *matrix)
+{
+  if (!asked || matrix->m.dtype == dtype)
+    return CLI_GO;
+  io_matrix converted;
+  int status = cli_matrix_convert(ctx, what, &matrix->m, dtype, &converted);
+  if (status != CLI_GO)
+    return status;
+  io_matrix_free(matrix);
+  *matrix = converted;
+  return CLI_GO;
+}
+
+int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
+{
+  const bool asked_a = p->has_dtype || p->has_dtype_a, asked_b = p->has_dtype || p->has_dtype_b;
+  const int dtype_a = p->has_dtype_a ? p->dtype_a : p->dtype, dtype_b = p->has_dtype_b ? p->dtype_b : p->dtype;
+  const bool fixed = p->has_dims || p->has_size;
+  *a = (io_matrix){0};
+  *b = (io_matrix){0};
+  int status = settle_activations(ctx, p);
+
+  if (status == CLI_GO && p->a.path) {
+    status = load("--load-a", p, &p->a, p->m, p->k, a);
+    if (status == CLI_GO)
+      status = settle_dtype(ctx, "--load-a", asked_a, (esmm_dtype)dtype_a, a);
+    p->m = a->m.rows;
+    p->k = a->m.cols;
+  }
+  if (status == CLI_GO && p->b.path) {
+    status = load("--load-b", p, &p->b, p->k, p->n, b);
+    if (status == CLI_GO)
+      status = settle_dtype(ctx, "--load-b", asked_b, (esmm_dtype)dtype_b, b);
+    if (status == CLI_GO && p->a.path && !fixed && b->m.rows != p->k)
+      status = cli_failed("--load-b: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->b.path,
+                          (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k,
+                          (long long)p->k);
+    if (status == CLI_GO) {
+      p->k = b->m.rows;
+      p->n = b->m.cols;
+    }
+  }
+  if (status == CLI_GO && !p->a.path)
+    status = make(ctx, "A", &p->a, p->m, p->k, (esmm_dtype)dtype_a, a);
+  if (status == CLI_GO && !p->b.path)
+    status = make(ctx, "B", &p->b, p->k, p->n, (esmm_dtype)dtype_b, b);
+  if (status == CLI_GO) {
+    p->dtype_a = (int)a->m.dtype;
+    p->dtype_b = (int)b->m.dtype;
+    p->dtype_c = p->has_dtype_c ? p->dtype_c : p->has_dtype ? p->dtype : ESMM_F32;
+  }
+  return status;
+}

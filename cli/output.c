@@ -1,0 +1,106 @@
+/*
+ * output.c: files that appear whole or not at all, and the JSON and CSV forms of values.
+ *
+ * A benchmark that is interrupted must not leave half a record where yesterday's whole one was, nor a temporary file
+ * beside it: lines are kept in memory, and the file is replaced at the end.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+int cli_output_open(cli_output *output, const char *what, const char *path)
+{
+  *output = (cli_output){.path = path};
+  struct stat info;
+  if (strcmp(path, "-") == 0) {
+    output->file = stdout;
+    return CLI_GO;
+  }
+  if (stat(path, &info) == 0 && (S_ISCHR(info.st_mode) || S_ISFIFO(info.st_mode))) {
+    output->file = fopen(path, "w");
+    return output->file ? CLI_GO : cli_failed("%s: %s: cannot be written: %s", what, path, strerror(errno));
+  }
+  char text[IO_ERROR_BYTES];
+  io_error error = {path, text, sizeof text};
+  io_sink trial; /* what cannot be written is said now, not when the work is done */
+  if (io_sink_open(&trial, &error) != 0)
+    return cli_failed("%s: %s", what, text);
+  io_sink_abort(&trial);
+  output->file = open_memstream(&output->text, &output->bytes);
+  return output->file ? CLI_GO : cli_failed("%s: no memory", what);
+}
+
+static int replace_file(const cli_output *output, const char *what)
+{
+  char text[IO_ERROR_BYTES];
+  io_error error = {output->path, text, sizeof text};
+  io_sink sink;
+  if (io_sink_open(&sink, &error) != 0)
+    return cli_failed("%s: %s", what, text);
+  (void)fwrite(output->text, 1, output->bytes, sink.file); /* the commit looks at the stream's error flag */
+  return io_sink_commit(&sink, &error) == 0 ? CLI_GO : cli_failed("%s: %s", what, text);
+}
+
+int cli_output_close(cli_output *output, const char *what)
+{
+  if (!output->file)
+    return CLI_GO;
+  bool good = fflush(output->file) == 0 && !ferror(output->file);
+  if (output->file != stdout && fclose(output->file) != 0)
+    good = false;
+  output->file = NULL;
+  int status = !good          ? cli_failed("%s: %s: cannot be written: %s", what, output->path, strerror(errno))
+               : output->text ? replace_file(output, what)
+                              : CLI_GO;
+  cli_output_discard(output);
+  return status;
+}
+
+void cli_output_discard(cli_output *output)
+{
+  if (output->file && output->file != stdout)
+    fclose(output->file);
+  free(output->text);
+  *output = (cli_output){0};
+}
+
+void cli_json_string(FILE *out, const char *text)
+{
+  fputc('"', out);
+  for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+    if (*c == '"' || *c == '\\')
+      fprintf(out, "\\%c", *c);
+    else if (*c < 0x20 || *c == 0x7f)
+      fprintf(out, "\\u%04x", *c);
+    else
+      fputc(*c, out);
+  }
+  fputc('"', out);
+}
+
+void cli_json_number(FILE *out, double x)
+{
+  if (!isfinite(x))
+    fputs("null", out);
+  else
+    fprintf(out, "%.9g", x);
+}
+
+void cli_csv_string(FILE *out, const char *text)
+{
+  if (!strpbrk(text, ",\"\r\n")) {
+    fputs(text, out);
+    return;
+  }
+  fputc('"', out);
+  for (; *text; text++) {
+    if (*text == '"')
+      fputc('"', out);
+    fputc(*text, out);
+  }
+  fputc('"', out);
+}

@@ -1,0 +1,251 @@
+/*
+ * file.c: whole files in, whole files out.
+ *
+ * Reading goes through read(2) into memory and not through mmap: a file that is cut short meanwhile then gives an error
+ * and not a signal, and pipes (`<(gunzip -c x.npy.gz)`) work too.
+ */
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int io_fail(const io_error *error, const char *format, ...)
+{
+  if (!error->text || error->size == 0)
+    return -1;
+  int used = snprintf(error->text, error->size, "%s: ", error->name);
+  if (used < 0 || (size_t)used >= error->size)
+    return -1;
+  va_list list;
+  va_start(list, format);
+  vsnprintf(error->text + used, error->size - (size_t)used, format, list);
+  va_end(list);
+  return -1;
+}
+
+void *io_alloc(size_t bytes)
+{
+  if (bytes > (size_t)PTRDIFF_MAX - 64)
+    return NULL;
+  return aligned_alloc(64, (bytes / 64 + 1) * 64);
+}
+
+/* Fills as much of data as the file still has: short only at its end. Returns false when the system refuses. */
+static bool read_fully(int fd, unsigned char *data, size_t bytes, size_t *got)
+{
+  *got = 0;
+  while (*got < bytes) {
+    size_t step = bytes - *got < ((size_t)1 << 30) ? bytes - *got : (size_t)1 << 30;
+    ssize_t n = read(fd, data + *got, step);
+    if (n < 0 && errno == EINTR)
+      continue;
+    if (n < 0)
+      return false;
+    if (n == 0)
+      break;
+    *got += (size_t)n;
+  }
+  return true;
+}
+
+int io_source_open(io_source *source, const io_error *error)
+{
+  struct stat info;
+  memset(source, 0, sizeof *source);
+  source->fd = open(error->name, O_RDONLY | O_CLOEXEC);
+  if (source->fd < 0)
+    return io_fail(error, "cannot be opened: %s", strerror(errno));
+  int failed = 0;
+  if (fstat(source->fd, &info) != 0)
+    failed = io_fail(error, "cannot be examined: %s", strerror(errno));
+  else if (S_ISDIR(info.st_mode))
+    failed = io_fail(error, "is a directory, not a matrix");
+  else if (!read_fully(source->fd, source->head, sizeof source->head, &source->head_bytes))
+    failed = io_fail(error, "cannot be read: %s", strerror(errno));
+  if (failed) {
+    io_source_close(source);
+    return -1;
+  }
+  source->sized = S_ISREG(info.st_mode) && info.st_size > 0; /* files of /proc say 0 and are not empty */
+  source->size = source->sized ? (size_t)info.st_size : 0;
+  return 0;
+}
+
+void io_source_close(io_source *source)
+{
+  if (source->fd >= 0)
+    close(source->fd);
+  source->fd = -1;
+}
+
+static int read_sized(io_source *source, unsigned char **data, const io_error *error)
+{
+  size_t got = 0, extra = 0;
+  unsigned char beyond;
+  if (source->size < source->head_bytes)
+    return io_fail(error, "changed while it was read");
+  unsigned char *buffer = io_alloc(source->size);
+  if (!buffer)
+    return io_fail(error, "no memory for its %zu bytes", source->size);
+  memcpy(buffer, source->head, source->head_bytes);
+  size_t want = source->size - source->head_bytes;
+  if (!read_fully(source->fd, buffer + source->head_bytes, want, &got) || !read_fully(source->fd, &beyond, 1, &extra)) {
+    int reason = errno;
+    free(buffer);
+    return io_fail(error, "cannot be read: %s", strerror(reason));
+  }
+  if (got != want || extra != 0) {
+    free(buffer);
+    return io_fail(error, "changed while it was read");
+  }
+  *data = buffer;
+  return 0;
+}
+
+static int read_stream(io_source *source, unsigned char **data, size_t *size, const io_error *error)
+{
+  size_t capacity = (size_t)1 << 16, used = source->head_bytes, got = 0;
+  unsigned char *buffer = io_alloc(capacity);
+  if (!buffer)
+    return io_fail(error, "no memory for %zu bytes", capacity);
+  memcpy(buffer, source->head, source->head_bytes);
+  for (;;) {
+    if (!read_fully(source->fd, buffer + used, capacity - used, &got)) {
+      int reason = errno;
+      free(buffer);
+      return io_fail(error, "cannot be read: %s", strerror(reason));
+    }
+    used += got;
+    if (used < capacity)
+      break;
+    unsigned char *larger = capacity <= SIZE_MAX / 2 ? io_alloc(capacity * 2) : NULL;
+    if (!larger) {
+      free(buffer);
+      return io_fail(error, "no memory for more than %zu bytes", capacity);
+    }
+    memcpy(larger, buffer, used);
+    free(buffer);
+    buffer = larger;
+    capacity *= 2;
+  }
+  *data = buffer;
+  *size = used;
+  return 0;
+}
+
+int io_source_read(io_source *source, unsigned char **data, size_t *size, const io_error *error)
+{
+  if (!source->sized)
+    return read_stream(source, data, size, error);
+  *size = source->size;
+  return read_sized(source, data, error);
+}
+
+/* The name of the file that a write to path changes: replacing a link itself would leave the old file behind it. */
+static int sink_target(const char *path, mode_t *mode, char **target, const io_error *error)
+{
+  struct stat info;
+  if (path[0] == '\0')
+    return io_fail(error, "is not a file name");
+  *mode = 0;
+  if (stat(path, &info) == 0) {
+    if (!S_ISREG(info.st_mode)) /* renaming over a device or a pipe would destroy it */
+      return io_fail(error, "exists and is not a regular file: choose another name");
+    *mode = info.st_mode & 07777;
+    *target = realpath(path, NULL);
+  } else if (errno == ENOENT) {
+    *target = strdup(path);
+  } else {
+    return io_fail(error, "cannot be written: %s", strerror(errno));
+  }
+  return *target ? 0 : io_fail(error, "cannot be written: %s", strerror(errno));
+}
+
+int io_sink_open(io_sink *sink, const io_error *error)
+{
+  mode_t mode = 0;
+  int fd = -1;
+  memset(sink, 0, sizeof *sink);
+  if (sink_target(error->name, &mode, &sink->target, error) != 0)
+    return -1;
+  size_t bytes = strlen(sink->target) + 48;
+  sink->temporary = malloc(bytes);
+  /* Not mkstemp: its files are private, and the umask that would correct it cannot be asked without changing it. */
+  for (int attempt = 0; sink->temporary && fd < 0 && attempt < 100; attempt++) {
+    snprintf(sink->temporary, bytes, "%s.tmp-%ld-%d", sink->target, (long)getpid(), attempt);
+    fd = open(sink->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno != EEXIST)
+      break;
+  }
+  int reason = errno;
+  if (fd < 0) {
+    free(sink->temporary); /* it names no file of ours */
+    sink->temporary = NULL;
+  } else {
+    if (mode != 0)
+      (void)fchmod(fd, mode); /* a file of somebody else's with odd modes is still written, with ours */
+    sink->file = fdopen(fd, "wb");
+    reason = errno;
+    if (!sink->file)
+      close(fd);
+  }
+  if (!sink->file) {
+    io_sink_abort(sink);
+    return io_fail(error, "cannot be written: %s%s", strerror(reason),
+                   reason == ENOENT ? " (create its directory first)" : "");
+  }
+  return 0;
+}
+
+void io_sink_abort(io_sink *sink)
+{
+  if (sink->file)
+    fclose(sink->file);
+  if (sink->temporary)
+    unlink(sink->temporary);
+  free(sink->temporary);
+  free(sink->target);
+  memset(sink, 0, sizeof *sink);
+}
+
+/* A rename survives a power cut only when the directory is on the disk too. Not every file system can: no error. */
+static void sync_directory(const char *path)
+{
+  char *copy = strdup(path);
+  int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  if (fd >= 0) {
+    (void)fsync(fd);
+    close(fd);
+  }
+  free(copy);
+}
+
+int io_sink_commit(io_sink *sink, const io_error *error)
+{
+  bool good = fflush(sink->file) == 0 && !ferror(sink->file) && fsync(fileno(sink->file)) == 0;
+  int reason = errno;
+  if (fclose(sink->file) != 0 && good) {
+    good = false;
+    reason = errno;
+  }
+  sink->file = NULL;
+  if (good && rename(sink->temporary, sink->target) != 0) {
+    good = false;
+    reason = errno;
+  }
+  if (good) {
+    sync_directory(sink->target);
+    free(sink->temporary); /* it has become the target */
+    sink->temporary = NULL;
+  }
+  io_sink_abort(sink);
+  return good ? 0 : io_fail(error, "cannot be written: %s", strerror(reason));
+}

@@ -1,0 +1,50 @@
+/*
+ * file.h: what the readers and writers of this directory share: reading a whole file, replacing one, error texts.
+ */
+#ifndef ESMM_IO_FILE_H
+#define ESMM_IO_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#define IO_MAGIC_BYTES 8 /* of a file's start, enough to tell its kind */
+
+/* Where an error text goes: carried as one thing, so that `return io_fail(e, ...)` reads well. */
+typedef struct io_error {
+  const char *name; /* the file, first in every text */
+  char *text;
+  size_t size;
+} io_error;
+
+/* Writes "name: text" and returns -1. */
+int io_fail(const io_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A file that is open for reading, with its first bytes already seen: a pipe cannot be asked twice. */
+typedef struct io_source {
+  int fd;
+  bool sized; /* a regular file, whose size is known */
+  size_t size;
+  unsigned char head[IO_MAGIC_BYTES];
+  size_t head_bytes; /* fewer than IO_MAGIC_BYTES only in a shorter file */
+} io_source;
+
+int io_source_open(io_source *source, const io_error *error);
+/* Reads it all into *data, from io_alloc, for the caller to free. */
+int io_source_read(io_source *source, unsigned char **data, size_t *size, const io_error *error);
+void io_source_close(io_source *source);
+
+void *io_alloc(size_t bytes); /* aligned to a cache line, never of size 0; free() it */
+
+/* A file that will replace another when it is complete. */
+typedef struct io_sink {
+  FILE *file;
+  char *target;    /* path, with links followed where it exists */
+  char *temporary; /* beside target */
+} io_sink;
+
+int io_sink_open(io_sink *sink, const io_error *error);
+int io_sink_commit(io_sink *sink, const io_error *error); /* flush, fsync, rename; on failure nothing is left over */
+void io_sink_abort(io_sink *sink);
+
+#endif

@@ -1,0 +1,434 @@
+/*
+ * api.c: the public functions: every argument is checked here and every error text is written here; nothing behind this
+ * file may have to distrust its input.
+ */
+#include "convert.h"
+#include "epilogue.h"
+#include "kernel.h"
+#include "source_id.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define STRINGIFY(x) #x
+#define VERSION_STRING(a, b, c) STRINGIFY(a) "." STRINGIFY(b) "." STRINGIFY(c)
+
+int esmm_version(void)
+{
+  return ESMM_VERSION_MAJOR * 10000 + ESMM_VERSION_MINOR * 100 + ESMM_VERSION_PATCH;
+}
+
+const char *esmm_version_str(void)
+{
+  return VERSION_STRING(ESMM_VERSION_MAJOR, ESMM_VERSION_MINOR, ESMM_VERSION_PATCH);
+}
+
+const char *esmm_source_id(void)
+{
+  return ESMM_SOURCE_ID;
+}
+
+const char *esmm_status_str(esmm_status status)
+{
+  switch (status) {
+  case ESMM_OK:
+    return "ok";
+  case ESMM_ERR_ARGUMENT:
+    return "bad argument";
+  case ESMM_ERR_SHAPE:
+    return "shapes do not agree";
+  case ESMM_ERR_LD:
+    return "leading dimension too small";
+  case ESMM_ERR_DTYPE:
+    return "unknown dtype";
+  case ESMM_ERR_OVERFLOW:
+    return "size overflow";
+  case ESMM_ERR_OVERLAP:
+    return "operands overlap";
+  case ESMM_ERR_MEMORY:
+    return "out of memory";
+  case ESMM_ERR_UNSUPPORTED:
+    return "unsupported";
+  case ESMM_ERR_UNKNOWN_KERNEL:
+    return "unknown kernel";
+  case ESMM_ERR_DEVICE:
+    return "no such device";
+  case ESMM_ERR_IO:
+    return "input or output failed";
+  case ESMM_ERR_FORMAT:
+    return "not a valid weights file";
+  case ESMM_ERR_TRUNCATED:
+    return "file is truncated";
+  case ESMM_ERR_CHECKSUM:
+    return "checksum mismatch";
+  case ESMM_ERR_VERSION:
+    return "file of another version or byte order";
+  }
+  return "unknown status";
+}
+
+size_t esmm_dtype_size(esmm_dtype dtype)
+{
+  return dtype == ESMM_F32 ? 4 : dtype == ESMM_BF16 || dtype == ESMM_F16 ? 2 : 0;
+}
+
+const char *esmm_dtype_str(esmm_dtype dtype)
+{
+  return dtype == ESMM_F32 ? "f32" : dtype == ESMM_BF16 ? "bf16" : dtype == ESMM_F16 ? "f16" : "unknown";
+}
+
+/* ---- checks ---- */
+
+esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix *m, esmm_matrix *out)
+{
+  if (!m)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
+  if (m->rows < 0 || m->cols < 0)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "%s is %lld x %lld; dimensions cannot be negative", what, (long long)m->rows,
+                     (long long)m->cols);
+  const size_t size = esmm_dtype_size(m->dtype);
+  if (size == 0)
+    return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)m->dtype);
+  if (m->order != ESMM_ROW_MAJOR && m->order != ESMM_COL_MAJOR)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)m->order);
+  if (m->place != ESMM_HOST)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->place is %d, which is no esmm_place", what, (int)m->place);
+  const int64_t inner = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
+  const int64_t outer = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
+  const int64_t ld = m->ld == 0 ? inner : m->ld;
+  if (ld < inner)
+    return esmm_fail(ctx, ESMM_ERR_LD, "%s->ld is %lld, less than the %lld %s it must span", what, (long long)ld,
+                     (long long)inner, m->order == ESMM_ROW_MAJOR ? "columns" : "rows");
+  size_t elements, bytes;
+  if (!esmm_size_mul((size_t)ld, (size_t)outer, &elements) || !esmm_size_mul(elements, size, &bytes) ||
+      bytes > (size_t)INT64_MAX)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld with ld %lld: its size in bytes overflows", what,
+                     (long long)m->rows, (long long)m->cols, (long long)ld);
+  if (!m->data && inner > 0 && outer > 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->data is NULL", what);
+  if ((uintptr_t)m->data % size != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->data is %p, not aligned to its %zu-byte elements", what, m->data,
+                     size);
+  *out = *m;
+  out->ld = ld;
+  return ESMM_OK;
+}
+
+/* Copies the fields that the caller's struct has over the defaults in *into. */
+static esmm_status take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into)
+{
+  if (!opts)
+    return ESMM_OK;
+  size_t size;
+  memcpy(&size, opts, sizeof size);
+  if (size < sizeof size || size > known)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->size is %zu; set it to sizeof *%s, %zu in this version", what, size,
+                     what, known);
+  memcpy(into, opts, size);
+  return ESMM_OK;
+}
+
+/* ---- matrices ---- */
+
+esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  esmm_matrix from, to;
+  esmm_status status = esmm_check_matrix(ctx, "src", src, &from);
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "dst", dst, &to);
+  if (status != ESMM_OK)
+    return status;
+  if (from.rows != to.rows || from.cols != to.cols)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "src is %lld x %lld, dst is %lld x %lld", (long long)from.rows,
+                     (long long)from.cols, (long long)to.rows, (long long)to.cols);
+  /* Along dst's own rows (or columns): writes stay together. */
+  const bool by_rows = to.order == ESMM_ROW_MAJOR;
+  const int64_t outer = by_rows ? to.rows : to.cols, inner = by_rows ? to.cols : to.rows;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t o = 0; o < outer; o++)
+    for (int64_t i = 0; i < inner; i++) {
+      const int64_t row = by_rows ? o : i, col = by_rows ? i : o;
+      esmm_matrix_set(&to, row, col, esmm_matrix_get(&from, row, col));
+    }
+  return ESMM_OK;
+}
+
+/* ---- weights ---- */
+
+esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **weights)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!weights)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  *weights = NULL;
+  esmm_matrix checked;
+  esmm_prepare_opts o = {.size = sizeof o};
+  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  if (status == ESMM_OK)
+    status = take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status != ESMM_OK)
+    return status;
+  if (o.use != ESMM_USE_ANY && o.use != ESMM_USE_DECODE && o.use != ESMM_USE_LARGE_M)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->use is %d, which is no esmm_use", (int)o.use);
+  if (!(o.max_bytes_ratio >= 0.0) || isinf(o.max_bytes_ratio))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
+                     o.max_bytes_ratio);
+  return esmm_prepare_checked(ctx, &checked, &o, weights);
+}
+
+esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info)
+{
+  if (!w || !info || info->size < sizeof(size_t) || info->size > sizeof *info)
+    return ESMM_ERR_ARGUMENT;
+  const esmm_weights_info all = {
+    .size = info->size,
+    .rows = w->k,
+    .cols = w->n,
+    .dtype = w->dtype,
+    .use = w->use,
+    .strict = w->strict,
+    .strip_cols = ESMM_PANEL,
+    .element_density = w->element_density,
+    .strip_density = w->strip_density,
+    .bytes = w->bytes,
+  };
+  memcpy(info, &all, info->size);
+  return ESMM_OK;
+}
+
+/* ---- product ---- */
+
+static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
+{
+  const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
+  if (x->rows == 0 || x->cols == 0 || y->rows == 0 || y->cols == 0)
+    return false;
+  const int64_t xo = x->order == ESMM_ROW_MAJOR ? x->rows : x->cols, xi = x->order == ESMM_ROW_MAJOR ? x->cols : x->rows;
+  const int64_t yo = y->order == ESMM_ROW_MAJOR ? y->rows : y->cols, yi = y->order == ESMM_ROW_MAJOR ? y->cols : y->rows;
+  const uintptr_t x1 = x0 + (uintptr_t)((xo - 1) * x->ld + xi) * esmm_dtype_size(x->dtype);
+  const uintptr_t y1 = y0 + (uintptr_t)((yo - 1) * y->ld + yi) * esmm_dtype_size(y->dtype);
+  return x0 < y1 && y0 < x1;
+}
+
+static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
+                                const esmm_matmul_opts *opts, esmm_matmul_opts *o, esmm_problem *p)
+{
+  memset(p, 0, sizeof *p);
+  memset(o, 0, sizeof *o);
+  o->size = sizeof *o;
+  esmm_status status = esmm_check_matrix(ctx, "a", a, &p->a);
+  if (status == ESMM_OK && !w)
+    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "c", c, &p->c);
+  if (status == ESMM_OK)
+    status = take_opts(ctx, "opts", opts, sizeof *o, o);
+  if (status != ESMM_OK)
+    return status;
+  if (a->cols != w->k)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "a is %lld x %lld, but the weights are %lld x %lld: k does not agree",
+                     (long long)a->rows, (long long)a->cols, (long long)w->k, (long long)w->n);
+  if (c->rows != a->rows || c->cols != w->n)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "c is %lld x %lld; a times the weights is %lld x %lld", (long long)c->rows,
+                     (long long)c->cols, (long long)a->rows, (long long)w->n);
+  if (overlap(&p->a, &p->c))
+    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
+  if (o->activation != ESMM_ACT_NONE && o->activation != ESMM_ACT_RELU && o->activation != ESMM_ACT_RELU2)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation",
+                     (int)o->activation);
+  if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->a_pattern is of a %lld x %lld matrix, a is %lld x %lld",
+                     (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows,
+                     (long long)a->cols);
+  p->m = a->rows;
+  p->n = w->n;
+  p->k = w->k;
+  p->w = w;
+  p->alpha = o->alpha ? *o->alpha : 1.0f;
+  p->beta = o->beta ? *o->beta : 0.0f;
+  p->bias = o->bias;
+  p->activation = o->activation;
+  p->strict = o->strict != 0;
+  p->pattern = p->strict ? NULL : o->a_pattern;
+  p->threads = ctx->threads;
+  return ESMM_OK;
+}
+
+static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
+{
+  const char *force = o->force ? o->force : ctx->force;
+  return !*force || strcmp(force, "auto") == 0 ? NULL : force;
+}
+
+/* No sum to make (k or alpha is 0): only the epilogue. */
+static void run_epilogue_only(const esmm_problem *p)
+{
+  esmm_matrix c = p->c;
+  esmm_problem without = *p;
+  without.alpha = 1.0f;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t i = 0; i < p->m; i++)
+    for (int64_t j = 0; j < p->n; j++)
+      esmm_matrix_set(&c, i, j, esmm_epilogue(&without, i, j, 0.0f));
+}
+
+static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_stats *s)
+{
+  esmm_choice choices[ESMM_MAX_KERNELS];
+  const double start = esmm_now();
+  int chosen;
+  const esmm_status status = esmm_plan(ctx, p, force, choices, &chosen);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_kernel *kernel = choices[chosen].kernel;
+  p->strip_rows = choices[chosen].strip_rows;
+  const size_t bytes = kernel->workspace(p);
+  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
+  if (!scratch)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
+  s->seconds_plan = esmm_now() - start;
+  (void)snprintf(s->kernel, sizeof s->kernel, "%s", kernel->name);
+  (void)snprintf(s->reason, sizeof s->reason, "%s", choices[chosen].text);
+  s->strip_rows = p->strip_rows;
+  s->density_a = p->sample.element;
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
+    if (p->strip_rows == (int64_t)1 << i)
+      s->strip_density_a = p->sample.strip[i];
+  kernel->run(p, scratch, s);
+  s->seconds_total = esmm_now() - start;
+  return ESMM_OK;
+}
+
+esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
+                        const esmm_matmul_opts *opts, esmm_stats *stats)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  esmm_problem p;
+  esmm_matmul_opts o;
+  esmm_stats s = {.size = sizeof s};
+  if (stats && (stats->size < sizeof(size_t) || stats->size > sizeof s))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
+                     stats->size, sizeof s);
+  esmm_status status = make_problem(ctx, a, weights, c, opts, &o, &p);
+  if (status != ESMM_OK)
+    return status;
+  const char *force = forced(ctx, &o);
+  s.threads = p.threads;
+  s.strip_cols = ESMM_PANEL;
+  s.strip_density_b = weights->strip_density;
+  s.weights_bytes = weights->bytes;
+  s.flop_dense = 2.0 * (double)p.m * (double)p.n * (double)p.k;
+  if (force && !esmm_force_known(force))
+    return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them",
+                     force);
+  if (p.m == 0 || p.n == 0) {
+    (void)snprintf(s.kernel, sizeof s.kernel, "none");
+    (void)snprintf(s.reason, sizeof s.reason, "c is empty");
+  } else if (p.k == 0 || p.alpha == 0.0f) {
+    (void)snprintf(s.kernel, sizeof s.kernel, "none");
+    (void)snprintf(s.reason, sizeof s.reason, "%s is 0: only the epilogue", p.k == 0 ? "k" : "alpha");
+    s.skipped_share = 1.0;
+    run_epilogue_only(&p);
+  } else {
+    status = run_planned(ctx, &p, force, &s);
+    if (status != ESMM_OK)
+      return status;
+    s.skipped_share = 1.0 - s.flop_useful / s.flop_dense;
+    s.seconds_multiply = s.seconds_total - s.seconds_plan - s.seconds_extract;
+  }
+  if (stats) {
+    s.size = stats->size;
+    memcpy(stats, &s, stats->size);
+  }
+  return ESMM_OK;
+}
+
+/* ---- kernels ---- */
+
+int esmm_kernel_count(void)
+{
+  return esmm_registry_count();
+}
+
+static esmm_kernel_info describe(const esmm_kernel *kernel, unsigned cpu)
+{
+  return (esmm_kernel_info){
+    .size = sizeof(esmm_kernel_info),
+    .name = kernel->name,
+    .doc = kernel->doc,
+    .backend = kernel->backend == ESMM_CPU ? "cpu" : "cuda",
+    .number = kernel->number,
+    .flags = kernel->flags,
+    .available = (kernel->cpu & cpu) == kernel->cpu,
+  };
+}
+
+esmm_status esmm_kernel_get(int index, esmm_kernel_info *info)
+{
+  if (!info || info->size < sizeof(size_t) || info->size > sizeof *info || index < 0 || index >= esmm_registry_count())
+    return ESMM_ERR_ARGUMENT;
+  esmm_kernel_info all = describe(esmm_registry_at(index), esmm_cpu_detect());
+  all.size = info->size;
+  memcpy(info, &all, info->size);
+  return ESMM_OK;
+}
+
+static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
+{
+  if (x->chosen != y->chosen)
+    return y->chosen - x->chosen;
+  if (x->can_run != y->can_run)
+    return y->can_run - x->can_run;
+  const int reference_x = (x->kernel.flags & ESMM_KERNEL_REFERENCE) != 0;
+  const int reference_y = (y->kernel.flags & ESMM_KERNEL_REFERENCE) != 0;
+  if (reference_x != reference_y)
+    return reference_x - reference_y;
+  return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
+}
+
+esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, const esmm_matrix *c,
+                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, int *count)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!count || *count < 0 || (*count > 0 && !verdicts))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is %d with verdicts %s", count ? *count : -1,
+                     verdicts ? "set" : "NULL");
+  esmm_problem p;
+  esmm_matmul_opts o;
+  esmm_choice choices[ESMM_MAX_KERNELS];
+  esmm_verdict all[ESMM_MAX_KERNELS];
+  esmm_status status = make_problem(ctx, a, weights, c, opts, &o, &p);
+  if (status != ESMM_OK)
+    return status;
+  const char *force = forced(ctx, &o);
+  const int total = esmm_registry_count();
+  if (p.m == 0 || p.n == 0 || p.k == 0) {
+    *count = 0;
+    return ESMM_OK;
+  }
+  int chosen;
+  status = esmm_plan(ctx, &p, force, choices, &chosen);
+  if (status != ESMM_OK)
+    return status;
+  for (int i = 0; i < total; i++) {
+    esmm_verdict v = {.kernel = describe(choices[i].kernel, ctx->cpu),
+                      .can_run = choices[i].can_run,
+                      .chosen = i == chosen,
+                      .seconds = choices[i].seconds};
+    (void)snprintf(v.text, sizeof v.text, "%s", choices[i].text);
+    int at = i;
+    for (; at > 0 && verdict_order(&v, &all[at - 1]) < 0; at--)
+      all[at] = all[at - 1];
+    all[at] = v;
+  }
+  for (int i = 0; i < total && i < *count; i++)
+    verdicts[i] = all[i];
+  *count = total;
+  return ESMM_OK;
+}

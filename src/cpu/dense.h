@@ -1,0 +1,46 @@
+/*
+ * dense.h: the dense kernels' descriptor functions, shared by the instruction sets. Included after vec_*.h.
+ *
+ * The floor is m * n * k multiply-adds; a full tile runs at about 95 % of the machine's peak from cache. For small m it
+ * is the bytes of B instead.
+ */
+#include "gemm.h"
+
+#include <stdio.h>
+
+static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  if (!p->w->rows && !p->w->full) {
+    (void)snprintf(why, why_bytes, "the weights were prepared for large m only and dropped zeros of b");
+    return false;
+  }
+  return true;
+}
+
+static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  (void)cost;
+  *strip_rows = MAX_STRIP;
+  const double k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
+  const bool from_rows = !(p->w->panel_data && p->w->full);
+  units[0] = (double)p->m * columns * k / VEC;
+  units[1] = (double)p->m * k;
+  units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype);
+  units[3] = from_rows || p->w->dtype != ESMM_F32 ? (double)esmm_ceil_div(p->m, 128) * columns * k : 0.0;
+  units[4] = (double)p->m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, 256) : 8.0);
+  units[5] = 1.0;
+}
+
+#define DENSE_TERM_NAMES \
+  {"multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads"}
+
+static size_t dense_workspace(const esmm_problem *p)
+{
+  return gemm_workspace(p, false);
+}
+
+static void dense_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  gemm_run(p, scratch, false, stats);
+}

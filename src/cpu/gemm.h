@@ -1,0 +1,596 @@
+/*
+ * gemm.h: the packed product that dense and joint kernels share; included once by each k_*.c after its vec_*.h.
+ *
+ * A thread takes a block of mc rows by nc columns of C, and for each stretch of kc k's:
+ *   1. packs A, strip by strip. A strip is 4 to 32 rows that share one bitmap; in it, tiles of MR rows:
+ *
+ *        tile [kept][MR]     one k after another, only the k's with a nonzero in the strip (all of them when dense)
+ *
+ *   2. for each panel of 32 columns of B (kept k's only, two halves [kept][16], see internal.h) and each strip: joins
+ *      the two bitmaps into a k-list, as byte offsets into the strip's tiles and into the panel's halves, and runs
+ *      every tile of the strip over that list. Where strip and panel are both full there is no list, and the tile
+ *      runs straight through both.
+ *
+ * The list costs about one cycle an entry and serves strip rows / MR tiles. Where B is full a strip's list does not
+ * depend on the panel and is made once.
+ *
+ * Sums stay in registers for a limited number of steps (chain_length) and are then added to C, which keeps the rounding
+ * error at the level of blocked dense libraries.
+ */
+#ifndef ESMM_GEMM_H
+#define ESMM_GEMM_H
+
+#include "epilogue.h"
+
+#include <string.h>
+
+#define ALWAYS static inline __attribute__((always_inline))
+#define TILE_COLS (2 * VEC)
+#define MAX_STRIP 32
+#define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+/* c [rows, TILE_COLS] (+)= sums */
+ALWAYS void tile_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, bool add)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    float *to = c + r * ldc;
+    if (add) {
+      sums[r][0] = vec_add(sums[r][0], vec_load(to));
+      sums[r][1] = vec_add(sums[r][1], vec_load(to + VEC));
+    }
+    vec_store(to, sums[r][0]);
+    vec_store(to + VEC, sums[r][1]);
+  }
+}
+
+ALWAYS void tile_clear(const int rows, vec sums[MR][2], float *c, int64_t ldc)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * ldc, 1);
+    __builtin_prefetch(c + r * ldc + TILE_COLS - 1, 1);
+    sums[r][0] = sums[r][1] = vec_zero();
+  }
+}
+
+ALWAYS void tile_step(const int rows, vec sums[MR][2], const float *a, const float *b0, const float *b1)
+{
+  vec x0 = vec_load(b0), x1 = vec_load(b1);
+  VEC_KEEP(x0);
+  VEC_KEEP(x1);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const vec y = vec_all(a + r);
+    sums[r][0] = vec_fma(y, x0, sums[r][0]);
+    sums[r][1] = vec_fma(y, x1, sums[r][1]);
+  }
+}
+
+/* a [n][MR], b0 and b1 [n][16] */
+ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const float *b1, int64_t n, float *c,
+                          int64_t ldc, bool add)
+{
+  vec sums[MR][2];
+  tile_clear(rows, sums, c, ldc);
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < n; i++) {
+    __builtin_prefetch(b0 + 8 * ESMM_HALF);
+    __builtin_prefetch(a + 16 * MR);
+    tile_step(rows, sums, a, b0, b1);
+    a += MR;
+    b0 += ESMM_HALF;
+    b1 += ESMM_HALF;
+  }
+  tile_store(rows, sums, c, ldc, add);
+}
+
+/* the same over the k's of a list: byte offsets into a, and into b0 and b1 */
+ALWAYS void tile_listed(const int rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
+                        const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add)
+{
+  vec sums[MR][2];
+  tile_clear(rows, sums, c, ldc);
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < n; i++) {
+    const uint32_t at = list_b[i];
+    tile_step(rows, sums, (const float *)((const char *)a + list_a[i]), (const float *)((const char *)b0 + at),
+              (const float *)((const char *)b1 + at));
+  }
+  tile_store(rows, sums, c, ldc, add);
+}
+
+typedef void straight_function(const float *a, const float *b0, const float *b1, int64_t n, float *c, int64_t ldc,
+                               bool add);
+typedef void listed_function(const float *a, const float *b0, const float *b1, const uint32_t *list_a,
+                             const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add);
+
+#define TILES(rows)                                                                                                    \
+  static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1, int64_t n,  \
+                                                        float *c, int64_t ldc, bool add)                              \
+  {                                                                                                                    \
+    tile_straight(rows, a, b0, b1, n, c, ldc, add);                                                                   \
+  }                                                                                                                    \
+  static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,               \
+                                                      const uint32_t *list_a, const uint32_t *list_b, int64_t n,      \
+                                                      float *c, int64_t ldc, bool add)                                \
+  {                                                                                                                    \
+    tile_listed(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                     \
+  }
+TILES(1)
+TILES(2)
+TILES(3)
+TILES(4)
+#if MR == 8
+TILES(5)
+TILES(6)
+TILES(7)
+TILES(8)
+static straight_function *const straight[MR + 1] = {NULL,       straight_1, straight_2, straight_3, straight_4,
+                                                    straight_5, straight_6, straight_7, straight_8};
+static listed_function *const listed[MR + 1] = {NULL,     listed_1, listed_2, listed_3, listed_4,
+                                                listed_5, listed_6, listed_7, listed_8};
+#else
+static straight_function *const straight[MR + 1] = {NULL, straight_1, straight_2, straight_3, straight_4};
+static listed_function *const listed[MR + 1] = {NULL, listed_1, listed_2, listed_3, listed_4};
+#endif
+
+/* ------------------------------------------------------------------------------------------------ A */
+
+typedef struct strip {
+  int64_t row0, rows; /* of the block of C */
+  int64_t kept;       /* k's packed, of the stretch */
+  uint64_t *bits;     /* [words] */
+  uint32_t *before;   /* [words]: k's kept before word w */
+  float *tiles;       /* ceil(rows / MR) tiles, tile_stride floats apart */
+  int64_t tile_stride;
+  uint32_t *list_a, *list_b; /* its k-list when B is full */
+} strip;
+
+/* ORs the words of rows of a (fp32, leading dimension ld) over `width` k's into out. */
+ALWAYS void or_rows(const uint32_t *a, int64_t ld, int64_t rows, int64_t width, uint32_t *restrict out)
+{
+  int64_t r = 0;
+  memset(out, 0, (size_t)width * sizeof *out);
+  for (; r + 4 <= rows; r += 4) {
+    const uint32_t *x = a + r * ld, *y = x + ld, *z = y + ld, *w = z + ld;
+    for (int64_t i = 0; i < width; i++)
+      out[i] |= (x[i] | y[i]) | (z[i] | w[i]);
+  }
+  for (; r < rows; r++)
+    for (int64_t i = 0; i < width; i++)
+      out[i] |= a[r * ld + i];
+}
+
+/* bits [ceil(kc / 64)] of a strip of fp32 rows */
+static void scan_strip(const float *a, int64_t ld, int64_t rows, int64_t kc, uint64_t *bits)
+{
+  uint32_t ors[STRETCH];
+  for (int64_t k = 0; k < kc; k += STRETCH) {
+    const int64_t width = esmm_min(STRETCH, kc - k);
+    or_rows((const uint32_t *)(const void *)(a + k), ld, rows, width, ors);
+    if (width < STRETCH)
+      memset(ors + width, 0, (size_t)(STRETCH - width) * sizeof *ors);
+    for (int64_t i = 0; i < width; i += 64)
+      *bits++ = nonzero_bits(ors + i);
+  }
+}
+
+/* One k of a tile: short of MR rows the rest is zero, so that a whole tile can be read. */
+ALWAYS void pack_one(const float *a, int64_t ld, int64_t rows, float *to)
+{
+  if (rows == MR) {
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+      to[r] = a[r * ld];
+    return;
+  }
+  for (int64_t r = 0; r < MR; r++)
+    to[r] = r < rows ? a[r * ld] : 0.0f;
+}
+
+/* Packs the k's of bits of up to MR rows; room for MR k's past the last is used. */
+static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, float *to)
+{
+  const uint64_t group_mask = ((uint64_t)1 << MR) - 1;
+  for (int64_t k0 = 0; k0 < kc; k0 += 64) {
+    const uint64_t word = bits[k0 / 64];
+    for (int i = 0; i < 64; i += MR) {
+      uint64_t group = word >> i & group_mask;
+      const float *from = a + k0 + i;
+      if (group == 0)
+        continue;
+      if (rows < MR || __builtin_popcountll(group) <= MR / 4 || k0 + i + MR > kc) {
+        for (; group; group &= group - 1, to += MR)
+          pack_one(from + __builtin_ctzll(group), ld, rows, to);
+        continue;
+      }
+      block_column columns[MR];
+      block_load(from, ld, columns);
+#pragma GCC unroll 8
+      for (int j = 0; j < MR; j++) { /* stores every column, steps on only past those that are kept */
+        block_store(to, columns[j]);
+        to += MR * (group >> j & 1);
+      }
+    }
+  }
+}
+
+/* rows [r0, r0+rows) x k's [k0, k0+kc) of A as fp32 row-major: in place where it is so already, else through buffer. */
+static const float *rows_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc, float *buffer,
+                              int64_t *ld)
+{
+  if (a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR) {
+    *ld = a->ld;
+    return (const float *)a->data + r0 * a->ld + k0;
+  }
+  *ld = kc;
+  if (a->order == ESMM_COL_MAJOR) {
+    for (int64_t k = 0; k < kc; k++)
+      for (int64_t r = 0; r < rows; r++)
+        buffer[r * kc + k] = esmm_matrix_get(a, r0 + r, k0 + k);
+    return buffer;
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const uint16_t *from = (const uint16_t *)a->data + (r0 + r) * a->ld + k0;
+    float *to = buffer + r * kc;
+    int64_t k = 0;
+    if (a->dtype == ESMM_BF16)
+      for (; k + VEC <= kc; k += VEC)
+        vec_store(to + k, vec_from_bf16(from + k));
+    else
+      for (; k + VEC <= kc; k += VEC)
+        vec_store(to + k, vec_from_f16(from + k));
+    for (; k < kc; k++)
+      to[k] = a->dtype == ESMM_BF16 ? esmm_from_bf16(from[k]) : esmm_from_f16(from[k]);
+  }
+  return buffer;
+}
+
+/* The strip's bits from the caller's pattern: the OR of its strips that touch these rows. */
+static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t word0, int64_t words,
+                              uint64_t *bits)
+{
+  memset(bits, 0, (size_t)words * sizeof *bits);
+  for (int64_t s = row0 / pattern->strip_rows; s <= (row0 + rows - 1) / pattern->strip_rows; s++)
+    for (int64_t i = 0; i < words; i++)
+      bits[i] |= pattern->bits[s * pattern->words + word0 + i];
+}
+
+static void set_all(uint64_t *bits, int64_t kc)
+{
+  for (int64_t k = 0; k < kc; k += 64)
+    *bits++ = kc - k >= 64 ? UINT64_MAX : ((uint64_t)1 << (kc - k)) - 1;
+}
+
+static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int64_t k0, int64_t kc, float *buffer,
+                       strip *s)
+{
+  const int64_t words = esmm_ceil_div(kc, 64), row0 = block_row0 + s->row0;
+  int64_t ld;
+  const float *a = rows_of_a(&p->a, row0, s->rows, k0, kc, buffer, &ld);
+  if (!skip)
+    set_all(s->bits, kc);
+  else if (p->pattern)
+    bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
+  else
+    scan_strip(a, ld, s->rows, kc, s->bits);
+  uint32_t kept = 0;
+  for (int64_t i = 0; i < words; i++) {
+    s->before[i] = kept;
+    kept += (uint32_t)__builtin_popcountll(s->bits[i]);
+  }
+  s->kept = kept;
+  for (int64_t r = 0; r < s->rows; r += MR)
+    pack_tile(a + r * ld, ld, esmm_min(MR, s->rows - r), s->bits, kc, s->tiles + r / MR * s->tile_stride);
+}
+
+/* ------------------------------------------------------------------------------------------------ k-lists */
+
+ALWAYS int64_t join_words(const uint64_t *a, const uint32_t *a_before, const uint64_t *b, const uint32_t *b_before,
+                          int64_t words, uint32_t *list_a, uint32_t *list_b, const int groups)
+{
+  uint32_t *end_a = list_a, *end_b = list_b;
+  for (int64_t i = 0; i < words; i++) {
+    const uint64_t joint = a[i] & b[i];
+    if (groups == 1 && !joint)
+      continue;
+    end_a = append_offsets(end_a, extract_bits(joint, a[i]), a_before[i] * (uint32_t)(MR * sizeof(float)),
+                           MR * sizeof(float), groups);
+    end_b = append_offsets(end_b, extract_bits(joint, b[i]),
+                           (b_before[i] - b_before[0]) * (uint32_t)(ESMM_HALF * sizeof(float)),
+                           ESMM_HALF * sizeof(float), groups);
+  }
+  return end_a - list_a;
+}
+
+/*
+ * The joint of a strip's and a panel's bitmaps as offsets; lists need room for kc + 16 entries. `kept` is the larger of
+ * the two kept counts: it says how many groups of bits a word usually fills, so that the loops run a fixed number of
+ * times and the branch predictor is not asked.
+ */
+static int64_t join(const strip *s, const uint64_t *b, const uint32_t *b_before, int64_t words, int64_t kept,
+                    uint32_t *list_a, uint32_t *list_b)
+{
+  const int64_t bits_a_word = kept / words;
+  if (bits_a_word <= APPEND_GROUP / 2)
+    return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 1);
+  if (bits_a_word <= 3 * APPEND_GROUP / 2)
+    return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 2);
+  return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 4);
+}
+
+/* ------------------------------------------------------------------------------------------------ B */
+
+typedef struct panel {
+  const float *first, *second; /* halves [kept][16] */
+  const uint64_t *bits;
+  const uint32_t *before;
+  int64_t kept;
+} panel;
+
+static void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
+{
+  const uint16_t *h = (const uint16_t *)from + at;
+  if (dtype == ESMM_BF16)
+    for (int64_t i = 0; i < count; i += VEC)
+      vec_store(to + i, vec_from_bf16(h + i));
+  else
+    for (int64_t i = 0; i < count; i += VEC)
+      vec_store(to + i, vec_from_f16(h + i));
+}
+
+/* Panel q at the stretch [k0, k0+kc): fp32 halves, in place or through buffer [2][kc][16]. */
+static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
+{
+  const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
+  panel b = {.bits = w->bits + q * w->words + word0, .before = w->before + q * (w->words + 1) + word0};
+  b.kept = (int64_t)b.before[words] - b.before[0];
+  const int64_t all = w->before[q * (w->words + 1) + w->words];
+  const int64_t first = (int64_t)w->panel_at[q] + (int64_t)b.before[0] * ESMM_HALF, second = first + all * ESMM_HALF;
+  if (w->dtype == ESMM_F32) {
+    b.first = (const float *)w->panel_data + first;
+    b.second = (const float *)w->panel_data + second;
+    return b;
+  }
+  widen(w->panel_data, w->dtype, first, b.kept * ESMM_HALF, buffer);
+  widen(w->panel_data, w->dtype, second, b.kept * ESMM_HALF, buffer + kc * ESMM_HALF);
+  b.first = buffer;
+  b.second = buffer + kc * ESMM_HALF;
+  return b;
+}
+
+/* The same from B's rows, with every k: for dense products of weights that have no full panels. */
+static panel panel_of_rows(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
+{
+  const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->rows_ld - j0);
+  for (int64_t k = 0; k < kc; k++)
+    for (int half = 0; half < 2; half++) {
+      float *to = buffer + half * kc * ESMM_HALF + k * ESMM_HALF;
+      const int64_t at = (k0 + k) * w->rows_ld + j0 + half * ESMM_HALF;
+      if (half * ESMM_HALF >= cols)
+        memset(to, 0, ESMM_HALF * sizeof *to);
+      else if (w->dtype == ESMM_F32)
+        memcpy(to, (const float *)w->rows + at, ESMM_HALF * sizeof *to);
+      else
+        widen(w->rows, w->dtype, at, ESMM_HALF, to);
+    }
+  return (panel){.first = buffer, .second = buffer + kc * ESMM_HALF, .kept = kc};
+}
+
+/* ------------------------------------------------------------------------------------------------ the product */
+
+typedef struct blocking {
+  bool skip, from_rows;
+  int64_t strip_rows;
+  int64_t mc, kc, nc; /* nc in panels */
+  int64_t blocks_m, blocks_n;
+  /* each thread's scratch, in bytes from its start */
+  size_t at_bits, at_before, at_strips, at_list, at_panel, at_sums, at_rows, bytes;
+} blocking;
+
+static size_t align_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+/* Splits C into blocks so that threads have several each, and lays out a thread's scratch. */
+static blocking plan_blocks(const esmm_problem *p, bool skip)
+{
+  blocking g = {.skip = skip, .strip_rows = p->strip_rows};
+  const int64_t panels = p->w->panels, threads = p->threads;
+  g.from_rows = !skip && !(p->w->panel_data && p->w->full);
+  g.kc = 256;
+  g.mc = 128;
+  if (skip) {
+    int level = 0;
+    while (level + 1 < ESMM_SAMPLE_HEIGHTS && (1 << level) < g.strip_rows)
+      level++;
+    /* Short lists are what costs: the sparser the joint, the longer the stretch. */
+    if (p->sample.joint[level] < 0.9)
+      g.kc = p->sample.joint[level] > 0.2 ? 1024 : 4096;
+    /* About 256 KB of packed A: it is read again for every panel and must stay in the second-level cache. */
+    const int64_t kept = esmm_max(64, (int64_t)((double)esmm_min(g.kc, p->k) * p->sample.strip[level]));
+    g.mc = esmm_max(64, esmm_min(512, 65536 / kept / MAX_STRIP * MAX_STRIP));
+  }
+  g.kc = esmm_min(g.kc, esmm_round_up(p->k, 64));
+  /* Four blocks a thread even out the load; blocks of less than 64 rows would pack A more than they multiply. */
+  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 4 * threads), MAX_STRIP);
+  g.mc = esmm_min(g.mc, esmm_max(64, share));
+  g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.strip_rows));
+  g.blocks_m = esmm_ceil_div(p->m, g.mc);
+  g.nc = esmm_min(panels, 128);
+  g.blocks_n = esmm_ceil_div(panels, g.nc);
+  if (g.blocks_m * g.blocks_n < 4 * threads && threads > 1) {
+    g.blocks_n = esmm_min(panels, esmm_ceil_div(4 * threads, g.blocks_m));
+    g.nc = esmm_ceil_div(panels, g.blocks_n);
+    g.blocks_n = esmm_ceil_div(panels, g.nc);
+  }
+  const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.strip_rows);
+  const int64_t tiles = strips * esmm_ceil_div(g.strip_rows, MR);
+  size_t at = align_up((size_t)(tiles * (g.kc + 2 * MR) * MR) * sizeof(float));
+  g.at_bits = at;
+  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
+  g.at_before = at;
+  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
+  g.at_strips = at;
+  at = align_up(at + (size_t)strips * sizeof(strip));
+  g.at_list = at;
+  at = align_up(at + (size_t)(skip ? 2 * (g.kc + 64) * (p->w->full ? strips : 1) : 0) * sizeof(uint32_t));
+  g.at_panel = at;
+  at = align_up(at + (size_t)(2 * g.kc * ESMM_HALF) * sizeof(float));
+  g.at_sums = at;
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * ESMM_PANEL) * sizeof(float)));
+  g.at_rows = at;
+  at = align_up(at + (size_t)(g.strip_rows * g.kc) * sizeof(float));
+  g.bytes = at;
+  return g;
+}
+
+typedef struct tally {
+  double extract; /* seconds */
+  double terms;   /* multiplied (row, column, k)s */
+  double pairs;   /* (strip, panel, k)s multiplied, weighted by rows and columns */
+  double kept, seen; /* strip bits set, and all */
+} tally;
+
+/*
+ * How many terms to sum in a register before they are added to C. A chain of L terms, n / L times, has an error of about
+ * sqrt(L + n / L); a dense library that blocks k by 384 has so many fewer nonzero terms in each of its chains when the
+ * joint is sparse that ours must be short too if its error is not to be passed by a factor of two.
+ */
+static int64_t chain_length(int64_t n)
+{
+  const int64_t most = n <= 40 ? 40 : n <= 192 ? 64 : n <= 512 ? 128 : 256;
+  return esmm_ceil_div(n, esmm_max(1, esmm_ceil_div(n, most)));
+}
+
+/* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
+static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
+                           float *c, int64_t ldc, int64_t cols, bool add)
+{
+  const int64_t chain = esmm_max(1, chain_length(n));
+  for (int64_t i = 0; i < n || (i == 0 && !add); i += chain) {
+    const int64_t steps = esmm_min(chain, n - i);
+    for (int64_t r = 0; r < s->rows; r += MR) {
+      const int64_t rows = esmm_min(MR, s->rows - r);
+      const float *a = s->tiles + r / MR * s->tile_stride;
+      for (int64_t j = 0; j < cols; j += TILE_COLS) {
+        const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
+        const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
+        float edge[MR * TILE_COLS], *to = c + r * ldc + j;
+        const bool whole = cols - j >= TILE_COLS;
+        float *out = whole ? to : edge;
+        const int64_t ld_out = whole ? ldc : TILE_COLS;
+        const bool add_now = whole && (add || i > 0);
+        if (list_a)
+          listed[rows](a, b0, b1, list_a + i, list_b + i, steps, out, ld_out, add_now);
+        else
+          straight[rows](a + i * MR, b0 + i * ESMM_HALF, b1 + i * ESMM_HALF, steps, out, ld_out, add_now);
+        if (whole)
+          continue;
+        for (int64_t x = 0; x < rows; x++)
+          for (int64_t y = 0; y < cols - j; y++)
+            to[x * ldc + y] = edge[x * TILE_COLS + y] + (add || i > 0 ? to[x * ldc + y] : 0.0f);
+      }
+    }
+  }
+}
+
+static void multiply_block(const esmm_problem *p, const blocking *g, int64_t block, char *scratch, tally *t)
+{
+  const int64_t row0 = block / g->blocks_n * g->mc, rows = esmm_min(g->mc, p->m - row0);
+  const int64_t q0 = block % g->blocks_n * g->nc, panels = esmm_min(g->nc, p->w->panels - q0);
+  const int64_t strips = esmm_ceil_div(rows, g->strip_rows), all_words = esmm_ceil_div(g->kc, 64);
+  const int64_t tiles = esmm_ceil_div(g->strip_rows, MR), tile_stride = (g->kc + 2 * MR) * MR;
+  const bool plain = esmm_is_plain(p), shared_list = g->skip && p->w->full;
+  strip *strip_of = (strip *)(void *)(scratch + g->at_strips);
+  uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_list);
+  float *panel_buffer = (float *)(void *)(scratch + g->at_panel), *row_buffer = (float *)(void *)(scratch + g->at_rows);
+  float *sums = (float *)(void *)(scratch + g->at_sums);
+  const int64_t ldc = plain ? p->c.ld : g->nc * ESMM_PANEL;
+  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * ESMM_PANEL : sums;
+  for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
+    const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
+    const bool add = k0 > 0 || (plain && p->beta == 1.0f);
+    const double start = esmm_now();
+    for (int64_t i = 0; i < strips; i++) {
+      strip *s = &strip_of[i];
+      s->row0 = i * g->strip_rows;
+      s->rows = esmm_min(g->strip_rows, rows - s->row0);
+      s->bits = (uint64_t *)(void *)(scratch + g->at_bits) + i * all_words;
+      s->before = (uint32_t *)(void *)(scratch + g->at_before) + i * all_words;
+      s->tiles = (float *)(void *)scratch + i * tiles * tile_stride;
+      s->tile_stride = tile_stride;
+      s->list_a = lists + (shared_list ? 2 * i * (g->kc + 64) : 0);
+      s->list_b = s->list_a + g->kc + 64;
+      pack_strip(p, g->skip, row0, k0, kc, row_buffer, s);
+      t->kept += (double)s->kept;
+      t->seen += (double)kc;
+      if (shared_list && s->kept < kc) /* every k of B is kept, so bit k stands at place k of the panel */
+        for (int64_t w = 0, n = 0; w < words; n += __builtin_popcountll(s->bits[w++])) {
+          for (int64_t x = 0, in_word = __builtin_popcountll(s->bits[w]); x < in_word; x++)
+            s->list_a[n + x] = (uint32_t)((n + x) * (int64_t)(MR * sizeof(float)));
+          append_offsets(s->list_b + n, s->bits[w], (uint32_t)(w * 64 * (int64_t)(ESMM_HALF * sizeof(float))),
+                         ESMM_HALF * sizeof(float), 1);
+        }
+    }
+    t->extract += esmm_now() - start;
+    for (int64_t q = 0; q < panels; q++) {
+      const panel b = g->from_rows ? panel_of_rows(p->w, q0 + q, k0, kc, panel_buffer)
+                                   : panel_of_b(p->w, q0 + q, k0, kc, panel_buffer);
+      const int64_t real = esmm_min(ESMM_PANEL, p->n - (q0 + q) * ESMM_PANEL), cols = plain ? real : ESMM_PANEL;
+      for (int64_t i = 0; i < strips; i++) {
+        const strip *s = &strip_of[i];
+        float *to = c + s->row0 * ldc + q * ESMM_PANEL;
+        int64_t n = kc;
+        if (s->kept == kc && b.kept == kc) {
+          multiply_strip(s, &b, NULL, NULL, kc, to, ldc, cols, add);
+        } else {
+          n = shared_list ? s->kept
+                          : join(s, b.bits, b.before, words, esmm_max(s->kept, b.kept), s->list_a, s->list_b);
+          multiply_strip(s, &b, s->list_a, s->list_b, n, to, ldc, cols, add);
+        }
+        t->terms += (double)n * (double)s->rows * (double)real;
+        t->pairs += (double)n;
+      }
+    }
+  }
+  if (!plain)
+    esmm_finish(p, row0, rows, q0 * ESMM_PANEL, esmm_min(panels * ESMM_PANEL, p->n - q0 * ESMM_PANEL), sums, ldc);
+}
+
+static size_t gemm_workspace(const esmm_problem *p, bool skip)
+{
+  size_t bytes;
+  return esmm_size_mul(plan_blocks(p, skip).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+{
+  const blocking g = plan_blocks(p, skip);
+  const int64_t blocks = g.blocks_m * g.blocks_n;
+  double extract = 0.0, terms = 0.0, kept = 0.0, seen = 0.0;
+  int next = 0;
+#pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : terms, kept, seen)
+  {
+    int mine;
+#pragma omp atomic capture
+    mine = next++;
+    char *own = (char *)scratch + (size_t)mine * g.bytes;
+    tally t = {0};
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t block = 0; block < blocks; block++)
+      multiply_block(p, &g, block, own, &t);
+    extract = t.extract;
+    terms = t.terms;
+    kept = t.kept;
+    seen = t.seen;
+  }
+  stats->seconds_extract = extract;
+  stats->flop_useful = 2.0 * terms;
+  stats->joint_density = terms / ((double)p->m * (double)p->n * (double)p->k);
+  if (skip && seen > 0)
+    stats->strip_density_a = kept / seen;
+}
+
+#endif

@@ -1,0 +1,67 @@
+/*
+ * joint.h: the joint kernels' descriptor functions, shared by the instruction sets. Included after vec_*.h.
+ *
+ * The floor is m * n * k * joint density multiply-adds, plus one read of A and one write of C. A short strip follows
+ * irregular zeros more closely and has more lists to make; terms() weighs the heights that the plan sampled.
+ */
+#include "gemm.h"
+
+#include <stdio.h>
+
+static bool joint_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  if (!p->w->panel_data) {
+    (void)snprintf(why, why_bytes, "the weights were prepared for decode only: they have no panels");
+    return false;
+  }
+  return true;
+}
+
+static void joint_units(const esmm_problem *p, int level, double *units)
+{
+  const double m = (double)p->m, k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
+  const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
+  const double pairs = strips * (double)p->w->panels;
+  const double padded = (double)esmm_round_up(p->m, 1) / m;
+  units[0] = padded * m * columns * k * p->sample.joint[level] / VEC;
+  units[1] = m * k * (0.5 + p->sample.strip[level]);
+  units[2] = (double)p->n * k * p->w->strip_density * (double)esmm_dtype_size(p->w->dtype);
+  units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
+  units[4] = pairs * height * ESMM_PANEL / TILE_COLS / MR *
+             (p->sample.joint[level] > 0.2 ? (double)esmm_ceil_div(p->k, 1024) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
+  units[5] = 1.0;
+}
+
+static void joint_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  double best = 0.0;
+  *strip_rows = 0;
+  for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
+    if ((1 << level) < MR)
+      continue;
+    double now[ESMM_COST_TERMS] = {0}, seconds = 0.0;
+    joint_units(p, level, now);
+    for (int i = 0; i < ESMM_COST_TERMS; i++)
+      seconds += now[i] * cost[i];
+    if (*strip_rows == 0 || seconds < best) {
+      best = seconds;
+      *strip_rows = 1 << level;
+      memcpy(units, now, sizeof now);
+    }
+  }
+}
+
+#define JOINT_TERM_NAMES \
+  {"multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists", "starting of tiles", \
+   "starting threads"}
+
+static size_t joint_workspace(const esmm_problem *p)
+{
+  return gemm_workspace(p, true);
+}
+
+static void joint_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  gemm_run(p, scratch, true, stats);
+}

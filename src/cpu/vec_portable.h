@@ -1,0 +1,79 @@
+/*
+ * vec_portable.h: what gemm.h, rows.h and decode.h need, in C alone (GNU vector types, which every target has).
+ *
+ * Tile 4 x 8: 8 accumulators of four floats, which fits the 16 registers of SSE2 and the 32 of NEON.
+ */
+#ifndef ESMM_VEC_H
+#define ESMM_VEC_H
+
+#include "convert.h"
+
+#include <stdint.h>
+#include <string.h>
+
+typedef float vec __attribute__((vector_size(16)));
+#define VEC 4 /* floats in a vector */
+#define MR 4  /* rows of a tile */
+
+static inline vec vec_zero(void) { return (vec){0}; }
+static inline vec vec_load(const float *p)
+{
+  vec x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+static inline vec vec_all(const float *p) { return (vec){*p, *p, *p, *p}; }
+static inline void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
+static inline vec vec_add(vec x, vec y) { return x + y; }
+static inline vec vec_mul(vec x, vec y) { return x * y; }
+static inline vec vec_fma(vec x, vec y, vec sum) { return sum + x * y; }
+#define VEC_KEEP(x) (void)(x)
+
+static inline vec vec_from_bf16(const uint16_t *p)
+{
+  return (vec){esmm_from_bf16(p[0]), esmm_from_bf16(p[1]), esmm_from_bf16(p[2]), esmm_from_bf16(p[3])};
+}
+
+static inline vec vec_from_f16(const uint16_t *p)
+{
+  return (vec){esmm_from_f16(p[0]), esmm_from_f16(p[1]), esmm_from_f16(p[2]), esmm_from_f16(p[3])};
+}
+
+/* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
+static inline uint64_t nonzero_bits(const uint32_t *words)
+{
+  uint64_t bits = 0;
+  for (int i = 0; i < 64; i++)
+    bits |= (uint64_t)((words[i] & 0x7fffffffu) != 0) << i;
+  return bits;
+}
+
+/* Columns of a 4 x 4 block: out[i] holds rows 0..3 at column i. */
+typedef vec block_column;
+static inline void block_store(float *p, block_column x) { vec_store(p, x); }
+static inline void block_load(const float *src, int64_t ld, block_column out[MR])
+{
+  for (int i = 0; i < MR; i++)
+    out[i] = (vec){src[i], src[ld + i], src[2 * ld + i], src[3 * ld + i]};
+}
+
+/* Appends base + step * i for every set bit i of bits. */
+static inline uint32_t *append_offsets(uint32_t *list, uint64_t bits, uint32_t base, uint32_t step, int at_least)
+{
+  (void)at_least;
+  for (; bits; bits &= bits - 1)
+    *list++ = base + step * (uint32_t)__builtin_ctzll(bits);
+  return list;
+}
+#define APPEND_GROUP 64
+
+/* The bits of `bits` at the places where mask has ones, moved together. */
+static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
+{
+  uint64_t out = 0;
+  for (int at = 0; mask; mask &= mask - 1)
+    out |= (bits >> __builtin_ctzll(mask) & 1) << at++;
+  return out;
+}
+
+#endif

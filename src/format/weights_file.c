@@ -1,0 +1,609 @@
+/*
+ * weights_file.c: prepared weights to a file and back.
+ *
+ * A file may be cut short, damaged, of another version, or made by someone who wants the kernels to read out of
+ * bounds; kernels trust the weights they are given. So nothing of a file is believed before it was compared: sizes with
+ * the file's real size before anything is allocated, bytes with their checksums, and then every index a kernel follows
+ * (before, panel_at) with the bitmaps it must agree with. The section table is not followed but recomputed from the
+ * shape and compared: one shape has one layout, and overlaps, gaps and wild offsets need no rules of their own.
+ *
+ * Sections are read straight into the buffers that the weights keep; there is no second copy of a large file.
+ */
+#include "weights_file.h"
+
+#include "checksum.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHUNK ((size_t)1 << 20) /* a checksum is taken while a chunk is still in the cache */
+#define PATH_BYTES 4096         /* what the system takes as a path */
+#define TEMP_BYTES 32           /* room for the temporary file's own name */
+
+_Static_assert(CHUNK % ESMM_CHECKSUM_BLOCK == 0, "only the last part of a checksum may be ragged");
+
+static const char *const section_names[ESMM_FILE_SECTIONS] = {"bits", "before", "panel_at", "panels", "rows"};
+
+/* ---- errors: every text starts with the file's name ---- */
+
+typedef struct file {
+  esmm_ctx *ctx;
+  const char *name;
+  int fd;                     /* -1: bytes */
+  const unsigned char *bytes; /* NULL: fd */
+  uint64_t size;
+} file;
+
+static esmm_status fail_file(const file *f, esmm_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static esmm_status fail_file(const file *f, esmm_status status, const char *format, ...)
+{
+  char text[ESMM_ERROR_BYTES / 2];
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  const size_t length = strlen(f->name), shown = 200; /* of a long path its end says more, and the reason must fit */
+  return length > shown ? esmm_fail(f->ctx, status, "'...%s': %s", f->name + (length - shown), text)
+                        : esmm_fail(f->ctx, status, "'%s': %s", f->name, text);
+}
+
+/* ---- layout ---- */
+
+static bool keeps_rows(uint32_t use)
+{
+  return use != ESMM_USE_LARGE_M;
+}
+
+static bool keeps_panels(uint32_t use)
+{
+  return use != ESMM_USE_DECODE;
+}
+
+/* Sets the offset and size of every section, and file_bytes, from the header's other fields; false on overflow. */
+static bool lay_out(esmm_file_header *h, uint64_t panel_bytes)
+{
+  const size_t k = (size_t)h->k, panels = (size_t)h->panels, words = (size_t)h->words;
+  size_t size[ESMM_FILE_SECTIONS] = {0};
+  bool fits = esmm_size_mul(panels, words, &size[ESMM_FILE_BITS]) &&
+              esmm_size_mul(size[ESMM_FILE_BITS], sizeof(uint64_t), &size[ESMM_FILE_BITS]);
+  if (keeps_panels(h->use)) {
+    fits = fits && panel_bytes <= SIZE_MAX && esmm_size_mul(panels, words + 1, &size[ESMM_FILE_BEFORE]) &&
+           esmm_size_mul(size[ESMM_FILE_BEFORE], sizeof(uint32_t), &size[ESMM_FILE_BEFORE]) &&
+           esmm_size_mul(panels + 1, sizeof(uint64_t), &size[ESMM_FILE_PANEL_AT]);
+    size[ESMM_FILE_PANELS] = (size_t)panel_bytes;
+  }
+  if (keeps_rows(h->use))
+    fits = fits && esmm_size_mul(k, (size_t)h->rows_ld, &size[ESMM_FILE_ROWS]) &&
+           esmm_size_mul(size[ESMM_FILE_ROWS], esmm_dtype_size((esmm_dtype)h->dtype), &size[ESMM_FILE_ROWS]);
+  size_t end = sizeof *h;
+  for (int i = 0; fits && i < ESMM_FILE_SECTIONS; i++) {
+    h->section[i].offset = 0;
+    h->section[i].bytes = size[i];
+    if (size[i] == 0)
+      continue;
+    fits = esmm_size_add(end, (size_t)-end % ESMM_FILE_ALIGN, &end);
+    h->section[i].offset = end;
+    fits = fits && esmm_size_add(end, size[i], &end);
+  }
+  h->file_bytes = end;
+  return fits;
+}
+
+static uint64_t header_checksum(const esmm_file_header *h)
+{
+  return esmm_checksum_of(h, offsetof(esmm_file_header, checksum));
+}
+
+static void *section_data(const esmm_weights *w, int section)
+{
+  void *const data[ESMM_FILE_SECTIONS] = {w->bits, w->before, w->panel_at, w->panel_data, w->rows};
+  return data[section];
+}
+
+/* ---- reading ---- */
+
+static esmm_status read_at(const file *f, uint64_t offset, void *data, size_t bytes)
+{
+  if (f->bytes) {
+    if (bytes > 0)
+      memcpy(data, f->bytes + offset, bytes);
+    return ESMM_OK;
+  }
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(f->fd, (char *)data + done, bytes - done, (off_t)(offset + done));
+    if (got < 0 && errno == EINTR)
+      continue;
+    if (got < 0)
+      return fail_file(f, ESMM_ERR_IO, "cannot read: %s", strerror(errno));
+    if (got == 0) /* it was longer when it was opened */
+      return fail_file(f, ESMM_ERR_TRUNCATED, "ends at byte %llu while it is read",
+                       (unsigned long long)(offset + done));
+    done += (size_t)got;
+  }
+  return ESMM_OK;
+}
+
+static esmm_status read_header(const file *f, esmm_file_header *h)
+{
+  const size_t there = f->size < sizeof *h ? (size_t)f->size : sizeof *h;
+  memset(h, 0, sizeof *h);
+  const esmm_status status = read_at(f, 0, h, there);
+  if (status != ESMM_OK)
+    return status;
+  if (there == 0)
+    return fail_file(f, ESMM_ERR_TRUNCATED, "is empty");
+  if (memcmp(h->magic, ESMM_FILE_MAGIC, there < sizeof h->magic ? there : sizeof h->magic) != 0)
+    return fail_file(f, ESMM_ERR_FORMAT, "is not a weights file");
+  if (there < sizeof *h)
+    return fail_file(f, ESMM_ERR_TRUNCATED, "ends in its header, after %zu of %zu bytes", there, sizeof *h);
+  if (h->endian == ESMM_FILE_ENDIAN_OTHER)
+    return fail_file(f, ESMM_ERR_VERSION, "was written on a machine of the other byte order");
+  if (h->endian != ESMM_FILE_ENDIAN)
+    return fail_file(f, ESMM_ERR_FORMAT, "byte-order mark is 0x%08x, which no machine writes", h->endian);
+  if (h->version > ESMM_FILE_VERSION)
+    return fail_file(f, ESMM_ERR_VERSION, "is of version %u; this library reads up to %u", h->version,
+                     ESMM_FILE_VERSION);
+  if (h->version == 0 || h->header_bytes != sizeof *h)
+    return fail_file(f, ESMM_ERR_FORMAT, "version %u with a header of %llu bytes does not exist", h->version,
+                     (unsigned long long)h->header_bytes);
+  if (h->checksum != header_checksum(h))
+    return fail_file(f, ESMM_ERR_CHECKSUM, "its header was changed (checksum is %016llx, should be %016llx)",
+                     (unsigned long long)header_checksum(h), (unsigned long long)h->checksum);
+  return ESMM_OK;
+}
+
+static esmm_status fail_field(const file *f, const char *field, int64_t value, int64_t should)
+{
+  return fail_file(f, ESMM_ERR_FORMAT, "%s is %lld, should be %lld", field, (long long)value, (long long)should);
+}
+
+/* The fields among themselves, and the table against them and the file's size: after this every size can be used. */
+static esmm_status check_header(const file *f, const esmm_file_header *h)
+{
+  const int64_t most = INT64_MAX - ESMM_FILE_ALIGN; /* rounding up must not overflow */
+  const size_t element = esmm_dtype_size((esmm_dtype)h->dtype);
+  if (h->k < 0 || h->k > most || h->n < 0 || h->n > most)
+    return fail_file(f, ESMM_ERR_FORMAT, "shape is %lld x %lld", (long long)h->k, (long long)h->n);
+  if (h->dtype > ESMM_F16)
+    return fail_file(f, ESMM_ERR_FORMAT, "dtype %u does not exist", h->dtype);
+  if (h->use > ESMM_USE_LARGE_M)
+    return fail_file(f, ESMM_ERR_FORMAT, "use %u does not exist", h->use);
+  if (h->strict > 1)
+    return fail_file(f, ESMM_ERR_FORMAT, "strict is %u, neither 0 nor 1", h->strict);
+  if (h->panel_cols != ESMM_PANEL)
+    return fail_field(f, "panel_cols", h->panel_cols, ESMM_PANEL);
+  if (h->half_cols != ESMM_HALF)
+    return fail_field(f, "half_cols", h->half_cols, ESMM_HALF);
+  if (h->panels != esmm_ceil_div(h->n, ESMM_PANEL))
+    return fail_field(f, "panels", h->panels, esmm_ceil_div(h->n, ESMM_PANEL));
+  if (h->words != esmm_ceil_div(h->k, 64))
+    return fail_field(f, "words", h->words, esmm_ceil_div(h->k, 64));
+  const int64_t rows_ld = keeps_rows(h->use) ? esmm_round_up(h->n, ESMM_FILE_ALIGN / (int64_t)element) : 0;
+  if (h->rows_ld != rows_ld)
+    return fail_field(f, "rows_ld", h->rows_ld, rows_ld);
+  if (h->section_count != ESMM_FILE_SECTIONS)
+    return fail_field(f, "section_count", h->section_count, ESMM_FILE_SECTIONS);
+  uint64_t reserved = h->zero;
+  for (size_t i = 0; i < sizeof h->reserved / sizeof h->reserved[0]; i++)
+    reserved |= h->reserved[i];
+  if (reserved != 0)
+    return fail_file(f, ESMM_ERR_FORMAT, "reserved fields of its header are not 0");
+
+  esmm_file_header want = *h;
+  if (!lay_out(&want, h->section[ESMM_FILE_PANELS].bytes))
+    return fail_file(f, ESMM_ERR_FORMAT, "%lld x %lld weights do not fit in memory's address range", (long long)h->k,
+                     (long long)h->n);
+  for (int i = 0; i < ESMM_FILE_SECTIONS; i++)
+    if (h->section[i].offset != want.section[i].offset || h->section[i].bytes != want.section[i].bytes)
+      return fail_file(f, ESMM_ERR_FORMAT, "section %s is %llu bytes at %llu, should be %llu at %llu", section_names[i],
+                       (unsigned long long)h->section[i].bytes, (unsigned long long)h->section[i].offset,
+                       (unsigned long long)want.section[i].bytes, (unsigned long long)want.section[i].offset);
+  if (h->file_bytes != want.file_bytes)
+    return fail_field(f, "file_bytes", (int64_t)h->file_bytes, (int64_t)want.file_bytes);
+  if (f->size < h->file_bytes)
+    return fail_file(f, ESMM_ERR_TRUNCATED, "has %llu of %llu bytes", (unsigned long long)f->size,
+                     (unsigned long long)h->file_bytes);
+  if (f->size > h->file_bytes)
+    return fail_file(f, ESMM_ERR_FORMAT, "goes on after its end: %llu bytes, should be %llu",
+                     (unsigned long long)f->size, (unsigned long long)h->file_bytes);
+  return ESMM_OK;
+}
+
+/* Reads one section, and the padding between `end` and it, where no byte may hide either. */
+static esmm_status read_section(const file *f, const esmm_file_header *h, int section, uint64_t end, void *data)
+{
+  const esmm_file_section *s = &h->section[section];
+  unsigned char padding[ESMM_FILE_ALIGN] = {0}, any = 0;
+  if (s->bytes > 0) {
+    const esmm_status status = read_at(f, end, padding, (size_t)(s->offset - end));
+    if (status != ESMM_OK)
+      return status;
+  }
+  for (size_t i = 0; i < sizeof padding; i++)
+    any |= padding[i];
+  if (any)
+    return fail_file(f, ESMM_ERR_CHECKSUM, "the padding before section %s was changed", section_names[section]);
+
+  esmm_checksum sum;
+  esmm_checksum_begin(&sum);
+  for (uint64_t done = 0; done < s->bytes;) {
+    const size_t part = s->bytes - done < CHUNK ? (size_t)(s->bytes - done) : CHUNK;
+    unsigned char *to = (unsigned char *)data + done;
+    const esmm_status status = read_at(f, s->offset + done, to, part);
+    if (status != ESMM_OK)
+      return status;
+    esmm_checksum_add(&sum, to, part);
+    done += part;
+  }
+  if (s->checksum != esmm_checksum_end(&sum))
+    return fail_file(f, ESMM_ERR_CHECKSUM, "section %s was changed (checksum is %016llx, should be %016llx)",
+                     section_names[section], (unsigned long long)esmm_checksum_end(&sum),
+                     (unsigned long long)s->checksum);
+  return ESMM_OK;
+}
+
+/* ---- what the sections say ---- */
+
+static int64_t count_nonzero(const void *data, esmm_dtype dtype, int64_t count)
+{
+  int64_t nonzero = 0;
+  if (dtype == ESMM_F32) {
+    const uint32_t *at = data; /* bits without the sign: -0.0 is zero, NaN is not */
+    for (int64_t i = 0; i < count; i++)
+      nonzero += (at[i] & 0x7fffffffu) != 0;
+  } else {
+    const uint16_t *at = data;
+    for (int64_t i = 0; i < count; i++)
+      nonzero += (at[i] & 0x7fffu) != 0;
+  }
+  return nonzero;
+}
+
+/* Every index that a kernel follows must be what the bitmaps say. */
+static esmm_status check_panels(const file *f, const esmm_file_header *h, const esmm_weights *w)
+{
+  const uint64_t unused = w->k % 64 ? ~(uint64_t)0 << (w->k % 64) : 0;
+  uint64_t at = 0;
+  int64_t set = 0;
+  for (int64_t p = 0; p < w->panels; p++) {
+    const uint64_t *bits = w->bits + p * w->words;
+    const uint32_t *before = keeps_panels(h->use) ? w->before + p * (w->words + 1) : NULL;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < w->words; i++) {
+      if (before && before[i] != kept)
+        return fail_file(f, ESMM_ERR_FORMAT, "before[%lld][%lld] is %u, should be %lld", (long long)p, (long long)i,
+                         before[i], (long long)kept);
+      kept += __builtin_popcountll(bits[i]);
+    }
+    if (w->words > 0 && (bits[w->words - 1] & unused) != 0)
+      return fail_file(f, ESMM_ERR_FORMAT, "bitmap %lld has bits beyond k = %lld", (long long)p, (long long)w->k);
+    if (before && before[w->words] != kept)
+      return fail_file(f, ESMM_ERR_FORMAT, "before[%lld][%lld] is %u, should be %lld", (long long)p,
+                       (long long)w->words, before[w->words], (long long)kept);
+    if (before && w->panel_at[p] != at)
+      return fail_file(f, ESMM_ERR_FORMAT, "panel_at[%lld] is %llu, should be %llu", (long long)p,
+                       (unsigned long long)w->panel_at[p], (unsigned long long)at);
+    at += ESMM_PANEL * (uint64_t)kept;
+    set += kept;
+  }
+  if (keeps_panels(h->use) && (w->panel_at[w->panels] != at || w->panel_bytes != at * esmm_dtype_size(w->dtype)))
+    return fail_file(f, ESMM_ERR_FORMAT, "panels hold %zu bytes up to element %llu, should end at %llu", w->panel_bytes,
+                     (unsigned long long)w->panel_at[w->panels], (unsigned long long)at);
+  const bool full = set == w->panels * w->k;
+  if (h->full != full)
+    return fail_field(f, "full", h->full, full);
+  if (h->strict && !full)
+    return fail_file(f, ESMM_ERR_FORMAT, "strict weights keep every k, its bitmaps do not");
+  return ESMM_OK;
+}
+
+static esmm_status check_density(const file *f, const char *name, double density, int64_t part, double whole)
+{
+  const double should = whole > 0.0 ? (double)part / whole : 0.0;
+  if (!(fabs(density - should) <= 1e-6)) /* the last bits may differ; a NaN differs from everything */
+    return fail_file(f, ESMM_ERR_FORMAT, "%s is %.9g, that of its elements is %.9g", name, density, should);
+  return ESMM_OK;
+}
+
+/* What row k holds in panel p's columns, in one form or both. */
+typedef struct strip {
+  bool bit, agree;
+  int64_t nonzero;
+} strip;
+
+static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
+{
+  const size_t element = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF * element;
+  const int64_t col = p * ESMM_PANEL;
+  const uint64_t word = w->bits[p * w->words + k / 64], bit = (uint64_t)1 << (k % 64);
+  const char *row = NULL;
+  strip s = {.bit = (word & bit) != 0, .agree = true};
+  if (w->rows) {
+    row = (const char *)w->rows + (size_t)(k * w->rows_ld + col) * element;
+    s.nonzero = count_nonzero(row, w->dtype, esmm_min(ESMM_PANEL, w->rows_ld - col));
+  }
+  if (w->panel_data && s.bit) {
+    const uint32_t *before = w->before + p * (w->words + 1);
+    const size_t at = before[k / 64] + (size_t)__builtin_popcountll(word & (bit - 1)), kept = before[w->words];
+    const char *first = (const char *)w->panel_data + w->panel_at[p] * element + at * half_bytes;
+    const char *second = first + kept * half_bytes;
+    const int64_t nonzero = count_nonzero(first, w->dtype, ESMM_HALF) + count_nonzero(second, w->dtype, ESMM_HALF);
+    if (row) { /* equal counts: past n there is nothing but zeros, as far as each form goes */
+      const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col), in_first = cols < ESMM_HALF ? cols : ESMM_HALF;
+      s.agree = nonzero == s.nonzero && memcmp(row, first, in_first * element) == 0 &&
+                memcmp(row + in_first * element, second, (cols - in_first) * element) == 0;
+    }
+    s.nonzero = nonzero;
+  }
+  return s;
+}
+
+/* Bitmaps, rows and panels must be of one matrix, or kernels that read different ones would give different products. */
+static esmm_status check_elements(const file *f, const esmm_weights *w)
+{
+  int64_t nonzero = 0, alive = 0;
+  for (int64_t k = 0; k < w->k; k++)
+    for (int64_t p = 0; p < w->panels; p++) {
+      const strip s = look_at_strip(w, k, p);
+      if (!s.agree || (!w->strict && s.bit != (s.nonzero > 0)))
+        return fail_file(f, ESMM_ERR_FORMAT, "row %lld, columns from %lld: its forms disagree", (long long)k,
+                         (long long)(p * ESMM_PANEL));
+      nonzero += s.nonzero;
+      alive += s.nonzero > 0;
+    }
+  const double rows = (double)w->k;
+  const esmm_status status = check_density(f, "element_density", w->element_density, nonzero, rows * (double)w->n);
+  return status == ESMM_OK ? check_density(f, "strip_density", w->strip_density, alive, rows * (double)w->panels)
+                           : status;
+}
+
+static esmm_status read_sections(const file *f, const esmm_file_header *h, esmm_weights *w)
+{
+  uint64_t end = sizeof *h;
+  for (int i = 0; i < ESMM_FILE_SECTIONS; i++) {
+    const esmm_status status = read_section(f, h, i, end, section_data(w, i));
+    if (status != ESMM_OK)
+      return status;
+    if (h->section[i].bytes > 0)
+      end = h->section[i].offset + h->section[i].bytes;
+  }
+  const esmm_status status = check_panels(f, h, w);
+  return status == ESMM_OK ? check_elements(f, w) : status;
+}
+
+static esmm_status read_weights(const file *f, esmm_weights **weights)
+{
+  esmm_file_header h;
+  esmm_status status = read_header(f, &h);
+  if (status == ESMM_OK)
+    status = check_header(f, &h);
+  if (status != ESMM_OK)
+    return status;
+
+  esmm_weights *w = NULL;
+  status = esmm_weights_alloc(f->ctx, h.k, h.n, (esmm_dtype)h.dtype, (esmm_use)h.use, &w);
+  if (status == ESMM_ERR_MEMORY)
+    return fail_file(f, status, "no memory for %lld x %lld weights", (long long)h.k, (long long)h.n);
+  if (status != ESMM_OK)
+    return fail_file(f, ESMM_ERR_FORMAT, "%lld x %lld weights are more than this library holds", (long long)h.k,
+                     (long long)h.n);
+  w->strict = h.strict != 0;
+  w->full = h.full != 0;
+  w->element_density = h.element_density;
+  w->strip_density = h.strip_density;
+  if (keeps_panels(h.use)) {
+    w->panel_bytes = (size_t)h.section[ESMM_FILE_PANELS].bytes;
+    w->panel_data = esmm_mem_alloc(&w->allocator, w->panel_bytes);
+    if (!w->panel_data)
+      status = fail_file(f, ESMM_ERR_MEMORY, "no memory for %zu bytes of panels", w->panel_bytes);
+  }
+  if (status == ESMM_OK && w->rows_bytes != h.section[ESMM_FILE_ROWS].bytes)
+    status = fail_field(f, "rows_ld", h.rows_ld, w->rows_ld);
+  if (status == ESMM_OK)
+    status = read_sections(f, &h, w);
+  if (status != ESMM_OK) {
+    esmm_weights_free(w);
+    return status;
+  }
+  esmm_weights_set_alive(w);
+  esmm_weights_count_bytes(w);
+  *weights = w;
+  return ESMM_OK;
+}
+
+esmm_status esmm_weights_parse(esmm_ctx *ctx, const char *name, const unsigned char *bytes, size_t size,
+                               esmm_weights **weights)
+{
+  const file f = {.ctx = ctx, .name = name, .fd = -1, .bytes = bytes ? bytes : (const unsigned char *)"", .size = size};
+  return read_weights(&f, weights);
+}
+
+esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!path || !*path)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
+  if (!weights)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  *weights = NULL;
+  file f = {.ctx = ctx, .name = path, .fd = -1};
+  do /* O_NONBLOCK: opening a pipe nobody writes to must not wait for ever; regular files take no notice */
+    f.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  while (f.fd < 0 && errno == EINTR);
+  if (f.fd < 0)
+    return fail_file(&f, ESMM_ERR_IO, "cannot open: %s", strerror(errno));
+  struct stat st;
+  esmm_status status = ESMM_OK;
+  if (fstat(f.fd, &st) != 0)
+    status = fail_file(&f, ESMM_ERR_IO, "cannot look at: %s", strerror(errno));
+  else if (!S_ISREG(st.st_mode))
+    status = fail_file(&f, ESMM_ERR_IO, S_ISDIR(st.st_mode) ? "is a directory" : "is not a regular file");
+  if (status == ESMM_OK) {
+    f.size = (uint64_t)st.st_size;
+    status = read_weights(&f, weights);
+  }
+  (void)close(f.fd);
+  return status;
+}
+
+/* ---- writing ---- */
+
+static esmm_status write_at(const file *f, uint64_t offset, const void *data, size_t bytes)
+{
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t put = pwrite(f->fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
+    if (put < 0 && errno == EINTR)
+      continue;
+    if (put <= 0)
+      return fail_file(f, ESMM_ERR_IO, "cannot write: %s", strerror(put < 0 ? errno : ENOSPC));
+    done += (size_t)put;
+  }
+  return ESMM_OK;
+}
+
+/* Sections first, the header with their checksums last; what lies between sections is a hole and reads as zeros. */
+static esmm_status write_weights(const file *f, const esmm_weights *w)
+{
+  esmm_file_header h = {
+      .endian = ESMM_FILE_ENDIAN,
+      .version = ESMM_FILE_VERSION,
+      .header_bytes = sizeof h,
+      .k = w->k,
+      .n = w->n,
+      .dtype = (uint32_t)w->dtype,
+      .use = (uint32_t)w->use,
+      .strict = w->strict,
+      .full = w->full,
+      .panels = w->panels,
+      .words = w->words,
+      .rows_ld = keeps_rows((uint32_t)w->use) ? w->rows_ld : 0,
+      .element_density = w->element_density,
+      .strip_density = w->strip_density,
+      .panel_cols = ESMM_PANEL,
+      .half_cols = ESMM_HALF,
+      .section_count = ESMM_FILE_SECTIONS,
+  };
+  memcpy(h.magic, ESMM_FILE_MAGIC, sizeof h.magic);
+  if (!lay_out(&h, w->panel_bytes))
+    return fail_file(f, ESMM_ERR_OVERFLOW, "%lld x %lld weights are too large for a file", (long long)w->k,
+                     (long long)w->n);
+  for (int i = 0; i < ESMM_FILE_SECTIONS; i++) {
+    const unsigned char *data = section_data(w, i);
+    esmm_checksum sum;
+    esmm_checksum_begin(&sum);
+    for (uint64_t done = 0; done < h.section[i].bytes;) {
+      const size_t part = h.section[i].bytes - done < CHUNK ? (size_t)(h.section[i].bytes - done) : CHUNK;
+      esmm_checksum_add(&sum, data + done, part);
+      const esmm_status status = write_at(f, h.section[i].offset + done, data + done, part);
+      if (status != ESMM_OK)
+        return status;
+      done += part;
+    }
+    h.section[i].checksum = esmm_checksum_end(&sum);
+  }
+  h.checksum = header_checksum(&h);
+  return write_at(f, 0, &h, sizeof h);
+}
+
+static int sync_file(int fd)
+{
+  int result;
+  do
+    result = fsync(fd);
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
+/* A directory entry survives a power cut only after this. Where it fails the entry is the old or the new one: whole. */
+static void sync_directory(const char *directory)
+{
+  const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0)
+    return;
+  (void)sync_file(fd);
+  (void)close(fd);
+}
+
+/* Opens a new file in the directory that temp names; not mkstemp, whose files only their owner may read. */
+static int open_temp(char *temp, size_t directory_length, mode_t mode)
+{
+  int fd = -1;
+  for (unsigned attempt = 0; attempt < 100; attempt++) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t seed[4] = {(uint64_t)now.tv_sec, (uint64_t)now.tv_nsec, (uint64_t)getpid(),
+                              (uint64_t)(uintptr_t)temp ^ attempt};
+    (void)snprintf(temp + directory_length, TEMP_BYTES, ".esmm-%016llx.tmp",
+                   (unsigned long long)esmm_checksum_of(seed, sizeof seed));
+    fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd >= 0 || (errno != EEXIST && errno != EINTR))
+      break;
+  }
+  return fd;
+}
+
+/* Where the weights go: path, or what it links to, so that a link stays one. Devices and directories stay too. */
+static esmm_status find_target(const file *f, char target[PATH_BYTES], mode_t *mode)
+{
+  struct stat st;
+  *mode = 0666;
+  if (strlen(f->name) >= PATH_BYTES)
+    return fail_file(f, ESMM_ERR_IO, "cannot write: %s", strerror(ENAMETOOLONG));
+  memcpy(target, f->name, strlen(f->name) + 1);
+  if (lstat(f->name, &st) != 0) /* whatever the reason, making the temporary file meets it again */
+    return ESMM_OK;
+  if (S_ISLNK(st.st_mode) && (!realpath(f->name, target) || stat(target, &st) != 0))
+    return fail_file(f, ESMM_ERR_IO, "cannot follow the link: %s", strerror(errno));
+  if (!S_ISREG(st.st_mode))
+    return fail_file(f, ESMM_ERR_IO, S_ISDIR(st.st_mode) ? "is a directory" : "is not a regular file");
+  *mode = st.st_mode & 0777; /* weights that were private stay so */
+  return ESMM_OK;
+}
+
+esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!weights)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  if (!path || !*path)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
+  file f = {.ctx = ctx, .name = path, .fd = -1};
+  char target[PATH_BYTES], temp[PATH_BYTES + TEMP_BYTES];
+  mode_t mode;
+  esmm_status status = find_target(&f, target, &mode);
+  if (status != ESMM_OK)
+    return status;
+
+  const char *slash = strrchr(target, '/');
+  const size_t directory_length = slash ? (size_t)(slash - target) + 1 : 0;
+  memcpy(temp, target, directory_length);
+  f.fd = open_temp(temp, directory_length, mode);
+  if (f.fd < 0)
+    return fail_file(&f, ESMM_ERR_IO, "cannot make a file beside it: %s", strerror(errno));
+  status = write_weights(&f, weights);
+  if (status == ESMM_OK && sync_file(f.fd) != 0)
+    status = fail_file(&f, ESMM_ERR_IO, "cannot write: %s", strerror(errno));
+  if (close(f.fd) != 0 && status == ESMM_OK)
+    status = fail_file(&f, ESMM_ERR_IO, "cannot write: %s", strerror(errno));
+  if (status == ESMM_OK && rename(temp, target) != 0)
+    status = fail_file(&f, ESMM_ERR_IO, "cannot replace: %s", strerror(errno));
+  if (status != ESMM_OK) {
+    (void)unlink(temp);
+    return status;
+  }
+  temp[directory_length] = '\0';
+  sync_directory(directory_length ? temp : ".");
+  return ESMM_OK;
+}

@@ -1,0 +1,418 @@
+/*
+ * pattern.c: bitmaps of a matrix's strips, and what a tiled kernel could skip with them.
+ *
+ * Extraction has to run at memory speed on any machine, so it is plain C that compilers vectorise at their baseline:
+ * the rows of a strip are ORed as bytes, whatever the dtype, into a buffer that stays in the first-level cache; only
+ * the ORed words are tested, once a strip, with the sign bit masked away (so -0.0 is zero, NaN and Inf are not). Where
+ * k is the strided direction (column-major A, row-major B) a strip's elements lie together instead, and each k's few
+ * bytes are folded into one bit directly.
+ */
+#include "internal.h"
+
+#include <string.h>
+
+enum {
+  STRETCH = 1024, /* k's ORed at a time: 4 KiB of fp32, so rows are read a page at a time and the buffer stays in L1 */
+  STRIPS_AT_ONCE = 512 /* strips of one k-word handled together when k is strided: long runs down each column */
+};
+
+static inline int64_t popcount(uint64_t x)
+{
+  x -= (x >> 1) & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + ((x >> 2) & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (int64_t)((x * 0x0101010101010101u) >> 56);
+}
+
+static esmm_status pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
+{
+  int64_t strips = esmm_ceil_div(rows, strip_rows), words = esmm_ceil_div(k, 64);
+  size_t bytes;
+  if (!esmm_size_mul((size_t)strips, (size_t)words, &bytes) || !esmm_size_mul(bytes, sizeof(uint64_t), &bytes) ||
+      !esmm_size_add(bytes, sizeof(uint64_t), &bytes)) /* never zero bytes: an empty bitmap still has an address */
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "bitmaps of %lld strips by %lld words do not fit in memory",
+                     (long long)strips, (long long)words);
+  esmm_pattern *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
+  uint64_t *bits = p ? esmm_mem_alloc(&ctx->allocator, bytes) : NULL;
+  if (!bits) {
+    esmm_mem_free(&ctx->allocator, p, sizeof *p);
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "out of memory: %zu bytes for bitmaps", bytes);
+  }
+  *p = (esmm_pattern){.allocator = ctx->allocator,
+                      .rows = rows,
+                      .k = k,
+                      .strip_rows = strip_rows,
+                      .strips = strips,
+                      .words = words,
+                      .bits = bits};
+  *pattern = p;
+  return ESMM_OK;
+}
+
+/* ---- k contiguous: A row-major ---- */
+
+/* Four rows a pass: a quarter of the traffic to the buffer, and four streams for the prefetchers. */
+static void or_rows(unsigned char *restrict buffer, const unsigned char *data, size_t stride, int64_t rows,
+                    size_t bytes)
+{
+  int64_t r = rows % 4;
+  switch (r) {
+  case 0:
+    memset(buffer, 0, bytes);
+    break;
+  case 1:
+    memcpy(buffer, data, bytes);
+    break;
+  default:
+    memcpy(buffer, data, bytes);
+    for (int64_t i = 1; i < r; i++) {
+      const unsigned char *row = data + (size_t)i * stride;
+      for (size_t j = 0; j < bytes; j++)
+        buffer[j] |= row[j];
+    }
+  }
+  for (; r < rows; r += 4) {
+    const unsigned char *r0 = data + (size_t)r * stride, *r1 = r0 + stride, *r2 = r1 + stride, *r3 = r2 + stride;
+    for (size_t j = 0; j < bytes; j++)
+      buffer[j] = (unsigned char)(buffer[j] | r0[j] | r1[j] | r2[j] | r3[j]);
+  }
+}
+
+/* Eight bytes of 0 or 1 to eight bits: the product moves byte i's bit to bit 56 + i, and no two meet. */
+static inline uint64_t gather_bits(const unsigned char *flag)
+{
+  uint64_t x = (uint64_t)flag[0] | (uint64_t)flag[1] << 8 | (uint64_t)flag[2] << 16 | (uint64_t)flag[3] << 24 |
+               (uint64_t)flag[4] << 32 | (uint64_t)flag[5] << 40 | (uint64_t)flag[6] << 48 | (uint64_t)flag[7] << 56;
+  return (x * 0x0102040810204080u) >> 56;
+}
+
+/* Bitmap words of one strip for `count` k's from a multiple of STRETCH on; returns how many bits are set. */
+static int64_t extract_stretch(const esmm_matrix *a, size_t element, int64_t row, int64_t rows, int64_t from,
+                               int64_t count, uint64_t *words)
+{
+  union {
+    unsigned char bytes[STRETCH * 4];
+    uint32_t w32[STRETCH];
+    uint16_t w16[STRETCH];
+  } buffer;
+  unsigned char flag[STRETCH];
+  size_t stride = (size_t)a->ld * element;
+  const unsigned char *data = (const unsigned char *)a->data + (size_t)row * stride + (size_t)from * element;
+  or_rows(buffer.bytes, data, stride, rows, (size_t)count * element);
+  if (element == 4)
+    for (int64_t i = 0; i < count; i++)
+      flag[i] = (buffer.w32[i] & 0x7fffffffu) != 0;
+  else
+    for (int64_t i = 0; i < count; i++)
+      flag[i] = (buffer.w16[i] & 0x7fffu) != 0;
+  int64_t padded = esmm_round_up(count, 64), set = 0;
+  memset(flag + count, 0, (size_t)(padded - count));
+  for (int64_t i = 0; i < padded; i += 64) {
+    uint64_t word = 0;
+    for (int b = 0; b < 64; b += 8)
+      word |= gather_bits(flag + i + b) << b;
+    words[i / 64] = word;
+    set += popcount(word);
+  }
+  return set;
+}
+
+static void extract_k_contiguous(const esmm_matrix *a, int threads, esmm_pattern *p)
+{
+  size_t element = esmm_dtype_size(a->dtype);
+  int64_t height = esmm_min(p->strip_rows, p->rows), stretches = esmm_ceil_div(p->k, STRETCH);
+  int64_t tasks = p->strips * stretches, set = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
+  for (int64_t task = 0; task < tasks; task++) {
+    int64_t strip = task / stretches, from = task % stretches * STRETCH, row = strip * height;
+    set += extract_stretch(a, element, row, esmm_min(height, p->rows - row), from, esmm_min(STRETCH, p->k - from),
+                           p->bits + strip * p->words + from / 64);
+  }
+  p->set = set;
+  (void)threads; /* unused without OpenMP */
+}
+
+/* ---- k strided: A column-major, B row-major ---- */
+
+/* Sets bit `i` of each strip's word where its run of `bytes` in this column has a nonzero. Runs lie end to end. */
+static inline void test_runs(const unsigned char *column, size_t bytes, int64_t runs, size_t element, int64_t i,
+                             uint64_t *bits)
+{
+  const uint64_t magnitude = element == 4 ? 0x7fffffff7fffffffu : 0x7fff7fff7fff7fffu;
+  for (int64_t s = 0; s < runs; s++) {
+    const unsigned char *run = column + (size_t)s * bytes;
+    uint64_t all = 0;
+    size_t at = 0;
+    for (; at + 8 <= bytes; at += 8) { /* two or four elements a lane: which of them is nonzero does not matter */
+      uint64_t lane;
+      memcpy(&lane, run + at, 8);
+      all |= lane;
+    }
+    for (; at < bytes; at += element) {
+      if (element == 4) {
+        uint32_t lane;
+        memcpy(&lane, run + at, 4);
+        all |= lane;
+      } else {
+        uint16_t lane;
+        memcpy(&lane, run + at, 2);
+        all |= lane;
+      }
+    }
+    bits[s] |= (uint64_t)((all & magnitude) != 0) << i;
+  }
+}
+
+/* One word of k's for up to STRIPS_AT_ONCE strips. */
+static int64_t extract_columns(const esmm_matrix *a, size_t element, esmm_pattern *p, int64_t height, int64_t word,
+                               int64_t first, int64_t count)
+{
+  uint64_t bits[STRIPS_AT_ONCE] = {0};
+  const int64_t from = word * 64, ks = esmm_min(64, p->k - from), row = first * height;
+  const int64_t whole = esmm_min(count, (p->rows - row) / height); /* the matrix may end in a short strip */
+  const size_t run = (size_t)height * element, short_run = (size_t)(p->rows - row - whole * height) * element;
+  for (int64_t i = 0; i < ks; i++) {
+    const unsigned char *column =
+        (const unsigned char *)a->data + ((size_t)(from + i) * (size_t)a->ld + (size_t)row) * element;
+    test_runs(column, run, whole, element, i, bits);
+    test_runs(column + (size_t)whole * run, short_run, count - whole, element, i, bits + whole);
+  }
+  int64_t set = 0;
+  for (int64_t s = 0; s < count; s++) {
+    p->bits[(first + s) * p->words + word] = bits[s];
+    set += popcount(bits[s]);
+  }
+  return set;
+}
+
+static void extract_k_strided(const esmm_matrix *a, int threads, esmm_pattern *p)
+{
+  size_t element = esmm_dtype_size(a->dtype);
+  int64_t height = esmm_min(p->strip_rows, p->rows), groups = esmm_ceil_div(p->strips, STRIPS_AT_ONCE);
+  int64_t tasks = groups * p->words, set = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
+  for (int64_t task = 0; task < tasks; task++) {
+    int64_t word = task / groups, first = task % groups * STRIPS_AT_ONCE;
+    set += extract_columns(a, element, p, height, word, first, esmm_min(STRIPS_AT_ONCE, p->strips - first));
+  }
+  p->set = set;
+  (void)threads; /* unused without OpenMP */
+}
+
+static esmm_status extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
+{
+  esmm_pattern *p = NULL;
+  esmm_status status = pattern_alloc(ctx, a->rows, a->cols, strip_rows, &p);
+  if (status != ESMM_OK)
+    return status;
+  if (a->order == ESMM_ROW_MAJOR)
+    extract_k_contiguous(a, ctx->threads, p);
+  else
+    extract_k_strided(a, ctx->threads, p);
+  *pattern = p;
+  return ESMM_OK;
+}
+
+esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  if (strip_rows < 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
+  esmm_matrix checked;
+  esmm_status status = esmm_check_matrix(ctx, "a", a, &checked);
+  return status == ESMM_OK ? extract(ctx, &checked, strip_rows, pattern) : status;
+}
+
+esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols, esmm_pattern **pattern)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  if (strip_cols < 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_cols is %lld, must be at least 1", (long long)strip_cols);
+  esmm_matrix checked;
+  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  if (status != ESMM_OK)
+    return status;
+  esmm_matrix transposed = checked;
+  transposed.rows = checked.cols;
+  transposed.cols = checked.rows;
+  transposed.order = checked.order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  return extract(ctx, &transposed, strip_cols, pattern);
+}
+
+esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip_rows, esmm_pattern **coarser)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  if (!coarser)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "coarser is NULL");
+  if (strip_rows < 1 || strip_rows % pattern->strip_rows != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be a multiple of the pattern's %lld",
+                     (long long)strip_rows, (long long)pattern->strip_rows);
+  esmm_pattern *p = NULL;
+  esmm_status status = pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);
+  if (status != ESMM_OK)
+    return status;
+  int64_t ratio = strip_rows / pattern->strip_rows;
+  int64_t strips = p->words > 0 ? p->strips : 0; /* with k = 0 there may be any number of strips, and no work */
+  for (int64_t s = 0; s < strips; s++) {
+    uint64_t *to = p->bits + s * p->words;
+    int64_t first = s * ratio, count = esmm_min(ratio, pattern->strips - first);
+    memcpy(to, pattern->bits + first * p->words, (size_t)p->words * sizeof *to);
+    for (int64_t i = 1; i < count; i++)
+      for (int64_t w = 0; w < p->words; w++)
+        to[w] |= pattern->bits[(first + i) * p->words + w];
+    for (int64_t w = 0; w < p->words; w++)
+      p->set += popcount(to[w]);
+  }
+  *coarser = p;
+  return ESMM_OK;
+}
+
+void esmm_pattern_free(esmm_pattern *pattern)
+{
+  if (!pattern)
+    return;
+  esmm_allocator allocator = pattern->allocator;
+  esmm_mem_free(&allocator, pattern->bits, (size_t)(pattern->strips * pattern->words + 1) * sizeof(uint64_t));
+  esmm_mem_free(&allocator, pattern, sizeof *pattern);
+}
+
+int64_t esmm_pattern_strip_rows(const esmm_pattern *pattern)
+{
+  return pattern ? pattern->strip_rows : 0;
+}
+
+int64_t esmm_pattern_strips(const esmm_pattern *pattern)
+{
+  return pattern ? pattern->strips : 0;
+}
+
+int64_t esmm_pattern_k(const esmm_pattern *pattern)
+{
+  return pattern ? pattern->k : 0;
+}
+
+double esmm_pattern_density(const esmm_pattern *pattern)
+{
+  if (!pattern || pattern->strips == 0 || pattern->k == 0)
+    return 0;
+  return (double)pattern->set / ((double)pattern->strips * (double)pattern->k);
+}
+
+const uint64_t *esmm_pattern_bits(const esmm_pattern *pattern, int64_t strip)
+{
+  if (!pattern || strip < 0 || strip >= pattern->strips)
+    return NULL;
+  return pattern->bits + strip * pattern->words;
+}
+
+/* ---- skip statistics ---- */
+
+/*
+ * Stretches of `step` k's that hold a joint bit, over `words` words. Bits past k are 0, so a short last stretch needs
+ * no care: what is not counted here is skipped.
+ */
+static int64_t count_within_words(const uint64_t *a, const uint64_t *b, int64_t words, int step)
+{
+  uint64_t leaders = 1; /* the lowest bit of each stretch */
+  for (int at = step; at < 64; at += step)
+    leaders |= (uint64_t)1 << at;
+  int64_t count = 0;
+  for (int64_t w = 0; w < words; w++) {
+    uint64_t joint = a[w] & b[w];
+    for (int shift = step / 2; shift > 0; shift /= 2) /* step is a power of two: the leader collects its stretch */
+      joint |= joint >> shift;
+    count += popcount(joint & leaders);
+  }
+  return count;
+}
+
+static int64_t count_whole_words(const uint64_t *a, const uint64_t *b, int64_t words, int64_t words_per_step)
+{
+  int64_t count = 0;
+  for (int64_t from = 0; from < words; from += words_per_step) {
+    uint64_t joint = 0;
+    int64_t to = from + esmm_min(words_per_step, words - from);
+    for (int64_t w = from; w < to; w++)
+      joint |= a[w] & b[w];
+    count += joint != 0;
+  }
+  return count;
+}
+
+/* Any step: walks from joint bit to joint bit, each counting the stretch it falls in once. */
+static int64_t count_anywhere(const uint64_t *a, const uint64_t *b, int64_t words, int64_t step)
+{
+  int64_t count = 0, last = -1;
+  for (int64_t w = 0; w < words; w++)
+    for (uint64_t joint = a[w] & b[w]; joint; joint &= joint - 1) {
+      int64_t stretch = (w * 64 + __builtin_ctzll(joint)) / step;
+      count += stretch != last;
+      last = stretch;
+    }
+  return count;
+}
+
+static int64_t count_stretches(const uint64_t *a, const uint64_t *b, int64_t words, int64_t step)
+{
+  if (step % 64 == 0)
+    return count_whole_words(a, b, words, step / 64);
+  if (step < 64 && (step & (step - 1)) == 0)
+    return count_within_words(a, b, words, (int)step);
+  return count_anywhere(a, b, words, step);
+}
+
+/* With no stretch at all nothing is executed: that counts as all skipped, so that joint_density is 0 as for any empty
+ * pattern. */
+static double skipped_share(int64_t executed, double pairs, int64_t stretches)
+{
+  double all = pairs * (double)stretches;
+  return all > 0 ? 1 - (double)executed / all : 1;
+}
+
+esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const esmm_pattern *b, esmm_skip_stats *stats)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!a || !b || !stats)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", !a ? "a" : !b ? "b" : "stats");
+  esmm_skip_stats all = {0};
+  if (stats->size < sizeof(size_t) || stats->size > sizeof all)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
+                     stats->size, sizeof all);
+  memcpy(&all, stats, stats->size);
+  if (all.block_k < 0 || all.warp_k < 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->%s is %lld, must not be negative",
+                     all.block_k < 0 ? "block_k" : "warp_k", (long long)(all.block_k < 0 ? all.block_k : all.warp_k));
+  if (a->k != b->k)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "pattern a has k = %lld, pattern b has k = %lld", (long long)a->k,
+                     (long long)b->k);
+  const int64_t block_k = all.block_k ? all.block_k : 64, warp_k = all.warp_k ? all.warp_k : 8;
+  const int64_t words = a->words, a_strips = words > 0 ? a->strips : 0; /* k = 0: no work for any number of strips */
+  int64_t blocks = 0, warps = 0, dots = 0;
+#pragma omp parallel for schedule(static) num_threads(ctx->threads) reduction(+ : blocks, warps, dots)
+  for (int64_t i = 0; i < a_strips; i++) {
+    const uint64_t *left = a->bits + i * words;
+    for (int64_t j = 0; j < b->strips; j++) {
+      const uint64_t *right = b->bits + j * words;
+      blocks += count_stretches(left, right, words, block_k);
+      warps += count_stretches(left, right, words, warp_k);
+      dots += count_stretches(left, right, words, 1);
+    }
+  }
+  const double pairs = (double)a->strips * (double)b->strips;
+  all.block_skipped = skipped_share(blocks, pairs, esmm_ceil_div(a->k, block_k));
+  all.warp_skipped = skipped_share(warps, pairs, esmm_ceil_div(a->k, warp_k));
+  all.dot_skipped = skipped_share(dots, pairs, a->k);
+  all.joint_density = 1 - all.dot_skipped;
+  memcpy(stats, &all, all.size);
+  return ESMM_OK;
+}

@@ -1,0 +1,89 @@
+/*
+ * plan.c: which kernel. Each says whether it can run and how many units of work it would do; the context's constants
+ * turn units into seconds; the cheapest wins. Dense kernels are on the list like any other, so sparsity has to earn
+ * its place on every call.
+ */
+#include "kernel.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  if ((kernel->cpu & ctx->cpu) != kernel->cpu) {
+    (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
+    return false;
+  }
+  if (p->strict && (kernel->flags & ESMM_KERNEL_SKIPS)) {
+    (void)snprintf(why, why_bytes, "strict: no skipping");
+    return false;
+  }
+  return kernel->can_run(ctx, p, why, why_bytes);
+}
+
+static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *choice)
+{
+  double units[ESMM_COST_TERMS] = {0};
+  const double *cost = ctx->cost[choice->index];
+  choice->kernel->terms(p, cost, units, &choice->strip_rows);
+  choice->seconds = 0.0;
+  int most = 0;
+  for (int i = 0; i < ESMM_COST_TERMS; i++) {
+    choice->seconds += units[i] * cost[i];
+    if (units[i] * cost[i] > units[most] * cost[most])
+      most = i;
+  }
+  int length = snprintf(choice->text, sizeof choice->text, "mostly %s", choice->kernel->term_names[most]);
+  if (choice->strip_rows > 1 && length > 0)
+    (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
+                   (int)choice->strip_rows);
+}
+
+esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
+{
+  if (force && !esmm_force_known(force))
+    return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them",
+                     force);
+  esmm_sample_a(&p->a, p->w, &p->sample);
+  int best = -1, next = -1, runnable = 0, refused = -1;
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    esmm_choice *choice = &choices[i];
+    memset(choice, 0, sizeof *choice);
+    choice->kernel = esmm_registry_at(i);
+    choice->index = i;
+    choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
+    const bool competes =
+      force ? esmm_kernel_matches(choice->kernel, force) : !(choice->kernel->flags & ESMM_KERNEL_REFERENCE);
+    if (!choice->can_run) {
+      if (competes)
+        refused = i;
+      continue;
+    }
+    estimate(ctx, p, choice);
+    if (!competes)
+      continue;
+    runnable++;
+    if (best < 0 || choice->seconds < choices[best].seconds) {
+      next = best;
+      best = i;
+    } else if (next < 0 || choice->seconds < choices[next].seconds) {
+      next = i;
+    }
+  }
+  if (best < 0)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s cannot run this product: %s",
+                     refused >= 0 ? choices[refused].kernel->name : "no kernel",
+                     refused >= 0 ? choices[refused].text : "none is available");
+  char text[sizeof choices[best].text];
+  if (force)
+    (void)snprintf(text, sizeof text, "forced by '%.40s'", force);
+  else if (next >= 0)
+    (void)snprintf(text, sizeof text, "cheapest of %d: %.3g ms, then %s with %.3g ms", runnable,
+                   1e3 * choices[best].seconds, choices[next].kernel->name, 1e3 * choices[next].seconds);
+  else
+    (void)snprintf(text, sizeof text, "the only one that can run");
+  memcpy(choices[best].text, text, sizeof text);
+  *chosen = best;
+  return ESMM_OK;
+}

@@ -1,0 +1,265 @@
+/*
+ * prepare.c: B, once. Bitmaps of its 32-column strips, and the one or two forms that kernels read (internal.h).
+ *
+ * Both forms stay in B's own dtype, so that together they hold at most twice B's bytes: kernels widen bf16 and fp16
+ * while they read a panel, which is done once for many rows of A.
+ */
+#include "convert.h"
+#include "internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DEFAULT_BYTES_RATIO 2.0
+
+static size_t count_bytes(const esmm_weights *w)
+{
+  size_t bytes = sizeof *w + (size_t)w->panels * (size_t)w->words * sizeof *w->bits + (size_t)w->k * sizeof *w->alive +
+                 w->rows_bytes + w->panel_bytes;
+  if (w->before)
+    bytes += (size_t)w->panels * (size_t)(w->words + 1) * sizeof *w->before;
+  if (w->panel_at)
+    bytes += (size_t)(w->panels + 1) * sizeof *w->panel_at;
+  return bytes;
+}
+
+void esmm_weights_count_bytes(esmm_weights *w)
+{
+  w->bytes = count_bytes(w);
+}
+
+void esmm_weights_free(esmm_weights *w)
+{
+  if (!w)
+    return;
+  const esmm_allocator allocator = w->allocator;
+  esmm_mem_free(&allocator, w->bits, (size_t)w->panels * (size_t)w->words * sizeof *w->bits);
+  esmm_mem_free(&allocator, w->alive, (size_t)w->k * sizeof *w->alive);
+  esmm_mem_free(&allocator, w->rows, w->rows_bytes);
+  esmm_mem_free(&allocator, w->panel_data, w->panel_bytes);
+  esmm_mem_free(&allocator, w->before, (size_t)w->panels * (size_t)(w->words + 1) * sizeof *w->before);
+  esmm_mem_free(&allocator, w->panel_at, (size_t)(w->panels + 1) * sizeof *w->panel_at);
+  esmm_mem_free(&allocator, w, sizeof *w);
+}
+
+esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
+                               esmm_weights **weights)
+{
+  const int64_t line = 64 / (int64_t)esmm_dtype_size(dtype);
+  const int64_t panels = esmm_ceil_div(n, ESMM_PANEL), words = esmm_ceil_div(k, 64);
+  size_t bits_bytes, rows_bytes, panel_most, sum;
+  if (k > (int64_t)UINT32_MAX - 64 || n > INT64_MAX - 64 ||
+      !esmm_size_mul((size_t)panels * sizeof(uint64_t), (size_t)words, &bits_bytes) ||
+      !esmm_size_mul((size_t)esmm_round_up(n, line) * esmm_dtype_size(dtype), (size_t)k, &rows_bytes) ||
+      !esmm_size_mul((size_t)panels * ESMM_PANEL * esmm_dtype_size(dtype), (size_t)k, &panel_most) ||
+      !esmm_size_add(rows_bytes, panel_most, &sum) || sum > SIZE_MAX / 4)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory", (long long)k,
+                     (long long)n);
+  esmm_weights *w = esmm_mem_alloc(&ctx->allocator, sizeof *w);
+  if (!w)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
+  memset(w, 0, sizeof *w);
+  w->allocator = ctx->allocator;
+  w->k = k;
+  w->n = n;
+  w->dtype = dtype;
+  w->use = use;
+  w->panels = panels;
+  w->words = words;
+  w->bits = esmm_mem_alloc(&w->allocator, bits_bytes);
+  w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);
+  bool ok = w->bits && w->alive;
+  if (use != ESMM_USE_LARGE_M) {
+    w->rows_ld = esmm_round_up(n, line);
+    w->rows_bytes = rows_bytes;
+    w->rows = esmm_mem_alloc(&w->allocator, rows_bytes);
+    ok = ok && w->rows;
+  }
+  if (use != ESMM_USE_DECODE) {
+    w->before = esmm_mem_alloc(&w->allocator, (size_t)panels * (size_t)(words + 1) * sizeof *w->before);
+    w->panel_at = esmm_mem_alloc(&w->allocator, (size_t)(panels + 1) * sizeof *w->panel_at);
+    ok = ok && w->before && w->panel_at;
+  }
+  if (!ok) {
+    esmm_weights_free(w);
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the weights of a %lld x %lld matrix", (long long)k,
+                     (long long)n);
+  }
+  *weights = w;
+  return ESMM_OK;
+}
+
+void esmm_weights_set_alive(esmm_weights *w)
+{
+  for (int64_t k = 0; k < w->k; k++) {
+    int64_t count = 0;
+    for (int64_t q = 0; q < w->panels; q++)
+      count += (int64_t)(w->bits[q * w->words + k / 64] >> (k % 64) & 1);
+    w->alive[k] = w->panels ? (float)((double)count / (double)w->panels) : 0.0f;
+  }
+}
+
+/* Reads B element by element through order and dtype: row k, columns j0..j0+cols, as raw bits of its dtype. */
+static void read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out)
+{
+  const size_t size = esmm_dtype_size(b->dtype);
+  if (b->order == ESMM_ROW_MAJOR) {
+    memcpy(out, (const char *)b->data + (size_t)(k * b->ld + j0) * size, (size_t)cols * size);
+    return;
+  }
+  if (size == 4) {
+    const float *in = (const float *)b->data + j0 * b->ld + k;
+    for (int64_t j = 0; j < cols; j++)
+      ((float *)out)[j] = in[j * b->ld];
+  } else {
+    const uint16_t *in = (const uint16_t *)b->data + j0 * b->ld + k;
+    for (int64_t j = 0; j < cols; j++)
+      ((uint16_t *)out)[j] = in[j * b->ld];
+  }
+}
+
+static int64_t count_nonzero(const void *data, esmm_dtype dtype, int64_t count)
+{
+  int64_t set = 0;
+  if (dtype == ESMM_F32) {
+    const uint32_t *u = data;
+    for (int64_t i = 0; i < count; i++)
+      set += (u[i] & 0x7fffffffu) != 0;
+  } else {
+    const uint16_t *u = data;
+    for (int64_t i = 0; i < count; i++)
+      set += (u[i] & 0x7fffu) != 0;
+  }
+  return set;
+}
+
+/* Pass 1 over panel q: its bitmap; returns how many elements are nonzero. */
+static int64_t scan_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
+{
+  const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->n - j0);
+  uint64_t *bits = w->bits + q * w->words;
+  int64_t nonzero = 0;
+  memset(bits, 0, (size_t)w->words * sizeof *bits);
+  uint32_t row[ESMM_PANEL];
+  for (int64_t k = 0; k < w->k; k++) {
+    read_row(b, k, j0, cols, row);
+    const int64_t set = count_nonzero(row, w->dtype, cols);
+    nonzero += set;
+    bits[k / 64] |= (uint64_t)(set != 0) << (k % 64);
+  }
+  return nonzero;
+}
+
+/* Pass 2: the kept rows of panel q, two halves of 16 columns, zero-padded past n. */
+static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
+{
+  const size_t size = esmm_dtype_size(w->dtype), half_bytes = ESMM_HALF * size;
+  const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->n - j0);
+  const uint64_t *bits = w->bits + q * w->words;
+  const size_t kept = w->before[q * (w->words + 1) + w->words];
+  char *first = (char *)w->panel_data + w->panel_at[q] * size, *second = first + kept * half_bytes;
+  uint32_t row[ESMM_PANEL] = {0};
+  for (int64_t k = 0; k < w->k; k++) {
+    if (!(bits[k / 64] >> (k % 64) & 1))
+      continue;
+    read_row(b, k, j0, cols, row);
+    memcpy(first, row, half_bytes);
+    memcpy(second, (char *)row + half_bytes, half_bytes);
+    first += half_bytes;
+    second += half_bytes;
+  }
+}
+
+/* Where each panel starts and how many k's it keeps before each word; returns false when B keeps more than 2^32 rows. */
+static void lay_out_panels(esmm_weights *w)
+{
+  uint64_t at = 0;
+  for (int64_t q = 0; q < w->panels; q++) {
+    uint32_t kept = 0, *before = w->before + q * (w->words + 1);
+    for (int64_t i = 0; i < w->words; i++) {
+      before[i] = kept;
+      kept += (uint32_t)__builtin_popcountll(w->bits[q * w->words + i]);
+    }
+    before[w->words] = kept;
+    w->panel_at[q] = at;
+    at += (uint64_t)kept * ESMM_PANEL;
+  }
+  w->panel_at[w->panels] = at;
+  w->panel_bytes = (size_t)at * esmm_dtype_size(w->dtype);
+}
+
+/* In strict weights every k of every panel is kept, so every bit is set. */
+static void set_all_bits(esmm_weights *w)
+{
+  for (int64_t q = 0; q < w->panels; q++)
+    for (int64_t i = 0; i < w->words; i++) {
+      const int64_t left = w->k - 64 * i;
+      w->bits[q * w->words + i] = left >= 64 ? UINT64_MAX : ((uint64_t)1 << left) - 1;
+    }
+}
+
+static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_weights *w)
+{
+  int64_t nonzero = 0, set = 0;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(+ : nonzero)
+  for (int64_t q = 0; q < w->panels; q++)
+    nonzero += scan_panel(b, w, q);
+  for (int64_t i = 0; i < w->panels * w->words; i++)
+    set += __builtin_popcountll(w->bits[i]);
+  const double elements = (double)w->k * (double)w->n, all_bits = (double)w->k * (double)w->panels;
+  w->element_density = elements > 0 ? (double)nonzero / elements : 0.0;
+  w->strip_density = all_bits > 0 ? (double)set / all_bits : 0.0;
+  w->strict = strict;
+  w->full = strict || set == w->k * w->panels;
+  if (strict)
+    set_all_bits(w);
+  esmm_weights_set_alive(w);
+  if (w->before) {
+    lay_out_panels(w);
+    w->panel_data = esmm_mem_alloc(&w->allocator, w->panel_bytes);
+    if (!w->panel_data)
+      return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of panels", w->panel_bytes);
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t q = 0; q < w->panels; q++)
+      fill_panel(b, w, q);
+  }
+  if (w->rows) {
+    const size_t size = esmm_dtype_size(w->dtype), ld_bytes = (size_t)w->rows_ld * size;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t k = 0; k < w->k; k++) {
+      char *row = (char *)w->rows + (size_t)k * ld_bytes;
+      read_row(b, k, 0, w->n, row);
+      memset(row + (size_t)w->n * size, 0, ld_bytes - (size_t)w->n * size);
+    }
+  }
+  esmm_weights_count_bytes(w);
+  return ESMM_OK;
+}
+
+esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
+{
+  esmm_weights *w = NULL;
+  esmm_status status = esmm_weights_alloc(ctx, b->rows, b->cols, b->dtype, opts->use, &w);
+  if (status != ESMM_OK)
+    return status;
+  status = fill(ctx, b, opts->strict != 0, w);
+  if (status == ESMM_OK) {
+    const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_BYTES_RATIO;
+    const double own = (double)b->rows * (double)b->cols * (double)esmm_dtype_size(b->dtype);
+    const double held = (double)w->rows_bytes + (double)w->panel_bytes;
+    /* Ragged edges are padded to whole panels and cache lines: on small matrices that may pass the ratio. */
+    const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)b->rows * (double)esmm_dtype_size(b->dtype);
+    if (held > ratio * own + slack)
+      status = esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                         "prepared weights would hold %.3g bytes, %.2f times b's; max_bytes_ratio allows %.2f: prepare "
+                         "for decode or for large m only",
+                         held, held / own, ratio);
+  }
+  if (status != ESMM_OK) {
+    esmm_weights_free(w);
+    return status;
+  }
+  *out = w;
+  return ESMM_OK;
+}

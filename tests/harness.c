@@ -1,0 +1,303 @@
+/* harness.c: see harness.h. */
+#include "harness.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { GUARD_BYTES = 256, GUARD_VALUE = 0xA7 };
+
+uint64_t th_next(th_rng *rng)
+{
+  uint64_t z = rng->state += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+int64_t th_below(th_rng *rng, int64_t n)
+{
+  return (int64_t)(th_next(rng) % (uint64_t)n);
+}
+
+double th_unit(th_rng *rng)
+{
+  return (double)(th_next(rng) >> 11) * 0x1p-53;
+}
+
+/* Rounds to `bits` of significand, the smallest exponent being `lowest`: to nearest, ties to even. */
+static double round_to(double x, int bits, int lowest)
+{
+  if (x == 0 || !isfinite(x))
+    return x;
+  int exponent;
+  frexp(x, &exponent); /* |x| in [2^(e-1), 2^e) */
+  int last = (exponent - 1 < lowest ? lowest : exponent - 1) - (bits - 1);
+  return ldexp(rint(ldexp(x, -last)), last);
+}
+
+double th_roundoff(esmm_dtype dtype)
+{
+  return dtype == ESMM_F32 ? 0x1p-24 : dtype == ESMM_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+double th_largest(esmm_dtype dtype)
+{
+  return dtype == ESMM_F16 ? 65520.0 : dtype == ESMM_BF16 ? 0x1.ffp127 : 0x1.ffffffp127;
+}
+
+double th_round(esmm_dtype dtype, double value)
+{
+  double x = (double)(float)value;
+  if (dtype == ESMM_F32 || !isfinite(x))
+    return x;
+  double r = dtype == ESMM_BF16 ? round_to(x, 8, -126) : round_to(x, 11, -14);
+  return fabs(x) >= th_largest(dtype) ? copysign(INFINITY, x) : r;
+}
+
+static double f16_value(uint16_t h)
+{
+  int exponent = h >> 10 & 31, fraction = h & 1023;
+  double magnitude = exponent == 31  ? (fraction ? NAN : INFINITY)
+                     : exponent == 0 ? ldexp(fraction, -24)
+                                     : ldexp(1024 + fraction, exponent - 25);
+  return h >> 15 ? -magnitude : magnitude;
+}
+
+double th_decode(const void *data, esmm_dtype dtype, int64_t index)
+{
+  if (dtype == ESMM_F32) {
+    float x;
+    memcpy(&x, (const char *)data + index * 4, sizeof x);
+    return (double)x;
+  }
+  uint16_t h;
+  memcpy(&h, (const char *)data + index * 2, sizeof h);
+  if (dtype == ESMM_F16) {
+    static double table[65536];
+    static bool ready;
+    if (!ready)
+      for (int i = 0; i < 65536; i++)
+        table[i] = f16_value((uint16_t)i);
+    ready = true;
+    return table[h];
+  }
+  uint32_t u = (uint32_t)h << 16;
+  float x;
+  memcpy(&x, &u, sizeof x);
+  return (double)x;
+}
+
+void th_encode(void *data, esmm_dtype dtype, int64_t index, double value)
+{
+  double r = th_round(dtype, value);
+  if (dtype == ESMM_F32 || dtype == ESMM_BF16) {
+    float x = (float)r;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if (dtype == ESMM_F32) {
+      memcpy((char *)data + index * 4, &u, 4);
+      return;
+    }
+    uint16_t h = (uint16_t)(u >> 16);
+    if (isnan(r))
+      h |= 0x40;
+    memcpy((char *)data + index * 2, &h, 2);
+    return;
+  }
+  uint16_t h = signbit(r) ? 0x8000 : 0;
+  double x = fabs(r);
+  if (isnan(r))
+    h |= 0x7e00;
+  else if (isinf(r))
+    h |= 0x7c00;
+  else if (x < 0x1p-14)
+    h = (uint16_t)(h | (int)ldexp(x, 24));
+  else {
+    int exponent;
+    double fraction = frexp(x, &exponent); /* [0.5, 1) */
+    h = (uint16_t)(h | ((exponent + 14) << 10) | ((int)ldexp(fraction, 11) - 1024));
+  }
+  memcpy((char *)data + index * 2, &h, 2);
+}
+
+/* ---- guarded memory ---- */
+
+void th_arena_create(th_arena *arena, size_t room)
+{
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  room = (room + GUARD_BYTES + page - 1) / page * page;
+  unsigned char *base = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(base != MAP_FAILED);
+  assert_int_equal(mprotect(base + room, page, PROT_NONE), 0);
+  *arena = (th_arena){.base = base, .room = room};
+}
+
+void th_arena_free(th_arena *arena)
+{
+  munmap(arena->base, arena->room + (size_t)sysconf(_SC_PAGESIZE));
+  *arena = (th_arena){0};
+}
+
+void *th_place(th_arena *arena, size_t bytes)
+{
+  assert_true(bytes + GUARD_BYTES <= arena->room);
+  arena->bytes = bytes;
+  arena->data = arena->base + arena->room - bytes;
+  memset(arena->data - GUARD_BYTES, GUARD_VALUE, GUARD_BYTES);
+  return arena->data;
+}
+
+bool th_guards_intact(const th_arena *arena)
+{
+  for (int i = 1; i <= GUARD_BYTES; i++)
+    if (arena->data[-i] != GUARD_VALUE)
+      return false;
+  return true;
+}
+
+static size_t element_bytes(esmm_dtype dtype)
+{
+  return dtype == ESMM_F32 ? 4 : 2;
+}
+
+size_t th_matrix_bytes(const esmm_matrix *m)
+{
+  int64_t lines = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
+  int64_t length = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
+  if (lines == 0 || length == 0)
+    return 0;
+  return (size_t)((lines - 1) * m->ld + length) * element_bytes(m->dtype);
+}
+
+void th_matrix_place(th_arena *arena, esmm_matrix *m, int64_t rows, int64_t cols, int64_t pad, esmm_dtype dtype,
+                     esmm_order order)
+{
+  *m = (esmm_matrix){.rows = rows, .cols = cols, .dtype = dtype, .order = order};
+  m->ld = (order == ESMM_ROW_MAJOR ? cols : rows) + pad;
+  size_t bytes = th_matrix_bytes(m);
+  m->data = th_place(arena, bytes);
+  memset(m->data, 0xff, bytes); /* NaN in every dtype */
+}
+
+int64_t th_index(const esmm_matrix *m, int64_t row, int64_t col)
+{
+  int64_t ld = m->ld ? m->ld : m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
+  return m->order == ESMM_ROW_MAJOR ? row * ld + col : col * ld + row;
+}
+
+double th_get(const esmm_matrix *m, int64_t row, int64_t col)
+{
+  return th_decode(m->data, m->dtype, th_index(m, row, col));
+}
+
+void th_set(esmm_matrix *m, int64_t row, int64_t col, double value)
+{
+  th_encode(m->data, m->dtype, th_index(m, row, col), value);
+}
+
+esmm_matrix th_matrix_alloc(int64_t rows, int64_t cols, esmm_dtype dtype)
+{
+  size_t bytes = (size_t)(rows * cols) * element_bytes(dtype);
+  esmm_matrix m = {.data = calloc(bytes ? bytes : 1, 1), .rows = rows, .cols = cols, .dtype = dtype};
+  assert_non_null(m.data);
+  return m;
+}
+
+void th_fill(esmm_matrix *m, uint64_t seed, double density, bool integers)
+{
+  th_rng rng = {seed};
+  for (int64_t i = 0; i < m->rows; i++)
+    for (int64_t j = 0; j < m->cols; j++) {
+      bool alive = th_unit(&rng) < density;
+      double value = integers ? (double)(th_below(&rng, 9) - 4) : 2 * th_unit(&rng) - 1;
+      th_set(m, i, j, alive ? value : 0);
+    }
+}
+
+void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b, double *sum, double *magnitude)
+{
+  memset(sum, 0, (size_t)(m * n) * sizeof *sum);
+  memset(magnitude, 0, (size_t)(m * n) * sizeof *magnitude);
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t p = 0; p < k; p++) {
+      double x = a[i * k + p];
+      if (x == 0)
+        continue;
+      const double *row = b + p * n;
+      for (int64_t j = 0; j < n; j++) {
+        double term = x * row[j];
+        sum[i * n + j] += term;
+        magnitude[i * n + j] += fabs(term);
+      }
+    }
+}
+
+/* ---- contexts and last words ---- */
+
+void th_clean_environment(void)
+{
+  unsetenv("ESMM_FORCE");
+  unsetenv("ESMM_THREADS");
+}
+
+esmm_ctx *th_ctx(int threads)
+{
+  char error[512] = "";
+  esmm_ctx *ctx = NULL;
+  esmm_ctx_opts opts = {
+      .size = sizeof opts, .threads = threads, .no_tuning_cache = 1, .error = error, .error_size = sizeof error};
+  esmm_status status = esmm_ctx_create(&ctx, &opts);
+  if (status != ESMM_OK)
+    fail_msg("esmm_ctx_create: %s: %s", esmm_status_str(status), error);
+  return ctx;
+}
+
+static const char *last_words;
+
+/* The sanitizers end the process themselves; where one is linked in, this is its way to call us before it does. */
+extern void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
+
+static void say_last_words(void)
+{
+  if (!last_words)
+    return;
+  static const char head[] = "\n# died in: ";
+  ssize_t ignored = write(STDOUT_FILENO, head, sizeof head - 1);
+  ignored = write(STDOUT_FILENO, last_words, strlen(last_words));
+  ignored = write(STDOUT_FILENO, "\n", 1);
+  (void)ignored;
+}
+
+static void on_signal(int number)
+{
+  say_last_words();
+  signal(number, SIG_DFL);
+  raise(number);
+}
+
+void th_on_crash(const char *text)
+{
+  static bool installed;
+  last_words = text;
+  if (installed)
+    return;
+  installed = true;
+  if (__sanitizer_set_death_callback) {
+    __sanitizer_set_death_callback(say_last_words);
+    return;
+  }
+  static const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    signal(numbers[i], on_signal);
+}
+
+int64_t th_env_int(const char *name, int64_t otherwise)
+{
+  const char *text = getenv(name);
+  return text && *text ? strtoll(text, NULL, 10) : otherwise;
+}

@@ -1,0 +1,739 @@
+/*
+ * test_api.c: the interface as esmm.h promises it. Every status code is provoked, every error text must name the
+ * argument and its value, and nothing may have changed after a failure.
+ *
+ * ESMM_ERR_FORMAT, TRUNCATED, CHECKSUM and VERSION are provoked by damaged files in test_weights_file.c too;
+ * ESMM_ERR_MEMORY for each single allocation in test_faults.c.
+ */
+#include "harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { M = 6, N = 10, K = 8 };
+
+typedef struct fixture {
+  esmm_ctx *ctx;
+  esmm_matrix a, b, c;
+  esmm_weights *w;
+  unsigned char before[M * N * sizeof(float)];
+} fixture;
+
+static int set_up(void **state)
+{
+  fixture *f = calloc(1, sizeof *f);
+  assert_non_null(f);
+  th_clean_environment();
+  f->ctx = th_ctx(2);
+  f->a = th_matrix_alloc(M, K, ESMM_F32);
+  f->b = th_matrix_alloc(K, N, ESMM_F32);
+  f->c = th_matrix_alloc(M, N, ESMM_F32);
+  th_fill(&f->a, 1, 0.5, true);
+  th_fill(&f->b, 2, 0.8, true);
+  th_fill(&f->c, 3, 1, true);
+  memcpy(f->before, f->c.data, sizeof f->before);
+  assert_int_equal(esmm_prepare(f->ctx, &f->b, NULL, &f->w), ESMM_OK);
+  *state = f;
+  return 0;
+}
+
+static int tear_down(void **state)
+{
+  fixture *f = *state;
+  esmm_weights_free(f->w);
+  free(f->a.data);
+  free(f->b.data);
+  free(f->c.data);
+  esmm_ctx_free(f->ctx);
+  free(f);
+  return 0;
+}
+
+/* The status is the one named, and the text says each of the words. */
+static void expect(const char *what, esmm_status got, esmm_status want, const char *text, const char *word1,
+                   const char *word2)
+{
+  if (got != want)
+    fail_msg("%s: status %d (%s), expected %d; text: %s", what, (int)got, esmm_status_str(got), (int)want, text);
+  if (!strstr(text, word1) || !strstr(text, word2))
+    fail_msg("%s: the text '%s' does not say '%s' and '%s'", what, text, word1, word2);
+}
+
+static void expect_matmul(fixture *f, const char *what, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
+                          const esmm_matmul_opts *opts, esmm_status want, const char *word1, const char *word2)
+{
+  expect(what, esmm_matmul(f->ctx, a, w, c, opts, NULL), want, esmm_ctx_error(f->ctx), word1, word2);
+  if (memcmp(f->before, f->c.data, sizeof f->before) != 0)
+    fail_msg("%s: C was changed", what);
+}
+
+/* ---- what has names ---- */
+
+static void names_and_versions(void **state)
+{
+  (void)state;
+  static const esmm_status all[] = {
+      ESMM_OK,         ESMM_ERR_ARGUMENT, ESMM_ERR_SHAPE,       ESMM_ERR_LD,
+      ESMM_ERR_DTYPE,  ESMM_ERR_OVERFLOW, ESMM_ERR_OVERLAP,     ESMM_ERR_MEMORY,
+      ESMM_ERR_IO,     ESMM_ERR_FORMAT,   ESMM_ERR_UNSUPPORTED, ESMM_ERR_UNKNOWN_KERNEL,
+      ESMM_ERR_DEVICE, ESMM_ERR_VERSION,  ESMM_ERR_TRUNCATED,   ESMM_ERR_CHECKSUM,
+  };
+  enum { COUNT = sizeof all / sizeof *all };
+  for (int i = 0; i < COUNT; i++)
+    for (int j = 0; j <= i; j++) {
+      const char *x = esmm_status_str(all[i]), *y = esmm_status_str(all[j]);
+      assert_true(x && *x);
+      if ((strcmp(x, y) == 0) != (i == j))
+        fail_msg("statuses %d and %d are both called '%s'", (int)all[i], (int)all[j], x);
+    }
+  assert_non_null(esmm_status_str((esmm_status)12345));
+  assert_int_equal(esmm_version(), ESMM_VERSION_MAJOR * 10000 + ESMM_VERSION_MINOR * 100 + ESMM_VERSION_PATCH);
+  char version[32];
+  snprintf(version, sizeof version, "%d.%d.%d", ESMM_VERSION_MAJOR, ESMM_VERSION_MINOR, ESMM_VERSION_PATCH);
+  assert_string_equal(esmm_version_str(), version);
+  assert_int_equal(strlen(esmm_source_id()), 16);
+  assert_int_equal(strspn(esmm_source_id(), "0123456789abcdef"), 16);
+  assert_int_equal(esmm_dtype_size(ESMM_F32), 4);
+  assert_int_equal(esmm_dtype_size(ESMM_BF16), 2);
+  assert_int_equal(esmm_dtype_size(ESMM_F16), 2);
+  assert_int_equal(esmm_dtype_size((esmm_dtype)9), 0);
+  assert_string_equal(esmm_dtype_str(ESMM_F32), "f32");
+  assert_string_equal(esmm_dtype_str(ESMM_BF16), "bf16");
+  assert_string_equal(esmm_dtype_str(ESMM_F16), "f16");
+}
+
+static void kernels_are_listed_in_order(void **state)
+{
+  (void)state;
+  int count = esmm_kernel_count(), dense = 0, reference = 0;
+  const char *last = "";
+  assert_true(count >= 2);
+  for (int i = 0; i < count; i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(i, &info), ESMM_OK);
+    assert_true(strcmp(last, info.name) < 0);
+    assert_true(info.doc && strlen(info.doc) > 10);
+    assert_string_equal(info.backend, "cpu");
+    assert_true(strlen(info.name) < sizeof((esmm_stats *)0)->kernel);
+    last = info.name;
+    dense += info.available && strncmp(info.name, "dense", 5) == 0 && !(info.flags & ESMM_KERNEL_SKIPS);
+    reference += info.available && (info.flags & ESMM_KERNEL_REFERENCE) != 0;
+  }
+  assert_true(dense >= 1);
+  assert_true(reference >= 1);
+  esmm_kernel_info info = {.size = sizeof info};
+  assert_int_equal(esmm_kernel_get(-1, &info), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_kernel_get(count, &info), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_kernel_get(0, NULL), ESMM_ERR_ARGUMENT);
+  info.size = 0;
+  assert_int_equal(esmm_kernel_get(0, &info), ESMM_ERR_ARGUMENT);
+}
+
+/* ---- contexts ---- */
+
+static void create_fails(const char *what, const esmm_ctx_opts *given, esmm_status want, const char *word1,
+                         const char *word2)
+{
+  char text[512] = "";
+  esmm_ctx_opts opts = *given;
+  opts.size = sizeof opts;
+  opts.no_tuning_cache = 1;
+  opts.error = text;
+  opts.error_size = sizeof text;
+  esmm_ctx *ctx = NULL;
+  esmm_status got = esmm_ctx_create(&ctx, &opts);
+  expect(what, got, want, text, word1, word2);
+  assert_null(ctx);
+  char tiny[8];
+  memset(tiny, 'x', sizeof tiny);
+  opts.error = tiny;
+  opts.error_size = 5;
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), want);
+  assert_true(memchr(tiny, 0, 5) != NULL);
+  assert_memory_equal(tiny + 5, "xxx", 3);
+}
+
+static void contexts(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = NULL;
+  assert_int_equal(esmm_ctx_create(NULL, NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_ctx_create(&ctx, NULL), ESMM_OK);
+  assert_string_equal(esmm_ctx_device(ctx), "cpu");
+  assert_true(esmm_ctx_threads(ctx) >= 1);
+  assert_true(strlen(esmm_ctx_device_name(ctx)) > 0);
+  assert_non_null(esmm_ctx_features(ctx));
+  assert_string_equal(esmm_ctx_error(ctx), "");
+  assert_non_null(esmm_tune_path(ctx));
+  esmm_ctx_free(ctx);
+  esmm_ctx_free(NULL);
+
+  esmm_ctx_opts opts = {.size = 3};
+  ctx = NULL;
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
+  assert_null(ctx);
+  opts.size = sizeof opts + 8;
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
+  assert_null(ctx);
+  opts = (esmm_ctx_opts){.size = sizeof opts.size}; /* a caller compiled when size was all there was */
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_OK);
+  esmm_ctx_free(ctx);
+
+  create_fails("device", &(esmm_ctx_opts){.device = "cuda:7"}, ESMM_ERR_DEVICE, "device", "cuda:7");
+  create_fails("threads", &(esmm_ctx_opts){.threads = -3}, ESMM_ERR_ARGUMENT, "threads", "-3");
+  create_fails("threads", &(esmm_ctx_opts){.threads = 1025}, ESMM_ERR_ARGUMENT, "threads", "1025");
+  create_fails("force", &(esmm_ctx_opts){.force = "banana"}, ESMM_ERR_UNKNOWN_KERNEL, "force", "banana");
+  create_fails("allocator", &(esmm_ctx_opts){.allocator = &(esmm_allocator){0}}, ESMM_ERR_ARGUMENT, "allocator",
+               "alloc");
+}
+
+static void environment(void **state)
+{
+  fixture *f = *state;
+  static const char *const bad[] = {"banana", "0", "-1", "99999999", "2x", " ", "1e2", "99999999999999999999999"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    setenv("ESMM_THREADS", bad[i], 1);
+    create_fails("ESMM_THREADS", &(esmm_ctx_opts){0}, ESMM_ERR_ARGUMENT, "ESMM_THREADS", bad[i]);
+  }
+  setenv("ESMM_THREADS", "3", 1);
+  esmm_ctx *ctx = NULL;
+  assert_int_equal(esmm_ctx_create(&ctx, NULL), ESMM_OK);
+  assert_int_equal(esmm_ctx_threads(ctx), 3);
+  esmm_ctx_free(ctx);
+  ctx = th_ctx(2);
+  assert_int_equal(esmm_ctx_threads(ctx), 2); /* the option wins */
+  esmm_ctx_free(ctx);
+  unsetenv("ESMM_THREADS");
+
+  setenv("ESMM_FORCE", "banana", 1);
+  create_fails("ESMM_FORCE", &(esmm_ctx_opts){0}, ESMM_ERR_UNKNOWN_KERNEL, "ESMM_FORCE", "banana");
+  setenv("ESMM_FORCE", "ref", 1);
+  ctx = th_ctx(1);
+  esmm_stats stats = {.size = sizeof stats};
+  assert_int_equal(esmm_matmul(ctx, &f->a, f->w, &f->c, NULL, &stats), ESMM_OK);
+  assert_int_equal(strncmp(stats.kernel, "ref", 3), 0);
+  esmm_matmul_opts over = {.size = sizeof over, .force = "dense"};
+  assert_int_equal(esmm_matmul(ctx, &f->a, f->w, &f->c, &over, &stats), ESMM_OK);
+  assert_int_equal(strncmp(stats.kernel, "dense", 5), 0); /* the call's wins over the context's */
+  esmm_ctx_free(ctx);
+  setenv("ESMM_FORCE", "", 1); /* empty: as if unset */
+  ctx = th_ctx(1);
+  assert_int_equal(esmm_matmul(ctx, &f->a, f->w, &f->c, NULL, &stats), ESMM_OK);
+  assert_int_not_equal(strncmp(stats.kernel, "ref", 3), 0);
+  esmm_ctx_free(ctx);
+  unsetenv("ESMM_FORCE");
+}
+
+/* ---- NULL, everywhere ---- */
+
+static void null_arguments(void **state)
+{
+  fixture *f = *state;
+  esmm_weights *w = NULL;
+  esmm_pattern *p = NULL;
+  esmm_generator g = {.size = sizeof g};
+  esmm_skip_stats skip = {.size = sizeof skip};
+  esmm_verdict verdicts[4];
+  int count = 4;
+  char text[512];
+
+  assert_int_equal(esmm_matmul(NULL, &f->a, f->w, &f->c, NULL, NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_prepare(NULL, &f->b, NULL, &w), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_matrix_copy(NULL, &f->a, &f->a), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_explain(NULL, &f->a, f->w, &f->c, NULL, verdicts, &count), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_extract(NULL, &f->a, 1, &p), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_extract_b(NULL, &f->b, 1, &p), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_coarsen(NULL, NULL, 1, &p), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_skip_stats(NULL, NULL, NULL, &skip), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_generate(NULL, &g, &f->a), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_generator_preset(NULL, "early", &g), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_save(NULL, f->w, "x"), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_load(NULL, "x", &w), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_tune(NULL, 0, NULL, NULL), ESMM_ERR_ARGUMENT);
+
+  expect_matmul(f, "a", NULL, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a", "NULL");
+  expect_matmul(f, "weights", &f->a, NULL, &f->c, NULL, ESMM_ERR_ARGUMENT, "weights", "NULL");
+  expect_matmul(f, "c", &f->a, f->w, NULL, NULL, ESMM_ERR_ARGUMENT, "c", "NULL");
+  const esmm_matrix no_data = {.rows = M, .cols = K};
+  esmm_matrix no_c = {.rows = M, .cols = N};
+  expect_matmul(f, "a->data", &no_data, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a", "NULL");
+  expect_matmul(f, "c->data", &f->a, f->w, &no_c, NULL, ESMM_ERR_ARGUMENT, "c", "NULL");
+
+#define EXPECT(call, status, word1, word2)                     \
+  do {                                                         \
+    esmm_status got = (call);                                  \
+    snprintf(text, sizeof text, "%s", esmm_ctx_error(f->ctx)); \
+    expect(#call, got, status, text, word1, word2);            \
+  } while (0)
+  EXPECT(esmm_prepare(f->ctx, NULL, NULL, &w), ESMM_ERR_ARGUMENT, "b", "NULL");
+  EXPECT(esmm_prepare(f->ctx, &f->b, NULL, NULL), ESMM_ERR_ARGUMENT, "weights", "NULL");
+  EXPECT(esmm_matrix_copy(f->ctx, NULL, &f->c), ESMM_ERR_ARGUMENT, "src", "NULL");
+  EXPECT(esmm_matrix_copy(f->ctx, &f->a, NULL), ESMM_ERR_ARGUMENT, "dst", "NULL");
+  EXPECT(esmm_explain(f->ctx, NULL, f->w, &f->c, NULL, verdicts, &count), ESMM_ERR_ARGUMENT, "a", "NULL");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, verdicts, NULL), ESMM_ERR_ARGUMENT, "count", "");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, &count), ESMM_ERR_ARGUMENT, "verdicts", "NULL");
+  EXPECT(esmm_pattern_extract(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "a", "NULL");
+  EXPECT(esmm_pattern_extract(f->ctx, &f->a, 1, NULL), ESMM_ERR_ARGUMENT, "pattern", "NULL");
+  EXPECT(esmm_pattern_extract_b(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "b", "NULL");
+  EXPECT(esmm_pattern_coarsen(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "pattern", "NULL");
+  EXPECT(esmm_pattern_skip_stats(f->ctx, NULL, NULL, &skip), ESMM_ERR_ARGUMENT, "NULL", "");
+  EXPECT(esmm_generate(f->ctx, NULL, &f->c), ESMM_ERR_ARGUMENT, "generator", "NULL");
+  EXPECT(esmm_generate(f->ctx, &g, NULL), ESMM_ERR_ARGUMENT, "out", "NULL");
+  EXPECT(esmm_generator_preset(f->ctx, NULL, &g), ESMM_ERR_ARGUMENT, "preset", "NULL");
+  EXPECT(esmm_generator_preset(f->ctx, "early", NULL), ESMM_ERR_ARGUMENT, "generator", "NULL");
+  EXPECT(esmm_weights_save(f->ctx, NULL, "x"), ESMM_ERR_ARGUMENT, "weights", "NULL");
+  EXPECT(esmm_weights_save(f->ctx, f->w, NULL), ESMM_ERR_ARGUMENT, "path", "NULL");
+  EXPECT(esmm_weights_load(f->ctx, NULL, &w), ESMM_ERR_ARGUMENT, "path", "NULL");
+  EXPECT(esmm_weights_load(f->ctx, "x", NULL), ESMM_ERR_ARGUMENT, "weights", "NULL");
+  assert_null(w);
+  assert_null(p);
+
+  esmm_weights_info info = {.size = sizeof info};
+  assert_int_equal(esmm_weights_get_info(NULL, &info), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_get_info(f->w, NULL), ESMM_ERR_ARGUMENT);
+  esmm_weights_free(NULL);
+  esmm_pattern_free(NULL);
+  assert_string_equal(esmm_ctx_error(NULL), "");
+  assert_int_equal(esmm_ctx_threads(NULL), 0);
+  assert_non_null(esmm_ctx_device(NULL));
+  assert_non_null(esmm_ctx_device_name(NULL));
+  assert_non_null(esmm_ctx_features(NULL));
+  assert_non_null(esmm_tune_path(NULL));
+  assert_int_equal(esmm_is_tuned(NULL), 0);
+  assert_int_equal(esmm_pattern_strip_rows(NULL), 0);
+  assert_int_equal(esmm_pattern_strips(NULL), 0);
+  assert_int_equal(esmm_pattern_k(NULL), 0);
+  assert_true(esmm_pattern_density(NULL) == 0);
+  assert_null(esmm_pattern_bits(NULL, 0));
+}
+
+/* ---- bad matrices and options ---- */
+
+static void bad_matrices(void **state)
+{
+  fixture *f = *state;
+  esmm_matrix x = f->a;
+  x.cols = K - 1;
+  expect_matmul(f, "k", &x, f->w, &f->c, NULL, ESMM_ERR_SHAPE, "a", "7");
+  x = f->a;
+  x.rows = -4;
+  expect_matmul(f, "negative", &x, f->w, &f->c, NULL, ESMM_ERR_SHAPE, "a", "-4");
+  x = f->a;
+  x.ld = K - 3;
+  expect_matmul(f, "ld", &x, f->w, &f->c, NULL, ESMM_ERR_LD, "a", "5");
+  x.ld = -1;
+  expect_matmul(f, "ld", &x, f->w, &f->c, NULL, ESMM_ERR_LD, "ld", "-1");
+  x = f->a;
+  x.order = ESMM_COL_MAJOR;
+  x.ld = M - 1;
+  expect_matmul(f, "ld of columns", &x, f->w, &f->c, NULL, ESMM_ERR_LD, "a", "5");
+  x = f->a;
+  x.dtype = (esmm_dtype)17;
+  expect_matmul(f, "dtype", &x, f->w, &f->c, NULL, ESMM_ERR_DTYPE, "a", "17");
+  x = f->a;
+  x.order = (esmm_order)5;
+  expect_matmul(f, "order", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "order", "5");
+  x = f->a;
+  x.place = (esmm_place)6;
+  expect_matmul(f, "place", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "place", "6");
+  x = f->a;
+  x.rows = INT64_MAX;
+  expect_matmul(f, "overflow", &x, f->w, &f->c, NULL, ESMM_ERR_OVERFLOW, "a", "9223372036854775807");
+  x = f->a;
+  x.ld = INT64_MAX;
+  expect_matmul(f, "overflow of ld", &x, f->w, &f->c, NULL, ESMM_ERR_OVERFLOW, "a", "9223372036854775807");
+
+  x = f->c;
+  x.rows = M + 1;
+  expect_matmul(f, "rows of c", &f->a, f->w, &x, NULL, ESMM_ERR_SHAPE, "c", "7");
+  x = f->c;
+  x.cols = N - 1;
+  expect_matmul(f, "columns of c", &f->a, f->w, &x, NULL, ESMM_ERR_SHAPE, "c", "9");
+  x = f->c;
+  x.ld = 2;
+  expect_matmul(f, "ld of c", &f->a, f->w, &x, NULL, ESMM_ERR_LD, "c", "2");
+
+  esmm_weights *w = NULL;
+  char text[256];
+  x = f->b;
+  x.cols = INT64_MAX;
+  EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_OVERFLOW, "b", "9223372036854775807");
+  x = f->b;
+  x.rows = x.cols = (int64_t)1 << 40;
+  EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_OVERFLOW, "b", "1099511627776");
+  x = f->b;
+  x.dtype = (esmm_dtype)-1;
+  EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_DTYPE, "b", "-1");
+  x = f->b;
+  x.ld = 1;
+  EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_LD, "b", "1");
+  assert_null(w);
+  EXPECT(esmm_matrix_copy(f->ctx, &f->a, &f->c), ESMM_ERR_SHAPE, "src", "dst");
+  assert_memory_equal(f->before, f->c.data, sizeof f->before);
+  esmm_pattern *p = NULL;
+  EXPECT(esmm_pattern_extract(f->ctx, &f->a, 0, &p), ESMM_ERR_ARGUMENT, "strip_rows", "0");
+  EXPECT(esmm_pattern_extract(f->ctx, &f->a, -5, &p), ESMM_ERR_ARGUMENT, "strip_rows", "-5");
+  assert_null(p);
+}
+
+static void overlap(void **state)
+{
+  fixture *f = *state;
+  float *shared = calloc(200, sizeof *shared);
+  assert_non_null(shared);
+  esmm_matrix a = {.data = shared, .rows = M, .cols = K}, c = {.data = shared, .rows = M, .cols = N};
+  char text[256];
+  EXPECT(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_ERR_OVERLAP, "c", "a");
+  c.data = shared + M * K - 1; /* the last element of A */
+  EXPECT(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_ERR_OVERLAP, "c", "a");
+  c.data = shared + M * K; /* next to each other is fine */
+  assert_int_equal(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_OK);
+  c.data = shared;
+  a.data = shared + M * N;
+  assert_int_equal(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_OK);
+  free(shared);
+}
+
+static void bad_options(void **state)
+{
+  fixture *f = *state;
+  esmm_matmul_opts o = {.size = 0};
+  expect_matmul(f, "size 0", &f->a, f->w, &f->c, &o, ESMM_ERR_ARGUMENT, "size", "0");
+  o.size = sizeof o + 1;
+  char size[24];
+  snprintf(size, sizeof size, "%zu", o.size);
+  expect_matmul(f, "size", &f->a, f->w, &f->c, &o, ESMM_ERR_ARGUMENT, "size", size);
+  o = (esmm_matmul_opts){.size = sizeof o, .activation = (esmm_activation)44};
+  expect_matmul(f, "activation", &f->a, f->w, &f->c, &o, ESMM_ERR_ARGUMENT, "activation", "44");
+  o = (esmm_matmul_opts){.size = sizeof o, .force = "banana"};
+  expect_matmul(f, "force", &f->a, f->w, &f->c, &o, ESMM_ERR_UNKNOWN_KERNEL, "force", "banana");
+
+  esmm_stats stats = {.size = 1};
+  assert_int_equal(esmm_matmul(f->ctx, &f->a, f->w, &f->c, NULL, &stats), ESMM_ERR_ARGUMENT);
+  stats.size = sizeof stats + 1;
+  assert_int_equal(esmm_matmul(f->ctx, &f->a, f->w, &f->c, NULL, &stats), ESMM_ERR_ARGUMENT);
+  assert_non_null(strstr(esmm_ctx_error(f->ctx), "stats"));
+  assert_memory_equal(f->before, f->c.data, sizeof f->before);
+
+  esmm_weights *w = NULL;
+  char text[256];
+  esmm_prepare_opts p = {.size = 1};
+  EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "size", "1");
+  p = (esmm_prepare_opts){.size = sizeof p, .use = (esmm_use)33};
+  EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "use", "33");
+  p = (esmm_prepare_opts){.size = sizeof p, .max_bytes_ratio = -2};
+  EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "max_bytes_ratio", "-2");
+  p = (esmm_prepare_opts){.size = sizeof p, .max_bytes_ratio = NAN};
+  EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "max_bytes_ratio", "nan");
+  assert_null(w);
+
+  esmm_generator g = {.size = 2};
+  EXPECT(esmm_generate(f->ctx, &g, &f->c), ESMM_ERR_ARGUMENT, "size", "2");
+  g = (esmm_generator){.size = sizeof g, .kind = (esmm_generator_kind)77};
+  EXPECT(esmm_generate(f->ctx, &g, &f->c), ESMM_ERR_ARGUMENT, "kind", "77");
+  g = (esmm_generator){.size = sizeof g, .kind = ESMM_GEN_RANDOM, .density = 1.5};
+  EXPECT(esmm_generate(f->ctx, &g, &f->c), ESMM_ERR_ARGUMENT, "density", "1.5");
+  g = (esmm_generator){.size = sizeof g, .kind = ESMM_GEN_PATTERN, .pattern = "1011"};
+  EXPECT(esmm_generate(f->ctx, &g, &f->c), ESMM_ERR_ARGUMENT, "pattern", "1011");
+  EXPECT(esmm_generator_preset(f->ctx, "noon", &g), ESMM_ERR_ARGUMENT, "preset", "noon");
+  assert_memory_equal(f->before, f->c.data, sizeof f->before);
+}
+
+static void pattern_of_another_matrix(void **state)
+{
+  fixture *f = *state;
+  esmm_pattern *p = NULL;
+  esmm_matrix other = th_matrix_alloc(M + 2, K, ESMM_F32);
+  assert_int_equal(esmm_pattern_extract(f->ctx, &other, 1, &p), ESMM_OK);
+  esmm_matmul_opts o = {.size = sizeof o, .a_pattern = p};
+  expect_matmul(f, "a_pattern", &f->a, f->w, &f->c, &o, ESMM_ERR_SHAPE, "a_pattern", "8");
+  esmm_pattern_free(p);
+  free(other.data);
+}
+
+/* ---- what is kept, and how much ---- */
+
+static void weights_are_described(void **state)
+{
+  fixture *f = *state;
+  esmm_matrix b = th_matrix_alloc(512, 256, ESMM_BF16);
+  th_fill(&b, 9, 0.25, false);
+  int64_t nonzero = 0;
+  for (int64_t i = 0; i < 512 * 256; i++)
+    nonzero += th_decode(b.data, b.dtype, i) != 0;
+  for (int use = 0; use < 3; use++) {
+    esmm_weights *w = NULL;
+    esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)use, .strict = use == 2};
+    assert_int_equal(esmm_prepare(f->ctx, &b, &opts, &w), ESMM_OK);
+    esmm_weights_info info = {.size = sizeof info};
+    assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+    assert_int_equal(info.rows, 512);
+    assert_int_equal(info.cols, 256);
+    assert_int_equal(info.dtype, ESMM_BF16);
+    assert_int_equal(info.use, use);
+    assert_int_equal(info.strict, use == 2);
+    assert_true(info.strip_cols >= 1);
+    assert_true(info.element_density == (double)nonzero / (512 * 256));
+    assert_true(info.strip_density >= info.element_density && info.strip_density <= 1);
+    double own = 512 * 256 * 2, most = use == 0 ? 2.1 : 1.1;
+    if (!((double)info.bytes >= own * 0.9 && (double)info.bytes <= own * most))
+      fail_msg("use %d: %zu bytes for weights of %g bytes", use, info.bytes, own);
+    info = (esmm_weights_info){.size = 2};
+    assert_int_equal(esmm_weights_get_info(w, &info), ESMM_ERR_ARGUMENT);
+    esmm_weights_free(w);
+  }
+  esmm_weights *w = NULL;
+  char text[512];
+  esmm_prepare_opts tight = {.size = sizeof tight, .max_bytes_ratio = 1};
+  EXPECT(esmm_prepare(f->ctx, &b, &tight, &w), ESMM_ERR_UNSUPPORTED, "max_bytes_ratio", "1");
+  assert_null(w);
+  free(b.data);
+}
+
+static void minus_zero_is_zero(void **state)
+{
+  fixture *f = *state;
+  for (int d = 0; d < 3; d++) {
+    esmm_matrix b = th_matrix_alloc(K, N, (esmm_dtype)d);
+    for (int64_t i = 0; i < K * N; i++)
+      th_encode(b.data, b.dtype, i, -0.0);
+    esmm_weights *w = NULL;
+    assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
+    esmm_weights_info info = {.size = sizeof info};
+    assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+    assert_true(info.element_density == 0 && info.strip_density == 0);
+    esmm_weights_free(w);
+    free(b.data);
+  }
+}
+
+static void files_report_the_system(void **state)
+{
+  fixture *f = *state;
+  esmm_weights *w = NULL;
+  char text[512], path[64] = "/tmp/esmm_test_XXXXXX";
+  EXPECT(esmm_weights_load(f->ctx, "/nowhere/weights", &w), ESMM_ERR_IO, "/nowhere/weights", "No such file");
+  EXPECT(esmm_weights_save(f->ctx, f->w, "/nowhere/weights"), ESMM_ERR_IO, "/nowhere/weights", "No such file");
+  assert_null(w);
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, "not a weights file, but long enough to have held the header of one", 66), 66);
+  close(fd);
+  esmm_status got = esmm_weights_load(f->ctx, path, &w);
+  if (got != ESMM_ERR_FORMAT && got != ESMM_ERR_TRUNCATED)
+    fail_msg("a text file gives %s", esmm_status_str(got));
+  assert_non_null(strstr(esmm_ctx_error(f->ctx), path));
+  assert_int_equal(esmm_weights_save(f->ctx, f->w, path), ESMM_OK);
+  assert_int_equal(esmm_weights_load(f->ctx, path, &w), ESMM_OK);
+  esmm_weights_free(w);
+  w = NULL;
+
+  FILE *file = fopen(path, "r+b");
+  assert_non_null(file);
+  assert_int_equal(fseek(file, -3, SEEK_END), 0);
+  int byte = fgetc(file);
+  assert_int_equal(fseek(file, -3, SEEK_END), 0);
+  fputc(byte ^ 0x10, file);
+  fclose(file);
+  EXPECT(esmm_weights_load(f->ctx, path, &w), ESMM_ERR_CHECKSUM, path, "");
+  assert_int_equal(truncate(path, 200), 0);
+  EXPECT(esmm_weights_load(f->ctx, path, &w), ESMM_ERR_TRUNCATED, path, "");
+  assert_null(w);
+  unlink(path);
+}
+
+/* ---- forcing, statistics, explanations ---- */
+
+static void force_by_name_and_idea(void **state)
+{
+  fixture *f = *state;
+  esmm_stats stats = {.size = sizeof stats};
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(i, &info), ESMM_OK);
+    esmm_matmul_opts o = {.size = sizeof o, .force = info.name};
+    if (!info.available) {
+      expect_matmul(f, info.name, &f->a, f->w, &f->c, &o, ESMM_ERR_UNSUPPORTED, info.name, "");
+      continue;
+    }
+    char idea[32];
+    snprintf(idea, sizeof idea, "%.*s", (int)strcspn(info.name, "_"), info.name);
+    o.force = idea;
+    esmm_status status = esmm_matmul(f->ctx, &f->a, f->w, &f->c, &o, &stats);
+    if (status != ESMM_OK)
+      fail_msg("force '%s': %s", idea, esmm_ctx_error(f->ctx));
+    assert_int_equal(strncmp(stats.kernel, idea, strlen(idea)), 0);
+    memcpy(f->c.data, f->before, sizeof f->before);
+  }
+  /* Decode takes few rows: forced on many it has to refuse, never to run something else. */
+  esmm_matrix a = th_matrix_alloc(100, K, ESMM_F32), c = th_matrix_alloc(100, N, ESMM_F32);
+  esmm_matmul_opts o = {.size = sizeof o, .force = "decode"};
+  char text[512];
+  EXPECT(esmm_matmul(f->ctx, &a, f->w, &c, &o, NULL), ESMM_ERR_UNSUPPORTED, "decode", "100");
+  esmm_ctx *ctx = NULL;
+  esmm_ctx_opts forced = {.size = sizeof forced, .force = "decode", .no_tuning_cache = 1};
+  assert_int_equal(esmm_ctx_create(&ctx, &forced), ESMM_OK);
+  assert_int_equal(esmm_matmul(ctx, &a, f->w, &c, NULL, NULL), ESMM_ERR_UNSUPPORTED);
+  esmm_ctx_free(ctx);
+  free(a.data);
+  free(c.data);
+}
+
+static void statistics_are_plausible(void **state)
+{
+  fixture *f = *state;
+  enum { SIZE = 192 };
+  esmm_matrix a = th_matrix_alloc(SIZE, SIZE, ESMM_F32), b = th_matrix_alloc(SIZE, SIZE, ESMM_F32),
+              c = th_matrix_alloc(SIZE, SIZE, ESMM_F32);
+  esmm_generator g = {.size = sizeof g, .kind = ESMM_GEN_BLOCKWISE, .seed = 4, .density = 0.5};
+  assert_int_equal(esmm_generate(f->ctx, &g, &a), ESMM_OK);
+  g.operand = ESMM_OPERAND_B;
+  g.seed = 5;
+  assert_int_equal(esmm_generate(f->ctx, &g, &b), ESMM_OK);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
+  esmm_weights_info info = {.size = sizeof info};
+  assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+  for (int i = 0; i <= esmm_kernel_count(); i++) {
+    esmm_kernel_info kernel = {.size = sizeof kernel, .name = NULL};
+    if (i < esmm_kernel_count())
+      assert_int_equal(esmm_kernel_get(i, &kernel), ESMM_OK);
+    esmm_matmul_opts o = {.size = sizeof o, .force = kernel.name};
+    esmm_stats s;
+    memset(&s, 0xee, sizeof s);
+    s.size = sizeof s;
+    if (esmm_matmul(f->ctx, &a, w, &c, &o, &s) != ESMM_OK)
+      continue;
+    const char *name = s.kernel;
+    double flop = 2.0 * SIZE * SIZE * SIZE;
+#define PLAUSIBLE(condition)                                                                                 \
+  do {                                                                                                       \
+    if (!(condition))                                                                                        \
+      fail_msg("%s: not " #condition                                                                         \
+               " (useful %g dense %g joint %g skipped %g strips %lld x %lld densities %g %g %g)",            \
+               name, s.flop_useful, s.flop_dense, s.joint_density, s.skipped_share, (long long)s.strip_rows, \
+               (long long)s.strip_cols, s.density_a, s.strip_density_a, s.strip_density_b);                  \
+  } while (0)
+    PLAUSIBLE(memchr(s.kernel, 0, sizeof s.kernel) != NULL && s.kernel[0]);
+    PLAUSIBLE(memchr(s.reason, 0, sizeof s.reason) != NULL && s.reason[0]);
+    PLAUSIBLE(s.threads == 2);
+    PLAUSIBLE(s.flop_dense == flop);
+    PLAUSIBLE(s.flop_useful > 0 && s.flop_useful <= flop);
+    PLAUSIBLE(fabs(s.skipped_share - (1 - s.flop_useful / s.flop_dense)) < 1e-9);
+    PLAUSIBLE(s.density_a > 0.3 && s.density_a < 0.7);
+    PLAUSIBLE(s.strip_density_a >= 0 && s.strip_density_a <= 1);
+    PLAUSIBLE(s.strip_density_b == info.strip_density);
+    PLAUSIBLE(s.joint_density >= 0 && s.joint_density <= 1);
+    PLAUSIBLE(s.strip_rows >= 0 && s.strip_cols >= 0);
+    PLAUSIBLE(s.seconds_plan >= 0 && s.seconds_extract >= 0 && s.seconds_multiply >= 0);
+    PLAUSIBLE(s.seconds_total > 0 && s.seconds_total < 60);
+    PLAUSIBLE(s.seconds_plan + s.seconds_extract + s.seconds_multiply <= s.seconds_total * 1.01 + 1e-6);
+    PLAUSIBLE(s.weights_bytes == info.bytes);
+    if (strncmp(name, "joint", 5) == 0) /* strips of both operands are independent, half of each alive */
+      PLAUSIBLE(s.joint_density > 0.18 && s.joint_density < 0.33);
+    if (kernel.name && !(kernel.flags & ESMM_KERNEL_SKIPS))
+      PLAUSIBLE(s.flop_useful == flop);
+  }
+  esmm_stats head = {.size = offsetof(esmm_stats, threads)}; /* an older caller's smaller struct */
+  head.threads = -99;
+  assert_int_equal(esmm_matmul(f->ctx, &a, w, &c, NULL, &head), ESMM_OK);
+  assert_int_equal(head.threads, -99);
+  assert_true(head.kernel[0] != 0);
+  esmm_weights_free(w);
+  free(a.data);
+  free(b.data);
+  free(c.data);
+}
+
+static void explain_agrees_with_what_runs(void **state)
+{
+  fixture *f = *state;
+  static const int64_t shapes[][3] = {{1, 300, 300}, {16, 64, 500}, {64, 64, 64}, {200, 96, 130}};
+  for (int i = 0; i < 4; i++)
+    for (int d = 0; d <= 4; d++) {
+      int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+      esmm_matrix a = th_matrix_alloc(m, k, ESMM_F32), b = th_matrix_alloc(k, n, ESMM_F32),
+                  c = th_matrix_alloc(m, n, ESMM_F32);
+      th_fill(&a, 1, d / 4.0, false);
+      th_fill(&b, 2, 1, false);
+      esmm_weights *w = NULL;
+      assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
+      esmm_verdict verdicts[64];
+      int count = 64, chosen = -1;
+      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, &count), ESMM_OK);
+      assert_int_equal(count, esmm_kernel_count());
+      double last = 0;
+      for (int v = 0; v < count; v++) {
+        assert_true(verdicts[v].text[0] != 0);
+        if (verdicts[v].chosen) {
+          assert_int_equal(chosen, -1);
+          chosen = v;
+          assert_true(verdicts[v].can_run);
+        }
+        if (verdicts[v].can_run && !(verdicts[v].kernel.flags & ESMM_KERNEL_REFERENCE)) {
+          assert_true(verdicts[v].seconds > 0 && verdicts[v].seconds >= last);
+          last = verdicts[v].seconds;
+        }
+      }
+      assert_int_equal(chosen, 0); /* cheapest first */
+      esmm_stats stats = {.size = sizeof stats};
+      assert_int_equal(esmm_matmul(f->ctx, &a, w, &c, NULL, &stats), ESMM_OK);
+      assert_string_equal(stats.kernel, verdicts[chosen].kernel.name);
+      count = 1; /* less room than kernels: the total still comes back */
+      memset(&verdicts[1], 0x5a, sizeof verdicts[1]);
+      esmm_verdict untouched = verdicts[1];
+      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, &count), ESMM_OK);
+      assert_int_equal(count, esmm_kernel_count());
+      assert_memory_equal(&untouched, &verdicts[1], sizeof untouched);
+      esmm_weights_free(w);
+      free(a.data);
+      free(b.data);
+      free(c.data);
+    }
+}
+
+static void empty_products(void **state)
+{
+  fixture *f = *state;
+  esmm_matrix a = {.rows = 0, .cols = K}, c = {.rows = 0, .cols = N};
+  assert_int_equal(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_OK);
+  esmm_matrix empty_b = {.rows = 0, .cols = N}, no_k = {.rows = M, .cols = 0};
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(f->ctx, &empty_b, NULL, &w), ESMM_OK);
+  float bias[N];
+  for (int j = 0; j < N; j++)
+    bias[j] = (float)(j - 3);
+  esmm_matmul_opts o = {.size = sizeof o, .bias = bias, .activation = ESMM_ACT_RELU2};
+  assert_int_equal(esmm_matmul(f->ctx, &no_k, w, &f->c, &o, NULL), ESMM_OK); /* the epilogue alone */
+  for (int64_t i = 0; i < M; i++)
+    for (int64_t j = 0; j < N; j++)
+      assert_true(th_get(&f->c, i, j) == (j > 3 ? (double)((j - 3) * (j - 3)) : 0));
+  esmm_weights_free(w);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(names_and_versions),
+      cmocka_unit_test(kernels_are_listed_in_order),
+      cmocka_unit_test(contexts),
+      TEST(environment),
+      TEST(null_arguments),
+      TEST(bad_matrices),
+      TEST(overlap),
+      TEST(bad_options),
+      TEST(pattern_of_another_matrix),
+      TEST(weights_are_described),
+      TEST(minus_zero_is_zero),
+      TEST(files_report_the_system),
+      TEST(force_by_name_and_idea),
+      TEST(statistics_are_plausible),
+      TEST(explain_agrees_with_what_runs),
+      TEST(empty_products),
+  };
+  return cmocka_run_group_tests_name("api", tests, NULL, NULL);
+}

@@ -1,0 +1,775 @@
+/*
+ * test_kernels.c: one table over every kernel that this machine can run, and over the plan's own choice ("auto").
+ *
+ * A case is one level of each factor below (shapes, data, orders, dtypes, options). The full product is out of reach,
+ * so the test picks cases until, for each kernel, every pair of levels that it can run has been run together: a kernel
+ * that fails for one combination of two things is found. Which cases these are follows from a fixed seed and from what
+ * the kernels accept. All kernels run every case, so one oracle serves them all.
+ *
+ * A result is right if each element is within the bound for fp32 accumulation in any order (k roundings of the sum of
+ * magnitudes), if integers come out exact, if the largest error is at most twice that of the dense kernel, and if
+ * nothing but C's elements was written.
+ *
+ *   ESMM_TEST_CASE=<word printed by a failure>   run that case alone
+ *   ESMM_TEST_CASES=n                            at most n cases (sanitizer builds); pairs may then stay open
+ */
+#include "harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* ---- the factors ---- */
+
+static const int64_t SIZES_M[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18, 31, 32, 33, 61, 63, 64, 65, 97};
+static const int64_t SIZES_N[] = {0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 97, 128, 131};
+static const int64_t SIZES_K[] = {0,  1,   2,   3,   7,   8,   9,   31,  32,   63,   64,
+                                  65, 127, 129, 191, 255, 256, 257, 509, 1023, 1024, 1025};
+static const int64_t PADS[] = {0, 1, 5, 16};
+static const double DENSITIES[] = {0, -1, .05, .3, .5, .9, 1};           /* -1: a single entry */
+static const float SCALES[] = {0, 0, 1, 0.5f};                           /* [0]: a NULL pointer, the default */
+static const int64_t PATTERN_ROWS[] = {0, 1, 2, 3, 4, 6, 8, 16, 32, 64}; /* 0: none given */
+
+typedef enum data_kind {
+  KIND_DENSE,
+  KIND_RANDOM,
+  KIND_STRIPS_32,
+  KIND_STRIPS_6,
+  KIND_PATTERN,
+  KIND_ACTIVATIONS
+} data_kind;
+
+enum {
+  F_M,
+  F_N,
+  F_K,
+  F_KIND_A,
+  F_DENSITY_A,
+  F_KIND_B,
+  F_DENSITY_B,
+  F_ORDER_A,
+  F_ORDER_B,
+  F_ORDER_C,
+  F_DTYPE_A,
+  F_DTYPE_B,
+  F_DTYPE_C,
+  F_PAD_A,
+  F_PAD_B,
+  F_PAD_C,
+  F_ALPHA,
+  F_BETA,
+  F_BIAS,
+  F_ACTIVATION,
+  F_THREADS,
+  F_USE,
+  F_PATTERN,
+  F_STRICT, /* bit 0: weights prepared for it, bit 1: asked of the product */
+  F_INTEGERS,
+  FACTORS
+};
+
+static const int LEVELS[FACTORS] = {COUNT(SIZES_M),
+                                    COUNT(SIZES_N),
+                                    COUNT(SIZES_K),
+                                    6,
+                                    COUNT(DENSITIES),
+                                    6,
+                                    COUNT(DENSITIES),
+                                    2,
+                                    2,
+                                    2,
+                                    3,
+                                    3,
+                                    3,
+                                    COUNT(PADS),
+                                    COUNT(PADS),
+                                    COUNT(PADS),
+                                    COUNT(SCALES),
+                                    COUNT(SCALES),
+                                    2,
+                                    3,
+                                    2,
+                                    3,
+                                    COUNT(PATTERN_ROWS),
+                                    4,
+                                    2};
+
+enum { ALL_LEVELS = 192, MAX_ENTRANTS = 66, MAX_SIZE = 131, MAX_K = 1025, KEPT_CASES = 64 };
+static const int64_t MOST_PRODUCTS = 3000000; /* m*n*k of a case: the third of three large sizes is not let in */
+
+typedef struct test_case {
+  uint8_t level[FACTORS];
+} test_case;
+
+/* ---- who runs ---- */
+
+typedef struct entrant {
+  const char *name; /* a kernel, or "auto" */
+  unsigned flags;
+  int64_t ran, refused, failed, open, closed; /* cases, then pairs of levels not yet run and given up */
+  uint8_t pair[ALL_LEVELS][ALL_LEVELS];       /* 0: open, 1: run, 2: cannot be run */
+  uint8_t tries[ALL_LEVELS][ALL_LEVELS];
+  int64_t level_tries[ALL_LEVELS], level_runs[ALL_LEVELS];
+  test_case good[KEPT_CASES]; /* cases it could run: where the next try starts from */
+  char first_failure[900];
+} entrant;
+
+static entrant *entrants;
+static int entrant_count;
+static int first_level[FACTORS + 1];
+static th_arena arena_a, arena_b, arena_c, arena_bias;
+static esmm_ctx *contexts[2]; /* of 1 and 2 threads */
+static double *da, *db, *sum, *magnitude, *expected, *tolerance;
+static float *generated;
+static unsigned char *copy_a, *copy_b, *copy_c, *copy_first;
+static char now[1200]; /* what is being done, for a crash and for a failure */
+
+/* ---- one case ---- */
+
+typedef struct product {
+  int64_t m, n, k;
+  esmm_matrix a, b, c;
+  size_t bytes_a, bytes_b, bytes_c;
+  float alpha, beta;
+  const float *bias;
+  esmm_matmul_opts opts;
+  esmm_prepare_opts prepare;
+  int threads;
+  bool exact;
+  double largest; /* magnitude of the result */
+} product;
+
+static int level(const test_case *t, int factor)
+{
+  return t->level[factor];
+}
+
+static void case_word(const test_case *t, char *out)
+{
+  for (int f = 0; f < FACTORS; f++)
+    out[f] = (char)('a' + t->level[f]);
+  out[FACTORS] = 0;
+}
+
+static bool case_from_word(const char *word, test_case *t)
+{
+  if (strlen(word) != FACTORS)
+    return false;
+  for (int f = 0; f < FACTORS; f++) {
+    if (word[f] < 'a' || word[f] >= 'a' + LEVELS[f])
+      return false;
+    t->level[f] = (uint8_t)(word[f] - 'a');
+  }
+  return true;
+}
+
+static int64_t case_products(const test_case *t)
+{
+  return SIZES_M[level(t, F_M)] * SIZES_N[level(t, F_N)] * SIZES_K[level(t, F_K)];
+}
+
+static uint64_t case_seed(const test_case *t)
+{
+  th_rng rng = {0};
+  for (int f = 0; f < FACTORS; f++) {
+    rng.state ^= (uint64_t)t->level[f];
+    th_next(&rng);
+    rng.state = th_next(&rng);
+  }
+  return rng.state;
+}
+
+static void describe(const test_case *t, const char *who)
+{
+  static const char *const kinds[] = {"dense", "random", "strips32", "strips6", "pattern", "activations"};
+  static const char *const dtypes[] = {"f32", "bf16", "f16"}, *const uses[] = {"any", "decode", "large_m"};
+  static const char *const activations[] = {"none", "relu", "relu2"};
+  char word[FACTORS + 1];
+  case_word(t, word);
+  const uint8_t *l = t->level;
+  snprintf(now, sizeof now,
+           "%s: m=%d n=%d k=%d | A %s density %g %s %s pad %d | B %s density %g %s %s pad %d | C %s %s pad %d | "
+           "alpha %g%s beta %g%s bias %d %s | threads %d use %s pattern %d strict %d integers %d seed %llx | "
+           "ESMM_TEST_CASE=%s",
+           who, (int)SIZES_M[l[F_M]], (int)SIZES_N[l[F_N]], (int)SIZES_K[l[F_K]], kinds[l[F_KIND_A]],
+           DENSITIES[l[F_DENSITY_A]], dtypes[l[F_DTYPE_A]], l[F_ORDER_A] ? "col" : "row", (int)PADS[l[F_PAD_A]],
+           kinds[l[F_KIND_B]], DENSITIES[l[F_DENSITY_B]], dtypes[l[F_DTYPE_B]], l[F_ORDER_B] ? "col" : "row",
+           (int)PADS[l[F_PAD_B]], dtypes[l[F_DTYPE_C]], l[F_ORDER_C] ? "col" : "row", (int)PADS[l[F_PAD_C]],
+           l[F_ALPHA] ? (double)SCALES[l[F_ALPHA]] : 1, l[F_ALPHA] ? "" : " (NULL)", (double)SCALES[l[F_BETA]],
+           l[F_BETA] ? "" : " (NULL)", l[F_BIAS], activations[l[F_ACTIVATION]], l[F_THREADS] + 1, uses[l[F_USE]],
+           (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS], (unsigned long long)case_seed(t), word);
+}
+
+/* Fills m, and dense (row-major float64) with the same values, as rounded to m's dtype. */
+static void make_operand(esmm_matrix *m, double *dense, esmm_operand operand, data_kind kind, double density,
+                         bool integers, uint64_t seed)
+{
+  static const char *const patterns[] = {"00000000", "01000000", "00100100", "10010010", "01011010",
+                                         "11010101", "11011011", "01111111", "11111111"};
+  static const esmm_generator_kind kinds[] = {ESMM_GEN_DENSE,     ESMM_GEN_RANDOM,  ESMM_GEN_BLOCKWISE,
+                                              ESMM_GEN_BLOCKWISE, ESMM_GEN_PATTERN, ESMM_GEN_ACTIVATIONS};
+  int64_t rows = m->rows, cols = m->cols, elements = rows * cols;
+  th_rng rng = {seed};
+  bool single = density < 0;
+  memset(generated, 0, (size_t)elements * sizeof *generated);
+  if (elements > 0 && single) {
+    generated[th_below(&rng, elements)] = integers ? 3 : 0.7f;
+  } else if (elements > 0 && density > 0) {
+    esmm_generator generator = {.size = sizeof generator,
+                                .kind = kinds[kind],
+                                .operand = operand,
+                                .seed = seed,
+                                .density = density,
+                                .strip = kind == KIND_STRIPS_6 ? 6 : 32,
+                                .pattern = patterns[(int)(density * 8 + 0.5)],
+                                .dead = kind == KIND_ACTIVATIONS ? 0.3 * (1 - density) : 0,
+                                .integers = integers};
+    esmm_matrix out = {.data = generated, .rows = rows, .cols = cols, .dtype = ESMM_F32, .order = ESMM_ROW_MAJOR};
+    if (esmm_generate(contexts[0], &generator, &out) != ESMM_OK)
+      fail_msg("esmm_generate: %s in %s", esmm_ctx_error(contexts[0]), now);
+  }
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < cols; j++) {
+      double value = (double)generated[i * cols + j];
+      if (value == 0 && (th_next(&rng) & 3) == 0)
+        value = -0.0; /* is zero too */
+      th_set(m, i, j, value);
+      dense[i * cols + j] = th_round(m->dtype, value);
+    }
+}
+
+static void make_product(const test_case *t, product *p)
+{
+  const uint8_t *l = t->level;
+  uint64_t seed = case_seed(t);
+  th_rng rng = {seed ^ 0x5eed};
+  *p = (product){.m = SIZES_M[l[F_M]], .n = SIZES_N[l[F_N]], .k = SIZES_K[l[F_K]], .exact = l[F_INTEGERS]};
+  th_matrix_place(&arena_a, &p->a, p->m, p->k, PADS[l[F_PAD_A]], l[F_DTYPE_A], l[F_ORDER_A]);
+  th_matrix_place(&arena_b, &p->b, p->k, p->n, PADS[l[F_PAD_B]], l[F_DTYPE_B], l[F_ORDER_B]);
+  th_matrix_place(&arena_c, &p->c, p->m, p->n, PADS[l[F_PAD_C]], l[F_DTYPE_C], l[F_ORDER_C]);
+  make_operand(&p->a, da, ESMM_OPERAND_A, l[F_KIND_A], DENSITIES[l[F_DENSITY_A]], p->exact, seed);
+  make_operand(&p->b, db, ESMM_OPERAND_B, l[F_KIND_B], DENSITIES[l[F_DENSITY_B]], p->exact, seed + 1);
+
+  p->alpha = l[F_ALPHA] ? SCALES[l[F_ALPHA]] : 1;
+  p->beta = SCALES[l[F_BETA]];
+  float *bias = th_place(&arena_bias, (size_t)p->n * sizeof *bias);
+  for (int64_t j = 0; j < p->n; j++)
+    bias[j] = p->exact ? (float)(th_below(&rng, 9) - 4) : (float)(2 * th_unit(&rng) - 1);
+  p->bias = l[F_BIAS] ? bias : NULL;
+  if (p->beta != 0) /* else C stays NaN, and must not be read */
+    for (int64_t i = 0; i < p->m; i++)
+      for (int64_t j = 0; j < p->n; j++)
+        th_set(&p->c, i, j, p->exact ? (double)(th_below(&rng, 9) - 4) : 2 * th_unit(&rng) - 1);
+
+  p->bytes_a = th_matrix_bytes(&p->a);
+  p->bytes_b = th_matrix_bytes(&p->b);
+  p->bytes_c = th_matrix_bytes(&p->c);
+  memcpy(copy_a, p->a.data, p->bytes_a);
+  memcpy(copy_b, p->b.data, p->bytes_b);
+  memcpy(copy_c, p->c.data, p->bytes_c);
+
+  p->threads = l[F_THREADS] + 1;
+  p->opts = (esmm_matmul_opts){.size = sizeof p->opts,
+                               .alpha = l[F_ALPHA] ? &p->alpha : NULL,
+                               .beta = l[F_BETA] ? &p->beta : NULL,
+                               .bias = p->bias,
+                               .activation = l[F_ACTIVATION],
+                               .strict = l[F_STRICT] >> 1};
+  p->prepare = (esmm_prepare_opts){.size = sizeof p->prepare, .use = l[F_USE], .strict = l[F_STRICT] & 1};
+}
+
+/* Fills expected and tolerance: float64, with the error that fp32 accumulation in any order and one rounding may make.
+ */
+static void make_expected(product *p)
+{
+  th_oracle(p->m, p->n, p->k, da, db, sum, magnitude);
+  const double u = th_roundoff(ESMM_F32), alpha = (double)p->alpha, beta = (double)p->beta;
+  esmm_matrix before = p->c;
+  before.data = copy_c;
+  for (int64_t i = 0; i < p->m; i++)
+    for (int64_t j = 0; j < p->n; j++) {
+      int64_t at = i * p->n + j;
+      double old = beta != 0 ? beta * th_get(&before, i, j) : 0, bias = p->bias ? (double)p->bias[j] : 0;
+      double x = alpha * sum[at] + old + bias;
+      double error = (double)(p->k + 4) * u * (fabs(alpha) * magnitude[at] + fabs(old) + fabs(bias));
+      if (p->opts.activation != ESMM_ACT_NONE && !(x > 0))
+        x = 0;
+      if (p->opts.activation == ESMM_ACT_RELU2) {
+        error = 2 * x * error + error * error + u * x * x;
+        x *= x;
+      }
+      expected[at] = x;
+      tolerance[at] = error + th_roundoff(p->c.dtype) * (fabs(x) + error) + 0x1p-25 * (p->c.dtype == ESMM_F16);
+      p->largest = fmax(p->largest, fabs(x));
+    }
+}
+
+/* The largest error of C; *wrong is set, and what is wrong written to text, if an element is outside its bound. */
+static double check_elements(const product *p, bool *wrong, char *text, size_t text_bytes)
+{
+  double worst = 0;
+  *wrong = false;
+  for (int64_t i = 0; i < p->m; i++)
+    for (int64_t j = 0; j < p->n; j++) {
+      double got = th_get(&p->c, i, j), want = expected[i * p->n + j], allowed = tolerance[i * p->n + j];
+      if (p->exact) {
+        want = th_round(p->c.dtype, want);
+        allowed = 0;
+        if (got == want)
+          continue; /* also where both are Inf */
+      }
+      if (isinf(got) && (got > 0) == (want > 0) && fabs(want) + allowed >= th_largest(p->c.dtype))
+        continue;
+      double error = fabs(got - want);
+      worst = fmax(worst, error);
+      if (!(error <= allowed) && !*wrong) {
+        *wrong = true;
+        snprintf(text, text_bytes, "C[%lld,%lld] is %.9g, expected %.9g within %.3g", (long long)i, (long long)j, got,
+                 want, allowed);
+      }
+    }
+  return worst;
+}
+
+/* Bytes of C that are no elements (between its rows) must be as they were. */
+static bool padding_intact(const product *p)
+{
+  size_t size = p->c.dtype == ESMM_F32 ? 4 : 2;
+  int64_t lines = p->c.order == ESMM_ROW_MAJOR ? p->m : p->n, length = p->c.order == ESMM_ROW_MAJOR ? p->n : p->m;
+  for (int64_t line = 0; line + 1 < lines; line++) {
+    size_t from = (size_t)(line * p->c.ld + length) * size, to = (size_t)((line + 1) * p->c.ld) * size;
+    if (length > 0 && memcmp((unsigned char *)p->c.data + from, copy_c + from, to - from) != 0)
+      return false;
+  }
+  return true;
+}
+
+static void note_failure(entrant *e, const char *text)
+{
+  e->failed++;
+  print_message("# FAILED %s | %s\n", now, text);
+  if (e->first_failure[0] == 0)
+    snprintf(e->first_failure, sizeof e->first_failure, "%.640s | %.240s", now, text);
+}
+
+/* Levels that leave next to nothing to compute: a pair counts as run only if none but its own two is of this kind. */
+static bool is_idle(int f, int l)
+{
+  switch (f) {
+  case F_M:
+    return SIZES_M[l] == 0;
+  case F_N:
+    return SIZES_N[l] == 0;
+  case F_K:
+    return SIZES_K[l] == 0;
+  case F_DENSITY_A:
+  case F_DENSITY_B:
+    return DENSITIES[l] <= 0;
+  case F_ALPHA:
+    return l > 0 && SCALES[l] == 0;
+  default:
+    return false;
+  }
+}
+
+static int idle_levels(const test_case *t)
+{
+  int idle = 0;
+  for (int f = 0; f < FACTORS; f++)
+    idle += is_idle(f, t->level[f]);
+  return idle;
+}
+
+static void mark_run(entrant *e, const test_case *t)
+{
+  int idle = idle_levels(t);
+  e->good[e->ran % KEPT_CASES] = *t;
+  e->ran++;
+  for (int f = 0; f < FACTORS; f++) {
+    int x = first_level[f] + t->level[f];
+    e->level_runs[x]++;
+    for (int g = 0; g < f; g++) {
+      uint8_t *pair = &e->pair[x][first_level[g] + t->level[g]];
+      if (is_idle(f, t->level[f]) + is_idle(g, t->level[g]) < idle)
+        continue;
+      e->open -= *pair == 0;
+      e->closed -= *pair == 2;
+      *pair = 1;
+    }
+  }
+}
+
+/* Runs one entrant on a product that is ready; baseline is the dense kernel's largest error, or negative. */
+static void run_entrant(entrant *e, const test_case *t, product *p, const esmm_weights *weights, double baseline)
+{
+  esmm_ctx *ctx = contexts[p->threads - 1];
+  esmm_stats stats = {.size = sizeof stats};
+  bool with_stats = (case_seed(t) & 1) != 0, automatic = strcmp(e->name, "auto") == 0;
+  char text[240] = "";
+  esmm_matmul_opts opts = p->opts;
+  opts.force = automatic ? NULL : e->name;
+  describe(t, e->name);
+  for (int f = 0; f < FACTORS; f++)
+    e->level_tries[first_level[f] + t->level[f]]++;
+
+  memcpy(p->c.data, copy_c, p->bytes_c);
+  esmm_status status = esmm_matmul(ctx, &p->a, weights, &p->c, &opts, with_stats ? &stats : NULL);
+  if (status == ESMM_ERR_UNSUPPORTED) {
+    e->refused++;
+    if (esmm_ctx_error(ctx)[0] == 0)
+      note_failure(e, "refused without saying why");
+    if (memcmp(p->c.data, copy_c, p->bytes_c) != 0)
+      note_failure(e, "refused, but changed C");
+    if (automatic && !p->opts.strict) {
+      snprintf(text, sizeof text, "the plan found no kernel: %.160s", esmm_ctx_error(ctx));
+      note_failure(e, text);
+    }
+    return;
+  }
+  mark_run(e, t);
+  if (status != ESMM_OK) {
+    snprintf(text, sizeof text, "%s: %.160s", esmm_status_str(status), esmm_ctx_error(ctx));
+    note_failure(e, text);
+    return;
+  }
+  bool wrong;
+  double worst = check_elements(p, &wrong, text, sizeof text);
+  if (wrong)
+    note_failure(e, text);
+  if (!padding_intact(p) || !th_guards_intact(&arena_c))
+    note_failure(e, "memory around C was written");
+  if (memcmp(p->a.data, copy_a, p->bytes_a) != 0 || !th_guards_intact(&arena_a))
+    note_failure(e, "A was written");
+  /* Largest errors of few elements are luck; with many they are a property of the kernel. */
+  if (!wrong && baseline >= 0 && p->m * p->n >= 256) {
+    double floor = 4 * fmax(0x1p-23, 2 * th_roundoff(p->c.dtype)) * p->largest;
+    if (!(worst <= 2 * baseline + floor)) {
+      snprintf(text, sizeof text, "largest error %.3g, the dense kernel's is %.3g", worst, baseline);
+      note_failure(e, text);
+    }
+  }
+  if (with_stats) {
+    double flop = 2.0 * (double)p->m * (double)p->n * (double)p->k;
+    bool nothing = flop == 0 || p->alpha == 0;
+    if (nothing ? strcmp(stats.kernel, "none") != 0 : !automatic && strcmp(stats.kernel, e->name) != 0)
+      note_failure(e, "stats.kernel is not the forced kernel");
+    if (stats.flop_dense != flop || !(stats.flop_useful >= 0 && stats.flop_useful <= flop * 1.0001))
+      note_failure(e, "stats: useful and dense FLOP do not fit");
+  }
+  if ((e->flags & ESMM_KERNEL_DETERMINISTIC) && (case_seed(t) & 6) == 0) {
+    memcpy(copy_first, p->c.data, p->bytes_c);
+    memcpy(p->c.data, copy_c, p->bytes_c);
+    status = esmm_matmul(ctx, &p->a, weights, &p->c, &opts, NULL);
+    if (status != ESMM_OK || memcmp(copy_first, p->c.data, p->bytes_c) != 0)
+      note_failure(e, "the second run gave other bits");
+  }
+}
+
+/* The dense kernel's largest error on this product, or -1 where there is none to compare with. */
+static double dense_error(product *p)
+{
+  esmm_weights *weights = NULL;
+  esmm_matmul_opts opts = p->opts;
+  opts.force = "dense";
+  opts.strict = 0;
+  opts.a_pattern = NULL;
+  esmm_prepare_opts prepare = {.size = sizeof prepare, .use = ESMM_USE_LARGE_M};
+  double worst = -1;
+  if (p->exact || p->m * p->n < 256 || esmm_prepare(contexts[0], &p->b, &prepare, &weights) != ESMM_OK)
+    return worst;
+  memcpy(p->c.data, copy_c, p->bytes_c);
+  if (esmm_matmul(contexts[0], &p->a, weights, &p->c, &opts, NULL) == ESMM_OK) {
+    bool wrong;
+    char text[240];
+    worst = check_elements(p, &wrong, text, sizeof text);
+    worst = wrong ? -1 : worst; /* reported when the dense kernel's own turn comes */
+  }
+  esmm_weights_free(weights);
+  return worst;
+}
+
+static void run_case(const test_case *t)
+{
+  product p;
+  esmm_weights *weights = NULL;
+  esmm_pattern *pattern = NULL;
+  describe(t, "prepare");
+  make_product(t, &p);
+  make_expected(&p);
+  esmm_ctx *ctx = contexts[p.threads - 1];
+  esmm_status status = esmm_prepare(ctx, &p.b, &p.prepare, &weights);
+  if (status != ESMM_OK)
+    fail_msg("esmm_prepare: %s: %s in %s", esmm_status_str(status), esmm_ctx_error(ctx), now);
+  if (memcmp(p.b.data, copy_b, p.bytes_b) != 0 || !th_guards_intact(&arena_b))
+    fail_msg("esmm_prepare wrote B in %s", now);
+  memset(p.b.data, 0xff, p.bytes_b); /* prepared weights hold no pointer to B */
+  int64_t rows = PATTERN_ROWS[level(t, F_PATTERN)];
+  if (rows > 0) {
+    status = esmm_pattern_extract(ctx, &p.a, rows, &pattern);
+    if (status != ESMM_OK)
+      fail_msg("esmm_pattern_extract: %s in %s", esmm_ctx_error(ctx), now);
+  }
+  p.opts.a_pattern = pattern;
+  memcpy(p.b.data, copy_b, p.bytes_b);
+  double baseline = dense_error(&p);
+  memset(p.b.data, 0xff, p.bytes_b);
+  for (int i = 0; i < entrant_count; i++)
+    run_entrant(&entrants[i], t, &p, weights, baseline);
+  esmm_pattern_free(pattern);
+  esmm_weights_free(weights);
+}
+
+/* ---- which cases ---- */
+
+static void random_case(th_rng *rng, test_case *t)
+{
+  do
+    for (int f = 0; f < FACTORS; f++)
+      t->level[f] = (uint8_t)th_below(rng, LEVELS[f]);
+  while (case_products(t) > MOST_PRODUCTS);
+}
+
+/* An open pair of e, from a random place on; false when there is none. */
+static bool open_pair(const entrant *e, th_rng *rng, int *f, int *lf, int *g, int *lg)
+{
+  int all = first_level[FACTORS], start = (int)th_below(rng, all);
+  for (int step = 0; step < all; step++) {
+    int x = (start + step) % all, fx = 0;
+    while (x >= first_level[fx + 1])
+      fx++;
+    for (int y = 0; y < first_level[fx]; y++)
+      if (e->pair[x][y] == 0) {
+        int fy = 0;
+        while (y >= first_level[fy + 1])
+          fy++;
+        *f = fx, *lf = x - first_level[fx], *g = fy, *lg = y - first_level[fy];
+        return true;
+      }
+  }
+  return false;
+}
+
+/* Gives each factor that is not fixed the level that closes most pairs with those that are, at random among equals. */
+static void fill_greedily(const entrant *e, th_rng *rng, test_case *t, const bool *pinned)
+{
+  bool fixed[FACTORS];
+  memcpy(fixed, pinned, sizeof fixed);
+  int start = (int)th_below(rng, FACTORS);
+  for (int step = 0; step < FACTORS; step++) {
+    int f = (start + step * 7) % FACTORS; /* 7 and FACTORS have no common divisor */
+    if (fixed[f])
+      continue;
+    int best = 0;
+    int64_t best_gain = -1;
+    for (int l = 0; l < LEVELS[f]; l++) {
+      int x = first_level[f] + l;
+      if (is_idle(f, l) || (e->level_tries[x] > 20 && e->level_runs[x] == 0))
+        continue; /* the latter: it seems to refuse this one always */
+      int64_t gain = 0;
+      for (int g = 0; g < FACTORS; g++)
+        if (fixed[g]) {
+          int y = first_level[g] + t->level[g];
+          gain += e->pair[x > y ? x : y][x > y ? y : x] == 0;
+        }
+      gain = gain * 1024 + th_below(rng, 1024);
+      if (gain > best_gain) {
+        best_gain = gain;
+        best = l;
+      }
+    }
+    t->level[f] = (uint8_t)best;
+    fixed[f] = true;
+  }
+  while (case_products(t) > MOST_PRODUCTS) { /* m, n, k: two of them may be pinned, never three */
+    int f = (int)th_below(rng, 3);
+    if (!pinned[f])
+      t->level[f] = (uint8_t)(1 + th_below(rng, LEVELS[f] - 1)); /* not 0 */
+  }
+}
+
+static void close_pair(entrant *e, int x, int y)
+{
+  uint8_t *pair = &e->pair[x > y ? x : y][x > y ? y : x];
+  if (*pair == 0) {
+    *pair = 2;
+    e->open--;
+    e->closed++;
+  }
+}
+
+/* Tries to close one open pair of e. What e refuses ten times, starting from cases it runs, it cannot run. */
+static void next_case(entrant *e, th_rng *rng)
+{
+  int f, lf, g, lg;
+  if (!open_pair(e, rng, &f, &lf, &g, &lg))
+    return;
+  int x = first_level[f] + lf, y = first_level[g] + lg;
+  uint8_t tries = e->tries[x][y]++;
+  test_case t = {{0}};
+  if (tries == 0 || e->ran == 0) {
+    bool pinned[FACTORS] = {false};
+    t.level[f] = (uint8_t)lf;
+    t.level[g] = (uint8_t)lg;
+    pinned[f] = pinned[g] = true;
+    fill_greedily(e, rng, &t, pinned);
+  } else {
+    t = e->good[th_below(rng, e->ran < KEPT_CASES ? e->ran : KEPT_CASES)];
+    for (int h = 0; h < FACTORS; h++)
+      while (is_idle(h, t.level[h]))
+        t.level[h] = (uint8_t)th_below(rng, LEVELS[h]);
+    t.level[f] = (uint8_t)lf;
+    t.level[g] = (uint8_t)lg;
+    for (int h = F_M; h <= F_K && case_products(&t) > MOST_PRODUCTS; h++)
+      if (h != f && h != g)
+        t.level[h] = (uint8_t)(1 + th_below(rng, 8));
+  }
+  run_case(&t);
+  if (e->pair[x][y] == 0 && tries >= 10)
+    close_pair(e, x, y);
+  for (int side = 0; side < 2; side++) {
+    int z = side ? x : y;
+    if (e->level_runs[z] == 0 && e->level_tries[z] >= 60)
+      for (int other = 0; other < first_level[FACTORS]; other++)
+        close_pair(e, z, other);
+  }
+}
+
+static void run_table(void)
+{
+  const char *word = getenv("ESMM_TEST_CASE");
+  int64_t most = th_env_int("ESMM_TEST_CASES", 20000), cases = 0;
+  if (word && *word) {
+    test_case t;
+    if (!case_from_word(word, &t))
+      fail_msg("ESMM_TEST_CASE=%s is not a case of this table", word);
+    run_case(&t);
+    print_message("# %s\n", now);
+    return;
+  }
+  th_rng rng = {20240607};
+  for (; cases < 60 && cases < most; cases++) { /* what the kernels accept shows first */
+    test_case t;
+    random_case(&rng, &t);
+    run_case(&t);
+  }
+  for (bool open = true; open && cases < most;) {
+    open = false;
+    for (int i = 0; i < entrant_count && cases < most; i++)
+      if (entrants[i].open > 0) {
+        next_case(&entrants[i], &rng);
+        cases++;
+        open = true;
+      }
+  }
+  print_message("# %lld cases\n", (long long)cases);
+}
+
+/* ---- the tests ---- */
+
+static void one_entrant(void **state)
+{
+  const entrant *e = *state;
+  const char *word = getenv("ESMM_TEST_CASE");
+  print_message("# %-22s %5lld cases, refused %lld; pairs of levels it cannot run: %lld, not reached: %lld\n", e->name,
+                (long long)e->ran, (long long)e->refused, (long long)e->closed, (long long)e->open);
+  if (e->failed > 0)
+    fail_msg("%s failed %lld times, first: %s", e->name, (long long)e->failed, e->first_failure);
+  if (word && *word)
+    return;
+  if (e->ran == 0)
+    fail_msg("%s ran no case", e->name);
+  if (e->open > 0 && th_env_int("ESMM_TEST_CASES", 0) == 0)
+    fail_msg("%s: %lld pairs of levels were not reached", e->name, (long long)e->open);
+}
+
+static void add_entrant(const char *name, unsigned flags)
+{
+  entrant *e = &entrants[entrant_count++];
+  e->name = name;
+  e->flags = flags;
+  memset(e->pair, 1, sizeof e->pair);
+  for (int f = 0; f < FACTORS; f++)
+    for (int x = first_level[f]; x < first_level[f + 1]; x++)
+      for (int y = 0; y < first_level[f]; y++) {
+        e->pair[x][y] = 0;
+        e->open++;
+      }
+}
+
+static void *numbers(size_t count, size_t size)
+{
+  void *p = malloc(count * size);
+  assert_non_null(p);
+  return p;
+}
+
+static int set_up(void **state)
+{
+  (void)state;
+  const size_t elements = (size_t)MAX_SIZE * MAX_K, outputs = (size_t)MAX_SIZE * MAX_SIZE;
+  const size_t padded = (size_t)(MAX_SIZE + 16) * (MAX_K + 16) * sizeof(float);
+  th_clean_environment();
+  th_on_crash(now);
+  for (int i = 0; i < 2; i++)
+    contexts[i] = th_ctx(i + 1);
+  th_arena_create(&arena_a, padded);
+  th_arena_create(&arena_b, padded);
+  th_arena_create(&arena_c, padded);
+  th_arena_create(&arena_bias, MAX_SIZE * sizeof(float));
+  da = numbers(elements, sizeof *da);
+  db = numbers(elements, sizeof *db);
+  generated = numbers(elements, sizeof *generated);
+  sum = numbers(outputs, sizeof *sum);
+  magnitude = numbers(outputs, sizeof *magnitude);
+  expected = numbers(outputs, sizeof *expected);
+  tolerance = numbers(outputs, sizeof *tolerance);
+  copy_a = numbers(padded, 1);
+  copy_b = numbers(padded, 1);
+  copy_c = numbers(padded, 1);
+  copy_first = numbers(padded, 1);
+  run_table();
+  return 0;
+}
+
+static int tear_down(void **state)
+{
+  (void)state;
+  void *const all[] = {da, db, generated, sum, magnitude, expected, tolerance, copy_a, copy_b, copy_c, copy_first};
+  for (int i = 0; i < COUNT(all); i++)
+    free(all[i]);
+  th_arena_free(&arena_a);
+  th_arena_free(&arena_b);
+  th_arena_free(&arena_c);
+  th_arena_free(&arena_bias);
+  for (int i = 0; i < 2; i++)
+    esmm_ctx_free(contexts[i]);
+  return 0;
+}
+
+int main(void)
+{
+  static struct CMUnitTest tests[MAX_ENTRANTS];
+  for (int f = 0; f < FACTORS; f++)
+    first_level[f + 1] = first_level[f] + LEVELS[f];
+  if (first_level[FACTORS] > ALL_LEVELS || esmm_kernel_count() + 1 > MAX_ENTRANTS) {
+    fprintf(stderr, "test_kernels: ALL_LEVELS or MAX_ENTRANTS is too small\n");
+    return 1;
+  }
+  entrants = calloc(MAX_ENTRANTS, sizeof *entrants);
+  if (!entrants)
+    return 1;
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(i, &info) == ESMM_OK && info.available)
+      add_entrant(info.name, info.flags);
+  }
+  add_entrant("auto", ESMM_KERNEL_DETERMINISTIC);
+  for (int i = 0; i < entrant_count; i++)
+    tests[i] = (struct CMUnitTest){.name = entrants[i].name, .test_func = one_entrant, .initial_state = &entrants[i]};
+  int failed = _cmocka_run_group_tests("kernels", tests, (size_t)entrant_count, set_up, tear_down);
+  free(entrants);
+  return failed;
+}

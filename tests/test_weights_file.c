@@ -1,0 +1,1001 @@
+/*
+ * test_weights_file.c: prepared weights to a file and back.
+ *
+ * What comes back must multiply to the same bits; what was damaged, cut or forged must be refused with its own status;
+ * and a save that fails for whatever reason must leave the old file as it was and nothing beside it.
+ *
+ * The program puts functions of its own before libc's pread, pwrite, fsync and rename, so that short transfers,
+ * interruptions and a failing disk can be had on demand.
+ */
+#include "harness.h"
+
+#include "format/checksum.h"
+#include "format/weights_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* ---- system calls that misbehave on demand ---- */
+
+static struct {
+  bool ragged;     /* transfers of at most 7 bytes, every other one interrupted first */
+  int fail_fsync;  /* errno of the next fsync, 0: none */
+  int fail_rename; /* of the next rename */
+  int fail_write;  /* of the pwrite after writes_left more */
+  int writes_left;
+  int64_t calls; /* of pread and pwrite */
+} fault;
+
+static size_t cut_transfer(size_t bytes)
+{
+  fault.calls++;
+  if (!fault.ragged)
+    return bytes;
+  if (fault.calls % 2 == 1) {
+    errno = EINTR;
+    return 0;
+  }
+  return bytes < 7 ? bytes : 7;
+}
+
+ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
+{
+  const size_t part = cut_transfer(bytes);
+  return part == 0 && bytes > 0 ? -1 : (ssize_t)syscall(SYS_pread64, fd, data, part, offset);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+  if (fault.fail_write && fault.writes_left-- == 0) {
+    errno = fault.fail_write;
+    return -1;
+  }
+  const size_t part = cut_transfer(bytes);
+  return part == 0 && bytes > 0 ? -1 : (ssize_t)syscall(SYS_pwrite64, fd, data, part, offset);
+}
+
+static int take_error(int *error)
+{
+  errno = *error;
+  *error = 0;
+  return errno != 0;
+}
+
+int fsync(int fd)
+{
+  return take_error(&fault.fail_fsync) ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+int rename(const char *from, const char *to)
+{
+  return take_error(&fault.fail_rename) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+/* ---- fixtures ---- */
+
+static char directory[256];
+
+static const char *path_to(const char *name)
+{
+  static char path[512];
+  (void)snprintf(path, sizeof path, "%s/%s", directory, name);
+  return path;
+}
+
+static int directory_entries(const char *path)
+{
+  int count = 0;
+  DIR *d = opendir(path);
+  assert_non_null(d);
+  for (struct dirent *entry; (entry = readdir(d));)
+    count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+  closedir(d);
+  return count;
+}
+
+static void write_bytes(const char *path, const void *bytes, size_t size)
+{
+  FILE *out = fopen(path, "wb");
+  assert_non_null(out);
+  assert_int_equal(fwrite(bytes, 1, size, out), size);
+  assert_int_equal(fclose(out), 0);
+}
+
+static unsigned char *read_bytes(const char *path, size_t *size)
+{
+  FILE *in = fopen(path, "rb");
+  assert_non_null(in);
+  assert_int_equal(fseek(in, 0, SEEK_END), 0);
+  *size = (size_t)ftell(in);
+  rewind(in);
+  unsigned char *bytes = malloc(*size + 1);
+  assert_non_null(bytes);
+  assert_int_equal(fread(bytes, 1, *size, in), *size);
+  fclose(in);
+  return bytes;
+}
+
+static esmm_weights *make_weights(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use, int strict,
+                                  double density)
+{
+  esmm_matrix b = th_matrix_alloc(k, n, dtype);
+  th_fill(&b, (uint64_t)(k * 1000 + n), density, true);
+  esmm_weights *w = NULL;
+  const esmm_prepare_opts opts = {.size = sizeof opts, .use = use, .strict = strict, .max_bytes_ratio = 1e9};
+  const esmm_status status = esmm_prepare(ctx, &b, &opts, &w);
+  if (status != ESMM_OK)
+    fail_msg("prepare: %s", esmm_ctx_error(ctx));
+  free(b.data);
+  return w;
+}
+
+/* The bytes of a saved file, and the file gone again. Free them. */
+static unsigned char *saved_bytes(esmm_ctx *ctx, const esmm_weights *w, size_t *size)
+{
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", path_to("bytes.esmm"));
+  if (esmm_weights_save(ctx, w, path) != ESMM_OK)
+    fail_msg("save: %s", esmm_ctx_error(ctx));
+  unsigned char *bytes = read_bytes(path, size);
+  assert_int_equal(unlink(path), 0);
+  return bytes;
+}
+
+/* A file of 70 x 40 weights with gaps in its bitmaps: two panels, the last ragged; two words, the last ragged. */
+static unsigned char *example(esmm_ctx *ctx, esmm_use use, int strict, size_t *size)
+{
+  esmm_weights *w = make_weights(ctx, 70, 40, ESMM_F32, use, strict, 0.02);
+  unsigned char *bytes = saved_bytes(ctx, w, size);
+  esmm_weights_free(w);
+  return bytes;
+}
+
+static void set_checksums(unsigned char *bytes, size_t size)
+{
+  esmm_file_header h;
+  memcpy(&h, bytes, sizeof h);
+  for (int i = 0; i < ESMM_FILE_SECTIONS; i++)
+    if (h.section[i].offset <= size && h.section[i].bytes <= size - h.section[i].offset)
+      h.section[i].checksum = esmm_checksum_of(bytes + h.section[i].offset, h.section[i].bytes);
+  h.checksum = esmm_checksum_of(&h, offsetof(esmm_file_header, checksum));
+  memcpy(bytes, &h, sizeof h);
+}
+
+/* Parses from a buffer that ends where the file does, so that a sanitizer sees one byte too far. */
+static esmm_status parse(esmm_ctx *ctx, const unsigned char *bytes, size_t size, esmm_weights **w)
+{
+  unsigned char *copy = malloc(size ? size : 1);
+  assert_non_null(copy);
+  memcpy(copy, bytes, size);
+  const esmm_status status = esmm_weights_parse(ctx, "test", copy, size, w);
+  free(copy);
+  return status;
+}
+
+static void expect_status(esmm_ctx *ctx, const char *what, esmm_status got, esmm_status want)
+{
+  if (got != want)
+    fail_msg("%s: status %d (%s), expected %d; error text: %s", what, got, esmm_status_str(got), want,
+             esmm_ctx_error(ctx));
+}
+
+static void expect_text(esmm_ctx *ctx, const char *part)
+{
+  if (!strstr(esmm_ctx_error(ctx), part))
+    fail_msg("'%s' is not in the error text: %s", part, esmm_ctx_error(ctx));
+}
+
+/* ---- round trips ---- */
+
+static void expect_same_product(esmm_ctx *ctx, const esmm_weights *x, const esmm_weights *y, int64_t m,
+                                const char *force)
+{
+  esmm_matrix a = th_matrix_alloc(m, x->k, ESMM_F32), cx = th_matrix_alloc(m, x->n, ESMM_F32);
+  esmm_matrix cy = th_matrix_alloc(m, x->n, ESMM_F32);
+  const size_t bytes = (size_t)(m * x->n) * sizeof(float);
+  th_fill(&a, 11, 0.4, false);
+  memset(cx.data, 0x11, bytes);
+  memset(cy.data, 0x22, bytes);
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force, .strict = x->strict};
+  const esmm_status status = esmm_matmul(ctx, &a, x, &cx, &opts, NULL);
+  assert_true(status == ESMM_OK || status == ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(esmm_matmul(ctx, &a, y, &cy, &opts, NULL), status);
+  if (status == ESMM_OK)
+    assert_memory_equal(cx.data, cy.data, bytes);
+  if (strcmp(force, "ref") == 0)
+    assert_int_equal(status, ESMM_OK);
+  free(a.data);
+  free(cx.data);
+  free(cy.data);
+}
+
+static void expect_same_weights(const esmm_weights *x, const esmm_weights *y)
+{
+  assert_int_equal(x->k, y->k);
+  assert_int_equal(x->n, y->n);
+  assert_int_equal(x->dtype, y->dtype);
+  assert_int_equal(x->use, y->use);
+  assert_int_equal(x->strict, y->strict);
+  assert_int_equal(x->full, y->full);
+  assert_memory_equal(&x->element_density, &y->element_density, sizeof x->element_density);
+  assert_memory_equal(&x->strip_density, &y->strip_density, sizeof x->strip_density);
+  assert_int_equal(x->bytes, y->bytes);
+  assert_int_equal(x->panel_bytes, y->panel_bytes);
+  assert_int_equal(x->rows_bytes, y->rows_bytes);
+  assert_int_equal(x->rows_ld, y->rows_ld);
+  assert_memory_equal(x->bits, y->bits, (size_t)(x->panels * x->words) * sizeof *x->bits);
+  assert_memory_equal(x->alive, y->alive, (size_t)x->k * sizeof *x->alive);
+  assert_true(!x->rows == !y->rows && !x->before == !y->before && !x->panel_data == !y->panel_data);
+  if (x->rows)
+    assert_memory_equal(x->rows, y->rows, x->rows_bytes);
+  if (x->before) {
+    assert_memory_equal(x->before, y->before, (size_t)(x->panels * (x->words + 1)) * sizeof *x->before);
+    assert_memory_equal(x->panel_at, y->panel_at, (size_t)(x->panels + 1) * sizeof *x->panel_at);
+    assert_memory_equal(x->panel_data, y->panel_data, x->panel_bytes);
+  }
+}
+
+static void test_round_trips(void **state)
+{
+  static const int64_t shapes[][2] = {{0, 0}, {0, 5}, {7, 0}, {1, 1}, {64, 32}, {63, 31}, {65, 33}, {130, 97}};
+  static const double densities[] = {0.0, 0.03, 1.0};
+  esmm_ctx *ctx = *state;
+  const char *path = path_to("round.esmm");
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+    for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++)
+      for (int use = ESMM_USE_ANY; use <= ESMM_USE_LARGE_M; use++)
+        for (int strict = 0; strict <= 1; strict++) {
+          const double density = densities[(s + (size_t)(dtype + use)) % 3];
+          esmm_weights *made =
+              make_weights(ctx, shapes[s][0], shapes[s][1], (esmm_dtype)dtype, (esmm_use)use, strict, density);
+          esmm_weights *loaded = NULL;
+          expect_status(ctx, "save", esmm_weights_save(ctx, made, path), ESMM_OK);
+          expect_status(ctx, "load", esmm_weights_load(ctx, path, &loaded), ESMM_OK);
+          expect_same_weights(made, loaded);
+          for (int64_t m = 1; m <= 37; m += 36) {
+            expect_same_product(ctx, made, loaded, m, "auto");
+            expect_same_product(ctx, made, loaded, m, "ref");
+          }
+          esmm_weights_free(made);
+          esmm_weights_free(loaded);
+        }
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(directory_entries(directory), 0);
+}
+
+/* Larger than one chunk of the reader, and not a multiple of it. */
+static void test_round_trip_of_chunks(void **state)
+{
+  esmm_ctx *ctx = *state;
+  const char *path = path_to("large.esmm");
+  esmm_weights *made = make_weights(ctx, 1100, 1001, ESMM_F32, ESMM_USE_ANY, 0, 0.5), *loaded = NULL;
+  expect_status(ctx, "save", esmm_weights_save(ctx, made, path), ESMM_OK);
+  expect_status(ctx, "load", esmm_weights_load(ctx, path, &loaded), ESMM_OK);
+  expect_same_weights(made, loaded);
+  esmm_weights_free(made);
+  esmm_weights_free(loaded);
+  assert_int_equal(unlink(path), 0);
+}
+
+static void test_interrupted_and_short_transfers(void **state)
+{
+  esmm_ctx *ctx = *state;
+  const char *path = path_to("ragged.esmm");
+  esmm_weights *made = make_weights(ctx, 70, 40, ESMM_F16, ESMM_USE_ANY, 0, 0.1), *loaded = NULL;
+  fault.ragged = true;
+  fault.calls = 0;
+  const esmm_status saved = esmm_weights_save(ctx, made, path);
+  assert_true(fault.calls > 100);
+  fault.calls = 0;
+  const esmm_status read = esmm_weights_load(ctx, path, &loaded);
+  assert_true(fault.calls > 100);
+  fault.ragged = false;
+  expect_status(ctx, "save", saved, ESMM_OK);
+  expect_status(ctx, "load", read, ESMM_OK);
+  expect_same_weights(made, loaded);
+  esmm_weights_free(made);
+  esmm_weights_free(loaded);
+  assert_int_equal(unlink(path), 0);
+}
+
+/* Files outlive the library that wrote them: the same weights must give the bytes that version 1 always gave. */
+static void test_format_is_pinned(void **state)
+{
+  esmm_ctx *ctx = *state;
+  unsigned char counting[100];
+  for (size_t i = 0; i < sizeof counting; i++)
+    counting[i] = (unsigned char)i;
+  assert_int_equal(esmm_checksum_of(counting, 0), 0);
+  assert_int_equal(esmm_checksum_of(counting, 32), 0);
+  assert_int_equal(esmm_checksum_of(counting, 100), 0);
+  size_t size;
+  unsigned char *bytes = example(ctx, ESMM_USE_ANY, 0, &size);
+  assert_int_equal(size, 0);
+  assert_int_equal(esmm_checksum_of(bytes, size), 0);
+  free(bytes);
+}
+
+static void test_checksum_in_parts(void **state)
+{
+  (void)state;
+  unsigned char bytes[300];
+  th_rng rng = {5};
+  for (size_t i = 0; i < sizeof bytes; i++)
+    bytes[i] = (unsigned char)th_next(&rng);
+  for (size_t length = 0; length <= sizeof bytes; length++) {
+    esmm_checksum sum;
+    esmm_checksum_begin(&sum);
+    const size_t first = length / 2 / ESMM_CHECKSUM_BLOCK * ESMM_CHECKSUM_BLOCK;
+    esmm_checksum_add(&sum, bytes, first);
+    esmm_checksum_add(&sum, bytes + first, length - first);
+    assert_int_equal(esmm_checksum_end(&sum), esmm_checksum_of(bytes, length));
+    if (length > 0) /* zeros at the end are not padding */
+      assert_int_not_equal(esmm_checksum_of(bytes, length), esmm_checksum_of(bytes, length - 1));
+  }
+  memset(bytes, 0, sizeof bytes);
+  assert_int_not_equal(esmm_checksum_of(bytes, 8), esmm_checksum_of(bytes, 9));
+}
+
+/* ---- damage ---- */
+
+static void test_every_flipped_bit_is_found(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *made = make_weights(ctx, 9, 3, ESMM_BF16, ESMM_USE_ANY, 0, 0.4), *loaded = NULL;
+  size_t size;
+  unsigned char *bytes = saved_bytes(ctx, made, &size);
+  expect_status(ctx, "undamaged", parse(ctx, bytes, size, &loaded), ESMM_OK);
+  esmm_weights_free(loaded);
+  loaded = NULL;
+  for (size_t i = 0; i < size; i++)
+    for (int bit = 0; bit < 8; bit++) {
+      bytes[i] = (unsigned char)(bytes[i] ^ 1u << bit);
+      const esmm_status status = parse(ctx, bytes, size, &loaded);
+      bytes[i] = (unsigned char)(bytes[i] ^ 1u << bit);
+      const bool identity = i < offsetof(esmm_file_header, file_bytes); /* says what kind of file it is */
+      if (identity ? status != ESMM_ERR_FORMAT && status != ESMM_ERR_VERSION : status != ESMM_ERR_CHECKSUM)
+        fail_msg("bit %d of byte %zu flipped: status %d", bit, i, status);
+      assert_null(loaded);
+    }
+  free(bytes);
+  esmm_weights_free(made);
+}
+
+static void test_every_truncation_is_found(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *loaded = NULL;
+  for (int use = ESMM_USE_ANY; use <= ESMM_USE_LARGE_M; use++) {
+    size_t size;
+    unsigned char *bytes = example(ctx, (esmm_use)use, 0, &size);
+    for (size_t length = 0; length < size; length++) {
+      expect_status(ctx, "cut short", parse(ctx, bytes, length, &loaded), ESMM_ERR_TRUNCATED);
+      assert_null(loaded);
+    }
+    bytes[size] = 0; /* read_bytes left room for it */
+    expect_status(ctx, "one byte more", parse(ctx, bytes, size + 1, &loaded), ESMM_ERR_FORMAT);
+    free(bytes);
+  }
+  expect_status(ctx, "no bytes", esmm_weights_parse(ctx, "none", NULL, 0, &loaded), ESMM_ERR_TRUNCATED);
+}
+
+static void test_truncated_file_on_disk(void **state)
+{
+  esmm_ctx *ctx = *state;
+  const char *path = path_to("cut.esmm");
+  size_t size;
+  unsigned char *bytes = example(ctx, ESMM_USE_ANY, 0, &size);
+  const size_t lengths[] = {0, 3, 8, 100, sizeof(esmm_file_header), size / 2, size - 1};
+  for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+    esmm_weights *loaded = NULL;
+    write_bytes(path, bytes, lengths[i]);
+    expect_status(ctx, "cut file", esmm_weights_load(ctx, path, &loaded), ESMM_ERR_TRUNCATED);
+    expect_text(ctx, path);
+    assert_null(loaded);
+  }
+  free(bytes);
+  assert_int_equal(unlink(path), 0);
+}
+
+/* ---- forgeries: every checksum right, something else wrong ---- */
+
+typedef struct forgery {
+  const char *what;
+  void (*change)(esmm_file_header *h, unsigned char *bytes);
+  esmm_status status;
+  esmm_use use;
+  int strict;
+} forgery;
+
+#define SECTION(type, which) ((type *)(void *)(bytes + h->section[which].offset))
+#define FORGE(name, statement)                                        \
+  static void forge_##name(esmm_file_header *h, unsigned char *bytes) \
+  {                                                                   \
+    (void)bytes;                                                      \
+    (void)h;                                                          \
+    statement;                                                        \
+  }
+
+FORGE(nothing, (void)0)
+FORGE(other_endian, h->endian = ESMM_FILE_ENDIAN_OTHER)
+FORGE(odd_endian, h->endian = 0x02010403u)
+FORGE(newer, h->version = ESMM_FILE_VERSION + 1)
+FORGE(version_0, h->version = 0)
+FORGE(header_bytes, h->header_bytes = 256)
+FORGE(header_bytes_huge, h->header_bytes = UINT64_MAX)
+FORGE(file_bytes_less, h->file_bytes -= 64)
+FORGE(file_bytes_more, h->file_bytes += 64)
+FORGE(k_negative, h->k = -1)
+FORGE(k_more, h->k++)
+FORGE(k_less, h->k--)
+FORGE(k_huge, (h->k = INT64_MAX, h->words = INT64_MAX / 64 + 1))
+FORGE(k_2_40, (h->k = (int64_t)1 << 40, h->words = (int64_t)1 << 34))
+FORGE(n_negative, h->n = -40)
+FORGE(n_more, h->n++)
+FORGE(n_less, h->n--)
+FORGE(n_huge, (h->n = INT64_MAX, h->panels = INT64_MAX / 32 + 1))
+FORGE(n_overflows, (h->n = INT64_MAX - 64, h->panels = (INT64_MAX - 64) / 32 + 1, h->rows_ld = h->n / 16 * 16 + 16))
+FORGE(dtype_3, h->dtype = 3)
+FORGE(dtype_bf16, h->dtype = ESMM_BF16)
+FORGE(use_3, h->use = 3)
+FORGE(use_decode, h->use = ESMM_USE_DECODE)
+FORGE(use_large_m, h->use = ESMM_USE_LARGE_M)
+FORGE(strict_2, h->strict = 2)
+FORGE(strict_with_gaps, h->strict = 1)
+FORGE(full_with_gaps, h->full = 1)
+FORGE(full_2, h->full = 2)
+FORGE(not_full, h->full = 0)
+FORGE(panels_more, h->panels++)
+FORGE(panels_negative, h->panels = -2)
+FORGE(words_less, h->words--)
+FORGE(words_huge, h->words = INT64_MAX)
+FORGE(rows_ld_less, h->rows_ld = 16)
+FORGE(rows_ld_negative, h->rows_ld = -48)
+FORGE(rows_ld_tight, h->rows_ld = 40)
+FORGE(panel_cols, h->panel_cols = 16)
+FORGE(half_cols, h->half_cols = 32)
+FORGE(section_count, h->section_count = 4)
+FORGE(zero, h->zero = 1)
+FORGE(reserved, h->reserved[8] = 1)
+FORGE(element_density_nan, memset(&h->element_density, 0xff, sizeof h->element_density))
+FORGE(element_density, h->element_density += 0.001)
+FORGE(strip_density_nan, memset(&h->strip_density, 0xff, sizeof h->strip_density))
+FORGE(strip_density, h->strip_density += 0.001)
+FORGE(strip_density_above_1, h->strip_density = 1.5)
+FORGE(offset_moved, h->section[ESMM_FILE_ROWS].offset -= 64)
+FORGE(offset_huge, h->section[ESMM_FILE_ROWS].offset = UINT64_MAX - 63)
+FORGE(sections_overlap, h->section[ESMM_FILE_PANELS].offset = h->section[ESMM_FILE_BITS].offset)
+FORGE(bits_longer, h->section[ESMM_FILE_BITS].bytes += 8)
+FORGE(panels_shorter, h->section[ESMM_FILE_PANELS].bytes -= 128)
+FORGE(panels_huge, h->section[ESMM_FILE_PANELS].bytes = UINT64_MAX - 127)
+FORGE(rows_huge, h->section[ESMM_FILE_ROWS].bytes = UINT64_MAX)
+FORGE(bit_beyond_k, SECTION(uint64_t, ESMM_FILE_BITS)[1] |= (uint64_t)1 << 6)
+FORGE(bit_set, SECTION(uint64_t, ESMM_FILE_BITS)[2] = UINT64_MAX)
+FORGE(bit_gone, SECTION(uint64_t, ESMM_FILE_BITS)[0] = 0)
+FORGE(bits_moved, SECTION(uint64_t, ESMM_FILE_BITS)[0] = esmm_checksum_rotate(SECTION(uint64_t, ESMM_FILE_BITS)[0], 1))
+FORGE(before_first, SECTION(uint32_t, ESMM_FILE_BEFORE)[0] = 1)
+FORGE(before_middle, SECTION(uint32_t, ESMM_FILE_BEFORE)[4]++)
+FORGE(before_last, SECTION(uint32_t, ESMM_FILE_BEFORE)[5]++)
+FORGE(before_huge, SECTION(uint32_t, ESMM_FILE_BEFORE)[2] = UINT32_MAX)
+FORGE(panel_at_first, SECTION(uint64_t, ESMM_FILE_PANEL_AT)[0] = 32)
+FORGE(panel_at_middle, SECTION(uint64_t, ESMM_FILE_PANEL_AT)[1] += 32)
+FORGE(panel_at_end, SECTION(uint64_t, ESMM_FILE_PANEL_AT)[2] += 32)
+FORGE(panel_at_huge, SECTION(uint64_t, ESMM_FILE_PANEL_AT)[1] = UINT64_MAX - 31)
+FORGE(panel_value, SECTION(float, ESMM_FILE_PANELS)[h->section[ESMM_FILE_PANELS].bytes / 4 - 1] = 1.0f)
+FORGE(panel_value_nan, memset(SECTION(float, ESMM_FILE_PANELS), 0xff, 4))
+FORGE(panel_row_zero,
+      (memset(SECTION(float, ESMM_FILE_PANELS), 0, h->section[ESMM_FILE_PANELS].bytes), h->element_density = 0.0))
+FORGE(row_value, SECTION(float, ESMM_FILE_ROWS)[0] += 1.0f)
+FORGE(row_padding, SECTION(float, ESMM_FILE_ROWS)[47] = 1.0f)
+
+static const forgery forgeries[] = {
+#define A(name, status)                          \
+  {                                              \
+#name, forge_##name, status, ESMM_USE_ANY, 0 \
+  }
+#define L(name)                                               \
+  {                                                           \
+#name, forge_##name, ESMM_ERR_FORMAT, ESMM_USE_LARGE_M, 0 \
+  }
+#define D(name)                                              \
+  {                                                          \
+#name, forge_##name, ESMM_ERR_FORMAT, ESMM_USE_DECODE, 0 \
+  }
+#define S(name)                                           \
+  {                                                       \
+#name, forge_##name, ESMM_ERR_FORMAT, ESMM_USE_ANY, 1 \
+  }
+    A(nothing, ESMM_OK),
+    A(other_endian, ESMM_ERR_VERSION),
+    A(odd_endian, ESMM_ERR_FORMAT),
+    A(newer, ESMM_ERR_VERSION),
+    A(version_0, ESMM_ERR_FORMAT),
+    A(header_bytes, ESMM_ERR_FORMAT),
+    A(header_bytes_huge, ESMM_ERR_FORMAT),
+    A(file_bytes_less, ESMM_ERR_FORMAT),
+    A(file_bytes_more, ESMM_ERR_FORMAT),
+    A(k_negative, ESMM_ERR_FORMAT),
+    A(k_more, ESMM_ERR_FORMAT),
+    A(k_less, ESMM_ERR_FORMAT),
+    L(k_more),
+    L(k_less),
+    A(k_huge, ESMM_ERR_FORMAT),
+    L(k_huge),
+    D(k_huge),
+    A(k_2_40, ESMM_ERR_FORMAT),
+    L(k_2_40),
+    A(n_negative, ESMM_ERR_FORMAT),
+    A(n_more, ESMM_ERR_FORMAT),
+    A(n_less, ESMM_ERR_FORMAT),
+    L(n_more),
+    L(n_less),
+    D(n_more),
+    D(n_less),
+    A(n_huge, ESMM_ERR_FORMAT),
+    L(n_huge),
+    A(n_overflows, ESMM_ERR_FORMAT),
+    D(n_overflows),
+    A(dtype_3, ESMM_ERR_FORMAT),
+    A(dtype_bf16, ESMM_ERR_FORMAT),
+    L(dtype_bf16),
+    A(use_3, ESMM_ERR_FORMAT),
+    A(use_decode, ESMM_ERR_FORMAT),
+    A(use_large_m, ESMM_ERR_FORMAT),
+    L(use_decode),
+    D(use_large_m),
+    A(strict_2, ESMM_ERR_FORMAT),
+    A(strict_with_gaps, ESMM_ERR_FORMAT),
+    D(strict_with_gaps),
+    A(full_with_gaps, ESMM_ERR_FORMAT),
+    D(full_with_gaps),
+    A(full_2, ESMM_ERR_FORMAT),
+    S(full_2),
+    S(not_full),
+    A(panels_more, ESMM_ERR_FORMAT),
+    A(panels_negative, ESMM_ERR_FORMAT),
+    A(words_less, ESMM_ERR_FORMAT),
+    A(words_huge, ESMM_ERR_FORMAT),
+    A(rows_ld_less, ESMM_ERR_FORMAT),
+    A(rows_ld_negative, ESMM_ERR_FORMAT),
+    A(rows_ld_tight, ESMM_ERR_FORMAT),
+    A(panel_cols, ESMM_ERR_FORMAT),
+    A(half_cols, ESMM_ERR_FORMAT),
+    A(section_count, ESMM_ERR_FORMAT),
+    A(zero, ESMM_ERR_FORMAT),
+    A(reserved, ESMM_ERR_FORMAT),
+    A(element_density_nan, ESMM_ERR_FORMAT),
+    A(element_density, ESMM_ERR_FORMAT),
+    L(element_density),
+    D(element_density),
+    A(strip_density_nan, ESMM_ERR_FORMAT),
+    S(strip_density_nan),
+    A(strip_density, ESMM_ERR_FORMAT),
+    S(strip_density),
+    S(strip_density_above_1),
+    A(offset_moved, ESMM_ERR_FORMAT),
+    A(offset_huge, ESMM_ERR_FORMAT),
+    A(sections_overlap, ESMM_ERR_FORMAT),
+    A(bits_longer, ESMM_ERR_FORMAT),
+    A(panels_shorter, ESMM_ERR_FORMAT),
+    L(panels_shorter),
+    A(panels_huge, ESMM_ERR_FORMAT),
+    L(panels_huge),
+    A(rows_huge, ESMM_ERR_FORMAT),
+    A(bit_beyond_k, ESMM_ERR_FORMAT),
+    D(bit_beyond_k),
+    A(bit_set, ESMM_ERR_FORMAT),
+    D(bit_set),
+    A(bit_gone, ESMM_ERR_FORMAT),
+    S(bit_gone),
+    A(bits_moved, ESMM_ERR_FORMAT),
+    D(bits_moved),
+    A(before_first, ESMM_ERR_FORMAT),
+    A(before_middle, ESMM_ERR_FORMAT),
+    A(before_last, ESMM_ERR_FORMAT),
+    A(before_huge, ESMM_ERR_FORMAT),
+    A(panel_at_first, ESMM_ERR_FORMAT),
+    A(panel_at_middle, ESMM_ERR_FORMAT),
+    A(panel_at_end, ESMM_ERR_FORMAT),
+    A(panel_at_huge, ESMM_ERR_FORMAT),
+    A(panel_value, ESMM_ERR_FORMAT),
+    L(panel_value),
+    A(panel_value_nan, ESMM_ERR_FORMAT),
+    S(panel_value_nan),
+    L(panel_row_zero),
+    A(row_value, ESMM_ERR_FORMAT),
+    S(row_value),
+    A(row_padding, ESMM_ERR_FORMAT),
+    S(row_padding),
+    D(row_padding),
+};
+
+static void test_forgeries_are_refused(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (size_t i = 0; i < sizeof forgeries / sizeof forgeries[0]; i++) {
+    const forgery *forged = &forgeries[i];
+    size_t size;
+    unsigned char *bytes = example(ctx, forged->use, forged->strict, &size);
+    esmm_file_header h;
+    esmm_weights *loaded = NULL;
+    memcpy(&h, bytes, sizeof h);
+    forged->change(&h, bytes);
+    memcpy(bytes, &h, sizeof h);
+    set_checksums(bytes, size);
+    expect_status(ctx, forged->what, parse(ctx, bytes, size, &loaded), forged->status);
+    assert_true((loaded != NULL) == (forged->status == ESMM_OK));
+    esmm_weights_free(loaded);
+    free(bytes);
+  }
+}
+
+/* The panels' size is the one that the shape does not give: forge it together with the file's own. */
+static void test_panels_of_wrong_size_are_refused(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (int by = -128; by <= 128; by += 64) {
+    size_t size;
+    unsigned char *bytes = example(ctx, ESMM_USE_LARGE_M, 0, &size), *longer = calloc(1, size + 128);
+    esmm_file_header h;
+    esmm_weights *loaded = NULL;
+    assert_non_null(longer);
+    memcpy(longer, bytes, size);
+    memcpy(&h, bytes, sizeof h);
+    h.section[ESMM_FILE_PANELS].bytes += (uint64_t)by;
+    h.file_bytes += (uint64_t)by;
+    memcpy(longer, &h, sizeof h);
+    set_checksums(longer, h.file_bytes);
+    expect_status(ctx, "panels resized", parse(ctx, longer, h.file_bytes, &loaded), by ? ESMM_ERR_FORMAT : ESMM_OK);
+    esmm_weights_free(loaded);
+    free(bytes);
+    free(longer);
+  }
+}
+
+/* ---- what is no weights file at all ---- */
+
+static void expect_load(esmm_ctx *ctx, const char *path, esmm_status status, const char *reason)
+{
+  esmm_weights *loaded = NULL;
+  expect_status(ctx, path, esmm_weights_load(ctx, path, &loaded), status);
+  expect_text(ctx, path);
+  expect_text(ctx, reason);
+  assert_null(loaded);
+}
+
+/* Runs as somebody whom permissions bind, where the tests run as root. */
+static bool become_nobody(void)
+{
+  return geteuid() != 0 || seteuid(65534) == 0;
+}
+
+static void become_self(void)
+{
+  if (getuid() == 0)
+    assert_int_equal(seteuid(0), 0);
+}
+
+static void test_strange_files(void **state)
+{
+  esmm_ctx *ctx = *state;
+  char path[512];
+  (void)snprintf(path, sizeof path, "%s", path_to("strange"));
+  expect_load(ctx, path, ESMM_ERR_IO, strerror(ENOENT));
+  expect_load(ctx, directory, ESMM_ERR_IO, "directory");
+  expect_load(ctx, "/dev/null", ESMM_ERR_IO, "not a regular file");
+  assert_int_equal(mkfifo(path, 0600), 0);
+  expect_load(ctx, path, ESMM_ERR_IO, "not a regular file");
+  assert_int_equal(unlink(path), 0);
+  write_bytes(path, "", 0);
+  expect_load(ctx, path, ESMM_ERR_TRUNCATED, "empty");
+  write_bytes(path, "x", 1);
+  expect_load(ctx, path, ESMM_ERR_FORMAT, "not a weights file");
+  write_bytes(path, "\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }", 70);
+  expect_load(ctx, path, ESMM_ERR_FORMAT, "not a weights file");
+  assert_int_equal(chmod(path, 0), 0);
+  if (become_nobody())
+    expect_load(ctx, path, ESMM_ERR_IO, strerror(EACCES));
+  become_self();
+  assert_int_equal(unlink(path), 0);
+
+  char long_path[3000];
+  memset(long_path, 'x', sizeof long_path);
+  long_path[sizeof long_path - 1] = '\0';
+  esmm_weights *loaded = NULL;
+  expect_status(ctx, "long name", esmm_weights_load(ctx, long_path, &loaded), ESMM_ERR_IO);
+  expect_text(ctx, strerror(ENAMETOOLONG));
+}
+
+static void test_arguments(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 3, 3, ESMM_F32, ESMM_USE_ANY, 0, 1.0), *loaded = NULL;
+  assert_int_equal(esmm_weights_save(NULL, w, "x"), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_save(ctx, NULL, "x"), ESMM_ERR_ARGUMENT);
+  expect_text(ctx, "weights is NULL");
+  assert_int_equal(esmm_weights_save(ctx, w, NULL), ESMM_ERR_ARGUMENT);
+  expect_text(ctx, "path is NULL");
+  assert_int_equal(esmm_weights_save(ctx, w, ""), ESMM_ERR_ARGUMENT);
+  expect_text(ctx, "path is empty");
+  assert_int_equal(esmm_weights_load(NULL, "x", &loaded), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_load(ctx, NULL, &loaded), ESMM_ERR_ARGUMENT);
+  expect_text(ctx, "path is NULL");
+  assert_int_equal(esmm_weights_load(ctx, "", &loaded), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_weights_load(ctx, "x", NULL), ESMM_ERR_ARGUMENT);
+  expect_text(ctx, "weights is NULL");
+  esmm_weights_free(w);
+}
+
+/* ---- saves that fail ---- */
+
+static const char old_content[] = "what was here before";
+
+static void expect_old_content(const char *path)
+{
+  size_t size;
+  unsigned char *bytes = read_bytes(path, &size);
+  assert_int_equal(size, sizeof old_content);
+  assert_memory_equal(bytes, old_content, size);
+  free(bytes);
+  assert_int_equal(directory_entries(directory), 1);
+}
+
+static void expect_save(esmm_ctx *ctx, const esmm_weights *w, const char *path, int error)
+{
+  expect_status(ctx, path, esmm_weights_save(ctx, w, path), ESMM_ERR_IO);
+  expect_text(ctx, path);
+  expect_text(ctx, strerror(error));
+}
+
+static void test_failed_saves_keep_the_old_file(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 200, 100, ESMM_F32, ESMM_USE_ANY, 0, 0.5);
+  char path[512], below[520];
+  (void)snprintf(path, sizeof path, "%s", path_to("kept.esmm"));
+  (void)snprintf(below, sizeof below, "%s/x", path);
+  write_bytes(path, old_content, sizeof old_content);
+
+  expect_save(ctx, w, path_to("missing/x.esmm"), ENOENT);
+  expect_save(ctx, w, below, ENOTDIR);
+  expect_old_content(path);
+
+  fault.fail_fsync = EIO;
+  expect_save(ctx, w, path, EIO);
+  expect_old_content(path);
+  fault.fail_rename = EXDEV;
+  expect_save(ctx, w, path, EXDEV);
+  expect_old_content(path);
+  fault.fail_write = ENOSPC;
+  for (int writes = 0; writes < 6; writes++) { /* five sections, then the header */
+    fault.writes_left = writes;
+    expect_save(ctx, w, path, ENOSPC);
+    expect_old_content(path);
+  }
+  fault.fail_write = 0;
+
+  struct rlimit limit, small;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  small = limit;
+  small.rlim_cur = 1000;
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const esmm_status status = esmm_weights_save(ctx, w, path);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  signal(SIGXFSZ, handler);
+  expect_status(ctx, "file size limit", status, ESMM_ERR_IO);
+  expect_text(ctx, strerror(EFBIG));
+  expect_old_content(path);
+
+  assert_int_equal(chmod(directory, 0555), 0);
+  if (become_nobody())
+    expect_save(ctx, w, path, EACCES);
+  become_self();
+  assert_int_equal(chmod(directory, 0755), 0);
+  expect_old_content(path);
+
+  expect_status(ctx, "save at last", esmm_weights_save(ctx, w, path), ESMM_OK);
+  esmm_weights *loaded = NULL;
+  expect_status(ctx, "load", esmm_weights_load(ctx, path, &loaded), ESMM_OK);
+  expect_same_weights(w, loaded);
+  esmm_weights_free(loaded);
+  assert_int_equal(directory_entries(directory), 1);
+  assert_int_equal(unlink(path), 0);
+  esmm_weights_free(w);
+}
+
+static void test_targets_that_are_no_files(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 3, 3, ESMM_F32, ESMM_USE_ANY, 0, 1.0);
+  expect_status(ctx, "directory", esmm_weights_save(ctx, w, directory), ESMM_ERR_IO);
+  expect_text(ctx, "directory");
+  char fifo[512];
+  (void)snprintf(fifo, sizeof fifo, "%s", path_to("fifo"));
+  assert_int_equal(mkfifo(fifo, 0600), 0);
+  expect_status(ctx, "fifo", esmm_weights_save(ctx, w, fifo), ESMM_ERR_IO);
+  expect_text(ctx, "not a regular file");
+  struct stat st;
+  assert_int_equal(stat(fifo, &st), 0);
+  assert_true(S_ISFIFO(st.st_mode));
+  assert_int_equal(unlink(fifo), 0);
+  assert_int_equal(directory_entries(directory), 0);
+  esmm_weights_free(w);
+}
+
+static mode_t mode_of(const char *path)
+{
+  struct stat st;
+  assert_int_equal(stat(path, &st), 0);
+  return st.st_mode & 0777;
+}
+
+static void test_modes_and_links(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 3, 3, ESMM_F32, ESMM_USE_ANY, 0, 1.0);
+  char path[512], link[512];
+  (void)snprintf(path, sizeof path, "%s", path_to("mode.esmm"));
+  (void)snprintf(link, sizeof link, "%s", path_to("link.esmm"));
+  const mode_t before = umask(027);
+  expect_status(ctx, "new file", esmm_weights_save(ctx, w, path), ESMM_OK);
+  (void)umask(022);
+  assert_int_equal(mode_of(path), 0640);
+  assert_int_equal(chmod(path, 0600), 0);
+  expect_status(ctx, "private file", esmm_weights_save(ctx, w, path), ESMM_OK);
+  assert_int_equal(mode_of(path), 0600);
+  (void)umask(before);
+
+  write_bytes(path, old_content, sizeof old_content);
+  assert_int_equal(symlink("mode.esmm", link), 0);
+  expect_status(ctx, "through a link", esmm_weights_save(ctx, w, link), ESMM_OK);
+  struct stat st;
+  assert_int_equal(lstat(link, &st), 0);
+  assert_true(S_ISLNK(st.st_mode));
+  esmm_weights *loaded = NULL;
+  expect_status(ctx, "load", esmm_weights_load(ctx, path, &loaded), ESMM_OK);
+  expect_same_weights(w, loaded);
+  esmm_weights_free(loaded);
+  assert_int_equal(unlink(path), 0);
+  expect_status(ctx, "dangling link", esmm_weights_save(ctx, w, link), ESMM_ERR_IO);
+  assert_int_equal(unlink(link), 0);
+  assert_int_equal(directory_entries(directory), 0);
+  esmm_weights_free(w);
+}
+
+static void test_bare_file_name(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 5, 4, ESMM_F16, ESMM_USE_DECODE, 0, 1.0), *loaded = NULL;
+  char here[4096];
+  assert_non_null(getcwd(here, sizeof here));
+  assert_int_equal(chdir(directory), 0);
+  expect_status(ctx, "save here", esmm_weights_save(ctx, w, "bare.esmm"), ESMM_OK);
+  expect_status(ctx, "load here", esmm_weights_load(ctx, "bare.esmm", &loaded), ESMM_OK);
+  assert_int_equal(unlink("bare.esmm"), 0);
+  assert_int_equal(chdir(here), 0);
+  expect_same_weights(w, loaded);
+  esmm_weights_free(loaded);
+  esmm_weights_free(w);
+}
+
+/* ---- memory ---- */
+
+typedef struct meter {
+  int64_t live, left; /* allocations not freed; those that still succeed */
+  size_t largest;
+} meter;
+
+static void *meter_alloc(void *user, size_t bytes, size_t align)
+{
+  meter *m = user;
+  if (m->left-- <= 0)
+    return NULL;
+  m->live++;
+  if (bytes > m->largest)
+    m->largest = bytes;
+  return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void meter_free(void *user, void *ptr, size_t bytes)
+{
+  (void)bytes;
+  ((meter *)user)->live--;
+  free(ptr);
+}
+
+static void test_failing_allocations(void **state)
+{
+  (void)state;
+  meter m = {.left = INT64_MAX};
+  const esmm_allocator allocator = {meter_alloc, meter_free, &m};
+  const esmm_ctx_opts opts = {.size = sizeof opts, .threads = 1, .no_tuning_cache = 1, .allocator = &allocator};
+  esmm_ctx *ctx = NULL;
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_OK);
+  size_t size;
+  unsigned char *bytes = example(ctx, ESMM_USE_ANY, 0, &size);
+  const int64_t before = m.live;
+  int64_t allowed = 0;
+  for (;; allowed++) {
+    esmm_weights *loaded = NULL;
+    m.left = allowed;
+    const esmm_status status = esmm_weights_parse(ctx, "test", bytes, size, &loaded);
+    if (status == ESMM_OK) {
+      esmm_weights_free(loaded);
+      break;
+    }
+    expect_status(ctx, "out of memory", status, ESMM_ERR_MEMORY);
+    assert_null(loaded);
+    assert_int_equal(m.live, before);
+  }
+  assert_true(allowed >= 6); /* the object, bits, alive, before, panel_at, panels, rows */
+  assert_int_equal(m.live, before);
+
+  /* A small file that claims to be large must not get the memory it claims. */
+  m.left = INT64_MAX;
+  m.largest = 0;
+  esmm_file_header h;
+  memcpy(&h, bytes, sizeof h);
+  h.k = h.n = 1 << 20;
+  h.panels = (1 << 20) / 32;
+  h.words = (1 << 20) / 64;
+  h.rows_ld = 1 << 20;
+  memcpy(bytes, &h, sizeof h);
+  set_checksums(bytes, size);
+  esmm_weights *loaded = NULL;
+  assert_int_equal(esmm_weights_parse(ctx, "test", bytes, size, &loaded), ESMM_ERR_FORMAT);
+  assert_int_equal(m.largest, 0);
+  free(bytes);
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+}
+
+static int set_up(void **state)
+{
+  const char *base = getenv("TMPDIR");
+  th_clean_environment();
+  (void)snprintf(directory, sizeof directory, "%s/esmm-weights-XXXXXX", base && *base ? base : "/tmp");
+  if (!mkdtemp(directory) || chmod(directory, 0755) != 0)
+    return -1;
+  *state = th_ctx(2);
+  return 0;
+}
+
+static int tear_down(void **state)
+{
+  esmm_ctx_free(*state);
+  return rmdir(directory); /* fails where a test left something behind */
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_round_trips),
+      cmocka_unit_test(test_round_trip_of_chunks),
+      cmocka_unit_test(test_interrupted_and_short_transfers),
+      cmocka_unit_test(test_format_is_pinned),
+      cmocka_unit_test(test_checksum_in_parts),
+      cmocka_unit_test(test_every_flipped_bit_is_found),
+      cmocka_unit_test(test_every_truncation_is_found),
+      cmocka_unit_test(test_truncated_file_on_disk),
+      cmocka_unit_test(test_forgeries_are_refused),
+      cmocka_unit_test(test_panels_of_wrong_size_are_refused),
+      cmocka_unit_test(test_strange_files),
+      cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_failed_saves_keep_the_old_file),
+      cmocka_unit_test(test_targets_that_are_no_files),
+      cmocka_unit_test(test_modes_and_links),
+      cmocka_unit_test(test_bare_file_name),
+      cmocka_unit_test(test_failing_allocations),
+  };
+  return cmocka_run_group_tests_name("weights_file", tests, set_up, tear_down);
+}
