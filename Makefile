@@ -103,8 +103,14 @@ $(BUILD)/esmm: $(CLI_OBJ) $(BUILD)/libesmm.a
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS) -ldl
 
+run:
+	@sh scripts/setup.sh run
+	@$(MAKE) --no-print-directory all
+	@$(BUILD)/esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125
+
 clean:
 	rm -rf $(BUILD)
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
--include tests/tests.mk
+include scripts/install.mk
+include tests/tests.mk

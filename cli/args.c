@@ -29,7 +29,7 @@ static void make_printable(char *text)
       *text = '?';
 }
 
-static void say(const char *format, va_list list)
+static void __attribute__((format(printf, 1, 0))) say(const char *format, va_list list)
 {
   char text[1024];
   vsnprintf(text, sizeof text, format, list);
@@ -242,18 +242,26 @@ static int unknown_option(const cli_parser *parser, const char *word, size_t len
   return cli_usage("%.*s: unknown option", (int)length, word);
 }
 
-static int parse_choice(const cli_option *option, const char *what, const char *text)
+/* The place of text in "any|decode|large-m", or -1. */
+static int choice_index(const char *choices, const char *text)
 {
   int index = 0;
-  for (const char *at = option->choices;; index++) {
+  for (const char *at = choices;; index++) {
     size_t length = strcspn(at, "|");
-    if (strlen(text) == length && strncmp(at, text, length) == 0) {
-      *(int *)option->target = index;
-      return CLI_GO;
-    }
+    if (strlen(text) == length && strncmp(at, text, length) == 0)
+      return index;
     if (!at[length])
-      break;
+      return -1;
     at += length + 1;
+  }
+}
+
+static int parse_choice(const cli_option *option, const char *what, const char *text)
+{
+  int index = choice_index(option->choices, text);
+  if (index >= 0) {
+    *(int *)option->target = index;
+    return CLI_GO;
   }
   return cli_usage("%s: %s is none of %s", what, text[0] ? text : "''", option->choices);
 }
@@ -365,7 +373,8 @@ static int parse_option(const cli_parser *parser, bool *given, int argc, char **
   if (joined)
     return parse_value(option, what, joined);
   if (option->kind == CLI_OPTIONAL) {
-    *(const char **)option->target = "";
+    bool takes = option->choices && *at + 1 < argc && choice_index(option->choices, argv[*at + 1]) >= 0;
+    *(const char **)option->target = takes ? argv[++*at] : "";
     return CLI_GO;
   }
   int want = option->kind == CLI_DIMS && *at + 1 < argc && !strchr(argv[*at + 1], 'x') ? 3 : 1;
@@ -399,9 +408,10 @@ static void option_label(const cli_option *option, char *out, size_t bytes)
 
 static void print_described(int width, const char *label, const char *help)
 {
-  printf("  %-*s  ", width, label);
   if ((int)strlen(label) > width)
-    printf("\n  %*s  ", width, "");
+    printf("  %s\n  %*s  ", label, width, "");
+  else
+    printf("  %-*s  ", width, label);
   for (; *help; help++) {
     putchar(*help);
     if (*help == '\n')

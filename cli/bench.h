@@ -119,24 +119,27 @@ double bench_median(double *values, int count); /* sorts them; NAN for none */
 
 typedef struct bench_report {
   FILE *out; /* where people look: stderr when a record goes to stdout */
-  cli_table *table;
+  cli_table *table, *skip_table, *extraction_table;
   cli_output json, csv;
   bool csv_started;
-  char *remarks; /* printed below the table */
+  FILE *remarks; /* printed below the table, from text */
+  char *text;
+  size_t bytes;
   int wrong, measured;
+  bool noisy;
 } bench_report;
 
 int bench_report_open(const bench *b, bench_report *report);
-void bench_report_machine(const bench *b, const bench_report *report);
-void bench_report_problem(const bench *b, const bench_data *data, const bench_result *result, const bench_report *report);
-void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, double density,
-                      bench_report *report);
-int bench_report_close(const bench *b, bench_report *report); /* prints the table, closes the files */
+/* The lines above the table: the machine and the problem, whose first step was just measured. */
+void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+int bench_report_close(bench_report *report); /* prints the tables, replaces the files */
 void bench_report_discard(bench_report *report);
 
 /* ---- bench_extra.c ---- */
 
-int bench_skip_stats(const bench *b, const bench_data *data, FILE *out);
-int bench_extraction(bench *b, const bench_data *data, FILE *out);
+/* Both add rows to a table of the report, which they make when it is not there yet. */
+int bench_skip_stats(const bench *b, const bench_data *data, bench_report *report);
+int bench_extraction(const bench *b, const bench_data *data, bench_report *report);
 
 #endif

@@ -104,7 +104,9 @@ static int make_variants(bench *b, bench_data *data)
 static int make_copies(bench *b, bench_data *data)
 {
   /* A dense B is random dense data already: then the libraries need no second set of it. */
-  bool share = !b->problem.b.path && b->problem.b.generator.kind == ESMM_GEN_DENSE;
+  const esmm_generator *g = &b->problem.b.generator;
+  bool no_zeros = g->density == 1 && g->kind != ESMM_GEN_PATTERN && g->kind != ESMM_GEN_ACTIVATIONS;
+  bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
   if (status == CLI_GO && !share)
     status = make_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, &data->dense_b[0]);

@@ -103,7 +103,8 @@ static esmm_status call(const bench *b, bench_data *data, const bench_contestant
 
 /* ---- checks ---- */
 
-/* Runs once into poisoned memory. On the random dense data there is nothing to compare: the same routine was checked. */
+/* Runs once into poisoned memory. On the random dense data there is nothing to compare: the same routine was checked.
+ */
 static int check(const bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
 {
   io_matrix *out = c->library ? &data->plain_c : &data->c;

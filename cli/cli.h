@@ -61,7 +61,7 @@ typedef enum cli_kind {
   CLI_DOUBLE,   /* double in [min, max] */
   CLI_DENSITY,  /* double in [0, 1]: "0.5", ".5", "50%" */
   CLI_STRING,   /* const char *, not empty */
-  CLI_OPTIONAL, /* const char *: "" for --name alone, the value for --name=value; a separate word is not taken */
+  CLI_OPTIONAL, /* const char *: "" for --name alone; --name=value, or a separate word that is one of choices */
   CLI_CHOICE,   /* int: the index in choices, "any|decode|large-m" */
   CLI_DIMS,     /* int64_t[3], each in [min, max]: --dims M K N, or --dims=MxKxN */
   CLI_HEADING   /* no option: help is a heading in the --help text */
@@ -74,7 +74,7 @@ typedef struct cli_option {
   const char *value;   /* what --help calls the value: "N" */
   const char *help;    /* may hold newlines: they start an aligned line */
   double min, max;     /* CLI_INT, CLI_DOUBLE, CLI_DIMS; both 0: no limits but the type's (CLI_INT, CLI_DIMS: >= 0) */
-  const char *choices; /* CLI_CHOICE */
+  const char *choices; /* CLI_CHOICE; CLI_OPTIONAL: words it takes */
   bool *seen;          /* set when the option was there; may be NULL */
 } cli_option;
 
@@ -118,14 +118,14 @@ typedef struct cli_table cli_table;
 cli_table *cli_table_new(const char *align, const char *const *heads);
 /* The next cell, left to right, row after row. */
 void cli_table_cell(cli_table *table, cli_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void cli_table_rule(cli_table *table);            /* a thin line before the next row */
+void cli_table_rule(cli_table *table);                   /* a thin line before the next row */
 void cli_table_print(const cli_table *table, FILE *out); /* columns two spaces apart, no blanks at the ends of lines */
 void cli_table_free(cli_table *table);
 
 /* Human forms, in a static ring of buffers: good until some sixteen calls later. */
-const char *cli_seconds(double seconds);   /* "1.23 ms" */
-const char *cli_bytes(double bytes);       /* "12.0 MiB" */
-const char *cli_percent(double share);     /* "12.5 %" */
+const char *cli_seconds(double seconds);      /* "1.23 ms" */
+const char *cli_bytes(double bytes);          /* "12.0 MiB" */
+const char *cli_percent(double share);        /* "12.5 %" */
 const char *cli_number(double x, int digits); /* significant digits; "-" for what is not finite */
 
 /* One line on stderr that rewrites itself: only on a terminal, and only once the work has taken two seconds. */
@@ -154,9 +154,9 @@ typedef struct cli_output {
   size_t bytes;
 } cli_output;
 
-int cli_output_open(cli_output *output, const char *what, const char *path);  /* CLI_GO or CLI_FAILED */
-int cli_output_close(cli_output *output, const char *what);                   /* CLI_GO or CLI_FAILED */
-void cli_output_discard(cli_output *output);                                  /* leaves no trace; accepts a closed one */
+int cli_output_open(cli_output *output, const char *what, const char *path); /* CLI_GO or CLI_FAILED */
+int cli_output_close(cli_output *output, const char *what);                  /* CLI_GO or CLI_FAILED */
+void cli_output_discard(cli_output *output);                                 /* leaves no trace; accepts a closed one */
 
 /* JSON values; a number that is not finite is null. */
 void cli_json_string(FILE *out, const char *text);
@@ -205,7 +205,7 @@ typedef struct cli_problem {
   const char *load_a, *load_b;
   int use; /* esmm_use */
   /* what they mean: set by cli_problem_resolve */
-  double density_now;
+  double density_now; /* of this step of a sweep, else --density */
   cli_source a, b;
   int64_t m, k, n; /* final once the operands are made: files may decide them */
 } cli_problem;
@@ -230,7 +230,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"strip", CLI_INT, &(p)->strip, "N", "rows (columns of B) of a strip, with --blockwise (default 32)", 1, 65536,      \
    NULL, &(p)->has_strip},                                                                                             \
   {"activations", CLI_OPTIONAL, &(p)->activations, "early|middle|late",                                                \
-   "A like a trained net's activations (default middle)", 0, 0, NULL, &(p)->has_activations},                          \
+   "A like a trained net's activations (default middle)", 0, 0, "early|middle|late", &(p)->has_activations},           \
   {"dead", CLI_DENSITY, &(p)->dead, "D", "share of features that are never active, with --activations", 0, 0, NULL,    \
    NULL},                                                                                                              \
   {"pattern", CLI_STRING, &(p)->pattern, "P", "eight 0s and 1s, repeated along K; with --blockwise the share\n"        \

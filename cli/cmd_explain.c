@@ -13,13 +13,34 @@ typedef struct request {
   bool strict;
 } request;
 
-static void print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_weights_info *weights)
+/* Densities of A at one row and at as many rows as B's strips have columns; exact, unlike the plan's sample. */
+static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip, double *element, double *tall)
 {
+  esmm_pattern *rows = NULL, *strips = NULL;
+  esmm_status done = esmm_pattern_extract(ctx, a, 1, &rows);
+  if (done == ESMM_OK)
+    done = esmm_pattern_coarsen(ctx, rows, strip, &strips);
+  if (done == ESMM_OK) {
+    *element = esmm_pattern_density(rows);
+    *tall = esmm_pattern_density(strips);
+  }
+  esmm_pattern_free(rows);
+  esmm_pattern_free(strips);
+  return done;
+}
+
+static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix *a, const esmm_weights_info *weights)
+{
+  double element, tall;
+  esmm_status done = measure_a(ctx, a, weights->strip_cols, &element, &tall);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "A", done);
   printf("C [%lld,%lld] %s = A [%lld,%lld] %s x B [%lld,%lld] %s, %d thread%s\n", (long long)p->m, (long long)p->n,
          esmm_dtype_str((esmm_dtype)p->dtype_c), (long long)p->m, (long long)p->k,
          esmm_dtype_str((esmm_dtype)p->dtype_a), (long long)p->k, (long long)p->n,
          esmm_dtype_str((esmm_dtype)p->dtype_b), esmm_ctx_threads(ctx), esmm_ctx_threads(ctx) == 1 ? "" : "s");
-  printf("A          %s\n", p->a.text);
+  printf("A          %s (element density %s, %lld-row strips %s)\n", p->a.text, cli_number(element, 3),
+         (long long)weights->strip_cols, cli_number(tall, 3));
   printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
          cli_number(weights->element_density, 3), (long long)weights->strip_cols,
          cli_number(weights->strip_density, 3));
@@ -27,6 +48,7 @@ static void print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_weight
     printf("constants  measured on this machine (%s)\n\n", esmm_tune_path(ctx));
   else
     printf("constants  as shipped; 'esmm tune' measures this machine\n\n");
+  return CLI_GO;
 }
 
 static void print_verdicts(const esmm_verdict *verdicts, int count)
@@ -52,37 +74,35 @@ static void print_verdicts(const esmm_verdict *verdicts, int count)
          "measures)\n");
 }
 
-static int explain(esmm_ctx *ctx, request *r, io_matrix *a, io_matrix *b, io_matrix *c, esmm_weights **weights)
+static int prepare(esmm_ctx *ctx, request *r, io_matrix *a, io_matrix *b, io_matrix *c, esmm_weights **weights)
 {
   int status = cli_problem_make(ctx, &r->problem, a, b);
   if (status == CLI_GO)
     status = cli_matrix_alloc("C", r->problem.m, r->problem.n, (esmm_dtype)r->problem.dtype_c, c);
   if (status != CLI_GO)
     return status;
-  esmm_prepare_opts prepare = {.size = sizeof prepare, .use = (esmm_use)r->problem.use, .strict = r->strict};
-  esmm_status done = esmm_prepare(ctx, &b->m, &prepare, weights);
-  if (done != ESMM_OK)
-    return cli_status(ctx, "B", done);
+  esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->problem.use, .strict = r->strict};
+  esmm_status done = esmm_prepare(ctx, &b->m, &opts, weights);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
+}
 
+static int explain(esmm_ctx *ctx, const request *r, const esmm_matrix *a, const esmm_matrix *c,
+                   const esmm_weights *weights)
+{
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
-  esmm_matmul_opts opts = {.size = sizeof opts, .force = r->force, .strict = r->strict};
+  esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
   esmm_weights_info info = {.size = sizeof info};
-  done = esmm_explain(ctx, &a->m, *weights, &c->m, &opts, verdicts, &count);
+  esmm_status done = esmm_explain(ctx, a, weights, c, &opts, verdicts, &count);
   if (done == ESMM_OK)
-    done = esmm_weights_get_info(*weights, &info);
-  if (done != ESMM_OK) {
-    status = cli_status(ctx, "explain", done);
-  } else {
-    print_problem(ctx, &r->problem, &info);
-    if (count == 0)
-      printf("nothing to multiply: a dimension is 0, and no kernel runs\n");
-    else
-      print_verdicts(verdicts, count);
-    status = CLI_OK;
-  }
+    done = esmm_weights_get_info(weights, &info);
+  int status = done == ESMM_OK ? print_problem(ctx, &r->problem, a, &info) : cli_status(ctx, "plan", done);
+  if (status == CLI_GO && count == 0)
+    printf("nothing to multiply: a dimension is 0, and no kernel runs\n");
+  else if (status == CLI_GO)
+    print_verdicts(verdicts, count);
   free(verdicts);
-  return status;
+  return status == CLI_GO ? CLI_OK : status;
 }
 
 int cmd_explain(int argc, char **argv)
@@ -108,12 +128,14 @@ int cmd_explain(int argc, char **argv)
     return status;
 
   esmm_ctx *ctx;
-  status = cli_context(r.problem.threads, NULL, &ctx);
+  status = cli_context(r.problem.threads, r.force, &ctx);
   if (status != CLI_GO)
     return status;
   io_matrix a = {0}, b = {0}, c = {0};
   esmm_weights *weights = NULL;
-  status = explain(ctx, &r, &a, &b, &c, &weights);
+  status = prepare(ctx, &r, &a, &b, &c, &weights);
+  if (status == CLI_GO)
+    status = explain(ctx, &r, &a.m, &c.m, weights);
   esmm_weights_free(weights);
   io_matrix_free(&a);
   io_matrix_free(&b);

@@ -181,7 +181,6 @@ int cmd_info(int argc, char **argv)
   examine(&m);
   int library_count = blas_open(libraries, esmm_ctx_threads(ctx));
   (json ? print_json : print_table)(ctx, &m, libraries, library_count);
-  blas_close(libraries, library_count);
   esmm_ctx_free(ctx);
   return CLI_OK;
 }

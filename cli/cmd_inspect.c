@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define WEIGHTS_MAGIC "\211ESMMW\r\n" /* first bytes of a file that esmm_weights_save wrote */
 
@@ -31,6 +32,9 @@ typedef struct side {
 static bool is_weights(const char *path)
 {
   unsigned char head[8] = {0};
+  struct stat info;
+  if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) /* looking into a pipe would take its first bytes away */
+    return false;
   FILE *file = fopen(path, "rb");
   if (!file)
     return false;
@@ -235,35 +239,41 @@ static void print_prediction(const esmm_ctx *ctx, const cli_table *table)
 
 static int inspect_matrix(esmm_ctx *ctx, const request *r)
 {
+  enum { STEPS = 6 };
   int64_t rows, cols;
   int status = parse_dims(r->dims, &rows, &cols);
   if (status != CLI_GO)
     return status;
+  cli_progress progress;
+  cli_progress_start(&progress, "inspect");
   io_matrix file;
   char error[IO_ERROR_BYTES];
   if (io_matrix_read(r->path, rows, cols, &file, error, sizeof error) != 0)
-    return cli_failed("%s%s", error, r->dims ? "" : strstr(error, "give its dimensions") ? " (--dims ROWSxCOLS)" : "");
+    return cli_failed("%s", error);
 
   side a, b;
   esmm_weights *weights = NULL;
+  cli_table *table = prediction_table();
+  cli_progress_update(&progress, 1, STEPS);
   esmm_status done = measure_side(ctx, &file.m, false, &a);
+  cli_progress_update(&progress, 2, STEPS);
   if (done == ESMM_OK)
     done = measure_side(ctx, &file.m, true, &b);
+  cli_progress_update(&progress, 3, STEPS);
   if (done == ESMM_OK)
     done = esmm_prepare(ctx, &file.m, NULL, &weights);
-  if (done != ESMM_OK) {
-    status = cli_status(ctx, r->path, done);
-  } else {
+  cli_progress_update(&progress, 4, STEPS);
+  status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
+  cli_progress_update(&progress, 5, STEPS);
+  if (status == CLI_GO)
+    status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
+  cli_progress_end(&progress);
+  if (status == CLI_GO) {
     print_facts(r->path, &file.m, &a, &b);
     print_strips(&a, &b);
-    cli_table *table = prediction_table();
-    status = predict_as_a(ctx, table, r, &file.m);
-    if (status == CLI_GO)
-      status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
-    if (status == CLI_GO)
-      print_prediction(ctx, table);
-    cli_table_free(table);
+    print_prediction(ctx, table);
   }
+  cli_table_free(table);
   esmm_weights_free(weights);
   io_matrix_free(&file);
   return status == CLI_GO ? CLI_OK : status;

@@ -6,8 +6,8 @@
  */
 #include "cli.h"
 
-#include <math.h>
-#include <string.h>
+#include <float.h>
+#include <stdarg.h>
 
 typedef struct request {
   const char *a, *b, *weights, *c, *bias, *out, *save;
@@ -108,45 +108,44 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
   return status;
 }
 
+static void add_row(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static void add_row(cli_table *table, const char *name, const char *format, ...)
+{
+  char text[256];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  cli_table_cell(table, CLI_BOLD, "%s", name);
+  cli_table_cell(table, CLI_PLAIN, "%s", text);
+}
+
 static void print_stats(const esmm_stats *s)
 {
   cli_table *table = cli_table_new("ll", NULL);
-  const struct {
-    const char *name, *text;
-  } rows[] = {
-      {"kernel", s->kernel},
-      {"reason", s->reason},
-      {"element density of A", cli_number(s->density_a, 3)},
-      {"strip density of A", cli_number(s->strip_density_a, 3)},
-      {"strip density of B", cli_number(s->strip_density_b, 3)},
-      {"joint density", cli_number(s->joint_density, 3)},
-      {"skipped", cli_percent(s->skipped_share)},
-      {"plan", cli_seconds(s->seconds_plan)},
-      {"extract", cli_seconds(s->seconds_extract)},
-      {"multiply", cli_seconds(s->seconds_multiply)},
-      {"total", cli_seconds(s->seconds_total)},
-      {"weights held", cli_bytes((double)s->weights_bytes)},
-  };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    cli_table_cell(table, CLI_PLAIN, "%s", rows[i].name);
-    cli_table_cell(table, CLI_PLAIN, "%s", rows[i].text);
-  }
-  cli_table_cell(table, CLI_PLAIN, "strips");
-  cli_table_cell(table, CLI_PLAIN, "%lld rows of A, %lld columns of B", (long long)s->strip_rows,
-                 (long long)s->strip_cols);
-  cli_table_cell(table, CLI_PLAIN, "threads");
-  cli_table_cell(table, CLI_PLAIN, "%d", s->threads);
-  if (s->seconds_total > 0) {
-    cli_table_cell(table, CLI_PLAIN, "useful");
-    cli_table_cell(table, CLI_PLAIN, "%s GFLOP/s", cli_number(s->flop_useful / s->seconds_total * 1e-9, 3));
-    cli_table_cell(table, CLI_PLAIN, "dense-equivalent");
-    cli_table_cell(table, CLI_PLAIN, "%s GFLOP/s", cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
-  }
+  add_row(table, "kernel", "%s", s->kernel);
+  add_row(table, "reason", "%s", s->reason);
+  add_row(table, "threads", "%d", s->threads);
+  if (s->strip_rows > 0)
+    add_row(table, "strips", "%lld rows of A, %lld columns of B", (long long)s->strip_rows, (long long)s->strip_cols);
+  add_row(table, "density of A", "elements %s (sampled), strips %s", cli_number(s->density_a, 3),
+          cli_number(s->strip_density_a, 3));
+  add_row(table, "density of B", "strips %s", cli_number(s->strip_density_b, 3));
+  add_row(table, "joint density", "%s", cli_number(s->joint_density, 3));
+  add_row(table, "skipped", "%s", cli_percent(s->skipped_share));
+  add_row(table, "time", "%s: plan %s, extract %s, multiply %s", cli_seconds(s->seconds_total),
+          cli_seconds(s->seconds_plan), cli_seconds(s->seconds_extract), cli_seconds(s->seconds_multiply));
+  if (s->seconds_total > 0)
+    add_row(table, "speed", "%s GFLOP/s useful, %s GFLOP/s dense-equivalent",
+            cli_number(s->flop_useful / s->seconds_total * 1e-9, 3),
+            cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
+  add_row(table, "weights", "%s", cli_bytes((double)s->weights_bytes));
   cli_table_print(table, stdout);
   cli_table_free(table);
 }
 
-static int multiply(esmm_ctx *ctx, const request *r, operands *o)
+static int multiply(esmm_ctx *ctx, const request *r, operands *o, esmm_stats *stats)
 {
   const float alpha = (float)r->alpha, beta = (float)r->beta;
   esmm_matmul_opts opts = {.size = sizeof opts,
@@ -155,36 +154,53 @@ static int multiply(esmm_ctx *ctx, const request *r, operands *o)
                            .bias = o->bias.m.data,
                            .activation = (esmm_activation)r->activation,
                            .strict = r->strict};
-  esmm_stats stats = {.size = sizeof stats};
-  esmm_status done = esmm_matmul(ctx, &o->a.m, o->weights, &o->c.m, &opts, &stats);
+  esmm_status done = esmm_matmul(ctx, &o->a.m, o->weights, &o->c.m, &opts, stats);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "product", done);
+}
+
+static int save_weights(esmm_ctx *ctx, const request *r, const operands *o)
+{
+  esmm_status done = esmm_weights_save(ctx, o->weights, r->save);
   if (done != ESMM_OK)
-    return cli_status(ctx, "product", done);
+    return cli_status(ctx, "--save-weights", done);
+  printf("%s: weights of %lld x %lld %s, %s\n", r->save, (long long)o->info.rows, (long long)o->info.cols,
+         esmm_dtype_str(o->info.dtype), cli_bytes((double)o->info.bytes));
+  return CLI_GO;
+}
+
+static int save_product(const request *r, const operands *o, const esmm_stats *stats)
+{
   char error[IO_ERROR_BYTES];
   if (io_npy_write(r->out, &o->c.m, error, sizeof error) != 0)
     return cli_failed("--out: %s", error);
-  printf("%s: %lld x %lld %s, %s in %s\n", r->out, (long long)o->c.m.rows, (long long)o->c.m.cols,
-         esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats.kernel,
-         cli_seconds(stats.seconds_total));
+  printf("%s: %lld x %lld %s, by %s in %s\n", r->out, (long long)o->c.m.rows, (long long)o->c.m.cols,
+         esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats->kernel,
+         cli_seconds(stats->seconds_total));
   if (r->stats)
-    print_stats(&stats);
-  return CLI_OK;
+    print_stats(stats);
+  return CLI_GO;
 }
 
 static int run(esmm_ctx *ctx, const request *r, operands *o)
 {
+  enum { STEPS = 4 };
+  esmm_stats stats = {.size = sizeof stats};
+  cli_progress progress;
+  cli_progress_start(&progress, "run");
   int status = prepare(ctx, r, o);
+  cli_progress_update(&progress, 1, STEPS);
   if (status == CLI_GO && r->a)
     status = read_operands(ctx, r, o);
-  if (status != CLI_GO)
-    return status;
-  if (r->save) {
-    esmm_status done = esmm_weights_save(ctx, o->weights, r->save);
-    if (done != ESMM_OK)
-      return cli_status(ctx, "--save-weights", done);
-    printf("%s: weights of %lld x %lld %s, %s\n", r->save, (long long)o->info.rows, (long long)o->info.cols,
-           esmm_dtype_str(o->info.dtype), cli_bytes((double)o->info.bytes));
-  }
-  return r->a ? multiply(ctx, r, o) : CLI_OK;
+  cli_progress_update(&progress, 2, STEPS);
+  if (status == CLI_GO && r->a)
+    status = multiply(ctx, r, o, &stats);
+  cli_progress_update(&progress, 3, STEPS);
+  cli_progress_end(&progress);
+  if (status == CLI_GO && r->save)
+    status = save_weights(ctx, r, o);
+  if (status == CLI_GO && r->a)
+    status = save_product(r, o, &stats);
+  return status == CLI_GO ? CLI_OK : status;
 }
 
 int cmd_run(int argc, char **argv)
@@ -199,8 +215,8 @@ int cmd_run(int argc, char **argv)
       {"save-weights", CLI_STRING, &r.save, "FILE", "keep B prepared; without --a, that is all", 0, 0, NULL, NULL},
       {"dims", CLI_DIMS, r.dims, "M K N", "the shapes; .npy files must agree", 0, CLI_MAX_DIMENSION, NULL, &r.has_dims},
       {NULL, CLI_HEADING, NULL, NULL, "What is computed: C = activation(alpha A B + beta C + bias)", 0, 0, NULL, NULL},
-      {"alpha", CLI_DOUBLE, &r.alpha, "X", "default 1", 0, 0, NULL, &r.has_alpha},
-      {"beta", CLI_DOUBLE, &r.beta, "X", "default 0; otherwise with --c", 0, 0, NULL, &r.has_beta},
+      {"alpha", CLI_DOUBLE, &r.alpha, "X", "default 1", -FLT_MAX, FLT_MAX, NULL, &r.has_alpha},
+      {"beta", CLI_DOUBLE, &r.beta, "X", "default 0; otherwise with --c", -FLT_MAX, FLT_MAX, NULL, &r.has_beta},
       {"c", CLI_STRING, &r.c, "FILE", "the C [M,N] that beta multiplies; the file is not changed", 0, 0, NULL, NULL},
       {"bias", CLI_STRING, &r.bias, "FILE", "N numbers, added to every row", 0, 0, NULL, NULL},
       {"activation", CLI_CHOICE, &r.activation, "F", "none, relu or relu2 (default none)", 0, 0, "none|relu|relu2",

@@ -121,8 +121,10 @@ static int add_word(names *found, const char *what, const char *word)
   if (digits == 0 || (word[digits] && word[digits] != '-'))
     return add_named(found, what, word);
 
-  char number[32] = "";
+  char number[64] = "";
   memcpy(number, word, digits < sizeof number ? digits : sizeof number - 1);
+  if (word[digits] && (!word[digits + 1] || word[digits + 1 + strspn(word + digits + 1, "0123456789")]))
+    return cli_usage("%s: %s is not a range of numbers", what, word);
   int status = cli_parse_int(what, number, 1, 1000, &first);
   last = first;
   if (status == CLI_GO && word[digits])

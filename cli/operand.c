@@ -13,7 +13,8 @@
 
 /* ---- matrices ---- */
 
-/* Huge pages for large matrices, as the library's own buffers have them: neither side of a comparison may gain by it. */
+/* Huge pages for large matrices, as the library's own buffers have them: neither side of a comparison may gain by it.
+ */
 static void *alloc_data(size_t bytes)
 {
   const size_t page = (size_t)2 << 20;
@@ -136,7 +137,7 @@ static int check_options(const cli_problem *p, bool any_pattern)
   if (count > 1)
     return cli_usage("%s and %s cannot both be asked for", modes[0], modes[1]);
 
-  bool densities = given(p->density) || given(p->density_a) || given(p->density_b);
+  bool densities = given(p->density_now) || given(p->density_a) || given(p->density_b);
   if (p->pattern && (p->pattern_a || p->pattern_b))
     return cli_usage("--pattern is for both operands: it cannot stand beside %s",
                      p->pattern_a ? "--pattern-a" : "--pattern-b");
@@ -151,10 +152,10 @@ static int check_options(const cli_problem *p, bool any_pattern)
   if (p->has_size && p->has_dims)
     return cli_usage("--size and --dims cannot both be given");
   if (p->load_a && (given(p->density_a) || p->pattern_a || p->has_activations))
-    return cli_usage("--load-a: a loaded A has its own zeros: give no %s with it",
-                     p->pattern_a         ? "--pattern-a"
-                     : p->has_activations ? "--activations"
-                                          : "--density-a");
+    return cli_usage("--load-a: a loaded A has its own zeros: give no %s with it", p->pattern_a ? "--pattern-a"
+                                                                                   : p->has_activations
+                                                                                       ? "--activations"
+                                                                                       : "--density-a");
   if (p->load_b && (given(p->density_b) || p->pattern_b))
     return cli_usage("--load-b: a loaded B has its own zeros: give no %s with it",
                      p->pattern_b ? "--pattern-b" : "--density-b");
@@ -192,10 +193,8 @@ static void set_text(cli_source *source)
 
 static esmm_generator generate(esmm_generator_kind kind, double density)
 {
-  esmm_generator g = {.size = sizeof g, .kind = kind, .density = density};
-  if (kind != ESMM_GEN_DENSE && density == 1 && kind != ESMM_GEN_ACTIVATIONS)
-    g.kind = ESMM_GEN_DENSE; /* the same, and says so */
-  return g;
+  return (esmm_generator){
+      .size = sizeof(esmm_generator), .kind = kind, .density = kind == ESMM_GEN_DENSE ? 1 : density};
 }
 
 static int resolve_activations(cli_problem *p)
@@ -277,6 +276,7 @@ static int resolve_sources(cli_problem *p, double density, bool any_pattern)
 int cli_problem_resolve(cli_problem *p, double density)
 {
   bool any_pattern = p->pattern || p->pattern_a || p->pattern_b;
+  p->density_now = given(density) ? density : p->density;
   int status = check_pattern("--pattern", p->pattern);
   if (status == CLI_GO)
     status = check_pattern("--pattern-a", p->pattern_a);
@@ -289,7 +289,6 @@ int cli_problem_resolve(cli_problem *p, double density)
 
   p->a = (cli_source){.path = p->load_a};
   p->b = (cli_source){.path = p->load_b};
-  p->density_now = given(density) ? density : p->density;
   status = resolve_sources(p, p->density_now, any_pattern);
   if (status != CLI_GO)
     return status;
@@ -316,8 +315,8 @@ static int load(const char *what, const cli_problem *p, const cli_source *source
   return cli_failed("%s: %s", what, error);
 }
 
-static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64_t rows, int64_t cols,
-                esmm_dtype dtype, io_matrix *out)
+static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64_t rows, int64_t cols, esmm_dtype dtype,
+                io_matrix *out)
 {
   int status = cli_matrix_alloc(what, rows, cols, dtype, out);
   if (status != CLI_GO)
@@ -361,9 +360,9 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
     if (status == CLI_GO)
       status = settle_dtype(ctx, "--load-b", asked_b, (esmm_dtype)dtype_b, b);
     if (status == CLI_GO && p->a.path && !fixed && b->m.rows != p->k)
-      status = cli_failed("--load-b: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->b.path,
-                          (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k,
-                          (long long)p->k);
+      status =
+          cli_failed("--load-b: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->b.path,
+                     (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k, (long long)p->k);
     if (status == CLI_GO) {
       p->k = b->m.rows;
       p->n = b->m.cols;

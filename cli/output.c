@@ -49,11 +49,13 @@ int cli_output_close(cli_output *output, const char *what)
 {
   if (!output->file)
     return CLI_GO;
+  errno = 0;
   bool good = fflush(output->file) == 0 && !ferror(output->file);
+  const char *reason = errno ? strerror(errno) : "a write failed";
   if (output->file != stdout && fclose(output->file) != 0)
     good = false;
   output->file = NULL;
-  int status = !good          ? cli_failed("%s: %s: cannot be written: %s", what, output->path, strerror(errno))
+  int status = !good          ? cli_failed("%s: %s: cannot be written: %s", what, output->path, reason)
                : output->text ? replace_file(output, what)
                               : CLI_GO;
   cli_output_discard(output);

@@ -81,7 +81,7 @@ static uint32_t next_code(const unsigned char **at)
 
 int cli_width(const char *utf8)
 {
-  static const uint32_t wide[][2] = {{0x1100, 0x115f}, {0x2e80, 0xa4cf}, {0xac00, 0xd7a3},  {0xf900, 0xfaff},
+  static const uint32_t wide[][2] = {{0x1100, 0x115f}, {0x2e80, 0xa4cf}, {0xac00, 0xd7a3},   {0xf900, 0xfaff},
                                      {0xfe30, 0xfe6f}, {0xff00, 0xff60}, {0x1f300, 0x1faff}, {0x20000, 0x3fffd}};
   int width = 0;
   for (const unsigned char *p = (const unsigned char *)utf8; *p;) {
@@ -181,7 +181,7 @@ void cli_table_print(const cli_table *table, FILE *out)
     int blanks = widths[column] - cli_width(c->text);
     bool right = table->align[column] == 'r';
     fprintf(out, "%*s", right && c->text[0] ? blanks : 0, "");
-    cli_print(out, c->style, "%s", c->text);
+    cli_print(out, c->text[0] ? c->style : CLI_PLAIN, "%s", c->text);
     bool more = false;
     for (size_t j = i + 1; j < table->count && j % columns; j++)
       more = more || table->cells[j].text[0];

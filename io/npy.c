@@ -435,7 +435,7 @@ int io_matrix_read(const char *path, int64_t rows, int64_t cols, io_matrix *out,
   if (is_npy(source.head, source.head_bytes)) {
     result = read_npy(&source, out, &e);
     if (result == 0 && known && (out->m.rows != rows || out->m.cols != cols)) {
-      result = io_fail(&e, "is %lld x %lld, the dimensions given say %lld x %lld", (long long)out->m.rows,
+      result = io_fail(&e, "is %lld x %lld, not %lld x %lld as it should be", (long long)out->m.rows,
                        (long long)out->m.cols, (long long)rows, (long long)cols);
       io_matrix_free(out);
     }

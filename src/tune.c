@@ -1,8 +1,26 @@
-/* tune.c: the plan's cost constants: shipped, measured, cached. */
+/*
+ * tune.c: the plan's cost constants: shipped with each kernel, measured on this machine, cached in a file.
+ *
+ * Measuring: every kernel that competes runs a set of products for which the terms of its cost model differ, and the
+ * constants are fitted so that the relative error of the estimates is least, none of them negative. The cache is one
+ * text file a machine and number of threads; a file that does not parse, or is of another machine or version, is
+ * ignored: the shipped constants serve.
+ */
 #include "kernel.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CACHE_MAGIC "esmm-tune 1"
+#define MAX_SAMPLES 64
+
+/* ------------------------------------------------------------------------------------------------ shipped */
 
 void esmm_tune_defaults(esmm_ctx *ctx)
 {
@@ -11,8 +29,338 @@ void esmm_tune_defaults(esmm_ctx *ctx)
       ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / ctx->threads;
 }
 
-void esmm_tune_find(esmm_ctx *ctx) { (void)ctx; }
+int esmm_is_tuned(const esmm_ctx *ctx)
+{
+  return ctx && ctx->tuned;
+}
+
+const char *esmm_tune_path(const esmm_ctx *ctx)
+{
+  return ctx ? ctx->tune_path : "";
+}
+
+/* ------------------------------------------------------------------------------------------------ the cache file */
+
+/* "amd-epyc-9634-84-core-processor" */
+static void slug(const char *name, char *out, size_t bytes)
+{
+  size_t n = 0;
+  for (; *name && n + 1 < bytes; name++) {
+    const char c = *name;
+    const int letter = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+    if (letter)
+      out[n++] = c;
+    else if (c >= 'A' && c <= 'Z')
+      out[n++] = (char)(c - 'A' + 'a');
+    else if (n && out[n - 1] != '-')
+      out[n++] = '-';
+  }
+  while (n && out[n - 1] == '-')
+    n--;
+  out[n] = '\0';
+}
+
+static void set_path(esmm_ctx *ctx)
+{
+  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  char name[160], machine[128];
+  slug(ctx->device_name, machine, sizeof machine);
+  const int length = snprintf(name, sizeof name, "esmm/%.96s-%s-%d.tune", machine,
+                              ctx->cpu & ESMM_CPU_AVX512 ? "avx512" : ctx->cpu & ESMM_CPU_AVX2 ? "avx2" : "portable",
+                              ctx->threads);
+  ctx->tune_path[0] = '\0';
+  if (length < 0)
+    return;
+  int total = 0;
+  if (cache && cache[0] == '/') /* the XDG rules: a relative path is invalid and to be ignored */
+    total = snprintf(ctx->tune_path, sizeof ctx->tune_path, "%s/%s", cache, name);
+  else if (home && home[0] == '/')
+    total = snprintf(ctx->tune_path, sizeof ctx->tune_path, "%s/.cache/%s", home, name);
+  if (total < 0 || (size_t)total >= sizeof ctx->tune_path)
+    ctx->tune_path[0] = '\0';
+}
+
+static bool read_cache(esmm_ctx *ctx, FILE *f)
+{
+  double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS];
+  bool seen[ESMM_MAX_KERNELS] = {false};
+  char line[512], name[64];
+  memcpy(cost, ctx->cost, sizeof cost);
+  if (!fgets(line, sizeof line, f) || strncmp(line, CACHE_MAGIC " ", strlen(CACHE_MAGIC) + 1) != 0)
+    return false;
+  line[strcspn(line, "\n")] = '\0';
+  if (strcmp(line + strlen(CACHE_MAGIC) + 1, esmm_source_id()) != 0)
+    return false; /* measured with other kernels */
+  while (fgets(line, sizeof line, f)) {
+    int used = 0;
+    if (sscanf(line, "%63s%n", name, &used) != 1)
+      return false;
+    const char *rest = line + used;
+    for (int i = 0; i < esmm_registry_count(); i++) {
+      if (strcmp(esmm_registry_at(i)->name, name) != 0)
+        continue;
+      seen[i] = true;
+      for (int t = 0; t < ESMM_COST_TERMS; t++) {
+        char *end;
+        cost[i][t] = strtod(rest, &end);
+        if (end == rest || !(cost[i][t] >= 0.0) || cost[i][t] > 1.0)
+          return false;
+        rest = end;
+      }
+    }
+  }
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    const bool competes = !(kernel->flags & ESMM_KERNEL_REFERENCE) && (kernel->cpu & ctx->cpu) == kernel->cpu;
+    if (competes && !seen[i])
+      return false;
+  }
+  memcpy(ctx->cost, cost, sizeof cost);
+  return true;
+}
+
+void esmm_tune_find(esmm_ctx *ctx)
+{
+  set_path(ctx);
+  FILE *f = ctx->tune_path[0] ? fopen(ctx->tune_path, "re") : NULL;
+  if (!f)
+    return;
+  ctx->tuned = read_cache(ctx, f);
+  (void)fclose(f);
+}
+
+/* Makes every directory of path's parent; existing ones are fine. */
+static int make_parents(const char *path)
+{
+  char part[4096];
+  (void)snprintf(part, sizeof part, "%s", path);
+  for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    if (mkdir(part, 0777) != 0 && errno != EEXIST)
+      return -1;
+    *slash = '/';
+  }
+  return 0;
+}
+
+static esmm_status write_cache(esmm_ctx *ctx)
+{
+  if (!ctx->tune_path[0])
+    return esmm_fail(ctx, ESMM_ERR_IO, "nowhere to keep the tuning: neither XDG_CACHE_HOME nor HOME is set");
+  char temporary[sizeof ctx->tune_path + 8];
+  (void)snprintf(temporary, sizeof temporary, "%s.XXXXXX", ctx->tune_path);
+  int fd = make_parents(ctx->tune_path) == 0 ? mkstemp(temporary) : -1;
+  FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+  if (!f) {
+    const int reason = errno;
+    if (fd >= 0) {
+      (void)close(fd);
+      (void)unlink(temporary);
+    }
+    return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s", ctx->tune_path, strerror(reason));
+  }
+  bool ok = fprintf(f, CACHE_MAGIC " %s\n", esmm_source_id()) > 0;
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu)
+      continue;
+    ok = ok && fprintf(f, "%s", kernel->name) > 0;
+    for (int t = 0; t < ESMM_COST_TERMS; t++)
+      ok = ok && fprintf(f, " %.6e", ctx->cost[i][t]) > 0;
+    ok = ok && fprintf(f, "\n") > 0;
+  }
+  ok = fflush(f) == 0 && ok;
+  ok = fsync(fileno(f)) == 0 && ok;
+  ok = fclose(f) == 0 && ok;
+  if (!ok || rename(temporary, ctx->tune_path) != 0) {
+    const int reason = errno;
+    (void)unlink(temporary);
+    return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s", ctx->tune_path, strerror(reason));
+  }
+  return ESMM_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ measuring */
+
+typedef struct trial {
+  int64_t m, k, n;
+  esmm_generator_kind kind;
+  double density_a, density_b;
+  bool small; /* portable kernels, which are only there as a fallback, run no others */
+} trial;
+
+/* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
+static const trial trials[] = {
+  {32, 64, 64, ESMM_GEN_DENSE, 1, 1, true},
+  {128, 256, 256, ESMM_GEN_DENSE, 1, 1, true},
+  {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, false},
+  {768, 768, 768, ESMM_GEN_DENSE, 1, 1, false},
+  {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, true},
+  {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, false},
+  {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, true},
+  {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, false},
+  {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, false},
+  {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, true},
+  {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, false},
+  {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, true},
+  {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, false},
+  {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, false},
+  {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, false},
+  {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
+  {1, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
+  {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, true},
+  {4, 4096, 4096, ESMM_GEN_RANDOM, .5, 1, false},
+  {4, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
+  {16, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
+  {16, 4096, 4096, ESMM_GEN_RANDOM, .3, 1, false},
+  {16, 4096, 4096, ESMM_GEN_RANDOM, .05, 1, true},
+};
+#define TRIALS ((int)(sizeof trials / sizeof trials[0]))
+_Static_assert(sizeof trials / sizeof trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
+
+typedef struct fit {
+  int count;
+  double units[MAX_SAMPLES][ESMM_COST_TERMS], seconds[MAX_SAMPLES];
+} fit;
+
+/*
+ * Non-negative least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex.
+ * A small pull towards the starting point settles terms that the trials do not tell apart.
+ */
+static void solve(const fit *f, double *cost)
+{
+  double start[ESMM_COST_TERMS], scale[ESMM_COST_TERMS] = {0};
+  memcpy(start, cost, sizeof start);
+  for (int t = 0; t < ESMM_COST_TERMS; t++)
+    for (int i = 0; i < f->count; i++)
+      scale[t] += (f->units[i][t] / f->seconds[i]) * (f->units[i][t] / f->seconds[i]);
+  for (int round = 0; round < 2000; round++)
+    for (int t = 0; t < ESMM_COST_TERMS; t++) {
+      if (scale[t] == 0.0)
+        continue;
+      const double pull = 1e-3 * scale[t];
+      double top = pull * start[t];
+      for (int i = 0; i < f->count; i++) {
+        double rest = 1.0;
+        for (int u = 0; u < ESMM_COST_TERMS; u++)
+          rest -= u == t ? 0.0 : cost[u] * f->units[i][u] / f->seconds[i];
+        top += rest * f->units[i][t] / f->seconds[i];
+      }
+      cost[t] = fmax(0.0, top / (scale[t] + pull));
+    }
+}
+
+typedef struct bench {
+  esmm_matrix a, b, c;
+  esmm_weights *w;
+} bench;
+
+static void bench_free(esmm_ctx *ctx, bench *x)
+{
+  esmm_mem_free(&ctx->allocator, x->a.data, (size_t)(x->a.rows * x->a.cols) * sizeof(float));
+  esmm_mem_free(&ctx->allocator, x->b.data, (size_t)(x->b.rows * x->b.cols) * sizeof(float));
+  esmm_mem_free(&ctx->allocator, x->c.data, (size_t)(x->c.rows * x->c.cols) * sizeof(float));
+  esmm_weights_free(x->w);
+}
+
+static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
+{
+  memset(x, 0, sizeof *x);
+  x->a = (esmm_matrix){.rows = t->m, .cols = t->k, .ld = t->k};
+  x->b = (esmm_matrix){.rows = t->k, .cols = t->n, .ld = t->n};
+  x->c = (esmm_matrix){.rows = t->m, .cols = t->n, .ld = t->n};
+  x->a.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->m * t->k) * sizeof(float));
+  x->b.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->k * t->n) * sizeof(float));
+  x->c.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->m * t->n) * sizeof(float));
+  if (!x->a.data || !x->b.data || !x->c.data)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld x %lld trial", (long long)t->m,
+                     (long long)t->k, (long long)t->n);
+  const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 1, .density = t->density_a};
+  const esmm_generator b = {.size = sizeof b,
+                            .kind = t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
+                            .operand = ESMM_OPERAND_B,
+                            .seed = 2,
+                            .density = t->density_b};
+  esmm_status status = esmm_generate(ctx, &a, &x->a);
+  if (status == ESMM_OK)
+    status = esmm_generate(ctx, &b, &x->b);
+  if (status == ESMM_OK)
+    status = esmm_prepare(ctx, &x->b, NULL, &x->w);
+  return status;
+}
+
+/* The best of several runs: what disturbs a run only makes it longer. */
+static double measure(const esmm_kernel *kernel, const esmm_problem *p, void *scratch)
+{
+  double best = INFINITY, spent = 0.0;
+  for (int i = 0; i < 12 && (i < 3 || spent < 0.02); i++) {
+    esmm_stats stats = {.size = sizeof stats};
+    const double start = esmm_now();
+    kernel->run(p, scratch, &stats);
+    const double seconds = esmm_now() - start;
+    spent += seconds;
+    if (i > 0) /* the first warms caches and threads up */
+      best = fmin(best, seconds);
+  }
+  return best;
+}
+
+/* Runs one trial on every kernel that can and notes what it took. */
+static esmm_status try_all(esmm_ctx *ctx, const trial *t, fit *fits)
+{
+  bench x;
+  esmm_status status = bench_make(ctx, t, &x);
+  for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    esmm_problem p = {.m = t->m, .n = t->n, .k = t->k, .a = x.a, .c = x.c, .w = x.w, .alpha = 1.0f,
+                      .threads = ctx->threads};
+    char why[160];
+    if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu ||
+        (!t->small && kernel->cpu == 0 && ctx->cpu != 0) || !kernel->can_run(ctx, &p, why, sizeof why))
+      continue;
+    fit *f = &fits[i];
+    double *units = f->units[f->count];
+    memset(units, 0, sizeof f->units[0]);
+    esmm_sample_a(&p.a, p.w, &p.sample);
+    kernel->terms(&p, ctx->cost[i], units, &p.strip_rows);
+    const size_t bytes = kernel->workspace(&p);
+    void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
+    if (!scratch)
+      status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
+    else
+      f->seconds[f->count++] = measure(kernel, &p, scratch);
+  }
+  bench_free(ctx, &x);
+  return status;
+}
+
 esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user)
-{ (void)ctx; (void)save; (void)progress; (void)user; return ESMM_OK; }
-const char *esmm_tune_path(const esmm_ctx *ctx) { return ctx ? ctx->tune_path : ""; }
-int esmm_is_tuned(const esmm_ctx *ctx) { return ctx && ctx->tuned; }
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  const size_t bytes = ESMM_MAX_KERNELS * sizeof(fit);
+  fit *fits = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!fits)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for tuning");
+  memset(fits, 0, bytes);
+  esmm_status status = ESMM_OK;
+  for (int i = 0; status == ESMM_OK && i < TRIALS; i++) {
+    if (progress)
+      progress(user, i, TRIALS);
+    status = try_all(ctx, &trials[i], fits);
+  }
+  if (status == ESMM_OK) {
+    if (progress)
+      progress(user, TRIALS, TRIALS);
+    for (int i = 0; i < esmm_registry_count(); i++)
+      if (fits[i].count > 0)
+        solve(&fits[i], ctx->cost[i]);
+    ctx->tuned = true;
+    if (!ctx->tune_path[0])
+      set_path(ctx);
+    if (save)
+      status = write_cache(ctx);
+  }
+  esmm_mem_free(&ctx->allocator, fits, bytes);
+  return status;
+}

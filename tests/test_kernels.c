@@ -71,31 +71,31 @@ enum {
   FACTORS
 };
 
-static const int LEVELS[FACTORS] = {COUNT(SIZES_M),
-                                    COUNT(SIZES_N),
-                                    COUNT(SIZES_K),
-                                    6,
-                                    COUNT(DENSITIES),
-                                    6,
-                                    COUNT(DENSITIES),
-                                    2,
-                                    2,
-                                    2,
-                                    3,
-                                    3,
-                                    3,
-                                    COUNT(PADS),
-                                    COUNT(PADS),
-                                    COUNT(PADS),
-                                    COUNT(SCALES),
-                                    COUNT(SCALES),
-                                    2,
-                                    3,
-                                    2,
-                                    3,
-                                    COUNT(PATTERN_ROWS),
-                                    4,
-                                    2};
+static const int LEVELS[FACTORS] = {[F_M] = COUNT(SIZES_M),
+                                    [F_N] = COUNT(SIZES_N),
+                                    [F_K] = COUNT(SIZES_K),
+                                    [F_KIND_A] = 6,
+                                    [F_DENSITY_A] = COUNT(DENSITIES),
+                                    [F_KIND_B] = 5, /* not activations */
+                                    [F_DENSITY_B] = COUNT(DENSITIES),
+                                    [F_ORDER_A] = 2,
+                                    [F_ORDER_B] = 2,
+                                    [F_ORDER_C] = 2,
+                                    [F_DTYPE_A] = 3,
+                                    [F_DTYPE_B] = 3,
+                                    [F_DTYPE_C] = 3,
+                                    [F_PAD_A] = COUNT(PADS),
+                                    [F_PAD_B] = COUNT(PADS),
+                                    [F_PAD_C] = COUNT(PADS),
+                                    [F_ALPHA] = COUNT(SCALES),
+                                    [F_BETA] = COUNT(SCALES),
+                                    [F_BIAS] = 2,
+                                    [F_ACTIVATION] = 3,
+                                    [F_THREADS] = 2,
+                                    [F_USE] = 3,
+                                    [F_PATTERN] = COUNT(PATTERN_ROWS),
+                                    [F_STRICT] = 4,
+                                    [F_INTEGERS] = 2};
 
 enum { ALL_LEVELS = 192, MAX_ENTRANTS = 66, MAX_SIZE = 131, MAX_K = 1025, KEPT_CASES = 64 };
 static const int64_t MOST_PRODUCTS = 3000000; /* m*n*k of a case: the third of three large sizes is not let in */
@@ -109,8 +109,9 @@ typedef struct test_case {
 typedef struct entrant {
   const char *name; /* a kernel, or "auto" */
   unsigned flags;
-  int64_t ran, refused, failed, open, closed; /* cases, then pairs of levels not yet run and given up */
-  uint8_t pair[ALL_LEVELS][ALL_LEVELS];       /* 0: open, 1: run, 2: cannot be run */
+  int64_t ran, working, refused, failed; /* cases; working: those with something to compute */
+  int64_t open, closed;                  /* pairs of levels not yet run, and given up */
+  uint8_t pair[ALL_LEVELS][ALL_LEVELS];  /* 0: open, 1: run, 2: cannot be run */
   uint8_t tries[ALL_LEVELS][ALL_LEVELS];
   int64_t level_tries[ALL_LEVELS], level_runs[ALL_LEVELS];
   test_case good[KEPT_CASES]; /* cases it could run: where the next try starts from */
@@ -386,11 +387,12 @@ static int idle_levels(const test_case *t)
 static void mark_run(entrant *e, const test_case *t)
 {
   int idle = idle_levels(t);
-  e->good[e->ran % KEPT_CASES] = *t;
   e->ran++;
+  if (idle == 0)
+    e->good[e->working++ % KEPT_CASES] = *t;
   for (int f = 0; f < FACTORS; f++) {
     int x = first_level[f] + t->level[f];
-    e->level_runs[x]++;
+    e->level_runs[x] += idle == is_idle(f, t->level[f]);
     for (int g = 0; g < f; g++) {
       uint8_t *pair = &e->pair[x][first_level[g] + t->level[g]];
       if (is_idle(f, t->level[f]) + is_idle(g, t->level[g]) < idle)
@@ -609,17 +611,14 @@ static void next_case(entrant *e, th_rng *rng)
   int x = first_level[f] + lf, y = first_level[g] + lg;
   uint8_t tries = e->tries[x][y]++;
   test_case t = {{0}};
-  if (tries == 0 || e->ran == 0) {
+  if (tries == 0 || e->working == 0) {
     bool pinned[FACTORS] = {false};
     t.level[f] = (uint8_t)lf;
     t.level[g] = (uint8_t)lg;
     pinned[f] = pinned[g] = true;
     fill_greedily(e, rng, &t, pinned);
   } else {
-    t = e->good[th_below(rng, e->ran < KEPT_CASES ? e->ran : KEPT_CASES)];
-    for (int h = 0; h < FACTORS; h++)
-      while (is_idle(h, t.level[h]))
-        t.level[h] = (uint8_t)th_below(rng, LEVELS[h]);
+    t = e->good[th_below(rng, e->working < KEPT_CASES ? e->working : KEPT_CASES)];
     t.level[f] = (uint8_t)lf;
     t.level[g] = (uint8_t)lg;
     for (int h = F_M; h <= F_K && case_products(&t) > MOST_PRODUCTS; h++)
@@ -631,9 +630,12 @@ static void next_case(entrant *e, th_rng *rng)
     close_pair(e, x, y);
   for (int side = 0; side < 2; side++) {
     int z = side ? x : y;
-    if (e->level_runs[z] == 0 && e->level_tries[z] >= 60)
-      for (int other = 0; other < first_level[FACTORS]; other++)
-        close_pair(e, z, other);
+    if (e->level_runs[z] > 0 || e->level_tries[z] < 60)
+      continue;
+    for (int h = 0; h < FACTORS; h++)
+      for (int l = 0; l < LEVELS[h]; l++)
+        if (!is_idle(h, l)) /* where nothing is to be computed, no kernel is asked */
+          close_pair(e, z, first_level[h] + l);
   }
 }
 
@@ -663,6 +665,14 @@ static void run_table(void)
         cases++;
         open = true;
       }
+  }
+  /* Three things at once: random cases, for as many again. */
+  for (int64_t random = cases; random > 0 && cases < most; random--, cases++) {
+    test_case t;
+    do
+      random_case(&rng, &t);
+    while (idle_levels(&t) > 0);
+    run_case(&t);
   }
   print_message("# %lld cases\n", (long long)cases);
 }

@@ -20,11 +20,8 @@
 #ifndef ESMM_GEMM_H
 #define ESMM_GEMM_H
 
-#include "epilogue.h"
+#include "operands.h"
 
-#include <string.h>
-
-#define ALWAYS static inline __attribute__((always_inline))
 #define TILE_COLS (2 * VEC)
 #define MAX_STRIP 32
 #define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
@@ -218,37 +215,6 @@ static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *
   }
 }
 
-/* rows [r0, r0+rows) x k's [k0, k0+kc) of A as fp32 row-major: in place where it is so already, else through buffer. */
-static const float *rows_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc, float *buffer,
-                              int64_t *ld)
-{
-  if (a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR) {
-    *ld = a->ld;
-    return (const float *)a->data + r0 * a->ld + k0;
-  }
-  *ld = kc;
-  if (a->order == ESMM_COL_MAJOR) {
-    for (int64_t k = 0; k < kc; k++)
-      for (int64_t r = 0; r < rows; r++)
-        buffer[r * kc + k] = esmm_matrix_get(a, r0 + r, k0 + k);
-    return buffer;
-  }
-  for (int64_t r = 0; r < rows; r++) {
-    const uint16_t *from = (const uint16_t *)a->data + (r0 + r) * a->ld + k0;
-    float *to = buffer + r * kc;
-    int64_t k = 0;
-    if (a->dtype == ESMM_BF16)
-      for (; k + VEC <= kc; k += VEC)
-        vec_store(to + k, vec_from_bf16(from + k));
-    else
-      for (; k + VEC <= kc; k += VEC)
-        vec_store(to + k, vec_from_f16(from + k));
-    for (; k < kc; k++)
-      to[k] = a->dtype == ESMM_BF16 ? esmm_from_bf16(from[k]) : esmm_from_f16(from[k]);
-  }
-  return buffer;
-}
-
 /* The strip's bits from the caller's pattern: the OR of its strips that touch these rows. */
 static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t word0, int64_t words,
                               uint64_t *bits)
@@ -331,17 +297,6 @@ typedef struct panel {
   int64_t kept;
 } panel;
 
-static void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
-{
-  const uint16_t *h = (const uint16_t *)from + at;
-  if (dtype == ESMM_BF16)
-    for (int64_t i = 0; i < count; i += VEC)
-      vec_store(to + i, vec_from_bf16(h + i));
-  else
-    for (int64_t i = 0; i < count; i += VEC)
-      vec_store(to + i, vec_from_f16(h + i));
-}
-
 /* Panel q at the stretch [k0, k0+kc): fp32 halves, in place or through buffer [2][kc][16]. */
 static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
 {
@@ -390,8 +345,6 @@ typedef struct blocking {
   /* each thread's scratch, in bytes from its start */
   size_t at_bits, at_before, at_strips, at_list, at_panel, at_sums, at_rows, bytes;
 } blocking;
-
-static size_t align_up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 /* Splits C into blocks so that threads have several each, and lays out a thread's scratch. */
 static blocking plan_blocks(const esmm_problem *p, bool skip)
@@ -449,7 +402,6 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
 typedef struct tally {
   double extract; /* seconds */
   double terms;   /* multiplied (row, column, k)s */
-  double pairs;   /* (strip, panel, k)s multiplied, weighted by rows and columns */
   double kept, seen; /* strip bits set, and all */
 } tally;
 
@@ -460,7 +412,7 @@ typedef struct tally {
  */
 static int64_t chain_length(int64_t n)
 {
-  const int64_t most = n <= 40 ? 40 : n <= 192 ? 64 : n <= 512 ? 128 : 256;
+  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 256;
   return esmm_ceil_div(n, esmm_max(1, esmm_ceil_div(n, most)));
 }
 
@@ -551,7 +503,6 @@ static void multiply_block(const esmm_problem *p, const blocking *g, int64_t blo
           multiply_strip(s, &b, s->list_a, s->list_b, n, to, ldc, cols, add);
         }
         t->terms += (double)n * (double)s->rows * (double)real;
-        t->pairs += (double)n;
       }
     }
   }

@@ -87,6 +87,16 @@ static inline uint32_t *append_offsets(uint32_t *list, uint64_t bits, uint32_t b
 }
 #define APPEND_GROUP 16 /* bits that append_offsets takes at a time */
 
+/* Appends the floats of x[64] whose bits are set; up to 16 past the end may be overwritten. */
+static inline void append_values(float *list, const float *x, uint64_t bits)
+{
+  for (; bits; bits >>= 16, x += 16) {
+    const __mmask16 mask = (__mmask16)bits;
+    _mm512_storeu_ps(list, _mm512_maskz_compress_ps(mask, _mm512_loadu_ps(x)));
+    list += __builtin_popcount(mask);
+  }
+}
+
 static inline uint64_t extract_bits(uint64_t bits, uint64_t mask) { return _pext_u64(bits, mask); }
 
 #endif

@@ -67,6 +67,13 @@ static inline uint32_t *append_offsets(uint32_t *list, uint64_t bits, uint32_t b
 }
 #define APPEND_GROUP 64
 
+/* Appends the floats of x[64] whose bits are set. */
+static inline void append_values(float *list, const float *x, uint64_t bits)
+{
+  for (; bits; bits &= bits - 1)
+    *list++ = x[__builtin_ctzll(bits)];
+}
+
 /* The bits of `bits` at the places where mask has ones, moved together. */
 static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
 {

@@ -1,0 +1,157 @@
+/*
+ * bench.c: esmm bench: options, the walk over a sweep, the exit status.
+ */
+#include "bench.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char about[] =
+    "Measures kernels against the fastest dense library on this machine (OpenBLAS, BLIS), every result checked\n"
+    "against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
+    "\n"
+    "  kernels   auto (default: what the plan chooses), all, names ('esmm list'), ideas (joint), numbers of the\n"
+    "            ladder and ranges of them (10-30), in a comma list\n"
+    "  runs      timed calls of each, at least; more where they are short (default 7)";
+
+static const char notes[] = CLI_PROBLEM_NOTES
+    "\n"
+    "What the columns say\n"
+    "  ms, p95: median and 95th percentile of a call. extract: the part of it that scans and packs A.\n"
+    "  dense ms: the fastest dense library on this data or on random dense data. speedup: over that.\n"
+    "  GFLOP/s: counting 2 M N K, useful: counting what was multiplied. error: max |C - exact| / max |exact|,\n"
+    "  ours and that library's. joint: the share of (tile, k) that was multiplied.\n"
+    "  With M up to 64 the weights rotate through several copies, so that they come from memory as in real use.\n"
+    "\n"
+    "Exit status: 0 all right; 1 a wrong result, or nothing could be measured; 2 wrong words.\n"
+    "\n"
+    "Examples\n"
+    "  esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125\n"
+    "  esmm bench all 7 --dims 1 4096 4096 --random --density-a 10% --density-b 1\n"
+    "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n";
+
+static int parse(bench *b, int argc, char **argv)
+{
+  const char *sweep = NULL, *words[2];
+  int count;
+  const cli_option options[] = {
+      CLI_PROBLEM_OPTIONS(&b->problem),
+      {NULL, CLI_HEADING, NULL, NULL, "What is measured and said", 0, 0, NULL, NULL},
+      {"sweep", CLI_STRING, &sweep, "LIST", "several values of --density in one table: 1,.75,.5,.25", 0, 0, NULL, NULL},
+      {"no-check", CLI_FLAG, &b->no_check, NULL, "do not check results", 0, 0, NULL, NULL},
+      {"no-tune", CLI_FLAG, &b->no_tune, NULL, "do not measure the plan's constants when they are missing", 0, 0, NULL,
+       NULL},
+      {"skip-stats", CLI_FLAG, &b->skip_stats, NULL,
+       "what block, warp and dot skipping would save, and what theory says", 0, 0, NULL, NULL},
+      {"extraction", CLI_FLAG, &b->extraction, NULL, "speed of extraction beside that of memcpy", 0, 0, NULL, NULL},
+      {"json", CLI_STRING, &b->json, "FILE",
+       "a line of JSON for each measurement; '-' is stdout, and the\n"
+       "table then goes to stderr",
+       0, 0, NULL, NULL},
+      {"csv", CLI_STRING, &b->csv, "FILE", "the same as CSV", 0, 0, NULL, NULL},
+      {0}};
+  const cli_parser parser = {.synopsis = "bench [kernels] [runs] [options]",
+                             .about = about,
+                             .options = options,
+                             .notes = notes,
+                             .max_words = 2,
+                             .words_are = "kernels and a number of runs"};
+  int status = cli_parse(&parser, argc, argv, words, &count);
+  if (status == CLI_GO)
+    status = cli_kernels("kernels", count > 0 ? words[0] : "auto", &b->kernels, &b->kernel_count);
+  if (status == CLI_GO && count > 1)
+    status = cli_parse_int("runs", words[1], 1, 100000, &b->runs);
+  if (status == CLI_GO && sweep) {
+    const cli_problem *swept = &b->problem;
+    if (!isnan(swept->density))
+      return cli_usage("--sweep and --density cannot both be given");
+    bool fixed_a = swept->load_a || !isnan(swept->density_a);
+    bool fixed_b = swept->load_b || swept->has_activations || !isnan(swept->density_b);
+    if (fixed_a && fixed_b)
+      return cli_usage("--sweep: neither operand is left to vary");
+    status =
+        cli_parse_densities("--sweep", sweep, b->sweep, (int)(sizeof b->sweep / sizeof *b->sweep), &b->sweep_count);
+  }
+  if (status == CLI_GO && b->json && b->csv && strcmp(b->json, "-") == 0 && strcmp(b->csv, "-") == 0)
+    status = cli_usage("--json and --csv cannot both go to stdout");
+  for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)
+    status = cli_problem_resolve(&b->problem, b->sweep[i]);
+  if (status == CLI_GO && b->sweep_count == 0)
+    status = cli_problem_resolve(&b->problem, NAN);
+  const cli_problem *p = &b->problem;
+  if (status == CLI_GO && (p->m == 0 || p->k == 0 || p->n == 0))
+    status = cli_usage("%s: a product of %lld x %lld x %lld has nothing to measure", p->has_dims ? "--dims" : "--size",
+                       (long long)p->m, (long long)p->k, (long long)p->n);
+  return status;
+}
+
+/* One problem of the sweep. */
+static int step(bench *b, double density, bool first, bench_report *report)
+{
+  bench_data data;
+  bench_result result = {0};
+  int status = cli_problem_resolve(&b->problem, density);
+  if (status != CLI_GO)
+    return status;
+  status = bench_data_make(b, &data);
+  if (status == CLI_GO && first && !b->no_tune) /* after the data, so that a file that is not there is said at once */
+    status = cli_tune_once(b->ctx);
+  if (status == CLI_GO)
+    status = bench_measure(b, &data, &result);
+  if (status == CLI_GO) {
+    cli_progress_end(&b->progress);
+    if (first)
+      bench_report_head(b, &data, &result, report);
+    bench_report_add(b, &data, &result, report);
+    if (b->skip_stats)
+      status = bench_skip_stats(b, &data, report);
+  }
+  if (status == CLI_GO && b->extraction && first)
+    status = bench_extraction(b, &data, report);
+  bench_result_free(&result);
+  bench_data_free(&data);
+  return status;
+}
+
+static int run(bench *b)
+{
+  bench_report report;
+  int status = bench_report_open(b, &report);
+  if (status == CLI_GO)
+    status = cli_context(b->problem.threads, NULL, &b->ctx);
+  if (status == CLI_GO) {
+    int steps = b->sweep_count ? b->sweep_count : 1;
+    b->threads = esmm_ctx_threads(b->ctx);
+    b->library_count = blas_open(b->libraries, b->threads);
+    b->total = 100 * steps;
+    cli_progress_start(&b->progress, "bench");
+    for (int i = 0; i < steps && status == CLI_GO; i++) {
+      b->done = 100 * i;
+      status = step(b, b->sweep_count ? b->sweep[i] : NAN, i == 0, &report);
+    }
+    cli_progress_end(&b->progress);
+  }
+  if (status == CLI_GO)
+    status = bench_report_close(&report);
+  if (status == CLI_GO && report.measured == 0 && report.wrong == 0)
+    status = cli_failed("none of the kernels asked for can run this product");
+  else if (status == CLI_GO)
+    status = report.wrong ? CLI_FAILED : CLI_OK;
+  bench_report_discard(&report);
+  esmm_ctx_free(b->ctx);
+  return status;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+  bench *b = cli_alloc(1, sizeof *b);
+  b->runs = 7;
+  cli_problem_init(&b->problem);
+  int status = parse(b, argc, argv);
+  if (status == CLI_GO)
+    status = run(b);
+  free(b->kernels);
+  free(b);
+  return status;
+}

@@ -1,0 +1,372 @@
+/*
+ * bench_report.c: what a benchmark says: a table for people, a line a measurement for programs.
+ *
+ * The fields of a record are listed once; JSON and CSV are two ways to print that list.
+ */
+#include "bench.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- records ---- */
+
+typedef struct field {
+  const char *name;
+  const char *text; /* NULL: a number */
+  double number;
+  bool literal; /* text is a number, with more digits than a double has */
+} field;
+
+#define TEXT(name, value) \
+  {                       \
+    name, value, 0, false \
+  }
+#define NUMBER(name, value)  \
+  {                          \
+    name, NULL, value, false \
+  }
+enum { MOST_FIELDS = 48 };
+
+static const char *source_kind(const cli_source *source)
+{
+  static const char *const kinds[] = {"dense", "random", "blockwise", "pattern", "activations"};
+  return source->path ? "file" : kinds[source->generator.kind];
+}
+
+static void generator_text(const cli_problem *p, char *out, size_t bytes)
+{
+  const char *a = source_kind(&p->a), *b = source_kind(&p->b);
+  if (strcmp(a, b) == 0)
+    snprintf(out, bytes, "%s", a);
+  else
+    snprintf(out, bytes, "%s/%s", a, b);
+}
+
+static void dtype_text(const cli_problem *p, char *out, size_t bytes)
+{
+  const char *a = esmm_dtype_str((esmm_dtype)p->dtype_a), *b = esmm_dtype_str((esmm_dtype)p->dtype_b);
+  const char *c = esmm_dtype_str((esmm_dtype)p->dtype_c);
+  if (p->dtype_a == p->dtype_b && p->dtype_b == p->dtype_c)
+    snprintf(out, bytes, "%s", a);
+  else
+    snprintf(out, bytes, "%s x %s -> %s", a, b, c);
+}
+
+static double speedup(const bench_result *result, const bench_contestant *c)
+{
+  return result->best < 0 ? NAN : result->contestants[result->best].median / c->median;
+}
+
+static double dense_gflops(const bench_data *data, double seconds)
+{
+  return 2e-9 * (double)data->m * (double)data->n * (double)data->k / seconds;
+}
+
+static const char *baseline_title(const bench_contestant *best)
+{
+  if (!best)
+    return "none";
+  return best->library ? best->library->title : "ESMM's own dense kernel";
+}
+
+static int make_fields(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
+                       const char *generator, const char *dtype, const char *seed, field *out)
+{
+  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
+  const bool ran = c->outcome != BENCH_UNSUPPORTED;
+  const field fields[] = {
+      TEXT("kernel", c->name),
+      TEXT("requested", c->force[0] ? c->force : "auto"),
+      TEXT("device", esmm_ctx_device(b->ctx)),
+      TEXT("device_name", esmm_ctx_device_name(b->ctx)),
+      NUMBER("threads", b->threads),
+      NUMBER("m", (double)data->m),
+      NUMBER("n", (double)data->n),
+      NUMBER("k", (double)data->k),
+      TEXT("dtype", dtype),
+      TEXT("generator", generator),
+      {"seed", seed, 0, true},
+      NUMBER("density_a", data->density_a),
+      NUMBER("density_b", data->info.element_density),
+      NUMBER("strip_rows", ran ? (double)c->stats.strip_rows : NAN),
+      NUMBER("strip_density_a", ran ? c->stats.strip_density_a : NAN),
+      NUMBER("strip_density_b", ran ? c->stats.strip_density_b : NAN),
+      NUMBER("joint_density", ran ? c->stats.joint_density : NAN),
+      NUMBER("runs", c->count),
+      NUMBER("ms", 1e3 * c->median),
+      NUMBER("ms_p95", 1e3 * c->p95),
+      NUMBER("ms_min", 1e3 * c->fastest),
+      NUMBER("ms_plan", 1e3 * c->plan),
+      NUMBER("ms_extract", 1e3 * c->extract),
+      NUMBER("ms_prepare", 1e3 * data->seconds_prepare),
+      TEXT("baseline", best ? best->name : "none"),
+      TEXT("baseline_name", baseline_title(best)),
+      NUMBER("ms_baseline", best ? 1e3 * best->median : NAN),
+      NUMBER("speedup", speedup(result, c)),
+      NUMBER("gflops", dense_gflops(data, c->median)),
+      NUMBER("gflops_useful", ran ? 1e-9 * c->stats.flop_useful / c->median : NAN),
+      NUMBER("flop_useful", ran ? c->stats.flop_useful : NAN),
+      NUMBER("rel_err", c->rel_err),
+      NUMBER("rel_err_baseline", result->baseline_err),
+      NUMBER("checked_rows", (double)result->checked_rows),
+      NUMBER("weight_copies", data->copies),
+      TEXT("outcome", bench_outcome_str(c->outcome)),
+      TEXT("reason", c->reason),
+      TEXT("version", esmm_version_str()),
+      TEXT("source_id", esmm_source_id()),
+  };
+  enum { COUNT = sizeof fields / sizeof *fields };
+  _Static_assert((int)COUNT <= (int)MOST_FIELDS, "room for every field");
+  memcpy(out, fields, sizeof fields);
+  return COUNT;
+}
+
+static void print_json(FILE *out, const field *fields, int count, const bench_result *result)
+{
+  for (int i = 0; i < count; i++) {
+    fputs(i ? "," : "{", out);
+    cli_json_string(out, fields[i].name);
+    fputc(':', out);
+    if (fields[i].literal)
+      fputs(fields[i].text, out);
+    else if (fields[i].text)
+      cli_json_string(out, fields[i].text);
+    else
+      cli_json_number(out, fields[i].number);
+  }
+  fputs(",\"dense_ms\":{", out);
+  for (int i = result->ours; i < result->count; i++) {
+    fputs(i > result->ours ? "," : "", out);
+    cli_json_string(out, result->contestants[i].name);
+    fputc(':', out);
+    cli_json_number(out, 1e3 * result->contestants[i].median);
+  }
+  fputs("}}\n", out);
+  fflush(out);
+}
+
+static void print_csv(FILE *out, const field *fields, int count, bool heads)
+{
+  for (int i = 0; i < count && heads; i++)
+    fprintf(out, "%s%s", i ? "," : "", fields[i].name);
+  if (heads)
+    fputc('\n', out);
+  for (int i = 0; i < count; i++) {
+    fputs(i ? "," : "", out);
+    if (fields[i].text)
+      cli_csv_string(out, fields[i].text);
+    else if (isfinite(fields[i].number))
+      cli_json_number(out, fields[i].number);
+  }
+  fputc('\n', out);
+  fflush(out);
+}
+
+/* ---- the table ---- */
+
+int bench_report_open(const bench *b, bench_report *report)
+{
+  static const char *const heads[] = {"density", "kernel", "ms",    "p95",     "extract", "dense ms",     "speedup",
+                                      "GFLOP/s", "useful", "error", "dense's", "joint",   "fastest dense"};
+  bool to_stdout = (b->json && strcmp(b->json, "-") == 0) || (b->csv && strcmp(b->csv, "-") == 0);
+  *report = (bench_report){.out = to_stdout ? stderr : stdout};
+  int status = b->json ? cli_output_open(&report->json, "--json", b->json) : CLI_GO;
+  if (status == CLI_GO && b->csv)
+    status = cli_output_open(&report->csv, "--csv", b->csv);
+  if (status != CLI_GO)
+    return status;
+  report->remarks = open_memstream(&report->text, &report->bytes);
+  if (!report->remarks)
+    return cli_failed("out of memory");
+  report->table = b->sweep_count ? cli_table_new("rlrrrrrrrrrrl", heads) : cli_table_new("lrrrrrrrrrr", heads + 1);
+  return CLI_GO;
+}
+
+static void print_operand(const char *label, const cli_source *source, double density, bool swept, FILE *out)
+{
+  if (swept && !source->path && source->generator.kind != ESMM_GEN_DENSE)
+    fprintf(out, "%-9s %s, density as in the table\n", label, source_kind(source));
+  else
+    fprintf(out, "%-9s %s; element density %s\n", label, source->text, cli_number(density, 3));
+}
+
+static void print_libraries(const bench *b, const bench_data *data, FILE *out)
+{
+  if (b->library_count == 0) {
+    fprintf(out, "dense     no OpenBLAS or BLIS found: compared with ESMM's own dense kernel\n");
+    return;
+  }
+  fprintf(out, "dense     ");
+  for (int i = 0; i < b->library_count; i++)
+    fprintf(out, "%s%s", i ? ", " : "", b->libraries[i].title);
+  fprintf(out, "%s, on this data and on random dense data; the fastest counts\n",
+          data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)");
+  if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || data->c.m.dtype != ESMM_F32)
+    fprintf(out, "          they multiply in fp32, with operands converted beforehand\n");
+}
+
+void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
+{
+  const cli_problem *p = &b->problem;
+  FILE *out = report->out;
+  char dtype[48];
+  dtype_text(p, dtype, sizeof dtype);
+  fprintf(out, "machine   %s, %s; %d thread%s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), b->threads,
+          b->threads == 1 ? "" : "s");
+  fprintf(out, "problem   C [%lld,%lld] = A [%lld,%lld] x B [%lld,%lld], %s\n", (long long)data->m, (long long)data->n,
+          (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, dtype);
+  print_operand("A", &p->a, data->density_a, b->sweep_count && isnan(p->density_a), out);
+  print_operand("B", &p->b, data->info.element_density, b->sweep_count && isnan(p->density_b), out);
+  fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
+  if (data->copies > 1)
+    fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
+  fputc('\n', out);
+  print_libraries(b, data, out);
+  if (b->no_check)
+    fprintf(out, "check     none\n");
+  else
+    fprintf(out, "check     %lld of %lld rows of C against float64\n", (long long)result->checked_rows,
+            (long long)data->m);
+  fputc('\n', out);
+}
+
+static cli_style speed_style(double ratio)
+{
+  return ratio >= 1.05 ? CLI_GOOD : ratio < 0.95 ? CLI_WARN : CLI_PLAIN;
+}
+
+static void add_blank(cli_table *t, int cells)
+{
+  for (int i = 0; i < cells; i++)
+    cli_table_cell(t, CLI_PLAIN, "%s", "");
+}
+
+static const char *error_text(double error)
+{
+  return isinf(error) ? "NaN" : cli_number(error, 2);
+}
+
+static void add_our_row(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
+                        cli_table *t)
+{
+  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
+  const bool wrong = c->outcome == BENCH_WRONG;
+  const double ratio = speedup(result, c);
+  if (b->sweep_count)
+    cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
+  cli_table_cell(t, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->name);
+  cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e3 * c->p95, 4));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e3 * c->extract, 3));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(best ? 1e3 * best->median : NAN, 4));
+  cli_table_cell(t, speed_style(ratio), isfinite(ratio) ? "%.2f x" : "-", ratio);
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(dense_gflops(data, c->median), 3));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e-9 * c->stats.flop_useful / c->median, 3));
+  cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", error_text(c->rel_err));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(result->baseline_err, 2));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(c->stats.joint_density, 3));
+  if (b->sweep_count)
+    cli_table_cell(t, CLI_FAINT, "%s", best ? best->name : "none");
+}
+
+static void add_baseline_row(const bench_data *data, const bench_result *result, const bench_contestant *c,
+                             cli_table *t)
+{
+  const bool wrong = c->outcome == BENCH_WRONG, best = c == &result->contestants[result->best < 0 ? 0 : result->best];
+  cli_table_cell(t, CLI_FAINT, "%s", c->name);
+  cli_table_cell(t, wrong ? CLI_BAD : CLI_FAINT, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
+  cli_table_cell(t, CLI_FAINT, "%s", cli_number(1e3 * c->p95, 4));
+  add_blank(t, 1);
+  cli_table_cell(t, CLI_FAINT, "%s", best ? "<--" : "");
+  add_blank(t, 1);
+  cli_table_cell(t, CLI_FAINT, "%s", cli_number(dense_gflops(data, c->median), 3));
+  add_blank(t, 2);
+  cli_table_cell(t, CLI_FAINT, "%s", isnan(c->rel_err) ? "" : error_text(c->rel_err));
+  add_blank(t, 1);
+}
+
+/* A quiet machine repeats itself: half as long again in one call of twenty means that something else is running. */
+static bool is_noisy(const bench_contestant *c)
+{
+  return c->count >= 5 && c->p95 > 1.5 * c->median;
+}
+
+static void add_remarks(const bench *b, const bench_contestant *c, bench_report *report)
+{
+  if (c->outcome == BENCH_WRONG)
+    cli_print(report->remarks, CLI_BAD, "%s is WRONG: %s\n", c->name, c->reason);
+  else if (c->outcome == BENCH_UNSUPPORTED)
+    fprintf(report->remarks, "%s\n", c->reason);
+  else if (!c->is_baseline && !c->force[0] && !b->sweep_count)
+    fprintf(report->remarks, "auto chose %s: %s\n", c->name, c->reason);
+}
+
+void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
+{
+  char generator[32], dtype[48], seed[32];
+  snprintf(seed, sizeof seed, "%llu", (unsigned long long)b->problem.seed);
+  generator_text(&b->problem, generator, sizeof generator);
+  dtype_text(&b->problem, dtype, sizeof dtype);
+  for (int i = 0; i < result->count; i++) {
+    const bench_contestant *c = &result->contestants[i];
+    /* A sweep has its baseline in a column: rows for every library would drown what is being compared. */
+    if (i == result->ours && !b->sweep_count)
+      cli_table_rule(report->table);
+    if (c->outcome != BENCH_UNSUPPORTED && i < result->ours)
+      add_our_row(b, data, result, c, report->table);
+    else if (c->outcome != BENCH_UNSUPPORTED && !b->sweep_count)
+      add_baseline_row(data, result, c, report->table);
+    add_remarks(b, c, report);
+    report->noisy = report->noisy || ((i < result->ours || i == result->best) && is_noisy(c));
+    if (i >= result->ours)
+      continue;
+    report->wrong += c->outcome == BENCH_WRONG;
+    report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
+    field fields[MOST_FIELDS];
+    int count = make_fields(b, data, result, c, generator, dtype, seed, fields);
+    if (report->json.file)
+      print_json(report->json.file, fields, count, result);
+    if (report->csv.file)
+      print_csv(report->csv.file, fields, count, !report->csv_started);
+    report->csv_started = true;
+  }
+}
+
+static void print_part(const bench_report *report, const char *title, const cli_table *table)
+{
+  if (!table)
+    return;
+  fprintf(report->out, "\n%s\n", title);
+  cli_table_print(table, report->out);
+}
+
+int bench_report_close(bench_report *report)
+{
+  cli_table_print(report->table, report->out);
+  if (report->noisy)
+    fprintf(report->remarks, "The times vary much (p95 against ms): is something else running on this machine?\n");
+  fclose(report->remarks);
+  report->remarks = NULL;
+  if (report->bytes)
+    fprintf(report->out, "\n%s", report->text);
+  print_part(report, "Skipped shares, measured and expected", report->skip_table);
+  print_part(report, "Extraction of A's bitmaps", report->extraction_table);
+  fflush(report->out);
+  int status = report->json.file ? cli_output_close(&report->json, "--json") : CLI_GO;
+  int other = report->csv.file ? cli_output_close(&report->csv, "--csv") : CLI_GO;
+  return status == CLI_GO ? other : status;
+}
+
+void bench_report_discard(bench_report *report)
+{
+  if (report->remarks)
+    fclose(report->remarks);
+  free(report->text);
+  cli_table_free(report->table);
+  cli_table_free(report->skip_table);
+  cli_table_free(report->extraction_table);
+  cli_output_discard(&report->json);
+  cli_output_discard(&report->csv);
+  *report = (bench_report){0};
+}

@@ -1,0 +1,445 @@
+/*
+ * cmd_check.c: esmm check: a self-test of a few seconds, for whoever has just built or installed the library.
+ *
+ * Every kernel that this machine can run multiplies the same handful of problems (ragged shapes, every dtype, both
+ * orders, several kinds of zeros, epilogues) and is compared with the reference kernel, element by element:
+ * - integers: sums are exact, so the result must be equal;
+ * - otherwise: the error is at most (k + 8) u (|A||B|), u = 2^-24, as any order of fp32 additions keeps to, carried
+ *   through the epilogue, plus the rounding to C's dtype.
+ * C starts out as NaN, and so does the padding between its rows, which must still be NaN afterwards.
+ */
+#include "cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define UNIT 0x1p-24 /* unit roundoff of fp32 */
+#define PADDING 3    /* elements between the rows of C */
+
+typedef struct problem {
+  int64_t m, k, n;
+  esmm_generator_kind kind;
+  double density;
+  bool integers;
+  esmm_dtype dtype_a, dtype_b, dtype_c;
+  esmm_order order_a, order_b, order_c;
+  float alpha, beta;
+  bool bias;
+  esmm_activation activation;
+  uint64_t seed;
+} problem;
+
+typedef struct data {
+  io_matrix a, b;
+  io_matrix start; /* C before the product; NaN where beta is 0 */
+  io_matrix bias;
+  io_matrix want;  /* f32 */
+  io_matrix bound; /* f32: the error allowed at each element; unused for integers */
+  io_matrix got, wide;
+  esmm_weights *weights;
+} data;
+
+typedef struct score {
+  const char *name, *force;
+  int ran, exact, refused, wrong;
+  double worst; /* error over its bound */
+  char first[320];
+} score;
+
+/* ---- matrices ---- */
+
+static int make_empty(int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order, int64_t padding, io_matrix *out)
+{
+  bool by_rows = order == ESMM_ROW_MAJOR;
+  int64_t lines = by_rows ? rows : cols, length = by_rows ? cols : rows;
+  int status = cli_matrix_alloc("check", lines, length + padding, dtype, out);
+  if (status != CLI_GO)
+    return status;
+  memset(out->memory, 0xff, out->bytes); /* NaN in every dtype */
+  out->m.rows = rows;
+  out->m.cols = cols;
+  out->m.ld = length + padding;
+  out->m.order = order;
+  return CLI_GO;
+}
+
+static int make_operand(esmm_ctx *ctx, const problem *p, esmm_operand operand, io_matrix *out)
+{
+  bool is_a = operand == ESMM_OPERAND_A;
+  esmm_generator g = {.size = sizeof g,
+                      .kind = p->kind,
+                      .operand = operand,
+                      .seed = p->seed * 2 + (is_a ? 0 : 1),
+                      .density = p->density,
+                      .pattern = "11010010",
+                      .integers = p->integers};
+  if (p->kind == ESMM_GEN_ACTIVATIONS && !is_a) /* activations are A's */
+    g.kind = ESMM_GEN_DENSE;
+  int status = is_a ? make_empty(p->m, p->k, p->dtype_a, p->order_a, 0, out)
+                    : make_empty(p->k, p->n, p->dtype_b, p->order_b, 0, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_status done = esmm_generate(ctx, &g, &out->m);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "generator", done);
+}
+
+static int make_dense(esmm_ctx *ctx, const problem *p, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order,
+                      int64_t padding, io_matrix *out)
+{
+  esmm_generator g = {.size = sizeof g, .seed = p->seed * 2 + 7, .integers = p->integers};
+  int status = make_empty(rows, cols, dtype, order, padding, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_status done = esmm_generate(ctx, &g, &out->m);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "generator", done);
+}
+
+static void free_data(data *d)
+{
+  io_matrix *all[] = {&d->a, &d->b, &d->start, &d->bias, &d->want, &d->bound, &d->got, &d->wide};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    io_matrix_free(all[i]);
+  esmm_weights_free(d->weights);
+  d->weights = NULL;
+}
+
+/* ---- what the result should be ---- */
+
+static esmm_matmul_opts options_of(const problem *p, const data *d, const char *force)
+{
+  return (esmm_matmul_opts){.size = sizeof(esmm_matmul_opts),
+                            .alpha = &p->alpha,
+                            .beta = &p->beta,
+                            .bias = p->bias ? d->bias.m.data : NULL,
+                            .activation = p->activation,
+                            .force = force};
+}
+
+static int reference(esmm_ctx *ctx, const problem *p, data *d)
+{
+  /* Integers must be equal after the same rounding to C's dtype; otherwise the reference is not rounded further. */
+  esmm_dtype dtype = p->integers ? p->dtype_c : ESMM_F32;
+  io_matrix c = {0};
+  esmm_matmul_opts opts = options_of(p, d, "ref");
+  int status = cli_matrix_convert(ctx, "reference", &d->start.m, dtype, &c);
+  if (status == CLI_GO) {
+    esmm_status done = esmm_matmul(ctx, &d->a.m, d->weights, &c.m, &opts, NULL);
+    status = done == ESMM_OK ? cli_matrix_convert(ctx, "reference", &c.m, ESMM_F32, &d->want)
+                             : cli_status(ctx, "reference", done);
+  }
+  io_matrix_free(&c);
+  return status;
+}
+
+static void make_absolute(io_matrix *m)
+{
+  float *x = m->m.data;
+  for (int64_t i = 0; i < m->m.rows * m->m.cols; i++)
+    x[i] = fabsf(x[i]);
+}
+
+/* |alpha| |A||B| + |beta| |C| + |bias|, by the reference, then the bound on each element's error from it. */
+static int bounds(esmm_ctx *ctx, const problem *p, data *d)
+{
+  io_matrix a = {0}, b = {0}, bias = {0};
+  esmm_weights *weights = NULL;
+  int status = cli_matrix_convert(ctx, "bound", &d->a.m, ESMM_F32, &a);
+  if (status == CLI_GO)
+    status = cli_matrix_convert(ctx, "bound", &d->b.m, ESMM_F32, &b);
+  if (status == CLI_GO)
+    status = cli_matrix_convert(ctx, "bound", &d->bias.m, ESMM_F32, &bias);
+  if (status == CLI_GO)
+    status = cli_matrix_convert(ctx, "bound", &d->start.m, ESMM_F32, &d->bound);
+  if (status == CLI_GO) {
+    make_absolute(&a);
+    make_absolute(&b);
+    make_absolute(&bias);
+    make_absolute(&d->bound);
+    const float alpha = fabsf(p->alpha), beta = fabsf(p->beta);
+    esmm_matmul_opts opts = {
+        .size = sizeof opts, .alpha = &alpha, .beta = &beta, .bias = p->bias ? bias.m.data : NULL, .force = "ref"};
+    esmm_status done = esmm_prepare(ctx, &b.m, NULL, &weights);
+    if (done == ESMM_OK)
+      done = esmm_matmul(ctx, &a.m, weights, &d->bound.m, &opts, NULL);
+    status = done == ESMM_OK ? CLI_GO : cli_status(ctx, "bound", done);
+  }
+  if (status == CLI_GO) {
+    const double unit_c = p->dtype_c == ESMM_F32 ? UNIT : p->dtype_c == ESMM_BF16 ? 0x1p-8 : 0x1p-11;
+    const double least_c = p->dtype_c == ESMM_F16 ? 0x1p-25 : 0; /* half of the smallest subnormal */
+    float *bound = d->bound.m.data;
+    const float *want = d->want.m.data;
+    for (int64_t i = 0; i < p->m * p->n; i++) {
+      double error = ((double)p->k + 8) * UNIT * (double)bound[i], size = fabs((double)want[i]);
+      if (p->activation == ESMM_ACT_RELU2) /* (x + e)^2 - x^2, x^2 = size */
+        error = 2 * sqrt(size) * error + error * error + 2 * UNIT * size;
+      bound[i] = (float)((error + unit_c * (size + error) + least_c) * (1 + 0x1p-20));
+    }
+  }
+  esmm_weights_free(weights);
+  io_matrix_free(&a);
+  io_matrix_free(&b);
+  io_matrix_free(&bias);
+  return status;
+}
+
+static int make_data(esmm_ctx *ctx, const problem *p, data *d)
+{
+  int status = make_operand(ctx, p, ESMM_OPERAND_A, &d->a);
+  if (status == CLI_GO)
+    status = make_operand(ctx, p, ESMM_OPERAND_B, &d->b);
+  if (status == CLI_GO)
+    status = make_dense(ctx, p, 1, p->n, ESMM_F32, ESMM_ROW_MAJOR, 0, &d->bias);
+  if (status == CLI_GO)
+    status = p->beta != 0 ? make_dense(ctx, p, p->m, p->n, p->dtype_c, p->order_c, PADDING, &d->start)
+                          : make_empty(p->m, p->n, p->dtype_c, p->order_c, PADDING, &d->start);
+  if (status == CLI_GO)
+    status = make_empty(p->m, p->n, p->dtype_c, p->order_c, PADDING, &d->got);
+  if (status == CLI_GO)
+    status = make_empty(p->m, p->n, ESMM_F32, ESMM_ROW_MAJOR, 0, &d->wide);
+  if (status != CLI_GO)
+    return status;
+  esmm_status done = esmm_prepare(ctx, &d->b.m, NULL, &d->weights);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "prepare", done);
+  status = reference(ctx, p, d);
+  return status == CLI_GO && !p->integers ? bounds(ctx, p, d) : status;
+}
+
+/* ---- one kernel on one problem ---- */
+
+static void note_wrong(score *s, const problem *p, const char *what)
+{
+  s->wrong++;
+  if (s->first[0])
+    return;
+  snprintf(s->first, sizeof s->first, "[%lld,%lld] %s%s x [%lld,%lld] %s%s -> %s%s, seed %llu: %s", (long long)p->m,
+           (long long)p->k, esmm_dtype_str(p->dtype_a), p->order_a == ESMM_COL_MAJOR ? "'" : "", (long long)p->k,
+           (long long)p->n, esmm_dtype_str(p->dtype_b), p->order_b == ESMM_COL_MAJOR ? "'" : "",
+           esmm_dtype_str(p->dtype_c), p->order_c == ESMM_COL_MAJOR ? "'" : "", (unsigned long long)p->seed, what);
+}
+
+static bool padding_intact(const io_matrix *c)
+{
+  bool by_rows = c->m.order == ESMM_ROW_MAJOR;
+  int64_t lines = by_rows ? c->m.rows : c->m.cols, length = by_rows ? c->m.cols : c->m.rows;
+  size_t item = esmm_dtype_size(c->m.dtype);
+  for (int64_t i = 0; i < lines; i++) {
+    const unsigned char *at = (const unsigned char *)c->memory + (size_t)(i * c->m.ld + length) * item;
+    for (size_t j = 0; j < PADDING * item; j++)
+      if (at[j] != 0xff)
+        return false;
+  }
+  return true;
+}
+
+static void compare(const problem *p, const data *d, score *s)
+{
+  const float *got = d->wide.m.data, *want = d->want.m.data, *bound = d->bound.m.data;
+  char what[128];
+  s->ran++;
+  s->exact += p->integers;
+  if (!padding_intact(&d->got)) {
+    note_wrong(s, p, "it wrote between the rows of C");
+    return;
+  }
+  for (int64_t i = 0; i < p->m * p->n; i++) {
+    double error = fabs((double)got[i] - (double)want[i]);
+    bool equal = got[i] == want[i];
+    bool rounded = p->dtype_c != ESMM_F32; /* by up to half a unit, which would hide the sums' own error */
+    if (!p->integers && !rounded && !equal && bound[i] > 0 && !(error / (double)bound[i] <= s->worst))
+      s->worst = error / (double)bound[i];
+    if (equal || (!p->integers && error <= (double)bound[i]))
+      continue; /* a NaN is neither */
+    snprintf(what, sizeof what, "C[%lld,%lld] is %.9g, not %.9g", (long long)(i / p->n), (long long)(i % p->n),
+             (double)got[i], (double)want[i]);
+    note_wrong(s, p, what);
+    return;
+  }
+}
+
+static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, score *s)
+{
+  memcpy(d->got.memory, d->start.memory, d->got.bytes); /* with the marks in the padding */
+  esmm_matmul_opts opts = options_of(p, d, s->force);
+  esmm_status done = esmm_matmul(ctx, &d->a.m, d->weights, &d->got.m, &opts, NULL);
+  if (done == ESMM_ERR_UNSUPPORTED) {
+    s->refused++;
+    return CLI_GO;
+  }
+  if (done != ESMM_OK) {
+    note_wrong(s, p, esmm_ctx_error(ctx));
+    return CLI_GO;
+  }
+  done = esmm_matrix_copy(one, &d->got.m, &d->wide.m);
+  if (done != ESMM_OK)
+    return cli_status(one, "copy", done);
+  compare(p, d, s);
+  return CLI_GO;
+}
+
+/* ---- the problems ---- */
+
+static const int64_t shapes[][3] = {{1, 1, 1},     {1, 64, 33},   {2, 130, 31}, {4, 257, 64},  {7, 65, 96},
+                                    {16, 129, 65}, {17, 128, 32}, {33, 63, 97}, {61, 200, 47}, {130, 70, 66}};
+static const struct {
+  esmm_generator_kind kind;
+  double density;
+} zeros[] = {{ESMM_GEN_DENSE, 1},         {ESMM_GEN_RANDOM, 0.1}, {ESMM_GEN_BLOCKWISE, 0.5}, {ESMM_GEN_PATTERN, 0},
+             {ESMM_GEN_ACTIVATIONS, 0.2}, {ESMM_GEN_RANDOM, 0},   {ESMM_GEN_BLOCKWISE, 0.1}};
+static const esmm_dtype dtypes[][3] = {{ESMM_F32, ESMM_F32, ESMM_F32},
+                                       {ESMM_BF16, ESMM_BF16, ESMM_BF16},
+                                       {ESMM_F16, ESMM_F16, ESMM_F16},
+                                       {ESMM_F32, ESMM_BF16, ESMM_F32},
+                                       {ESMM_F16, ESMM_F32, ESMM_BF16}};
+enum {
+  SHAPES = sizeof shapes / sizeof *shapes,
+  ZEROS = sizeof zeros / sizeof *zeros,
+  DTYPES = sizeof dtypes / sizeof *dtypes,
+  PROBLEMS = SHAPES * ZEROS * 2 * 2
+};
+
+/*
+ * Shape, zeros and integers or not in full; fp32 for each, and one of the other mixes. Orders and epilogues take turns:
+ * strides that are coprime to the rest let each meet each.
+ */
+static problem problem_at(int index)
+{
+  static const float alphas[] = {1, 1, 0.5f, -2, 1}, betas[] = {0, 1, 0.5f, 0, 0};
+  static const esmm_activation activations[] = {ESMM_ACT_NONE, ESMM_ACT_NONE, ESMM_ACT_NONE, ESMM_ACT_RELU,
+                                                ESMM_ACT_RELU2};
+  int shape = index % SHAPES, kind = index / SHAPES % ZEROS;
+  bool other = index / (SHAPES * ZEROS) % 2, integers = index / (SHAPES * ZEROS * 2);
+  const esmm_dtype *dtype = dtypes[other ? 1 + (shape + kind) % (DTYPES - 1) : 0];
+  int turn = shape * 3 + kind * 7 + (other ? 5 : 0) + (integers ? 11 : 0), epilogue = turn % 5, orders = turn % 8;
+  return (problem){.m = shapes[shape][0],
+                   .k = shapes[shape][1],
+                   .n = shapes[shape][2],
+                   .kind = zeros[kind].kind,
+                   .density = zeros[kind].density,
+                   .integers = integers,
+                   .dtype_a = dtype[0],
+                   .dtype_b = dtype[1],
+                   .dtype_c = dtype[2],
+                   .order_a = orders & 1 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
+                   .order_b = orders & 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
+                   .order_c = orders & 4 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
+                   .alpha = alphas[epilogue],
+                   .beta = betas[epilogue],
+                   .bias = epilogue >= 2,
+                   .activation = activations[epilogue],
+                   .seed = (uint64_t)index + 1};
+}
+
+/* ---- the command ---- */
+
+/* Every kernel that can run here but the reference, and the plan's own choice. */
+static score *make_scores(int *count)
+{
+  score *scores = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *scores);
+  scores[0] = (score){.name = "auto", .force = "auto"};
+  *count = 1;
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(i, &info) == ESMM_OK && info.available && !(info.flags & ESMM_KERNEL_REFERENCE)) {
+      scores[*count] = (score){.name = info.name, .force = info.name};
+      ++*count;
+    }
+  }
+  return scores;
+}
+
+/*
+ * Every seventh problem is multiplied with all threads; all else is done with one: threads that wait for each other on
+ * a busy machine would take many times as long over products as small as these.
+ */
+static int run_problems(esmm_ctx *one, esmm_ctx *all, score *scores, int count)
+{
+  cli_progress progress;
+  cli_progress_start(&progress, "check");
+  int status = CLI_GO;
+  for (int i = 0; i < PROBLEMS && status == CLI_GO; i++) {
+    esmm_ctx *ctx = i % 7 == 0 ? all : one;
+    problem p = problem_at(i);
+    data d = {0};
+    status = make_data(one, &p, &d);
+    for (int s = 0; s < count && status == CLI_GO; s++)
+      status = try_kernel(one, ctx, &p, &d, &scores[s]);
+    free_data(&d);
+    cli_progress_update(&progress, i + 1, PROBLEMS);
+  }
+  cli_progress_end(&progress);
+  return status;
+}
+
+/* A kernel that ran nowhere was not checked, and that is no success either. */
+static int print_scores(const score *scores, int count, double seconds)
+{
+  static const char *const heads[] = {"kernel", "products", "exact", "cannot", "error of bound", "result"};
+  cli_table *table = cli_table_new("lrrrrl", heads);
+  int bad = 0;
+  for (int i = 0; i < count; i++) {
+    const score *s = &scores[i];
+    bool good = s->ran > 0 && s->wrong == 0;
+    bad += !good;
+    cli_table_cell(table, CLI_PLAIN, "%s", s->name);
+    cli_table_cell(table, CLI_PLAIN, "%d", s->ran);
+    cli_table_cell(table, CLI_PLAIN, "%d", s->exact);
+    cli_table_cell(table, CLI_PLAIN, "%d", s->refused);
+    cli_table_cell(table, CLI_PLAIN, "%s", s->ran > s->exact ? cli_number(s->worst, 2) : "-");
+    if (good)
+      cli_table_cell(table, CLI_GOOD, "ok");
+    else if (s->wrong)
+      cli_table_cell(table, CLI_BAD, "WRONG, %d products", s->wrong);
+    else
+      cli_table_cell(table, CLI_BAD, "NEVER RAN");
+  }
+  cli_table_print(table, stdout);
+  cli_table_free(table);
+  for (int i = 0; i < count; i++)
+    if (scores[i].first[0])
+      printf("%s: %s\n", scores[i].name, scores[i].first);
+  printf("%d of %d ok, %d problems, %s\n", count - bad, count, (int)PROBLEMS, cli_seconds(seconds));
+  return bad ? cli_failed("%d of %d kernels gave wrong results or none: please report the lines above with 'esmm info'",
+                          bad, count)
+             : CLI_OK;
+}
+
+int cmd_check(int argc, char **argv)
+{
+  int64_t threads = 0;
+  const cli_option options[] = {
+      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL}, {0}};
+  const cli_parser parser = {
+      .synopsis = "check [--threads N]",
+      .about =
+          "A self-test of a few seconds: every kernel that this machine can run, on small ragged problems of every\n"
+          "dtype, against the reference kernel. Exit status 0 only if all were right.",
+      .options = options,
+      .notes = "Columns\n"
+               "  products        how many were multiplied and compared\n"
+               "  exact           of those: on integers, where nothing but equality is right\n"
+               "  cannot          problems that the kernel does not take (decode takes few rows, for instance)\n"
+               "  error of bound  largest error in fp32 results, as a share of what sums in fp32 may have; 1 is the "
+               "limit\n"};
+  int words;
+  int status = cli_parse(&parser, argc, argv, NULL, &words);
+  if (status != CLI_GO)
+    return status;
+  esmm_ctx *one = NULL, *all = NULL;
+  status = cli_context(threads, NULL, &all);
+  if (status == CLI_GO)
+    status = cli_context(1, NULL, &one);
+  if (status == CLI_GO) {
+    int count;
+    double start = cli_now();
+    score *scores = make_scores(&count);
+    status = run_problems(one, all, scores, count);
+    if (status == CLI_GO)
+      status = print_scores(scores, count, cli_now() - start);
+    free(scores);
+  }
+  esmm_ctx_free(one);
+  esmm_ctx_free(all);
+  return status;
+}

@@ -1,0 +1,197 @@
+/*
+ * decode.h: m of 1 to 16. Reads only the rows of B that some row of A needs. Included after vec_*.h.
+ *
+ * The floor is bytes: union of A's nonzero k's times a row of B. B is row-major and each needed row is read as one long
+ * run, eight rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what one row of
+ * A brought into the second-level cache is still there for the next row.
+ *
+ * Eight products are summed before they meet the running sum, and for m = 1 these meet in partial sums of 128 k's: a
+ * chain of k additions would have several times the error of a dense library.
+ */
+#include "operands.h"
+
+#include <stdio.h>
+
+#define DECODE_ROWS 16
+#define DECODE_COLS 2048 /* columns at a time: two pages of a row of fp32 B */
+#define DECODE_K 64      /* k's in a block when m > 1: 512 KB of fp32 B */
+#define PARTIAL 128      /* listed k's in a partial sum when m = 1 */
+
+static bool decode_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  if (p->m > DECODE_ROWS) {
+    (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, DECODE_ROWS);
+    return false;
+  }
+  if (!p->w->rows) {
+    (void)snprintf(why, why_bytes, "the weights were prepared for large m only: they have no rows");
+    return false;
+  }
+  return true;
+}
+
+static void decode_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  (void)cost;
+  *strip_rows = 1;
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  units[0] = k * n * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
+  units[1] = m * k * p->sample.element * n / VEC;
+  units[2] = m * k;
+  units[3] = m * n * (p->m > 1 ? (double)esmm_ceil_div(p->k, DECODE_K) : 1.0);
+  units[4] = 1.0;
+}
+
+#define DECODE_TERM_NAMES \
+  {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "starting threads"}
+
+typedef struct decode_layout {
+  int64_t room; /* entries of a row's list */
+  int64_t width, items;
+  size_t at_ks, at_sums, at_partial, bytes;
+} decode_layout;
+
+static decode_layout decode_lay_out(const esmm_problem *p)
+{
+  const int64_t line = 64 / (int64_t)sizeof(float);
+  /* Every thread the same number of column ranges, each of whole cache lines. */
+  const int64_t ranges = esmm_round_up(esmm_ceil_div(p->n, DECODE_COLS), p->threads);
+  decode_layout l = {.room = p->k + 64};
+  l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), 2 * line);
+  l.items = esmm_ceil_div(p->n, l.width);
+  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_ks = at;
+  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
+  l.at_sums = at;
+  at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
+  l.at_partial = at;
+  l.bytes = align_up(at + (size_t)(l.items * l.width) * sizeof(float));
+  return l;
+}
+
+static size_t decode_workspace(const esmm_problem *p)
+{
+  return decode_lay_out(p).bytes;
+}
+
+ALWAYS vec load_b(const void *row, esmm_dtype dtype, int64_t j)
+{
+  if (dtype == ESMM_F32)
+    return vec_load((const float *)row + j);
+  return dtype == ESMM_BF16 ? vec_from_bf16((const uint16_t *)row + j) : vec_from_f16((const uint16_t *)row + j);
+}
+
+/* out[0..width) (+)= sum of values[i] * row ks[i] of b, for count rows at a time; width is a multiple of VEC. */
+ALWAYS void add_rows(const int count, const esmm_dtype dtype, const void *b, int64_t ld, const float *values,
+                     const uint32_t *ks, int64_t width, float *out, bool first)
+{
+  const void *row[8];
+  vec x[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i++) {
+    row[i] = (const char *)b + (size_t)((int64_t)ks[i] * ld) * (dtype == ESMM_F32 ? 4 : 2);
+    x[i] = vec_all(values + i);
+  }
+  for (int64_t j = 0; j < width; j += VEC) {
+    vec sum = vec_mul(x[0], load_b(row[0], dtype, j));
+#pragma GCC unroll 8
+    for (int i = 1; i < count; i++)
+      sum = vec_fma(x[i], load_b(row[i], dtype, j), sum);
+    vec_store(out + j, first ? sum : vec_add(sum, vec_load(out + j)));
+  }
+}
+
+ALWAYS void add_list(const esmm_dtype dtype, const void *b, int64_t ld, const float *values, const uint32_t *ks,
+                     int64_t count, int64_t width, float *out, bool first)
+{
+  for (; count >= 8; count -= 8, values += 8, ks += 8, first = false)
+    add_rows(8, dtype, b, ld, values, ks, width, out, first);
+  for (; count >= 4; count -= 4, values += 4, ks += 4, first = false)
+    add_rows(4, dtype, b, ld, values, ks, width, out, first);
+  if (count >= 2) {
+    add_rows(2, dtype, b, ld, values, ks, width, out, first);
+    count -= 2;
+    values += 2;
+    ks += 2;
+    first = false;
+  }
+  if (count == 1)
+    add_rows(1, dtype, b, ld, values, ks, width, out, first);
+}
+
+#define ADD_LIST(name, dtype)                                                                                          \
+  static __attribute__((noinline)) void name(const void *b, int64_t ld, const float *values, const uint32_t *ks,       \
+                                             int64_t count, int64_t width, float *out, bool first)                     \
+  {                                                                                                                    \
+    add_list(dtype, b, ld, values, ks, count, width, out, first);                                                      \
+  }
+ADD_LIST(add_list_f32, ESMM_F32)
+ADD_LIST(add_list_bf16, ESMM_BF16)
+ADD_LIST(add_list_f16, ESMM_F16)
+
+typedef void add_list_function(const void *b, int64_t ld, const float *values, const uint32_t *ks, int64_t count,
+                               int64_t width, float *out, bool first);
+
+/* Row 0 alone: partial sums of PARTIAL k's, then the whole. */
+static void decode_one(add_list_function *add, const void *b, int64_t ld, const float *values, const uint32_t *ks,
+                       int64_t count, int64_t width, float *sums, float *partial)
+{
+  for (int64_t i = 0; i < count; i += PARTIAL) {
+    add(b, ld, values + i, ks + i, esmm_min(PARTIAL, count - i), width, i ? partial : sums, true);
+    for (int64_t j = 0; i && j < width; j += VEC)
+      vec_store(sums + j, vec_add(vec_load(sums + j), vec_load(partial + j)));
+  }
+}
+
+static void decode_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const decode_layout l = decode_lay_out(p);
+  const esmm_weights *w = p->w;
+  float *values = scratch, *sums = (float *)(void *)((char *)scratch + l.at_sums);
+  float *partial = (float *)(void *)((char *)scratch + l.at_partial);
+  uint32_t *ks = (uint32_t *)(void *)((char *)scratch + l.at_ks);
+  add_list_function *add = w->dtype == ESMM_F32 ? add_list_f32 : w->dtype == ESMM_BF16 ? add_list_bf16 : add_list_f16;
+  const size_t size = esmm_dtype_size(w->dtype);
+  int64_t count[DECODE_ROWS], nonzeros = 0;
+  const double start = esmm_now();
+  for (int64_t m = 0; m < p->m; m++) {
+    uint32_t *end = ks + m * l.room;
+    for (int64_t k0 = 0; k0 < p->k; k0 += 64) {
+      float row[64] = {0};
+      int64_t ld;
+      const int64_t width = esmm_min(64, p->k - k0);
+      memcpy(row, rows_of_a(&p->a, m, 1, k0, width, row, &ld), (size_t)width * sizeof *row);
+      const uint64_t bits = nonzero_bits((const uint32_t *)(const void *)row);
+      append_values(values + m * l.room + (end - (ks + m * l.room)), row, bits);
+      end = append_offsets(end, bits, (uint32_t)k0, 1, 1);
+    }
+    count[m] = end - (ks + m * l.room);
+    nonzeros += count[m];
+  }
+  stats->seconds_extract = esmm_now() - start;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t item = 0; item < l.items; item++) {
+    const int64_t j0 = item * l.width, cols = esmm_min(l.width, p->n - j0);
+    const int64_t width = esmm_min(l.width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */
+    const char *b = (const char *)w->rows + (size_t)j0 * size;
+    float *own = sums + item * p->m * l.width;
+    int64_t at[DECODE_ROWS] = {0};
+    memset(own, 0, (size_t)(p->m * l.width) * sizeof *own);
+    if (p->m == 1)
+      decode_one(add, b, w->rows_ld, values, ks, count[0], width, own, partial + item * l.width);
+    for (int64_t k0 = 0; p->m > 1 && k0 < p->k; k0 += DECODE_K)
+      for (int64_t m = 0; m < p->m; m++) {
+        const uint32_t *mine = ks + m * l.room;
+        int64_t n = 0;
+        while (at[m] + n < count[m] && mine[at[m] + n] < k0 + DECODE_K)
+          n++;
+        add(b, w->rows_ld, values + m * l.room + at[m], mine + at[m], n, width, own + m * l.width, false);
+        at[m] += n;
+      }
+    esmm_finish(p, 0, p->m, j0, cols, own, l.width);
+  }
+  stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
+  stats->strip_density_a = stats->joint_density = stats->density_a;
+  stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
+}

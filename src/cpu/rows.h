@@ -1,0 +1,216 @@
+/*
+ * rows.h: for unstructured A, where every row has zeros of its own and even a short strip is full. Included after vec_*.h.
+ *
+ * Each row of A becomes a list of (value, k) for every stretch of ROW_K k's; the same stretch of ROW_COLS columns of B
+ * is copied into a buffer that fits the first-level cache, and every row adds up the rows of that buffer that its list
+ * names, in registers:
+ *
+ *     sums[row][0..63] += value * buffer[k][0..63]        for each entry of the list
+ *
+ * 64 columns by 128 k's is the balance between two costs: a list that ends too soon (a mispredicted branch and an update
+ * of the sums each time), and a buffer that no longer fits. Copying B costs little because a block of up to 1024 rows
+ * shares it, and it lets B stay row-major, as decode wants it.
+ *
+ * Lists are kept by band of 64 rows, then by stretch, then by row: the order in which they are read.
+ */
+#include "operands.h"
+
+#include <stdio.h>
+
+#define ROW_K 128
+#define ROW_COLS (VEC >= 8 ? 64 : 32)
+#define ROW_VECS (ROW_COLS / VEC)
+#define BAND 64
+#define ROW_BLOCK 1024
+
+typedef struct row_layout {
+  int64_t stretches, bands; /* bands in a block of rows */
+  int64_t block_rows, panels, splits;
+  int64_t entries; /* room for a band's list */
+  size_t at_offsets, at_counts, at_starts, at_threads, thread_bytes, bytes;
+} row_layout;
+
+static row_layout rows_layout(const esmm_problem *p)
+{
+  row_layout l = {.stretches = esmm_ceil_div(p->k, ROW_K), .panels = esmm_ceil_div(p->n, ROW_COLS)};
+  /* The lists of a block of rows are at most 8 bytes an element: keep the worst case within 64 MB. */
+  const int64_t most = esmm_max(BAND, esmm_min(ROW_BLOCK, ((int64_t)8 << 20) / esmm_max(1, p->k)) / BAND * BAND);
+  l.block_rows = esmm_min(most, esmm_round_up(p->m, BAND));
+  l.bands = l.block_rows / BAND;
+  l.splits = esmm_min(l.bands, esmm_ceil_div(3 * p->threads, l.panels));
+  l.entries = BAND * p->k + 64;
+  size_t at = align_up((size_t)(l.bands * l.entries) * sizeof(float));
+  l.at_offsets = at;
+  at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
+  l.at_counts = at;
+  at = align_up(at + (size_t)(l.bands * l.stretches * BAND));
+  l.at_starts = at;
+  at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
+  l.at_threads = at;
+  const size_t row_buffer = (size_t)BAND * ROW_K * sizeof(float);
+  l.thread_bytes =
+    align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) +
+    align_up(row_buffer);
+  l.bytes = at + (size_t)p->threads * l.thread_bytes;
+  return l;
+}
+
+static bool rows_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  if (!p->w->rows) {
+    (void)snprintf(why, why_bytes, "the weights were prepared for large m only: they have no rows");
+    return false;
+  }
+  return true;
+}
+
+static void rows_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  (void)cost;
+  *strip_rows = 1;
+  const row_layout l = rows_layout(p);
+  const double panels = (double)l.panels, blocks = (double)esmm_ceil_div(p->m, l.block_rows);
+  const double m = (double)p->m, k = (double)p->k;
+  units[0] = m * k * p->sample.element * panels;
+  units[1] = m * (double)l.stretches * panels;
+  units[2] = m * k;
+  units[3] = k * panels * ROW_COLS * blocks;
+  units[4] = m * panels * ROW_COLS * (esmm_is_plain(p) ? 1.0 : 4.0);
+  units[5] = 1.0;
+}
+
+#define ROWS_TERM_NAMES \
+  {"multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
+   "starting threads"}
+
+static size_t rows_workspace(const esmm_problem *p)
+{
+  return rows_layout(p).bytes;
+}
+
+/* Appends one row's nonzeros among `width` k's; offsets are bytes into the buffer of B. Returns how many. */
+ALWAYS int64_t list_row(const float *a, int64_t width, float *values, uint32_t *offsets)
+{
+  const uint32_t step = ROW_COLS * sizeof(float);
+  int64_t n = 0;
+  for (int64_t k = 0; k < width; k += 64) {
+    uint32_t words[64] = {0};
+    memcpy(words, a + k, (size_t)esmm_min(64, width - k) * sizeof *words);
+    const uint64_t bits = nonzero_bits(words);
+    uint32_t *end = append_offsets(offsets + n, bits, (uint32_t)k * step, step, 1);
+    append_values(values + n, (const float *)(const void *)words, bits);
+    n = end - offsets;
+  }
+  return n;
+}
+
+/* The lists of one band of rows, all stretches. Returns its nonzeros. */
+static int64_t list_band(const esmm_problem *p, const row_layout *l, int64_t row0, int64_t rows, float *values,
+                         uint32_t *offsets, uint8_t *counts, uint32_t *starts, float *buffer)
+{
+  int64_t n = 0;
+  for (int64_t s = 0; s < l->stretches; s++) {
+    const int64_t k0 = s * ROW_K, width = esmm_min(ROW_K, p->k - k0);
+    int64_t ld;
+    const float *a = rows_of_a(&p->a, row0, rows, k0, width, buffer, &ld);
+    starts[s] = (uint32_t)n;
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t count = list_row(a + r * ld, width, values + n, offsets + n);
+      counts[s * BAND + r] = (uint8_t)count;
+      n += count;
+    }
+  }
+  return n;
+}
+
+/* The stretch of ROW_COLS columns of B as fp32 [width][ROW_COLS], zero past its last column. */
+static void copy_b(const esmm_weights *w, int64_t k0, int64_t width, int64_t j0, float *to)
+{
+  const int64_t cols = esmm_min(ROW_COLS, w->rows_ld - j0);
+  for (int64_t k = 0; k < width; k++, to += ROW_COLS) {
+    const int64_t at = (k0 + k) * w->rows_ld + j0;
+    if (w->dtype == ESMM_F32)
+      memcpy(to, (const float *)w->rows + at, (size_t)cols * sizeof *to);
+    else
+      widen(w->rows, w->dtype, at, cols, to);
+    if (cols < ROW_COLS)
+      memset(to + cols, 0, (size_t)(ROW_COLS - cols) * sizeof *to);
+  }
+}
+
+/* sums [rows][ROW_COLS] (+)= the lists of one band's stretch times the buffer of B */
+static void add_band(const float *values, const uint32_t *offsets, const uint8_t *counts, int64_t rows, const float *b,
+                     float *sums, bool first)
+{
+  for (int64_t r = 0; r < rows; r++, sums += ROW_COLS) {
+    const int64_t n = counts[r];
+    vec x[ROW_VECS];
+#pragma GCC unroll 16
+    for (int v = 0; v < ROW_VECS; v++)
+      x[v] = vec_zero();
+    for (int64_t i = 0; i < n; i++) {
+      const vec value = vec_all(values + i);
+      const float *from = (const float *)((const char *)b + offsets[i]);
+#pragma GCC unroll 16
+      for (int v = 0; v < ROW_VECS; v++)
+        x[v] = vec_fma(value, vec_load(from + v * VEC), x[v]);
+    }
+    values += n;
+    offsets += n;
+#pragma GCC unroll 16
+    for (int v = 0; v < ROW_VECS; v++)
+      vec_store(sums + v * VEC, first ? x[v] : vec_add(x[v], vec_load(sums + v * VEC)));
+  }
+}
+
+static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const row_layout l = rows_layout(p);
+  float *values = scratch;
+  uint32_t *offsets = (uint32_t *)(void *)((char *)scratch + l.at_offsets);
+  uint8_t *counts = (uint8_t *)scratch + l.at_counts;
+  uint32_t *starts = (uint32_t *)(void *)((char *)scratch + l.at_starts);
+  double extract = 0.0;
+  int64_t nonzeros = 0;
+  int next = 0;
+#pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : nonzeros)
+  {
+    int mine;
+#pragma omp atomic capture
+    mine = next++;
+    float *b = (float *)(void *)((char *)scratch + l.at_threads + (size_t)mine * l.thread_bytes);
+    float *sums = b + align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) / sizeof(float);
+    float *buffer = sums + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
+    for (int64_t row0 = 0; row0 < p->m; row0 += l.block_rows) {
+      const int64_t block_rows = esmm_min(l.block_rows, p->m - row0), bands = esmm_ceil_div(block_rows, BAND);
+      const double start = esmm_now();
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < bands; i++)
+        nonzeros +=
+          list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
+                    offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
+      extract += esmm_now() - start;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t item = 0; item < l.panels * l.splits; item++) {
+        const int64_t j0 = item / l.splits * ROW_COLS, split = item % l.splits;
+        const int64_t band0 = bands * split / l.splits, band1 = bands * (split + 1) / l.splits;
+        const int64_t first_row = band0 * BAND, rows = esmm_min(band1 * BAND, block_rows) - first_row;
+        for (int64_t s = 0; s < l.stretches && rows > 0; s++) {
+          copy_b(p->w, s * ROW_K, esmm_min(ROW_K, p->k - s * ROW_K), j0, b);
+          for (int64_t i = band0; i < band1; i++) {
+            const int64_t at = i * l.entries + starts[i * l.stretches + s];
+            add_band(values + at, offsets + at, counts + (i * l.stretches + s) * BAND,
+                     esmm_min(BAND, block_rows - i * BAND), b, sums + (i - band0) * BAND * ROW_COLS, s == 0);
+          }
+        }
+        if (rows > 0)
+          esmm_finish(p, row0 + first_row, rows, j0, esmm_min(ROW_COLS, p->n - j0), sums, ROW_COLS);
+      }
+    }
+  }
+  stats->seconds_extract = extract;
+  stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
+  stats->strip_density_a = stats->joint_density = stats->density_a;
+  stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
+}

@@ -1,0 +1,204 @@
+#!/bin/sh
+# test_cli.sh: the esmm command: exact texts where they are fixed (--help, errors), texts with the numbers masked where
+# those are measurements, and the bytes of the files it writes. Called by run_tests.sh with TREE and WORK set.
+#
+# The expected texts are in tests/golden. After a wanted change, `make golden` writes them anew; read the diff.
+set -u
+. tests/tap.sh
+
+golden=$(pwd)/tests/golden
+cd "$WORK" || exit 1
+mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
+export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
+unset ESMM_OPENBLAS ESMM_BLIS
+
+# Raw float32 files, from numbers.
+f32() {
+  for number; do
+    case $number in
+    0) printf '\000\000\000\000' ;;
+    1) printf '\000\000\200\077' ;;
+    2) printf '\000\000\000\100' ;;
+    3) printf '\000\000\100\100' ;;
+    4) printf '\000\000\200\100' ;;
+    -1) printf '\000\000\200\277' ;;
+    esac
+  done
+}
+f32 1 2 3 4 >a.f32
+f32 0 1 1 0 >swap.f32
+f32 2 -1 >bias.f32
+for row in 1 2 3 4 5 6 7 8; do f32 0 1 0 2 0 0 3 4 0 0 -1 0; done >stripes.f32
+
+# values FILE NUMBERS: the elements of a .npy file of float32, whose header takes 128 bytes.
+values() { [ "$(od -An -v -tf4 -j128 "$1" | tr -s ' \n' ' ' | sed 's/^ //; s/ $//')" = "$2" ] || {
+  od -An -v -tf4 -j128 "$1"
+  return 1
+}; }
+
+# compare NAME: stdin is the expected text of tests/golden/NAME.txt.
+compare() {
+  if [ -n "${ESMM_GOLDEN_UPDATE:-}" ]; then
+    cat >"$golden/$1.txt"
+    ok "golden $1 written"
+  elif cat >"$1.got" && diff -u "$golden/$1.txt" "$1.got" >"$1.diff" 2>&1; then
+    ok "output of $1"
+  else
+    not_ok "output of $1" <"$1.diff"
+  fi
+}
+
+# said COMMAND...: the command line, what it says on both streams, and its exit status if that is not 0.
+said() {
+  echo "\$ $*"
+  "$@" 2>&1 </dev/null
+  said_status=$?
+  [ $said_status = 0 ] || echo "[exit status $said_status]"
+}
+
+# Numbers, times and this machine's name become #; columns become single spaces.
+mask() {
+  sed -E -e 's/^(machine +).*/\1#/' -e 's/[-+]?[0-9]+\.?[0-9]*(e[-+]?[0-9]+)?/#/g' -e 's/# (ns|us|ms|s|B|KiB|MiB|GiB)\b/# unit/g' \
+    -e 's/-{5,}/-----/g' -e 's/ +/ /g' -e 's/ $//'
+}
+
+# ---- texts ----
+{
+  said esmm --help
+  said esmm
+} | compare help
+for command in bench run inspect explain list info check tune; do
+  said esmm $command --help | compare "help_$command"
+done
+
+{
+  said esmm bnch
+  said esmm --banana
+  said esmm help banana
+  said esmm bench --banana
+  said esmm bench auto 7 extra
+  said esmm bench auto many
+  said esmm bench banana
+  said esmm bench dense,banana
+  said esmm bench 99
+  said esmm bench --size
+  said esmm bench --size 12x
+  said esmm bench --size -4
+  said esmm bench --size 99999999999999999999
+  said esmm bench --dims 4 5
+  said esmm bench --dims 4 5 x
+  said esmm bench --size 4 --dims 4 5 6
+  said esmm bench --pattern 1011
+  said esmm bench --pattern 1011000x
+  said esmm bench --density 1.5
+  said esmm bench --density nan
+  said esmm bench --random --blockwise
+  said esmm bench --dtype f64
+  said esmm bench --threads 0
+  said esmm bench --threads 99999999
+  said esmm bench --seed -1
+  said esmm bench --load-a nowhere.npy
+  said esmm bench --size 64 --json /nowhere/x.json
+  said esmm inspect
+  said esmm inspect nowhere.npy
+  said esmm inspect a.f32
+  said esmm inspect a.f32 --dims 3x3
+  said esmm run
+  said esmm run --a a.f32
+  said esmm run --a a.f32 --b swap.f32 --out c.npy
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 3 --out c.npy
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out /nowhere/c.npy
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --force banana
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --beta 1
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --bias a.f32
+  said esmm explain --size 64 --force decode_f32_portable
+  said esmm list banana
+  said env ESMM_THREADS=banana esmm check
+  said env ESMM_THREADS=0 esmm check
+  said env ESMM_THREADS=-1 esmm check
+  said env ESMM_THREADS=99999999 esmm check
+  said env ESMM_FORCE=banana esmm check
+} | compare errors
+
+# ---- products ----
+product() { # EXPECTED OPTIONS...
+  product_values=$1
+  shift
+  esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy "$@" && values c.npy "$product_values"
+}
+check 'run multiplies' product '2 1 4 3'
+check 'run takes alpha, bias and activation' product '3 0 4 0.5' --alpha 0.5 --bias bias.f32 --activation relu
+check 'run adds beta times a file' sh -c 'cp c.npy before.npy && esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --c before.npy \
+  --beta 2 --out after.npy && cmp -s c.npy before.npy'
+check 'run added it rightly' values after.npy '8 1 12 4'
+each_kernel() { for kernel in $(esmm list --names); do
+  product '2 1 4 3' --force "$kernel" || { echo "$kernel"; return 1; }
+done; }
+check 'run gives the same with every kernel' each_kernel
+prepared() {
+  product '2 1 4 3' && esmm run --b swap.f32 --dims 2 2 2 --save-weights w.esmm &&
+    esmm run --a a.f32 --dims 2 2 2 --weights w.esmm --out d.npy && cmp c.npy d.npy
+}
+check 'run gives the same from saved weights' prepared
+reads_npy() { esmm run --a c.npy --b c.npy --out e.npy && values e.npy '8 5 20 13'; }
+check 'run reads what it wrote' reads_npy
+refuses() { # a failure leaves the old file and no temporary one
+  cp c.npy kept.npy && head -c 140 c.npy >short.npy
+  ! esmm run --a short.npy --b c.npy --out c.npy 2>refused.txt && grep -q 'short.npy.*truncated' refused.txt &&
+    cmp c.npy kept.npy && [ -z "$(find . -name 'c.npy?*')" ]
+}
+check 'run keeps the old file when it fails' refuses
+damaged() {
+  size=$(wc -c <w.esmm)
+  { head -c $((size - 5)) w.esmm && printf 'x' && tail -c 4 w.esmm; } >damaged.esmm
+  ! esmm run --a a.f32 --dims 2 2 2 --weights damaged.esmm --out d2.npy 2>damaged.txt &&
+    grep -q 'damaged.esmm' damaged.txt && [ ! -e d2.npy ]
+}
+check 'run refuses damaged weights' damaged
+full() { [ ! -e /dev/full ] || ! esmm list >/dev/full 2>full.txt; }
+check 'output that cannot be written is a failure' full
+
+# ---- measurements ----
+esmm inspect stripes.f32 --dims 8x12 --threads 1 2>&1 | sed '/^Predicted/,$d' | compare inspect
+portable=dense_f32_portable,joint_f32_portable
+without_libraries() { ESMM_OPENBLAS=/nowhere ESMM_BLIS=/nowhere "$@"; }
+without_libraries esmm bench $portable 1 --size 64 --blockwise --density .5 --threads 1 --no-tune --skip-stats \
+  >bench.out 2>bench.err
+status=$?
+# The library's own dense kernel is the baseline here: which one, and on which data it is faster, depends on the machine.
+{
+  mask <bench.out | sed -E -e '/^The times vary/d' -e 's/ <--//' -e '/ x /!s/^dense_f#_(avx#|portable)/BASELINE/' | cat -s
+  echo "[exit status $status]"
+} | compare bench
+without_libraries esmm bench $portable 1 --dims 3 40 20 --random --density-a 50% --threads 1 --no-tune --json out.json \
+  --csv out.csv >json.out 2>&1
+check 'bench writes a line of JSON for each kernel' [ "$(wc -l <out.json)" = 2 ]
+tr ',' '\n' <out.json | sed -n 's/^{*"\([a-z0-9_]*\)":.*/\1/p' | awk '!seen[$0]++' | compare bench_json_keys
+head -n 1 out.csv | tr ',' '\n' | compare bench_csv_columns
+json_fields() {
+  for field in '"kernel":"joint_f32_portable"' '"m":3,' '"n":20,' '"k":40,' '"dtype":"f32"' '"generator":"random"' \
+    '"outcome":"ok"' '"threads":1,' "\"source_id\":\"$(esmm --version | sed 's/.*source \([0-9a-f]*\).*/\1/')\""; do
+    grep -q -F "$field" out.json || { echo "no $field in:"; cat out.json; return 1; }
+  done
+}
+check 'JSON says what was measured' json_fields
+to_stdout() { without_libraries esmm bench $portable 1 --size 32 --threads 1 --no-tune --json - 2>/dev/null | grep -c '^{.*}$' | grep -qx 2; }
+check '--json - writes nothing but JSON to stdout' to_stdout
+check 'bench takes ideas, names and all' esmm bench all 1 --size 48 --threads 1 --no-tune
+check 'check passes' esmm check
+check 'info gives JSON' sh -c 'esmm info --json | grep -q "\"version\""'
+listed() { # every kernel is listed once, in order
+  esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
+}
+check 'list is in order' listed
+explained() { esmm explain --size 64 --no-such 2>/dev/null; [ $? = 2 ] && esmm explain --size 64 | grep -q '^\* '; }
+check 'explain marks its choice' explained
+seeded() { # the same seed gives the same problem
+  for run in 1 2; do
+    without_libraries esmm bench dense_f32_portable 1 --dims 20 50 40 --random --density .3 --seed 7 --threads 1 --no-tune \
+      --json - 2>/dev/null | tr ',' '\n' | grep -E '"(density_a|density_b|rel_err)"' >seed$run || return 1
+  done
+  cmp seed1 seed2
+}
+check 'a seed fixes the problem' seeded
+finish

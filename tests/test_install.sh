@@ -1,0 +1,63 @@
+#!/bin/sh
+# test_install.sh: what is exported, what is needed, and whether a stranger's program builds against the installed tree.
+# Called by run_tests.sh with TREE (the build) and WORK (scratch) set.
+set -u
+. tests/tap.sh
+
+# Exactly the functions that the header declares: nothing internal leaks, nothing declared is missing.
+exported() {
+  sed -n 's/^ESMM_API .*[ *]\(esmm_[a-z0-9_]*\)(.*/\1/p' include/esmm.h | sort >"$WORK/declared"
+  nm -D --defined-only "$TREE/libesmm.so" | awk '{ print $3 }' | sort >"$WORK/exported"
+  [ -s "$WORK/declared" ] && diff "$WORK/declared" "$WORK/exported"
+}
+check 'libesmm.so exports exactly the functions of esmm.h' exported
+
+# The core library rests on libc and OpenMP alone.
+needed() {
+  readelf -d "$TREE/libesmm.so" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' >"$WORK/needed"
+  ! grep -v -E '^(libc|libm|libpthread|libgcc_s|libgomp|libomp|ld-linux[-a-z0-9_]*)\.so' "$WORK/needed"
+}
+check 'libesmm.so needs libc, libm and OpenMP alone' needed
+soname() { readelf -d "$TREE/libesmm.so" | grep -q 'SONAME.*\[libesmm\.so\.[0-9]*\]'; }
+check 'libesmm.so has a version in its name' soname
+header_alone() { # in C99 pedantic and in C++: other people's settings
+  printf '#include "esmm.h"\nint main(void) { return 0; }\n' >"$WORK/alone.c"
+  gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only "$WORK/alone.c" &&
+    { ! have g++ || g++ -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only -x c++ "$WORK/alone.c"; }
+}
+check 'esmm.h stands alone' header_alone
+
+prefix=$WORK/prefix
+install_to() { "$MAKE" --no-print-directory BUILD="$TREE" WERROR=1 PREFIX="$prefix" "$@"; }
+check 'make install' install_to install
+check 'the installed command runs' "$prefix/bin/esmm" --version
+
+with_pkg_config() { # FLAGS...
+  PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config "$@" --cflags --libs esmm >"$WORK/flags" &&
+    gcc tests/consumer/main.c -o "$WORK/consumer" $(cat "$WORK/flags") "-Wl,-rpath,$prefix/lib" && "$WORK/consumer"
+}
+if have pkg-config; then
+  check 'a program built with pkg-config' with_pkg_config
+  statically() {
+    PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --static --cflags --libs esmm | sed 's/-lesmm/-l:libesmm.a/' \
+      >"$WORK/flags" && gcc tests/consumer/main.c -o "$WORK/consumer_static" $(cat "$WORK/flags") &&
+      "$WORK/consumer_static"
+  }
+  check 'a program built with pkg-config, linked statically' statically
+else
+  skip 'a program built with pkg-config' 'pkg-config is not installed'
+fi
+
+with_cmake() {
+  cmake -S tests/consumer -B "$WORK/cmake" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER=gcc &&
+    cmake --build "$WORK/cmake" && "$WORK/cmake/shared" && "$WORK/cmake/static"
+}
+if have cmake; then
+  check 'a program built with CMake' with_cmake
+else
+  skip 'a program built with CMake' 'cmake is not installed'
+fi
+
+gone() { install_to uninstall && ! find "$prefix" -type f -o -type l | grep .; }
+check 'make uninstall leaves no file' gone
+finish

@@ -1,0 +1,66 @@
+# tests.mk: the test programs, the fuzz targets, and `make test`. Included at the end of the Makefile.
+#
+#   make test                     sets up what is missing, builds with gcc and clang, runs everything
+#   make test-programs            builds the test programs of this configuration (CC, SANITIZE, ...) in $(BUILD)/tests
+#   make golden                   writes the command's expected outputs in tests/golden anew; read the diff
+#   make fuzz FUZZ_SECONDS=60     libFuzzer on each target for that long; needs clang
+
+FUZZ_SECONDS ?= 60
+
+TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/test_*.c)))
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+REPLAY_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/replay_%)
+FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
+TEST_SUPPORT := $(BUILD)/obj/tests/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
+TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/fuzz/*.c))
+
+.PHONY: test test-programs golden fuzz fuzz-programs
+.SECONDARY: $(TEST_OBJ)
+
+test:
+	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
+
+test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS)
+
+golden: $(BUILD)/esmm
+	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden
+	@ESMM_GOLDEN_UPDATE=1 TREE='$(abspath $(BUILD))' WORK='$(abspath $(BUILD))/golden' sh tests/test_cli.sh | grep -v '^ok'; \
+	  echo "  tests/golden written"
+
+$(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Iio -Itests
+
+$(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) $(LDFLAGS) $^ -o $@ -lcmocka -lpthread $(LDLIBS)
+
+# A fuzz target with a plain main: its corpus is a test in every build, with any compiler.
+$(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o \
+  $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# The same targets with libFuzzer's main. Only `make fuzz` builds these, in a tree whose objects report coverage.
+$(FUZZ_PROGRAMS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o \
+  $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
+
+fuzz-programs: $(FUZZ_PROGRAMS)
+
+# New finds go to $(BUILD)/fuzz/corpus, so that the tree's own corpus stays what it was; a crash leaves its input in
+# $(BUILD)/fuzz, and belongs into tests/fuzz/corpus once it is mended.
+fuzz:
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' CC=clang OPENMP=0 SANITIZE=address,undefined \
+	  EXTRA_CFLAGS='-O1 -fsanitize=fuzzer-no-link' fuzz-programs
+	@for target in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
+	  mkdir -p $(BUILD)/fuzz/corpus/$$target; \
+	  echo "== fuzz $$target, $(FUZZ_SECONDS) s"; \
+	  $(BUILD)/fuzz/tests/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
+	    -artifact_prefix=$(BUILD)/fuzz/crash_$${target}_ -print_final_stats=1 -verbosity=0 \
+	    $(BUILD)/fuzz/corpus/$$target tests/fuzz/corpus/$$target || exit 1; \
+	done
+
+-include $(TEST_OBJ:.o=.d)
