@@ -254,7 +254,8 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->activation = o->activation;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
-  p->threads = ctx->threads;
+  /* Waking a team of threads takes as long as some hundred thousand multiply-adds. */
+  p->threads = (double)p->m * (double)p->n * (double)p->k < 2e5 ? 1 : ctx->threads;
   return ESMM_OK;
 }
 

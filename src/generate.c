@@ -156,13 +156,13 @@ typedef struct calibration {
 } calibration;
 
 static const calibration layers[] = {
-    {0.050, 1.000, 0.9935, 0.14, 0.1000}, /* layer 1: 90 % of features dead */
-    {0.084, 1.000, 0.980, 0.30, 0.0750},  /* layer 2: 69 % dead */
-    {0.129, 0.930, 0.755, 0.20, 0.0500},  /* layer 3: 15 % dead */
-    {0.160, 0.450, 0.793, 0.20, 0.0125},  /* layer 4, none dead from here on */
-    {0.190, 0.445, 0.733, 0.20, 0.0125},  /* layers 5 and 6 */
-    {0.260, 0.487, 0.637, 0.20, 0.0125},  /* layer 7 */
-    {0.430, 1.240, 0.100, 0.20, 0.0125},  /* layer 0 */
+    {0.050, 1.100, 0.990, 0.13, 0.1000}, /* layer 1: 90 % of features dead */
+    {0.084, 1.000, 0.980, 0.30, 0.0750}, /* layer 2: 69 % dead */
+    {0.129, 0.930, 0.755, 0.20, 0.0500}, /* layer 3: 15 % dead */
+    {0.160, 0.450, 0.793, 0.20, 0.0125}, /* layer 4, none dead from here on */
+    {0.190, 0.445, 0.733, 0.20, 0.0125}, /* layers 5 and 6 */
+    {0.260, 0.487, 0.637, 0.20, 0.0125}, /* layer 7 */
+    {0.430, 1.240, 0.100, 0.20, 0.0125}, /* layer 0 */
 };
 
 static calibration calibrate(double p)

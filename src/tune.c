@@ -225,29 +225,37 @@ typedef struct fit {
 
 /*
  * Non-negative least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex.
- * A small pull towards the starting point settles terms that the trials do not tell apart.
+ * A small pull towards the starting point settles terms that the trials do not tell apart. Repeated with weights that
+ * fall with the residual, because a trial that something disturbed is far too slow, and one such must not bend the rest.
  */
 static void solve(const fit *f, double *cost)
 {
-  double start[ESMM_COST_TERMS], scale[ESMM_COST_TERMS] = {0};
+  double start[ESMM_COST_TERMS], weight[MAX_SAMPLES];
   memcpy(start, cost, sizeof start);
-  for (int t = 0; t < ESMM_COST_TERMS; t++)
-    for (int i = 0; i < f->count; i++)
-      scale[t] += (f->units[i][t] / f->seconds[i]) * (f->units[i][t] / f->seconds[i]);
-  for (int round = 0; round < 2000; round++)
-    for (int t = 0; t < ESMM_COST_TERMS; t++) {
-      if (scale[t] == 0.0)
-        continue;
-      const double pull = 1e-3 * scale[t];
-      double top = pull * start[t];
-      for (int i = 0; i < f->count; i++) {
-        double rest = 1.0;
-        for (int u = 0; u < ESMM_COST_TERMS; u++)
-          rest -= u == t ? 0.0 : cost[u] * f->units[i][u] / f->seconds[i];
-        top += rest * f->units[i][t] / f->seconds[i];
+  for (int i = 0; i < f->count; i++)
+    weight[i] = 1.0;
+  for (int pass = 0; pass < 8; pass++) {
+    for (int round = 0; round < 300; round++)
+      for (int t = 0; t < ESMM_COST_TERMS; t++) {
+        double scale = 0.0, top = 0.0;
+        for (int i = 0; i < f->count; i++) {
+          const double x = f->units[i][t] / f->seconds[i];
+          double rest = 1.0;
+          for (int u = 0; u < ESMM_COST_TERMS; u++)
+            rest -= u == t ? 0.0 : cost[u] * f->units[i][u] / f->seconds[i];
+          top += weight[i] * rest * x;
+          scale += weight[i] * x * x;
+        }
+        if (scale > 0.0)
+          cost[t] = fmax(0.0, (top + 1e-3 * scale * start[t]) / (1.001 * scale));
       }
-      cost[t] = fmax(0.0, top / (scale[t] + pull));
+    for (int i = 0; i < f->count; i++) {
+      double residual = -1.0;
+      for (int u = 0; u < ESMM_COST_TERMS; u++)
+        residual += cost[u] * f->units[i][u] / f->seconds[i];
+      weight[i] = 1.0 / (1.0 + residual * residual / 0.04);
     }
+  }
 }
 
 typedef struct bench {

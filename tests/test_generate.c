@@ -336,7 +336,7 @@ static void known_seeds_give_known_bits(void **unused)
                                 .dead = 0.9,
                                 .activation = ESMM_ACT_RELU};
   esmm_matrix m = generate(ctx, &early, 2048, 1024);
-  if (hash_bits(&m) != 0xfc278f8c7484926eu)
+  if (hash_bits(&m) != 0x51683f2f4ce25930u)
     fail_msg("early activations: 0x%016llxu", (unsigned long long)hash_bits(&m));
   free(m.data);
   esmm_ctx_free(ctx);

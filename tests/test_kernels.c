@@ -39,6 +39,7 @@ typedef enum data_kind {
   KIND_STRIPS_32,
   KIND_STRIPS_6,
   KIND_PATTERN,
+  KIND_BURSTS, /* some words of 64 k's full, the others empty: no word has the average */
   KIND_ACTIVATIONS
 } data_kind;
 
@@ -74,9 +75,9 @@ enum {
 static const int LEVELS[FACTORS] = {[F_M] = COUNT(SIZES_M),
                                     [F_N] = COUNT(SIZES_N),
                                     [F_K] = COUNT(SIZES_K),
-                                    [F_KIND_A] = 6,
+                                    [F_KIND_A] = 7,
                                     [F_DENSITY_A] = COUNT(DENSITIES),
-                                    [F_KIND_B] = 5, /* not activations */
+                                    [F_KIND_B] = 6, /* not activations */
                                     [F_DENSITY_B] = COUNT(DENSITIES),
                                     [F_ORDER_A] = 2,
                                     [F_ORDER_B] = 2,
@@ -185,7 +186,7 @@ static uint64_t case_seed(const test_case *t)
 
 static void describe(const test_case *t, const char *who)
 {
-  static const char *const kinds[] = {"dense", "random", "strips32", "strips6", "pattern", "activations"};
+  static const char *const kinds[] = {"dense", "random", "strips32", "strips6", "pattern", "bursts", "activations"};
   static const char *const dtypes[] = {"f32", "bf16", "f16"}, *const uses[] = {"any", "decode", "large_m"};
   static const char *const activations[] = {"none", "relu", "relu2"};
   char word[FACTORS + 1];
@@ -204,14 +205,26 @@ static void describe(const test_case *t, const char *who)
            (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS], (unsigned long long)case_seed(t), word);
 }
 
+/* Is k alive in the strip of 16 that line (a row of A, a column of B) is in? Decided for 64 k's at once. */
+static bool burst(int64_t line, int64_t k, double density, uint64_t seed)
+{
+  th_rng rng = {seed ^ (uint64_t)(line / 16 * 1000 + k / 64 + 1) * 0x9e3779b97f4a7c15u};
+  return th_unit(&rng) < density;
+}
+
 /* Fills m, and dense (row-major float64) with the same values, as rounded to m's dtype. */
 static void make_operand(esmm_matrix *m, double *dense, esmm_operand operand, data_kind kind, double density,
                          bool integers, uint64_t seed)
 {
   static const char *const patterns[] = {"00000000", "01000000", "00100100", "10010010", "01011010",
                                          "11010101", "11011011", "01111111", "11111111"};
-  static const esmm_generator_kind kinds[] = {ESMM_GEN_DENSE,     ESMM_GEN_RANDOM,  ESMM_GEN_BLOCKWISE,
-                                              ESMM_GEN_BLOCKWISE, ESMM_GEN_PATTERN, ESMM_GEN_ACTIVATIONS};
+  static const esmm_generator_kind kinds[] = {[KIND_DENSE] = ESMM_GEN_DENSE,
+                                              [KIND_RANDOM] = ESMM_GEN_RANDOM,
+                                              [KIND_STRIPS_32] = ESMM_GEN_BLOCKWISE,
+                                              [KIND_STRIPS_6] = ESMM_GEN_BLOCKWISE,
+                                              [KIND_PATTERN] = ESMM_GEN_PATTERN,
+                                              [KIND_BURSTS] = ESMM_GEN_DENSE,
+                                              [KIND_ACTIVATIONS] = ESMM_GEN_ACTIVATIONS};
   int64_t rows = m->rows, cols = m->cols, elements = rows * cols;
   th_rng rng = {seed};
   bool single = density < 0;
@@ -235,6 +248,9 @@ static void make_operand(esmm_matrix *m, double *dense, esmm_operand operand, da
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < cols; j++) {
       double value = (double)generated[i * cols + j];
+      if (kind == KIND_BURSTS && !single &&
+          !burst(operand == ESMM_OPERAND_A ? i : j, operand == ESMM_OPERAND_A ? j : i, density, seed))
+        value = 0;
       if (value == 0 && (th_next(&rng) & 3) == 0)
         value = -0.0; /* is zero too */
       th_set(m, i, j, value);

@@ -79,7 +79,7 @@ static void fill_sparse(esmm_matrix *m, unsigned percent)
   for (int64_t r = 0; r < m->rows; r++)
     for (int64_t c = 0; c < m->cols; c++) {
       uint64_t x = next();
-      uint32_t bits = x % 100 < percent ? odd_bits(m->dtype, 1 + (int)(x >> 32) % 6)
+      uint32_t bits = x % 100 < percent ? odd_bits(m->dtype, 1 + (int)(x >> 32 & 0xffff) % 6)
                       : x >> 63         ? odd_bits(m->dtype, 0)
                                         : 0;
       put_bits(m, esmm_matrix_index(m, r, c), bits);

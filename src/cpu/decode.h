@@ -5,8 +5,8 @@
  * run, eight rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what one row of
  * A brought into the second-level cache is still there for the next row.
  *
- * Eight products are summed before they meet the running sum, and for m = 1 these meet in partial sums of 128 k's: a
- * chain of k additions would have several times the error of a dense library.
+ * Eight products are summed before they meet a partial sum of up to 512 k's (128 listed ones for m = 1), and partial
+ * sums meet in the whole: a chain of k additions would have several times the error of a dense library.
  */
 #include "operands.h"
 
@@ -16,6 +16,7 @@
 #define DECODE_COLS 2048 /* columns at a time: two pages of a row of fp32 B */
 #define DECODE_K 64      /* k's in a block when m > 1: 512 KB of fp32 B */
 #define PARTIAL 128      /* listed k's in a partial sum when m = 1 */
+#define PARTIAL_K 512    /* k's in a partial sum when m > 1 */
 
 static bool decode_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -66,7 +67,7 @@ static decode_layout decode_lay_out(const esmm_problem *p)
   l.at_sums = at;
   at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
   l.at_partial = at;
-  l.bytes = align_up(at + (size_t)(l.items * l.width) * sizeof(float));
+  l.bytes = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
   return l;
 }
 
@@ -133,14 +134,44 @@ ADD_LIST(add_list_f16, ESMM_F16)
 typedef void add_list_function(const void *b, int64_t ld, const float *values, const uint32_t *ks, int64_t count,
                                int64_t width, float *out, bool first);
 
-/* Row 0 alone: partial sums of PARTIAL k's, then the whole. */
+static void add_partial(float *sums, const float *partial, int64_t width)
+{
+  for (int64_t j = 0; j < width; j += VEC)
+    vec_store(sums + j, vec_add(vec_load(sums + j), vec_load(partial + j)));
+}
+
+/* One row of A alone. */
 static void decode_one(add_list_function *add, const void *b, int64_t ld, const float *values, const uint32_t *ks,
                        int64_t count, int64_t width, float *sums, float *partial)
 {
   for (int64_t i = 0; i < count; i += PARTIAL) {
     add(b, ld, values + i, ks + i, esmm_min(PARTIAL, count - i), width, i ? partial : sums, true);
-    for (int64_t j = 0; i && j < width; j += VEC)
-      vec_store(sums + j, vec_add(vec_load(sums + j), vec_load(partial + j)));
+    if (i)
+      add_partial(sums, partial, width);
+  }
+}
+
+/* Several rows: for each block of k's, every row adds what it needs of it while B's rows are in cache. */
+static void decode_rows(const esmm_problem *p, add_list_function *add, const void *b, const float *values,
+                        const uint32_t *ks, int64_t room, const int64_t *count, int64_t width, int64_t ld, float *sums,
+                        float *partial)
+{
+  int64_t at[DECODE_ROWS] = {0};
+  for (int64_t k0 = 0; k0 < p->k; k0 += DECODE_K) {
+    const bool first = k0 % PARTIAL_K == 0, last = (k0 + DECODE_K) % PARTIAL_K == 0 || k0 + DECODE_K >= p->k;
+    for (int64_t m = 0; m < p->m; m++) {
+      const uint32_t *mine = ks + m * room;
+      float *to = partial + m * ld;
+      int64_t n = 0;
+      while (at[m] + n < count[m] && mine[at[m] + n] < k0 + DECODE_K)
+        n++;
+      if (first)
+        memset(to, 0, (size_t)width * sizeof *to);
+      add(b, p->w->rows_ld, values + m * room + at[m], mine + at[m], n, width, to, false);
+      at[m] += n;
+      if (last)
+        add_partial(sums + m * ld, to, width);
+    }
   }
 }
 
@@ -176,19 +207,12 @@ static void decode_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
     const int64_t width = esmm_min(l.width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */
     const char *b = (const char *)w->rows + (size_t)j0 * size;
     float *own = sums + item * p->m * l.width;
-    int64_t at[DECODE_ROWS] = {0};
+    float *own_partial = partial + item * p->m * l.width;
     memset(own, 0, (size_t)(p->m * l.width) * sizeof *own);
     if (p->m == 1)
-      decode_one(add, b, w->rows_ld, values, ks, count[0], width, own, partial + item * l.width);
-    for (int64_t k0 = 0; p->m > 1 && k0 < p->k; k0 += DECODE_K)
-      for (int64_t m = 0; m < p->m; m++) {
-        const uint32_t *mine = ks + m * l.room;
-        int64_t n = 0;
-        while (at[m] + n < count[m] && mine[at[m] + n] < k0 + DECODE_K)
-          n++;
-        add(b, w->rows_ld, values + m * l.room + at[m], mine + at[m], n, width, own + m * l.width, false);
-        at[m] += n;
-      }
+      decode_one(add, b, w->rows_ld, values, ks, count[0], width, own, own_partial);
+    else
+      decode_rows(p, add, b, values, ks, l.room, count, width, l.width, own, own_partial);
     esmm_finish(p, 0, p->m, j0, cols, own, l.width);
   }
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);

@@ -21,7 +21,7 @@ static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why,
 static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
   (void)cost;
-  *strip_rows = MAX_STRIP;
+  *strip_rows = 0;
   const double k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
   const bool from_rows = !(p->w->panel_data && p->w->full);
   units[0] = (double)p->m * columns * k / VEC;

@@ -349,10 +349,10 @@ typedef struct blocking {
 /* Splits C into blocks so that threads have several each, and lays out a thread's scratch. */
 static blocking plan_blocks(const esmm_problem *p, bool skip)
 {
-  blocking g = {.skip = skip, .strip_rows = p->strip_rows};
+  blocking g = {.skip = skip, .strip_rows = skip ? p->strip_rows : MAX_STRIP};
   const int64_t panels = p->w->panels, threads = p->threads;
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
-  g.kc = 256;
+  g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, 320)), 64); /* even stretches of at most 320 */
   g.mc = 128;
   if (skip) {
     int level = 0;
@@ -412,15 +412,15 @@ typedef struct tally {
  */
 static int64_t chain_length(int64_t n)
 {
-  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 256;
-  return esmm_ceil_div(n, esmm_max(1, esmm_ceil_div(n, most)));
+  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 192;
+  return n == 0 ? 1 : esmm_ceil_div(n, esmm_ceil_div(n, most));
 }
 
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
 static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
                            float *c, int64_t ldc, int64_t cols, bool add)
 {
-  const int64_t chain = esmm_max(1, chain_length(n));
+  const int64_t chain = list_a ? chain_length(n) : esmm_max(1, n);
   for (int64_t i = 0; i < n || (i == 0 && !add); i += chain) {
     const int64_t steps = esmm_min(chain, n - i);
     for (int64_t r = 0; r < s->rows; r += MR) {

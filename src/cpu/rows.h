@@ -177,6 +177,7 @@ static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
 #pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : nonzeros)
   {
     int mine;
+    double spent = 0.0;
 #pragma omp atomic capture
     mine = next++;
     float *b = (float *)(void *)((char *)scratch + l.at_threads + (size_t)mine * l.thread_bytes);
@@ -190,7 +191,7 @@ static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
         nonzeros +=
           list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
                     offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
-      extract += esmm_now() - start;
+      spent += esmm_now() - start;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t item = 0; item < l.panels * l.splits; item++) {
         const int64_t j0 = item / l.splits * ROW_COLS, split = item % l.splits;
@@ -208,6 +209,7 @@ static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
           esmm_finish(p, row0 + first_row, rows, j0, esmm_min(ROW_COLS, p->n - j0), sums, ROW_COLS);
       }
     }
+    extract = spent;
   }
   stats->seconds_extract = extract;
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);

@@ -1,0 +1,98 @@
+#!/bin/sh
+# record.sh: the benchmark of record of this machine's CPU, in under four minutes. `make bench-record` runs it;
+# `make readme-table` puts the result into the README.
+#
+# Every line is one that `esmm bench --json` wrote (checked against float64, timed beside the dense libraries), with
+# what was asked for, the machine's features and the date in front of it. The file bench/results/<cpu>/cpu.jsonl is
+# replaced only when every measurement succeeded and every result was right.
+#
+# From the environment: ESMM (build/esmm), THREADS (the CPUs there are, 8 at most), RUNS (7), RESULTS (bench/results).
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export LC_ALL=C
+unset ESMM_FORCE ESMM_THREADS
+
+ESMM=${ESMM:-build/esmm}
+RUNS=${RUNS:-7}
+RESULTS=${RESULTS:-bench/results}
+cpus=$(nproc 2>/dev/null || echo 1)
+THREADS=${THREADS:-$((cpus < 8 ? cpus : 8))}
+
+die() {
+  echo "record.sh: $*" >&2
+  exit 1
+}
+[ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
+mkdir -p "$RESULTS" || die "cannot make $RESULTS"
+work=$(mktemp -d "$RESULTS/.record.XXXXXX") || die "cannot write in $RESULTS"
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+"$ESMM" info --json >"$work/info" || die "esmm info failed"
+info() { sed -n "s/^ *\"$1\": \"\(.*\)\",\{0,1\}\$/\1/p" "$work/info"; }
+cpu=$(info cpu)
+libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
+slug=$(printf '%s' "$cpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')
+[ -n "$slug" ] || die "esmm info does not name the CPU"
+[ -n "$libraries" ] || die "neither OpenBLAS nor BLIS was found: a record needs a dense library to compare with"
+stamp=$(printf '"date":"%s","features":"%s","libraries":"%s"' "$(date -u +%Y-%m-%d)" "$(info features)" "$libraries")
+
+# The crossover compares the skipping kernels of the machine's best instruction set.
+"$ESMM" list --names >"$work/names" || die "esmm list failed"
+for isa in avx512 avx2 portable; do
+  ! grep -q "_$isa\$" "$work/names" || break
+done
+skipping=joint_f32_$isa,rows_f32_$isa
+
+# Constants of its own, measured now: an old cache may have been filled while the machine was busy.
+export XDG_CACHE_HOME="$work/cache"
+echo "$cpu, $THREADS threads; dense: $libraries"
+load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0)
+case $load in 0.[0-4]*) ;; *) echo "The load is $load: on a busy machine the figures are worth little." ;; esac
+"$ESMM" tune --threads "$THREADS" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
+
+row() { printf '%-12s %-18s %8s  %-22s %10s %10s %8s\n' "$@"; }
+row suite product nonzeros kernel ms 'dense ms' speedup
+
+# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is a density or a preset.
+measure() {
+  suite=$1 asked=$2 kernels=$3 product=$4
+  shift 4
+  "$ESMM" bench "$kernels" "$RUNS" --threads "$THREADS" "$@" --json "$work/lines" >"$work/table" 2>&1 ||
+    { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
+  sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
+  sed -n 's/.*"kernel":"\([^"]*\)".*"ms":\([^,]*\),.*"ms_baseline":\([^,]*\),"speedup":\([^,]*\),.*/\1 \2 \3 \4/p' \
+    "$work/lines" | while read -r kernel ms dense speedup; do
+    row "$suite" "$product" "$asked" "$kernel" "$(printf %.3f "$ms")" "$(printf %.3f "$dense")" \
+      "$(printf %.2f "$speedup")"
+  done
+}
+
+for size in 512 1024 2048; do
+  for density in 1 .75 .5 .25 .125; do
+    measure blockwise $density auto "$size^3" --size $size --blockwise --density $density
+  done
+done
+for density in .1 .05; do
+  measure unstructured $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1
+done
+for rows in 1 4 16; do
+  for density in 1 .5 .1; do
+    measure decode $density auto "$rows x 4096 x 4096" \
+      --dims $rows 4096 4096 --random --density-a $density --density-b 1
+  done
+done
+for preset in early middle late; do
+  measure activations $preset auto '2048 x 3072 x 768' --dims 2048 3072 768 --activations=$preset
+done
+for density in 1 .95 .9 .75; do
+  measure over-strips $density $skipping 1024^3 --size 1024 --blockwise --density $density
+done
+for density in .5 .4 .3 .25 .2; do
+  measure over-single $density $skipping 1024^3 --size 1024 --random --density-a $density --density-b 1
+done
+
+mkdir -p "$RESULTS/$slug" && chmod 644 "$work/record" && sync "$work/record" &&
+  mv "$work/record" "$RESULTS/$slug/cpu.jsonl" || die "cannot write $RESULTS/$slug/cpu.jsonl"
+echo "written: $RESULTS/$slug/cpu.jsonl"
