@@ -114,3 +114,4 @@ clean:
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
 include scripts/install.mk
 include tests/tests.mk
+include bench/bench.mk

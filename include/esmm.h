@@ -109,7 +109,7 @@ ESMM_API esmm_status esmm_ctx_create(esmm_ctx **ctx, const esmm_ctx_opts *opts);
 ESMM_API void esmm_ctx_free(esmm_ctx *ctx);
 ESMM_API const char *esmm_ctx_error(const esmm_ctx *ctx); /* text of the last failure, "" when there was none */
 ESMM_API int esmm_ctx_threads(const esmm_ctx *ctx);
-ESMM_API const char *esmm_ctx_device(const esmm_ctx *ctx); /* "cpu" */
+ESMM_API const char *esmm_ctx_device(const esmm_ctx *ctx);      /* "cpu" */
 ESMM_API const char *esmm_ctx_device_name(const esmm_ctx *ctx); /* "AMD EPYC 9634 84-Core Processor" */
 ESMM_API const char *esmm_ctx_features(const esmm_ctx *ctx);    /* "avx2 fma f16c bmi2 avx512" */
 
@@ -128,8 +128,8 @@ typedef struct esmm_matrix {
   esmm_place place;
 } esmm_matrix;
 
-ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);       /* bytes of an element; 0 for an unknown dtype */
-ESMM_API const char *esmm_dtype_str(esmm_dtype dtype);   /* "f32", "bf16", "f16" */
+ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);     /* bytes of an element; 0 for an unknown dtype */
+ESMM_API const char *esmm_dtype_str(esmm_dtype dtype); /* "f32", "bf16", "f16" */
 
 /* Copies src to dst of the same shape, converting dtype and order. */
 ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
@@ -139,21 +139,21 @@ ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esm
 typedef struct esmm_weights esmm_weights; /* prepared B: immutable, shareable between contexts */
 
 typedef enum esmm_use {
-  ESMM_USE_ANY = 0,     /* any m: keeps two forms of B, at most twice its bytes */
-  ESMM_USE_DECODE = 1,  /* m of 1 to 16: keeps B's rows only */
-  ESMM_USE_LARGE_M = 2  /* m well above 16: keeps B's panels only */
+  ESMM_USE_ANY = 0,    /* any m: keeps two forms of B, at most twice its bytes */
+  ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
+  ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
 } esmm_use;
 
 typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;
-  int strict;            /* 1: keep zeros of B, so that strict products can run from panels */
+  int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
   double max_bytes_ratio; /* prepared bytes over B's own bytes; default 2 plus one percent for bitmaps */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {
   size_t size;
-  int64_t rows, cols;     /* k, n */
+  int64_t rows, cols; /* k, n */
   esmm_dtype dtype;
   esmm_use use;
   int strict;
@@ -219,25 +219,25 @@ typedef enum esmm_activation { ESMM_ACT_NONE = 0, ESMM_ACT_RELU = 1, ESMM_ACT_RE
 
 typedef struct esmm_matmul_opts {
   size_t size;
-  const float *alpha;            /* NULL: 1 */
-  const float *beta;             /* NULL: 0 */
-  const float *bias;             /* [n], added to every row before the activation; NULL: none */
+  const float *alpha; /* NULL: 1 */
+  const float *beta;  /* NULL: 0 */
+  const float *bias;  /* [n], added to every row before the activation; NULL: none */
   esmm_activation activation;
-  int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
-  const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run. Overrides the context's */
+  int strict;        /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
+  const char *force; /* a kernel's name, or its idea ("joint"); fails if it cannot run. Overrides the context's */
   const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: then A is not scanned for zeros. Must be of
                                     this A: a term whose bit is 0 may or may not be part of the sum */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats {
   size_t size;
-  char kernel[32];         /* which ran */
-  char reason[160];        /* why: "cheapest of 5: joint_f32_avx2 12.1 ms, dense_f32_avx2 88.0 ms" */
+  char kernel[32];  /* which ran */
+  char reason[160]; /* why: "cheapest of 5: joint_f32_avx2 12.1 ms, dense_f32_avx2 88.0 ms" */
   int threads;
-  int64_t strip_rows;      /* of A in that kernel; 0 where it has none */
-  int64_t strip_cols;      /* of B */
-  double density_a;        /* element density of A, from the plan's sample */
-  double strip_density_a;  /* at strip_rows, exact where the kernel scans all of A, else from the sample */
+  int64_t strip_rows;     /* of A in that kernel; 0 where it has none */
+  int64_t strip_cols;     /* of B */
+  double density_a;       /* element density of A, from the plan's sample */
+  double strip_density_a; /* at strip_rows, exact where the kernel scans all of A, else from the sample */
   double strip_density_b;
   double joint_density;    /* multiplied share of all (tile, k) */
   double skipped_share;    /* 1 - useful / dense FLOP */
@@ -279,8 +279,8 @@ typedef struct esmm_verdict {
   esmm_kernel_info kernel;
   int can_run;
   int chosen;
-  double seconds;  /* the plan's estimate, when it can run */
-  char text[160];  /* why not, or what the estimate rests on */
+  double seconds; /* the plan's estimate, when it can run */
+  char text[160]; /* why not, or what the estimate rests on */
 } esmm_verdict;
 
 /* The plan's verdict on every kernel for one product, cheapest first. *count: in, room; out, how many there are. */
@@ -311,12 +311,12 @@ typedef enum esmm_operand { ESMM_OPERAND_A = 0, ESMM_OPERAND_B = 1 } esmm_operan
 typedef struct esmm_generator {
   size_t size;
   esmm_generator_kind kind;
-  esmm_operand operand;       /* which way k runs: A is [m,k], B is [k,n] */
-  uint64_t seed;              /* same seed, same matrix, on every machine */
-  double density;             /* 0 to 1, for RANDOM, BLOCKWISE; element density for ACTIVATIONS. Not defaulted: 0 is empty */
-  int64_t strip;              /* BLOCKWISE: rows of A (columns of B) per strip; 0 means 32 */
-  const char *pattern;        /* PATTERN: eight characters 0 or 1 */
-  double dead;                /* ACTIVATIONS: share of features that are never active, 0 to 1 */
+  esmm_operand operand; /* which way k runs: A is [m,k], B is [k,n] */
+  uint64_t seed;        /* same seed, same matrix, on every machine */
+  double density;       /* 0 to 1, for RANDOM, BLOCKWISE; element density for ACTIVATIONS. Not defaulted: 0 is empty */
+  int64_t strip;        /* BLOCKWISE: rows of A (columns of B) per strip; 0 means 32 */
+  const char *pattern;  /* PATTERN: eight characters 0 or 1 */
+  double dead;          /* ACTIVATIONS: share of features that are never active, 0 to 1 */
   esmm_activation activation; /* ACTIVATIONS: RELU or RELU2 (the default) */
   int integers;               /* 1: values are small integers, so that sums are exact */
 } esmm_generator;

@@ -185,16 +185,16 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
   if (!w || !info || info->size < sizeof(size_t) || info->size > sizeof *info)
     return ESMM_ERR_ARGUMENT;
   const esmm_weights_info all = {
-    .size = info->size,
-    .rows = w->k,
-    .cols = w->n,
-    .dtype = w->dtype,
-    .use = w->use,
-    .strict = w->strict,
-    .strip_cols = ESMM_PANEL,
-    .element_density = w->element_density,
-    .strip_density = w->strip_density,
-    .bytes = w->bytes,
+      .size = info->size,
+      .rows = w->k,
+      .cols = w->n,
+      .dtype = w->dtype,
+      .use = w->use,
+      .strict = w->strict,
+      .strip_cols = ESMM_PANEL,
+      .element_density = w->element_density,
+      .strip_density = w->strip_density,
+      .bytes = w->bytes,
   };
   memcpy(info, &all, info->size);
   return ESMM_OK;
@@ -207,8 +207,10 @@ static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
   const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
   if (x->rows == 0 || x->cols == 0 || y->rows == 0 || y->cols == 0)
     return false;
-  const int64_t xo = x->order == ESMM_ROW_MAJOR ? x->rows : x->cols, xi = x->order == ESMM_ROW_MAJOR ? x->cols : x->rows;
-  const int64_t yo = y->order == ESMM_ROW_MAJOR ? y->rows : y->cols, yi = y->order == ESMM_ROW_MAJOR ? y->cols : y->rows;
+  const int64_t xo = x->order == ESMM_ROW_MAJOR ? x->rows : x->cols,
+                xi = x->order == ESMM_ROW_MAJOR ? x->cols : x->rows;
+  const int64_t yo = y->order == ESMM_ROW_MAJOR ? y->rows : y->cols,
+                yi = y->order == ESMM_ROW_MAJOR ? y->cols : y->rows;
   const uintptr_t x1 = x0 + (uintptr_t)((xo - 1) * x->ld + xi) * esmm_dtype_size(x->dtype);
   const uintptr_t y1 = y0 + (uintptr_t)((yo - 1) * y->ld + yi) * esmm_dtype_size(y->dtype);
   return x0 < y1 && y0 < x1;
@@ -238,12 +240,10 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   if (overlap(&p->a, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
   if (o->activation != ESMM_ACT_NONE && o->activation != ESMM_ACT_RELU && o->activation != ESMM_ACT_RELU2)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation",
-                     (int)o->activation);
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
   if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->a_pattern is of a %lld x %lld matrix, a is %lld x %lld",
-                     (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows,
-                     (long long)a->cols);
+                     (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows, (long long)a->cols);
   p->m = a->rows;
   p->n = w->n;
   p->k = w->k;
@@ -359,13 +359,13 @@ int esmm_kernel_count(void)
 static esmm_kernel_info describe(const esmm_kernel *kernel, unsigned cpu)
 {
   return (esmm_kernel_info){
-    .size = sizeof(esmm_kernel_info),
-    .name = kernel->name,
-    .doc = kernel->doc,
-    .backend = kernel->backend == ESMM_CPU ? "cpu" : "cuda",
-    .number = kernel->number,
-    .flags = kernel->flags,
-    .available = (kernel->cpu & cpu) == kernel->cpu,
+      .size = sizeof(esmm_kernel_info),
+      .name = kernel->name,
+      .doc = kernel->doc,
+      .backend = kernel->backend == ESMM_CPU ? "cpu" : "cuda",
+      .number = kernel->number,
+      .flags = kernel->flags,
+      .available = (kernel->cpu & cpu) == kernel->cpu,
   };
 }
 

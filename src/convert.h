@@ -24,7 +24,10 @@ static inline float esmm_bits_f32(uint32_t u)
   return x;
 }
 
-static inline float esmm_from_bf16(uint16_t h) { return esmm_bits_f32((uint32_t)h << 16); }
+static inline float esmm_from_bf16(uint16_t h)
+{
+  return esmm_bits_f32((uint32_t)h << 16);
+}
 
 static inline uint16_t esmm_to_bf16(float x)
 {

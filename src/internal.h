@@ -60,8 +60,8 @@ struct esmm_weights {
 
   int64_t panels; /* ceil(n / ESMM_PANEL) */
   int64_t words;  /* ceil(k / 64) */
-  uint64_t *bits;      /* [panels][words]; always there */
-  float *alive;        /* [k]: share of panels whose bitmap has this k; always there */
+  uint64_t *bits; /* [panels][words]; always there */
+  float *alive;   /* [k]: share of panels whose bitmap has this k; always there */
 
   void *rows; /* NULL when not kept */
   int64_t rows_ld;
@@ -81,13 +81,14 @@ void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
 void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
 
 /* prepare.c: b and opts were checked */
-esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
+                                 esmm_weights **out);
 
 struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;
   int64_t strip_rows, strips, words;
-  int64_t set; /* bits set in all */
+  int64_t set;    /* bits set in all */
   uint64_t *bits; /* [strips][words] */
 };
 
@@ -117,10 +118,22 @@ static inline bool esmm_size_add(size_t a, size_t b, size_t *out)
   return !__builtin_add_overflow(a, b, out);
 }
 
-static inline int64_t esmm_ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-static inline int64_t esmm_round_up(int64_t a, int64_t b) { return esmm_ceil_div(a, b) * b; }
-static inline int64_t esmm_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t esmm_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t esmm_ceil_div(int64_t a, int64_t b)
+{
+  return a / b + (a % b != 0);
+}
+static inline int64_t esmm_round_up(int64_t a, int64_t b)
+{
+  return esmm_ceil_div(a, b) * b;
+}
+static inline int64_t esmm_min(int64_t a, int64_t b)
+{
+  return a < b ? a : b;
+}
+static inline int64_t esmm_max(int64_t a, int64_t b)
+{
+  return a > b ? a : b;
+}
 
 double esmm_now(void); /* seconds, monotonic */
 

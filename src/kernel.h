@@ -47,8 +47,8 @@ typedef struct esmm_kernel {
   bool (*can_run)(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes);
 
   /*
-   * The cost model: time = sum of units[i] * cost[i]. terms() fills units (multiply-add vectors, list words, bytes, ...;
-   * 0 where unused) and may note in p->strip_rows the variant it assumed; esmm_tune fits cost[] by measuring.
+   * The cost model: time = sum of units[i] * cost[i]. terms() fills units (multiply-add vectors, list words, bytes,
+   * ...; 0 where unused) and may note in p->strip_rows the variant it assumed; esmm_tune fits cost[] by measuring.
    */
   void (*terms)(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows);
   const char *const term_names[ESMM_COST_TERMS];
@@ -60,15 +60,16 @@ typedef struct esmm_kernel {
   void (*run)(const esmm_problem *p, void *scratch, esmm_stats *stats);
 } esmm_kernel;
 
-#define ESMM_KERNEL(id) \
+#define ESMM_KERNEL(id)                      \
   extern const esmm_kernel esmm_kernel_##id; \
   const esmm_kernel esmm_kernel_##id
 
 /* registry.c */
 int esmm_registry_count(void);
 const esmm_kernel *esmm_registry_at(int index); /* ordered by name */
-bool esmm_kernel_matches(const esmm_kernel *kernel, const char *name); /* its full name, or its idea before the first _ */
-bool esmm_force_known(const char *name); /* some kernel matches */
+bool esmm_kernel_matches(const esmm_kernel *kernel,
+                         const char *name); /* its full name, or its idea before the first _ */
+bool esmm_force_known(const char *name);    /* some kernel matches */
 
 /* sample.c: the plan's cheap look at A */
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);

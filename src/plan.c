@@ -54,7 +54,7 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
     choice->index = i;
     choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
     const bool competes =
-      force ? esmm_kernel_matches(choice->kernel, force) : !(choice->kernel->flags & ESMM_KERNEL_REFERENCE);
+        force ? esmm_kernel_matches(choice->kernel, force) : !(choice->kernel->flags & ESMM_KERNEL_REFERENCE);
     if (!choice->can_run) {
       if (competes)
         refused = i;

@@ -1,5 +1,6 @@
 /*
- * ref.c: the oracle. Sums in float64, in the order of k, no blocking, no skipping, accepts everything that was prepared.
+ * ref.c: the oracle. Sums in float64, in the order of k, no blocking, no skipping, accepts everything that was
+ * prepared.
  *
  * It reads the prepared weights, so what it checks is the kernels; tests check prepare with a loop of their own.
  */
@@ -78,14 +79,14 @@ static void run(const esmm_problem *p, void *scratch, esmm_stats *stats)
 }
 
 ESMM_KERNEL(ref) = {
-  .name = "ref",
-  .doc = "float64 oracle: sums in the order of k, accepts everything; runs only when forced",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_REFERENCE,
-  .can_run = can_run,
-  .terms = terms,
-  .term_names = {"multiply-adds"},
-  .cost = {1.5e-9},
-  .workspace = workspace,
-  .run = run,
+    .name = "ref",
+    .doc = "float64 oracle: sums in the order of k, accepts everything; runs only when forced",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_REFERENCE,
+    .can_run = can_run,
+    .terms = terms,
+    .term_names = {"multiply-adds"},
+    .cost = {1.5e-9},
+    .workspace = workspace,
+    .run = run,
 };

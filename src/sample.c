@@ -1,6 +1,6 @@
 /*
- * sample.c: what the plan knows of A before it chooses: densities at several strip heights, from a few blocks of 32 rows
- * by 64 k's spread over the matrix. Reading them costs a percent or so of a product that is worth planning.
+ * sample.c: what the plan knows of A before it chooses: densities at several strip heights, from a few blocks of 32
+ * rows by 64 k's spread over the matrix. Reading them costs a percent or so of a product that is worth planning.
  */
 #include "convert.h"
 #include "kernel.h"

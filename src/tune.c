@@ -66,7 +66,9 @@ static void set_path(esmm_ctx *ctx)
   char name[160], machine[128];
   slug(ctx->device_name, machine, sizeof machine);
   const int length = snprintf(name, sizeof name, "esmm/%.96s-%s-%d.tune", machine,
-                              ctx->cpu & ESMM_CPU_AVX512 ? "avx512" : ctx->cpu & ESMM_CPU_AVX2 ? "avx2" : "portable",
+                              ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
+                              : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
+                                                         : "portable",
                               ctx->threads);
   ctx->tune_path[0] = '\0';
   if (length < 0)
@@ -191,29 +193,29 @@ typedef struct trial {
 
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
 static const trial trials[] = {
-  {32, 64, 64, ESMM_GEN_DENSE, 1, 1, true},
-  {128, 256, 256, ESMM_GEN_DENSE, 1, 1, true},
-  {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, false},
-  {768, 768, 768, ESMM_GEN_DENSE, 1, 1, false},
-  {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, true},
-  {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, false},
-  {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, true},
-  {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, false},
-  {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, false},
-  {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, true},
-  {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, false},
-  {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, true},
-  {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, false},
-  {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, false},
-  {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, false},
-  {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
-  {1, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
-  {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, true},
-  {4, 4096, 4096, ESMM_GEN_RANDOM, .5, 1, false},
-  {4, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
-  {16, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
-  {16, 4096, 4096, ESMM_GEN_RANDOM, .3, 1, false},
-  {16, 4096, 4096, ESMM_GEN_RANDOM, .05, 1, true},
+    {32, 64, 64, ESMM_GEN_DENSE, 1, 1, true},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, true},
+    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, false},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, false},
+    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, true},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, false},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, true},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, false},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, false},
+    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, true},
+    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, false},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, true},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, false},
+    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, false},
+    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, false},
+    {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
+    {1, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
+    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, true},
+    {4, 4096, 4096, ESMM_GEN_RANDOM, .5, 1, false},
+    {4, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
+    {16, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
+    {16, 4096, 4096, ESMM_GEN_RANDOM, .3, 1, false},
+    {16, 4096, 4096, ESMM_GEN_RANDOM, .05, 1, true},
 };
 #define TRIALS ((int)(sizeof trials / sizeof trials[0]))
 _Static_assert(sizeof trials / sizeof trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
@@ -226,7 +228,8 @@ typedef struct fit {
 /*
  * Non-negative least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex.
  * A small pull towards the starting point settles terms that the trials do not tell apart. Repeated with weights that
- * fall with the residual, because a trial that something disturbed is far too slow, and one such must not bend the rest.
+ * fall with the residual, because a trial that something disturbed is far too slow, and one such must not bend the
+ * rest.
  */
 static void solve(const fit *f, double *cost)
 {
@@ -281,8 +284,8 @@ static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
   x->b.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->k * t->n) * sizeof(float));
   x->c.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->m * t->n) * sizeof(float));
   if (!x->a.data || !x->b.data || !x->c.data)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld x %lld trial", (long long)t->m,
-                     (long long)t->k, (long long)t->n);
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld x %lld trial", (long long)t->m, (long long)t->k,
+                     (long long)t->n);
   const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 1, .density = t->density_a};
   const esmm_generator b = {.size = sizeof b,
                             .kind = t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
@@ -320,8 +323,8 @@ static esmm_status try_all(esmm_ctx *ctx, const trial *t, fit *fits)
   esmm_status status = bench_make(ctx, t, &x);
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    esmm_problem p = {.m = t->m, .n = t->n, .k = t->k, .a = x.a, .c = x.c, .w = x.w, .alpha = 1.0f,
-                      .threads = ctx->threads};
+    esmm_problem p = {
+        .m = t->m, .n = t->n, .k = t->k, .a = x.a, .c = x.c, .w = x.w, .alpha = 1.0f, .threads = ctx->threads};
     char why[160];
     if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu ||
         (!t->small && kernel->cpu == 0 && ctx->cpu != 0) || !kernel->can_run(ctx, &p, why, sizeof why))

@@ -15,6 +15,7 @@
 #define DECODE_ROWS 16
 #define DECODE_COLS 2048 /* columns at a time: two pages of a row of fp32 B */
 #define DECODE_K 64      /* k's in a block when m > 1: 512 KB of fp32 B */
+#define DECODE_SCAN 512  /* k's of A converted at a time where it is not fp32 row-major */
 #define PARTIAL 128      /* listed k's in a partial sum when m = 1 */
 #define PARTIAL_K 512    /* k's in a partial sum when m > 1 */
 
@@ -44,8 +45,10 @@ static void decode_terms(const esmm_problem *p, const double *cost, double *unit
   units[4] = 1.0;
 }
 
-#define DECODE_TERM_NAMES \
-  {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "starting threads"}
+#define DECODE_TERM_NAMES                                                                            \
+  {                                                                                                  \
+    "reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "starting threads" \
+  }
 
 typedef struct decode_layout {
   int64_t room; /* entries of a row's list */
@@ -121,11 +124,11 @@ ALWAYS void add_list(const esmm_dtype dtype, const void *b, int64_t ld, const fl
     add_rows(1, dtype, b, ld, values, ks, width, out, first);
 }
 
-#define ADD_LIST(name, dtype)                                                                                          \
-  static __attribute__((noinline)) void name(const void *b, int64_t ld, const float *values, const uint32_t *ks,       \
-                                             int64_t count, int64_t width, float *out, bool first)                     \
-  {                                                                                                                    \
-    add_list(dtype, b, ld, values, ks, count, width, out, first);                                                      \
+#define ADD_LIST(name, dtype)                                                                                    \
+  static __attribute__((noinline)) void name(const void *b, int64_t ld, const float *values, const uint32_t *ks, \
+                                             int64_t count, int64_t width, float *out, bool first)               \
+  {                                                                                                              \
+    add_list(dtype, b, ld, values, ks, count, width, out, first);                                                \
   }
 ADD_LIST(add_list_f32, ESMM_F32)
 ADD_LIST(add_list_bf16, ESMM_BF16)
@@ -187,17 +190,15 @@ static void decode_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   int64_t count[DECODE_ROWS], nonzeros = 0;
   const double start = esmm_now();
   for (int64_t m = 0; m < p->m; m++) {
-    uint32_t *end = ks + m * l.room;
-    for (int64_t k0 = 0; k0 < p->k; k0 += 64) {
-      float row[64] = {0};
+    float *mine = values + m * l.room;
+    count[m] = 0;
+    for (int64_t k0 = 0; k0 < p->k; k0 += DECODE_SCAN) {
+      float buffer[DECODE_SCAN];
       int64_t ld;
-      const int64_t width = esmm_min(64, p->k - k0);
-      memcpy(row, rows_of_a(&p->a, m, 1, k0, width, row, &ld), (size_t)width * sizeof *row);
-      const uint64_t bits = nonzero_bits((const uint32_t *)(const void *)row);
-      append_values(values + m * l.room + (end - (ks + m * l.room)), row, bits);
-      end = append_offsets(end, bits, (uint32_t)k0, 1, 1);
+      const int64_t width = esmm_min(DECODE_SCAN, p->k - k0);
+      const float *row = rows_of_a(&p->a, m, 1, k0, width, buffer, &ld);
+      count[m] += list_nonzeros(row, width, (uint32_t)k0, 1, mine + count[m], ks + m * l.room + count[m]);
     }
-    count[m] = end - (ks + m * l.room);
     nonzeros += count[m];
   }
   stats->seconds_extract = esmm_now() - start;

@@ -32,8 +32,10 @@ static void dense_terms(const esmm_problem *p, const double *cost, double *units
   units[5] = 1.0;
 }
 
-#define DENSE_TERM_NAMES \
-  {"multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads"}
+#define DENSE_TERM_NAMES                                                                                  \
+  {                                                                                                       \
+    "multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads" \
+  }
 
 static size_t dense_workspace(const esmm_problem *p)
 {

@@ -104,17 +104,17 @@ typedef void straight_function(const float *a, const float *b0, const float *b1,
 typedef void listed_function(const float *a, const float *b0, const float *b1, const uint32_t *list_a,
                              const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add);
 
-#define TILES(rows)                                                                                                    \
-  static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1, int64_t n,  \
-                                                        float *c, int64_t ldc, bool add)                              \
-  {                                                                                                                    \
-    tile_straight(rows, a, b0, b1, n, c, ldc, add);                                                                   \
-  }                                                                                                                    \
-  static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,               \
-                                                      const uint32_t *list_a, const uint32_t *list_b, int64_t n,      \
-                                                      float *c, int64_t ldc, bool add)                                \
-  {                                                                                                                    \
-    tile_listed(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                     \
+#define TILES(rows)                                                                                                  \
+  static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1, int64_t n, \
+                                                        float *c, int64_t ldc, bool add)                             \
+  {                                                                                                                  \
+    tile_straight(rows, a, b0, b1, n, c, ldc, add);                                                                  \
+  }                                                                                                                  \
+  static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,              \
+                                                      const uint32_t *list_a, const uint32_t *list_b, int64_t n,     \
+                                                      float *c, int64_t ldc, bool add)                               \
+  {                                                                                                                  \
+    tile_listed(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                    \
   }
 TILES(1)
 TILES(2)
@@ -400,15 +400,15 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
 }
 
 typedef struct tally {
-  double extract; /* seconds */
-  double terms;   /* multiplied (row, column, k)s */
+  double extract;    /* seconds */
+  double terms;      /* multiplied (row, column, k)s */
   double kept, seen; /* strip bits set, and all */
 } tally;
 
 /*
- * How many terms to sum in a register before they are added to C. A chain of L terms, n / L times, has an error of about
- * sqrt(L + n / L); a dense library that blocks k by 384 has so many fewer nonzero terms in each of its chains when the
- * joint is sparse that ours must be short too if its error is not to be passed by a factor of two.
+ * How many terms to sum in a register before they are added to C. A chain of L terms, n / L times, has an error of
+ * about sqrt(L + n / L); a dense library that blocks k by 384 has so many fewer nonzero terms in each of its chains
+ * when the joint is sparse that ours must be short too if its error is not to be passed by a factor of two.
  */
 static int64_t chain_length(int64_t n)
 {
@@ -498,8 +498,7 @@ static void multiply_block(const esmm_problem *p, const blocking *g, int64_t blo
         if (s->kept == kc && b.kept == kc) {
           multiply_strip(s, &b, NULL, NULL, kc, to, ldc, cols, add);
         } else {
-          n = shared_list ? s->kept
-                          : join(s, b.bits, b.before, words, esmm_max(s->kept, b.kept), s->list_a, s->list_b);
+          n = shared_list ? s->kept : join(s, b.bits, b.before, words, esmm_max(s->kept, b.kept), s->list_a, s->list_b);
           multiply_strip(s, &b, s->list_a, s->list_b, n, to, ldc, cols, add);
         }
         t->terms += (double)n * (double)s->rows * (double)real;

@@ -52,9 +52,11 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
   }
 }
 
-#define JOINT_TERM_NAMES \
-  {"multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists", "starting of tiles", \
-   "starting threads"}
+#define JOINT_TERM_NAMES                                                                                    \
+  {                                                                                                         \
+    "multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists", "starting of tiles", \
+        "starting threads"                                                                                  \
+  }
 
 static size_t joint_workspace(const esmm_problem *p)
 {

@@ -4,15 +4,15 @@
 #include "decode.h"
 
 ESMM_KERNEL(decode_f32_portable) = {
-  .name = "decode_f32_portable",
-  .doc = "m of 1 to 16: reads only the rows of B that some row of A needs",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-  .cpu = 0,
-  .can_run = decode_can_run,
-  .terms = decode_terms,
-  .term_names = DECODE_TERM_NAMES,
-  .cost = {6e-11, 3e-10, 1.5e-9, 1e-10, 5e-6},
-  .workspace = decode_workspace,
-  .run = decode_run,
+    .name = "decode_f32_portable",
+    .doc = "m of 1 to 16: reads only the rows of B that some row of A needs",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .cpu = 0,
+    .can_run = decode_can_run,
+    .terms = decode_terms,
+    .term_names = DECODE_TERM_NAMES,
+    .cost = {6e-11, 3e-10, 1.5e-9, 1e-10, 5e-6},
+    .workspace = decode_workspace,
+    .run = decode_run,
 };

@@ -4,15 +4,15 @@
 #include "dense.h"
 
 ESMM_KERNEL(dense_f32_avx512) = {
-  .name = "dense_f32_avx512",
-  .doc = "packed dense product, 8 x 32 tiles",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC,
-  .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-  .can_run = dense_can_run,
-  .terms = dense_terms,
-  .term_names = DENSE_TERM_NAMES,
-  .cost = {2.9e-10, 3e-10, 4e-11, 4e-10, 2e-10, 5e-6},
-  .workspace = dense_workspace,
-  .run = dense_run,
+    .name = "dense_f32_avx512",
+    .doc = "packed dense product, 8 x 32 tiles",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC,
+    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
+    .can_run = dense_can_run,
+    .terms = dense_terms,
+    .term_names = DENSE_TERM_NAMES,
+    .cost = {2.9e-10, 3e-10, 4e-11, 4e-10, 2e-10, 5e-6},
+    .workspace = dense_workspace,
+    .run = dense_run,
 };

@@ -4,15 +4,15 @@
 #include "dense.h"
 
 ESMM_KERNEL(dense_f32_portable) = {
-  .name = "dense_f32_portable",
-  .doc = "packed dense product in portable C, 4 x 8 tiles",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC,
-  .cpu = 0,
-  .can_run = dense_can_run,
-  .terms = dense_terms,
-  .term_names = DENSE_TERM_NAMES,
-  .cost = {2.5e-10, 6e-10, 4e-11, 6e-10, 4e-10, 5e-6},
-  .workspace = dense_workspace,
-  .run = dense_run,
+    .name = "dense_f32_portable",
+    .doc = "packed dense product in portable C, 4 x 8 tiles",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC,
+    .cpu = 0,
+    .can_run = dense_can_run,
+    .terms = dense_terms,
+    .term_names = DENSE_TERM_NAMES,
+    .cost = {2.5e-10, 6e-10, 4e-11, 6e-10, 4e-10, 5e-6},
+    .workspace = dense_workspace,
+    .run = dense_run,
 };

@@ -4,15 +4,15 @@
 #include "joint.h"
 
 ESMM_KERNEL(joint_f32_avx2) = {
-  .name = "joint_f32_avx2",
-  .doc = "skips k's that are zero in a strip of 4 to 32 rows of A or in a 32-column strip of B",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-  .cpu = ESMM_CPU_AVX2,
-  .can_run = joint_can_run,
-  .terms = joint_terms,
-  .term_names = JOINT_TERM_NAMES,
-  .cost = {1.6e-10, 4e-10, 4e-11, 3e-8, 2e-8, 5e-6},
-  .workspace = joint_workspace,
-  .run = joint_run,
+    .name = "joint_f32_avx2",
+    .doc = "skips k's that are zero in a strip of 4 to 32 rows of A or in a 32-column strip of B",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .cpu = ESMM_CPU_AVX2,
+    .can_run = joint_can_run,
+    .terms = joint_terms,
+    .term_names = JOINT_TERM_NAMES,
+    .cost = {1.6e-10, 4e-10, 4e-11, 3e-8, 2e-8, 5e-6},
+    .workspace = joint_workspace,
+    .run = joint_run,
 };

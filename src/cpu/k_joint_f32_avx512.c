@@ -4,15 +4,15 @@
 #include "joint.h"
 
 ESMM_KERNEL(joint_f32_avx512) = {
-  .name = "joint_f32_avx512",
-  .doc = "skips k's that are zero in a strip of 8 to 32 rows of A or in a 32-column strip of B",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-  .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-  .can_run = joint_can_run,
-  .terms = joint_terms,
-  .term_names = JOINT_TERM_NAMES,
-  .cost = {3e-10, 4e-10, 4e-11, 8e-9, 3e-8, 5e-6},
-  .workspace = joint_workspace,
-  .run = joint_run,
+    .name = "joint_f32_avx512",
+    .doc = "skips k's that are zero in a strip of 8 to 32 rows of A or in a 32-column strip of B",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
+    .can_run = joint_can_run,
+    .terms = joint_terms,
+    .term_names = JOINT_TERM_NAMES,
+    .cost = {3e-10, 4e-10, 4e-11, 8e-9, 3e-8, 5e-6},
+    .workspace = joint_workspace,
+    .run = joint_run,
 };

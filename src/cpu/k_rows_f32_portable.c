@@ -4,15 +4,15 @@
 #include "rows.h"
 
 ESMM_KERNEL(rows_f32_portable) = {
-  .name = "rows_f32_portable",
-  .doc = "every row of A skips its own zeros: for unstructured activations",
-  .backend = ESMM_CPU,
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-  .cpu = 0,
-  .can_run = rows_can_run,
-  .terms = rows_terms,
-  .term_names = ROWS_TERM_NAMES,
-  .cost = {2.5e-9, 9e-9, 1.5e-9, 2e-10, 4e-10, 8e-6},
-  .workspace = rows_workspace,
-  .run = rows_run,
+    .name = "rows_f32_portable",
+    .doc = "every row of A skips its own zeros: for unstructured activations",
+    .backend = ESMM_CPU,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .cpu = 0,
+    .can_run = rows_can_run,
+    .terms = rows_terms,
+    .term_names = ROWS_TERM_NAMES,
+    .cost = {2.5e-9, 9e-9, 1.5e-9, 2e-10, 4e-10, 8e-6},
+    .workspace = rows_workspace,
+    .run = rows_run,
 };

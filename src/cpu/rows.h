@@ -1,5 +1,6 @@
 /*
- * rows.h: for unstructured A, where every row has zeros of its own and even a short strip is full. Included after vec_*.h.
+ * rows.h: for unstructured A, where every row has zeros of its own and even a short strip is full. Included after
+ * vec_*.h.
  *
  * Each row of A becomes a list of (value, k) for every stretch of ROW_K k's; the same stretch of ROW_COLS columns of B
  * is copied into a buffer that fits the first-level cache, and every row adds up the rows of that buffer that its list
@@ -7,9 +8,9 @@
  *
  *     sums[row][0..63] += value * buffer[k][0..63]        for each entry of the list
  *
- * 64 columns by 128 k's is the balance between two costs: a list that ends too soon (a mispredicted branch and an update
- * of the sums each time), and a buffer that no longer fits. Copying B costs little because a block of up to 1024 rows
- * shares it, and it lets B stay row-major, as decode wants it.
+ * 64 columns by 192 k's is the balance between two costs: a list that ends too soon (a mispredicted branch and an
+ * update of the sums each time), and a buffer that no longer fits. Copying B costs little because a block of up to 1024
+ * rows shares it, and it lets B stay row-major, as decode wants it.
  *
  * Lists are kept by band of 64 rows, then by stretch, then by row: the order in which they are read.
  */
@@ -17,7 +18,7 @@
 
 #include <stdio.h>
 
-#define ROW_K 128
+#define ROW_K 192
 #define ROW_COLS (VEC >= 8 ? 64 : 32)
 #define ROW_VECS (ROW_COLS / VEC)
 #define BAND 64
@@ -43,14 +44,13 @@ static row_layout rows_layout(const esmm_problem *p)
   l.at_offsets = at;
   at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
   l.at_counts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches * BAND));
+  at = align_up(at + (size_t)(l.bands * l.stretches * BAND) );
   l.at_starts = at;
   at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
   l.at_threads = at;
   const size_t row_buffer = (size_t)BAND * ROW_K * sizeof(float);
-  l.thread_bytes =
-    align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) +
-    align_up(row_buffer);
+  l.thread_bytes = align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) +
+                   align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) + align_up(row_buffer);
   l.bytes = at + (size_t)p->threads * l.thread_bytes;
   return l;
 }
@@ -80,29 +80,15 @@ static void rows_terms(const esmm_problem *p, const double *cost, double *units,
   units[5] = 1.0;
 }
 
-#define ROWS_TERM_NAMES \
-  {"multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
-   "starting threads"}
+#define ROWS_TERM_NAMES                                                                                    \
+  {                                                                                                        \
+    "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
+        "starting threads"                                                                                 \
+  }
 
 static size_t rows_workspace(const esmm_problem *p)
 {
   return rows_layout(p).bytes;
-}
-
-/* Appends one row's nonzeros among `width` k's; offsets are bytes into the buffer of B. Returns how many. */
-ALWAYS int64_t list_row(const float *a, int64_t width, float *values, uint32_t *offsets)
-{
-  const uint32_t step = ROW_COLS * sizeof(float);
-  int64_t n = 0;
-  for (int64_t k = 0; k < width; k += 64) {
-    uint32_t words[64] = {0};
-    memcpy(words, a + k, (size_t)esmm_min(64, width - k) * sizeof *words);
-    const uint64_t bits = nonzero_bits(words);
-    uint32_t *end = append_offsets(offsets + n, bits, (uint32_t)k * step, step, 1);
-    append_values(values + n, (const float *)(const void *)words, bits);
-    n = end - offsets;
-  }
-  return n;
 }
 
 /* The lists of one band of rows, all stretches. Returns its nonzeros. */
@@ -116,7 +102,7 @@ static int64_t list_band(const esmm_problem *p, const row_layout *l, int64_t row
     const float *a = rows_of_a(&p->a, row0, rows, k0, width, buffer, &ld);
     starts[s] = (uint32_t)n;
     for (int64_t r = 0; r < rows; r++) {
-      const int64_t count = list_row(a + r * ld, width, values + n, offsets + n);
+      const int64_t count = list_nonzeros(a + r * ld, width, 0, ROW_COLS * sizeof(float), values + n, offsets + n);
       counts[s * BAND + r] = (uint8_t)count;
       n += count;
     }
@@ -144,20 +130,17 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
                      float *sums, bool first)
 {
   for (int64_t r = 0; r < rows; r++, sums += ROW_COLS) {
-    const int64_t n = counts[r];
     vec x[ROW_VECS];
 #pragma GCC unroll 16
     for (int v = 0; v < ROW_VECS; v++)
       x[v] = vec_zero();
-    for (int64_t i = 0; i < n; i++) {
-      const vec value = vec_all(values + i);
-      const float *from = (const float *)((const char *)b + offsets[i]);
+    for (const uint32_t *end = offsets + counts[r]; offsets < end; offsets++, values++) {
+      const vec y = vec_all(values);
+      const float *from = (const float *)((const char *)b + *offsets);
 #pragma GCC unroll 16
       for (int v = 0; v < ROW_VECS; v++)
-        x[v] = vec_fma(value, vec_load(from + v * VEC), x[v]);
+        x[v] = vec_fma(y, vec_load(from + v * VEC), x[v]);
     }
-    values += n;
-    offsets += n;
 #pragma GCC unroll 16
     for (int v = 0; v < ROW_VECS; v++)
       vec_store(sums + v * VEC, first ? x[v] : vec_add(x[v], vec_load(sums + v * VEC)));
@@ -189,8 +172,8 @@ static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < bands; i++)
         nonzeros +=
-          list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
-                    offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
+            list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
+                      offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
       spent += esmm_now() - start;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t item = 0; item < l.panels * l.splits; item++) {

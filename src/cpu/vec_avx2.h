@@ -1,8 +1,8 @@
 /*
  * vec_avx2.h: what gemm.h, rows.h and decode.h need of AVX2 with FMA.
  *
- * Tile 4 x 16: 8 accumulators, two loads of B and four broadcasts of A for 8 multiply-adds, which two load ports keep up
- * with. 6 x 16 is no faster in cache, and strips of 4, 8, 16 and 32 rows divide into fours.
+ * Tile 4 x 16: 8 accumulators, two loads of B and four broadcasts of A for 8 multiply-adds, which two load ports keep
+ * up with. 6 x 16 is no faster in cache, and strips of 4, 8, 16 and 32 rows divide into fours.
  */
 #ifndef ESMM_VEC_H
 #define ESMM_VEC_H
@@ -14,13 +14,34 @@ typedef __m256 vec;
 #define VEC 8 /* floats in a vector */
 #define MR 4  /* rows of a tile */
 
-static inline vec vec_zero(void) { return _mm256_setzero_ps(); }
-static inline vec vec_load(const float *p) { return _mm256_loadu_ps(p); }
-static inline vec vec_all(const float *p) { return _mm256_broadcast_ss(p); }
-static inline void vec_store(float *p, vec x) { _mm256_storeu_ps(p, x); }
-static inline vec vec_add(vec x, vec y) { return _mm256_add_ps(x, y); }
-static inline vec vec_mul(vec x, vec y) { return _mm256_mul_ps(x, y); }
-static inline vec vec_fma(vec x, vec y, vec sum) { return _mm256_fmadd_ps(x, y, sum); }
+static inline vec vec_zero(void)
+{
+  return _mm256_setzero_ps();
+}
+static inline vec vec_load(const float *p)
+{
+  return _mm256_loadu_ps(p);
+}
+static inline vec vec_all(const float *p)
+{
+  return _mm256_broadcast_ss(p);
+}
+static inline void vec_store(float *p, vec x)
+{
+  _mm256_storeu_ps(p, x);
+}
+static inline vec vec_add(vec x, vec y)
+{
+  return _mm256_add_ps(x, y);
+}
+static inline vec vec_mul(vec x, vec y)
+{
+  return _mm256_mul_ps(x, y);
+}
+static inline vec vec_fma(vec x, vec y, vec sum)
+{
+  return _mm256_fmadd_ps(x, y, sum);
+}
 /* Keeps the compiler from folding the load of B into every multiply-add that uses it. */
 #define VEC_KEEP(x) __asm__("" : "+x"(x))
 
@@ -48,7 +69,10 @@ static inline uint64_t nonzero_bits(const uint32_t *words)
 
 /* Columns of a 4 x 4 block: out[i] holds rows 0..3 at column i. */
 typedef __m128 block_column;
-static inline void block_store(float *p, block_column x) { _mm_storeu_ps(p, x); }
+static inline void block_store(float *p, block_column x)
+{
+  _mm_storeu_ps(p, x);
+}
 static inline void block_load(const float *src, int64_t ld, block_column out[MR])
 {
   for (int i = 0; i < 4; i++)
@@ -70,13 +94,34 @@ static inline uint32_t *append_offsets(uint32_t *list, uint64_t bits, uint32_t b
 }
 #define APPEND_GROUP 64
 
-/* Appends the floats of x[64] whose bits are set. */
-static inline void append_values(float *list, const float *x, uint64_t bits)
+/*
+ * The nonzeros of x[0..count): values, and base + step * i as offsets. Returns how many; one entry past the end of
+ * either list may be overwritten.
+ */
+static inline int64_t list_nonzeros(const float *x, int64_t count, uint32_t base, uint32_t step, float *values,
+                                    uint32_t *offsets)
 {
-  for (; bits; bits &= bits - 1)
-    *list++ = x[__builtin_ctzll(bits)];
+  const __m256 zero = _mm256_setzero_ps();
+  int64_t n = 0, i = 0;
+  for (; i + 8 <= count; i += 8) {
+    unsigned mask = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), zero, _CMP_NEQ_UQ));
+    for (; mask; mask &= mask - 1, n++) {
+      const unsigned bit = (unsigned)__builtin_ctz(mask);
+      values[n] = x[i + bit];
+      offsets[n] = base + step * ((uint32_t)i + bit);
+    }
+  }
+  for (; i < count; i++) {
+    values[n] = x[i];
+    offsets[n] = base + step * (uint32_t)i;
+    n += x[i] != 0.0f;
+  }
+  return n;
 }
 
-static inline uint64_t extract_bits(uint64_t bits, uint64_t mask) { return _pext_u64(bits, mask); }
+static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
+{
+  return _pext_u64(bits, mask);
+}
 
 #endif

@@ -15,18 +15,36 @@ typedef float vec __attribute__((vector_size(16)));
 #define VEC 4 /* floats in a vector */
 #define MR 4  /* rows of a tile */
 
-static inline vec vec_zero(void) { return (vec){0}; }
+static inline vec vec_zero(void)
+{
+  return (vec){0};
+}
 static inline vec vec_load(const float *p)
 {
   vec x;
   memcpy(&x, p, sizeof x);
   return x;
 }
-static inline vec vec_all(const float *p) { return (vec){*p, *p, *p, *p}; }
-static inline void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
-static inline vec vec_add(vec x, vec y) { return x + y; }
-static inline vec vec_mul(vec x, vec y) { return x * y; }
-static inline vec vec_fma(vec x, vec y, vec sum) { return sum + x * y; }
+static inline vec vec_all(const float *p)
+{
+  return (vec){*p, *p, *p, *p};
+}
+static inline void vec_store(float *p, vec x)
+{
+  memcpy(p, &x, sizeof x);
+}
+static inline vec vec_add(vec x, vec y)
+{
+  return x + y;
+}
+static inline vec vec_mul(vec x, vec y)
+{
+  return x * y;
+}
+static inline vec vec_fma(vec x, vec y, vec sum)
+{
+  return sum + x * y;
+}
 #define VEC_KEEP(x) (void)(x)
 
 static inline vec vec_from_bf16(const uint16_t *p)
@@ -50,7 +68,10 @@ static inline uint64_t nonzero_bits(const uint32_t *words)
 
 /* Columns of a 4 x 4 block: out[i] holds rows 0..3 at column i. */
 typedef vec block_column;
-static inline void block_store(float *p, block_column x) { vec_store(p, x); }
+static inline void block_store(float *p, block_column x)
+{
+  vec_store(p, x);
+}
 static inline void block_load(const float *src, int64_t ld, block_column out[MR])
 {
   for (int i = 0; i < MR; i++)
@@ -67,11 +88,20 @@ static inline uint32_t *append_offsets(uint32_t *list, uint64_t bits, uint32_t b
 }
 #define APPEND_GROUP 64
 
-/* Appends the floats of x[64] whose bits are set. */
-static inline void append_values(float *list, const float *x, uint64_t bits)
+/*
+ * The nonzeros of x[0..count): values, and base + step * i as offsets. Returns how many; one entry past the end of
+ * either list may be overwritten.
+ */
+static inline int64_t list_nonzeros(const float *x, int64_t count, uint32_t base, uint32_t step, float *values,
+                                    uint32_t *offsets)
 {
-  for (; bits; bits &= bits - 1)
-    *list++ = x[__builtin_ctzll(bits)];
+  int64_t n = 0;
+  for (int64_t i = 0; i < count; i++) { /* writes every element, steps on only past those that are kept */
+    values[n] = x[i];
+    offsets[n] = base + step * (uint32_t)i;
+    n += x[i] != 0.0f;
+  }
+  return n;
 }
 
 /* The bits of `bits` at the places where mask has ones, moved together. */

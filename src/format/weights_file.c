@@ -273,9 +273,11 @@ static int64_t count_nonzero(const void *data, esmm_dtype dtype, int64_t count)
 static esmm_status check_panels(const file *f, const esmm_file_header *h, const esmm_weights *w)
 {
   const uint64_t unused = w->k % 64 ? ~(uint64_t)0 << (w->k % 64) : 0;
+  /* With neither bits nor panels there is nothing in the file that would bound how many there are. */
+  const int64_t panels = w->words > 0 || keeps_panels(h->use) ? w->panels : 0;
   uint64_t at = 0;
   int64_t set = 0;
-  for (int64_t p = 0; p < w->panels; p++) {
+  for (int64_t p = 0; p < panels; p++) {
     const uint64_t *bits = w->bits + p * w->words;
     const uint32_t *before = keeps_panels(h->use) ? w->before + p * (w->words + 1) : NULL;
     int64_t kept = 0;
