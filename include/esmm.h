@@ -28,8 +28,9 @@
  * Numbers
  * - fp32, bf16 and fp16 for A, B and C in any mix; products are accumulated in fp32. Rounding to bf16 and fp16 is to
  *   nearest even; what is too large becomes Inf.
- * - -0.0 counts as zero; NaN and Inf count as nonzero. A skipped zero does not meet the other operand, so 0 * Inf
- *   and 0 * NaN contribute nothing. Who needs IEEE propagation sets `strict`, which turns all skipping off.
+ * - -0.0 counts as zero; NaN and Inf count as nonzero. A zero that is skipped does not meet the other operand, so
+ *   0 * Inf and 0 * NaN then contribute nothing; which zeros are skipped depends on the kernel and on their neighbours.
+ *   Who needs IEEE propagation sets `strict`, which turns all skipping off.
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
  * - The same call on the same data with the same number of threads gives the same bits, for every kernel whose
  *   ESMM_KERNEL_DETERMINISTIC flag is set; all that `auto` chooses from are.

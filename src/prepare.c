@@ -193,7 +193,7 @@ static void lay_out_panels(esmm_weights *w)
 /* In strict weights every k of every panel is kept, so every bit is set. */
 static void set_all_bits(esmm_weights *w)
 {
-  for (int64_t q = 0; q < w->panels; q++)
+  for (int64_t q = 0; q < w->panels && w->words > 0; q++)
     for (int64_t i = 0; i < w->words; i++) {
       const int64_t left = w->k - 64 * i;
       w->bits[q * w->words + i] = left >= 64 ? UINT64_MAX : ((uint64_t)1 << left) - 1;
@@ -203,10 +203,11 @@ static void set_all_bits(esmm_weights *w)
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_weights *w)
 {
   int64_t nonzero = 0, set = 0;
+  const int64_t scanned = w->k > 0 ? w->panels : 0; /* without k there is nothing in a panel, however many there are */
 #pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(+ : nonzero)
-  for (int64_t q = 0; q < w->panels; q++)
+  for (int64_t q = 0; q < scanned; q++)
     nonzero += scan_panel(b, w, q);
-  for (int64_t i = 0; i < w->panels * w->words; i++)
+  for (int64_t i = 0; i < scanned * w->words; i++)
     set += __builtin_popcountll(w->bits[i]);
   const double elements = (double)w->k * (double)w->n, all_bits = (double)w->k * (double)w->panels;
   w->element_density = elements > 0 ? (double)nonzero / elements : 0.0;

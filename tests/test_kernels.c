@@ -69,6 +69,7 @@ enum {
   F_PATTERN,
   F_STRICT, /* bit 0: weights prepared for it, bit 1: asked of the product */
   F_INTEGERS,
+  F_PLAIN, /* C in fp32 rows, alpha 1, beta 0 or 1, nothing after the sum: kernels have a short way for it */
   FACTORS
 };
 
@@ -96,7 +97,8 @@ static const int LEVELS[FACTORS] = {[F_M] = COUNT(SIZES_M),
                                     [F_USE] = 3,
                                     [F_PATTERN] = COUNT(PATTERN_ROWS),
                                     [F_STRICT] = 4,
-                                    [F_INTEGERS] = 2};
+                                    [F_INTEGERS] = 2,
+                                    [F_PLAIN] = 2};
 
 enum { ALL_LEVELS = 192, MAX_ENTRANTS = 66, MAX_SIZE = 131, MAX_K = 1025, KEPT_CASES = 64 };
 static const int64_t MOST_PRODUCTS = 3000000; /* m*n*k of a case: the third of three large sizes is not let in */
@@ -194,7 +196,7 @@ static void describe(const test_case *t, const char *who)
   const uint8_t *l = t->level;
   snprintf(now, sizeof now,
            "%s: m=%d n=%d k=%d | A %s density %g %s %s pad %d | B %s density %g %s %s pad %d | C %s %s pad %d | "
-           "alpha %g%s beta %g%s bias %d %s | threads %d use %s pattern %d strict %d integers %d seed %llx | "
+           "alpha %g%s beta %g%s bias %d %s | threads %d use %s pattern %d strict %d integers %d plain %d seed %llx | "
            "ESMM_TEST_CASE=%s",
            who, (int)SIZES_M[l[F_M]], (int)SIZES_N[l[F_N]], (int)SIZES_K[l[F_K]], kinds[l[F_KIND_A]],
            DENSITIES[l[F_DENSITY_A]], dtypes[l[F_DTYPE_A]], l[F_ORDER_A] ? "col" : "row", (int)PADS[l[F_PAD_A]],
@@ -202,7 +204,8 @@ static void describe(const test_case *t, const char *who)
            (int)PADS[l[F_PAD_B]], dtypes[l[F_DTYPE_C]], l[F_ORDER_C] ? "col" : "row", (int)PADS[l[F_PAD_C]],
            l[F_ALPHA] ? (double)SCALES[l[F_ALPHA]] : 1, l[F_ALPHA] ? "" : " (NULL)", (double)SCALES[l[F_BETA]],
            l[F_BETA] ? "" : " (NULL)", l[F_BIAS], activations[l[F_ACTIVATION]], l[F_THREADS] + 1, uses[l[F_USE]],
-           (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS], (unsigned long long)case_seed(t), word);
+           (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS], l[F_PLAIN], (unsigned long long)case_seed(t),
+           word);
 }
 
 /* Is k alive in the strip of 16 that line (a row of A, a column of B) is in? Decided for 64 k's at once. */
@@ -542,12 +545,44 @@ static void run_case(const test_case *t)
 
 /* ---- which cases ---- */
 
+static bool is_plain(int f, int l)
+{
+  switch (f) {
+  case F_ORDER_C:
+  case F_DTYPE_C:
+  case F_BIAS:
+  case F_ACTIVATION:
+    return l == 0;
+  case F_ALPHA:
+    return l == 0 || SCALES[l] == 1;
+  case F_BETA:
+    return SCALES[l] == 0 || SCALES[l] == 1;
+  default:
+    return true;
+  }
+}
+
+/* F_PLAIN speaks for six other factors: they follow it, unless a pinned one contradicts. pinned may be NULL. */
+static void settle(test_case *t, const bool *pinned)
+{
+  if (!t->level[F_PLAIN])
+    return;
+  for (int f = 0; f < FACTORS; f++)
+    if (!is_plain(f, t->level[f])) {
+      if (pinned && pinned[f])
+        t->level[F_PLAIN] = 0;
+      else
+        t->level[f] = 0;
+    }
+}
+
 static void random_case(th_rng *rng, test_case *t)
 {
   do
     for (int f = 0; f < FACTORS; f++)
       t->level[f] = (uint8_t)th_below(rng, LEVELS[f]);
   while (case_products(t) > MOST_PRODUCTS);
+  settle(t, NULL);
 }
 
 /* An open pair of e, from a random place on; false when there is none. */
@@ -577,7 +612,7 @@ static void fill_greedily(const entrant *e, th_rng *rng, test_case *t, const boo
   memcpy(fixed, pinned, sizeof fixed);
   int start = (int)th_below(rng, FACTORS);
   for (int step = 0; step < FACTORS; step++) {
-    int f = (start + step * 7) % FACTORS; /* 7 and FACTORS have no common divisor */
+    int f = (start + step * 7) % FACTORS; /* 7 and FACTORS have no common divisor: every factor once */
     if (fixed[f])
       continue;
     int best = 0;
@@ -601,6 +636,7 @@ static void fill_greedily(const entrant *e, th_rng *rng, test_case *t, const boo
     t->level[f] = (uint8_t)best;
     fixed[f] = true;
   }
+  settle(t, pinned);
   while (case_products(t) > MOST_PRODUCTS) { /* m, n, k: two of them may be pinned, never three */
     int f = (int)th_below(rng, 3);
     if (!pinned[f])
@@ -626,17 +662,18 @@ static void next_case(entrant *e, th_rng *rng)
     return;
   int x = first_level[f] + lf, y = first_level[g] + lg;
   uint8_t tries = e->tries[x][y]++;
+  bool pinned[FACTORS] = {false};
+  pinned[f] = pinned[g] = true;
   test_case t = {{0}};
   if (tries == 0 || e->working == 0) {
-    bool pinned[FACTORS] = {false};
     t.level[f] = (uint8_t)lf;
     t.level[g] = (uint8_t)lg;
-    pinned[f] = pinned[g] = true;
     fill_greedily(e, rng, &t, pinned);
   } else {
     t = e->good[th_below(rng, e->working < KEPT_CASES ? e->working : KEPT_CASES)];
     t.level[f] = (uint8_t)lf;
     t.level[g] = (uint8_t)lg;
+    settle(&t, pinned);
     for (int h = F_M; h <= F_K && case_products(&t) > MOST_PRODUCTS; h++)
       if (h != f && h != g)
         t.level[h] = (uint8_t)(1 + th_below(rng, 8));
@@ -719,10 +756,13 @@ static void add_entrant(const char *name, unsigned flags)
   memset(e->pair, 1, sizeof e->pair);
   for (int f = 0; f < FACTORS; f++)
     for (int x = first_level[f]; x < first_level[f + 1]; x++)
-      for (int y = 0; y < first_level[f]; y++) {
-        e->pair[x][y] = 0;
-        e->open++;
-      }
+      for (int g = 0; g < f; g++)
+        for (int l = 0; l < LEVELS[g]; l++) {
+          if (f == F_PLAIN && x > first_level[f] && !is_plain(g, l))
+            continue; /* they contradict each other */
+          e->pair[x][first_level[g] + l] = 0;
+          e->open++;
+        }
 }
 
 static void *numbers(size_t count, size_t size)

@@ -412,38 +412,48 @@ typedef struct tally {
  */
 static int64_t chain_length(int64_t n)
 {
-  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 192;
+  const int64_t most = n <= 64 ? 24 : n <= 192 ? 64 : n <= 512 ? 96 : 192;
   return n == 0 ? 1 : esmm_ceil_div(n, esmm_ceil_div(n, most));
+}
+
+/* One tile, c (+)= a * b over n k's, chain by chain. */
+ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
+                          const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add)
+{
+  if (!list_a) {
+    straight[rows](a, b0, b1, n, c, ldc, add);
+    return;
+  }
+  const int64_t chain = chain_length(n);
+  int64_t i = 0;
+  do {
+    listed[rows](a, b0, b1, list_a + i, list_b + i, esmm_min(chain, n - i), c, ldc, add || i > 0);
+    i += chain;
+  } while (i < n);
 }
 
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
 static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
                            float *c, int64_t ldc, int64_t cols, bool add)
 {
-  const int64_t chain = list_a ? chain_length(n) : esmm_max(1, n);
-  for (int64_t i = 0; i < n || (i == 0 && !add); i += chain) {
-    const int64_t steps = esmm_min(chain, n - i);
-    for (int64_t r = 0; r < s->rows; r += MR) {
-      const int64_t rows = esmm_min(MR, s->rows - r);
-      const float *a = s->tiles + r / MR * s->tile_stride;
-      for (int64_t j = 0; j < cols; j += TILE_COLS) {
-        const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
-        const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
-        float edge[MR * TILE_COLS], *to = c + r * ldc + j;
-        const bool whole = cols - j >= TILE_COLS;
-        float *out = whole ? to : edge;
-        const int64_t ld_out = whole ? ldc : TILE_COLS;
-        const bool add_now = whole && (add || i > 0);
-        if (list_a)
-          listed[rows](a, b0, b1, list_a + i, list_b + i, steps, out, ld_out, add_now);
-        else
-          straight[rows](a + i * MR, b0 + i * ESMM_HALF, b1 + i * ESMM_HALF, steps, out, ld_out, add_now);
-        if (whole)
-          continue;
-        for (int64_t x = 0; x < rows; x++)
-          for (int64_t y = 0; y < cols - j; y++)
-            to[x * ldc + y] = edge[x * TILE_COLS + y] + (add || i > 0 ? to[x * ldc + y] : 0.0f);
+  if (n == 0 && add)
+    return;
+  for (int64_t r = 0; r < s->rows; r += MR) {
+    const int64_t rows = esmm_min(MR, s->rows - r);
+    const float *a = s->tiles + r / MR * s->tile_stride;
+    for (int64_t j = 0; j < cols; j += TILE_COLS) {
+      const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
+      const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
+      float *to = c + r * ldc + j;
+      if (cols - j >= TILE_COLS) {
+        multiply_tile(rows, a, b0, b1, list_a, list_b, n, to, ldc, add);
+        continue;
       }
+      float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
+      multiply_tile(rows, a, b0, b1, list_a, list_b, n, edge, TILE_COLS, false);
+      for (int64_t x = 0; x < rows; x++)
+        for (int64_t y = 0; y < cols - j; y++)
+          to[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? to[x * ldc + y] : 0.0f);
     }
   }
 }

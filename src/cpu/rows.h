@@ -44,7 +44,7 @@ static row_layout rows_layout(const esmm_problem *p)
   l.at_offsets = at;
   at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
   l.at_counts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches * BAND) );
+  at = align_up(at + (size_t)(l.bands * l.stretches * BAND));
   l.at_starts = at;
   at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
   l.at_threads = at;
