@@ -19,6 +19,7 @@
 
 #define CACHE_MAGIC "esmm-tune 1"
 #define MAX_SAMPLES 64
+#define SMALL_M_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 
@@ -208,14 +209,17 @@ static const trial trials[] = {
     {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, false},
     {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, false},
     {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, false},
-    {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
-    {1, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
     {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, true},
-    {4, 4096, 4096, ESMM_GEN_RANDOM, .5, 1, false},
-    {4, 4096, 4096, ESMM_GEN_RANDOM, .1, 1, true},
-    {16, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, false},
-    {16, 4096, 4096, ESMM_GEN_RANDOM, .3, 1, false},
-    {16, 4096, 4096, ESMM_GEN_RANDOM, .05, 1, true},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, false},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, true},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, false},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, true},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1, false},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, false},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1, true},
 };
 #define TRIALS ((int)(sizeof trials / sizeof trials[0]))
 _Static_assert(sizeof trials / sizeof trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
@@ -261,70 +265,104 @@ static void solve(const fit *f, double *cost)
   }
 }
 
+/* A trial's operands. B serves the next trial too if that has the same. */
 typedef struct bench {
-  esmm_matrix a, b, c;
+  const trial *of_b;
+  esmm_matrix a[SMALL_M_COPIES], b, c;
+  int copies; /* of A, each with its own nonzeros */
   esmm_weights *w;
 } bench;
 
-static void bench_free(esmm_ctx *ctx, bench *x)
+static bool make_matrix(esmm_ctx *ctx, int64_t rows, int64_t cols, esmm_matrix *m)
 {
-  esmm_mem_free(&ctx->allocator, x->a.data, (size_t)(x->a.rows * x->a.cols) * sizeof(float));
-  esmm_mem_free(&ctx->allocator, x->b.data, (size_t)(x->b.rows * x->b.cols) * sizeof(float));
-  esmm_mem_free(&ctx->allocator, x->c.data, (size_t)(x->c.rows * x->c.cols) * sizeof(float));
-  esmm_weights_free(x->w);
+  *m = (esmm_matrix){.rows = rows, .cols = cols, .ld = cols};
+  m->data = esmm_mem_alloc(&ctx->allocator, (size_t)(rows * cols) * sizeof(float));
+  return m->data != NULL;
 }
 
-static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
+static void free_matrix(esmm_ctx *ctx, esmm_matrix *m)
 {
-  memset(x, 0, sizeof *x);
-  x->a = (esmm_matrix){.rows = t->m, .cols = t->k, .ld = t->k};
-  x->b = (esmm_matrix){.rows = t->k, .cols = t->n, .ld = t->n};
-  x->c = (esmm_matrix){.rows = t->m, .cols = t->n, .ld = t->n};
-  x->a.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->m * t->k) * sizeof(float));
-  x->b.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->k * t->n) * sizeof(float));
-  x->c.data = esmm_mem_alloc(&ctx->allocator, (size_t)(t->m * t->n) * sizeof(float));
-  if (!x->a.data || !x->b.data || !x->c.data)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld x %lld trial", (long long)t->m, (long long)t->k,
-                     (long long)t->n);
-  const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 1, .density = t->density_a};
+  esmm_mem_free(&ctx->allocator, m->data, (size_t)(m->rows * m->cols) * sizeof(float));
+  m->data = NULL;
+}
+
+static void bench_free(esmm_ctx *ctx, bench *x, bool also_b)
+{
+  for (int i = 0; i < SMALL_M_COPIES; i++)
+    free_matrix(ctx, &x->a[i]);
+  free_matrix(ctx, &x->c);
+  if (also_b) {
+    free_matrix(ctx, &x->b);
+    esmm_weights_free(x->w);
+    x->w = NULL;
+  }
+}
+
+static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
+{
+  if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b)
+    return ESMM_OK;
+  bench_free(ctx, x, true);
+  x->of_b = t;
+  if (!make_matrix(ctx, t->k, t->n, &x->b))
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->k, (long long)t->n);
   const esmm_generator b = {.size = sizeof b,
                             .kind = t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
                             .operand = ESMM_OPERAND_B,
                             .seed = 2,
                             .density = t->density_b};
-  esmm_status status = esmm_generate(ctx, &a, &x->a);
-  if (status == ESMM_OK)
-    status = esmm_generate(ctx, &b, &x->b);
+  esmm_status status = esmm_generate(ctx, &b, &x->b);
   if (status == ESMM_OK)
     status = esmm_prepare(ctx, &x->b, NULL, &x->w);
   return status;
 }
 
-/* The best of several runs: what disturbs a run only makes it longer. */
-static double measure(const esmm_kernel *kernel, const esmm_problem *p, void *scratch)
+static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
 {
-  double best = INFINITY, spent = 0.0;
-  for (int i = 0; i < 12 && (i < 3 || spent < 0.02); i++) {
+  esmm_status status = bench_make_b(ctx, t, x);
+  if (status == ESMM_OK && !make_matrix(ctx, t->m, t->n, &x->c))
+    status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->m, (long long)t->n);
+  x->copies = t->m <= 16 ? SMALL_M_COPIES : 1;
+  for (int i = 0; status == ESMM_OK && i < x->copies; i++) {
+    const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 10 + (uint64_t)i, .density = t->density_a};
+    status =
+        make_matrix(ctx, t->m, t->k, &x->a[i])
+            ? esmm_generate(ctx, &a, &x->a[i])
+            : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->m, (long long)t->k);
+  }
+  return status;
+}
+
+/* The best of several runs, or for small m their middle: which rows of B are still in cache is part of its cost. */
+static double measure(const esmm_kernel *kernel, const bench *x, esmm_problem *p, void *scratch)
+{
+  double seconds[12], spent = 0.0;
+  int runs = 0;
+  for (int i = 0; i < 13 && (i < 4 || spent < 0.02); i++) {
     esmm_stats stats = {.size = sizeof stats};
+    p->a = x->a[i % x->copies];
     const double start = esmm_now();
     kernel->run(p, scratch, &stats);
-    const double seconds = esmm_now() - start;
-    spent += seconds;
-    if (i > 0) /* the first warms caches and threads up */
-      best = fmin(best, seconds);
+    const double now = esmm_now() - start;
+    spent += now;
+    if (i == 0) /* warms caches and threads up */
+      continue;
+    int at = runs++;
+    for (; at > 0 && now < seconds[at - 1]; at--)
+      seconds[at] = seconds[at - 1];
+    seconds[at] = now;
   }
-  return best;
+  return x->copies > 1 ? seconds[runs / 2] : seconds[0];
 }
 
 /* Runs one trial on every kernel that can and notes what it took. */
-static esmm_status try_all(esmm_ctx *ctx, const trial *t, fit *fits)
+static esmm_status try_all(esmm_ctx *ctx, const trial *t, bench *x, fit *fits)
 {
-  bench x;
-  esmm_status status = bench_make(ctx, t, &x);
+  esmm_status status = bench_make(ctx, t, x);
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     esmm_problem p = {
-        .m = t->m, .n = t->n, .k = t->k, .a = x.a, .c = x.c, .w = x.w, .alpha = 1.0f, .threads = ctx->threads};
+        .m = t->m, .n = t->n, .k = t->k, .a = x->a[0], .c = x->c, .w = x->w, .alpha = 1.0f, .threads = ctx->threads};
     char why[160];
     if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu ||
         (!t->small && kernel->cpu == 0 && ctx->cpu != 0) || !kernel->can_run(ctx, &p, why, sizeof why))
@@ -339,9 +377,9 @@ static esmm_status try_all(esmm_ctx *ctx, const trial *t, fit *fits)
     if (!scratch)
       status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
     else
-      f->seconds[f->count++] = measure(kernel, &p, scratch);
+      f->seconds[f->count++] = measure(kernel, x, &p, scratch);
   }
-  bench_free(ctx, &x);
+  bench_free(ctx, x, false);
   return status;
 }
 
@@ -355,11 +393,13 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for tuning");
   memset(fits, 0, bytes);
   esmm_status status = ESMM_OK;
+  bench x = {0};
   for (int i = 0; status == ESMM_OK && i < TRIALS; i++) {
     if (progress)
       progress(user, i, TRIALS);
-    status = try_all(ctx, &trials[i], fits);
+    status = try_all(ctx, &trials[i], &x, fits);
   }
+  bench_free(ctx, &x, true);
   if (status == ESMM_OK) {
     if (progress)
       progress(user, TRIALS, TRIALS);
