@@ -132,7 +132,6 @@ fi
 section 'style'
 shell_test style
 
-export ESMM_TEST_CASES=400 # from here on a part of the table is enough
 section 'clang'
 if ! works clang; then
   skip 'clang' 'clang is not installed'
@@ -142,11 +141,16 @@ else
   build clang CC=clang all $TEST_TARGETS && programs clang
 fi
 
+export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
+section 'one thread, portable C'
+build portable CC=gcc OPENMP=0 ARCH=portable all $TEST_TARGETS && programs portable
+
 section 'AddressSanitizer and UndefinedBehaviorSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'asan' 'cmocka is not installed'
 elif works gcc -fsanitize=address,undefined; then
-  build asan CC=gcc CFLAGS='-O1 -g' SANITIZE=address,undefined $TEST_TARGETS && programs asan
+  # gcc's own checks confuse its warnings: those were errors in the builds above.
+  build asan CC=gcc CFLAGS='-O1 -g' SANITIZE=address,undefined WERROR=0 $TEST_TARGETS && programs asan
 else
   skip 'asan' 'gcc has no sanitizers here'
 fi

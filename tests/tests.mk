@@ -2,6 +2,7 @@
 #
 #   make test                     sets up what is missing, builds with gcc and clang, runs everything
 #   make test-programs            builds the test programs of this configuration (CC, SANITIZE, ...) in $(BUILD)/tests
+#   make tidy                     clang-tidy over every C file, as .clang-tidy says
 #   make golden                   writes the command's expected outputs in tests/golden anew; read the diff
 #   make fuzz FUZZ_SECONDS=60     libFuzzer on each target for that long; needs clang
 
@@ -14,13 +15,22 @@ FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
 TEST_SUPPORT := $(BUILD)/obj/tests/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/fuzz/*.c))
 
-.PHONY: test test-programs golden fuzz fuzz-programs
+TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/*.c))
+
+.PHONY: test test-programs tidy golden fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
 
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
 test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS)
+
+tidy: $(TIDY)
+
+tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
+tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
+$(TIDY): tidy/%: $(GEN)
+	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Iio -Itests
 
 golden: $(BUILD)/esmm
 	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden

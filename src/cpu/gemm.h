@@ -43,13 +43,19 @@ ALWAYS void tile_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, b
   }
 }
 
-ALWAYS void tile_clear(const int rows, vec sums[MR][2], float *c, int64_t ldc)
+ALWAYS void tile_clear(const int rows, vec sums[MR][2])
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+    sums[r][0] = sums[r][1] = vec_zero();
+}
+
+ALWAYS void tile_prefetch(const int rows, float *c, int64_t ldc)
 {
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++) {
     __builtin_prefetch(c + r * ldc, 1);
     __builtin_prefetch(c + r * ldc + TILE_COLS - 1, 1);
-    sums[r][0] = sums[r][1] = vec_zero();
   }
 }
 
@@ -71,7 +77,8 @@ ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const
                           int64_t ldc, bool add)
 {
   vec sums[MR][2];
-  tile_clear(rows, sums, c, ldc);
+  tile_prefetch(rows, c, ldc);
+  tile_clear(rows, sums);
 #pragma GCC unroll 4
   for (int64_t i = 0; i < n; i++) {
     __builtin_prefetch(b0 + 8 * ESMM_HALF);
@@ -84,25 +91,29 @@ ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const
   tile_store(rows, sums, c, ldc, add);
 }
 
-/* the same over the k's of a list: byte offsets into a, and into b0 and b1 */
+/* the same over the k's of a list: byte offsets into a, and into b0 and b1; c is updated every `chain` steps */
 ALWAYS void tile_listed(const int rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
-                        const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add)
+                        const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
 {
   vec sums[MR][2];
-  tile_clear(rows, sums, c, ldc);
+  tile_prefetch(rows, c, ldc);
+  do {
+    const uint32_t *end = list_b + (chain < n ? chain : n);
+    tile_clear(rows, sums);
 #pragma GCC unroll 2
-  for (int64_t i = 0; i < n; i++) {
-    const uint32_t at = list_b[i];
-    tile_step(rows, sums, (const float *)((const char *)a + list_a[i]), (const float *)((const char *)b0 + at),
-              (const float *)((const char *)b1 + at));
-  }
-  tile_store(rows, sums, c, ldc, add);
+    for (; list_b < end; list_a++, list_b++)
+      tile_step(rows, sums, (const float *)((const char *)a + *list_a), (const float *)((const char *)b0 + *list_b),
+                (const float *)((const char *)b1 + *list_b));
+    tile_store(rows, sums, c, ldc, add);
+    add = true;
+    n -= chain;
+  } while (n > 0);
 }
 
 typedef void straight_function(const float *a, const float *b0, const float *b1, int64_t n, float *c, int64_t ldc,
                                bool add);
 typedef void listed_function(const float *a, const float *b0, const float *b1, const uint32_t *list_a,
-                             const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add);
+                             const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, bool add);
 
 #define TILES(rows)                                                                                                  \
   static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1, int64_t n, \
@@ -112,9 +123,9 @@ typedef void listed_function(const float *a, const float *b0, const float *b1, c
   }                                                                                                                  \
   static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,              \
                                                       const uint32_t *list_a, const uint32_t *list_b, int64_t n,     \
-                                                      float *c, int64_t ldc, bool add)                               \
+                                                      int64_t chain, float *c, int64_t ldc, bool add)                \
   {                                                                                                                  \
-    tile_listed(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                    \
+    tile_listed(rows, a, b0, b1, list_a, list_b, n, chain, c, ldc, add);                                             \
   }
 TILES(1)
 TILES(2)
@@ -360,7 +371,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
       level++;
     /* Short lists are what costs: the sparser the joint, the longer the stretch. */
     if (p->sample.joint[level] < 0.9)
-      g.kc = p->sample.joint[level] > 0.2 ? 1024 : 4096;
+      g.kc = p->sample.joint[level] > 0.2 ? 2048 : 4096;
     /* About 256 KB of packed A: it is read again for every panel and must stay in the second-level cache. */
     const int64_t kept = esmm_max(64, (int64_t)((double)esmm_min(g.kc, p->k) * p->sample.strip[level]));
     g.mc = esmm_max(64, esmm_min(512, 65536 / kept / MAX_STRIP * MAX_STRIP));
@@ -412,24 +423,8 @@ typedef struct tally {
  */
 static int64_t chain_length(int64_t n)
 {
-  const int64_t most = n <= 64 ? 24 : n <= 192 ? 64 : n <= 512 ? 96 : 192;
+  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 192;
   return n == 0 ? 1 : esmm_ceil_div(n, esmm_ceil_div(n, most));
-}
-
-/* One tile, c (+)= a * b over n k's, chain by chain. */
-ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
-                          const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add)
-{
-  if (!list_a) {
-    straight[rows](a, b0, b1, n, c, ldc, add);
-    return;
-  }
-  const int64_t chain = chain_length(n);
-  int64_t i = 0;
-  do {
-    listed[rows](a, b0, b1, list_a + i, list_b + i, esmm_min(chain, n - i), c, ldc, add || i > 0);
-    i += chain;
-  } while (i < n);
 }
 
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
@@ -438,6 +433,7 @@ static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_
 {
   if (n == 0 && add)
     return;
+  const int64_t chain = chain_length(n);
   for (int64_t r = 0; r < s->rows; r += MR) {
     const int64_t rows = esmm_min(MR, s->rows - r);
     const float *a = s->tiles + r / MR * s->tile_stride;
@@ -446,11 +442,17 @@ static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_
       const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
       float *to = c + r * ldc + j;
       if (cols - j >= TILE_COLS) {
-        multiply_tile(rows, a, b0, b1, list_a, list_b, n, to, ldc, add);
+        if (list_a)
+          listed[rows](a, b0, b1, list_a, list_b, n, chain, to, ldc, add);
+        else
+          straight[rows](a, b0, b1, n, to, ldc, add);
         continue;
       }
       float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
-      multiply_tile(rows, a, b0, b1, list_a, list_b, n, edge, TILE_COLS, false);
+      if (list_a)
+        listed[rows](a, b0, b1, list_a, list_b, n, chain, edge, TILE_COLS, false);
+      else
+        straight[rows](a, b0, b1, n, edge, TILE_COLS, false);
       for (int64_t x = 0; x < rows; x++)
         for (int64_t y = 0; y < cols - j; y++)
           to[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? to[x * ldc + y] : 0.0f);

@@ -32,7 +32,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
              fmin(p->w->strip_density, 2.5 * p->sample.joint[ESMM_SAMPLE_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
   units[4] = pairs * height * ESMM_PANEL / TILE_COLS / MR *
-             (p->sample.joint[level] > 0.2 ? (double)esmm_ceil_div(p->k, 1024) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
+             (p->sample.joint[level] > 0.2 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
