@@ -70,6 +70,11 @@ const esmm_kernel *esmm_registry_at(int index); /* ordered by name */
 bool esmm_kernel_matches(const esmm_kernel *kernel,
                          const char *name); /* its full name, or its idea before the first _ */
 bool esmm_force_known(const char *name);    /* some kernel matches */
+/* The same idea for a wider instruction set that this CPU has, or NULL: then this kernel runs only when named in full.
+ */
+const esmm_kernel *esmm_kernel_superseded(const esmm_kernel *kernel, unsigned cpu);
+/* The plan chooses from it on this CPU, and esmm_tune measures it. */
+bool esmm_kernel_competes(const esmm_kernel *kernel, unsigned cpu);
 
 /* sample.c: the plan's cheap look at A */
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);

@@ -40,6 +40,13 @@ static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *ch
                    (int)choice->strip_rows);
 }
 
+/* By its full name, or by its idea, which means the widest instruction set that is there. */
+static bool is_forced(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force)
+{
+  return strcmp(kernel->name, force) == 0 ||
+         (esmm_kernel_matches(kernel, force) && !esmm_kernel_superseded(kernel, ctx->cpu));
+}
+
 esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
   if (force && !esmm_force_known(force))
@@ -54,15 +61,21 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
     choice->index = i;
     choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
     const bool competes =
-        force ? esmm_kernel_matches(choice->kernel, force) : !(choice->kernel->flags & ESMM_KERNEL_REFERENCE);
+        force ? is_forced(ctx, choice->kernel, force) : esmm_kernel_competes(choice->kernel, ctx->cpu);
     if (!choice->can_run) {
       if (competes)
         refused = i;
       continue;
     }
     estimate(ctx, p, choice);
-    if (!competes)
+    if (!competes) {
+      const esmm_kernel *better = esmm_kernel_superseded(choice->kernel, ctx->cpu);
+      if (better)
+        (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
+      else if (choice->kernel->flags & ESMM_KERNEL_REFERENCE)
+        (void)snprintf(choice->text, sizeof choice->text, "only when forced: for checking");
       continue;
+    }
     runnable++;
     if (best < 0 || choice->seconds < choices[best].seconds) {
       next = best;

@@ -40,3 +40,21 @@ bool esmm_force_known(const char *name)
       return true;
   return false;
 }
+
+const esmm_kernel *esmm_kernel_superseded(const esmm_kernel *kernel, unsigned cpu)
+{
+  const size_t idea = strcspn(kernel->name, "_") + 1;
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *other = kernels[i];
+    if (other->backend == kernel->backend && (other->cpu & cpu) == other->cpu && other->cpu > kernel->cpu &&
+        strncmp(other->name, kernel->name, idea) == 0)
+      return other;
+  }
+  return NULL;
+}
+
+bool esmm_kernel_competes(const esmm_kernel *kernel, unsigned cpu)
+{
+  return !(kernel->flags & ESMM_KERNEL_REFERENCE) && (kernel->cpu & cpu) == kernel->cpu &&
+         !esmm_kernel_superseded(kernel, cpu);
+}

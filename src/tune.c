@@ -113,9 +113,7 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
     }
   }
   for (int i = 0; i < esmm_registry_count(); i++) {
-    const esmm_kernel *kernel = esmm_registry_at(i);
-    const bool competes = !(kernel->flags & ESMM_KERNEL_REFERENCE) && (kernel->cpu & ctx->cpu) == kernel->cpu;
-    if (competes && !seen[i])
+    if (esmm_kernel_competes(esmm_registry_at(i), ctx->cpu) && !seen[i])
       return false;
   }
   memcpy(ctx->cost, cost, sizeof cost);
@@ -165,7 +163,7 @@ static esmm_status write_cache(esmm_ctx *ctx)
   bool ok = fprintf(f, CACHE_MAGIC " %s\n", esmm_source_id()) > 0;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu)
+    if (!esmm_kernel_competes(kernel, ctx->cpu))
       continue;
     ok = ok && fprintf(f, "%s", kernel->name) > 0;
     for (int t = 0; t < ESMM_COST_TERMS; t++)
@@ -189,37 +187,36 @@ typedef struct trial {
   int64_t m, k, n;
   esmm_generator_kind kind;
   double density_a, density_b;
-  bool small; /* portable kernels, which are only there as a fallback, run no others */
 } trial;
 
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
 static const trial trials[] = {
-    {32, 64, 64, ESMM_GEN_DENSE, 1, 1, true},
-    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, true},
-    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, false},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, false},
-    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, true},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, false},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, true},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, false},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, false},
-    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, true},
-    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, false},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, true},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, false},
-    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, false},
-    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, false},
-    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, true},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, false},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, true},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, false},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, true},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, false},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1, false},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, false},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1, true},
+    {32, 64, 64, ESMM_GEN_DENSE, 1, 1},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, 1},
+    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1},
+    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25},
+    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1},
+    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1},
+    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1},
+    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25},
+    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1},
 };
 #define TRIALS ((int)(sizeof trials / sizeof trials[0]))
 _Static_assert(sizeof trials / sizeof trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
@@ -364,8 +361,7 @@ static esmm_status try_all(esmm_ctx *ctx, const trial *t, bench *x, fit *fits)
     esmm_problem p = {
         .m = t->m, .n = t->n, .k = t->k, .a = x->a[0], .c = x->c, .w = x->w, .alpha = 1.0f, .threads = ctx->threads};
     char why[160];
-    if ((kernel->flags & ESMM_KERNEL_REFERENCE) || (kernel->cpu & ctx->cpu) != kernel->cpu ||
-        (!t->small && kernel->cpu == 0 && ctx->cpu != 0) || !kernel->can_run(ctx, &p, why, sizeof why))
+    if (!esmm_kernel_competes(kernel, ctx->cpu) || !kernel->can_run(ctx, &p, why, sizeof why))
       continue;
     fit *f = &fits[i];
     double *units = f->units[f->count];
