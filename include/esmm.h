@@ -149,7 +149,7 @@ typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* prepared bytes over B's own bytes; default 2 plus one percent for bitmaps */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2 */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {

@@ -44,13 +44,14 @@ bool esmm_force_known(const char *name)
 const esmm_kernel *esmm_kernel_superseded(const esmm_kernel *kernel, unsigned cpu)
 {
   const size_t idea = strcspn(kernel->name, "_") + 1;
+  const esmm_kernel *best = NULL;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *other = kernels[i];
     if (other->backend == kernel->backend && (other->cpu & cpu) == other->cpu && other->cpu > kernel->cpu &&
-        strncmp(other->name, kernel->name, idea) == 0)
-      return other;
+        strncmp(other->name, kernel->name, idea) == 0 && (!best || other->cpu > best->cpu))
+      best = other;
   }
-  return NULL;
+  return best;
 }
 
 bool esmm_kernel_competes(const esmm_kernel *kernel, unsigned cpu)

@@ -23,6 +23,7 @@
 #define ROW_VECS (ROW_COLS / VEC)
 #define BAND 64
 #define ROW_BLOCK 1024
+#define ROW_MOST_K (1 << 20) /* the lists of a band must have room for every k */
 
 typedef struct row_layout {
   int64_t stretches, bands; /* bands in a block of rows */
@@ -34,7 +35,7 @@ typedef struct row_layout {
 static row_layout rows_layout(const esmm_problem *p)
 {
   row_layout l = {.stretches = esmm_ceil_div(p->k, ROW_K), .panels = esmm_ceil_div(p->n, ROW_COLS)};
-  /* The lists of a block of rows are at most 8 bytes an element: keep the worst case within 64 MB. */
+  /* Lists need room for 8 bytes an element of A: 64 MB where k allows. */
   const int64_t most = esmm_max(BAND, esmm_min(ROW_BLOCK, ((int64_t)8 << 20) / esmm_max(1, p->k)) / BAND * BAND);
   l.block_rows = esmm_min(most, esmm_round_up(p->m, BAND));
   l.bands = l.block_rows / BAND;
@@ -60,6 +61,10 @@ static bool rows_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, 
   (void)ctx;
   if (!p->w->rows) {
     (void)snprintf(why, why_bytes, "the weights were prepared for large m only: they have no rows");
+    return false;
+  }
+  if (p->k > ROW_MOST_K) {
+    (void)snprintf(why, why_bytes, "k is %lld, row lists take %d at most", (long long)p->k, ROW_MOST_K);
     return false;
   }
   return true;
