@@ -63,7 +63,7 @@ fi
 if [ "$(id -u)" = 0 ]; then
   as_root=
 elif have sudo && sudo -n true 2>/dev/null; then
-  as_root=sudo
+  as_root='sudo -n env DEBIAN_FRONTEND=noninteractive'
 else
   echo "setup: not installed:$missing. Going on without; to have it all, type:"
   echo "  sudo $command"

@@ -70,7 +70,9 @@ fuzz:
 	  echo "== fuzz $$target, $(FUZZ_SECONDS) s"; \
 	  $(BUILD)/fuzz/tests/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
 	    -artifact_prefix=$(BUILD)/fuzz/crash_$${target}_ -print_final_stats=1 -verbosity=0 \
-	    $(BUILD)/fuzz/corpus/$$target tests/fuzz/corpus/$$target || exit 1; \
+	    $(BUILD)/fuzz/corpus/$$target tests/fuzz/corpus/$$target >$(BUILD)/fuzz/$$target.log 2>&1 || \
+	    { tail -n 60 $(BUILD)/fuzz/$$target.log; exit 1; }; \
+	  grep stat:: $(BUILD)/fuzz/$$target.log; \
 	done
 
 -include $(TEST_OBJ:.o=.d)

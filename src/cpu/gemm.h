@@ -4,7 +4,8 @@
  * A thread takes a block of mc rows by nc columns of C, and for each stretch of kc k's:
  *   1. packs A, strip by strip. A strip is 4 to 32 rows that share one bitmap; in it, tiles of MR rows:
  *
- *        tile [kept][MR]     one k after another, only the k's with a nonzero in the strip (all of them when dense)
+ *        tile [kept][MR]     up to MR rows, one k after another, only the k's with a nonzero in the strip (all of them
+ *                            when dense)
  *
  *   2. for each panel of 32 columns of B (kept k's only, two halves [kept][16], see internal.h) and each strip: joins
  *      the two bitmaps into a k-list, as byte offsets into the strip's tiles and into the panel's halves, and runs
@@ -24,6 +25,7 @@
 
 #define TILE_COLS (2 * VEC)
 #define MAX_STRIP 32
+#define MIN_STRIP (MR == 8 ? 8 : 4)
 #define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
 
 /* ------------------------------------------------------------------------------------------------ tiles */
@@ -81,8 +83,6 @@ ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const
   tile_clear(rows, sums);
 #pragma GCC unroll 4
   for (int64_t i = 0; i < n; i++) {
-    __builtin_prefetch(b0 + 8 * ESMM_HALF);
-    __builtin_prefetch(a + 16 * MR);
     tile_step(rows, sums, a, b0, b1);
     a += MR;
     b0 += ESMM_HALF;
@@ -131,15 +131,21 @@ TILES(1)
 TILES(2)
 TILES(3)
 TILES(4)
-#if MR == 8
+#if MR >= 6
 TILES(5)
 TILES(6)
+#endif
+#if MR == 8
 TILES(7)
 TILES(8)
 static straight_function *const straight[MR + 1] = {NULL,       straight_1, straight_2, straight_3, straight_4,
                                                     straight_5, straight_6, straight_7, straight_8};
 static listed_function *const listed[MR + 1] = {NULL,     listed_1, listed_2, listed_3, listed_4,
                                                 listed_5, listed_6, listed_7, listed_8};
+#elif MR == 6
+static straight_function *const straight[MR + 1] = {NULL,       straight_1, straight_2, straight_3,
+                                                    straight_4, straight_5, straight_6};
+static listed_function *const listed[MR + 1] = {NULL, listed_1, listed_2, listed_3, listed_4, listed_5, listed_6};
 #else
 static straight_function *const straight[MR + 1] = {NULL, straight_1, straight_2, straight_3, straight_4};
 static listed_function *const listed[MR + 1] = {NULL, listed_1, listed_2, listed_3, listed_4};
@@ -156,6 +162,12 @@ typedef struct strip {
   int64_t tile_stride;
   uint32_t *list_a, *list_b; /* its k-list when B is full */
 } strip;
+
+/* First row of tile t: a strip's rows are shared out evenly, 32 = 6 + 5 + 5 + 6 + 5 + 5 where a tile has 6 at most. */
+ALWAYS int64_t tile_row(const strip *s, int64_t t)
+{
+  return s->rows * t / esmm_ceil_div(s->rows, MR);
+}
 
 /* ORs the words of rows of a (fp32, leading dimension ld) over `width` k's into out. */
 ALWAYS void or_rows(const uint32_t *a, int64_t ld, int64_t rows, int64_t width, uint32_t *restrict out)
@@ -199,26 +211,26 @@ ALWAYS void pack_one(const float *a, int64_t ld, int64_t rows, float *to)
     to[r] = r < rows ? a[r * ld] : 0.0f;
 }
 
-/* Packs the k's of bits of up to MR rows; room for MR k's past the last is used. */
+/* Packs the k's of bits of up to MR rows; room for two k's past the last is used. */
 static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, float *to)
 {
-  const uint64_t group_mask = ((uint64_t)1 << MR) - 1;
+  const uint64_t block_mask = ((uint64_t)1 << BLOCK) - 1;
   for (int64_t k0 = 0; k0 < kc; k0 += 64) {
     const uint64_t word = bits[k0 / 64];
-    for (int i = 0; i < 64; i += MR) {
-      uint64_t group = word >> i & group_mask;
+    for (int i = 0; i < 64; i += BLOCK) {
+      uint64_t group = word >> i & block_mask;
       const float *from = a + k0 + i;
       if (group == 0)
         continue;
-      if (rows < MR || __builtin_popcountll(group) <= MR / 4 || k0 + i + MR > kc) {
+      if (rows < MR - 2 || __builtin_popcountll(group) <= BLOCK / 4 || k0 + i + BLOCK > kc) {
         for (; group; group &= group - 1, to += MR)
           pack_one(from + __builtin_ctzll(group), ld, rows, to);
         continue;
       }
-      block_column columns[MR];
-      block_load(from, ld, columns);
+      block_column columns[BLOCK];
+      block_load(from, ld, rows, columns);
 #pragma GCC unroll 8
-      for (int j = 0; j < MR; j++) { /* stores every column, steps on only past those that are kept */
+      for (int j = 0; j < BLOCK; j++) { /* stores every column, steps on only past those that are kept */
         block_store(to, columns[j]);
         to += MR * (group >> j & 1);
       }
@@ -260,8 +272,11 @@ static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int
     kept += (uint32_t)__builtin_popcountll(s->bits[i]);
   }
   s->kept = kept;
-  for (int64_t r = 0; r < s->rows; r += MR)
-    pack_tile(a + r * ld, ld, esmm_min(MR, s->rows - r), s->bits, kc, s->tiles + r / MR * s->tile_stride);
+  const int64_t tiles = esmm_ceil_div(s->rows, MR);
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t r = tile_row(s, t);
+    pack_tile(a + r * ld, ld, tile_row(s, t + 1) - r, s->bits, kc, s->tiles + t * s->tile_stride);
+  }
 }
 
 /* ------------------------------------------------------------------------------------------------ k-lists */
@@ -434,9 +449,10 @@ static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_
   if (n == 0 && add)
     return;
   const int64_t chain = chain_length(n);
-  for (int64_t r = 0; r < s->rows; r += MR) {
-    const int64_t rows = esmm_min(MR, s->rows - r);
-    const float *a = s->tiles + r / MR * s->tile_stride;
+  const int64_t tiles = esmm_ceil_div(s->rows, MR);
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t r = tile_row(s, t), rows = tile_row(s, t + 1) - r;
+    const float *a = s->tiles + t * s->tile_stride;
     for (int64_t j = 0; j < cols; j += TILE_COLS) {
       const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
       const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;

@@ -41,7 +41,7 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
   double best = 0.0;
   *strip_rows = 0;
   for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
-    if ((1 << level) < MR)
+    if ((1 << level) < MIN_STRIP)
       continue;
     double now[ESMM_COST_TERMS] = {0}, seconds = 0.0;
     joint_units(p, level, now);

@@ -5,7 +5,7 @@
 
 ESMM_KERNEL(dense_f32_avx2) = {
     .name = "dense_f32_avx2",
-    .doc = "packed dense product, 4 x 16 tiles",
+    .doc = "packed dense product, 6 x 16 tiles",
     .backend = ESMM_CPU,
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2,

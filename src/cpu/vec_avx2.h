@@ -1,18 +1,20 @@
 /*
  * vec_avx2.h: what gemm.h, rows.h and decode.h need of AVX2 with FMA.
  *
- * Tile 4 x 16: 8 accumulators, two loads of B and four broadcasts of A for 8 multiply-adds, which two load ports keep
- * up with. 6 x 16 is no faster in cache, and strips of 4, 8, 16 and 32 rows divide into fours.
+ * Tile 6 x 16: 12 accumulators, two loads of B and six broadcasts of A for 12 multiply-adds. Two units with a latency
+ * of four cycles need at least eight independent sums; 4 x 16 has just these and stays at 88 % of the peak.
  */
 #ifndef ESMM_VEC_H
 #define ESMM_VEC_H
+
+#include "block_avx.h"
 
 #include <immintrin.h>
 #include <stdint.h>
 
 typedef __m256 vec;
 #define VEC 8 /* floats in a vector */
-#define MR 4  /* rows of a tile */
+#define MR 6  /* most rows of a tile */
 
 static inline vec vec_zero(void)
 {
@@ -65,19 +67,6 @@ static inline uint64_t nonzero_bits(const uint32_t *words)
     bits |= (uint64_t)(0xff & ~_mm256_movemask_ps(_mm256_castsi256_ps(zero))) << (8 * i);
   }
   return bits;
-}
-
-/* Columns of a 4 x 4 block: out[i] holds rows 0..3 at column i. */
-typedef __m128 block_column;
-static inline void block_store(float *p, block_column x)
-{
-  _mm_storeu_ps(p, x);
-}
-static inline void block_load(const float *src, int64_t ld, block_column out[MR])
-{
-  for (int i = 0; i < 4; i++)
-    out[i] = _mm_loadu_ps(src + i * ld);
-  _MM_TRANSPOSE4_PS(out[0], out[1], out[2], out[3]);
 }
 
 /* Appends base + step * i for every set bit i of bits; up to 4 entries past the end may be overwritten. */

@@ -7,12 +7,14 @@
 #ifndef ESMM_VEC_H
 #define ESMM_VEC_H
 
+#include "block_avx.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 
 typedef __m512 vec;
 #define VEC 16 /* floats in a vector */
-#define MR 8   /* rows of a tile */
+#define MR 8   /* most rows of a tile */
 
 static inline vec vec_zero(void)
 {
@@ -63,33 +65,6 @@ static inline uint64_t nonzero_bits(const uint32_t *words)
   for (int i = 0; i < 4; i++)
     bits |= (uint64_t)_mm512_test_epi32_mask(_mm512_loadu_si512(words + 16 * i), magnitude) << (16 * i);
   return bits;
-}
-
-/* Columns of an 8 x 8 block: out[i] holds rows 0..7 at column i. */
-typedef __m256 block_column;
-static inline void block_store(float *p, block_column x)
-{
-  _mm256_storeu_ps(p, x);
-}
-static inline void block_load(const float *src, int64_t ld, block_column out[MR])
-{
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; i++)
-    r[i] = _mm256_loadu_ps(src + i * ld);
-  for (int i = 0; i < 4; i++) {
-    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; i++) {
-    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; i++) {
-    out[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
-    out[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
-  }
 }
 
 /* Appends base + step * i for every set bit i of bits; up to 16 entries past the end may be overwritten. */

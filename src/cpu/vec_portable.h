@@ -13,7 +13,7 @@
 
 typedef float vec __attribute__((vector_size(16)));
 #define VEC 4 /* floats in a vector */
-#define MR 4  /* rows of a tile */
+#define MR 4  /* most rows of a tile */
 
 static inline vec vec_zero(void)
 {
@@ -66,16 +66,20 @@ static inline uint64_t nonzero_bits(const uint32_t *words)
   return bits;
 }
 
-/* Columns of a 4 x 4 block: out[i] holds rows 0..3 at column i. */
+/* 4 k's of up to 4 rows, turned: out[i] holds the rows at k = i. Rows that are not there repeat the last. */
+#define BLOCK 4
 typedef vec block_column;
 static inline void block_store(float *p, block_column x)
 {
   vec_store(p, x);
 }
-static inline void block_load(const float *src, int64_t ld, block_column out[MR])
+
+static inline void block_load(const float *src, int64_t ld, int64_t rows, block_column out[BLOCK])
 {
-  for (int i = 0; i < MR; i++)
-    out[i] = (vec){src[i], src[ld + i], src[2 * ld + i], src[3 * ld + i]};
+  const float *r1 = src + (rows > 1 ? 1 : 0) * ld, *r2 = src + (rows > 2 ? 2 : rows - 1) * ld;
+  const float *r3 = src + (rows > 3 ? 3 : rows - 1) * ld;
+  for (int i = 0; i < BLOCK; i++)
+    out[i] = (vec){src[i], r1[i], r2[i], r3[i]};
 }
 
 /* Appends base + step * i for every set bit i of bits. */
