@@ -12,7 +12,7 @@ ESMM_KERNEL(dense_f32_avx512) = {
     .can_run = dense_can_run,
     .terms = dense_terms,
     .term_names = DENSE_TERM_NAMES,
-    .cost = {2.9e-10, 3e-10, 4e-11, 4e-10, 2e-10, 5e-6},
+    .cost = {2.6e-10, 3e-10, 3.6e-11, 3e-10, 1.5e-10, 3e-6},
     .workspace = dense_workspace,
     .run = dense_run,
 };

@@ -12,7 +12,7 @@ ESMM_KERNEL(joint_f32_avx2) = {
     .can_run = joint_can_run,
     .terms = joint_terms,
     .term_names = JOINT_TERM_NAMES,
-    .cost = {1.6e-10, 4e-10, 4e-11, 3e-8, 2e-8, 5e-6},
+    .cost = {1.51e-10, 2e-10, 4.6e-11, 3e-8, 1.5e-8, 3e-6},
     .workspace = joint_workspace,
     .run = joint_run,
 };

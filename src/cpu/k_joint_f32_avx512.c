@@ -12,7 +12,7 @@ ESMM_KERNEL(joint_f32_avx512) = {
     .can_run = joint_can_run,
     .terms = joint_terms,
     .term_names = JOINT_TERM_NAMES,
-    .cost = {3e-10, 4e-10, 4e-11, 8e-9, 3e-8, 5e-6},
+    .cost = {2.75e-10, 1.5e-10, 3.9e-11, 2e-8, 4e-8, 3e-6},
     .workspace = joint_workspace,
     .run = joint_run,
 };

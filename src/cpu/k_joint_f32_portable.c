@@ -12,7 +12,7 @@ ESMM_KERNEL(joint_f32_portable) = {
     .can_run = joint_can_run,
     .terms = joint_terms,
     .term_names = JOINT_TERM_NAMES,
-    .cost = {2.7e-10, 8e-10, 4e-11, 1e-7, 3e-8, 5e-6},
+    .cost = {2.3e-10, 5e-10, 5e-11, 1e-7, 1.5e-8, 3e-6},
     .workspace = joint_workspace,
     .run = joint_run,
 };

@@ -12,7 +12,7 @@ ESMM_KERNEL(rows_f32_avx2) = {
     .can_run = rows_can_run,
     .terms = rows_terms,
     .term_names = ROWS_TERM_NAMES,
-    .cost = {1.9e-9, 9e-9, 8e-10, 2e-10, 4e-10, 8e-6},
+    .cost = {1.8e-9, 3e-9, 4e-10, 4e-10, 2e-10, 6e-6},
     .workspace = rows_workspace,
     .run = rows_run,
 };

@@ -12,7 +12,7 @@ ESMM_KERNEL(rows_f32_portable) = {
     .can_run = rows_can_run,
     .terms = rows_terms,
     .term_names = ROWS_TERM_NAMES,
-    .cost = {2.5e-9, 9e-9, 1.5e-9, 2e-10, 4e-10, 8e-6},
+    .cost = {1.75e-9, 8e-9, 1e-9, 4.8e-10, 2e-10, 6e-6},
     .workspace = rows_workspace,
     .run = rows_run,
 };
