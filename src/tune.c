@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define CACHE_MAGIC "esmm-tune 1"
+#define COST_UNIT 1e18 /* the file holds whole attoseconds: decimal points follow the locale */
 #define MAX_SAMPLES 64
 #define SMALL_M_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
@@ -105,9 +106,10 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
       seen[i] = true;
       for (int t = 0; t < ESMM_COST_TERMS; t++) {
         char *end;
-        cost[i][t] = strtod(rest, &end);
-        if (end == rest || !(cost[i][t] >= 0.0) || cost[i][t] > 1.0)
+        const long long units = strtoll(rest, &end, 10);
+        if (end == rest || units < 0 || units > (long long)COST_UNIT)
           return false;
+        cost[i][t] = (double)units / COST_UNIT;
         rest = end;
       }
     }
@@ -167,7 +169,7 @@ static esmm_status write_cache(esmm_ctx *ctx)
       continue;
     ok = ok && fprintf(f, "%s", kernel->name) > 0;
     for (int t = 0; t < ESMM_COST_TERMS; t++)
-      ok = ok && fprintf(f, " %.6e", ctx->cost[i][t]) > 0;
+      ok = ok && fprintf(f, " %lld", llround(fmin(ctx->cost[i][t], 1.0) * COST_UNIT)) > 0;
     ok = ok && fprintf(f, "\n") > 0;
   }
   ok = fflush(f) == 0 && ok;
