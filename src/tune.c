@@ -20,6 +20,8 @@
 #define CACHE_MAGIC "esmm-tune 1"
 #define COST_UNIT 1e18 /* the file holds whole attoseconds: decimal points follow the locale */
 #define MAX_SAMPLES 64
+#define MOST_CHANGE 4.0  /* a fitted constant is at most so many times the shipped one, or so many times less */
+#define PULL 0.01        /* towards the shipped constants */
 #define SMALL_M_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
@@ -228,37 +230,63 @@ typedef struct fit {
   double units[MAX_SAMPLES][ESMM_COST_TERMS], seconds[MAX_SAMPLES];
 } fit;
 
+static double estimate(const double *units, const double *cost)
+{
+  double seconds = 0.0;
+  for (int t = 0; t < ESMM_COST_TERMS; t++)
+    seconds += units[t] * cost[t];
+  return seconds;
+}
+
+static int by_value(const void *x, const void *y)
+{
+  const double a = *(const double *)x, b = *(const double *)y;
+  return a < b ? -1 : a > b;
+}
+
+/* How much slower than the shipped constants say this machine is, over all kernels and trials: the middle ratio. */
+static double machine_scale(const esmm_ctx *ctx, const fit *fits)
+{
+  double ratios[ESMM_MAX_KERNELS * MAX_SAMPLES];
+  size_t count = 0;
+  for (int k = 0; k < esmm_registry_count(); k++)
+    for (int i = 0; i < fits[k].count; i++)
+      ratios[count++] = fits[k].seconds[i] / estimate(fits[k].units[i], ctx->cost[k]);
+  if (count == 0)
+    return 1.0;
+  qsort(ratios, count, sizeof ratios[0], by_value);
+  return ratios[count / 2];
+}
+
 /*
- * Non-negative least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex.
- * A small pull towards the starting point settles terms that the trials do not tell apart. Repeated with weights that
- * fall with the residual, because a trial that something disturbed is far too slow, and one such must not bend the
- * rest.
+ * Least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex. Each constant
+ * stays within a factor of the shipped one, scaled to this machine, and is pulled a little towards it: terms that the
+ * trials do not tell apart are settled so, and a disturbed machine cannot make a kernel look free. Repeated with
+ * weights that fall with the residual, because one trial that something disturbed must not bend the rest.
  */
-static void solve(const fit *f, double *cost)
+static void solve(const fit *f, double scale, double *cost)
 {
   double start[ESMM_COST_TERMS], weight[MAX_SAMPLES];
-  memcpy(start, cost, sizeof start);
+  for (int t = 0; t < ESMM_COST_TERMS; t++)
+    cost[t] = start[t] = scale * cost[t];
   for (int i = 0; i < f->count; i++)
     weight[i] = 1.0;
   for (int pass = 0; pass < 8; pass++) {
     for (int round = 0; round < 300; round++)
       for (int t = 0; t < ESMM_COST_TERMS; t++) {
-        double scale = 0.0, top = 0.0;
+        double square = 0.0, top = 0.0;
         for (int i = 0; i < f->count; i++) {
           const double x = f->units[i][t] / f->seconds[i];
-          double rest = 1.0;
-          for (int u = 0; u < ESMM_COST_TERMS; u++)
-            rest -= u == t ? 0.0 : cost[u] * f->units[i][u] / f->seconds[i];
+          const double rest = 1.0 - estimate(f->units[i], cost) / f->seconds[i] + cost[t] * x;
           top += weight[i] * rest * x;
-          scale += weight[i] * x * x;
+          square += weight[i] * x * x;
         }
-        if (scale > 0.0)
-          cost[t] = fmax(0.0, (top + 1e-3 * scale * start[t]) / (1.001 * scale));
+        if (square > 0.0)
+          cost[t] = fmin(fmax((top + PULL * square * start[t]) / ((1.0 + PULL) * square), start[t] / MOST_CHANGE),
+                         start[t] * MOST_CHANGE);
       }
     for (int i = 0; i < f->count; i++) {
-      double residual = -1.0;
-      for (int u = 0; u < ESMM_COST_TERMS; u++)
-        residual += cost[u] * f->units[i][u] / f->seconds[i];
+      const double residual = estimate(f->units[i], cost) / f->seconds[i] - 1.0;
       weight[i] = 1.0 / (1.0 + residual * residual / 0.04);
     }
   }
@@ -332,26 +360,32 @@ static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
   return status;
 }
 
-/* The best of several runs, or for small m their middle: which rows of B are still in cache is part of its cost. */
+/*
+ * The best of several runs, or for small m their lower quarter: which rows of B are still in cache is part of its cost.
+ * Goes on until the best two agree, within reason: what disturbs a run only makes it longer.
+ */
 static double measure(const esmm_kernel *kernel, const bench *x, esmm_problem *p, void *scratch)
 {
-  double seconds[12], spent = 0.0;
+  double seconds[32], spent = 0.0;
   int runs = 0;
-  for (int i = 0; i < 13 && (i < 4 || spent < 0.02); i++) {
+  for (int i = 0; i <= 32; i++) {
     esmm_stats stats = {.size = sizeof stats};
     p->a = x->a[i % x->copies];
     const double start = esmm_now();
     kernel->run(p, scratch, &stats);
     const double now = esmm_now() - start;
-    spent += now;
     if (i == 0) /* warms caches and threads up */
       continue;
     int at = runs++;
     for (; at > 0 && now < seconds[at - 1]; at--)
       seconds[at] = seconds[at - 1];
     seconds[at] = now;
+    spent += now;
+    const bool agree = runs >= 4 && seconds[1] <= 1.05 * seconds[0];
+    if ((agree && (runs >= 12 || spent > 0.02)) || spent > 0.2)
+      break;
   }
-  return x->copies > 1 ? seconds[runs / 2] : seconds[0];
+  return seconds[x->copies > 1 ? runs / 4 : 0];
 }
 
 /* Runs one trial on every kernel that can and notes what it took. */
@@ -401,9 +435,11 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
   if (status == ESMM_OK) {
     if (progress)
       progress(user, TRIALS, TRIALS);
+    esmm_tune_defaults(ctx);
+    const double scale = machine_scale(ctx, fits);
     for (int i = 0; i < esmm_registry_count(); i++)
       if (fits[i].count > 0)
-        solve(&fits[i], ctx->cost[i]);
+        solve(&fits[i], scale, ctx->cost[i]);
     ctx->tuned = true;
     if (!ctx->tune_path[0])
       set_path(ctx);
