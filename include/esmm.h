@@ -279,12 +279,16 @@ ESMM_API esmm_status esmm_kernel_get(int index, esmm_kernel_info *info); /* orde
 typedef struct esmm_verdict {
   esmm_kernel_info kernel;
   int can_run;
+  int competes; /* 1: the plan chooses from it here; else it runs only when forced by its full name */
   int chosen;
   double seconds; /* the plan's estimate, when it can run */
   char text[160]; /* why not, or what the estimate rests on */
 } esmm_verdict;
 
-/* The plan's verdict on every kernel for one product, cheapest first. *count: in, room; out, how many there are. */
+/*
+ * The plan's verdict on every kernel for one product: first those it chooses from, cheapest first, then what runs only
+ * when forced, then what cannot run. *count: in, room; out, how many there are (0 for an empty product).
+ */
 ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights,
                                   const esmm_matrix *c, const esmm_matmul_opts *opts, esmm_verdict *verdicts,
                                   int *count);

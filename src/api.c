@@ -381,14 +381,10 @@ esmm_status esmm_kernel_get(int index, esmm_kernel_info *info)
 
 static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
 {
-  if (x->chosen != y->chosen)
-    return y->chosen - x->chosen;
   if (x->can_run != y->can_run)
     return y->can_run - x->can_run;
-  const int reference_x = (x->kernel.flags & ESMM_KERNEL_REFERENCE) != 0;
-  const int reference_y = (y->kernel.flags & ESMM_KERNEL_REFERENCE) != 0;
-  if (reference_x != reference_y)
-    return reference_x - reference_y;
+  if (x->competes != y->competes)
+    return y->competes - x->competes;
   return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
 }
 
@@ -420,6 +416,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   for (int i = 0; i < total; i++) {
     esmm_verdict v = {.kernel = describe(choices[i].kernel, ctx->cpu),
                       .can_run = choices[i].can_run,
+                      .competes = choices[i].can_run && choices[i].competes,
                       .chosen = i == chosen,
                       .seconds = choices[i].seconds};
     (void)snprintf(v.text, sizeof v.text, "%s", choices[i].text);

@@ -83,7 +83,7 @@ void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sam
 typedef struct esmm_choice {
   const esmm_kernel *kernel;
   int index;
-  bool can_run;
+  bool can_run, competes;
   double seconds;
   int64_t strip_rows;
   char text[160];

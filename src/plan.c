@@ -60,15 +60,14 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
     choice->kernel = esmm_registry_at(i);
     choice->index = i;
     choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
-    const bool competes =
-        force ? is_forced(ctx, choice->kernel, force) : esmm_kernel_competes(choice->kernel, ctx->cpu);
+    choice->competes = force ? is_forced(ctx, choice->kernel, force) : esmm_kernel_competes(choice->kernel, ctx->cpu);
     if (!choice->can_run) {
-      if (competes)
+      if (choice->competes)
         refused = i;
       continue;
     }
     estimate(ctx, p, choice);
-    if (!competes) {
+    if (!choice->competes) {
       const esmm_kernel *better = esmm_kernel_superseded(choice->kernel, ctx->cpu);
       if (better)
         (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);

@@ -369,8 +369,8 @@ static bool padding_intact(const product *p)
 
 static void note_failure(entrant *e, const char *text)
 {
-  e->failed++;
-  print_message("# FAILED %s | %s\n", now, text);
+  if (e->failed++ < 5)
+    print_message("# FAILED %s | %s\n", now, text);
   if (e->first_failure[0] == 0)
     snprintf(e->first_failure, sizeof e->first_failure, "%.640s | %.240s", now, text);
 }

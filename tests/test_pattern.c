@@ -309,7 +309,7 @@ static void skip_statistics_follow_closed_forms(void **unused)
       static const int64_t steps[] = {1, 8, 64};
       for (int s = 0; s < 3; s++) {
         double expected = pow(1 - d * d, (double)steps[s]);
-        double sigma = skip_sigma(d, steps[s], SIZE / STRIP, (double)K / (double)steps[s]);
+        double sigma = skip_sigma(d, steps[s], (double)(SIZE / STRIP), (double)K / (double)steps[s]);
         double error = measured[s] - expected;
         if (!(fabs(error) <= 4.5 * sigma + 1e-12))
           fail_msg("density %g, stretches of %d: skipped %.9g, expected %.9g, sigma %.3g", d, (int)steps[s],
