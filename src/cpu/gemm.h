@@ -392,8 +392,8 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
     g.mc = esmm_max(64, esmm_min(512, 65536 / kept / MAX_STRIP * MAX_STRIP));
   }
   g.kc = esmm_min(g.kc, esmm_round_up(p->k, 64));
-  /* Four blocks a thread even out the load; blocks of less than 64 rows would pack A more than they multiply. */
-  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 4 * threads), MAX_STRIP);
+  /* Eight blocks a thread even out the load; blocks of less than 64 rows would pack A more than they multiply. */
+  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 8 * threads), MAX_STRIP);
   g.mc = esmm_min(g.mc, esmm_max(64, share));
   g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.strip_rows));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
