@@ -118,6 +118,8 @@ typedef struct cli_table cli_table;
 cli_table *cli_table_new(const char *align, const char *const *heads);
 /* The next cell, left to right, row after row. */
 void cli_table_cell(cli_table *table, cli_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* A row of a table of facts: the name in bold, then the text. */
+void cli_table_fact(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void cli_table_rule(cli_table *table);                   /* a thin line before the next row */
 void cli_table_print(const cli_table *table, FILE *out); /* columns two spaces apart, no blanks at the ends of lines */
 void cli_table_free(cli_table *table);

@@ -9,7 +9,6 @@
 #include "verdict.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -104,35 +103,24 @@ static esmm_status measure_side(esmm_ctx *ctx, const esmm_matrix *m, bool as_b, 
   return status;
 }
 
-static void add_row(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static void add_row(cli_table *table, const char *name, const char *format, ...)
-{
-  char text[600];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  cli_table_cell(table, CLI_BOLD, "%s", name);
-  cli_table_cell(table, CLI_PLAIN, "%s", text);
-}
-
 static void print_facts(const char *path, const esmm_matrix *m, const side *a, const side *b)
 {
   const double total = (double)m->rows * (double)m->cols;
   int64_t nan_count, inf_count;
   count_special(m, &nan_count, &inf_count);
   cli_table *table = cli_table_new("ll", NULL);
-  add_row(table, "file", "%s", path);
-  add_row(table, "shape", "%lld x %lld, %s-major", (long long)m->rows, (long long)m->cols,
-          m->order == ESMM_ROW_MAJOR ? "row" : "column");
-  add_row(table, "dtype", "%s, %s", esmm_dtype_str(m->dtype), cli_bytes(total * (double)esmm_dtype_size(m->dtype)));
-  add_row(table, "nonzeros", "%.0f of %.0f, element density %.4f", round(a->strip[0] * total), total, a->strip[0]);
-  add_row(table, "zero rows", "%.0f of %lld, %s", round(b->dead * (double)m->rows), (long long)m->rows,
-          cli_percent(b->dead));
-  add_row(table, "zero columns", "%.0f of %lld, %s", round(a->dead * (double)m->cols), (long long)m->cols,
-          cli_percent(a->dead));
-  add_row(table, "NaN, Inf", "%lld, %lld", (long long)nan_count, (long long)inf_count);
+  cli_table_fact(table, "file", "%s", path);
+  cli_table_fact(table, "shape", "%lld x %lld, %s-major", (long long)m->rows, (long long)m->cols,
+                 m->order == ESMM_ROW_MAJOR ? "row" : "column");
+  cli_table_fact(table, "dtype", "%s, %s", esmm_dtype_str(m->dtype),
+                 cli_bytes(total * (double)esmm_dtype_size(m->dtype)));
+  cli_table_fact(table, "nonzeros", "%.0f of %.0f, element density %.4f", round(a->strip[0] * total), total,
+                 a->strip[0]);
+  cli_table_fact(table, "zero rows", "%.0f of %lld, %s", round(b->dead * (double)m->rows), (long long)m->rows,
+                 cli_percent(b->dead));
+  cli_table_fact(table, "zero columns", "%.0f of %lld, %s", round(a->dead * (double)m->cols), (long long)m->cols,
+                 cli_percent(a->dead));
+  cli_table_fact(table, "NaN, Inf", "%lld, %lld", (long long)nan_count, (long long)inf_count);
   cli_table_print(table, stdout);
   cli_table_free(table);
 }
@@ -294,13 +282,13 @@ static int inspect_weights(esmm_ctx *ctx, const request *r)
     return cli_status(ctx, r->path, done);
   }
   cli_table *facts = cli_table_new("ll", NULL), *table = prediction_table();
-  add_row(facts, "file", "%s, prepared weights", r->path);
-  add_row(facts, "shape", "%lld x %lld", (long long)info.rows, (long long)info.cols);
-  add_row(facts, "dtype", "%s", esmm_dtype_str(info.dtype));
-  add_row(facts, "use", "%s%s", uses[info.use], info.strict ? ", strict" : "");
-  add_row(facts, "bytes held", "%s", cli_bytes((double)info.bytes));
-  add_row(facts, "element density", "%.4f", info.element_density);
-  add_row(facts, "strip density", "%.4f at %lld columns", info.strip_density, (long long)info.strip_cols);
+  cli_table_fact(facts, "file", "%s, prepared weights", r->path);
+  cli_table_fact(facts, "shape", "%lld x %lld", (long long)info.rows, (long long)info.cols);
+  cli_table_fact(facts, "dtype", "%s", esmm_dtype_str(info.dtype));
+  cli_table_fact(facts, "use", "%s%s", uses[info.use], info.strict ? ", strict" : "");
+  cli_table_fact(facts, "bytes held", "%s", cli_bytes((double)info.bytes));
+  cli_table_fact(facts, "element density", "%.4f", info.element_density);
+  cli_table_fact(facts, "strip density", "%.4f at %lld columns", info.strip_density, (long long)info.strip_cols);
   cli_table_print(facts, stdout);
   int status = predict_as_b(ctx, table, r, weights, info.rows, info.dtype);
   if (status == CLI_GO)

@@ -7,7 +7,6 @@
 #include "cli.h"
 
 #include <float.h>
-#include <stdarg.h>
 
 typedef struct request {
   const char *a, *b, *weights, *c, *bias, *out, *save;
@@ -108,39 +107,27 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
   return status;
 }
 
-static void add_row(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static void add_row(cli_table *table, const char *name, const char *format, ...)
-{
-  char text[256];
-  va_list list;
-  va_start(list, format);
-  vsnprintf(text, sizeof text, format, list);
-  va_end(list);
-  cli_table_cell(table, CLI_BOLD, "%s", name);
-  cli_table_cell(table, CLI_PLAIN, "%s", text);
-}
-
 static void print_stats(const esmm_stats *s)
 {
   cli_table *table = cli_table_new("ll", NULL);
-  add_row(table, "kernel", "%s", s->kernel);
-  add_row(table, "reason", "%s", s->reason);
-  add_row(table, "threads", "%d", s->threads);
+  cli_table_fact(table, "kernel", "%s", s->kernel);
+  cli_table_fact(table, "reason", "%s", s->reason);
+  cli_table_fact(table, "threads", "%d", s->threads);
   if (s->strip_rows > 0)
-    add_row(table, "strips", "%lld rows of A, %lld columns of B", (long long)s->strip_rows, (long long)s->strip_cols);
-  add_row(table, "density of A", "elements %s (sampled), strips %s", cli_number(s->density_a, 3),
-          cli_number(s->strip_density_a, 3));
-  add_row(table, "density of B", "strips %s", cli_number(s->strip_density_b, 3));
-  add_row(table, "joint density", "%s", cli_number(s->joint_density, 3));
-  add_row(table, "skipped", "%s", cli_percent(s->skipped_share));
-  add_row(table, "time", "%s: plan %s, extract %s, multiply %s", cli_seconds(s->seconds_total),
-          cli_seconds(s->seconds_plan), cli_seconds(s->seconds_extract), cli_seconds(s->seconds_multiply));
+    cli_table_fact(table, "strips", "%lld rows of A, %lld columns of B", (long long)s->strip_rows,
+                   (long long)s->strip_cols);
+  cli_table_fact(table, "density of A", "elements %s (sampled), strips %s", cli_number(s->density_a, 3),
+                 cli_number(s->strip_density_a, 3));
+  cli_table_fact(table, "density of B", "strips %s", cli_number(s->strip_density_b, 3));
+  cli_table_fact(table, "joint density", "%s", cli_number(s->joint_density, 3));
+  cli_table_fact(table, "skipped", "%s", cli_percent(s->skipped_share));
+  cli_table_fact(table, "time", "%s: plan %s, extract %s, multiply %s", cli_seconds(s->seconds_total),
+                 cli_seconds(s->seconds_plan), cli_seconds(s->seconds_extract), cli_seconds(s->seconds_multiply));
   if (s->seconds_total > 0)
-    add_row(table, "speed", "%s GFLOP/s useful, %s GFLOP/s dense-equivalent",
-            cli_number(s->flop_useful / s->seconds_total * 1e-9, 3),
-            cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
-  add_row(table, "weights", "%s", cli_bytes((double)s->weights_bytes));
+    cli_table_fact(table, "speed", "%s GFLOP/s useful, %s GFLOP/s dense-equivalent",
+                   cli_number(s->flop_useful / s->seconds_total * 1e-9, 3),
+                   cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
+  cli_table_fact(table, "weights", "%s", cli_bytes((double)s->weights_bytes));
   cli_table_print(table, stdout);
   cli_table_free(table);
 }

@@ -151,6 +151,17 @@ void cli_table_cell(cli_table *table, cli_style style, const char *format, ...)
   add_cell(table, style, text);
 }
 
+void cli_table_fact(cli_table *table, const char *name, const char *format, ...)
+{
+  char text[512];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  add_cell(table, CLI_BOLD, name);
+  add_cell(table, CLI_PLAIN, text);
+}
+
 void cli_table_rule(cli_table *table)
 {
   table->rule_next = table->count > table->heads;
