@@ -24,6 +24,7 @@
 #include "operands.h"
 
 #define TILE_COLS (2 * VEC)
+#define MOST_PAIRED 96 /* entries of a list that is summed in two chains side by side */
 #define MAX_STRIP 32
 #define MIN_STRIP (MR == 8 ? 8 : 4)
 #define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
@@ -110,6 +111,51 @@ ALWAYS void tile_listed(const int rows, const float *a, const float *b0, const f
   } while (n > 0);
 }
 
+/*
+ * The same for short lists where registers allow (AVX-512): half a tile at a time, and even and odd entries with sums
+ * of their own, so that chains are half as long without another pass over c.
+ */
+ALWAYS void half_paired(const int rows, const float *a, const float *b, const uint32_t *list_a, const uint32_t *list_b,
+                        int64_t n, float *c, int64_t ldc, bool add)
+{
+  vec even[MR], odd[MR];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+    even[r] = odd[r] = vec_zero();
+  int64_t i = 0;
+  for (; i + 2 <= n; i += 2) {
+    const float *a0 = (const float *)((const char *)a + list_a[i]);
+    const float *a1 = (const float *)((const char *)a + list_a[i + 1]);
+    const vec x0 = vec_load((const float *)((const char *)b + list_b[i]));
+    const vec x1 = vec_load((const float *)((const char *)b + list_b[i + 1]));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      even[r] = vec_fma(vec_all(a0 + r), x0, even[r]);
+      odd[r] = vec_fma(vec_all(a1 + r), x1, odd[r]);
+    }
+  }
+  if (i < n) {
+    const float *a0 = (const float *)((const char *)a + list_a[i]);
+    const vec x0 = vec_load((const float *)((const char *)b + list_b[i]));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+      even[r] = vec_fma(vec_all(a0 + r), x0, even[r]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const vec sum = vec_add(even[r], odd[r]);
+    vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
+  }
+}
+
+ALWAYS void tile_paired(const int rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
+                        const uint32_t *list_b, int64_t n, float *c, int64_t ldc, bool add)
+{
+  tile_prefetch(rows, c, ldc);
+  half_paired(rows, a, b0, list_a, list_b, n, c, ldc, add);
+  half_paired(rows, a, b1, list_a, list_b, n, c + VEC, ldc, add);
+}
+
 typedef void straight_function(const float *a, const float *b0, const float *b1, int64_t n, float *c, int64_t ldc,
                                bool add);
 typedef void listed_function(const float *a, const float *b0, const float *b1, const uint32_t *list_a,
@@ -125,7 +171,10 @@ typedef void listed_function(const float *a, const float *b0, const float *b1, c
                                                       const uint32_t *list_a, const uint32_t *list_b, int64_t n,     \
                                                       int64_t chain, float *c, int64_t ldc, bool add)                \
   {                                                                                                                  \
-    tile_listed(rows, a, b0, b1, list_a, list_b, n, chain, c, ldc, add);                                             \
+    if (MR == 8 && n <= MOST_PAIRED)                                                                                 \
+      tile_paired(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                  \
+    else                                                                                                             \
+      tile_listed(rows, a, b0, b1, list_a, list_b, n, chain, c, ldc, add);                                           \
   }
 TILES(1)
 TILES(2)
