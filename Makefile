@@ -19,7 +19,8 @@ SANITIZE ?=
 EXTRA_CFLAGS ?=
 
 VERSION := $(shell sed -n 's/^.define ESMM_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' include/esmm.h | paste -sd.)
-SOVERSION := $(firstword $(subst ., ,$(VERSION)))
+# Minor versions may change the interface until 1.0, so until then the soname has both numbers.
+SOVERSION := $(shell echo $(VERSION) | sed 's/^0\.\([0-9]*\)\..*/0.\1/; t; s/\..*//')
 ARCH := $(shell $(CC) -dumpmachine 2>/dev/null | cut -d- -f1)
 
 WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes

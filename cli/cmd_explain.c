@@ -60,7 +60,7 @@ static void print_verdicts(const esmm_verdict *verdicts, int count)
     const esmm_verdict *v = &verdicts[i];
     cli_style style = v->chosen ? CLI_GOOD : v->can_run ? CLI_PLAIN : CLI_FAINT;
     cli_table_cell(table, style, "%s", v->chosen ? "*" : "");
-    cli_table_cell(table, style, "%s", v->kernel.name);
+    cli_table_cell(table, style, "%s", v->kernel);
     cli_table_cell(table, style, "%s", v->can_run ? cli_seconds(v->seconds) : "-");
     if (v->can_run && v->seconds > 0 && isfinite(dense))
       cli_table_cell(table, style, "%.2fx", dense / v->seconds);
@@ -91,6 +91,7 @@ static int explain(esmm_ctx *ctx, const request *r, const esmm_matrix *a, const 
 {
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
+  verdicts->size = sizeof *verdicts;
   esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
   esmm_weights_info info = {.size = sizeof info};
   esmm_status done = esmm_explain(ctx, a, weights, c, &opts, verdicts, &count);

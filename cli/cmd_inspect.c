@@ -164,6 +164,7 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
     return status;
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
+  verdicts->size = sizeof *verdicts;
   done = esmm_explain(ctx, a, weights, &c.m, NULL, verdicts, &count);
   if (done != ESMM_OK) {
     status = cli_status(ctx, role, done);
@@ -173,7 +174,7 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
     cli_table_cell(table, CLI_PLAIN, "%s", role);
     cli_table_cell(table, CLI_PLAIN, "[%lld,%lld] x [%lld,%lld]", (long long)a->rows, (long long)a->cols,
                    (long long)info.rows, (long long)info.cols);
-    cli_table_cell(table, CLI_PLAIN, "%s", chosen ? chosen->kernel.name : "none");
+    cli_table_cell(table, CLI_PLAIN, "%s", chosen ? chosen->kernel : "none");
     cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(seconds));
     cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(dense));
     if (seconds > 0 && isfinite(dense))

@@ -15,11 +15,12 @@
  *
  * Rules that hold everywhere
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
- *   value. Outputs are untouched when a status is not ESMM_OK: handles stay NULL, C keeps what it held, files keep
- *   their old content.
- * - The library never prints, never exits, never aborts.
+ *   value, new handles are NULL, C keeps what it held, and files keep their old content.
+ * - The library never prints, never exits, never aborts. The OpenMP runtime it is built with may: GNU's ends the
+ * process when the system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
- *   pointer to one means all defaults. An unknown enum value is an error, never a guess.
+ *   pointer to one means all defaults. A size smaller than the library's is an older program's and fine; a larger one,
+ * or an unknown enum value, is an error, never a guess.
  * - Every _free accepts NULL.
  * - Dimensions are int64_t and may be 0. With k = 0 the product is zero, and the epilogue still applies.
  * - Threads: a context belongs to one caller thread at a time; two contexts may run at once. esmm_weights and
@@ -32,8 +33,9 @@
  *   0 * Inf and 0 * NaN then contribute nothing; which zeros are skipped depends on the kernel and on their neighbours.
  *   Who needs IEEE propagation sets `strict`, which turns all skipping off.
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
- * - The same call on the same data with the same number of threads gives the same bits, for every kernel whose
- *   ESMM_KERNEL_DETERMINISTIC flag is set; all that `auto` chooses from are.
+ * - The same call on the same data in the same context gives the same bits, for every kernel whose
+ *   ESMM_KERNEL_DETERMINISTIC flag is set; all that the plan chooses from have it. Another tuning may choose another
+ * kernel.
  */
 #ifndef ESMM_H
 #define ESMM_H
@@ -127,12 +129,13 @@ typedef struct esmm_matrix {
   esmm_dtype dtype;
   esmm_order order;
   esmm_place place;
+  int device; /* 0 for host memory */
 } esmm_matrix;
 
 ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);     /* bytes of an element; 0 for an unknown dtype */
 ESMM_API const char *esmm_dtype_str(esmm_dtype dtype); /* "f32", "bf16", "f16" */
 
-/* Copies src to dst of the same shape, converting dtype and order. */
+/* Copies src to dst of the same shape, converting dtype and order. They must not share memory. */
 ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
 
 /* ------------------------------------------------------------------------------------------------ weights */
@@ -149,7 +152,8 @@ typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2 */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels and
+                             cache lines is not counted */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {
@@ -222,18 +226,19 @@ typedef struct esmm_matmul_opts {
   size_t size;
   const float *alpha; /* NULL: 1 */
   const float *beta;  /* NULL: 0 */
-  const float *bias;  /* [n], added to every row before the activation; NULL: none */
+  const float *bias;  /* [n], added to every row before the activation; must not lie in C; NULL: none */
   esmm_activation activation;
-  int strict;        /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
-  const char *force; /* a kernel's name, or its idea ("joint"); fails if it cannot run. Overrides the context's */
-  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: then A is not scanned for zeros. Must be of
-                                    this A: a term whose bit is 0 may or may not be part of the sum */
+  int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
+  const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
+                                    anything to multiply. Overrides the context's */
+  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: the joint kernel then does not scan A. Must
+                                    be of this A: a term whose bit is 0 may or may not be part of the sum */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats {
   size_t size;
   char kernel[32];  /* which ran */
-  char reason[160]; /* why: "cheapest of 5: joint_f32_avx2 12.1 ms, dense_f32_avx2 88.0 ms" */
+  char reason[160]; /* why: "cheapest of 3: 12.1 ms, then dense_f32_avx2 with 88 ms" */
   int threads;
   int64_t strip_rows;     /* of A in that kernel; 0 where it has none */
   int64_t strip_cols;     /* of B */
@@ -277,7 +282,9 @@ ESMM_API int esmm_kernel_count(void);
 ESMM_API esmm_status esmm_kernel_get(int index, esmm_kernel_info *info); /* ordered by name; set info->size */
 
 typedef struct esmm_verdict {
-  esmm_kernel_info kernel;
+  size_t size;        /* of one element of the array: set it in the first */
+  const char *kernel; /* its name */
+  unsigned flags;     /* ESMM_KERNEL_... */
   int can_run;
   int competes; /* 1: the plan chooses from it here; else it runs only when forced by its full name */
   int chosen;
@@ -287,7 +294,8 @@ typedef struct esmm_verdict {
 
 /*
  * The plan's verdict on every kernel for one product: first those it chooses from, cheapest first, then what runs only
- * when forced, then what cannot run. *count: in, room; out, how many there are (0 for an empty product).
+ * when forced, then what cannot run. *count: in, the array's room; out, how many there are (0 where there is nothing to
+ * multiply: an empty C, k = 0, alpha = 0).
  */
 ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights,
                                   const esmm_matrix *c, const esmm_matmul_opts *opts, esmm_verdict *verdicts,
@@ -295,11 +303,13 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
 
 /*
  * Measures the plan's cost constants on this machine (a few seconds), uses them in this context and, if save is not 0,
- * writes them to esmm_tune_path() for later contexts. progress may be NULL; it is called with done and total.
+ * writes them to esmm_tune_path() for later contexts; if that fails (ESMM_ERR_IO) this context uses them all the same.
+ * progress may be NULL; it is called with done and total.
  */
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
-ESMM_API const char *esmm_tune_path(const esmm_ctx *ctx); /* "" when neither XDG_CACHE_HOME nor HOME is set */
-ESMM_API int esmm_is_tuned(const esmm_ctx *ctx);          /* 1: constants were measured here, not shipped */
+ESMM_API const char *
+esmm_tune_path(const esmm_ctx *ctx);             /* "" without XDG_CACHE_HOME and HOME, or with no_tuning_cache */
+ESMM_API int esmm_is_tuned(const esmm_ctx *ctx); /* 1: constants were measured here, not shipped */
 
 /* ------------------------------------------------------------------------------------------------ generators */
 

@@ -1,6 +1,6 @@
 /*
- * api.c: the public functions: every argument is checked here and every error text is written here; nothing behind this
- * file may have to distrust its input.
+ * api.c: products, matrices, weights and kernels as callers see them: every argument is checked here, before anything
+ * else, so that nothing behind this file has to distrust its input.
  */
 #include "convert.h"
 #include "epilogue.h"
@@ -94,6 +94,8 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)m->order);
   if (m->place != ESMM_HOST)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->place is %d, which is no esmm_place", what, (int)m->place);
+  if (m->device != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->device is %d; host memory has 0", what, m->device);
   const int64_t inner = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
   const int64_t outer = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
   const int64_t ld = m->ld == 0 ? inner : m->ld;
@@ -129,6 +131,32 @@ static esmm_status take_opts(esmm_ctx *ctx, const char *what, const void *opts, 
   return ESMM_OK;
 }
 
+/* Bytes from the first to behind the last element; 0 for an empty matrix. */
+static size_t extent(const esmm_matrix *m)
+{
+  const bool by_rows = m->order == ESMM_ROW_MAJOR;
+  const int64_t outer = by_rows ? m->rows : m->cols, inner = by_rows ? m->cols : m->rows;
+  return outer == 0 || inner == 0 ? 0 : (size_t)((outer - 1) * m->ld + inner) * esmm_dtype_size(m->dtype);
+}
+
+/* Do they share an element? Slices side by side in one buffer, of equal leading dimension, lie within each other's
+   extent and do not. */
+static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
+{
+  const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
+  const size_t x_bytes = extent(x), y_bytes = extent(y);
+  if (x_bytes == 0 || y_bytes == 0 || x0 >= y0 + y_bytes || y0 >= x0 + x_bytes)
+    return false;
+  const size_t x_size = esmm_dtype_size(x->dtype), y_size = esmm_dtype_size(y->dtype), stride = (size_t)x->ld * x_size;
+  if (x->order != y->order || stride != (size_t)y->ld * y_size)
+    return true;
+  const size_t x_line = (size_t)(x->order == ESMM_ROW_MAJOR ? x->cols : x->rows) * x_size;
+  const size_t y_line = (size_t)(y->order == ESMM_ROW_MAJOR ? y->cols : y->rows) * y_size;
+  const size_t after =
+      x0 <= y0 ? (y0 - x0) % stride : (stride - (x0 - y0) % stride) % stride; /* y's place in x's line */
+  return after < x_line || after + y_line > stride;
+}
+
 /* ---- matrices ---- */
 
 esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
@@ -144,6 +172,8 @@ esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix 
   if (from.rows != to.rows || from.cols != to.cols)
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "src is %lld x %lld, dst is %lld x %lld", (long long)from.rows,
                      (long long)from.cols, (long long)to.rows, (long long)to.cols);
+  if (overlap(&from, &to))
+    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "dst (%p) shares memory with src (%p)", to.data, from.data);
   /* Along dst's own rows (or columns): writes stay together. */
   const bool by_rows = to.order == ESMM_ROW_MAJOR;
   const int64_t outer = by_rows ? to.rows : to.cols, inner = by_rows ? to.cols : to.rows;
@@ -202,20 +232,6 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
 
 /* ---- product ---- */
 
-static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
-{
-  const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
-  if (x->rows == 0 || x->cols == 0 || y->rows == 0 || y->cols == 0)
-    return false;
-  const int64_t xo = x->order == ESMM_ROW_MAJOR ? x->rows : x->cols,
-                xi = x->order == ESMM_ROW_MAJOR ? x->cols : x->rows;
-  const int64_t yo = y->order == ESMM_ROW_MAJOR ? y->rows : y->cols,
-                yi = y->order == ESMM_ROW_MAJOR ? y->cols : y->rows;
-  const uintptr_t x1 = x0 + (uintptr_t)((xo - 1) * x->ld + xi) * esmm_dtype_size(x->dtype);
-  const uintptr_t y1 = y0 + (uintptr_t)((yo - 1) * y->ld + yi) * esmm_dtype_size(y->dtype);
-  return x0 < y1 && y0 < x1;
-}
-
 static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
                                 const esmm_matmul_opts *opts, esmm_matmul_opts *o, esmm_problem *p)
 {
@@ -239,6 +255,9 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
                      (long long)c->cols, (long long)a->rows, (long long)w->n);
   if (overlap(&p->a, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
+  const esmm_matrix bias = {.data = (void *)(uintptr_t)o->bias, .rows = 1, .cols = w->n, .ld = w->n};
+  if (o->bias && overlap(&bias, &p->c))
+    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "opts->bias (%p) lies in c (%p)", bias.data, p->c.data);
   if (o->activation != ESMM_ACT_NONE && o->activation != ESMM_ACT_RELU && o->activation != ESMM_ACT_RELU2)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
   if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
@@ -263,6 +282,11 @@ static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
 {
   const char *force = o->force ? o->force : ctx->force;
   return !*force || strcmp(force, "auto") == 0 ? NULL : force;
+}
+
+static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
+{
+  return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them", force);
 }
 
 /* No sum to make (k or alpha is 0): only the epilogue. */
@@ -325,8 +349,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   s.weights_bytes = weights->bytes;
   s.flop_dense = 2.0 * (double)p.m * (double)p.n * (double)p.k;
   if (force && !esmm_force_known(force))
-    return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them",
-                     force);
+    return unknown_kernel(ctx, force);
   if (p.m == 0 || p.n == 0) {
     (void)snprintf(s.kernel, sizeof s.kernel, "none");
     (void)snprintf(s.reason, sizeof s.reason, "c is empty");
@@ -405,7 +428,13 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return status;
   const char *force = forced(ctx, &o);
   const int total = esmm_registry_count();
-  if (p.m == 0 || p.n == 0 || p.k == 0) {
+  const size_t stride = *count > 0 ? verdicts->size : sizeof *verdicts;
+  if (stride < sizeof(size_t) || stride > sizeof *verdicts)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdicts->size is %zu; set it to sizeof *verdicts, %zu in this version",
+                     stride, sizeof *verdicts);
+  if (force && !esmm_force_known(force))
+    return unknown_kernel(ctx, force);
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.alpha == 0.0f) {
     *count = 0;
     return ESMM_OK;
   }
@@ -414,7 +443,9 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   if (status != ESMM_OK)
     return status;
   for (int i = 0; i < total; i++) {
-    esmm_verdict v = {.kernel = describe(choices[i].kernel, ctx->cpu),
+    esmm_verdict v = {.size = stride,
+                      .kernel = choices[i].kernel->name,
+                      .flags = choices[i].kernel->flags,
                       .can_run = choices[i].can_run,
                       .competes = choices[i].can_run && choices[i].competes,
                       .chosen = i == chosen,
@@ -426,7 +457,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     all[at] = v;
   }
   for (int i = 0; i < total && i < *count; i++)
-    verdicts[i] = all[i];
+    memcpy((char *)verdicts + (size_t)i * stride, &all[i], stride);
   *count = total;
   return ESMM_OK;
 }

@@ -1,7 +1,8 @@
 /*
  * context.c: contexts, their memory and their error text.
  *
- * Everything the library allocates passes through esmm_mem_alloc, so a caller's allocator sees every byte.
+ * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc and the OpenMP
+ * runtime have their own.
  */
 #include "kernel.h"
 

@@ -48,7 +48,8 @@ typedef struct esmm_kernel {
 
   /*
    * The cost model: time = sum of units[i] * cost[i]. terms() fills units (multiply-add vectors, list words, bytes,
-   * ...; 0 where unused) and may note in p->strip_rows the variant it assumed; esmm_tune fits cost[] by measuring.
+   * ...; 0 where unused; the last is 1, for what any call costs) and notes in *strip_rows the variant it assumed, 0
+   * where there is none. esmm_tune fits cost[] by measuring.
    */
   void (*terms)(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows);
   const char *const term_names[ESMM_COST_TERMS];
@@ -91,7 +92,7 @@ typedef struct esmm_choice {
 
 /*
  * Samples A, fills one choice a kernel, in registry order, and sets *chosen to the cheapest that can run (of those that
- * force names, when it is not NULL). ESMM_ERR_UNKNOWN_KERNEL, or ESMM_ERR_UNSUPPORTED with why not in the error text.
+ * force names, when it is not NULL), or fails with ESMM_ERR_UNSUPPORTED and says why not.
  */
 esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 

@@ -7,6 +7,7 @@
  * k is the strided direction (column-major A, row-major B) a strip's elements lie together instead, and each k's few
  * bytes are folded into one bit directly.
  */
+#include "bits.h"
 #include "internal.h"
 
 #include <string.h>
@@ -78,14 +79,6 @@ static void or_rows(unsigned char *restrict buffer, const unsigned char *data, s
   }
 }
 
-/* Eight bytes of 0 or 1 to eight bits: the product moves byte i's bit to bit 56 + i, and no two meet. */
-static inline uint64_t gather_bits(const unsigned char *flag)
-{
-  uint64_t x = (uint64_t)flag[0] | (uint64_t)flag[1] << 8 | (uint64_t)flag[2] << 16 | (uint64_t)flag[3] << 24 |
-               (uint64_t)flag[4] << 32 | (uint64_t)flag[5] << 40 | (uint64_t)flag[6] << 48 | (uint64_t)flag[7] << 56;
-  return (x * 0x0102040810204080u) >> 56;
-}
-
 /* Bitmap words of one strip for `count` k's from a multiple of STRETCH on; returns how many bits are set. */
 static int64_t extract_stretch(const esmm_matrix *a, size_t element, int64_t row, int64_t rows, int64_t from,
                                int64_t count, uint64_t *words)
@@ -108,9 +101,7 @@ static int64_t extract_stretch(const esmm_matrix *a, size_t element, int64_t row
   int64_t padded = esmm_round_up(count, 64), set = 0;
   memset(flag + count, 0, (size_t)(padded - count));
   for (int64_t i = 0; i < padded; i += 64) {
-    uint64_t word = 0;
-    for (int b = 0; b < 64; b += 8)
-      word |= gather_bits(flag + i + b) << b;
+    const uint64_t word = esmm_gather_bits(flag + i);
     words[i / 64] = word;
     set += popcount(word);
   }
@@ -219,6 +210,7 @@ esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t st
     return ESMM_ERR_ARGUMENT;
   if (!pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  *pattern = NULL;
   if (strip_rows < 1)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
   esmm_matrix checked;
@@ -232,6 +224,7 @@ esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t 
     return ESMM_ERR_ARGUMENT;
   if (!pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  *pattern = NULL;
   if (strip_cols < 1)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_cols is %lld, must be at least 1", (long long)strip_cols);
   esmm_matrix checked;
@@ -249,10 +242,11 @@ esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  if (!pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
   if (!coarser)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "coarser is NULL");
+  *coarser = NULL;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
   if (strip_rows < 1 || strip_rows % pattern->strip_rows != 0)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be a multiple of the pattern's %lld",
                      (long long)strip_rows, (long long)pattern->strip_rows);

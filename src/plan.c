@@ -49,9 +49,6 @@ static bool is_forced(const esmm_ctx *ctx, const esmm_kernel *kernel, const char
 
 esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
-  if (force && !esmm_force_known(force))
-    return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them",
-                     force);
   esmm_sample_a(&p->a, p->w, &p->sample);
   int best = -1, next = -1, runnable = 0, refused = -1;
   for (int i = 0; i < esmm_registry_count(); i++) {

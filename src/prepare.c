@@ -4,6 +4,7 @@
  * Both forms stay in B's own dtype, so that together they hold at most twice B's bytes: kernels widen bf16 and fp16
  * while they read a panel, which is done once for many rows of A.
  */
+#include "bits.h"
 #include "convert.h"
 #include "internal.h"
 
@@ -111,27 +112,12 @@ static void read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, 
   if (size == 4) {
     const float *in = (const float *)b->data + j0 * b->ld + k;
     for (int64_t j = 0; j < cols; j++)
-      ((float *)out)[j] = in[j * b->ld];
+      memcpy((char *)out + 4 * j, &in[j * b->ld], 4);
   } else {
     const uint16_t *in = (const uint16_t *)b->data + j0 * b->ld + k;
     for (int64_t j = 0; j < cols; j++)
-      ((uint16_t *)out)[j] = in[j * b->ld];
+      memcpy((char *)out + 2 * j, &in[j * b->ld], 2);
   }
-}
-
-static int64_t count_nonzero(const void *data, esmm_dtype dtype, int64_t count)
-{
-  int64_t set = 0;
-  if (dtype == ESMM_F32) {
-    const uint32_t *u = data;
-    for (int64_t i = 0; i < count; i++)
-      set += (u[i] & 0x7fffffffu) != 0;
-  } else {
-    const uint16_t *u = data;
-    for (int64_t i = 0; i < count; i++)
-      set += (u[i] & 0x7fffu) != 0;
-  }
-  return set;
 }
 
 /* Pass 1 over panel q: its bitmap; returns how many elements are nonzero. */
@@ -144,7 +130,7 @@ static int64_t scan_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   uint32_t row[ESMM_PANEL];
   for (int64_t k = 0; k < w->k; k++) {
     read_row(b, k, j0, cols, row);
-    const int64_t set = count_nonzero(row, w->dtype, cols);
+    const int64_t set = esmm_count_nonzero(row, w->dtype, cols);
     nonzero += set;
     bits[k / 64] |= (uint64_t)(set != 0) << (k % 64);
   }

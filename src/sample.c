@@ -2,27 +2,11 @@
  * sample.c: what the plan knows of A before it chooses: densities at several strip heights, from a few blocks of 32
  * rows by 64 k's spread over the matrix. Reading them costs a percent or so of a product that is worth planning.
  */
+#include "bits.h"
 #include "convert.h"
 #include "kernel.h"
 
-#include <string.h>
-
 #define GROUP 32 /* rows of a sampled block: the tallest strip */
-
-/* 64 flags of 0 or 1, one a byte, to a word: the multiplication gathers eight bytes' low bits into the top byte. */
-static uint64_t gather_bits(const unsigned char *flags)
-{
-  uint64_t word = 0;
-  for (int i = 0; i < 8; i++) {
-    uint64_t eight;
-    memcpy(&eight, flags + 8 * i, sizeof eight);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    eight = __builtin_bswap64(eight);
-#endif
-    word |= (eight * 0x0102040810204080u >> 56) << (8 * i);
-  }
-  return word;
-}
 
 /* Bits of one row's nonzeros at k0..k0+63. */
 static uint64_t row_word(const esmm_matrix *a, int64_t row, int64_t k0)
@@ -33,11 +17,15 @@ static uint64_t row_word(const esmm_matrix *a, int64_t row, int64_t k0)
     const float *x = (const float *)a->data + row * a->ld + k0;
     for (int64_t i = 0; i < count; i++)
       flags[i] = x[i] != 0.0f;
+  } else if (a->order == ESMM_ROW_MAJOR) {
+    const esmm_word16 *x = (const esmm_word16 *)a->data + row * a->ld + k0;
+    for (int64_t i = 0; i < count; i++)
+      flags[i] = (x[i] & 0x7fffu) != 0;
   } else {
     for (int64_t i = 0; i < count; i++)
       flags[i] = esmm_matrix_get(a, row, k0 + i) != 0.0f;
   }
-  return gather_bits(flags);
+  return esmm_gather_bits(flags);
 }
 
 /* Share of panels that need k, summed over the set bits of word. */
@@ -49,17 +37,27 @@ static double joint_weight(uint64_t word, const float *alive)
   return sum;
 }
 
+/*
+ * Where in its stretch, part i of `parts` of `total`, a sample lies: anywhere, but always the same. A regular grid
+ * would be fooled by A's that repeat, such as sequences padded to a power of two.
+ */
+static int64_t place(int64_t i, int64_t parts, int64_t total, uint64_t salt)
+{
+  const int64_t from = i * total / parts, to = (i + 1) * total / parts;
+  const uint64_t hash = (salt + 1) * 0x9e3779b97f4a7c15u;
+  return from + (int64_t)((hash >> 32) % (uint64_t)esmm_max(1, to - from));
+}
+
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample)
 {
   const int64_t strips = esmm_ceil_div(a->rows, GROUP), words = esmm_ceil_div(a->cols, 64);
-  const int64_t groups = strips == 1 ? 1 : esmm_max(2, esmm_min(8, strips / 8));
-  const int64_t spread = strips == 1 ? esmm_min(words, 64) : esmm_max(esmm_min(words, 2), esmm_min(8, words / 4));
+  const int64_t groups = esmm_min(strips, esmm_max(4, esmm_min(12, strips / 4)));
+  const int64_t spread = strips == 1 ? esmm_min(words, 64) : esmm_max(esmm_min(words, 2), esmm_min(5, words / 4));
   double set[ESMM_SAMPLE_HEIGHTS] = {0}, joint[ESMM_SAMPLE_HEIGHTS] = {0}, bits[ESMM_SAMPLE_HEIGHTS] = {0};
   for (int64_t g = 0; g < groups; g++) {
-    const int64_t row0 = (2 * g + 1) * strips / (2 * groups) * GROUP, rows = esmm_min(GROUP, a->rows - row0);
+    const int64_t row0 = place(g, groups, strips, (uint64_t)g) * GROUP, rows = esmm_min(GROUP, a->rows - row0);
     for (int64_t s = 0; s < spread; s++) {
-      /* Each group looks at other k's: g / groups shifts it within the stretch that s stands for. */
-      const int64_t word = (s * groups + g) * words / (spread * groups), k0 = 64 * word;
+      const int64_t k0 = 64 * place(s, spread, words, (uint64_t)(100 + g * spread + s));
       const double width = (double)esmm_min(64, a->cols - k0);
       uint64_t level[GROUP] = {0};
       for (int64_t r = 0; r < rows; r++)

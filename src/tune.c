@@ -30,7 +30,7 @@ void esmm_tune_defaults(esmm_ctx *ctx)
 {
   for (int i = 0; i < esmm_registry_count(); i++)
     for (int t = 0; t < ESMM_COST_TERMS; t++)
-      ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / ctx->threads;
+      ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / (t < ESMM_COST_TERMS - 1 ? ctx->threads : 1);
 }
 
 int esmm_is_tuned(const esmm_ctx *ctx)

@@ -42,12 +42,12 @@ static void decode_terms(const esmm_problem *p, const double *cost, double *unit
   units[1] = m * k * p->sample.element * n / VEC;
   units[2] = m * k;
   units[3] = m * n * (p->m > 1 ? (double)esmm_ceil_div(p->k, DECODE_K) : 1.0);
-  units[4] = 1.0;
+  units[5] = 1.0;
 }
 
-#define DECODE_TERM_NAMES                                                                            \
-  {                                                                                                  \
-    "reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "starting threads" \
+#define DECODE_TERM_NAMES                                                                                \
+  {                                                                                                      \
+    "reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads" \
   }
 
 typedef struct decode_layout {

@@ -24,7 +24,8 @@
 #include "operands.h"
 
 #define TILE_COLS (2 * VEC)
-#define MOST_PAIRED 96 /* entries of a list that is summed in two chains side by side */
+#define STRAIGHT_CHAIN 320 /* terms summed before they are added to C where nothing is skipped */
+#define MOST_PAIRED 96     /* entries of a list that is summed in two chains side by side */
 #define MAX_STRIP 32
 #define MIN_STRIP (MR == 8 ? 8 : 4)
 #define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
@@ -212,19 +213,19 @@ typedef struct strip {
   uint32_t *list_a, *list_b; /* its k-list when B is full */
 } strip;
 
-/* First row of tile t: a strip's rows are shared out evenly, 32 = 6 + 5 + 5 + 6 + 5 + 5 where a tile has 6 at most. */
+/* First row of tile t: a strip's rows are shared out evenly, 32 = 5 + 5 + 6 + 5 + 5 + 6 where a tile has 6 at most. */
 ALWAYS int64_t tile_row(const strip *s, int64_t t)
 {
   return s->rows * t / esmm_ceil_div(s->rows, MR);
 }
 
 /* ORs the words of rows of a (fp32, leading dimension ld) over `width` k's into out. */
-ALWAYS void or_rows(const uint32_t *a, int64_t ld, int64_t rows, int64_t width, uint32_t *restrict out)
+ALWAYS void or_rows(const esmm_word32 *a, int64_t ld, int64_t rows, int64_t width, uint32_t *restrict out)
 {
   int64_t r = 0;
   memset(out, 0, (size_t)width * sizeof *out);
   for (; r + 4 <= rows; r += 4) {
-    const uint32_t *x = a + r * ld, *y = x + ld, *z = y + ld, *w = z + ld;
+    const esmm_word32 *x = a + r * ld, *y = x + ld, *z = y + ld, *w = z + ld;
     for (int64_t i = 0; i < width; i++)
       out[i] |= (x[i] | y[i]) | (z[i] | w[i]);
   }
@@ -239,7 +240,7 @@ static void scan_strip(const float *a, int64_t ld, int64_t rows, int64_t kc, uin
   uint32_t ors[STRETCH];
   for (int64_t k = 0; k < kc; k += STRETCH) {
     const int64_t width = esmm_min(STRETCH, kc - k);
-    or_rows((const uint32_t *)(const void *)(a + k), ld, rows, width, ors);
+    or_rows((const esmm_word32 *)(a + k), ld, rows, width, ors);
     if (width < STRETCH)
       memset(ors + width, 0, (size_t)(STRETCH - width) * sizeof *ors);
     for (int64_t i = 0; i < width; i += 64)
@@ -247,17 +248,11 @@ static void scan_strip(const float *a, int64_t ld, int64_t rows, int64_t kc, uin
   }
 }
 
-/* One k of a tile: short of MR rows the rest is zero, so that a whole tile can be read. */
+/* One k of a tile. */
 ALWAYS void pack_one(const float *a, int64_t ld, int64_t rows, float *to)
 {
-  if (rows == MR) {
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; r++)
-      to[r] = a[r * ld];
-    return;
-  }
-  for (int64_t r = 0; r < MR; r++)
-    to[r] = r < rows ? a[r * ld] : 0.0f;
+  for (int64_t r = 0; r < rows; r++)
+    to[r] = a[r * ld];
 }
 
 /* Packs the k's of bits of up to MR rows; room for two k's past the last is used. */
@@ -427,7 +422,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   blocking g = {.skip = skip, .strip_rows = skip ? p->strip_rows : MAX_STRIP};
   const int64_t panels = p->w->panels, threads = p->threads;
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
-  g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, 320)), 64); /* even stretches of at most 320 */
+  g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, STRAIGHT_CHAIN)), 64); /* even stretches */
   g.mc = 128;
   if (skip) {
     int level = 0;
@@ -491,6 +486,20 @@ static int64_t chain_length(int64_t n)
   return n == 0 ? 1 : esmm_ceil_div(n, esmm_ceil_div(n, most));
 }
 
+/* One tile: c (+)= a * b over n k's, of a list or, where there is none, one after another. */
+ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
+                          const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
+{
+  if (list_a) {
+    listed[rows](a, b0, b1, list_a, list_b, n, chain, c, ldc, add);
+    return;
+  }
+  for (int64_t i = 0; i < n; i += STRAIGHT_CHAIN) {
+    straight[rows](a + i * MR, b0 + i * ESMM_HALF, b1 + i * ESMM_HALF, esmm_min(STRAIGHT_CHAIN, n - i), c, ldc, add);
+    add = true;
+  }
+}
+
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
 static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
                            float *c, int64_t ldc, int64_t cols, bool add)
@@ -507,17 +516,11 @@ static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_
       const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
       float *to = c + r * ldc + j;
       if (cols - j >= TILE_COLS) {
-        if (list_a)
-          listed[rows](a, b0, b1, list_a, list_b, n, chain, to, ldc, add);
-        else
-          straight[rows](a, b0, b1, n, to, ldc, add);
+        multiply_tile(rows, a, b0, b1, list_a, list_b, n, chain, to, ldc, add);
         continue;
       }
       float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
-      if (list_a)
-        listed[rows](a, b0, b1, list_a, list_b, n, chain, edge, TILE_COLS, false);
-      else
-        straight[rows](a, b0, b1, n, edge, TILE_COLS, false);
+      multiply_tile(rows, a, b0, b1, list_a, list_b, n, chain, edge, TILE_COLS, false);
       for (int64_t x = 0; x < rows; x++)
         for (int64_t y = 0; y < cols - j; y++)
           to[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? to[x * ldc + y] : 0.0f);

@@ -4,6 +4,7 @@
 #ifndef ESMM_OPERANDS_H
 #define ESMM_OPERANDS_H
 
+#include "bits.h"
 #include "epilogue.h"
 
 #include <string.h>

@@ -10,6 +10,7 @@
  * Sections are read straight into the buffers that the weights keep; there is no second copy of a large file.
  */
 #include "weights_file.h"
+#include "bits.h"
 
 #include "checksum.h"
 
@@ -254,21 +255,6 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
 
 /* ---- what the sections say ---- */
 
-static int64_t count_nonzero(const void *data, esmm_dtype dtype, int64_t count)
-{
-  int64_t nonzero = 0;
-  if (dtype == ESMM_F32) {
-    const uint32_t *at = data; /* bits without the sign: -0.0 is zero, NaN is not */
-    for (int64_t i = 0; i < count; i++)
-      nonzero += (at[i] & 0x7fffffffu) != 0;
-  } else {
-    const uint16_t *at = data;
-    for (int64_t i = 0; i < count; i++)
-      nonzero += (at[i] & 0x7fffu) != 0;
-  }
-  return nonzero;
-}
-
 /* Every index that a kernel follows must be what the bitmaps say. */
 static esmm_status check_panels(const file *f, const esmm_file_header *h, const esmm_weights *w)
 {
@@ -332,14 +318,15 @@ static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
   strip s = {.bit = (word & bit) != 0, .agree = true};
   if (w->rows) {
     row = (const char *)w->rows + (size_t)(k * w->rows_ld + col) * element;
-    s.nonzero = count_nonzero(row, w->dtype, esmm_min(ESMM_PANEL, w->rows_ld - col));
+    s.nonzero = esmm_count_nonzero(row, w->dtype, esmm_min(ESMM_PANEL, w->rows_ld - col));
   }
   if (w->panel_data && s.bit) {
     const uint32_t *before = w->before + p * (w->words + 1);
     const size_t at = before[k / 64] + (size_t)__builtin_popcountll(word & (bit - 1)), kept = before[w->words];
     const char *first = (const char *)w->panel_data + w->panel_at[p] * element + at * half_bytes;
     const char *second = first + kept * half_bytes;
-    const int64_t nonzero = count_nonzero(first, w->dtype, ESMM_HALF) + count_nonzero(second, w->dtype, ESMM_HALF);
+    const int64_t nonzero =
+        esmm_count_nonzero(first, w->dtype, ESMM_HALF) + esmm_count_nonzero(second, w->dtype, ESMM_HALF);
     if (row) { /* equal counts: past n there is nothing but zeros, as far as each form goes */
       const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col), in_first = cols < ESMM_HALF ? cols : ESMM_HALF;
       s.agree = nonzero == s.nonzero && memcmp(row, first, in_first * element) == 0 &&
