@@ -61,7 +61,7 @@ static void print_verdicts(const esmm_verdict *verdicts, int count)
     cli_style style = v->chosen ? CLI_GOOD : v->can_run ? CLI_PLAIN : CLI_FAINT;
     cli_table_cell(table, style, "%s", v->chosen ? "*" : "");
     cli_table_cell(table, style, "%s", v->kernel);
-    cli_table_cell(table, style, "%s", v->can_run ? cli_seconds(v->seconds) : "-");
+    cli_table_cell(table, style, "%s", v->seconds > 0 ? cli_seconds(v->seconds) : "-");
     if (v->can_run && v->seconds > 0 && isfinite(dense))
       cli_table_cell(table, style, "%.2fx", dense / v->seconds);
     else

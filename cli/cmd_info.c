@@ -163,7 +163,7 @@ int cmd_info(int argc, char **argv)
       {"json", CLI_FLAG, &json, NULL, "as one JSON object", 0, 0, NULL, NULL},
       {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
       {0}};
-  const cli_parser parser = {.synopsis = "info [--json]",
+  const cli_parser parser = {.synopsis = "info [--json] [--threads N]",
                              .about =
                                  "Shows version, machine, features, kernels, tuning, and the dense libraries found.",
                              .options = options};

@@ -7,6 +7,8 @@
 #include "cli.h"
 
 #include <float.h>
+#include <string.h>
+#include <sys/stat.h>
 
 typedef struct request {
   const char *a, *b, *weights, *c, *bias, *out, *save;
@@ -22,6 +24,34 @@ typedef struct operands {
   esmm_weights *weights;
   esmm_weights_info info;
 } operands;
+
+/* The same name, or two names of one file. */
+static bool same_file(const char *x, const char *y)
+{
+  struct stat a, b;
+  if (!x || !y)
+    return false;
+  return strcmp(x, y) == 0 || (stat(x, &a) == 0 && stat(y, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
+/* Writing must not take away what was read, or what was just written. --out may replace --c, which it is made from. */
+static int check_targets(const request *r)
+{
+  const struct {
+    const char *name, *path;
+  } inputs[] = {{"--a", r->a}, {"--b", r->b}, {"--weights", r->weights}, {"--bias", r->bias}};
+  if (r->out && strcmp(r->out, "-") == 0)
+    return cli_usage("--out: the product goes to a file; '-' is not one");
+  if (same_file(r->out, r->save))
+    return cli_usage("--out and --save-weights name the same file, %s", r->out);
+  for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
+    if (same_file(r->out, inputs[i].path))
+      return cli_usage("--out would replace %s, %s: give another name", inputs[i].name, r->out);
+    if (same_file(r->save, inputs[i].path))
+      return cli_usage("--save-weights would replace %s, %s: give another name", inputs[i].name, r->save);
+  }
+  return CLI_GO;
+}
 
 static int check_request(const request *r)
 {
@@ -42,7 +72,7 @@ static int check_request(const request *r)
     return cli_usage("--c is only read where --beta is not 0: give --beta");
   if (!r->c && r->has_beta && r->beta != 0)
     return cli_usage("--beta needs the C that it multiplies: --c FILE");
-  return CLI_GO;
+  return check_targets(r);
 }
 
 static int read_matrix(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out)

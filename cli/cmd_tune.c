@@ -37,7 +37,7 @@ int cmd_tune(int argc, char **argv)
     double seconds = cli_now() - start;
     cli_progress_end(&progress);
     if (tuned != ESMM_OK) {
-      status = cli_status(ctx, "tune", tuned);
+      status = cli_status(ctx, "cache", tuned);
     } else {
       printf("measured in %s with %d thread%s, ", cli_seconds(seconds), esmm_ctx_threads(ctx),
              esmm_ctx_threads(ctx) == 1 ? "" : "s");

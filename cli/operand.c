@@ -84,11 +84,11 @@ int cli_tune_once(esmm_ctx *ctx)
   cli_progress progress;
   cli_progress_start(&progress, "tune");
   esmm_status status = esmm_tune(ctx, path[0] != '\0', cli_progress_update, &progress);
-  cli_progress_end(&progress);
-  if (status == ESMM_ERR_IO) { /* measured, but there is no place for it: a read-only home is no reason to stop */
-    cli_note("the measurement could not be kept: %s", esmm_ctx_error(ctx));
-    return CLI_GO;
+  if (status == ESMM_ERR_IO) { /* no place for the result: a read-only home is no reason to stop */
+    cli_note("the measurement cannot be kept: %s", esmm_ctx_error(ctx));
+    status = esmm_tune(ctx, 0, cli_progress_update, &progress);
   }
+  cli_progress_end(&progress);
   return status == ESMM_OK ? CLI_GO : cli_status(ctx, "tune", status);
 }
 

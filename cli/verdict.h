@@ -15,7 +15,7 @@ static inline double verdict_dense_seconds(const esmm_verdict *verdicts, int cou
   double best = NAN;
   for (int i = 0; i < count; i++) {
     const esmm_verdict *v = &verdicts[i];
-    bool dense = v->can_run && !(v->flags & (ESMM_KERNEL_SKIPS | ESMM_KERNEL_REFERENCE));
+    bool dense = v->seconds > 0 && !(v->flags & (ESMM_KERNEL_SKIPS | ESMM_KERNEL_REFERENCE));
     if (dense && !(v->seconds >= best))
       best = v->seconds;
   }

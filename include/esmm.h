@@ -122,7 +122,8 @@ typedef enum esmm_dtype { ESMM_F32 = 0, ESMM_BF16 = 1, ESMM_F16 = 2 } esmm_dtype
 typedef enum esmm_order { ESMM_ROW_MAJOR = 0, ESMM_COL_MAJOR = 1 } esmm_order;
 typedef enum esmm_place { ESMM_HOST = 0 } esmm_place; /* where data lies */
 
-/* ld: elements from one row (ROW_MAJOR) or column (COL_MAJOR) to the next; 0 means tightly packed. */
+/* data: aligned to its elements. ld: elements from one row (ROW_MAJOR) or column (COL_MAJOR) to the next; 0 means
+ * tightly packed. */
 typedef struct esmm_matrix {
   void *data;
   int64_t rows, cols, ld;
@@ -143,7 +144,8 @@ ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esm
 typedef struct esmm_weights esmm_weights; /* prepared B: immutable, shareable between contexts */
 
 typedef enum esmm_use {
-  ESMM_USE_ANY = 0,    /* any m: keeps two forms of B, at most twice its bytes */
+  ESMM_USE_ANY = 0, /* any m: keeps two forms of B, at most twice its bytes (rows are padded to 64 bytes, panels to 32
+                        columns: narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
 } esmm_use;
@@ -288,7 +290,7 @@ typedef struct esmm_verdict {
   int can_run;
   int competes; /* 1: the plan chooses from it here; else it runs only when forced by its full name */
   int chosen;
-  double seconds; /* the plan's estimate, when it can run */
+  double seconds; /* the plan's estimate; 0 where it makes none, as for kernels that a wider instruction set replaces */
   char text[160]; /* why not, or what the estimate rests on */
 } esmm_verdict;
 
@@ -303,7 +305,7 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
 
 /*
  * Measures the plan's cost constants on this machine (a few seconds), uses them in this context and, if save is not 0,
- * writes them to esmm_tune_path() for later contexts; if that fails (ESMM_ERR_IO) this context uses them all the same.
+ * writes them to esmm_tune_path() for later contexts; if it cannot, it says so before it measures (ESMM_ERR_IO).
  * progress may be NULL; it is called with done and total.
  */
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);

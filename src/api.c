@@ -273,8 +273,9 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->activation = o->activation;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
-  /* Waking a team of threads takes as long as some hundred thousand multiply-adds. */
-  p->threads = (double)p->m * (double)p->n * (double)p->k < 2e5 ? 1 : ctx->threads;
+  /* Waking a thread takes as long as some hundred thousand multiply-adds. */
+  const double work = (double)p->m * (double)p->n * (double)p->k / 1e5;
+  p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
   return ESMM_OK;
 }
 

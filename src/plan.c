@@ -59,19 +59,23 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
     choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
     choice->competes = force ? is_forced(ctx, choice->kernel, force) : esmm_kernel_competes(choice->kernel, ctx->cpu);
     if (!choice->can_run) {
-      if (choice->competes)
+      /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
+      if (choice->competes && (refused < 0 || !(choice->kernel->flags & ESMM_KERNEL_SKIPS)))
         refused = i;
       continue;
     }
-    estimate(ctx, p, choice);
-    if (!choice->competes) {
-      const esmm_kernel *better = esmm_kernel_superseded(choice->kernel, ctx->cpu);
-      if (better)
-        (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
-      else if (choice->kernel->flags & ESMM_KERNEL_REFERENCE)
-        (void)snprintf(choice->text, sizeof choice->text, "only when forced: for checking");
+    const esmm_kernel *better = esmm_kernel_superseded(choice->kernel, ctx->cpu);
+    if (!choice->competes && better) {
+      (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
       continue;
     }
+    if (!choice->competes && (choice->kernel->flags & ESMM_KERNEL_REFERENCE)) {
+      (void)snprintf(choice->text, sizeof choice->text, "only when forced: for checking");
+      continue;
+    }
+    estimate(ctx, p, choice);
+    if (!choice->competes)
+      continue;
     runnable++;
     if (best < 0 || choice->seconds < choices[best].seconds) {
       next = best;

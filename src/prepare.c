@@ -239,10 +239,10 @@ esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm
     /* Ragged edges are padded to whole panels and cache lines: on small matrices that may pass the ratio. */
     const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)b->rows * (double)esmm_dtype_size(b->dtype);
     if (held > ratio * own + slack)
-      status = esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                         "prepared weights would hold %.3g bytes, %.2f times b's; max_bytes_ratio allows %.2f: prepare "
-                         "for decode or for large m only",
-                         held, held / own, ratio);
+      status =
+          esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                    "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f%s", held / own,
+                    ratio, opts->use == ESMM_USE_ANY ? ": prepare for decode or for large m only" : "");
   }
   if (status != ESMM_OK) {
     esmm_weights_free(w);

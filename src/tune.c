@@ -18,7 +18,8 @@
 #include <unistd.h>
 
 #define CACHE_MAGIC "esmm-tune 1"
-#define COST_UNIT 1e18 /* the file holds whole attoseconds: decimal points follow the locale */
+#define COST_UNIT 1e18       /* the file holds whole attoseconds: decimal points follow the locale */
+#define TEMPORARY_BYTES 4112 /* a path and a suffix */
 #define MAX_SAMPLES 64
 #define MOST_CHANGE 4.0  /* a fitted constant is at most so many times the shipped one, or so many times less */
 #define PULL 0.01        /* towards the shipped constants */
@@ -28,9 +29,11 @@
 
 void esmm_tune_defaults(esmm_ctx *ctx)
 {
+  const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  const int useful = cpus > 0 && cpus < ctx->threads ? (int)cpus : ctx->threads;
   for (int i = 0; i < esmm_registry_count(); i++)
     for (int t = 0; t < ESMM_COST_TERMS; t++)
-      ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / (t < ESMM_COST_TERMS - 1 ? ctx->threads : 1);
+      ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / (t < ESMM_COST_TERMS - 1 ? useful : 1);
 }
 
 int esmm_is_tuned(const esmm_ctx *ctx)
@@ -127,11 +130,16 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
 void esmm_tune_find(esmm_ctx *ctx)
 {
   set_path(ctx);
-  FILE *f = ctx->tune_path[0] ? fopen(ctx->tune_path, "re") : NULL;
-  if (!f)
-    return;
-  ctx->tuned = read_cache(ctx, f);
-  (void)fclose(f);
+  /* Whatever lies at that path must not hold the caller up: a pipe, say. */
+  const int fd = ctx->tune_path[0] ? open(ctx->tune_path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) : -1;
+  struct stat about;
+  FILE *f = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(fd, "r") : NULL;
+  if (f) {
+    ctx->tuned = read_cache(ctx, f);
+    (void)fclose(f);
+  } else if (fd >= 0) {
+    (void)close(fd);
+  }
 }
 
 /* Makes every directory of path's parent; existing ones are fine. */
@@ -148,22 +156,45 @@ static int make_parents(const char *path)
   return 0;
 }
 
-static esmm_status write_cache(esmm_ctx *ctx)
+/* A temporary file beside the cache, whose name it fills in. */
+static esmm_status open_temporary(esmm_ctx *ctx, char *temporary, size_t bytes, FILE **f)
 {
   if (!ctx->tune_path[0])
     return esmm_fail(ctx, ESMM_ERR_IO, "nowhere to keep the tuning: neither XDG_CACHE_HOME nor HOME is set");
-  char temporary[sizeof ctx->tune_path + 8];
-  (void)snprintf(temporary, sizeof temporary, "%s.XXXXXX", ctx->tune_path);
+  (void)snprintf(temporary, bytes, "%s.XXXXXX", ctx->tune_path);
   int fd = make_parents(ctx->tune_path) == 0 ? mkstemp(temporary) : -1;
-  FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-  if (!f) {
-    const int reason = errno;
-    if (fd >= 0) {
-      (void)close(fd);
-      (void)unlink(temporary);
-    }
-    return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s", ctx->tune_path, strerror(reason));
+  *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+  if (*f)
+    return ESMM_OK;
+  const int reason = errno;
+  if (fd >= 0) {
+    (void)close(fd);
+    (void)unlink(temporary);
   }
+  return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s; set XDG_CACHE_HOME to a directory that can be written",
+                   ctx->tune_path, strerror(reason));
+}
+
+/* Whether the cache can be written, before time is spent on what would be in it. */
+static esmm_status try_cache(esmm_ctx *ctx)
+{
+  char temporary[TEMPORARY_BYTES];
+  FILE *f;
+  const esmm_status status = open_temporary(ctx, temporary, sizeof temporary, &f);
+  if (status == ESMM_OK) {
+    (void)fclose(f);
+    (void)unlink(temporary);
+  }
+  return status;
+}
+
+static esmm_status write_cache(esmm_ctx *ctx)
+{
+  char temporary[TEMPORARY_BYTES];
+  FILE *f;
+  const esmm_status status = open_temporary(ctx, temporary, sizeof temporary, &f);
+  if (status != ESMM_OK)
+    return status;
   bool ok = fprintf(f, CACHE_MAGIC " %s\n", esmm_source_id()) > 0;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
@@ -419,6 +450,13 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
+  if (!ctx->tune_path[0])
+    set_path(ctx);
+  if (save) {
+    const esmm_status writable = try_cache(ctx);
+    if (writable != ESMM_OK)
+      return writable;
+  }
   const size_t bytes = ESMM_MAX_KERNELS * sizeof(fit);
   fit *fits = esmm_mem_alloc(&ctx->allocator, bytes);
   if (!fits)
@@ -441,8 +479,6 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
       if (fits[i].count > 0)
         solve(&fits[i], scale, ctx->cost[i]);
     ctx->tuned = true;
-    if (!ctx->tune_path[0])
-      set_path(ctx);
     if (save)
       status = write_cache(ctx);
   }

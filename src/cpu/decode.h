@@ -37,7 +37,7 @@ static void decode_terms(const esmm_problem *p, const double *cost, double *unit
 {
   (void)cost;
   *strip_rows = 1;
-  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  const double m = (double)p->m, n = (double)p->w->rows_ld, k = (double)p->k;
   units[0] = k * n * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
   units[1] = m * k * p->sample.element * n / VEC;
   units[2] = m * k;

@@ -12,7 +12,8 @@ static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why,
 {
   (void)ctx;
   if (!p->w->rows && !p->w->full) {
-    (void)snprintf(why, why_bytes, "the weights were prepared for large m only and dropped zeros of b");
+    (void)snprintf(why, why_bytes,
+                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
     return false;
   }
   return true;

@@ -5,7 +5,7 @@
 
 ESMM_KERNEL(joint_f32_avx2) = {
     .name = "joint_f32_avx2",
-    .doc = "skips k's that are zero in a strip of 4 to 32 rows of A or in a 32-column strip of B",
+    .doc = "skips k's that are zero in 4 to 32 rows of A or in 32 columns of B",
     .backend = ESMM_CPU,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .cpu = ESMM_CPU_AVX2,
