@@ -17,10 +17,10 @@
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
  *   value, new handles are NULL, C keeps what it held, and files keep their old content.
  * - The library never prints, never exits, never aborts. The OpenMP runtime it is built with may: GNU's ends the
- * process when the system refuses it threads.
+ *   process when the system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
  *   pointer to one means all defaults. A size smaller than the library's is an older program's and fine; a larger one,
- * or an unknown enum value, is an error, never a guess.
+ *   or an unknown enum value, is an error, never a guess.
  * - Every _free accepts NULL.
  * - Dimensions are int64_t and may be 0. With k = 0 the product is zero, and the epilogue still applies.
  * - Threads: a context belongs to one caller thread at a time; two contexts may run at once. esmm_weights and
@@ -35,7 +35,7 @@
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
  * - The same call on the same data in the same context gives the same bits, for every kernel whose
  *   ESMM_KERNEL_DETERMINISTIC flag is set; all that the plan chooses from have it. Another tuning may choose another
- * kernel.
+ *   kernel.
  */
 #ifndef ESMM_H
 #define ESMM_H

@@ -2,8 +2,8 @@
  * test_api.c: the interface as esmm.h promises it. Every status code is provoked, every error text must name the
  * argument and its value, and nothing may have changed after a failure.
  *
- * ESMM_ERR_FORMAT, TRUNCATED, CHECKSUM and VERSION are provoked by damaged files in test_weights_file.c too;
- * ESMM_ERR_MEMORY for each single allocation in test_faults.c.
+ * ESMM_ERR_OVERLAP is test_overlap.c's. ESMM_ERR_FORMAT, TRUNCATED, CHECKSUM and VERSION are provoked by damaged files
+ * in test_weights_file.c too; ESMM_ERR_MEMORY for each single allocation in test_faults.c.
  */
 #include "harness.h"
 
@@ -239,12 +239,12 @@ static void null_arguments(void **state)
   esmm_pattern *p = NULL;
   esmm_generator g = {.size = sizeof g};
   esmm_skip_stats skip = {.size = sizeof skip};
-  esmm_verdict verdicts[4];
+  esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
   int count = 4;
 
   assert_int_equal(esmm_matmul(NULL, &f->a, f->w, &f->c, NULL, NULL), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_prepare(NULL, &f->b, NULL, &w), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_matrix_copy(NULL, &f->a, &f->a), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_matrix_copy(NULL, &f->a, &f->c), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_explain(NULL, &f->a, f->w, &f->c, NULL, verdicts, &count), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_extract(NULL, &f->a, 1, &p), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_extract_b(NULL, &f->b, 1, &p), ESMM_ERR_ARGUMENT);
@@ -336,6 +336,12 @@ static void bad_matrices(void **state)
   x.place = (esmm_place)6;
   expect_matmul(f, "place", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "place", "6");
   x = f->a;
+  x.device = 3;
+  expect_matmul(f, "device", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a->device", "3");
+  x = f->c;
+  x.device = -1;
+  expect_matmul(f, "device of c", &f->a, f->w, &x, NULL, ESMM_ERR_ARGUMENT, "c->device", "-1");
+  x = f->a;
   x.rows = INT64_MAX;
   expect_matmul(f, "overflow", &x, f->w, &f->c, NULL, ESMM_ERR_OVERFLOW, "a", "9223372036854775807");
   x = f->a;
@@ -368,27 +374,47 @@ static void bad_matrices(void **state)
   assert_null(w);
   EXPECT(esmm_matrix_copy(f->ctx, &f->a, &f->c), ESMM_ERR_SHAPE, "src", "dst");
   assert_memory_equal(f->before, f->c.data, sizeof f->before);
-  esmm_pattern *p = NULL;
-  EXPECT(esmm_pattern_extract(f->ctx, &f->a, 0, &p), ESMM_ERR_ARGUMENT, "strip_rows", "0");
-  EXPECT(esmm_pattern_extract(f->ctx, &f->a, -5, &p), ESMM_ERR_ARGUMENT, "strip_rows", "-5");
-  assert_null(p);
+  x = f->b;
+  x.device = 2;
+  EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_ARGUMENT, "b->device", "2");
 }
 
-static void overlap(void **state)
+/* What made nothing leaves NULL, whatever the handle held before: nobody frees a stale one. */
+static void handles_are_null_after_failure(void **state)
 {
   fixture *f = *state;
-  float *shared = calloc(200, sizeof *shared);
-  assert_non_null(shared);
-  esmm_matrix a = {.data = shared, .rows = M, .cols = K}, c = {.data = shared, .rows = M, .cols = N};
-  EXPECT(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_ERR_OVERLAP, "c", "a");
-  c.data = shared + M * K - 1; /* the last element of A */
-  EXPECT(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_ERR_OVERLAP, "c", "a");
-  c.data = shared + M * K; /* next to each other is fine */
-  assert_int_equal(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_OK);
-  c.data = shared;
-  a.data = shared + M * N;
-  assert_int_equal(esmm_matmul(f->ctx, &a, f->w, &c, NULL, NULL), ESMM_OK);
-  free(shared);
+  esmm_pattern *fine = NULL;
+  assert_int_equal(esmm_pattern_extract(f->ctx, &f->a, 2, &fine), ESMM_OK);
+  esmm_pattern *const stale = fine;
+  esmm_weights *const stale_weights = f->w;
+  esmm_matrix bad = f->a;
+  bad.dtype = (esmm_dtype)9;
+#define MAKES_NOTHING(handle, before, call, status, word1, word2) \
+  do {                                                            \
+    (handle) = (before);                                          \
+    EXPECT(call, status, word1, word2);                           \
+    assert_null(handle);                                          \
+  } while (0)
+  esmm_pattern *p;
+  MAKES_NOTHING(p, stale, esmm_pattern_extract(f->ctx, &f->a, 0, &p), ESMM_ERR_ARGUMENT, "strip_rows", "0");
+  MAKES_NOTHING(p, stale, esmm_pattern_extract(f->ctx, &f->a, -5, &p), ESMM_ERR_ARGUMENT, "strip_rows", "-5");
+  MAKES_NOTHING(p, stale, esmm_pattern_extract(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "a", "NULL");
+  MAKES_NOTHING(p, stale, esmm_pattern_extract(f->ctx, &bad, 1, &p), ESMM_ERR_DTYPE, "a", "9");
+  MAKES_NOTHING(p, stale, esmm_pattern_extract_b(f->ctx, &f->b, -2, &p), ESMM_ERR_ARGUMENT, "strip_cols", "-2");
+  MAKES_NOTHING(p, stale, esmm_pattern_extract_b(f->ctx, &bad, 1, &p), ESMM_ERR_DTYPE, "b", "9");
+  MAKES_NOTHING(p, stale, esmm_pattern_coarsen(f->ctx, fine, 3, &p), ESMM_ERR_ARGUMENT, "strip_rows", "3");
+  MAKES_NOTHING(p, stale, esmm_pattern_coarsen(f->ctx, NULL, 4, &p), ESMM_ERR_ARGUMENT, "pattern", "NULL");
+  esmm_weights *w;
+  MAKES_NOTHING(w, stale_weights, esmm_prepare(f->ctx, &bad, NULL, &w), ESMM_ERR_DTYPE, "b", "9");
+  MAKES_NOTHING(w, stale_weights, esmm_weights_load(f->ctx, "/nowhere/weights", &w), ESMM_ERR_IO, "/nowhere",
+                "No such");
+  MAKES_NOTHING(w, stale_weights, esmm_weights_load(f->ctx, NULL, &w), ESMM_ERR_ARGUMENT, "path", "NULL");
+#undef MAKES_NOTHING
+  esmm_ctx *ctx = f->ctx;
+  assert_int_equal(esmm_ctx_create(&ctx, &(esmm_ctx_opts){.size = sizeof(esmm_ctx_opts), .threads = -1}),
+                   ESMM_ERR_ARGUMENT);
+  assert_null(ctx);
+  esmm_pattern_free(fine);
 }
 
 static void bad_options(void **state)
@@ -652,13 +678,13 @@ static void explain_agrees_with_what_runs(void **state)
       th_fill(&b, 2, 1, false);
       esmm_weights *w = NULL;
       assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
-      esmm_verdict verdicts[64];
+      esmm_verdict verdicts[64] = {{.size = sizeof *verdicts}};
       int count = 64, chosen = -1;
       assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, &count), ESMM_OK);
       assert_int_equal(count, esmm_kernel_count());
       double last = 0;
       for (int v = 0; v < count; v++) {
-        assert_true(verdicts[v].text[0] != 0);
+        assert_true(verdicts[v].text[0] != 0 && verdicts[v].size == sizeof *verdicts);
         if (verdicts[v].chosen) {
           assert_int_equal(chosen, -1);
           chosen = v;
@@ -673,7 +699,7 @@ static void explain_agrees_with_what_runs(void **state)
       assert_int_equal(chosen, 0); /* the cheapest */
       esmm_stats stats = {.size = sizeof stats};
       assert_int_equal(esmm_matmul(f->ctx, &a, w, &c, NULL, &stats), ESMM_OK);
-      assert_string_equal(stats.kernel, verdicts[chosen].kernel.name);
+      assert_string_equal(stats.kernel, verdicts[chosen].kernel);
       count = 1; /* less room than kernels: the total still comes back */
       memset(&verdicts[1], 0x5a, sizeof verdicts[1]);
       esmm_verdict untouched = verdicts[1];
@@ -685,6 +711,94 @@ static void explain_agrees_with_what_runs(void **state)
       free(b.data);
       free(c.data);
     }
+}
+
+/* The array's stride is the caller's size of an element, so that a program built with a smaller one keeps working. */
+static void verdicts_of_older_programs(void **state)
+{
+  fixture *f = *state;
+  typedef struct old_verdict {
+    size_t size;
+    const char *kernel;
+    unsigned flags;
+    int can_run;
+  } old_verdict;
+  enum { ROOM = 64 };
+  esmm_verdict now[ROOM] = {{.size = sizeof *now}};
+  old_verdict old[ROOM + 1];
+  int count = ROOM;
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_OK);
+  assert_int_equal(count, esmm_kernel_count());
+  memset(old, 0x77, sizeof old);
+  old[0].size = sizeof *old;
+  const old_verdict untouched = old[ROOM];
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, (esmm_verdict *)(void *)old, &count), ESMM_OK);
+  assert_int_equal(count, esmm_kernel_count());
+  for (int i = 0; i < count; i++) {
+    assert_string_equal(old[i].kernel, now[i].kernel);
+    assert_int_equal(old[i].flags, now[i].flags);
+    assert_int_equal(old[i].can_run, now[i].can_run);
+  }
+  assert_memory_equal(&old[ROOM], &untouched, sizeof untouched);
+  for (int i = 0; i < count; i++) { /* they tell what esmm_kernel_get tells */
+    int at = 0;
+    esmm_kernel_info info = {.size = sizeof info};
+    for (; at < esmm_kernel_count(); at++)
+      if (esmm_kernel_get(at, &info) == ESMM_OK && strcmp(info.name, now[i].kernel) == 0)
+        break;
+    assert_true(at < esmm_kernel_count());
+    assert_int_equal(info.flags, now[i].flags);
+  }
+
+  now[0].size = 0;
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_ERR_ARGUMENT, "verdicts", "size is 0");
+  now[0].size = sizeof *now + 8;
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_ERR_ARGUMENT, "verdicts", "size");
+  count = 0; /* no room, no array: how many there are */
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, &count), ESMM_OK);
+  assert_int_equal(count, esmm_kernel_count());
+}
+
+/* Where there is nothing to multiply there is no verdict, but a name that does not exist is still an error. */
+static void explain_of_nothing(void **state)
+{
+  fixture *f = *state;
+  const float zero = 0;
+  const esmm_matrix no_rows = {.rows = 0, .cols = K}, no_k = {.rows = M, .cols = 0}, empty_b = {.rows = 0, .cols = N};
+  const esmm_matrix empty_c = {.rows = 0, .cols = N};
+  esmm_weights *of_no_k = NULL;
+  assert_int_equal(esmm_prepare(f->ctx, &empty_b, NULL, &of_no_k), ESMM_OK);
+  const struct {
+    const char *what;
+    const esmm_matrix *a, *c;
+    const esmm_weights *w;
+    const float *alpha;
+  } nothing[] = {
+      {"alpha is 0", &f->a, &f->c, f->w, &zero},
+      {"k is 0", &no_k, &f->c, of_no_k, NULL},
+      {"C is empty", &no_rows, &empty_c, f->w, NULL},
+  };
+  for (int i = 0; i < 3; i++) {
+    esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
+    int count = 4;
+    esmm_matmul_opts o = {.size = sizeof o, .alpha = nothing[i].alpha};
+    expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+           ESMM_OK, "", "", "");
+    assert_int_equal(count, 0);
+    count = 4;
+    o.force = "banana";
+    expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+           ESMM_ERR_UNKNOWN_KERNEL, esmm_ctx_error(f->ctx), "force", "banana");
+    esmm_matrix c = *nothing[i].c;
+    expect(nothing[i].what, esmm_matmul(f->ctx, nothing[i].a, nothing[i].w, &c, &o, NULL), ESMM_ERR_UNKNOWN_KERNEL,
+           esmm_ctx_error(f->ctx), "force", "banana");
+    assert_memory_equal(f->before, f->c.data, sizeof f->before);
+  }
+  esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
+  int count = 4;
+  const esmm_matmul_opts o = {.size = sizeof o, .force = "banana"};
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, &o, verdicts, &count), ESMM_ERR_UNKNOWN_KERNEL, "force", "banana");
+  esmm_weights_free(of_no_k);
 }
 
 static void empty_products(void **state)
@@ -716,7 +830,7 @@ int main(void)
       TEST(environment),
       TEST(null_arguments),
       TEST(bad_matrices),
-      TEST(overlap),
+      TEST(handles_are_null_after_failure),
       TEST(bad_options),
       TEST(pattern_of_another_matrix),
       TEST(weights_are_described),
@@ -725,6 +839,8 @@ int main(void)
       TEST(force_by_name_and_idea),
       TEST(statistics_are_plausible),
       TEST(explain_agrees_with_what_runs),
+      TEST(verdicts_of_older_programs),
+      TEST(explain_of_nothing),
       TEST(empty_products),
   };
   return cmocka_run_group_tests_name("api", tests, NULL, NULL);

@@ -6,7 +6,7 @@ set -u
 
 # Exactly the functions that the header declares: nothing internal leaks, nothing declared is missing.
 exported() {
-  sed -n 's/^ESMM_API .*[ *]\(esmm_[a-z0-9_]*\)(.*/\1/p' include/esmm.h | sort >"$WORK/declared"
+  tr '\n' ' ' <include/esmm.h | grep -o 'ESMM_API [^;(]*(' | sed -n 's/.*[ *]\(esmm_[a-z0-9_]*\)($/\1/p' | sort >"$WORK/declared"
   nm -D --defined-only "$TREE/libesmm.so" | awk '{ print $3 }' | sort >"$WORK/exported"
   [ -s "$WORK/declared" ] && diff "$WORK/declared" "$WORK/exported"
 }
@@ -18,7 +18,8 @@ needed() {
   ! grep -v -E '^(libc|libm|libpthread|libgcc_s|libgomp|libomp|ld-linux[-a-z0-9_]*)\.so' "$WORK/needed"
 }
 check 'libesmm.so needs libc, libm and OpenMP alone' needed
-soname() { readelf -d "$TREE/libesmm.so" | grep -q 'SONAME.*\[libesmm\.so\.[0-9]*\]'; }
+# Until 1.0 minor versions may change the interface, so that both numbers count.
+soname() { readelf -d "$TREE/libesmm.so" | grep -q -E 'SONAME.*\[libesmm\.so\.(0\.[0-9]+|[1-9][0-9]*)\]'; }
 check 'libesmm.so has a version in its name' soname
 header_alone() { # in C99 pedantic and in C++: other people's settings
   printf '#include "esmm.h"\nint main(void) { return 0; }\n' >"$WORK/alone.c"

@@ -476,13 +476,13 @@ typedef struct tally {
 } tally;
 
 /*
- * How many terms to sum in a register before they are added to C. A chain of L terms, n / L times, has an error of
- * about sqrt(L + n / L); a dense library that blocks k by 384 has so many fewer nonzero terms in each of its chains
- * when the joint is sparse that ours must be short too if its error is not to be passed by a factor of two.
+ * How many of n listed terms to sum in a register before they are added to C. A dense product adds every 320 k's to C,
+ * of which n / kc are not zero here: as many terms a chain give about its error. Shorter than 48, or 24 for short
+ * lists, costs more time than it saves error (sqrt(length + n / length) is what it grows with).
  */
-static int64_t chain_length(int64_t n)
+static int64_t chain_length(int64_t n, int64_t kc)
 {
-  const int64_t most = n <= 64 ? 24 : n <= 192 ? 48 : n <= 512 ? 96 : 192;
+  const int64_t most = n <= 64 ? 24 : esmm_max(48, esmm_min(192, STRAIGHT_CHAIN * n / kc));
   return n == 0 ? 1 : esmm_ceil_div(n, esmm_ceil_div(n, most));
 }
 
@@ -500,13 +500,13 @@ ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const f
   }
 }
 
-/* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed (or all) k's. */
+/* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed k's, `chain` at a time,
+   or over all of them. */
 static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
-                           float *c, int64_t ldc, int64_t cols, bool add)
+                           int64_t chain, float *c, int64_t ldc, int64_t cols, bool add)
 {
   if (n == 0 && add)
     return;
-  const int64_t chain = chain_length(n);
   const int64_t tiles = esmm_ceil_div(s->rows, MR);
   for (int64_t t = 0; t < tiles; t++) {
     const int64_t r = tile_row(s, t), rows = tile_row(s, t + 1) - r;
@@ -576,10 +576,10 @@ static void multiply_block(const esmm_problem *p, const blocking *g, int64_t blo
         float *to = c + s->row0 * ldc + q * ESMM_PANEL;
         int64_t n = kc;
         if (s->kept == kc && b.kept == kc) {
-          multiply_strip(s, &b, NULL, NULL, kc, to, ldc, cols, add);
+          multiply_strip(s, &b, NULL, NULL, kc, 0, to, ldc, cols, add);
         } else {
           n = shared_list ? s->kept : join(s, b.bits, b.before, words, esmm_max(s->kept, b.kept), s->list_a, s->list_b);
-          multiply_strip(s, &b, s->list_a, s->list_b, n, to, ldc, cols, add);
+          multiply_strip(s, &b, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, add);
         }
         t->terms += (double)n * (double)s->rows * (double)real;
       }

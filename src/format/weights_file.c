@@ -421,11 +421,11 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  if (!path || !*path)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   if (!weights)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
   *weights = NULL;
+  if (!path || !*path)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   file f = {.ctx = ctx, .name = path, .fd = -1};
   do /* O_NONBLOCK: opening a pipe nobody writes to must not wait for ever; regular files take no notice */
     f.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
