@@ -255,7 +255,8 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
                      (long long)c->cols, (long long)a->rows, (long long)w->n);
   if (overlap(&p->a, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
-  const esmm_matrix bias = {.data = (void *)(uintptr_t)o->bias, .rows = 1, .cols = w->n, .ld = w->n};
+  esmm_matrix bias = {.rows = 1, .cols = w->n, .ld = w->n};
+  memcpy(&bias.data, &o->bias, sizeof bias.data); /* only looked at, whatever its const */
   if (o->bias && overlap(&bias, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "opts->bias (%p) lies in c (%p)", bias.data, p->c.data);
   if (o->activation != ESMM_ACT_NONE && o->activation != ESMM_ACT_RELU && o->activation != ESMM_ACT_RELU2)
