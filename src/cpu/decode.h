@@ -2,22 +2,23 @@
  * decode.h: m of 1 to 16. Reads only the rows of B that some row of A needs. Included after vec_*.h.
  *
  * The floor is bytes: union of A's nonzero k's times a row of B. B is row-major and each needed row is read as one long
- * run, eight rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what one row of
- * A brought into the second-level cache is still there for the next row.
+ * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what
+ * one row of A brought into the second-level cache is still there for the next row.
  *
- * Eight products are summed before they meet a partial sum of up to 512 k's (128 listed ones for m = 1), and partial
- * sums meet in the whole: a chain of k additions would have several times the error of a dense library.
+ * Eight or sixteen products are summed before they meet a partial sum of up to 512 k's (128 listed ones for m = 1), and
+ * partial sums meet in the whole: a chain of k additions would have several times the error of a dense library.
  */
 #include "operands.h"
 
 #include <stdio.h>
 
 #define DECODE_ROWS 16
-#define DECODE_COLS 2048 /* columns at a time: two pages of a row of fp32 B */
-#define DECODE_K 64      /* k's in a block when m > 1: 512 KB of fp32 B */
-#define DECODE_SCAN 512  /* k's of A converted at a time where it is not fp32 row-major */
-#define PARTIAL 128      /* listed k's in a partial sum when m = 1 */
-#define PARTIAL_K 512    /* k's in a partial sum when m > 1 */
+#define DECODE_AT_ONCE (VEC == 16 ? 16 : 8) /* rows of B read side by side: as many as there are registers for */
+#define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
+#define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
+#define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
+#define PARTIAL 128                         /* listed k's in a partial sum when m = 1 */
+#define PARTIAL_K 512                       /* k's in a partial sum when m > 1 */
 
 static bool decode_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -90,16 +91,16 @@ ALWAYS vec load_b(const void *row, esmm_dtype dtype, int64_t j)
 ALWAYS void add_rows(const int count, const esmm_dtype dtype, const void *b, int64_t ld, const float *values,
                      const uint32_t *ks, int64_t width, float *out, bool first)
 {
-  const void *row[8];
-  vec x[8];
-#pragma GCC unroll 8
+  const void *row[DECODE_AT_ONCE];
+  vec x[DECODE_AT_ONCE];
+#pragma GCC unroll 16
   for (int i = 0; i < count; i++) {
     row[i] = (const char *)b + (size_t)((int64_t)ks[i] * ld) * (dtype == ESMM_F32 ? 4 : 2);
     x[i] = vec_all(values + i);
   }
   for (int64_t j = 0; j < width; j += VEC) {
     vec sum = vec_mul(x[0], load_b(row[0], dtype, j));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 1; i < count; i++)
       sum = vec_fma(x[i], load_b(row[i], dtype, j), sum);
     vec_store(out + j, first ? sum : vec_add(sum, vec_load(out + j)));
@@ -109,6 +110,8 @@ ALWAYS void add_rows(const int count, const esmm_dtype dtype, const void *b, int
 ALWAYS void add_list(const esmm_dtype dtype, const void *b, int64_t ld, const float *values, const uint32_t *ks,
                      int64_t count, int64_t width, float *out, bool first)
 {
+  for (; DECODE_AT_ONCE == 16 && count >= 16; count -= 16, values += 16, ks += 16, first = false)
+    add_rows(16, dtype, b, ld, values, ks, width, out, first);
   for (; count >= 8; count -= 8, values += 8, ks += 8, first = false)
     add_rows(8, dtype, b, ld, values, ks, width, out, first);
   for (; count >= 4; count -= 4, values += 4, ks += 4, first = false)
