@@ -135,6 +135,16 @@ static inline int64_t esmm_max(int64_t a, int64_t b)
   return a > b ? a : b;
 }
 
+/*
+ * Elements from one row of B's rows form to the next: whole cache lines, and never a multiple of a page, because the
+ * rows that are read side by side would then all fall into the same few sets of the cache.
+ */
+static inline int64_t esmm_rows_ld(int64_t n, esmm_dtype dtype)
+{
+  const int64_t line = 64 / (int64_t)esmm_dtype_size(dtype), ld = esmm_round_up(n, line);
+  return ld % (64 * line) == 0 && ld > 0 ? ld + line : ld;
+}
+
 double esmm_now(void); /* seconds, monotonic */
 
 /* ---- the machine ---- */

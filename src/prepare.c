@@ -47,12 +47,11 @@ void esmm_weights_free(esmm_weights *w)
 esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
                                esmm_weights **weights)
 {
-  const int64_t line = 64 / (int64_t)esmm_dtype_size(dtype);
   const int64_t panels = esmm_ceil_div(n, ESMM_PANEL), words = esmm_ceil_div(k, 64);
   size_t bits_bytes, rows_bytes, panel_most, sum;
   if (k > (int64_t)UINT32_MAX - 64 || n > INT64_MAX - 64 ||
       !esmm_size_mul((size_t)panels * sizeof(uint64_t), (size_t)words, &bits_bytes) ||
-      !esmm_size_mul((size_t)esmm_round_up(n, line) * esmm_dtype_size(dtype), (size_t)k, &rows_bytes) ||
+      !esmm_size_mul((size_t)esmm_rows_ld(n, dtype) * esmm_dtype_size(dtype), (size_t)k, &rows_bytes) ||
       !esmm_size_mul((size_t)panels * ESMM_PANEL * esmm_dtype_size(dtype), (size_t)k, &panel_most) ||
       !esmm_size_add(rows_bytes, panel_most, &sum) || sum > SIZE_MAX / 4)
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory", (long long)k,
@@ -72,7 +71,7 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype d
   w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);
   bool ok = w->bits && w->alive;
   if (use != ESMM_USE_LARGE_M) {
-    w->rows_ld = esmm_round_up(n, line);
+    w->rows_ld = esmm_rows_ld(n, dtype);
     w->rows_bytes = rows_bytes;
     w->rows = esmm_mem_alloc(&w->allocator, rows_bytes);
     ok = ok && w->rows;

@@ -172,7 +172,6 @@ static esmm_status fail_field(const file *f, const char *field, int64_t value, i
 static esmm_status check_header(const file *f, const esmm_file_header *h)
 {
   const int64_t most = INT64_MAX - ESMM_FILE_ALIGN; /* rounding up must not overflow */
-  const size_t element = esmm_dtype_size((esmm_dtype)h->dtype);
   if (h->k < 0 || h->k > most || h->n < 0 || h->n > most)
     return fail_file(f, ESMM_ERR_FORMAT, "shape is %lld x %lld", (long long)h->k, (long long)h->n);
   if (h->dtype > ESMM_F16)
@@ -189,7 +188,7 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
     return fail_field(f, "panels", h->panels, esmm_ceil_div(h->n, ESMM_PANEL));
   if (h->words != esmm_ceil_div(h->k, 64))
     return fail_field(f, "words", h->words, esmm_ceil_div(h->k, 64));
-  const int64_t rows_ld = keeps_rows(h->use) ? esmm_round_up(h->n, ESMM_FILE_ALIGN / (int64_t)element) : 0;
+  const int64_t rows_ld = keeps_rows(h->use) ? esmm_rows_ld(h->n, (esmm_dtype)h->dtype) : 0;
   if (h->rows_ld != rows_ld)
     return fail_field(f, "rows_ld", h->rows_ld, rows_ld);
   if (h->section_count != ESMM_FILE_SECTIONS)
