@@ -243,7 +243,7 @@ static const trial trials[] = {
     {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25},
     {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1},
     {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1},
-  {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
     {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1},
     {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
     {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},

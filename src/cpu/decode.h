@@ -5,7 +5,7 @@
  * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what
  * one row of A brought into the second-level cache is still there for the next row.
  *
- * Eight or sixteen products are summed before they meet a partial sum of up to 512 k's (128 listed ones for m = 1), and
+ * Eight or sixteen products are summed before they meet a partial sum of up to 512 k's (256 listed ones for m = 1), and
  * partial sums meet in the whole: a chain of k additions would have several times the error of a dense library.
  */
 #include "operands.h"
@@ -17,7 +17,7 @@
 #define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
 #define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
 #define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
-#define PARTIAL 128                         /* listed k's in a partial sum when m = 1 */
+#define PARTIAL 256                         /* listed k's in a partial sum when m = 1 */
 #define PARTIAL_K 512                       /* k's in a partial sum when m > 1 */
 
 static bool decode_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
