@@ -40,7 +40,7 @@ static void decode_terms(const esmm_problem *p, const double *cost, double *unit
   *strip_rows = 1;
   const double m = (double)p->m, n = (double)p->w->rows_ld, k = (double)p->k;
   units[0] = k * n * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
-  units[1] = m * k * p->sample.element * n / VEC;
+  units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
   units[2] = m * k;
   units[3] = m * n * (p->m > 1 ? (double)esmm_ceil_div(p->k, DECODE_K) : 1.0);
   units[5] = 1.0;

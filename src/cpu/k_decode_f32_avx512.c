@@ -12,7 +12,7 @@ ESMM_KERNEL(decode_f32_avx512) = {
     .can_run = decode_can_run,
     .terms = decode_terms,
     .term_names = DECODE_TERM_NAMES,
-    .cost = {2.6e-11, 8e-10, 4e-10, 2e-10, 0, 2e-6},
+    .cost = {3.4e-11, 8e-10, 4e-10, 2e-10, 0, 2e-6},
     .workspace = decode_workspace,
     .run = decode_run,
 };
