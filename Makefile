@@ -5,7 +5,8 @@
 #   make test            every test; closes with one line 'N passed, N failed, N skipped'
 #   make install PREFIX=/usr/local
 #
-# Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...
+# Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
+# NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled)
 
 ifeq ($(origin CC),default)
 CC := gcc
@@ -17,6 +18,12 @@ OPENMP ?= 1
 WERROR ?= 0
 SANITIZE ?=
 EXTRA_CFLAGS ?=
+CUDA ?= 1
+NVCC ?=
+NVCC_CCBIN ?=
+FATBIN_DIR ?= $(BUILD)/fatbin
+# One spelling of the path for all builds that share it: the .d files there have it, too.
+override FATBIN_DIR := $(abspath $(FATBIN_DIR))
 
 VERSION := $(shell sed -n 's/^.define ESMM_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' include/esmm.h | paste -sd.)
 # Minor versions may change the interface until 1.0, so until then the soname has both numbers.
@@ -27,7 +34,7 @@ WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmis
 CFLAGS ?= -O3 -g
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fvisibility=hidden -fPIC -fno-math-errno -ffp-contract=off \
   -Iinclude -Isrc -I$(BUILD)/gen $(EXTRA_CFLAGS)
-LDLIBS := -lm
+LDLIBS := -lm -ldl -lpthread
 ifeq ($(WERROR),1)
 ALL_CFLAGS += -Werror
 endif
@@ -46,28 +53,38 @@ endif
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mprefer-vector-width=512
 
-LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/cpu/*.c))
+LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/cpu/*.c src/cuda/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 endif
 CLI_SRC := $(sort $(wildcard cli/*.c io/*.c))
 KERNEL_SRC := $(filter src/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
-LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
-ID_FILES := $(sort $(wildcard include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu) Makefile)
+ID_FILES := $(sort $(wildcard include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu src/*/*.cuh) Makefile)
+
+# GPU kernels: src/cuda/NAME.cu becomes $(FATBIN_DIR)/NAME.fatbin, which the library embeds.
+NVCC_USED := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh)
+CU_SRC := $(sort $(wildcard src/cuda/*.cu))
+CU_NAMES := $(CU_SRC:src/cuda/%.cu=%)
+FATBINS := $(if $(NVCC_USED),$(CU_NAMES:%=$(FATBIN_DIR)/%.fatbin))
+NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Isrc -Isrc/cuda -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))
+CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
+CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 
 .PHONY: all lib run clean install uninstall report
 all: report $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
 report:
-	@CC='$(CC)' OPENMP='$(OPENMP)' ARCH='$(ARCH)' sh scripts/report.sh
+	@CC='$(CC)' OPENMP='$(OPENMP)' ARCH='$(ARCH)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' \
+	  sh scripts/report.sh
 
 $(BUILD)/gen/registry.inc: $(KERNEL_SRC) Makefile
 	@mkdir -p $(@D)
 	@sed -n 's/^ESMM_KERNEL(\([a-z0-9_]*\)).*/X(\1)/p' $(KERNEL_SRC) | LC_ALL=C sort > $@.tmp
-	@mv $@.tmp $@
+	@cmp -s $@.tmp $@ || mv $@.tmp $@
 
 $(BUILD)/gen/source_id.h: $(ID_FILES)
 	@mkdir -p $(@D)
@@ -75,15 +92,43 @@ $(BUILD)/gen/source_id.h: $(ID_FILES)
 	  "$$(for f in $(ID_FILES); do printf '%s\n' $$f; cat $$f; done | sha256sum | cut -c1-16)" > $@.tmp
 	@mv $@.tmp $@
 
+$(FATBIN_DIR)/%_sm90a.fatbin: CODE := $(CODE_SM90A)
+$(FATBIN_DIR)/%.fatbin: CODE := $(CODE_ALL)
+$(FATBINS): $(FATBIN_DIR)/%.fatbin: src/cuda/%.cu $(FATBIN_DIR)/flags scripts/fatbin.sh scripts/fatbin_check.sh
+	@echo "  nvcc $<"
+	@sh scripts/fatbin.sh $< $@ $(NVCC_USED) $(NVCC_FLAGS) $(CODE)
+
+$(BUILD)/gen/fatbins.S: FORCE
+	@mkdir -p $(@D)
+	@sh scripts/fatbins.sh \
+	  "$$(CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh version)" \
+	  '$(FATBIN_DIR)' $(CU_NAMES) > $@.tmp
+	@cmp -s $@.tmp $@ || mv $@.tmp $@
+
+$(BUILD)/obj/fatbins.o: $(BUILD)/gen/fatbins.S $(FATBINS)
+	@mkdir -p $(@D)
+	@$(CC) -c $< -o $@
+
+.PHONY: fatbins FORCE
+fatbins: $(FATBINS)
+
 # The flags are part of what an object is made from: a change of CC or flags rebuilds.
 FLAGS_NOW := $(CC) $(ALL_CFLAGS) $(LDFLAGS)
 ifneq ($(FLAGS_NOW),$(shell cat $(BUILD)/gen/flags 2>/dev/null))
 $(shell mkdir -p $(BUILD)/gen; printf '%s' '$(FLAGS_NOW)' > $(BUILD)/gen/flags)
 endif
 
+NVCC_FLAGS_NOW := $(NVCC_USED) $(NVCC_FLAGS) $(CODE_ALL)
+ifneq ($(NVCC_USED),)
+ifneq ($(NVCC_FLAGS_NOW),$(shell cat $(FATBIN_DIR)/flags 2>/dev/null))
+$(shell mkdir -p $(FATBIN_DIR); printf '%s' '$(NVCC_FLAGS_NOW)' > $(FATBIN_DIR)/flags)
+endif
+endif
+
 $(BUILD)/obj/%_avx2.o: ISA_FLAGS := $(AVX2_FLAGS)
 $(BUILD)/obj/%_avx512.o: ISA_FLAGS := $(AVX512_FLAGS)
-$(BUILD)/obj/%.o: %.c $(GEN) $(BUILD)/gen/flags
+# Generated headers must be there; who includes one knows it by its .d file.
+$(BUILD)/obj/%.o: %.c $(BUILD)/gen/flags | $(GEN)
 	@mkdir -p $(@D)
 	@echo "  cc $<"
 	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
@@ -102,7 +147,7 @@ $(BUILD)/libesmm.so: $(BUILD)/libesmm.so.$(VERSION)
 
 $(BUILD)/esmm: $(CLI_OBJ) $(BUILD)/libesmm.a
 	@echo "  ld $@"
-	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS) -ldl
+	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 run:
 	@sh scripts/setup.sh run
@@ -112,7 +157,7 @@ run:
 clean:
 	rm -rf $(BUILD)
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FATBINS:.fatbin=.d)
 include scripts/install.mk
 include tests/tests.mk
 include bench/bench.mk

@@ -1,13 +1,31 @@
-# bench.mk: the benchmark of record, and the README's results made from it. Included at the end of the Makefile.
+# bench.mk: the benchmarks of record, and the README's results made from them. Included at the end of the Makefile.
 #
 #   make bench-record [THREADS=2]   measures on this machine, on an idle one, and writes bench/results/<cpu>/cpu.jsonl
-#   make readme-table               rewrites the README's results from the newest record
+#   make gpu-check [STAGES=tests]   on a machine with a GPU: tests, compute-sanitizer, then bench/results/<gpu>/gpu.jsonl
+#   make gpu-programs               what gpu-check needs, to be built where there is no GPU: carry $(BUILD)/gpu there
+#   make gpu-record-status          fresh, stale or none: is the GPU record of these sources?
+#   make readme-table               rewrites the README's results from the newest records
 
-.PHONY: bench-record readme-table
+.PHONY: bench-record gpu-check gpu-programs gpu-record-status readme-table
 bench-record:
 	@sh scripts/setup.sh run
 	@$(MAKE) --no-print-directory all
 	@ESMM='$(BUILD)/esmm' $(if $(THREADS),THREADS='$(THREADS)') sh bench/record.sh
+
+gpu-check:
+	@BUILD='$(BUILD)' MAKE='$(MAKE)' $(if $(STAGES),STAGES='$(STAGES)') sh bench/gpu_check.sh
+
+# Without debug information, and with the libraries that a bare machine may miss.
+GPU_TESTS := $(addprefix test_,accuracy cuda kernels overlap pattern threads values)
+gpu-programs: $(BUILD)/esmm $(GPU_TESTS:%=$(BUILD)/tests/%)
+	@rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib
+	@for file in $^; do strip --strip-debug -o "$(BUILD)/gpu/$${file##*/}" "$$file" || exit 1; done
+	@ldd $(BUILD)/tests/test_kernels | sed -n 's/.*=> \(.*\(cmocka\|gomp\).*\) (.*/\1/p' | while read -r file; do \
+	  cp -L "$$file" $(BUILD)/gpu/lib/; done
+	@sh bench/gpu_check.sh --id > $(BUILD)/gpu/id
+
+gpu-record-status: $(BUILD)/gen/source_id.h
+	@sh bench/gpu_status.sh "$$(sed -n 's/.*"\(.*\)"/\1/p' $<)"
 
 readme-table:
 	@sh bench/readme_table.sh

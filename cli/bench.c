@@ -8,11 +8,12 @@
 #include <string.h>
 
 static const char about[] =
-    "Measures kernels against the fastest dense library on this machine (OpenBLAS, BLIS), every result checked\n"
-    "against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
+    "Measures kernels against the fastest dense library for this device (cuBLAS; OpenBLAS, BLIS), every result\n"
+    "checked against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
     "\n"
-    "  kernels   auto (default: what the plan chooses), all, names ('esmm list'), ideas (joint), numbers of the\n"
-    "            ladder and ranges of them (10-30), in a comma list\n"
+    "  kernels   auto (default: what the plan chooses), all (that can compete here), names ('esmm list'), ideas\n"
+    "            (joint), ladder (the GPU kernels of prior work), their numbers and ranges of them (10-30), in a\n"
+    "            comma list\n"
     "  runs      timed calls of each, at least; more where they are short (default 7)";
 
 static const char notes[] = CLI_PROBLEM_NOTES
@@ -20,16 +21,18 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "What the columns say\n"
     "  ms, p95: median and 95th percentile of a call. extract: the part of it that scans and packs A.\n"
     "  dense ms: the fastest dense library on this data or on random dense data. speedup: over that.\n"
-    "  GFLOP/s: counting 2 M N K, useful: counting what was multiplied. error: max |C - exact| / max |exact|,\n"
-    "  ours and that library's. joint: the share of (tile, k) that was multiplied.\n"
+    "  GFLOP/s (TFLOP/s on a GPU): counting 2 M N K, useful: counting what was multiplied. error: max |C - exact|\n"
+    "  / max |exact|, ours and that library's. joint: the share of (tile, k) that was multiplied.\n"
     "  With M up to 64 the weights rotate through several copies, so that they come from memory as in real use.\n"
+    "  A GPU's operands lie in its memory; its L2 cache is emptied before each call, and its own clock measures.\n"
     "\n"
     "Exit status: 0 all right; 1 a wrong result, or nothing could be measured; 2 wrong words.\n"
     "\n"
     "Examples\n"
     "  esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125\n"
     "  esmm bench all 7 --dims 1 4096 4096 --random --density-a 10% --density-b 1\n"
-    "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n";
+    "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n"
+    "  esmm bench 29,15,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n";
 
 static int parse(bench *b, int argc, char **argv)
 {
@@ -45,6 +48,8 @@ static int parse(bench *b, int argc, char **argv)
       {"skip-stats", CLI_FLAG, &b->skip_stats, NULL,
        "what block, warp and dot skipping would save, and what theory says", 0, 0, NULL, NULL},
       {"extraction", CLI_FLAG, &b->extraction, NULL, "speed of extraction beside that of memcpy", 0, 0, NULL, NULL},
+      {"once", CLI_FLAG, &b->once, NULL, "only run each kernel, once, and measure nothing: for profilers", 0, 0, NULL,
+       NULL},
       {"json", CLI_STRING, &b->json, "FILE",
        "a line of JSON for each measurement; '-' is stdout, and the\n"
        "table then goes to stderr",
@@ -58,8 +63,7 @@ static int parse(bench *b, int argc, char **argv)
                              .max_words = 2,
                              .words_are = "kernels and a number of runs"};
   int status = cli_parse(&parser, argc, argv, words, &count);
-  if (status == CLI_GO)
-    status = cli_kernels("kernels", count > 0 ? words[0] : "auto", &b->kernels, &b->kernel_count);
+  b->kernel_words = status == CLI_GO && count > 0 ? words[0] : "auto";
   if (status == CLI_GO && count > 1)
     status = cli_parse_int("runs", words[1], 1, 100000, &b->runs);
   if (status == CLI_GO && sweep) {
@@ -75,6 +79,8 @@ static int parse(bench *b, int argc, char **argv)
   }
   if (status == CLI_GO && b->json && b->csv && strcmp(b->json, "-") == 0 && strcmp(b->csv, "-") == 0)
     status = cli_usage("--json and --csv cannot both go to stdout");
+  if (status == CLI_GO && b->once && (b->json || b->csv || b->skip_stats || b->extraction))
+    status = cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
   for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)
     status = cli_problem_resolve(&b->problem, b->sweep[i]);
   if (status == CLI_GO && b->sweep_count == 0)
@@ -95,6 +101,12 @@ static int step(bench *b, double density, bool first, bench_report *report)
   if (status != CLI_GO)
     return status;
   status = bench_data_make(b, &data);
+  if (b->once) {
+    if (status == CLI_GO)
+      status = bench_once(b, &data);
+    bench_data_free(b, &data);
+    return status;
+  }
   if (status == CLI_GO && first && !b->no_tune) /* after the data, so that a file that is not there is said at once */
     status = cli_tune_once(b->ctx);
   if (status == CLI_GO)
@@ -110,7 +122,42 @@ static int step(bench *b, double density, bool first, bench_report *report)
   if (status == CLI_GO && b->extraction && first)
     status = bench_extraction(b, &data, report);
   bench_result_free(&result);
-  bench_data_free(&data);
+  bench_data_free(b, &data);
+  return status;
+}
+
+static void open_libraries(bench *b)
+{
+  if (b->once)
+    return;
+  if (!b->gpu) {
+    b->library_count = blas_open(b->libraries, b->threads);
+    return;
+  }
+  const char *colon = strchr(esmm_ctx_device(b->ctx), ':');
+  if (cublas_open(&b->cublas) && cublas_start(&b->cublas, colon ? (int)strtol(colon + 1, NULL, 10) : 0)) {
+    b->libraries[0] = (blas_library){.name = "cublas"};
+    snprintf(b->libraries[0].title, sizeof b->libraries[0].title, "%s", b->cublas.title);
+    b->library_count = 1;
+    return;
+  }
+  cli_note("cuBLAS is left out: %s", b->cublas.error);
+  cublas_close(&b->cublas);
+}
+
+static int walk(bench *b, bench_report *report)
+{
+  int steps = b->sweep_count ? b->sweep_count : 1, status = CLI_GO;
+  b->threads = esmm_ctx_threads(b->ctx);
+  b->total = 100 * steps;
+  open_libraries(b);
+  cli_progress_start(&b->progress, "bench");
+  for (int i = 0; i < steps && status == CLI_GO; i++) {
+    b->done = 100 * i;
+    status = step(b, b->sweep_count ? b->sweep[i] : NAN, i == 0, report);
+  }
+  cli_progress_end(&b->progress);
+  cublas_close(&b->cublas);
   return status;
 }
 
@@ -119,22 +166,18 @@ static int run(bench *b)
   bench_report report;
   int status = bench_report_open(b, &report);
   if (status == CLI_GO)
-    status = cli_context(b->problem.threads, NULL, &b->ctx);
+    status = cli_context(&b->problem.machine, NULL, &b->ctx);
   if (status == CLI_GO) {
-    int steps = b->sweep_count ? b->sweep_count : 1;
-    b->threads = esmm_ctx_threads(b->ctx);
-    b->library_count = blas_open(b->libraries, b->threads);
-    b->total = 100 * steps;
-    cli_progress_start(&b->progress, "bench");
-    for (int i = 0; i < steps && status == CLI_GO; i++) {
-      b->done = 100 * i;
-      status = step(b, b->sweep_count ? b->sweep[i] : NAN, i == 0, &report);
-    }
-    cli_progress_end(&b->progress);
+    b->gpu = cli_on_gpu(b->ctx);
+    status = cli_kernels(b->ctx, "kernels", b->kernel_words, &b->kernels, &b->kernel_count);
   }
+  if (status == CLI_GO && b->gpu && b->extraction)
+    status = cli_usage("--extraction: it measures a CPU's scan (--device cpu); a GPU's is the column extract");
   if (status == CLI_GO)
+    status = walk(b, &report);
+  if (status == CLI_GO && !b->once)
     status = bench_report_close(&report);
-  if (status == CLI_GO && report.measured == 0 && report.wrong == 0)
+  if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0)
     status = cli_failed("none of the kernels asked for can run this product");
   else if (status == CLI_GO)
     status = report.wrong ? CLI_FAILED : CLI_OK;

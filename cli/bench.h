@@ -2,39 +2,58 @@
  * bench.h: what the parts of `esmm bench` share.
  *
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
- * float64 reference; bench_measure.c runs the contestants; bench_report.c prints; bench_extra.c has --skip-stats and
- * --extraction.
+ * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
+ * bench_extra.c has --skip-stats and --extraction.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
 
 #include "blas.h"
 #include "cli.h"
+#include "cublas.h"
 
 typedef struct bench {
   /* options */
   cli_problem problem;
-  const char **kernels; /* "" is auto */
+  const char *kernel_words; /* as they were given */
+  const char **kernels;     /* what they mean; "" is auto */
   int kernel_count;
   int64_t runs;
-  bool no_check, no_tune, skip_stats, extraction;
+  bool no_check, no_tune, skip_stats, extraction, once;
   const char *json, *csv;
   double sweep[64];
   int sweep_count; /* 0: none asked for */
   /* the machine */
   esmm_ctx *ctx;
   int threads;
+  bool gpu; /* of ctx */
   blas_library libraries[BLAS_LIBRARIES];
   int library_count;
+  cublas_library cublas; /* on a GPU: libraries[0] is this one by name and title */
   cli_progress progress;
   int done, total; /* for the progress line */
 } bench;
 
 /* ---- bench_data.c ---- */
 
+enum { BENCH_TIMERS = 16 };
+
+/* The operands in a GPU's memory; matrices may share it. */
+typedef struct bench_gpu {
+  esmm_matrix a, c;                               /* in the dtypes asked for */
+  esmm_matrix plain_a, plain_b, dense_a, dense_b; /* for cuBLAS, in fp32 */
+  esmm_matrix plain_c;                            /* its result */
+  bool transposed;                                /* plain_b and dense_b are column-major: cuBLAS is faster so */
+  esmm_matrix flush[2];                           /* copying one onto the other empties the L2 cache */
+  esmm_timer *timers[BENCH_TIMERS];
+  esmm_matrix owned[12];
+  int owned_count;
+} bench_gpu;
+
 /*
  * The operands of one problem. With few rows in A the weights are what takes time, and in real use they come from
- * memory: then there are several copies of them, and several A's, and each call takes the next.
+ * memory: then there are several copies of them, and several A's, and each call takes the next. On a GPU there is one
+ * of each, and its cache is emptied before each call.
  */
 typedef struct bench_data {
   int64_t m, k, n;
@@ -52,10 +71,11 @@ typedef struct bench_data {
   double seconds_prepare;       /* median over the copies */
   esmm_weights_info info;
   double density_a; /* exact element density */
+  bench_gpu gpu;
 } bench_data;
 
 int bench_data_make(bench *b, bench_data *data); /* CLI_GO or a status; free it in both cases */
-void bench_data_free(bench_data *data);
+void bench_data_free(const bench *b, bench_data *data);
 
 /* Borrowed where the matrix is fp32, row-major and tight already (then memory is NULL), else a copy. */
 int bench_plain(esmm_ctx *ctx, const char *what, const esmm_matrix *m, bool always_copy, io_matrix *out);
@@ -73,8 +93,9 @@ typedef struct bench_reference {
 
 int bench_reference_make(const bench *b, const bench_data *data, bench_reference *reference);
 void bench_reference_free(bench_reference *reference);
-/* max |C - reference| / max |reference|; INFINITY where C is NaN, or anything but 0 against a zero reference. */
-double bench_error(const bench_reference *reference, const float *c);
+/* max |C - reference| / max |reference|; INFINITY where C is NaN, or anything but 0 against a zero reference. c holds
+   all of C, or only the rows that are checked. */
+double bench_error(const bench_reference *reference, const float *c, bool only_checked);
 /* What rounding can explain in a product of depth k, when there is nothing to compare with. */
 double bench_error_bound(int64_t k);
 /* How far C's own dtype moves a result, relative to the largest. */
@@ -113,7 +134,24 @@ typedef struct bench_result {
 
 int bench_measure(bench *b, bench_data *data, bench_result *result); /* CLI_GO or a status */
 void bench_result_free(bench_result *result);
+int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
 double bench_median(double *values, int count); /* sorts them; NAN for none */
+
+/* ---- bench_gpu.c ---- */
+
+/* Copies the operands there and prepares the weights; frees what the host no longer needs. */
+int bench_gpu_make(bench *b, bench_data *data);
+void bench_gpu_free(const bench *b, bench_data *data);
+/* One product, put on the default stream. */
+esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats);
+/* The cache emptied, then a call, `count` times; seconds of the GPU's own clock. */
+esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c, double *seconds, int count);
+esmm_status bench_gpu_flush(const bench *b, bench_data *data);
+/* NaN into the rows of C that are checked, and the relative error of what is there later. */
+esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_contestant *c,
+                             const bench_reference *reference);
+esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contestant *c,
+                            const bench_reference *reference, double *error);
 
 /* ---- bench_report.c ---- */
 
@@ -126,7 +164,7 @@ typedef struct bench_report {
   char *text;
   size_t bytes;
   int wrong, measured;
-  bool noisy;
+  bool noisy, starred;
 } bench_report;
 
 int bench_report_open(const bench *b, bench_report *report);

@@ -96,7 +96,7 @@ static int make_variants(bench *b, bench_data *data)
   }
   for (int i = 0; i < data->variants && status == CLI_GO; i++)
     status = bench_plain(b->ctx, "A in f32", &data->a[i].m, false, &data->plain_a[i]);
-  for (int i = 0; i < data->variants && status == CLI_GO; i++)
+  for (int i = 0; i < data->variants && status == CLI_GO && !b->once; i++)
     status = make_dense(b, "dense A", ESMM_OPERAND_A, 1000 + (uint64_t)i, data->m, data->k, &data->dense_a[i]);
   return status;
 }
@@ -108,11 +108,11 @@ static int make_copies(bench *b, bench_data *data)
   bool no_zeros = g->density == 1 && g->kind != ESMM_GEN_PATTERN && g->kind != ESMM_GEN_ACTIVATIONS;
   bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
-  if (status == CLI_GO && !share)
+  if (status == CLI_GO && !share && !b->once)
     status = make_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, &data->dense_b[0]);
   for (int i = 1; i < data->copies && status == CLI_GO; i++) {
     status = bench_plain(b->ctx, "B in f32", &data->plain_b[0].m, true, &data->plain_b[i]);
-    if (status == CLI_GO && !share)
+    if (status == CLI_GO && !share && !b->once)
       status = bench_plain(b->ctx, "dense B", &data->dense_b[0].m, true, &data->dense_b[i]);
   }
   for (int i = 0; i < data->copies && share; i++)
@@ -129,7 +129,7 @@ static int prepare(bench *b, bench_data *data)
     double start = cli_now();
     status = esmm_prepare(b->ctx, &data->b.m, &opts, &data->weights[i]);
     seconds[i] = cli_now() - start;
-    if (status == ESMM_OK && b->library_count == 0)
+    if (status == ESMM_OK && b->library_count == 0 && !b->once)
       status = esmm_prepare(b->ctx, &data->dense_b[i].m, &opts, &data->dense_weights[i]);
   }
   data->seconds_prepare = bench_median(seconds, data->copies);
@@ -157,7 +157,7 @@ int bench_data_make(bench *b, bench_data *data)
   data->m = p->m;
   data->k = p->k;
   data->n = p->n;
-  bool rotate = data->m <= FEW_ROWS;
+  bool rotate = data->m <= FEW_ROWS && !b->gpu && !b->once;
   data->copies = rotate ? bench_copies((size_t)data->k * (size_t)data->n * sizeof(float)) : 1;
   data->variants = rotate && !p->a.path ? MOST_VARIANTS : 1;
   data->a = cli_alloc((size_t)data->variants, sizeof *data->a);
@@ -173,18 +173,20 @@ int bench_data_make(bench *b, bench_data *data)
   if (status == CLI_GO)
     status = make_copies(b, data);
   if (status == CLI_GO)
-    status = prepare(b, data);
-  if (status == CLI_GO)
+    status = b->gpu ? bench_gpu_make(b, data) : prepare(b, data);
+  if (status == CLI_GO && !b->gpu)
     status = cli_matrix_alloc("C", data->m, data->n, (esmm_dtype)p->dtype_c, &data->c);
-  if (status == CLI_GO)
+  if (status == CLI_GO && !b->gpu)
     status = cli_matrix_alloc("C in f32", data->m, data->n, ESMM_F32, &data->plain_c);
   if (status == CLI_GO)
     data->density_a = element_density(data->plain_a[0].m.data, data->m * data->k, b->threads);
   return status;
 }
 
-void bench_data_free(bench_data *data)
+void bench_data_free(const bench *b, bench_data *data)
 {
+  if (b->gpu)
+    bench_gpu_free(b, data);
   for (int i = 0; i < data->variants; i++) {
     io_matrix_free(&data->plain_a[i]);
     io_matrix_free(&data->dense_a[i]);

@@ -11,6 +11,7 @@
  * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
  * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in calls
  *   of their own.
+ * - A GPU's calls are timed by its own clock (bench_gpu.c), and there is no pause: it would slow its clock down.
  */
 #include "bench.h"
 
@@ -25,6 +26,7 @@ enum { MOST_ROUNDS = 10, ENOUGH_CALLS = 50 };
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
 static const double slow_seconds = 0.5;   /* calls longer than this need no warm-up after the first round */
+static const double slow_on_gpu = 20e-3;  /* the same on a GPU, which others kept busy */
 
 const char *bench_outcome_str(bench_outcome outcome)
 {
@@ -84,8 +86,10 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
 }
 
 /* One product; turn picks the copies. */
-static esmm_status call(const bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats)
+static esmm_status call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats)
 {
+  if (b->gpu)
+    return bench_gpu_call(b, data, c, stats);
   int variant = turn % data->variants, copy = turn % data->copies;
   if (c->library) {
     const float *x = (c->dense_data ? data->dense_a : data->plain_a)[variant].m.data;
@@ -101,16 +105,49 @@ static esmm_status call(const bench *b, bench_data *data, const bench_contestant
                      (c->dense_data ? data->dense_weights : data->weights)[copy], &data->c.m, &opts, stats);
 }
 
+static int call_failed(const bench *b, const bench_contestant *c, esmm_status status)
+{
+  const char *name = c->name[0] ? c->name : c->force[0] ? c->force : "auto";
+  if (c->library && b->gpu && status == ESMM_ERR_DRIVER_CALL)
+    return cli_failed("%s: %s", name, b->cublas.error);
+  return cli_status(b->ctx, name, status);
+}
+
 /* ---- checks ---- */
+
+static esmm_status poison(const bench *b, bench_data *data, const bench_contestant *c, const bench_reference *reference)
+{
+  if (b->gpu)
+    return bench_gpu_poison(b, data, c, reference);
+  io_matrix *out = c->library ? &data->plain_c : &data->c;
+  memset(out->memory, 0xff, out->bytes); /* NaN in every dtype */
+  return ESMM_OK;
+}
+
+static esmm_status find_error(const bench *b, bench_data *data, const bench_contestant *c,
+                              const bench_reference *reference, double *error)
+{
+  if (b->gpu)
+    return bench_gpu_error(b, data, c, reference, error);
+  esmm_status status = ESMM_OK;
+  const bool rounded = !c->library && data->c.m.dtype != ESMM_F32;
+  if (rounded)
+    status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
+  if (status == ESMM_OK)
+    *error = bench_error(reference, (c->library || rounded ? &data->plain_c : &data->c)->m.data, false);
+  return status;
+}
 
 /* Runs once into poisoned memory. On the random dense data there is nothing to compare: the same routine was checked.
  */
-static int check(const bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
+static int check(bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
 {
-  io_matrix *out = c->library ? &data->plain_c : &data->c;
-  memset(out->memory, 0xff, out->bytes); /* NaN in every dtype */
+  const bool compared = !b->no_check && !c->dense_data;
+  esmm_status status = compared ? poison(b, data, c, reference) : ESMM_OK;
+  if (status != ESMM_OK)
+    return cli_status(b->ctx, "C", status);
   c->stats = (esmm_stats){.size = sizeof c->stats};
-  esmm_status status = call(b, data, c, 0, c->library ? NULL : &c->stats);
+  status = call(b, data, c, 0, c->library ? NULL : &c->stats);
   if (status == ESMM_ERR_UNSUPPORTED) {
     c->outcome = BENCH_UNSUPPORTED;
     snprintf(c->reason, sizeof c->reason, "%s", esmm_ctx_error(b->ctx));
@@ -118,22 +155,19 @@ static int check(const bench *b, bench_data *data, const bench_reference *refere
     return CLI_GO;
   }
   if (status != ESMM_OK)
-    return cli_status(b->ctx, c->force[0] ? c->force : "auto", status);
+    return call_failed(b, c, status);
   if (!c->library) {
     snprintf(c->name, sizeof c->name, "%s%s", c->stats.kernel, c->dense_data ? "_on_random" : "");
     snprintf(c->reason, sizeof c->reason, "%s", c->stats.reason);
   }
-  if (b->no_check || c->dense_data) {
+  if (!compared) {
     c->outcome = b->no_check ? BENCH_NOT_CHECKED : BENCH_OK;
     return CLI_GO;
   }
-  if (!c->library && data->c.m.dtype != ESMM_F32) {
-    status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
-    if (status != ESMM_OK)
-      return cli_status(b->ctx, "C", status);
-    out = &data->plain_c;
-  }
-  double error = bench_error(reference, out->m.data);
+  double error;
+  status = find_error(b, data, c, reference, &error);
+  if (status != ESMM_OK)
+    return cli_status(b->ctx, c->name, status);
   if (!(error <= c->rel_err)) /* the worse of two checks; NAN before the first */
     c->rel_err = error;
   return CLI_GO;
@@ -155,7 +189,7 @@ static void judge_baselines(const bench *b, const bench_data *data, bench_result
   for (int i = result->ours; i < result->count && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
     double error = same_on_this_data(result, c)->rel_err;
-    double limit = 4 * bench_error_bound(data->k) + (c->library ? 0 : bench_rounding(data->c.m.dtype));
+    double limit = 4 * bench_error_bound(data->k) + (c->library ? 0 : bench_rounding((esmm_dtype)b->problem.dtype_c));
     if (c->outcome != BENCH_UNSUPPORTED && !(error <= limit)) {
       c->outcome = BENCH_WRONG;
       snprintf(c->reason, sizeof c->reason, "relative error %.3g: left out as a baseline", error);
@@ -168,7 +202,7 @@ static void judge_ours(const bench *b, const bench_data *data, bench_result *res
   double allowed = bench_error_bound(data->k);
   if (dense_error >= 0 && b->library_count > 0)
     allowed = 2 * dense_error > FLT_EPSILON ? 2 * dense_error : FLT_EPSILON;
-  allowed += bench_rounding(data->c.m.dtype);
+  allowed += bench_rounding((esmm_dtype)b->problem.dtype_c);
   for (int i = 0; i < result->ours && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
     if (c->outcome != BENCH_UNSUPPORTED && !(c->rel_err <= allowed)) {
@@ -209,13 +243,14 @@ static bool runs(const bench_contestant *c)
 }
 
 /* How many calls a round: enough of them in all, but not minutes of a slow one. */
-static int plan_calls(const bench *b, bench_data *data, bench_contestant *c, int rounds)
+static int plan_calls(bench *b, bench_data *data, bench_contestant *c, int rounds)
 {
   double start = cli_now();
-  esmm_status status = call(b, data, c, 1, NULL);
-  c->estimate = cli_now() - start;
+  esmm_status status = b->gpu ? bench_gpu_time(b, data, c, &c->estimate, 1) : call(b, data, c, 1, NULL);
+  if (!b->gpu)
+    c->estimate = cli_now() - start;
   if (status != ESMM_OK)
-    return cli_status(b->ctx, c->name, status);
+    return call_failed(b, c, status);
   double calls = ceil(enough_seconds / (c->estimate > 1e-7 ? c->estimate : 1e-7));
   if (calls > ENOUGH_CALLS)
     calls = ENOUGH_CALLS;
@@ -229,13 +264,12 @@ static int plan_calls(const bench *b, bench_data *data, bench_contestant *c, int
 static void pause_for_others(const bench *b)
 {
   const struct timespec pause = {.tv_nsec = 40 * 1000 * 1000};
-  if (b->threads > 1)
+  if (b->threads > 1 && !b->gpu)
     nanosleep(&pause, NULL);
 }
 
-static int take_turn(const bench *b, bench_data *data, bench_contestant *c, int *turn, double *extract, double *plan)
+static esmm_status time_on_cpu(bench *b, bench_data *data, bench_contestant *c, int *turn)
 {
-  pause_for_others(b);
   esmm_status status = ESMM_OK;
   if (c->count == 0 || c->estimate < slow_seconds)
     for (double start = cli_now(); status == ESMM_OK;) {
@@ -248,13 +282,36 @@ static int take_turn(const bench *b, bench_data *data, bench_contestant *c, int 
     status = call(b, data, c, (*turn)++, NULL);
     c->seconds[c->count++] = cli_now() - start;
   }
+  return status;
+}
+
+static esmm_status time_on_gpu(bench *b, bench_data *data, bench_contestant *c)
+{
+  enum { WARM = 2 };
+  double warm[WARM];
+  esmm_status status = ESMM_OK;
+  if (c->estimate < slow_on_gpu)
+    status = bench_gpu_time(b, data, c, warm, WARM);
+  if (status == ESMM_OK)
+    status = bench_gpu_time(b, data, c, c->seconds + c->count, c->per_round);
+  if (status == ESMM_OK)
+    c->count += c->per_round;
+  return status;
+}
+
+static int take_turn(bench *b, bench_data *data, bench_contestant *c, int *turn, double *extract, double *plan)
+{
+  pause_for_others(b);
+  esmm_status status = b->gpu ? time_on_gpu(b, data, c) : time_on_cpu(b, data, c, turn);
   if (!c->library && status == ESMM_OK && (c->estimate < slow_seconds || c->count == c->per_round)) {
     esmm_stats stats = {.size = sizeof stats};
-    status = call(b, data, c, (*turn)++, &stats);
+    status = b->gpu ? bench_gpu_flush(b, data) : ESMM_OK;
+    if (status == ESMM_OK)
+      status = call(b, data, c, (*turn)++, &stats);
     *extract = stats.seconds_extract;
     *plan = stats.seconds_plan;
   }
-  return status == ESMM_OK ? CLI_GO : cli_status(b->ctx, c->name, status);
+  return status == ESMM_OK ? CLI_GO : call_failed(b, c, status);
 }
 
 static void summarise(bench_contestant *c, double *extract, double *plan, int rounds)
@@ -351,6 +408,24 @@ int bench_measure(bench *b, bench_data *data, bench_result *result)
   }
   bench_reference_free(&reference);
   return status;
+}
+
+int bench_once(bench *b, bench_data *data)
+{
+  int ran = 0;
+  for (int i = 0; i < b->kernel_count; i++) {
+    const bench_contestant c = {.force = b->kernels[i]};
+    esmm_status status = call(b, data, &c, 0, NULL);
+    if (status == ESMM_ERR_UNSUPPORTED)
+      cli_note("%s", esmm_ctx_error(b->ctx));
+    else if (status != ESMM_OK)
+      return call_failed(b, &c, status);
+    ran += status == ESMM_OK;
+  }
+  esmm_status status = esmm_ctx_synchronize(b->ctx);
+  if (status != ESMM_OK)
+    return cli_status(b->ctx, "--once", status);
+  return ran ? CLI_GO : cli_failed("none of the kernels asked for can run this product");
 }
 
 void bench_result_free(bench_result *result)

@@ -28,6 +28,8 @@ typedef struct field {
   }
 enum { MOST_FIELDS = 48 };
 
+static const char on_random[] = "_on_random"; /* how the name of a baseline on random dense data ends */
+
 static const char *source_kind(const cli_source *source)
 {
   static const char *const kinds[] = {"dense", "random", "blockwise", "pattern", "activations"};
@@ -58,6 +60,20 @@ static double speedup(const bench_result *result, const bench_contestant *c)
   return result->best < 0 ? NAN : result->contestants[result->best].median / c->median;
 }
 
+/* What a generated operand was asked to have; NAN for a file. */
+static double asked_density(const cli_source *source)
+{
+  const esmm_generator *g = &source->generator;
+  double ones = 0;
+  if (source->path)
+    return NAN;
+  if (g->kind != ESMM_GEN_PATTERN)
+    return g->density;
+  for (int i = 0; i < 8; i++)
+    ones += g->pattern[i] == '1';
+  return ones / 8;
+}
+
 static double dense_gflops(const bench_data *data, double seconds)
 {
   return 2e-9 * (double)data->m * (double)data->n * (double)data->k / seconds;
@@ -80,6 +96,7 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       TEXT("requested", c->force[0] ? c->force : "auto"),
       TEXT("device", esmm_ctx_device(b->ctx)),
       TEXT("device_name", esmm_ctx_device_name(b->ctx)),
+      {"gpu", b->gpu ? esmm_ctx_device_name(b->ctx) : NULL, NAN, false},
       NUMBER("threads", b->threads),
       NUMBER("m", (double)data->m),
       NUMBER("n", (double)data->n),
@@ -87,6 +104,8 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       TEXT("dtype", dtype),
       TEXT("generator", generator),
       {"seed", seed, 0, true},
+      NUMBER("asked_density_a", asked_density(&b->problem.a)),
+      NUMBER("asked_density_b", asked_density(&b->problem.b)),
       NUMBER("density_a", data->density_a),
       NUMBER("density_b", data->info.element_density),
       NUMBER("strip_rows", ran ? (double)c->stats.strip_rows : NAN),
@@ -167,8 +186,6 @@ static void print_csv(FILE *out, const field *fields, int count, bool heads)
 
 int bench_report_open(const bench *b, bench_report *report)
 {
-  static const char *const heads[] = {"density", "kernel", "ms",    "p95",     "extract", "dense ms",     "speedup",
-                                      "GFLOP/s", "useful", "error", "dense's", "joint",   "fastest dense"};
   bool to_stdout = (b->json && strcmp(b->json, "-") == 0) || (b->csv && strcmp(b->csv, "-") == 0);
   *report = (bench_report){.out = to_stdout ? stderr : stdout};
   int status = b->json ? cli_output_open(&report->json, "--json", b->json) : CLI_GO;
@@ -177,10 +194,7 @@ int bench_report_open(const bench *b, bench_report *report)
   if (status != CLI_GO)
     return status;
   report->remarks = open_memstream(&report->text, &report->bytes);
-  if (!report->remarks)
-    return cli_failed("out of memory");
-  report->table = b->sweep_count ? cli_table_new("rlrrrrrrrrrrl", heads) : cli_table_new("lrrrrrrrrrr", heads + 1);
-  return CLI_GO;
+  return report->remarks ? CLI_GO : cli_failed("out of memory");
 }
 
 static void print_operand(const char *label, const cli_source *source, double density, bool swept, FILE *out)
@@ -194,16 +208,31 @@ static void print_operand(const char *label, const cli_source *source, double de
 static void print_libraries(const bench *b, const bench_data *data, FILE *out)
 {
   if (b->library_count == 0) {
-    fprintf(out, "dense     no OpenBLAS or BLIS found: compared with ESMM's own dense kernel\n");
+    fprintf(out, "dense     no %s found: compared with ESMM's own dense kernel\n",
+            b->gpu ? "cuBLAS" : "OpenBLAS or BLIS");
     return;
   }
   fprintf(out, "dense     ");
   for (int i = 0; i < b->library_count; i++)
     fprintf(out, "%s%s", i ? ", " : "", b->libraries[i].title);
-  fprintf(out, "%s, on this data and on random dense data; the fastest counts\n",
-          data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)");
-  if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || data->c.m.dtype != ESMM_F32)
+  fprintf(out, "%s%s, on this data and on random dense data; the fastest counts\n",
+          data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)",
+          !b->gpu                ? ""
+          : data->gpu.transposed ? ", pedantic, B column-major"
+                                 : ", pedantic, B row-major");
+  if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || b->problem.dtype_c != ESMM_F32)
     fprintf(out, "          they multiply in fp32, with operands converted beforehand\n");
+}
+
+/* A sweep repeats its rows: it leaves out what the others tell, and fits in 120 columns. */
+static cli_table *new_table(const bench *b)
+{
+  const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";
+  const char *const one[] = {"kernel", "ms",     "p95",   "extract", "dense ms", "speedup",
+                             flops,    "useful", "error", "dense's", "joint"};
+  const char *const swept[] = {"density", "kernel", "ms",    "p95",   "extract",      "dense ms",
+                               "speedup", flops,    "error", "joint", "fastest dense"};
+  return b->sweep_count ? cli_table_new("rlrrrrrrrrl", swept) : cli_table_new("lrrrrrrrrrr", one);
 }
 
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
@@ -212,8 +241,9 @@ void bench_report_head(const bench *b, const bench_data *data, const bench_resul
   FILE *out = report->out;
   char dtype[48];
   dtype_text(p, dtype, sizeof dtype);
-  fprintf(out, "machine   %s, %s; %d thread%s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), b->threads,
-          b->threads == 1 ? "" : "s");
+  report->table = new_table(b);
+  fprintf(out, "machine   %s, %s; %s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), cli_workers(b->ctx));
+  cli_print_no_gpu(b->ctx, 9, out);
   fprintf(out, "problem   C [%lld,%lld] = A [%lld,%lld] x B [%lld,%lld], %s\n", (long long)data->m, (long long)data->n,
           (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, dtype);
   print_operand("A", &p->a, data->density_a, b->sweep_count && isnan(p->density_a), out);
@@ -221,6 +251,8 @@ void bench_report_head(const bench *b, const bench_data *data, const bench_resul
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
+  if (b->gpu)
+    fprintf(out, "; the L2 cache is emptied before each call");
   fputc('\n', out);
   print_libraries(b, data, out);
   if (b->no_check)
@@ -252,7 +284,7 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
 {
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool wrong = c->outcome == BENCH_WRONG;
-  const double ratio = speedup(result, c);
+  const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
   if (b->sweep_count)
     cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
   cli_table_cell(t, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->name);
@@ -261,17 +293,22 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e3 * c->extract, 3));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(best ? 1e3 * best->median : NAN, 4));
   cli_table_cell(t, speed_style(ratio), isfinite(ratio) ? "%.2f x" : "-", ratio);
-  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(dense_gflops(data, c->median), 3));
-  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e-9 * c->stats.flop_useful / c->median, 3));
+  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(unit * dense_gflops(data, c->median), 3));
+  if (!b->sweep_count)
+    cli_table_cell(t, CLI_PLAIN, "%s", cli_number(unit * 1e-9 * c->stats.flop_useful / c->median, 3));
   cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", error_text(c->rel_err));
-  cli_table_cell(t, CLI_PLAIN, "%s", cli_number(result->baseline_err, 2));
+  if (!b->sweep_count)
+    cli_table_cell(t, CLI_PLAIN, "%s", cli_number(result->baseline_err, 2));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(c->stats.joint_density, 3));
-  if (b->sweep_count)
-    cli_table_cell(t, CLI_FAINT, "%s", best ? best->name : "none");
+  if (b->sweep_count && best)
+    cli_table_cell(t, CLI_FAINT, "%.*s%s", (int)(strlen(best->name) - (best->dense_data ? strlen(on_random) : 0)),
+                   best->name, best->dense_data ? "*" : "");
+  else if (b->sweep_count)
+    cli_table_cell(t, CLI_FAINT, "none");
 }
 
-static void add_baseline_row(const bench_data *data, const bench_result *result, const bench_contestant *c,
-                             cli_table *t)
+static void add_baseline_row(const bench *b, const bench_data *data, const bench_result *result,
+                             const bench_contestant *c, cli_table *t)
 {
   const bool wrong = c->outcome == BENCH_WRONG, best = c == &result->contestants[result->best < 0 ? 0 : result->best];
   cli_table_cell(t, CLI_FAINT, "%s", c->name);
@@ -280,7 +317,7 @@ static void add_baseline_row(const bench_data *data, const bench_result *result,
   add_blank(t, 1);
   cli_table_cell(t, CLI_FAINT, "%s", best ? "<--" : "");
   add_blank(t, 1);
-  cli_table_cell(t, CLI_FAINT, "%s", cli_number(dense_gflops(data, c->median), 3));
+  cli_table_cell(t, CLI_FAINT, "%s", cli_number((b->gpu ? 1e-3 : 1) * dense_gflops(data, c->median), 3));
   add_blank(t, 2);
   cli_table_cell(t, CLI_FAINT, "%s", isnan(c->rel_err) ? "" : error_text(c->rel_err));
   add_blank(t, 1);
@@ -308,6 +345,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
   snprintf(seed, sizeof seed, "%llu", (unsigned long long)b->problem.seed);
   generator_text(&b->problem, generator, sizeof generator);
   dtype_text(&b->problem, dtype, sizeof dtype);
+  if (b->sweep_count && result->best >= 0)
+    report->starred = report->starred || result->contestants[result->best].dense_data;
   for (int i = 0; i < result->count; i++) {
     const bench_contestant *c = &result->contestants[i];
     /* A sweep has its baseline in a column: rows for every library would drown what is being compared. */
@@ -316,7 +355,7 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     if (c->outcome != BENCH_UNSUPPORTED && i < result->ours)
       add_our_row(b, data, result, c, report->table);
     else if (c->outcome != BENCH_UNSUPPORTED && !b->sweep_count)
-      add_baseline_row(data, result, c, report->table);
+      add_baseline_row(b, data, result, c, report->table);
     add_remarks(b, c, report);
     report->noisy = report->noisy || ((i < result->ours || i == result->best) && is_noisy(c));
     if (i >= result->ours)
@@ -344,6 +383,8 @@ static void print_part(const bench_report *report, const char *title, const cli_
 int bench_report_close(bench_report *report)
 {
   cli_table_print(report->table, report->out);
+  if (report->starred)
+    fprintf(report->remarks, "* on random dense data\n");
   if (report->noisy)
     fprintf(report->remarks, "The times vary much (p95 against ms): is something else running on this machine?\n");
   fclose(report->remarks);

@@ -33,6 +33,7 @@ int cmd_explain(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_list(int argc, char **argv);
+int cmd_profile(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 
@@ -122,6 +123,8 @@ void cli_table_cell(cli_table *table, cli_style style, const char *format, ...) 
 void cli_table_fact(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void cli_table_rule(cli_table *table);                   /* a thin line before the next row */
 void cli_table_print(const cli_table *table, FILE *out); /* columns two spaces apart, no blanks at the ends of lines */
+/* The same, with the last column broken between words so that no line is longer than width, where that can be done. */
+void cli_table_print_wrapped(const cli_table *table, int width, FILE *out);
 void cli_table_free(cli_table *table);
 
 /* Human forms, in a static ring of buffers: good until some sixteen calls later. */
@@ -177,8 +180,35 @@ int cli_matrix_alloc(const char *what, int64_t rows, int64_t cols, esmm_dtype dt
 /* A copy in another dtype, row-major and tightly packed. */
 int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, io_matrix *out);
 
-/* threads 0: the default. force NULL: none. Prints on failure; CLI_GO, CLI_USAGE (a bad force or count), CLI_FAILED. */
-int cli_context(int64_t threads, const char *force, esmm_ctx **ctx);
+/* Where a command works. Put CLI_MACHINE_OPTIONS(&machine) into its option table. */
+typedef struct cli_machine {
+  const char *device; /* NULL: ESMM_DEVICE, else auto */
+  int64_t threads;    /* 0: the default */
+} cli_machine;
+
+/* force NULL: none. Prints on failure; CLI_GO, CLI_USAGE (a bad device, force or count), CLI_FAILED (no such GPU). */
+int cli_context(const cli_machine *machine, const char *force, esmm_ctx **ctx);
+int cli_check_device(const char *what, const char *device); /* CLI_GO, or CLI_USAGE for what is no device's name */
+bool cli_on_gpu(const esmm_ctx *ctx);
+/* "2 threads", or on a GPU "cuda:0"; in a static buffer. */
+const char *cli_workers(const esmm_ctx *ctx);
+/* One faint line where auto became the CPU, under a heading of that width: "GPU        none: ..." */
+void cli_print_no_gpu(const esmm_ctx *ctx, int width, FILE *out);
+
+/*
+ * Memory of the context's device: a matrix of its own, row-major (or as order says) and tightly packed. data is NULL
+ * after a failure; cli_device_free() accepts that.
+ */
+int cli_device_alloc(esmm_ctx *ctx, const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order,
+                     esmm_matrix *out);
+/* The same with the values of a matrix that lies anywhere. */
+int cli_device_copy(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, esmm_order order,
+                    esmm_matrix *out);
+void cli_device_free(esmm_ctx *ctx, esmm_matrix *matrix);
+/* A matrix of the host where the device's kernels want it: itself on a CPU, a copy on a GPU. */
+int cli_device_view(esmm_ctx *ctx, const char *what, const esmm_matrix *host, esmm_matrix *out);
+void cli_device_view_free(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *view);
+
 /* Unless there is a tuning cache: measures, saves, and says so in one line on stderr. */
 int cli_tune_once(esmm_ctx *ctx);
 
@@ -195,7 +225,8 @@ typedef struct cli_source {
 
 typedef struct cli_problem {
   /* the options as they were given */
-  int64_t size, dims[3], strip, threads;
+  cli_machine machine;
+  int64_t size, dims[3], strip;
   bool has_size, has_dims, has_strip;
   bool dense, random, blockwise, has_activations;
   const char *activations; /* preset, "" for none named */
@@ -221,6 +252,13 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
 #define CLI_MAX_DIMENSION 1e9
 
 /* clang-format off */
+#define CLI_DEVICE_OPTION(target)                                                                                      \
+  {"device", CLI_STRING, target, "auto|cpu|cuda[:N]", "default: ESMM_DEVICE, else auto: the first GPU that works,\n"    \
+   "else the CPU", 0, 0, NULL, NULL}
+#define CLI_MACHINE_OPTIONS(p)                                                                                         \
+  CLI_DEVICE_OPTION(&(p)->device),                                                                                     \
+  {"threads", CLI_INT, &(p)->threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL}
+
 #define CLI_PROBLEM_OPTIONS(p)                                                                                         \
   {NULL, CLI_HEADING, NULL, NULL, "Shape", 0, 0, NULL, NULL},                                                          \
   {"size", CLI_INT, &(p)->size, "N", "M = K = N = N (default 1024)", 0, CLI_MAX_DIMENSION, NULL, &(p)->has_size},      \
@@ -253,7 +291,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"dtype-c", CLI_CHOICE, &(p)->dtype_c, "T", "of C only", 0, 0, "f32|bf16|f16", &(p)->has_dtype_c},                   \
   {"use", CLI_CHOICE, &(p)->use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,                   \
    "any|decode|large-m", NULL},                                                                                        \
-  {"threads", CLI_INT, &(p)->threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL}
+  CLI_MACHINE_OPTIONS(&(p)->machine)
 
 /* The rules of cli_problem_resolve, for the notes of a --help text. */
 #define CLI_PROBLEM_NOTES                                                                                              \
@@ -270,10 +308,10 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
 /* ---- kernels by name ---- */
 
 /*
- * Resolves "all", "auto", names, ideas, ladder numbers and ranges ("10-30"), in comma lists, into kernel names (""
- * stands for auto), each once, in the order given. *names is an array to free(); the strings are the library's.
- * Returns CLI_GO or CLI_USAGE.
+ * Resolves "all", "auto", "ladder", names, ideas, ladder numbers and ranges ("10-30"), in comma lists, into kernel
+ * names ("" stands for auto), each once, in the order given. *names is an array to free(); the strings are the
+ * library's. Returns CLI_GO or CLI_USAGE.
  */
-int cli_kernels(const char *what, const char *list, const char ***names, int *count);
+int cli_kernels(const esmm_ctx *ctx, const char *what, const char *list, const char ***names, int *count);
 
 #endif

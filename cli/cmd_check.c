@@ -7,6 +7,9 @@
  * - otherwise: the error is at most (k + 8) u (|A||B|), u = 2^-24, as any order of fp32 additions keeps to, carried
  *   through the epilogue, plus the rounding to C's dtype.
  * C starts out as NaN, and so does the padding between its rows, which must still be NaN afterwards.
+ *
+ * A GPU gets each product twice: with operands in the host's memory, which the library copies there and back, and with
+ * operands in its own. Data, reference and bounds are made by the CPU.
  */
 #include "cli.h"
 
@@ -37,7 +40,11 @@ typedef struct data {
   io_matrix want;  /* f32 */
   io_matrix bound; /* f32: the error allowed at each element; unused for integers */
   io_matrix got, wide;
-  esmm_weights *weights;
+  esmm_weights *weights; /* of the context that makes the reference */
+  /* GPU only */
+  esmm_weights *gpu_weights;
+  esmm_matrix gpu_a, gpu_c, gpu_bias; /* gpu_c: all the bytes of C, padding too, as one row of fp32 */
+  io_matrix bytes;                    /* the same on the host */
 } data;
 
 typedef struct score {
@@ -45,6 +52,7 @@ typedef struct score {
   int ran, exact, refused, wrong;
   double worst; /* error over its bound */
   char first[320];
+  char why_not[160]; /* why it refused, the first time */
 } score;
 
 /* ---- matrices ---- */
@@ -95,13 +103,16 @@ static int make_dense(esmm_ctx *ctx, const problem *p, int64_t rows, int64_t col
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "generator", done);
 }
 
-static void free_data(data *d)
+static void free_data(esmm_ctx *ctx, data *d)
 {
-  io_matrix *all[] = {&d->a, &d->b, &d->start, &d->bias, &d->want, &d->bound, &d->got, &d->wide};
+  io_matrix *all[] = {&d->a, &d->b, &d->start, &d->bias, &d->want, &d->bound, &d->got, &d->wide, &d->bytes};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     io_matrix_free(all[i]);
   esmm_weights_free(d->weights);
-  d->weights = NULL;
+  esmm_weights_free(d->gpu_weights);
+  cli_device_free(ctx, &d->gpu_a);
+  cli_device_free(ctx, &d->gpu_c);
+  cli_device_free(ctx, &d->gpu_bias);
 }
 
 /* ---- what the result should be ---- */
@@ -206,6 +217,31 @@ static int make_data(esmm_ctx *ctx, const problem *p, data *d)
   return status == CLI_GO && !p->integers ? bounds(ctx, p, d) : status;
 }
 
+/* Operands and weights on the GPU. B comes from either memory in turn. */
+static int make_gpu_data(esmm_ctx *ctx, const problem *p, data *d)
+{
+  esmm_matrix near = {0};
+  const int64_t words = (int64_t)((d->got.bytes + 3) / 4);
+  const bool copied = p->seed % 2;
+  int status = cli_device_copy(ctx, "A", &d->a.m, p->dtype_a, p->order_a, &d->gpu_a);
+  if (status == CLI_GO)
+    status = cli_device_copy(ctx, "bias", &d->bias.m, ESMM_F32, ESMM_ROW_MAJOR, &d->gpu_bias);
+  if (status == CLI_GO)
+    status = cli_matrix_alloc("C", 1, words, ESMM_F32, &d->bytes);
+  if (status == CLI_GO)
+    status = cli_device_alloc(ctx, "C", 1, words, ESMM_F32, ESMM_ROW_MAJOR, &d->gpu_c);
+  if (status == CLI_GO && copied)
+    status = cli_device_copy(ctx, "B", &d->b.m, p->dtype_b, p->order_b, &near);
+  if (status != CLI_GO)
+    return status;
+  memset(d->bytes.memory, 0xff, d->bytes.bytes);
+  esmm_status done = esmm_prepare(ctx, copied ? &near : &d->b.m, NULL, &d->gpu_weights);
+  if (done != ESMM_OK)
+    status = cli_status(ctx, "prepare", done);
+  cli_device_free(ctx, &near);
+  return status;
+}
+
 /* ---- one kernel on one problem ---- */
 
 static void note_wrong(score *s, const problem *p, const char *what)
@@ -258,13 +294,38 @@ static void compare(const problem *p, const data *d, score *s)
   }
 }
 
-static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, score *s)
+/* C and its padding go to the GPU and back as plain words, so that no conversion touches the marks. */
+static esmm_status multiply_on_gpu(esmm_ctx *ctx, const problem *p, data *d, const char *force)
+{
+  esmm_matrix c = d->got.m;
+  c.data = d->gpu_c.data;
+  c.place = d->gpu_c.place;
+  c.device = d->gpu_c.device;
+  esmm_matmul_opts opts = options_of(p, d, force);
+  opts.bias = p->bias ? d->gpu_bias.data : NULL;
+  memcpy(d->bytes.memory, d->start.memory, d->start.bytes);
+  esmm_status done = esmm_matrix_copy(ctx, &d->bytes.m, &d->gpu_c);
+  if (done == ESMM_OK)
+    done = esmm_matmul(ctx, &d->gpu_a, d->gpu_weights, &c, &opts, NULL);
+  if (done == ESMM_OK)
+    done = esmm_matrix_copy(ctx, &d->gpu_c, &d->bytes.m);
+  memcpy(d->got.memory, d->bytes.memory, d->got.bytes);
+  return done;
+}
+
+static esmm_status multiply(esmm_ctx *ctx, const problem *p, data *d, const char *force)
 {
   memcpy(d->got.memory, d->start.memory, d->got.bytes); /* with the marks in the padding */
-  esmm_matmul_opts opts = options_of(p, d, s->force);
-  esmm_status done = esmm_matmul(ctx, &d->a.m, d->weights, &d->got.m, &opts, NULL);
+  esmm_matmul_opts opts = options_of(p, d, force);
+  return esmm_matmul(ctx, &d->a.m, d->gpu_weights ? d->gpu_weights : d->weights, &d->got.m, &opts, NULL);
+}
+
+static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, score *s, bool on_gpu)
+{
+  esmm_status done = on_gpu ? multiply_on_gpu(ctx, p, d, s->force) : multiply(ctx, p, d, s->force);
   if (done == ESMM_ERR_UNSUPPORTED) {
-    s->refused++;
+    if (s->refused++ == 0)
+      snprintf(s->why_not, sizeof s->why_not, "%s", esmm_ctx_error(ctx));
     return CLI_GO;
   }
   if (done != ESMM_OK) {
@@ -334,14 +395,14 @@ static problem problem_at(int index)
 /* ---- the command ---- */
 
 /* Every kernel that can run here but the reference, and the plan's own choice. */
-static score *make_scores(int *count)
+static score *make_scores(const esmm_ctx *ctx, int *count)
 {
   score *scores = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *scores);
   scores[0] = (score){.name = "auto", .force = "auto"};
   *count = 1;
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
-    if (esmm_kernel_get(i, &info) == ESMM_OK && info.available && !(info.flags & ESMM_KERNEL_REFERENCE)) {
+    if (esmm_kernel_get(ctx, i, &info) == ESMM_OK && info.available && !(info.flags & ESMM_KERNEL_REFERENCE)) {
       scores[*count] = (score){.name = info.name, .force = info.name};
       ++*count;
     }
@@ -351,37 +412,50 @@ static score *make_scores(int *count)
 
 /*
  * Every seventh problem is multiplied with all threads; all else is done with one: threads that wait for each other on
- * a busy machine would take many times as long over products as small as these.
+ * a busy machine would take many times as long over products as small as these. A GPU does them all.
  */
 static int run_problems(esmm_ctx *one, esmm_ctx *all, score *scores, int count)
 {
+  const bool gpu = cli_on_gpu(all);
   cli_progress progress;
   cli_progress_start(&progress, "check");
   int status = CLI_GO;
   for (int i = 0; i < PROBLEMS && status == CLI_GO; i++) {
-    esmm_ctx *ctx = i % 7 == 0 ? all : one;
+    esmm_ctx *ctx = gpu || i % 7 == 0 ? all : one;
     problem p = problem_at(i);
     data d = {0};
     status = make_data(one, &p, &d);
-    for (int s = 0; s < count && status == CLI_GO; s++)
-      status = try_kernel(one, ctx, &p, &d, &scores[s]);
-    free_data(&d);
+    if (status == CLI_GO && gpu)
+      status = make_gpu_data(all, &p, &d);
+    for (int s = 0; s < count && status == CLI_GO; s++) {
+      status = try_kernel(one, ctx, &p, &d, &scores[s], false);
+      if (status == CLI_GO && gpu)
+        status = try_kernel(one, ctx, &p, &d, &scores[s], true);
+    }
+    free_data(all, &d);
     cli_progress_update(&progress, i + 1, PROBLEMS);
   }
   cli_progress_end(&progress);
   return status;
 }
 
+/* Another library's kernel, and the library is not installed: nothing is wrong with ours. */
+static bool is_absent(const score *s)
+{
+  return s->ran == 0 && strstr(s->why_not, "libcublas");
+}
+
 /* A kernel that ran nowhere was not checked, and that is no success either. */
-static int print_scores(const score *scores, int count, double seconds)
+static int print_scores(const esmm_ctx *ctx, const score *scores, int count, double seconds)
 {
   static const char *const heads[] = {"kernel", "products", "exact", "cannot", "error of bound", "result"};
   cli_table *table = cli_table_new("lrrrrl", heads);
-  int bad = 0;
+  int bad = 0, absent = 0;
   for (int i = 0; i < count; i++) {
     const score *s = &scores[i];
     bool good = s->ran > 0 && s->wrong == 0;
-    bad += !good;
+    bad += !good && !is_absent(s);
+    absent += is_absent(s);
     cli_table_cell(table, CLI_PLAIN, "%s", s->name);
     cli_table_cell(table, CLI_PLAIN, "%d", s->ran);
     cli_table_cell(table, CLI_PLAIN, "%d", s->exact);
@@ -391,6 +465,8 @@ static int print_scores(const score *scores, int count, double seconds)
       cli_table_cell(table, CLI_GOOD, "ok");
     else if (s->wrong)
       cli_table_cell(table, CLI_BAD, "WRONG, %d products", s->wrong);
+    else if (is_absent(s))
+      cli_table_cell(table, CLI_WARN, "left out: no libcublas");
     else
       cli_table_cell(table, CLI_BAD, "NEVER RAN");
   }
@@ -399,7 +475,8 @@ static int print_scores(const score *scores, int count, double seconds)
   for (int i = 0; i < count; i++)
     if (scores[i].first[0])
       printf("%s: %s\n", scores[i].name, scores[i].first);
-  printf("%d of %d ok, %d problems, %s\n", count - bad, count, (int)PROBLEMS, cli_seconds(seconds));
+  printf("%d of %d ok on %s, %d problems, %s\n", count - bad - absent, count, esmm_ctx_device(ctx), (int)PROBLEMS,
+         cli_seconds(seconds));
   return bad ? cli_failed("%d of %d kernels gave wrong results or none: please report the lines above with 'esmm info'",
                           bad, count)
              : CLI_OK;
@@ -407,14 +484,14 @@ static int print_scores(const score *scores, int count, double seconds)
 
 int cmd_check(int argc, char **argv)
 {
-  int64_t threads = 0;
-  const cli_option options[] = {
-      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL}, {0}};
+  cli_machine machine = {0};
+  const cli_option options[] = {CLI_MACHINE_OPTIONS(&machine), {0}};
   const cli_parser parser = {
-      .synopsis = "check [--threads N]",
+      .synopsis = "check [--device NAME] [--threads N]",
       .about =
-          "A self-test of a few seconds: every kernel that this machine can run, on small ragged problems of every\n"
-          "dtype, against the reference kernel. Exit status 0 only if all were right.",
+          "A self-test of a few seconds: every kernel that the device can run, on small ragged problems of every\n"
+          "dtype, against the reference kernel; on a GPU with operands in its memory and in the host's. Exit status\n"
+          "0 only if all were right.",
       .options = options,
       .notes = "Columns\n"
                "  products        how many were multiplied and compared\n"
@@ -427,16 +504,16 @@ int cmd_check(int argc, char **argv)
   if (status != CLI_GO)
     return status;
   esmm_ctx *one = NULL, *all = NULL;
-  status = cli_context(threads, NULL, &all);
+  status = cli_context(&machine, NULL, &all);
   if (status == CLI_GO)
-    status = cli_context(1, NULL, &one);
+    status = cli_context(&(cli_machine){.device = "cpu", .threads = 1}, NULL, &one);
   if (status == CLI_GO) {
     int count;
     double start = cli_now();
-    score *scores = make_scores(&count);
+    score *scores = make_scores(all, &count);
     status = run_problems(one, all, scores, count);
     if (status == CLI_GO)
-      status = print_scores(scores, count, cli_now() - start);
+      status = print_scores(all, scores, count, cli_now() - start);
     free(scores);
   }
   esmm_ctx_free(one);

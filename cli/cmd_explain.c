@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct request {
   cli_problem problem;
@@ -35,29 +36,47 @@ static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix 
   esmm_status done = measure_a(ctx, a, weights->strip_cols, &element, &tall);
   if (done != ESMM_OK)
     return cli_status(ctx, "A", done);
-  printf("C [%lld,%lld] %s = A [%lld,%lld] %s x B [%lld,%lld] %s, %d thread%s\n", (long long)p->m, (long long)p->n,
+  printf("C [%lld,%lld] %s = A [%lld,%lld] %s x B [%lld,%lld] %s, %s\n", (long long)p->m, (long long)p->n,
          esmm_dtype_str((esmm_dtype)p->dtype_c), (long long)p->m, (long long)p->k,
          esmm_dtype_str((esmm_dtype)p->dtype_a), (long long)p->k, (long long)p->n,
-         esmm_dtype_str((esmm_dtype)p->dtype_b), esmm_ctx_threads(ctx), esmm_ctx_threads(ctx) == 1 ? "" : "s");
+         esmm_dtype_str((esmm_dtype)p->dtype_b), cli_workers(ctx));
+  cli_print_no_gpu(ctx, 10, stdout);
   printf("A          %s (element density %s, %lld-row strips %s)\n", p->a.text, cli_number(element, 3),
          (long long)weights->strip_cols, cli_number(tall, 3));
   printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
          cli_number(weights->element_density, 3), (long long)weights->strip_cols,
          cli_number(weights->strip_density, 3));
   if (esmm_is_tuned(ctx))
-    printf("constants  measured on this machine (%s)\n\n", esmm_tune_path(ctx));
+    printf("constants  measured here (%s)\n\n", esmm_tune_path(ctx));
   else
     printf("constants  as shipped; 'esmm tune' measures this machine\n\n");
   return CLI_GO;
 }
 
-static void print_verdicts(const esmm_verdict *verdicts, int count)
+/* Kernels of another backend cannot run here, whatever the product. */
+static bool is_foreign(const esmm_ctx *ctx, const char *kernel)
+{
+  const char *backend = cli_on_gpu(ctx) ? "cuda" : "cpu";
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(ctx, i, &info) == ESMM_OK && strcmp(info.name, kernel) == 0)
+      return strcmp(info.backend, backend) != 0;
+  }
+  return false;
+}
+
+static void print_verdicts(const esmm_ctx *ctx, const esmm_verdict *verdicts, int count)
 {
   static const char *const heads[] = {"", "kernel", "estimate", "vs dense", "verdict"};
   cli_table *table = cli_table_new("llrrl", heads);
   double dense = verdict_dense_seconds(verdicts, count);
+  int foreign = 0;
   for (int i = 0; i < count; i++) {
     const esmm_verdict *v = &verdicts[i];
+    if (!v->can_run && is_foreign(ctx, v->kernel)) {
+      foreign++;
+      continue;
+    }
     cli_style style = v->chosen ? CLI_GOOD : v->can_run ? CLI_PLAIN : CLI_FAINT;
     cli_table_cell(table, style, "%s", v->chosen ? "*" : "");
     cli_table_cell(table, style, "%s", v->kernel);
@@ -70,38 +89,50 @@ static void print_verdicts(const esmm_verdict *verdicts, int count)
   }
   cli_table_print(table, stdout);
   cli_table_free(table);
+  if (foreign)
+    cli_print(stdout, CLI_FAINT, "   %d kernel%s of a %s not shown\n", foreign, foreign == 1 ? "" : "s",
+              cli_on_gpu(ctx) ? "CPU" : "GPU");
   printf("\n* the kernel that 'esmm run' and the library would take; estimates, not measurements ('esmm bench' "
          "measures)\n");
 }
 
-static int prepare(esmm_ctx *ctx, request *r, io_matrix *a, io_matrix *b, io_matrix *c, esmm_weights **weights)
+/* host: A and B as they were made; a and c: where the kernels want them. */
+typedef struct operands {
+  io_matrix host_a, host_b;
+  esmm_matrix a, c;
+  esmm_weights *weights;
+} operands;
+
+static int prepare(esmm_ctx *ctx, request *r, operands *o)
 {
-  int status = cli_problem_make(ctx, &r->problem, a, b);
+  cli_problem *p = &r->problem;
+  int status = cli_problem_make(ctx, p, &o->host_a, &o->host_b);
   if (status == CLI_GO)
-    status = cli_matrix_alloc("C", r->problem.m, r->problem.n, (esmm_dtype)r->problem.dtype_c, c);
+    status = cli_device_view(ctx, "A", &o->host_a.m, &o->a);
+  if (status == CLI_GO)
+    status = cli_device_alloc(ctx, "C", p->m, p->n, (esmm_dtype)p->dtype_c, ESMM_ROW_MAJOR, &o->c);
   if (status != CLI_GO)
     return status;
-  esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->problem.use, .strict = r->strict};
-  esmm_status done = esmm_prepare(ctx, &b->m, &opts, weights);
+  esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)p->use, .strict = r->strict};
+  esmm_status done = esmm_prepare(ctx, &o->host_b.m, &opts, &o->weights);
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }
 
-static int explain(esmm_ctx *ctx, const request *r, const esmm_matrix *a, const esmm_matrix *c,
-                   const esmm_weights *weights)
+static int explain(esmm_ctx *ctx, const request *r, const operands *o)
 {
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
   verdicts->size = sizeof *verdicts;
   esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
   esmm_weights_info info = {.size = sizeof info};
-  esmm_status done = esmm_explain(ctx, a, weights, c, &opts, verdicts, &count);
+  esmm_status done = esmm_explain(ctx, &o->a, o->weights, &o->c, &opts, verdicts, &count);
   if (done == ESMM_OK)
-    done = esmm_weights_get_info(weights, &info);
-  int status = done == ESMM_OK ? print_problem(ctx, &r->problem, a, &info) : cli_status(ctx, "plan", done);
+    done = esmm_weights_get_info(o->weights, &info);
+  int status = done == ESMM_OK ? print_problem(ctx, &r->problem, &o->host_a.m, &info) : cli_status(ctx, "plan", done);
   if (status == CLI_GO && count == 0)
     printf("nothing to multiply: a dimension is 0, and no kernel runs\n");
   else if (status == CLI_GO)
-    print_verdicts(verdicts, count);
+    print_verdicts(ctx, verdicts, count);
   free(verdicts);
   return status == CLI_GO ? CLI_OK : status;
 }
@@ -129,18 +160,18 @@ int cmd_explain(int argc, char **argv)
     return status;
 
   esmm_ctx *ctx;
-  status = cli_context(r.problem.threads, r.force, &ctx);
+  status = cli_context(&r.problem.machine, r.force, &ctx);
   if (status != CLI_GO)
     return status;
-  io_matrix a = {0}, b = {0}, c = {0};
-  esmm_weights *weights = NULL;
-  status = prepare(ctx, &r, &a, &b, &c, &weights);
+  operands o = {0};
+  status = prepare(ctx, &r, &o);
   if (status == CLI_GO)
-    status = explain(ctx, &r, &a.m, &c.m, weights);
-  esmm_weights_free(weights);
-  io_matrix_free(&a);
-  io_matrix_free(&b);
-  io_matrix_free(&c);
+    status = explain(ctx, &r, &o);
+  esmm_weights_free(o.weights);
+  cli_device_view_free(ctx, &o.host_a.m, &o.a);
+  cli_device_free(ctx, &o.c);
+  io_matrix_free(&o.host_a);
+  io_matrix_free(&o.host_b);
   esmm_ctx_free(ctx);
   return status;
 }

@@ -3,6 +3,7 @@
  */
 #include "blas.h"
 #include "cli.h"
+#include "cublas.h"
 
 #include <sched.h>
 #include <string.h>
@@ -20,6 +21,9 @@ typedef struct machine {
   double memory; /* bytes */
   cache caches[CACHES];
   int cache_count;
+  char cpu[128], driver[96]; /* driver: of a GPU; "" without one */
+  char libraries[BLAS_LIBRARIES + 1][96];
+  int library_count;
 } machine;
 
 /* One word of a file of /sys; false where there is none. */
@@ -36,9 +40,40 @@ static bool read_word(const char *directory, const char *name, char *out, size_t
   return found;
 }
 
-static void examine(machine *m)
+/* In a context of a GPU the CPU's name is another context's. */
+static void name_cpu(const esmm_ctx *ctx, char *out, size_t bytes)
+{
+  esmm_ctx *other = NULL;
+  esmm_ctx_opts opts = {.size = sizeof opts, .device = "cpu", .no_tuning_cache = 1};
+  if (cli_on_gpu(ctx) && esmm_ctx_create(&other, &opts) != ESMM_OK)
+    return;
+  snprintf(out, bytes, "%s", esmm_ctx_device_name(other ? other : ctx));
+  esmm_ctx_free(other);
+}
+
+/* What `esmm bench` would compare with on this device. */
+static void find_libraries(const esmm_ctx *ctx, machine *m)
+{
+  blas_library libraries[BLAS_LIBRARIES];
+  cublas_library cublas;
+  if (cli_on_gpu(ctx)) {
+    if (cublas_open(&cublas))
+      snprintf(m->libraries[m->library_count++], sizeof m->libraries[0], "%s", cublas.title);
+    cublas_close(&cublas);
+    return;
+  }
+  int count = blas_open(libraries, esmm_ctx_threads(ctx));
+  for (int i = 0; i < count; i++)
+    snprintf(m->libraries[m->library_count++], sizeof m->libraries[0], "%s", libraries[i].title);
+}
+
+static void examine(const esmm_ctx *ctx, machine *m)
 {
   *m = (machine){.cpus_online = sysconf(_SC_NPROCESSORS_ONLN)};
+  name_cpu(ctx, m->cpu, sizeof m->cpu);
+  find_libraries(ctx, m);
+  if (cli_on_gpu(ctx))
+    cublas_driver_text(m->driver, sizeof m->driver);
   cpu_set_t set;
   m->cpus_allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)m->cpus_online;
   m->memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -52,13 +87,13 @@ static void examine(machine *m)
   }
 }
 
-static void count_kernels(int *available, int *all)
+static void count_kernels(const esmm_ctx *ctx, int *available, int *all)
 {
   *available = 0;
   *all = esmm_kernel_count();
   for (int i = 0; i < *all; i++) {
     esmm_kernel_info info = {.size = sizeof info};
-    if (esmm_kernel_get(i, &info) == ESMM_OK && info.available)
+    if (esmm_kernel_get(ctx, i, &info) == ESMM_OK && info.available)
       ++*available;
   }
 }
@@ -69,17 +104,27 @@ static void add_row(cli_table *table, const char *name, const char *text)
   cli_table_cell(table, CLI_PLAIN, "%s", text);
 }
 
-static void print_table(const esmm_ctx *ctx, const machine *m, const blas_library *libraries, int library_count)
+static void print_table(const esmm_ctx *ctx, const machine *m)
 {
   cli_table *table = cli_table_new("ll", NULL);
   char text[512];
   int available, all;
-  count_kernels(&available, &all);
+  count_kernels(ctx, &available, &all);
   snprintf(text, sizeof text, "%s, source %s", esmm_version_str(), esmm_source_id());
   add_row(table, "esmm", text);
   add_row(table, "device", esmm_ctx_device(ctx));
-  add_row(table, "CPU", esmm_ctx_device_name(ctx));
+  const bool gpu = cli_on_gpu(ctx);
+  const char *reason = esmm_ctx_device_reason(ctx);
+  if (reason[0]) {
+    snprintf(text, sizeof text, "none: %s", reason);
+    add_row(table, "GPU", text);
+  }
+  add_row(table, gpu ? "GPU" : "CPU", esmm_ctx_device_name(ctx));
+  if (m->driver[0])
+    add_row(table, "driver", m->driver);
   add_row(table, "features", esmm_ctx_features(ctx)[0] ? esmm_ctx_features(ctx) : "none that kernels use");
+  if (gpu)
+    add_row(table, "CPU", m->cpu);
   snprintf(text, sizeof text, "%ld online, %d for this process", m->cpus_online, m->cpus_allowed);
   add_row(table, "CPUs", text);
   text[0] = '\0';
@@ -101,10 +146,12 @@ static void print_table(const esmm_ctx *ctx, const machine *m, const blas_librar
   const char *path = esmm_tune_path(ctx);
   add_row(table, "tuning cache", path[0] ? path : "none: neither XDG_CACHE_HOME nor HOME is set");
   add_row(table, "tuned", esmm_is_tuned(ctx) ? "yes" : "no: the plan uses shipped constants; run 'esmm tune'");
-  for (int i = 0; i < library_count; i++)
-    add_row(table, i == 0 ? "dense library" : "", libraries[i].title);
-  if (library_count == 0)
-    add_row(table, "dense library", "none: 'esmm bench' has no baseline (install OpenBLAS or BLIS)");
+  for (int i = 0; i < m->library_count; i++)
+    add_row(table, i == 0 ? "dense library" : "", m->libraries[i]);
+  if (m->library_count == 0)
+    add_row(table, "dense library",
+            gpu ? "none: 'esmm bench' has no baseline (install cuBLAS, or set ESMM_CUBLAS)"
+                : "none: 'esmm bench' has no baseline (install OpenBLAS or BLIS)");
   cli_table_print(table, stdout);
   cli_table_free(table);
 }
@@ -116,13 +163,19 @@ static void json_field(const char *name, const char *text)
   printf(",\n");
 }
 
-static void print_json(const esmm_ctx *ctx, const machine *m, const blas_library *libraries, int library_count)
+static void print_json(const esmm_ctx *ctx, const machine *m)
 {
   printf("{\n");
   json_field("version", esmm_version_str());
   json_field("source_id", esmm_source_id());
   json_field("device", esmm_ctx_device(ctx));
-  json_field("cpu", esmm_ctx_device_name(ctx));
+  json_field("cpu", m->cpu);
+  if (cli_on_gpu(ctx))
+    json_field("gpu", esmm_ctx_device_name(ctx));
+  else
+    printf("  \"gpu\": null,\n");
+  json_field("gpu_driver", m->driver);
+  json_field("no_gpu_because", esmm_ctx_device_reason(ctx));
   json_field("features", esmm_ctx_features(ctx));
   printf("  \"cpus_online\": %ld,\n  \"cpus_allowed\": %d,\n", m->cpus_online, m->cpus_allowed);
   printf("  \"memory_bytes\": %.0f,\n  \"caches\": [", m->memory);
@@ -139,7 +192,7 @@ static void print_json(const esmm_ctx *ctx, const machine *m, const blas_library
   bool first = true;
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
-    if (esmm_kernel_get(i, &info) != ESMM_OK || !info.available)
+    if (esmm_kernel_get(ctx, i, &info) != ESMM_OK || !info.available)
       continue;
     printf("%s", first ? "" : ", ");
     cli_json_string(stdout, info.name);
@@ -148,9 +201,9 @@ static void print_json(const esmm_ctx *ctx, const machine *m, const blas_library
   printf("],\n");
   json_field("tune_path", esmm_tune_path(ctx));
   printf("  \"tuned\": %s,\n  \"dense_libraries\": [", esmm_is_tuned(ctx) ? "true" : "false");
-  for (int i = 0; i < library_count; i++) {
+  for (int i = 0; i < m->library_count; i++) {
     printf("%s", i ? ", " : "");
-    cli_json_string(stdout, libraries[i].title);
+    cli_json_string(stdout, m->libraries[i]);
   }
   printf("]\n}\n");
 }
@@ -158,12 +211,10 @@ static void print_json(const esmm_ctx *ctx, const machine *m, const blas_library
 int cmd_info(int argc, char **argv)
 {
   bool json = false;
-  int64_t threads = 0;
+  cli_machine where = {0};
   const cli_option options[] = {
-      {"json", CLI_FLAG, &json, NULL, "as one JSON object", 0, 0, NULL, NULL},
-      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
-      {0}};
-  const cli_parser parser = {.synopsis = "info [--json] [--threads N]",
+      {"json", CLI_FLAG, &json, NULL, "as one JSON object", 0, 0, NULL, NULL}, CLI_MACHINE_OPTIONS(&where), {0}};
+  const cli_parser parser = {.synopsis = "info [--json] [--device NAME] [--threads N]",
                              .about =
                                  "Shows version, machine, features, kernels, tuning, and the dense libraries found.",
                              .options = options};
@@ -172,15 +223,13 @@ int cmd_info(int argc, char **argv)
   if (status != CLI_GO)
     return status;
   esmm_ctx *ctx;
-  status = cli_context(threads, NULL, &ctx);
+  status = cli_context(&where, NULL, &ctx);
   if (status != CLI_GO)
     return status;
 
   machine m;
-  blas_library libraries[BLAS_LIBRARIES];
-  examine(&m);
-  int library_count = blas_open(libraries, esmm_ctx_threads(ctx));
-  (json ? print_json : print_table)(ctx, &m, libraries, library_count);
+  examine(ctx, &m);
+  (json ? print_json : print_table)(ctx, &m);
   esmm_ctx_free(ctx);
   return CLI_OK;
 }

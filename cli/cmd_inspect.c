@@ -20,7 +20,8 @@ enum { STRIPS = sizeof strips / sizeof *strips };
 
 typedef struct request {
   const char *path, *dims;
-  int64_t m, n, threads;
+  int64_t m, n;
+  cli_machine machine;
 } request;
 
 typedef struct side {
@@ -158,14 +159,18 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
   esmm_status done = esmm_weights_get_info(weights, &info);
   if (done != ESMM_OK)
     return cli_status(ctx, role, done);
-  io_matrix c;
-  int status = cli_matrix_alloc("C", a->rows, info.cols, ESMM_F32, &c);
-  if (status != CLI_GO)
+  esmm_matrix near, c = {0}; /* where the kernels want them: nobody asks about the copying */
+  int status = cli_device_view(ctx, "A", a, &near);
+  if (status == CLI_GO)
+    status = cli_device_alloc(ctx, "C", a->rows, info.cols, ESMM_F32, ESMM_ROW_MAJOR, &c);
+  if (status != CLI_GO) {
+    cli_device_view_free(ctx, a, &near);
     return status;
+  }
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
   verdicts->size = sizeof *verdicts;
-  done = esmm_explain(ctx, a, weights, &c.m, NULL, verdicts, &count);
+  done = esmm_explain(ctx, &near, weights, &c, NULL, verdicts, &count);
   if (done != ESMM_OK) {
     status = cli_status(ctx, role, done);
   } else {
@@ -183,7 +188,8 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
       cli_table_cell(table, CLI_PLAIN, "-");
   }
   free(verdicts);
-  io_matrix_free(&c);
+  cli_device_view_free(ctx, a, &near);
+  cli_device_free(ctx, &c);
   return status;
 }
 
@@ -220,8 +226,7 @@ static cli_table *prediction_table(void)
 
 static void print_prediction(const esmm_ctx *ctx, const cli_table *table)
 {
-  printf("\nPredicted by the plan, the other operand dense, %d thread%s, %s\n", esmm_ctx_threads(ctx),
-         esmm_ctx_threads(ctx) == 1 ? "" : "s",
+  printf("\nPredicted by the plan, the other operand dense, %s, %s\n", cli_workers(ctx),
          esmm_is_tuned(ctx) ? "constants measured here" : "shipped constants ('esmm tune' measures this machine)");
   cli_table_print(table, stdout);
 }
@@ -310,7 +315,7 @@ int cmd_inspect(int argc, char **argv)
        1e6, NULL, NULL},
       {"m", CLI_INT, &r.m, "M", "rows of the dense A that the file is predicted against, as B (default 1024)", 1, 1e6,
        NULL, NULL},
-      {"threads", CLI_INT, &r.threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      CLI_MACHINE_OPTIONS(&r.machine),
       {0}};
   const cli_parser parser = {
       .synopsis = "inspect FILE [options]",
@@ -327,7 +332,7 @@ int cmd_inspect(int argc, char **argv)
   if (status != CLI_GO)
     return status;
   esmm_ctx *ctx;
-  status = cli_context(r.threads, NULL, &ctx);
+  status = cli_context(&r.machine, NULL, &ctx);
   if (status != CLI_GO)
     return status;
   status = is_weights(r.path) ? inspect_weights(ctx, &r) : inspect_matrix(ctx, &r);

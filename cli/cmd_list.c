@@ -3,63 +3,81 @@
  */
 #include "cli.h"
 
+enum { WIDEST = 120 };
+
 static void flags_text(unsigned flags, char *out, size_t bytes)
 {
-  snprintf(out, bytes, "%s%s%s", flags & ESMM_KERNEL_DETERMINISTIC ? "D" : "-", flags & ESMM_KERNEL_SKIPS ? "S" : "-",
-           flags & ESMM_KERNEL_REFERENCE ? "R" : "-");
+  snprintf(out, bytes, "%s%s%s%s", flags & ESMM_KERNEL_DETERMINISTIC ? "D" : "-", flags & ESMM_KERNEL_SKIPS ? "S" : "-",
+           flags & ESMM_KERNEL_REFERENCE ? "R" : "-", flags & ESMM_KERNEL_ABLATION ? "A" : "-");
+}
+
+static void add_row(cli_table *table, const esmm_kernel_info *info)
+{
+  cli_style style = info->available ? CLI_PLAIN : CLI_FAINT;
+  char flags[8];
+  flags_text(info->flags, flags, sizeof flags);
+  cli_table_cell(table, style, "%s", info->name);
+  if (info->number)
+    cli_table_cell(table, style, "%d", info->number);
+  else
+    cli_table_cell(table, style, "-");
+  cli_table_cell(table, style, "%s", info->backend);
+  cli_table_cell(table, style, "%s", info->available ? "yes" : "no");
+  cli_table_cell(table, style, "%s", flags);
+  cli_table_cell(table, style, "%s", info->doc);
+}
+
+static int print_list(const esmm_ctx *ctx, bool names)
+{
+  static const char *const heads[] = {"kernel", "number", "backend", "here", "flags", "what it does"};
+  cli_table *table = cli_table_new("lrllll", heads);
+  int status = CLI_OK;
+  for (int i = 0; i < esmm_kernel_count() && status == CLI_OK; i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    esmm_status got = esmm_kernel_get(ctx, i, &info);
+    if (got != ESMM_OK)
+      status = cli_status(ctx, "list", got);
+    else if (!names)
+      add_row(table, &info);
+    else if (info.available)
+      printf("%s\n", info.name);
+  }
+  if (!names && status == CLI_OK) {
+    cli_table_print_wrapped(table, WIDEST, stdout);
+    printf("\nhere: whether %s can run it. number: place on the ladder of prior work.\n"
+           "Flags: D deterministic, S skips zeros, R reference and A ablation (both run only when asked for)\n",
+           esmm_ctx_device(ctx));
+  }
+  cli_table_free(table);
+  return status;
 }
 
 int cmd_list(int argc, char **argv)
 {
   bool names = false;
+  cli_machine machine = {0};
   const cli_option options[] = {{"names", CLI_FLAG, &names, NULL,
-                                 "only the names of those that this machine can run, one a line", 0, 0, NULL, NULL},
+                                 "only the names of those that the device can run, one a line", 0, 0, NULL, NULL},
+                                CLI_DEVICE_OPTION(&machine.device),
                                 {0}};
   const cli_parser parser = {
-      .synopsis = "list [--names]",
+      .synopsis = "list [--names] [--device NAME]",
       .about = "Lists the kernels. 'esmm bench NAME', '--force NAME' and ESMM_FORCE take a name, or the idea that it\n"
                "starts with (joint, dense, ...).",
       .options = options,
       .notes = "Flags\n"
                "  D  deterministic: the same data and threads give the same bits\n"
                "  S  skips zeros; never used under --strict\n"
-               "  R  reference: for checking, only runs when it is asked for\n"};
+               "  R  reference: for checking, only runs when it is asked for\n"
+               "  A  ablation: kept for comparison, only runs when it is asked for\n"};
   int count;
   int status = cli_parse(&parser, argc, argv, NULL, &count);
   if (status != CLI_GO)
     return status;
-
-  static const char *const heads[] = {"kernel", "number", "backend", "here", "flags", "what it does"};
-  cli_table *table = cli_table_new("lrllll", heads);
-  bool any_number = false;
-  for (int i = 0; i < esmm_kernel_count(); i++) {
-    esmm_kernel_info info = {.size = sizeof info};
-    char flags[8];
-    esmm_status got = esmm_kernel_get(i, &info);
-    if (got != ESMM_OK) {
-      cli_table_free(table);
-      return cli_status(NULL, "list", got);
-    }
-    if (names && info.available)
-      printf("%s\n", info.name);
-    cli_style style = info.available ? CLI_PLAIN : CLI_FAINT;
-    flags_text(info.flags, flags, sizeof flags);
-    cli_table_cell(table, style, "%s", info.name);
-    if (info.number)
-      cli_table_cell(table, style, "%d", info.number);
-    else
-      cli_table_cell(table, style, "-");
-    cli_table_cell(table, style, "%s", info.backend);
-    cli_table_cell(table, style, "%s", info.available ? "yes" : "no");
-    cli_table_cell(table, style, "%s", flags);
-    cli_table_cell(table, style, "%s", info.doc);
-    any_number = any_number || info.number;
-  }
-  if (!names) {
-    cli_table_print(table, stdout);
-    printf("\nFlags: D deterministic, S skips zeros, R reference (runs only when asked for)%s\n",
-           any_number ? "; number: place on the ladder of prior work" : "");
-  }
-  cli_table_free(table);
-  return CLI_OK;
+  esmm_ctx *ctx;
+  status = cli_context(&machine, NULL, &ctx);
+  if (status == CLI_GO)
+    status = print_list(ctx, names);
+  esmm_ctx_free(ctx);
+  return status;
 }

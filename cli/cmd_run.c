@@ -12,7 +12,8 @@
 
 typedef struct request {
   const char *a, *b, *weights, *c, *bias, *out, *save;
-  int64_t dims[3], threads;
+  int64_t dims[3];
+  cli_machine machine;
   bool has_dims, strict, stats, has_alpha, has_beta, has_use;
   double alpha, beta;
   int activation, dtype_c, use;
@@ -137,12 +138,15 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
   return status;
 }
 
-static void print_stats(const esmm_stats *s)
+static void print_stats(const esmm_ctx *ctx, const esmm_stats *s)
 {
+  const char *reason = esmm_ctx_device_reason(ctx);
   cli_table *table = cli_table_new("ll", NULL);
   cli_table_fact(table, "kernel", "%s", s->kernel);
   cli_table_fact(table, "reason", "%s", s->reason);
-  cli_table_fact(table, "threads", "%d", s->threads);
+  cli_table_fact(table, "device", "%s%s%s", esmm_ctx_device(ctx), reason[0] ? "; no GPU: " : "", reason);
+  if (!cli_on_gpu(ctx))
+    cli_table_fact(table, "threads", "%d", s->threads);
   if (s->strip_rows > 0)
     cli_table_fact(table, "strips", "%lld rows of A, %lld columns of B", (long long)s->strip_rows,
                    (long long)s->strip_cols);
@@ -158,6 +162,8 @@ static void print_stats(const esmm_stats *s)
                    cli_number(s->flop_useful / s->seconds_total * 1e-9, 3),
                    cli_number(s->flop_dense / s->seconds_total * 1e-9, 3));
   cli_table_fact(table, "weights", "%s", cli_bytes((double)s->weights_bytes));
+  if (cli_on_gpu(ctx))
+    cli_table_fact(table, "staged", "%s copied between host and GPU", cli_bytes((double)s->staged_bytes));
   cli_table_print(table, stdout);
   cli_table_free(table);
 }
@@ -185,7 +191,7 @@ static int save_weights(esmm_ctx *ctx, const request *r, const operands *o)
   return CLI_GO;
 }
 
-static int save_product(const request *r, const operands *o, const esmm_stats *stats)
+static int save_product(const esmm_ctx *ctx, const request *r, const operands *o, const esmm_stats *stats)
 {
   char error[IO_ERROR_BYTES];
   if (io_npy_write(r->out, &o->c.m, error, sizeof error) != 0)
@@ -194,7 +200,7 @@ static int save_product(const request *r, const operands *o, const esmm_stats *s
          esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats->kernel,
          cli_seconds(stats->seconds_total));
   if (r->stats)
-    print_stats(stats);
+    print_stats(ctx, stats);
   return CLI_GO;
 }
 
@@ -216,7 +222,7 @@ static int run(esmm_ctx *ctx, const request *r, operands *o)
   if (status == CLI_GO && r->save)
     status = save_weights(ctx, r, o);
   if (status == CLI_GO && r->a)
-    status = save_product(r, o, &stats);
+    status = save_product(ctx, r, o, &stats);
   return status == CLI_GO ? CLI_OK : status;
 }
 
@@ -245,7 +251,7 @@ int cmd_run(int argc, char **argv)
       {"strict", CLI_FLAG, &r.strict, NULL, "no skipping: zeros meet Inf and NaN as IEEE says", 0, 0, NULL, NULL},
       {"use", CLI_CHOICE, &r.use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,
        "any|decode|large-m", &r.has_use},
-      {"threads", CLI_INT, &r.threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
+      CLI_MACHINE_OPTIONS(&r.machine),
       {"stats", CLI_FLAG, &r.stats, NULL, "print kernel, densities and times", 0, 0, NULL, NULL},
       {0}};
   const cli_parser parser = {.synopsis = "run --a FILE --b FILE --out FILE.npy [options]",
@@ -264,7 +270,7 @@ int cmd_run(int argc, char **argv)
     return status;
 
   esmm_ctx *ctx;
-  status = cli_context(r.threads, r.force, &ctx);
+  status = cli_context(&r.machine, r.force, &ctx);
   if (status != CLI_GO)
     return status;
   operands o = {0};

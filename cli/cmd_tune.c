@@ -6,15 +6,14 @@
 int cmd_tune(int argc, char **argv)
 {
   bool dry_run = false;
-  int64_t threads = 0;
-  const cli_option options[] = {
-      {"dry-run", CLI_FLAG, &dry_run, NULL, "measure, but save nothing", 0, 0, NULL, NULL},
-      {"threads", CLI_INT, &threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL},
-      {0}};
+  cli_machine machine = {0};
+  const cli_option options[] = {{"dry-run", CLI_FLAG, &dry_run, NULL, "measure, but save nothing", 0, 0, NULL, NULL},
+                                CLI_MACHINE_OPTIONS(&machine),
+                                {0}};
   const cli_parser parser = {
-      .synopsis = "tune [--dry-run] [--threads N]",
+      .synopsis = "tune [--dry-run] [--device NAME] [--threads N]",
       .about =
-          "Measures how fast each kernel is on this machine. The plan uses the result to choose between them; it is\n"
+          "Measures how fast each kernel is on this device. The plan uses the result to choose between them; it is\n"
           "kept in a file that later runs find. Do it again after a change of hardware, on an idle machine.",
       .options = options};
   int count;
@@ -23,7 +22,7 @@ int cmd_tune(int argc, char **argv)
     return status;
 
   esmm_ctx *ctx;
-  status = cli_context(threads, NULL, &ctx);
+  status = cli_context(&machine, NULL, &ctx);
   if (status != CLI_GO)
     return status;
   const char *path = esmm_tune_path(ctx);
@@ -39,8 +38,7 @@ int cmd_tune(int argc, char **argv)
     if (tuned != ESMM_OK) {
       status = cli_status(ctx, "cache", tuned);
     } else {
-      printf("measured in %s with %d thread%s, ", cli_seconds(seconds), esmm_ctx_threads(ctx),
-             esmm_ctx_threads(ctx) == 1 ? "" : "s");
+      printf("measured in %s %s %s, ", cli_seconds(seconds), cli_on_gpu(ctx) ? "on" : "with", cli_workers(ctx));
       printf(dry_run ? "not saved\n" : "saved in %s\n", path);
       status = CLI_OK;
     }

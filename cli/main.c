@@ -14,6 +14,7 @@ static const cli_command commands[] = {
     {"info", "show the machine, its features and the caches", cmd_info},
     {"check", "run a quick self-test", cmd_check},
     {"tune", "measure this machine for the plan", cmd_tune},
+    {"profile", "show what Nsight Compute says of the kernels on a GPU", cmd_profile},
 };
 
 enum { COMMANDS = sizeof commands / sizeof *commands };
@@ -47,11 +48,14 @@ static void print_overview(FILE *out)
                "  --help     this text; 'esmm help COMMAND' or 'esmm COMMAND --help' for one command\n"
                "  --version  version and source id\n"
                "\nEnvironment\n"
-               "  ESMM_THREADS                threads to use (default: the CPUs this process may run on)\n"
-               "  ESMM_FORCE                  kernel for every product\n"
-               "  ESMM_OPENBLAS, ESMM_BLIS    library files that bench compares with\n"
-               "  XDG_CACHE_HOME              where the tuning cache lies (default: ~/.cache)\n"
-               "  NO_COLOR                    no colour on a terminal\n");
+               "  ESMM_DEVICE     auto, cpu, cuda or cuda:N (default auto: the first GPU that works, else the CPU)\n"
+               "  ESMM_THREADS    threads to use (default: the CPUs this process may run on)\n"
+               "  ESMM_FORCE      kernel for every product\n"
+               "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_CUBLAS\n"
+               "                  library files that bench compares with\n"
+               "  ESMM_NCU        Nsight Compute's ncu, for profile\n"
+               "  XDG_CACHE_HOME  where the tuning cache lies (default: ~/.cache)\n"
+               "  NO_COLOR        no colour on a terminal\n");
 }
 
 static int run_command(const cli_command *command, int argc, char **argv)

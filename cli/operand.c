@@ -58,19 +58,136 @@ int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from,
 
 /* ---- contexts ---- */
 
-int cli_context(int64_t threads, const char *force, esmm_ctx **ctx)
+int cli_check_device(const char *what, const char *device)
+{
+  static const char *const names[] = {"auto", "cpu", "cuda"};
+  enum { NAMES = sizeof names / sizeof *names };
+  for (int i = 0; i < NAMES; i++)
+    if (strcmp(device, names[i]) == 0)
+      return CLI_GO;
+  const char *number = strncmp(device, "cuda:", 5) == 0 ? device + 5 : "";
+  if (number[0] && !number[strspn(number, "0123456789")] && strlen(number) <= 4)
+    return CLI_GO;
+  const char *near = number[0] ? NULL : cli_closest(device, names, NAMES);
+  return near ? cli_usage("%s: %s is no device; did you mean %s?", what, device, near)
+              : cli_usage("%s: %s is no device: it is auto, cpu, cuda or cuda:N", what, device);
+}
+
+int cli_context(const cli_machine *machine, const char *force, esmm_ctx **ctx)
 {
   char error[512] = "";
-  esmm_ctx_opts opts = {
-      .size = sizeof opts, .threads = (int)threads, .force = force, .error = error, .error_size = sizeof error};
+  esmm_ctx_opts opts = {.size = sizeof opts,
+                        .device = machine->device,
+                        .threads = (int)machine->threads,
+                        .force = force,
+                        .error = error,
+                        .error_size = sizeof error};
   *ctx = NULL;
+  const char *variable = getenv("ESMM_DEVICE");
+  int named = machine->device         ? cli_check_device("--device", machine->device)
+              : variable && *variable ? cli_check_device("ESMM_DEVICE", variable)
+                                      : CLI_GO;
+  if (named != CLI_GO)
+    return named;
   esmm_status status = esmm_ctx_create(ctx, &opts);
   if (status == ESMM_OK)
     return CLI_GO;
   const char *text = error[0] ? error : esmm_status_str(status);
-  bool asked = status == ESMM_ERR_ARGUMENT || status == ESMM_ERR_UNKNOWN_KERNEL || status == ESMM_ERR_DEVICE;
+  bool asked = status == ESMM_ERR_ARGUMENT || status == ESMM_ERR_UNKNOWN_KERNEL;
+  bool absent = status == ESMM_ERR_DEVICE || status == ESMM_ERR_DRIVER;
+  const char *device = machine->device ? machine->device : variable;
+  if (absent && device)
+    return cli_failed("%s %s: %s; cpu and auto need no GPU", machine->device ? "--device" : "ESMM_DEVICE", device,
+                      text);
   return asked ? cli_usage("%s", text) : cli_failed("%s", text);
 }
+
+bool cli_on_gpu(const esmm_ctx *ctx)
+{
+  return strncmp(esmm_ctx_device(ctx), "cuda", 4) == 0;
+}
+
+const char *cli_workers(const esmm_ctx *ctx)
+{
+  static char text[48];
+  int threads = esmm_ctx_threads(ctx);
+  if (cli_on_gpu(ctx))
+    snprintf(text, sizeof text, "%s", esmm_ctx_device(ctx));
+  else
+    snprintf(text, sizeof text, "%d thread%s", threads, threads == 1 ? "" : "s");
+  return text;
+}
+
+void cli_print_no_gpu(const esmm_ctx *ctx, int width, FILE *out)
+{
+  const char *reason = esmm_ctx_device_reason(ctx);
+  if (reason[0])
+    cli_print(out, CLI_FAINT, "%-*s none: %s\n", width, "GPU", reason);
+}
+
+/* ---- device memory ---- */
+
+static int ordinal_of(const esmm_ctx *ctx)
+{
+  const char *colon = strchr(esmm_ctx_device(ctx), ':');
+  return colon ? (int)strtol(colon + 1, NULL, 10) : 0;
+}
+
+int cli_device_alloc(esmm_ctx *ctx, const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order,
+                     esmm_matrix *out)
+{
+  size_t bytes = 0;
+  const bool gpu = cli_on_gpu(ctx);
+  *out = (esmm_matrix){.rows = rows,
+                       .cols = cols,
+                       .ld = order == ESMM_ROW_MAJOR ? cols : rows,
+                       .dtype = dtype,
+                       .order = order,
+                       .place = gpu ? ESMM_DEVICE : ESMM_HOST,
+                       .device = gpu ? ordinal_of(ctx) : 0};
+  if (rows < 0 || cols < 0 || __builtin_mul_overflow((size_t)rows, (size_t)cols, &bytes) ||
+      __builtin_mul_overflow(bytes, esmm_dtype_size(dtype), &bytes))
+    return cli_failed("%s: a matrix of %lld x %lld is too large", what, (long long)rows, (long long)cols);
+  esmm_status status = esmm_memory_alloc(ctx, bytes ? bytes : 1, &out->data);
+  if (status == ESMM_OK)
+    return CLI_GO;
+  out->data = NULL;
+  return cli_status(ctx, what, status);
+}
+
+int cli_device_copy(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, esmm_order order,
+                    esmm_matrix *out)
+{
+  int status = cli_device_alloc(ctx, what, from->rows, from->cols, dtype, order, out);
+  if (status != CLI_GO)
+    return status;
+  esmm_status copied = esmm_matrix_copy(ctx, from, out);
+  if (copied == ESMM_OK)
+    return CLI_GO;
+  status = cli_status(ctx, what, copied);
+  cli_device_free(ctx, out);
+  return status;
+}
+
+void cli_device_free(esmm_ctx *ctx, esmm_matrix *matrix)
+{
+  esmm_memory_free(ctx, matrix->data);
+  matrix->data = NULL;
+}
+
+int cli_device_view(esmm_ctx *ctx, const char *what, const esmm_matrix *host, esmm_matrix *out)
+{
+  *out = *host;
+  return cli_on_gpu(ctx) ? cli_device_copy(ctx, what, host, host->dtype, host->order, out) : CLI_GO;
+}
+
+void cli_device_view_free(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *view)
+{
+  if (view->data != host->data)
+    cli_device_free(ctx, view);
+}
+
+/* ---- tuning ---- */
 
 int cli_tune_once(esmm_ctx *ctx)
 {

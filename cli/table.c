@@ -167,41 +167,76 @@ void cli_table_rule(cli_table *table)
   table->rule_next = table->count > table->heads;
 }
 
-void cli_table_print(const cli_table *table, FILE *out)
+/* How many bytes of text to print on this line: all of it, or up to a blank that is at most `width` columns away. */
+static size_t line_end(const char *text, int width)
+{
+  if (cli_width(text) <= width)
+    return strlen(text);
+  size_t end = 0;
+  for (size_t i = 1; text[i]; i++) /* nearly all texts are ASCII: a byte is at least as wide as it looks */
+    if (text[i] == ' ' && (int)i <= width)
+      end = i;
+  return end ? end : strcspn(text, " ");
+}
+
+/* The cells of a last column that go on: each line is indented to where the column starts. */
+static void print_last(FILE *out, const cell *c, int indent, int width)
+{
+  const char *at = c->text;
+  for (;;) {
+    size_t end = width > 0 ? line_end(at, width) : strlen(at);
+    cli_print(out, c->style, "%.*s", (int)end, at);
+    at += end + strspn(at + end, " ");
+    if (!*at)
+      return;
+    fprintf(out, "\n%*s", indent, "");
+  }
+}
+
+void cli_table_print_wrapped(const cli_table *table, int width, FILE *out)
 {
   size_t columns = (size_t)table->columns;
   int *widths = cli_alloc(columns, sizeof *widths);
   int total = 2 * (table->columns - 1);
   for (size_t i = 0; i < table->count; i++) {
-    int width = cli_width(table->cells[i].text);
-    if (width > widths[i % columns])
-      widths[i % columns] = width;
+    int cell_width = cli_width(table->cells[i].text);
+    if (cell_width > widths[i % columns])
+      widths[i % columns] = cell_width;
   }
   for (size_t i = 0; i < columns; i++)
     total += widths[i];
+  const int indent = total - widths[columns - 1], room = width > indent ? width - indent : 0;
 
   for (size_t i = 0; i < table->count; i++) {
     const cell *c = &table->cells[i];
     size_t column = i % columns;
     if (c->rule && column == 0) {
-      for (int j = 0; j < total; j++)
+      for (int j = 0; j < total && (width == 0 || j < width); j++)
         fputc('-', out);
       fputc('\n', out);
     }
     /* Blanks are owed until something follows them, so that no line ends in one. */
     int blanks = widths[column] - cli_width(c->text);
-    bool right = table->align[column] == 'r';
+    bool right = table->align[column] == 'r', last = column == columns - 1;
     fprintf(out, "%*s", right && c->text[0] ? blanks : 0, "");
-    cli_print(out, c->text[0] ? c->style : CLI_PLAIN, "%s", c->text);
+    if (last && c->text[0])
+      print_last(out, c, indent, room);
+    else
+      cli_print(out, c->text[0] ? c->style : CLI_PLAIN, "%s", c->text);
     bool more = false;
     for (size_t j = i + 1; j < table->count && j % columns; j++)
       more = more || table->cells[j].text[0];
     if (more)
       fprintf(out, "%*s", 2 + (right && c->text[0] ? 0 : blanks), "");
-    if (column == columns - 1 || i + 1 == table->count)
+    if (last || i + 1 == table->count)
       fputc('\n', out);
   }
   free(widths);
+}
+
+void cli_table_print(const cli_table *table, FILE *out)
+{
+  cli_table_print_wrapped(table, 0, out);
 }
 
 void cli_table_free(cli_table *table)

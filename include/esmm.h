@@ -15,7 +15,8 @@
  *
  * Rules that hold everywhere
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
- *   value, new handles are NULL, C keeps what it held, and files keep their old content.
+ *   value, new handles are NULL, C keeps what it held (on a GPU: unless work on it had begun), and files keep their old
+ *   content.
  * - The library never prints, never exits, never aborts. The OpenMP runtime it is built with may: GNU's ends the
  *   process when the system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
@@ -69,9 +70,13 @@ typedef enum esmm_status {
   ESMM_ERR_OVERFLOW = 14,       /* a size in bytes that does not fit in memory's address range */
   ESMM_ERR_OVERLAP = 15,        /* C shares memory with A */
   ESMM_ERR_MEMORY = 20,         /* an allocation failed */
+  ESMM_ERR_DEVICE_MEMORY = 21,  /* the GPU has too little free memory for this */
   ESMM_ERR_UNSUPPORTED = 30,    /* no kernel, or not the forced one, can do this; the text says why */
   ESMM_ERR_UNKNOWN_KERNEL = 31, /* a kernel name that is not in the list */
-  ESMM_ERR_DEVICE = 40,         /* an unknown device name, or a device that is not there */
+  ESMM_ERR_DEVICE = 40,         /* an unknown device name, or a device that is not there or not supported */
+  ESMM_ERR_DRIVER = 41,         /* no NVIDIA driver, or one that is too old */
+  ESMM_ERR_DEVICE_LOST = 42,    /* the GPU stopped or a kernel crashed: nothing on this device works any more */
+  ESMM_ERR_DRIVER_CALL = 43,    /* another failure of a driver call; the text names it */
   ESMM_ERR_IO = 50,             /* the operating system refused; the text has its reason */
   ESMM_ERR_FORMAT = 51,         /* not a weights file, or one whose fields contradict each other */
   ESMM_ERR_TRUNCATED = 52,      /* a file that ends too early */
@@ -99,7 +104,8 @@ typedef struct esmm_allocator {
 
 typedef struct esmm_ctx_opts {
   size_t size;
-  const char *device;              /* "auto" (default), "cpu" */
+  const char *device;              /* "auto": the first NVIDIA GPU that works, else the CPU; "cpu"; "cuda", "cuda:0",
+                                      "cuda:1", ... NULL: ESMM_DEVICE, else "auto" */
   int threads;                     /* 0: ESMM_THREADS, else the CPUs this process may run on; at most 1024 */
   const char *force;               /* kernel for every call; NULL: ESMM_FORCE, else the plan decides */
   const esmm_allocator *allocator; /* NULL: the system's. Must outlive the context and all weights made with it */
@@ -112,43 +118,71 @@ ESMM_API esmm_status esmm_ctx_create(esmm_ctx **ctx, const esmm_ctx_opts *opts);
 ESMM_API void esmm_ctx_free(esmm_ctx *ctx);
 ESMM_API const char *esmm_ctx_error(const esmm_ctx *ctx); /* text of the last failure, "" when there was none */
 ESMM_API int esmm_ctx_threads(const esmm_ctx *ctx);
-ESMM_API const char *esmm_ctx_device(const esmm_ctx *ctx);      /* "cpu" */
-ESMM_API const char *esmm_ctx_device_name(const esmm_ctx *ctx); /* "AMD EPYC 9634 84-Core Processor" */
-ESMM_API const char *esmm_ctx_features(const esmm_ctx *ctx);    /* "avx2 fma f16c bmi2 avx512" */
+ESMM_API const char *esmm_ctx_device(const esmm_ctx *ctx);      /* "cpu", "cuda:0" */
+ESMM_API const char *esmm_ctx_device_name(const esmm_ctx *ctx); /* "AMD EPYC 9634 84-Core Processor", "NVIDIA H200" */
+ESMM_API const char *esmm_ctx_features(const esmm_ctx *ctx);    /* "avx2 fma f16c bmi2 avx512", "sm_90, 132 SMs" */
+/* Why "auto" became the CPU ("libcuda.so.1: cannot open shared object file: ..."); "" otherwise. */
+ESMM_API const char *esmm_ctx_device_reason(const esmm_ctx *ctx);
+
+/*
+ * Work on a GPU is asynchronous: esmm_matmul puts it on a stream and returns, unless an operand lies in host memory or
+ * statistics are asked for. Streams are CUstream or cudaStream_t handles passed as void *; NULL is the default stream.
+ * The library works in the device's primary context, so pointers and streams of the CUDA runtime, PyTorch and others
+ * are valid here and the other way round. Calls of one context on several streams are put in order by the library.
+ * A call may be captured into a CUDA graph once the same call has run outside the capture.
+ */
+ESMM_API esmm_status esmm_ctx_synchronize(esmm_ctx *ctx); /* waits for all work of this context */
+
+/* Memory of the context's device (host memory on a CPU), aligned to 256 bytes. Free accepts NULL and waits for the
+   device. */
+ESMM_API esmm_status esmm_memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr);
+ESMM_API void esmm_memory_free(esmm_ctx *ctx, void *ptr);
+
+/* Seconds of device time between start and stop on a stream (of wall time on a CPU). */
+typedef struct esmm_timer esmm_timer;
+ESMM_API esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer);
+ESMM_API void esmm_timer_free(esmm_timer *timer); /* before its context */
+ESMM_API esmm_status esmm_timer_start(esmm_timer *timer, void *stream);
+ESMM_API esmm_status esmm_timer_stop(esmm_timer *timer, void *stream);
+ESMM_API esmm_status esmm_timer_seconds(esmm_timer *timer, double *seconds); /* waits for the stop */
 
 /* ------------------------------------------------------------------------------------------------ matrix */
 
 typedef enum esmm_dtype { ESMM_F32 = 0, ESMM_BF16 = 1, ESMM_F16 = 2 } esmm_dtype;
 typedef enum esmm_order { ESMM_ROW_MAJOR = 0, ESMM_COL_MAJOR = 1 } esmm_order;
-typedef enum esmm_place { ESMM_HOST = 0 } esmm_place; /* where data lies */
+typedef enum esmm_place { ESMM_HOST = 0, ESMM_DEVICE = 1 } esmm_place; /* where data lies */
 
 /* data: aligned to its elements. ld: elements from one row (ROW_MAJOR) or column (COL_MAJOR) to the next; 0 means
- * tightly packed. */
+ * tightly packed. A context of a GPU takes matrices in its own memory and in the host's: those it copies there and back
+ * (esmm_stats.staged_bytes). */
 typedef struct esmm_matrix {
   void *data;
   int64_t rows, cols, ld;
   esmm_dtype dtype;
   esmm_order order;
   esmm_place place;
-  int device; /* 0 for host memory */
+  int device; /* which GPU, for ESMM_DEVICE: 0 for cuda:0; 0 for host memory */
 } esmm_matrix;
 
 ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);     /* bytes of an element; 0 for an unknown dtype */
 ESMM_API const char *esmm_dtype_str(esmm_dtype dtype); /* "f32", "bf16", "f16" */
 
-/* Copies src to dst of the same shape, converting dtype and order. They must not share memory. */
+/* Copies src to dst of the same shape, converting dtype and order, between host and device too, and waits until it is
+   done. They must not share memory. */
 ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
 
 /* ------------------------------------------------------------------------------------------------ weights */
 
-typedef struct esmm_weights esmm_weights; /* prepared B: immutable, shareable between contexts */
+/* Prepared B: immutable, shareable between contexts of one device: a GPU's lie in its memory. */
+typedef struct esmm_weights esmm_weights;
 
 typedef enum esmm_use {
   ESMM_USE_ANY = 0, /* any m: keeps two forms of B, at most twice its bytes (rows are padded to 64 bytes, panels to 32
                         columns: narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
-} esmm_use;
+} esmm_use; /* on a GPU: strips of 32 columns, as fp32; and, for B of fp32, a second form for dense kernels, unless used
+               for decode or max_bytes_ratio is below 2 */
 
 typedef struct esmm_prepare_opts {
   size_t size;
@@ -156,6 +190,7 @@ typedef struct esmm_prepare_opts {
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
   double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels and
                              cache lines is not counted */
+  void *stream;           /* GPU: B is ready in this stream's order. esmm_prepare waits for its own work */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {
@@ -228,20 +263,22 @@ typedef struct esmm_matmul_opts {
   size_t size;
   const float *alpha; /* NULL: 1 */
   const float *beta;  /* NULL: 0 */
-  const float *bias;  /* [n], added to every row before the activation; must not lie in C; NULL: none */
+  const float *bias;  /* [n], added to every row before the activation; must not lie in C; NULL: none. In device memory
+                         where C is, else in the host's */
   esmm_activation activation;
   int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
   const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
                                     anything to multiply. Overrides the context's */
-  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: the joint kernel then does not scan A. Must
-                                    be of this A: a term whose bit is 0 may or may not be part of the sum */
+  const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: the CPU's joint kernel then does not scan A.
+                                    Must be of this A: a term whose bit is 0 may or may not be part of the sum */
+  void *stream;                  /* GPU: the work goes there */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats {
   size_t size;
-  char kernel[32];  /* which ran */
-  char reason[160]; /* why: "cheapest of 3: 12.1 ms, then dense_f32_avx2 with 88 ms" */
-  int threads;
+  char kernel[32];        /* which ran */
+  char reason[160];       /* why: "cheapest of 3: 12.1 ms, then dense_f32_avx2 with 88 ms" */
+  int threads;            /* of the CPU; 0 on a GPU */
   int64_t strip_rows;     /* of A in that kernel; 0 where it has none */
   int64_t strip_cols;     /* of B */
   double density_a;       /* element density of A, from the plan's sample */
@@ -251,11 +288,12 @@ typedef struct esmm_stats {
   double skipped_share;    /* 1 - useful / dense FLOP */
   double flop_useful;      /* 2 * multiplied terms */
   double flop_dense;       /* 2 * m * n * k */
-  double seconds_plan;     /* sampling A and choosing */
+  double seconds_plan;     /* sampling A and choosing. On a GPU these are its seconds */
   double seconds_extract;  /* scanning and packing A (the slowest thread) */
-  double seconds_multiply; /* the rest */
-  double seconds_total;
+  double seconds_multiply; /* the rest, without copies between host and GPU */
+  double seconds_total;    /* with them */
   size_t weights_bytes;
+  size_t staged_bytes; /* copied between host and GPU by this call, because an operand lies in host memory */
 } esmm_stats;
 
 /* C must not overlap A. A stats pointer that is not NULL needs its size field set. */
@@ -267,21 +305,23 @@ ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm
 enum {
   ESMM_KERNEL_DETERMINISTIC = 1, /* same data, same threads: same bits */
   ESMM_KERNEL_SKIPS = 2,         /* may skip zeros; never used under strict */
-  ESMM_KERNEL_REFERENCE = 4      /* for checking: only runs when forced */
+  ESMM_KERNEL_REFERENCE = 4,     /* for checking: only runs when forced */
+  ESMM_KERNEL_ABLATION = 8       /* kept for comparison: only runs when forced */
 };
 
 typedef struct esmm_kernel_info {
   size_t size;
   const char *name;    /* "joint_f32_avx2" */
   const char *doc;     /* one line */
-  const char *backend; /* "cpu" */
+  const char *backend; /* "cpu", "cuda" */
   int number;          /* its place on the ladder of prior work, or 0 */
   unsigned flags;      /* ESMM_KERNEL_... */
-  int available;       /* 1: this machine has what it needs */
+  int available;       /* 1: the context can run it: its backend is the context's, and the device has what it needs */
 } esmm_kernel_info;
 
 ESMM_API int esmm_kernel_count(void);
-ESMM_API esmm_status esmm_kernel_get(int index, esmm_kernel_info *info); /* ordered by name; set info->size */
+/* Ordered by name; set info->size. ctx NULL: as for a context of the CPU. */
+ESMM_API esmm_status esmm_kernel_get(const esmm_ctx *ctx, int index, esmm_kernel_info *info);
 
 typedef struct esmm_verdict {
   size_t size;        /* of one element of the array: set it in the first */

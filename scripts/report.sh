@@ -1,6 +1,5 @@
 #!/bin/sh
 # Says what the build found: compiler, OpenMP, nvcc, and the dense libraries that the benchmark will open.
-have() { command -v "$1" >/dev/null 2>&1; }
 library() {
   for dir in /usr/lib /usr/lib64 /usr/local/lib "/usr/lib/$(uname -m)-linux-gnu" $(printf '%s' "${LD_LIBRARY_PATH:-}" | tr ':' ' '); do
     [ -e "$dir/$1" ] && { echo "$dir/$1"; return; }
@@ -15,10 +14,6 @@ else
 fi
 echo "compiler   $(${CC:-gcc} --version 2>/dev/null | head -n 1) for $ARCH"
 echo "OpenMP     $openmp"
-if have nvcc; then
-  echo "nvcc       $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'): no CUDA backend yet, the build is for the CPU"
-else
-  echo "nvcc       not found: the build is for the CPU"
-fi
+echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"
 echo "BLIS       $(library libblis.so.4 'apt-get install libblis4-pthread')"

@@ -3,8 +3,8 @@
  * else, so that nothing behind this file has to distrust its input.
  */
 #include "convert.h"
+#include "cuda/cuda.h"
 #include "epilogue.h"
-#include "kernel.h"
 #include "source_id.h"
 
 #include <math.h>
@@ -48,12 +48,20 @@ const char *esmm_status_str(esmm_status status)
     return "operands overlap";
   case ESMM_ERR_MEMORY:
     return "out of memory";
+  case ESMM_ERR_DEVICE_MEMORY:
+    return "out of GPU memory";
   case ESMM_ERR_UNSUPPORTED:
     return "unsupported";
   case ESMM_ERR_UNKNOWN_KERNEL:
     return "unknown kernel";
   case ESMM_ERR_DEVICE:
     return "no such device";
+  case ESMM_ERR_DRIVER:
+    return "no usable NVIDIA driver";
+  case ESMM_ERR_DEVICE_LOST:
+    return "the GPU is lost";
+  case ESMM_ERR_DRIVER_CALL:
+    return "a driver call failed";
   case ESMM_ERR_IO:
     return "input or output failed";
   case ESMM_ERR_FORMAT:
@@ -80,6 +88,23 @@ const char *esmm_dtype_str(esmm_dtype dtype)
 
 /* ---- checks ---- */
 
+static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_matrix *m)
+{
+  if (m->place != ESMM_HOST && m->place != ESMM_DEVICE)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->place is %d, which is no esmm_place", what, (int)m->place);
+  if (m->place == ESMM_HOST)
+    return m->device == 0 ? ESMM_OK
+                          : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->device is %d; host memory has 0", what, m->device);
+  if (!ctx->cuda)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                     "%s->place is ESMM_DEVICE, but this context is of the CPU: it takes matrices in host memory",
+                     what);
+  if (m->device != esmm_cuda_get(ctx)->ordinal)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but this context is of %s: copy it there first", what,
+                     m->device, ctx->device);
+  return ESMM_OK;
+}
+
 esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix *m, esmm_matrix *out)
 {
   if (!m)
@@ -92,10 +117,9 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
     return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)m->dtype);
   if (m->order != ESMM_ROW_MAJOR && m->order != ESMM_COL_MAJOR)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)m->order);
-  if (m->place != ESMM_HOST)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->place is %d, which is no esmm_place", what, (int)m->place);
-  if (m->device != 0)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->device is %d; host memory has 0", what, m->device);
+  const esmm_status placed = check_place(ctx, what, m);
+  if (placed != ESMM_OK)
+    return placed;
   const int64_t inner = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
   const int64_t outer = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
   const int64_t ld = m->ld == 0 ? inner : m->ld;
@@ -139,13 +163,13 @@ static size_t extent(const esmm_matrix *m)
   return outer == 0 || inner == 0 ? 0 : (size_t)((outer - 1) * m->ld + inner) * esmm_dtype_size(m->dtype);
 }
 
-/* Do they share an element? Slices side by side in one buffer, of equal leading dimension, lie within each other's
-   extent and do not. */
+/* Do they share an element? Host and device addresses never do. Slices side by side in one buffer, of equal leading
+   dimension, lie within each other's extent and do not. */
 static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
 {
   const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
   const size_t x_bytes = extent(x), y_bytes = extent(y);
-  if (x_bytes == 0 || y_bytes == 0 || x0 >= y0 + y_bytes || y0 >= x0 + x_bytes)
+  if (x->place != y->place || x_bytes == 0 || y_bytes == 0 || x0 >= y0 + y_bytes || y0 >= x0 + x_bytes)
     return false;
   const size_t x_size = esmm_dtype_size(x->dtype), y_size = esmm_dtype_size(y->dtype), stride = (size_t)x->ld * x_size;
   if (x->order != y->order || stride != (size_t)y->ld * y_size)
@@ -174,6 +198,8 @@ esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix 
                      (long long)from.cols, (long long)to.rows, (long long)to.cols);
   if (overlap(&from, &to))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "dst (%p) shares memory with src (%p)", to.data, from.data);
+  if (from.place == ESMM_DEVICE || to.place == ESMM_DEVICE)
+    return esmm_cuda_matrix_copy(ctx, &from, &to);
   /* Along dst's own rows (or columns): writes stay together. */
   const bool by_rows = to.order == ESMM_ROW_MAJOR;
   const int64_t outer = by_rows ? to.rows : to.cols, inner = by_rows ? to.cols : to.rows;
@@ -207,7 +233,7 @@ esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare
   if (!(o.max_bytes_ratio >= 0.0) || isinf(o.max_bytes_ratio))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
                      o.max_bytes_ratio);
-  return esmm_prepare_checked(ctx, &checked, &o, weights);
+  return ctx->cuda ? esmm_cuda_prepare(ctx, &checked, &o, weights) : esmm_prepare_checked(ctx, &checked, &o, weights);
 }
 
 esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info)
@@ -232,6 +258,22 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
 
 /* ---- product ---- */
 
+/* Prepared weights lie where they were prepared. */
+static esmm_status check_weights(esmm_ctx *ctx, const esmm_weights *w)
+{
+  if (!w)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  const int mine = ctx->cuda ? esmm_cuda_get(ctx)->ordinal : -1, theirs = w->cuda ? w->cuda->ordinal : -1;
+  if (mine == theirs)
+    return ESMM_OK;
+  char where[16] = "the CPU";
+  if (theirs >= 0)
+    (void)snprintf(where, sizeof where, "cuda:%d", theirs);
+  return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                   "the weights were prepared on %s, but this context is of %s: prepare them here", where,
+                   ctx->cuda ? ctx->device : "the CPU");
+}
+
 static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
                                 const esmm_matmul_opts *opts, esmm_matmul_opts *o, esmm_problem *p)
 {
@@ -239,8 +281,8 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   memset(o, 0, sizeof *o);
   o->size = sizeof *o;
   esmm_status status = esmm_check_matrix(ctx, "a", a, &p->a);
-  if (status == ESMM_OK && !w)
-    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  if (status == ESMM_OK)
+    status = check_weights(ctx, w);
   if (status == ESMM_OK)
     status = esmm_check_matrix(ctx, "c", c, &p->c);
   if (status == ESMM_OK)
@@ -255,7 +297,7 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
                      (long long)c->cols, (long long)a->rows, (long long)w->n);
   if (overlap(&p->a, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
-  esmm_matrix bias = {.rows = 1, .cols = w->n, .ld = w->n};
+  esmm_matrix bias = {.rows = 1, .cols = w->n, .ld = w->n, .place = p->c.place};
   memcpy(&bias.data, &o->bias, sizeof bias.data); /* only looked at, whatever its const */
   if (o->bias && overlap(&bias, &p->c))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "opts->bias (%p) lies in c (%p)", bias.data, p->c.data);
@@ -308,9 +350,9 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   esmm_choice choices[ESMM_MAX_KERNELS];
   const double start = esmm_now();
   int chosen;
-  const esmm_status status = esmm_plan(ctx, p, force, choices, &chosen);
-  if (status != ESMM_OK)
-    return status;
+  const esmm_status planned = esmm_plan(ctx, p, force, choices, &chosen);
+  if (planned != ESMM_OK)
+    return planned;
   const esmm_kernel *kernel = choices[chosen].kernel;
   p->strip_rows = choices[chosen].strip_rows;
   const size_t bytes = kernel->workspace(p);
@@ -325,9 +367,10 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
     if (p->strip_rows == (int64_t)1 << i)
       s->strip_density_a = p->sample.strip[i];
-  kernel->run(p, scratch, s);
+  const esmm_status ran = kernel->run(ctx, p, scratch, s);
   s->seconds_total = esmm_now() - start;
-  return ESMM_OK;
+  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
+  return ran;
 }
 
 esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
@@ -345,7 +388,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   if (status != ESMM_OK)
     return status;
   const char *force = forced(ctx, &o);
-  s.threads = p.threads;
+  s.threads = ctx->cuda ? 0 : p.threads;
   s.strip_cols = ESMM_PANEL;
   s.strip_density_b = weights->strip_density;
   s.weights_bytes = weights->bytes;
@@ -359,14 +402,17 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
     (void)snprintf(s.kernel, sizeof s.kernel, "none");
     (void)snprintf(s.reason, sizeof s.reason, "%s is 0: only the epilogue", p.k == 0 ? "k" : "alpha");
     s.skipped_share = 1.0;
-    run_epilogue_only(&p);
+    if (ctx->cuda)
+      status = esmm_cuda_matmul(ctx, &p, NULL, o.stream, stats != NULL, &s);
+    else
+      run_epilogue_only(&p);
   } else {
-    status = run_planned(ctx, &p, force, &s);
-    if (status != ESMM_OK)
-      return status;
+    status =
+        ctx->cuda ? esmm_cuda_matmul(ctx, &p, force, o.stream, stats != NULL, &s) : run_planned(ctx, &p, force, &s);
     s.skipped_share = 1.0 - s.flop_useful / s.flop_dense;
-    s.seconds_multiply = s.seconds_total - s.seconds_plan - s.seconds_extract;
   }
+  if (status != ESMM_OK)
+    return status;
   if (stats) {
     s.size = stats->size;
     memcpy(stats, &s, stats->size);
@@ -381,7 +427,7 @@ int esmm_kernel_count(void)
   return esmm_registry_count();
 }
 
-static esmm_kernel_info describe(const esmm_kernel *kernel, unsigned cpu)
+static esmm_kernel_info describe(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
   return (esmm_kernel_info){
       .size = sizeof(esmm_kernel_info),
@@ -390,15 +436,15 @@ static esmm_kernel_info describe(const esmm_kernel *kernel, unsigned cpu)
       .backend = kernel->backend == ESMM_CPU ? "cpu" : "cuda",
       .number = kernel->number,
       .flags = kernel->flags,
-      .available = (kernel->cpu & cpu) == kernel->cpu,
+      .available = esmm_kernel_available(ctx, kernel, NULL, 0),
   };
 }
 
-esmm_status esmm_kernel_get(int index, esmm_kernel_info *info)
+esmm_status esmm_kernel_get(const esmm_ctx *ctx, int index, esmm_kernel_info *info)
 {
   if (!info || info->size < sizeof(size_t) || info->size > sizeof *info || index < 0 || index >= esmm_registry_count())
     return ESMM_ERR_ARGUMENT;
-  esmm_kernel_info all = describe(esmm_registry_at(index), esmm_cpu_detect());
+  esmm_kernel_info all = describe(ctx, esmm_registry_at(index));
   all.size = info->size;
   memcpy(info, &all, info->size);
   return ESMM_OK;
@@ -441,7 +487,8 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return ESMM_OK;
   }
   int chosen;
-  status = esmm_plan(ctx, &p, force, choices, &chosen);
+  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, o.stream, choices, &chosen)
+                     : esmm_plan(ctx, &p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
   for (int i = 0; i < total; i++) {

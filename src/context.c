@@ -1,10 +1,10 @@
 /*
- * context.c: contexts, their memory and their error text.
+ * context.c: contexts, their devices, memory, timers and error text.
  *
  * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc and the OpenMP
  * runtime have their own.
  */
-#include "kernel.h"
+#include "cuda/cuda.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -17,6 +17,8 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define DEVICE_ALIGN 256 /* of esmm_memory_alloc */
+#define MOST_DEVICES 256 /* ordinals are below this: more GPUs than any machine has */
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -93,7 +95,7 @@ int esmm_ctx_threads(const esmm_ctx *ctx)
 
 const char *esmm_ctx_device(const esmm_ctx *ctx)
 {
-  return ctx ? "cpu" : "";
+  return ctx ? ctx->device : "";
 }
 
 const char *esmm_ctx_device_name(const esmm_ctx *ctx)
@@ -105,6 +107,142 @@ const char *esmm_ctx_features(const esmm_ctx *ctx)
 {
   return ctx ? ctx->features : "";
 }
+
+const char *esmm_ctx_device_reason(const esmm_ctx *ctx)
+{
+  return ctx ? ctx->device_reason : "";
+}
+
+esmm_status esmm_ctx_synchronize(esmm_ctx *ctx)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  return ctx->cuda ? esmm_cuda_synchronize(ctx) : ESMM_OK;
+}
+
+/* ---- memory of the device ---- */
+
+/* On a CPU the size lies in front of the memory: the allocator's free wants it, the caller does not give it. */
+static void *host_memory(esmm_ctx *ctx, size_t bytes)
+{
+  size_t all;
+  char *block =
+      esmm_size_add(bytes, DEVICE_ALIGN, &all) ? ctx->allocator.alloc(ctx->allocator.user, all, DEVICE_ALIGN) : NULL;
+  if (!block)
+    return NULL;
+  memcpy(block, &all, sizeof all);
+  return block + DEVICE_ALIGN;
+}
+
+esmm_status esmm_memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!ptr)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ptr is NULL");
+  *ptr = NULL;
+  if (!ctx->cuda) {
+    *ptr = host_memory(ctx, bytes);
+    return *ptr ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes", bytes);
+  }
+  CUdeviceptr device = 0;
+  const esmm_status status = esmm_cuda_alloc(ctx, bytes ? bytes : DEVICE_ALIGN, &device);
+  if (status == ESMM_OK)
+    *ptr = esmm_cuda_pointer(device);
+  return status;
+}
+
+void esmm_memory_free(esmm_ctx *ctx, void *ptr)
+{
+  if (!ctx || !ptr)
+    return;
+  if (ctx->cuda) {
+    esmm_cuda_free(ctx, (CUdeviceptr)(uintptr_t)ptr);
+    return;
+  }
+  char *block = (char *)ptr - DEVICE_ALIGN;
+  size_t all;
+  memcpy(&all, block, sizeof all);
+  ctx->allocator.free(ctx->allocator.user, block, all);
+}
+
+/* ---- timers ---- */
+
+struct esmm_timer {
+  esmm_ctx *ctx;
+  bool started, stopped;
+  double from, to;      /* CPU */
+  esmm_cuda_timer cuda; /* GPU */
+};
+
+esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!timer)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "timer is NULL");
+  *timer = NULL;
+  esmm_timer *t = esmm_mem_alloc(&ctx->allocator, sizeof *t);
+  if (!t)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a timer");
+  *t = (esmm_timer){.ctx = ctx};
+  const esmm_status status = ctx->cuda ? esmm_cuda_timer_create(ctx, &t->cuda) : ESMM_OK;
+  if (status != ESMM_OK) {
+    esmm_mem_free(&ctx->allocator, t, sizeof *t);
+    return status;
+  }
+  *timer = t;
+  return ESMM_OK;
+}
+
+void esmm_timer_free(esmm_timer *timer)
+{
+  if (!timer)
+    return;
+  if (timer->ctx->cuda)
+    esmm_cuda_timer_free(timer->ctx, &timer->cuda);
+  const esmm_allocator allocator = timer->ctx->allocator;
+  esmm_mem_free(&allocator, timer, sizeof *timer);
+}
+
+esmm_status esmm_timer_start(esmm_timer *timer, void *stream)
+{
+  if (!timer)
+    return ESMM_ERR_ARGUMENT;
+  timer->started = timer->stopped = false;
+  timer->from = esmm_now();
+  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_start(timer->ctx, &timer->cuda, stream) : ESMM_OK;
+  timer->started = status == ESMM_OK;
+  return status;
+}
+
+esmm_status esmm_timer_stop(esmm_timer *timer, void *stream)
+{
+  if (!timer)
+    return ESMM_ERR_ARGUMENT;
+  if (!timer->started)
+    return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
+  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_stop(timer->ctx, &timer->cuda, stream) : ESMM_OK;
+  timer->to = esmm_now();
+  timer->stopped = status == ESMM_OK;
+  return status;
+}
+
+esmm_status esmm_timer_seconds(esmm_timer *timer, double *seconds)
+{
+  if (!timer)
+    return ESMM_ERR_ARGUMENT;
+  if (!seconds)
+    return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "seconds is NULL");
+  if (!timer->stopped)
+    return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not %s", timer->started ? "stopped" : "started");
+  if (timer->ctx->cuda)
+    return esmm_cuda_timer_seconds(timer->ctx, &timer->cuda, seconds);
+  *seconds = timer->to - timer->from;
+  return ESMM_OK;
+}
+
+/* ---- creation ---- */
 
 static int usable_cpus(void)
 {
@@ -152,20 +290,72 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
+/* The ordinal in "cuda" or "cuda:12", or -1 where it is neither. */
+static int cuda_ordinal(const char *name)
 {
-  if (opts->device && strcmp(opts->device, "auto") != 0 && strcmp(opts->device, "cpu") != 0)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "device is '%.60s'; this build knows 'auto' and 'cpu'", opts->device);
-  esmm_status status = choose_threads(ctx, opts->threads);
-  if (status == ESMM_OK)
-    status = choose_force(ctx, opts->force);
-  if (status != ESMM_OK)
-    return status;
-  ctx->cpu = esmm_cpu_detect();
+  if (strcmp(name, "cuda") == 0)
+    return 0;
+  if (strncmp(name, "cuda:", 5) != 0 || !name[5])
+    return -1;
+  int ordinal = 0;
+  for (const char *digit = name + 5; *digit; digit++) {
+    if (*digit < '0' || *digit > '9')
+      return -1;
+    ordinal = 10 * ordinal + (*digit - '0');
+    if (ordinal >= MOST_DEVICES)
+      return -1;
+  }
+  return ordinal;
+}
+
+static void use_cpu(esmm_ctx *ctx)
+{
+  (void)snprintf(ctx->device, sizeof ctx->device, "cpu");
   esmm_cpu_name(ctx->device_name, sizeof ctx->device_name);
   (void)snprintf(ctx->features, sizeof ctx->features, "%s%s",
                  ctx->cpu & ESMM_CPU_AVX2 ? "avx2 fma f16c bmi2" : "portable",
                  ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "");
+}
+
+static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
+{
+  const char *source = "device";
+  if (!asked) {
+    asked = getenv("ESMM_DEVICE");
+    source = "ESMM_DEVICE";
+    if (!asked || !*asked)
+      asked = "auto";
+  }
+  const bool either = strcmp(asked, "auto") == 0;
+  const int ordinal = either ? 0 : cuda_ordinal(asked);
+  if (ordinal < 0 && strcmp(asked, "cpu") != 0)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                     "%s is '%.60s'; it must be 'auto', 'cpu', 'cuda' or 'cuda:N' with N from 0 to %d", source, asked,
+                     MOST_DEVICES - 1);
+  const esmm_status status = ordinal >= 0 ? esmm_cuda_open(ctx, ordinal) : ESMM_OK;
+  if (status != ESMM_OK && !either)
+    return status;
+  if (status != ESMM_OK) {
+    (void)snprintf(ctx->device_reason, sizeof ctx->device_reason, "%.*s", (int)sizeof ctx->device_reason - 1,
+                   ctx->error);
+    ctx->error[0] = '\0';
+  }
+  if (!ctx->cuda)
+    use_cpu(ctx);
+  return ESMM_OK;
+}
+
+static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
+{
+  /* Contexts of a GPU have threads too: what is done with matrices in host memory is done by the CPU. */
+  ctx->cpu = esmm_cpu_detect();
+  esmm_status status = choose_threads(ctx, opts->threads);
+  if (status == ESMM_OK)
+    status = choose_force(ctx, opts->force);
+  if (status == ESMM_OK)
+    status = choose_device(ctx, opts->device);
+  if (status != ESMM_OK)
+    return status;
   esmm_tune_defaults(ctx);
   if (!opts->no_tuning_cache)
     esmm_tune_find(ctx);
@@ -209,6 +399,8 @@ void esmm_ctx_free(esmm_ctx *ctx)
   if (!ctx)
     return;
   esmm_allocator allocator = ctx->allocator;
+  if (ctx->cuda)
+    esmm_cuda_close(ctx);
   esmm_mem_free(&allocator, ctx->scratch, ctx->scratch_bytes);
   esmm_mem_free(&allocator, ctx, sizeof *ctx);
 }

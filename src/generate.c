@@ -436,6 +436,20 @@ static esmm_status check_generator(esmm_ctx *ctx, esmm_generator *g)
   return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "generator->kind is %d, which is no esmm_generator_kind", (int)g->kind);
 }
 
+/* A matrix on the GPU is made in host memory and copied: the same matrix on every machine. */
+static esmm_status generate_on_gpu(esmm_ctx *ctx, const esmm_generator *generator, const esmm_matrix *out)
+{
+  esmm_matrix twin;
+  esmm_status status = esmm_host_twin(ctx, out, &twin);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_generate(ctx, generator, &twin);
+  if (status == ESMM_OK)
+    status = esmm_host_twin_write(ctx, &twin, out);
+  esmm_host_twin_free(ctx, &twin);
+  return status;
+}
+
 esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generator, esmm_matrix *out)
 {
   if (!ctx)
@@ -453,6 +467,8 @@ esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generator, esmm_m
   j.k = is_a ? j.out.cols : j.out.rows;
   if (j.outer == 0 || j.k == 0)
     return ESMM_OK;
+  if (j.out.place == ESMM_DEVICE)
+    return generate_on_gpu(ctx, &j.gen, &j.out);
   j.k_contiguous = is_a == (j.out.order == ESMM_ROW_MAJOR);
   j.key = draw(mix(j.gen.seed), (int64_t)j.gen.operand); /* one seed for both operands still makes them independent */
   const bool has_density = j.gen.kind == ESMM_GEN_RANDOM || j.gen.kind == ESMM_GEN_BLOCKWISE; /* else not checked */

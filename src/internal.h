@@ -24,9 +24,12 @@ enum {
 struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
-  unsigned cpu;   /* ESMM_CPU_... */
-  char force[64]; /* "" when the plan decides */
+  unsigned cpu;           /* ESMM_CPU_... */
+  char force[64];         /* "" when the plan decides */
+  struct esmm_cuda *cuda; /* the GPU of this context (cuda/cuda.h); NULL on a CPU */
+  char device[16];        /* "cpu", "cuda:0" */
   char device_name[128];
+  char device_reason[256]; /* why "auto" became the CPU */
   char features[128];
   char tune_path[4096];
   bool tuned;
@@ -71,7 +74,13 @@ struct esmm_weights {
   size_t panel_bytes;
   uint32_t *before;   /* [panels][words + 1]: k's kept before word w */
   uint64_t *panel_at; /* [panels + 1]: where each panel starts in panel_data, in elements */
+
+  struct esmm_cuda_weights *cuda; /* prepared on a GPU: the forms are there, and none of the above but k, n, dtype, use,
+                                     strict, full, densities, bytes and panels is set; NULL on a CPU */
 };
+
+/* B again, in its dtype: out is a tight row-major host matrix [k, n]. Zeros that no form kept are +0. */
+void esmm_weights_unpack(const esmm_weights *weights, esmm_matrix *out);
 
 /* Allocates a weights object with bits and alive, and with rows or panels as use says; contents are not set. */
 esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
@@ -80,7 +89,8 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype d
 void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
 void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
 
-/* prepare.c: b and opts were checked */
+/* prepare.c: b lies in host memory; it and opts were checked */
+#define ESMM_BYTES_RATIO 2.0 /* max_bytes_ratio, unless given */
 esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                  esmm_weights **out);
 
@@ -99,7 +109,8 @@ esmm_status esmm_fail(esmm_ctx *ctx, esmm_status status, const char *format, ...
 
 /* ---- checks of matrices; `what` names the argument in the error text ("a", "b", "c") ---- */
 
-/* NULL, negative, enum, ld, overflow; on success *out is a copy with ld filled in. data may be NULL only when empty. */
+/* NULL, negative, enum, place, ld, overflow; on success *out is a copy with ld filled in. data may be NULL only when
+   empty. */
 esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix *m, esmm_matrix *out);
 
 /* ---- memory and sizes ---- */
@@ -146,6 +157,13 @@ static inline int64_t esmm_rows_ld(int64_t n, esmm_dtype dtype)
 }
 
 double esmm_now(void); /* seconds, monotonic */
+
+/* ---- a host copy of a matrix on the GPU, tightly packed (cuda/copy.c) ---- */
+
+esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin); /* contents are not set */
+esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin);
+esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const esmm_matrix *m);
+void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin);
 
 /* ---- the machine ---- */
 unsigned esmm_cpu_detect(void); /* ESMM_CPU_... */

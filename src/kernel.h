@@ -33,7 +33,8 @@ typedef struct esmm_problem {
   const esmm_pattern *pattern; /* NULL: scan A */
   int threads;
   esmm_sample sample;
-  int64_t strip_rows; /* chosen by the kernel's terms(): see below */
+  int64_t strip_rows;                /* chosen by the kernel's terms(): see below */
+  const struct esmm_cuda_call *call; /* GPU: the stream and what goes with it (cuda/cuda.h); NULL on a CPU */
 } esmm_problem;
 
 typedef struct esmm_kernel {
@@ -42,6 +43,9 @@ typedef struct esmm_kernel {
   int number;     /* place on the ladder, 0: none */
   unsigned flags; /* ESMM_KERNEL_... of esmm.h */
   unsigned cpu;   /* ESMM_CPU_... it needs */
+  int sm;         /* CUDA: the least compute capability, 80 or 90 */
+  bool sm_exact;  /* CUDA: built for that one only (sm_90a) */
+  bool ungated;   /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
 
   /* Can it do this problem? If not, says why in a short phrase ("m is 40, decode takes 16 at most"). */
   bool (*can_run)(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes);
@@ -57,8 +61,11 @@ typedef struct esmm_kernel {
 
   size_t (*workspace)(const esmm_problem *p); /* bytes of scratch run() is given; SIZE_MAX on overflow */
 
-  /* Cannot fail: everything that could was checked or allocated before. Fills kernel-specific fields of stats. */
-  void (*run)(const esmm_problem *p, void *scratch, esmm_stats *stats);
+  /*
+   * On a CPU it cannot fail: everything that could was checked or allocated before. On a GPU a launch may; A, C, bias
+   * and scratch are then device memory, and the work goes to p->call->stream. Fills kernel-specific fields of stats.
+   */
+  esmm_status (*run)(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats);
 } esmm_kernel;
 
 #define ESMM_KERNEL(id)                      \
@@ -71,16 +78,27 @@ const esmm_kernel *esmm_registry_at(int index); /* ordered by name */
 bool esmm_kernel_matches(const esmm_kernel *kernel,
                          const char *name); /* its full name, or its idea before the first _ */
 bool esmm_force_known(const char *name);    /* some kernel matches */
-/* The same idea for a wider instruction set that this CPU has, or NULL: then this kernel runs only when named in full.
+/* Its backend is the context's and the device has what it needs; else says why not. why may be NULL. */
+bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes);
+/* CPU: the same idea for a wider instruction set that is there, or NULL: then this kernel runs only when named in full.
  */
-const esmm_kernel *esmm_kernel_superseded(const esmm_kernel *kernel, unsigned cpu);
-/* The plan chooses from it on this CPU, and esmm_tune measures it. */
-bool esmm_kernel_competes(const esmm_kernel *kernel, unsigned cpu);
+const esmm_kernel *esmm_kernel_superseded(const esmm_ctx *ctx, const esmm_kernel *kernel);
+/* The plan of this context chooses from it, and esmm_tune measures it. */
+bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel);
 
 /* sample.c: the plan's cheap look at A */
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
 
 /* plan.c */
+
+/* The context has what the kernel needs, strict allows it, and it can do this problem; else says why not. */
+bool esmm_plan_can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, char *why,
+                       size_t why_bytes);
+/* Is it one to choose from: of those that force names, or, where that is NULL, of those that compete? */
+bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force);
+/* The cost model at p->sample. units [ESMM_COST_TERMS] may be NULL. */
+double esmm_plan_seconds(const esmm_ctx *ctx, const esmm_problem *p, int index, double *units, int64_t *strip_rows);
+
 typedef struct esmm_choice {
   const esmm_kernel *kernel;
   int index;
@@ -95,5 +113,8 @@ typedef struct esmm_choice {
  * force names, when it is not NULL), or fails with ESMM_ERR_UNSUPPORTED and says why not.
  */
 esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
+/* The same with the densities that p->sample has already. */
+esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
+                              int *chosen);
 
 #endif

@@ -9,12 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
+bool esmm_plan_can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, char *why,
+                       size_t why_bytes)
 {
-  if ((kernel->cpu & ctx->cpu) != kernel->cpu) {
-    (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
+  if (!esmm_kernel_available(ctx, kernel, why, why_bytes))
     return false;
-  }
   if (p->strict && (kernel->flags & ESMM_KERNEL_SKIPS)) {
     (void)snprintf(why, why_bytes, "strict: no skipping");
     return false;
@@ -22,55 +21,93 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kerne
   return kernel->can_run(ctx, p, why, why_bytes);
 }
 
+double esmm_plan_seconds(const esmm_ctx *ctx, const esmm_problem *p, int index, double *units, int64_t *strip_rows)
+{
+  double own[ESMM_COST_TERMS];
+  double *count = units ? units : own, seconds = 0.0;
+  const double *cost = ctx->cost[index];
+  memset(count, 0, sizeof own);
+  esmm_registry_at(index)->terms(p, cost, count, strip_rows);
+  for (int i = 0; i < ESMM_COST_TERMS; i++)
+    seconds += count[i] * cost[i];
+  return seconds;
+}
+
 static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *choice)
 {
-  double units[ESMM_COST_TERMS] = {0};
+  double units[ESMM_COST_TERMS];
   const double *cost = ctx->cost[choice->index];
-  choice->kernel->terms(p, cost, units, &choice->strip_rows);
-  choice->seconds = 0.0;
+  choice->seconds = esmm_plan_seconds(ctx, p, choice->index, units, &choice->strip_rows);
   int most = 0;
-  for (int i = 0; i < ESMM_COST_TERMS; i++) {
-    choice->seconds += units[i] * cost[i];
+  for (int i = 0; i < ESMM_COST_TERMS; i++)
     if (units[i] * cost[i] > units[most] * cost[most])
       most = i;
-  }
   int length = snprintf(choice->text, sizeof choice->text, "mostly %s", choice->kernel->term_names[most]);
   if (choice->strip_rows > 1 && length > 0)
     (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
                    (int)choice->strip_rows);
 }
 
-/* By its full name, or by its idea, which means the widest instruction set that is there. */
-static bool is_forced(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force)
+static bool is_of(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
-  return strcmp(kernel->name, force) == 0 ||
-         (esmm_kernel_matches(kernel, force) && !esmm_kernel_superseded(kernel, ctx->cpu));
+  return kernel->backend == (ctx->cuda ? ESMM_CUDA : ESMM_CPU);
 }
 
-esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
+/* Forced by its full name, or by its idea, which means here, and on a CPU with the widest instruction set. */
+bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force)
 {
-  esmm_sample_a(&p->a, p->w, &p->sample);
+  if (!force)
+    return esmm_kernel_competes(ctx, kernel);
+  return strcmp(kernel->name, force) == 0 ||
+         (is_of(ctx, kernel) && esmm_kernel_matches(kernel, force) && !esmm_kernel_superseded(ctx, kernel));
+}
+
+/* Why a kernel that can run does not compete, or NULL. */
+static const char *only_when_forced(const esmm_kernel *kernel)
+{
+  return kernel->flags & ESMM_KERNEL_REFERENCE  ? "for checking"
+         : kernel->flags & ESMM_KERNEL_ABLATION ? "kept for comparison"
+                                                : NULL;
+}
+
+/* Nothing can run: the best reason there is. */
+static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *choices, int refused)
+{
+  for (int i = 0; refused < 0 && force && i < esmm_registry_count(); i++)
+    if (esmm_kernel_matches(choices[i].kernel, force)) /* an idea of the other backend */
+      return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%.60s %s", force, choices[i].text);
+  if (refused < 0)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "no kernel is available for this product");
+  const esmm_choice *best = &choices[refused];
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, is_of(ctx, best->kernel) ? "%s cannot run this product: %s" : "%s %s",
+                   best->kernel->name, best->text);
+}
+
+esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
+                              int *chosen)
+{
   int best = -1, next = -1, runnable = 0, refused = -1;
   for (int i = 0; i < esmm_registry_count(); i++) {
     esmm_choice *choice = &choices[i];
     memset(choice, 0, sizeof *choice);
     choice->kernel = esmm_registry_at(i);
     choice->index = i;
-    choice->can_run = can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
-    choice->competes = force ? is_forced(ctx, choice->kernel, force) : esmm_kernel_competes(choice->kernel, ctx->cpu);
+    choice->can_run = esmm_plan_can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
+    choice->competes = esmm_plan_may_choose(ctx, choice->kernel, force);
     if (!choice->can_run) {
       /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
       if (choice->competes && (refused < 0 || !(choice->kernel->flags & ESMM_KERNEL_SKIPS)))
         refused = i;
       continue;
     }
-    const esmm_kernel *better = esmm_kernel_superseded(choice->kernel, ctx->cpu);
+    const esmm_kernel *better = esmm_kernel_superseded(ctx, choice->kernel);
     if (!choice->competes && better) {
       (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
       continue;
     }
-    if (!choice->competes && (choice->kernel->flags & ESMM_KERNEL_REFERENCE)) {
-      (void)snprintf(choice->text, sizeof choice->text, "only when forced: for checking");
+    const char *kept = only_when_forced(choice->kernel);
+    if (!choice->competes && kept) {
+      (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s", kept);
       continue;
     }
     estimate(ctx, p, choice);
@@ -85,9 +122,7 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
     }
   }
   if (best < 0)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s cannot run this product: %s",
-                     refused >= 0 ? choices[refused].kernel->name : "no kernel",
-                     refused >= 0 ? choices[refused].text : "none is available");
+    return refuse(ctx, force, choices, refused);
   char text[sizeof choices[best].text];
   if (force)
     (void)snprintf(text, sizeof text, "forced by '%.40s'", force);
@@ -99,4 +134,10 @@ esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_ch
   memcpy(choices[best].text, text, sizeof text);
   *chosen = best;
   return ESMM_OK;
+}
+
+esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
+{
+  esmm_sample_a(&p->a, p->w, &p->sample);
+  return esmm_plan_sampled(ctx, p, force, choices, chosen);
 }

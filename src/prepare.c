@@ -6,13 +6,11 @@
  */
 #include "bits.h"
 #include "convert.h"
-#include "internal.h"
+#include "cuda/cuda.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-#define DEFAULT_BYTES_RATIO 2.0
 
 static size_t count_bytes(const esmm_weights *w)
 {
@@ -35,6 +33,8 @@ void esmm_weights_free(esmm_weights *w)
   if (!w)
     return;
   const esmm_allocator allocator = w->allocator;
+  if (w->cuda)
+    esmm_cuda_weights_free(w);
   esmm_mem_free(&allocator, w->bits, (size_t)w->panels * (size_t)w->words * sizeof *w->bits);
   esmm_mem_free(&allocator, w->alive, (size_t)w->k * sizeof *w->alive);
   esmm_mem_free(&allocator, w->rows, w->rows_bytes);
@@ -224,6 +224,36 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_w
   return ESMM_OK;
 }
 
+/* Row k of panel q from the compacted form. */
+static void unpack_panel_row(const esmm_weights *w, int64_t k, int64_t q, char *out)
+{
+  const size_t size = esmm_dtype_size(w->dtype);
+  const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - q * ESMM_PANEL), first = cols < ESMM_HALF ? cols : ESMM_HALF;
+  const uint64_t word = w->bits[q * w->words + k / 64], bit = (uint64_t)1 << (k % 64);
+  if (!(word & bit)) {
+    memset(out, 0, cols * size);
+    return;
+  }
+  const uint32_t *before = w->before + q * (w->words + 1);
+  const size_t at = before[k / 64] + (size_t)__builtin_popcountll(word & (bit - 1)), kept = before[w->words];
+  const char *panel = (const char *)w->panel_data + w->panel_at[q] * size;
+  memcpy(out, panel + at * ESMM_HALF * size, first * size);
+  memcpy(out + first * size, panel + (kept + at) * ESMM_HALF * size, (cols - first) * size);
+}
+
+void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
+{
+  const size_t size = esmm_dtype_size(w->dtype), line = (size_t)w->n * size;
+  for (int64_t k = 0; k < w->k; k++) {
+    char *row = (char *)out->data + (size_t)k * line;
+    if (w->rows)
+      memcpy(row, (const char *)w->rows + (size_t)(k * w->rows_ld) * size, line);
+    else
+      for (int64_t q = 0; q < w->panels; q++)
+        unpack_panel_row(w, k, q, row + (size_t)(q * ESMM_PANEL) * size);
+  }
+}
+
 esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
 {
   esmm_weights *w = NULL;
@@ -232,7 +262,7 @@ esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm
     return status;
   status = fill(ctx, b, opts->strict != 0, w);
   if (status == ESMM_OK) {
-    const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_BYTES_RATIO;
+    const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
     const double own = (double)b->rows * (double)b->cols * (double)esmm_dtype_size(b->dtype);
     const double held = (double)w->rows_bytes + (double)w->panel_bytes;
     /* Ragged edges are padded to whole panels and cache lines: on small matrices that may pass the ratio. */

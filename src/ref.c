@@ -50,8 +50,9 @@ static void read_column(const esmm_weights *w, int64_t j, double *column)
   }
 }
 
-static void run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)ctx;
   esmm_matrix c = p->c;
 #pragma omp parallel for num_threads(p->threads) schedule(static)
   for (int part = 0; part < p->threads; part++) {
@@ -76,6 +77,7 @@ static void run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   }
   stats->joint_density = 1.0;
   stats->flop_useful = stats->flop_dense;
+  return ESMM_OK;
 }
 
 ESMM_KERNEL(ref) = {

@@ -3,10 +3,12 @@
  *
  * Measuring: every kernel that competes runs a set of products for which the terms of its cost model differ, and the
  * constants are fitted so that the relative error of the estimates is least, none of them negative. The cache is one
- * text file a machine and number of threads; a file that does not parse, or is of another machine or version, is
- * ignored: the shipped constants serve.
+ * text file a machine and number of threads, or a GPU; a file that does not parse, or is of another machine or version,
+ * is ignored: the shipped constants serve.
+ *
+ * On a GPU operands lie in its memory, and times are those of the whole call on the device.
  */
-#include "kernel.h"
+#include "cuda/cuda.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +25,7 @@
 #define MAX_SAMPLES 64
 #define MOST_CHANGE 4.0  /* a fitted constant is at most so many times the shipped one, or so many times less */
 #define PULL 0.01        /* towards the shipped constants */
+#define GPU_BATCH 2e-3   /* seconds: calls that are timed together on a GPU take about so long */
 #define SMALL_M_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
@@ -31,9 +34,12 @@ void esmm_tune_defaults(esmm_ctx *ctx)
 {
   const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
   const int useful = cpus > 0 && cpus < ctx->threads ? (int)cpus : ctx->threads;
-  for (int i = 0; i < esmm_registry_count(); i++)
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    const int by = kernel->backend == ESMM_CUDA ? 1 : useful; /* a GPU's constants are of the whole GPU */
     for (int t = 0; t < ESMM_COST_TERMS; t++)
-      ctx->cost[i][t] = esmm_registry_at(i)->cost[t] / (t < ESMM_COST_TERMS - 1 ? useful : 1);
+      ctx->cost[i][t] = kernel->cost[t] / (t < ESMM_COST_TERMS - 1 ? by : 1);
+  }
 }
 
 int esmm_is_tuned(const esmm_ctx *ctx)
@@ -72,11 +78,15 @@ static void set_path(esmm_ctx *ctx)
   const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
   char name[160], machine[128];
   slug(ctx->device_name, machine, sizeof machine);
-  const int length = snprintf(name, sizeof name, "esmm/%.96s-%s-%d.tune", machine,
-                              ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
-                              : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
-                                                         : "portable",
-                              ctx->threads);
+  int length;
+  if (ctx->cuda)
+    length = snprintf(name, sizeof name, "esmm/%.96s.tune", machine);
+  else
+    length = snprintf(name, sizeof name, "esmm/%.96s-%s-%d.tune", machine,
+                      ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
+                      : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
+                                                 : "portable",
+                      ctx->threads);
   ctx->tune_path[0] = '\0';
   if (length < 0)
     return;
@@ -120,7 +130,7 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
     }
   }
   for (int i = 0; i < esmm_registry_count(); i++) {
-    if (esmm_kernel_competes(esmm_registry_at(i), ctx->cpu) && !seen[i])
+    if (esmm_kernel_competes(ctx, esmm_registry_at(i)) && !seen[i])
       return false;
   }
   memcpy(ctx->cost, cost, sizeof cost);
@@ -198,7 +208,7 @@ static esmm_status write_cache(esmm_ctx *ctx)
   bool ok = fprintf(f, CACHE_MAGIC " %s\n", esmm_source_id()) > 0;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    if (!esmm_kernel_competes(kernel, ctx->cpu))
+    if (!esmm_kernel_competes(ctx, kernel))
       continue;
     ok = ok && fprintf(f, "%s", kernel->name) > 0;
     for (int t = 0; t < ESMM_COST_TERMS; t++)
@@ -225,7 +235,7 @@ typedef struct trial {
 } trial;
 
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
-static const trial trials[] = {
+static const trial cpu_trials[] = {
     {32, 64, 64, ESMM_GEN_DENSE, 1, 1},
     {128, 256, 256, ESMM_GEN_DENSE, 1, 1},
     {384, 1024, 384, ESMM_GEN_DENSE, 1, 1},
@@ -254,8 +264,30 @@ static const trial trials[] = {
     {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
     {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1},
 };
-#define TRIALS ((int)(sizeof trials / sizeof trials[0]))
-_Static_assert(sizeof trials / sizeof trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
+#define CPU_TRIALS ((int)(sizeof cpu_trials / sizeof cpu_trials[0]))
+_Static_assert(sizeof cpu_trials / sizeof cpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
+
+/*
+ * The same for a GPU: waves of tiles, joint k's, extraction of A, long k, few rows and fixed costs in turn. Those with
+ * one B follow each other: it is made once.
+ */
+static const trial gpu_trials[] = {
+    {256, 256, 256, ESMM_GEN_DENSE, 1, 1},
+    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, 1},
+    {2048, 2048, 2048, ESMM_GEN_BLOCKWISE, .5, .5},
+    {1024, 16384, 1024, ESMM_GEN_BLOCKWISE, .5, 1},
+    {1024, 16384, 1024, ESMM_GEN_DENSE, 1, 1},
+    {16, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1},
+    {128, 4096, 4096, ESMM_GEN_DENSE, 1, 1},
+    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, 1},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1},
+    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, .25},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, .25},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .5, .5},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .1, .1},
+};
+#define GPU_TRIALS ((int)(sizeof gpu_trials / sizeof gpu_trials[0]))
+_Static_assert(sizeof gpu_trials / sizeof gpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
 
 typedef struct fit {
   int count;
@@ -341,8 +373,31 @@ static bool make_matrix(esmm_ctx *ctx, int64_t rows, int64_t cols, esmm_matrix *
 
 static void free_matrix(esmm_ctx *ctx, esmm_matrix *m)
 {
-  esmm_mem_free(&ctx->allocator, m->data, (size_t)(m->rows * m->cols) * sizeof(float));
+  if (m->place == ESMM_DEVICE)
+    esmm_memory_free(ctx, m->data);
+  else
+    esmm_mem_free(&ctx->allocator, m->data, (size_t)(m->rows * m->cols) * sizeof(float));
   m->data = NULL;
+}
+
+/* On a GPU: to its memory, with or without what it holds. */
+static esmm_status move_to_device(esmm_ctx *ctx, esmm_matrix *m, bool copy)
+{
+  if (!ctx->cuda)
+    return ESMM_OK;
+  esmm_matrix there = *m;
+  there.place = ESMM_DEVICE;
+  there.device = esmm_cuda_get(ctx)->ordinal;
+  esmm_status status = esmm_memory_alloc(ctx, (size_t)(m->rows * m->cols) * sizeof(float), &there.data);
+  if (status == ESMM_OK && copy)
+    status = esmm_matrix_copy(ctx, m, &there);
+  if (status != ESMM_OK) {
+    esmm_memory_free(ctx, there.data);
+    return status;
+  }
+  free_matrix(ctx, m);
+  *m = there;
+  return ESMM_OK;
 }
 
 static void bench_free(esmm_ctx *ctx, bench *x, bool also_b)
@@ -357,6 +412,11 @@ static void bench_free(esmm_ctx *ctx, bench *x, bool also_b)
   }
 }
 
+static esmm_status no_memory(esmm_ctx *ctx, int64_t rows, int64_t cols)
+{
+  return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)rows, (long long)cols);
+}
+
 static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
 {
   if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b)
@@ -364,13 +424,15 @@ static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
   bench_free(ctx, x, true);
   x->of_b = t;
   if (!make_matrix(ctx, t->k, t->n, &x->b))
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->k, (long long)t->n);
+    return no_memory(ctx, t->k, t->n);
   const esmm_generator b = {.size = sizeof b,
                             .kind = t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
                             .operand = ESMM_OPERAND_B,
                             .seed = 2,
                             .density = t->density_b};
   esmm_status status = esmm_generate(ctx, &b, &x->b);
+  if (status == ESMM_OK)
+    status = move_to_device(ctx, &x->b, true);
   if (status == ESMM_OK)
     status = esmm_prepare(ctx, &x->b, NULL, &x->w);
   return status;
@@ -379,15 +441,14 @@ static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
 static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
 {
   esmm_status status = bench_make_b(ctx, t, x);
-  if (status == ESMM_OK && !make_matrix(ctx, t->m, t->n, &x->c))
-    status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->m, (long long)t->n);
-  x->copies = t->m <= 16 ? SMALL_M_COPIES : 1;
+  if (status == ESMM_OK)
+    status = make_matrix(ctx, t->m, t->n, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
+  x->copies = t->m <= 16 && !ctx->cuda ? SMALL_M_COPIES : 1;
   for (int i = 0; status == ESMM_OK && i < x->copies; i++) {
     const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 10 + (uint64_t)i, .density = t->density_a};
-    status =
-        make_matrix(ctx, t->m, t->k, &x->a[i])
-            ? esmm_generate(ctx, &a, &x->a[i])
-            : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)t->m, (long long)t->k);
+    status = make_matrix(ctx, t->m, t->k, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i]) : no_memory(ctx, t->m, t->k);
+    if (status == ESMM_OK)
+      status = move_to_device(ctx, &x->a[i], true);
   }
   return status;
 }
@@ -396,7 +457,7 @@ static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
  * The best of several runs, or for small m their lower quarter: which rows of B are still in cache is part of its cost.
  * Goes on until the best two agree, within reason: what disturbs a run only makes it longer.
  */
-static double measure(const esmm_kernel *kernel, const bench *x, esmm_problem *p, void *scratch)
+static double measure(esmm_ctx *ctx, const esmm_kernel *kernel, const bench *x, esmm_problem *p, void *scratch)
 {
   double seconds[32], spent = 0.0;
   int runs = 0;
@@ -404,7 +465,7 @@ static double measure(const esmm_kernel *kernel, const bench *x, esmm_problem *p
     esmm_stats stats = {.size = sizeof stats};
     p->a = x->a[i % x->copies];
     const double start = esmm_now();
-    kernel->run(p, scratch, &stats);
+    (void)kernel->run(ctx, p, scratch, &stats); /* a CPU's kernel cannot fail */
     const double now = esmm_now() - start;
     if (i == 0) /* warms caches and threads up */
       continue;
@@ -420,28 +481,77 @@ static double measure(const esmm_kernel *kernel, const bench *x, esmm_problem *p
   return seconds[x->copies > 1 ? runs / 4 : 0];
 }
 
+static esmm_status measure_cpu(esmm_ctx *ctx, const esmm_kernel *kernel, const bench *x, esmm_problem *p,
+                               double *seconds)
+{
+  const size_t bytes = kernel->workspace(p);
+  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
+  if (!scratch)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
+  *seconds = measure(ctx, kernel, x, p, scratch);
+  return ESMM_OK;
+}
+
+/* Seconds of `calls` calls in a row, on the device. */
+static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, bench *x, esmm_timer *timer, int calls,
+                              double *seconds)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel->name};
+  esmm_status status = esmm_timer_start(timer, NULL);
+  for (int i = 0; status == ESMM_OK && i < calls; i++)
+    status = esmm_matmul(ctx, &x->a[0], x->w, &x->c, &opts, NULL);
+  if (status == ESMM_OK)
+    status = esmm_timer_stop(timer, NULL);
+  return status == ESMM_OK ? esmm_timer_seconds(timer, seconds) : status;
+}
+
+/* The best of some batches: what a call costs in a row of its like, with the launches of the next already under way. */
+static esmm_status measure_gpu(esmm_ctx *ctx, const esmm_kernel *kernel, bench *x, double *seconds)
+{
+  enum { BATCHES = 6 };
+  esmm_timer *timer;
+  esmm_status status = esmm_timer_create(ctx, &timer);
+  if (status != ESMM_OK)
+    return status;
+  double took = 0.0;
+  int calls = 2; /* the first batch loads the kernel and grows the scratch, the second says how many calls to take */
+  for (int i = 0; status == ESMM_OK && i < BATCHES + 2; i++) {
+    status = time_calls(ctx, kernel, x, timer, calls, &took);
+    const double each = took / calls;
+    *seconds = i <= 2 || each < *seconds ? each : *seconds;
+    if (i == 1)
+      calls = (int)fmin(fmax(GPU_BATCH / each, 2.0), 64.0);
+  }
+  esmm_timer_free(timer);
+  return status;
+}
+
 /* Runs one trial on every kernel that can and notes what it took. */
 static esmm_status try_all(esmm_ctx *ctx, const trial *t, bench *x, fit *fits)
 {
   esmm_status status = bench_make(ctx, t, x);
+  esmm_problem p = {
+      .m = t->m, .n = t->n, .k = t->k, .a = x->a[0], .c = x->c, .w = x->w, .alpha = 1.0f, .threads = ctx->threads};
+  esmm_choice choices[ESMM_MAX_KERNELS];
+  int chosen;
+  if (status == ESMM_OK && ctx->cuda)
+    status = esmm_cuda_plan(ctx, &p, NULL, NULL, choices, &chosen); /* for the sample of A */
+  else if (status == ESMM_OK)
+    esmm_sample_a(&p.a, p.w, &p.sample);
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    esmm_problem p = {
-        .m = t->m, .n = t->n, .k = t->k, .a = x->a[0], .c = x->c, .w = x->w, .alpha = 1.0f, .threads = ctx->threads};
     char why[160];
-    if (!esmm_kernel_competes(kernel, ctx->cpu) || !kernel->can_run(ctx, &p, why, sizeof why))
+    if (!esmm_kernel_competes(ctx, kernel) || !kernel->can_run(ctx, &p, why, sizeof why))
       continue;
     fit *f = &fits[i];
     double *units = f->units[f->count];
     memset(units, 0, sizeof f->units[0]);
-    esmm_sample_a(&p.a, p.w, &p.sample);
+    p.strip_rows = 0;
     kernel->terms(&p, ctx->cost[i], units, &p.strip_rows);
-    const size_t bytes = kernel->workspace(&p);
-    void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
-    if (!scratch)
-      status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
-    else
-      f->seconds[f->count++] = measure(kernel, x, &p, scratch);
+    double *seconds = &f->seconds[f->count];
+    status = ctx->cuda ? measure_gpu(ctx, kernel, x, seconds) : measure_cpu(ctx, kernel, x, &p, seconds);
+    p.a = x->a[0];
+    f->count += status == ESMM_OK;
   }
   bench_free(ctx, x, false);
   return status;
@@ -465,15 +575,17 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
   memset(fits, 0, bytes);
   esmm_status status = ESMM_OK;
   bench x = {0};
-  for (int i = 0; status == ESMM_OK && i < TRIALS; i++) {
+  const trial *trials = ctx->cuda ? gpu_trials : cpu_trials;
+  const int count = ctx->cuda ? GPU_TRIALS : CPU_TRIALS;
+  for (int i = 0; status == ESMM_OK && i < count; i++) {
     if (progress)
-      progress(user, i, TRIALS);
+      progress(user, i, count);
     status = try_all(ctx, &trials[i], &x, fits);
   }
   bench_free(ctx, &x, true);
   if (status == ESMM_OK) {
     if (progress)
-      progress(user, TRIALS, TRIALS);
+      progress(user, count, count);
     esmm_tune_defaults(ctx);
     const double scale = machine_scale(ctx, fits);
     for (int i = 0; i < esmm_registry_count(); i++)

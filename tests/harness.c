@@ -1,6 +1,7 @@
 /* harness.c: see harness.h. */
 #include "harness.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -223,6 +224,7 @@ void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b
 {
   memset(sum, 0, (size_t)(m * n) * sizeof *sum);
   memset(magnitude, 0, (size_t)(m * n) * sizeof *magnitude);
+#pragma omp parallel for schedule(dynamic) if (m * n * k > 1 << 22)
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++) {
       double x = a[i * k + p];
@@ -237,24 +239,144 @@ void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b
     }
 }
 
+/* ---- the device ---- */
+
+const char *th_device(void)
+{
+  const char *device = getenv("ESMM_TEST_DEVICE");
+  return device && *device ? device : "cpu";
+}
+
+bool th_on_gpu(void)
+{
+  return strncmp(th_device(), "cuda", 4) == 0;
+}
+
+int th_gpu_ordinal(void)
+{
+  const char *colon = strchr(th_device(), ':');
+  return colon ? (int)strtol(colon + 1, NULL, 10) : 0;
+}
+
+static void *driver; /* libcuda.so.1 */
+
+/* A function pointer from dlsym: ISO C has no cast for it. */
+#define GET_SYMBOL(function, name) (*(void **)&(function) = dlsym(driver, name))
+
+bool th_driver_open(char *why, size_t why_bytes)
+{
+  int (*init)(unsigned) = NULL, (*get)(int *, int) = NULL, (*retain)(void **, int) = NULL, (*use)(void *) = NULL;
+  static void *context; /* kept: the primary context lives as long as the process */
+  int device = 0, result = 0;
+  if (!driver)
+    driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!driver) {
+    (void)snprintf(why, why_bytes, "%s", dlerror());
+    return false;
+  }
+  GET_SYMBOL(init, "cuInit");
+  GET_SYMBOL(get, "cuDeviceGet");
+  GET_SYMBOL(retain, "cuDevicePrimaryCtxRetain");
+  GET_SYMBOL(use, "cuCtxSetCurrent");
+  if (!init || !get || !retain || !use) {
+    (void)snprintf(why, why_bytes, "libcuda.so.1 is not a CUDA driver");
+    return false;
+  }
+  if (!context && ((result = init(0)) != 0 || (result = get(&device, th_gpu_ordinal())) != 0 ||
+                   (result = retain(&context, device)) != 0)) {
+    (void)snprintf(why, why_bytes, "the CUDA driver answers %d", result);
+    return false;
+  }
+  result = use(context);
+  if (result != 0)
+    (void)snprintf(why, why_bytes, "cuCtxSetCurrent answers %d", result);
+  return result == 0;
+}
+
+void *th_driver_symbol(const char *name)
+{
+  void *symbol = driver ? dlsym(driver, name) : NULL;
+  if (!symbol)
+    fail_msg("the CUDA driver has no %s", name);
+  return symbol;
+}
+
+void th_device_arena_create(th_device_arena *arena, esmm_ctx *ctx, size_t room)
+{
+  char why[256];
+  *arena = (th_device_arena){.ctx = ctx, .room = room + 3 * GUARD_BYTES};
+  arena->image = malloc(arena->room);
+  assert_non_null(arena->image);
+  if (!th_driver_open(why, sizeof why))
+    fail_msg("%s", why);
+  if (esmm_memory_alloc(ctx, arena->room, &arena->base) != ESMM_OK)
+    fail_msg("esmm_memory_alloc: %s", esmm_ctx_error(ctx));
+}
+
+void th_device_arena_free(th_device_arena *arena)
+{
+  esmm_memory_free(arena->ctx, arena->base);
+  free(arena->image);
+  *arena = (th_device_arena){0};
+}
+
+/* The driver's own copies: esmm_matrix_copy may change the bits of a NaN, and is itself under test. */
+void *th_device_put(th_device_arena *arena, const void *data, size_t bytes)
+{
+  int (*copy)(unsigned long long, const void *, size_t) = NULL;
+  *(void **)&copy = th_driver_symbol("cuMemcpyHtoD_v2");
+  arena->at = GUARD_BYTES + (size_t)((uintptr_t)data % GUARD_BYTES);
+  arena->bytes = bytes;
+  assert_true(arena->at + bytes + GUARD_BYTES <= arena->room);
+  memset(arena->image, GUARD_VALUE, arena->at + bytes + GUARD_BYTES);
+  if (bytes > 0)
+    memcpy(arena->image + arena->at, data, bytes);
+  assert_int_equal(copy((uintptr_t)arena->base, arena->image, arena->at + bytes + GUARD_BYTES), 0);
+  return (unsigned char *)arena->base + arena->at;
+}
+
+bool th_device_get(th_device_arena *arena, void *data)
+{
+  int (*copy)(void *, unsigned long long, size_t) = NULL;
+  *(void **)&copy = th_driver_symbol("cuMemcpyDtoH_v2");
+  assert_int_equal(esmm_ctx_synchronize(arena->ctx), ESMM_OK);
+  assert_int_equal(copy(arena->image, (uintptr_t)arena->base, arena->at + arena->bytes + GUARD_BYTES), 0);
+  if (arena->bytes > 0)
+    memcpy(data, arena->image + arena->at, arena->bytes);
+  for (size_t i = 0; i < arena->at + GUARD_BYTES; i++) /* those in front, then those behind */
+    if (arena->image[i < arena->at ? i : i + arena->bytes] != GUARD_VALUE)
+      return false;
+  return true;
+}
+
 /* ---- contexts and last words ---- */
 
 void th_clean_environment(void)
 {
   unsetenv("ESMM_FORCE");
   unsetenv("ESMM_THREADS");
+  setenv("ESMM_DEVICE", th_device(), 1);
 }
 
-esmm_ctx *th_ctx(int threads)
+esmm_ctx *th_ctx_on(const char *device, int threads)
 {
   char error[512] = "";
   esmm_ctx *ctx = NULL;
-  esmm_ctx_opts opts = {
-      .size = sizeof opts, .threads = threads, .no_tuning_cache = 1, .error = error, .error_size = sizeof error};
+  esmm_ctx_opts opts = {.size = sizeof opts,
+                        .device = device,
+                        .threads = threads,
+                        .no_tuning_cache = 1,
+                        .error = error,
+                        .error_size = sizeof error};
   esmm_status status = esmm_ctx_create(&ctx, &opts);
   if (status != ESMM_OK)
     fail_msg("esmm_ctx_create: %s: %s", esmm_status_str(status), error);
   return ctx;
+}
+
+esmm_ctx *th_ctx(int threads)
+{
+  return th_ctx_on(th_device(), threads);
 }
 
 static const char *last_words;

@@ -62,9 +62,33 @@ void th_fill(esmm_matrix *m, uint64_t seed, double density, bool integers); /* u
 /* ---- the oracle: sum and sum of magnitudes of A [m,k] times B [k,n], row-major float64 ---- */
 void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b, double *sum, double *magnitude);
 
+/* ---- the device: ESMM_TEST_DEVICE ("cuda", "cuda:1"), else "cpu" ---- */
+const char *th_device(void);
+bool th_on_gpu(void);
+int th_gpu_ordinal(void);
+/* Opens the CUDA driver for the calling thread, in the device's primary context; else says why not. */
+bool th_driver_open(char *why, size_t why_bytes);
+void *th_driver_symbol(const char *name); /* after th_driver_open; fails the test where the driver has it not */
+
+/* Device memory with guard words on both sides of what it holds, as far from a multiple of 256 as the host's copy. */
+typedef struct th_device_arena {
+  esmm_ctx *ctx;
+  void *base; /* on the device */
+  size_t room, at, bytes;
+  unsigned char *image; /* what was put there, guard words and all */
+} th_device_arena;
+
+void th_device_arena_create(th_device_arena *arena, esmm_ctx *ctx, size_t room);
+void th_device_arena_free(th_device_arena *arena);
+void *th_device_put(th_device_arena *arena, const void *data, size_t bytes); /* the device's address of the copy */
+bool th_device_get(th_device_arena *arena, void *data); /* waits, copies back; false: a guard word was written */
+
 /* ---- contexts and last words ---- */
-esmm_ctx *th_ctx(int threads);      /* no tuning cache, no forced kernel; fails the test if it cannot be made */
-void th_clean_environment(void);    /* unsets ESMM_FORCE and ESMM_THREADS, which would change what is tested */
+esmm_ctx *
+th_ctx(int threads); /* of th_device(); no tuning cache, no forced kernel; fails the test if it can't be made */
+esmm_ctx *th_ctx_on(const char *device, int threads);
+/* Unsets ESMM_FORCE and ESMM_THREADS, which would change what is tested; ESMM_DEVICE becomes th_device(). */
+void th_clean_environment(void);
 void th_on_crash(const char *text); /* printed if the process dies; the text must stay where it is */
 
 int64_t th_env_int(const char *name, int64_t otherwise);

@@ -14,9 +14,10 @@ OUT=$(cd "$BUILD/test" && pwd)
 rm -rf "$OUT/log" "$OUT/work"
 mkdir -p "$OUT/log" "$OUT/work" "$OUT/cache"
 JOBS=$(nproc 2>/dev/null || echo 2)
+export FATBIN_DIR="${OUT%/*}/fatbin" # GPU kernels do not depend on the host's compiler: one set for all builds
 
 # The caller's settings must not change what is tested; idle OpenMP threads must not take the other tests' time.
-unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TEST_CASES
+unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_DEVICE ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_DEVICE
 export MAKE OMP_WAIT_POLICY=passive XDG_CACHE_HOME="$OUT/cache" CMOCKA_MESSAGE_OUTPUT=TAP LC_ALL=C
 # Crashes are the sanitizer's to report, not cmocka's to catch.
 export ASAN_OPTIONS=allocator_may_return_null=1:handle_segv=2:handle_sigbus=2:handle_sigfpe=2:handle_sigill=2:handle_abort=2
@@ -94,7 +95,7 @@ programs() {
     short=${program##*/}
     case $short in
     replay_*) tap "$1 $short" "$program" "tests/fuzz/corpus/${short#replay_}" ;;
-    *) tap "$1 $short" "$program" ;;
+    *) tap "$1 $short" env ESMM_DEVICE=cpu "$program" ;; # on a GPU: make gpu-check
     esac
   done
 }
@@ -128,6 +129,8 @@ fi
 section 'gcc'
 if build gcc CC=gcc all $TEST_TARGETS; then
   programs gcc
+  section 'GPU kernels'
+  shell_test fatbins
   section 'command, installation, documentation'
   shell_test cli
   shell_test install
@@ -147,8 +150,8 @@ else
 fi
 
 export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
-section 'one thread, portable C'
-build portable CC=gcc OPENMP=0 ARCH=portable all $TEST_TARGETS && programs portable
+section 'one thread, portable C, no GPU kernels'
+build portable CC=gcc OPENMP=0 ARCH=portable CUDA=0 all $TEST_TARGETS && programs portable
 
 section 'AddressSanitizer and UndefinedBehaviorSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
@@ -165,13 +168,15 @@ section 'ThreadSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
 elif works clang -fopenmp -fsanitize=thread; then
-  build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $TEST_TARGETS && programs tsan threads && programs tsan kernels
+  build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $TEST_TARGETS && programs tsan threads && programs tsan kernels &&
+    programs tsan cuda_faults
 else
   skip 'tsan' 'clang with OpenMP and ThreadSanitizer is not installed'
 fi
 
 printf '\n'
 [ -z "$failed_names" ] || echo "failed:$failed_names"
+echo "GPU record: $("$MAKE" -s --no-print-directory BUILD="$OUT/gcc" gpu-record-status)"
 echo "took $(($(date +%s) - began)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -10,7 +10,8 @@ golden=$(pwd)/tests/golden
 cd "$WORK" || exit 1
 mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
 export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
-unset ESMM_OPENBLAS ESMM_BLIS
+unset ESMM_OPENBLAS ESMM_BLIS ESMM_CUBLAS ESMM_NCU
+export ESMM_DEVICE=cpu # the expected texts are those of a CPU, also on a machine with a GPU
 
 # Raw float32 files, from numbers.
 f32() {
@@ -67,7 +68,7 @@ mask() {
   said esmm --help
   said esmm
 } | compare help
-for command in bench run inspect explain list info check tune; do
+for command in bench run inspect explain list info check tune profile; do
   said esmm $command --help | compare "help_$command"
 done
 
@@ -120,6 +121,20 @@ done
   said env ESMM_THREADS=-1 esmm check
   said env ESMM_THREADS=99999999 esmm check
   said env ESMM_FORCE=banana esmm check
+  said esmm info --device banana
+  said esmm info --device cdua
+  said esmm info --device cuda:x
+  said esmm info --device
+  said env ESMM_DEVICE=banana esmm info
+  said esmm bench 29,15 10 --size 64
+  said esmm bench ladder --size 64
+  said esmm bench 10-30 --size 64
+  said esmm bench lader --size 64
+  said esmm bench auto --size 64 --once --json x.json
+  said esmm profile
+  said esmm profile --device cpu
+  said esmm profile --device cuda auto 7
+  said env ESMM_NCU=/nowhere/ncu esmm profile --device cuda
 } | compare errors
 
 # ---- products ----
@@ -191,11 +206,86 @@ check 'bench takes ideas, names and all' esmm bench all 1 --size 48 --threads 1 
 check 'check passes' esmm check
 check 'info gives JSON' sh -c 'esmm info --json | grep -q "\"version\""'
 listed() { # every kernel is listed once, in order
-  esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
+  esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 && /^[a-z]/ { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
 }
 check 'list is in order' listed
+narrow() { esmm list >list.out && ! grep -n '.\{121\}' list.out; }
+check 'list is at most 120 columns wide' narrow
+swept() {
+  esmm bench joint_f32_portable 1 --size 48 --threads 1 --no-tune --sweep 1,.5 >sweep.out && grep -q '50.0 %' sweep.out &&
+    sed -n '/^density/,/^$/p' sweep.out >sweep.table && [ -s sweep.table ] && ! grep -n '.\{121\}' sweep.table
+}
+check 'a sweep is at most 120 columns wide' swept
+once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out ]; }
+check 'bench --once runs and says nothing' once
 explained() { esmm explain --size 64 --no-such 2>/dev/null; [ $? = 2 ] && esmm explain --size 64 | grep -q '^\* '; }
 check 'explain marks its choice' explained
+# ---- devices ----
+no_gpu() { # CUDA_VISIBLE_DEVICES hides the GPUs of a machine that has some
+  CUDA_VISIBLE_DEVICES= ESMM_DEVICE= "$@"
+}
+cuda_fails() { no_gpu esmm info --device cuda >no_gpu.out 2>&1; [ $? = 1 ] && grep -q '^esmm: info: --device cuda: .*need no GPU$' no_gpu.out; }
+check 'a GPU that is not there is a failure with a reason' cuda_fails
+auto_says() {
+  no_gpu esmm info | grep -q '^GPU  *none: ..*' && no_gpu esmm explain --size 48 | grep -q '^GPU  *none: ..*' &&
+    no_gpu esmm bench auto 1 --size 48 --threads 1 --no-tune | grep -q '^GPU  *none: ..*' &&
+    no_gpu esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out g.npy --stats | grep -q '^device  *cpu; no GPU: ..*'
+}
+check 'auto says why it is the CPU' auto_says
+cpu_is_quiet() { ! no_gpu esmm info --device cpu | grep -q '^GPU' && ! no_gpu esmm explain --size 48 --device cpu | grep -q '^GPU '; }
+check 'cpu needs no reason' cpu_is_quiet
+ladder_says() { no_gpu esmm bench 29 --size 48 >ladder.out 2>&1; [ $? = 2 ] && grep -q "29: the ladder's kernels run on a GPU, and there is none: .." ladder.out; }
+check 'the ladder says why there is no GPU' ladder_says
+check 'run takes a device' product '2 1 4 3' --device cpu
+
+# ---- profile: with a stand-in for ncu ----
+cat >ncu <<'SCRIPT'
+#!/bin/sh
+printf '%s\n' "$@" >ncu.words
+case ${NCU_DOES:-} in
+forbidden)
+  echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'
+  exit 1 ;;
+nothing) exit 0 ;;
+fails)
+  echo '==ERROR== The application returned an error code (1).'
+  exit 1 ;;
+esac
+echo '==PROF== Connected to process 7 (esmm)'
+cat <<'CSV'
+"ID","Process ID","Kernel Name","Block Size","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum","launch__registers_per_thread","launch__shared_mem_per_block_dynamic","launch__shared_mem_per_block_static","lts__t_sector_hit_rate.pct","sm__throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active","smsp__sass_average_branch_targets_threads_uniform.pct"
+"","","","","%","ns","register/thread","byte/block","byte/block","%","%","%","%"
+"0","7","first","(256, 1, 1)","80","12,000.00","40","0","4,096","12.5","33.25","75","99.5"
+"1","7","void second<32, 8>(Params, ""x"")","(128, 1, 1)","10","2,345,678","212","67,584","0","92.5","93.25","25","n/a"
+"2","7","first","(256, 1, 1)","60","24,000.00","40","0","4,096","12.5","33.25","75","99.5"
+CSV
+echo '==PROF== Disconnected from process 7'
+SCRIPT
+chmod +x ncu
+profile() { ESMM_NCU=$WORK/ncu esmm profile --device cuda "$@"; }
+{
+  said profile 25,29 --size 64 --csv profile.csv
+  cat profile.csv
+  sed '1,/^--metrics$/d' ncu.words | sed 1,2d
+} | compare profile
+profile_fails() { # TEXT, with NCU_DOES set
+  profile --size 64 >profile.out 2>&1
+  [ $? = 1 ] && grep -Eq "$1" profile.out || { cat profile.out; return 1; }
+}
+export NCU_DOES=forbidden
+check 'profile says what to do where counters are for root' profile_fails 'ERR_NVGPUCTRPERM.*as root'
+NCU_DOES=nothing
+check 'profile says that nothing was launched' profile_fails 'saw no launch|there is no GPU'
+NCU_DOES=fails
+check 'profile says how ncu failed' profile_fails 'returned an error code|there is no GPU'
+unset NCU_DOES
+without_ncu() {
+  no_gpu env PATH=/nowhere "$WORK/bin/esmm" profile >profile.out 2>&1
+  [ $? = 1 ] && grep -Eq 'there is no (GPU|ncu)' profile.out
+}
+check 'profile says what is missing' without_ncu
+check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
+
 seeded() { # the same seed gives the same problem
   for run in 1 2; do
     without_libraries esmm bench dense_f32_portable 1 --dims 20 50 40 --random --density .3 --seed 7 --threads 1 --no-tune \

@@ -100,7 +100,7 @@ static esmm_status do_matmul(esmm_ctx *ctx, data *d)
   float *c = d->c.data;
   for (int i = 0; i < esmm_kernel_count() && status == ESMM_OK; i++) {
     esmm_kernel_info info = {.size = sizeof info};
-    assert_int_equal(esmm_kernel_get(i, &info), ESMM_OK);
+    assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
     esmm_matmul_opts opts = {.size = sizeof opts, .force = info.name, .activation = ESMM_ACT_RELU};
     for (int64_t j = 0; j < d->c.rows * d->c.cols; j++)
       c[j] = -1234;

@@ -1,10 +1,10 @@
 #!/bin/sh
-# test_style.sh: formatting and clang-tidy over every C file of the tree. Formatting differs between versions of
+# test_style.sh: formatting over every C and CUDA file of the tree, and clang-tidy over every C file. Formatting differs between versions of
 # clang-format, so only the version that Debian 12 has decides. Called by run_tests.sh with TREE and WORK set.
 set -u
 . tests/tap.sh
 
-files=$(find include src cli io tests -name '*.[ch]' | sort)
+files=$(find include src cli io tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 if have clang-format && clang-format --version | grep -q 'version 14\.'; then
   check 'formatted as .clang-format says' clang-format --dry-run --Werror $files
 else
@@ -17,7 +17,7 @@ too_long() { # files over 900 lines are two files
     if [ "$lines" -gt 900 ]; then echo "$file has $lines lines"; fi
   done | { ! grep .; }
 }
-check 'no C file is longer than 900 lines' too_long
+check 'no C or CUDA file is longer than 900 lines' too_long
 
 tidy() { "$MAKE" --no-print-directory -k -j"$(nproc)" BUILD="$WORK/tidy" CC=clang tidy 2>&1 | { ! grep -A 4 -E 'error|warning:|\*\*\*'; }; }
 if have clang-tidy && have clang; then

@@ -53,7 +53,7 @@ static size_t make_file(char *out, size_t room, const char *cheap)
   size_t used = (size_t)snprintf(out, room, "esmm-tune 1 %s\n", esmm_source_id());
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    if (!esmm_kernel_competes(kernel, esmm_cpu_detect()))
+    if (!esmm_kernel_competes(NULL, kernel))
       continue;
     used += (size_t)snprintf(out + used, room - used, "%s", kernel->name);
     for (int t = 0; t < ESMM_COST_TERMS; t++)

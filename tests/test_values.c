@@ -20,15 +20,17 @@ typedef struct kernels {
 static kernels available(void)
 {
   kernels all = {0};
+  esmm_ctx *ctx = th_ctx(1);
   for (int i = 0; i < esmm_kernel_count() && all.count < 65; i++) {
     esmm_kernel_info info = {.size = sizeof info};
-    assert_int_equal(esmm_kernel_get(i, &info), ESMM_OK);
+    assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
     if (info.available) {
       all.name[all.count] = info.name;
       all.flags[all.count++] = info.flags;
     }
   }
   all.name[all.count++] = "auto";
+  esmm_ctx_free(ctx);
   return all;
 }
 
@@ -264,6 +266,33 @@ static void extremes_of_half_precision(void **state)
   }
 }
 
+/* The largest numbers of fp32: splitting them into parts must not round one up to Inf. */
+static void extremes_of_single_precision(void **state)
+{
+  (void)state;
+  const double large = (double)0x1.fffffep127f;
+  kernels all = available();
+  setting s = make(40, N, 70, 0, ESMM_F32);
+  for (int64_t k = 0; k < s.b.rows; k++)
+    for (int64_t j = 0; j < N; j++)
+      th_set(&s.b, k, j, k == 7 && j == 5 ? large : 0.5 * (double)(j % 3 - 1));
+  th_set(&s.a, 1, 9, large);
+  th_set(&s.a, 2, 9, -large);
+  th_set(&s.a, 33, 7, 0.25);
+  prepare(&s, ESMM_USE_ANY, 0);
+  for (int i = 0; i < all.count; i++) {
+    if (multiply(&s, forced(&all, i), 0) != ESMM_OK)
+      continue;
+    for (int64_t r = 0; r < s.c.rows; r++)
+      for (int64_t j = 0; j < N; j++) {
+        double want = ieee(&s, r, j, -1), got = th_get(&s.c, r, j);
+        if (!(fabs(got - want) <= 0x1p-21 * fabs(want)))
+          fail_msg("%s: C[%d,%d] is %g, not %g", all.name[i], (int)r, (int)j, got, want);
+      }
+  }
+  end(&s);
+}
+
 /* A pattern without some k that A has: that term may be dropped for a row of C or not, nothing else may change. */
 static void pattern_may_drop_terms(void **state)
 {
@@ -439,6 +468,7 @@ int main(void)
       cmocka_unit_test(strict_meets_zeros_of_b),
       cmocka_unit_test(alpha_zero_reads_neither),
       cmocka_unit_test(extremes_of_half_precision),
+      cmocka_unit_test(extremes_of_single_precision),
       cmocka_unit_test(pattern_may_drop_terms),
       cmocka_unit_test(large_products),
       cmocka_unit_test(large_decode),

@@ -13,6 +13,8 @@ FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 REPLAY_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/replay_%)
 FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
 TEST_SUPPORT := $(BUILD)/obj/tests/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
+# A CUDA driver on host memory, for tests of what happens when the driver fails.
+FAKE_CUDA := $(BUILD)/tests/fake/libcuda.so.1
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/fuzz/*.c))
 
 TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/*.c))
@@ -23,7 +25,7 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS)
+test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA)
 
 tidy: $(TIDY)
 
@@ -44,6 +46,11 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $^ -o $@ -lcmocka -lpthread $(LDLIBS)
 
+$(FAKE_CUDA): $(BUILD)/obj/tests/fake_cuda.o
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) -shared -Wl,-soname,libcuda.so.1 $(LDFLAGS) $^ -o $@ -lpthread
+
 # A fuzz target with a plain main: its corpus is a test in every build, with any compiler.
 $(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o \
   $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
@@ -63,7 +70,7 @@ fuzz-programs: $(FUZZ_PROGRAMS)
 # New finds go to $(BUILD)/fuzz/corpus, so that the tree's own corpus stays what it was; a crash leaves its input in
 # $(BUILD)/fuzz, and belongs into tests/fuzz/corpus once it is mended.
 fuzz:
-	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' CC=clang OPENMP=0 SANITIZE=address,undefined \
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' FATBIN_DIR='$(FATBIN_DIR)' CC=clang OPENMP=0 SANITIZE=address,undefined \
 	  EXTRA_CFLAGS='-O1 -fsanitize=fuzzer-no-link' fuzz-programs
 	@for target in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
 	  mkdir -p $(BUILD)/fuzz/corpus/$$target; \

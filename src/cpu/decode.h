@@ -181,8 +181,9 @@ static void decode_rows(const esmm_problem *p, add_list_function *add, const voi
   }
 }
 
-static void decode_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status decode_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)ctx;
   const decode_layout l = decode_lay_out(p);
   const esmm_weights *w = p->w;
   float *values = scratch, *sums = (float *)(void *)((char *)scratch + l.at_sums);
@@ -222,4 +223,5 @@ static void decode_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
   stats->strip_density_a = stats->joint_density = stats->density_a;
   stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
+  return ESMM_OK;
 }

@@ -43,7 +43,9 @@ static size_t dense_workspace(const esmm_problem *p)
   return gemm_workspace(p, false);
 }
 
-static void dense_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status dense_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)ctx;
   gemm_run(p, scratch, false, stats);
+  return ESMM_OK;
 }

@@ -66,7 +66,9 @@ static size_t joint_workspace(const esmm_problem *p)
   return gemm_workspace(p, true);
 }
 
-static void joint_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status joint_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)ctx;
   gemm_run(p, scratch, true, stats);
+  return ESMM_OK;
 }

@@ -152,8 +152,9 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
   }
 }
 
-static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status rows_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)ctx;
   const row_layout l = rows_layout(p);
   float *values = scratch;
   uint32_t *offsets = (uint32_t *)(void *)((char *)scratch + l.at_offsets);
@@ -203,4 +204,5 @@ static void rows_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
   stats->strip_density_a = stats->joint_density = stats->density_a;
   stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
+  return ESMM_OK;
 }

@@ -11,6 +11,7 @@
  */
 #include "weights_file.h"
 #include "bits.h"
+#include "cuda/cuda.h"
 
 #include "checksum.h"
 
@@ -416,6 +417,16 @@ esmm_status esmm_weights_parse(esmm_ctx *ctx, const char *name, const unsigned c
   return read_weights(&f, weights);
 }
 
+/* Files hold the CPU's forms of B; a GPU prepares its own from them. */
+static esmm_status move_to_gpu(esmm_ctx *ctx, esmm_weights **weights)
+{
+  esmm_weights *host = *weights;
+  *weights = NULL;
+  const esmm_status status = esmm_cuda_weights_from_host(ctx, host, weights);
+  esmm_weights_free(host);
+  return status;
+}
+
 esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights)
 {
   if (!ctx)
@@ -442,7 +453,7 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
     status = read_weights(&f, weights);
   }
   (void)close(f.fd);
-  return status;
+  return status == ESMM_OK && ctx->cuda ? move_to_gpu(ctx, weights) : status;
 }
 
 /* ---- writing ---- */
@@ -559,14 +570,8 @@ static esmm_status find_target(const file *f, char target[PATH_BYTES], mode_t *m
   return ESMM_OK;
 }
 
-esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path)
+static esmm_status save(esmm_ctx *ctx, const esmm_weights *weights, const char *path)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!weights)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
-  if (!path || !*path)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   file f = {.ctx = ctx, .name = path, .fd = -1};
   char target[PATH_BYTES], temp[PATH_BYTES + TEMP_BYTES];
   mode_t mode;
@@ -594,4 +599,25 @@ esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const 
   temp[directory_length] = '\0';
   sync_directory(directory_length ? temp : ".");
   return ESMM_OK;
+}
+
+esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!weights)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  if (!path || !*path)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
+  if (!weights->cuda)
+    return save(ctx, weights, path);
+  if (!ctx->cuda || esmm_cuda_get(ctx)->ordinal != weights->cuda->ordinal)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the weights lie on cuda:%d, but this context is of %s: save them there",
+                     weights->cuda->ordinal, ctx->cuda ? ctx->device : "the CPU");
+  esmm_weights *host = NULL;
+  esmm_status status = esmm_cuda_weights_to_host(ctx, weights, &host);
+  if (status == ESMM_OK)
+    status = save(ctx, host, path);
+  esmm_weights_free(host);
+  return status;
 }

@@ -56,7 +56,7 @@ static void multiply(esmm_ctx *ctx, const esmm_weights *w)
     for (int strict = 0; strict <= 1; strict++) {
       esmm_kernel_info info = {.size = sizeof info};
       esmm_matrix mc = {.data = c, .rows = ROWS, .cols = w->n};
-      if (esmm_kernel_get(kernel, &info) != ESMM_OK)
+      if (esmm_kernel_get(ctx, kernel, &info) != ESMM_OK)
         abort();
       const esmm_matmul_opts opts = {.size = sizeof opts, .force = info.name, .strict = strict};
       const esmm_status status = esmm_matmul(ctx, &ma, w, &mc, &opts, NULL);

@@ -1,0 +1,213 @@
+#!/bin/sh
+# gpu_check.sh: everything that needs a GPU, in one command of at most 8 minutes on an H200: `make gpu-check`.
+#
+#   tests      the test programs on the GPU: the whole table of kernels, accuracy, values, threads, streams, graphs; the
+#              command's own checks
+#   sanitizer  compute-sanitizer memcheck and racecheck on a reduced table
+#   record     the benchmark of record, bench/gpu_record.sh
+#
+# A stage that passes leaves its result in $BUILD/gpu-check, marked with the sources it was built from. When all three
+# are there for the same sources, bench/results/<gpu>/ gets gpu.jsonl (the measurements) and checks.jsonl (what passed),
+# each replaced as a whole; until then the old record stays.
+#
+# From the environment: STAGES="tests sanitizer record" (all), BUILD (build), DEVICE (cuda), RESULTS (bench/results),
+# RUNS, ESMM_ALLOW_NO_SANITIZER=1 to go on where compute-sanitizer is missing. A build whose programs are of these
+# sources ($BUILD/gpu, from `make gpu-programs`) is used as it is, so one made elsewhere can be carried here; otherwise
+# make builds. `gpu_check.sh --id` prints the hash that tells.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export LC_ALL=C CMOCKA_MESSAGE_OUTPUT=TAP OMP_WAIT_POLICY=passive
+unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_REDUCED ESMM_DEVICE
+
+# Everything that the programs are made of.
+sources_id() {
+  for file in Makefile include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu src/*/*.cuh cli/*.[ch] io/*.[ch] tests/*.[ch]; do
+    [ ! -f "$file" ] || { echo "$file"; cat "$file"; }
+  done | sha256sum | cut -c1-16
+}
+if [ "${1:-}" = --id ]; then
+  sources_id
+  exit
+fi
+
+STAGES=${STAGES:-tests sanitizer record}
+BUILD=${BUILD:-build}
+MAKE=${MAKE:-make}
+DEVICE=${DEVICE:-cuda}
+RESULTS=${RESULTS:-bench/results}
+began=$(date +%s)
+times=""
+failures=""
+
+die() {
+  echo "gpu-check: $*" >&2
+  exit 1
+}
+section() { printf '\n== %s (%d s)\n' "$1" "$(($(date +%s) - began))"; }
+failed() { # WHAT, LOG
+  failures="$failures '$1'"
+  echo "  FAILED: $1"
+  [ -z "${2:-}" ] || { tail -n 40 "$2" | cut -c1-400 | sed 's/^/    | /'; echo "    all of it: $2"; }
+}
+for stage in $STAGES; do
+  case $stage in tests | sanitizer | record) ;; *) die "unknown stage '$stage'; there are tests, sanitizer, record" ;; esac
+done
+
+# ---- the build ----
+section build
+id=$(sources_id)
+if [ "$(cat "$BUILD/gpu/id" 2>/dev/null)" = "$id" ]; then
+  echo "  $BUILD/gpu is up to date: $id"
+else
+  "$MAKE" --no-print-directory -j"$(nproc 2>/dev/null || echo 2)" BUILD="$BUILD" gpu-programs || die "the build failed"
+fi
+PROGRAMS=$(cd "$BUILD/gpu" && pwd) || die "there is no $BUILD/gpu"
+STATE=${PROGRAMS%/gpu}/gpu-check
+export LD_LIBRARY_PATH="$PROGRAMS/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+mkdir -p "$STATE/log" || die "cannot make $STATE"
+export XDG_CACHE_HOME="$STATE/cache"
+"$PROGRAMS/esmm" info --device "$DEVICE" --json >"$STATE/info" 2>"$STATE/log/info.log" ||
+  { cat "$STATE/log/info.log" >&2; die "no GPU to check: esmm info --device $DEVICE failed"; }
+info() { sed -n "s/^ *\"$1\": \"\(.*\)\",\{0,1\}\$/\1/p" "$STATE/info"; }
+gpu=$(info gpu) source_id=$(info source_id)
+slug=$(printf '%s' "$gpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^nvidia-//; s/^-//; s/-$//')
+[ -n "$slug" ] || die "esmm info does not name the GPU"
+stamp=$(printf '"gpu":"%s","driver":"%s","date":"%s","source_id":"%s"' "$gpu" "$(info gpu_driver)" \
+  "$(date -u +%Y-%m-%d)" "$source_id")
+echo "  $gpu, driver $(info gpu_driver), source $source_id"
+
+# ---- stages: each writes lines of checks, and leaves them in $STATE/<stage>.jsonl if it passed ----
+
+# count NAME LOG STATUS SECONDS: one program's TAP results to a line of checks; fails if it failed.
+count() {
+  counts=$(awk '/^(not )?ok/ { if (/# *SKIP/) s++; else if (/^not/) f++; else p++ }
+                /^1\.\.[0-9]+$/ { plan += substr($0, 4) }
+                END { printf "%d %d %d %d", p, f, s, plan }' "$2")
+  set -- "$1" "$2" "$3" "$4" $counts
+  printf '  %-28s %4d passed, %d failed, %d skipped (%d s)\n' "$1" "$5" "$6" "$7" "$4"
+  printf '{"check":"%s","passed":%d,"failed":%d,"skipped":%d,"seconds":%d,%s}\n' \
+    "$1" "$5" "$6" "$7" "$4" "$stamp" >>"$STATE/$stage.new"
+  if [ "$3" != 0 ] || [ "$6" != 0 ] || [ "$5" = 0 ] || [ $(($5 + $6 + $7)) -lt "$8" ]; then
+    grep -A 8 '^not ok' "$2" | cut -c1-1000 | head -n 40 | sed 's/^/    /'
+    failed "$1, exit status $3" "$2"
+  fi
+}
+program() { # NAME SECONDS [VARIABLE=VALUE...]: runs a test program on the GPU
+  program_name=$1 program_limit=$2
+  shift 2
+  program_began=$(date +%s)
+  env ESMM_TEST_DEVICE="$DEVICE" ESMM_DEVICE="$DEVICE" "$@" timeout "$program_limit" "$PROGRAMS/$program_name" \
+    >"$STATE/log/$program_name.log" 2>&1 </dev/null
+  program_status=$?
+  echo "$program_status $(($(date +%s) - program_began))" >"$STATE/log/$program_name.status"
+}
+ran() { # NAME: counts what program left
+  read -r ran_status ran_seconds <"$STATE/log/$1.status"
+  count "$1" "$STATE/log/$1.log" "$ran_status" "$ran_seconds"
+}
+command_works() { # WORDS...: a line of the command, which must succeed
+  if timeout 120 "$PROGRAMS/esmm" "$@" >"$STATE/log/command.log" 2>&1 </dev/null; then
+    printf 'ok - esmm %s\n' "$*"
+  else
+    printf 'not ok - esmm %s\n' "$*"
+    sed 's/^/# /' "$STATE/log/command.log" | tail -n 20
+  fi
+}
+
+run_tests() {
+  program test_kernels 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" & # most of its time is a CPU's
+  table=$!
+  for name in test_accuracy test_values test_threads test_overlap test_pattern; do
+    program $name 200
+    ran $name
+  done
+  command_began=$(date +%s)
+  {
+    command_works check --device "$DEVICE"
+    command_works list --device "$DEVICE"
+    command_works explain --device "$DEVICE" --size 1024 --blockwise --density .25
+    command_works bench auto 3 --device "$DEVICE" --size 512 --blockwise --density .25 --skip-stats --no-tune
+    command_works tune --device "$DEVICE"
+  } >"$STATE/log/command_lines.log"
+  count 'esmm on the GPU' "$STATE/log/command_lines.log" 0 $(($(date +%s) - command_began))
+  wait $table
+  ran test_kernels
+  program test_cuda 120 # last and alone: it fills the GPU's memory
+  ran test_cuda
+}
+
+sanitize() { # TOOL OPTIONS...: the reduced table under one tool, in the background
+  tool=$1
+  shift
+  tool_began=$(date +%s)
+  # Without cuBLAS: its kernels are not ours to check.
+  env ESMM_TEST_DEVICE="$DEVICE" ESMM_TEST_REDUCED=1 ESMM_CUBLAS=/none timeout 200 \
+    "$sanitizer" --tool "$tool" --error-exitcode 99 "$@" "$PROGRAMS/test_kernels" >"$STATE/log/$tool.log" 2>&1 </dev/null
+  tool_status=$?
+  echo "$tool_status $(($(date +%s) - tool_began))" >"$STATE/log/$tool.status"
+}
+run_sanitizer() {
+  sanitizer=$(command -v compute-sanitizer || true)
+  for place in /usr/local/cuda/bin/compute-sanitizer /usr/local/cuda/compute-sanitizer/compute-sanitizer; do
+    [ -n "$sanitizer" ] || [ ! -x "$place" ] || sanitizer=$place
+  done
+  if [ -z "$sanitizer" ]; then
+    echo '  NOT CHECKED: compute-sanitizer is neither in PATH nor in /usr/local/cuda/bin'
+    printf '{"check":"sanitizer","outcome":"not_checked","reason":"compute-sanitizer is missing",%s}\n' "$stamp" \
+      >>"$STATE/$stage.new"
+    [ "${ESMM_ALLOW_NO_SANITIZER:-0}" = 1 ] || failed 'compute-sanitizer is missing (ESMM_ALLOW_NO_SANITIZER=1 goes on)'
+    return
+  fi
+  sanitize memcheck --leak-check no & first=$!
+  sanitize racecheck --racecheck-report all & second=$!
+  wait $first $second
+  for tool in memcheck racecheck; do
+    read -r tool_status tool_seconds <"$STATE/log/$tool.status"
+    summary=$(grep -E 'SUMMARY' "$STATE/log/$tool.log" | sed 's/^=* *//' | tail -n 1)
+    echo "  $tool: ${summary:-no summary}"
+    printf '{"check":"%s","outcome":"%s","summary":"%s",%s}\n' "$tool" \
+      "$([ "$tool_status" = 0 ] && echo ok || echo wrong)" "$(printf '%s' "$summary" | tr -d '"\\')" "$stamp" \
+      >>"$STATE/$stage.new"
+    [ -n "$summary" ] || failed "$tool gave no summary" "$STATE/log/$tool.log"
+    count "table under $tool" "$STATE/log/$tool.log" "$tool_status" "$tool_seconds"
+  done
+}
+
+run_record() {
+  rm -rf "$STATE/record"
+  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" timeout 330 sh bench/gpu_record.sh ||
+    { failed 'the record'; return; }
+  printf '{"check":"record","lines":%d,%s}\n' "$(wc -l <"$STATE/record/gpu.jsonl")" "$stamp" >>"$STATE/$stage.new"
+}
+
+for stage in $STAGES; do
+  section "$stage"
+  stage_began=$(date +%s) failures_before=$failures
+  rm -f "$STATE/$stage.jsonl" "$STATE/$stage.id"
+  : >"$STATE/$stage.new"
+  run_$stage
+  times="$times$(printf '  %-10s %4d s' "$stage" $(($(date +%s) - stage_began)))
+"
+  if [ "$failures" = "$failures_before" ]; then
+    mv "$STATE/$stage.new" "$STATE/$stage.jsonl" && echo "$id" >"$STATE/$stage.id"
+  fi
+done
+
+# ---- the end ----
+section 'time'
+printf '%s  %-10s %4d s\n\n' "$times" all $(($(date +%s) - began))
+[ -z "$failures" ] || { echo "gpu-check: failed:$failures; $RESULTS/$slug stays as it was"; exit 1; }
+missing=
+for stage in tests sanitizer record; do
+  [ "$(cat "$STATE/$stage.id" 2>/dev/null)" = "$id" ] || missing="$missing $stage"
+done
+[ -z "$missing" ] || { echo "gpu-check: passed so far; still to run for a record:$missing"; exit 0; }
+install_file() { # FROM NAME
+  temporary=$(mktemp "$RESULTS/$slug/.new.XXXXXX") && cat "$1" >"$temporary" && chmod 644 "$temporary" &&
+    sync "$temporary" && mv "$temporary" "$RESULTS/$slug/$2" || die "cannot write $RESULTS/$slug/$2"
+}
+mkdir -p "$RESULTS/$slug" || die "cannot make $RESULTS/$slug"
+cat "$STATE/tests.jsonl" "$STATE/sanitizer.jsonl" "$STATE/record.jsonl" >"$STATE/checks.jsonl"
+install_file "$STATE/checks.jsonl" checks.jsonl
+install_file "$STATE/record/gpu.jsonl" gpu.jsonl
+echo "gpu-check: passed; written: $RESULTS/$slug/gpu.jsonl and checks.jsonl"

@@ -1,0 +1,13 @@
+#!/bin/sh
+# gpu_status.sh SOURCE_ID: prints one word. fresh: a GPU record of these sources is in bench/results; stale: only of
+# others; none: there is no GPU record.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+word=none
+for record in bench/results/*/gpu.jsonl; do
+  [ -f "$record" ] || continue
+  [ "$word" = fresh ] || word=stale
+  # A record is of one build: readme_table.sh refuses any other.
+  ! sed -n 1p "$record" | grep -q "\"source_id\":\"$1\"" || word=fresh
+done
+echo $word

@@ -1,0 +1,218 @@
+/*
+ * cuda.h: the CUDA backend as the library's files see it.
+ *
+ * driver.c   opens libcuda, names failing calls           module.c    embedded fatbins, functions, launches
+ * device.c   a context's GPU: open, close, scratch, timers  prepare.c  B on the GPU, weights to and from the host
+ * extract.c  launches of extract.cu                       matmul.c    staging, the plan's choice, statistics
+ * copy.c     matrices between host and GPU
+ * k_*.c      one kernel a file, with its k_*.cu
+ *
+ * Every function that can fail returns esmm_status and has set the context's error text.
+ */
+#ifndef ESMM_CUDA_CUDA_H
+#define ESMM_CUDA_CUDA_H
+
+#include "../kernel.h"
+#include "driver.h"
+#include "params.h"
+
+#include <string.h>
+
+/* ---- device.c ---- */
+
+/* How many GPUs the driver shows. Fails with ESMM_ERR_DRIVER or ESMM_ERR_DEVICE and the reason where there are none. */
+esmm_status esmm_cuda_count(esmm_ctx *ctx, int *count);
+/* Opens device `ordinal` for ctx and sets ctx->cuda, device, device_name, features. */
+esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal);
+void esmm_cuda_close(esmm_ctx *ctx); /* waits for the context's work; a context without a GPU is fine */
+
+/* Properties that kernels need. */
+typedef struct esmm_cuda_properties {
+  int ordinal;
+  int sm;               /* 90 for compute capability 9.0 */
+  int multiprocessors;  /* 132 */
+  int shared_per_block; /* bytes a block may have, opted in */
+  int shared_per_sm;
+  size_t l2_bytes;
+  size_t memory_bytes; /* in all */
+  int driver_version;  /* 13000 */
+  int cooperative;     /* cooperative launches */
+} esmm_cuda_properties;
+const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx);
+
+/*
+ * One call of the public interface that puts work on a stream: begin, work, end. begin makes the stream wait for the
+ * context's earlier work on another stream (scratch is shared), and notes whether the stream is being captured into a
+ * graph. end notes how far the context's work has come; it is called whenever begin succeeded, with the status so far,
+ * which it returns unless that was ESMM_OK and it fails itself. Between them the primary context is current.
+ */
+esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream);
+esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status);
+bool esmm_cuda_capturing(const esmm_ctx *ctx); /* between begin and end: the stream is being captured */
+/* Waits for all work of the context that was put between begin and end. */
+esmm_status esmm_cuda_synchronize(esmm_ctx *ctx);
+
+/* Makes the device's primary context current for this thread, for who calls another library of CUDA (cuBLAS); leave
+   restores what was current. Everything declared here does that by itself. */
+typedef struct esmm_cuda_scope {
+  bool pushed;
+} esmm_cuda_scope;
+esmm_status esmm_cuda_enter(esmm_ctx *ctx, esmm_cuda_scope *scope);
+void esmm_cuda_leave(esmm_cuda_scope scope);
+
+/* Something a kernel's file keeps with the context (a cuBLAS handle): one per key, an address of that file's own. When
+   the context closes, `release` gets it with the primary context current. attached gives NULL where there is none. */
+void *esmm_cuda_attached(const esmm_ctx *ctx, const void *key);
+esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void (*release)(void *object));
+
+/* Device memory that lives as long as its owner (weights); not for the hot path. It keeps the device open, also without
+   its context: then free_at frees it. Both free functions wait for the device and accept 0. */
+esmm_status esmm_cuda_alloc(esmm_ctx *ctx, size_t bytes, CUdeviceptr *out);
+void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr);
+void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr);
+/* The context's device scratch: grows in the stream's order, never shrinks. Valid until the next call. */
+esmm_status esmm_cuda_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream, CUdeviceptr *out);
+/* Copies; those with host memory wait, and are refused while the stream is being captured. */
+esmm_status esmm_cuda_to_device(esmm_ctx *ctx, CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
+esmm_status esmm_cuda_to_host(esmm_ctx *ctx, void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
+esmm_status esmm_cuda_copy(esmm_ctx *ctx, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
+/* `rows` runs of `bytes` bytes each, `pitch` bytes apart. */
+esmm_status esmm_cuda_to_device_2d(esmm_ctx *ctx, CUdeviceptr dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                                   size_t bytes, size_t rows, CUstream stream);
+esmm_status esmm_cuda_to_host_2d(esmm_ctx *ctx, void *dst, size_t dst_pitch, CUdeviceptr src, size_t src_pitch,
+                                 size_t bytes, size_t rows, CUstream stream);
+esmm_status esmm_cuda_zero(esmm_ctx *ctx, CUdeviceptr dst, size_t bytes, CUstream stream);
+
+/* Points in a stream's time. free accepts NULL; seconds waits for `to`. */
+esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out);
+void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event);
+esmm_status esmm_cuda_event_record(esmm_ctx *ctx, CUevent event, CUstream stream);
+esmm_status esmm_cuda_event_seconds(esmm_ctx *ctx, CUevent from, CUevent to, double *seconds);
+
+/* What esmm_timer is on a GPU. */
+typedef struct esmm_cuda_timer {
+  CUevent start, stop;
+} esmm_cuda_timer;
+esmm_status esmm_cuda_timer_create(esmm_ctx *ctx, esmm_cuda_timer *timer);
+void esmm_cuda_timer_free(esmm_ctx *ctx, esmm_cuda_timer *timer);
+esmm_status esmm_cuda_timer_start(esmm_ctx *ctx, esmm_cuda_timer *timer, CUstream stream);
+esmm_status esmm_cuda_timer_stop(esmm_ctx *ctx, esmm_cuda_timer *timer, CUstream stream);
+esmm_status esmm_cuda_timer_seconds(esmm_ctx *ctx, esmm_cuda_timer *timer, double *seconds); /* waits for the stop */
+
+/* ---- module.c ---- */
+
+/* A fatbin that the build embedded: src/cuda/<name>.cu becomes esmm_fatbin_<name>. */
+typedef struct esmm_fatbin {
+  const char *name;
+  const unsigned char *image, *end; /* equal when the build had no nvcc */
+} esmm_fatbin;
+#define ESMM_FATBIN(id)                                                    \
+  extern const unsigned char esmm_fatbin_##id[], esmm_fatbin_##id##_end[]; \
+  static const esmm_fatbin fatbin_##id = {#id, esmm_fatbin_##id, esmm_fatbin_##id##_end}
+
+/* A function of a fatbin. Static const in the file that launches it: its address is the key under which it is kept. */
+typedef struct esmm_cuda_function {
+  const esmm_fatbin *fatbin;
+  const char *name; /* the extern "C" __global__ */
+  unsigned shared;  /* most bytes of dynamic shared memory it is launched with */
+} esmm_cuda_function;
+
+typedef struct esmm_launch {
+  unsigned grid_x, grid_y, grid_z; /* 0 means 1 */
+  unsigned threads;                /* of a block, one-dimensional */
+  unsigned shared;                 /* dynamic shared memory, bytes */
+  unsigned cluster;                /* blocks of a cluster along x; 0: none */
+  int cooperative;                 /* all blocks resident: a grid barrier is allowed */
+} esmm_launch;
+
+/* params: the kernel's one parameter. Loads the module on first use. */
+esmm_status esmm_cuda_launch(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_launch *launch,
+                             CUstream stream, const void *params);
+/* Blocks of so many threads and bytes that fit on one multiprocessor at once. */
+esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *function, unsigned threads, unsigned shared,
+                                int *blocks);
+
+/* A 2-D fp32 tensor map for TMA (sm_90): inner is contiguous; box in elements; 128-byte swizzle, zeros outside. */
+esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                 unsigned box_inner, unsigned box_outer, esmm_tensor_map *out);
+
+/* ---- one product ---- */
+
+/* What run() of a CUDA kernel gets beside the problem: p->call. */
+typedef struct esmm_cuda_call {
+  CUstream stream;
+  esmm_gate gate;        /* pass it to every launch's parameters that has one */
+  CUevent extracted;     /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
+  esmm_strips *a_strips; /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
+                            joint bits from them. strips = 0: it has none */
+} esmm_cuda_call;
+esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
+
+/* matmul.c: p was checked; operands may lie in host memory */
+esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
+                             esmm_stats *s);
+/* The plan of a GPU: choices as esmm_plan gives them, from a sample of A that is read back (waits). For explain. */
+esmm_status esmm_cuda_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, esmm_choice *choices,
+                           int *chosen);
+
+/* ---- extract.c ---- */
+
+esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m); /* m lies on the device */
+esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p);
+int64_t esmm_cuda_k_padded(int64_t k);
+/* Bytes of the bitmaps and segments of `rows` rows; SIZE_MAX on overflow. */
+size_t esmm_cuda_strips_bytes(int64_t rows, int64_t k);
+/* Lays strips out in memory of that size. */
+esmm_strips esmm_cuda_strips_at(CUdeviceptr at, int64_t rows, int64_t k);
+/* Fills them from a device matrix [rows, k], in one pass. write_all: segments without a nonzero too, for kernels that
+   do not skip, and for B. */
+esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_strips *out, bool write_all,
+                              esmm_gate gate, CUstream stream);
+esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld, esmm_gate gate,
+                                CUstream stream);
+esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
+esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
+esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
+esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
+esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, CUstream stream);
+
+/* ---- copy.c ---- */
+
+/* A device address as the pointer that matrices and kernels carry it in. */
+static inline void *esmm_cuda_pointer(CUdeviceptr address)
+{
+  const uintptr_t value = (uintptr_t)address;
+  void *pointer;
+  memcpy(&pointer, &value, sizeof pointer);
+  return pointer;
+}
+
+CUdeviceptr esmm_cuda_address(const esmm_matrix *m); /* of a matrix on the GPU */
+size_t esmm_cuda_tight_bytes(const esmm_matrix *m);  /* of its elements, without padding */
+/* The same matrix without padding, at data. */
+esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data);
+/* Copies elements, not padding, between matrices of equal shape, dtype and order; they wait. */
+esmm_status esmm_cuda_upload(esmm_ctx *ctx, const esmm_matrix *host, const esmm_matrix *device, CUstream stream);
+esmm_status esmm_cuda_download(esmm_ctx *ctx, const esmm_matrix *device, const esmm_matrix *host, CUstream stream);
+/* esmm_matrix_copy where src, dst or both lie on the GPU; waits. */
+esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
+
+/* ---- prepare.c ---- */
+
+typedef struct esmm_cuda_weights {
+  int ordinal;
+  int multiprocessors; /* of that GPU: kernels estimate their rounds of blocks by it */
+  esmm_strips strips;  /* always there: data and bits of B's strips of 32 columns */
+  CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
+  CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (B of 16 bits, or decode) */
+  CUdeviceptr memory;  /* the one allocation that all of these lie in */
+  size_t memory_bytes;
+} esmm_cuda_weights;
+
+esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+void esmm_cuda_weights_free(esmm_weights *w); /* the device part; needs no context */
+/* Weights of a CPU with the same B, for the weights file; and the other way round. */
+esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out);
+esmm_status esmm_cuda_weights_from_host(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);
+
+#endif

@@ -1,0 +1,552 @@
+/*
+ * matmul.c: one product on a GPU: operands in host memory are copied there, a kernel is chosen, statistics are taken.
+ *
+ * The rule of the plan here: the host never waits for the GPU in order to choose. What a dense kernel costs does not
+ * depend on the data; what a skipping kernel costs is a line in two densities of A, those of strips of 32 rows and of
+ * their joint with B:
+ *
+ *     seconds = base + per_strip * strip + per_joint * joint
+ *
+ * So the host finds the best dense kernel and the best skipping one, and often that is enough: the one is cheaper even
+ * if A has no zeros, or the other even if A has nothing else. Where A decides, a kernel of one block samples A, puts
+ * the numbers into that line and writes the outcome to device memory; then both kernels are launched, each with a gate
+ * that it looks at first, and the one that was not chosen returns at once. The choice depends on A's values alone: the
+ * same call gives the same bits. Both share their scratch, as only one of them touches it.
+ *
+ * Scratch holds, in this order: staged A, C and bias, the choice, the kernels' workspace.
+ */
+#include "cuda.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ALIGN 256
+#define GATE_SECONDS 5e-6 /* sampling, and a launch that returns at once */
+#define MIDDLE_STRIP .5   /* densities at which skipping kernels are compared with each other: */
+#define MIDDLE_JOINT .25  /* two independent operands of 50 % */
+
+/* ---- operands on the device ---- */
+
+/* What of a call lies in host memory, and where in scratch it is staged. */
+typedef struct staging {
+  bool a_staged, c_staged, bias_staged;
+  esmm_matrix a, c; /* the caller's */
+  const float *bias;
+  size_t a_at, c_at, bias_at, notes_at, work_at;
+  size_t bytes; /* of all scratch but the workspace */
+} staging;
+
+/* What the device tells the host, when statistics are wanted or a choice is explained. */
+typedef struct notes {
+  esmm_choice_device choice;
+  uint64_t joint;
+} notes;
+
+static bool reserve(size_t *total, size_t bytes, size_t *at)
+{
+  *at = *total;
+  return bytes <= SIZE_MAX - (ALIGN - 1) && esmm_size_add(*total, (bytes + ALIGN - 1) / ALIGN * ALIGN, total);
+}
+
+/*
+ * Gives p operands of the device. Their addresses are not known yet, but their alignment is: kernels may look at it
+ * when they say how much workspace they need.
+ */
+static esmm_status stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *st)
+{
+  void *const anywhere = esmm_cuda_pointer(ALIGN);
+  *st = (staging){.a = p->a, .c = p->c, .bias = p->bias};
+  st->a_staged = with_a && p->a.place == ESMM_HOST;
+  st->c_staged = p->c.place == ESMM_HOST;
+  st->bias_staged = p->bias && st->c_staged;
+  size_t total = 0;
+  if (!reserve(&total, st->a_staged ? esmm_cuda_tight_bytes(&p->a) : 0, &st->a_at) ||
+      !reserve(&total, st->c_staged ? esmm_cuda_tight_bytes(&p->c) : 0, &st->c_at) ||
+      !reserve(&total, st->bias_staged ? (size_t)p->n * sizeof(float) : 0, &st->bias_at) ||
+      !reserve(&total, sizeof(notes), &st->notes_at))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "a is %lld x %lld, c is %lld x %lld: too large to be copied to the GPU",
+                     (long long)p->m, (long long)p->k, (long long)p->m, (long long)p->n);
+  st->work_at = st->bytes = total;
+  if (st->a_staged)
+    p->a = esmm_cuda_tight(&p->a, ESMM_DEVICE, anywhere);
+  if (st->c_staged)
+    p->c = esmm_cuda_tight(&p->c, ESMM_DEVICE, anywhere);
+  if (st->bias_staged)
+    p->bias = anywhere;
+  return ESMM_OK;
+}
+
+/* Copies what has to be there before the product; with_c where C is read. */
+static esmm_status upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p,
+                          CUstream stream, size_t *moved)
+{
+  esmm_status status = ESMM_OK;
+  if (st->a_staged) {
+    p->a.data = esmm_cuda_pointer(scratch + st->a_at);
+    status = esmm_cuda_upload(ctx, &st->a, &p->a, stream);
+    *moved += esmm_cuda_tight_bytes(&st->a);
+  }
+  if (st->c_staged) {
+    p->c.data = esmm_cuda_pointer(scratch + st->c_at);
+    if (status == ESMM_OK && with_c) {
+      status = esmm_cuda_upload(ctx, &st->c, &p->c, stream);
+      *moved += esmm_cuda_tight_bytes(&st->c);
+    }
+  }
+  if (st->bias_staged) {
+    const size_t bytes = (size_t)p->n * sizeof(float);
+    p->bias = esmm_cuda_pointer(scratch + st->bias_at);
+    if (status == ESMM_OK)
+      status = esmm_cuda_to_device(ctx, scratch + st->bias_at, st->bias, bytes, stream);
+    *moved += bytes;
+  }
+  return status;
+}
+
+/* ---- the plan ---- */
+
+typedef struct candidate {
+  const esmm_kernel *kernel; /* NULL: there is none */
+  int index;
+  int64_t strip_rows;
+  double base, per_strip, per_joint;
+} candidate;
+
+typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
+
+typedef struct decision {
+  candidate of[2]; /* RUN_DENSE, RUN_SKIP */
+  which run;
+  int considered;
+} decision;
+
+static void set_sample(esmm_problem *p, double element, double strip, double joint)
+{
+  p->sample.element = element;
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++) {
+    p->sample.strip[i] = strip;
+    p->sample.joint[i] = joint;
+  }
+}
+
+static candidate look_at(const esmm_ctx *ctx, esmm_problem *p, int index)
+{
+  candidate c = {.kernel = esmm_registry_at(index), .index = index};
+  set_sample(p, 0, 0, 0);
+  c.base = esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows);
+  if (c.kernel->flags & ESMM_KERNEL_SKIPS) {
+    set_sample(p, 1, 1, 0);
+    c.per_strip = fmax(0.0, esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows) - c.base);
+    set_sample(p, 0, 0, 1);
+    c.per_joint = fmax(0.0, esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows) - c.base);
+  }
+  return c;
+}
+
+static double seconds_at(const candidate *c, double strip, double joint)
+{
+  return c->base + c->per_strip * strip + c->per_joint * joint;
+}
+
+static double middle(const candidate *c)
+{
+  return c->kernel ? seconds_at(c, MIDDLE_STRIP, MIDDLE_JOINT) : INFINITY;
+}
+
+/* Whom does the device choose from, and must it? gated: the best dense kernel that has a gate. */
+static void settle(decision *d, const candidate *gated)
+{
+  const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  if (!skip->kernel || !dense->kernel) {
+    d->run = skip->kernel ? RUN_SKIP : RUN_DENSE;
+  } else if (seconds_at(skip, 1, 1) <= dense->base) {
+    d->run = RUN_SKIP;
+  } else if (skip->base + 2 * GATE_SECONDS >= dense->base) { /* nothing to win that the question would not cost */
+    d->run = RUN_DENSE;
+  } else if (gated->index == dense->index && gated->kernel) {
+    d->run = DEVICE_CHOOSES;
+  } else if (gated->kernel && fmin(middle(skip), gated->base) < dense->base) {
+    /* The best dense kernel cannot be asked to wait for the device's choice: the next best stands in for it. */
+    d->run = DEVICE_CHOOSES;
+    d->of[RUN_DENSE] = *gated;
+  } else {
+    d->run = RUN_DENSE;
+  }
+}
+
+static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d)
+{
+  char why[160];
+  candidate gated = {0}, only = {0};
+  *d = (decision){0};
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    if (kernel->backend != ESMM_CUDA || !esmm_plan_may_choose(ctx, kernel, force) ||
+        !esmm_plan_can_run(ctx, p, kernel, why, sizeof why))
+      continue;
+    const candidate c = look_at(ctx, p, i);
+    candidate *best = &d->of[kernel->flags & ESMM_KERNEL_SKIPS ? RUN_SKIP : RUN_DENSE];
+    d->considered++;
+    if (middle(&c) < middle(best))
+      *best = c;
+    if (middle(&c) < middle(&only))
+      only = c;
+    if (!(kernel->flags & ESMM_KERNEL_SKIPS) && !kernel->ungated && middle(&c) < middle(&gated))
+      gated = c;
+  }
+  if (d->considered == 0) {
+    esmm_choice choices[ESMM_MAX_KERNELS];
+    int chosen;
+    return esmm_plan_sampled(ctx, p, force, choices, &chosen); /* fails, and knows why */
+  }
+  if (force) {
+    d->run = only.kernel->flags & ESMM_KERNEL_SKIPS ? RUN_SKIP : RUN_DENSE;
+    d->of[d->run] = only;
+    d->of[!d->run].kernel = NULL;
+  } else {
+    settle(d, &gated);
+  }
+  return ESMM_OK;
+}
+
+static size_t workspace(const esmm_problem *p, const candidate *c)
+{
+  esmm_problem mine = *p;
+  if (!c->kernel)
+    return 0;
+  mine.strip_rows = c->strip_rows;
+  return c->kernel->workspace(&mine);
+}
+
+static esmm_status sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, CUdeviceptr out, CUstream stream)
+{
+  const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  const esmm_sample_params params = {.a = esmm_cuda_matrix(&p->a),
+                                     .alive = p->w->cuda->alive,
+                                     .out = out,
+                                     .dense = (float)dense->base,
+                                     .base = (float)skip->base,
+                                     .per_strip = (float)skip->per_strip,
+                                     .per_joint = (float)skip->per_joint};
+  return esmm_cuda_sample(ctx, &params, stream);
+}
+
+/* Why `chosen`, at the densities of choice. */
+static void give_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice,
+                        char *text, size_t bytes)
+{
+  const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
+  if (force)
+    (void)snprintf(text, bytes, "forced by '%.40s'", force);
+  else if (!other->kernel)
+    (void)snprintf(text, bytes, "%s", d->considered > 1 ? "the cheapest that can run" : "the only one that can run");
+  else
+    (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered,
+                   1e3 * seconds_at(mine, choice->strip, choice->joint), other->kernel->name,
+                   1e3 * seconds_at(other, choice->strip, choice->joint));
+}
+
+/* ---- the product ---- */
+
+/* Marks in the stream's time; the kernels of a pair run one after the other, so each has its own. */
+enum { START, STAGED, PLANNED, EXTRACTED, DONE = EXTRACTED + 2, END = DONE + 2, MARKS };
+
+typedef struct run {
+  esmm_ctx *ctx;
+  esmm_problem *p;
+  CUstream stream;
+  staging st;
+  decision d;
+  CUdeviceptr scratch;
+  bool timed;
+  CUevent mark[MARKS]; /* all NULL unless timed */
+  esmm_strips a_strips[2];
+  esmm_stats stats[2]; /* as each kernel fills them */
+} run;
+
+static esmm_status mark(const run *r, int which_mark)
+{
+  return r->timed ? esmm_cuda_event_record(r->ctx, r->mark[which_mark], r->stream) : ESMM_OK;
+}
+
+esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p)
+{
+  return p->call->extracted ? esmm_cuda_event_record(ctx, p->call->extracted, p->call->stream) : ESMM_OK;
+}
+
+static esmm_status make_marks(run *r)
+{
+  esmm_status status = ESMM_OK;
+  for (int i = 0; r->timed && status == ESMM_OK && i < MARKS; i++)
+    status = esmm_cuda_event_create(r->ctx, &r->mark[i]);
+  return status;
+}
+
+static void free_marks(run *r)
+{
+  for (int i = 0; i < MARKS; i++)
+    esmm_cuda_event_free(r->ctx, r->mark[i]);
+}
+
+/* Kernel `which` of the pair; gated: only if the device chose it. */
+static esmm_status launch(run *r, which one, bool gated)
+{
+  const candidate *c = &r->d.of[one];
+  esmm_cuda_call call = {
+      .stream = r->stream, .extracted = r->mark[EXTRACTED + (int)one], .a_strips = &r->a_strips[one]};
+  if (gated)
+    call.gate =
+        (esmm_gate){.address = r->scratch + r->st.notes_at + offsetof(esmm_choice_device, chosen), .is = (uint32_t)one};
+  esmm_problem mine = *r->p;
+  mine.strip_rows = c->strip_rows;
+  mine.call = &call;
+  esmm_status status = mark(r, EXTRACTED + (int)one); /* stays here where the kernel has no extraction of its own */
+  if (status == ESMM_OK)
+    status = c->kernel->run(r->ctx, &mine, esmm_cuda_pointer(r->scratch + r->st.work_at), &r->stats[one]);
+  return status == ESMM_OK ? mark(r, DONE + (int)one) : status;
+}
+
+/* The skipping kernel first: it is the one that was hoped for. */
+static esmm_status launch_chosen(run *r)
+{
+  esmm_status status = mark(r, STAGED);
+  if (r->d.run != DEVICE_CHOOSES) {
+    if (status == ESMM_OK)
+      status = mark(r, PLANNED);
+    return status == ESMM_OK ? launch(r, r->d.run, false) : status;
+  }
+  if (status == ESMM_OK)
+    status = sample(r->ctx, r->p, &r->d, r->scratch + r->st.notes_at, r->stream);
+  if (status == ESMM_OK)
+    status = mark(r, PLANNED);
+  if (status == ESMM_OK)
+    status = launch(r, RUN_SKIP, true);
+  return status == ESMM_OK ? launch(r, RUN_DENSE, true) : status;
+}
+
+static esmm_status copy_back(run *r, size_t *moved)
+{
+  if (!r->st.c_staged)
+    return ESMM_OK;
+  *moved += esmm_cuda_tight_bytes(&r->st.c);
+  return esmm_cuda_download(r->ctx, &r->p->c, &r->st.c, r->stream);
+}
+
+/* ---- statistics: these wait ---- */
+
+static esmm_status seconds_between(const run *r, int from, int to, double *seconds)
+{
+  return esmm_cuda_event_seconds(r->ctx, r->mark[from], r->mark[to], seconds);
+}
+
+static esmm_status take_times(const run *r, which chosen, esmm_stats *s)
+{
+  const bool both = r->d.run == DEVICE_CHOOSES;
+  const int from = both && chosen == RUN_DENSE ? DONE + RUN_SKIP : PLANNED;
+  double other = 0.0;
+  esmm_status status = seconds_between(r, START, END, &s->seconds_total);
+  if (status == ESMM_OK)
+    status = seconds_between(r, STAGED, PLANNED, &s->seconds_plan);
+  if (status == ESMM_OK)
+    status = seconds_between(r, from, EXTRACTED + (int)chosen, &s->seconds_extract);
+  if (status == ESMM_OK)
+    status = seconds_between(r, EXTRACTED + (int)chosen, DONE + (int)chosen, &s->seconds_multiply);
+  if (status == ESMM_OK && both) /* a launch that returned at once is a cost of choosing */
+    status = chosen == RUN_DENSE ? seconds_between(r, PLANNED, DONE + RUN_SKIP, &other)
+                                 : seconds_between(r, DONE + RUN_SKIP, DONE + RUN_DENSE, &other);
+  s->seconds_plan += other;
+  return status;
+}
+
+/* The strip density of what the kernel extracted, exactly. */
+static esmm_status read_strip_density(const run *r, const esmm_strips *strips, double *density)
+{
+  const size_t words = (size_t)strips->strips * (size_t)strips->k_padded / 32, bytes = words * sizeof(uint32_t);
+  uint32_t *bits = esmm_mem_alloc(&r->ctx->allocator, bytes);
+  if (!bits)
+    return ESMM_OK; /* the sample's stays */
+  const esmm_status status = esmm_cuda_to_host(r->ctx, bits, strips->bits, bytes, r->stream);
+  int64_t set = 0;
+  for (size_t i = 0; status == ESMM_OK && i < words; i++)
+    set += __builtin_popcount(bits[i]);
+  *density = (double)set / ((double)strips->strips * (double)r->p->k);
+  esmm_mem_free(&r->ctx->allocator, bits, bytes);
+  return status;
+}
+
+static esmm_status count_joint(const run *r, const esmm_strips *a, double *density)
+{
+  const esmm_strips *b = &r->p->w->cuda->strips;
+  const CUdeviceptr out = r->scratch + r->st.notes_at + offsetof(notes, joint);
+  const esmm_count_params params = {.a_bits = a->bits,
+                                    .b_bits = b->bits,
+                                    .a_strips = a->strips,
+                                    .b_strips = b->strips,
+                                    .words = a->k_padded / 32,
+                                    .k = r->p->k,
+                                    .out = out};
+  uint64_t joint = 0;
+  esmm_status status = esmm_cuda_count_joint(r->ctx, &params, r->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(r->ctx, &joint, out, sizeof joint, r->stream);
+  *density = (double)joint / ((double)a->strips * (double)b->strips * (double)r->p->k);
+  return status;
+}
+
+static esmm_status take_densities(const run *r, which chosen, const esmm_choice_device *choice, esmm_stats *s)
+{
+  const esmm_strips *a = &r->a_strips[chosen];
+  esmm_status status = ESMM_OK;
+  s->density_a = (double)choice->element;
+  s->strip_density_a = (double)choice->strip;
+  if (chosen == RUN_DENSE) {
+    s->joint_density = 1.0;
+  } else if (a->strips > 0) {
+    status = read_strip_density(r, a, &s->strip_density_a);
+    if (status == ESMM_OK)
+      status = count_joint(r, a, &s->joint_density);
+  } else if (s->joint_density == 0.0) { /* it neither noted strips nor said itself */
+    s->joint_density = (double)choice->joint;
+  }
+  s->flop_useful = s->joint_density * s->flop_dense;
+  return status;
+}
+
+static esmm_status take_stats(run *r, const char *force, esmm_stats *s)
+{
+  notes seen = {0};
+  const CUdeviceptr at = r->scratch + r->st.notes_at;
+  const bool asked = r->d.run == DEVICE_CHOOSES;
+  esmm_status status = asked ? ESMM_OK : sample(r->ctx, r->p, &r->d, at, r->stream); /* for the densities alone */
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(r->ctx, &seen.choice, at, sizeof seen.choice, r->stream);
+  if (status != ESMM_OK)
+    return status;
+  const which chosen = asked ? (seen.choice.chosen ? RUN_SKIP : RUN_DENSE) : r->d.run;
+  const size_t moved = s->staged_bytes;
+  *s = r->stats[chosen];
+  s->staged_bytes = moved;
+  (void)snprintf(s->kernel, sizeof s->kernel, "%s", r->d.of[chosen].kernel->name);
+  give_reason(&r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
+  s->strip_rows = r->d.of[chosen].strip_rows;
+  status = take_times(r, chosen, s);
+  return status == ESMM_OK ? take_densities(r, chosen, &seen.choice, s) : status;
+}
+
+/* ---- from the outside ---- */
+
+static esmm_status get_scratch(run *r, size_t work)
+{
+  size_t bytes;
+  if (work == SIZE_MAX || !esmm_size_add(r->st.bytes, work, &bytes))
+    return esmm_fail(r->ctx, ESMM_ERR_OVERFLOW, "%lld x %lld x %lld needs more scratch than fits in memory",
+                     (long long)r->p->m, (long long)r->p->k, (long long)r->p->n);
+  return esmm_cuda_scratch(r->ctx, bytes, r->stream, &r->scratch);
+}
+
+/* No sum to make (k or alpha is 0): only the epilogue. */
+static esmm_status finish_only(run *r, esmm_stats *s)
+{
+  esmm_problem *p = r->p;
+  esmm_status status = stage(r->ctx, p, false, &r->st);
+  if (status == ESMM_OK)
+    status = get_scratch(r, 0);
+  if (status == ESMM_OK)
+    status = mark(r, START);
+  if (status == ESMM_OK)
+    status = upload(r->ctx, &r->st, p->beta != 0.0f, r->scratch, p, r->stream, &s->staged_bytes);
+  p->alpha = 1.0f; /* times a sum that is 0 */
+  if (status == ESMM_OK)
+    status = esmm_cuda_finish(r->ctx, p, r->stream);
+  if (status == ESMM_OK)
+    status = copy_back(r, &s->staged_bytes);
+  if (status == ESMM_OK)
+    status = mark(r, END);
+  return status == ESMM_OK && r->timed ? seconds_between(r, START, END, &s->seconds_total) : status;
+}
+
+static esmm_status multiply(run *r, const char *force, esmm_stats *s)
+{
+  esmm_problem *p = r->p;
+  esmm_status status = stage(r->ctx, p, true, &r->st);
+  if (status == ESMM_OK)
+    status = choose(r->ctx, p, force, &r->d);
+  if (status != ESMM_OK)
+    return status;
+  const bool both = r->d.run == DEVICE_CHOOSES;
+  const size_t dense = both || r->d.run == RUN_DENSE ? workspace(p, &r->d.of[RUN_DENSE]) : 0;
+  const size_t skip = both || r->d.run == RUN_SKIP ? workspace(p, &r->d.of[RUN_SKIP]) : 0;
+  r->stats[0] = r->stats[1] = *s;
+  status = get_scratch(r, dense > skip ? dense : skip);
+  if (status == ESMM_OK)
+    status = mark(r, START);
+  if (status == ESMM_OK)
+    status = upload(r->ctx, &r->st, p->beta != 0.0f, r->scratch, p, r->stream, &s->staged_bytes);
+  if (status == ESMM_OK)
+    status = launch_chosen(r);
+  if (status == ESMM_OK)
+    status = copy_back(r, &s->staged_bytes);
+  if (status == ESMM_OK)
+    status = mark(r, END);
+  return status == ESMM_OK && r->timed ? take_stats(r, force, s) : status;
+}
+
+esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
+                             esmm_stats *s)
+{
+  run r = {.ctx = ctx, .p = p, .stream = stream, .timed = want_stats};
+  esmm_status status = esmm_cuda_begin(ctx, stream);
+  if (status != ESMM_OK)
+    return status;
+  status = make_marks(&r);
+  if (status == ESMM_OK)
+    status = p->k == 0 || p->alpha == 0.0f ? finish_only(&r, s) : multiply(&r, force, s);
+  status = esmm_cuda_end(ctx, stream, status);
+  free_marks(&r);
+  return status;
+}
+
+/* A's densities, on the host. */
+static esmm_status look(run *r, esmm_choice_device *choice)
+{
+  size_t moved = 0;
+  esmm_status status = get_scratch(r, 0);
+  const CUdeviceptr at = r->scratch + r->st.notes_at;
+  if (status == ESMM_OK)
+    status = upload(r->ctx, &r->st, false, r->scratch, r->p, r->stream, &moved);
+  if (status == ESMM_OK)
+    status = sample(r->ctx, r->p, &r->d, at, r->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(r->ctx, choice, at, sizeof *choice, r->stream);
+  return status;
+}
+
+esmm_status esmm_cuda_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, esmm_choice *choices,
+                           int *chosen)
+{
+  run r = {.ctx = ctx, .p = p, .stream = stream};
+  esmm_choice_device choice = {0};
+  esmm_status status = stage(ctx, p, true, &r.st);
+  if (status == ESMM_OK)
+    status = choose(ctx, p, force, &r.d);
+  if (status == ESMM_OK)
+    status = esmm_cuda_begin(ctx, stream);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_cuda_end(ctx, stream, look(&r, &choice));
+  if (status != ESMM_OK)
+    return status;
+  set_sample(p, (double)choice.element, (double)choice.strip, (double)choice.joint);
+  status = esmm_plan_sampled(ctx, p, force, choices, chosen);
+  if (status != ESMM_OK)
+    return status;
+  const which one = r.d.run != DEVICE_CHOOSES ? r.d.run : choice.chosen ? RUN_SKIP : RUN_DENSE;
+  const candidate *c = &r.d.of[one];
+  if (*chosen != c->index) /* the host named its candidates before it knew A */
+    (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
+                   "cheaper here, but not one that the GPU was given to choose from");
+  *chosen = c->index;
+  give_reason(&r.d, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
+  return ESMM_OK;
+}

@@ -1,0 +1,72 @@
+/*
+ * strips_mma.h: the host's side of strips_mma.cuh, for joint_f32 and dense_f32_mma.
+ */
+#ifndef ESMM_CUDA_STRIPS_MMA_H
+#define ESMM_CUDA_STRIPS_MMA_H
+
+#include "cuda.h"
+
+#include <stdio.h>
+
+/* A function with the deepest ring first: sm_90 has room for 7 stages, sm_80 for 5, sm_86 and sm_89 for 3. */
+#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                                     \
+  {                                                                                                 \
+    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(7)}, {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(5)}, \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(3)},                                             \
+  }
+
+static inline bool esmm_strips_mma_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  if (shared < ESMM_STRIPS_MMA_SHARED(3)) {
+    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
+                   ESMM_STRIPS_MMA_SHARED(3));
+    return false;
+  }
+  if (p->m > INT32_MAX / 4 || p->n > INT32_MAX / 4 || p->k > INT32_MAX / 16 ||
+      esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS) > INT32_MAX / 2) {
+    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
+                   (long long)p->m, (long long)p->k, (long long)p->n);
+    return false;
+  }
+  return true;
+}
+
+/* Extraction (all segments where nothing is skipped), then the product. */
+static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, bool write_all,
+                                              const esmm_cuda_function (*functions)[3])
+{
+  const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
+  const esmm_strips a = esmm_cuda_strips_at((CUdeviceptr)(uintptr_t)scratch, p->m, p->k);
+  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, write_all, p->call->gate, p->call->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_mark_extracted(ctx, p);
+  if (status != ESMM_OK)
+    return status;
+  if (p->call->a_strips)
+    *p->call->a_strips = a;
+  const esmm_strips_product_params params = {.gate = p->call->gate,
+                                             .m = p->m,
+                                             .n = p->n,
+                                             .k = p->k,
+                                             .a = a,
+                                             .b = p->w->cuda->strips,
+                                             .epilogue = esmm_cuda_epilogue(p)};
+  const esmm_cuda_function *function = *functions;
+  while ((int)function->shared > gpu->shared_per_block)
+    function++;
+  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, gpu->multiprocessors),
+                              .threads = ESMM_STRIPS_MMA_THREADS,
+                              .shared = function->shared};
+  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+}
+
+/* Multiply-adds of whole blocks of C: what the kernel does, tails included. */
+static inline double esmm_strips_mma_work(const esmm_problem *p)
+{
+  return (double)esmm_round_up(p->m, ESMM_STRIPS_MMA_ROWS) * (double)esmm_round_up(p->n, ESMM_STRIPS_MMA_COLS) *
+         (double)p->k;
+}
+
+#endif

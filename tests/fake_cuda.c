@@ -1,0 +1,456 @@
+/*
+ * fake_cuda.c: libcuda.so.1 for tests. Device memory is malloc's, copies are memcpy, streams are in order because
+ * everything happens at once, kernels are counted and do nothing.
+ *
+ * It checks what a driver cannot forgive: a call without a current context, memory it never gave, a copy that runs over
+ * its end. See fake_cuda.h for what a test can make it do.
+ */
+#include "fake_cuda.h"
+#include "cuda/driver.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define ALIGN 256
+#define STACK 16
+
+enum { ERROR_INVALID_CONTEXT = 201, ERROR_INVALID_DEVICE = 101, ERROR_NOT_FOUND = 500, ERROR_UNKNOWN = 999 };
+
+extern fake_cuda_state fake_cuda;
+EXPORT fake_cuda_state fake_cuda = {.version = 12040, .devices = 1, .sm = 90, .pools = 1, .memory = (size_t)1 << 30};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef struct block {
+  struct block *next;
+  char *data;
+  size_t bytes;
+} block;
+static block *blocks;
+
+/* A primary context is the address of its device's entry. */
+static struct CUctx_st {
+  int ordinal;
+} contexts[8];
+static _Thread_local CUcontext stack[STACK];
+static _Thread_local int depth;
+
+/* Handles of modules, functions and events: their addresses are all that counts. */
+struct CUmod_st {
+  int unused;
+};
+struct CUfunc_st {
+  char name[128];
+};
+struct CUevent_st {
+  const void *stream;
+  int recorded;
+};
+static struct CUfunc_st functions[1024];
+static int function_count;
+
+static CUresult mistake(const char *call, const char *what, CUresult result)
+{
+  fake_cuda.mistakes++;
+  snprintf(fake_cuda.mistake, sizeof fake_cuda.mistake, "%s: %s", call, what);
+  return result;
+}
+
+/* Counts a call; the result that it must fail with, or success. */
+static CUresult count(const char *call)
+{
+  fake_cuda.calls++;
+  if (fake_cuda.sticky)
+    return fake_cuda.sticky;
+  const int now = fake_cuda.fail_at > 0 && --fake_cuda.fail_at == 0;
+  if (!now && !(fake_cuda.fail_call && strcmp(fake_cuda.fail_call, call) == 0))
+    return CUDA_SUCCESS;
+  fake_cuda.failed = call;
+  if (fake_cuda.result == CUDA_ERROR_ILLEGAL_ADDRESS)
+    fake_cuda.sticky = fake_cuda.result;
+  return fake_cuda.result;
+}
+
+/* The same for a call that needs a current context. */
+static CUresult count_current(const char *call)
+{
+  const CUresult result = count(call);
+  if (result == CUDA_SUCCESS && (depth == 0 || !stack[depth - 1]))
+    return mistake(call, "no context is current", ERROR_INVALID_CONTEXT);
+  return result;
+}
+
+static block *find_block(CUdeviceptr at)
+{
+  for (block *b = blocks; b; b = b->next)
+    if (at >= (CUdeviceptr)(uintptr_t)b->data && at < (CUdeviceptr)(uintptr_t)b->data + b->bytes)
+      return b;
+  return NULL;
+}
+
+/* The host address of `bytes` bytes of device memory, or NULL where they are not all in one block. */
+static char *memory_at(const char *call, CUdeviceptr at, size_t bytes)
+{
+  const block *b = find_block(at);
+  const size_t offset = b ? (size_t)(at - (CUdeviceptr)(uintptr_t)b->data) : 0;
+  if (b && bytes <= b->bytes - offset)
+    return b->data + offset;
+  (void)mistake(call, "memory that was never given, or beyond its end", CUDA_ERROR_INVALID_VALUE);
+  return NULL;
+}
+
+static CUresult take(CUdeviceptr *ptr, size_t bytes)
+{
+  if (bytes == 0)
+    return mistake("allocation", "0 bytes", CUDA_ERROR_INVALID_VALUE);
+  if ((size_t)fake_cuda.bytes + bytes > fake_cuda.memory)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  block *b = malloc(sizeof *b);
+  void *data = NULL;
+  if (!b || posix_memalign(&data, ALIGN, bytes) != 0) {
+    free(b);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  memset(data, 0, bytes); /* kernels that do nothing leave this behind, so that tests see the same each time */
+  *b = (block){.next = blocks, .data = data, .bytes = bytes};
+  blocks = b;
+  fake_cuda.blocks++;
+  fake_cuda.bytes += (int64_t)bytes;
+  fake_cuda.allocations++;
+  *ptr = (CUdeviceptr)(uintptr_t)data;
+  return CUDA_SUCCESS;
+}
+
+static CUresult give(const char *call, CUdeviceptr ptr)
+{
+  for (block **at = &blocks; *at; at = &(*at)->next) {
+    block *b = *at;
+    if ((CUdeviceptr)(uintptr_t)b->data != ptr)
+      continue;
+    *at = b->next;
+    fake_cuda.blocks--;
+    fake_cuda.bytes -= (int64_t)b->bytes;
+    free(b->data);
+    free(b);
+    return CUDA_SUCCESS;
+  }
+  return mistake(call, "memory that was never given", CUDA_ERROR_INVALID_VALUE);
+}
+
+/* Each entry point under the lock: `body` runs where the call does not fail. */
+#define CALL(name, symbol, params, begin, body) \
+  EXPORT CUresult symbol params;                \
+  CUresult symbol params                        \
+  {                                             \
+    (void)pthread_mutex_lock(&lock);            \
+    CUresult result = begin(name);              \
+    if (result == CUDA_SUCCESS) {               \
+      body                                      \
+    }                                           \
+    (void)pthread_mutex_unlock(&lock);          \
+    return result;                              \
+  }
+
+/* What gives something back does so even where it reports a failure: in a real driver, that is of earlier work. */
+#define RELEASE(name, symbol, params, body)         \
+  EXPORT CUresult symbol params;                    \
+  CUresult symbol params                            \
+  {                                                 \
+    (void)pthread_mutex_lock(&lock);                \
+    CUresult result = count(name), given = 0;       \
+    body(void) pthread_mutex_unlock(&lock);         \
+    return result == CUDA_SUCCESS ? given : result; \
+  }
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuGetErrorName(CUresult error, const char **name)
+{
+  static const struct {
+    int value;
+    const char *name;
+  } names[] = {
+      {1, "CUDA_ERROR_INVALID_VALUE"},       {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"}, {100, "CUDA_ERROR_NO_DEVICE"},
+      {101, "CUDA_ERROR_INVALID_DEVICE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"},
+      {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"}, {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+      {500, "CUDA_ERROR_NOT_FOUND"},         {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {719, "CUDA_ERROR_LAUNCH_FAILED"},     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+      {999, "CUDA_ERROR_UNKNOWN"},
+  };
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (names[i].value == error) {
+      *name = names[i].name;
+      return CUDA_SUCCESS;
+    }
+  *name = NULL;
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuInit(unsigned flags);
+EXPORT CUresult cuDriverGetVersion(int *version);
+
+CUresult cuInit(unsigned flags)
+{
+  (void)pthread_mutex_lock(&lock);
+  CUresult result = flags == 0 ? count("cuInit") : CUDA_ERROR_INVALID_VALUE;
+  if (result == CUDA_SUCCESS && fake_cuda.devices == 0)
+    result = CUDA_ERROR_NO_DEVICE;
+  (void)pthread_mutex_unlock(&lock);
+  return result;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+  *version = fake_cuda.version;
+  return CUDA_SUCCESS;
+}
+
+CALL("cuDeviceGetCount", cuDeviceGetCount, (int *devices), count, { *devices = fake_cuda.devices; })
+
+CALL("cuDeviceGet", cuDeviceGet, (CUdevice * device, int ordinal), count, {
+  *device = ordinal;
+  result = ordinal >= 0 && ordinal < fake_cuda.devices ? CUDA_SUCCESS : ERROR_INVALID_DEVICE;
+})
+
+CALL("cuDeviceGetName", cuDeviceGetName, (char *name, int bytes, CUdevice device), count,
+     { snprintf(name, (size_t)bytes, "Fake GPU %d", device); })
+
+static int attribute_value(int attribute)
+{
+  switch (attribute) {
+  case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+    return 132;
+  case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+    return 50 << 20;
+  case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+    return fake_cuda.sm / 10;
+  case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+    return fake_cuda.sm % 10;
+  case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+    return 228 << 10;
+  case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+    return 227 << 10;
+  case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    return 1;
+  case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    return fake_cuda.pools;
+  default:
+    return 0;
+  }
+}
+
+CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, (int *value, int attribute, CUdevice device), count, {
+  (void)device;
+  *value = attribute_value(attribute);
+})
+
+CALL("cuDeviceTotalMem", cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device), count, {
+  (void)device;
+  *bytes = fake_cuda.memory;
+})
+
+CALL("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), count, {
+  *context = &contexts[device];
+  fake_cuda.retained++;
+})
+
+RELEASE("cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease_v2, (CUdevice device), {
+  (void)device;
+  fake_cuda.retained--;
+})
+
+CALL("cuCtxGetCurrent", cuCtxGetCurrent, (CUcontext * context), count,
+     { *context = depth > 0 ? stack[depth - 1] : NULL; })
+
+CALL("cuCtxPushCurrent", cuCtxPushCurrent_v2, (CUcontext context), count, {
+  if (depth == STACK)
+    result = mistake("cuCtxPushCurrent", "too deep", CUDA_ERROR_INVALID_VALUE);
+  else
+    stack[depth++] = context;
+})
+
+RELEASE("cuCtxPopCurrent", cuCtxPopCurrent_v2, (CUcontext * context), {
+  if (depth == 0)
+    given = mistake("cuCtxPopCurrent", "nothing was pushed", ERROR_INVALID_CONTEXT);
+  else
+    *context = stack[--depth];
+})
+
+CALL("cuModuleLoadData", cuModuleLoadData, (CUmodule * module, const void *image), count_current, {
+  *module = image ? malloc(sizeof **module) : NULL;
+  result = *module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  fake_cuda.modules += *module != NULL;
+})
+
+RELEASE("cuModuleUnload", cuModuleUnload, (CUmodule module), {
+  free(module);
+  fake_cuda.modules--;
+})
+
+CALL("cuModuleGetFunction", cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name),
+     count_current, {
+       (void)module;
+       *function = &functions[function_count++ % 1024];
+       snprintf((*function)->name, sizeof(*function)->name, "%s", name);
+     })
+
+CALL("cuFuncSetAttribute", cuFuncSetAttribute, (CUfunction function, int attribute, int value), count_current, {
+  (void)function;
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 227 << 10)
+    result = mistake("cuFuncSetAttribute", "an attribute or value that no GPU has", CUDA_ERROR_INVALID_VALUE);
+})
+
+CALL("cuOccupancyMaxActiveBlocksPerMultiprocessor", cuOccupancyMaxActiveBlocksPerMultiprocessor,
+     (int *count_of_blocks, CUfunction function, int threads, size_t shared), count_current, {
+       (void)function;
+       (void)threads;
+       (void)shared;
+       *count_of_blocks = 1;
+     })
+
+CALL("cuLaunchKernelEx", cuLaunchKernelEx,
+     (const CUlaunchConfig *config, CUfunction function, void **params, void **extra), count_current, {
+       (void)function;
+       (void)params;
+       (void)extra;
+       fake_cuda.launches++;
+       if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0 || config->gridDimY > 65535 ||
+           config->gridDimZ > 65535 || config->blockDimX == 0 || config->blockDimX > 1024 ||
+           config->sharedMemBytes > 227 << 10)
+         result = mistake("cuLaunchKernelEx", "a grid or block that no GPU takes", CUDA_ERROR_INVALID_VALUE);
+     })
+
+CALL("cuMemAlloc", cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), count_current, { result = take(ptr, bytes); })
+CALL("cuMemAllocAsync", cuMemAllocAsync, (CUdeviceptr * ptr, size_t bytes, CUstream stream), count_current, {
+  if (fake_cuda.captured && stream == fake_cuda.captured)
+    result = mistake("cuMemAllocAsync", "the stream is being captured", CUDA_ERROR_INVALID_VALUE);
+  else
+    result = take(ptr, bytes);
+})
+RELEASE("cuMemFree", cuMemFree_v2, (CUdeviceptr ptr), { given = give("cuMemFree", ptr); })
+RELEASE("cuMemFreeAsync", cuMemFreeAsync, (CUdeviceptr ptr, CUstream stream), {
+  (void)stream;
+  if (result == CUDA_SUCCESS) /* this one comes back to the caller, who must try again */
+    given = give("cuMemFreeAsync", ptr);
+})
+
+CALL("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
+     count_current, {
+       (void)stream;
+       char *to = memory_at("cuMemcpyHtoDAsync", dst, bytes);
+       if (to)
+         memcpy(to, src, bytes);
+       result = to ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+     })
+
+CALL("cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream),
+     count_current, {
+       (void)stream;
+       const char *from = memory_at("cuMemcpyDtoHAsync", src, bytes);
+       if (from)
+         memcpy(dst, from, bytes);
+       result = from ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+     })
+
+CALL("cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream),
+     count_current, {
+       (void)stream;
+       char *to = memory_at("cuMemcpyDtoDAsync", dst, bytes);
+       const char *from = memory_at("cuMemcpyDtoDAsync", src, bytes);
+       if (to && from)
+         memcpy(to, from, bytes);
+       result = to && from ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+     })
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c)
+{
+  if (c->WidthInBytes > c->srcPitch || c->WidthInBytes > c->dstPitch || c->srcXInBytes || c->srcY || c->dstXInBytes ||
+      c->dstY)
+    return mistake("cuMemcpy2DAsync", "lines longer than their pitch, or an offset", CUDA_ERROR_INVALID_VALUE);
+  const size_t from_bytes = (c->Height - 1) * c->srcPitch + c->WidthInBytes,
+               to_bytes = (c->Height - 1) * c->dstPitch + c->WidthInBytes;
+  const char *from =
+      c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : memory_at("cuMemcpy2DAsync", c->srcDevice, from_bytes);
+  char *to = c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : memory_at("cuMemcpy2DAsync", c->dstDevice, to_bytes);
+  if (!from || !to)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t row = 0; row < c->Height; row++)
+    memcpy(to + row * c->dstPitch, from + row * c->srcPitch, c->WidthInBytes);
+  return CUDA_SUCCESS;
+}
+
+CALL("cuMemcpy2DAsync", cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream), count_current, {
+  (void)stream;
+  result = copy_2d(copy);
+})
+
+CALL("cuMemsetD8Async", cuMemsetD8Async, (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream),
+     count_current, {
+       (void)stream;
+       char *to = memory_at("cuMemsetD8Async", dst, bytes);
+       if (to)
+         memset(to, value, bytes);
+       result = to ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+     })
+
+CALL("cuStreamSynchronize", cuStreamSynchronize, (CUstream stream), count_current, {
+  if (fake_cuda.captured && stream == fake_cuda.captured)
+    result = mistake("cuStreamSynchronize", "the stream is being captured", CUDA_ERROR_INVALID_VALUE);
+})
+
+CALL("cuStreamIsCapturing", cuStreamIsCapturing, (CUstream stream, int *status), count_current,
+     { *status = fake_cuda.captured && stream == fake_cuda.captured; })
+
+CALL("cuStreamGetId", cuStreamGetId, (CUstream stream, unsigned long long *id), count_current,
+     { *id = (unsigned long long)(uintptr_t)stream; })
+
+CALL("cuStreamWaitEvent", cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), count_current, {
+  (void)stream;
+  (void)flags;
+  fake_cuda.waits++;
+  if (!event->recorded)
+    result = mistake("cuStreamWaitEvent", "an event that was never recorded", CUDA_ERROR_INVALID_VALUE);
+})
+
+CALL("cuEventCreate", cuEventCreate, (CUevent * event, unsigned flags), count_current, {
+  (void)flags;
+  *event = calloc(1, sizeof **event);
+  fake_cuda.events += *event != NULL;
+})
+
+RELEASE("cuEventDestroy", cuEventDestroy_v2, (CUevent event), {
+  free(event);
+  fake_cuda.events--;
+})
+
+CALL("cuEventRecord", cuEventRecord, (CUevent event, CUstream stream), count_current, {
+  event->recorded = 1;
+  event->stream = stream;
+  fake_cuda.records++;
+})
+
+CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, { (void)event; })
+
+CALL("cuEventElapsedTime", cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to), count_current, {
+  *milliseconds = 1.5F;
+  if (!from->recorded || !to->recorded)
+    result = mistake("cuEventElapsedTime", "an event that was never recorded", CUDA_ERROR_INVALID_VALUE);
+})
+
+CALL("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled,
+     (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,
+      const uint32_t *box, const uint32_t *element_strides, int interleave, int swizzle, int promotion, int fill),
+     count, {
+       (void)type;
+       (void)interleave;
+       (void)swizzle;
+       (void)promotion;
+       (void)fill;
+       memset(map, 0, 128);
+       if (rank != 2 || (uintptr_t)address % 16 || strides[0] % 16 || dims[0] == 0 || dims[1] == 0 || box[0] == 0 ||
+           box[0] > 32 || box[1] == 0 || box[1] > 256 || element_strides[0] != 1 || element_strides[1] != 1)
+         result = mistake("cuTensorMapEncodeTiled", "a map that no GPU takes", CUDA_ERROR_INVALID_VALUE);
+     })

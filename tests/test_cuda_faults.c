@@ -1,0 +1,900 @@
+/*
+ * test_cuda_faults.c: what the library does when the CUDA driver is missing, old, out of memory or fails, on the driver
+ * of fake_cuda.c. No GPU is needed, and no result is looked at: kernels do nothing there.
+ *
+ * The program starts itself again with the fake driver's directory in LD_LIBRARY_PATH.
+ */
+#include "fake_cuda.h"
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+  OUT_OF_MEMORY = 2,
+  DEVICE_UNAVAILABLE = 46,
+  NO_BINARY = 209,
+  ILLEGAL_ADDRESS = 700,
+  MISMATCH = 803,
+  UNKNOWN = 999
+};
+
+static fake_cuda_state *fake;
+static int (*get_current)(void **context);
+static bool reported; /* the failure has come back as a status */
+
+/* ---- contexts whose host memory is counted ---- */
+
+typedef struct meter {
+  esmm_allocator allocator;
+  int64_t calls, fail_at, live;
+  bool failed;
+} meter;
+
+static void *meter_alloc(void *user, size_t bytes, size_t align)
+{
+  meter *m = user;
+  if (++m->calls == m->fail_at) {
+    m->failed = true;
+    return NULL;
+  }
+  void *p = NULL;
+  if (posix_memalign(&p, align, bytes) != 0)
+    return NULL;
+  memset(p, 0xcd, bytes);
+  m->live++;
+  return p;
+}
+
+static void meter_free(void *user, void *p, size_t bytes)
+{
+  (void)bytes;
+  ((meter *)user)->live--;
+  free(p);
+}
+
+static esmm_status create(meter *m, const char *device, esmm_ctx **ctx, char *text, size_t text_bytes)
+{
+  m->allocator = (esmm_allocator){.alloc = meter_alloc, .free = meter_free, .user = m};
+  esmm_ctx_opts opts = {.size = sizeof opts,
+                        .device = device,
+                        .threads = 1,
+                        .allocator = &m->allocator,
+                        .no_tuning_cache = 1,
+                        .error = text,
+                        .error_size = text_bytes};
+  text[0] = '\0';
+  return esmm_ctx_create(ctx, &opts);
+}
+
+static esmm_ctx *must_create(meter *m)
+{
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  if (create(m, "cuda", &ctx, text, sizeof text) != ESMM_OK)
+    fail_msg("no context of the fake GPU: %s", text);
+  return ctx;
+}
+
+/* ---- the state of the fake driver ---- */
+
+static void reset(void)
+{
+  fake->devices = 1;
+  fake->sm = 90;
+  fake->pools = 1;
+  fake->memory = (size_t)1 << 30;
+  fake->fail_at = 0;
+  fake->fail_call = fake->failed = NULL;
+  fake->result = fake->sticky = 0;
+  fake->captured = NULL;
+  fake->mistakes = 0;
+}
+
+/* Everything was given back, no call was made that a real driver would not forgive, and no context was left current. */
+static void check_balance(const char *what)
+{
+  void *current = NULL;
+  fake->sticky = 0;
+  fake->fail_at = 0;
+  (void)get_current(&current);
+  if (fake->blocks || fake->bytes || fake->events || fake->modules || fake->retained || current)
+    fail_msg("%s: %lld blocks with %lld bytes, %lld events, %lld modules, %lld contexts are left%s", what,
+             (long long)fake->blocks, (long long)fake->bytes, (long long)fake->events, (long long)fake->modules,
+             (long long)fake->retained, current ? ", and one is still current" : "");
+  if (fake->mistakes)
+    fail_msg("%s: %lld calls that are wrong, the last: %s", what, (long long)fake->mistakes, fake->mistake);
+}
+
+static int set_up(void **state)
+{
+  (void)state;
+  reset();
+  return 0;
+}
+
+/* ---- what the device is ---- */
+
+static void check_create(const char *device, esmm_status expected, const char *const *words)
+{
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  const esmm_status status = create(&m, device, &ctx, text, sizeof text);
+  if (status != expected)
+    fail_msg("%s: status is '%s', not '%s': %s", device, esmm_status_str(status), esmm_status_str(expected), text);
+  assert_null(ctx);
+  for (; *words; words++)
+    if (!strstr(text, *words))
+      fail_msg("%s: the text does not say '%s': %s", device, *words, text);
+  assert_int_equal(m.live, 0);
+
+  /* The same, where the library may choose: the CPU, and why. */
+  assert_int_equal(create(&m, "auto", &ctx, text, sizeof text), ESMM_OK);
+  assert_string_equal(esmm_ctx_device(ctx), "cpu");
+  if (strcmp(device, "cuda") == 0)
+    assert_true(*esmm_ctx_device_reason(ctx) != '\0');
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance(device);
+}
+#define CHECK_CREATE(device, status, ...) check_create(device, status, (const char *const[]){__VA_ARGS__, NULL})
+
+static void build_without_kernels(void **state)
+{
+  (void)state;
+  CHECK_CREATE("cuda", ESMM_ERR_DEVICE, "no GPU kernels", "nvcc");
+}
+
+/* These come first: once a driver is open, it stays so. */
+static void driver_too_old(void **state)
+{
+  (void)state;
+  fake->version = 11080;
+  CHECK_CREATE("cuda", ESMM_ERR_DRIVER, "11.8", "12.0");
+  fake->version = 12040;
+}
+
+static void driver_does_not_start(void **state)
+{
+  (void)state;
+  fake->fail_call = "cuInit";
+  fake->result = MISMATCH;
+  CHECK_CREATE("cuda", ESMM_ERR_DRIVER, "cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
+}
+
+static void no_device(void **state)
+{
+  (void)state;
+  fake->devices = 0; /* before the driver has started, and after */
+  CHECK_CREATE("cuda", ESMM_ERR_DEVICE, "cuInit: CUDA_ERROR_NO_DEVICE");
+  reset();
+  meter m = {0};
+  esmm_ctx_free(must_create(&m));
+  fake->devices = 0;
+  CHECK_CREATE("cuda", ESMM_ERR_DEVICE, "cuDeviceGetCount");
+}
+
+static void device_not_usable(void **state)
+{
+  (void)state;
+  fake->sm = 75;
+  CHECK_CREATE("cuda", ESMM_ERR_DEVICE, "sm_75", "sm_80 or later", "Fake GPU 0");
+  reset();
+  fake->fail_call = "cuDevicePrimaryCtxRetain";
+  fake->result = DEVICE_UNAVAILABLE;
+  CHECK_CREATE("cuda", ESMM_ERR_DEVICE, "cuDevicePrimaryCtxRetain", "CUDA_ERROR_DEVICE_UNAVAILABLE");
+  reset();
+  fake->fail_call = "cuModuleLoadData"; /* the driver is older than the toolkit, or has no code for this GPU */
+  fake->result = NO_BINARY;
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  const esmm_status status = create(&m, "cuda", &ctx, text, sizeof text);
+  assert_true(status == ESMM_ERR_DRIVER || status == ESMM_ERR_DRIVER_CALL);
+  assert_non_null(strstr(text, "cuModuleLoadData"));
+  assert_non_null(strstr(text, "CUDA_ERROR_NO_BINARY_FOR_GPU"));
+  check_balance("a GPU without code");
+}
+
+static void device_not_there(void **state)
+{
+  (void)state;
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  assert_int_equal(create(&m, "cuda:1", &ctx, text, sizeof text), ESMM_ERR_DEVICE);
+  assert_non_null(strstr(text, "cuda:1"));
+  fake->devices = 2;
+  assert_int_equal(create(&m, "cuda:1", &ctx, text, sizeof text), ESMM_OK);
+  assert_string_equal(esmm_ctx_device(ctx), "cuda:1");
+  assert_string_equal(esmm_ctx_device_name(ctx), "Fake GPU 1");
+  assert_non_null(strstr(esmm_ctx_features(ctx), "sm_90"));
+  assert_string_equal(esmm_ctx_device_reason(ctx), "");
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("two devices");
+}
+
+static void any_call_fails(void **state)
+{
+  (void)state;
+  static const struct {
+    const char *call;
+    int result;
+    esmm_status status;
+    const char *text;
+  } cases[] = {
+      {"cuDeviceGetCount", UNKNOWN, ESMM_ERR_DRIVER_CALL, "cuDeviceGetCount: CUDA_ERROR_UNKNOWN"},
+      {"cuDeviceGetAttribute", UNKNOWN, ESMM_ERR_DRIVER_CALL, "cuDeviceGetAttribute"},
+      {"cuDevicePrimaryCtxRetain", OUT_OF_MEMORY, ESMM_ERR_DEVICE_MEMORY,
+       "cuDevicePrimaryCtxRetain of cuda:0: CUDA_ERROR_OUT_OF_MEMORY"},
+      {"cuEventCreate", UNKNOWN, ESMM_ERR_DRIVER_CALL, "cuEventCreate: CUDA_ERROR_UNKNOWN"},
+      {"cuEventCreate", 12345, ESMM_ERR_DRIVER_CALL, "cuEventCreate: "}, /* the driver has no name for it */
+      {"cuEventCreate", ILLEGAL_ADDRESS, ESMM_ERR_DEVICE_LOST, "cuEventCreate: CUDA_ERROR_ILLEGAL_ADDRESS"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    reset();
+    fake->fail_call = cases[i].call;
+    fake->result = cases[i].result;
+    CHECK_CREATE("cuda", cases[i].status, cases[i].text);
+  }
+}
+
+/* ---- a session: everything that a program does with a GPU, with one call failing ---- */
+
+typedef struct data {
+  esmm_matrix a, b, c;
+} data;
+
+static data make_data(void)
+{
+  data d = {.a = th_matrix_alloc(40, 96, ESMM_F32), .b = th_matrix_alloc(96, 72, ESMM_F32)};
+  d.c = th_matrix_alloc(40, 72, ESMM_F32);
+  th_fill(&d.a, 1, 0.4, true);
+  th_fill(&d.b, 2, 0.7, true);
+  return d;
+}
+
+static void free_data(data *d)
+{
+  free(d->a.data);
+  free(d->b.data);
+  free(d->c.data);
+}
+
+static esmm_status place(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *device)
+{
+  *device = *host;
+  device->place = ESMM_DEVICE;
+  return esmm_memory_alloc(ctx, (size_t)(host->rows * host->cols) * sizeof(float), &device->data);
+}
+
+static const char *text_of(const esmm_ctx *ctx)
+{
+  return ctx ? esmm_ctx_error(ctx) : "";
+}
+
+/* Calls that do the work: no failure of theirs may go unnoticed. The others give things back, or are done without. */
+static bool does_work(const char *call)
+{
+  static const char *const calls[] = {
+      "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuMemAlloc",          "cuMemAllocAsync",
+      "cuLaunchKernelEx", "cuMemcpyHtoDAsync",   "cuMemcpyDtoHAsync",  "cuMemcpy2DAsync",     "cuMemsetD8Async",
+      "cuEventCreate",    "cuEventRecord",       "cuStreamWaitEvent",  "cuStreamIsCapturing", "cuEventElapsedTime"};
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+    if (strcmp(calls[i], call) == 0)
+      return true;
+  return false;
+}
+
+/* What a failure must be: a status that fits, a text that names the call and the driver's reason. */
+static void check_failure(const char *step, esmm_status status, const char *text, esmm_status expected)
+{
+  if (!fake->failed)
+    fail_msg("%s fails with %s (%s), though no call has failed", step, esmm_status_str(status), text);
+  reported = true;
+  const bool starting = strcmp(fake->failed, "cuInit") == 0;
+  if (status != expected && !(starting && status == ESMM_ERR_DRIVER))
+    fail_msg("%s: %s failed, the status is %s, not %s (%s)", step, fake->failed, esmm_status_str(status),
+             esmm_status_str(expected), text);
+  if (!strstr(text, fake->failed) || !strstr(text, "CUDA_ERROR_"))
+    fail_msg("%s: %s failed, the text is '%s'", step, fake->failed, text);
+}
+
+/* One step; where it fails, it is tried again, and must then succeed: the failure was a passing one. */
+#define STEP(name, call)                                                                                         \
+  do {                                                                                                           \
+    esmm_status status_ = (call);                                                                                \
+    if (status_ != ESMM_OK) {                                                                                    \
+      check_failure(name, status_, ctx ? text_of(ctx) : text, expected);                                         \
+      status_ = (call);                                                                                          \
+    }                                                                                                            \
+    if (status_ != ESMM_OK)                                                                                      \
+      fail_msg("%s: after %s failed, the next try gives %s (%s)", name, fake->failed ? fake->failed : "nothing", \
+               esmm_status_str(status_), ctx ? text_of(ctx) : text);                                             \
+  } while (0)
+
+static void session(const data *d, meter *m, esmm_status expected)
+{
+  char text[512] = "";
+  esmm_ctx *ctx = NULL;
+  esmm_weights *w = NULL;
+  esmm_timer *timer = NULL;
+  esmm_matrix a, c, host = d->c;
+  esmm_stats stats = {.size = sizeof stats};
+  double seconds = 0;
+  STEP("create", create(m, "cuda", &ctx, text, sizeof text));
+  STEP("prepare", esmm_prepare(ctx, &d->b, NULL, &w));
+  STEP("matmul with host operands", esmm_matmul(ctx, &d->a, w, &host, NULL, &stats));
+  STEP("alloc", place(ctx, &d->a, &a));
+  STEP("alloc", place(ctx, &d->c, &c));
+  STEP("copy in", esmm_matrix_copy(ctx, &d->a, &a));
+  STEP("timer", esmm_timer_create(ctx, &timer));
+  STEP("timer start", esmm_timer_start(timer, NULL));
+  STEP("matmul", esmm_matmul(ctx, &a, w, &c, NULL, NULL));
+  STEP("timer stop", esmm_timer_stop(timer, NULL));
+  STEP("timer seconds", esmm_timer_seconds(timer, &seconds));
+  STEP("matmul with statistics", esmm_matmul(ctx, &a, w, &c, NULL, &stats));
+  STEP("synchronize", esmm_ctx_synchronize(ctx));
+  STEP("copy out", esmm_matrix_copy(ctx, &c, &host));
+  assert_true(seconds > 0);
+  esmm_timer_free(timer);
+  esmm_memory_free(ctx, a.data);
+  esmm_memory_free(ctx, c.data);
+  esmm_ctx_free(ctx);
+  esmm_weights_free(w); /* they may outlive their context */
+}
+
+static void fail_each_call(const char *name, int pools, int result, esmm_status expected)
+{
+  data d = make_data();
+  int64_t n = 1;
+  for (;; n++) {
+    assert_true(n < 10000);
+    reset();
+    fake->pools = pools;
+    fake->fail_at = n;
+    fake->result = result;
+    meter m = {0};
+    reported = false;
+    session(&d, &m, expected);
+    if (fake->failed && !reported && does_work(fake->failed))
+      fail_msg("call %lld, %s, failed, and nobody said so", (long long)n, fake->failed);
+    check_balance(fake->failed ? fake->failed : name);
+    assert_int_equal(m.live, 0);
+    if (!fake->failed)
+      break;
+  }
+  print_message("# %s: %lld driver calls failed one after the other\n", name, (long long)(n - 1));
+  assert_true(n > 50);
+  free_data(&d);
+}
+
+static void session_with_a_failing_call(void **state)
+{
+  (void)state;
+  fail_each_call("unknown error", 1, UNKNOWN, ESMM_ERR_DRIVER_CALL);
+}
+
+static void session_out_of_memory(void **state)
+{
+  (void)state;
+  fail_each_call("out of memory", 1, OUT_OF_MEMORY, ESMM_ERR_DEVICE_MEMORY);
+}
+
+static void session_without_pools(void **state)
+{
+  (void)state;
+  fail_each_call("no memory pools", 0, UNKNOWN, ESMM_ERR_DRIVER_CALL);
+}
+
+static void session_without_host_memory(void **state)
+{
+  (void)state;
+  data d = make_data();
+  for (int64_t n = 1;; n++) {
+    assert_true(n < 1000);
+    meter m = {.fail_at = n};
+    char text[512];
+    esmm_ctx *ctx = NULL;
+    esmm_weights *w = NULL;
+    esmm_stats stats = {.size = sizeof stats};
+    esmm_status status = create(&m, "cuda", &ctx, text, sizeof text);
+    if (status == ESMM_OK)
+      status = esmm_prepare(ctx, &d.b, NULL, &w);
+    if (status == ESMM_OK)
+      status = esmm_matmul(ctx, &d.a, w, &d.c, NULL, &stats);
+    if (status != ESMM_OK && (status != ESMM_ERR_MEMORY || !m.failed))
+      fail_msg("allocation %lld failed, the status is %s (%s)", (long long)n, esmm_status_str(status), text_of(ctx));
+    esmm_weights_free(w);
+    esmm_ctx_free(ctx);
+    assert_int_equal(m.live, 0);
+    check_balance("host memory");
+    if (!m.failed)
+      break;
+  }
+  free_data(&d);
+}
+
+/* Each kernel by name, on shapes with tails, with every call failing once. The fake driver knows what a grid, a tensor
+   map and a copy may be. */
+static void fail_in_kernel(const char *kernel, int64_t rows, int64_t cols, int64_t k)
+{
+  esmm_matrix a = th_matrix_alloc(rows, k, ESMM_F32), b = th_matrix_alloc(k, cols, ESMM_F32),
+              c = th_matrix_alloc(rows, cols, ESMM_F32);
+  th_fill(&a, 5, 0.5, true);
+  th_fill(&b, 6, 0.5, true);
+  for (int64_t n = 0;; n++) { /* 0: nothing fails */
+    assert_true(n < 10000);
+    reset();
+    meter m = {0};
+    esmm_ctx *ctx = must_create(&m);
+    esmm_weights *w = NULL;
+    assert_int_equal(esmm_prepare(ctx, &b, NULL, &w), ESMM_OK);
+    esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel};
+    esmm_stats stats = {.size = sizeof stats};
+    fake->fail_at = n;
+    fake->result = UNKNOWN;
+    esmm_status status = esmm_matmul(ctx, &a, w, &c, &opts, &stats);
+    const bool unsupported = status == ESMM_ERR_UNSUPPORTED;
+    if (status != ESMM_OK && !unsupported) {
+      check_failure(kernel, status, esmm_ctx_error(ctx), ESMM_ERR_DRIVER_CALL);
+      status = esmm_matmul(ctx, &a, w, &c, &opts, &stats);
+    }
+    if (status != ESMM_OK && !unsupported)
+      fail_msg("%s: %lld x %lld x %lld: %s", kernel, (long long)rows, (long long)cols, (long long)k,
+               esmm_ctx_error(ctx));
+    const bool reached = fake->failed != NULL;
+    esmm_weights_free(w);
+    esmm_ctx_free(ctx);
+    assert_int_equal(m.live, 0);
+    check_balance(kernel);
+    if (unsupported || (n > 0 && !reached))
+      break;
+  }
+  free(a.data);
+  free(b.data);
+  free(c.data);
+}
+
+static void every_kernel(void **state)
+{
+  (void)state;
+  const char *names[64];
+  int kernels = 0;
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m);
+  for (int i = 0; i < esmm_kernel_count() && kernels < 64; i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
+    if (strcmp(info.backend, "cuda") == 0 && info.available)
+      names[kernels++] = info.name;
+  }
+  esmm_ctx_free(ctx);
+  assert_true(kernels > 0);
+  for (int i = 0; i < kernels; i++) {
+    fail_in_kernel(names[i], 1, 1, 1);
+    fail_in_kernel(names[i], 33, 131, 70);
+    fail_in_kernel(names[i], 257, 300, 1030);
+  }
+}
+
+/* ---- a lost device ---- */
+
+/* Like session(), but nothing works after the failure; every handle must still be freed without harm. */
+static bool lost_session(const data *d, int64_t n)
+{
+  reset();
+  fake->fail_at = n;
+  fake->result = ILLEGAL_ADDRESS;
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  esmm_weights *w = NULL;
+  esmm_timer *timer = NULL;
+  esmm_matrix a = {0}, c = {0}, host = d->c;
+  esmm_status status = create(&m, "cuda", &ctx, text, sizeof text);
+  if (status == ESMM_OK)
+    status = esmm_prepare(ctx, &d->b, NULL, &w);
+  if (status == ESMM_OK)
+    status = esmm_matmul(ctx, &d->a, w, &host, NULL, NULL);
+  if (status == ESMM_OK)
+    status = place(ctx, &d->a, &a);
+  if (status == ESMM_OK)
+    status = place(ctx, &d->c, &c);
+  if (status == ESMM_OK)
+    status = esmm_timer_create(ctx, &timer);
+  if (status == ESMM_OK)
+    status = esmm_matmul(ctx, &a, w, &c, NULL, NULL);
+  if (status == ESMM_OK)
+    status = esmm_ctx_synchronize(ctx);
+  if (status != ESMM_OK && status != ESMM_ERR_DEVICE_LOST && !(status == ESMM_ERR_DRIVER && !ctx))
+    fail_msg("call %lld, %s, failed: the status is %s (%s)", (long long)n, fake->failed, esmm_status_str(status),
+             ctx ? text_of(ctx) : text);
+  if (status == ESMM_ERR_DEVICE_LOST && ctx && w) {
+    assert_int_equal(esmm_matmul(ctx, &d->a, w, &host, NULL, NULL), ESMM_ERR_DEVICE_LOST);
+    assert_non_null(strstr(esmm_ctx_error(ctx), "lost earlier"));
+    assert_non_null(strstr(esmm_ctx_error(ctx), "CUDA_ERROR_ILLEGAL_ADDRESS"));
+    assert_int_equal(esmm_ctx_synchronize(ctx), ESMM_ERR_DEVICE_LOST);
+    esmm_ctx *second = NULL;
+    meter other = {0};
+    assert_int_equal(create(&other, "cuda", &second, text, sizeof text), ESMM_ERR_DEVICE_LOST);
+    assert_int_equal(other.live, 0);
+  }
+  const bool reached = fake->failed != NULL;
+  esmm_timer_free(timer);
+  if (ctx) {
+    esmm_memory_free(ctx, a.data);
+    esmm_memory_free(ctx, c.data);
+  }
+  esmm_ctx_free(ctx);
+  esmm_weights_free(w);
+  assert_int_equal(m.live, 0);
+  check_balance("a lost device");
+  return reached;
+}
+
+static void lost_device(void **state)
+{
+  (void)state;
+  data d = make_data();
+  int64_t n = 1;
+  while (lost_session(&d, n))
+    assert_true(++n < 10000);
+  assert_true(n > 50);
+  reset();
+  meter m = {0};
+  session(&d, &m, ESMM_OK); /* when the last user is gone, the next one gets a new primary context */
+  check_balance("after a lost device");
+  free_data(&d);
+}
+
+static void launch_that_crashes(void **state)
+{
+  (void)state;
+  data d = make_data();
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(ctx, &d.b, NULL, &w), ESMM_OK);
+  fake->fail_call = "cuLaunchKernelEx";
+  fake->result = ILLEGAL_ADDRESS;
+  assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_ERR_DEVICE_LOST);
+  assert_non_null(strstr(esmm_ctx_error(ctx), "cuLaunchKernelEx of "));
+  assert_non_null(strstr(esmm_ctx_error(ctx), "CUDA_ERROR_ILLEGAL_ADDRESS"));
+  fake->fail_call = NULL;
+  assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_ERR_DEVICE_LOST);
+  esmm_weights_free(w);
+  esmm_ctx_free(ctx);
+  check_balance("a launch that crashes");
+  free_data(&d);
+}
+
+/* ---- memory ---- */
+
+static void device_memory_runs_out(void **state)
+{
+  (void)state;
+  data d = make_data();
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m);
+  esmm_weights *w = NULL;
+  const size_t all = fake->memory;
+  fake->memory = 64;
+  assert_int_equal(esmm_prepare(ctx, &d.b, NULL, &w), ESMM_ERR_DEVICE_MEMORY);
+  assert_null(w);
+  assert_non_null(strstr(esmm_ctx_error(ctx), "cuMemAlloc"));
+  assert_non_null(strstr(esmm_ctx_error(ctx), " bytes: CUDA_ERROR_OUT_OF_MEMORY"));
+  void *ptr = &d;
+  assert_int_equal(esmm_memory_alloc(ctx, 1234, &ptr), ESMM_ERR_DEVICE_MEMORY);
+  assert_null(ptr);
+  assert_string_equal(esmm_ctx_error(ctx), "cuMemAlloc of 1234 bytes: CUDA_ERROR_OUT_OF_MEMORY");
+  fake->memory = all;
+  assert_int_equal(esmm_prepare(ctx, &d.b, NULL, &w), ESMM_OK);
+  fake->memory = (size_t)fake->bytes;
+  assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_ERR_DEVICE_MEMORY);
+  assert_non_null(strstr(esmm_ctx_error(ctx), "cuMemAllocAsync of "));
+  fake->memory = all;
+  assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_OK);
+  esmm_weights_free(w);
+  esmm_ctx_free(ctx);
+  check_balance("out of memory");
+  free_data(&d);
+}
+
+/* Products of device matrices of m rows, on a stream. */
+typedef struct bench {
+  meter m;
+  esmm_ctx *ctx;
+  esmm_weights *w;
+  esmm_matrix a, c;
+  data d;
+} bench;
+
+static void bench_start(bench *b)
+{
+  *b = (bench){.d = make_data()};
+  b->ctx = must_create(&b->m);
+  assert_int_equal(esmm_prepare(b->ctx, &b->d.b, NULL, &b->w), ESMM_OK);
+  assert_int_equal(place(b->ctx, &b->d.a, &b->a), ESMM_OK);
+  assert_int_equal(place(b->ctx, &b->d.c, &b->c), ESMM_OK);
+}
+
+static esmm_status bench_run(bench *b, int64_t m, void *stream)
+{
+  esmm_matrix a = b->a, c = b->c;
+  a.rows = c.rows = m;
+  esmm_matmul_opts opts = {.size = sizeof opts, .stream = stream};
+  return esmm_matmul(b->ctx, &a, b->w, &c, &opts, NULL);
+}
+
+static void bench_stop(bench *b, const char *what)
+{
+  esmm_memory_free(b->ctx, b->a.data);
+  esmm_memory_free(b->ctx, b->c.data);
+  esmm_weights_free(b->w);
+  esmm_ctx_free(b->ctx);
+  assert_int_equal(b->m.live, 0);
+  free_data(&b->d);
+  check_balance(what);
+}
+
+static void second_call_allocates_nothing(void **state)
+{
+  (void)state;
+  bench b;
+  bench_start(&b);
+  assert_int_equal(bench_run(&b, 8, NULL), ESMM_OK);
+  const int64_t device = fake->allocations, host = b.m.calls, modules = fake->modules;
+  for (int i = 0; i < 3; i++)
+    assert_int_equal(bench_run(&b, 8, NULL), ESMM_OK);
+  assert_int_equal(fake->allocations, device);
+  assert_int_equal(b.m.calls, host);
+  assert_int_equal(fake->modules, modules);
+  assert_int_equal(bench_run(&b, 40, NULL), ESMM_OK); /* larger: may grow once */
+  const int64_t grown = fake->allocations, blocks = fake->blocks;
+  assert_true(grown - device <= 1);
+  assert_int_equal(bench_run(&b, 40, NULL), ESMM_OK);
+  assert_int_equal(bench_run(&b, 3, NULL), ESMM_OK); /* smaller: never */
+  assert_int_equal(fake->allocations, grown);
+  assert_int_equal(fake->blocks, blocks);
+  bench_stop(&b, "second call");
+}
+
+static void streams_wait_for_each_other(void **state)
+{
+  (void)state;
+  static char first, second;
+  bench b;
+  bench_start(&b);
+  assert_int_equal(bench_run(&b, 40, &first), ESMM_OK);
+  int64_t waits = fake->waits;
+  const int64_t records = fake->records;
+  assert_int_equal(bench_run(&b, 40, &first), ESMM_OK);
+  assert_int_equal(fake->waits, waits);
+  assert_true(fake->records > records);
+  assert_int_equal(bench_run(&b, 40, &second), ESMM_OK);
+  assert_int_equal(fake->waits, ++waits);
+  assert_int_equal(bench_run(&b, 40, &second), ESMM_OK);
+  assert_int_equal(fake->waits, waits);
+  assert_int_equal(bench_run(&b, 40, NULL), ESMM_OK);
+  assert_int_equal(fake->waits, ++waits);
+  bench_stop(&b, "streams");
+}
+
+static void capture(void **state)
+{
+  (void)state;
+  static char stream;
+  bench b;
+  bench_start(&b);
+  fake->captured = &stream;
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_ERR_DRIVER_CALL); /* no scratch yet */
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "outside the capture"));
+  fake->captured = NULL;
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
+
+  fake->captured = &stream;
+  const int64_t records = fake->records, waits = fake->waits, launches = fake->launches;
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
+  assert_true(fake->launches > launches);
+  assert_int_equal(fake->records, records); /* events of a graph order nothing outside it */
+  assert_int_equal(fake->waits, waits);
+  esmm_matmul_opts opts = {.size = sizeof opts, .stream = &stream};
+  assert_true(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL) != ESMM_OK); /* host memory cannot be captured */
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "captured"));
+  fake->captured = NULL;
+
+  /* The graph knows the old scratch: what replaces it must not free it. */
+  esmm_matrix b_large = th_matrix_alloc(96, 720, ESMM_F32), a_large = th_matrix_alloc(400, 96, ESMM_F32),
+              c_large = th_matrix_alloc(400, 720, ESMM_F32);
+  th_fill(&b_large, 3, 0.5, true);
+  th_fill(&a_large, 4, 0.5, true);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(b.ctx, &b_large, NULL, &w), ESMM_OK);
+  const int64_t blocks = fake->blocks;
+  assert_int_equal(esmm_matmul(b.ctx, &a_large, w, &c_large, NULL, NULL), ESMM_OK);
+  assert_int_equal(fake->blocks, blocks + 1);
+  esmm_weights_free(w);
+  free(b_large.data);
+  free(a_large.data);
+  free(c_large.data);
+  bench_stop(&b, "capture");
+}
+
+/* ---- threads ---- */
+
+static void *many_products(void *arg)
+{
+  data *d = arg;
+  for (int round = 0; round < 5; round++) {
+    meter m = {0};
+    char text[512];
+    esmm_ctx *ctx = NULL;
+    esmm_weights *w = NULL;
+    if (create(&m, "cuda", &ctx, text, sizeof text) != ESMM_OK)
+      return "create";
+    if (esmm_prepare(ctx, &d->b, NULL, &w) != ESMM_OK)
+      return "prepare";
+    for (int i = 0; i < 10; i++)
+      if (esmm_matmul(ctx, &d->a, w, &d->c, NULL, NULL) != ESMM_OK)
+        return "matmul";
+    if (esmm_ctx_synchronize(ctx) != ESMM_OK)
+      return "synchronize";
+    esmm_ctx_free(ctx);
+    esmm_weights_free(w);
+    if (m.live != 0)
+      return "leak";
+  }
+  return NULL;
+}
+
+static void contexts_in_threads(void **state)
+{
+  (void)state;
+  pthread_t threads[4];
+  data d[4];
+  for (int i = 0; i < 4; i++) {
+    d[i] = make_data();
+    assert_int_equal(pthread_create(&threads[i], NULL, many_products, &d[i]), 0);
+  }
+  for (int i = 0; i < 4; i++) {
+    void *where = NULL;
+    assert_int_equal(pthread_join(threads[i], &where), 0);
+    if (where)
+      fail_msg("thread %d failed in %s", i, (const char *)where);
+    free_data(&d[i]);
+  }
+  check_balance("threads");
+}
+
+/* ---- no driver at all: a process of its own, with a library that cannot be loaded ---- */
+
+#define MODE "ESMM_TEST_FAKE_CUDA"
+
+static int without_driver(void)
+{
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  const esmm_status status = create(&m, "cuda", &ctx, text, sizeof text);
+  if (ctx || !(status == ESMM_ERR_DRIVER ? strstr(text, "libcuda.so.1") : strstr(text, "no GPU kernels"))) {
+    fprintf(stderr, "# cuda: %s: %s\n", esmm_status_str(status), text);
+    return 1;
+  }
+  if (create(&m, "auto", &ctx, text, sizeof text) != ESMM_OK || strcmp(esmm_ctx_device(ctx), "cpu") != 0 ||
+      strcmp(esmm_ctx_device_reason(ctx), "") == 0) {
+    fprintf(stderr, "# auto: %s\n", text);
+    return 1;
+  }
+  esmm_ctx_free(ctx);
+  return m.live != 0;
+}
+
+static void start_again(const char *directory, const char *mode)
+{
+  static char self[] = "/proc/self/exe";
+  char *const arguments[] = {self, NULL};
+  setenv("LD_LIBRARY_PATH", directory, 1);
+  setenv(MODE, mode, 1);
+  setenv("ESMM_CUBLAS", "none", 1); /* a real cuBLAS would want a real driver */
+  execv(self, arguments);
+  _exit(127);
+}
+
+static void no_driver(void **state)
+{
+  (void)state;
+  char directory[] = "/tmp/esmm_no_driver_XXXXXX", path[64];
+  assert_non_null(mkdtemp(directory));
+  snprintf(path, sizeof path, "%s/libcuda.so.1", directory);
+  FILE *file = fopen(path, "w"); /* an empty file: it stands before any real driver, and is none */
+  assert_non_null(file);
+  fclose(file);
+  fflush(NULL);
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0)
+    start_again(directory, "without");
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  unlink(path);
+  rmdir(directory);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void open_fake(void)
+{
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  void *state = library ? dlsym(library, "fake_cuda") : NULL;
+  void *current = library ? dlsym(library, "cuCtxGetCurrent") : NULL;
+  if (!state || !current) {
+    fprintf(stderr, "the fake driver is not there: %s\n", dlerror());
+    exit(1);
+  }
+  fake = state;
+  memcpy(&get_current, &current, sizeof get_current);
+}
+
+/* Was nvcc there when the library was built? The driver must not start yet: that it cannot is the first thing tested.
+ */
+static bool has_kernels(void)
+{
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  fake->devices = 0;
+  (void)create(&m, "cuda", &ctx, text, sizeof text);
+  return !strstr(text, "no GPU kernels");
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, set_up)
+
+int main(int argc, char **argv)
+{
+  (void)argc;
+  th_clean_environment();
+  const char *mode = getenv(MODE);
+  if (!mode) {
+    char directory[4096];
+    const char *slash = strrchr(argv[0], '/');
+    snprintf(directory, sizeof directory, "%.*s/fake", slash ? (int)(slash - argv[0]) : 1, slash ? argv[0] : ".");
+    start_again(directory, "with");
+  }
+  if (strcmp(mode, "without") == 0)
+    return without_driver();
+  open_fake();
+  const struct CMUnitTest without[] = {TEST(build_without_kernels), TEST(no_driver)};
+  const struct CMUnitTest with[] = {
+      TEST(driver_too_old),
+      TEST(driver_does_not_start),
+      TEST(no_device),
+      TEST(no_driver),
+      TEST(device_not_usable),
+      TEST(device_not_there),
+      TEST(any_call_fails),
+      TEST(session_with_a_failing_call),
+      TEST(session_out_of_memory),
+      TEST(session_without_pools),
+      TEST(session_without_host_memory),
+      TEST(every_kernel),
+      TEST(lost_device),
+      TEST(launch_that_crashes),
+      TEST(device_memory_runs_out),
+      TEST(second_call_allocates_nothing),
+      TEST(streams_wait_for_each_other),
+      TEST(capture),
+      TEST(contexts_in_threads),
+  };
+  if (!has_kernels())
+    return cmocka_run_group_tests_name("cuda faults, no GPU kernels", without, NULL, NULL);
+  return cmocka_run_group_tests_name("cuda faults", with, NULL, NULL);
+}
