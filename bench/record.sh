@@ -10,7 +10,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
-unset ESMM_FORCE ESMM_THREADS
+unset ESMM_FORCE ESMM_THREADS ESMM_DEVICE
 
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
@@ -29,7 +29,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-"$ESMM" info --json >"$work/info" || die "esmm info failed"
+"$ESMM" info --device cpu --json >"$work/info" || die "esmm info failed"
 info() { sed -n "s/^ *\"$1\": \"\(.*\)\",\{0,1\}\$/\1/p" "$work/info"; }
 cpu=$(info cpu)
 libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
@@ -39,7 +39,7 @@ slug=$(printf '%s' "$cpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | s
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s"' "$(date -u +%Y-%m-%d)" "$(info features)" "$libraries")
 
 # The crossover compares the skipping kernels of the machine's best instruction set.
-"$ESMM" list --names >"$work/names" || die "esmm list failed"
+"$ESMM" list --device cpu --names >"$work/names" || die "esmm list failed"
 for isa in avx512 avx2 portable; do
   ! grep -q "_$isa\$" "$work/names" || break
 done
@@ -50,7 +50,7 @@ export XDG_CACHE_HOME="$work/cache"
 echo "$cpu, $THREADS threads; dense: $libraries"
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0)
 case $load in 0.[0-4]*) ;; *) echo "The load is $load: on a busy machine the figures are worth little." ;; esac
-"$ESMM" tune --threads "$THREADS" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
+"$ESMM" tune --device cpu --threads "$THREADS" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
 
 row() { printf '%-12s %-18s %8s  %-22s %10s %10s %8s\n' "$@"; }
 row suite product nonzeros kernel ms 'dense ms' speedup
@@ -59,7 +59,7 @@ row suite product nonzeros kernel ms 'dense ms' speedup
 measure() {
   suite=$1 asked=$2 kernels=$3 product=$4
   shift 4
-  "$ESMM" bench "$kernels" "$RUNS" --threads "$THREADS" "$@" --json "$work/lines" >"$work/table" 2>&1 ||
+  "$ESMM" bench "$kernels" "$RUNS" --device cpu --threads "$THREADS" "$@" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
   sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
   sed -n 's/.*"kernel":"\([^"]*\)".*"ms":\([^,]*\),.*"ms_baseline":\([^,]*\),"speedup":\([^,]*\),.*/\1 \2 \3 \4/p' \

@@ -71,7 +71,8 @@ typedef enum esmm_status {
   ESMM_ERR_OVERLAP = 15,        /* C shares memory with A */
   ESMM_ERR_MEMORY = 20,         /* an allocation failed */
   ESMM_ERR_DEVICE_MEMORY = 21,  /* the GPU has too little free memory for this */
-  ESMM_ERR_UNSUPPORTED = 30,    /* no kernel, or not the forced one, can do this; the text says why */
+  ESMM_ERR_UNSUPPORTED = 30,    /* no kernel, or not the forced one, can do this, or it cannot be done while a stream is
+                                   captured into a graph; the text says why */
   ESMM_ERR_UNKNOWN_KERNEL = 31, /* a kernel name that is not in the list */
   ESMM_ERR_DEVICE = 40,         /* an unknown device name, or a device that is not there or not supported */
   ESMM_ERR_DRIVER = 41,         /* no NVIDIA driver, or one that is too old */
@@ -129,7 +130,16 @@ ESMM_API const char *esmm_ctx_device_reason(const esmm_ctx *ctx);
  * statistics are asked for. Streams are CUstream or cudaStream_t handles passed as void *; NULL is the default stream.
  * The library works in the device's primary context, so pointers and streams of the CUDA runtime, PyTorch and others
  * are valid here and the other way round. Calls of one context on several streams are put in order by the library.
- * A call may be captured into a CUDA graph once the same call has run outside the capture.
+ *
+ * esmm_matmul may be captured into a CUDA graph once the same call has run outside the capture; what waits (statistics,
+ * operands in host memory), timers and esmm_prepare are refused there with ESMM_ERR_UNSUPPORTED, before anything is
+ * captured. Memory of the device cannot be had or freed during a capture, nor contexts or weights.
+ *
+ * The graph works in its context's scratch memory, and the library does not see when it runs: its launches are put in
+ * order by the caller. It must not run at the same time as other calls of that context, or as another graph captured
+ * from it, and the context, the weights and the operands must outlive it. esmm_ctx_synchronize does not wait for it.
+ * Which kernels a graph holds is settled at its capture, from sizes and weights; where the choice between them hangs on
+ * how dense A is, the GPU makes it anew each time the graph runs, from what A holds then.
  */
 ESMM_API esmm_status esmm_ctx_synchronize(esmm_ctx *ctx); /* waits for all work of this context */
 
@@ -167,8 +177,9 @@ typedef struct esmm_matrix {
 ESMM_API size_t esmm_dtype_size(esmm_dtype dtype);     /* bytes of an element; 0 for an unknown dtype */
 ESMM_API const char *esmm_dtype_str(esmm_dtype dtype); /* "f32", "bf16", "f16" */
 
-/* Copies src to dst of the same shape, converting dtype and order, between host and device too, and waits until it is
-   done. They must not share memory. */
+/* Copies src to dst of the same shape, converting dtype and order, between host and device too. They must not share
+   memory. On a GPU it works on the default stream; it waits until it is done where src or dst lies in host memory, and
+   is asynchronous, like esmm_matmul, where both lie in the GPU's. */
 ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
 
 /* ------------------------------------------------------------------------------------------------ weights */
@@ -181,8 +192,8 @@ typedef enum esmm_use {
                         columns: narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
-} esmm_use; /* on a GPU: strips of 32 columns, as fp32; and, for B of fp32, a second form for dense kernels, unless used
-               for decode or max_bytes_ratio is below 2 */
+} esmm_use; /* on a GPU: strips of 32 columns, as fp32: twice the bytes of a B of 16 bits; and, for B of fp32, a second
+               form for dense kernels, unless used for decode or max_bytes_ratio is below 2 */
 
 typedef struct esmm_prepare_opts {
   size_t size;
@@ -207,10 +218,11 @@ typedef struct esmm_weights_info {
 
 ESMM_API esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                   esmm_weights **weights);
-ESMM_API void esmm_weights_free(esmm_weights *weights);
+ESMM_API void esmm_weights_free(esmm_weights *weights); /* a GPU's: waits for the device */
 ESMM_API esmm_status esmm_weights_get_info(const esmm_weights *weights, esmm_weights_info *info); /* set info->size */
 
-/* Writes to a temporary file beside path, then renames it: path holds the old or the new weights, never half. */
+/* Writes to a temporary file beside path, then renames it: path holds the old or the new weights, never half. A file
+   does not know max_bytes_ratio: on a GPU, load makes what the default allows. */
 ESMM_API esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path);
 ESMM_API esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights);
 

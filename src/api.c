@@ -1,6 +1,6 @@
 /*
- * api.c: products, matrices, weights and kernels as callers see them: every argument is checked here, before anything
- * else, so that nothing behind this file has to distrust its input.
+ * api.c: products, matrices, patterns, weights and kernels as callers see them: every argument is checked here, before
+ * anything else, so that nothing behind this file has to distrust its input.
  */
 #include "convert.h"
 #include "cuda/cuda.h"
@@ -183,6 +183,20 @@ static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
 
 /* ---- matrices ---- */
 
+/* Along dst's own rows (or columns): writes stay together. */
+void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  const bool by_rows = dst->order == ESMM_ROW_MAJOR;
+  const int64_t outer = by_rows ? dst->rows : dst->cols, inner = by_rows ? dst->cols : dst->rows;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t o = 0; o < outer; o++)
+    for (int64_t i = 0; i < inner; i++) {
+      const int64_t row = by_rows ? o : i, col = by_rows ? i : o;
+      esmm_matrix_set(dst, row, col, esmm_matrix_get(src, row, col));
+    }
+  (void)ctx; /* unused without OpenMP */
+}
+
 esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
 {
   if (!ctx)
@@ -200,16 +214,50 @@ esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix 
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "dst (%p) shares memory with src (%p)", to.data, from.data);
   if (from.place == ESMM_DEVICE || to.place == ESMM_DEVICE)
     return esmm_cuda_matrix_copy(ctx, &from, &to);
-  /* Along dst's own rows (or columns): writes stay together. */
-  const bool by_rows = to.order == ESMM_ROW_MAJOR;
-  const int64_t outer = by_rows ? to.rows : to.cols, inner = by_rows ? to.cols : to.rows;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < inner; i++) {
-      const int64_t row = by_rows ? o : i, col = by_rows ? i : o;
-      esmm_matrix_set(&to, row, col, esmm_matrix_get(&from, row, col));
-    }
+  esmm_copy_host(ctx, &from, &to);
   return ESMM_OK;
+}
+
+/* ---- patterns ---- */
+
+static esmm_status extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
+{
+  return a->place == ESMM_DEVICE ? esmm_cuda_pattern(ctx, a, strip_rows, pattern)
+                                 : esmm_pattern_host(ctx, a, strip_rows, pattern);
+}
+
+esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  *pattern = NULL;
+  if (strip_rows < 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
+  esmm_matrix checked;
+  esmm_status status = esmm_check_matrix(ctx, "a", a, &checked);
+  return status == ESMM_OK ? extract(ctx, &checked, strip_rows, pattern) : status;
+}
+
+esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols, esmm_pattern **pattern)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
+  *pattern = NULL;
+  if (strip_cols < 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_cols is %lld, must be at least 1", (long long)strip_cols);
+  esmm_matrix checked;
+  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  if (status != ESMM_OK)
+    return status;
+  esmm_matrix transposed = checked;
+  transposed.rows = checked.cols;
+  transposed.cols = checked.rows;
+  transposed.order = checked.order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  return extract(ctx, &transposed, strip_cols, pattern);
 }
 
 /* ---- weights ---- */

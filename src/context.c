@@ -317,6 +317,30 @@ static void use_cpu(esmm_ctx *ctx)
                  ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "");
 }
 
+/* Of several failures the first is told: it is that of the GPU that was meant. */
+static void keep_reason(esmm_ctx *ctx)
+{
+  if (!ctx->device_reason[0])
+    (void)snprintf(ctx->device_reason, sizeof ctx->device_reason, "%.*s", (int)sizeof ctx->device_reason - 1,
+                   ctx->error);
+  ctx->error[0] = '\0';
+}
+
+/* The first GPU that works, or why there is none. */
+static void try_gpus(esmm_ctx *ctx)
+{
+  int count = 0;
+  if (esmm_cuda_count(ctx, &count) != ESMM_OK) {
+    keep_reason(ctx);
+    return;
+  }
+  for (int i = 0; i < count && !ctx->cuda; i++)
+    if (esmm_cuda_open(ctx, i) != ESMM_OK)
+      keep_reason(ctx);
+  if (ctx->cuda)
+    ctx->device_reason[0] = '\0';
+}
+
 static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
 {
   const char *source = "device";
@@ -327,19 +351,16 @@ static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
       asked = "auto";
   }
   const bool either = strcmp(asked, "auto") == 0;
-  const int ordinal = either ? 0 : cuda_ordinal(asked);
-  if (ordinal < 0 && strcmp(asked, "cpu") != 0)
+  const int ordinal = either ? -1 : cuda_ordinal(asked);
+  if (ordinal < 0 && !either && strcmp(asked, "cpu") != 0)
     return esmm_fail(ctx, ESMM_ERR_DEVICE,
                      "%s is '%.60s'; it must be 'auto', 'cpu', 'cuda' or 'cuda:N' with N from 0 to %d", source, asked,
                      MOST_DEVICES - 1);
   const esmm_status status = ordinal >= 0 ? esmm_cuda_open(ctx, ordinal) : ESMM_OK;
-  if (status != ESMM_OK && !either)
+  if (status != ESMM_OK)
     return status;
-  if (status != ESMM_OK) {
-    (void)snprintf(ctx->device_reason, sizeof ctx->device_reason, "%.*s", (int)sizeof ctx->device_reason - 1,
-                   ctx->error);
-    ctx->error[0] = '\0';
-  }
+  if (either)
+    try_gpus(ctx);
   if (!ctx->cuda)
     use_cpu(ctx);
   return ESMM_OK;

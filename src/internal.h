@@ -94,6 +94,9 @@ void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers'
 esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                  esmm_weights **out);
 
+/* api.c: src to dst of the same shape, both checked and in host memory, converting dtype and order */
+void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
+
 struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;
@@ -101,6 +104,10 @@ struct esmm_pattern {
   int64_t set;    /* bits set in all */
   uint64_t *bits; /* [strips][words] */
 };
+
+/* pattern.c: a was checked; the first one's bits and set are not filled in, the other's a lies in host memory */
+esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern);
+esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
 
 /* ---- errors ---- */
 

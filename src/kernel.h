@@ -47,8 +47,16 @@ typedef struct esmm_kernel {
   bool sm_exact;  /* CUDA: built for that one only (sm_90a) */
   bool ungated;   /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
 
+  /* May be NULL: what this machine lacks that the kernel needs beside its CPU or GPU ("libcublas was not found"), or
+     NULL where all is there. */
+  const char *(*missing)(void);
+
   /* Can it do this problem? If not, says why in a short phrase ("m is 40, decode takes 16 at most"). */
   bool (*can_run)(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes);
+
+  /* CUDA, may be NULL: called before run() where it was chosen, to get what is got only when needed (a library's
+     handle). False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */
+  bool (*start)(esmm_ctx *ctx);
 
   /*
    * The cost model: time = sum of units[i] * cost[i]. terms() fills units (multiply-add vectors, list words, bytes,

@@ -8,7 +8,7 @@
  * bytes are folded into one bit directly.
  */
 #include "bits.h"
-#include "cuda/cuda.h"
+#include "internal.h"
 
 #include <string.h>
 
@@ -25,7 +25,7 @@ static inline int64_t popcount(uint64_t x)
   return (int64_t)((x * 0x0101010101010101u) >> 56);
 }
 
-static esmm_status pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
+esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
 {
   int64_t strips = esmm_ceil_div(rows, strip_rows), words = esmm_ceil_div(k, 64);
   size_t bytes;
@@ -190,123 +190,18 @@ static void extract_k_strided(const esmm_matrix *a, int threads, esmm_pattern *p
   (void)threads; /* unused without OpenMP */
 }
 
-/* ---- a matrix on the GPU ---- */
-
-/* Its bitmaps of 32 rows, [strips][words] of 32 bits each, ORed into p's taller strips. */
-static void fold_strips(const uint32_t *bits, int64_t strips, int64_t words, esmm_pattern *p)
+esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
 {
-  const int64_t height = p->strip_rows / ESMM_STRIP;
-  const uint64_t last = p->k % 64 ? ((uint64_t)1 << (p->k % 64)) - 1 : UINT64_MAX;
-  memset(p->bits, 0, (size_t)(p->strips * p->words) * sizeof *p->bits);
-  for (int64_t s = 0; s < strips; s++) {
-    uint64_t *to = p->bits + s / height * p->words;
-    for (int64_t w = 0; w < words && w / 2 < p->words; w++)
-      to[w / 2] |= (uint64_t)bits[s * words + w] << (32 * (w % 2));
-  }
-  for (int64_t s = 0; s < p->strips; s++) {
-    uint64_t *to = p->bits + s * p->words;
-    to[p->words - 1] &= last;
-    for (int64_t w = 0; w < p->words; w++)
-      p->set += popcount(to[w]);
-  }
-}
-
-static esmm_status read_strips(esmm_ctx *ctx, const esmm_matrix *a, esmm_strips *strips, size_t bytes, uint32_t *bits)
-{
-  CUdeviceptr memory;
-  esmm_status status = esmm_cuda_begin(ctx, NULL);
-  if (status != ESMM_OK)
-    return status;
-  status = esmm_cuda_scratch(ctx, bytes, NULL, &memory);
-  if (status == ESMM_OK) {
-    strips->bits = memory;
-    status = esmm_cuda_extract(ctx, a, strips, false, (esmm_gate){0}, NULL);
-  }
-  if (status == ESMM_OK)
-    status = esmm_cuda_to_host(ctx, bits, memory, bytes, NULL);
-  return esmm_cuda_end(ctx, NULL, status);
-}
-
-static esmm_status extract_on_gpu(esmm_ctx *ctx, const esmm_matrix *a, esmm_pattern *p)
-{
-  const int64_t k_padded = esmm_cuda_k_padded(p->k), words = k_padded / 32;
-  esmm_strips strips = {.strips = esmm_ceil_div(p->rows, ESMM_STRIP), .k_padded = k_padded};
-  if (strips.strips == 0 || words == 0)
-    return ESMM_OK;
-  const size_t bytes = (size_t)strips.strips * (size_t)words * sizeof(uint32_t);
-  uint32_t *bits = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!bits)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "out of memory: %zu bytes for bitmaps", bytes);
-  const esmm_status status = read_strips(ctx, a, &strips, bytes, bits);
-  if (status == ESMM_OK)
-    fold_strips(bits, strips.strips, words, p);
-  esmm_mem_free(&ctx->allocator, bits, bytes);
-  return status;
-}
-
-static esmm_status extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
-{
-  esmm_status status;
-  if (a->place == ESMM_DEVICE && strip_rows % ESMM_STRIP != 0) { /* the GPU knows strips of 32 only */
-    esmm_matrix twin;
-    status = esmm_host_twin_read(ctx, a, &twin);
-    if (status != ESMM_OK)
-      return status;
-    status = extract(ctx, &twin, strip_rows, pattern);
-    esmm_host_twin_free(ctx, &twin);
-    return status;
-  }
   esmm_pattern *p = NULL;
-  status = pattern_alloc(ctx, a->rows, a->cols, strip_rows, &p);
+  const esmm_status status = esmm_pattern_alloc(ctx, a->rows, a->cols, strip_rows, &p);
   if (status != ESMM_OK)
     return status;
-  if (a->place == ESMM_DEVICE) {
-    status = extract_on_gpu(ctx, a, p);
-    if (status != ESMM_OK) {
-      esmm_pattern_free(p);
-      return status;
-    }
-  } else if (a->order == ESMM_ROW_MAJOR) {
+  if (a->order == ESMM_ROW_MAJOR)
     extract_k_contiguous(a, ctx->threads, p);
-  } else {
+  else
     extract_k_strided(a, ctx->threads, p);
-  }
   *pattern = p;
   return ESMM_OK;
-}
-
-esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
-{
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
-  *pattern = NULL;
-  if (strip_rows < 1)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
-  esmm_matrix checked;
-  esmm_status status = esmm_check_matrix(ctx, "a", a, &checked);
-  return status == ESMM_OK ? extract(ctx, &checked, strip_rows, pattern) : status;
-}
-
-esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols, esmm_pattern **pattern)
-{
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
-  *pattern = NULL;
-  if (strip_cols < 1)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_cols is %lld, must be at least 1", (long long)strip_cols);
-  esmm_matrix checked;
-  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
-  if (status != ESMM_OK)
-    return status;
-  esmm_matrix transposed = checked;
-  transposed.rows = checked.cols;
-  transposed.cols = checked.rows;
-  transposed.order = checked.order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
-  return extract(ctx, &transposed, strip_cols, pattern);
 }
 
 esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip_rows, esmm_pattern **coarser)
@@ -322,7 +217,7 @@ esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be a multiple of the pattern's %lld",
                      (long long)strip_rows, (long long)pattern->strip_rows);
   esmm_pattern *p = NULL;
-  esmm_status status = pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);
+  esmm_status status = esmm_pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);
   if (status != ESMM_OK)
     return status;
   int64_t ratio = strip_rows / pattern->strip_rows;

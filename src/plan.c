@@ -43,7 +43,8 @@ static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *ch
     if (units[i] * cost[i] > units[most] * cost[most])
       most = i;
   int length = snprintf(choice->text, sizeof choice->text, "mostly %s", choice->kernel->term_names[most]);
-  if (choice->strip_rows > 1 && length > 0)
+  const bool strips = choice->kernel->backend == ESMM_CPU || (choice->kernel->flags & ESMM_KERNEL_SKIPS);
+  if (strips && choice->strip_rows > 1 && length > 0)
     (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
                    (int)choice->strip_rows);
 }

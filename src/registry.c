@@ -57,11 +57,15 @@ static bool gpu_has(const esmm_cuda_properties *gpu, const esmm_kernel *kernel)
 bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)
 {
   const bool gpu = ctx && ctx->cuda, fits = kernel->backend == (gpu ? ESMM_CUDA : ESMM_CPU);
-  if (fits && (gpu ? gpu_has(esmm_cuda_get(ctx), kernel) : cpu_has(ctx, kernel)))
+  const bool has = fits && (gpu ? gpu_has(esmm_cuda_get(ctx), kernel) : cpu_has(ctx, kernel));
+  const char *missing = has && kernel->missing ? kernel->missing() : NULL;
+  if (has && !missing)
     return true;
   if (!why)
     return false;
-  if (!fits)
+  if (missing)
+    (void)snprintf(why, why_bytes, "%s", missing);
+  else if (!fits)
     (void)snprintf(why, why_bytes, "runs on a %s; this context is of %s", gpu ? "CPU" : "GPU",
                    gpu ? ctx->device : "the CPU");
   else if (!gpu)

@@ -1,6 +1,6 @@
 /*
  * fake_cuda.c: libcuda.so.1 for tests. Device memory is malloc's, copies are memcpy, streams are in order because
- * everything happens at once, kernels are counted and do nothing.
+ * everything happens at once, kernels are counted and do nothing. It is libcublas too, as far as the library calls it.
  *
  * It checks what a driver cannot forgive: a call without a current context, memory it never gave, a copy that runs over
  * its end. See fake_cuda.h for what a test can make it do.
@@ -16,6 +16,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define ALIGN 256
 #define STACK 16
+#define MAX_PITCH INT32_MAX
 
 enum { ERROR_INVALID_CONTEXT = 201, ERROR_INVALID_DEVICE = 101, ERROR_NOT_FOUND = 500, ERROR_UNKNOWN = 999 };
 
@@ -46,8 +47,7 @@ struct CUfunc_st {
   char name[128];
 };
 struct CUevent_st {
-  const void *stream;
-  int recorded;
+  int recorded, captured;
 };
 static struct CUfunc_st functions[1024];
 static int function_count;
@@ -126,6 +126,8 @@ static CUresult take(CUdeviceptr *ptr, size_t bytes)
 
 static CUresult give(const char *call, CUdeviceptr ptr)
 {
+  if (fake_cuda.running)
+    (void)mistake(call, "work of a graph may still use this memory", CUDA_SUCCESS);
   for (block **at = &blocks; *at; at = &(*at)->next) {
     block *b = *at;
     if ((CUdeviceptr)(uintptr_t)b->data != ptr)
@@ -172,12 +174,21 @@ CUresult cuGetErrorName(CUresult error, const char **name)
     int value;
     const char *name;
   } names[] = {
-      {1, "CUDA_ERROR_INVALID_VALUE"},       {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"}, {100, "CUDA_ERROR_NO_DEVICE"},
-      {101, "CUDA_ERROR_INVALID_DEVICE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"},
-      {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"}, {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
-      {500, "CUDA_ERROR_NOT_FOUND"},         {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-      {719, "CUDA_ERROR_LAUNCH_FAILED"},     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+      {1, "CUDA_ERROR_INVALID_VALUE"},
+      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+      {100, "CUDA_ERROR_NO_DEVICE"},
+      {101, "CUDA_ERROR_INVALID_DEVICE"},
+      {201, "CUDA_ERROR_INVALID_CONTEXT"},
+      {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+      {500, "CUDA_ERROR_NOT_FOUND"},
+      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {719, "CUDA_ERROR_LAUNCH_FAILED"},
+      {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+      {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+      {907, "CUDA_ERROR_CAPTURED_EVENT"},
       {999, "CUDA_ERROR_UNKNOWN"},
   };
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -218,17 +229,18 @@ CALL("cuDeviceGet", cuDeviceGet, (CUdevice * device, int ordinal), count, {
 CALL("cuDeviceGetName", cuDeviceGetName, (char *name, int bytes, CUdevice device), count,
      { snprintf(name, (size_t)bytes, "Fake GPU %d", device); })
 
-static int attribute_value(int attribute)
+static int attribute_value(int attribute, CUdevice device)
 {
+  const int sm = device == 0 && fake_cuda.first_sm ? fake_cuda.first_sm : fake_cuda.sm;
   switch (attribute) {
   case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
     return 132;
-  case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
-    return 50 << 20;
+  case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
+    return MAX_PITCH;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-    return fake_cuda.sm / 10;
+    return sm / 10;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-    return fake_cuda.sm % 10;
+    return sm % 10;
   case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
     return 228 << 10;
   case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
@@ -242,15 +254,8 @@ static int attribute_value(int attribute)
   }
 }
 
-CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, (int *value, int attribute, CUdevice device), count, {
-  (void)device;
-  *value = attribute_value(attribute);
-})
-
-CALL("cuDeviceTotalMem", cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device), count, {
-  (void)device;
-  *bytes = fake_cuda.memory;
-})
+CALL("cuDeviceGetAttribute", cuDeviceGetAttribute, (int *value, int attribute, CUdevice device), count,
+     { *value = attribute_value(attribute, device); })
 
 CALL("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), count, {
   *context = &contexts[device];
@@ -277,6 +282,12 @@ RELEASE("cuCtxPopCurrent", cuCtxPopCurrent_v2, (CUcontext * context), {
     given = mistake("cuCtxPopCurrent", "nothing was pushed", ERROR_INVALID_CONTEXT);
   else
     *context = stack[--depth];
+})
+
+CALL("cuCtxSynchronize", cuCtxSynchronize, (void), count_current, {
+  fake_cuda.running = 0;
+  if (fake_cuda.captured)
+    result = mistake("cuCtxSynchronize", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 })
 
 CALL("cuModuleLoadData", cuModuleLoadData, (CUmodule * module, const void *image), count_current, {
@@ -323,7 +334,12 @@ CALL("cuLaunchKernelEx", cuLaunchKernelEx,
          result = mistake("cuLaunchKernelEx", "a grid or block that no GPU takes", CUDA_ERROR_INVALID_VALUE);
      })
 
-CALL("cuMemAlloc", cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), count_current, { result = take(ptr, bytes); })
+CALL("cuMemAlloc", cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), count_current, {
+  if (fake_cuda.captured) /* which would end the capture */
+    result = mistake("cuMemAlloc", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  else
+    result = take(ptr, bytes);
+})
 CALL("cuMemAllocAsync", cuMemAllocAsync, (CUdeviceptr * ptr, size_t bytes, CUstream stream), count_current, {
   if (fake_cuda.captured && stream == fake_cuda.captured)
     result = mistake("cuMemAllocAsync", "the stream is being captured", CUDA_ERROR_INVALID_VALUE);
@@ -355,21 +371,13 @@ CALL("cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, siz
        result = from ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
      })
 
-CALL("cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream),
-     count_current, {
-       (void)stream;
-       char *to = memory_at("cuMemcpyDtoDAsync", dst, bytes);
-       const char *from = memory_at("cuMemcpyDtoDAsync", src, bytes);
-       if (to && from)
-         memcpy(to, from, bytes);
-       result = to && from ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-     })
-
 static CUresult copy_2d(const CUDA_MEMCPY2D *c)
 {
   if (c->WidthInBytes > c->srcPitch || c->WidthInBytes > c->dstPitch || c->srcXInBytes || c->srcY || c->dstXInBytes ||
       c->dstY)
     return mistake("cuMemcpy2DAsync", "lines longer than their pitch, or an offset", CUDA_ERROR_INVALID_VALUE);
+  if (c->srcPitch > MAX_PITCH || c->dstPitch > MAX_PITCH)
+    return mistake("cuMemcpy2DAsync", "lines farther apart than a GPU's largest pitch", CUDA_ERROR_INVALID_VALUE);
   const size_t from_bytes = (c->Height - 1) * c->srcPitch + c->WidthInBytes,
                to_bytes = (c->Height - 1) * c->dstPitch + c->WidthInBytes;
   const char *from =
@@ -397,12 +405,16 @@ CALL("cuMemsetD8Async", cuMemsetD8Async, (CUdeviceptr dst, unsigned char value, 
      })
 
 CALL("cuStreamSynchronize", cuStreamSynchronize, (CUstream stream), count_current, {
+  fake_cuda.synchronizations++;
   if (fake_cuda.captured && stream == fake_cuda.captured)
     result = mistake("cuStreamSynchronize", "the stream is being captured", CUDA_ERROR_INVALID_VALUE);
 })
 
-CALL("cuStreamIsCapturing", cuStreamIsCapturing, (CUstream stream, int *status), count_current,
-     { *status = fake_cuda.captured && stream == fake_cuda.captured; })
+CALL("cuStreamIsCapturing", cuStreamIsCapturing, (CUstream stream, int *status), count_current, {
+  *status = fake_cuda.captured && stream == fake_cuda.captured;
+  if (fake_cuda.captured && fake_cuda.blocking && !stream)
+    result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+})
 
 CALL("cuStreamGetId", cuStreamGetId, (CUstream stream, unsigned long long *id), count_current,
      { *id = (unsigned long long)(uintptr_t)stream; })
@@ -428,16 +440,22 @@ RELEASE("cuEventDestroy", cuEventDestroy_v2, (CUevent event), {
 
 CALL("cuEventRecord", cuEventRecord, (CUevent event, CUstream stream), count_current, {
   event->recorded = 1;
-  event->stream = stream;
+  event->captured = fake_cuda.captured && stream == fake_cuda.captured;
   fake_cuda.records++;
 })
 
-CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, { (void)event; })
+CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, {
+  fake_cuda.synchronizations++;
+  if (event->captured)
+    result = mistake("cuEventSynchronize", "an event of a graph", CUDA_ERROR_CAPTURED_EVENT);
+})
 
 CALL("cuEventElapsedTime", cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to), count_current, {
   *milliseconds = 1.5F;
   if (!from->recorded || !to->recorded)
     result = mistake("cuEventElapsedTime", "an event that was never recorded", CUDA_ERROR_INVALID_VALUE);
+  if (from->captured || to->captured)
+    result = mistake("cuEventElapsedTime", "an event of a graph", CUDA_ERROR_CAPTURED_EVENT);
 })
 
 CALL("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled,
@@ -454,3 +472,79 @@ CALL("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled,
            box[0] > 32 || box[1] == 0 || box[1] > 256 || element_strides[0] != 1 || element_strides[1] != 1)
          result = mistake("cuTensorMapEncodeTiled", "a map that no GPU takes", CUDA_ERROR_INVALID_VALUE);
      })
+
+/* ---- cuBLAS: what the library calls of it, in the same file. It needs a current context, and does nothing. ---- */
+
+enum { CUBLAS_NOT_INITIALIZED = 1, CUBLAS_INVALID_VALUE = 7 };
+
+EXPORT int cublasCreate_v2(void **handle);
+EXPORT int cublasDestroy_v2(void *handle);
+EXPORT int cublasSetMathMode(void *handle, int mode);
+EXPORT int cublasSetStream_v2(void *handle, CUstream stream);
+EXPORT int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes);
+EXPORT int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const float *alpha, const float *a,
+                          int lda, const float *b, int ldb, const float *beta, float *c, int ldc);
+EXPORT const char *cublasGetStatusName(int status);
+
+/* 0, or what is wrong with such a call. */
+static int cublas_status(const char *call, const void *handle)
+{
+  (void)pthread_mutex_lock(&lock);
+  const int bad = !handle || depth == 0;
+  if (bad)
+    (void)mistake(call, handle ? "no context is current" : "no handle", 0);
+  (void)pthread_mutex_unlock(&lock);
+  return bad ? CUBLAS_INVALID_VALUE : 0;
+}
+
+int cublasCreate_v2(void **handle)
+{
+  const int status = fake_cuda.cublas ? fake_cuda.cublas : cublas_status("cublasCreate", handle);
+  *handle = status == 0 ? &fake_cuda : NULL;
+  fake_cuda.handles += status == 0;
+  return status;
+}
+
+int cublasDestroy_v2(void *handle)
+{
+  fake_cuda.handles--;
+  return cublas_status("cublasDestroy", handle);
+}
+
+int cublasSetMathMode(void *handle, int mode)
+{
+  (void)mode;
+  return cublas_status("cublasSetMathMode", handle);
+}
+
+int cublasSetStream_v2(void *handle, CUstream stream)
+{
+  (void)stream;
+  return cublas_status("cublasSetStream", handle);
+}
+
+int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes)
+{
+  (void)pthread_mutex_lock(&lock);
+  (void)memory_at("cublasSetWorkspace", (CUdeviceptr)(uintptr_t)workspace, bytes);
+  (void)pthread_mutex_unlock(&lock);
+  return cublas_status("cublasSetWorkspace", handle);
+}
+
+int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const float *alpha, const float *a, int lda,
+                   const float *b, int ldb, const float *beta, float *c, int ldc)
+{
+  (void)alpha;
+  (void)beta;
+  fake_cuda.sgemms++;
+  if (!a || !b || !c || lda < (op_a ? k : m) || ldb < (op_b ? n : k) || ldc < m)
+    return CUBLAS_INVALID_VALUE;
+  return cublas_status("cublasSgemm", handle);
+}
+
+const char *cublasGetStatusName(int status)
+{
+  return status == 0                        ? "CUBLAS_STATUS_SUCCESS"
+         : status == CUBLAS_NOT_INITIALIZED ? "CUBLAS_STATUS_NOT_INITIALIZED"
+                                            : "CUBLAS_STATUS_INVALID_VALUE";
+}

@@ -1,6 +1,6 @@
 /*
  * fake_cuda.h: the knobs and counters of fake_cuda.c, a CUDA driver whose device memory is the host's and whose kernels
- * do nothing. A test opens libcuda.so.1 and takes the variable `fake_cuda` from it.
+ * do nothing, and a cuBLAS of the same kind. A test opens libcuda.so.1 and takes the variable `fake_cuda` from it.
  */
 #ifndef ESMM_TEST_FAKE_CUDA_H
 #define ESMM_TEST_FAKE_CUDA_H
@@ -11,6 +11,8 @@
 typedef struct fake_cuda_state {
   /* What the driver is */
   int version, devices, sm, pools;
+  int first_sm;  /* that of device 0, where it is not 0: an older GPU beside the others */
+  int cublas;    /* what cublasCreate returns: 0 where it works */
   size_t memory; /* bytes of the device */
 
   /* What goes wrong: the n-th call from now (counted down; 0: none) fails once with `result`, or every call of that
@@ -22,11 +24,14 @@ typedef struct fake_cuda_state {
   const char *failed; /* which call it was; NULL while it has not happened */
 
   const void *captured; /* the stream that is being captured; NULL: none */
+  int blocking;         /* it is one that the default stream waits for */
+  int running;          /* work of a graph is under way, until the device is synchronized: memory must not be freed */
 
   /* What is there now */
-  int64_t blocks, bytes, events, modules, retained;
+  int64_t blocks, bytes, events, modules, retained, handles;
   /* What was done so far */
-  int64_t calls, allocations, launches, waits, records;
+  int64_t calls, allocations, launches, waits, records, sgemms;
+  int64_t synchronizations; /* of a stream or an event */
   int64_t mistakes; /* calls that no correct program makes: no current context, unknown memory, beyond its end */
   char mistake[128];
 } fake_cuda_state;

@@ -1,20 +1,13 @@
 /*
  * test_cuda_faults.c: what the library does when the CUDA driver is missing, old, out of memory or fails, on the driver
  * of fake_cuda.c. No GPU is needed, and no result is looked at: kernels do nothing there.
- *
- * The program starts itself again with the fake driver's directory in LD_LIBRARY_PATH.
  */
-#include "fake_cuda.h"
-#include "harness.h"
+#include "fake_gpu.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 enum {
   OUT_OF_MEMORY = 2,
@@ -25,99 +18,7 @@ enum {
   UNKNOWN = 999
 };
 
-static fake_cuda_state *fake;
-static int (*get_current)(void **context);
 static bool reported; /* the failure has come back as a status */
-
-/* ---- contexts whose host memory is counted ---- */
-
-typedef struct meter {
-  esmm_allocator allocator;
-  int64_t calls, fail_at, live;
-  bool failed;
-} meter;
-
-static void *meter_alloc(void *user, size_t bytes, size_t align)
-{
-  meter *m = user;
-  if (++m->calls == m->fail_at) {
-    m->failed = true;
-    return NULL;
-  }
-  void *p = NULL;
-  if (posix_memalign(&p, align, bytes) != 0)
-    return NULL;
-  memset(p, 0xcd, bytes);
-  m->live++;
-  return p;
-}
-
-static void meter_free(void *user, void *p, size_t bytes)
-{
-  (void)bytes;
-  ((meter *)user)->live--;
-  free(p);
-}
-
-static esmm_status create(meter *m, const char *device, esmm_ctx **ctx, char *text, size_t text_bytes)
-{
-  m->allocator = (esmm_allocator){.alloc = meter_alloc, .free = meter_free, .user = m};
-  esmm_ctx_opts opts = {.size = sizeof opts,
-                        .device = device,
-                        .threads = 1,
-                        .allocator = &m->allocator,
-                        .no_tuning_cache = 1,
-                        .error = text,
-                        .error_size = text_bytes};
-  text[0] = '\0';
-  return esmm_ctx_create(ctx, &opts);
-}
-
-static esmm_ctx *must_create(meter *m)
-{
-  char text[512];
-  esmm_ctx *ctx = NULL;
-  if (create(m, "cuda", &ctx, text, sizeof text) != ESMM_OK)
-    fail_msg("no context of the fake GPU: %s", text);
-  return ctx;
-}
-
-/* ---- the state of the fake driver ---- */
-
-static void reset(void)
-{
-  fake->devices = 1;
-  fake->sm = 90;
-  fake->pools = 1;
-  fake->memory = (size_t)1 << 30;
-  fake->fail_at = 0;
-  fake->fail_call = fake->failed = NULL;
-  fake->result = fake->sticky = 0;
-  fake->captured = NULL;
-  fake->mistakes = 0;
-}
-
-/* Everything was given back, no call was made that a real driver would not forgive, and no context was left current. */
-static void check_balance(const char *what)
-{
-  void *current = NULL;
-  fake->sticky = 0;
-  fake->fail_at = 0;
-  (void)get_current(&current);
-  if (fake->blocks || fake->bytes || fake->events || fake->modules || fake->retained || current)
-    fail_msg("%s: %lld blocks with %lld bytes, %lld events, %lld modules, %lld contexts are left%s", what,
-             (long long)fake->blocks, (long long)fake->bytes, (long long)fake->events, (long long)fake->modules,
-             (long long)fake->retained, current ? ", and one is still current" : "");
-  if (fake->mistakes)
-    fail_msg("%s: %lld calls that are wrong, the last: %s", what, (long long)fake->mistakes, fake->mistake);
-}
-
-static int set_up(void **state)
-{
-  (void)state;
-  reset();
-  return 0;
-}
 
 /* ---- what the device is ---- */
 
@@ -222,6 +123,30 @@ static void device_not_there(void **state)
   check_balance("two devices");
 }
 
+static void second_device_works(void **state)
+{
+  (void)state;
+  meter m = {0};
+  char text[512];
+  esmm_ctx *ctx = NULL;
+  fake->devices = 2;
+  fake->first_sm = 75;
+  assert_int_equal(create(&m, "auto", &ctx, text, sizeof text), ESMM_OK);
+  assert_string_equal(esmm_ctx_device(ctx), "cuda:1");
+  assert_string_equal(esmm_ctx_device_reason(ctx), "");
+  assert_string_equal(esmm_ctx_error(ctx), "");
+  esmm_ctx_free(ctx);
+  assert_int_equal(create(&m, "cuda", &ctx, text, sizeof text), ESMM_ERR_DEVICE); /* which means the first */
+  assert_non_null(strstr(text, "Fake GPU 0"));
+  fake->sm = 61;
+  assert_int_equal(create(&m, "auto", &ctx, text, sizeof text), ESMM_OK);
+  assert_string_equal(esmm_ctx_device(ctx), "cpu");
+  assert_non_null(strstr(esmm_ctx_device_reason(ctx), "sm_75")); /* the first one's, not the last one's */
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("an old GPU and a new one");
+}
+
 static void any_call_fails(void **state)
 {
   (void)state;
@@ -248,33 +173,6 @@ static void any_call_fails(void **state)
 }
 
 /* ---- a session: everything that a program does with a GPU, with one call failing ---- */
-
-typedef struct data {
-  esmm_matrix a, b, c;
-} data;
-
-static data make_data(void)
-{
-  data d = {.a = th_matrix_alloc(40, 96, ESMM_F32), .b = th_matrix_alloc(96, 72, ESMM_F32)};
-  d.c = th_matrix_alloc(40, 72, ESMM_F32);
-  th_fill(&d.a, 1, 0.4, true);
-  th_fill(&d.b, 2, 0.7, true);
-  return d;
-}
-
-static void free_data(data *d)
-{
-  free(d->a.data);
-  free(d->b.data);
-  free(d->c.data);
-}
-
-static esmm_status place(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *device)
-{
-  *device = *host;
-  device->place = ESMM_DEVICE;
-  return esmm_memory_alloc(ctx, (size_t)(host->rows * host->cols) * sizeof(float), &device->data);
-}
 
 static const char *text_of(const esmm_ctx *ctx)
 {
@@ -609,43 +507,6 @@ static void device_memory_runs_out(void **state)
   free_data(&d);
 }
 
-/* Products of device matrices of m rows, on a stream. */
-typedef struct bench {
-  meter m;
-  esmm_ctx *ctx;
-  esmm_weights *w;
-  esmm_matrix a, c;
-  data d;
-} bench;
-
-static void bench_start(bench *b)
-{
-  *b = (bench){.d = make_data()};
-  b->ctx = must_create(&b->m);
-  assert_int_equal(esmm_prepare(b->ctx, &b->d.b, NULL, &b->w), ESMM_OK);
-  assert_int_equal(place(b->ctx, &b->d.a, &b->a), ESMM_OK);
-  assert_int_equal(place(b->ctx, &b->d.c, &b->c), ESMM_OK);
-}
-
-static esmm_status bench_run(bench *b, int64_t m, void *stream)
-{
-  esmm_matrix a = b->a, c = b->c;
-  a.rows = c.rows = m;
-  esmm_matmul_opts opts = {.size = sizeof opts, .stream = stream};
-  return esmm_matmul(b->ctx, &a, b->w, &c, &opts, NULL);
-}
-
-static void bench_stop(bench *b, const char *what)
-{
-  esmm_memory_free(b->ctx, b->a.data);
-  esmm_memory_free(b->ctx, b->c.data);
-  esmm_weights_free(b->w);
-  esmm_ctx_free(b->ctx);
-  assert_int_equal(b->m.live, 0);
-  free_data(&b->d);
-  check_balance(what);
-}
-
 static void second_call_allocates_nothing(void **state)
 {
   (void)state;
@@ -696,7 +557,7 @@ static void capture(void **state)
   bench b;
   bench_start(&b);
   fake->captured = &stream;
-  assert_int_equal(bench_run(&b, 8, &stream), ESMM_ERR_DRIVER_CALL); /* no scratch yet */
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_ERR_UNSUPPORTED); /* no scratch yet */
   assert_non_null(strstr(esmm_ctx_error(b.ctx), "outside the capture"));
   fake->captured = NULL;
   assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
@@ -708,7 +569,7 @@ static void capture(void **state)
   assert_int_equal(fake->records, records); /* events of a graph order nothing outside it */
   assert_int_equal(fake->waits, waits);
   esmm_matmul_opts opts = {.size = sizeof opts, .stream = &stream};
-  assert_true(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL) != ESMM_OK); /* host memory cannot be captured */
+  assert_int_equal(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL), ESMM_ERR_UNSUPPORTED); /* host memory */
   assert_non_null(strstr(esmm_ctx_error(b.ctx), "captured"));
   fake->captured = NULL;
 
@@ -727,6 +588,150 @@ static void capture(void **state)
   free(a_large.data);
   free(c_large.data);
   bench_stop(&b, "capture");
+}
+
+/* Refused before anything is captured: what a graph cannot hold, and what would end the capture. */
+static void refused_while_captured(void **state)
+{
+  (void)state;
+  static char stream;
+  bench b;
+  esmm_weights *w = NULL;
+  esmm_timer *timer = NULL;
+  esmm_matrix there;
+  bench_start(&b);
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
+  assert_int_equal(esmm_timer_create(b.ctx, &timer), ESMM_OK);
+  assert_int_equal(place(b.ctx, &b.d.b, &there), ESMM_OK);
+  const int64_t launches = fake->launches, allocations = fake->allocations, records = fake->records;
+  fake->captured = &stream;
+  const esmm_prepare_opts opts = {.size = sizeof opts, .stream = &stream};
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(esmm_prepare(b.ctx, i ? &there : &b.d.b, &opts, &w), ESMM_ERR_UNSUPPORTED);
+    assert_null(w);
+    assert_non_null(strstr(esmm_ctx_error(b.ctx), "captured"));
+    assert_non_null(strstr(esmm_ctx_error(b.ctx), "weights"));
+  }
+  assert_int_equal(esmm_timer_start(timer, &stream), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "timer"));
+  const esmm_matmul_opts product = {.size = sizeof product, .stream = &stream};
+  esmm_stats stats = {.size = sizeof stats};
+  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &product, &stats), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "stats"));
+  fake->blocking = 1; /* and what the default stream does, where that would have to wait for the captured one */
+  assert_int_equal(esmm_matrix_copy(b.ctx, &b.d.a, &b.a), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "default stream"));
+  assert_int_equal(esmm_timer_start(timer, NULL), ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(fake->launches, launches);
+  assert_int_equal(fake->allocations, allocations);
+  assert_int_equal(fake->records, records);
+  fake->captured = NULL;
+  esmm_timer_free(timer);
+  esmm_memory_free(b.ctx, there.data);
+  bench_stop(&b, "refused while captured");
+}
+
+/* A graph's work is in no event of the library: what frees memory waits for the whole device. */
+static void freeing_waits_for_graphs(void **state)
+{
+  (void)state;
+  static char stream;
+  for (int grown = 0; grown < 2; grown++) {
+    bench b;
+    bench_start(&b);
+    /* This kernel has no memory of its own with the context: only scratch is freed with it. */
+    esmm_matmul_opts opts = {.size = sizeof opts, .stream = &stream, .force = "dense_f32_mma"};
+    assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
+    fake->captured = &stream;
+    assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
+    fake->captured = NULL;
+    if (grown) { /* what the graph knows is not the scratch of now */
+      opts.stream = NULL;
+      assert_int_equal(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL), ESMM_OK);
+    }
+    fake->running = 1;
+    esmm_memory_free(b.ctx, b.a.data);
+    fake->running = 1;
+    esmm_memory_free(b.ctx, b.c.data);
+    b.a.data = b.c.data = NULL;
+    fake->running = 1;
+    esmm_weights_free(b.w);
+    b.w = NULL;
+    fake->running = 1;
+    bench_stop(&b, "freeing while a graph runs");
+  }
+}
+
+/* ---- copies ---- */
+
+static void copies_wait_for_the_host_only(void **state)
+{
+  (void)state;
+  bench b;
+  esmm_matrix other;
+  bench_start(&b);
+  assert_int_equal(place(b.ctx, &b.d.a, &other), ESMM_OK);
+  assert_int_equal(esmm_matrix_copy(b.ctx, &b.a, &other), ESMM_OK); /* loads what it needs */
+  int64_t waited = fake->synchronizations;
+  assert_int_equal(esmm_matrix_copy(b.ctx, &b.d.a, &b.a), ESMM_OK);
+  assert_true(fake->synchronizations > waited);
+  waited = fake->synchronizations;
+  assert_int_equal(esmm_matrix_copy(b.ctx, &b.a, &b.d.a), ESMM_OK);
+  assert_true(fake->synchronizations > waited);
+  waited = fake->synchronizations;
+  const int64_t launches = fake->launches, records = fake->records;
+  assert_int_equal(esmm_matrix_copy(b.ctx, &b.a, &other), ESMM_OK);
+  assert_int_equal(fake->synchronizations, waited);
+  assert_int_equal(fake->launches, launches + 1);
+  assert_int_equal(fake->records, records + 1); /* so that calls on other streams come after it */
+  esmm_memory_free(b.ctx, other.data);
+  bench_stop(&b, "copies");
+}
+
+/* Lines in host memory that lie farther apart than the largest pitch of a 2-D copy. Only their pages are ever used. */
+static void lines_far_apart(void **state)
+{
+  (void)state;
+  enum { LINES = 2, LONG = 96 };
+  const int64_t ld = ((int64_t)1 << 29) + 64;
+  const size_t bytes = ((size_t)ld * (LINES - 1) + 128 + LONG) * sizeof(float);
+  float *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    print_message("# no address space of %zu bytes\n", bytes);
+    skip();
+  }
+  for (int order = 0; order < 2; order++) {
+    esmm_matrix far = {.data = memory,
+                       .rows = order ? LONG : LINES,
+                       .cols = order ? LINES : LONG,
+                       .ld = ld,
+                       .order = order ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR};
+    esmm_matrix tight = far;
+    bench b;
+    bench_start(&b);
+    tight.ld = 0;
+    tight.place = ESMM_DEVICE;
+    assert_int_equal(esmm_memory_alloc(b.ctx, LINES * LONG * sizeof(float), &tight.data), ESMM_OK);
+    for (int64_t i = 0; i < LINES * LONG; i++)
+      memory[i / LONG * ld + i % LONG] = (float)(i + 1);
+    assert_int_equal(esmm_matrix_copy(b.ctx, &far, &tight), ESMM_OK);
+    for (int64_t i = 0; i < LINES * LONG; i++) {
+      assert_true(((float *)tight.data)[i] == (float)(i + 1));
+      ((float *)tight.data)[i] = (float)-i;
+    }
+    assert_int_equal(esmm_matrix_copy(b.ctx, &tight, &far), ESMM_OK);
+    for (int64_t i = 0; i < LINES * LONG; i++)
+      assert_true(memory[i / LONG * ld + i % LONG] == (float)-i);
+    if (!order) { /* as operands of a product: copied there, and back */
+      esmm_matrix a = far, c = far;
+      c.cols = 72;
+      c.data = memory + 128;
+      assert_int_equal(esmm_matmul(b.ctx, &a, b.w, &c, NULL, NULL), ESMM_OK);
+    }
+    esmm_memory_free(b.ctx, tight.data);
+    bench_stop(&b, "lines far apart");
+  }
+  munmap(memory, bytes);
 }
 
 /* ---- threads ---- */
@@ -777,8 +782,6 @@ static void contexts_in_threads(void **state)
 
 /* ---- no driver at all: a process of its own, with a library that cannot be loaded ---- */
 
-#define MODE "ESMM_TEST_FAKE_CUDA"
-
 static int without_driver(void)
 {
   meter m = {0};
@@ -796,17 +799,6 @@ static int without_driver(void)
   }
   esmm_ctx_free(ctx);
   return m.live != 0;
-}
-
-static void start_again(const char *directory, const char *mode)
-{
-  static char self[] = "/proc/self/exe";
-  char *const arguments[] = {self, NULL};
-  setenv("LD_LIBRARY_PATH", directory, 1);
-  setenv(MODE, mode, 1);
-  setenv("ESMM_CUBLAS", "none", 1); /* a real cuBLAS would want a real driver */
-  execv(self, arguments);
-  _exit(127);
 }
 
 static void no_driver(void **state)
@@ -831,47 +823,11 @@ static void no_driver(void **state)
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void open_fake(void)
-{
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  void *state = library ? dlsym(library, "fake_cuda") : NULL;
-  void *current = library ? dlsym(library, "cuCtxGetCurrent") : NULL;
-  if (!state || !current) {
-    fprintf(stderr, "the fake driver is not there: %s\n", dlerror());
-    exit(1);
-  }
-  fake = state;
-  memcpy(&get_current, &current, sizeof get_current);
-}
-
-/* Was nvcc there when the library was built? The driver must not start yet: that it cannot is the first thing tested.
- */
-static bool has_kernels(void)
-{
-  meter m = {0};
-  char text[512];
-  esmm_ctx *ctx = NULL;
-  fake->devices = 0;
-  (void)create(&m, "cuda", &ctx, text, sizeof text);
-  return !strstr(text, "no GPU kernels");
-}
-
-#define TEST(name) cmocka_unit_test_setup(name, set_up)
-
 int main(int argc, char **argv)
 {
   (void)argc;
-  th_clean_environment();
-  const char *mode = getenv(MODE);
-  if (!mode) {
-    char directory[4096];
-    const char *slash = strrchr(argv[0], '/');
-    snprintf(directory, sizeof directory, "%.*s/fake", slash ? (int)(slash - argv[0]) : 1, slash ? argv[0] : ".");
-    start_again(directory, "with");
-  }
-  if (strcmp(mode, "without") == 0)
+  if (strcmp(use_fake(argv), "without") == 0)
     return without_driver();
-  open_fake();
   const struct CMUnitTest without[] = {TEST(build_without_kernels), TEST(no_driver)};
   const struct CMUnitTest with[] = {
       TEST(driver_too_old),
@@ -880,6 +836,7 @@ int main(int argc, char **argv)
       TEST(no_driver),
       TEST(device_not_usable),
       TEST(device_not_there),
+      TEST(second_device_works),
       TEST(any_call_fails),
       TEST(session_with_a_failing_call),
       TEST(session_out_of_memory),
@@ -892,6 +849,10 @@ int main(int argc, char **argv)
       TEST(second_call_allocates_nothing),
       TEST(streams_wait_for_each_other),
       TEST(capture),
+      TEST(refused_while_captured),
+      TEST(freeing_waits_for_graphs),
+      TEST(copies_wait_for_the_host_only),
+      TEST(lines_far_apart),
       TEST(contexts_in_threads),
   };
   if (!has_kernels())

@@ -8,7 +8,9 @@
  *
  * A result is right if each element is within the bound for fp32 accumulation in any order (k roundings of the sum of
  * magnitudes), if integers come out exact, if the largest error is at most twice that of the dense kernel, and if
- * nothing but C's elements was written.
+ * nothing but C's elements was written. On a GPU that dense kernel is ladder_10_dense, one fp32 chain in the order of
+ * k: cuBLAS splits k at sizes as small as these, and is then better than any sum in order. Its turn is in the
+ * benchmark.
  *
  *   ESMM_TEST_CASE=<word printed by a failure>   run that case alone
  *   ESMM_TEST_CASES=n                            at most n cases (sanitizer builds); pairs may then stay open
@@ -130,7 +132,7 @@ static th_arena arena_a, arena_b, arena_c, arena_bias;
 static th_device_arena device_a, device_b, device_c, device_bias;
 static esmm_ctx *contexts[2]; /* of 1 and 2 threads; on a GPU any two */
 static bool gpu;
-static const char *baseline_name = "dense"; /* whose largest error is the measure */
+static const char *baseline_name = "dense"; /* whose largest error is the measure; on a GPU another */
 static float *scratch;
 static double *da, *db, *sum, *magnitude, *expected, *tolerance;
 static unsigned char *copy_a, *copy_b, *copy_c, *copy_first;
@@ -458,7 +460,7 @@ static void run_entrant(entrant *e, const test_case *t, product *p, const esmm_w
     note_failure(e, text);
   /* Largest errors of few elements are luck; with many they are a property of the kernel. */
   if (!wrong && baseline >= 0 && p->m * p->n >= 256) {
-    double floor = (gpu && p->k < 64 ? 8 : 4) * fmax(0x1p-23, 2 * th_roundoff(p->c.dtype)) * p->largest;
+    double floor = (gpu && p->k <= 128 ? 16 : 4) * fmax(0x1p-23, 2 * th_roundoff(p->c.dtype)) * p->largest;
     if (!(worst <= 2 * baseline + floor)) {
       snprintf(text, sizeof text, "largest error %.3g, the dense kernel's is %.3g", worst, baseline);
       note_failure(e, text);
@@ -494,9 +496,8 @@ static double dense_error(product *p)
   if (p->exact || p->m * p->n < 256 || esmm_prepare(p->ctx, &p->given_b, &prepare, &weights) != ESMM_OK)
     return worst;
   esmm_status status = multiply(p, weights, &opts, NULL, &stray);
-  opts.force = "dense"; /* cuBLAS knows no epilogue */
-  if (status == ESMM_ERR_UNSUPPORTED && strcmp(baseline_name, opts.force) != 0)
-    status = multiply(p, weights, &opts, NULL, &stray);
+  if (gpu && status != ESMM_OK) /* it takes every product */
+    fail_msg("%s: %s: %s in %s", baseline_name, esmm_status_str(status), esmm_ctx_error(p->ctx), now);
   if (status == ESMM_OK) {
     bool wrong;
     char text[240];
@@ -849,6 +850,8 @@ int main(void)
   th_clean_environment();
   th_on_crash(now);
   gpu = th_on_gpu();
+  if (gpu)
+    baseline_name = "ladder_10_dense";
   choose_sizes();
   for (int i = 0; i < 2; i++)
     contexts[i] = th_ctx(i + 1);
@@ -866,8 +869,6 @@ int main(void)
     if (esmm_kernel_get(contexts[0], i, &info) != ESMM_OK || !info.available)
       continue;
     add_entrant(info.name, info.flags);
-    if (strcmp(info.name, "cublas_f32") == 0)
-      baseline_name = info.name;
   }
   add_entrant("auto", ESMM_KERNEL_DETERMINISTIC);
   for (int i = 0; i < entrant_count; i++)

@@ -1,6 +1,6 @@
 /*
- * test_pattern.c: bitmaps against an element-by-element loop, and skip statistics against a naive count and against
- * the closed forms that independent operands must follow.
+ * test_pattern.c: bitmaps and prepared weights' densities against an element-by-element loop, and skip statistics
+ * against a naive count and against the closed forms that independent operands must follow.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -158,6 +158,74 @@ static void extraction_matches_element_loop(void **unused)
           }
     esmm_ctx_free(ctx);
   }
+}
+
+/* Prepares b, from here or from the device's memory, and compares its densities with what was counted. */
+static void check_densities(esmm_ctx *ctx, const esmm_matrix *b, double elements, double strips)
+{
+  esmm_weights *w = NULL;
+  esmm_weights_info info = {.size = sizeof info};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .max_bytes_ratio = 8};
+  assert_int_equal(esmm_prepare(ctx, b, &opts, &w), ESMM_OK);
+  assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+  if (!(fabs(info.element_density - elements) < 1e-12) || !(fabs(info.strip_density - strips) < 1e-12))
+    fail_msg("b %lld x %lld %s order %d ld %lld on %s: densities %.9g and %.9g, not %.9g and %.9g", (long long)b->rows,
+             (long long)b->cols, esmm_dtype_str(b->dtype), (int)b->order, (long long)b->ld,
+             b->place == ESMM_DEVICE ? "the device" : "the host", info.element_density, info.strip_density, elements,
+             strips);
+  esmm_weights_free(w);
+}
+
+/* The same matrix on the device, gaps and all: its memory is copied as one line. */
+static void check_densities_on_device(esmm_ctx *ctx, const esmm_matrix *b, double elements, double strips)
+{
+  const int64_t outer = b->order == ESMM_ROW_MAJOR ? b->rows : b->cols;
+  const int64_t inner = b->order == ESMM_ROW_MAJOR ? b->cols : b->rows;
+  esmm_matrix line = {.data = b->data, .rows = 1, .cols = b->ld * (outer - 1) + inner, .dtype = b->dtype}, there = line;
+  there.place = ESMM_DEVICE;
+  there.device = ctx->cuda ? (int)strtol(ctx->device + strlen("cuda:"), NULL, 10) : 0;
+  const size_t bytes = (size_t)line.cols * esmm_dtype_size(b->dtype);
+  assert_int_equal(esmm_memory_alloc(ctx, bytes, &there.data), ESMM_OK);
+  assert_int_equal(esmm_matrix_copy(ctx, &line, &there), ESMM_OK);
+  esmm_matrix copy = *b;
+  copy.data = there.data;
+  copy.place = there.place;
+  copy.device = there.device;
+  check_densities(ctx, &copy, elements, strips);
+  esmm_memory_free(ctx, there.data);
+}
+
+static void densities_match_element_loop(void **unused)
+{
+  (void)unused;
+  static const int64_t shapes[][2] = {{1, 1}, {5, 33}, {67, 129}, {9000, 3}, {3, 9000}, {300, 256}};
+  state = 4;
+  esmm_ctx *ctx = make_ctx(2, NULL);
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+    for (int dtype = 0; dtype < 3; dtype++)
+      for (int order = 0; order < 2; order++)
+        for (int pad = 0; pad <= 3; pad += 3) {
+          esmm_matrix b = make_matrix(shapes[s][0], shapes[s][1], pad, dtypes[dtype], orders[order]);
+          fill_sparse(&b, 20);
+          unsigned char *map = nonzero_map(&b, 1);
+          int64_t set = 0, strip_set = 0, strips = (b.cols + ESMM_PANEL - 1) / ESMM_PANEL;
+          for (int64_t i = 0; i < b.rows * b.cols; i++)
+            set += map[i];
+          for (int64_t i = 0; i < strips * b.rows; i++) {
+            int64_t from = i / b.rows * ESMM_PANEL, any = 0;
+            for (int64_t j = from; j < b.cols && j < from + ESMM_PANEL; j++)
+              any |= map[j * b.rows + i % b.rows];
+            strip_set += any;
+          }
+          const double elements = (double)set / (double)(b.rows * b.cols);
+          const double in_strips = (double)strip_set / (double)(b.rows * strips);
+          check_densities(ctx, &b, elements, in_strips);
+          if (ctx->cuda)
+            check_densities_on_device(ctx, &b, elements, in_strips);
+          free(map);
+          free(b.data);
+        }
+  esmm_ctx_free(ctx);
 }
 
 /* One odd value at a time, at every place: each must be seen (or, for -0.0, not seen), and nothing else. */
@@ -491,6 +559,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(extraction_matches_element_loop),
+      cmocka_unit_test(densities_match_element_loop),
       cmocka_unit_test(every_place_is_looked_at),
       cmocka_unit_test(coarsening_equals_direct_extraction),
       cmocka_unit_test(skip_statistics_match_naive_count),

@@ -3,14 +3,14 @@
  * vec_*.h.
  *
  * Each row of A becomes a list of (value, k) for every stretch of ROW_K k's; the same stretch of ROW_COLS columns of B
- * is copied into a buffer that fits the first-level cache, and every row adds up the rows of that buffer that its list
- * names, in registers:
+ * is copied into a buffer, and every row adds up the rows of that buffer that its list names, in registers:
  *
  *     sums[row][0..63] += value * buffer[k][0..63]        for each entry of the list
  *
  * 64 columns by 192 k's is the balance between two costs: a list that ends too soon (a mispredicted branch and an
- * update of the sums each time), and a buffer that no longer fits. Copying B costs little because a block of up to 1024
- * rows shares it, and it lets B stay row-major, as decode wants it.
+ * update of the sums each time), and a buffer that is read from too far away. At 48 KB it is more than most first-level
+ * caches hold, so part of it comes from the second level; that costs less than shorter lists would. Copying B costs
+ * little because a block of up to 1024 rows shares it, and it lets B stay row-major, as decode wants it.
  *
  * Lists are kept by band of 64 rows, then by stretch, then by row: the order in which they are read.
  */

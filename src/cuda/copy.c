@@ -1,6 +1,7 @@
 /*
  * copy.c: matrices between host and GPU. What has the same dtype and order on both sides is copied as it lies; anything
- * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices.
+ * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices. These copies
+ * wait. From device to device a kernel copies and converts, in the default stream's order, and nobody waits.
  */
 #include "cuda.h"
 
@@ -112,9 +113,8 @@ static esmm_status copy_to_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm
   esmm_status status = esmm_host_twin(ctx, dst, &twin);
   if (status != ESMM_OK)
     return status;
-  status = esmm_matrix_copy(ctx, src, &twin);
-  if (status == ESMM_OK)
-    status = esmm_host_twin_write(ctx, &twin, dst);
+  esmm_copy_host(ctx, src, &twin);
+  status = esmm_host_twin_write(ctx, &twin, dst);
   esmm_host_twin_free(ctx, &twin);
   return status;
 }
@@ -130,9 +130,9 @@ static esmm_status copy_to_host(esmm_ctx *ctx, const esmm_matrix *src, esmm_matr
   status = esmm_host_twin_read(ctx, src, &twin);
   if (status != ESMM_OK)
     return status;
-  status = esmm_matrix_copy(ctx, &twin, dst);
+  esmm_copy_host(ctx, &twin, dst);
   esmm_host_twin_free(ctx, &twin);
-  return status;
+  return ESMM_OK;
 }
 
 esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,9 +63,10 @@ static void open_library(void)
           find(library, "cublasSgemm_v2", &cublas.sgemm) && find(library, "cublasGetStatusName", &cublas.status_name);
 }
 
-bool esmm_cublas_found(void)
+const char *esmm_cublas_missing(void)
 {
-  return pthread_once(&once, open_library) == 0 && found;
+  const bool there = pthread_once(&once, open_library) == 0 && found;
+  return there ? NULL : "libcublas was not found (ESMM_CUBLAS may name a file)";
 }
 
 static esmm_status check(esmm_ctx *ctx, int status, const char *call)
@@ -75,40 +77,56 @@ static esmm_status check(esmm_ctx *ctx, int status, const char *call)
                    call, cublas.status_name(status));
 }
 
+/* What a context keeps: its handle, or the name of the status that it got instead of one. */
+static const char handle_key, failure_key;
+
 static void release(void *handle)
 {
   (void)cublas.destroy(handle);
 }
 
-/* The context's handle, made when first asked for; the primary context is current. */
-static esmm_status get_handle(esmm_ctx *ctx, void **handle)
+static void forget(void *name)
 {
-  static const char key;
-  *handle = esmm_cuda_attached(ctx, &key);
-  if (*handle)
-    return ESMM_OK;
-  if (esmm_cuda_capturing(ctx))
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "cuBLAS cannot be started while a graph is captured: run this product once before the capture");
-  esmm_status status = check(ctx, cublas.create(handle), "cublasCreate");
-  if (status != ESMM_OK)
-    return status;
-  status = check(ctx, cublas.set_math_mode(*handle, CUBLAS_PEDANTIC_MATH), "cublasSetMathMode");
-  if (status == ESMM_OK)
-    status = esmm_cuda_attach(ctx, &key, *handle, release);
-  if (status != ESMM_OK)
-    release(*handle);
-  return status;
+  (void)name; /* the library's */
+}
+
+bool esmm_cublas_start(esmm_ctx *ctx)
+{
+  void *handle = NULL;
+  if (esmm_cuda_attached(ctx, &handle_key))
+    return true;
+  int status = cublas.create(&handle);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = cublas.set_math_mode(handle, CUBLAS_PEDANTIC_MATH);
+    if (status == CUBLAS_STATUS_SUCCESS && esmm_cuda_attach(ctx, &handle_key, handle, release) == ESMM_OK)
+      return true;
+    release(handle);
+  }
+  (void)esmm_cuda_attach(ctx, &failure_key, (void *)cublas.status_name(status), forget);
+  return false;
+}
+
+bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes)
+{
+  const char *failure = esmm_cuda_attached(ctx, &failure_key);
+  if (esmm_cuda_attached(ctx, &handle_key))
+    return true;
+  if (failure)
+    (void)snprintf(why, why_bytes, "cuBLAS did not start: cublasCreate gave %s", failure);
+  else if (esmm_cuda_capturing(ctx))
+    (void)snprintf(why, why_bytes,
+                   "cuBLAS cannot be started while a graph is captured: run this product once before the capture");
+  else
+    return true;
+  return false;
 }
 
 static esmm_status multiply(esmm_ctx *ctx, CUstream stream, CUdeviceptr workspace, int64_t m, int64_t n, int64_t k,
                             float alpha, esmm_cublas_operand a, esmm_cublas_operand b, float beta, CUdeviceptr c,
                             int64_t ldc)
 {
-  void *handle = NULL;
-  esmm_status status = get_handle(ctx, &handle);
-  if (status == ESMM_OK)
-    status = check(ctx, cublas.set_stream(handle, stream), "cublasSetStream");
+  void *handle = esmm_cuda_attached(ctx, &handle_key);
+  esmm_status status = check(ctx, cublas.set_stream(handle, stream), "cublasSetStream");
   /* After the stream, which resets it. With memory of its own a handle gives the same bits in every run. */
   if (status == ESMM_OK)
     status = check(ctx, cublas.set_workspace(handle, pointer(workspace), ESMM_CUBLAS_WORKSPACE), "cublasSetWorkspace");

@@ -4,7 +4,7 @@
  * driver.c   opens libcuda, names failing calls           module.c    embedded fatbins, functions, launches
  * device.c   a context's GPU: open, close, scratch, timers  prepare.c  B on the GPU, weights to and from the host
  * extract.c  launches of extract.cu                       matmul.c    staging, the plan's choice, statistics
- * copy.c     matrices between host and GPU
+ * copy.c     matrices between host and GPU                pattern.c   bitmaps of a matrix on the GPU
  * k_*.c      one kernel a file, with its k_*.cu
  *
  * Every function that can fail returns esmm_status and has set the context's error text.
@@ -33,10 +33,8 @@ typedef struct esmm_cuda_properties {
   int multiprocessors;  /* 132 */
   int shared_per_block; /* bytes a block may have, opted in */
   int shared_per_sm;
-  size_t l2_bytes;
-  size_t memory_bytes; /* in all */
-  int driver_version;  /* 13000 */
-  int cooperative;     /* cooperative launches */
+  int cooperative; /* cooperative launches */
+  int max_pitch;   /* most bytes between the lines of a 2-D copy */
 } esmm_cuda_properties;
 const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx);
 
@@ -49,6 +47,8 @@ const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx);
 esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream);
 esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status);
 bool esmm_cuda_capturing(const esmm_ctx *ctx); /* between begin and end: the stream is being captured */
+/* The same, for calls that cannot be part of a graph: fails where it is, naming what cannot ("weights"). */
+esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what);
 /* Waits for all work of the context that was put between begin and end. */
 esmm_status esmm_cuda_synchronize(esmm_ctx *ctx);
 
@@ -66,16 +66,15 @@ void *esmm_cuda_attached(const esmm_ctx *ctx, const void *key);
 esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void (*release)(void *object));
 
 /* Device memory that lives as long as its owner (weights); not for the hot path. It keeps the device open, also without
-   its context: then free_at frees it. Both free functions wait for the device and accept 0. */
+   its context: then free_at frees it. Both free functions wait for all work of the device and accept 0. */
 esmm_status esmm_cuda_alloc(esmm_ctx *ctx, size_t bytes, CUdeviceptr *out);
 void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr);
 void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr);
 /* The context's device scratch: grows in the stream's order, never shrinks. Valid until the next call. */
 esmm_status esmm_cuda_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream, CUdeviceptr *out);
-/* Copies; those with host memory wait, and are refused while the stream is being captured. */
+/* Copies between host and device: they wait, and are refused while the stream is being captured. */
 esmm_status esmm_cuda_to_device(esmm_ctx *ctx, CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
 esmm_status esmm_cuda_to_host(esmm_ctx *ctx, void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
-esmm_status esmm_cuda_copy(esmm_ctx *ctx, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
 /* `rows` runs of `bytes` bytes each, `pitch` bytes apart. */
 esmm_status esmm_cuda_to_device_2d(esmm_ctx *ctx, CUdeviceptr dst, size_t dst_pitch, const void *src, size_t src_pitch,
                                    size_t bytes, size_t rows, CUstream stream);
@@ -121,7 +120,6 @@ typedef struct esmm_launch {
   unsigned grid_x, grid_y, grid_z; /* 0 means 1 */
   unsigned threads;                /* of a block, one-dimensional */
   unsigned shared;                 /* dynamic shared memory, bytes */
-  unsigned cluster;                /* blocks of a cluster along x; 0: none */
   int cooperative;                 /* all blocks resident: a grid barrier is allowed */
 } esmm_launch;
 
@@ -176,6 +174,13 @@ esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, CUstream stream);
 
+/*
+ * The share of k's that a block of C has to list and load: those alive in any of its strips of A and in any of its
+ * `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is right to a
+ * sixth where skipping and dense kernels are level.
+ */
+double esmm_cuda_union(const esmm_problem *p, int cols);
+
 /* ---- copy.c ---- */
 
 /* A device address as the pointer that matrices and kernels carry it in. */
@@ -191,11 +196,17 @@ CUdeviceptr esmm_cuda_address(const esmm_matrix *m); /* of a matrix on the GPU *
 size_t esmm_cuda_tight_bytes(const esmm_matrix *m);  /* of its elements, without padding */
 /* The same matrix without padding, at data. */
 esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data);
-/* Copies elements, not padding, between matrices of equal shape, dtype and order; they wait. */
+/* Between host and device, of equal shape, dtype and order: elements, not padding. They wait. */
 esmm_status esmm_cuda_upload(esmm_ctx *ctx, const esmm_matrix *host, const esmm_matrix *device, CUstream stream);
 esmm_status esmm_cuda_download(esmm_ctx *ctx, const esmm_matrix *device, const esmm_matrix *host, CUstream stream);
-/* esmm_matrix_copy where src, dst or both lie on the GPU; waits. */
+/* esmm_matrix_copy where src, dst or both lie on the GPU, on the default stream. Waits where one lies in host memory;
+   from device to device it does not. */
 esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
+
+/* ---- pattern.c ---- */
+
+/* esmm_pattern_extract of a checked matrix on the GPU; waits. */
+esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
 
 /* ---- prepare.c ---- */
 
@@ -206,7 +217,6 @@ typedef struct esmm_cuda_weights {
   CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
   CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (B of 16 bits, or decode) */
   CUdeviceptr memory;  /* the one allocation that all of these lie in */
-  size_t memory_bytes;
 } esmm_cuda_weights;
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);

@@ -97,8 +97,7 @@ static esmm_status read_properties(esmm_ctx *ctx, int ordinal, esmm_cuda_device 
   esmm_cuda_properties *p = &d->properties;
   memset(p, 0, sizeof *p);
   p->ordinal = ordinal;
-  p->driver_version = cu()->version;
-  int major = 0, minor = 0, l2 = 0, pools = 0;
+  int major = 0, minor = 0, pools = 0;
   const struct {
     int attribute, *value;
   } wanted[] = {
@@ -107,7 +106,7 @@ static esmm_status read_properties(esmm_ctx *ctx, int ordinal, esmm_cuda_device 
       {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &p->multiprocessors},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &p->shared_per_block},
       {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, &p->shared_per_sm},
-      {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2},
+      {CU_DEVICE_ATTRIBUTE_MAX_PITCH, &p->max_pitch},
       {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, &p->cooperative},
       {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, &pools},
   };
@@ -118,14 +117,10 @@ static esmm_status read_properties(esmm_ctx *ctx, int ordinal, esmm_cuda_device 
   if (status == ESMM_OK)
     status = esmm_cuda_check(ctx, cu()->cuDeviceGetName(d->name, (int)sizeof d->name, d->handle),
                              "cuDeviceGetName of cuda:%d", ordinal);
-  if (status == ESMM_OK)
-    status = esmm_cuda_check(ctx, cu()->cuDeviceTotalMem(&p->memory_bytes, d->handle), "cuDeviceTotalMem of cuda:%d",
-                             ordinal);
   if (status != ESMM_OK)
     return status;
   d->name[sizeof d->name - 1] = '\0';
   p->sm = major * 10 + minor;
-  p->l2_bytes = l2 > 0 ? (size_t)l2 : 0;
   d->pools = pools != 0;
   if (p->sm < LEAST_SM)
     return esmm_fail(ctx, ESMM_ERR_DEVICE, "cuda:%d (%.80s) is sm_%d; the kernels need sm_%d or later", ordinal,
@@ -249,6 +244,18 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
   return ESMM_OK;
 }
 
+/*
+ * Waits for what may still use the context's memory. Work of a graph is in no event of ours, and freeing memory of a
+ * pool waits for nothing: where anything was captured, the whole device is waited for.
+ */
+static void wait_before_close(const struct esmm_cuda *cuda)
+{
+  if (cuda->scratch_captured || cuda->retired_count > 0)
+    (void)cu()->cuCtxSynchronize();
+  else if (cuda->done_recorded)
+    (void)cu()->cuEventSynchronize(cuda->done);
+}
+
 /* What fails here fails because the device is lost, and then there is nothing left to free. */
 void esmm_cuda_close(esmm_ctx *ctx)
 {
@@ -256,9 +263,8 @@ void esmm_cuda_close(esmm_ctx *ctx)
   if (!cuda)
     return;
   esmm_cuda_scope scope;
-  const bool entered = enter(cuda->device, &scope) == CUDA_SUCCESS;
-  if (entered && cuda->done_recorded)
-    (void)cu()->cuEventSynchronize(cuda->done);
+  if (enter(cuda->device, &scope) == CUDA_SUCCESS)
+    wait_before_close(cuda);
   for (int i = 0; i < MAX_ATTACHED; i++)
     if (cuda->attached[i].key)
       cuda->attached[i].release(cuda->attached[i].object);
@@ -281,15 +287,25 @@ const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx)
 
 /* ---- calls and their order ---- */
 
+static esmm_status look_for_capture(esmm_ctx *ctx, CUstream stream, bool *capturing)
+{
+  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = cu()->cuStreamIsCapturing(stream, &capture);
+  *capturing = capture != CU_STREAM_CAPTURE_STATUS_NONE;
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "a stream is being captured that the default stream waits for, and this call works on the default "
+                     "stream: make it before or after the capture, or capture a stream that does not block");
+  return esmm_cuda_check(ctx, result, "cuStreamIsCapturing");
+}
+
 static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
 {
   struct esmm_cuda *cuda = ctx->cuda;
-  int capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  esmm_status status = esmm_cuda_check(ctx, cu()->cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+  esmm_status status = look_for_capture(ctx, stream, &cuda->capturing);
   if (status != ESMM_OK)
     return status;
   /* A captured call is ordered by its graph; it could not wait for work that is not in the graph. */
-  cuda->capturing = capture != CU_STREAM_CAPTURE_STATUS_NONE;
   if (cuda->capturing || !cuda->done_recorded)
     return ESMM_OK;
   unsigned long long id = 0; /* unlike the handle, it is never that of a stream which has been destroyed */
@@ -308,8 +324,10 @@ esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream)
   if (status != ESMM_OK)
     return status;
   status = order_streams(ctx, stream);
-  if (status != ESMM_OK)
+  if (status != ESMM_OK) {
+    cuda->capturing = false;
     esmm_cuda_leave(cuda->scope);
+  }
   return status;
 }
 
@@ -348,6 +366,13 @@ esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status)
 bool esmm_cuda_capturing(const esmm_ctx *ctx)
 {
   return ctx->cuda->capturing;
+}
+
+esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what)
+{
+  if (!ctx->cuda->capturing)
+    return ESMM_OK;
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "the stream is being captured, and %s cannot be part of a graph", what);
 }
 
 esmm_status esmm_cuda_synchronize(esmm_ctx *ctx)
@@ -410,7 +435,8 @@ void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr)
     return;
   esmm_cuda_device *device = &devices[ordinal];
   esmm_cuda_scope scope;
-  (void)enter(device, &scope);
+  if (enter(device, &scope) == CUDA_SUCCESS && !atomic_load(&device->lost))
+    (void)cu()->cuCtxSynchronize(); /* cuMemFree may wait for work that uses the memory, and need not */
   (void)cu()->cuMemFree(ptr);
   esmm_cuda_leave(scope);
   drop_device(device);
@@ -461,7 +487,7 @@ static esmm_status grow_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream)
 {
   struct esmm_cuda *cuda = ctx->cuda;
   if (cuda->capturing)
-    return esmm_fail(ctx, ESMM_ERR_DRIVER_CALL,
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "the stream is being captured, and this call needs %zu bytes of scratch where %zu are there: run "
                      "the same call once outside the capture",
                      bytes, cuda->scratch_bytes);
@@ -498,32 +524,42 @@ esmm_status esmm_cuda_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream, CUde
 
 /* ---- copies ---- */
 
+static esmm_status copy_line(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, size_t line, CUstream stream)
+{
+  const size_t bytes = copy->WidthInBytes, from = line * copy->srcPitch, to = line * copy->dstPitch;
+  if (copy->dstMemoryType == CU_MEMORYTYPE_DEVICE)
+    return esmm_cuda_check(
+        ctx, cu()->cuMemcpyHtoDAsync(copy->dstDevice + to, (const char *)copy->srcHost + from, bytes, stream),
+        "cuMemcpyHtoDAsync of %zu bytes", bytes);
+  return esmm_cuda_check(ctx,
+                         cu()->cuMemcpyDtoHAsync((char *)copy->dstHost + to, copy->srcDevice + from, bytes, stream),
+                         "cuMemcpyDtoHAsync of %zu bytes", bytes);
+}
+
 /* Between host and device, and waits: the caller may do with its memory what it likes when this returns. */
 static esmm_status copy_host(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, CUstream stream)
 {
   if (copy->WidthInBytes == 0 || copy->Height == 0)
     return ESMM_OK;
-  if (ctx->cuda->capturing)
-    return esmm_fail(ctx, ESMM_ERR_DRIVER_CALL,
-                     "the stream is being captured, and this call copies host memory, which cannot be: put every "
-                     "operand in device memory");
+  const size_t most = (size_t)esmm_cuda_get(ctx)->max_pitch;
+  const bool far = copy->srcPitch > most || copy->dstPitch > most; /* too far apart for a 2-D copy */
   esmm_cuda_scope scope;
-  esmm_status status = esmm_cuda_enter(ctx, &scope);
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "a copy of host memory");
+  if (status == ESMM_OK)
+    status = esmm_cuda_enter(ctx, &scope);
   if (status != ESMM_OK)
     return status;
-  const bool to_device = copy->dstMemoryType == CU_MEMORYTYPE_DEVICE;
-  if (copy->Height == 1 && to_device)
-    status = esmm_cuda_check(ctx, cu()->cuMemcpyHtoDAsync(copy->dstDevice, copy->srcHost, copy->WidthInBytes, stream),
-                             "cuMemcpyHtoDAsync of %zu bytes", copy->WidthInBytes);
-  else if (copy->Height == 1)
-    status = esmm_cuda_check(ctx, cu()->cuMemcpyDtoHAsync(copy->dstHost, copy->srcDevice, copy->WidthInBytes, stream),
-                             "cuMemcpyDtoHAsync of %zu bytes", copy->WidthInBytes);
-  else
+  if (copy->Height > 1 && !far)
     status = esmm_cuda_check(ctx, cu()->cuMemcpy2DAsync(copy, stream), "cuMemcpy2DAsync of %zu x %zu bytes %s",
-                             copy->Height, copy->WidthInBytes, to_device ? "to the device" : "to the host");
+                             copy->Height, copy->WidthInBytes,
+                             copy->dstMemoryType == CU_MEMORYTYPE_DEVICE ? "to the device" : "to the host");
+  else
+    for (size_t line = 0; line < copy->Height && status == ESMM_OK; line++)
+      status = copy_line(ctx, copy, line, stream);
+  const CUresult waited = cu()->cuStreamSynchronize(stream); /* after a failure too: some lines may be under way */
   if (status == ESMM_OK)
-    status = esmm_cuda_check(ctx, cu()->cuStreamSynchronize(stream),
-                             "cuStreamSynchronize after a copy of %zu x %zu bytes", copy->Height, copy->WidthInBytes);
+    status = esmm_cuda_check(ctx, waited, "cuStreamSynchronize after a copy of %zu x %zu bytes", copy->Height,
+                             copy->WidthInBytes);
   esmm_cuda_leave(scope);
   return status;
 }
@@ -564,18 +600,6 @@ esmm_status esmm_cuda_to_device(esmm_ctx *ctx, CUdeviceptr dst, const void *src,
 esmm_status esmm_cuda_to_host(esmm_ctx *ctx, void *dst, CUdeviceptr src, size_t bytes, CUstream stream)
 {
   return esmm_cuda_to_host_2d(ctx, dst, bytes, src, bytes, bytes, 1, stream);
-}
-
-esmm_status esmm_cuda_copy(esmm_ctx *ctx, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
-{
-  esmm_cuda_scope scope;
-  esmm_status status = bytes ? esmm_cuda_enter(ctx, &scope) : ESMM_OK;
-  if (status != ESMM_OK || bytes == 0)
-    return status;
-  status =
-      esmm_cuda_check(ctx, cu()->cuMemcpyDtoDAsync(dst, src, bytes, stream), "cuMemcpyDtoDAsync of %zu bytes", bytes);
-  esmm_cuda_leave(scope);
-  return status;
 }
 
 esmm_status esmm_cuda_zero(esmm_ctx *ctx, CUdeviceptr dst, size_t bytes, CUstream stream)
@@ -661,14 +685,32 @@ void esmm_cuda_timer_free(esmm_ctx *ctx, esmm_cuda_timer *timer)
   timer->start = timer->stop = NULL;
 }
 
+/* An event of a graph has no time that could be asked for. */
+static esmm_status record_time(esmm_ctx *ctx, CUevent event, CUstream stream)
+{
+  bool capturing = false;
+  esmm_cuda_scope scope;
+  esmm_status status = esmm_cuda_enter(ctx, &scope);
+  if (status != ESMM_OK)
+    return status;
+  status = look_for_capture(ctx, stream, &capturing);
+  if (status == ESMM_OK && capturing)
+    status =
+        esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "the stream is being captured, and a timer cannot be part of a graph");
+  if (status == ESMM_OK)
+    status = esmm_cuda_check(ctx, cu()->cuEventRecord(event, stream), "cuEventRecord");
+  esmm_cuda_leave(scope);
+  return status;
+}
+
 esmm_status esmm_cuda_timer_start(esmm_ctx *ctx, esmm_cuda_timer *timer, CUstream stream)
 {
-  return esmm_cuda_event_record(ctx, timer->start, stream);
+  return record_time(ctx, timer->start, stream);
 }
 
 esmm_status esmm_cuda_timer_stop(esmm_ctx *ctx, esmm_cuda_timer *timer, CUstream stream)
 {
-  return esmm_cuda_event_record(ctx, timer->stop, stream);
+  return record_time(ctx, timer->stop, stream);
 }
 
 esmm_status esmm_cuda_timer_seconds(esmm_ctx *ctx, esmm_cuda_timer *timer, double *seconds)

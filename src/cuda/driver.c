@@ -102,6 +102,11 @@ esmm_status esmm_cuda_result_status(CUresult result)
     return ESMM_OK;
   case CUDA_ERROR_OUT_OF_MEMORY:
     return ESMM_ERR_DEVICE_MEMORY;
+  /* What cannot be done while a stream is captured. */
+  case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+  case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+  case CUDA_ERROR_CAPTURED_EVENT:
+    return ESMM_ERR_UNSUPPORTED;
   /* After these every later call in the primary context fails too. */
   case CUDA_ERROR_DEINITIALIZED:
   case CUDA_ERROR_DEVICE_UNAVAILABLE:

@@ -45,12 +45,15 @@ enum {
   CUDA_ERROR_INVALID_ADDRESS_SPACE = 717,
   CUDA_ERROR_INVALID_PC = 718,
   CUDA_ERROR_LAUNCH_FAILED = 719,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+  CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
+  CUDA_ERROR_CAPTURED_EVENT = 907,
   CUDA_ERROR_EXTERNAL_DEVICE = 911
 };
 
 enum {
+  CU_DEVICE_ATTRIBUTE_MAX_PITCH = 11,
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
-  CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
   CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
@@ -63,7 +66,7 @@ enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
-enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
+enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2 };
 enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_SWIZZLE_128B = 3, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 
 typedef struct CUDA_MEMCPY2D {
@@ -89,9 +92,6 @@ typedef struct CUlaunchAttribute {
   union {
     char bytes[64];
     int cooperative;
-    struct {
-      unsigned x, y, z;
-    } clusterDim;
   } value;
 } CUlaunchAttribute;
 _Static_assert(sizeof(CUlaunchAttribute) == 72, "as in cuda.h");
@@ -116,12 +116,12 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
   X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                              \
   X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                              \
   X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                \
-  X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t * bytes, CUdevice device))                                \
   X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))              \
   X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                              \
   X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext * context))                                                 \
   X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                              \
   X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                              \
+  X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                              \
   X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                              \
   X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                                       \
   X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))    \
@@ -136,7 +136,6 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
   X(cuMemFreeAsync, "cuMemFreeAsync", (CUdeviceptr ptr, CUstream stream))                                      \
   X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t bytes, CUstream s))   \
   X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t bytes, CUstream s))         \
-  X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s))   \
   X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *copy, CUstream stream))                       \
   X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream)) \
   X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                             \

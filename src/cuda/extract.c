@@ -3,8 +3,8 @@
  */
 #include "cuda.h"
 
-#define CHUNK 128   /* k's and */
-#define THREADS 256 /* threads of a block of extract.cu */
+#define CHUNK ESMM_EXTRACT_CHUNK
+#define THREADS ESMM_EXTRACT_THREADS
 #define MOST_Y 32768
 
 ESMM_FATBIN(extract);
@@ -31,6 +31,14 @@ esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p)
 int64_t esmm_cuda_k_padded(int64_t k)
 {
   return esmm_round_up(k, 32);
+}
+
+double esmm_cuda_union(const esmm_problem *p, int cols)
+{
+  double dead = 1.0;
+  for (int i = 0; i < cols; i++)
+    dead *= 1.0 - p->w->strip_density;
+  return (1.0 - dead) * (0.45 + 0.6 * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1]);
 }
 
 /* Bitmaps first, then segments, both at multiples of 256 bytes. */
@@ -142,7 +150,7 @@ static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory
   if (!notes) {
     if (esmm_cuda_capturing(ctx))
       return esmm_fail(
-          ctx, ESMM_ERR_DRIVER_CALL,
+          ctx, ESMM_ERR_UNSUPPORTED,
           "the plan's memory cannot be allocated while a graph is captured: run the same call once outside "
           "the capture");
     notes = esmm_mem_alloc(&ctx->allocator, sizeof *notes);

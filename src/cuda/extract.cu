@@ -8,8 +8,8 @@
 #include "device.cuh"
 
 #define STRIP ESMM_STRIP
-#define CHUNK 128 /* k's of a block of esmm_extract */
-#define THREADS 256
+#define CHUNK ESMM_EXTRACT_CHUNK
+#define THREADS ESMM_EXTRACT_THREADS
 #define WARPS (THREADS / 32)
 
 /* ---- extraction ---- */
@@ -172,12 +172,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const _
  */
 #define SAMPLE_WARPS 2 /* of a block */
 
-/* Where in its stretch, part i of `parts` of `total`, a sample lies: anywhere, but always the same. */
-static __device__ __forceinline__ int64_t sample_place(int64_t i, int64_t parts, int64_t total, uint64_t salt)
+/* Where in its stretch, part i of ESMM_SAMPLES of `total`, a sample lies: anywhere, but always the same. */
+static __device__ __forceinline__ int64_t sample_place(int i, int64_t total, uint32_t salt)
 {
-  const int64_t from = i * total / parts, to = (i + 1) * total / parts;
-  const uint64_t hash = (salt + 1) * 0x9e3779b97f4a7c15u;
-  return from + (to > from ? (int64_t)((hash >> 32) % (uint64_t)(to - from)) : 0);
+  const int64_t from = i * total / ESMM_SAMPLES, to = (i + 1) * total / ESMM_SAMPLES;
+  const uint32_t hash = (salt + 1) * 0x9e3779b9u;
+  return from + (int64_t)(((uint64_t)hash * (uint64_t)(to - from)) >> 32);
 }
 
 /* Which of 32 elements, `stride` apart, are not zero; the sign does not count. All loads first, then the tests. */
@@ -199,8 +199,8 @@ extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
 {
   const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + SAMPLE_WARPS * (int)blockIdx.x;
   const int64_t strips = (p.a.rows + 31) / 32, words = (p.a.cols + 31) / 32;
-  const int64_t row0 = 32 * sample_place(i, ESMM_SAMPLES, strips, (uint64_t)i);
-  const int64_t k0 = 32 * sample_place((i * 37) % ESMM_SAMPLES, ESMM_SAMPLES, words, (uint64_t)(100 + i));
+  const int64_t row0 = 32 * sample_place(i, strips, (uint32_t)i);
+  const int64_t k0 = 32 * sample_place((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
   const int rows = (int)min((int64_t)32, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
   /* K contiguous: lanes are k's, j is a row. Rows contiguous: lanes are rows, j is a k. */
   const bool by_rows = p.a.order == ROW_MAJOR;
@@ -234,14 +234,21 @@ extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
   if (threadIdx.x == 0) /* counts to the last block and starts again */
     last = atomicInc((uint32_t *)p.notes, gridDim.x - 1) == gridDim.x - 1;
   __syncthreads();
-  if (!last || threadIdx.x != 0)
+  if (!last || threadIdx.x >= 32)
     return;
   __threadfence();
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  for (int j = 0; j < ESMM_SAMPLES; j++) {
-    const float4 x = __ldcg(&all[j]);
+#pragma unroll
+  for (int j = 0; j < ESMM_SAMPLES / 32; j++) {
+    const float4 x = __ldcg(&all[32 * j + lane]);
     total = make_float4(total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w);
   }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+    total = make_float4(total.x + __shfl_xor_sync(~0u, total.x, d), total.y + __shfl_xor_sync(~0u, total.y, d),
+                        total.z + __shfl_xor_sync(~0u, total.z, d), total.w + __shfl_xor_sync(~0u, total.w, d));
+  if (lane != 0)
+    return;
   esmm_choice_device out;
   out.element = total.x / total.w;
   out.strip = total.y / total.w;

@@ -15,7 +15,6 @@ static bool no(char *why, size_t why_bytes, const char *text)
 
 static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
   if (p->a.dtype != ESMM_F32 || p->c.dtype != ESMM_F32)
     return no(why, why_bytes, "it takes A and C of f32 only");
   if (p->bias || p->activation != ESMM_ACT_NONE)
@@ -25,9 +24,7 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
   if (p->m > INT32_MAX || p->n > INT32_MAX || p->w->cuda->strips.k_padded > INT32_MAX || p->a.ld > INT32_MAX ||
       p->c.ld > INT32_MAX)
     return no(why, why_bytes, "a side or a leading dimension is 2^31 or more");
-  if (!esmm_cublas_found())
-    return no(why, why_bytes, "libcublas was not found (ESMM_CUBLAS may name a file)");
-  return true;
+  return esmm_cublas_usable(ctx, why, why_bytes);
 }
 
 static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
@@ -71,10 +68,12 @@ ESMM_KERNEL(cublas_f32) = {
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .sm = 80,
     .ungated = true,
+    .missing = esmm_cublas_missing,
     .can_run = can_run,
+    .start = esmm_cublas_start,
     .terms = terms,
     .term_names = {"multiply-adds", "reading and writing", "", "", "", "launches"},
-    .cost = {3.93e-14, 2.5e-13, 0.0, 0.0, 0.0, 8e-6},
+    .cost = {3.75e-14, 2.5e-13, 0.0, 0.0, 0.0, 2e-5},
     .workspace = workspace,
     .run = run,
 };

@@ -38,7 +38,7 @@ ESMM_KERNEL(dense_f32_mma) = {
     .can_run = esmm_strips_mma_can_run,
     .terms = terms,
     .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},
-    .cost = {4e-14, 3e-13, 1e-12, 0.0, 0.0, 1.2e-5},
+    .cost = {3.6e-14, 3e-13, 1e-12, 0.0, 0.0, 1.2e-5},
     .workspace = workspace,
     .run = run,
 };

@@ -7,9 +7,7 @@
 
 #include <stdio.h>
 
-#define BOX_K 32
-#define BOX_ROWS 128
-#define COLS 128
+#define COLS ESMM_DENSE_COLS
 
 ESMM_FATBIN(k_dense_f32_sm90a);
 static const esmm_cuda_function tall = {&fatbin_k_dense_f32_sm90a, "esmm_dense_f32_256", ESMM_DENSE_SHARED_256};
@@ -33,7 +31,8 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
 
 static bool as_it_is(const esmm_matrix *a)
 {
-  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_address(a) % 16 == 0 && a->ld % 4 == 0;
+  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_address(a) % 16 == 0 && a->ld % 4 == 0 &&
+         a->ld < (int64_t)1 << 38; /* the copy engine's lines lie at most 2^40 bytes apart */
 }
 
 /* Rounds of blocks of so many rows that the multiprocessors need. */
@@ -52,7 +51,7 @@ static bool is_tall(const esmm_problem *p, const double *cost)
 static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
   const bool use_tall = is_tall(p, cost);
-  units[use_tall ? 0 : 1] = rounds(p, use_tall ? 256 : 128) * (double)esmm_ceil_div(p->k, BOX_K);
+  units[use_tall ? 0 : 1] = rounds(p, use_tall ? 256 : 128) * (double)esmm_ceil_div(p->k, ESMM_DENSE_K);
   if (!as_it_is(&p->a))
     units[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
   units[3] = (double)p->m * (double)p->n;
@@ -91,9 +90,9 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
       status = esmm_cuda_mark_extracted(ctx, p);
   }
   if (status == ESMM_OK)
-    status = esmm_cuda_tensor_map(ctx, params.a, p->k, p->m, params.a_ld, BOX_K, BOX_ROWS, &params.map_a);
+    status = esmm_cuda_tensor_map(ctx, params.a, p->k, p->m, params.a_ld, ESMM_DENSE_K, ESMM_DENSE_ROWS, &params.map_a);
   if (status == ESMM_OK)
-    status = esmm_cuda_tensor_map(ctx, params.b, k_padded, p->n, k_padded, BOX_K, COLS, &params.map_b);
+    status = esmm_cuda_tensor_map(ctx, params.b, k_padded, p->n, k_padded, ESMM_DENSE_K, COLS, &params.map_b);
   if (status != ESMM_OK)
     return status;
   const esmm_cuda_function *function = rows == 256 ? &tall : &low;
@@ -114,7 +113,7 @@ ESMM_KERNEL(dense_f32_sm90a) = {
     .can_run = can_run,
     .terms = terms,
     .term_names = {"rounds of 256 rows", "rounds of 128 rows", "packing of a", "writing of c", "", "launches"},
-    .cost = {2.4e-6, 1.6e-6, 3e-13, 2e-13, 0.0, 6e-6},
+    .cost = {2.3e-6, 1.55e-6, 3.1e-13, 3.2e-12, 0.0, 8e-6},
     .workspace = workspace,
     .run = run,
 };

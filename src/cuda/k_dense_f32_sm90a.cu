@@ -22,8 +22,8 @@
 #include "device.cuh"
 #include "sm90.cuh"
 
-#define DENSE_K 32
-#define DENSE_N 128
+#define DENSE_K ESMM_DENSE_K
+#define DENSE_N ESMM_DENSE_COLS
 #define DENSE_THREADS ESMM_DENSE_THREADS
 #define DENSE_GROUP 8
 

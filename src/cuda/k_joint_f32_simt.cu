@@ -12,6 +12,9 @@
  * of 16 bytes for 64 multiply-adds a lane, or 3 for 32. Slots are walked in an order that depends on the bitmaps alone,
  * so the same data gives the same bits.
  *
+ * A window's sums are one chain of fp32 additions; with more than one window they are added up apart (in memory, since
+ * there are no registers left), which halves the error at k = 16384.
+ *
  * Two blocks a multiprocessor: registers are 128 at most, and there are three stages where a multiprocessor has 226 KB
  * of shared memory (H200), else two.
  */
@@ -20,7 +23,7 @@
 #define SLOTS 32
 #define STRIPS (TILE / ESMM_STRIP) /* of each operand in a block */
 #define STAGE (2 * SLOTS * TILE)   /* floats: A's segments, then B's */
-#define WINDOW 4096                /* k's listed at a time */
+#define WINDOW ESMM_SIMT_WINDOW    /* k's listed at a time */
 #define WINDOW_WORDS (WINDOW / 32)
 #define A_BITS 16 /* of a list entry: k in the window, then a bit for each strip of A, then of B */
 #define B_BITS (A_BITS + STRIPS)
@@ -172,6 +175,28 @@ static __device__ __forceinline__ void multiply_stage(const Place &place, const 
   walk(a, b, second & ~first, false, true, sums);
 }
 
+/* ---- sums of earlier windows ---- */
+
+/* first: nothing is there yet. Leaves the sums zero. */
+static __device__ __forceinline__ void bank_sums(float *bank, bool first, Sums<Tall> &sums)
+{
+  bank += (int64_t)blockIdx.x * TILE * TILE + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < Tall::GROUPS * Tall::ROWS * Tall::COLS; i++) {
+    float &sum = sums[i / (Tall::ROWS * Tall::COLS)][i / Tall::COLS % Tall::ROWS][i % Tall::COLS];
+    bank[i * THREADS] = first ? sum : bank[i * THREADS] + sum;
+    sum = 0.0f;
+  }
+}
+
+static __device__ __forceinline__ void add_bank(const float *bank, Sums<Tall> &sums)
+{
+  bank += (int64_t)blockIdx.x * TILE * TILE + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < Tall::GROUPS * Tall::ROWS * Tall::COLS; i++)
+    sums[i / (Tall::ROWS * Tall::COLS)][i / Tall::COLS % Tall::ROWS][i % Tall::COLS] += bank[i * THREADS];
+}
+
 /* ---- one block ---- */
 
 template <int stages> static __device__ __forceinline__ void multiply(const esmm_strips_product_params &p)
@@ -186,6 +211,8 @@ template <int stages> static __device__ __forceinline__ void multiply(const esmm
   clear_sums<Tall>(sums);
 
   for (; place.word0 < (int)(p.a.k_padded / 32); place.word0 += WINDOW_WORDS) {
+    if (place.word0 > 0)
+      bank_sums((float *)p.bank, place.word0 == WINDOW_WORDS, sums);
     __syncthreads(); /* nobody reads the ring and the list of the window before */
     load_words(p, place, words);
     __syncthreads();
@@ -208,6 +235,8 @@ template <int stages> static __device__ __forceinline__ void multiply(const esmm
   }
   copies_wait<0>();
   __syncthreads();
+  if (p.bank)
+    add_bank((const float *)p.bank, sums);
   finish_sums<Tall>(p.epilogue, (int64_t)tile_row * TILE + warp / STRIPS * WARP_ROWS,
                     (int64_t)tile_col * TILE + warp % STRIPS * WARP_COLS, sums, ring + warp * WARP_ROWS * WARP_COLS);
 }

@@ -8,8 +8,8 @@
 
 #include <stdio.h>
 
-#define TILE 128 /* rows and columns of C of a block */
-#define THREADS 256
+#define TILE ESMM_SIMT_TILE
+#define THREADS ESMM_SIMT_THREADS
 #define WARPS (THREADS / 32)
 
 ESMM_FATBIN(k_ladder);
@@ -153,7 +153,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
                                      .b_bits8 = l->strip_cols == 8 ? at + a_bytes(p, l) : 0,
                                      .epilogue = esmm_cuda_epilogue(p)};
   stats->strip_rows = l->strip_rows;
-  stats->strip_cols = l->strip_cols;
+  stats->strip_cols = ESMM_STRIP; /* also in 30: the densities of B and of the joint are counted at 32 columns */
   if (l->skip == B_ONLY)
     stats->joint_density = p->w->strip_density;
   if (l->skip == JOINT && p->call->a_strips)

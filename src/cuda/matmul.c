@@ -8,7 +8,7 @@
  *     seconds = base + per_strip * strip + per_joint * joint
  *
  * So the host finds the best dense kernel and the best skipping one, and often that is enough: the one is cheaper even
- * if A has no zeros, or the other even if A has nothing else. Where A decides, a kernel of one block samples A, puts
+ * if A has no zeros, or the other even if A has nothing else. Where A decides, a small kernel samples A, puts
  * the numbers into that line and writes the outcome to device memory; then both kernels are launched, each with a gate
  * that it looks at first, and the one that was not chosen returns at once. The choice depends on A's values alone: the
  * same call gives the same bits. Both share their scratch, as only one of them touches it.
@@ -23,8 +23,8 @@
 
 #define ALIGN 256
 #define GATE_SECONDS 5e-6 /* sampling, and a launch that returns at once */
-#define MIDDLE_STRIP .5   /* densities at which skipping kernels are compared with each other: */
-#define MIDDLE_JOINT .25  /* two independent operands of 50 % */
+#define MIDDLE_STRIP .5   /* A's density at which skipping kernels are compared with each other */
+#define LEVEL 1.03        /* so much more than the best dense kernel is still level with it */
 
 /* ---- operands on the device ---- */
 
@@ -111,6 +111,7 @@ typedef struct candidate {
   int index;
   int64_t strip_rows;
   double base, per_strip, per_joint;
+  double b; /* B's strip density: no A has more of it as its joint */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -132,7 +133,7 @@ static void set_sample(esmm_problem *p, double element, double strip, double joi
 
 static candidate look_at(const esmm_ctx *ctx, esmm_problem *p, int index)
 {
-  candidate c = {.kernel = esmm_registry_at(index), .index = index};
+  candidate c = {.kernel = esmm_registry_at(index), .index = index, .b = p->w->strip_density};
   set_sample(p, 0, 0, 0);
   c.base = esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows);
   if (c.kernel->flags & ESMM_KERNEL_SKIPS) {
@@ -151,7 +152,13 @@ static double seconds_at(const candidate *c, double strip, double joint)
 
 static double middle(const candidate *c)
 {
-  return c->kernel ? seconds_at(c, MIDDLE_STRIP, MIDDLE_JOINT) : INFINITY;
+  return c->kernel ? seconds_at(c, MIDDLE_STRIP, MIDDLE_STRIP * c->b) : INFINITY;
+}
+
+/* If A has no zeros. */
+static double most(const candidate *c)
+{
+  return seconds_at(c, 1, c->b);
 }
 
 /* Whom does the device choose from, and must it? gated: the best dense kernel that has a gate. */
@@ -160,14 +167,14 @@ static void settle(decision *d, const candidate *gated)
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   if (!skip->kernel || !dense->kernel) {
     d->run = skip->kernel ? RUN_SKIP : RUN_DENSE;
-  } else if (seconds_at(skip, 1, 1) <= dense->base) {
+  } else if (most(skip) <= dense->base) {
     d->run = RUN_SKIP;
   } else if (skip->base + 2 * GATE_SECONDS >= dense->base) { /* nothing to win that the question would not cost */
     d->run = RUN_DENSE;
   } else if (gated->index == dense->index && gated->kernel) {
     d->run = DEVICE_CHOOSES;
-  } else if (gated->kernel && fmin(middle(skip), gated->base) < dense->base) {
-    /* The best dense kernel cannot be asked to wait for the device's choice: the next best stands in for it. */
+  } else if (gated->kernel && fmin(most(skip), gated->base) + GATE_SECONDS <= LEVEL * dense->base) {
+    /* The best dense kernel cannot wait for the device's choice: the next best stands in for it, if that is as good. */
     d->run = DEVICE_CHOOSES;
     d->of[RUN_DENSE] = *gated;
   } else {
@@ -208,6 +215,16 @@ static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, dec
     settle(d, &gated);
   }
   return ESMM_OK;
+}
+
+/* Chooses what can be started. A kernel that cannot says so when it is asked again, so this ends. */
+static esmm_status choose_started(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d)
+{
+  const esmm_status status = choose(ctx, p, force, d);
+  if (status != ESMM_OK || d->run == DEVICE_CHOOSES)
+    return status;
+  const esmm_kernel *kernel = d->of[d->run].kernel;
+  return !kernel->start || kernel->start(ctx) ? ESMM_OK : choose(ctx, p, force, d);
 }
 
 static size_t workspace(const esmm_problem *p, const candidate *c)
@@ -429,7 +446,6 @@ static esmm_status take_stats(run *r, const char *force, esmm_stats *s)
   s->staged_bytes = moved;
   (void)snprintf(s->kernel, sizeof s->kernel, "%s", r->d.of[chosen].kernel->name);
   give_reason(&r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
-  s->strip_rows = r->d.of[chosen].strip_rows;
   status = take_times(r, chosen, s);
   return status == ESMM_OK ? take_densities(r, chosen, &seen.choice, s) : status;
 }
@@ -471,7 +487,7 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   esmm_problem *p = r->p;
   esmm_status status = stage(r->ctx, p, true, &r->st);
   if (status == ESMM_OK)
-    status = choose(r->ctx, p, force, &r->d);
+    status = choose_started(r->ctx, p, force, &r->d);
   if (status != ESMM_OK)
     return status;
   const bool both = r->d.run == DEVICE_CHOOSES;
@@ -492,6 +508,20 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   return status == ESMM_OK && r->timed ? take_stats(r, force, s) : status;
 }
 
+/* What would wait cannot be part of a graph: said before anything is captured. */
+static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want_stats)
+{
+  if (!esmm_cuda_capturing(ctx))
+    return ESMM_OK;
+  if (want_stats)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "stats cannot be taken while the stream is captured: they wait");
+  if (p->a.place == ESMM_HOST || p->c.place == ESMM_HOST)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "%s lies in host memory: while the stream is captured, operands must be on the GPU",
+                     p->a.place == ESMM_HOST ? "a" : "c");
+  return ESMM_OK;
+}
+
 esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
                              esmm_stats *s)
 {
@@ -499,7 +529,9 @@ esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, 
   esmm_status status = esmm_cuda_begin(ctx, stream);
   if (status != ESMM_OK)
     return status;
-  status = make_marks(&r);
+  status = check_capture(ctx, p, want_stats);
+  if (status == ESMM_OK)
+    status = make_marks(&r);
   if (status == ESMM_OK)
     status = p->k == 0 || p->alpha == 0.0f ? finish_only(&r, s) : multiply(&r, force, s);
   status = esmm_cuda_end(ctx, stream, status);
@@ -534,7 +566,8 @@ esmm_status esmm_cuda_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, vo
     status = esmm_cuda_begin(ctx, stream);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_end(ctx, stream, look(&r, &choice));
+  status = esmm_cuda_refuse_capture(ctx, "an explained plan");
+  status = esmm_cuda_end(ctx, stream, status == ESMM_OK ? look(&r, &choice) : status);
   if (status != ESMM_OK)
     return status;
   set_sample(p, (double)choice.element, (double)choice.strip, (double)choice.joint);

@@ -142,21 +142,7 @@ static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, co
   esmm_status status = get_function(ctx, f, &function);
   if (status != ESMM_OK)
     return status;
-  CUlaunchAttribute attributes[2];
-  memset(attributes, 0, sizeof attributes);
-  unsigned count = 0;
-  if (launch->cluster) {
-    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attributes[count].value.clusterDim.x = launch->cluster;
-    attributes[count].value.clusterDim.y = 1;
-    attributes[count].value.clusterDim.z = 1;
-    count++;
-  }
-  if (launch->cooperative) {
-    attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-    attributes[count].value.cooperative = 1;
-    count++;
-  }
+  CUlaunchAttribute cooperative = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
   const CUlaunchConfig config = {.gridDimX = or_one(launch->grid_x),
                                  .gridDimY = or_one(launch->grid_y),
                                  .gridDimZ = or_one(launch->grid_z),
@@ -165,8 +151,8 @@ static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, co
                                  .blockDimZ = 1,
                                  .sharedMemBytes = launch->shared,
                                  .hStream = stream,
-                                 .attrs = attributes,
-                                 .numAttrs = count};
+                                 .attrs = &cooperative,
+                                 .numAttrs = launch->cooperative ? 1 : 0};
   void *arguments[] = {(void *)params};
   return esmm_cuda_check(ctx, cu()->cuLaunchKernelEx(&config, function, arguments, NULL),
                          "cuLaunchKernelEx of %s (%u x %u x %u blocks of %u threads, %u bytes)", f->name,

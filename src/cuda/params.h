@@ -58,6 +58,9 @@ ESMM_PARAMS_SIZE(esmm_epilogue_params, 64);
 
 /* ---- extract.cu ---- */
 
+#define ESMM_EXTRACT_CHUNK 128   /* k's of a block of esmm_extract, */
+#define ESMM_EXTRACT_THREADS 256 /* and the threads of all kernels there but the sample */
+
 /* esmm_extract: bitmaps of A's strips and, where strips.data is not 0, their alive segments (all with write_all). */
 typedef struct esmm_extract_params {
   esmm_gate gate;
@@ -126,8 +129,13 @@ typedef struct esmm_strips_product_params {
   int64_t m, n, k;
   esmm_strips a, b;
   esmm_epilogue_params epilogue;
+  uint64_t bank; /* joint_f32_simt: sums of earlier windows of k, 64 KiB a tile; 0 where one window is all */
 } esmm_strips_product_params;
-ESMM_PARAMS_SIZE(esmm_strips_product_params, 168);
+ESMM_PARAMS_SIZE(esmm_strips_product_params, 176);
+
+#define ESMM_SIMT_TILE 128    /* rows and columns of a block of joint_f32_simt and of the ladder, */
+#define ESMM_SIMT_THREADS 256 /* and its threads */
+#define ESMM_SIMT_WINDOW 4096 /* k's that joint_f32_simt sums in one chain */
 
 /*
  * The ladder reads A as the caller has it, with bitmaps of its own strip heights.
@@ -152,7 +160,9 @@ ESMM_PARAMS_SIZE(esmm_ladder_params, 192);
 #define ESMM_STRIPS_MMA_ROWS 96
 #define ESMM_STRIPS_MMA_COLS 128
 #define ESMM_STRIPS_MMA_THREADS 512
-#define ESMM_STRIPS_MMA_SHARED(stages) ((stages)*28672 + 2048)
+#define ESMM_STRIPS_MMA_CHUNK_90 32 /* k's of a stage on sm_90 */
+#define ESMM_STRIPS_MMA_CHUNK 24    /* elsewhere */
+#define ESMM_STRIPS_MMA_SHARED(chunk, stages) ((stages) * (chunk)*896 + 12288)
 
 /* A 2-D tensor map, as cuTensorMapEncodeTiled writes it. */
 typedef struct esmm_tensor_map {
@@ -181,5 +191,17 @@ ESMM_PARAMS_SIZE(esmm_dense_params, 448);
 #define ESMM_DENSE_SHARED_256 (3 * 65536 + 1024)
 #define ESMM_DENSE_SHARED_128 (4 * 49152 + 1024)
 #define ESMM_DENSE_THREADS 384
+#define ESMM_DENSE_K 32     /* k's of a stage, and of a box of the tensor maps */
+#define ESMM_DENSE_ROWS 128 /* rows of a box of A */
+#define ESMM_DENSE_COLS 128 /* columns of a block, and of a box of B */
+
+/* ---- count.cu ---- */
+
+/* esmm_count_nonzero: *out, a uint64_t, grows by the number of elements of m that are not zero. */
+typedef struct esmm_nonzero_params {
+  esmm_device_matrix m;
+  uint64_t out;
+} esmm_nonzero_params;
+ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
 
 #endif

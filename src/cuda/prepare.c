@@ -4,13 +4,14 @@
  *
  * To a GPU B is A transposed: the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
  */
-#include "../bits.h"
 #include "../convert.h"
 #include "cuda.h"
 
 #include <string.h>
 
-#define COUNT_BYTES ((size_t)16 << 20) /* of B read back at a time to count its nonzeros */
+#define COUNT_THREADS 256 /* of a block of count.cu */
+
+ESMM_FATBIN(count);
 
 /* Where the parts lie in the one allocation; each starts at a multiple of 256 bytes. */
 typedef struct layout {
@@ -47,42 +48,20 @@ static esmm_matrix transposed(const esmm_matrix *m)
 
 /* ---- densities ---- */
 
-static int64_t count_host(const esmm_ctx *ctx, const esmm_matrix *m)
+/* b is not empty. `at` is device memory for the result, which nobody needs yet. */
+static esmm_status count_elements(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUdeviceptr at, CUstream stream)
 {
-  const bool by_rows = m->order == ESMM_ROW_MAJOR;
-  const int64_t lines = by_rows ? m->rows : m->cols, width = by_rows ? m->cols : m->rows;
-  const size_t stride = (size_t)m->ld * esmm_dtype_size(m->dtype);
-  int64_t nonzero = 0;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(+ : nonzero)
-  for (int64_t i = 0; i < lines; i++)
-    nonzero += esmm_count_nonzero((const char *)m->data + (size_t)i * stride, m->dtype, width);
-  (void)ctx; /* unused without OpenMP */
-  return nonzero;
-}
-
-/* Reads a matrix of the GPU back, some lines at a time, and counts there. */
-static esmm_status count_device(esmm_ctx *ctx, const esmm_matrix *m, CUstream stream, int64_t *nonzero)
-{
-  const bool by_rows = m->order == ESMM_ROW_MAJOR;
-  const int64_t lines = by_rows ? m->rows : m->cols;
-  const size_t size = esmm_dtype_size(m->dtype), line = (size_t)(by_rows ? m->cols : m->rows) * size;
-  const int64_t at_once = esmm_max(1, esmm_min(lines, (int64_t)(COUNT_BYTES / line)));
-  const size_t bytes = (size_t)at_once * line;
-  void *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!buffer)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of b", bytes);
-  esmm_status status = ESMM_OK;
-  *nonzero = 0;
-  for (int64_t i = 0; status == ESMM_OK && i < lines; i += at_once) {
-    esmm_matrix part = *m;
-    part.data = (char *)m->data + (size_t)(i * m->ld) * size;
-    *(by_rows ? &part.rows : &part.cols) = esmm_min(at_once, lines - i);
-    const esmm_matrix host = esmm_cuda_tight(&part, ESMM_HOST, buffer);
-    status = esmm_cuda_download(ctx, &part, &host, stream);
-    if (status == ESMM_OK)
-      *nonzero += count_host(ctx, &host);
-  }
-  esmm_mem_free(&ctx->allocator, buffer, bytes);
+  static const esmm_cuda_function function = {&fatbin_count, "esmm_count_nonzero", 0};
+  const esmm_nonzero_params params = {.m = esmm_cuda_matrix(b), .out = at};
+  const unsigned blocks = 8 * (unsigned)esmm_cuda_get(ctx)->multiprocessors; /* each counts what it comes to */
+  uint64_t nonzero = 0;
+  esmm_status status = esmm_cuda_zero(ctx, at, sizeof nonzero, stream);
+  if (status == ESMM_OK)
+    status =
+        esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks, .threads = COUNT_THREADS}, stream, &params);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(ctx, &nonzero, at, sizeof nonzero, stream);
+  w->element_density = (double)nonzero / ((double)w->k * (double)w->n);
   return status;
 }
 
@@ -134,6 +113,8 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CU
     status = esmm_cuda_pack_rows(ctx, &t, device->columns, strips->k_padded, open, stream);
   if (status == ESMM_OK)
     status = finish_bits(ctx, w, stream);
+  if (status == ESMM_OK)
+    status = count_elements(ctx, b, w, device->alive, stream);
   if (status != ESMM_OK)
     return status;
   const esmm_count_params alive = {.b_bits = strips->bits,
@@ -146,25 +127,17 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CU
 
 static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
-  int64_t nonzero = 0;
-  esmm_status status;
-  if (b->place == ESMM_DEVICE) {
-    status = fill(ctx, b, w, stream);
-    if (status == ESMM_OK)
-      status = count_device(ctx, b, stream, &nonzero);
-  } else {
-    CUdeviceptr memory;
-    status = esmm_cuda_alloc(ctx, esmm_cuda_tight_bytes(b), &memory);
-    if (status != ESMM_OK)
-      return status;
-    const esmm_matrix copy = esmm_cuda_tight(b, ESMM_DEVICE, esmm_cuda_pointer(memory));
-    status = esmm_cuda_upload(ctx, b, &copy, stream);
-    if (status == ESMM_OK)
-      status = fill(ctx, &copy, w, stream);
-    esmm_cuda_free(ctx, memory);
-    nonzero = count_host(ctx, b);
-  }
-  w->element_density = (double)nonzero / ((double)w->k * (double)w->n);
+  if (b->place == ESMM_DEVICE)
+    return fill(ctx, b, w, stream);
+  CUdeviceptr memory;
+  esmm_status status = esmm_cuda_alloc(ctx, esmm_cuda_tight_bytes(b), &memory);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_matrix copy = esmm_cuda_tight(b, ESMM_DEVICE, esmm_cuda_pointer(memory));
+  status = esmm_cuda_upload(ctx, b, &copy, stream);
+  if (status == ESMM_OK)
+    status = fill(ctx, &copy, w, stream);
+  esmm_cuda_free(ctx, memory);
   return status;
 }
 
@@ -179,8 +152,7 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   }
   memset(w, 0, sizeof *w);
   *device = (struct esmm_cuda_weights){.ordinal = esmm_cuda_get(ctx)->ordinal,
-                                       .multiprocessors = esmm_cuda_get(ctx)->multiprocessors,
-                                       .memory_bytes = l->bytes};
+                                       .multiprocessors = esmm_cuda_get(ctx)->multiprocessors};
   w->allocator = ctx->allocator;
   w->k = b->rows;
   w->n = b->cols;
@@ -221,6 +193,22 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
   return ESMM_OK;
 }
 
+/* Between begin and end. */
+static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, const layout *l,
+                        esmm_weights **out)
+{
+  esmm_weights *w = NULL;
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "the preparing of weights");
+  if (status == ESMM_OK)
+    status = weights_alloc(ctx, b, opts, l, &w);
+  if (status != ESMM_OK)
+    return status;
+  if (w->k > 0 && w->n > 0)
+    status = fill_from(ctx, b, w, opts->stream);
+  *out = w;
+  return status;
+}
+
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
 {
   bool columns;
@@ -232,16 +220,11 @@ esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_pr
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);
   esmm_weights *w = NULL;
-  status = weights_alloc(ctx, b, opts, &l, &w);
-  if (status != ESMM_OK)
-    return status;
-  if (w->k > 0 && w->n > 0) {
-    status = esmm_cuda_begin(ctx, opts->stream);
-    if (status == ESMM_OK)
-      status = esmm_cuda_end(ctx, opts->stream, fill_from(ctx, b, w, opts->stream));
-    if (status == ESMM_OK)
-      status = esmm_cuda_synchronize(ctx);
-  }
+  status = esmm_cuda_begin(ctx, opts->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, opts->stream, make(ctx, b, opts, &l, &w));
+  if (status == ESMM_OK)
+    status = esmm_cuda_synchronize(ctx);
   if (status != ESMM_OK) {
     esmm_weights_free(w);
     return status;

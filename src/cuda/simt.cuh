@@ -15,8 +15,8 @@
 
 #define WARP_ROWS 64
 #define WARP_COLS 32
-#define TILE 128 /* rows and columns of C of a block */
-#define THREADS 256
+#define TILE ESMM_SIMT_TILE /* rows and columns of C of a block */
+#define THREADS ESMM_SIMT_THREADS
 #define WARPS (THREADS / 32)
 
 /* ---- copies that run while the warp goes on; where `there` is false zeros are written and nothing is read ---- */

@@ -8,22 +8,25 @@
 
 #include <stdio.h>
 
-/* A function with the deepest ring first: sm_90 has room for 7 stages, sm_80 for 5, sm_86 and sm_89 for 3. */
-#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                                     \
-  {                                                                                                 \
-    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(7)}, {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(5)}, \
-        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(3)},                                             \
+/* The same function with rings of several depths: seven stages of 32 on sm_90; else of 24, or four where a
+   block has less shared memory (sm_86, sm_89). Four is the least, see strips_mma.cuh. */
+#define ESMM_STRIPS_MMA_LEAST ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 4)
+#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                \
+  {                                                                            \
+    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK_90, 7)},  \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 7)}, \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                            \
   }
 
 static inline bool esmm_strips_mma_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
 {
   const int shared = esmm_cuda_get(ctx)->shared_per_block;
-  if (shared < ESMM_STRIPS_MMA_SHARED(3)) {
+  if (shared < ESMM_STRIPS_MMA_LEAST) {
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
-                   ESMM_STRIPS_MMA_SHARED(3));
+                   ESMM_STRIPS_MMA_LEAST);
     return false;
   }
-  if (p->m > INT32_MAX / 4 || p->n > INT32_MAX / 4 || p->k > INT32_MAX / 16 ||
+  if (p->m > INT32_MAX / 4 || p->n > INT32_MAX / 4 || p->k > 1 << 24 ||
       esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS) > INT32_MAX / 2) {
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);
@@ -52,9 +55,9 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
                                              .a = a,
                                              .b = p->w->cuda->strips,
                                              .epilogue = esmm_cuda_epilogue(p)};
-  const esmm_cuda_function *function = *functions;
-  while ((int)function->shared > gpu->shared_per_block)
-    function++;
+  const esmm_cuda_function *function = *functions + (gpu->sm == 90 ? 0 : 1);
+  if ((int)function->shared > gpu->shared_per_block)
+    function = *functions + 2;
   const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
   const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, gpu->multiprocessors),
                               .threads = ESMM_STRIPS_MMA_THREADS,
@@ -62,11 +65,12 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
   return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
 }
 
-/* Multiply-adds of whole blocks of C: what the kernel does, tails included. */
+/* Multiply-adds in whole rounds of blocks: what the GPU has time for, tails and idle multiprocessors included. */
 static inline double esmm_strips_mma_work(const esmm_problem *p)
 {
-  return (double)esmm_round_up(p->m, ESMM_STRIPS_MMA_ROWS) * (double)esmm_round_up(p->n, ESMM_STRIPS_MMA_COLS) *
-         (double)p->k;
+  const int64_t at_once = p->w->cuda->multiprocessors;
+  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+  return (double)esmm_round_up(blocks, at_once) * ESMM_STRIPS_MMA_ROWS * ESMM_STRIPS_MMA_COLS * (double)p->k;
 }
 
 #endif

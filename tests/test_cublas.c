@@ -1,0 +1,168 @@
+/*
+ * test_cublas.c: what the library does with cuBLAS: a handle for each context that needs one, none while a graph is
+ * captured, and what happens where it does not start or is not there. On the driver and cuBLAS of fake_cuda.c: no GPU
+ * is needed, and no result is looked at.
+ */
+#include "fake_gpu.h"
+
+#include <sys/wait.h>
+
+static esmm_status run_kernel(bench *b, const char *force, int64_t m, esmm_stats *stats)
+{
+  esmm_matrix a = b->a, c = b->c;
+  a.rows = c.rows = m;
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force};
+  *stats = (esmm_stats){.size = sizeof *stats};
+  return esmm_matmul(b->ctx, &a, b->w, &c, &opts, stats);
+}
+
+static void cublas_works(void **state)
+{
+  (void)state;
+  static char stream;
+  bench b;
+  esmm_stats stats;
+  fake->cublas = 0;
+  bench_start(&b);
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "cublas_f32", .stream = &stream};
+  fake->captured = &stream; /* a handle cannot be had now, which says nothing of later */
+  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "before the capture"));
+  assert_int_equal(fake->handles, 0);
+  fake->captured = NULL;
+  assert_int_equal(run_kernel(&b, "cublas_f32", 40, &stats), ESMM_OK);
+  assert_string_equal(stats.kernel, "cublas_f32");
+  assert_int_equal(fake->handles, 1);
+  const int64_t sgemms = fake->sgemms;
+  fake->captured = &stream;
+  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
+  fake->captured = NULL;
+  assert_int_equal(fake->handles, 1); /* one for the context */
+  assert_int_equal(fake->sgemms, sgemms + 1);
+  bench_stop(&b, "cuBLAS");
+}
+
+/* Forced it fails, with the reason; the plan does without it. */
+static void cublas_does_not_start(void **state)
+{
+  (void)state;
+  bench b;
+  esmm_stats stats;
+  bench_start(&b);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(run_kernel(&b, "cublas_f32", 40, &stats), ESMM_ERR_UNSUPPORTED);
+    assert_non_null(strstr(esmm_ctx_error(b.ctx), "cublasCreate"));
+    assert_non_null(strstr(esmm_ctx_error(b.ctx), "CUBLAS_STATUS_NOT_INITIALIZED"));
+    fake->cublas = 0; /* it is not tried again in this context */
+  }
+  assert_int_equal(fake->handles, 0);
+  assert_int_equal(run_kernel(&b, NULL, 40, &stats), ESMM_OK);
+  assert_string_not_equal(stats.kernel, "cublas_f32");
+  bench_stop(&b, "cuBLAS that does not start");
+}
+
+/* The same where the plan itself would have taken it: strict products, sizes at which it may be the cheapest. */
+static void plan_without_cublas(void **state)
+{
+  (void)state;
+  static const int64_t sizes[] = {1, 16, 64, 200, 512, 1024};
+  int chosen = 0;
+  for (size_t i = 0; i < 2 * sizeof sizes / sizeof sizes[0]; i++) {
+    const int64_t size = sizes[i / 2], k = 256;
+    fake->sm = i % 2 ? 80 : 90;
+    fake->cublas = 0;
+    meter m = {0};
+    esmm_ctx *ctx = must_create(&m);
+    esmm_matrix a = th_matrix_alloc(size, k, ESMM_F32), b = th_matrix_alloc(k, size, ESMM_F32),
+                c = th_matrix_alloc(size, size, ESMM_F32);
+    th_fill(&a, 7, 1, true);
+    th_fill(&b, 8, 1, true);
+    esmm_weights *w = NULL;
+    const esmm_matmul_opts opts = {.size = sizeof opts, .strict = 1};
+    esmm_stats with = {.size = sizeof with}, without = with;
+    assert_int_equal(esmm_prepare(ctx, &b, NULL, &w), ESMM_OK);
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &with), ESMM_OK);
+    esmm_ctx_free(ctx);
+    ctx = must_create(&m);
+    fake->cublas = NO_CUBLAS;
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &without), ESMM_OK);
+    assert_string_not_equal(without.kernel, "cublas_f32");
+    chosen += strcmp(with.kernel, "cublas_f32") == 0;
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &without), ESMM_OK);
+    esmm_weights_free(w);
+    esmm_ctx_free(ctx);
+    assert_int_equal(m.live, 0);
+    check_balance("a plan without cuBLAS");
+    free(a.data);
+    free(b.data);
+    free(c.data);
+  }
+  print_message("# the plan would have taken cuBLAS for %d of these products\n", chosen);
+}
+
+/* ---- no cuBLAS at all: a process of its own, because the library is looked for once ---- */
+
+static int without_library(void)
+{
+  bench b;
+  esmm_stats stats;
+  int seen = 0;
+  open_fake();
+  reset();
+  bench_start(&b);
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    if (esmm_kernel_get(b.ctx, i, &info) == ESMM_OK && strcmp(info.name, "cublas_f32") == 0)
+      seen += 1 + info.available;
+  }
+  const esmm_status forced = run_kernel(&b, "cublas_f32", 40, &stats);
+  const bool said = strstr(esmm_ctx_error(b.ctx), "libcublas was not found") != NULL;
+  const esmm_status free_choice = run_kernel(&b, NULL, 40, &stats);
+  if (seen != 1 || forced != ESMM_ERR_UNSUPPORTED || !said || free_choice != ESMM_OK) {
+    fprintf(stderr, "# without cuBLAS: seen %d, forced: %s, %s\n", seen, esmm_status_str(forced),
+            esmm_ctx_error(b.ctx));
+    return 1;
+  }
+  bench_stop(&b, "no cuBLAS");
+  return 0;
+}
+
+static void library_not_found(void **state)
+{
+  (void)state;
+  fflush(NULL);
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    static char self[] = "/proc/self/exe";
+    char *const arguments[] = {self, NULL};
+    setenv(MODE, "without cuBLAS", 1);
+    setenv("ESMM_CUBLAS", "/nonexistent/libcublas.so", 1);
+    execv(self, arguments);
+    _exit(127);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void no_kernels(void **state)
+{
+  (void)state;
+  print_message("# this build has no GPU kernels\n");
+  skip();
+}
+
+int main(int argc, char **argv)
+{
+  (void)argc;
+  if (strcmp(use_fake(argv), "without cuBLAS") == 0)
+    return without_library();
+  const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
+  const struct CMUnitTest with[] = {TEST(cublas_works), TEST(cublas_does_not_start), TEST(plan_without_cublas),
+                                    TEST(library_not_found)};
+  if (!has_kernels())
+    return cmocka_run_group_tests_name("cublas, no GPU kernels", without, NULL, NULL);
+  return cmocka_run_group_tests_name("cublas", with, NULL, NULL);
+}
