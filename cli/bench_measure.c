@@ -199,9 +199,12 @@ static void judge_baselines(const bench *b, const bench_data *data, bench_result
 
 static void judge_ours(const bench *b, const bench_data *data, bench_result *result, double dense_error)
 {
+  /* Where sums have few terms, a library is right to the last bit; a product of three TF32 ones is off by a few units.
+   */
+  const double least = strcmp(esmm_ctx_device(b->ctx), "cpu") == 0 ? FLT_EPSILON : 4 * FLT_EPSILON;
   double allowed = bench_error_bound(data->k);
   if (dense_error >= 0 && b->library_count > 0)
-    allowed = 2 * dense_error > FLT_EPSILON ? 2 * dense_error : FLT_EPSILON;
+    allowed = 2 * dense_error > least ? 2 * dense_error : least;
   allowed += bench_rounding((esmm_dtype)b->problem.dtype_c);
   for (int i = 0; i < result->ours && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
