@@ -54,11 +54,11 @@ static bool add_numbered(names *found, const esmm_ctx *ctx, int64_t number)
   return any;
 }
 
-static int no_gpu(const esmm_ctx *ctx, const char *what, const char *word)
+static int no_gpu(const esmm_ctx *ctx, const char *what, const char *word, const char *which)
 {
   const char *reason = esmm_ctx_device_reason(ctx);
-  return cli_usage("%s: %s: the ladder's kernels run on a GPU, and %s%s", what, word,
-                   reason[0] ? "there is none: " : "this is the CPU, as was asked for", reason);
+  return cli_failed("%s: %s: %s on a GPU, and %s%s", what, word, which,
+                    reason[0] ? "there is none: " : "this is the CPU, as was asked for", reason);
 }
 
 static int add_range(names *found, const esmm_ctx *ctx, const char *what, const char *word, int64_t first, int64_t last)
@@ -70,7 +70,7 @@ static int add_range(names *found, const esmm_ctx *ctx, const char *what, const 
     if (ladder[i] >= first && ladder[i] <= last) {
       any = true;
       if (!cli_on_gpu(ctx))
-        return no_gpu(ctx, what, word);
+        return no_gpu(ctx, what, word, "the ladder's kernels run");
       if (!add_numbered(found, ctx, ladder[i]))
         return cli_usage("%s: kernel %d is part of the CUDA ladder; this build has no CUDA backend", what, ladder[i]);
     }
@@ -88,7 +88,9 @@ static int add_named(names *found, const esmm_ctx *ctx, const char *what, const 
   for (int i = 0; i < esmm_kernel_count(); i++)
     if (kernel_at(ctx, i, &info) && strcmp(info.name, word) == 0)
       own = info;
-  for (int i = 0; i < esmm_kernel_count() && !own.available; i++)
+  if (own.name && strcmp(own.backend, "cuda") == 0 && !cli_on_gpu(ctx))
+    return no_gpu(ctx, what, word, "this kernel runs");
+  for (int i = 0; i < esmm_kernel_count() && !own.name; i++)
     if (kernel_at(ctx, i, &info) && strncmp(info.name, word, length) == 0 && info.name[length] == '_') {
       matches++;
       available += info.available;

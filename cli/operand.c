@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 
 /* ---- matrices ---- */
@@ -69,8 +70,10 @@ int cli_check_device(const char *what, const char *device)
   if (number[0] && !number[strspn(number, "0123456789")] && strlen(number) <= 4)
     return CLI_GO;
   const char *near = number[0] ? NULL : cli_closest(device, names, NAMES);
+  if (strcasecmp(device, "gpu") == 0 || strcasecmp(device, "cuda") == 0)
+    near = "cuda";
   return near ? cli_usage("%s: %s is no device; did you mean %s?", what, device, near)
-              : cli_usage("%s: %s is no device: it is auto, cpu, cuda or cuda:N", what, device);
+              : cli_usage("%s: %s is no device: it is auto, cpu, cuda or cuda:N, with N from 0 to 255", what, device);
 }
 
 int cli_context(const cli_machine *machine, const char *force, esmm_ctx **ctx)

@@ -15,8 +15,8 @@
  *
  * Rules that hold everywhere
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
- *   value, new handles are NULL, C keeps what it held (on a GPU: unless work on it had begun), and files keep their old
- *   content.
+ *   value (functions that take no context, or a const one, have only the status), new handles are NULL, C keeps what it
+ * held (on a GPU: unless work on it had begun), and files keep their old content.
  * - The library never prints, never exits, never aborts. The OpenMP runtime it is built with may: GNU's ends the
  *   process when the system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
@@ -160,7 +160,9 @@ ESMM_API esmm_status esmm_timer_seconds(esmm_timer *timer, double *seconds); /* 
 
 typedef enum esmm_dtype { ESMM_F32 = 0, ESMM_BF16 = 1, ESMM_F16 = 2 } esmm_dtype;
 typedef enum esmm_order { ESMM_ROW_MAJOR = 0, ESMM_COL_MAJOR = 1 } esmm_order;
-typedef enum esmm_place { ESMM_HOST = 0, ESMM_DEVICE = 1 } esmm_place; /* where data lies */
+/* Where data lies. Nobody checks it: a host pointer called ESMM_DEVICE makes a kernel crash, and with it all CUDA work
+ * of the process. */
+typedef enum esmm_place { ESMM_HOST = 0, ESMM_DEVICE = 1 } esmm_place;
 
 /* data: aligned to its elements. ld: elements from one row (ROW_MAJOR) or column (COL_MAJOR) to the next; 0 means
  * tightly packed. A context of a GPU takes matrices in its own memory and in the host's: those it copies there and back

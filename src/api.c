@@ -148,7 +148,7 @@ static esmm_status take_opts(esmm_ctx *ctx, const char *what, const void *opts, 
     return ESMM_OK;
   size_t size;
   memcpy(&size, opts, sizeof size);
-  if (size < sizeof size || size > known)
+  if (!esmm_struct_size(size, known))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->size is %zu; set it to sizeof *%s, %zu in this version", what, size,
                      what, known);
   memcpy(into, opts, size);
@@ -286,7 +286,7 @@ esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare
 
 esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info)
 {
-  if (!w || !info || info->size < sizeof(size_t) || info->size > sizeof *info)
+  if (!w || !info || !esmm_struct_size(info->size, sizeof *info))
     return ESMM_ERR_ARGUMENT;
   const esmm_weights_info all = {
       .size = info->size,
@@ -429,7 +429,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   esmm_problem p;
   esmm_matmul_opts o;
   esmm_stats s = {.size = sizeof s};
-  if (stats && (stats->size < sizeof(size_t) || stats->size > sizeof s))
+  if (stats && !esmm_struct_size(stats->size, sizeof s))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
                      stats->size, sizeof s);
   esmm_status status = make_problem(ctx, a, weights, c, opts, &o, &p);
@@ -490,7 +490,7 @@ static esmm_kernel_info describe(const esmm_ctx *ctx, const esmm_kernel *kernel)
 
 esmm_status esmm_kernel_get(const esmm_ctx *ctx, int index, esmm_kernel_info *info)
 {
-  if (!info || info->size < sizeof(size_t) || info->size > sizeof *info || index < 0 || index >= esmm_registry_count())
+  if (!info || !esmm_struct_size(info->size, sizeof *info) || index < 0 || index >= esmm_registry_count())
     return ESMM_ERR_ARGUMENT;
   esmm_kernel_info all = describe(ctx, esmm_registry_at(index));
   all.size = info->size;

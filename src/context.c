@@ -391,7 +391,7 @@ esmm_status esmm_ctx_create(esmm_ctx **out, const esmm_ctx_opts *opts)
     return ESMM_ERR_ARGUMENT;
   *out = NULL;
   if (opts) {
-    if (opts->size < sizeof(size_t) || opts->size > sizeof defaults)
+    if (!esmm_struct_size(opts->size, sizeof defaults))
       return ESMM_ERR_ARGUMENT; /* fields beyond size may not exist: not even the error buffer can be used */
     memcpy(&defaults, opts, opts->size);
   }

@@ -372,7 +372,7 @@ static esmm_status take_generator(esmm_ctx *ctx, const esmm_generator *generator
 {
   if (!generator)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "generator is NULL");
-  if (generator->size < sizeof(size_t) || generator->size > sizeof *g)
+  if (!esmm_struct_size(generator->size, sizeof *g))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "generator->size is %zu; set it to sizeof *generator, %zu in this version",
                      generator->size, sizeof *g);
   memset(g, 0, sizeof *g);

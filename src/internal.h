@@ -136,6 +136,12 @@ static inline bool esmm_size_add(size_t a, size_t b, size_t *out)
   return !__builtin_add_overflow(a, b, out);
 }
 
+/* A caller's struct of this size: of this version or an older one, never cut through a pointer. */
+static inline bool esmm_struct_size(size_t size, size_t known)
+{
+  return size >= sizeof(size_t) && size <= known && size % sizeof(void *) == 0;
+}
+
 static inline int64_t esmm_ceil_div(int64_t a, int64_t b)
 {
   return a / b + (a % b != 0);

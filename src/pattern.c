@@ -345,7 +345,7 @@ esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const 
   if (!a || !b || !stats)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", !a ? "a" : !b ? "b" : "stats");
   esmm_skip_stats all = {0};
-  if (stats->size < sizeof(size_t) || stats->size > sizeof all)
+  if (!esmm_struct_size(stats->size, sizeof all))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
                      stats->size, sizeof all);
   memcpy(&all, stats, stats->size);

@@ -125,6 +125,8 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
         if (end == rest || units < 0 || units > (long long)COST_UNIT)
           return false;
         cost[i][t] = (double)units / COST_UNIT;
+        if (cost[i][t] == 0.0 && ctx->cost[i][t] > 0.0)
+          return false; /* no fit gives that: nothing is free */
         rest = end;
       }
     }

@@ -186,6 +186,9 @@ static void contexts(void **state)
   opts.size = sizeof opts + 8;
   assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
   assert_null(ctx);
+  opts = (esmm_ctx_opts){.size = sizeof opts.size + 4, .device = "cpu"}; /* cuts through a pointer */
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
+  assert_null(ctx);
   opts = (esmm_ctx_opts){.size = sizeof opts.size}; /* a caller compiled when size was all there was */
   assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_OK);
   esmm_ctx_free(ctx);

@@ -194,7 +194,8 @@ esmm_status esmm_cuda_count(esmm_ctx *ctx, int *count)
 {
   *count = 0;
   if (!esmm_cuda_has_kernels())
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "this build has no GPU kernels: nvcc was not found when it was built");
+    return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                     "this build has no GPU kernels: it was made without nvcc (not found, too old, or CUDA=0)");
   esmm_status status = esmm_cuda_driver_open(ctx);
   if (status == ESMM_OK)
     status = esmm_cuda_check(ctx, cu()->cuDeviceGetCount(count), "cuDeviceGetCount");
