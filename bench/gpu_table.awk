@@ -1,48 +1,9 @@
 # gpu_table.awk: the README's results for a GPU, from a record that bench/gpu_record.sh wrote. readme_table.sh runs it.
 
-function fail(text) { print "readme_table.sh: " FILENAME ":" FNR ": " text > "/dev/stderr"; failed = 1; exit 1 }
-
-# The value of a key of one flat JSON object; strings in these records hold no escaped quotes where they are read.
-function value(key,   at, rest) {
-  at = index($0, "\"" key "\":")
-  if (!at)
-    fail("there is no " key)
-  rest = substr($0, at + length(key) + 3)
-  if (substr(rest, 1, 1) == "\"") {
-    rest = substr(rest, 2)
-    return substr(rest, 1, index(rest, "\"") - 1)
-  }
-  match(rest, /^[^,}]*/)
-  return substr(rest, 1, RLENGTH)
-}
 function percent(x) { return sprintf("%.3g %%", 100 * x) }
 function times(x) { return x >= 9.95 ? sprintf("%.1f", x) : sprintf("%.2f", x) }
 function ms(x) { return sprintf(x >= 9.995 ? "%.1f" : "%.3f", x) }
 function share(part, all) { return part > 0 && all > 0 ? sprintf("%.1f %%", 100 * part / all) : "" }
-
-# Prints text in lines of at most 120 characters.
-function wrapped(text,   words, n, i, line) {
-  n = split(text, words, " ")
-  line = words[1]
-  for (i = 2; i <= n; i++)
-    if (length(line) + 1 + length(words[i]) > 120) {
-      print line
-      line = words[i]
-    } else
-      line = line " " words[i]
-  print line
-}
-
-# Keeps list[1..count] in descending order, without doubles.
-function insert(list, count, x,   i) {
-  for (i = 1; i <= count; i++)
-    if (list[i] == x)
-      return count
-  for (i = count; i > 0 && list[i] < x; i--)
-    list[i + 1] = list[i]
-  list[i + 1] = x
-  return count + 1
-}
 
 # Where the skipping kernel is as fast as `rival` (ms by density), between the two densities measured beside it.
 function crossover(rival,   i, d, before, high, low) {

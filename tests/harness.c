@@ -423,3 +423,12 @@ int64_t th_env_int(const char *name, int64_t otherwise)
   const char *text = getenv(name);
   return text && *text ? strtoll(text, NULL, 10) : otherwise;
 }
+
+void th_expect(const char *what, esmm_status got, esmm_status want, const char *text, const char *word1,
+               const char *word2)
+{
+  if (got != want)
+    fail_msg("%s: status %d (%s), expected %d; text: %s", what, (int)got, esmm_status_str(got), (int)want, text);
+  if (!strstr(text, word1) || !strstr(text, word2))
+    fail_msg("%s: the text '%s' does not say '%s' and '%s'", what, text, word1, word2);
+}

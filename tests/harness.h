@@ -93,4 +93,8 @@ void th_on_crash(const char *text); /* printed if the process dies; the text mus
 
 int64_t th_env_int(const char *name, int64_t otherwise);
 
+/* Fails unless the status is the one named and the text says each of the words. */
+void th_expect(const char *what, esmm_status got, esmm_status want, const char *text, const char *word1,
+               const char *word2);
+
 #endif

@@ -53,26 +53,16 @@ static int tear_down(void **state)
   return 0;
 }
 
-/* The status is the one named, and the text says each of the words. */
-static void expect(const char *what, esmm_status got, esmm_status want, const char *text, const char *word1,
-                   const char *word2)
-{
-  if (got != want)
-    fail_msg("%s: status %d (%s), expected %d; text: %s", what, (int)got, esmm_status_str(got), (int)want, text);
-  if (!strstr(text, word1) || !strstr(text, word2))
-    fail_msg("%s: the text '%s' does not say '%s' and '%s'", what, text, word1, word2);
-}
-
 static void expect_matmul(fixture *f, const char *what, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
                           const esmm_matmul_opts *opts, esmm_status want, const char *word1, const char *word2)
 {
-  expect(what, esmm_matmul(f->ctx, a, w, c, opts, NULL), want, esmm_ctx_error(f->ctx), word1, word2);
+  th_expect(what, esmm_matmul(f->ctx, a, w, c, opts, NULL), want, esmm_ctx_error(f->ctx), word1, word2);
   if (memcmp(f->before, f->c.data, sizeof f->before) != 0)
     fail_msg("%s: C was changed", what);
 }
 
 /* The error text is one buffer of the context: it may be fetched before or after the call. */
-#define EXPECT(call, status, word1, word2) expect(#call, (call), status, esmm_ctx_error(f->ctx), word1, word2)
+#define EXPECT(call, status, word1, word2) th_expect(#call, (call), status, esmm_ctx_error(f->ctx), word1, word2)
 
 /* ---- what has names ---- */
 
@@ -152,7 +142,7 @@ static void create_fails(const char *what, const esmm_ctx_opts *given, esmm_stat
   opts.error_size = sizeof text;
   esmm_ctx *ctx = NULL;
   esmm_status got = esmm_ctx_create(&ctx, &opts);
-  expect(what, got, want, text, word1, word2);
+  th_expect(what, got, want, text, word1, word2);
   assert_null(ctx);
   char tiny[8];
   memset(tiny, 'x', sizeof tiny);
@@ -790,16 +780,16 @@ static void explain_of_nothing(void **state)
     esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
     int count = 4;
     esmm_matmul_opts o = {.size = sizeof o, .alpha = nothing[i].alpha};
-    expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
-           ESMM_OK, "", "", "");
+    th_expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+              ESMM_OK, "", "", "");
     assert_int_equal(count, 0);
     count = 4;
     o.force = "banana";
-    expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
-           ESMM_ERR_UNKNOWN_KERNEL, esmm_ctx_error(f->ctx), "force", "banana");
+    th_expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+              ESMM_ERR_UNKNOWN_KERNEL, esmm_ctx_error(f->ctx), "force", "banana");
     esmm_matrix c = *nothing[i].c;
-    expect(nothing[i].what, esmm_matmul(f->ctx, nothing[i].a, nothing[i].w, &c, &o, NULL), ESMM_ERR_UNKNOWN_KERNEL,
-           esmm_ctx_error(f->ctx), "force", "banana");
+    th_expect(nothing[i].what, esmm_matmul(f->ctx, nothing[i].a, nothing[i].w, &c, &o, NULL), ESMM_ERR_UNKNOWN_KERNEL,
+              esmm_ctx_error(f->ctx), "force", "banana");
     assert_memory_equal(f->before, f->c.data, sizeof f->before);
   }
   esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};

@@ -48,22 +48,12 @@ static int tear_down(void **state)
   return 0;
 }
 
-/* The status is the one named, and the text says each of the words. */
-static void expect(const char *what, esmm_status got, esmm_status want, const char *text, const char *word1,
-                   const char *word2)
-{
-  if (got != want)
-    fail_msg("%s: status %d (%s), expected %d; text: %s", what, (int)got, esmm_status_str(got), (int)want, text);
-  if (!strstr(text, word1) || !strstr(text, word2))
-    fail_msg("%s: the text '%s' does not say '%s' and '%s'", what, text, word1, word2);
-}
-
-#define EXPECT(call, status, word1, word2) expect(#call, (call), status, esmm_ctx_error(f->ctx), word1, word2)
+#define EXPECT(call, status, word1, word2) th_expect(#call, (call), status, esmm_ctx_error(f->ctx), word1, word2)
 
 static void expect_matmul(fixture *f, const char *what, const esmm_matrix *a, esmm_matrix *c,
                           const esmm_matmul_opts *opts, esmm_status want, const char *word1, const char *word2)
 {
-  expect(what, esmm_matmul(f->ctx, a, f->w, c, opts, NULL), want, esmm_ctx_error(f->ctx), word1, word2);
+  th_expect(what, esmm_matmul(f->ctx, a, f->w, c, opts, NULL), want, esmm_ctx_error(f->ctx), word1, word2);
   if (memcmp(f->before, f->c.data, sizeof f->before) != 0)
     fail_msg("%s: C was changed", what);
 }
@@ -75,7 +65,7 @@ static void create_fails(const char *device, const char *source)
       .size = sizeof opts, .device = device, .no_tuning_cache = 1, .error = text, .error_size = sizeof text};
   esmm_ctx *ctx = NULL;
   const char *named = device ? device : getenv("ESMM_DEVICE");
-  expect(named, esmm_ctx_create(&ctx, &opts), ESMM_ERR_DEVICE, text, source, named);
+  th_expect(named, esmm_ctx_create(&ctx, &opts), ESMM_ERR_DEVICE, text, source, named);
   assert_null(ctx);
 }
 
