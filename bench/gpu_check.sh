@@ -1,5 +1,5 @@
 #!/bin/sh
-# gpu_check.sh: everything that needs a GPU, in one command of at most 8 minutes on an H200: `make gpu-check`.
+# gpu_check.sh: everything that needs a GPU, in one command of at most 10 minutes on an H200: `make gpu-check`.
 #
 #   tests      the test programs on the GPU: the whole table of kernels, accuracy, values, threads, streams, graphs; the
 #              command's own checks
@@ -11,13 +11,13 @@
 # each replaced as a whole; until then the old record stays.
 #
 # From the environment: STAGES="tests sanitizer record" (all), BUILD (build), DEVICE (cuda), RESULTS (bench/results),
-# RUNS, ESMM_ALLOW_NO_SANITIZER=1 to go on where compute-sanitizer is missing. A build whose programs are of these
-# sources ($BUILD/gpu, from `make gpu-programs`) is used as it is, so one made elsewhere can be carried here; otherwise
-# make builds. `gpu_check.sh --id` prints the hash that tells.
+# RUNS and ACTIVATIONS (of bench/gpu_record.sh), ESMM_ALLOW_NO_SANITIZER=1 to go on where compute-sanitizer is missing. A
+# build whose programs are of these sources ($BUILD/gpu, from `make gpu-programs`) is used as it is, so one made
+# elsewhere can be carried here; otherwise make builds. `gpu_check.sh --id` prints the hash that tells.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C CMOCKA_MESSAGE_OUTPUT=TAP OMP_WAIT_POLICY=passive
-unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_REDUCED ESMM_DEVICE
+unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_REDUCED ESMM_DEVICE SUITES
 
 # Everything that the programs are made of.
 sources_id() {
@@ -127,6 +127,13 @@ run_tests() {
     command_works list --device "$DEVICE"
     command_works explain --device "$DEVICE" --size 1024 --blockwise --density .25
     command_works bench auto 3 --device "$DEVICE" --size 512 --blockwise --density .25 --skip-stats --no-tune
+    for dtype in bf16 f16; do
+      command_works explain --device "$DEVICE" --size 1024 --blockwise --strip 128 --density .25 --dtype $dtype
+      command_works bench all 3 --device "$DEVICE" --dims 512 1024 512 --blockwise --strip 128 --density .25 --no-tune \
+        --dtype $dtype
+      command_works bench all 3 --device "$DEVICE" --dims 1 1000 1003 --random --density-a .25 --no-tune --dtype $dtype \
+        --dtype-c f32
+    done
     command_works tune --device "$DEVICE"
   } >"$STATE/log/command_lines.log"
   count 'esmm on the GPU' "$STATE/log/command_lines.log" 0 $(($(date +%s) - command_began))
@@ -175,7 +182,7 @@ run_sanitizer() {
 
 run_record() {
   rm -rf "$STATE/record"
-  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" timeout 330 sh bench/gpu_record.sh ||
+  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" timeout 420 sh bench/gpu_record.sh ||
     { failed 'the record'; return; }
   printf '{"check":"record","lines":%d,%s}\n' "$(wc -l <"$STATE/record/gpu.jsonl")" "$stamp" >>"$STATE/$stage.new"
 }

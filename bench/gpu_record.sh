@@ -1,13 +1,21 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about three minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about four minutes on an H200. `make gpu-check` runs
 # it after the tests; `make readme-table` puts the result into the README.
 #
-# Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in fp32 on
-# the same data and on random dense data), with what was asked for, the driver and the date in front of it. OUT/gpu.jsonl
-# is replaced only when every measurement succeeded and every result was right.
+# Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
+# dtype on the same data and on random dense data), with what was asked for, the driver and the date in front of it.
+# OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right.
+#
+#   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder
+#   dense16    bf16 without zeros, and fp16      strips16   A sparse by strips of 128
+#   joint16    A and B sparse by strips of 128   error16    bf16 and fp16 with C in fp32, where errors show
+#   sweep16    auto over 147 products            random16   auto where zeros are anywhere
+#   decode16   1, 4 and 16 rows                  real16     activations of a trained net, from files
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
-# plan's constants first instead of using the shipped ones.
+# plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
+# where OUT says so), ACTIVATIONS (the first of bench/activations, shared/activations and ../shared/activations that is
+# there): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x 3072, or the same with .gz.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
@@ -16,12 +24,18 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16'
+SUITES=${SUITES:-$all}
 
 die() {
   echo "gpu_record.sh: $*" >&2
   exit 1
 }
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
+for word in $SUITES; do
+  case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
+done
+[ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
 began=$(date +%s)
 work=$(mktemp -d) || die "cannot make a temporary directory"
 trap 'rm -rf "$work"' EXIT
@@ -57,66 +71,172 @@ fi
 row() { printf '%-10s %-20s %8s  %-18s %9s %9s %9s %8s %7s\n' "$@"; }
 row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
 
-# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is the density.
+# The value of a key of a line, in awk.
+value='function value(key,   rest) {
+  if (!match($0, "\"" key "\":"))
+    return "-"
+  rest = substr($0, RSTART + RLENGTH)
+  sub(/^"/, "", rest)
+  sub(/[",}].*/, "", rest)
+  return rest
+}'
+# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is the density, or - for A's of each line.
 measure() {
   suite=$1 asked=$2 kernels=$3 product=$4
   shift 4
   "$ESMM" bench "$kernels" "$RUNS" --device "$DEVICE" --no-tune "$@" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
   [ -s "$work/lines" ] || die "esmm bench $kernels $* wrote no line"
-  awk -v numbers="$work/numbers" -v head="{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp," '
-    function text(key) { return match($0, "\"" key "\":\"[^\"]*\"") ? substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 5) : "" }
+  awk -v numbers="$work/numbers" -v suite="$suite" -v asked="$asked" \
+    -v stamp="$stamp" "$value"'
     BEGIN { while ((getline line < numbers) > 0) { split(line, part, " "); number[part[1]] = part[2] } }
-    { sub(/^{/, ""); print head "\"number\":" (number[text("kernel")] + 0) "," $0 }' "$work/lines" >>"$work/record" ||
-    die "awk failed"
+    { nonzeros = asked == "-" ? value("asked_density_a") : asked
+      sub(/^{/, "")
+      print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp ",\"number\":" (number[value("kernel")] + 0) "," $0 }' \
+    "$work/lines" >>"$work/record" || die "awk failed"
+  ! grep '"bit_identical":false' "$work/lines" || die "a result was not the same twice; the record stays as it was"
   ! grep -v '"outcome":"ok"' "$work/lines" || die "a result was not right; the record stays as it was"
-  awk '
-    function value(key,   rest) {
-      if (!match($0, "\"" key "\":"))
-        return "-"
-      rest = substr($0, RSTART + RLENGTH)
-      sub(/^"/, "", rest)
-      sub(/[",}].*/, "", rest)
-      return rest
-    }
+  awk -v asked="$asked" "$value"'
     { e = value("rel_err_baseline") + 0
-      printf "%s %.4f %.4f %.4f %.2f %.2f\n", value("kernel"), value("ms"), value("ms_extract"), value("ms_baseline"), \
-        value("speedup"), (e > 0 ? value("rel_err") / e : 0) }' "$work/lines" >"$work/rows" || die "awk failed"
-  while read -r kernel ms extract dense_ms speedup error; do
-    row "$suite" "$product" "$asked" "$kernel" "$ms" "$extract" "$dense_ms" "$speedup" "$error"
+      printf "%s %s %.4f %.4f %.4f %.2f %.2f\n", asked == "-" ? value("asked_density_a") : asked, value("kernel"), \
+        value("ms"), value("ms_extract"), value("ms_baseline"), value("speedup"), (e > 0 ? value("rel_err") / e : 0) }' \
+    "$work/lines" >"$work/rows" || die "awk failed"
+  while read -r nonzeros kernel ms extract dense_ms speedup error; do
+    row "$suite" "$product" "$nonzeros" "$kernel" "$ms" "$extract" "$dense_ms" "$speedup" "$error"
   done <"$work/rows"
 }
 
 # The kernels of this GPU's own instructions, where there are any.
 first_of() { for name; do ! have "$name" || { echo "$name"; return; }; done; die "none of $* runs here"; }
-dense=$(first_of dense_f32 dense_f32_sm90a dense_f32_mma) || exit 1
-joint=$(first_of joint_f32 joint_f32_sm90a joint_f32_mma) || exit 1
-for density in 1 .75 .5 .25 .125; do
-  measure blockwise $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
-done
-for size in 1024 2048 8192 16384; do
-  for density in .5 .25; do
-    measure sizes $density auto "$size^3" --size $size --blockwise --density $density
+also() { for name; do ! have "$name" || { echo ",$name"; return; }; done; } # the same after a comma, or nothing
+
+suite_fp32() {
+  dense=$(first_of dense_f32 dense_f32_sm90a dense_f32_mma) || exit 1
+  joint=$(first_of joint_f32 joint_f32_sm90a joint_f32_mma) || exit 1
+  for density in 1 .75 .5 .25 .125; do
+    measure blockwise $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
   done
-done
-for density in .5 .25 .125; do
-  measure only-a $density auto 4096^3 --size 4096 --blockwise --density-a $density --density-b 1
-  measure only-b $density auto 4096^3 --size 4096 --blockwise --density-a 1 --density-b $density
-done
-for density in 1 .5; do
-  measure long-k $density "auto,$joint,$dense" '1024 x 16384 x 1024' \
-    --dims 1024 16384 1024 --blockwise --density $density
-done
-ladder=
-for number in 10 15 17 20 21 25 28 29 30; do
-  name=$(name_of $number)
-  [ -n "$name" ] || die "there is no kernel with the number $number"
-  ladder=$ladder${ladder:+,}$name
-done
-! have joint_f32_simt || ladder=$ladder,joint_f32_simt
-measure ladder .5 "$ladder" 4096^3 --size 4096 --blockwise --density .5
-for density in .9 .8 .7 .6; do # with those of the first suite: where dense wins
-  measure over $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
+  for size in 1024 2048 8192 16384; do
+    for density in .5 .25; do
+      measure sizes $density auto "$size^3" --size $size --blockwise --density $density
+    done
+  done
+  for density in .5 .25 .125; do
+    measure only-a $density auto 4096^3 --size 4096 --blockwise --density-a $density --density-b 1
+    measure only-b $density auto 4096^3 --size 4096 --blockwise --density-a 1 --density-b $density
+  done
+  for density in 1 .5; do
+    measure long-k $density "auto,$joint,$dense" '1024 x 16384 x 1024' \
+      --dims 1024 16384 1024 --blockwise --density $density
+  done
+  ladder=
+  for number in 10 15 17 20 21 25 28 29 30; do
+    name=$(name_of $number)
+    [ -n "$name" ] || die "there is no kernel with the number $number"
+    ladder=$ladder${ladder:+,}$name
+  done
+  ! have joint_f32_simt || ladder=$ladder,joint_f32_simt
+  measure ladder .5 "$ladder" 4096^3 --size 4096 --blockwise --density .5
+  for density in .9 .8 .7 .6; do # with those of the first suite: where dense wins
+    measure over $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
+  done
+}
+
+# ---- 16 bits; products are written M,N,K ----
+
+dims() { # M,N,K: the option of esmm bench
+  rest=${1#*,}
+  echo "--dims=${1%%,*}x${rest#*,}x${rest%,*}"
+}
+dense16=$(also dense_bf16_sm90a dense_bf16_mma dense_bf16)
+joint16=$(also joint_bf16_sm90a joint_bf16_mma joint_bf16)
+decode16=$(also decode_bf16)
+
+suite_dense16() {
+  for product in 4096,4096,4096 8192,8192,8192 4096,4096,14336 4096,14336,4096 1024,4096,14336 128,4096,14336; do
+    measure dense16 1 "auto$dense16$(also cublas_bf16)" $product --dtype bf16 "$(dims $product)" --dense
+  done
+  for product in 4096,4096,4096 4096,4096,14336; do
+    measure dense16 1 "auto$(also dense_f16_sm90a dense_f16_mma dense_f16)$(also cublas_f16)" $product \
+      --dtype f16 "$(dims $product)" --dense
+  done
+}
+
+suite_strips16() {
+  for product in 4096,4096,14336 8192,8192,8192; do
+    measure strips16 - "auto$joint16" $product --dtype bf16 "$(dims $product)" --blockwise --strip 128 \
+      --sweep 1,.75,.5,.25,.125 --density-b 1
+  done
+}
+
+suite_joint16() {
+  for product in 4096,4096,14336 8192,8192,8192; do
+    measure joint16 - "auto$joint16" $product --dtype bf16 "$(dims $product)" --blockwise --strip 128 --sweep .5,.25
+  done
+}
+
+# C of 16 bits rounds away what the sums' own errors are.
+suite_error16() {
+  for dtype in bf16 f16; do
+    measure error16 1 "auto$(also dense_${dtype}_sm90a dense_${dtype}_mma dense_$dtype)" 4096,4096,14336 \
+      --dtype $dtype --dtype-c f32 --dims 4096 14336 4096 --dense
+    measure error16 .5 "auto$(also joint_${dtype}_sm90a joint_${dtype}_mma joint_$dtype)" 4096,4096,14336 \
+      --dtype $dtype --dtype-c f32 --dims 4096 14336 4096 --blockwise --strip 128 --density-a .5 --density-b 1
+  done
+}
+
+# Never slower: one process for each row of the table, which makes B once.
+suite_sweep16() {
+  for sides in 14336,4096 4096,14336 4096,4096; do
+    for m in 1 4 16 64 256 1024 4096; do
+      measure sweep16 - auto $m,$sides --dtype bf16 "$(dims "$m,$sides")" --blockwise --strip 128 \
+        --sweep 1,.9,.75,.5,.25,.125,.05 --density-b 1
+    done
+  done
+}
+
+suite_random16() {
+  for m in 16 256 4096; do
+    measure random16 - auto $m,14336,4096 --dtype bf16 --dims $m 4096 14336 --random --sweep .5,.1 --density-b 1
+  done
+}
+
+suite_decode16() {
+  for sides in 4096,14336 14336,4096; do
+    measure decode16 - "auto$decode16" 1,$sides --dtype bf16 "$(dims 1,$sides)" --random --sweep 1,.5,.1,.05 \
+      --density-b 1
+    for m in 4 16; do
+      for preset in early middle late; do
+        measure decode16 $preset "auto$decode16" $m,$sides --dtype bf16 "$(dims "$m,$sides")" --activations $preset
+      done
+    done
+  done
+}
+
+suite_real16() {
+  for place in ${ACTIVATIONS:+"$ACTIVATIONS"} bench/activations shared/activations ../shared/activations; do
+    [ ! -d "$place" ] || break
+  done
+  if [ ! -d "$place" ]; then
+    [ -z "${ACTIVATIONS:-}" ] || die "ACTIVATIONS: there is no directory $ACTIVATIONS"
+    echo 'real16     left out: no activations (ACTIVATIONS names the directory with relu2_layer1.npy.gz)'
+    return
+  fi
+  for layer in relu2_layer1 relu2_layer4; do
+    if [ -f "$place/$layer.npy.gz" ]; then
+      gzip -dc "$place/$layer.npy.gz" >"$work/$layer.npy" || die "cannot unpack $place/$layer.npy.gz"
+    else
+      cp "$place/$layer.npy" "$work/$layer.npy" || die "$place has no $layer.npy and no $layer.npy.gz"
+    fi
+    measure real16 $layer "auto$joint16" 2048,768,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 768
+    measure real16 $layer "auto$joint16" 8192,3072,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 3072 \
+      --tile-rows 8192
+  done
+}
+
+for word in $SUITES; do
+  suite_$word
+  echo "           $word: $(($(date +%s) - began)) s"
 done
 
 mkdir -p "$OUT" && temporary=$(mktemp "$OUT/.gpu.XXXXXX") || die "cannot write in $OUT"

@@ -22,6 +22,138 @@ function crossover(rival,   i, d, before, high, low) {
   return before == "" ? "(not measured)" : "already at " percent(before)
 }
 
+# ---- 16-bit operands: a suite is a grid of times faster, or lines of a table ----
+
+function fine(x) { return x < 0.0995 ? sprintf("%.4f", x) : ms(x) }
+
+function product_name(   m, n, k) {
+  m = value("m"); n = value("n"); k = value("k")
+  return m == n && n == k ? m "³" : m " × " n ", k " k
+}
+
+# A cell of the grid of a suite; rows in the order of the record, columns by density.
+function cell16(row,   at) {
+  if (!((suite, row) in known)) {
+    known[suite, row] = 1
+    row16[suite, ++rows16[suite]] = row
+  }
+  if (!((suite, asked) in column_known)) {
+    column_known[suite, asked] = 1
+    columns16[suite]++
+    for (at = columns16[suite]; at > 1 && column16[suite, at - 1] < asked; at--)
+      column16[suite, at] = column16[suite, at - 1]
+    column16[suite, at] = asked
+  }
+  grid16[suite, row, asked] = times(speedup)
+}
+
+function print_grid16(name, title,   i, j, line) {
+  if (!rows16[name])
+    return
+  line = "| " title " |"
+  for (j = 1; j <= columns16[name]; j++)
+    line = line " " percent(column16[name, j]) " |"
+  print ""
+  print line
+  line = "| --- |"
+  for (j = 1; j <= columns16[name]; j++)
+    line = line " ---: |"
+  print line
+  for (i = 1; i <= rows16[name]; i++) {
+    line = "| " row16[name, i] " |"
+    for (j = 1; j <= columns16[name]; j++)
+      line = line " " grid16[name, row16[name, i], column16[name, j]] " |"
+    print line
+  }
+}
+
+function line16(text) { text16[suite, ++lines16[suite]] = text }
+
+function print_lines16(name, head, rule,   i) {
+  if (!lines16[name])
+    return
+  print ""
+  print head
+  print rule
+  for (i = 1; i <= lines16[name]; i++)
+    print text16[name, i]
+}
+
+function half(   product, dtype, ours) {
+  any16 = 1
+  product = product_name(); dtype = value("dtype")
+  ours = kernel !~ /^cublas/
+  if (value("bit_identical") != "true")
+    fail("two calls of " kernel " gave different bits")
+  if (ours && ratio > worst16[suite == "error16"])
+    worst16[suite == "error16"] = ratio
+  if (suite == "dense16" && ours && !automatic) {
+    own16[dtype, product] = "| " kernel " | " fine(t) " | " times(speedup)
+  } else if (suite == "dense16" && automatic) {
+    dense16[++denses] = dtype SUBSEP product
+    auto16[dtype, product] = kernel " | " fine(t) " | " times(speedup) " |"
+    cublas16[dtype, product] = fine(baseline)
+  } else if (suite == "strips16" || suite == "joint16")
+    cell16(product ", " (automatic ? "auto" : kernel))
+  else if (suite == "decode16" && value("m") == 1)
+    cell16(product ", " (automatic ? "auto" : kernel))
+  else if (suite == "decode16" && automatic)
+    line16("| " product " | " value("asked") " | " percent(value("density_a")) " | " percent(value("strip128_density_a")) \
+      " | " kernel " | " fine(t) " | " fine(baseline) " | " times(speedup) " |")
+  else if (suite == "real16" && automatic)
+    line16("| " value("asked") " | " product " | " percent(value("density_a")) " | " percent(value("strip128_density_a")) \
+      " | " kernel " | " fine(t) " | " fine(baseline) " | " times(speedup) " |")
+  else if (suite == "sweep16") {
+    cell16(product)
+    cells16++
+    if (least16 == "" || speedup < least16) {
+      least16 = speedup
+      where16 = product " at " percent(asked) ", where it took " kernel
+    }
+  } else if (suite == "random16") {
+    if (low16 == "" || speedup < low16)
+      low16 = speedup
+    if (speedup > high16)
+      high16 = speedup
+  }
+}
+
+function print_half(   i, key) {
+  wrapped("**bf16 and fp16** on " (mains ? "the same GPU" : gpu " (" features "), driver " driver ", " library ", " date \
+    ", source `" id "`") ", C in the operands' dtype; a product is m × n and its k. cuBLAS multiplies " \
+    "in that dtype too, B row-major, on the same data or on random dense data, whichever it is faster on; numbers are " \
+    "times faster than that, with the scan of A, B prepared.")
+  if (denses) {
+    print ""
+    print "| no zeros | dtype | cuBLAS ms | our own kernel | ms | times faster | auto takes | ms | times faster |"
+    print "| --- | --- | ---: | --- | ---: | ---: | --- | ---: | ---: |"
+    for (i = 1; i <= denses; i++) {
+      key = dense16[i]
+      split(key, part, SUBSEP)
+      print "| " part[2] " | " part[1] " | " cublas16[key] " " (key in own16 ? own16[key] : "| | | ") " | " auto16[key]
+    }
+  }
+  print_grid16("strips16", "A sparse by strips of 128 rows, B dense, bf16")
+  print_grid16("joint16", "A and B sparse by strips of 128, bf16")
+  print_grid16("decode16", "one row, zeros anywhere, bf16")
+  print_lines16("decode16", "| few rows, bf16 | activations | nonzeros | k's any row needs | auto takes | ms | cuBLAS ms | " \
+    "times faster |", "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
+  print_lines16("real16", "| activations of a trained net | product | nonzeros | in strips of 128 | auto takes | ms | " \
+    "cuBLAS ms | times faster |", "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |")
+  print_grid16("sweep16", "`auto`, A sparse by strips of 128, bf16")
+  print ""
+  key = ""
+  if (cells16)
+    key = "Of these " cells16 " products `auto` is worst, " sprintf("%.3f", least16) " times cuBLAS, on " where16 ". "
+  if (low16 != "")
+    key = key "With zeros anywhere in A (50 and 10 % nonzeros, 16 to 4096 rows) it is " times(low16) " to " times(high16) \
+      " times as fast. "
+  key = key "The error against float64 of our 16-bit kernels is at most " sprintf("%.2f", worst16[0]) " times cuBLAS's"
+  if (worst16[1] > 0)
+    key = key ", " sprintf("%.2f", worst16[1]) " times where C is fp32"
+  wrapped(key "; each gave the same bits twice.")
+}
+
 {
   suite = value("suite"); asked = value("asked") + 0; kernel = value("kernel"); speedup = value("speedup") + 0
   t = value("ms") + 0; extract = value("ms_extract") + 0; baseline = value("ms_baseline") + 0
@@ -38,6 +170,10 @@ function crossover(rival,   i, d, before, high, low) {
   error = value("rel_err") + 0; dense_error = value("rel_err_baseline") + 0
   ratio = dense_error > 0 ? error / dense_error : 0
   automatic = value("requested") == "auto"
+  if (suite ~ /16$/) {
+    half()
+    next
+  }
   if (kernel !~ /^(cublas|ladder)/ && suite != "over" && ratio > worst[suite == "long-k"])
     worst[suite == "long-k"] = ratio
 
@@ -71,10 +207,19 @@ function crossover(rival,   i, d, before, high, low) {
 END {
   if (failed)
     exit 1
-  if (!mains) {
+  if (!mains && !any16) {
     print "readme_table.sh: the GPU record has no products" > "/dev/stderr"
     exit 1
   }
+  if (mains)
+    print_single()
+  if (mains && any16)
+    print ""
+  if (any16)
+    print_half()
+}
+
+function print_single(   i, head, rule, a, b) {
   wrapped("On a GPU: " gpu " (" features "), driver " driver ", " library ", " date ", source `" id "`; fp32, 4096³, " \
     "whole strips of 32 rows of A and of 32 columns of B nonzero, independently. Device time of a call with the scan " \
     "of A; cuBLAS is fp32 without TF32, on the same data or on random dense data, whichever it is faster on.")

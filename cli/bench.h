@@ -36,14 +36,14 @@ typedef struct bench {
 
 /* ---- bench_data.c ---- */
 
-enum { BENCH_TIMERS = 16 };
+enum { BENCH_TIMERS = 16, BENCH_STRIP = 128 };
 
 /* The operands in a GPU's memory; matrices may share it. */
 typedef struct bench_gpu {
   esmm_matrix a, c;                               /* in the dtypes asked for */
-  esmm_matrix plain_a, plain_b, dense_a, dense_b; /* for cuBLAS, in fp32 */
+  esmm_matrix plain_a, plain_b, dense_a, dense_b; /* for cuBLAS, in library_dtype */
   esmm_matrix plain_c;                            /* its result */
-  bool transposed;                                /* plain_b and dense_b are column-major: cuBLAS is faster so */
+  bool transposed;                                /* plain_b and dense_b are column-major: cuBLAS is faster so (fp32) */
   esmm_matrix flush[2];                           /* copying one onto the other empties the L2 cache */
   esmm_timer *timers[BENCH_TIMERS];
   esmm_matrix owned[12];
@@ -57,8 +57,11 @@ typedef struct bench_gpu {
  */
 typedef struct bench_data {
   int64_t m, k, n;
-  int copies, variants; /* of B, of A */
-  io_matrix *a;         /* [variants], in the dtype asked for */
+  cli_source source_b;
+  esmm_dtype library_dtype; /* what the dense libraries multiply: fp32; on a GPU that of A and B where both have one of
+                               16 bits and C has the same or fp32 */
+  int copies, variants;     /* of B, of A */
+  io_matrix *a;             /* [variants], in the dtype asked for */
   io_matrix b;
   esmm_weights **weights; /* [copies] */
   io_matrix c;            /* ours */
@@ -70,11 +73,15 @@ typedef struct bench_data {
   esmm_weights **dense_weights; /* [copies]: only where there is no library to compare with */
   double seconds_prepare;       /* median over the copies */
   esmm_weights_info info;
-  double density_a; /* exact element density */
+  double density_a;       /* exact element density */
+  double strip_density_a; /* exact, of strips of BENCH_STRIP rows */
   bench_gpu gpu;
 } bench_data;
 
 int bench_data_make(bench *b, bench_data *data); /* CLI_GO or a status; free it in both cases */
+/* A step of a sweep for which only A has to be made anew: B, its weights and the random data stay. */
+bool bench_data_fits(const bench *b, const bench_data *data);
+int bench_data_next(bench *b, bench_data *data); /* as bench_data_make */
 void bench_data_free(const bench *b, bench_data *data);
 
 /* Borrowed where the matrix is fp32, row-major and tight already (then memory is NULL), else a copy. */
@@ -96,6 +103,8 @@ void bench_reference_free(bench_reference *reference);
 /* max |C - reference| / max |reference|; INFINITY where C is NaN, or anything but 0 against a zero reference. c holds
    all of C, or only the rows that are checked. */
 double bench_error(const bench_reference *reference, const float *c, bool only_checked);
+/* A hash of the same elements: equal for equal bits. */
+uint64_t bench_bits(const bench_reference *reference, const float *c, bool only_checked);
 /* What rounding can explain in a product of depth k, when there is nothing to compare with. */
 double bench_error_bound(int64_t k);
 /* How far C's own dtype moves a result, relative to the largest. */
@@ -109,13 +118,16 @@ const char *bench_outcome_str(bench_outcome outcome); /* "ok", "wrong", "unsuppo
 typedef struct bench_contestant {
   const blas_library *library; /* NULL: ours */
   const char *force;           /* ours: a kernel, "" for auto */
-  bool vector;                 /* a library's sgemv */
+  bool vector;                 /* a library's routine for one row: sgemv */
   bool dense_data;             /* on the random dense operands */
   bool is_baseline;
-  char name[64]; /* "joint_f32_avx2", "openblas_sgemm", "openblas_sgemm_on_random" */
+  char name[64]; /* "joint_f32_avx2", "openblas_sgemm", "openblas_sgemm_on_random", "cublas_gemm_bf16" */
   bench_outcome outcome;
   char reason[256]; /* why this kernel, or why not */
   double rel_err;
+  int checks;      /* how often it was compared, into C full of NaN */
+  uint64_t bits;   /* of what was compared last */
+  bool varies;     /* the checks found different bits */
   double *seconds; /* every timed call */
   int count, per_round;
   double estimate;
@@ -142,16 +154,17 @@ double bench_median(double *values, int count); /* sorts them; NAN for none */
 /* Copies the operands there and prepares the weights; frees what the host no longer needs. */
 int bench_gpu_make(bench *b, bench_data *data);
 void bench_gpu_free(const bench *b, bench_data *data);
+int bench_gpu_next(const bench *b, bench_data *data); /* the new A in the old one's place */
 /* One product, put on the default stream. */
 esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats);
 /* The cache emptied, then a call, `count` times; seconds of the GPU's own clock. */
 esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c, double *seconds, int count);
 esmm_status bench_gpu_flush(const bench *b, bench_data *data);
-/* NaN into the rows of C that are checked, and the relative error of what is there later. */
+/* NaN into the rows of C that are checked; the relative error of what is there later, and a hash of it. */
 esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_contestant *c,
                              const bench_reference *reference);
 esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contestant *c,
-                            const bench_reference *reference, double *error);
+                            const bench_reference *reference, double *error, uint64_t *bits);
 
 /* ---- bench_report.c ---- */
 

@@ -10,6 +10,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { FEWEST_ROWS = 16 };
 
@@ -97,6 +98,20 @@ double bench_error(const bench_reference *reference, const float *c, bool only_c
   if (worst == 0)
     return 0;
   return reference->largest > 0 ? worst / reference->largest : INFINITY;
+}
+
+uint64_t bench_bits(const bench_reference *reference, const float *c, bool only_checked)
+{
+  uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a, a word at a time */
+  for (int64_t i = 0; i < reference->row_count; i++) {
+    const float *got = c + (only_checked ? i : reference->rows[i]) * reference->n;
+    for (int64_t j = 0; j < reference->n; j++) {
+      uint32_t word;
+      memcpy(&word, &got[j], sizeof word);
+      hash = (hash ^ word) * 0x100000001b3u;
+    }
+  }
+  return hash;
 }
 
 double bench_error_bound(int64_t k)

@@ -1,6 +1,7 @@
 /*
- * bench_data.c: the operands of a benchmark: the data asked for, the same in fp32 for the dense libraries, and random
- * dense data, because a dense library may be faster or slower on zeros and neither must flatter us.
+ * bench_data.c: the operands of a benchmark: the data asked for, the same in fp32 for the reference and for dense
+ * libraries that multiply in fp32, and random dense data, because a dense library may be faster or slower on zeros and
+ * neither must flatter us.
  *
  * For few rows everything is rotated past the last-level cache. The size that the system reports for that cache can be
  * the host's and not this machine's share of it, so the total has a floor and a cap of its own.
@@ -70,9 +71,9 @@ static double element_density(const float *x, int64_t count, int threads)
 }
 
 static int make_dense(bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
-                      io_matrix *out)
+                      esmm_dtype dtype, io_matrix *out)
 {
-  int status = cli_matrix_alloc(what, rows, cols, ESMM_F32, out);
+  int status = cli_matrix_alloc(what, rows, cols, dtype, out);
   if (status != CLI_GO)
     return status;
   esmm_generator generator = {.size = sizeof generator, .kind = ESMM_GEN_DENSE, .operand = operand, .seed = seed};
@@ -96,8 +97,15 @@ static int make_variants(bench *b, bench_data *data)
   }
   for (int i = 0; i < data->variants && status == CLI_GO; i++)
     status = bench_plain(b->ctx, "A in f32", &data->a[i].m, false, &data->plain_a[i]);
+  return status;
+}
+
+static int make_dense_a(bench *b, bench_data *data)
+{
+  int status = CLI_GO;
   for (int i = 0; i < data->variants && status == CLI_GO && !b->once; i++)
-    status = make_dense(b, "dense A", ESMM_OPERAND_A, 1000 + (uint64_t)i, data->m, data->k, &data->dense_a[i]);
+    status = make_dense(b, "dense A", ESMM_OPERAND_A, 1000 + (uint64_t)i, data->m, data->k, data->library_dtype,
+                        &data->dense_a[i]);
   return status;
 }
 
@@ -109,7 +117,7 @@ static int make_copies(bench *b, bench_data *data)
   bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
   if (status == CLI_GO && !share && !b->once)
-    status = make_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, &data->dense_b[0]);
+    status = make_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, data->library_dtype, &data->dense_b[0]);
   for (int i = 1; i < data->copies && status == CLI_GO; i++) {
     status = bench_plain(b->ctx, "B in f32", &data->plain_b[0].m, true, &data->plain_b[i]);
     if (status == CLI_GO && !share && !b->once)
@@ -141,6 +149,25 @@ static int prepare(bench *b, bench_data *data)
   return status == ESMM_OK ? CLI_GO : cli_status(b->ctx, "prepare", status);
 }
 
+static int measure_a(const bench *b, bench_data *data)
+{
+  esmm_pattern *strips = NULL;
+  if (b->once)
+    return CLI_GO;
+  esmm_status done = esmm_pattern_extract(b->ctx, &data->a[0].m, BENCH_STRIP, &strips);
+  data->density_a = element_density(data->plain_a[0].m.data, data->m * data->k, b->threads);
+  data->strip_density_a = esmm_pattern_density(strips);
+  esmm_pattern_free(strips);
+  return done == ESMM_OK ? CLI_GO : cli_status(b->ctx, "A", done);
+}
+
+static esmm_dtype library_dtype(const bench *b)
+{
+  const cli_problem *p = &b->problem;
+  const bool alike = p->dtype_a == p->dtype_b && (p->dtype_c == p->dtype_a || p->dtype_c == ESMM_F32);
+  return b->gpu && alike ? (esmm_dtype)p->dtype_a : ESMM_F32;
+}
+
 int bench_data_make(bench *b, bench_data *data)
 {
   cli_problem *p = &b->problem;
@@ -157,6 +184,8 @@ int bench_data_make(bench *b, bench_data *data)
   data->m = p->m;
   data->k = p->k;
   data->n = p->n;
+  data->source_b = p->b;
+  data->library_dtype = library_dtype(b);
   bool rotate = data->m <= FEW_ROWS && !b->gpu && !b->once;
   data->copies = rotate ? bench_copies((size_t)data->k * (size_t)data->n * sizeof(float)) : 1;
   data->variants = rotate && !p->a.path ? MOST_VARIANTS : 1;
@@ -171,6 +200,8 @@ int bench_data_make(bench *b, bench_data *data)
 
   status = make_variants(b, data);
   if (status == CLI_GO)
+    status = make_dense_a(b, data);
+  if (status == CLI_GO)
     status = make_copies(b, data);
   if (status == CLI_GO)
     status = b->gpu ? bench_gpu_make(b, data) : prepare(b, data);
@@ -178,9 +209,29 @@ int bench_data_make(bench *b, bench_data *data)
     status = cli_matrix_alloc("C", data->m, data->n, (esmm_dtype)p->dtype_c, &data->c);
   if (status == CLI_GO && !b->gpu)
     status = cli_matrix_alloc("C in f32", data->m, data->n, ESMM_F32, &data->plain_c);
+  return status == CLI_GO ? measure_a(b, data) : status;
+}
+
+bool bench_data_fits(const bench *b, const bench_data *data)
+{
+  const cli_problem *p = &b->problem;
+  const esmm_generator *now = &p->b.generator, *then = &data->source_b.generator;
+  return !p->a.path && !p->b.path && now->kind == then->kind && now->density == then->density &&
+         now->strip == then->strip && now->seed == then->seed;
+}
+
+int bench_data_next(bench *b, bench_data *data)
+{
+  for (int i = 0; i < data->variants; i++) {
+    io_matrix_free(&data->plain_a[i]);
+    io_matrix_free(&data->a[i]);
+  }
+  int status = cli_problem_make(b->ctx, &b->problem, &data->a[0], NULL);
   if (status == CLI_GO)
-    data->density_a = element_density(data->plain_a[0].m.data, data->m * data->k, b->threads);
-  return status;
+    status = make_variants(b, data);
+  if (status == CLI_GO && b->gpu)
+    status = bench_gpu_next(b, data);
+  return status == CLI_GO ? measure_a(b, data) : status;
 }
 
 void bench_data_free(const bench *b, bench_data *data)

@@ -4,7 +4,8 @@
  * Operands are made on the host and copied once. A timed call is put on the default stream as: empty the cache, start
  * the timer, multiply, stop the timer; nothing waits in between, so that while the GPU is busy with the cache the host
  * has launched what follows, and no launch is part of the time. cuBLAS works in the same context and on the same
- * stream. It gets B in the layout that it multiplies faster, found by trying both.
+ * stream. Operands of bf16 or fp16 it gets as they are, B row-major; of fp32, B in the layout that it multiplies
+ * faster, found by trying both.
  *
  * Of C, only the rows that are checked are poisoned and copied back.
  */
@@ -72,19 +73,20 @@ static int copy_operands(const bench *b, bench_data *data)
   bench_gpu *g = &data->gpu;
   const esmm_matrix *a = &data->a[0].m;
   const esmm_dtype dtype_c = (esmm_dtype)b->problem.dtype_c;
-  const bool plain_a = data->plain_a[0].m.data == a->data; /* borrowed: A is plain already */
+  const esmm_dtype wanted = data->library_dtype;
   int status = copy_in(b, g, "A", a, a->order, &g->a);
   if (status == CLI_GO)
-    status = copy_in(b, g, "B", &data->plain_b[0].m, ESMM_ROW_MAJOR, &g->plain_b);
+    status =
+        copy_in(b, g, "B", data->b.m.dtype == wanted ? &data->b.m : &data->plain_b[0].m, ESMM_ROW_MAJOR, &g->plain_b);
   if (status == CLI_GO)
     status = reserve(b, g, "C", data->m, data->n, dtype_c, &g->c);
   if (status != CLI_GO || b->once)
     return status;
-  if (plain_a)
+  if (a->dtype == wanted && a->order == ESMM_ROW_MAJOR)
     g->plain_a = g->a;
   else
-    status = copy_in(b, g, "A in f32", &data->plain_a[0].m, ESMM_ROW_MAJOR, &g->plain_a);
-  if (dtype_c == ESMM_F32)
+    status = copy_in(b, g, "A for cuBLAS", a->dtype == wanted ? a : &data->plain_a[0].m, ESMM_ROW_MAJOR, &g->plain_a);
+  if (dtype_c == ESMM_F32 || dtype_c == wanted)
     g->plain_c = g->c;
   else if (status == CLI_GO)
     status = reserve(b, g, "C in f32", data->m, data->n, ESMM_F32, &g->plain_c);
@@ -95,7 +97,7 @@ static int prepare(bench *b, bench_data *data)
 {
   bench_gpu *g = &data->gpu;
   const esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)b->problem.use};
-  const bool plain = data->plain_b[0].m.data == data->b.m.data;
+  const bool plain = data->b.m.dtype == g->plain_b.dtype && data->b.m.order == ESMM_ROW_MAJOR;
   esmm_matrix near = g->plain_b;
   int status = plain ? CLI_GO : cli_device_copy(b->ctx, "B", &data->b.m, data->b.m.dtype, data->b.m.order, &near);
   if (status != CLI_GO)
@@ -195,9 +197,19 @@ int bench_gpu_make(bench *b, bench_data *data)
     status = prepare(b, data);
   if (status == CLI_GO && !b->once)
     status = make_clock(b, &data->gpu);
-  if (status == CLI_GO && b->library_count > 0)
+  if (status == CLI_GO && b->library_count > 0 && data->library_dtype == ESMM_F32)
     status = choose_layout(b, data);
   return status;
+}
+
+int bench_gpu_next(const bench *b, bench_data *data)
+{
+  bench_gpu *g = &data->gpu;
+  const bool apart = g->plain_a.data && g->plain_a.data != g->a.data;
+  esmm_status status = esmm_matrix_copy(b->ctx, &data->a[0].m, &g->a);
+  if (status == ESMM_OK && apart)
+    status = esmm_matrix_copy(b->ctx, &g->a, &g->plain_a);
+  return status == ESMM_OK ? CLI_GO : cli_status(b->ctx, "A", status);
 }
 
 void bench_gpu_free(const bench *b, bench_data *data)
@@ -212,16 +224,24 @@ void bench_gpu_free(const bench *b, bench_data *data)
 
 /* ---- calls ---- */
 
+static bool call_cublas(cublas_library *cublas, const bench_data *data, const bench_contestant *c)
+{
+  const bench_gpu *g = &data->gpu;
+  const int64_t m = data->m, k = data->k, n = data->n;
+  const void *x = (c->dense_data ? g->dense_a : g->plain_a).data, *y = (c->dense_data ? g->dense_b : g->plain_b).data;
+  const esmm_dtype dtype = data->library_dtype, dtype_c = g->plain_c.dtype;
+  if (dtype != ESMM_F32)
+    return c->vector ? cublas_gemv16(cublas, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data)
+                     : cublas_gemm16(cublas, m, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data);
+  return c->vector ? cublas_sgemv(cublas, k, n, x, y, g->transposed, g->plain_c.data)
+                   : cublas_sgemm(cublas, m, k, n, x, y, g->transposed, g->plain_c.data);
+}
+
 esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats)
 {
   bench_gpu *g = &data->gpu;
-  if (c->library) {
-    const float *x = (c->dense_data ? g->dense_a : g->plain_a).data;
-    const float *y = (c->dense_data ? g->dense_b : g->plain_b).data;
-    bool done = c->vector ? cublas_sgemv(&b->cublas, data->k, data->n, x, y, g->transposed, g->plain_c.data)
-                          : cublas_sgemm(&b->cublas, data->m, data->k, data->n, x, y, g->transposed, g->plain_c.data);
-    return done ? ESMM_OK : ESMM_ERR_DRIVER_CALL;
-  }
+  if (c->library)
+    return call_cublas(&b->cublas, data, c) ? ESMM_OK : ESMM_ERR_DRIVER_CALL;
   esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
   return esmm_matmul(b->ctx, c->dense_data ? &g->dense_a : &g->a,
                      (c->dense_data ? data->dense_weights : data->weights)[0], &g->c, &opts, stats);
@@ -292,7 +312,7 @@ esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_conte
 }
 
 esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contestant *c,
-                            const bench_reference *reference, double *error)
+                            const bench_reference *reference, double *error, uint64_t *bits)
 {
   const int64_t n = reference->n, count = reference->row_count, together = count == data->m ? count : 1;
   float *values = cli_alloc((size_t)count, (size_t)n * sizeof *values);
@@ -302,8 +322,10 @@ esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contes
     esmm_matrix to = host_rows(values + i * n, together, n);
     status = esmm_matrix_copy(b->ctx, &from, &to);
   }
-  if (status == ESMM_OK)
+  if (status == ESMM_OK) {
     *error = bench_error(reference, values, true);
+    *bits = bench_bits(reference, values, true);
+  }
   free(values);
   return status;
 }

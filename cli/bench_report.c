@@ -15,7 +15,7 @@ typedef struct field {
   const char *name;
   const char *text; /* NULL: a number */
   double number;
-  bool literal; /* text is a number, with more digits than a double has */
+  bool literal; /* text is no string: a number with more digits than a double has, true or false */
 } field;
 
 #define TEXT(name, value) \
@@ -108,6 +108,7 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       NUMBER("asked_density_b", asked_density(&b->problem.b)),
       NUMBER("density_a", data->density_a),
       NUMBER("density_b", data->info.element_density),
+      NUMBER("strip128_density_a", data->strip_density_a),
       NUMBER("strip_rows", ran ? (double)c->stats.strip_rows : NAN),
       NUMBER("strip_density_a", ran ? c->stats.strip_density_a : NAN),
       NUMBER("strip_density_b", ran ? c->stats.strip_density_b : NAN),
@@ -129,6 +130,11 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       NUMBER("rel_err", c->rel_err),
       NUMBER("rel_err_baseline", result->baseline_err),
       NUMBER("checked_rows", (double)result->checked_rows),
+      {"bit_identical",
+       c->checks < 2 ? NULL
+       : c->varies   ? "false"
+                     : "true",
+       NAN, true},
       NUMBER("weight_copies", data->copies),
       TEXT("outcome", bench_outcome_str(c->outcome)),
       TEXT("reason", c->reason),
@@ -147,7 +153,7 @@ static void print_json(FILE *out, const field *fields, int count, const bench_re
     fputs(i ? "," : "{", out);
     cli_json_string(out, fields[i].name);
     fputc(':', out);
-    if (fields[i].literal)
+    if (fields[i].literal && fields[i].text)
       fputs(fields[i].text, out);
     else if (fields[i].text)
       cli_json_string(out, fields[i].text);
@@ -197,12 +203,18 @@ int bench_report_open(const bench *b, bench_report *report)
   return report->remarks ? CLI_GO : cli_failed("out of memory");
 }
 
-static void print_operand(const char *label, const cli_source *source, double density, bool swept, FILE *out)
+/* strips NAN: not known */
+static void print_operand(const char *label, const cli_source *source, double density, double strips, bool swept,
+                          FILE *out)
 {
-  if (swept && !source->path && source->generator.kind != ESMM_GEN_DENSE)
+  if (swept && !source->path && source->generator.kind != ESMM_GEN_DENSE) {
     fprintf(out, "%-9s %s, density as in the table\n", label, source_kind(source));
-  else
-    fprintf(out, "%-9s %s; element density %s\n", label, source->text, cli_number(density, 3));
+    return;
+  }
+  fprintf(out, "%-9s %s; element density %s", label, source->text, cli_number(density, 3));
+  if (!isnan(strips))
+    fprintf(out, ", %d-row strips %s", BENCH_STRIP, cli_number(strips, 3));
+  fputc('\n', out);
 }
 
 static void print_libraries(const bench *b, const bench_data *data, FILE *out)
@@ -215,11 +227,16 @@ static void print_libraries(const bench *b, const bench_data *data, FILE *out)
   fprintf(out, "dense     ");
   for (int i = 0; i < b->library_count; i++)
     fprintf(out, "%s%s", i ? ", " : "", b->libraries[i].title);
-  fprintf(out, "%s%s, on this data and on random dense data; the fastest counts\n",
-          data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)",
-          !b->gpu                ? ""
-          : data->gpu.transposed ? ", pedantic, B column-major"
-                                 : ", pedantic, B row-major");
+  const bool wide = data->library_dtype == ESMM_F32;
+  if (wide)
+    fprintf(out, "%s%s", data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)", b->gpu ? ", pedantic" : "");
+  else
+    fprintf(out, " (%s in %s)", data->m == 1 ? "gemm and gemv" : "gemm", esmm_dtype_str(data->library_dtype));
+  if (b->gpu)
+    fprintf(out, ", B %s-major", data->gpu.transposed ? "column" : "row");
+  fprintf(out, ", on this data and on random dense data; the fastest counts\n");
+  if (!wide)
+    return;
   if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || b->problem.dtype_c != ESMM_F32)
     fprintf(out, "          they multiply in fp32, with operands converted beforehand\n");
 }
@@ -246,8 +263,8 @@ void bench_report_head(const bench *b, const bench_data *data, const bench_resul
   cli_print_no_gpu(b->ctx, 9, out);
   fprintf(out, "problem   C [%lld,%lld] = A [%lld,%lld] x B [%lld,%lld], %s\n", (long long)data->m, (long long)data->n,
           (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, dtype);
-  print_operand("A", &p->a, data->density_a, b->sweep_count && isnan(p->density_a), out);
-  print_operand("B", &p->b, data->info.element_density, b->sweep_count && isnan(p->density_b), out);
+  print_operand("A", &p->a, data->density_a, data->strip_density_a, b->sweep_count && isnan(p->density_a), out);
+  print_operand("B", &p->b, data->info.element_density, NAN, b->sweep_count && isnan(p->density_b), out);
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);

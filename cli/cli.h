@@ -220,7 +220,7 @@ typedef struct cli_source {
   const char *path;         /* loaded from here, or NULL: generated */
   const char *preset;       /* of an activations generator, or NULL */
   esmm_generator generator; /* when path is NULL */
-  char text[96];            /* "blockwise, density 0.5, strip 32" */
+  char text[128];           /* "blockwise, density 0.5, strip 32" */
 } cli_source;
 
 typedef struct cli_problem {
@@ -236,7 +236,8 @@ typedef struct cli_problem {
   int dtype, dtype_a, dtype_b, dtype_c; /* esmm_dtype once resolved */
   uint64_t seed;
   const char *load_a, *load_b;
-  int use; /* esmm_use */
+  int64_t tile_rows; /* 0: not asked for */
+  int use;           /* esmm_use */
   /* what they mean: set by cli_problem_resolve */
   double density_now; /* of this step of a sweep, else --density */
   cli_source a, b;
@@ -246,7 +247,8 @@ typedef struct cli_problem {
 void cli_problem_init(cli_problem *problem);
 /* Checks the options against each other. density replaces --density where it is not NAN (a sweep). */
 int cli_problem_resolve(cli_problem *problem, double density); /* CLI_GO or CLI_USAGE */
-/* Makes or loads A and B in the asked dtypes; sets m, k, n. The caller frees both, also after a failure. */
+/* Makes or loads A and B in the asked dtypes; sets m, k, n. The caller frees both, also after a failure. b NULL: only
+   A, which must not be a file. */
 int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matrix *b);
 
 #define CLI_MAX_DIMENSION 1e9
@@ -283,6 +285,8 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"seed", CLI_SEED, &(p)->seed, "S", "of all generators (default 1)", 0, 0, NULL, NULL},                              \
   {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, or raw float32 with --dims", 0, 0, NULL, NULL},    \
   {"load-b", CLI_STRING, &(p)->load_b, "FILE", "B likewise", 0, 0, NULL, NULL},                                        \
+  {"tile-rows", CLI_INT, &(p)->tile_rows, "N", "repeat the rows of a loaded A until there are N: C is then [N, ...]",  \
+   1, CLI_MAX_DIMENSION, NULL, NULL},                                                                                  \
   {NULL, CLI_HEADING, NULL, NULL, "How it is multiplied", 0, 0, NULL, NULL},                                           \
   {"dtype", CLI_CHOICE, &(p)->dtype, "f32|bf16|f16", "of A, B and C (default f32; of a loaded file: its own)", 0, 0,   \
    "f32|bf16|f16", &(p)->has_dtype},                                                                                   \

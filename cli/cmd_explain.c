@@ -14,26 +14,53 @@ typedef struct request {
   bool strict;
 } request;
 
-/* Densities of A at one row and at as many rows as B's strips have columns; exact, unlike the plan's sample. */
-static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip, double *element, double *tall)
+enum { TALL = 128 }; /* rows of the strips that reordering is judged by */
+
+/* Densities of A; exact, unlike the plan's sample. */
+typedef struct densities {
+  double element, strips; /* of as many rows as B's strips have columns */
+  double tall, reordered; /* of TALL rows: as they are, and with similar ones together */
+} densities;
+
+static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip, double *density)
 {
-  esmm_pattern *rows = NULL, *strips = NULL;
+  esmm_pattern *strips = NULL;
+  esmm_status done = esmm_pattern_coarsen(ctx, rows, strip, &strips);
+  *density = esmm_pattern_density(strips);
+  esmm_pattern_free(strips);
+  return done;
+}
+
+static esmm_status measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, double *density)
+{
+  esmm_pattern *strips = NULL;
+  int64_t *order = cli_alloc((size_t)esmm_pattern_strips(rows), sizeof *order);
+  esmm_status done = esmm_pattern_reorder(ctx, rows, TALL, order, &strips);
+  *density = esmm_pattern_density(strips);
+  esmm_pattern_free(strips);
+  free(order);
+  return done;
+}
+
+static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip, densities *d)
+{
+  esmm_pattern *rows = NULL;
   esmm_status done = esmm_pattern_extract(ctx, a, 1, &rows);
   if (done == ESMM_OK)
-    done = esmm_pattern_coarsen(ctx, rows, strip, &strips);
-  if (done == ESMM_OK) {
-    *element = esmm_pattern_density(rows);
-    *tall = esmm_pattern_density(strips);
-  }
+    done = strip_density(ctx, rows, strip, &d->strips);
+  if (done == ESMM_OK)
+    done = strip_density(ctx, rows, TALL, &d->tall);
+  if (done == ESMM_OK)
+    done = measure_reordered(ctx, rows, &d->reordered);
+  d->element = esmm_pattern_density(rows);
   esmm_pattern_free(rows);
-  esmm_pattern_free(strips);
   return done;
 }
 
 static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix *a, const esmm_weights_info *weights)
 {
-  double element, tall;
-  esmm_status done = measure_a(ctx, a, weights->strip_cols, &element, &tall);
+  densities d = {0};
+  esmm_status done = measure_a(ctx, a, weights->strip_cols, &d);
   if (done != ESMM_OK)
     return cli_status(ctx, "A", done);
   printf("C [%lld,%lld] %s = A [%lld,%lld] %s x B [%lld,%lld] %s, %s\n", (long long)p->m, (long long)p->n,
@@ -41,11 +68,14 @@ static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix 
          esmm_dtype_str((esmm_dtype)p->dtype_a), (long long)p->k, (long long)p->n,
          esmm_dtype_str((esmm_dtype)p->dtype_b), cli_workers(ctx));
   cli_print_no_gpu(ctx, 10, stdout);
-  printf("A          %s (element density %s, %lld-row strips %s)\n", p->a.text, cli_number(element, 3),
-         (long long)weights->strip_cols, cli_number(tall, 3));
+  printf("A          %s (element density %s, %lld-row strips %s)\n", p->a.text, cli_number(d.element, 3),
+         (long long)weights->strip_cols, cli_number(d.strips, 3));
   printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
          cli_number(weights->element_density, 3), (long long)weights->strip_cols,
          cli_number(weights->strip_density, 3));
+  if (p->m > TALL) /* else there is but one strip */
+    printf("reorder    A's rows sorted by similarity: %d-row strips %s -> %s (off by default)\n", TALL,
+           cli_number(d.tall, 3), cli_number(d.reordered, 3));
   if (esmm_is_tuned(ctx))
     printf("constants  measured here (%s)\n\n", esmm_tune_path(ctx));
   else
@@ -148,8 +178,11 @@ int cmd_explain(int argc, char **argv)
       {0}};
   const cli_parser parser = {
       .synopsis = "explain [options]",
-      .about = "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
-               "would choose. The product is described as for 'esmm bench'.",
+      .about =
+          "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
+          "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows it also says\n"
+          "how dense strips of 128 would be with similar rows together, which is left to the caller\n"
+          "(esmm_pattern_reorder).",
       .options = options,
       .notes = CLI_PROBLEM_NOTES};
   int count;

@@ -2,8 +2,9 @@
  * cublas.c: cuBLAS by dlopen.
  *
  * cuBLAS works in the context that is current in the calling thread. Here that is made the device's primary context,
- * which the ESMM library works in too, so that pointers and the default stream mean the same to both. The math mode is
- * pedantic: no TF32, no reduced precision anywhere.
+ * which the ESMM library works in too, so that pointers and the default stream mean the same to both. fp32 is
+ * multiplied in the pedantic math mode: no TF32, no reduced precision anywhere. For 16-bit operands that mode may keep
+ * the library from its fastest kernels, so they get the default one.
  *
  * Neither the driver nor cuBLAS is ever closed: both leave things behind that run in their code when the process ends.
  *
@@ -17,7 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OP_N = 0, OP_T = 1, PEDANTIC_MATH = 2 }; /* of cublas_api.h */
+/* Of cublas_api.h and library_types.h. */
+enum { OP_N = 0, OP_T = 1, DEFAULT_MATH = 0, PEDANTIC_MATH = 2, COMPUTE_32F = 68, GEMM_DEFAULT = -1 };
+enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 
 /* ISO C does not let a data pointer become a function pointer, POSIX does; copying the bytes pleases both. */
 static bool find(void *file, const char *name, void *function)
@@ -147,6 +150,7 @@ bool cublas_open(cublas_library *library)
     library->file = NULL;
     return false;
   }
+  (void)find(library->file, "cublasGemmEx", &library->gemm_ex); /* missed only where it is called */
   if (find(library->file, "cublasGetProperty", &get_property)) {
     bool known = true;
     for (int i = 0; i < 3; i++)
@@ -154,6 +158,15 @@ bool cublas_open(cublas_library *library)
     if (known)
       snprintf(library->title, sizeof library->title, "cuBLAS %d.%d.%d", version[0], version[1], version[2]);
   }
+  return true;
+}
+
+static bool set_math(cublas_library *library, int mode)
+{
+  int status = mode == library->math_mode ? 0 : library->set_math_mode(library->handle, mode);
+  if (status != 0)
+    return failed(library, "cublasSetMathMode", status);
+  library->math_mode = mode;
   return true;
 }
 
@@ -166,8 +179,8 @@ bool cublas_start(cublas_library *library, int ordinal)
     library->handle = NULL;
     return failed(library, "cublasCreate", status);
   }
-  status = library->set_math_mode(library->handle, PEDANTIC_MATH);
-  return status == 0 || failed(library, "cublasSetMathMode", status);
+  library->math_mode = DEFAULT_MATH;
+  return set_math(library, PEDANTIC_MATH);
 }
 
 void cublas_close(cublas_library *library)
@@ -183,6 +196,8 @@ bool cublas_sgemm(cublas_library *library, int64_t m, int64_t k, int64_t n, cons
 {
   const float one = 1, zero = 0;
   const int rows = (int)n, cols = (int)m, depth = (int)k;
+  if (!set_math(library, PEDANTIC_MATH))
+    return false;
   int status = library->sgemm(library->handle, transposed ? OP_T : OP_N, OP_N, rows, cols, depth, &one, b,
                               transposed ? depth : rows, a, depth, &zero, c, rows);
   return status == 0 || failed(library, "cublasSgemm", status);
@@ -193,7 +208,54 @@ bool cublas_sgemv(cublas_library *library, int64_t k, int64_t n, const float *a,
 {
   const float one = 1, zero = 0;
   const int length = (int)n, depth = (int)k;
+  if (!set_math(library, PEDANTIC_MATH))
+    return false;
   int status = transposed ? library->sgemv(library->handle, OP_T, depth, length, &one, b, depth, a, 1, &zero, c, 1)
                           : library->sgemv(library->handle, OP_N, length, depth, &one, b, length, a, 1, &zero, c, 1);
   return status == 0 || failed(library, "cublasSgemv", status);
+}
+
+static int type_of(esmm_dtype dtype)
+{
+  return dtype == ESMM_BF16 ? R_16BF : dtype == ESMM_F16 ? R_16F : R_32F;
+}
+
+bool cublas_gemm16(cublas_library *library, int64_t m, int64_t k, int64_t n, esmm_dtype dtype, const void *a,
+                   const void *b, bool transposed, esmm_dtype dtype_c, void *c)
+{
+  const float one = 1, zero = 0;
+  const int rows = (int)n, cols = (int)m, depth = (int)k, type = type_of(dtype);
+  if (!library->gemm_ex) {
+    snprintf(library->error, sizeof library->error, "this cuBLAS has no cublasGemmEx");
+    return false;
+  }
+  if (!set_math(library, DEFAULT_MATH))
+    return false;
+  int status = library->gemm_ex(library->handle, transposed ? OP_T : OP_N, OP_N, rows, cols, depth, &one, b, type,
+                                transposed ? depth : rows, a, type, depth, &zero, c, type_of(dtype_c), rows,
+                                COMPUTE_32F, GEMM_DEFAULT);
+  return status == 0 || failed(library, "cublasGemmEx", status);
+}
+
+bool cublas_gemv16(cublas_library *library, int64_t k, int64_t n, esmm_dtype dtype, const void *a, const void *b,
+                   bool transposed, esmm_dtype dtype_c, void *c)
+{
+  /* H: fp16, T: bf16, S: fp32; of the operands, of the sums, of the result. */
+  const char *name = dtype == ESMM_BF16
+                         ? dtype_c == ESMM_F32 ? "cublasTSSgemvStridedBatched" : "cublasTSTgemvStridedBatched"
+                     : dtype_c == ESMM_F32 ? "cublasHSSgemvStridedBatched"
+                                           : "cublasHSHgemvStridedBatched";
+  int (*gemv)(void *, int, int, int, const float *, const void *, int, long long, const void *, int, long long,
+              const float *, void *, int, long long, int);
+  const float one = 1, zero = 0;
+  const int length = (int)n, depth = (int)k;
+  if (!find(library->file, name, &gemv)) {
+    snprintf(library->error, sizeof library->error, "this cuBLAS has no %s", name);
+    return false;
+  }
+  if (!set_math(library, DEFAULT_MATH))
+    return false;
+  int status = transposed ? gemv(library->handle, OP_T, depth, length, &one, b, depth, 0, a, 1, 0, &zero, c, 1, 0, 1)
+                          : gemv(library->handle, OP_N, length, depth, &one, b, length, 0, a, 1, 0, &zero, c, 1, 0, 1);
+  return status == 0 || failed(library, name, status);
 }

@@ -278,6 +278,8 @@ static int check_options(const cli_problem *p, bool any_pattern)
                                                                                    : p->has_activations
                                                                                        ? "--activations"
                                                                                        : "--density-a");
+  if (p->tile_rows && !p->load_a)
+    return cli_usage("--tile-rows repeats the rows of a loaded A: give --load-a with it");
   if (p->load_b && (given(p->density_b) || p->pattern_b))
     return cli_usage("--load-b: a loaded B has its own zeros: give no %s with it",
                      p->pattern_b ? "--pattern-b" : "--density-b");
@@ -420,6 +422,10 @@ int cli_problem_resolve(cli_problem *p, double density)
   p->b.generator.seed = p->seed + 0x9e3779b97f4a7c15u; /* another stream for B */
   set_text(&p->a);
   set_text(&p->b);
+  if (p->tile_rows) {
+    size_t used = strlen(p->a.text);
+    snprintf(p->a.text + used, sizeof p->a.text - used, ", repeated to %lld rows", (long long)p->tile_rows);
+  }
 
   p->m = p->has_dims ? p->dims[0] : p->size;
   p->k = p->has_dims ? p->dims[1] : p->size;
@@ -461,23 +467,53 @@ static int settle_dtype(esmm_ctx *ctx, const char *what, bool asked, esmm_dtype 
   return CLI_GO;
 }
 
+/* The rows from the first on again, until there are so many; in the dtype it has, row-major. */
+static int tile(esmm_ctx *ctx, int64_t rows, io_matrix *matrix)
+{
+  const esmm_matrix *from = &matrix->m;
+  if (rows < from->rows || from->rows == 0)
+    return cli_failed("--tile-rows: A has %lld rows, which cannot be repeated until there are %lld",
+                      (long long)from->rows, (long long)rows);
+  io_matrix tiled;
+  int status = cli_matrix_alloc("--tile-rows", rows, from->cols, from->dtype, &tiled);
+  esmm_status copied = ESMM_OK;
+  for (int64_t done = 0; done < rows && status == CLI_GO; done += from->rows) {
+    esmm_matrix part = *from, to = tiled.m;
+    part.rows = to.rows = rows - done < from->rows ? rows - done : from->rows;
+    to.data = (char *)to.data + (size_t)(done * to.ld) * esmm_dtype_size(to.dtype);
+    copied = esmm_matrix_copy(ctx, &part, &to);
+    if (copied != ESMM_OK)
+      status = cli_status(ctx, "--tile-rows", copied);
+  }
+  if (status != CLI_GO) {
+    io_matrix_free(&tiled);
+    return status;
+  }
+  io_matrix_free(matrix);
+  *matrix = tiled;
+  return CLI_GO;
+}
+
 int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
 {
   const bool asked_a = p->has_dtype || p->has_dtype_a, asked_b = p->has_dtype || p->has_dtype_b;
   const int dtype_a = p->has_dtype_a ? p->dtype_a : p->dtype, dtype_b = p->has_dtype_b ? p->dtype_b : p->dtype;
   const bool fixed = p->has_dims || p->has_size;
   *a = (io_matrix){0};
-  *b = (io_matrix){0};
+  if (b)
+    *b = (io_matrix){0};
   int status = settle_activations(ctx, p);
 
   if (status == CLI_GO && p->a.path) {
     status = load("--load-a", p, &p->a, p->m, p->k, a);
     if (status == CLI_GO)
       status = settle_dtype(ctx, "--load-a", asked_a, (esmm_dtype)dtype_a, a);
+    if (status == CLI_GO && p->tile_rows)
+      status = tile(ctx, p->tile_rows, a);
     p->m = a->m.rows;
     p->k = a->m.cols;
   }
-  if (status == CLI_GO && p->b.path) {
+  if (status == CLI_GO && b && p->b.path) {
     status = load("--load-b", p, &p->b, p->k, p->n, b);
     if (status == CLI_GO)
       status = settle_dtype(ctx, "--load-b", asked_b, (esmm_dtype)dtype_b, b);
@@ -492,11 +528,11 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
   }
   if (status == CLI_GO && !p->a.path)
     status = make(ctx, "A", &p->a, p->m, p->k, (esmm_dtype)dtype_a, a);
-  if (status == CLI_GO && !p->b.path)
+  if (status == CLI_GO && b && !p->b.path)
     status = make(ctx, "B", &p->b, p->k, p->n, (esmm_dtype)dtype_b, b);
   if (status == CLI_GO) {
     p->dtype_a = (int)a->m.dtype;
-    p->dtype_b = (int)b->m.dtype;
+    p->dtype_b = b ? (int)b->m.dtype : dtype_b;
     p->dtype_c = p->has_dtype_c ? p->dtype_c : p->has_dtype ? p->dtype : ESMM_F32;
   }
   return status;

@@ -194,7 +194,7 @@ typedef enum esmm_use {
                         columns: narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
-} esmm_use; /* on a GPU: strips of 32 columns, as fp32: twice the bytes of a B of 16 bits; and, for B of fp32, a second
+} esmm_use; /* on a GPU: a B of 16 bits is kept once, as its rows; one of fp32 as strips of 32 columns, and in a second
                form for dense kernels, unless used for decode or max_bytes_ratio is below 2 */
 
 typedef struct esmm_prepare_opts {
@@ -251,6 +251,18 @@ ESMM_API int64_t esmm_pattern_k(const esmm_pattern *pattern);
 ESMM_API double esmm_pattern_density(const esmm_pattern *pattern); /* strip density; 0 for an empty pattern */
 /* The bitmap of one strip: ceil(k / 64) words, unused high bits 0. NULL if strip is out of range. */
 ESMM_API const uint64_t *esmm_pattern_bits(const esmm_pattern *pattern, int64_t strip);
+
+/*
+ * An order of A's rows that puts similar ones into the same strip, so that fewer k's are alive in it. rows: a pattern
+ * of single rows. order: takes as many numbers as there are rows; order[i] is the row that should stand i-th, each row
+ * once. reordered: NULL, or takes the pattern of strips of strip_rows rows in that order, whose density is at most that
+ * of esmm_pattern_coarsen(rows, strip_rows): where nothing is gained the rows stay as they are.
+ *
+ * The library never reorders by itself: who does must gather A's rows and put C's back. The same pattern gives the same
+ * order. Takes O(rows log^2 rows), a tenth of a second for 2048 rows.
+ */
+ESMM_API esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip_rows, int64_t *order,
+                                          esmm_pattern **reordered);
 
 /*
  * What a tiled kernel would skip, counted over every pair of an A strip and a B strip (equal k):

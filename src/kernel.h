@@ -46,6 +46,8 @@ typedef struct esmm_kernel {
   int sm;         /* CUDA: the least compute capability, 80 or 90 */
   bool sm_exact;  /* CUDA: built for that one only (sm_90a) */
   bool ungated;   /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
+  bool reads_strips;   /* CUDA: reads B as fp32 strips; those of a B of 16 bits are made for the call */
+  const char *partner; /* CUDA: the dense kernel that this skipping one chooses against in its own launch */
 
   /* May be NULL: what this machine lacks that the kernel needs beside its CPU or GPU ("libcublas was not found"), or
      NULL where all is there. */

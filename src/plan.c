@@ -3,7 +3,7 @@
  * turn units into seconds; the cheapest wins. Dense kernels are on the list like any other, so sparsity has to earn
  * its place on every call.
  */
-#include "kernel.h"
+#include "cuda/cuda.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ double esmm_plan_seconds(const esmm_ctx *ctx, const esmm_problem *p, int index, 
   esmm_registry_at(index)->terms(p, cost, count, strip_rows);
   for (int i = 0; i < ESMM_COST_TERMS; i++)
     seconds += count[i] * cost[i];
-  return seconds;
+  return esmm_registry_at(index)->reads_strips ? seconds + esmm_cuda_b_strips_seconds(p) : seconds;
 }
 
 static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *choice)

@@ -322,6 +322,18 @@ CALL("cuOccupancyMaxActiveBlocksPerMultiprocessor", cuOccupancyMaxActiveBlocksPe
        *count_of_blocks = 1;
      })
 
+/* A grid is whole clusters, and those are of 8 blocks at most. */
+static int clusters_fit(const CUlaunchConfig *config)
+{
+  for (unsigned i = 0; i < config->numAttrs; i++)
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      const unsigned x = config->attrs[i].value.cluster.x;
+      if (x == 0 || x > 8 || config->gridDimX % x != 0)
+        return 0;
+    }
+  return 1;
+}
+
 CALL("cuLaunchKernelEx", cuLaunchKernelEx,
      (const CUlaunchConfig *config, CUfunction function, void **params, void **extra), count_current, {
        (void)function;
@@ -330,7 +342,7 @@ CALL("cuLaunchKernelEx", cuLaunchKernelEx,
        fake_cuda.launches++;
        if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0 || config->gridDimY > 65535 ||
            config->gridDimZ > 65535 || config->blockDimX == 0 || config->blockDimX > 1024 ||
-           config->sharedMemBytes > 227 << 10)
+           config->sharedMemBytes > 227 << 10 || !clusters_fit(config))
          result = mistake("cuLaunchKernelEx", "a grid or block that no GPU takes", CUDA_ERROR_INVALID_VALUE);
      })
 
@@ -462,14 +474,15 @@ CALL("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled,
      (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,
       const uint32_t *box, const uint32_t *element_strides, int interleave, int swizzle, int promotion, int fill),
      count, {
-       (void)type;
        (void)interleave;
-       (void)swizzle;
        (void)promotion;
        (void)fill;
        memset(map, 0, 128);
+       const uint32_t size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+       const uint32_t widest = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 / size : 256;
        if (rank != 2 || (uintptr_t)address % 16 || strides[0] % 16 || dims[0] == 0 || dims[1] == 0 || box[0] == 0 ||
-           box[0] > 32 || box[1] == 0 || box[1] > 256 || element_strides[0] != 1 || element_strides[1] != 1)
+           box[0] > widest || box[0] * size % 16 || box[1] == 0 || box[1] > 256 || element_strides[0] != 1 ||
+           element_strides[1] != 1)
          result = mistake("cuTensorMapEncodeTiled", "a map that no GPU takes", CUDA_ERROR_INVALID_VALUE);
      })
 
@@ -484,6 +497,9 @@ EXPORT int cublasSetStream_v2(void *handle, CUstream stream);
 EXPORT int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes);
 EXPORT int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const float *alpha, const float *a,
                           int lda, const float *b, int ldb, const float *beta, float *c, int ldc);
+EXPORT int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a,
+                        int a_type, int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type,
+                        int ldc, int compute, int algorithm);
 EXPORT const char *cublasGetStatusName(int status);
 
 /* 0, or what is wrong with such a call. */
@@ -540,6 +556,32 @@ int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const 
   if (!a || !b || !c || lda < (op_a ? k : m) || ldb < (op_b ? n : k) || ldc < m)
     return CUBLAS_INVALID_VALUE;
   return cublas_status("cublasSgemm", handle);
+}
+
+/* Where op(x) is [rows, cols] of 16 bits: its first and last element lie in device memory. */
+static int operand_16(const void *x, int op, int rows, int cols, int ld)
+{
+  const size_t lines = (size_t)(op ? rows : cols), width = (size_t)(op ? cols : rows);
+  if (!x || ld < (int)width)
+    return 0;
+  (void)pthread_mutex_lock(&lock);
+  const char *there =
+      memory_at("cublasGemmEx", (CUdeviceptr)(uintptr_t)x, sizeof(uint16_t) * ((lines - 1) * (size_t)ld + width));
+  (void)pthread_mutex_unlock(&lock);
+  return there != NULL;
+}
+
+int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a, int a_type,
+                 int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type, int ldc,
+                 int compute, int algorithm)
+{
+  enum { F32 = 0, F16 = 2, BF16 = 14, COMPUTE_32F = 68, DEFAULT = -1 };
+  fake_cuda.gemms++;
+  if (!alpha || !beta || !operand_16(a, op_a, m, k, lda) || !operand_16(b, op_b, k, n, ldb) ||
+      !operand_16(c, 0, m, n, ldc) || (a_type != F16 && a_type != BF16) || b_type != a_type ||
+      (c_type != a_type && c_type != F32) || compute != COMPUTE_32F || algorithm != DEFAULT)
+    return CUBLAS_INVALID_VALUE;
+  return cublas_status("cublasGemmEx", handle);
 }
 
 const char *cublasGetStatusName(int status)

@@ -30,7 +30,7 @@ typedef struct fake_cuda_state {
   /* What is there now */
   int64_t blocks, bytes, events, modules, retained, handles;
   /* What was done so far */
-  int64_t calls, allocations, launches, waits, records, sgemms;
+  int64_t calls, allocations, launches, waits, records, sgemms, gemms;
   int64_t synchronizations; /* of a stream or an event */
   int64_t mistakes; /* calls that no correct program makes: no current context, unknown memory, beyond its end */
   char mistake[128];

@@ -123,13 +123,18 @@ typedef struct data {
   esmm_matrix a, b, c;
 } data;
 
-static inline data make_data(void)
+static inline data make_data_of(esmm_dtype a, esmm_dtype b)
 {
-  data d = {.a = th_matrix_alloc(40, 96, ESMM_F32), .b = th_matrix_alloc(96, 72, ESMM_F32)};
+  data d = {.a = th_matrix_alloc(40, 96, a), .b = th_matrix_alloc(96, 72, b)};
   d.c = th_matrix_alloc(40, 72, ESMM_F32);
   th_fill(&d.a, 1, 0.4, true);
   th_fill(&d.b, 2, 0.7, true);
   return d;
+}
+
+static inline data make_data(void)
+{
+  return make_data_of(ESMM_F32, ESMM_F32);
 }
 
 static inline void free_data(data *d)

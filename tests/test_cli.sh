@@ -99,6 +99,9 @@ done
   said esmm bench --threads 99999999
   said esmm bench --seed -1
   said esmm bench --load-a nowhere.npy
+  said esmm bench --tile-rows 4
+  said esmm bench --load-a a.f32 --tile-rows 0
+  said esmm bench --load-a a.f32 --dims 2 2 2 --tile-rows 1
   said esmm bench --size 64 --json /nowhere/x.json
   said esmm inspect
   said esmm inspect nowhere.npy
@@ -202,6 +205,21 @@ json_fields() {
 check 'JSON says what was measured' json_fields
 to_stdout() { without_libraries esmm bench $portable 1 --size 32 --threads 1 --no-tune --json - 2>/dev/null | grep -c '^{.*}$' | grep -qx 2; }
 check '--json - writes nothing but JSON to stdout' to_stdout
+half_fields() { # 16-bit operands: the same bits twice; A varies, B stays
+  without_libraries esmm bench $portable 1 --dims 5 40 20 --dtype bf16 --dtype-c f32 --blockwise --sweep 1,.5,.25 \
+    --density-b 1 --threads 1 --no-tune --json half.json >half.out 2>&1 || { cat half.out; return 1; }
+  [ "$(grep -c '"dtype":"bf16 x bf16 -> f32".*"asked_density_b":1,.*"bit_identical":true,.*"outcome":"ok"' half.json)" = 6 ] &&
+    [ "$(grep -c '"asked_density_a":0.25,' half.json)" = 2 ] || { cat half.json; return 1; }
+}
+check 'bench takes bf16 and sweeps A alone' half_fields
+tiled() { # the rows of a file again and again: the same densities
+  without_libraries esmm bench dense_f32_portable 1 --load-a stripes.f32 --dims 8 12 20 --tile-rows 21 --dtype bf16 \
+    --threads 1 --no-tune --json tiled.json >tiled.out 2>&1 || { cat tiled.out; return 1; }
+  grep -q 'stripes.f32, repeated to 21 rows; element density 0.417, 128-row strips 0.417' tiled.out &&
+    grep -q '"m":21,"n":20,"k":12,"dtype":"bf16".*"strip128_density_a":0.416666.*"outcome":"ok"' tiled.json ||
+    { cat tiled.out tiled.json; return 1; }
+}
+check 'bench repeats the rows of a file' tiled
 check 'bench takes ideas, names and all' esmm bench all 1 --size 48 --threads 1 --no-tune
 check 'check passes' esmm check
 check 'info gives JSON' sh -c 'esmm info --json | grep -q "\"version\""'
@@ -220,6 +238,14 @@ once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out
 check 'bench --once runs and says nothing' once
 explained() { esmm explain --size 64 --no-such 2>/dev/null; [ $? = 2 ] && esmm explain --size 64 | grep -q '^\* '; }
 check 'explain marks its choice' explained
+reorders() { # two kinds of rows in turn; nothing where there is but one strip
+  awk 'BEGIN { for (row = 0; row < 256; row++) print row % 2 ? "0 1" : "1 0" }' | while read -r left right; do
+    f32 "$left" "$right"
+  done >turns.f32
+  esmm explain --load-a turns.f32 --dims 256 2 8 | grep -q "128-row strips 1.00 -> 0.500 (off by default)" &&
+    ! esmm explain --dims 128 16 8 | grep -q '^reorder'
+}
+check 'explain says what sorted rows would give' reorders
 # ---- devices ----
 no_gpu() { # CUDA_VISIBLE_DEVICES hides the GPUs of a machine that has some
   CUDA_VISIBLE_DEVICES= ESMM_DEVICE= "$@"

@@ -42,6 +42,47 @@ static void cublas_works(void **state)
   bench_stop(&b, "cuBLAS");
 }
 
+/* Operands of 16 bits, in all orders, C of both dtypes; what it does not take it names. */
+static void cublas_16(void **state)
+{
+  (void)state;
+  meter m = {0};
+  fake->cublas = 0;
+  esmm_ctx *ctx = must_create(&m);
+  const int64_t rows = 33, k = 70, n = 129, gemms = fake->gemms;
+  for (int i = 0; i < 2 * 2 * 2 * 2 * 2; i++) {
+    const esmm_dtype dtype = i & 1 ? ESMM_F16 : ESMM_BF16;
+    const char *name = i & 1 ? "cublas_f16" : "cublas_bf16", *other = i & 1 ? "cublas_bf16" : "cublas_f16";
+    esmm_matrix a = th_matrix_alloc(rows, k, dtype), b = th_matrix_alloc(k, n, dtype);
+    esmm_matrix c = th_matrix_alloc(rows, n, i & 16 ? dtype : ESMM_F32);
+    th_fill(&a, 1, 0.5, true);
+    th_fill(&b, 2, 0.5, true);
+    a.order = i & 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    b.order = i & 4 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    c.order = i & 8 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    a.ld = b.ld = c.ld = 0;
+    esmm_weights *w = NULL;
+    esmm_stats stats = {.size = sizeof stats};
+    assert_int_equal(esmm_prepare(ctx, &b, NULL, &w), ESMM_OK);
+    esmm_matmul_opts opts = {.size = sizeof opts, .force = name};
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &stats), ESMM_OK);
+    assert_string_equal(stats.kernel, name);
+    opts.force = other;
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &stats), ESMM_ERR_UNSUPPORTED);
+    assert_non_null(strstr(esmm_ctx_error(ctx), "A and B of"));
+    opts = (esmm_matmul_opts){.size = sizeof opts, .force = name, .activation = ESMM_ACT_RELU};
+    assert_int_equal(esmm_matmul(ctx, &a, w, &c, &opts, &stats), ESMM_ERR_UNSUPPORTED);
+    esmm_weights_free(w);
+    free(a.data);
+    free(b.data);
+    free(c.data);
+  }
+  assert_int_equal(fake->gemms, gemms + 32);
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("cuBLAS of 16 bits");
+}
+
 /* Forced it fails, with the reason; the plan does without it. */
 static void cublas_does_not_start(void **state)
 {
@@ -160,8 +201,8 @@ int main(int argc, char **argv)
   if (strcmp(use_fake(argv), "without cuBLAS") == 0)
     return without_library();
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(cublas_works), TEST(cublas_does_not_start), TEST(plan_without_cublas),
-                                    TEST(library_not_found)};
+  const struct CMUnitTest with[] = {TEST(cublas_works), TEST(cublas_16), TEST(cublas_does_not_start),
+                                    TEST(plan_without_cublas), TEST(library_not_found)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cublas, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cublas", with, NULL, NULL);

@@ -250,9 +250,8 @@ static void session(const data *d, meter *m, esmm_status expected)
   esmm_weights_free(w); /* they may outlive their context */
 }
 
-static void fail_each_call(const char *name, int pools, int result, esmm_status expected)
+static void fail_each_call_of(const char *name, data d, int pools, int result, esmm_status expected)
 {
-  data d = make_data();
   int64_t n = 1;
   for (;; n++) {
     assert_true(n < 10000);
@@ -275,6 +274,14 @@ static void fail_each_call(const char *name, int pools, int result, esmm_status 
   free_data(&d);
 }
 
+/* B's strips kept, B's strips made for the call, B as it is. */
+static void fail_each_call(const char *name, int pools, int result, esmm_status expected)
+{
+  fail_each_call_of(name, make_data(), pools, result, expected);
+  fail_each_call_of(name, make_data_of(ESMM_F32, ESMM_BF16), pools, result, expected);
+  fail_each_call_of(name, make_data_of(ESMM_F16, ESMM_F16), pools, result, expected);
+}
+
 static void session_with_a_failing_call(void **state)
 {
   (void)state;
@@ -293,10 +300,8 @@ static void session_without_pools(void **state)
   fail_each_call("no memory pools", 0, UNKNOWN, ESMM_ERR_DRIVER_CALL);
 }
 
-static void session_without_host_memory(void **state)
+static void fail_each_allocation(data d)
 {
-  (void)state;
-  data d = make_data();
   for (int64_t n = 1;; n++) {
     assert_true(n < 1000);
     meter m = {.fail_at = n};
@@ -321,12 +326,20 @@ static void session_without_host_memory(void **state)
   free_data(&d);
 }
 
+static void session_without_host_memory(void **state)
+{
+  (void)state;
+  fail_each_allocation(make_data());
+  fail_each_allocation(make_data_of(ESMM_BF16, ESMM_BF16));
+}
+
 /* Each kernel by name, on shapes with tails, with every call failing once. The fake driver knows what a grid, a tensor
    map and a copy may be. */
-static void fail_in_kernel(const char *kernel, int64_t rows, int64_t cols, int64_t k)
+static bool fail_in_kernel(const char *kernel, esmm_dtype dtype, int64_t rows, int64_t cols, int64_t k)
 {
-  esmm_matrix a = th_matrix_alloc(rows, k, ESMM_F32), b = th_matrix_alloc(k, cols, ESMM_F32),
-              c = th_matrix_alloc(rows, cols, ESMM_F32);
+  esmm_matrix a = th_matrix_alloc(rows, k, dtype), b = th_matrix_alloc(k, cols, dtype),
+              c = th_matrix_alloc(rows, cols, dtype);
+  bool ran = false;
   th_fill(&a, 5, 0.5, true);
   th_fill(&b, 6, 0.5, true);
   for (int64_t n = 0;; n++) { /* 0: nothing fails */
@@ -350,6 +363,7 @@ static void fail_in_kernel(const char *kernel, int64_t rows, int64_t cols, int64
       fail_msg("%s: %lld x %lld x %lld: %s", kernel, (long long)rows, (long long)cols, (long long)k,
                esmm_ctx_error(ctx));
     const bool reached = fake->failed != NULL;
+    ran = status == ESMM_OK;
     esmm_weights_free(w);
     esmm_ctx_free(ctx);
     assert_int_equal(m.live, 0);
@@ -360,6 +374,7 @@ static void fail_in_kernel(const char *kernel, int64_t rows, int64_t cols, int64
   free(a.data);
   free(b.data);
   free(c.data);
+  return ran;
 }
 
 static void every_kernel(void **state)
@@ -378,9 +393,14 @@ static void every_kernel(void **state)
   esmm_ctx_free(ctx);
   assert_true(kernels > 0);
   for (int i = 0; i < kernels; i++) {
-    fail_in_kernel(names[i], 1, 1, 1);
-    fail_in_kernel(names[i], 33, 131, 70);
-    fail_in_kernel(names[i], 257, 300, 1030);
+    int ran = 0;
+    for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++) {
+      ran += fail_in_kernel(names[i], (esmm_dtype)dtype, 1, 1, 1);
+      ran += fail_in_kernel(names[i], (esmm_dtype)dtype, 33, 131, 70);
+      ran += fail_in_kernel(names[i], (esmm_dtype)dtype, 257, 300, 1030);
+    }
+    if (ran == 0 && strncmp(names[i], "cublas", 6) != 0) /* which does not start here */
+      fail_msg("%s ran none of these products", names[i]);
   }
 }
 

@@ -284,6 +284,96 @@ static void coarsening_equals_direct_extraction(void **unused)
   esmm_ctx_free(ctx);
 }
 
+/* order holds each row once, and p is what strips of rows in that order have. */
+static void check_order(const esmm_pattern *rows, const int64_t *order, const esmm_pattern *p, int64_t strip_rows)
+{
+  const int64_t count = esmm_pattern_strips(rows), k = esmm_pattern_k(rows), words = (k + 63) / 64;
+  int *seen = calloc((size_t)count + 1, sizeof *seen);
+  uint64_t *any = calloc((size_t)words + 1, sizeof *any);
+  assert_non_null(seen);
+  assert_non_null(any);
+  assert_int_equal(esmm_pattern_strip_rows(p), strip_rows);
+  assert_int_equal(esmm_pattern_strips(p), (count + strip_rows - 1) / strip_rows);
+  for (int64_t i = 0; i < count; i++) {
+    assert_true(order[i] >= 0 && order[i] < count);
+    assert_int_equal(seen[order[i]]++, 0);
+    for (int64_t w = 0; w < words; w++)
+      any[w] |= esmm_pattern_bits(rows, order[i])[w];
+    if ((i + 1) % strip_rows == 0 || i + 1 == count) {
+      assert_memory_equal(any, esmm_pattern_bits(p, i / strip_rows), (size_t)words * sizeof *any);
+      memset(any, 0, (size_t)words * sizeof *any);
+    }
+  }
+  free(seen);
+  free(any);
+}
+
+static void reordering_is_an_order_and_never_worse(void **unused)
+{
+  (void)unused;
+  static const int64_t shapes[][2] = {{101, 333}, {300, 1500}, {64, 64}, {5, 65}, {1, 1}, {0, 10}, {10, 0}};
+  static const int64_t heights[] = {1, 7, 32, 6000};
+  static const unsigned percents[] = {0, 2, 30, 100};
+  state = 9;
+  esmm_ctx *ctx = make_ctx(2, NULL);
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+    for (size_t d = 0; d < sizeof percents / sizeof percents[0]; d++) {
+      esmm_matrix m = make_matrix(shapes[s][0], shapes[s][1], 0, ESMM_BF16, ESMM_ROW_MAJOR);
+      fill_sparse(&m, percents[d]);
+      esmm_pattern *rows = NULL;
+      assert_int_equal(esmm_pattern_extract(ctx, &m, 1, &rows), ESMM_OK);
+      int64_t *order = calloc(2 * (size_t)shapes[s][0] + 1, sizeof *order), *again = order + shapes[s][0];
+      assert_non_null(order);
+      for (size_t h = 0; h < sizeof heights / sizeof heights[0]; h++) {
+        esmm_pattern *before = NULL, *after = NULL;
+        assert_int_equal(esmm_pattern_coarsen(ctx, rows, heights[h], &before), ESMM_OK);
+        assert_int_equal(esmm_pattern_reorder(ctx, rows, heights[h], order, &after), ESMM_OK);
+        check_order(rows, order, after, heights[h]);
+        assert_true(esmm_pattern_density(after) <= esmm_pattern_density(before));
+        assert_int_equal(esmm_pattern_reorder(ctx, rows, heights[h], again, NULL), ESMM_OK);
+        assert_memory_equal(order, again, (size_t)shapes[s][0] * sizeof *order);
+        esmm_pattern_free(before);
+        esmm_pattern_free(after);
+      }
+      free(order);
+      esmm_pattern_free(rows);
+      free(m.data);
+    }
+  esmm_ctx_free(ctx);
+}
+
+/* Rows of several kinds, dealt out like cards: each kind has its own k's, and fills a strip when they are sorted. */
+static void reordering_finds_kinds_of_rows(void **unused)
+{
+  (void)unused;
+  enum { KINDS = 8, STRIP = 16, ROWS = KINDS * STRIP, K = 2000 };
+  state = 10;
+  esmm_ctx *ctx = make_ctx(1, NULL);
+  esmm_matrix m = make_matrix(ROWS, K, 0, ESMM_F32, ESMM_ROW_MAJOR);
+  bool owns[KINDS][K];
+  double alive = 0;
+  for (int kind = 0; kind < KINDS; kind++)
+    for (int64_t k = 0; k < K; k++) {
+      owns[kind][k] = next() % 4 == 0;
+      alive += owns[kind][k];
+    }
+  for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t k = 0; k < K; k++) /* one of a kind's rows has all of its k's, the others nearly all */
+      ((float *)m.data)[r * K + k] = owns[r % KINDS][k] && (r < KINDS || next() % 8) ? 1.0f : 0.0f;
+  esmm_pattern *rows = NULL, *before = NULL, *after = NULL;
+  int64_t order[ROWS];
+  assert_int_equal(esmm_pattern_extract(ctx, &m, 1, &rows), ESMM_OK);
+  assert_int_equal(esmm_pattern_coarsen(ctx, rows, STRIP, &before), ESMM_OK);
+  assert_int_equal(esmm_pattern_reorder(ctx, rows, STRIP, order, &after), ESMM_OK);
+  assert_true(esmm_pattern_density(before) > 0.85); /* 1 - (3 / 4)^8 */
+  assert_true(esmm_pattern_density(after) < 1.25 * alive / (KINDS * K));
+  esmm_pattern_free(rows);
+  esmm_pattern_free(before);
+  esmm_pattern_free(after);
+  free(m.data);
+  esmm_ctx_free(ctx);
+}
+
 static double naive_skipped(const esmm_pattern *a, const esmm_pattern *b, int64_t step)
 {
   int64_t skipped = 0, all = 0;
@@ -466,6 +556,18 @@ static void bad_arguments_are_named(void **unused)
   assert_error(ctx, "strip_rows is 6, must be a multiple of the pattern's 4");
   assert_int_equal(esmm_pattern_coarsen(ctx, p, 0, &untouched), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_coarsen(ctx, p, -4, &untouched), ESMM_ERR_ARGUMENT);
+  int64_t order[10];
+  assert_int_equal(esmm_pattern_reorder(NULL, p, 4, order, &untouched), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_reorder(ctx, NULL, 4, order, &untouched), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_reorder(ctx, p, 4, NULL, &untouched), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "order is NULL");
+  assert_int_equal(esmm_pattern_reorder(ctx, p, 4, order, &untouched), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "rows has strips of 4 rows, must be a pattern of single rows");
+  esmm_pattern *single = NULL;
+  assert_int_equal(esmm_pattern_extract(ctx, &m, 1, &single), ESMM_OK);
+  assert_int_equal(esmm_pattern_reorder(ctx, single, 0, order, &untouched), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "strip_rows is 0");
+  esmm_pattern_free(single);
   assert_null(untouched);
 
   esmm_skip_stats stats = {.size = sizeof stats, .dot_skipped = -1};
@@ -551,6 +653,17 @@ static void failed_allocations_leave_nothing_behind(void **unused)
     assert_int_equal(b.held, with_p);
   }
   esmm_pattern_free(p);
+  b.left = 2;
+  assert_int_equal(esmm_pattern_extract(ctx, &m, 1, &p), ESMM_OK);
+  const size_t with_rows = b.held;
+  int64_t order[8];
+  for (int allowed = 0; allowed < 3; allowed++) { /* the pattern and its bitmaps, then notes on the rows */
+    b.left = allowed;
+    assert_int_equal(esmm_pattern_reorder(ctx, p, 4, order, &q), ESMM_ERR_MEMORY);
+    assert_null(q);
+    assert_int_equal(b.held, with_rows);
+  }
+  esmm_pattern_free(p);
   assert_int_equal(b.held, before);
   esmm_ctx_free(ctx);
 }
@@ -562,6 +675,8 @@ int main(void)
       cmocka_unit_test(densities_match_element_loop),
       cmocka_unit_test(every_place_is_looked_at),
       cmocka_unit_test(coarsening_equals_direct_extraction),
+      cmocka_unit_test(reordering_is_an_order_and_never_worse),
+      cmocka_unit_test(reordering_finds_kinds_of_rows),
       cmocka_unit_test(skip_statistics_match_naive_count),
       cmocka_unit_test(skip_statistics_follow_closed_forms),
       cmocka_unit_test(empty_patterns_are_defined),

@@ -18,19 +18,19 @@ bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes);
  */
 bool esmm_cublas_start(esmm_ctx *ctx);
 
-/* An operand or the product, column-major as cuBLAS has it: op(data) is what is multiplied. */
+/* What every cuBLAS kernel refuses: an epilogue beyond alpha and beta, sizes that are no int. b_ld: as below. */
+bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why_bytes);
+
+/*
+ * p's product on its stream, without bias and activation. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
+ * eyes. A and B of fp32: IEEE multiply-adds. Of 16 bits: both of one dtype, C of fp32 or of that; sums in fp32.
+ * workspace: ESMM_CUBLAS_WORKSPACE bytes. Only after esmm_cublas_start.
+ */
 typedef struct esmm_cublas_operand {
   CUdeviceptr data;
   int64_t ld;
   bool transposed;
 } esmm_cublas_operand;
-
-/*
- * C [m,n] = alpha * op(A) [m,k] * op(B) [k,n] + beta * C, fp32 with IEEE multiply-adds, on the stream. Sizes and lds
- * fit into an int. workspace: ESMM_CUBLAS_WORKSPACE bytes. Only after esmm_cublas_start.
- */
-esmm_status esmm_cublas_sgemm(esmm_ctx *ctx, CUstream stream, CUdeviceptr workspace, int64_t m, int64_t n, int64_t k,
-                              float alpha, esmm_cublas_operand a, esmm_cublas_operand b, float beta, CUdeviceptr c,
-                              int64_t ldc);
+esmm_status esmm_cublas_multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace);
 
 #endif

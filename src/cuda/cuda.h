@@ -121,6 +121,7 @@ typedef struct esmm_launch {
   unsigned threads;                /* of a block, one-dimensional */
   unsigned shared;                 /* dynamic shared memory, bytes */
   int cooperative;                 /* all blocks resident: a grid barrier is allowed */
+  unsigned cluster;                /* blocks of a cluster along x, which divide grid_x (sm_90); 0: no clusters */
 } esmm_launch;
 
 /* params: the kernel's one parameter. Loads the module on first use. */
@@ -134,7 +135,16 @@ esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *functio
 esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                  unsigned box_inner, unsigned box_outer, esmm_tensor_map *out);
 
+/* The same for 16-bit elements, in boxes of 64 by 64. */
+esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                    esmm_tensor_map *out);
+
 /* ---- one product ---- */
+
+/* Skipping pays where base + per_strip * strip + per_joint * joint < dense. */
+typedef struct esmm_cuda_line {
+  float dense, base, per_strip, per_joint;
+} esmm_cuda_line;
 
 /* What run() of a CUDA kernel gets beside the problem: p->call. */
 typedef struct esmm_cuda_call {
@@ -143,12 +153,17 @@ typedef struct esmm_cuda_call {
   CUevent extracted;     /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
   esmm_strips *a_strips; /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                             joint bits from them. strips = 0: it has none */
+  esmm_strips b;         /* B's strips with their data, for kernels that say reads_strips */
+  CUdeviceptr report;    /* an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
+  const esmm_cuda_line *choose; /* NULL, or: choose between this kernel and its partner on the device */
 } esmm_cuda_call;
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 
 /* matmul.c: p was checked; operands may lie in host memory */
 esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
                              esmm_stats *s);
+/* What making fp32 strips of B for one call takes, where the weights have none: a cost of kernels that read them. */
+double esmm_cuda_b_strips_seconds(const esmm_problem *p);
 /* The plan of a GPU: choices as esmm_plan gives them, from a sample of A that is read back (waits). For explain. */
 esmm_status esmm_cuda_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, esmm_choice *choices,
                            int *chosen);
@@ -169,6 +184,7 @@ esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_st
 esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld, esmm_gate gate,
                                 CUstream stream);
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
+esmm_status esmm_cuda_half_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory); /* for k_half_sm90a.cu */
 esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
@@ -213,14 +229,21 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 typedef struct esmm_cuda_weights {
   int ordinal;
   int multiprocessors; /* of that GPU: kernels estimate their rounds of blocks by it */
-  esmm_strips strips;  /* always there: data and bits of B's strips of 32 columns */
+  esmm_strips strips;  /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
   CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
   CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (B of 16 bits, or decode) */
-  CUdeviceptr memory;  /* the one allocation that all of these lie in */
+  /* A B of 16 bits, in its own dtype; all 0 for fp32: */
+  CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */
+  int64_t rows_ld;        /* elements, a multiple of ESMM_TILE */
+  CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
+  CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
+  double tile_density;    /* share of the tiles' bits that are set */
+  CUdeviceptr memory;     /* the one allocation that all of these lie in */
 } esmm_cuda_weights;
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
-void esmm_cuda_weights_free(esmm_weights *w); /* the device part; needs no context */
+void esmm_cuda_weights_free(esmm_weights *w);              /* the device part; needs no context */
+esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* B [k,n] of 16 bits, as the weights keep it */
 /* Weights of a CPU with the same B, for the weights file; and the other way round. */
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out);
 esmm_status esmm_cuda_weights_from_host(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);

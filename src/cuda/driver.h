@@ -66,8 +66,13 @@ enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
-enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2 };
-enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_SWIZZLE_128B = 3, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
+enum {
+  CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1,
+  CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7,
+  CU_TENSOR_MAP_SWIZZLE_128B = 3,
+  CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3
+};
 
 typedef struct CUDA_MEMCPY2D {
   size_t srcXInBytes, srcY;
@@ -92,6 +97,9 @@ typedef struct CUlaunchAttribute {
   union {
     char bytes[64];
     int cooperative;
+    struct {
+      unsigned x, y, z;
+    } cluster;
   } value;
 } CUlaunchAttribute;
 _Static_assert(sizeof(CUlaunchAttribute) == 72, "as in cuda.h");

@@ -127,8 +127,7 @@ esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stre
       stream, &params);
 }
 
-/* Where the sample's blocks meet: memory of the context, zero at first; the kernel leaves it ready for the next call.
- */
+/* Where blocks of a launch meet: memory of the context, zero at first; kernels leave it ready for the next call. */
 typedef struct sample_notes {
   esmm_allocator allocator;
   int ordinal;
@@ -142,6 +141,8 @@ static void release_notes(void *object)
   esmm_cuda_free_at(notes->ordinal, notes->memory);
   esmm_mem_free(&allocator, notes, sizeof *notes);
 }
+
+#define HALF_AT ((ESMM_SAMPLE_NOTES + 255) / 256 * 256)
 
 static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
 {
@@ -157,9 +158,9 @@ static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory
     if (!notes)
       return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the plan's notes");
     *notes = (sample_notes){.allocator = ctx->allocator, .ordinal = esmm_cuda_get(ctx)->ordinal};
-    esmm_status status = esmm_cuda_alloc(ctx, ESMM_SAMPLE_NOTES, &notes->memory);
+    esmm_status status = esmm_cuda_alloc(ctx, HALF_AT + ESMM_HALF_MEETING, &notes->memory);
     if (status == ESMM_OK)
-      status = esmm_cuda_zero(ctx, notes->memory, ESMM_SAMPLE_NOTES, stream);
+      status = esmm_cuda_zero(ctx, notes->memory, HALF_AT + ESMM_HALF_MEETING, stream);
     if (status == ESMM_OK)
       status = esmm_cuda_attach(ctx, &key, notes, release_notes);
     if (status != ESMM_OK) {
@@ -169,6 +170,13 @@ static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory
   }
   *memory = notes->memory;
   return ESMM_OK;
+}
+
+esmm_status esmm_cuda_half_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
+{
+  const esmm_status status = get_notes(ctx, stream, memory);
+  *memory += status == ESMM_OK ? HALF_AT : 0;
+  return status;
 }
 
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream)

@@ -166,9 +166,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const _
 
 /*
  * ---- the plan's sample ----
- * 64 blocks of 32 rows by 32 k's, spread over A by a hash, and the choice that follows. Each lies in another part of
- * memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever block ends
- * last adds up what all have written, always in the same order.
+ * 64 blocks of a strip's rows by 32 k's, spread over A by a hash, and the choice that follows. Each lies in another
+ * part of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever
+ * block ends last adds up what all have written, always in the same order.
  */
 #define SAMPLE_WARPS 2 /* of a block */
 
@@ -194,30 +194,40 @@ template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(co
   return bits;
 }
 
+/* Of 32 rows from row on and 32 k's from k0 on, those that there are: how many of lane's k are not zero. */
+static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0)
+{
+  const int lane = (int)threadIdx.x % 32;
+  const int rows = (int)min((int64_t)32, a.rows - row), ks = (int)min((int64_t)32, a.cols - k0);
+  /* K contiguous: lanes are k's, j is a row. Rows contiguous: lanes are rows, j is a k. */
+  const bool by_rows = a.order == ROW_MAJOR;
+  const int64_t at = element_at(a, row + (by_rows ? 0 : lane), k0 + (by_rows ? lane : 0));
+  const int across = by_rows ? ks : rows, along = by_rows ? rows : ks;
+  uint32_t set = 0; /* bit j: element j of this lane's line is not zero */
+  if (lane < across)
+    set = a.dtype == DTYPE_F32 ? nonzero_bits((const uint32_t *)a.data + at, a.ld, along)
+                               : nonzero_bits((const uint16_t *)a.data + at, a.ld, along);
+  if (by_rows)
+    return __popc(set);
+  int nonzeros = 0;
+  for (int j = 0; j < 32; j++) {
+    const uint32_t column = __ballot_sync(~0u, set >> j & 1);
+    nonzeros = lane == j ? __popc(column) : nonzeros;
+  }
+  return nonzeros;
+}
+
 extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
     esmm_sample(const __grid_constant__ esmm_sample_params p)
 {
   const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + SAMPLE_WARPS * (int)blockIdx.x;
-  const int64_t strips = (p.a.rows + 31) / 32, words = (p.a.cols + 31) / 32;
-  const int64_t row0 = 32 * sample_place(i, strips, (uint32_t)i);
+  const int64_t strips = (p.a.rows + p.height - 1) / p.height, words = (p.a.cols + 31) / 32;
+  const int64_t row0 = p.height * sample_place(i, strips, (uint32_t)i);
   const int64_t k0 = 32 * sample_place((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
-  const int rows = (int)min((int64_t)32, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
-  /* K contiguous: lanes are k's, j is a row. Rows contiguous: lanes are rows, j is a k. */
-  const bool by_rows = p.a.order == ROW_MAJOR;
-  const int64_t at = element_at(p.a, row0 + (by_rows ? 0 : lane), k0 + (by_rows ? lane : 0));
-  const int across = by_rows ? ks : rows, along = by_rows ? rows : ks;
-  uint32_t set = 0; /* bit j: element j of this lane's line is not zero */
-  if (lane < across)
-    set = p.a.dtype == DTYPE_F32 ? nonzero_bits((const uint32_t *)p.a.data + at, p.a.ld, along)
-                                 : nonzero_bits((const uint16_t *)p.a.data + at, p.a.ld, along);
+  const int rows = (int)min((int64_t)p.height, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
   int nonzeros = 0; /* of this lane's k */
-  if (by_rows)
-    nonzeros = __popc(set);
-  else
-    for (int j = 0; j < 32; j++) {
-      const uint32_t column = __ballot_sync(~0u, set >> j & 1);
-      nonzeros = lane == j ? __popc(column) : nonzeros;
-    }
+  for (int row = 0; row < rows; row += 32)
+    nonzeros += count_sample(p.a, row0 + row, k0);
   float values[4] = {(float)nonzeros / (float)rows, nonzeros > 0 ? 1.0f : 0.0f,
                      nonzeros > 0 ? ((const float *)p.alive)[k0 + lane] : 0.0f, lane < ks ? 1.0f : 0.0f};
 #pragma unroll
@@ -249,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
                         total.z + __shfl_xor_sync(~0u, total.z, d), total.w + __shfl_xor_sync(~0u, total.w, d));
   if (lane != 0)
     return;
-  esmm_choice_device out;
+  esmm_choice_device out = {};
   out.element = total.x / total.w;
   out.strip = total.y / total.w;
   out.joint = total.z / total.w;

@@ -17,14 +17,9 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
 {
   if (p->a.dtype != ESMM_F32 || p->c.dtype != ESMM_F32)
     return no(why, why_bytes, "it takes A and C of f32 only");
-  if (p->bias || p->activation != ESMM_ACT_NONE)
-    return no(why, why_bytes, "it has no bias and no activation");
   if (!p->w->cuda->columns)
     return no(why, why_bytes, "the weights keep no columns: B is not f32, or was prepared for decode");
-  if (p->m > INT32_MAX || p->n > INT32_MAX || p->w->cuda->strips.k_padded > INT32_MAX || p->a.ld > INT32_MAX ||
-      p->c.ld > INT32_MAX)
-    return no(why, why_bytes, "a side or a leading dimension is 2^31 or more");
-  return esmm_cublas_usable(ctx, why, why_bytes);
+  return esmm_cublas_fits(p, p->w->cuda->strips.k_padded, why, why_bytes) && esmm_cublas_usable(ctx, why, why_bytes);
 }
 
 static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
@@ -43,19 +38,11 @@ static size_t workspace(const esmm_problem *p)
   return ESMM_CUBLAS_WORKSPACE;
 }
 
-/* cuBLAS is column-major: a row-major C is its transpose there, made from the transposed operands in turned order. */
 static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)stats;
-  const bool a_rows = p->a.order == ESMM_ROW_MAJOR;
-  const CUdeviceptr work = (CUdeviceptr)(uintptr_t)scratch, c = (CUdeviceptr)(uintptr_t)p->c.data;
-  esmm_cublas_operand a = {(CUdeviceptr)(uintptr_t)p->a.data, p->a.ld, a_rows};
-  esmm_cublas_operand b = {p->w->cuda->columns, p->w->cuda->strips.k_padded, false};
-  if (p->c.order == ESMM_COL_MAJOR)
-    return esmm_cublas_sgemm(ctx, p->call->stream, work, p->m, p->n, p->k, p->alpha, a, b, p->beta, c, p->c.ld);
-  a.transposed = !a.transposed;
-  b.transposed = !b.transposed;
-  return esmm_cublas_sgemm(ctx, p->call->stream, work, p->n, p->m, p->k, p->alpha, b, a, p->beta, c, p->c.ld);
+  const esmm_cublas_operand b = {p->w->cuda->columns, p->w->cuda->strips.k_padded, false};
+  return esmm_cublas_multiply(ctx, p, b, scratch);
 }
 
 ESMM_KERNEL(cublas_f32) = {

@@ -35,6 +35,7 @@ ESMM_KERNEL(dense_f32_mma) = {
     .backend = ESMM_CUDA,
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .sm = 80,
+    .reads_strips = true,
     .can_run = esmm_strips_mma_can_run,
     .terms = terms,
     .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},

@@ -39,6 +39,7 @@ ESMM_KERNEL(joint_f32) = {
     .backend = ESMM_CUDA,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .sm = 80,
+    .reads_strips = true,
     .can_run = esmm_strips_mma_can_run,
     .terms = terms,
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",

@@ -84,7 +84,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
                                              .n = p->n,
                                              .k = p->k,
                                              .a = a,
-                                             .b = p->w->cuda->strips,
+                                             .b = p->call->b,
                                              .epilogue = esmm_cuda_epilogue(p),
                                              .bank = p->k > ESMM_SIMT_WINDOW ? at + bank_at(p) : 0};
   const esmm_launch launch = {.grid_x = (unsigned)blocks(p), .threads = ESMM_SIMT_THREADS, .shared = function->shared};
@@ -97,6 +97,7 @@ ESMM_KERNEL(joint_f32_simt) = {
     .backend = ESMM_CUDA,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .sm = 80,
+    .reads_strips = true,
     .can_run = can_run,
     .terms = terms,
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",

@@ -148,7 +148,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
                                      .n = p->n,
                                      .k = p->k,
                                      .a = esmm_cuda_matrix(&p->a),
-                                     .b = p->w->cuda->strips,
+                                     .b = p->call->b,
                                      .a_bits = l->strip_rows ? at : 0,
                                      .b_bits8 = l->strip_cols == 8 ? at + a_bytes(p, l) : 0,
                                      .epilogue = esmm_cuda_epilogue(p)};
@@ -185,7 +185,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   }
 
 #define DESCRIPTOR(id, place, skips)                                                               \
-  .name = "ladder_" #id, .backend = ESMM_CUDA, .number = (place), .sm = 80,                        \
+  .name = "ladder_" #id, .backend = ESMM_CUDA, .number = (place), .sm = 80, .reads_strips = true,  \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .can_run = can_run_##place, \
   .terms = terms_##place, .workspace = workspace_##place, .run = run_##place,                      \
   .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},             \

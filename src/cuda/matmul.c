@@ -2,8 +2,8 @@
  * matmul.c: one product on a GPU: operands in host memory are copied there, a kernel is chosen, statistics are taken.
  *
  * The rule of the plan here: the host never waits for the GPU in order to choose. What a dense kernel costs does not
- * depend on the data; what a skipping kernel costs is a line in two densities of A, those of strips of 32 rows and of
- * their joint with B:
+ * depend on the data; what a skipping kernel costs is a line in two densities of A, those of its strips and of their
+ * joint with B:
  *
  *     seconds = base + per_strip * strip + per_joint * joint
  *
@@ -13,7 +13,12 @@
  * that it looks at first, and the one that was not chosen returns at once. The choice depends on A's values alone: the
  * same call gives the same bits. Both share their scratch, as only one of them touches it.
  *
- * Scratch holds, in this order: staged A, C and bias, the choice, the kernels' workspace.
+ * A skipping kernel that has a partner needs none of that: it is given the line, scans A as it would anyway, and does
+ * the partner's work inside its own launch where that is the cheaper one.
+ *
+ * Kernels that read B as fp32 strips get them made for the call where B is of 16 bits; the plan counts that.
+ *
+ * Scratch holds, in this order: staged A, C and bias, the notes, B's strips, the kernels' workspace.
  */
 #include "cuda.h"
 
@@ -22,9 +27,12 @@
 #include <string.h>
 
 #define ALIGN 256
-#define GATE_SECONDS 5e-6 /* sampling, and a launch that returns at once */
-#define MIDDLE_STRIP .5   /* A's density at which skipping kernels are compared with each other */
-#define LEVEL 1.03        /* so much more than the best dense kernel is still level with it */
+#define GATE_SECONDS 5e-6   /* sampling, and a launch that returns at once */
+#define PAIR_SECONDS 1.5e-6 /* what choosing costs a kernel that does it in its own launch */
+#define STRIPS_SECONDS 5e-6 /* a launch that makes B's strips, */
+#define STRIPS_RATE 2.5e12  /* and its bytes a second, read and written */
+#define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
+#define LEVEL 1.03          /* so much more than the best dense kernel is still level with it */
 
 /* ---- operands on the device ---- */
 
@@ -33,13 +41,14 @@ typedef struct staging {
   bool a_staged, c_staged, bias_staged;
   esmm_matrix a, c; /* the caller's */
   const float *bias;
-  size_t a_at, c_at, bias_at, notes_at, work_at;
-  size_t bytes; /* of all scratch but the workspace */
+  size_t a_at, c_at, bias_at, notes_at, b_at, work_at;
+  size_t bytes; /* of all scratch up to the notes */
 } staging;
 
 /* What the device tells the host, when statistics are wanted or a choice is explained. */
 typedef struct notes {
-  esmm_choice_device choice;
+  esmm_choice_device choice; /* of the sample: gates look at it */
+  esmm_choice_device report; /* of the kernel that ran, where it has something to say */
   uint64_t joint;
 } notes;
 
@@ -67,7 +76,7 @@ static esmm_status stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *s
       !reserve(&total, sizeof(notes), &st->notes_at))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "a is %lld x %lld, c is %lld x %lld: too large to be copied to the GPU",
                      (long long)p->m, (long long)p->k, (long long)p->m, (long long)p->n);
-  st->work_at = st->bytes = total;
+  st->bytes = total;
   if (st->a_staged)
     p->a = esmm_cuda_tight(&p->a, ESMM_DEVICE, anywhere);
   if (st->c_staged)
@@ -111,7 +120,7 @@ typedef struct candidate {
   int index;
   int64_t strip_rows;
   double base, per_strip, per_joint;
-  double b; /* B's strip density: no A has more of it as its joint */
+  double b; /* B's density at its strips: no A has more of it as its joint */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -119,6 +128,7 @@ typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
 typedef struct decision {
   candidate of[2]; /* RUN_DENSE, RUN_SKIP */
   which run;
+  bool pair; /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
   int considered;
 } decision;
 
@@ -131,12 +141,40 @@ static void set_sample(esmm_problem *p, double element, double strip, double joi
   }
 }
 
+/* Its strips are of 128 rows and columns: the kernel reads a B of 16 bits as it is. */
+static bool is_tall(const esmm_problem *p, const esmm_kernel *kernel)
+{
+  return p->w->cuda->tiles && !kernel->reads_strips;
+}
+
+/* B's strips are to be made for the call. */
+static bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel)
+{
+  return kernel && kernel->reads_strips && !p->w->cuda->strips.data;
+}
+
+double esmm_cuda_b_strips_seconds(const esmm_problem *p)
+{
+  const struct esmm_cuda_weights *device = p->w->cuda;
+  if (device->strips.data)
+    return 0.0;
+  const double read = (double)device->rows_ld * (double)p->k * (double)esmm_dtype_size(p->w->dtype);
+  const double written = (double)(device->strips.strips * ESMM_STRIP) * (double)device->strips.k_padded * sizeof(float);
+  return STRIPS_SECONDS + (read + written) / STRIPS_RATE;
+}
+
+static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
+{
+  return p->w->full ? 1.0 : is_tall(p, kernel) ? p->w->cuda->tile_density : p->w->strip_density;
+}
+
 static candidate look_at(const esmm_ctx *ctx, esmm_problem *p, int index)
 {
-  candidate c = {.kernel = esmm_registry_at(index), .index = index, .b = p->w->strip_density};
+  const esmm_kernel *kernel = esmm_registry_at(index);
+  candidate c = {.kernel = kernel, .index = index, .b = density_of_b(p, kernel)};
   set_sample(p, 0, 0, 0);
   c.base = esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows);
-  if (c.kernel->flags & ESMM_KERNEL_SKIPS) {
+  if (kernel->flags & ESMM_KERNEL_SKIPS) {
     set_sample(p, 1, 1, 0);
     c.per_strip = fmax(0.0, esmm_plan_seconds(ctx, p, index, NULL, &c.strip_rows) - c.base);
     set_sample(p, 0, 0, 1);
@@ -161,15 +199,30 @@ static double most(const candidate *c)
   return seconds_at(c, 1, c->b);
 }
 
-/* Whom does the device choose from, and must it? gated: the best dense kernel that has a gate. */
-static void settle(decision *d, const candidate *gated)
+/* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
+   when A has no zeros. */
+static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
+{
+  return partner->kernel && skip->base + PAIR_SECONDS < dense->base &&
+         fmin(most(skip), partner->base) + PAIR_SECONDS <= LEVEL * dense->base;
+}
+
+/* Whom does the device choose from, and must it? gated: the best dense kernel that has a gate; partner: that of the
+   skipping kernel. */
+static void settle(decision *d, const candidate *gated, const candidate *partner)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   if (!skip->kernel || !dense->kernel) {
     d->run = skip->kernel ? RUN_SKIP : RUN_DENSE;
   } else if (most(skip) <= dense->base) {
     d->run = RUN_SKIP;
+  } else if (pair_pays(dense, skip, partner)) {
+    d->run = DEVICE_CHOOSES;
+    d->pair = true;
+    d->of[RUN_DENSE] = *partner;
   } else if (skip->base + 2 * GATE_SECONDS >= dense->base) { /* nothing to win that the question would not cost */
+    d->run = RUN_DENSE;
+  } else if (partner->kernel && partner->index == gated->index) { /* what the pair could not win, a gate cannot */
     d->run = RUN_DENSE;
   } else if (gated->index == dense->index && gated->kernel) {
     d->run = DEVICE_CHOOSES;
@@ -182,15 +235,31 @@ static void settle(decision *d, const candidate *gated)
   }
 }
 
-static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d)
+static bool may_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, const char *force)
 {
   char why[160];
+  return kernel->backend == ESMM_CUDA && esmm_plan_may_choose(ctx, kernel, force) &&
+         esmm_plan_can_run(ctx, p, kernel, why, sizeof why);
+}
+
+/* The partner of a skipping kernel, where it has one that can run. */
+static candidate find_partner(const esmm_ctx *ctx, esmm_problem *p, const esmm_kernel *skip)
+{
+  for (int i = 0; skip && skip->partner && i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    if (strcmp(kernel->name, skip->partner) == 0 && may_run(ctx, p, kernel, NULL))
+      return look_at(ctx, p, i);
+  }
+  return (candidate){0};
+}
+
+static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d)
+{
   candidate gated = {0}, only = {0};
   *d = (decision){0};
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    if (kernel->backend != ESMM_CUDA || !esmm_plan_may_choose(ctx, kernel, force) ||
-        !esmm_plan_can_run(ctx, p, kernel, why, sizeof why))
+    if (!may_run(ctx, p, kernel, force))
       continue;
     const candidate c = look_at(ctx, p, i);
     candidate *best = &d->of[kernel->flags & ESMM_KERNEL_SKIPS ? RUN_SKIP : RUN_DENSE];
@@ -212,7 +281,8 @@ static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, dec
     d->of[d->run] = only;
     d->of[!d->run].kernel = NULL;
   } else {
-    settle(d, &gated);
+    const candidate partner = find_partner(ctx, p, d->of[RUN_SKIP].kernel);
+    settle(d, &gated, &partner);
   }
   return ESMM_OK;
 }
@@ -236,11 +306,14 @@ static size_t workspace(const esmm_problem *p, const candidate *c)
   return c->kernel->workspace(&mine);
 }
 
+/* At the strips of the skipping kernel; where there is none, at those that one would have. */
 static esmm_status sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, CUdeviceptr out, CUstream stream)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  const bool tall = is_tall(p, skip->kernel ? skip->kernel : dense->kernel);
   const esmm_sample_params params = {.a = esmm_cuda_matrix(&p->a),
-                                     .alive = p->w->cuda->alive,
+                                     .alive = tall ? p->w->cuda->tile_alive : p->w->cuda->alive,
+                                     .height = tall ? ESMM_TILE : ESMM_STRIP,
                                      .out = out,
                                      .dense = (float)dense->base,
                                      .base = (float)skip->base,
@@ -306,40 +379,83 @@ static void free_marks(run *r)
     esmm_cuda_event_free(r->ctx, r->mark[i]);
 }
 
-/* Kernel `which` of the pair; gated: only if the device chose it. */
-static esmm_status launch(run *r, which one, bool gated)
+static CUdeviceptr note_at(const run *r, size_t offset)
+{
+  return r->scratch + r->st.notes_at + offset;
+}
+
+/* B's strips for a kernel that reads them: the weights' own, or made from its rows. The bits are always the weights':
+   strict ones have more of them than B's elements give. */
+static esmm_status give_strips(run *r, esmm_cuda_call *call)
+{
+  call->b = r->p->w->cuda->strips;
+  if (call->b.data)
+    return ESMM_OK;
+  const esmm_matrix rows = esmm_cuda_weights_rows(r->p->w);
+  esmm_matrix columns = rows; /* the same memory: B transposed */
+  columns.rows = rows.cols;
+  columns.cols = rows.rows;
+  columns.order = ESMM_COL_MAJOR;
+  const esmm_strips made = esmm_cuda_strips_at(r->scratch + r->st.b_at, r->p->n, r->p->k);
+  call->b.data = made.data;
+  return esmm_cuda_extract(r->ctx, &columns, &made, true, call->gate, r->stream);
+}
+
+/* Kernel `which` of the two; gated: only if the device chose it; line: it may choose its partner instead. */
+static esmm_status launch(run *r, which one, bool gated, const esmm_cuda_line *line)
 {
   const candidate *c = &r->d.of[one];
-  esmm_cuda_call call = {
-      .stream = r->stream, .extracted = r->mark[EXTRACTED + (int)one], .a_strips = &r->a_strips[one]};
+  esmm_cuda_call call = {.stream = r->stream,
+                         .extracted = r->mark[EXTRACTED + (int)one],
+                         .a_strips = &r->a_strips[one],
+                         .report = note_at(r, offsetof(notes, report)),
+                         .choose = line};
   if (gated)
-    call.gate =
-        (esmm_gate){.address = r->scratch + r->st.notes_at + offsetof(esmm_choice_device, chosen), .is = (uint32_t)one};
+    call.gate = (esmm_gate){.address = note_at(r, offsetof(notes, choice) + offsetof(esmm_choice_device, chosen)),
+                            .is = (uint32_t)one};
   esmm_problem mine = *r->p;
   mine.strip_rows = c->strip_rows;
   mine.call = &call;
-  esmm_status status = mark(r, EXTRACTED + (int)one); /* stays here where the kernel has no extraction of its own */
+  esmm_status status = c->kernel->reads_strips ? give_strips(r, &call) : ESMM_OK;
+  if (status == ESMM_OK)
+    status = mark(r, EXTRACTED + (int)one); /* stays here where the kernel has no extraction of its own */
   if (status == ESMM_OK)
     status = c->kernel->run(r->ctx, &mine, esmm_cuda_pointer(r->scratch + r->st.work_at), &r->stats[one]);
   return status == ESMM_OK ? mark(r, DONE + (int)one) : status;
 }
 
-/* The skipping kernel first: it is the one that was hoped for. */
-static esmm_status launch_chosen(run *r)
+/* The skipping kernel, which chooses between itself and its partner. */
+static esmm_status launch_pair(run *r)
 {
-  esmm_status status = mark(r, STAGED);
-  if (r->d.run != DEVICE_CHOOSES) {
-    if (status == ESMM_OK)
-      status = mark(r, PLANNED);
-    return status == ESMM_OK ? launch(r, r->d.run, false) : status;
-  }
-  if (status == ESMM_OK)
-    status = sample(r->ctx, r->p, &r->d, r->scratch + r->st.notes_at, r->stream);
+  const candidate *dense = &r->d.of[RUN_DENSE], *skip = &r->d.of[RUN_SKIP];
+  const esmm_cuda_line line = {.dense = (float)dense->base,
+                               .base = (float)skip->base,
+                               .per_strip = (float)skip->per_strip,
+                               .per_joint = (float)skip->per_joint};
+  const esmm_status status = mark(r, PLANNED);
+  return status == ESMM_OK ? launch(r, RUN_SKIP, false, &line) : status;
+}
+
+/* The skipping kernel first: it is the one that was hoped for. */
+static esmm_status launch_both(run *r)
+{
+  esmm_status status = sample(r->ctx, r->p, &r->d, note_at(r, offsetof(notes, choice)), r->stream);
   if (status == ESMM_OK)
     status = mark(r, PLANNED);
   if (status == ESMM_OK)
-    status = launch(r, RUN_SKIP, true);
-  return status == ESMM_OK ? launch(r, RUN_DENSE, true) : status;
+    status = launch(r, RUN_SKIP, true, NULL);
+  return status == ESMM_OK ? launch(r, RUN_DENSE, true, NULL) : status;
+}
+
+static esmm_status launch_chosen(run *r)
+{
+  esmm_status status = mark(r, STAGED);
+  if (status != ESMM_OK)
+    return status;
+  if (r->d.run == DEVICE_CHOOSES)
+    return r->d.pair ? launch_pair(r) : launch_both(r);
+  status = mark(r, PLANNED);
+  return status == ESMM_OK ? launch(r, r->d.run, false, NULL) : status;
 }
 
 static esmm_status copy_back(run *r, size_t *moved)
@@ -357,22 +473,26 @@ static esmm_status seconds_between(const run *r, int from, int to, double *secon
   return esmm_cuda_event_seconds(r->ctx, r->mark[from], r->mark[to], seconds);
 }
 
-static esmm_status take_times(const run *r, which chosen, esmm_stats *s)
+/* launched: the kernel whose launch did the work. What it says of its extraction itself, no mark could tell. */
+static esmm_status take_times(const run *r, which launched, const esmm_choice_device *report, esmm_stats *s)
 {
-  const bool both = r->d.run == DEVICE_CHOOSES;
-  const int from = both && chosen == RUN_DENSE ? DONE + RUN_SKIP : PLANNED;
+  const bool both = r->d.run == DEVICE_CHOOSES && !r->d.pair;
+  const int from = both && launched == RUN_DENSE ? DONE + RUN_SKIP : PLANNED;
   double other = 0.0;
   esmm_status status = seconds_between(r, START, END, &s->seconds_total);
   if (status == ESMM_OK)
     status = seconds_between(r, STAGED, PLANNED, &s->seconds_plan);
   if (status == ESMM_OK)
-    status = seconds_between(r, from, EXTRACTED + (int)chosen, &s->seconds_extract);
+    status = seconds_between(r, from, EXTRACTED + (int)launched, &s->seconds_extract);
   if (status == ESMM_OK)
-    status = seconds_between(r, EXTRACTED + (int)chosen, DONE + (int)chosen, &s->seconds_multiply);
+    status = seconds_between(r, EXTRACTED + (int)launched, DONE + (int)launched, &s->seconds_multiply);
   if (status == ESMM_OK && both) /* a launch that returned at once is a cost of choosing */
-    status = chosen == RUN_DENSE ? seconds_between(r, PLANNED, DONE + RUN_SKIP, &other)
-                                 : seconds_between(r, DONE + RUN_SKIP, DONE + RUN_DENSE, &other);
+    status = launched == RUN_DENSE ? seconds_between(r, PLANNED, DONE + RUN_SKIP, &other)
+                                   : seconds_between(r, DONE + RUN_SKIP, DONE + RUN_DENSE, &other);
   s->seconds_plan += other;
+  const double inside = fmin(1e-9 * (double)report->extract_ns, s->seconds_multiply);
+  s->seconds_extract += inside;
+  s->seconds_multiply -= inside;
   return status;
 }
 
@@ -392,14 +512,15 @@ static esmm_status read_strip_density(const run *r, const esmm_strips *strips, d
   return status;
 }
 
-static esmm_status count_joint(const run *r, const esmm_strips *a, double *density)
+static esmm_status count_joint(const run *r, const esmm_strips *a, bool tall, double *density)
 {
-  const esmm_strips *b = &r->p->w->cuda->strips;
-  const CUdeviceptr out = r->scratch + r->st.notes_at + offsetof(notes, joint);
+  const struct esmm_cuda_weights *b = r->p->w->cuda;
+  const int64_t b_strips = tall ? b->rows_ld / ESMM_TILE : b->strips.strips;
+  const CUdeviceptr out = note_at(r, offsetof(notes, joint));
   const esmm_count_params params = {.a_bits = a->bits,
-                                    .b_bits = b->bits,
+                                    .b_bits = tall ? b->tiles : b->strips.bits,
                                     .a_strips = a->strips,
-                                    .b_strips = b->strips,
+                                    .b_strips = b_strips,
                                     .words = a->k_padded / 32,
                                     .k = r->p->k,
                                     .out = out};
@@ -407,14 +528,19 @@ static esmm_status count_joint(const run *r, const esmm_strips *a, double *densi
   esmm_status status = esmm_cuda_count_joint(r->ctx, &params, r->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(r->ctx, &joint, out, sizeof joint, r->stream);
-  *density = (double)joint / ((double)a->strips * (double)b->strips * (double)r->p->k);
+  *density = (double)joint / ((double)a->strips * (double)b_strips * (double)r->p->k);
   return status;
 }
 
 static esmm_status take_densities(const run *r, which chosen, const esmm_choice_device *choice, esmm_stats *s)
 {
   const esmm_strips *a = &r->a_strips[chosen];
+  const bool tall = is_tall(r->p, r->d.of[chosen].kernel);
   esmm_status status = ESMM_OK;
+  if (tall) {
+    s->strip_cols = ESMM_TILE;
+    s->strip_density_b = r->p->w->cuda->tile_density;
+  }
   s->density_a = (double)choice->element;
   s->strip_density_a = (double)choice->strip;
   if (chosen == RUN_DENSE) {
@@ -422,7 +548,7 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
   } else if (a->strips > 0) {
     status = read_strip_density(r, a, &s->strip_density_a);
     if (status == ESMM_OK)
-      status = count_joint(r, a, &s->joint_density);
+      status = count_joint(r, a, tall, &s->joint_density);
   } else if (s->joint_density == 0.0) { /* it neither noted strips nor said itself */
     s->joint_density = (double)choice->joint;
   }
@@ -430,32 +556,50 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
   return status;
 }
 
+/* What the device noted. The sample's densities, or where the kernel chose itself, or says how it extracted, its own:
+   those are of all of A. */
+static esmm_status read_notes(run *r, notes *seen)
+{
+  const bool sampled = r->d.run == DEVICE_CHOOSES && !r->d.pair;
+  esmm_status status = ESMM_OK;
+  if (!sampled) /* for the densities alone */
+    status = sample(r->ctx, r->p, &r->d, note_at(r, offsetof(notes, choice)), r->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(r->ctx, seen, note_at(r, 0), offsetof(notes, joint), r->stream);
+  if (status == ESMM_OK && (r->d.pair || seen->report.extract_ns > 0)) {
+    seen->choice.strip = seen->report.strip;
+    seen->choice.joint = seen->report.joint;
+  }
+  return status;
+}
+
 static esmm_status take_stats(run *r, const char *force, esmm_stats *s)
 {
   notes seen = {0};
-  const CUdeviceptr at = r->scratch + r->st.notes_at;
-  const bool asked = r->d.run == DEVICE_CHOOSES;
-  esmm_status status = asked ? ESMM_OK : sample(r->ctx, r->p, &r->d, at, r->stream); /* for the densities alone */
-  if (status == ESMM_OK)
-    status = esmm_cuda_to_host(r->ctx, &seen.choice, at, sizeof seen.choice, r->stream);
+  esmm_status status = read_notes(r, &seen);
   if (status != ESMM_OK)
     return status;
-  const which chosen = asked ? (seen.choice.chosen ? RUN_SKIP : RUN_DENSE) : r->d.run;
+  const uint32_t by_device = r->d.pair ? seen.report.chosen : seen.choice.chosen;
+  const which chosen = r->d.run != DEVICE_CHOOSES ? r->d.run : by_device ? RUN_SKIP : RUN_DENSE;
   const size_t moved = s->staged_bytes;
   *s = r->stats[chosen];
   s->staged_bytes = moved;
   (void)snprintf(s->kernel, sizeof s->kernel, "%s", r->d.of[chosen].kernel->name);
   give_reason(&r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
-  status = take_times(r, chosen, s);
+  status = take_times(r, r->d.pair ? RUN_SKIP : chosen, &seen.report, s);
   return status == ESMM_OK ? take_densities(r, chosen, &seen.choice, s) : status;
 }
 
 /* ---- from the outside ---- */
 
-static esmm_status get_scratch(run *r, size_t work)
+/* strips: room for B's, too. */
+static esmm_status get_scratch(run *r, bool strips, size_t work)
 {
-  size_t bytes;
-  if (work == SIZE_MAX || !esmm_size_add(r->st.bytes, work, &bytes))
+  const size_t b = strips ? esmm_cuda_strips_bytes(r->p->n, r->p->k) : 0;
+  size_t bytes = r->st.bytes;
+  const bool fits = reserve(&bytes, b, &r->st.b_at); /* false where b is SIZE_MAX */
+  r->st.work_at = bytes;
+  if (!fits || work == SIZE_MAX || !esmm_size_add(bytes, work, &bytes))
     return esmm_fail(r->ctx, ESMM_ERR_OVERFLOW, "%lld x %lld x %lld needs more scratch than fits in memory",
                      (long long)r->p->m, (long long)r->p->k, (long long)r->p->n);
   return esmm_cuda_scratch(r->ctx, bytes, r->stream, &r->scratch);
@@ -467,7 +611,7 @@ static esmm_status finish_only(run *r, esmm_stats *s)
   esmm_problem *p = r->p;
   esmm_status status = stage(r->ctx, p, false, &r->st);
   if (status == ESMM_OK)
-    status = get_scratch(r, 0);
+    status = get_scratch(r, false, 0);
   if (status == ESMM_OK)
     status = mark(r, START);
   if (status == ESMM_OK)
@@ -493,8 +637,12 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   const bool both = r->d.run == DEVICE_CHOOSES;
   const size_t dense = both || r->d.run == RUN_DENSE ? workspace(p, &r->d.of[RUN_DENSE]) : 0;
   const size_t skip = both || r->d.run == RUN_SKIP ? workspace(p, &r->d.of[RUN_SKIP]) : 0;
+  const bool strips = ((both || r->d.run == RUN_DENSE) && wants_strips(p, r->d.of[RUN_DENSE].kernel)) ||
+                      ((both || r->d.run == RUN_SKIP) && wants_strips(p, r->d.of[RUN_SKIP].kernel));
   r->stats[0] = r->stats[1] = *s;
-  status = get_scratch(r, dense > skip ? dense : skip);
+  status = get_scratch(r, strips, dense > skip ? dense : skip);
+  if (status == ESMM_OK && r->timed) /* who has nothing to report leaves this */
+    status = esmm_cuda_zero(r->ctx, note_at(r, offsetof(notes, report)), sizeof(esmm_choice_device), r->stream);
   if (status == ESMM_OK)
     status = mark(r, START);
   if (status == ESMM_OK)
@@ -543,8 +691,8 @@ esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, 
 static esmm_status look(run *r, esmm_choice_device *choice)
 {
   size_t moved = 0;
-  esmm_status status = get_scratch(r, 0);
-  const CUdeviceptr at = r->scratch + r->st.notes_at;
+  esmm_status status = get_scratch(r, false, 0);
+  const CUdeviceptr at = note_at(r, offsetof(notes, choice));
   if (status == ESMM_OK)
     status = upload(r->ctx, &r->st, false, r->scratch, r->p, r->stream, &moved);
   if (status == ESMM_OK)

@@ -142,7 +142,13 @@ static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, co
   esmm_status status = get_function(ctx, f, &function);
   if (status != ESMM_OK)
     return status;
-  CUlaunchAttribute cooperative = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
+  CUlaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (launch->cooperative)
+    attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
+  if (launch->cluster)
+    attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                              .value.cluster = {.x = launch->cluster, .y = 1, .z = 1}};
   const CUlaunchConfig config = {.gridDimX = or_one(launch->grid_x),
                                  .gridDimY = or_one(launch->grid_y),
                                  .gridDimZ = or_one(launch->grid_z),
@@ -151,8 +157,8 @@ static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, co
                                  .blockDimZ = 1,
                                  .sharedMemBytes = launch->shared,
                                  .hStream = stream,
-                                 .attrs = &cooperative,
-                                 .numAttrs = launch->cooperative ? 1 : 0};
+                                 .attrs = attributes,
+                                 .numAttrs = count};
   void *arguments[] = {(void *)params};
   return esmm_cuda_check(ctx, cu()->cuLaunchKernelEx(&config, function, arguments, NULL),
                          "cuLaunchKernelEx of %s (%u x %u x %u blocks of %u threads, %u bytes)", f->name,
@@ -189,18 +195,30 @@ esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *functio
   return status;
 }
 
-esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
-                                 unsigned box_inner, unsigned box_outer, esmm_tensor_map *out)
+static esmm_status encode(esmm_ctx *ctx, int type, size_t element, CUdeviceptr data, int64_t inner, int64_t outer,
+                          int64_t ld, unsigned box_inner, unsigned box_outer, esmm_tensor_map *out)
 {
   _Static_assert(sizeof(esmm_tensor_map) == 128, "as in cuda.h");
-  const uint64_t dims[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)ld * sizeof(float)};
+  const uint64_t dims[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)ld * element};
   const uint32_t box[2] = {box_inner, box_outer}, element_strides[2] = {1, 1};
   void *address = NULL;
   memcpy(&address, &data, sizeof address);
   return esmm_cuda_check(ctx,
-                         cu()->cuTensorMapEncodeTiled(out, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, address, dims, strides,
-                                                      box, element_strides, 0, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0),
+                         cu()->cuTensorMapEncodeTiled(out, type, 2, address, dims, strides, box, element_strides, 0,
+                                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                      0),
                          "cuTensorMapEncodeTiled of %lld x %lld, ld %lld, box %u x %u", (long long)outer,
                          (long long)inner, (long long)ld, box_outer, box_inner);
+}
+
+esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                 unsigned box_inner, unsigned box_outer, esmm_tensor_map *out)
+{
+  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, sizeof(float), data, inner, outer, ld, box_inner, box_outer, out);
+}
+
+esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                    esmm_tensor_map *out)
+{
+  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, inner, outer, ld, 64, 64, out);
 }

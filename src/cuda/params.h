@@ -17,6 +17,7 @@
 #endif
 
 #define ESMM_STRIP 32 /* rows of A, or columns of B, that share one bitmap on a GPU */
+#define ESMM_TILE 128 /* the same for kernels of 16-bit operands */
 
 /* A kernel whose gate is not 0 returns at once unless *gate == gate_is: the device has chosen another one. */
 typedef struct esmm_gate {
@@ -83,9 +84,11 @@ ESMM_PARAMS_SIZE(esmm_pack_params, 72);
 /* What the device measured of A, and what it chose. */
 typedef struct esmm_choice_device {
   uint32_t chosen;             /* 0: the first kernel of the pair, 1: the second */
-  float element, strip, joint; /* densities of A's sample: elements, strips of 32, joint with B */
+  float element, strip, joint; /* densities of A's sample: elements, strips, joint with B */
+  uint32_t extract_ns;         /* what the extraction took, where it is not a launch of its own; else 0 */
+  uint32_t unused[3];
 } esmm_choice_device;
-ESMM_PARAMS_SIZE(esmm_choice_device, 16);
+ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 
 #define ESMM_SAMPLES 64
 #define ESMM_SAMPLE_NOTES (16 + 16 * ESMM_SAMPLES) /* bytes of notes; zero before the first use, then left ready */
@@ -98,8 +101,10 @@ typedef struct esmm_sample_params {
   uint64_t out;   /* esmm_choice_device */
   uint64_t notes; /* where the blocks meet */
   float dense, base, per_strip, per_joint;
+  int32_t height; /* rows of a strip, ESMM_STRIP or ESMM_TILE; alive is of B's strips or tiles accordingly */
+  int32_t unused;
 } esmm_sample_params;
-ESMM_PARAMS_SIZE(esmm_sample_params, 80);
+ESMM_PARAMS_SIZE(esmm_sample_params, 88);
 
 /* esmm_count_joint: *out = joint bits over all pairs of strips; esmm_alive: out[k] = share of strips with bit k. */
 typedef struct esmm_count_params {
@@ -195,6 +200,62 @@ ESMM_PARAMS_SIZE(esmm_dense_params, 448);
 #define ESMM_DENSE_ROWS 128 /* rows of a box of A */
 #define ESMM_DENSE_COLS 128 /* columns of a block, and of a box of B */
 
+/* ---- k_half_sm90a.cu: 16-bit operands on Hopper, dense and skipping in one kernel ---- */
+
+enum {
+  ESMM_HALF_DENSE = 0,  /* everything */
+  ESMM_HALF_SKIP_A = 1, /* k's alive in a strip of 128 rows of A; tiles of 256 columns, in pairs */
+  ESMM_HALF_SKIP_AB = 2 /* and alive in a tile of 128 columns of B */
+};
+
+/* What the two blocks of a cluster have in common. */
+enum { ESMM_HALF_ALONE = 0, ESMM_HALF_SHARE_A = 1, ESMM_HALF_SHARE_B = 2 };
+
+/* How one mode cuts C into units of work. Tiles 0 .. whole - 1 are one unit each, the others `splits` along k. */
+typedef struct esmm_half_units {
+  int32_t cols;  /* of a tile, 128 or 256; it has 128 rows */
+  int32_t share; /* ESMM_HALF_...: neighbours along n share A, those along m share B */
+  int32_t group; /* tile rows that come together */
+  int32_t whole, splits;
+  int32_t unused[3];
+} esmm_half_units;
+ESMM_PARAMS_SIZE(esmm_half_units, 32);
+
+typedef struct esmm_half_params {
+  esmm_tensor_map map_a; /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
+  esmm_tensor_map map_b; /* boxes of 64 columns by 64 k's */
+  esmm_gate gate;
+  int32_t m, n, k;
+  int32_t mode;       /* ESMM_HALF_..., or, where choose is not 0, the skipping one to choose against dense */
+  int32_t choose;     /* 1: sample A, then take dense unless base + per_strip * strip + per_joint * joint < dense */
+  int32_t a_by_k;     /* A is col-major */
+  int32_t segments;   /* parts of k that a strip of A is packed in, */
+  int32_t segment_k;  /* and their k's: a multiple of 128 */
+  uint64_t a, b;      /* the matrices again: A for the sample, B to gather rows from */
+  int64_t a_ld, b_ld; /* elements */
+  uint64_t b_bits;    /* [b_ld / 128][b_words]: bitmaps of B's tiles; for SKIP_AB */
+  uint64_t b_alive;   /* [k] share of B's tiles that need k; for the sample */
+  uint64_t packed;    /* [strips][segments * segment_k / 64][2][64][64]: A's alive k's, as wgmma reads them */
+  uint64_t lists;     /* [strips][segments * segment_k] uint32_t: where their rows of B begin, in 16 bytes */
+  uint64_t a_bits;    /* [strips][b_words] uint32_t: the same as bitmaps */
+  uint64_t counts;    /* [strips][segments] uint32_t: how many */
+  uint64_t partial;   /* fp32 sums of the parts of split tiles */
+  uint64_t meeting;   /* ESMM_HALF_MEETING bytes where blocks meet; zero before the first use, then left ready */
+  uint64_t report;    /* esmm_choice_device, or 0 */
+  float dense, base, per_strip, per_joint;
+  int64_t b_words;
+  esmm_half_units units[3]; /* by mode */
+  esmm_epilogue_params epilogue;
+} esmm_half_params;
+ESMM_PARAMS_SIZE(esmm_half_params, 640);
+
+#define ESMM_HALF_THREADS 384
+#define ESMM_HALF_SHARED (4 * 49152 + 35840)
+#define ESMM_HALF_COLS 256                /* columns of a block that does not skip zeros of B */
+#define ESMM_HALF_K 64                    /* k's of a stage */
+#define ESMM_HALF_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */
+#define ESMM_HALF_MEETING (8 + 8 * 256)   /* two words, and two a block of a split tile */
+
 /* ---- count.cu ---- */
 
 /* esmm_count_nonzero: *out, a uint64_t, grows by the number of elements of m that are not zero. */
@@ -203,5 +264,67 @@ typedef struct esmm_nonzero_params {
   uint64_t out;
 } esmm_nonzero_params;
 ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
+
+/* ---- k_dense_16_mma.cu, k_joint_16_mma.cu: operands of 16 bits by mma.sync ---- */
+
+#define ESMM_MMA16_K 32
+#define ESMM_MMA16_STAGES 4
+/* Of a block of so many rows and columns of C: dynamic shared memory for the ring, and threads. */
+#define ESMM_MMA16_SHARED(rows, cols) (ESMM_MMA16_STAGES * ((rows) + (cols)) * ESMM_MMA16_K * 2)
+#define ESMM_MMA16_THREADS(rows, cols) ((cols) == 256 ? 256 : 128)
+
+typedef struct esmm_mma16_params {
+  esmm_gate gate;
+  int64_t m, n, k; /* below 2^30 */
+  uint64_t a, b;   /* B [k][b_ld], zeros past n; b_ld is a multiple of ESMM_TILE */
+  int64_t a_ld, b_ld;
+  /* joint: A is k-major, the lines of a k a_ld apart, the strips of ESMM_TILE rows a_strip elements apart */
+  int64_t a_strip, words;
+  uint64_t a_bits, b_bits; /* [strips][words], [b_ld / ESMM_TILE][words]; lines of A whose bit is 0 hold anything */
+  esmm_epilogue_params epilogue;
+} esmm_mma16_params;
+ESMM_PARAMS_SIZE(esmm_mma16_params, 168);
+
+/* esmm_joint_16_extract: A's bitmaps and, where data is not 0, its alive lines. */
+typedef struct esmm_mma16_extract_params {
+  esmm_gate gate;
+  esmm_device_matrix a; /* of 16 bits */
+  uint64_t data;        /* [strips][32 * words][ESMM_TILE]; rows past the matrix are 0 */
+  uint64_t bits;
+  int64_t words;
+} esmm_mma16_extract_params;
+ESMM_PARAMS_SIZE(esmm_mma16_extract_params, 80);
+
+#define ESMM_MMA16_EXTRACT_K 64 /* k's of a block of it, */
+#define ESMM_MMA16_EXTRACT_THREADS 256
+#define ESMM_MMA16_WINDOW 8192 /* k's that a block of joint lists at once */
+#define ESMM_MMA16_JOINT_SHARED (ESMM_MMA16_SHARED(128, 128) + 2 * ESMM_MMA16_WINDOW + 16)
+
+/* ---- k_decode.cu: C of at most 16 rows, from the rows of B that A needs ---- */
+
+#define ESMM_DECODE_ROWS 16
+#define ESMM_DECODE_WARPS 17 /* most of a block: 16, and one without k's of its own */
+#define ESMM_DECODE_RANKS 8  /* most blocks that share a tile's k's: a cluster */
+#define ESMM_DECODE_STEP 16  /* listed k's that are multiplied at once */
+#define ESMM_DECODE_SPARE 8  /* k's of room behind a chunk of A in shared memory; one is zeros */
+/* Most dynamic shared memory: on any GPU, and where a block may have so much. */
+#define ESMM_DECODE_SHARED 98304
+#define ESMM_DECODE_SHARED_LARGE 231424
+
+typedef struct esmm_decode_params {
+  esmm_gate gate;
+  esmm_device_matrix a;
+  uint64_t b;          /* rows [k][n padded], or strips [n padded / 32][k_padded][32] of fp32 */
+  int64_t b_slice;     /* bytes from the columns of a tile to those of the next */
+  uint32_t b_row;      /* bytes from a k to the next */
+  int32_t range;       /* k's of a block, */
+  int32_t share;       /* of a warp, */
+  int32_t chunk;       /* and of A in its shared memory at once: multiples of 8 */
+  int32_t vector;      /* lines of A along k are aligned to 16 bytes */
+  int32_t warp_shared; /* bytes of shared memory that a warp has, a multiple of 256 */
+  uint64_t report;     /* esmm_choice_device, or 0 */
+  esmm_epilogue_params epilogue;
+} esmm_decode_params;
+ESMM_PARAMS_SIZE(esmm_decode_params, 168);
 
 #endif

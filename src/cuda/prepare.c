@@ -1,6 +1,11 @@
 /*
- * prepare.c: B on the GPU, once: strips of 32 columns as the skipping kernels read them, the share of strips that need
- * each k, and, for fp32, B transposed for the dense kernels. All of it in one allocation.
+ * prepare.c: B on the GPU, once, all of it in one allocation.
+ *
+ * fp32:    strips of 32 columns as the skipping kernels read them, and B transposed for the dense kernels.
+ * 16 bits: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128, no more: whoever reads fp32
+ *          strips gets them made for the call (matmul.c).
+ *
+ * Beside these, the share of strips (and of tiles) that need each k: the plan on the device multiplies with it.
  *
  * To a GPU B is A transposed: the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
  */
@@ -15,9 +20,8 @@ ESMM_FATBIN(count);
 
 /* Where the parts lie in the one allocation; each starts at a multiple of 256 bytes. */
 typedef struct layout {
-  bool columns;
-  int64_t k_padded;
-  size_t alive_at, columns_at, bytes;
+  bool columns, rows;
+  size_t strips_at, alive_at, columns_at, rows_at, tiles_at, tile_alive_at, bytes;
 } layout;
 
 static bool add_part(size_t *total, size_t bytes, size_t *at)
@@ -26,15 +30,37 @@ static bool add_part(size_t *total, size_t bytes, size_t *at)
   return bytes <= SIZE_MAX - 255 && esmm_size_add(*total, (bytes + 255) / 256 * 256, total);
 }
 
-static bool lay_out(int64_t k, int64_t n, bool columns, layout *l)
+static int64_t tiles_of(int64_t n)
 {
-  size_t strips = esmm_cuda_strips_bytes(n, k), strips_at, column_bytes = 0;
-  *l = (layout){.columns = columns, .k_padded = esmm_cuda_k_padded(k)};
-  return strips != SIZE_MAX &&
-         (!columns || esmm_size_mul((size_t)n * sizeof(float), (size_t)l->k_padded, &column_bytes)) &&
-         add_part(&l->bytes, strips, &strips_at) &&
-         add_part(&l->bytes, (size_t)l->k_padded * sizeof(float), &l->alive_at) &&
-         add_part(&l->bytes, column_bytes, &l->columns_at) && l->bytes <= (size_t)INT64_MAX;
+  return esmm_ceil_div(n, ESMM_TILE);
+}
+
+/* Bitmaps of so many strips or tiles: a few hundredths of B, which is checked elsewhere, so this fits. */
+static size_t bitmap_bytes(int64_t count, int64_t k)
+{
+  return (size_t)count * (size_t)(esmm_cuda_k_padded(k) / 8);
+}
+
+/* For fp32. */
+static bool lay_out_strips(int64_t k, int64_t n, layout *l)
+{
+  const size_t strips = esmm_cuda_strips_bytes(n, k), k_padded = (size_t)esmm_cuda_k_padded(k);
+  size_t columns = 0;
+  return strips != SIZE_MAX && (!l->columns || esmm_size_mul((size_t)n * sizeof(float), k_padded, &columns)) &&
+         add_part(&l->bytes, strips, &l->strips_at) && add_part(&l->bytes, k_padded * sizeof(float), &l->alive_at) &&
+         add_part(&l->bytes, columns, &l->columns_at) && l->bytes <= (size_t)INT64_MAX;
+}
+
+/* For 16 bits. */
+static bool lay_out_rows(int64_t k, int64_t n, layout *l)
+{
+  const size_t share = (size_t)esmm_cuda_k_padded(k) * sizeof(float);
+  size_t rows;
+  return esmm_size_mul((size_t)tiles_of(n) * ESMM_TILE * sizeof(uint16_t), (size_t)k, &rows) &&
+         add_part(&l->bytes, rows, &l->rows_at) &&
+         add_part(&l->bytes, bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), &l->strips_at) &&
+         add_part(&l->bytes, share, &l->alive_at) && add_part(&l->bytes, bitmap_bytes(tiles_of(n), k), &l->tiles_at) &&
+         add_part(&l->bytes, share, &l->tile_alive_at) && l->bytes <= (size_t)INT64_MAX;
 }
 
 static esmm_matrix transposed(const esmm_matrix *m)
@@ -44,6 +70,16 @@ static esmm_matrix transposed(const esmm_matrix *m)
   t.cols = m->rows;
   t.order = m->order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
   return t;
+}
+
+esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w)
+{
+  return (esmm_matrix){.data = esmm_cuda_pointer(w->cuda->rows),
+                       .rows = w->k,
+                       .cols = w->n,
+                       .ld = w->cuda->rows_ld,
+                       .dtype = w->dtype,
+                       .place = ESMM_DEVICE};
 }
 
 /* ---- densities ---- */
@@ -65,44 +101,83 @@ static esmm_status count_elements(esmm_ctx *ctx, const esmm_matrix *b, esmm_weig
   return status;
 }
 
-/* Bits that are set; in strict weights every bit of a k that exists is set afterwards. */
-static int64_t count_and_set(uint32_t *bits, const esmm_weights *w, int64_t words)
+/* Bits that are set. */
+static int64_t count_bits(const uint32_t *bits, int64_t words)
 {
   int64_t set = 0;
-  for (int64_t i = 0; i < w->panels * words; i++) {
+  for (int64_t i = 0; i < words; i++)
     set += __builtin_popcount(bits[i]);
-    const int64_t left = w->k - 32 * (i % words);
-    if (w->strict)
-      bits[i] = left >= 32 ? UINT32_MAX : left <= 0 ? 0 : ((uint32_t)1 << left) - 1;
-  }
   return set;
 }
 
-/* Strip density, and strict's bitmaps. */
+/* Every bit of a k that exists: strict weights keep all zeros. */
+static void set_all(uint32_t *bits, const esmm_weights *w, int64_t words)
+{
+  for (int64_t i = 0; i < w->panels * words; i++) {
+    const int64_t left = w->k - 32 * (i % words);
+    bits[i] = left >= 32 ? UINT32_MAX : left <= 0 ? 0 : ((uint32_t)1 << left) - 1;
+  }
+}
+
+/* Tiles are their strips ORed, in place: a tile's words lie at or before those of its first strip. */
+static void fold_tiles(uint32_t *bits, int64_t strips, int64_t words)
+{
+  const int64_t each = ESMM_TILE / ESMM_STRIP;
+  for (int64_t tile = 0; tile < esmm_ceil_div(strips, each); tile++)
+    for (int64_t i = 0; i < words; i++) {
+      uint32_t any = 0;
+      for (int64_t s = tile * each; s < esmm_min(strips, (tile + 1) * each); s++)
+        any |= bits[s * words + i];
+      bits[tile * words + i] = any;
+    }
+}
+
+/* Densities from bits, which are those of the strips; strict's bitmaps and those of the tiles, to the device. */
+static esmm_status finish_bits_in(esmm_ctx *ctx, esmm_weights *w, uint32_t *bits, CUstream stream)
+{
+  struct esmm_cuda_weights *device = w->cuda;
+  const int64_t words = device->strips.k_padded / 32, set = count_bits(bits, w->panels * words);
+  esmm_status status = ESMM_OK;
+  w->strip_density = (double)set / ((double)w->k * (double)w->panels);
+  w->full = w->strict || set == w->k * w->panels;
+  if (w->strict) {
+    set_all(bits, w, words);
+    status = esmm_cuda_to_device(ctx, device->strips.bits, bits, bitmap_bytes(w->panels, w->k), stream);
+  }
+  if (status != ESMM_OK || !device->tiles)
+    return status;
+  const int64_t tiles = tiles_of(w->n);
+  fold_tiles(bits, w->panels, words);
+  device->tile_density = (double)count_bits(bits, tiles * words) / ((double)w->k * (double)tiles);
+  return esmm_cuda_to_device(ctx, device->tiles, bits, bitmap_bytes(tiles, w->k), stream);
+}
+
 static esmm_status finish_bits(esmm_ctx *ctx, esmm_weights *w, CUstream stream)
 {
-  const esmm_strips *strips = &w->cuda->strips;
-  const int64_t words = strips->k_padded / 32;
-  const size_t bytes = (size_t)w->panels * (size_t)words * sizeof(uint32_t);
+  const size_t bytes = bitmap_bytes(w->panels, w->k);
   uint32_t *bits = esmm_mem_alloc(&ctx->allocator, bytes);
   if (!bits)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of bitmaps", bytes);
-  esmm_status status = esmm_cuda_to_host(ctx, bits, strips->bits, bytes, stream);
-  if (status == ESMM_OK) {
-    const int64_t set = count_and_set(bits, w, words);
-    w->strip_density = (double)set / ((double)w->k * (double)w->panels);
-    w->full = w->strict || set == w->k * w->panels;
-    if (w->strict)
-      status = esmm_cuda_to_device(ctx, strips->bits, bits, bytes, stream);
-  }
+  esmm_status status = esmm_cuda_to_host(ctx, bits, w->cuda->strips.bits, bytes, stream);
+  if (status == ESMM_OK)
+    status = finish_bits_in(ctx, w, bits, stream);
   esmm_mem_free(&ctx->allocator, bits, bytes);
   return status;
 }
 
+/* The share of so many strips or tiles that need each k. */
+static esmm_status fill_alive(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr bits, int64_t count, CUdeviceptr out,
+                              CUstream stream)
+{
+  const esmm_count_params params = {
+      .b_bits = bits, .b_strips = count, .words = w->cuda->strips.k_padded / 32, .k = w->k, .out = out};
+  return esmm_cuda_alive(ctx, &params, stream);
+}
+
 /* ---- preparing ---- */
 
-/* b lies on the GPU and is not empty. */
-static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
+/* The forms that hold B's elements, and the bitmaps of its strips. */
+static esmm_status fill_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
   const struct esmm_cuda_weights *device = w->cuda;
   const esmm_strips *strips = &device->strips;
@@ -111,18 +186,27 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CU
   esmm_status status = esmm_cuda_extract(ctx, &t, strips, true, open, stream);
   if (status == ESMM_OK && device->columns)
     status = esmm_cuda_pack_rows(ctx, &t, device->columns, strips->k_padded, open, stream);
+  if (status != ESMM_OK || !device->rows)
+    return status;
+  esmm_matrix rows = esmm_cuda_weights_rows(w);
+  rows.cols = rows.ld; /* what B does not have is written as zeros */
+  return esmm_cuda_convert(ctx, b, &rows, stream);
+}
+
+/* b lies on the GPU and is not empty. */
+static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
+{
+  const struct esmm_cuda_weights *device = w->cuda;
+  esmm_status status = fill_forms(ctx, b, w, stream);
   if (status == ESMM_OK)
     status = finish_bits(ctx, w, stream);
   if (status == ESMM_OK)
     status = count_elements(ctx, b, w, device->alive, stream);
-  if (status != ESMM_OK)
-    return status;
-  const esmm_count_params alive = {.b_bits = strips->bits,
-                                   .b_strips = strips->strips,
-                                   .words = strips->k_padded / 32,
-                                   .k = w->k,
-                                   .out = device->alive};
-  return esmm_cuda_alive(ctx, &alive, stream);
+  if (status == ESMM_OK)
+    status = fill_alive(ctx, w, device->strips.bits, device->strips.strips, device->alive, stream);
+  if (status == ESMM_OK && device->tiles)
+    status = fill_alive(ctx, w, device->tiles, tiles_of(w->n), device->tile_alive, stream);
+  return status;
 }
 
 static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
@@ -139,6 +223,24 @@ static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *
     status = fill(ctx, &copy, w, stream);
   esmm_cuda_free(ctx, memory);
   return status;
+}
+
+/* Where in the allocation the parts lie. */
+static void set_parts(struct esmm_cuda_weights *device, int64_t k, int64_t n, const layout *l)
+{
+  const CUdeviceptr at = device->memory;
+  device->alive = at + l->alive_at;
+  if (!l->rows) {
+    device->strips = esmm_cuda_strips_at(at + l->strips_at, n, k);
+    device->columns = l->columns ? at + l->columns_at : 0;
+    return;
+  }
+  device->strips = (esmm_strips){
+      .bits = at + l->strips_at, .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+  device->rows = at + l->rows_at;
+  device->rows_ld = tiles_of(n) * ESMM_TILE;
+  device->tiles = at + l->tiles_at;
+  device->tile_alive = at + l->tile_alive_at;
 }
 
 static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, const layout *l,
@@ -168,9 +270,7 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
     esmm_weights_free(w);
     return status;
   }
-  device->strips = esmm_cuda_strips_at(device->memory, w->n, w->k);
-  device->alive = device->memory + l->alive_at;
-  device->columns = l->columns ? device->memory + l->columns_at : 0;
+  set_parts(device, w->k, w->n, l);
   *out = w;
   return ESMM_OK;
 }
@@ -178,18 +278,21 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
 _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU are counted alike");
 
 /*
- * What may be kept? Strips are fp32 whatever B is; a second form, for fp32 only, where the ratio allows it. Without it
- * the dense kernels read strips too, so nothing becomes impossible.
+ * What may be kept? One form of B in its own dtype; a second, for fp32 only, where the ratio allows it. Without it the
+ * dense kernels read strips too, so nothing becomes impossible. Padding and bitmaps are not counted.
  */
-static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool *columns)
+static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, layout *l)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
-  const double strips = (double)sizeof(float) / (double)esmm_dtype_size(b->dtype);
-  *columns = b->dtype == ESMM_F32 && opts->use != ESMM_USE_DECODE && 2.0 * strips <= ratio;
-  if (strips > ratio && b->rows > 0 && b->cols > 0)
+  const bool f32 = b->dtype == ESMM_F32;
+  if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", strips,
-                     ratio);
+                     "prepared weights would hold 1.00 times b's bytes, and max_bytes_ratio allows %.2f", ratio);
+  *l = (layout){.rows = !f32, .columns = f32 && opts->use != ESMM_USE_DECODE && ratio >= 2.0};
+  if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 ||
+      !(f32 ? lay_out_strips(b->rows, b->cols, l) : lay_out_rows(b->rows, b->cols, l)))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
+                     (long long)b->rows, (long long)b->cols);
   return ESMM_OK;
 }
 
@@ -211,15 +314,11 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
 {
-  bool columns;
-  layout l;
-  esmm_status status = choose_forms(ctx, b, opts, &columns);
+  layout l = {0};
+  esmm_weights *w = NULL;
+  esmm_status status = choose_forms(ctx, b, opts, &l);
   if (status != ESMM_OK)
     return status;
-  if (b->cols > INT64_MAX - 64 || b->rows > (int64_t)UINT32_MAX - 64 || !lay_out(b->rows, b->cols, columns, &l))
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
-                     (long long)b->rows, (long long)b->cols);
-  esmm_weights *w = NULL;
   status = esmm_cuda_begin(ctx, opts->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_end(ctx, opts->stream, make(ctx, b, opts, &l, &w));
@@ -255,7 +354,7 @@ static void unpack_strip(const esmm_weights *w, int64_t strip, const uint32_t *b
 }
 
 /* A strip at a time through buffer, which holds its bitmap and its segments. */
-static esmm_status unpack(esmm_ctx *ctx, const esmm_weights *w, void *buffer, esmm_matrix *b)
+static esmm_status unpack_strips(esmm_ctx *ctx, const esmm_weights *w, void *buffer, esmm_matrix *b)
 {
   const esmm_strips *strips = &w->cuda->strips;
   const size_t bits_bytes = (size_t)strips->k_padded / 8,
@@ -273,6 +372,22 @@ static esmm_status unpack(esmm_ctx *ctx, const esmm_weights *w, void *buffer, es
   return status;
 }
 
+/* Between begin and end; b is a tight row-major matrix in host memory. */
+static esmm_status unpack(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b)
+{
+  if (w->cuda->rows) {
+    const esmm_matrix rows = esmm_cuda_weights_rows(w);
+    return esmm_cuda_download(ctx, &rows, b, NULL);
+  }
+  const size_t bytes = (size_t)w->cuda->strips.k_padded * (ESMM_STRIP * sizeof(float) + sizeof(uint32_t));
+  void *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!buffer)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of weights", bytes);
+  const esmm_status status = unpack_strips(ctx, w, buffer, b);
+  esmm_mem_free(&ctx->allocator, buffer, bytes);
+  return status;
+}
+
 static esmm_matrix host_b(const esmm_weights *w)
 {
   return (esmm_matrix){.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
@@ -281,20 +396,15 @@ static esmm_matrix host_b(const esmm_weights *w)
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out)
 {
   const esmm_matrix shape = host_b(w);
-  const size_t bytes = (size_t)w->cuda->strips.k_padded * (ESMM_STRIP * sizeof(float) + sizeof(uint32_t));
   esmm_matrix b;
   esmm_status status = esmm_host_twin(ctx, &shape, &b);
   if (status != ESMM_OK)
     return status;
-  void *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!buffer)
-    status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of weights", bytes);
-  else if (w->k > 0 && w->n > 0) {
+  if (w->k > 0 && w->n > 0) {
     status = esmm_cuda_begin(ctx, NULL);
     if (status == ESMM_OK)
-      status = esmm_cuda_end(ctx, NULL, unpack(ctx, w, buffer, &b));
+      status = esmm_cuda_end(ctx, NULL, unpack(ctx, w, &b));
   }
-  esmm_mem_free(&ctx->allocator, buffer, bytes);
   if (status == ESMM_OK) { /* the ratio was looked at when these were prepared */
     const esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};
     status = esmm_prepare_checked(ctx, &b, &opts, out);

@@ -50,6 +50,57 @@ static __device__ __forceinline__ void sm90_barrier_wait(uint64_t *b, uint32_t p
   }
 }
 
+/*
+ * The same by addresses of shared memory, for loops in which every instruction counts: from a pointer the compiler
+ * works the address out again each time.
+ */
+static __device__ __forceinline__ void sm90_barrier_wait_at(uint32_t b, uint32_t parity)
+{
+  uint32_t done;
+  do
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(b), "r"(parity)
+                 : "memory");
+  while (!done);
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive_here(uint32_t b)
+{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
+}
+
+static __device__ __forceinline__ uint4 sm90_load4(uint32_t from)
+{
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+static __device__ __forceinline__ uint2 sm90_load2(uint32_t from)
+{
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+static __device__ __forceinline__ uint32_t sm90_load(uint32_t from)
+{
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+
+static __device__ __forceinline__ void sm90_store_if(bool really, uint32_t to, uint32_t x)
+{
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.u32 [%0], %1; }" ::"r"(to), "r"(x),
+               "r"((uint32_t)really)
+               : "memory");
+}
+
 /* A box of a 2-D tensor map to shared memory; b learns of its bytes. */
 static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, int x, int y, uint64_t *b)
 {
@@ -60,10 +111,97 @@ static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, 
       : "memory");
 }
 
+static __device__ __forceinline__ void sm90_prefetch_map(const void *map)
+{
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* The same to every block of the cluster that `blocks` has a bit of: same place, each one's own barrier. */
+static __device__ __forceinline__ void sm90_tma_load_multicast(void *to, const void *map, int x, int y, uint64_t *b,
+                                                               uint16_t blocks)
+{
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+               "[%1, {%2, %3}], [%4], %5;" ::"r"(sm90_address(to)),
+               "l"(map), "r"(x), "r"(y), "r"(sm90_address(b)), "h"(blocks)
+               : "memory");
+}
+
+/* So many bytes as they lie in memory. */
+static __device__ __forceinline__ void sm90_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *b)
+{
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sm90_address(to)),
+      "l"(from), "r"(bytes), "r"(sm90_address(b))
+      : "memory");
+}
+
+/* The same to every block of the cluster. */
+static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const void *from, uint32_t bytes, uint64_t *b,
+                                                                uint16_t blocks)
+{
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+               "[%3], %4;" ::"r"(sm90_address(to)),
+               "l"(from), "r"(bytes), "r"(sm90_address(b)), "h"(blocks)
+               : "memory");
+}
+
+/* From shared memory to memory; the thread's groups of such copies are committed and waited for. */
+static __device__ __forceinline__ void sm90_bulk_store(void *to, const void *from, uint32_t bytes)
+{
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sm90_address(from)),
+               "r"(bytes)
+               : "memory");
+}
+
+static __device__ __forceinline__ void sm90_bulk_commit(void)
+{
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Shared memory may be written again. */
+static __device__ __forceinline__ void sm90_bulk_wait_read(void)
+{
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/* Everything has been written. */
+static __device__ __forceinline__ void sm90_bulk_wait(void)
+{
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* The same place in another block of the cluster, and a barrier there. */
+static __device__ __forceinline__ uint32_t sm90_address_at(const void *p, uint32_t rank)
+{
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(sm90_address(p)), "r"(rank));
+  return there;
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive_cluster(uint32_t b)
+{
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(b) : "memory");
+}
+
 /* Ordinary writes to shared memory become visible to the tensor core and the copy engine. */
 static __device__ __forceinline__ void sm90_fence_async(void)
 {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The same for memory of the device too. */
+static __device__ __forceinline__ void sm90_fence_async_all(void)
+{
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/* Four 8 x 8 matrices of 16 bits, transposed: a lane gets two elements of column lane / 4 of each. */
+static __device__ __forceinline__ void sm90_ldmatrix_trans(const void *from, uint32_t (&r)[4])
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(sm90_address(from))
+               : "memory");
 }
 
 static __device__ __forceinline__ void sm90_ldmatrix(const void *from, uint32_t (&r)[4])

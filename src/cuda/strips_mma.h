@@ -53,7 +53,7 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
                                              .n = p->n,
                                              .k = p->k,
                                              .a = a,
-                                             .b = p->w->cuda->strips,
+                                             .b = p->call->b,
                                              .epilogue = esmm_cuda_epilogue(p)};
   const esmm_cuda_function *function = *functions + (gpu->sm == 90 ? 0 : 1);
   if ((int)function->shared > gpu->shared_per_block)

@@ -1,0 +1,166 @@
+/*
+ * half.cuh: what the parts of k_half_sm90a.cu share: shared memory, units of work, meeting points of blocks.
+ */
+#ifndef ESMM_CUDA_HALF_CUH
+#define ESMM_CUDA_HALF_CUH
+
+#include "device.cuh"
+#include "sm90.cuh"
+#include "wgmma16.cuh"
+
+#define TILE ESMM_TILE
+#define PANEL WGMMA16_PANEL        /* 64 lines of 128 bytes */
+#define RING_BYTES (4 * 6 * PANEL) /* of all stages */
+#define FEEDERS 128                /* threads of the first warpgroup, which loads; the other two multiply */
+#define FEEDER_WARPS 4
+#define WORKERS 256
+#define MAX_STAGES 6
+
+/* A stage: panels of A and of B, 64 k's each, for so many columns of C a block. */
+template <int COLS> struct half_stage {
+  enum {
+    A = 2 * PANEL,
+    B = COLS / 64 * PANEL,
+    BYTES = A + B,
+    COUNT = RING_BYTES / BYTES,
+    SUMS = COLS / 2 /* a thread's share of 64 x COLS sums */
+  };
+};
+
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+static __device__ __forceinline__ void cluster_sync(void)
+{
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* Numbered barriers: 0 is __syncthreads. */
+template <int ID, int THREADS> static __device__ __forceinline__ void meet(void)
+{
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+/* All blocks of the grid have come; one thread of each calls it. meeting: two words that are 0 before and after. */
+static __device__ __forceinline__ void grid_meet(uint32_t *meeting)
+{
+  uint32_t come, left;
+  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], 1;" : "=r"(come) : "l"(meeting) : "memory");
+  do
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(meeting) : "memory");
+  while (come < gridDim.x);
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(left) : "l"(meeting + 1) : "memory");
+  if (left == gridDim.x - 1) { /* nobody waits any more */
+    meeting[1] = 0;
+    asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(meeting) : "memory");
+  }
+}
+
+/* ---- units of work ---- */
+
+/* One block's part of C, and of the k's. */
+typedef struct half_unit {
+  int row, col;    /* of its tile; may lie past C in the second block of a pair */
+  int part, parts; /* along k */
+  int tile;        /* number of its tile among the split ones, for the sums */
+} half_unit;
+
+static __device__ __forceinline__ int ceil_div(int a, int b)
+{
+  return (a + b - 1) / b;
+}
+
+/*
+ * Units are counted over pairs of blocks (clusters) where these share something, else over blocks. Tiles come in groups
+ * of `group` tile rows, column by column, so that what runs at the same time shares rows of A and columns of B in the
+ * second-level cache.
+ */
+typedef struct half_work {
+  esmm_half_units u;
+  int tiles_m, tiles_n, rank;
+  int count, first, step;
+} half_work;
+
+static __device__ __forceinline__ half_work work_of(const esmm_half_params &p, int mode)
+{
+  half_work w;
+  w.u = p.units[mode];
+  const bool pairs = w.u.share != ESMM_HALF_ALONE;
+  w.rank = pairs ? (int)cluster_rank() : 0;
+  const int m = ceil_div(p.m, TILE), n = ceil_div(p.n, w.u.cols);
+  w.tiles_m = w.u.share == ESMM_HALF_SHARE_B ? (m + 1) / 2 : m;
+  w.tiles_n = w.u.share == ESMM_HALF_SHARE_A ? (n + 1) / 2 : n;
+  w.count = w.u.whole + (w.tiles_m * w.tiles_n - w.u.whole) * w.u.splits;
+  w.first = pairs ? (int)blockIdx.x / 2 : (int)blockIdx.x;
+  w.step = pairs ? (int)gridDim.x / 2 : (int)gridDim.x;
+  return w;
+}
+
+static __device__ __forceinline__ half_unit unit_at(const half_work &w, int index)
+{
+  half_unit unit;
+  const int rest = index - w.u.whole;
+  const int tile = rest < 0 ? index : w.u.whole + rest / w.u.splits;
+  unit.part = rest < 0 ? 0 : rest % w.u.splits;
+  unit.parts = rest < 0 ? 1 : w.u.splits;
+  const int in_group = w.u.group * w.tiles_n, group = tile / in_group, place = tile % in_group;
+  const int height = min(w.u.group, w.tiles_m - group * w.u.group);
+  const int i = group * w.u.group + place % height, j = place / height;
+  unit.row = (w.u.share == ESMM_HALF_SHARE_B ? 2 * i + w.rank : i) * TILE;
+  unit.col = (w.u.share == ESMM_HALF_SHARE_A ? 2 * j + w.rank : j) * w.u.cols;
+  unit.tile = w.u.share == ESMM_HALF_ALONE ? tile - w.u.whole : 2 * (tile - w.u.whole) + w.rank;
+  return unit;
+}
+
+/* What consumers are told of a stage: how many steps of 16 k's, whether it is the unit's last, whether all was in vain.
+ */
+enum { STAGE_STEPS = 7, STAGE_LAST = 8, STAGE_OFF = 16 };
+
+/* What those who gather are told of a stage. */
+typedef struct half_order {
+  uint64_t packed; /* its block of the packed A; SKIP_AB: the packed strip */
+  int32_t col;     /* of its tile */
+  int32_t what;    /* entries of its list, and ORDER_... */
+} half_order;
+enum { ORDER_ENTRIES = 127, ORDER_LAST = 128, ORDER_END = 256 };
+
+#define LISTS 32     /* a ring of lists of 64 entries */
+#define GATHERERS 96 /* threads that gather */
+
+#define SAMPLES 12 /* places of 128 rows by 8 k's that a choice looks at */
+
+/* Barriers of the stages. */
+typedef struct half_ring {
+  uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+} half_ring;
+
+typedef struct half_shared {
+  uint64_t decided;      /* mode is there */
+  half_ring dense, skip; /* stages of boxes, stages of gathered lines */
+  uint64_t pack_full[3], pack_empty[3];
+  uint64_t list_full[LISTS], list_empty[LISTS];
+  alignas(16) half_order orders[LISTS];
+  uint32_t stage[MAX_STAGES]; /* STAGE_... */
+  uint32_t mode;
+  uint32_t sample_bits[SAMPLES][4], sample_set[12];
+  alignas(16) uint32_t masks[2][8][4]; /* of half_pack.cuh: alive k's as each warp sees them */
+  alignas(128) float spare[8][512];    /* a worker warp's own */
+  union {
+    alignas(16) uint32_t lists[LISTS][64]; /* SKIP_A: where rows of B begin */
+    alignas(16) uint2 pairs[LISTS * 64];   /* SKIP_AB: where lines of the packed strip and rows of B begin */
+  };
+} half_shared;
+static_assert(sizeof(half_shared) + RING_BYTES <= ESMM_HALF_SHARED, "params.h tells the host another size");
+
+/* Part `part` of `parts` of `all`: [from, to). */
+static __device__ __forceinline__ void share(int all, int part, int parts, int &from, int &to)
+{
+  from = (int)((int64_t)all * part / parts);
+  to = (int)((int64_t)all * (part + 1) / parts);
+}
+
+#endif

@@ -1,0 +1,203 @@
+/*
+ * half_store.cuh: what becomes of the sums of k_half_sm90a.cu: parts of split tiles are added up, the epilogue applied,
+ * C written.
+ *
+ * A thread of a warpgroup has, of 64 rows by COLS columns, sums[4j + 2h + e]: row 16 * warp + lane / 4 + 8h, column
+ * 8j + lane % 4 * 2 + e.
+ */
+#ifndef ESMM_CUDA_HALF_STORE_CUH
+#define ESMM_CUDA_HALF_STORE_CUH
+
+#include "half.cuh"
+
+/* ---- split tiles ---- */
+
+/*
+ * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
+ * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e. A
+ * tile's parts run at the same time or earlier, so waiting ends. Counters return to 0 by the last who leaves.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void add_parts(const esmm_half_params &p, const half_unit &unit, float (&sums)[SUMS],
+                                                 int row0, int &first, int &last)
+{
+  const int thread = (int)threadIdx.x - FEEDERS;
+  float4 *mine = (float4 *)p.partial + ((int64_t)unit.tile * unit.parts) * (SUMS / 4 * WORKERS) + thread;
+  uint32_t *come = (uint32_t *)p.meeting + 2 + 2 * unit.tile;
+  const bool any = row0 < p.m; /* this warp has rows of C */
+  if (any) {
+    float4 *to = mine + (int64_t)unit.part * (SUMS / 4 * WORKERS);
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4)
+      __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+  }
+  __threadfence();
+  meet<1, WORKERS>();
+  if (thread == 0) {
+    uint32_t seen;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], 1;" : "=r"(seen) : "l"(come) : "memory");
+    do
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(come) : "memory");
+    while (seen < (uint32_t)unit.parts);
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(seen) : "l"(come + 1) : "memory");
+    if (seen == (uint32_t)unit.parts - 1) {
+      come[1] = 0;
+      asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(come) : "memory");
+    }
+  }
+  meet<1, WORKERS>();
+  share(SUMS / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
+  first *= 16;
+  last *= 16;
+  if (any) {
+#pragma unroll
+    for (int g = 0; g < SUMS; g += 16)
+      if (g >= first && g < last) {
+#pragma unroll
+        for (int i = g; i < g + 16; i++)
+          sums[i] = 0.0f;
+#pragma unroll 1
+        for (int part = 0; part < unit.parts; part++) {
+          const float4 *from = mine + (int64_t)part * (SUMS / 4 * WORKERS);
+#pragma unroll
+          for (int i = g; i < g + 16; i += 4) {
+            const float4 x = __ldcg(from + i / 4 * WORKERS);
+            sums[i] += x.x;
+            sums[i + 1] += x.y;
+            sums[i + 2] += x.z;
+            sums[i + 3] += x.w;
+          }
+        }
+      }
+  }
+}
+
+/* ---- the epilogue ---- */
+
+static __device__ __forceinline__ uint32_t pair_of(bool bf16, float x, float y)
+{
+  const __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
+  const __half2 h = __floats2half2_rn(x, y);
+  return bf16 ? *(const uint32_t *)&b : *(const uint32_t *)&h;
+}
+
+/* Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory; lane i gives the place of line i. */
+static __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+/*
+ * Registers can only be named, not counted through, so whatever is done to all sums is 128 times in the code, and code
+ * that is not in the cache costs more than what it does. Hence the plain product goes straight through, bias and
+ * activation are steps of their own, and everything unusual is done slowly by a loop.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void finish_sums(const esmm_epilogue_params &e, float (&sums)[SUMS], int col)
+{
+  if (e.alpha != 1.0f)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = __fmul_rn(e.alpha, sums[i]);
+  if (e.bias) {
+    const float *bias = (const float *)e.bias + col;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float add = bias[i * 2 + j];
+        sums[i + j] = __fadd_rn(sums[i + j], add);
+        sums[i + 2 + j] = __fadd_rn(sums[i + 2 + j], add);
+      }
+  }
+  if (e.activation != ACTIVATION_NONE)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = sums[i] < 0.0f ? 0.0f : sums[i];
+  if (e.activation == ACTIVATION_RELU2)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] *= sums[i];
+}
+
+/* Any C, element by element, 16 sums a turn through shared memory. The sums are lost. */
+template <int SUMS>
+static __device__ __forceinline__ void store_slowly(const esmm_half_params &p, float (&sums)[SUMS], int row, int col,
+                                                    int first, int last, float *spare)
+{
+  const int lane = (int)threadIdx.x % 32;
+#pragma unroll 1
+  for (int g = 0; g < last; g += 16) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      spare[i * 32 + lane] = sums[i];
+#pragma unroll
+    for (int i = 0; i + 16 < SUMS; i++)
+      sums[i] = sums[i + 16];
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+      const int r = row + i / 2 % 2 * 8, c = col + g * 2 + i / 4 * 8 + i % 2;
+      if (g >= first && r < p.m && c < p.n)
+        finish_element(p.epilogue, r, c, spare[i * 32 + lane]);
+    }
+  }
+}
+
+/* Sums [first, last) of 16 rows from row0 on by 2 * SUMS columns; spare: the warp's 2 KiB of shared memory. */
+template <int SUMS>
+static __device__ __forceinline__ void store_sums(const esmm_half_params &p, float (&sums)[SUMS], int row0, int col0,
+                                                  int first, int last, float *spare)
+{
+  const esmm_epilogue_params &e = p.epilogue;
+  const int lane = (int)threadIdx.x % 32, t = lane % 4, row = row0 + lane / 4;
+  const bool single = e.c.dtype == DTYPE_F32;
+  if (row0 >= p.m)
+    return;
+  if (e.c.order != ROW_MAJOR || e.beta != 0.0f || e.c.data % 16 || e.c.ld * (single ? 4 : 2) % 16 ||
+      col0 + 2 * SUMS > p.n) {
+    store_slowly(p, sums, row, col0 + 2 * t, first, last, spare);
+    return;
+  }
+  finish_sums(e, sums, col0 + 2 * t);
+  if (single) {
+    float *to = (float *)e.c.data + row * e.c.ld + col0 + 2 * t;
+    const int64_t below = 8 * e.c.ld;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4) /* 8 columns */
+      if (i >= first && i < last) {
+        if (row < p.m)
+          *(float2 *)(to + 2 * i) = make_float2(sums[i], sums[i + 1]);
+        if (row + 8 < p.m)
+          *(float2 *)(to + below + 2 * i) = make_float2(sums[i + 2], sums[i + 3]);
+      }
+  } else {
+    /* 16 rows by 64 columns go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines. */
+    const bool bf16 = e.c.dtype == DTYPE_BF16;
+    const uint32_t here = sm90_address(spare), line = (uint32_t)lane % 16;
+    uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col0 + lane % 8 * 8;
+#pragma unroll
+    for (int g = 0; g < SUMS; g += 32)
+      if (g + 32 > first && g < last) {
+        const bool mine = g + lane % 8 * 4 >= first && g + lane % 8 * 4 < last;
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
+          const float *x = &sums[g + 8 * i];
+          store_matrices(here + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pair_of(bf16, x[0], x[1]),
+                         pair_of(bf16, x[2], x[3]), pair_of(bf16, x[4], x[5]), pair_of(bf16, x[6], x[7]));
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int r = i * 4 + lane / 8;
+          const uint4 words = *(const uint4 *)((const char *)spare + r * 128 + (lane % 8 ^ r % 8) * 16);
+          if (mine && row0 + r < p.m)
+            *(uint4 *)(to + i * 4 * e.c.ld + 2 * g) = words;
+        }
+        __syncwarp();
+      }
+  }
+}
+
+#endif

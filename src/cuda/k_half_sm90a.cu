@@ -1,0 +1,330 @@
+/*
+ * k_half_sm90a.cu: products of 16-bit operands on Hopper: dense, and with the zeros of A, or of A and B, left out.
+ *
+ *   A [m,k]   bf16 or fp16, either order, as the caller has it
+ *   B [k,n]   the rows form of the weights
+ *   sums      fp32, in the tensor core
+ *
+ * One launch does it all, because a launch more is several per cent of a product of 100 us:
+ *
+ *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
+ *             the same result (half_choose); the dense product is begun meanwhile, and called off if it is not wanted
+ *   pack      A is scanned and its alive k's are packed strip by strip (half_pack.cuh); then all blocks meet
+ *   multiply  persistent blocks in pairs: a warpgroup that loads (half_feed.cuh), two that multiply 64 rows each
+ *
+ * A pair of blocks is a cluster: what both need is fetched once. Floors are in bench/SPEED.md.
+ */
+#include "half_pack.cuh"
+#include "half_store.cuh"
+
+/* Where sample i is: a strip and the first of 8 k's, spread over A. */
+static __device__ __forceinline__ void sample_place(const esmm_half_params &p, int i, int &row, int &k)
+{
+  const uint32_t strips = (uint32_t)ceil_div(p.m, TILE), groups = (uint32_t)p.k / 8;
+  row = (int)__umulhi(((uint32_t)i + 1) * 2654435769u, strips) * TILE; /* the golden section, again and again */
+  k = (int)__umulhi((uint32_t)i * (0xffffffffu / SAMPLES) + (uint32_t)i * 0x1f3u, groups) * 8;
+}
+
+/* Eight elements of A: k's k to k + 7 of a row or, where A is col-major, rows row to row + 7. Past A zeros. m and k are
+   8 at least. */
+static __device__ __forceinline__ uint4 sample_load(const esmm_half_params &p, int row, int k)
+{
+  const uint16_t *a = (const uint16_t *)p.a;
+  if (row >= p.m)
+    return make_uint4(0, 0, 0, 0);
+  return __ldg((const uint4 *)(p.a_by_k ? a + k * p.a_ld + min(row / 8, p.m / 8 - 1) * 8 : a + row * p.a_ld + k));
+}
+
+/* Which of eight elements are not zero: bits 15 and 31, 14 and 30, 13 and 29, 12 and 28. */
+static __device__ __forceinline__ uint32_t nonzero_bits(uint4 x)
+{
+  const uint32_t magnitude = 0x7fff7fffu, carry = 0x80008000u; /* anything but 0 carries into bit 15 */
+  return (((x.x & magnitude) + magnitude) & carry) | (((x.y & magnitude) + magnitude) & carry) >> 1 |
+         (((x.z & magnitude) + magnitude) & carry) >> 2 | (((x.w & magnitude) + magnitude) & carry) >> 3;
+}
+
+/* The bit of k + j there. */
+static __device__ __forceinline__ uint32_t sample_bit(int j)
+{
+  return 0x8000u << (j % 2 * 16) >> (j / 2);
+}
+
+/* The loading warpgroup samples A, a row each, and writes the mode to sh->mode. */
+static __device__ __forceinline__ void half_choose(const esmm_half_params &p, half_shared *sh)
+{
+  const int r = (int)threadIdx.x, warp = r / 32, lane = r % 32;
+  uint32_t bits[SAMPLES];
+  int set = 0;
+#pragma unroll
+  for (int i = 0; i < SAMPLES; i++) {
+    int row, k;
+    sample_place(p, i, row, k);
+    bits[i] = nonzero_bits(p.a_by_k ? sample_load(p, row + r % 16 * 8, k + r / 16) : sample_load(p, row + r, k));
+  }
+#pragma unroll
+  for (int i = 0; i < SAMPLES; i++) {
+    set += __popc(bits[i]);
+    const uint32_t mine = p.a_by_k ? bits[i] ? sample_bit(r / 16) : 0 : bits[i], any = __reduce_or_sync(~0u, mine);
+    if (lane == 0)
+      sh->sample_bits[i][warp] = any;
+  }
+  set = __reduce_add_sync(~0u, set);
+  if (lane == 0)
+    sh->sample_set[warp] = (uint32_t)set;
+  meet<3, FEEDERS>();
+  if (warp == 0) {
+    const float *alive = (const float *)p.b_alive;
+    int strips = 0, elements = lane < FEEDER_WARPS ? (int)sh->sample_set[lane] : 0;
+    float joint = 0.0f;
+#pragma unroll 1
+    for (int i = lane; i < SAMPLES; i += 32) {
+      int row, k;
+      sample_place(p, i, row, k);
+      const uint32_t *part = sh->sample_bits[i], any = part[0] | part[1] | part[2] | part[3];
+      strips += __popc(any);
+      if (p.per_joint != 0.0f)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+          joint += any & sample_bit(j) ? __ldg(alive + k + j) : 0.0f;
+    }
+    strips = __reduce_add_sync(~0u, strips);
+    elements = __reduce_add_sync(~0u, elements);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+      joint += __shfl_xor_sync(~0u, joint, d);
+    const float strip_density = (float)strips / (SAMPLES * 8), joint_density = joint / (SAMPLES * 8);
+    const bool skip = p.base + p.per_strip * strip_density + p.per_joint * joint_density < p.dense;
+    if (lane == 0) {
+      sh->mode = skip ? (uint32_t)p.mode : ESMM_HALF_DENSE;
+      if (blockIdx.x == 0 && p.report) {
+        esmm_choice_device *report = (esmm_choice_device *)p.report;
+        report->chosen = skip;
+        report->element = (float)elements / (SAMPLES * 8 * TILE);
+        report->strip = strip_density;
+        report->joint = joint_density;
+      }
+    }
+  }
+  meet<3, FEEDERS>();
+}
+
+/* ---- multiplying ---- */
+
+/* 64 rows of this warpgroup by all columns of its block. False where it was called off. */
+template <int COLS, bool F16, bool A_BY_K>
+static __device__ __forceinline__ bool multiply(const esmm_half_params &p, int mode, char *ring, half_shared *sh)
+{
+  typedef half_stage<COLS> stage;
+  const half_work work = work_of(p, mode);
+  const int lane = (int)threadIdx.x % 32, warp = ((int)threadIdx.x - FEEDERS) / 32, group = warp / 4;
+  const bool gathered_lines = A_BY_K && mode != ESMM_HALF_DENSE;
+  const int shares = work.u.share == ESMM_HALF_ALONE ? 1 : 2, a_step = A_BY_K ? 16 * 128 >> 4 : 32 >> 4;
+  const half_ring *barriers = mode == ESMM_HALF_DENSE ? &sh->dense : &sh->skip;
+  uint32_t full = sm90_address(barriers->full), told = sm90_address(sh->stage);
+  uint32_t empty = sm90_address_at(barriers->empty, shares == 2 ? (uint32_t)lane % 2 : cluster_rank());
+  asm volatile("" : "+r"(full), "+r"(told), "+r"(empty)); /* they stay in registers */
+  const uint64_t a_view = wgmma16_view(ring + group * PANEL), b_view = wgmma16_view(ring + stage::A);
+  uint32_t slot = 0, phase = 0;
+  for (int i = work.first; i < work.count; i += work.step) {
+    const half_unit unit = unit_at(work, i);
+    const bool active = unit.row + group * 64 < p.m;
+    float sums[stage::SUMS]; /* zero now: their registers are free between units */
+#pragma unroll
+    for (int j = 0; j < stage::SUMS; j++)
+      sums[j] = 0.0f;
+    uint32_t before = MAX_STAGES, what = 0;
+    for (bool last = false; !last;) {
+      sm90_barrier_wait_at(full + slot * 8, phase);
+      what = sm90_load(told + slot * 4);
+      const int steps = active ? (int)(what & STAGE_STEPS) : 0;
+      const uint64_t a = a_view + slot * (stage::BYTES >> 4), b = b_view + slot * (stage::BYTES >> 4);
+      if (gathered_lines)
+        sm90_fence_async(); /* they were not written by the copy engine */
+      if (steps == 4) {
+        sm90_wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+          wgmma16<F16, A_BY_K>(sums, a + s * a_step, b + s * (16 * 128 >> 4));
+        sm90_wgmma_commit();
+      } else {
+        for (int s = 0; s < steps; s++) {
+          sm90_wgmma_fence();
+          wgmma16<F16, A_BY_K>(sums, a + s * a_step, b + s * (16 * 128 >> 4));
+          sm90_wgmma_commit();
+        }
+        sm90_wgmma_wait<0>();
+      }
+      if (before < MAX_STAGES) {
+        sm90_wgmma_wait<1>();
+        if (lane < shares)
+          sm90_barrier_arrive_cluster(empty + before * 8);
+      }
+      last = what & STAGE_LAST;
+      before = slot;
+      if (++slot == stage::COUNT) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+    sm90_wgmma_wait<0>();
+    if (lane < shares)
+      sm90_barrier_arrive_cluster(empty + before * 8);
+    if (what & STAGE_OFF)
+      return false;
+    int first = 0, end = stage::SUMS;
+    const int row0 = unit.row + warp * 16;
+    if (unit.parts > 1)
+      add_parts(p, unit, sums, row0, first, end);
+    store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
+  }
+  return true;
+}
+
+/* The dense product. False where it was called off, or is not this block's. */
+template <bool F16>
+static __device__ __forceinline__ bool multiply_dense(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  const half_work work = work_of(p, ESMM_HALF_DENSE);
+  if (work.first >= work.count) { /* nobody tells a block that has no stages */
+    if (!p.choose)
+      return true;
+    sm90_barrier_wait(&sh->decided, 0);
+    return sh->mode == ESMM_HALF_DENSE;
+  }
+  if (work.u.cols == 256)
+    return p.a_by_k ? multiply<256, F16, true>(p, ESMM_HALF_DENSE, ring, sh)
+                    : multiply<256, F16, false>(p, ESMM_HALF_DENSE, ring, sh);
+  return p.a_by_k ? multiply<128, F16, true>(p, ESMM_HALF_DENSE, ring, sh)
+                  : multiply<128, F16, false>(p, ESMM_HALF_DENSE, ring, sh);
+}
+
+/* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
+template <bool F16>
+static __device__ __forceinline__ void work_on(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  if ((p.choose || p.mode == ESMM_HALF_DENSE) && multiply_dense<F16>(p, ring, sh))
+    return;
+  pack(p, ring, sh);
+  if (threadIdx.x == FEEDERS)
+    __threadfence();
+  meet<2, ESMM_HALF_THREADS>();
+  if (p.mode == ESMM_HALF_SKIP_A)
+    (void)multiply<256, F16, true>(p, ESMM_HALF_SKIP_A, ring, sh);
+  else
+    (void)multiply<128, F16, true>(p, ESMM_HALF_SKIP_AB, ring, sh);
+}
+
+/* ---- loading ---- */
+
+/* One thread. begun: stages of the dense product that were loaded already. */
+static __device__ __forceinline__ void feed_dense_as(const esmm_half_params &p, char *ring, half_shared *sh, int begun)
+{
+  if (p.units[ESMM_HALF_DENSE].cols == 256)
+    feed_dense<256>(p, ring, sh, begun);
+  else
+    feed_dense<128>(p, ring, sh, begun);
+}
+
+static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  uint64_t began = 0;
+  if (threadIdx.x == 0) {
+    if (p.report)
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    pack_feed(p, ring, sh);
+  }
+  meet<2, ESMM_HALF_THREADS>(); /* this block has packed its part */
+  if (threadIdx.x == 0) {
+    grid_meet((uint32_t *)p.meeting);
+    sm90_fence_async_all();
+    if (p.report && blockIdx.x == 0) {
+      uint64_t now;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+      ((esmm_choice_device *)p.report)->extract_ns = (uint32_t)(now - began);
+    }
+  }
+  meet<3, FEEDERS>();
+  if (threadIdx.x < GATHERERS) {
+    if (p.mode == ESMM_HALF_SKIP_A)
+      feed_skip<256>(p, ring, sh);
+    else
+      feed_skip<128>(p, ring, sh);
+  } else if (p.mode == ESMM_HALF_SKIP_AB) {
+    list_skip_ab(p, sh);
+  } else if (threadIdx.x == GATHERERS) {
+    list_skip_a(p, sh);
+  }
+}
+
+/* The loading warpgroup, which also chooses: meanwhile the first stages of the dense product are multiplied. */
+static __device__ __forceinline__ void load_for(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  int mode = p.mode, begun = 0;
+  if (p.choose) {
+    if (threadIdx.x == 0)
+      begun = p.units[ESMM_HALF_DENSE].cols == 256 ? begin_dense<256>(p, ring, sh) : begin_dense<128>(p, ring, sh);
+    half_choose(p, sh);
+    mode = (int)sh->mode;
+    if (threadIdx.x == 0) {
+      sm90_barrier_arrive(&sh->decided);
+      if (mode != ESMM_HALF_DENSE)
+        call_off(p, sh, begun);
+    }
+  }
+  if (mode != ESMM_HALF_DENSE)
+    feed_skip_as(p, ring, sh);
+  else if (threadIdx.x == 0)
+    feed_dense_as(p, ring, sh, begun);
+}
+
+template <bool F16> static __device__ __forceinline__ void half_main(const esmm_half_params &p)
+{
+  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  half_shared *sh = (half_shared *)(ring + RING_BYTES);
+  if (threadIdx.x == 0) {
+    sm90_prefetch_map(&p.map_a);
+    sm90_prefetch_map(&p.map_b);
+    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
+      sm90_barrier_init(&sh->dense.full[i], 1);
+      sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
+      sm90_barrier_init(&sh->skip.full[i], 1 + GATHERERS);
+      sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
+    }
+    sm90_barrier_init(&sh->decided, 1);
+    for (int i = 0; i < LISTS; i++) {
+      sm90_barrier_init(&sh->list_full[i], 1);
+      sm90_barrier_init(&sh->list_empty[i], GATHERERS / 32);
+    }
+    for (int i = 0; i < PACK_BUFFERS; i++) {
+      sm90_barrier_init(&sh->pack_full[i], 1);
+      sm90_barrier_init(&sh->pack_empty[i], 8);
+    }
+    sm90_fence_init();
+  }
+  __syncthreads();
+  cluster_sync();
+  if (threadIdx.x < FEEDERS) {
+    sm90_registers_down<96>();
+    load_for(p, ring, sh);
+  } else {
+    sm90_registers_up<200>();
+    work_on<F16>(p, ring, sh);
+  }
+  cluster_sync(); /* the other block may still send here */
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_HALF_THREADS, 1)
+    esmm_half_bf16(const __grid_constant__ esmm_half_params p)
+{
+  if (!gate_closed(p.gate))
+    half_main<false>(p);
+}
+
+#ifndef BF16_ONLY
+extern "C" __global__ void __launch_bounds__(ESMM_HALF_THREADS, 1)
+    esmm_half_f16(const __grid_constant__ esmm_half_params p)
+{
+  if (!gate_closed(p.gate))
+    half_main<true>(p);
+}
+#endif

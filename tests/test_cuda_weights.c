@@ -1,0 +1,121 @@
+/*
+ * test_cuda_weights.c: what a GPU keeps of B, and what a call makes of it, on the driver of fake_cuda.c: no GPU is
+ * needed, and no result is looked at. test_cuda.c looks at those.
+ */
+#include "cuda/cuda.h"
+#include "fake_gpu.h"
+
+/* ---- what is kept of B ---- */
+
+/* Of 16 bits: B's rows and little else. In strict weights every bit is set, of strips and of tiles. */
+static void weights_of_16_bits(void **state)
+{
+  (void)state;
+  static const int64_t shapes[][2] = {{1, 1}, {70, 129}, {96, 128}, {1000, 1024}, {7, 0}, {0, 5}};
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m);
+  for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+    const int64_t k = shapes[i / 2][0], n = shapes[i / 2][1], tiles = (n + 127) / 128, words = (k + 31) / 32;
+    esmm_matrix b = th_matrix_alloc(k, n, i % 2 ? ESMM_F16 : ESMM_BF16);
+    b.order = i % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    esmm_prepare_opts opts = {.size = sizeof opts, .strict = 1, .max_bytes_ratio = 1};
+    esmm_weights *w = NULL;
+    assert_int_equal(esmm_prepare(ctx, &b, &opts, &w), ESMM_OK);
+    const esmm_cuda_weights *device = w->cuda;
+    assert_int_equal(device->rows_ld, 128 * tiles);
+    assert_int_equal(device->rows % 256, 0);
+    assert_true(device->strips.data == 0 && device->columns == 0);
+    assert_true(esmm_cuda_b_strips_seconds(&(esmm_problem){.w = w, .k = k}) > 0);
+    const size_t padded = sizeof(uint16_t) * (size_t)(128 * tiles * k);
+    assert_true(w->bytes >= padded && w->bytes <= padded + padded / 64 + (size_t)k * 8 + 4096);
+    const uint32_t *of_tiles = esmm_cuda_pointer(device->tiles), *of_strips = esmm_cuda_pointer(device->strips.bits);
+    for (int64_t word = 0; word < tiles * words; word++) {
+      const int64_t left = k - 32 * (word % words);
+      const uint32_t all = left >= 32 ? UINT32_MAX : ((uint32_t)1 << left) - 1;
+      assert_true(of_tiles[word] == all && of_strips[word] == all);
+    }
+    assert_true(k == 0 || n == 0 || device->tile_density == 1.0);
+    esmm_weights_free(w);
+    w = NULL;
+    opts.max_bytes_ratio = 0.5;
+    assert_int_equal(esmm_prepare(ctx, &b, &opts, &w), k && n ? ESMM_ERR_UNSUPPORTED : ESMM_OK);
+    esmm_weights_free(w);
+    free(b.data);
+  }
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("weights of 16 bits");
+}
+
+/* ---- what is made of it for a call ---- */
+
+/* Launches of one product without statistics, and that it does not wait. */
+static int64_t launches_of(const char *force, esmm_dtype a, esmm_dtype b)
+{
+  meter m = {0};
+  data d = make_data_of(a, b);
+  esmm_ctx *ctx = must_create(&m);
+  esmm_weights *w = NULL;
+  esmm_matrix on_gpu, c;
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force};
+  assert_int_equal(esmm_prepare(ctx, &d.b, NULL, &w), ESMM_OK);
+  assert_int_equal(place(ctx, &d.a, &on_gpu), ESMM_OK);
+  assert_int_equal(place(ctx, &d.c, &c), ESMM_OK);
+  const int64_t launches = fake->launches, waits = fake->synchronizations;
+  if (esmm_matmul(ctx, &on_gpu, w, &c, &opts, NULL) != ESMM_OK)
+    fail_msg("%s: %s", force ? force : "the plan", esmm_ctx_error(ctx));
+  const int64_t launched = fake->launches - launches;
+  assert_int_equal(fake->synchronizations, waits);
+  esmm_memory_free(ctx, on_gpu.data);
+  esmm_memory_free(ctx, c.data);
+  esmm_weights_free(w);
+  esmm_ctx_free(ctx);
+  free_data(&d);
+  assert_int_equal(m.live, 0);
+  check_balance("a product");
+  return launched;
+}
+
+/* Kernels that read B as fp32 strips need a launch more where B is of 16 bits: whatever A is, they can run. */
+static void strips_for_the_call(void **state)
+{
+  (void)state;
+  static const char *const names[] = {"joint_f32", "joint_f32_simt", "dense_f32_mma", "ladder_10_dense",
+                                      "ladder_20_joint_64x32"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++) {
+      const int64_t kept = launches_of(names[i], (esmm_dtype)dtype, ESMM_F32);
+      assert_int_equal(launches_of(names[i], (esmm_dtype)dtype, ESMM_BF16), kept + 1);
+      assert_int_equal(launches_of(names[i], (esmm_dtype)dtype, ESMM_F16), kept + 1);
+    }
+}
+
+/* Every pair of dtypes has a kernel, with and without cuBLAS, on GPUs of all kinds; the plan never waits. */
+static void every_dtype_runs(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 3 * 3 * 2 * 3; i++) {
+    static const int kinds[] = {80, 90, 100};
+    fake->cublas = i / 9 % 2 ? 0 : NO_CUBLAS;
+    fake->sm = kinds[i / 18];
+    (void)launches_of(NULL, (esmm_dtype)(i % 3), (esmm_dtype)(i / 3 % 3));
+  }
+}
+
+static void no_kernels(void **state)
+{
+  (void)state;
+  print_message("# this build has no GPU kernels\n");
+  skip();
+}
+
+int main(int argc, char **argv)
+{
+  (void)argc;
+  (void)use_fake(argv);
+  const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
+  const struct CMUnitTest with[] = {TEST(weights_of_16_bits), TEST(strips_for_the_call), TEST(every_dtype_runs)};
+  if (!has_kernels())
+    return cmocka_run_group_tests_name("weights, no GPU kernels", without, NULL, NULL);
+  return cmocka_run_group_tests_name("weights", with, NULL, NULL);
+}
