@@ -2,10 +2,9 @@
  * test_cuda.c: what only a GPU has: operands in device memory, streams, graphs, timers, weights that travel between GPU
  * and CPU, too little device memory. Products themselves are in test_kernels.c, which runs on a GPU too.
  *
- * Without a GPU there is one test, skipped, whose name says why. ESMM_TEST_DEVICE chooses another GPU ("cuda:1").
  * Integers make sums exact, so most results are compared bit by bit with the CPU's.
  */
-#include "harness.h"
+#include "gpu.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -14,43 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static esmm_ctx *gpu, *cpu;
-static const char *device_name; /* "cuda:0" */
-static int ordinal;
-
 /* ---- operands ---- */
-
-static void expect_ok(esmm_ctx *ctx, esmm_status status)
-{
-  if (status != ESMM_OK)
-    fail_msg("%s: %s", esmm_status_str(status), esmm_ctx_error(ctx));
-}
-
-/* A matrix of the same shape in device memory; with the same elements, unless host.data is NULL. */
-static esmm_matrix to_device(const esmm_matrix *host)
-{
-  esmm_matrix m = *host;
-  m.place = ESMM_DEVICE;
-  m.device = ordinal;
-  expect_ok(gpu, esmm_memory_alloc(gpu, th_matrix_bytes(&m) + 64, &m.data));
-  assert_int_equal((uintptr_t)m.data % 256, 0);
-  if (host->data)
-    expect_ok(gpu, esmm_matrix_copy(gpu, host, &m));
-  return m;
-}
-
-static esmm_matrix device_matrix(int64_t rows, int64_t cols)
-{
-  const esmm_matrix shape = {.rows = rows, .cols = cols, .ld = cols};
-  return to_device(&shape);
-}
-
-static esmm_matrix host_matrix(int64_t rows, int64_t cols, esmm_dtype dtype)
-{
-  esmm_matrix m = th_matrix_alloc(rows, cols, dtype);
-  m.ld = cols;
-  return m;
-}
 
 /* A copy in host memory, fp32; free .data. */
 static esmm_matrix to_host(const esmm_matrix *device)
@@ -135,48 +98,6 @@ static void expect_result(const job *j, const char *what)
   esmm_matrix got = to_host(&j->dc);
   expect_same(&j->want, &got, what);
   free(got.data);
-}
-
-/* ---- the driver, for what callers have: streams and graphs ---- */
-
-typedef struct driver_calls {
-  int (*stream_create)(void **, unsigned);
-  int (*stream_destroy)(void *);
-  int (*stream_synchronize)(void *);
-  int (*begin_capture)(void *, int);
-  int (*end_capture)(void *, void **);
-  int (*instantiate)(void **, void *, unsigned long long);
-  int (*launch)(void *, void *);
-  int (*exec_destroy)(void *);
-  int (*graph_destroy)(void *);
-  int (*to_device)(unsigned long long, const void *, size_t);
-} driver_calls;
-
-static driver_calls calls;
-
-static void open_calls(void)
-{
-  char why[256];
-  if (!th_driver_open(why, sizeof why))
-    fail_msg("%s", why);
-  *(void **)&calls.stream_create = th_driver_symbol("cuStreamCreate");
-  *(void **)&calls.stream_destroy = th_driver_symbol("cuStreamDestroy_v2");
-  *(void **)&calls.stream_synchronize = th_driver_symbol("cuStreamSynchronize");
-  *(void **)&calls.begin_capture = th_driver_symbol("cuStreamBeginCapture_v2");
-  *(void **)&calls.end_capture = th_driver_symbol("cuStreamEndCapture");
-  *(void **)&calls.instantiate = th_driver_symbol("cuGraphInstantiateWithFlags");
-  *(void **)&calls.launch = th_driver_symbol("cuGraphLaunch");
-  *(void **)&calls.exec_destroy = th_driver_symbol("cuGraphExecDestroy");
-  *(void **)&calls.graph_destroy = th_driver_symbol("cuGraphDestroy");
-  *(void **)&calls.to_device = th_driver_symbol("cuMemcpyHtoD_v2");
-}
-
-static void *new_stream(void)
-{
-  void *stream = NULL;
-  enum { NON_BLOCKING = 1 };
-  assert_int_equal(calls.stream_create(&stream, NON_BLOCKING), 0); /* not ordered with the default stream */
-  return stream;
 }
 
 /* ---- where operands lie ---- */
@@ -823,44 +744,11 @@ static void context_says_what_it_is(void **state)
   assert_true(of_gpu > 0);
 }
 
-static void no_gpu(void **state)
-{
-  (void)state;
-  skip();
-}
-
-static int set_up(void **state)
-{
-  (void)state;
-  open_calls();
-  cpu = th_ctx_on("cpu", 0);
-  return 0;
-}
-
-static int tear_down(void **state)
-{
-  (void)state;
-  esmm_ctx_free(cpu);
-  return 0;
-}
-
 int main(void)
 {
-  static char reason[400] = "a GPU: ";
-  device_name = th_on_gpu() ? th_device() : "cuda:0";
-  th_clean_environment();
-  const size_t head = strlen(reason);
-  const esmm_ctx_opts opts = {.size = sizeof opts,
-                              .device = device_name,
-                              .no_tuning_cache = 1,
-                              .error = reason + head,
-                              .error_size = sizeof reason - head};
-  if (esmm_ctx_create(&gpu, &opts) != ESMM_OK) {
-    const struct CMUnitTest none[] = {{.name = reason, .test_func = no_gpu}};
-    /* Where a GPU was asked for, its absence is a failure. */
-    return th_on_gpu() ? (fprintf(stderr, "%s\n", reason), 1) : cmocka_run_group_tests_name("cuda", none, NULL, NULL);
-  }
-  ordinal = th_gpu_ordinal();
+  int status = 0;
+  if (!use_gpu("cuda", &status))
+    return status;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(context_says_what_it_is),
       cmocka_unit_test(operands_anywhere),
@@ -879,7 +767,7 @@ int main(void)
       cmocka_unit_test(timers_measure_the_device),
       cmocka_unit_test(out_of_device_memory),
   };
-  const int failed = cmocka_run_group_tests_name("cuda", tests, set_up, tear_down);
+  status = cmocka_run_group_tests_name("cuda", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);
-  return failed;
+  return status;
 }

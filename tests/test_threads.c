@@ -55,11 +55,12 @@ static void *call(void *arg)
 }
 
 /* Integers: exact, so that results of one and of two OpenMP threads are the same bits too. */
-static int64_t share(int64_t m, int64_t n, int64_t k, const char *force, int threads)
+static int64_t share(int64_t m, esmm_dtype dtype, const char *force, int threads)
 {
+  const int64_t n = 100, k = 260;
   esmm_ctx *ctx = th_ctx(1);
-  shared s = {.a = th_matrix_alloc(m, k, ESMM_F32), .force = force};
-  esmm_matrix b = th_matrix_alloc(k, n, ESMM_F32), alone = th_matrix_alloc(m, n, ESMM_F32);
+  shared s = {.a = th_matrix_alloc(m, k, dtype), .force = force};
+  esmm_matrix b = th_matrix_alloc(k, n, dtype), alone = th_matrix_alloc(m, n, ESMM_F32);
   th_fill(&s.a, 21, 0.3, true);
   th_fill(&b, 22, 0.6, true);
   for (int64_t i = 0; i < k; i += 3) /* whole rows of zeros: something to skip in B as well */
@@ -81,16 +82,16 @@ static int64_t share(int64_t m, int64_t n, int64_t k, const char *force, int thr
       assert_int_equal(pthread_join(callers[i].id, NULL), 0);
     for (int i = 0; i < CALLERS; i++) {
       if (callers[i].status != ESMM_OK)
-        fail_msg("%s, caller %d: %s", force ? force : "auto", i, callers[i].error);
+        fail_msg("%s, %s, caller %d: %s", force ? force : "auto", esmm_dtype_str(dtype), i, callers[i].error);
       if (memcmp(alone.data, callers[i].c.data, (size_t)(m * n) * sizeof(float)) != 0)
-        fail_msg("%s, m=%lld, %d threads: caller %d got another result than one thread alone", callers[i].kernel,
-                 (long long)m, threads, i);
+        fail_msg("%s, %s, m=%lld, %d threads: caller %d got another result than one thread alone", callers[i].kernel,
+                 esmm_dtype_str(dtype), (long long)m, threads, i);
       free(callers[i].c.data);
       ran++;
     }
     pthread_barrier_destroy(&s.start);
   } else if (status != ESMM_ERR_UNSUPPORTED) {
-    fail_msg("%s: %s", force ? force : "auto", esmm_ctx_error(ctx));
+    fail_msg("%s, %s: %s", force ? force : "auto", esmm_dtype_str(dtype), esmm_ctx_error(ctx));
   }
   esmm_pattern_free(s.pattern);
   esmm_weights_free(s.w);
@@ -112,8 +113,10 @@ static void share_with_every_kernel(int threads)
     int64_t ran = 0;
     if (info.name && !info.available)
       continue;
-    for (int h = 0; h < 2; h++)
-      ran += share(heights[h], 100, 260, info.name, threads);
+    /* A kernel with the first dtype of operands that it takes; the plan with each. */
+    for (int dtype = ESMM_F32; dtype <= ESMM_F16 && (ran == 0 || !info.name); dtype++)
+      for (int h = 0; h < 2; h++)
+        ran += share(heights[h], (esmm_dtype)dtype, info.name, threads);
     if (ran == 0)
       fail_msg("%s ran nowhere", info.name ? info.name : "auto");
   }

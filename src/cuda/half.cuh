@@ -131,7 +131,10 @@ enum { ORDER_ENTRIES = 127, ORDER_LAST = 128, ORDER_END = 256 };
 #define LISTS 32     /* a ring of lists of 64 entries */
 #define GATHERERS 96 /* threads that gather */
 
-#define SAMPLES 12 /* places of 128 rows by 8 k's that a choice looks at */
+#define SAMPLERS 64      /* threads that look at A, two rows each, */
+#define STAGES_UNKNOWN 8 /* and the stages of the dense product that are begun meanwhile */
+
+#define SAMPLES 8 /* places of 128 rows by 8 k's that a choice looks at */
 
 /* Barriers of the stages. */
 typedef struct half_ring {
@@ -146,12 +149,13 @@ typedef struct half_shared {
   alignas(16) half_order orders[LISTS];
   uint32_t stage[MAX_STAGES]; /* STAGE_... */
   uint32_t mode;
-  uint32_t sample_bits[SAMPLES][4], sample_set[12];
+  uint32_t sample_bits[SAMPLES][2], sample_set[2];
   alignas(16) uint32_t masks[2][8][4]; /* of half_pack.cuh: alive k's as each warp sees them */
   alignas(128) float spare[8][512];    /* a worker warp's own */
   union {
-    alignas(16) uint32_t lists[LISTS][64]; /* SKIP_A: where rows of B begin */
-    alignas(16) uint2 pairs[LISTS * 64];   /* SKIP_AB: where lines of the packed strip and rows of B begin */
+    alignas(16) uint32_t lists[LISTS][64];   /* SKIP_A: where rows of B begin */
+    alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
+    alignas(16) uint2 pairs[LISTS * 64];     /* SKIP_AB: where lines of the packed strip and rows of B begin */
   };
 } half_shared;
 static_assert(sizeof(half_shared) + RING_BYTES <= ESMM_HALF_SHARED, "params.h tells the host another size");

@@ -57,72 +57,50 @@ static __device__ __forceinline__ void load_dense(const esmm_half_params &p, cha
     load_box(b + i * PANEL, &p.map_b, col + i * 64, k, full, share_b);
 }
 
-/* One thread: all stages, but the first `begun` of them, which were loaded already. */
+/*
+ * One thread: all stages. Where the block chooses, it begins before the outcome is known, and asks at a certain stage,
+ * the same in both blocks of a pair. False: the product is not wanted, and nobody uses the ring any more.
+ */
 template <int COLS>
-static __device__ __forceinline__ void feed_dense(const esmm_half_params &p, char *ring, half_shared *sh, int begun)
+static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, char *ring, half_shared *sh)
 {
   typedef half_stage<COLS> stage;
   const half_work work = work_of(p, ESMM_HALF_DENSE);
   const int steps = ceil_div(p.k, ESMM_HALF_K);
-  int slot = 0, number = 0;
+  int slot = 0, until_known = p.choose ? STAGES_UNKNOWN : -1;
   uint32_t phase = 1;
+  if (p.choose && work.first >= work.count) {
+    sm90_barrier_wait(&sh->decided, 0);
+    return sh->mode == ESMM_HALF_DENSE;
+  }
   for (int i = work.first; i < work.count; i += work.step) {
     const half_unit unit = unit_at(work, i);
     int from, to;
     share(steps, unit.part, unit.parts, from, to);
     for (int s = from; s < to || s == from; s++) {
-      if (number++ >= begun) {
-        sm90_barrier_wait(&sh->dense.empty[slot], phase);
-        sh->stage[slot] = (s < to ? 4 : 0) | (s + 1 >= to ? STAGE_LAST : 0);
-        load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
-                         work.rank, work.u.share);
+      bool off = false;
+      if (until_known >= 0 && (until_known-- == 0 || s + 1 >= to)) { /* C must not be written before */
+        until_known = -1;
+        sm90_barrier_wait(&sh->decided, 0);
+        off = sh->mode != ESMM_HALF_DENSE;
       }
+      sm90_barrier_wait(&sh->dense.empty[slot], phase);
+      if (off) {
+        sh->stage[slot] = STAGE_LAST | STAGE_OFF;
+        sm90_barrier_arrive(&sh->dense.full[slot]);
+        sm90_barrier_wait(&sh->dense.empty[slot], phase ^ 1);
+        return false;
+      }
+      sh->stage[slot] = (s < to ? 4 : 0) | (s + 1 >= to ? STAGE_LAST : 0);
+      load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
+                       work.rank, work.u.share);
       if (++slot == stage::COUNT) {
         slot = 0;
         phase ^= 1;
       }
     }
   }
-}
-
-/*
- * One thread: the first stages, before it is known whether they are wanted; none where that would be the whole first
- * unit. Returns how many.
- */
-template <int COLS>
-static __device__ __forceinline__ int begin_dense(const esmm_half_params &p, char *ring, half_shared *sh)
-{
-  typedef half_stage<COLS> stage;
-  const half_work work = work_of(p, ESMM_HALF_DENSE);
-  if (work.first >= work.count)
-    return 0;
-  const half_unit unit = unit_at(work, work.first);
-  int from, to;
-  share(ceil_div(p.k, ESMM_HALF_K), unit.part, unit.parts, from, to);
-  if (to - from <= stage::COUNT)
-    return 0;
-  for (int s = 0; s < stage::COUNT; s++) {
-    sh->stage[s] = 4;
-    load_dense<COLS>(p, ring + s * stage::BYTES, &sh->dense.full[s], unit.row, unit.col, (from + s) * ESMM_HALF_K,
-                     work.rank, work.u.share);
-  }
-  return stage::COUNT;
-}
-
-/* One thread: those stages were in vain. When it returns, nobody reads them any more. */
-static __device__ __forceinline__ void call_off(const esmm_half_params &p, half_shared *sh, int begun)
-{
-  const half_work work = work_of(p, ESMM_HALF_DENSE);
-  const bool waits = work.first < work.count; /* a block without units waits for nothing */
-  if (begun > 0)
-    sm90_barrier_wait(&sh->dense.empty[0], 0);
-  if (waits) {
-    sh->stage[0] = STAGE_LAST | STAGE_OFF;
-    sm90_barrier_arrive(&sh->dense.full[0]);
-    for (int i = 1; i < begun; i++)
-      sm90_barrier_wait(&sh->dense.empty[i], 0);
-    sm90_barrier_wait(&sh->dense.empty[0], begun > 0);
-  }
+  return true;
 }
 
 /* ---- the order in which half_pack.cuh packs 32 k's ---- */

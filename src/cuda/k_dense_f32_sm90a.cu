@@ -2,16 +2,16 @@
  * k_dense_f32_sm90a.cu: dense product at fp32 accuracy on Hopper's tensor cores: wgmma, three TF32 products for one.
  *
  *   A [m,k]     fp32, row-major, as the caller has it, through TMA
- *   B [n,k]     fp32, the columns form of the weights (k contiguous: wgmma takes TF32 operands no other way), through
- * TMA
+ *   B [n,k]     fp32, the columns form of the weights (k contiguous: wgmma takes TF32 no other way), through TMA
  *
  *   a block     HALVES * 128 rows by 128 columns of C, 32 k's a stage
  *   warps 0-3   fetch and split: thread 0 starts the copies; all of them write the low parts of B beside the high ones
  *   warps 4-11  two warpgroups multiply: HALVES tiles of 64 x 128 each
  *
- * x = hi + lo: hi is x with 13 bits cut off (which the tensor core does by itself), lo = x - hi. A comes through
- * registers (ldmatrix), where splitting costs two instructions for 1024 multiply-adds; B is read from shared memory by
- * the tensor core, so its low part must lie there: one pass over 16 KiB a stage by warps that have nothing else to do.
+ * x = hi + lo. A comes through registers (ldmatrix), where splitting costs a few instructions for 1024 multiply-adds:
+ * its hi is x rounded to the 11 bits of TF32, lo = x - hi. B is read from shared memory by the tensor core, so its low
+ * part must lie there: one pass over 16 KiB a stage by warps that have nothing else to do. Its hi is x with 13 bits cut
+ * off, which the unit does by itself, so that it need not be written again; lo, the rest, is rounded for the same cut.
  * A product is lo*hi + hi*lo + hi*hi. The unit truncates its sums; after the 12 wgmmas of a stage they are added to
  * fp32 registers, which round to nearest. While one warpgroup adds, the other one's wgmmas keep the unit busy. A sum
  * that is not finite is made again with plain FMAs: splitting turns an infinity into a NaN.

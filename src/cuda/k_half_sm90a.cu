@@ -25,16 +25,6 @@ static __device__ __forceinline__ void sample_place(const esmm_half_params &p, i
   k = (int)__umulhi((uint32_t)i * (0xffffffffu / SAMPLES) + (uint32_t)i * 0x1f3u, groups) * 8;
 }
 
-/* Eight elements of A: k's k to k + 7 of a row or, where A is col-major, rows row to row + 7. Past A zeros. m and k are
-   8 at least. */
-static __device__ __forceinline__ uint4 sample_load(const esmm_half_params &p, int row, int k)
-{
-  const uint16_t *a = (const uint16_t *)p.a;
-  if (row >= p.m)
-    return make_uint4(0, 0, 0, 0);
-  return __ldg((const uint4 *)(p.a_by_k ? a + k * p.a_ld + min(row / 8, p.m / 8 - 1) * 8 : a + row * p.a_ld + k));
-}
-
 /* Which of eight elements are not zero: bits 15 and 31, 14 and 30, 13 and 29, 12 and 28. */
 static __device__ __forceinline__ uint32_t nonzero_bits(uint4 x)
 {
@@ -49,63 +39,75 @@ static __device__ __forceinline__ uint32_t sample_bit(int j)
   return 0x8000u << (j % 2 * 16) >> (j / 2);
 }
 
-/* The loading warpgroup samples A, a row each, and writes the mode to sh->mode. */
+/*
+ * Two warps of the loading warpgroup sample A and write the mode to sh->mode. Eight elements at a place: k's k to k + 7
+ * of a row or, where A is col-major, eight rows of a k; m and k are 8 at least. Copies through shared memory are all on
+ * their way at once though the loops stay loops, and these have to: code that is not in the cache comes slowly.
+ */
 static __device__ __forceinline__ void half_choose(const esmm_half_params &p, half_shared *sh)
 {
-  const int r = (int)threadIdx.x, warp = r / 32, lane = r % 32;
-  uint32_t bits[SAMPLES];
+  const int r = (int)threadIdx.x % SAMPLERS, warp = r / 32, lane = r % 32;
+  const uint16_t *a = (const uint16_t *)p.a;
+  const uint32_t seen = sm90_address(sh->sample) + (uint32_t)r * 16;
   int set = 0;
-#pragma unroll
-  for (int i = 0; i < SAMPLES; i++) {
+#pragma unroll 1
+  for (int i = 0; i < 2 * SAMPLES; i++) { /* rows r and r + 64 */
     int row, k;
-    sample_place(p, i, row, k);
-    bits[i] = nonzero_bits(p.a_by_k ? sample_load(p, row + r % 16 * 8, k + r / 16) : sample_load(p, row + r, k));
+    sample_place(p, i / 2, row, k);
+    const int at = r + i % 2 * SAMPLERS;
+    row += p.a_by_k ? at % 16 * 8 : at;
+    k += p.a_by_k ? at / 16 : 0;
+    const bool inside = p.a_by_k ? row + 8 <= p.m : row < p.m;
+    gather(seen + (uint32_t)i * (SAMPLERS * 16), inside ? (p.a_by_k ? a + k * p.a_ld + row : a + row * p.a_ld + k) : a,
+           inside);
   }
-#pragma unroll
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 1
   for (int i = 0; i < SAMPLES; i++) {
-    set += __popc(bits[i]);
-    const uint32_t mine = p.a_by_k ? bits[i] ? sample_bit(r / 16) : 0 : bits[i], any = __reduce_or_sync(~0u, mine);
+    const uint32_t low = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16)));
+    const uint32_t high = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16) + SAMPLERS * 16));
+    set += __popc(low) + __popc(high);
+    const uint32_t by_k = (low ? sample_bit(r / 16) : 0) | (high ? sample_bit(r / 16 + 4) : 0);
+    const uint32_t any = __reduce_or_sync(~0u, p.a_by_k ? by_k : low | high);
     if (lane == 0)
       sh->sample_bits[i][warp] = any;
   }
   set = __reduce_add_sync(~0u, set);
   if (lane == 0)
     sh->sample_set[warp] = (uint32_t)set;
-  meet<3, FEEDERS>();
-  if (warp == 0) {
-    const float *alive = (const float *)p.b_alive;
-    int strips = 0, elements = lane < FEEDER_WARPS ? (int)sh->sample_set[lane] : 0;
-    float joint = 0.0f;
+  meet<4, SAMPLERS>();
+  if (warp == 1)
+    return;
+  const float *alive = (const float *)p.b_alive;
+  int strips = 0;
+  float joint = 0.0f;
+  if (lane < SAMPLES) {
+    int row, k;
+    sample_place(p, lane, row, k);
+    const uint32_t any = sh->sample_bits[lane][0] | sh->sample_bits[lane][1];
+    strips = __popc(any);
+    if (p.per_joint != 0.0f)
 #pragma unroll 1
-    for (int i = lane; i < SAMPLES; i += 32) {
-      int row, k;
-      sample_place(p, i, row, k);
-      const uint32_t *part = sh->sample_bits[i], any = part[0] | part[1] | part[2] | part[3];
-      strips += __popc(any);
-      if (p.per_joint != 0.0f)
+      for (int j = 0; j < 8; j++)
+        joint += any & sample_bit(j) ? __ldg(alive + k + j) : 0.0f;
+  }
+  strips = __reduce_add_sync(~0u, strips);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-          joint += any & sample_bit(j) ? __ldg(alive + k + j) : 0.0f;
-    }
-    strips = __reduce_add_sync(~0u, strips);
-    elements = __reduce_add_sync(~0u, elements);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2)
-      joint += __shfl_xor_sync(~0u, joint, d);
-    const float strip_density = (float)strips / (SAMPLES * 8), joint_density = joint / (SAMPLES * 8);
-    const bool skip = p.base + p.per_strip * strip_density + p.per_joint * joint_density < p.dense;
-    if (lane == 0) {
-      sh->mode = skip ? (uint32_t)p.mode : ESMM_HALF_DENSE;
-      if (blockIdx.x == 0 && p.report) {
-        esmm_choice_device *report = (esmm_choice_device *)p.report;
-        report->chosen = skip;
-        report->element = (float)elements / (SAMPLES * 8 * TILE);
-        report->strip = strip_density;
-        report->joint = joint_density;
-      }
+  for (int d = 16; d > 0; d /= 2)
+    joint += __shfl_xor_sync(~0u, joint, d);
+  const float strip_density = (float)strips / (SAMPLES * 8), joint_density = joint / (SAMPLES * 8);
+  const bool skip = p.base + p.per_strip * strip_density + p.per_joint * joint_density < p.dense;
+  if (lane == 0) {
+    sh->mode = skip ? (uint32_t)p.mode : ESMM_HALF_DENSE;
+    sm90_barrier_arrive(&sh->decided);
+    if (blockIdx.x == 0 && p.report) {
+      esmm_choice_device *report = (esmm_choice_device *)p.report;
+      report->chosen = skip;
+      report->element = (float)(sh->sample_set[0] + sh->sample_set[1]) / (SAMPLES * 8 * TILE);
+      report->strip = strip_density;
+      report->joint = joint_density;
     }
   }
-  meet<3, FEEDERS>();
 }
 
 /* ---- multiplying ---- */
@@ -216,15 +218,6 @@ static __device__ __forceinline__ void work_on(const esmm_half_params &p, char *
 
 /* ---- loading ---- */
 
-/* One thread. begun: stages of the dense product that were loaded already. */
-static __device__ __forceinline__ void feed_dense_as(const esmm_half_params &p, char *ring, half_shared *sh, int begun)
-{
-  if (p.units[ESMM_HALF_DENSE].cols == 256)
-    feed_dense<256>(p, ring, sh, begun);
-  else
-    feed_dense<128>(p, ring, sh, begun);
-}
-
 static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, char *ring, half_shared *sh)
 {
   uint64_t began = 0;
@@ -256,25 +249,19 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, c
   }
 }
 
-/* The loading warpgroup, which also chooses: meanwhile the first stages of the dense product are multiplied. */
+/* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
 static __device__ __forceinline__ void load_for(const esmm_half_params &p, char *ring, half_shared *sh)
 {
-  int mode = p.mode, begun = 0;
-  if (p.choose) {
+  if (p.mode == ESMM_HALF_DENSE || p.choose) {
     if (threadIdx.x == 0)
-      begun = p.units[ESMM_HALF_DENSE].cols == 256 ? begin_dense<256>(p, ring, sh) : begin_dense<128>(p, ring, sh);
-    half_choose(p, sh);
-    mode = (int)sh->mode;
-    if (threadIdx.x == 0) {
-      sm90_barrier_arrive(&sh->decided);
-      if (mode != ESMM_HALF_DENSE)
-        call_off(p, sh, begun);
-    }
+      (void)(p.units[ESMM_HALF_DENSE].cols == 256 ? feed_dense<256>(p, ring, sh) : feed_dense<128>(p, ring, sh));
+    else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
+      half_choose(p, sh);
+    meet<3, FEEDERS>();
+    if (p.mode == ESMM_HALF_DENSE || sh->mode == ESMM_HALF_DENSE)
+      return;
   }
-  if (mode != ESMM_HALF_DENSE)
-    feed_skip_as(p, ring, sh);
-  else if (threadIdx.x == 0)
-    feed_dense_as(p, ring, sh, begun);
+  feed_skip_as(p, ring, sh);
 }
 
 template <bool F16> static __device__ __forceinline__ void half_main(const esmm_half_params &p)
@@ -284,6 +271,7 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
   if (threadIdx.x == 0) {
     sm90_prefetch_map(&p.map_a);
     sm90_prefetch_map(&p.map_b);
+#pragma unroll 1
     for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
@@ -291,6 +279,7 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
       sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
     sm90_barrier_init(&sh->decided, 1);
+#pragma unroll 1
     for (int i = 0; i < LISTS; i++) {
       sm90_barrier_init(&sh->list_full[i], 1);
       sm90_barrier_init(&sh->list_empty[i], GATHERERS / 32);

@@ -13,8 +13,8 @@
  * that it looks at first, and the one that was not chosen returns at once. The choice depends on A's values alone: the
  * same call gives the same bits. Both share their scratch, as only one of them touches it.
  *
- * A skipping kernel that has a partner needs none of that: it is given the line, scans A as it would anyway, and does
- * the partner's work inside its own launch where that is the cheaper one.
+ * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
+ * partner's work inside its own launch where that is the cheaper one.
  *
  * Kernels that read B as fp32 strips get them made for the call where B is of 16 bits; the plan counts that.
  *
@@ -556,8 +556,7 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
   return status;
 }
 
-/* What the device noted. The sample's densities, or where the kernel chose itself, or says how it extracted, its own:
-   those are of all of A. */
+/* What the device noted. The sample's densities, or, where the kernel has reported some, its own. */
 static esmm_status read_notes(run *r, notes *seen)
 {
   const bool sampled = r->d.run == DEVICE_CHOOSES && !r->d.pair;
@@ -566,7 +565,7 @@ static esmm_status read_notes(run *r, notes *seen)
     status = sample(r->ctx, r->p, &r->d, note_at(r, offsetof(notes, choice)), r->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(r->ctx, seen, note_at(r, 0), offsetof(notes, joint), r->stream);
-  if (status == ESMM_OK && (r->d.pair || seen->report.extract_ns > 0)) {
+  if (status == ESMM_OK && (r->d.pair || seen->report.strip > 0.0f)) {
     seen->choice.strip = seen->report.strip;
     seen->choice.joint = seen->report.joint;
   }

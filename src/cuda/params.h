@@ -303,25 +303,26 @@ ESMM_PARAMS_SIZE(esmm_mma16_extract_params, 80);
 /* ---- k_decode.cu: C of at most 16 rows, from the rows of B that A needs ---- */
 
 #define ESMM_DECODE_ROWS 16
-#define ESMM_DECODE_WARPS 17 /* most of a block: 16, and one without k's of its own */
-#define ESMM_DECODE_RANKS 8  /* most blocks that share a tile's k's: a cluster */
-#define ESMM_DECODE_STEP 16  /* listed k's that are multiplied at once */
-#define ESMM_DECODE_SPARE 8  /* k's of room behind a chunk of A in shared memory; one is zeros */
-/* Most dynamic shared memory: on any GPU, and where a block may have so much. */
-#define ESMM_DECODE_SHARED 98304
-#define ESMM_DECODE_SHARED_LARGE 231424
+#define ESMM_DECODE_THREADS 256
+#define ESMM_DECODE_COLS 64 /* columns of a warp, B of 16 bits; ESMM_STRIP for fp32 */
+#define ESMM_DECODE_RANKS 8 /* most blocks that share a tile's k's: a cluster */
+#define ESMM_DECODE_K 64    /* range and chunk are multiples of it */
+#define ESMM_DECODE_SPARE 8 /* k's of room behind a chunk of A in shared memory; one is zeros */
+#define ESMM_DECODE_LIST(chunk) (((chunk) + 16) * 2) /* bytes of a list of k's that is filled up to whole steps */
+#define ESMM_DECODE_PAD 4                            /* floats behind each row of sums in shared memory */
+#define ESMM_DECODE_SHARED 98304                     /* most dynamic shared memory */
 
 typedef struct esmm_decode_params {
   esmm_gate gate;
   esmm_device_matrix a;
   uint64_t b;          /* rows [k][n padded], or strips [n padded / 32][k_padded][32] of fp32 */
-  int64_t b_slice;     /* bytes from the columns of a tile to those of the next */
+  int64_t b_slice;     /* bytes from the columns of a warp to those of the next */
   uint32_t b_row;      /* bytes from a k to the next */
-  int32_t range;       /* k's of a block, */
-  int32_t share;       /* of a warp, */
-  int32_t chunk;       /* and of A in its shared memory at once: multiples of 8 */
+  int32_t group_shift; /* 1 << it warps lie side by side in a block; the others share these columns' k's */
+  int32_t range;       /* k's of a block */
+  int32_t chunk;       /* k's of A in shared memory at once */
   int32_t vector;      /* lines of A along k are aligned to 16 bytes */
-  int32_t warp_shared; /* bytes of shared memory that a warp has, a multiple of 256 */
+  int32_t inbox;       /* where in shared memory the sums of the cluster's blocks arrive */
   uint64_t report;     /* esmm_choice_device, or 0 */
   esmm_epilogue_params epilogue;
 } esmm_decode_params;
