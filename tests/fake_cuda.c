@@ -336,14 +336,14 @@ static int clusters_fit(const CUlaunchConfig *config)
 
 CALL("cuLaunchKernelEx", cuLaunchKernelEx,
      (const CUlaunchConfig *config, CUfunction function, void **params, void **extra), count_current, {
-       (void)function;
-       (void)params;
        (void)extra;
        fake_cuda.launches++;
        if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0 || config->gridDimY > 65535 ||
            config->gridDimZ > 65535 || config->blockDimX == 0 || config->blockDimX > 1024 ||
            config->sharedMemBytes > 227 << 10 || !clusters_fit(config))
          result = mistake("cuLaunchKernelEx", "a grid or block that no GPU takes", CUDA_ERROR_INVALID_VALUE);
+       else if (fake_cuda.kernel)
+         fake_cuda.kernel(function->name, params[0]);
      })
 
 CALL("cuMemAlloc", cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), count_current, {

@@ -1,6 +1,7 @@
 /*
  * fake_cuda.h: the knobs and counters of fake_cuda.c, a CUDA driver whose device memory is the host's and whose kernels
- * do nothing, and a cuBLAS of the same kind. A test opens libcuda.so.1 and takes the variable `fake_cuda` from it.
+ * do nothing unless a test says what, and a cuBLAS of the same kind. A test opens libcuda.so.1 and takes the variable
+ * `fake_cuda` from it.
  */
 #ifndef ESMM_TEST_FAKE_CUDA_H
 #define ESMM_TEST_FAKE_CUDA_H
@@ -26,6 +27,9 @@ typedef struct fake_cuda_state {
   const void *captured; /* the stream that is being captured; NULL: none */
   int blocking;         /* it is one that the default stream waits for */
   int running;          /* work of a graph is under way, until the device is synchronized: memory must not be freed */
+
+  /* NULL, or what a launched kernel does: it gets its name and its one parameter. It must not call the driver. */
+  void (*kernel)(const char *name, const void *params);
 
   /* What is there now */
   int64_t blocks, bytes, events, modules, retained, handles;

@@ -91,6 +91,7 @@ static inline void reset(void)
   fake->fail_call = fake->failed = NULL;
   fake->result = fake->sticky = 0;
   fake->captured = NULL;
+  fake->kernel = NULL;
   fake->blocking = fake->running = 0;
   fake->mistakes = 0;
 }

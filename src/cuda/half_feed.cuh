@@ -32,29 +32,32 @@ static __device__ __forceinline__ void gathered(uint32_t b)
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
 }
 
-static __device__ __forceinline__ void load_box(void *to, const void *map, int x, int y, uint64_t *b, bool to_both)
-{
-  if (to_both)
-    sm90_tma_load_multicast(to, map, x, y, b, BOTH);
-  else
-    sm90_tma_load(to, map, x, y, b);
-}
-
 /* ---- dense ---- */
 
+/* 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. */
 template <int COLS>
-static __device__ __forceinline__ void load_dense(const esmm_half_params &p, char *a, uint64_t *full, int row, int col,
-                                                  int k, int rank, int share)
+static __device__ __forceinline__ void load_dense(const esmm_half_params &p, char *to, uint64_t *full, int row, int col,
+                                                  int k, int rank, bool share_b)
 {
-  char *b = a + half_stage<COLS>::A;
-  const bool share_a = share == ESMM_HALF_SHARE_A, share_b = share == ESMM_HALF_SHARE_B;
+  enum { PANELS = COLS / 64 };
+  char *b = to + half_stage<COLS>::A;
+  const int below = p.a_by_k ? 64 : 0, further = p.a_by_k ? 0 : 64; /* the next 64 rows of A, in its map */
+  const int x = p.a_by_k ? row : k, y = p.a_by_k ? k : row;
   sm90_barrier_expect(full, half_stage<COLS>::BYTES);
-  const int first_a = share_a ? rank : 0, count_a = share_a ? 1 : 2;
-  for (int i = first_a; i < first_a + count_a; i++)
-    load_box(a + i * PANEL, &p.map_a, p.a_by_k ? row + i * 64 : k, p.a_by_k ? k : row + i * 64, full, share_a);
-  const int panels = COLS / 64, first_b = share_b ? panels / 2 * rank : 0, count_b = share_b ? panels / 2 : panels;
-  for (int i = first_b; i < first_b + count_b; i++)
-    load_box(b + i * PANEL, &p.map_b, col + i * 64, k, full, share_b);
+  if (share_b) {
+    sm90_tma_load(to, &p.map_a, x, y, full);
+    sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
+#pragma unroll
+    for (int i = 0; i < PANELS / 2; i++) {
+      const int panel = rank * (PANELS / 2) + i;
+      sm90_tma_load_multicast(b + panel * PANEL, &p.map_b, col + panel * 64, k, full, BOTH);
+    }
+  } else {
+    sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
+#pragma unroll
+    for (int i = 0; i < PANELS; i++)
+      sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
+  }
 }
 
 /*
@@ -67,6 +70,7 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   typedef half_stage<COLS> stage;
   const half_work work = work_of(p, ESMM_HALF_DENSE);
   const int steps = ceil_div(p.k, ESMM_HALF_K);
+  const bool share_b = work.u.share == ESMM_HALF_SHARE_B;
   int slot = 0, until_known = p.choose ? STAGES_UNKNOWN : -1;
   uint32_t phase = 1;
   if (p.choose && work.first >= work.count) {
@@ -93,7 +97,7 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
       }
       sh->stage[slot] = (s < to ? 4 : 0) | (s + 1 >= to ? STAGE_LAST : 0);
       load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
-                       work.rank, work.u.share);
+                       work.rank, share_b);
       if (++slot == stage::COUNT) {
         slot = 0;
         phase ^= 1;

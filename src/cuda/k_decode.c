@@ -197,7 +197,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
   .backend = ESMM_CUDA, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .sm = 80, .can_run = can_run_##id, \
   .terms = terms, .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},    \
-  .cost = {2.45e-13, 1e-13, 1e-12, 3e-7, 0.0, 7.5e-6}, .workspace = workspace, .run = run
+  .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .workspace = workspace, .run = run
 
 ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16)};
 

@@ -97,9 +97,9 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   {                                                                                                                 \
     "steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", "loads of elements", "writing of c", "launches" \
   }
-#define COST                                     \
-  {                                              \
-    5.6e-7, 3.1e-7, 1.15e-7, 4.3e-9, 1e-12, 8e-6 \
+#define COST                                    \
+  {                                             \
+    6.3e-7, 3.8e-7, 2.2e-7, 4.3e-9, 1e-12, 8e-6 \
   }
 
 ESMM_KERNEL(dense_bf16_mma) = {

@@ -109,7 +109,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   }
 #define COST                                   \
   {                                            \
-    3.3e-7, 3e-13, 3e-13, 1e-10, 1e-12, 1.2e-5 \
+    4.7e-7, 3e-13, 3e-13, 1e-10, 1e-12, 2.5e-5 \
   }
 
 ESMM_KERNEL(joint_bf16_mma) = {

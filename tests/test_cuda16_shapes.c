@@ -1,0 +1,325 @@
+/*
+ * test_cuda16_shapes.c: operands of 16 bits on a GPU, in shapes that no tile fits and lines that no copy engine takes,
+ * with zeros in both. Sums of small integers are exact, so C is compared byte by byte, with what lies between its lines
+ * and around it.
+ */
+#include "gpu16.h"
+
+#include <stdlib.h>
+
+/* ---- ragged shapes: sums of small integers, which are exact ---- */
+
+enum { TALL = 128, ROOM = 8 << 20 }; /* rows of a strip and columns of a tile; bytes of the largest matrix here */
+
+/* Values, and their sums, of one shape. */
+typedef struct shape {
+  int64_t m, n, k;
+  int8_t *a, *b;
+  int32_t *sum;
+} shape;
+
+typedef enum zeros {
+  NO_ZEROS,
+  ZEROS_OF_A,    /* some strips of A are empty, some full */
+  ZEROS_OF_BOTH, /* half the k's of a strip of A, and of a tile of B */
+  ZERO_KINDS
+} zeros;
+
+static double strip_density(zeros kind, int64_t strip)
+{
+  static const double of_a[] = {0.3, 0, 1};
+  return kind == NO_ZEROS ? 1 : kind == ZEROS_OF_A ? of_a[strip % 3] : 0.5;
+}
+
+/* Is k alive in that strip? The same for all its lines. */
+static bool alive(uint64_t seed, int64_t strip, int64_t k, double density)
+{
+  th_rng rng = {seed + (uint64_t)(strip * 100003 + k) * 0x9e3779b97f4a7c15u};
+  return th_unit(&rng) < density;
+}
+
+static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t seed)
+{
+  shape s = {m, n, k, calloc((size_t)(m * k), 1), calloc((size_t)(k * n), 1), calloc((size_t)(m * n), 4)};
+  assert_true(s.a && s.b && s.sum);
+  th_rng rng = {seed};
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t p = 0; p < k; p++)
+      if (alive(seed, i / TALL, p, strip_density(kind, i / TALL)))
+        s.a[i * k + p] = (int8_t)(th_below(&rng, 9) - 4);
+  for (int64_t p = 0; p < k; p++)
+    for (int64_t j = 0; j < n; j++)
+      if (kind != ZEROS_OF_BOTH || alive(seed + 1, j / TALL, p, 0.5))
+        s.b[p * n + j] = (int8_t)(th_below(&rng, 9) - 4);
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t p = 0; p < k; p++) {
+      const int32_t x = s.a[i * k + p];
+      for (int64_t j = 0; x && j < n; j++)
+        s.sum[i * n + j] += x * s.b[p * n + j];
+    }
+  return s;
+}
+
+static void end_shape(shape *s)
+{
+  free(s->a);
+  free(s->b);
+  free(s->sum);
+}
+
+/* How operands lie in memory. */
+typedef struct layout {
+  esmm_order a, b, c;
+  bool odd;   /* lines are not a multiple of 16 bytes apart, */
+  bool moved; /* and the first does not begin at one */
+  esmm_dtype dtype_c;
+  int epilogue;
+} layout;
+
+static th_device_arena device_a, device_c, device_bias;
+static unsigned char *room_a, *room_c, *room_want, *room_before;
+
+/* A matrix in a room, NaN in every byte. */
+static esmm_matrix lay_out(unsigned char *room, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order,
+                           const layout *l)
+{
+  const int64_t length = order == ESMM_ROW_MAJOR ? cols : rows;
+  esmm_matrix m = {.rows = rows, .cols = cols, .dtype = dtype, .order = order};
+  m.ld = l->odd ? length + 1 : (length + 7) / 8 * 8 + 8;
+  m.data = room + (l->moved ? esmm_dtype_size(dtype) : 0);
+  assert_true(th_matrix_bytes(&m) + 256 <= ROOM);
+  memset(m.data, 0xff, th_matrix_bytes(&m));
+  return m;
+}
+
+static esmm_matrix on_device(const esmm_matrix *host, th_device_arena *arena)
+{
+  esmm_matrix m = *host;
+  m.place = ESMM_DEVICE;
+  m.device = ordinal;
+  m.data = th_device_put(arena, host->data, th_matrix_bytes(host));
+  return m;
+}
+
+/* Small integers as bits; some zeros are negative. */
+static void encode(const int8_t *values, esmm_matrix *m)
+{
+  uint16_t code[9], *to = m->data;
+  for (int v = -4; v <= 4; v++)
+    th_encode(code, m->dtype, v + 4, v);
+  for (int64_t i = 0; i < m->rows; i++)
+    for (int64_t j = 0; j < m->cols; j++) {
+      const int v = values[i * m->cols + j];
+      to[th_index(m, i, j)] = v == 0 && (i + j) % 3 == 0 ? 0x8000 : code[v + 4];
+    }
+}
+
+typedef struct epilogue {
+  float alpha, beta;
+  bool bias;
+  esmm_activation activation;
+} epilogue;
+
+static const epilogue EPILOGUES[] = {{1, 0, false, ESMM_ACT_NONE},
+                                     {0.5f, 2, false, ESMM_ACT_NONE},
+                                     {1, 0, true, ESMM_ACT_RELU},
+                                     {-1, 1, true, ESMM_ACT_RELU}};
+
+static float bias_at(int64_t j)
+{
+  return (float)(j % 7 - 3);
+}
+
+/* C before the product, and after it. */
+static void expected(const shape *s, const epilogue *e, esmm_matrix *before, esmm_matrix *want)
+{
+  for (int64_t i = 0; e->beta != 0 && i < s->m; i++) /* else C stays NaN, and must not be read */
+    for (int64_t j = 0; j < s->n; j++)
+      th_set(before, i, j, (double)((i + 3 * j) % 9 - 4));
+  memcpy(want->data, before->data, th_matrix_bytes(before));
+  for (int64_t i = 0; i < s->m; i++)
+    for (int64_t j = 0; j < s->n; j++) {
+      double x = (double)e->alpha * s->sum[i * s->n + j];
+      if (e->beta != 0)
+        x += (double)e->beta * (double)((i + 3 * j) % 9 - 4);
+      if (e->bias)
+        x += (double)bias_at(j);
+      th_set(want, i, j, e->activation == ESMM_ACT_RELU && !(x > 0) ? 0 : x);
+    }
+}
+
+/* got and want differ in a byte: that is right only for zeros of either sign. */
+static void find_difference(esmm_matrix *got, const esmm_matrix *want, const char *what)
+{
+  for (int64_t i = 0; i < got->rows; i++)
+    for (int64_t j = 0; j < got->cols; j++) {
+      const double x = th_get(got, i, j), y = th_get(want, i, j);
+      if (!(x == y))
+        fail_msg("%s: C[%d,%d] is %.9g, not %.9g", what, (int)i, (int)j, x, y);
+      th_set(got, i, j, y);
+    }
+  if (memcmp(got->data, want->data, th_matrix_bytes(got)) != 0)
+    fail_msg("%s: what lies between the lines of C was written", what);
+}
+
+static void check_ragged(const shape *s, const layout *l, esmm_dtype dtype, const esmm_weights *w, kernels *all)
+{
+  const epilogue *e = &EPILOGUES[l->epilogue];
+  esmm_matrix a = lay_out(room_a, s->m, s->k, dtype, l->a, l), c = lay_out(room_c, s->m, s->n, l->dtype_c, l->c, l);
+  esmm_matrix before = lay_out(room_before, s->m, s->n, l->dtype_c, l->c, l), want = before;
+  want.data = room_want;
+  encode(s->a, &a);
+  expected(s, e, &before, &want);
+  const esmm_matrix da = on_device(&a, &device_a);
+  for (int i = 0; i < all->count; i++) {
+    char what[240];
+    (void)snprintf(what, sizeof what,
+                   "%s, %d x %d x %d, A of order %d, C of order %d and %s, odd %d, moved %d, epilogue %d", all->name[i],
+                   (int)s->m, (int)s->k, (int)s->n, (int)l->a, (int)l->c, esmm_dtype_str(l->dtype_c), l->odd, l->moved,
+                   l->epilogue);
+    const esmm_matmul_opts opts = {.size = sizeof opts,
+                                   .force = all->force[i],
+                                   .alpha = e->alpha == 1 ? NULL : &e->alpha,
+                                   .beta = e->beta == 0 ? NULL : &e->beta,
+                                   .bias = e->bias ? (const float *)((char *)device_bias.base + device_bias.at) : NULL,
+                                   .activation = e->activation};
+    esmm_matrix dc = on_device(&before, &device_c);
+    const esmm_status status = esmm_matmul(gpu, &da, w, &dc, &opts, NULL);
+    if (status == ESMM_ERR_UNSUPPORTED && all->force[i])
+      continue;
+    if (status != ESMM_OK)
+      fail_msg("%s: %s: %s", what, esmm_status_str(status), esmm_ctx_error(gpu));
+    all->ran[i]++;
+    if (!th_device_get(&device_c, c.data))
+      fail_msg("%s: memory around C was written", what);
+    if (memcmp(c.data, want.data, th_matrix_bytes(&c)) != 0)
+      find_difference(&c, &want, what);
+  }
+}
+
+/* A shape in `layouts` of 32 layouts; epilogues and B's order take turns. */
+static void check_shape(const shape *s, int layouts, uint64_t turn, kernels all[2])
+{
+  for (int d = 0; d < 2; d++) {
+    const esmm_order order_b = turn % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    esmm_matrix b = lay_out(room_a, s->k, s->n, DTYPES[d], order_b, &(layout){.odd = turn % 3 == 0});
+    esmm_weights *w = NULL;
+    encode(s->b, &b);
+    expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
+    for (int i = 0; i < layouts; i++) {
+      const int bits = (int)((turn + (uint64_t)i * 13) % 32); /* each once */
+      const layout l = {.a = bits & 1 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
+                        .odd = bits & 2,
+                        .c = bits & 4 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
+                        .dtype_c = bits & 8 ? ESMM_F32 : DTYPES[d],
+                        .moved = bits & 16,
+                        .epilogue = (int)((turn + (uint64_t)i + (uint64_t)i / 4) % (uint64_t)COUNT(EPILOGUES))};
+      check_ragged(s, &l, DTYPES[d], w, &all[d]);
+    }
+    esmm_weights_free(w);
+  }
+}
+
+static void *room(void)
+{
+  void *p = aligned_alloc(256, ROOM);
+  assert_non_null(p);
+  return p;
+}
+
+static void open_rooms(void)
+{
+  float bias[2048];
+  for (int64_t j = 0; j < 2048; j++)
+    bias[j] = bias_at(j);
+  room_a = room();
+  room_c = room();
+  room_want = room();
+  room_before = room();
+  th_device_arena_create(&device_a, gpu, ROOM);
+  th_device_arena_create(&device_c, gpu, ROOM);
+  th_device_arena_create(&device_bias, gpu, sizeof bias);
+  (void)th_device_put(&device_bias, bias, sizeof bias);
+}
+
+static void close_rooms(void)
+{
+  th_device_arena_free(&device_a);
+  th_device_arena_free(&device_c);
+  th_device_arena_free(&device_bias);
+  free(room_a);
+  free(room_c);
+  free(room_want);
+  free(room_before);
+}
+
+static const int64_t RAGGED_N[] = {8, 129, 255, 257, 513}, RAGGED_K[] = {8, 63, 65, 1000};
+
+static void check_heights(const int64_t *heights, int count, kernels all[2])
+{
+  uint64_t turn = 0;
+  open_rooms();
+  for (int i = 0; i < count; i++)
+    for (int j = 0; j < COUNT(RAGGED_N); j++)
+      for (int p = 0; p < COUNT(RAGGED_K); p++, turn++) {
+        shape s = make_shape(heights[i], RAGGED_N[j], RAGGED_K[p], (zeros)(turn % ZERO_KINDS), 100 + turn);
+        check_shape(&s, 16, turn, all);
+        end_shape(&s);
+      }
+  close_rooms();
+}
+
+static void ragged_shapes(void **state)
+{
+  (void)state;
+  static const int64_t heights[] = {17, 127, 128, 129, 257};
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  check_heights(heights, COUNT(heights), all);
+  for (int d = 0; d < 2; d++)
+    for (int i = 0; i < all[d].count; i++)
+      if ((all[d].ran[i] == 0) != is_decode(all[d].name[i]))
+        fail_msg("%s ran %d of these products", all[d].name[i], (int)all[d].ran[i]);
+}
+
+static void ragged_shapes_of_few_rows(void **state)
+{
+  (void)state;
+  static const int64_t heights[] = {1, 2, 7, 8, 9, 16};
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  check_heights(heights, COUNT(heights), all);
+  expect_all_ran(&all[0]);
+  expect_all_ran(&all[1]);
+}
+
+/* Tiles of B that lack half the k's, strips of A that do: kernels that skip look at both. */
+static void zeros_of_both_operands(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][3] = {{401, 1064, 1000}, {1030, 640, 2072}, {16, 1500, 1032}};
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  open_rooms();
+  for (int i = 0; i < COUNT(sizes); i++)
+    for (int kind = ZEROS_OF_A; kind < ZERO_KINDS; kind++) {
+      shape s = make_shape(sizes[i][0], sizes[i][1], sizes[i][2], (zeros)kind, 900 + (uint64_t)i);
+      check_shape(&s, 4, (uint64_t)(i * 5 + kind), all);
+      end_shape(&s);
+    }
+  close_rooms();
+  expect_all_ran(&all[0]);
+  expect_all_ran(&all[1]);
+}
+
+int main(void)
+{
+  int status = 0;
+  if (!use_gpu("cuda16 shapes", &status))
+    return status;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ragged_shapes),
+      cmocka_unit_test(ragged_shapes_of_few_rows),
+      cmocka_unit_test(zeros_of_both_operands),
+  };
+  status = cmocka_run_group_tests_name("cuda16 shapes", tests, open_gpu, close_gpu);
+  esmm_ctx_free(gpu);
+  return status;
+}

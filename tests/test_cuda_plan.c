@@ -1,0 +1,261 @@
+/*
+ * test_cuda_plan.c: what the plan of a GPU launches where the density of A decides, and what it then says of it, on the
+ * driver of fake_cuda.c: no GPU is needed. Kernels do nothing there but what a test lets them: here they note how they
+ * were launched, and report what A's densities are and what the device has chosen.
+ */
+#include "cuda/cuda.h"
+#include "fake_gpu.h"
+
+#include <math.h>
+
+enum { SIZE = 4096, MOST = 16 }; /* so large that skipping can pay for asking; launches of a call */
+
+static struct {
+  int count;
+  char name[MOST][64];
+  esmm_half_params half; /* of the last launch of that kernel */
+  esmm_gate gate[MOST];  /* of kernels of 16-bit operands */
+  esmm_choice_device says;
+} seen;
+
+static bool is_half(const char *name)
+{
+  return strncmp(name, "esmm_half_", 10) == 0;
+}
+
+/* Stands in for every kernel. Device memory is the host's. */
+static void note_launch(const char *name, const void *params)
+{
+  assert_true(seen.count < MOST);
+  (void)snprintf(seen.name[seen.count], sizeof seen.name[0], "%s", name);
+  if (is_half(name)) {
+    memcpy(&seen.half, params, sizeof seen.half);
+    seen.gate[seen.count] = seen.half.gate;
+    if (seen.half.report)
+      memcpy(esmm_cuda_pointer(seen.half.report), &seen.says, sizeof seen.says);
+  } else if (strcmp(name, "esmm_sample") == 0) {
+    esmm_sample_params sample;
+    memcpy(&sample, params, sizeof sample);
+    memcpy(esmm_cuda_pointer(sample.out), &seen.says, sizeof seen.says);
+  } else if (strncmp(name, "esmm_joint_", 11) == 0 || strncmp(name, "esmm_dense_", 11) == 0) {
+    memcpy(&seen.gate[seen.count], params, sizeof seen.gate[0]); /* their parameters begin with it */
+  }
+  seen.count++;
+}
+
+static int count_of(const char *start)
+{
+  int count = 0;
+  for (int i = 0; i < seen.count; i++)
+    count += strncmp(seen.name[i], start, strlen(start)) == 0;
+  return count;
+}
+
+/* A square product of one dtype whose B has no zeros. */
+typedef struct square {
+  meter m;
+  esmm_ctx *ctx;
+  esmm_weights *w;
+  esmm_matrix a, b, c;
+  const char *dense, *joint; /* the pair */
+} square;
+
+static void square_start(square *s, esmm_dtype dtype)
+{
+  const bool bf16 = dtype == ESMM_BF16;
+  *s = (square){.dense = bf16 ? "dense_bf16_sm90a" : "dense_f16_sm90a",
+                .joint = bf16 ? "joint_bf16_sm90a" : "joint_f16_sm90a"};
+  s->ctx = must_create(&s->m);
+  esmm_matrix shape = {.rows = SIZE, .cols = SIZE, .dtype = dtype};
+  assert_int_equal(place(s->ctx, &shape, &s->a), ESMM_OK);
+  assert_int_equal(place(s->ctx, &shape, &s->b), ESMM_OK);
+  assert_int_equal(place(s->ctx, &shape, &s->c), ESMM_OK);
+  const esmm_prepare_opts opts = {.size = sizeof opts, .strict = 1}; /* every bit of B's is set, without a kernel */
+  assert_int_equal(esmm_prepare(s->ctx, &s->b, &opts, &s->w), ESMM_OK);
+  fake->kernel = note_launch;
+}
+
+static void square_stop(square *s)
+{
+  fake->kernel = NULL;
+  esmm_weights_free(s->w);
+  esmm_memory_free(s->ctx, s->a.data);
+  esmm_memory_free(s->ctx, s->b.data);
+  esmm_memory_free(s->ctx, s->c.data);
+  esmm_ctx_free(s->ctx);
+  assert_int_equal(s->m.live, 0);
+  check_balance("a square product");
+}
+
+static void square_run(square *s, esmm_stats *stats)
+{
+  seen.count = 0;
+  if (stats)
+    *stats = (esmm_stats){.size = sizeof *stats};
+  if (esmm_matmul(s->ctx, &s->a, s->w, &s->c, NULL, stats) != ESMM_OK)
+    fail_msg("%s", esmm_ctx_error(s->ctx));
+}
+
+/* The plan's estimate for a kernel at the densities that the device says. */
+static double seconds_of(square *s, const char *kernel)
+{
+  esmm_verdict verdicts[ESMM_MAX_KERNELS] = {{.size = sizeof verdicts[0]}};
+  int count = ESMM_MAX_KERNELS;
+  seen.count = 0;
+  assert_int_equal(esmm_explain(s->ctx, &s->a, s->w, &s->c, NULL, verdicts, &count), ESMM_OK);
+  for (int i = 0; i < count; i++)
+    if (strcmp(verdicts[i].kernel, kernel) == 0 && verdicts[i].can_run)
+      return verdicts[i].seconds;
+  fail_msg("%s is not among the verdicts", kernel);
+  return 0;
+}
+
+static void expect_near(const char *what, double got, double want)
+{
+  if (!(fabs(got - want) <= 1e-6 * fabs(want)))
+    fail_msg("%s is %.9g, not %.9g", what, got, want);
+}
+
+/* The line that the kernel was given is the plan's own. */
+static void check_line(square *s)
+{
+  const esmm_half_params p = seen.half;
+  seen.says = (esmm_choice_device){0};
+  expect_near("the dense kernel's cost", (double)p.dense, seconds_of(s, s->dense));
+  expect_near("the base", (double)p.base, seconds_of(s, s->joint));
+  seen.says = (esmm_choice_device){.strip = 0.5f, .joint = 0.25f};
+  expect_near("the line", (double)p.base + 0.5 * (double)p.per_strip + 0.25 * (double)p.per_joint,
+              seconds_of(s, s->joint));
+  if (!(p.base < p.dense && p.base + p.per_strip + p.per_joint > p.dense))
+    fail_msg("A decides nothing: dense %g, base %g, per strip %g, per joint %g", (double)p.dense, (double)p.base,
+             (double)p.per_strip, (double)p.per_joint);
+}
+
+/* One launch without a gate, which chooses; statistics name what it says that it chose. */
+static void check_pair(square *s, int mode)
+{
+  const char *const function = strstr(s->joint, "bf16") ? "esmm_half_bf16" : "esmm_half_f16";
+  seen.says = (esmm_choice_device){0};
+  square_run(s, NULL);
+  if (seen.count != 1 || strcmp(seen.name[0], function) != 0)
+    fail_msg("%d launches, the first is %s, not %s alone", seen.count, seen.name[0], function);
+  assert_int_equal(seen.half.gate.address, 0);
+  assert_int_equal(seen.half.choose, 1);
+  assert_int_equal(seen.half.mode, mode);
+  assert_true(seen.half.m == SIZE && seen.half.n == SIZE && seen.half.k == SIZE);
+  assert_true(seen.half.packed && seen.half.lists && seen.half.counts && seen.half.a_bits && seen.half.meeting);
+  assert_true(seen.half.a == esmm_cuda_address(&s->a) && seen.half.b == s->w->cuda->rows);
+  check_line(s);
+  for (uint32_t chosen = 0; chosen < 2; chosen++) {
+    const char *ran = chosen ? s->joint : s->dense, *other = chosen ? s->dense : s->joint;
+    const float strip = chosen ? 0.125f : 0.75f;
+    esmm_stats stats;
+    seen.says = (esmm_choice_device){.chosen = chosen, .element = 0.0625f, .strip = strip, .joint = strip};
+    square_run(s, &stats);
+    assert_int_equal(count_of("esmm_half_"), 1);
+    assert_int_equal(seen.half.choose, 1);
+    assert_int_equal(seen.half.gate.address, 0);
+    assert_int_equal(count_of("esmm_dense_") + count_of("esmm_joint_"), 0);
+    assert_string_equal(stats.kernel, ran);
+    if (!strstr(stats.reason, "cheapest of ") || !strstr(stats.reason, other))
+      fail_msg("%s ran, the reason is '%s'", ran, stats.reason);
+    assert_int_equal(stats.strip_rows, chosen ? ESMM_TILE : 0);
+    assert_int_equal(stats.strip_cols, ESMM_TILE);
+    assert_true(stats.density_a == 0.0625);
+    if (!chosen)
+      assert_true(stats.joint_density == 1 && stats.strip_density_a == 0.75);
+    assert_true(stats.seconds_total > 0 && stats.seconds_multiply > 0);
+  }
+}
+
+static void pair_is_one_launch(void **state)
+{
+  (void)state;
+  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++)
+    for (int cublas = 0; cublas < 2; cublas++) { /* which cannot wait for the device's choice */
+      square s;
+      reset();
+      fake->cublas = cublas ? 0 : NO_CUBLAS;
+      square_start(&s, (esmm_dtype)dtype);
+      check_pair(&s, ESMM_HALF_SKIP_A);
+      s.w->full = false; /* as if B's tiles had half their bits */
+      s.w->cuda->tile_density = 0.5;
+      check_pair(&s, ESMM_HALF_SKIP_AB);
+      square_stop(&s);
+    }
+}
+
+/* What the kernel says of its extraction is taken out of its time. */
+static void pair_tells_its_extraction(void **state)
+{
+  (void)state;
+  square s;
+  esmm_stats without, with;
+  square_start(&s, ESMM_BF16);
+  seen.says = (esmm_choice_device){.chosen = 1, .strip = 0.125f, .joint = 0.125f};
+  square_run(&s, &without);
+  seen.says.extract_ns = 20000;
+  square_run(&s, &with);
+  expect_near("seconds_extract", with.seconds_extract, without.seconds_extract + 2e-5);
+  expect_near("seconds_multiply", with.seconds_multiply, without.seconds_multiply - 2e-5);
+  square_stop(&s);
+}
+
+/* Forced, the same kernels do not choose. */
+static void forced_kernels_do_not_choose(void **state)
+{
+  (void)state;
+  square s;
+  square_start(&s, ESMM_F16);
+  for (int i = 0; i < 2; i++) {
+    const esmm_matmul_opts opts = {.size = sizeof opts, .force = i ? s.joint : s.dense};
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
+    assert_int_equal(seen.count, 1);
+    assert_string_equal(seen.name[0], "esmm_half_f16");
+    assert_int_equal(seen.half.choose, 0);
+    assert_int_equal(seen.half.gate.address, 0);
+    assert_int_equal(seen.half.mode, i ? ESMM_HALF_SKIP_A : ESMM_HALF_DENSE);
+  }
+  square_stop(&s);
+}
+
+/* A GPU without such a pair: a sample, then both kernels, each behind its gate. */
+static void others_have_gates(void **state)
+{
+  (void)state;
+  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++) {
+    square s;
+    reset();
+    fake->sm = 80;
+    square_start(&s, (esmm_dtype)dtype);
+    square_run(&s, NULL);
+    assert_string_equal(seen.name[0], "esmm_sample");
+    assert_int_equal(count_of("esmm_half_"), 0);
+    assert_true(count_of("esmm_joint_") >= 1 && count_of("esmm_dense_") == 1);
+    for (int i = 1; i < seen.count; i++) {
+      assert_true(seen.gate[i].address != 0 && seen.gate[i].address == seen.gate[1].address);
+      assert_int_equal(seen.gate[i].is, strncmp(seen.name[i], "esmm_joint_", 11) == 0);
+    }
+    square_stop(&s);
+  }
+}
+
+static void no_kernels(void **state)
+{
+  (void)state;
+  print_message("# this build has no GPU kernels\n");
+  skip();
+}
+
+int main(int argc, char **argv)
+{
+  (void)argc;
+  (void)use_fake(argv);
+  const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
+  const struct CMUnitTest with[] = {TEST(pair_is_one_launch), TEST(pair_tells_its_extraction),
+                                    TEST(forced_kernels_do_not_choose), TEST(others_have_gates)};
+  if (!has_kernels())
+    return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
+  return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);
+}
