@@ -14,8 +14,8 @@
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
-# where OUT says so), ACTIVATIONS (the first of bench/activations, shared/activations and ../shared/activations that is
-# there): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x 3072, or the same with .gz.
+# where OUT says so), ACTIVATIONS (bench/activations): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x
+# 3072, or the same with .gz.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
@@ -214,9 +214,7 @@ suite_decode16() {
 }
 
 suite_real16() {
-  for place in ${ACTIVATIONS:+"$ACTIVATIONS"} bench/activations shared/activations ../shared/activations; do
-    [ ! -d "$place" ] || break
-  done
+  place=${ACTIVATIONS:-bench/activations}
   if [ ! -d "$place" ]; then
     [ -z "${ACTIVATIONS:-}" ] || die "ACTIVATIONS: there is no directory $ACTIVATIONS"
     echo 'real16     left out: no activations (ACTIVATIONS names the directory with relu2_layer1.npy.gz)'

@@ -322,7 +322,8 @@ typedef struct esmm_stats {
   size_t staged_bytes; /* copied between host and GPU by this call, because an operand lies in host memory */
 } esmm_stats;
 
-/* C must not overlap A. A stats pointer that is not NULL needs its size field set. */
+/* C must not overlap A, and nobody may write to A while the call works on it: on a GPU that could make it wait for
+   ever. A stats pointer that is not NULL needs its size field set. */
 ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                  const esmm_matmul_opts *opts, esmm_stats *stats);
 

@@ -4,6 +4,7 @@
  *
  * Operands lie in device memory, and are moved by the driver's own copies.
  */
+#include "cuda/cuda.h"
 #include "gpu16.h"
 
 #include <math.h>
@@ -455,6 +456,7 @@ static void run_beside(decided *x, const char *what)
 {
   enum { CALLS = 4 * FILLING_COUNT };
   esmm_ctx *both[2] = {gpu, th_ctx_on(device_name, 1)};
+  memcpy(both[1]->cost, gpu->cost, sizeof gpu->cost);
   void *streams[2] = {new_stream(), new_stream()};
   esmm_matrix c[CALLS], shape = x->p.c;
   shape.data = NULL;
@@ -511,45 +513,97 @@ static void run_as_graph(decided *x, const char *what)
   assert_int_equal(calls.stream_destroy(stream), 0);
 }
 
-static bool kernel_skips(const char *name)
+/* ---- costs that leave the choice to A ---- */
+
+static int index_of(const char *kernel)
 {
-  return strncmp(name, "joint", 5) == 0 || is_decode(name);
+  int i = 0;
+  while (i < esmm_registry_count() && strcmp(esmm_registry_at(i)->name, kernel) != 0)
+    i++;
+  return i < esmm_registry_count() ? i : -1;
 }
 
+/*
+ * Gives the plan's context costs by which joint_*_sm90a and its partner are level where half of A's strips are alive,
+ * and far cheaper than all others: then it is always the device that chooses between those two. False: this GPU has no
+ * such pair.
+ */
+static bool let_a_decide(const product *p, const char **dense, const char **joint)
+{
+  const bool bf16 = p->a.dtype == ESMM_BF16;
+  *dense = bf16 ? "dense_bf16_sm90a" : "dense_f16_sm90a";
+  *joint = bf16 ? "joint_bf16_sm90a" : "joint_f16_sm90a";
+  const int of_dense = index_of(*dense), of_joint = index_of(*joint);
+  if (of_joint < 0 || !esmm_kernel_available(gpu, esmm_registry_at(of_joint), NULL, 0))
+    return false;
+  esmm_problem problem = {
+      .m = p->c.rows, .n = p->c.cols, .k = p->a.cols, .a = p->da, .c = p->dc, .w = p->w, .alpha = 1};
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++) {
+    problem.sample.strip[i] = 0.5;
+    problem.sample.joint[i] = 0.5 * p->w->cuda->tile_density;
+  }
+  for (int kernel = 0; kernel < esmm_registry_count(); kernel++)
+    for (int i = 0; i < ESMM_COST_TERMS; i++) /* so slow that asking costs nothing */
+      gpu->cost[kernel][i] *= kernel == of_joint ? 1e3 : kernel == of_dense ? 0 : 1e7;
+  gpu->cost[of_joint][ESMM_COST_TERMS - 1] = 0; /* what skipping costs in any case */
+  int64_t strip_rows;
+  gpu->cost[of_dense][ESMM_COST_TERMS - 1] = esmm_plan_seconds(gpu, &problem, of_joint, NULL, &strip_rows);
+  return true;
+}
+
+static void decide_all(decided *x, const char *what)
+{
+  for (int i = 0; i < FILLING_COUNT; i++) {
+    char of_a[200];
+    (void)snprintf(of_a, sizeof of_a, "%s, A %s", what, FILLING_NAMES[i]);
+    decide(x, i, of_a);
+  }
+  run_beside(x, what);
+  run_as_graph(x, what);
+}
+
+static void forget(decided *x)
+{
+  for (int i = 0; i < FILLING_COUNT; i++) {
+    free(x->want[i]);
+    x->want[i] = NULL;
+  }
+}
+
+/* As the plan has it, and where it cannot know. */
 static void check_choices(const int64_t *size, esmm_dtype dtype, double density_b)
 {
   decided x = {.p = make_product(size[0], size[1], size[2], dtype, density_b < 1 ? ESMM_F32 : dtype)};
-  char what[160];
-  x.a[0] = x.p.a;
-  x.da[0] = x.p.da;
-  fill(&x.p.b, ESMM_OPERAND_B, 21, &(filling){.density = density_b});
-  send(&x.p);
-  for (int i = 0; i < FILLING_COUNT; i++) {
-    if (i > 0) {
-      x.a[i] = host_matrix(size[0], size[2], dtype);
-      x.da[i] = to_device(&x.a[i]);
-    }
-    fill(&x.a[i], ESMM_OPERAND_A, 22 + (uint64_t)i, &FILLINGS[i]);
-    (void)snprintf(what, sizeof what, "%s %d x %d x %d, B %g, A %s", esmm_dtype_str(dtype), (int)size[0], (int)size[2],
-                   (int)size[1], density_b, FILLING_NAMES[i]);
-    decide(&x, i, what);
-  }
+  const product mine = x.p;
+  char what[120];
   (void)snprintf(what, sizeof what, "%s %d x %d x %d, B %g", esmm_dtype_str(dtype), (int)size[0], (int)size[2],
                  (int)size[1], density_b);
-  /* Where the product is large there is no doubt. */
-  if (size[0] >= 4096 && !(kernel_skips(x.kernel[1]) && kernel_skips(x.kernel[2])))
-    fail_msg("%s: %s ran on strips of 10 %%, %s on zeros", what, x.kernel[1], x.kernel[2]);
-  run_beside(&x, what);
-  run_as_graph(&x, what);
-  x.p.a = x.a[0];
-  x.p.da = x.da[0];
+  fill(&x.p.b, ESMM_OPERAND_B, 21, &(filling){.density = density_b});
   for (int i = 0; i < FILLING_COUNT; i++) {
-    free(x.want[i]);
-    if (i > 0) {
-      free(x.a[i].data);
-      esmm_memory_free(gpu, x.da[i].data);
-    }
+    x.a[i] = i > 0 ? host_matrix(size[0], size[2], dtype) : mine.a;
+    x.da[i] = i > 0 ? to_device(&x.a[i]) : mine.da;
+    fill(&x.a[i], ESMM_OPERAND_A, 22 + (uint64_t)i, &FILLINGS[i]);
   }
+  send(&x.p);
+  decide_all(&x, what);
+  forget(&x);
+  const char *dense, *joint;
+  double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS];
+  memcpy(cost, gpu->cost, sizeof cost);
+  if (let_a_decide(&x.p, &dense, &joint)) {
+    decide_all(&x, what);
+    if (strcmp(x.kernel[0], dense) != 0 || strcmp(x.kernel[1], joint) != 0 || strcmp(x.kernel[2], joint) != 0)
+      fail_msg("%s: %s ran without zeros, %s on strips of 10 %%, %s on zeros", what, x.kernel[0], x.kernel[1],
+               x.kernel[2]);
+    memcpy(gpu->cost, cost, sizeof cost);
+    forget(&x);
+  }
+  for (int i = 1; i < FILLING_COUNT; i++) {
+    free(x.a[i].data);
+    esmm_memory_free(gpu, x.da[i].data);
+  }
+  x.p.a = mine.a;
+  x.p.da = mine.da;
   end_product(&x.p);
 }
 

@@ -14,7 +14,7 @@ enum { TALL = 128, ROOM = 8 << 20 }; /* rows of a strip and columns of a tile; b
 /* Values, and their sums, of one shape. */
 typedef struct shape {
   int64_t m, n, k;
-  int8_t *a, *b;
+  int16_t *a, *b;
   int32_t *sum;
 } shape;
 
@@ -40,17 +40,22 @@ static bool alive(uint64_t seed, int64_t strip, int64_t k, double density)
 
 static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t seed)
 {
-  shape s = {m, n, k, calloc((size_t)(m * k), 1), calloc((size_t)(k * n), 1), calloc((size_t)(m * n), 4)};
+  shape s = {m,
+             n,
+             k,
+             calloc((size_t)(m * k), sizeof(int16_t)),
+             calloc((size_t)(k * n), sizeof(int16_t)),
+             calloc((size_t)(m * n), sizeof(int32_t))};
   assert_true(s.a && s.b && s.sum);
   th_rng rng = {seed};
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++)
       if (alive(seed, i / TALL, p, strip_density(kind, i / TALL)))
-        s.a[i * k + p] = (int8_t)(th_below(&rng, 9) - 4);
+        s.a[i * k + p] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t p = 0; p < k; p++)
     for (int64_t j = 0; j < n; j++)
       if (kind != ZEROS_OF_BOTH || alive(seed + 1, j / TALL, p, 0.5))
-        s.b[p * n + j] = (int8_t)(th_below(&rng, 9) - 4);
+        s.b[p * n + j] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++) {
       const int32_t x = s.a[i * k + p];
@@ -102,7 +107,7 @@ static esmm_matrix on_device(const esmm_matrix *host, th_device_arena *arena)
 }
 
 /* Small integers as bits; some zeros are negative. */
-static void encode(const int8_t *values, esmm_matrix *m)
+static void encode(const int16_t *values, esmm_matrix *m)
 {
   uint16_t code[9], *to = m->data;
   for (int v = -4; v <= 4; v++)

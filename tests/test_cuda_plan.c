@@ -138,7 +138,8 @@ static void check_pair(square *s, int mode)
   seen.says = (esmm_choice_device){0};
   square_run(s, NULL);
   if (seen.count != 1 || strcmp(seen.name[0], function) != 0)
-    fail_msg("%d launches, the first is %s, not %s alone", seen.count, seen.name[0], function);
+    fail_msg("%d launches, the first %s and the last %s: not %s alone", seen.count, seen.name[0],
+             seen.name[seen.count - 1], function);
   assert_int_equal(seen.half.gate.address, 0);
   assert_int_equal(seen.half.choose, 1);
   assert_int_equal(seen.half.mode, mode);
@@ -171,18 +172,44 @@ static void check_pair(square *s, int mode)
 static void pair_is_one_launch(void **state)
 {
   (void)state;
-  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++)
-    for (int cublas = 0; cublas < 2; cublas++) { /* which cannot wait for the device's choice */
-      square s;
-      reset();
-      fake->cublas = cublas ? 0 : NO_CUBLAS;
-      square_start(&s, (esmm_dtype)dtype);
-      check_pair(&s, ESMM_HALF_SKIP_A);
-      s.w->full = false; /* as if B's tiles had half their bits */
-      s.w->cuda->tile_density = 0.5;
-      check_pair(&s, ESMM_HALF_SKIP_AB);
-      square_stop(&s);
-    }
+  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++) {
+    square s;
+    reset();
+    square_start(&s, (esmm_dtype)dtype);
+    check_pair(&s, ESMM_HALF_SKIP_A);
+    s.w->full = false; /* as if B's strips and tiles had half their bits */
+    s.w->strip_density = s.w->cuda->tile_density = 0.5;
+    check_pair(&s, ESMM_HALF_SKIP_AB);
+    square_stop(&s);
+  }
+}
+
+/* Makes the plan believe that a kernel takes so long for this product. */
+static void set_seconds(square *s, const char *kernel, double seconds)
+{
+  const double now = seconds_of(s, kernel);
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (strcmp(esmm_registry_at(i)->name, kernel) == 0)
+      for (int term = 0; term < ESMM_COST_TERMS; term++)
+        s->ctx->cost[i][term] *= seconds / now;
+}
+
+/* cuBLAS cannot wait for the device's choice. Where it is no better than our own dense kernel by more than a trifle,
+   the pair runs; where it is, that alone. */
+static void pair_beside_cublas(void **state)
+{
+  (void)state;
+  fake->cublas = 0;
+  square s;
+  square_start(&s, ESMM_BF16);
+  set_seconds(&s, "cublas_bf16", 0.99 * seconds_of(&s, s.dense));
+  check_pair(&s, ESMM_HALF_SKIP_A);
+  const int64_t gemms = fake->gemms;
+  set_seconds(&s, "cublas_bf16", 0.9 * seconds_of(&s, s.dense));
+  square_run(&s, NULL);
+  assert_int_equal(seen.count, 0);
+  assert_int_equal(fake->gemms, gemms + 1);
+  square_stop(&s);
 }
 
 /* What the kernel says of its extraction is taken out of its time. */
@@ -253,7 +280,7 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(pair_is_one_launch), TEST(pair_tells_its_extraction),
+  const struct CMUnitTest with[] = {TEST(pair_is_one_launch), TEST(pair_beside_cublas), TEST(pair_tells_its_extraction),
                                     TEST(forced_kernels_do_not_choose), TEST(others_have_gates)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);

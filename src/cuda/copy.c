@@ -101,7 +101,7 @@ static esmm_status convert_on_gpu(esmm_ctx *ctx, const esmm_matrix *src, const e
 {
   esmm_status status = esmm_cuda_begin(ctx, NULL);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, NULL, esmm_cuda_convert(ctx, src, dst, NULL));
+    status = esmm_cuda_end(ctx, NULL, esmm_cuda_convert(ctx, src, dst, (esmm_gate){0}, NULL));
   return status;
 }
 

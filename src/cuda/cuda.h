@@ -154,7 +154,9 @@ typedef struct esmm_cuda_call {
   esmm_strips *a_strips; /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                             joint bits from them. strips = 0: it has none */
   esmm_strips b;         /* B's strips with their data, for kernels that say reads_strips */
-  CUdeviceptr report;    /* an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
+  bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
+  CUdeviceptr
+      report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
   const esmm_cuda_line *choose; /* NULL, or: choose between this kernel and its partner on the device */
 } esmm_cuda_call;
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
@@ -188,7 +190,8 @@ esmm_status esmm_cuda_half_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *
 esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
-esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, CUstream stream);
+esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_gate gate,
+                              CUstream stream);
 
 /*
  * The share of k's that a block of C has to list and load: those alive in any of its strips of A and in any of its

@@ -102,12 +102,13 @@ esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr
                           &params);
 }
 
-esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, CUstream stream)
+esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_gate gate,
+                              CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_extract, "esmm_convert", 0};
   if (dst->rows == 0 || dst->cols == 0)
     return ESMM_OK;
-  const esmm_convert_params params = {.src = esmm_cuda_matrix(src), .dst = esmm_cuda_matrix(dst)};
+  const esmm_convert_params params = {.gate = gate, .src = esmm_cuda_matrix(src), .dst = esmm_cuda_matrix(dst)};
   return esmm_cuda_launch(ctx, &function,
                           &(esmm_launch){.grid_x = enough_blocks(ctx, tiles(dst->rows, dst->cols)), .threads = THREADS},
                           stream, &params);
@@ -152,7 +153,7 @@ static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory
     if (esmm_cuda_capturing(ctx))
       return esmm_fail(
           ctx, ESMM_ERR_UNSUPPORTED,
-          "the plan's memory cannot be allocated while a graph is captured: run the same call once outside "
+          "the memory where blocks meet cannot be allocated while a graph is captured: run the same call once outside "
           "the capture");
     notes = esmm_mem_alloc(&ctx->allocator, sizeof *notes);
     if (!notes)

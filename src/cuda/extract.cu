@@ -150,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_pack_rows(const __gri
 
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_convert(const __grid_constant__ esmm_convert_params p)
 {
-  copy_matrix(p.src, p.dst);
+  if (!gate_closed(p.gate))
+    copy_matrix(p.src, p.dst);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const __grid_constant__ esmm_finish_params p)

@@ -15,6 +15,7 @@
 #define FEEDER_WARPS 4
 #define WORKERS 256
 #define MAX_STAGES 6
+#define PACK_BUFFERS 2 /* of half_pack.cuh */
 
 /* A stage: panels of A and of B, 64 k's each, for so many columns of C a block. */
 template <int COLS> struct half_stage {
@@ -144,12 +145,12 @@ typedef struct half_ring {
 typedef struct half_shared {
   uint64_t decided;      /* mode is there */
   half_ring dense, skip; /* stages of boxes, stages of gathered lines */
-  uint64_t pack_full[3], pack_empty[3];
+  uint64_t pack_full[PACK_BUFFERS], pack_empty[PACK_BUFFERS];
   uint64_t list_full[LISTS], list_empty[LISTS];
   alignas(16) half_order orders[LISTS];
   uint32_t stage[MAX_STAGES]; /* STAGE_... */
   uint32_t mode;
-  uint32_t sample_bits[SAMPLES][2], sample_set[2];
+  uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t masks[2][8][4]; /* of half_pack.cuh: alive k's as each warp sees them */
   alignas(128) float spare[8][512];    /* a worker warp's own */
   union {

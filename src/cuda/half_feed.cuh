@@ -1,8 +1,8 @@
 /*
  * half_feed.cuh: the loading warpgroup of k_half_sm90a.cu.
  *
- *   dense     one thread starts the copy engine: a box of A, four of B; what a pair shares is fetched half by half and
- *             sent to both
+ *   dense     one thread starts the copy engine: boxes of 64 x 64; what a pair shares is fetched half by half and sent
+ *             to both
  *   SKIP_A    packed A comes as 16 KiB blocks, half by half to both blocks of a pair; the rows of B that the strip's
  *             list names are gathered, 512 bytes an instruction
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
@@ -275,30 +275,26 @@ static __device__ __forceinline__ void list_skip_ab(const esmm_half_params &p, h
         sh->pairs[at % (LISTS * ESMM_HALF_K)] = make_uint2((x & ~63u) << 4 | x % 64 << 3 | x % 8, k * b_line);
       }
       before = ends ? 0 : before + (int)(all >> 16);
-      __syncwarp();
-      if (lane == 0)
-        for (uint32_t l = 0; l < touched; l++) {
+      for (uint32_t l = 0; l < touched; l++) { /* every lane has written its entries */
+        if (lane == 0)
           sh->orders[(number + l) % LISTS] = {packed, unit.col, ESMM_HALF_K};
-          sm90_barrier_arrive(&sh->list_full[(number + l) % LISTS]);
-        }
+        sm90_barrier_arrive(&sh->list_full[(number + l) % LISTS]);
+      }
       number += touched;
       entries = entries + total - (int)touched * ESMM_HALF_K;
     }
     /* The unit's last stage, if an empty one. */
     for (int e = entries + lane; e < ESMM_HALF_K; e += 32)
       sh->pairs[number % LISTS * ESMM_HALF_K + e] = make_uint2(NOTHING, NOTHING);
-    __syncwarp();
-    if (lane == 0) {
+    if (lane == 0)
       sh->orders[number % LISTS] = {packed, unit.col, entries | ORDER_LAST};
-      sm90_barrier_arrive(&sh->list_full[number % LISTS]);
-    }
+    sm90_barrier_arrive(&sh->list_full[number % LISTS]);
     number++;
   }
-  if (lane == 0) {
-    list_await(sh, number);
+  list_await(sh, number);
+  if (lane == 0)
     sh->orders[number % LISTS] = {0, 0, ORDER_END};
-    sm90_barrier_arrive(&sh->list_full[number % LISTS]);
-  }
+  sm90_barrier_arrive(&sh->list_full[number % LISTS]);
 }
 
 /* ---- the three that gather ---- */
@@ -375,19 +371,17 @@ static __device__ __forceinline__ bool task_do(const esmm_half_params &p, char *
   const uint64_t packed = (uint64_t)task.order.y << 32 | task.order.x;
   const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
   sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-  if (h.lane == 0) {
-    sm90_barrier_arrive_here(AT(list_empty, number % LISTS, 8));
-    if (h.warp == 2) {
-      sh->stage[h.slot] = (uint32_t)lines / 16 | (what & ORDER_LAST ? STAGE_LAST : 0);
-      if (both) {
-        sm90_barrier_arrive_here(full);
-      } else {
-        const uint32_t rank = cluster_rank();
-        sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? stage::A : 0);
-        if (entries > 0)
-          sm90_bulk_load_multicast(ring + here + rank * PANEL, (const char *)packed + rank * PANEL, PANEL,
-                                   &sh->skip.full[h.slot], BOTH);
-      }
+  sm90_barrier_arrive_here(AT(list_empty, number % LISTS, 8)); /* every lane has read the list */
+  if (h.lane == 0 && h.warp == 2) {
+    sh->stage[h.slot] = (uint32_t)lines / 16 | (what & ORDER_LAST ? STAGE_LAST : 0);
+    if (both) {
+      sm90_barrier_arrive_here(full);
+    } else {
+      const uint32_t rank = cluster_rank();
+      sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? stage::A : 0);
+      if (entries > 0)
+        sm90_bulk_load_multicast(ring + here + rank * PANEL, (const char *)packed + rank * PANEL, PANEL,
+                                 &sh->skip.full[h.slot], BOTH);
     }
   }
   const bool inside = both || (int64_t)task.order.z + h.lane * 8 < p.b_ld;

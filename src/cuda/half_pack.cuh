@@ -23,8 +23,7 @@
 
 #define PACK_K 128                     /* k's of a step */
 #define PACK_BYTES (TILE * PACK_K * 2) /* of A */
-#define PACK_BUFFERS 2
-#define PACK_BLOCKS 8 /* of 64 k's, on their way out: five are touched between two waits */
+#define PACK_BLOCKS 8                  /* of 64 k's, on their way out: five are touched between two waits */
 #define PACK_BLOCK (2 * PANEL)
 
 static_assert(PACK_BUFFERS * PACK_BYTES + PACK_BLOCKS * PACK_BLOCK <= RING_BYTES, "packing uses the ring");

@@ -153,7 +153,7 @@ static __device__ __forceinline__ void store_sums(const esmm_half_params &p, flo
   const esmm_epilogue_params &e = p.epilogue;
   const int lane = (int)threadIdx.x % 32, t = lane % 4, row = row0 + lane / 4;
   const bool single = e.c.dtype == DTYPE_F32;
-  if (row0 >= p.m)
+  if (row0 >= p.m || col0 >= p.n)
     return;
   if (e.c.order != ROW_MAJOR || e.beta != 0.0f || e.c.data % 16 || e.c.ld * (single ? 4 : 2) % 16 ||
       col0 + 2 * SUMS > p.n) {

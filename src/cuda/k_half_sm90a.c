@@ -10,11 +10,12 @@
 #include <stdio.h>
 
 #define CLUSTER 2
-#define LARGEST ((int64_t)1 << 23) /* of m, n and k: 32-bit places in 16-byte units */
-#define PACK_STEP 128              /* k's that a strip's segments are multiples of */
-#define HIDDEN 0.6                 /* of the time of writing C that is not */
-#define LEAST_SIDE 8               /* of a sample */
-#define LEAST_STEPS 4              /* stages that are worth a part of their own */
+#define MOST_BLOCKS ((ESMM_HALF_MEETING - 8) / 8) /* blocks of split tiles that have a place to meet */
+#define LARGEST ((int64_t)1 << 23)                /* of m, n and k: 32-bit places in 16-byte units */
+#define PACK_STEP 128                             /* k's that a strip's segments are multiples of */
+#define HIDDEN 0.6                                /* of the time of writing C that is not */
+#define LEAST_SIDE 8                              /* of a sample */
+#define LEAST_STEPS 4                             /* stages that are worth a part of their own */
 
 ESMM_FATBIN(k_half_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_half_sm90a, "esmm_half_bf16", ESMM_HALF_SHARED};
@@ -31,6 +32,9 @@ static bool can_run(const esmm_problem *p, esmm_dtype dtype, char *why, size_t w
            (double)p->k * (double)p->w->cuda->rows_ld / 8 > (double)UINT32_MAX)
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);
+  else if (p->w->cuda->multiprocessors > MOST_BLOCKS)
+    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", p->w->cuda->multiprocessors,
+                   MOST_BLOCKS);
   else
     return true;
   return false;
@@ -50,7 +54,8 @@ static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, s
 
 static bool as_it_is(const esmm_matrix *a)
 {
-  return esmm_cuda_address(a) % 16 == 0 && a->ld % 8 == 0;
+  return esmm_cuda_address(a) % 16 == 0 && a->ld % 8 == 0 &&
+         a->ld < (int64_t)1 << 38; /* the copy engine's lines lie at most 2^40 bytes apart */
 }
 
 /* A copy with 16-byte lines, of the same order. */
@@ -141,10 +146,10 @@ static void dense_terms(const esmm_problem *p, const double *cost, double *units
   const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_HALF_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
-  const int wide = u.cols == 256 ? 0 : 1;
+  const int narrow = u.cols == 256 ? 0 : 1;
   units[2] = HIDDEN * written;
-  if (cost[wide] * stages >= cost[2] * read)
-    units[wide] = stages;
+  if (cost[narrow] * stages >= cost[2] * read)
+    units[narrow] = stages;
   else
     units[2] += read;
   units[3] = u.splits > 1 ? 1.0 : 0.0;
@@ -252,7 +257,9 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *sc
   esmm_status status = esmm_cuda_half_meeting(ctx, p->call->stream, &meeting);
   if (status == ESMM_OK && !as_it_is(&p->a)) {
     a = aligned_copy(&p->a, at + l.copy);
-    status = esmm_cuda_convert(ctx, &p->a, &a, p->call->stream);
+    status = esmm_cuda_convert(ctx, &p->a, &a, p->call->gate, p->call->stream);
+    if (status == ESMM_OK)
+      status = esmm_cuda_mark_extracted(ctx, p);
   }
   esmm_half_params params = {.gate = p->call->gate,
                              .m = (int32_t)p->m,
@@ -280,6 +287,8 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *sc
     params.a_bits = at + l.bits;
     cut_segments(p, &params.segments, &params.segment_k);
     stats->strip_rows = ESMM_TILE;
+    if (p->call->all_of_b)
+      *p->call->all_of_b = mode == ESMM_HALF_SKIP_A;
     if (p->call->a_strips)
       *p->call->a_strips = (esmm_strips){
           .bits = params.a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = w->strips.k_padded};

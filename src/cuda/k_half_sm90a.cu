@@ -49,7 +49,6 @@ static __device__ __forceinline__ void half_choose(const esmm_half_params &p, ha
   const int r = (int)threadIdx.x % SAMPLERS, warp = r / 32, lane = r % 32;
   const uint16_t *a = (const uint16_t *)p.a;
   const uint32_t seen = sm90_address(sh->sample) + (uint32_t)r * 16;
-  int set = 0;
 #pragma unroll 1
   for (int i = 0; i < 2 * SAMPLES; i++) { /* rows r and r + 64 */
     int row, k;
@@ -66,15 +65,11 @@ static __device__ __forceinline__ void half_choose(const esmm_half_params &p, ha
   for (int i = 0; i < SAMPLES; i++) {
     const uint32_t low = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16)));
     const uint32_t high = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16) + SAMPLERS * 16));
-    set += __popc(low) + __popc(high);
     const uint32_t by_k = (low ? sample_bit(r / 16) : 0) | (high ? sample_bit(r / 16 + 4) : 0);
     const uint32_t any = __reduce_or_sync(~0u, p.a_by_k ? by_k : low | high);
     if (lane == 0)
       sh->sample_bits[i][warp] = any;
   }
-  set = __reduce_add_sync(~0u, set);
-  if (lane == 0)
-    sh->sample_set[warp] = (uint32_t)set;
   meet<4, SAMPLERS>();
   if (warp == 1)
     return;
@@ -103,7 +98,6 @@ static __device__ __forceinline__ void half_choose(const esmm_half_params &p, ha
     if (blockIdx.x == 0 && p.report) {
       esmm_choice_device *report = (esmm_choice_device *)p.report;
       report->chosen = skip;
-      report->element = (float)(sh->sample_set[0] + sh->sample_set[1]) / (SAMPLES * 8 * TILE);
       report->strip = strip_density;
       report->joint = joint_density;
     }
@@ -126,6 +120,7 @@ static __device__ __forceinline__ bool multiply(const esmm_half_params &p, int m
   uint32_t empty = sm90_address_at(barriers->empty, shares == 2 ? (uint32_t)lane % 2 : cluster_rank());
   asm volatile("" : "+r"(full), "+r"(told), "+r"(empty)); /* they stay in registers */
   const uint64_t a_view = wgmma16_view(ring + group * PANEL), b_view = wgmma16_view(ring + stage::A);
+  const int reader = shares == 2 ? (int)cluster_rank() : 0;
   uint32_t slot = 0, phase = 0;
   for (int i = work.first; i < work.count; i += work.step) {
     const half_unit unit = unit_at(work, i);
@@ -137,7 +132,8 @@ static __device__ __forceinline__ bool multiply(const esmm_half_params &p, int m
     uint32_t before = MAX_STAGES, what = 0;
     for (bool last = false; !last;) {
       sm90_barrier_wait_at(full + slot * 8, phase);
-      what = sm90_load(told + slot * 4);
+      /* Read by the lane that lets go of this block's stage, and told to the others. */
+      what = __shfl_sync(~0u, lane == reader ? sm90_load(told + slot * 4) : 0, reader);
       const int steps = active ? (int)(what & STAGE_STEPS) : 0;
       const uint64_t a = a_view + slot * (stage::BYTES >> 4), b = b_view + slot * (stage::BYTES >> 4);
       if (gathered_lines)
@@ -281,8 +277,8 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
     sm90_barrier_init(&sh->decided, 1);
 #pragma unroll 1
     for (int i = 0; i < LISTS; i++) {
-      sm90_barrier_init(&sh->list_full[i], 1);
-      sm90_barrier_init(&sh->list_empty[i], GATHERERS / 32);
+      sm90_barrier_init(&sh->list_full[i], p.mode == ESMM_HALF_SKIP_AB ? 32 : 1);
+      sm90_barrier_init(&sh->list_empty[i], GATHERERS);
     }
     for (int i = 0; i < PACK_BUFFERS; i++) {
       sm90_barrier_init(&sh->pack_full[i], 1);
@@ -309,11 +305,9 @@ extern "C" __global__ void __launch_bounds__(ESMM_HALF_THREADS, 1)
     half_main<false>(p);
 }
 
-#ifndef BF16_ONLY
 extern "C" __global__ void __launch_bounds__(ESMM_HALF_THREADS, 1)
     esmm_half_f16(const __grid_constant__ esmm_half_params p)
 {
   if (!gate_closed(p.gate))
     half_main<true>(p);
 }
-#endif

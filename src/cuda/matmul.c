@@ -352,6 +352,7 @@ typedef struct run {
   bool timed;
   CUevent mark[MARKS]; /* all NULL unless timed */
   esmm_strips a_strips[2];
+  bool all_of_b[2];
   esmm_stats stats[2]; /* as each kernel fills them */
 } run;
 
@@ -408,7 +409,8 @@ static esmm_status launch(run *r, which one, bool gated, const esmm_cuda_line *l
   esmm_cuda_call call = {.stream = r->stream,
                          .extracted = r->mark[EXTRACTED + (int)one],
                          .a_strips = &r->a_strips[one],
-                         .report = note_at(r, offsetof(notes, report)),
+                         .all_of_b = &r->all_of_b[one],
+                         .report = r->timed ? note_at(r, offsetof(notes, report)) : 0,
                          .choose = line};
   if (gated)
     call.gate = (esmm_gate){.address = note_at(r, offsetof(notes, choice) + offsetof(esmm_choice_device, chosen)),
@@ -547,7 +549,9 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
     s->joint_density = 1.0;
   } else if (a->strips > 0) {
     status = read_strip_density(r, a, &s->strip_density_a);
-    if (status == ESMM_OK)
+    if (status == ESMM_OK && r->all_of_b[chosen])
+      s->joint_density = s->strip_density_a;
+    else if (status == ESMM_OK)
       status = count_joint(r, a, tall, &s->joint_density);
   } else if (s->joint_density == 0.0) { /* it neither noted strips nor said itself */
     s->joint_density = (double)choice->joint;

@@ -122,9 +122,10 @@ ESMM_PARAMS_SIZE(esmm_finish_params, 64);
 
 /* esmm_convert: dst = src, elementwise, any dtype and order. */
 typedef struct esmm_convert_params {
+  esmm_gate gate;
   esmm_device_matrix src, dst;
 } esmm_convert_params;
-ESMM_PARAMS_SIZE(esmm_convert_params, 80);
+ESMM_PARAMS_SIZE(esmm_convert_params, 96);
 
 /* ---- products ---- */
 
@@ -251,7 +252,6 @@ ESMM_PARAMS_SIZE(esmm_half_params, 640);
 
 #define ESMM_HALF_THREADS 384
 #define ESMM_HALF_SHARED (4 * 49152 + 35840)
-#define ESMM_HALF_COLS 256                /* columns of a block that does not skip zeros of B */
 #define ESMM_HALF_K 64                    /* k's of a stage */
 #define ESMM_HALF_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */
 #define ESMM_HALF_MEETING (8 + 8 * 256)   /* two words, and two a block of a split tile */

@@ -190,7 +190,7 @@ static esmm_status fill_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_we
     return status;
   esmm_matrix rows = esmm_cuda_weights_rows(w);
   rows.cols = rows.ld; /* what B does not have is written as zeros */
-  return esmm_cuda_convert(ctx, b, &rows, stream);
+  return esmm_cuda_convert(ctx, b, &rows, (esmm_gate){0}, stream);
 }
 
 /* b lies on the GPU and is not empty. */
