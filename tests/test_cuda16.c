@@ -496,7 +496,6 @@ static void run_as_graph(decided *x, const char *what)
     fail_msg("%s: captured with %s (%s), cuStreamEndCapture %d", what, esmm_status_str(status), esmm_ctx_error(gpu),
              ended);
   assert_int_equal(calls.instantiate(&exec, graph, 0), 0);
-  void *first[FILLING_COUNT] = {NULL};
   for (int i = 0; i < 2 * FILLING_COUNT; i++) {
     const int which = i % FILLING_COUNT;
     put(&x->a[which], da);
@@ -505,21 +504,15 @@ static void run_as_graph(decided *x, const char *what)
     assert_int_equal(calls.launch(exec, stream), 0);
     assert_int_equal(calls.stream_synchronize(stream), 0);
     get(dc, &x->p.c);
-    if (!first[which]) { /* a library may do it otherwise in a graph: right, and always the same there */
-      first[which] = copy_of(&x->p.c);
-      x->p.a = x->a[which];
-      oracle o = make_oracle(&x->p);
-      (void)largest_error(&x->p, &o, what);
-      end_oracle(&o);
-      if (memcmp(x->want[which], first[which], th_matrix_bytes(&x->p.c)) != 0)
-        print_message("# %s, %s, %s: other bits in a graph than outside\n", what, FILLING_NAMES[which],
-                      x->kernel[which]);
-    }
-    if (memcmp(first[which], x->p.c.data, th_matrix_bytes(&x->p.c)) != 0)
-      fail_msg("%s, %s, %s: the graph gave other bits in its second run", what, FILLING_NAMES[which], x->kernel[which]);
+    x->p.a = x->a[which];
+    oracle o = make_oracle(&x->p);
+    (void)largest_error(&x->p, &o, what);
+    end_oracle(&o);
+    /* A library's kernels may sum otherwise in a graph, and from run to run: they have to be right. */
+    if (strncmp(x->kernel[which], "cublas", strlen("cublas")) != 0 &&
+        memcmp(x->want[which], x->p.c.data, th_matrix_bytes(&x->p.c)) != 0)
+      fail_msg("%s, %s, %s: the graph gave other bits", what, FILLING_NAMES[which], x->kernel[which]);
   }
-  for (int i = 0; i < FILLING_COUNT; i++)
-    free(first[i]);
   put(&x->a[0], da);
   assert_int_equal(calls.exec_destroy(exec), 0);
   assert_int_equal(calls.graph_destroy(graph), 0);
