@@ -25,10 +25,21 @@ sources_id() {
     [ ! -f "$file" ] || { echo "$file"; cat "$file"; }
   done | sha256sum | cut -c1-16
 }
-if [ "${1:-}" = --id ]; then
+case "$#${1:+ $1}" in
+0) ;;
+'1 --id')
   sources_id
   exit
-fi
+  ;;
+'1 --help')
+  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' bench/gpu_check.sh
+  exit
+  ;;
+*)
+  echo "gpu-check: unknown words: $*; it takes none but --help and --id, and the rest from the environment" >&2
+  exit 1
+  ;;
+esac
 
 STAGES=${STAGES:-tests sanitizer record}
 BUILD=${BUILD:-build}
@@ -49,9 +60,11 @@ failed() { # WHAT, LOG
   echo "  FAILED: $1"
   [ -z "${2:-}" ] || { tail -n 40 "$2" | cut -c1-400 | sed 's/^/    | /'; echo "    all of it: $2"; }
 }
+set -f # words of STAGES are names, not files; after this loop they are known ones
 for stage in $STAGES; do
   case $stage in tests | sanitizer | record) ;; *) die "unknown stage '$stage'; there are tests, sanitizer, record" ;; esac
 done
+set +f
 
 # ---- the build ----
 section build

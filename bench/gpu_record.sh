@@ -15,8 +15,8 @@
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
 # where OUT says so), ACTIVATIONS (bench/activations): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x
-# 3072, or the same with .gz.
-set -u
+# 3072, or the same with .gz. `gpu_record.sh --help` prints this text.
+set -uf # words of SUITES are names, not files
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
 unset ESMM_FORCE ESMM_THREADS
@@ -31,11 +31,26 @@ die() {
   echo "gpu_record.sh: $*" >&2
   exit 1
 }
+case "$#${1:+ $1}" in
+0) ;;
+'1 --help')
+  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' bench/gpu_record.sh
+  exit
+  ;;
+*) die "unknown words: $*; it takes none but --help, and the rest from the environment" ;;
+esac
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
 for word in $SUITES; do
   case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
 done
 [ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
+case $RUNS in 0* | *[!0-9]*) die "RUNS: '$RUNS' is not a positive whole number" ;; esac
+place=${ACTIVATIONS:-bench/activations}
+[ -z "${ACTIVATIONS:-}" ] || [ -d "$place" ] || die "ACTIVATIONS: there is no directory $place"
+for layer in relu2_layer1 relu2_layer4; do
+  [ ! -d "$place" ] || [ -f "$place/$layer.npy.gz" ] || [ -f "$place/$layer.npy" ] ||
+    die "ACTIVATIONS: $place has no $layer.npy and no $layer.npy.gz"
+done
 began=$(date +%s)
 work=$(mktemp -d) || die "cannot make a temporary directory"
 trap 'rm -rf "$work"' EXIT
@@ -214,9 +229,7 @@ suite_decode16() {
 }
 
 suite_real16() {
-  place=${ACTIVATIONS:-bench/activations}
   if [ ! -d "$place" ]; then
-    [ -z "${ACTIVATIONS:-}" ] || die "ACTIVATIONS: there is no directory $ACTIVATIONS"
     echo 'real16     left out: no activations (ACTIVATIONS names the directory with relu2_layer1.npy.gz)'
     return
   fi
@@ -224,7 +237,7 @@ suite_real16() {
     if [ -f "$place/$layer.npy.gz" ]; then
       gzip -dc "$place/$layer.npy.gz" >"$work/$layer.npy" || die "cannot unpack $place/$layer.npy.gz"
     else
-      cp "$place/$layer.npy" "$work/$layer.npy" || die "$place has no $layer.npy and no $layer.npy.gz"
+      cp "$place/$layer.npy" "$work/$layer.npy" || die "cannot read $place/$layer.npy"
     fi
     measure real16 $layer "auto$joint16" 2048,768,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 768
     measure real16 $layer "auto$joint16" 8192,3072,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 3072 \
@@ -237,6 +250,7 @@ for word in $SUITES; do
   echo "           $word: $(($(date +%s) - began)) s"
 done
 
+[ -s "$work/record" ] || die "no suite measured anything; nothing is written"
 mkdir -p "$OUT" && temporary=$(mktemp "$OUT/.gpu.XXXXXX") || die "cannot write in $OUT"
 cat "$work/record" >"$temporary" && chmod 644 "$temporary" && sync "$temporary" && mv "$temporary" "$OUT/gpu.jsonl" ||
   { rm -f "$temporary"; die "cannot write $OUT/gpu.jsonl"; }

@@ -2,6 +2,10 @@
 # gpu_status.sh SOURCE_ID: prints one word. fresh: a GPU record of these sources is in bench/results; stale: only of
 # others; none: there is no GPU record.
 set -u
+if [ $# != 1 ] || [ -z "$1" ]; then
+  echo 'gpu_status.sh: give the source id to look for, or use make gpu-record-status' >&2
+  exit 1
+fi
 cd "$(dirname "$0")/.." || exit 1
 word=none
 for record in bench/results/*/gpu.jsonl; do

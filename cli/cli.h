@@ -285,7 +285,8 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"seed", CLI_SEED, &(p)->seed, "S", "of all generators (default 1)", 0, 0, NULL, NULL},                              \
   {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, or raw float32 with --dims", 0, 0, NULL, NULL},    \
   {"load-b", CLI_STRING, &(p)->load_b, "FILE", "B likewise", 0, 0, NULL, NULL},                                        \
-  {"tile-rows", CLI_INT, &(p)->tile_rows, "N", "repeat the rows of a loaded A until there are N: C is then [N, ...]",  \
+  {"tile-rows", CLI_INT, &(p)->tile_rows, "N", "repeat the rows of a loaded A until there are N, at least as\n"        \
+   "many as the file has: C is then [N, ...]; M of --dims is the file's",                                              \
    1, CLI_MAX_DIMENSION, NULL, NULL},                                                                                  \
   {NULL, CLI_HEADING, NULL, NULL, "How it is multiplied", 0, 0, NULL, NULL},                                           \
   {"dtype", CLI_CHOICE, &(p)->dtype, "f32|bf16|f16", "of A, B and C (default f32; of a loaded file: its own)", 0, 0,   \

@@ -19,7 +19,8 @@ enum { TALL = 128 }; /* rows of the strips that reordering is judged by */
 /* Densities of A; exact, unlike the plan's sample. */
 typedef struct densities {
   double element, strips; /* of as many rows as B's strips have columns */
-  double tall, reordered; /* of TALL rows: as they are, and with similar ones together */
+  double tall,
+      reordered; /* of TALL rows: as they are, and with similar ones together; equal where that gains nothing */
 } densities;
 
 static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip, double *density)
@@ -31,15 +32,22 @@ static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_
   return done;
 }
 
-static esmm_status measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, double *density)
+/* A hint only: where it cannot be had, as for want of memory, nothing is said of it. */
+static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities *d)
 {
+  const int64_t count = esmm_pattern_strips(rows);
+  if (count <= TALL || esmm_pattern_k(rows) == 0) /* there is but one strip, or nothing in it */
+    return;
   esmm_pattern *strips = NULL;
-  int64_t *order = cli_alloc((size_t)esmm_pattern_strips(rows), sizeof *order);
-  esmm_status done = esmm_pattern_reorder(ctx, rows, TALL, order, &strips);
-  *density = esmm_pattern_density(strips);
+  int64_t *order = calloc((size_t)count, sizeof *order);
+  double tall = 0;
+  if (order && strip_density(ctx, rows, TALL, &tall) == ESMM_OK &&
+      esmm_pattern_reorder(ctx, rows, TALL, order, &strips) == ESMM_OK) {
+    d->tall = tall;
+    d->reordered = esmm_pattern_density(strips);
+  }
   esmm_pattern_free(strips);
   free(order);
-  return done;
 }
 
 static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip, densities *d)
@@ -49,9 +57,7 @@ static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip,
   if (done == ESMM_OK)
     done = strip_density(ctx, rows, strip, &d->strips);
   if (done == ESMM_OK)
-    done = strip_density(ctx, rows, TALL, &d->tall);
-  if (done == ESMM_OK)
-    done = measure_reordered(ctx, rows, &d->reordered);
+    measure_reordered(ctx, rows, d);
   d->element = esmm_pattern_density(rows);
   esmm_pattern_free(rows);
   return done;
@@ -73,9 +79,10 @@ static int print_problem(esmm_ctx *ctx, const cli_problem *p, const esmm_matrix 
   printf("B          %s (element density %s, %lld-column strips %s)\n", p->b.text,
          cli_number(weights->element_density, 3), (long long)weights->strip_cols,
          cli_number(weights->strip_density, 3));
-  if (p->m > TALL) /* else there is but one strip */
-    printf("reorder    A's rows sorted by similarity: %d-row strips %s -> %s (off by default)\n", TALL,
-           cli_number(d.tall, 3), cli_number(d.reordered, 3));
+  if (d.reordered < d.tall)
+    printf("reorder    A's rows sorted by similarity: %d-row strips %s -> %s (left to the caller: "
+           "esmm_pattern_reorder)\n",
+           TALL, cli_number(d.tall, 3), cli_number(d.reordered, 3));
   if (esmm_is_tuned(ctx))
     printf("constants  measured here (%s)\n\n", esmm_tune_path(ctx));
   else
@@ -180,8 +187,8 @@ int cmd_explain(int argc, char **argv)
       .synopsis = "explain [options]",
       .about =
           "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
-          "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows it also says\n"
-          "how dense strips of 128 would be with similar rows together, which is left to the caller\n"
+          "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows, and strips of\n"
+          "128 would be less dense with similar rows together, it says so; that is left to the caller\n"
           "(esmm_pattern_reorder).",
       .options = options,
       .notes = CLI_PROBLEM_NOTES};

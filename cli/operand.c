@@ -267,8 +267,6 @@ static int check_options(const cli_problem *p, bool any_pattern)
     return cli_usage("a pattern says what the density is: give one or the other");
   if (p->dense && densities)
     return cli_usage("--dense has no zeros: give no density with it");
-  if (p->has_strip && !p->blockwise && count > 0)
-    return cli_usage("--strip is for --blockwise");
   if (given(p->dead) && !p->has_activations)
     return cli_usage("--dead is for --activations");
   if (p->has_size && p->has_dims)
@@ -397,6 +395,11 @@ static int resolve_sources(cli_problem *p, double density, bool any_pattern)
   return CLI_GO;
 }
 
+static bool is_blockwise(const cli_source *source)
+{
+  return !source->path && source->generator.kind == ESMM_GEN_BLOCKWISE;
+}
+
 int cli_problem_resolve(cli_problem *p, double density)
 {
   bool any_pattern = p->pattern || p->pattern_a || p->pattern_b;
@@ -416,6 +419,8 @@ int cli_problem_resolve(cli_problem *p, double density)
   status = resolve_sources(p, p->density_now, any_pattern);
   if (status != CLI_GO)
     return status;
+  if (p->has_strip && !is_blockwise(&p->a) && !is_blockwise(&p->b))
+    return cli_usage("--strip is for --blockwise");
   p->a.generator.operand = ESMM_OPERAND_A;
   p->b.generator.operand = ESMM_OPERAND_B;
   p->a.generator.seed = p->seed;
@@ -471,9 +476,11 @@ static int settle_dtype(esmm_ctx *ctx, const char *what, bool asked, esmm_dtype 
 static int tile(esmm_ctx *ctx, int64_t rows, io_matrix *matrix)
 {
   const esmm_matrix *from = &matrix->m;
-  if (rows < from->rows || from->rows == 0)
-    return cli_failed("--tile-rows: A has %lld rows, which cannot be repeated until there are %lld",
-                      (long long)from->rows, (long long)rows);
+  if (from->rows == 0)
+    return cli_usage("--tile-rows: A has no rows that could be repeated");
+  if (rows < from->rows)
+    return cli_usage("--tile-rows: %lld is too few, A has %lld rows: give %lld or more", (long long)rows,
+                     (long long)from->rows, (long long)from->rows);
   io_matrix tiled;
   int status = cli_matrix_alloc("--tile-rows", rows, from->cols, from->dtype, &tiled);
   esmm_status copied = ESMM_OK;

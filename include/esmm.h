@@ -16,7 +16,7 @@
  * Rules that hold everywhere
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
  *   value (functions that take no context, or a const one, have only the status), new handles are NULL, C keeps what it
- * held (on a GPU: unless work on it had begun), and files keep their old content.
+ *   held (on a GPU: unless work on it had begun), and files keep their old content.
  * - The library never prints, never exits, never aborts. The OpenMP runtime it is built with may: GNU's ends the
  *   process when the system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`); a zero field means the default; a NULL
@@ -111,7 +111,8 @@ typedef struct esmm_ctx_opts {
   const char *force;               /* kernel for every call; NULL: ESMM_FORCE, else the plan decides */
   const esmm_allocator *allocator; /* NULL: the system's. Must outlive the context and all weights made with it */
   int no_tuning_cache;             /* 1: use the shipped cost constants, do not look for a cache file */
-  char *error;                     /* if not NULL, takes the error text when creation fails */
+  char *error;                     /* if not NULL, takes the error text when creation fails, also for a size that is
+                                      too large; it is not looked at where size says that it is not there */
   size_t error_size;
 } esmm_ctx_opts;
 
@@ -254,12 +255,14 @@ ESMM_API const uint64_t *esmm_pattern_bits(const esmm_pattern *pattern, int64_t 
 
 /*
  * An order of A's rows that puts similar ones into the same strip, so that fewer k's are alive in it. rows: a pattern
- * of single rows. order: takes as many numbers as there are rows; order[i] is the row that should stand i-th, each row
- * once. reordered: NULL, or takes the pattern of strips of strip_rows rows in that order, whose density is at most that
- * of esmm_pattern_coarsen(rows, strip_rows): where nothing is gained the rows stay as they are.
+ * of single rows. order: takes as many numbers as there are rows (never NULL, also where there are none); order[i] is
+ * the row that should stand i-th, each row once. reordered: NULL, or takes the pattern of strips of strip_rows rows in
+ * that order, whose density is at most that of esmm_pattern_coarsen(rows, strip_rows): where nothing is gained the rows
+ * stay as they are.
  *
  * The library never reorders by itself: who does must gather A's rows and put C's back. The same pattern gives the same
- * order. Takes O(rows log^2 rows), a tenth of a second for 2048 rows.
+ * order. Takes O(rows k + rows log^2 rows): the bitmaps are read a few times, and the rows are halved by at most 1024
+ * of the k's. A tenth of a second for 2048 rows.
  */
 ESMM_API esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip_rows, int64_t *order,
                                           esmm_pattern **reordered);

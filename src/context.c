@@ -391,8 +391,14 @@ esmm_status esmm_ctx_create(esmm_ctx **out, const esmm_ctx_opts *opts)
     return ESMM_ERR_ARGUMENT;
   *out = NULL;
   if (opts) {
-    if (!esmm_struct_size(opts->size, sizeof defaults))
-      return ESMM_ERR_ARGUMENT; /* fields beyond size may not exist: not even the error buffer can be used */
+    if (!esmm_struct_size(opts->size, sizeof defaults)) {
+      /* Fields beyond size may not exist, the error buffer among them; a newer program's somewhat larger struct has it.
+       */
+      if (opts->size > sizeof defaults && opts->size <= 4 * sizeof defaults && opts->error && opts->error_size)
+        (void)snprintf(opts->error, opts->error_size, "opts->size is %zu; set it to sizeof *opts, %zu in this version",
+                       opts->size, sizeof defaults);
+      return ESMM_ERR_ARGUMENT;
+    }
     memcpy(&defaults, opts, opts->size);
   }
   const esmm_allocator *allocator = defaults.allocator ? defaults.allocator : &system_allocator;

@@ -5,8 +5,9 @@
  * of them. The rows are halved, then each half again, down to single strips; a half takes the rows that lie further
  * towards it along the line between the two halves' centres, which starts as the line between two rows far apart and
  * is drawn anew a few times (2-means with halves of equal size). That looks at SAMPLED of the k's, those at which the
- * share of rows alive is nearest to a half: they tell rows apart best. All sums are of integers, so the order is the
- * same on every machine.
+ * share of rows alive is nearest to a half: they tell rows apart best. Rows that lie equally far stand in the order of
+ * their bitmaps, so that a cut between halves parts no more equal rows than it must. All sums are of integers, so the
+ * order is the same on every machine.
  *
  * 2048 tokens of a trained net, strips of 128: 0.024 -> 0.020 in a layer whose features are mostly dead, 0.98 -> 0.82
  * in one where every feature is alive somewhere.
@@ -22,9 +23,15 @@ typedef struct ranked {
   int64_t score, index;
 } ranked;
 
+typedef struct source_row {
+  const uint64_t *bits;
+  int64_t words, index;
+} source_row;
+
 typedef struct job {
   int64_t strip_rows;
-  uint64_t (*signs)[WORDS]; /* [rows]: each row's sampled bits */
+  uint64_t (*signs)[WORDS]; /* [rows]: sampled bits of each of `sorted` */
+  source_row *sorted;       /* [rows]: equal ones side by side; from here on a row is known by its place among them */
   ranked *items;            /* [max(rows, k)] */
 } job;
 
@@ -35,6 +42,23 @@ static int compare(const void *x, const void *y)
   if (a->score != b->score)
     return a->score > b->score ? -1 : 1;
   return (a->index > b->index) - (a->index < b->index);
+}
+
+/* By the bitmaps, as numbers; what is equal keeps the order of its indices. */
+static int compare_rows(const void *x, const void *y)
+{
+  const source_row *a = x, *b = y;
+  for (int64_t w = 0; w < a->words; w++)
+    if (a->bits[w] != b->bits[w])
+      return a->bits[w] < b->bits[w] ? -1 : 1;
+  return (a->index > b->index) - (a->index < b->index);
+}
+
+static void sort_rows(const esmm_pattern *rows, source_row *sorted)
+{
+  for (int64_t r = 0; r < rows->strips; r++)
+    sorted[r] = (source_row){rows->bits + r * rows->words, rows->words, r};
+  qsort(sorted, (size_t)rows->strips, sizeof *sorted, compare_rows);
 }
 
 /* ---- the k's that are looked at ---- */
@@ -57,7 +81,7 @@ static void sample_bits(const esmm_pattern *rows, job *j)
   qsort(j->items, (size_t)rows->k, sizeof *j->items, compare);
   const int64_t sampled = esmm_min(rows->k, SAMPLED);
   for (int64_t r = 0; r < rows->strips; r++) {
-    const uint64_t *bits = rows->bits + r * rows->words;
+    const uint64_t *bits = j->sorted[r].bits;
     for (int64_t i = 0; i < sampled; i++) {
       const int64_t k = j->items[i].index;
       j->signs[r][i / 64] |= (bits[k / 64] >> (k % 64) & 1) << (i % 64);
@@ -164,19 +188,24 @@ static void or_strips(const esmm_pattern *rows, const int64_t *order, esmm_patte
 static esmm_status find_order(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip_rows, int64_t *order)
 {
   const size_t count = (size_t)rows->strips, most = (size_t)esmm_max(rows->strips, rows->k);
-  size_t signs, bytes;
+  size_t signs, sources, bytes;
   job j = {.strip_rows = strip_rows};
-  if (!esmm_size_mul(count, sizeof *j.signs, &signs) || !esmm_size_mul(most, sizeof *j.items, &bytes) ||
-      !esmm_size_add(bytes, signs, &bytes))
+  if (!esmm_size_mul(count, sizeof *j.signs, &signs) || !esmm_size_mul(count, sizeof *j.sorted, &sources) ||
+      !esmm_size_mul(most, sizeof *j.items, &bytes) || !esmm_size_add(bytes, signs, &bytes) ||
+      !esmm_size_add(bytes, sources, &bytes))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "notes on %lld rows do not fit in memory", (long long)rows->strips);
   j.signs = esmm_mem_alloc(&ctx->allocator, bytes);
   if (!j.signs)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "out of memory: %zu bytes to reorder %lld rows", bytes,
                      (long long)rows->strips);
-  j.items = (ranked *)(j.signs + count);
+  j.sorted = (source_row *)(j.signs + count);
+  j.items = (ranked *)(j.sorted + count);
   memset(j.signs, 0, signs);
+  sort_rows(rows, j.sorted);
   sample_bits(rows, &j);
   halve(&j, order, rows->strips);
+  for (int64_t i = 0; i < rows->strips; i++)
+    order[i] = j.sorted[order[i]].index;
   esmm_mem_free(&ctx->allocator, j.signs, bytes);
   return ESMM_OK;
 }

@@ -173,9 +173,13 @@ static void contexts(void **state)
   ctx = NULL;
   assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
   assert_null(ctx);
-  opts.size = sizeof opts + 8;
+  char text[128] = "";
+  opts = (esmm_ctx_opts){.size = sizeof opts + 8, .error = text, .error_size = sizeof text}; /* a newer program's */
   assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
   assert_null(ctx);
+  assert_non_null(strstr(text, "opts->size is "));
+  opts.error = NULL;
+  assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
   opts = (esmm_ctx_opts){.size = sizeof opts.size + 4, .device = "cpu"}; /* cuts through a pointer */
   assert_int_equal(esmm_ctx_create(&ctx, &opts), ESMM_ERR_ARGUMENT);
   assert_null(ctx);

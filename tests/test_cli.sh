@@ -102,6 +102,9 @@ done
   said esmm bench --tile-rows 4
   said esmm bench --load-a a.f32 --tile-rows 0
   said esmm bench --load-a a.f32 --dims 2 2 2 --tile-rows 1
+  said esmm bench --random --strip 8
+  said esmm bench --density .5 --strip 8
+  said esmm bench --load-a a.f32 --dims 2 2 2 --strip 8
   said esmm bench --size 64 --json /nowhere/x.json
   said esmm inspect
   said esmm inspect nowhere.npy
@@ -238,12 +241,14 @@ once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out
 check 'bench --once runs and says nothing' once
 explained() { esmm explain --size 64 --no-such 2>/dev/null; [ $? = 2 ] && esmm explain --size 64 | grep -q '^\* '; }
 check 'explain marks its choice' explained
-reorders() { # two kinds of rows in turn; nothing where there is but one strip
+reorders() { # two kinds of rows in turn; nothing where there is but one strip, or nothing to gain
   awk 'BEGIN { for (row = 0; row < 256; row++) print row % 2 ? "0 1" : "1 0" }' | while read -r left right; do
     f32 "$left" "$right"
   done >turns.f32
-  esmm explain --load-a turns.f32 --dims 256 2 8 | grep -q "128-row strips 1.00 -> 0.500 (off by default)" &&
-    ! esmm explain --dims 128 16 8 | grep -q '^reorder'
+  esmm explain --load-a turns.f32 --dims 256 2 8 |
+    grep -q "128-row strips 1.00 -> 0.500 (left to the caller: esmm_pattern_reorder)" &&
+    ! esmm explain --dims 128 16 8 | grep -q '^reorder' && ! esmm explain --dims 256 2 8 --dense | grep -q '^reorder' &&
+    ! esmm explain --dims 256 0 8 | grep -q '^reorder'
 }
 check 'explain says what sorted rows would give' reorders
 # ---- devices ----

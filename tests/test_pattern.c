@@ -374,6 +374,38 @@ static void reordering_finds_kinds_of_rows(void **unused)
   esmm_ctx_free(ctx);
 }
 
+/* Equal rows stay together also where the line between two of the kinds says nothing about the others, and where the
+   sampled k's are those of some kinds only. */
+static void reordering_keeps_equal_rows_together(void **unused)
+{
+  (void)unused;
+  enum { KINDS = 8, STRIP = 128, ROWS = KINDS * STRIP, MOST_K = 4096 };
+  static const int64_t lengths[] = {64, 640, MOST_K};
+  esmm_ctx *ctx = make_ctx(2, NULL);
+  for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++)
+    for (int contiguous = 0; contiguous < 2; contiguous++) {
+      const int64_t length = lengths[l];
+      esmm_matrix m = make_matrix(ROWS, length, 0, ESMM_BF16, ESMM_ROW_MAJOR);
+      for (int64_t r = 0; r < ROWS; r++) {
+        const int64_t kind = r * 389 % ROWS / STRIP; /* 389 is odd: each row of the sorted order once */
+        for (int64_t k = 0; k < length; k++) {
+          const int64_t owner = contiguous ? k * KINDS / length : k % KINDS;
+          ((uint16_t *)m.data)[r * length + k] = owner == kind ? 0x3f80 : 0;
+        }
+      }
+      esmm_pattern *rows = NULL, *after = NULL;
+      int64_t order[ROWS];
+      assert_int_equal(esmm_pattern_extract(ctx, &m, 1, &rows), ESMM_OK);
+      assert_int_equal(esmm_pattern_reorder(ctx, rows, STRIP, order, &after), ESMM_OK);
+      check_order(rows, order, after, STRIP);
+      assert_true(esmm_pattern_density(after) == 1.0 / KINDS);
+      esmm_pattern_free(rows);
+      esmm_pattern_free(after);
+      free(m.data);
+    }
+  esmm_ctx_free(ctx);
+}
+
 static double naive_skipped(const esmm_pattern *a, const esmm_pattern *b, int64_t step)
 {
   int64_t skipped = 0, all = 0;
@@ -677,6 +709,7 @@ int main(void)
       cmocka_unit_test(coarsening_equals_direct_extraction),
       cmocka_unit_test(reordering_is_an_order_and_never_worse),
       cmocka_unit_test(reordering_finds_kinds_of_rows),
+      cmocka_unit_test(reordering_keeps_equal_rows_together),
       cmocka_unit_test(skip_statistics_match_naive_count),
       cmocka_unit_test(skip_statistics_follow_closed_forms),
       cmocka_unit_test(empty_patterns_are_defined),
