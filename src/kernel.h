@@ -3,8 +3,8 @@
  *
  *     ESMM_KERNEL(joint_f32_avx2) = { .doc = "...", .can_run = ..., .terms = ..., .run = ... };
  *
- * The build scans those files for ESMM_KERNEL and makes the registry from them; plan, tests, benchmarks, `esmm list`
- * and the documentation's table take it from there. docs/adding-a-kernel.md walks through one.
+ * The build scans those files for ESMM_KERNEL and makes the registry from them; plan, tests, benchmarks and
+ * `esmm list` take it from there. docs/adding-a-kernel.md walks through one.
  */
 #ifndef ESMM_KERNEL_H
 #define ESMM_KERNEL_H

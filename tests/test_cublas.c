@@ -188,13 +188,6 @@ static void library_not_found(void **state)
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void no_kernels(void **state)
-{
-  (void)state;
-  print_message("# this build has no GPU kernels\n");
-  skip();
-}
-
 int main(int argc, char **argv)
 {
   (void)argc;

@@ -268,13 +268,6 @@ static void others_have_gates(void **state)
   }
 }
 
-static void no_kernels(void **state)
-{
-  (void)state;
-  print_message("# this build has no GPU kernels\n");
-  skip();
-}
-
 int main(int argc, char **argv)
 {
   (void)argc;

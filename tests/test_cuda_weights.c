@@ -102,13 +102,6 @@ static void every_dtype_runs(void **state)
   }
 }
 
-static void no_kernels(void **state)
-{
-  (void)state;
-  print_message("# this build has no GPU kernels\n");
-  skip();
-}
-
 int main(int argc, char **argv)
 {
   (void)argc;

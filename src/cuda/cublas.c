@@ -60,6 +60,12 @@ static void open_library(void)
       find(library, "cublasGemmEx", &cublas.gemm_ex) && find(library, "cublasGetStatusName", &cublas.status_name);
 }
 
+size_t esmm_cublas_workspace(const esmm_problem *p)
+{
+  (void)p;
+  return ESMM_CUBLAS_WORKSPACE;
+}
+
 const char *esmm_cublas_missing(void)
 {
   const bool there = pthread_once(&once, open_library) == 0 && found;

@@ -146,6 +146,9 @@ typedef struct esmm_cuda_line {
   float dense, base, per_strip, per_joint;
 } esmm_cuda_line;
 
+/* Of the time that writing C takes, what the product does not hide: in the cost models of dense 16-bit kernels. */
+#define ESMM_CUDA_EXPOSED 0.6
+
 /* What run() of a CUDA kernel gets beside the problem: p->call. */
 typedef struct esmm_cuda_call {
   CUstream stream;
@@ -212,7 +215,21 @@ static inline void *esmm_cuda_pointer(CUdeviceptr address)
 }
 
 CUdeviceptr esmm_cuda_address(const esmm_matrix *m); /* of a matrix on the GPU */
-size_t esmm_cuda_tight_bytes(const esmm_matrix *m);  /* of its elements, without padding */
+
+/* Its lines start at multiples of 16 bytes: what wide loads and the copy engine ask for. */
+static inline bool esmm_cuda_in_lines(const esmm_matrix *m)
+{
+  return esmm_cuda_address(m) % 16 == 0 && m->ld % (16 / (int64_t)esmm_dtype_size(m->dtype)) == 0;
+}
+
+/* Room for so many bytes in one allocation, at a multiple of align; false on overflow. */
+static inline bool esmm_cuda_reserve(size_t *total, size_t bytes, size_t align, size_t *at)
+{
+  *at = *total;
+  return bytes <= SIZE_MAX - (align - 1) && esmm_size_add(*total, (bytes + align - 1) / align * align, total);
+}
+
+size_t esmm_cuda_tight_bytes(const esmm_matrix *m); /* of its elements, without padding */
 /* The same matrix without padding, at data. */
 esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data);
 /* Between host and device, of equal shape, dtype and order: elements, not padding. They wait. */

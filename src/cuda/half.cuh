@@ -12,7 +12,6 @@
 #define PANEL WGMMA16_PANEL        /* 64 lines of 128 bytes */
 #define RING_BYTES (4 * 6 * PANEL) /* of all stages */
 #define FEEDERS 128                /* threads of the first warpgroup, which loads; the other two multiply */
-#define FEEDER_WARPS 4
 #define WORKERS 256
 #define MAX_STAGES 6
 #define PACK_BUFFERS 2 /* of half_pack.cuh */

@@ -263,8 +263,8 @@ static __device__ __forceinline__ void list_skip_ab(const esmm_half_params &p, h
       }
       const uint32_t all = __shfl_sync(~0u, upto, 31);
       const int total = (int)(all & 0xffffu);
-      const uint32_t touched = (uint32_t)(entries + total) / ESMM_HALF_K; /* further lists */
-      for (uint32_t l = 1; l <= touched; l++)
+      const uint32_t filled = (uint32_t)(entries + total) / ESMM_HALF_K; /* lists that this completes */
+      for (uint32_t l = 1; l <= filled; l++)
         list_await(sh, number + l);
       const int from = place + (int)((upto - own) >> 16);
       uint32_t at = (number % LISTS) * ESMM_HALF_K + (uint32_t)entries + ((upto - own) & 0xffffu);
@@ -275,13 +275,13 @@ static __device__ __forceinline__ void list_skip_ab(const esmm_half_params &p, h
         sh->pairs[at % (LISTS * ESMM_HALF_K)] = make_uint2((x & ~63u) << 4 | x % 64 << 3 | x % 8, k * b_line);
       }
       before = ends ? 0 : before + (int)(all >> 16);
-      for (uint32_t l = 0; l < touched; l++) { /* every lane has written its entries */
+      for (uint32_t l = 0; l < filled; l++) { /* every lane has written its entries */
         if (lane == 0)
           sh->orders[(number + l) % LISTS] = {packed, unit.col, ESMM_HALF_K};
         sm90_barrier_arrive(&sh->list_full[(number + l) % LISTS]);
       }
-      number += touched;
-      entries = entries + total - (int)touched * ESMM_HALF_K;
+      number += filled;
+      entries = entries + total - (int)filled * ESMM_HALF_K;
     }
     /* The unit's last stage, if an empty one. */
     for (int e = entries + lane; e < ESMM_HALF_K; e += 32)
@@ -305,7 +305,7 @@ static __device__ __forceinline__ void list_skip_ab(const esmm_half_params &p, h
  */
 #define GATHER_LINES 22
 
-/* A lane's 16 bytes of 8 lines from `group` on; with a check, lines whose entry is NOTHING become zeros. */
+/* A lane's 16 bytes of so many lines; with a check, those whose entry is NOTHING become zeros. */
 template <int LINES, bool CHECK>
 static __device__ __forceinline__ void gather_lines(const uint32_t *to, uint32_t stage, uint64_t base,
                                                     const uint32_t *list, uint32_t flip, bool inside)

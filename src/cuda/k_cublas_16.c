@@ -7,8 +7,6 @@
 
 #include <stdio.h>
 
-#define HIDDEN 0.6 /* of the time of writing C that is not */
-
 static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
 {
   if (p->a.dtype != dtype || p->w->dtype != dtype || (p->c.dtype != dtype && p->c.dtype != ESMM_F32)) {
@@ -40,7 +38,7 @@ static void terms(const esmm_problem *p, const double *cost, double *units, int6
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double work = m * n * k, read = 2.0 * k * (m + n);
   const double stages = (double)(esmm_ceil_div(tiles, gpu) * esmm_ceil_div(p->k, 64));
-  units[1] = HIDDEN * (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
+  units[1] = ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
   if (tiles >= gpu * 3 / 4)
     units[2] = stages;
   else if (cost[0] * work >= cost[1] * read)
@@ -49,12 +47,6 @@ static void terms(const esmm_problem *p, const double *cost, double *units, int6
     units[1] += read;
   units[ESMM_COST_TERMS - 1] = 1.0;
   *strip_rows = 0;
-}
-
-static size_t workspace(const esmm_problem *p)
-{
-  (void)p;
-  return ESMM_CUBLAS_WORKSPACE;
 }
 
 /* B's rows are the columns of its transpose, which is what cuBLAS sees in them. */
@@ -71,7 +63,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   .backend = ESMM_CUDA, .flags = ESMM_KERNEL_DETERMINISTIC, .sm = 80, .ungated = true, .missing = esmm_cublas_missing, \
   .can_run = can_run_##id, .start = esmm_cublas_start, .terms = terms,                                                 \
   .term_names = {"multiply-adds", "reading and writing", "stages of 256 columns", "", "", "launches"},                 \
-  .cost = {2.5e-15, 2.8e-13, 6.5e-7, 0.0, 0.0, 7e-6}, .workspace = workspace, .run = run
+  .cost = {2.5e-15, 2.8e-13, 6.5e-7, 0.0, 0.0, 7e-6}, .workspace = esmm_cublas_workspace, .run = run
 
 ESMM_KERNEL(cublas_bf16) = {DESCRIPTOR(bf16)};
 

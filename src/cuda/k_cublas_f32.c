@@ -32,12 +32,6 @@ static void terms(const esmm_problem *p, const double *cost, double *units, int6
   *strip_rows = 0;
 }
 
-static size_t workspace(const esmm_problem *p)
-{
-  (void)p;
-  return ESMM_CUBLAS_WORKSPACE;
-}
-
 static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)stats;
@@ -61,6 +55,6 @@ ESMM_KERNEL(cublas_f32) = {
     .terms = terms,
     .term_names = {"multiply-adds", "reading and writing", "", "", "", "launches"},
     .cost = {3.75e-14, 2.5e-13, 0.0, 0.0, 0.0, 2e-5},
-    .workspace = workspace,
+    .workspace = esmm_cublas_workspace,
     .run = run,
 };

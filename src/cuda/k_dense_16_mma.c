@@ -44,8 +44,7 @@ static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, s
 
 static int how(const esmm_matrix *a)
 {
-  const bool aligned = esmm_cuda_address(a) % 16 == 0 && a->ld % 8 == 0;
-  return (a->order == ESMM_ROW_MAJOR ? 0 : 1) + (aligned ? 0 : 2);
+  return (a->order == ESMM_ROW_MAJOR ? 0 : 1) + (esmm_cuda_in_lines(a) ? 0 : 2);
 }
 
 static double steps(const esmm_problem *p, int shape)

@@ -31,7 +31,7 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
 
 static bool as_it_is(const esmm_matrix *a)
 {
-  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_address(a) % 16 == 0 && a->ld % 4 == 0 &&
+  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_in_lines(a) &&
          a->ld < (int64_t)1 << 38; /* the copy engine's lines lie at most 2^40 bytes apart */
 }
 

@@ -13,7 +13,7 @@
 #define MOST_BLOCKS ((ESMM_HALF_MEETING - 8) / 8) /* blocks of split tiles that have a place to meet */
 #define LARGEST ((int64_t)1 << 23)                /* of m, n and k: 32-bit places in 16-byte units */
 #define PACK_STEP 128                             /* k's that a strip's segments are multiples of */
-#define HIDDEN 0.6                                /* of the time of writing C that is not */
+#define ALIGN 1024                                /* of the workspace's parts: what wgmma reads */
 #define LEAST_SIDE 8                              /* of a sample */
 #define LEAST_STEPS 4                             /* stages that are worth a part of their own */
 
@@ -54,8 +54,7 @@ static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, s
 
 static bool as_it_is(const esmm_matrix *a)
 {
-  return esmm_cuda_address(a) % 16 == 0 && a->ld % 8 == 0 &&
-         a->ld < (int64_t)1 << 38; /* the copy engine's lines lie at most 2^40 bytes apart */
+  return esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 38; /* the copy engine's lines lie at most 2^40 bytes apart */
 }
 
 /* A copy with 16-byte lines, of the same order. */
@@ -77,12 +76,18 @@ static size_t copy_bytes(const esmm_matrix *a)
 
 /* ---- how a product is cut ---- */
 
+/* Of C, or pairs of them where two blocks share an operand. */
+static int64_t count_tiles(const esmm_problem *p, int cols, int share)
+{
+  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), columns = esmm_ceil_div(p->n, cols);
+  return (share == ESMM_HALF_SHARE_B ? esmm_ceil_div(rows, 2) : rows) *
+         (share == ESMM_HALF_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
+}
+
 static esmm_half_units cut_tiles(const esmm_problem *p, int cols, int share, int group)
 {
   const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER, steps = esmm_ceil_div(p->k, ESMM_HALF_K);
-  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), columns = esmm_ceil_div(p->n, cols);
-  const int64_t tiles = (share == ESMM_HALF_SHARE_B ? esmm_ceil_div(rows, 2) : rows) *
-                        (share == ESMM_HALF_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
+  const int64_t tiles = count_tiles(p, cols, share);
   /* What is left after whole rounds is split along k, where that fills the GPU. */
   const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
   const int64_t splits = rest > 0 ? esmm_min(clusters / rest, steps / LEAST_STEPS) : 1;
@@ -113,9 +118,7 @@ static esmm_half_units cut_skip(const esmm_problem *p, int mode)
 /* Rounds of units, each as long as a whole tile, that the longest block has. */
 static double rounds(const esmm_problem *p, const esmm_half_units *u)
 {
-  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), columns = esmm_ceil_div(p->n, u->cols);
-  const int64_t tiles = (u->share == ESMM_HALF_SHARE_B ? esmm_ceil_div(rows, 2) : rows) *
-                        (u->share == ESMM_HALF_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
+  const int64_t tiles = count_tiles(p, u->cols, u->share);
   const int64_t workers = p->w->cuda->multiprocessors / (u->share == ESMM_HALF_ALONE ? 1 : CLUSTER);
   return (double)esmm_ceil_div(u->whole, workers) + (tiles > u->whole ? 1.0 / u->splits : 0.0);
 }
@@ -147,7 +150,7 @@ static void dense_terms(const esmm_problem *p, const double *cost, double *units
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
   const int narrow = u.cols == 256 ? 0 : 1;
-  units[2] = HIDDEN * written;
+  units[2] = ESMM_CUDA_EXPOSED * written;
   if (cost[narrow] * stages >= cost[2] * read)
     units[narrow] = stages;
   else
@@ -183,12 +186,6 @@ typedef struct layout {
   size_t copy, partial, packed, lists, counts, bits, bytes;
 } layout;
 
-static bool add_part(size_t *total, size_t bytes, size_t *at)
-{
-  *at = *total;
-  return bytes <= SIZE_MAX - 1023 && esmm_size_add(*total, (bytes + 1023) / 1024 * 1024, total);
-}
-
 static size_t partial_bytes(const esmm_problem *p, const esmm_half_units *u)
 {
   const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER;
@@ -206,12 +203,12 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
   size_t entries;
   *l = (layout){0};
   return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
-         add_part(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), &l->copy) &&
-         add_part(&l->bytes, of_dense > of_skip ? of_dense : of_skip, &l->partial) &&
-         (!packs || (add_part(&l->bytes, entries * ESMM_TILE * 2, &l->packed) &&
-                     add_part(&l->bytes, entries * sizeof(uint32_t), &l->lists) &&
-                     add_part(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), &l->counts) &&
-                     add_part(&l->bytes, strips * (size_t)p->w->cuda->strips.k_padded / 8, &l->bits)));
+         esmm_cuda_reserve(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
+         (!packs || (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
+                     esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t), ALIGN, &l->lists) &&
+                     esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
+                     esmm_cuda_reserve(&l->bytes, strips * (size_t)p->w->cuda->strips.k_padded / 8, ALIGN, &l->bits)));
 }
 
 static size_t dense_workspace(const esmm_problem *p)

@@ -41,7 +41,7 @@ static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, s
 /* The lines of a k are there already. */
 static bool as_it_is(const esmm_matrix *a)
 {
-  return a->order == ESMM_COL_MAJOR && esmm_cuda_address(a) % 16 == 0 && a->ld % 8 == 0 && a->ld < (int64_t)1 << 31;
+  return a->order == ESMM_COL_MAJOR && esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 31;
 }
 
 static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)

@@ -52,12 +52,6 @@ typedef struct notes {
   uint64_t joint;
 } notes;
 
-static bool reserve(size_t *total, size_t bytes, size_t *at)
-{
-  *at = *total;
-  return bytes <= SIZE_MAX - (ALIGN - 1) && esmm_size_add(*total, (bytes + ALIGN - 1) / ALIGN * ALIGN, total);
-}
-
 /*
  * Gives p operands of the device. Their addresses are not known yet, but their alignment is: kernels may look at it
  * when they say how much workspace they need.
@@ -70,10 +64,10 @@ static esmm_status stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *s
   st->c_staged = p->c.place == ESMM_HOST;
   st->bias_staged = p->bias && st->c_staged;
   size_t total = 0;
-  if (!reserve(&total, st->a_staged ? esmm_cuda_tight_bytes(&p->a) : 0, &st->a_at) ||
-      !reserve(&total, st->c_staged ? esmm_cuda_tight_bytes(&p->c) : 0, &st->c_at) ||
-      !reserve(&total, st->bias_staged ? (size_t)p->n * sizeof(float) : 0, &st->bias_at) ||
-      !reserve(&total, sizeof(notes), &st->notes_at))
+  if (!esmm_cuda_reserve(&total, st->a_staged ? esmm_cuda_tight_bytes(&p->a) : 0, ALIGN, &st->a_at) ||
+      !esmm_cuda_reserve(&total, st->c_staged ? esmm_cuda_tight_bytes(&p->c) : 0, ALIGN, &st->c_at) ||
+      !esmm_cuda_reserve(&total, st->bias_staged ? (size_t)p->n * sizeof(float) : 0, ALIGN, &st->bias_at) ||
+      !esmm_cuda_reserve(&total, sizeof(notes), ALIGN, &st->notes_at))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "a is %lld x %lld, c is %lld x %lld: too large to be copied to the GPU",
                      (long long)p->m, (long long)p->k, (long long)p->m, (long long)p->n);
   st->bytes = total;
@@ -600,7 +594,7 @@ static esmm_status get_scratch(run *r, bool strips, size_t work)
 {
   const size_t b = strips ? esmm_cuda_strips_bytes(r->p->n, r->p->k) : 0;
   size_t bytes = r->st.bytes;
-  const bool fits = reserve(&bytes, b, &r->st.b_at); /* false where b is SIZE_MAX */
+  const bool fits = esmm_cuda_reserve(&bytes, b, ALIGN, &r->st.b_at); /* false where b is SIZE_MAX */
   r->st.work_at = bytes;
   if (!fits || work == SIZE_MAX || !esmm_size_add(bytes, work, &bytes))
     return esmm_fail(r->ctx, ESMM_ERR_OVERFLOW, "%lld x %lld x %lld needs more scratch than fits in memory",

@@ -18,17 +18,13 @@
 
 ESMM_FATBIN(count);
 
-/* Where the parts lie in the one allocation; each starts at a multiple of 256 bytes. */
+#define ALIGN 256 /* of the parts of the one allocation */
+
+/* Where they lie in it. */
 typedef struct layout {
   bool columns, rows;
   size_t strips_at, alive_at, columns_at, rows_at, tiles_at, tile_alive_at, bytes;
 } layout;
-
-static bool add_part(size_t *total, size_t bytes, size_t *at)
-{
-  *at = *total;
-  return bytes <= SIZE_MAX - 255 && esmm_size_add(*total, (bytes + 255) / 256 * 256, total);
-}
 
 static int64_t tiles_of(int64_t n)
 {
@@ -47,8 +43,9 @@ static bool lay_out_strips(int64_t k, int64_t n, layout *l)
   const size_t strips = esmm_cuda_strips_bytes(n, k), k_padded = (size_t)esmm_cuda_k_padded(k);
   size_t columns = 0;
   return strips != SIZE_MAX && (!l->columns || esmm_size_mul((size_t)n * sizeof(float), k_padded, &columns)) &&
-         add_part(&l->bytes, strips, &l->strips_at) && add_part(&l->bytes, k_padded * sizeof(float), &l->alive_at) &&
-         add_part(&l->bytes, columns, &l->columns_at) && l->bytes <= (size_t)INT64_MAX;
+         esmm_cuda_reserve(&l->bytes, strips, ALIGN, &l->strips_at) &&
+         esmm_cuda_reserve(&l->bytes, k_padded * sizeof(float), ALIGN, &l->alive_at) &&
+         esmm_cuda_reserve(&l->bytes, columns, ALIGN, &l->columns_at) && l->bytes <= (size_t)INT64_MAX;
 }
 
 /* For 16 bits. */
@@ -57,10 +54,11 @@ static bool lay_out_rows(int64_t k, int64_t n, layout *l)
   const size_t share = (size_t)esmm_cuda_k_padded(k) * sizeof(float);
   size_t rows;
   return esmm_size_mul((size_t)tiles_of(n) * ESMM_TILE * sizeof(uint16_t), (size_t)k, &rows) &&
-         add_part(&l->bytes, rows, &l->rows_at) &&
-         add_part(&l->bytes, bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), &l->strips_at) &&
-         add_part(&l->bytes, share, &l->alive_at) && add_part(&l->bytes, bitmap_bytes(tiles_of(n), k), &l->tiles_at) &&
-         add_part(&l->bytes, share, &l->tile_alive_at) && l->bytes <= (size_t)INT64_MAX;
+         esmm_cuda_reserve(&l->bytes, rows, ALIGN, &l->rows_at) &&
+         esmm_cuda_reserve(&l->bytes, bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), ALIGN, &l->strips_at) &&
+         esmm_cuda_reserve(&l->bytes, share, ALIGN, &l->alive_at) &&
+         esmm_cuda_reserve(&l->bytes, bitmap_bytes(tiles_of(n), k), ALIGN, &l->tiles_at) &&
+         esmm_cuda_reserve(&l->bytes, share, ALIGN, &l->tile_alive_at) && l->bytes <= (size_t)INT64_MAX;
 }
 
 static esmm_matrix transposed(const esmm_matrix *m)
