@@ -280,6 +280,7 @@ static bool capture_and_replay(const char *force, double density)
         fill_blockwise(&j.a, ESMM_OPERAND_A, 77, density < 1 ? 0.6 : 0.2, 1);
         expect_ok(cpu, esmm_matmul(cpu, &j.a, j.cpu_w, &j.want, NULL, NULL));
         assert_int_equal(calls.to_device((uintptr_t)j.da.data, j.a.data, M * K * sizeof(float)), 0);
+        assert_int_equal(calls.stream_synchronize(NULL), 0); /* of pageable memory it only says that it was read */
       }
       poison(&j.dc);
       assert_int_equal(calls.launch(exec, stream), 0);

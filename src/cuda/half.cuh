@@ -116,20 +116,27 @@ static __device__ __forceinline__ half_unit unit_at(const half_work &w, int inde
   return unit;
 }
 
-/* What consumers are told of a stage: how many steps of 16 k's, whether it is the unit's last, whether all was in vain.
+/*
+ * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether all was in vain,
+ * whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
  */
-enum { STAGE_STEPS = 7, STAGE_LAST = 8, STAGE_OFF = 16 };
+enum { STAGE_STEPS = 7, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
 
-/* What those who gather are told of a stage. */
-typedef struct half_order {
-  uint64_t packed; /* its block of the packed A; SKIP_AB: the packed strip */
-  int32_t col;     /* of its tile */
-  int32_t what;    /* entries of its list, and ORDER_... */
-} half_order;
-enum { ORDER_ENTRIES = 127, ORDER_LAST = 128, ORDER_END = 256 };
+/* With a unit's last stage: which it is, so that consumers need not work it out. */
+static __device__ __forceinline__ int4 unit_told(const half_unit &unit)
+{
+  return make_int4(unit.row, unit.col, unit.tile, unit.parts << 16 | unit.part);
+}
 
-#define LISTS 32     /* a ring of lists of 64 entries */
-#define GATHERERS 96 /* threads that gather */
+static __device__ __forceinline__ half_unit unit_heard(const int4 &told)
+{
+  const half_unit unit = {told.x, told.y, told.w & 0xffff, told.w >> 16, told.z};
+  return unit;
+}
+
+#define FEEDER_LINES 16 /* of 64 that a feeding warp gathers */
+#define PLACES 2048     /* SKIP_AB: a ring of entries */
+#define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
 
 #define SAMPLERS 64      /* threads that look at A, two rows each, */
 #define STAGES_UNKNOWN 8 /* and the stages of the dense product that are begun meanwhile */
@@ -145,17 +152,17 @@ typedef struct half_shared {
   uint64_t decided;      /* mode is there */
   half_ring dense, skip; /* stages of boxes, stages of gathered lines */
   uint64_t pack_full[PACK_BUFFERS], pack_empty[PACK_BUFFERS];
-  uint64_t list_full[LISTS], list_empty[LISTS];
-  alignas(16) half_order orders[LISTS];
   uint32_t stage[MAX_STAGES]; /* STAGE_... */
   uint32_t mode;
+  alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
+  alignas(16) uint32_t found[4];       /* SKIP_AB: k's that each feeding warp counts */
   alignas(16) uint32_t masks[2][8][4]; /* of half_pack.cuh: alive k's as each warp sees them */
   alignas(128) float spare[8][512];    /* a worker warp's own */
   union {
-    alignas(16) uint32_t lists[LISTS][64];   /* SKIP_A: where rows of B begin */
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
-    alignas(16) uint2 pairs[LISTS * 64];     /* SKIP_AB: where lines of the packed strip and rows of B begin */
+    alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
+    alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
   };
 } half_shared;
 static_assert(sizeof(half_shared) + RING_BYTES <= ESMM_HALF_SHARED, "params.h tells the host another size");

@@ -7,8 +7,8 @@
  *             list names are gathered, 512 bytes an instruction
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
  *
- * One warp sees to the lists of the stages to come, the other three gather: 64 instructions a stage, next to which
- * nothing else may take time.
+ * All four warps gather, 16 lines of a stage each: while wgmma runs, a warp gets a gather through every 39 cycles and
+ * any other instruction every 8, so these are what counts.
  */
 #ifndef ESMM_CUDA_HALF_FEED_CUH
 #define ESMM_CUDA_HALF_FEED_CUH
@@ -60,6 +60,18 @@ static __device__ __forceinline__ void load_dense(const esmm_half_params &p, cha
   }
 }
 
+/* Rows of a tile, as consumers are told. */
+static __device__ __forceinline__ uint32_t stage_rows(const esmm_half_params &p, int row)
+{
+  return (uint32_t)max(0, min(p.m - row, TILE)) << STAGE_ROWS;
+}
+
+/* Line `at` of a panel of the packed strip of that row. */
+static __device__ __forceinline__ const char *packed_line(const esmm_half_params &p, int row, int panel, int at)
+{
+  return (const char *)p.packed + ((int64_t)(row / TILE * 2 + panel) * (p.segments * p.segment_k) + at) * 128;
+}
+
 /*
  * One thread: all stages. Where the block chooses, it begins before the outcome is known, and asks at a certain stage,
  * the same in both blocks of a pair. False: the product is not wanted, and nobody uses the ring any more.
@@ -73,29 +85,25 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   const bool share_b = work.u.share == ESMM_HALF_SHARE_B;
   int slot = 0, until_known = p.choose ? STAGES_UNKNOWN : -1;
   uint32_t phase = 1;
-  if (p.choose && work.first >= work.count) {
-    sm90_barrier_wait(&sh->decided, 0);
-    return sh->mode == ESMM_HALF_DENSE;
-  }
-  for (int i = work.first; i < work.count; i += work.step) {
+  bool off = false;
+  for (int i = work.first; i < work.count && !off; i += work.step) {
     const half_unit unit = unit_at(work, i);
+    const uint32_t rows = stage_rows(p, unit.row);
     int from, to;
     share(steps, unit.part, unit.parts, from, to);
     for (int s = from; s < to || s == from; s++) {
-      bool off = false;
       if (until_known >= 0 && (until_known-- == 0 || s + 1 >= to)) { /* C must not be written before */
         until_known = -1;
         sm90_barrier_wait(&sh->decided, 0);
         off = sh->mode != ESMM_HALF_DENSE;
+        if (off)
+          break;
       }
       sm90_barrier_wait(&sh->dense.empty[slot], phase);
-      if (off) {
-        sh->stage[slot] = STAGE_LAST | STAGE_OFF;
-        sm90_barrier_arrive(&sh->dense.full[slot]);
-        sm90_barrier_wait(&sh->dense.empty[slot], phase ^ 1);
-        return false;
-      }
-      sh->stage[slot] = (s < to ? 4 : 0) | (s + 1 >= to ? STAGE_LAST : 0);
+      const bool last = s + 1 >= to;
+      sh->stage[slot] = rows | (s < to ? 4 : 0) | (last ? STAGE_LAST : 0);
+      if (last)
+        sh->unit[slot] = unit_told(unit);
       load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
                        work.rank, share_b);
       if (++slot == stage::COUNT) {
@@ -104,7 +112,16 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
       }
     }
   }
-  return true;
+  if (until_known >= 0) { /* a block without units */
+    sm90_barrier_wait(&sh->decided, 0);
+    off = sh->mode != ESMM_HALF_DENSE;
+  }
+  sm90_barrier_wait(&sh->dense.empty[slot], phase);
+  sh->stage[slot] = off ? STAGE_OFF : STAGE_END;
+  sm90_barrier_arrive(&sh->dense.full[slot]);
+  if (off) /* the ring is used again: nobody may be reading */
+    sm90_barrier_wait(&sh->dense.empty[slot], phase ^ 1);
+  return !off;
 }
 
 /* ---- the order in which half_pack.cuh packs 32 k's ---- */
@@ -135,312 +152,432 @@ static __device__ __forceinline__ uint32_t natural_order(uint32_t x)
   return x ^ t ^ t << 1;
 }
 
-/* ---- the warp that sees to lists ---- */
+/* ---- gathering ---- */
 
-/* Waits until list `number` may be written. */
-static __device__ __forceinline__ void list_await(half_shared *sh, uint32_t number)
-{
-  sm90_barrier_wait(&sh->list_empty[number % LISTS], (number / LISTS & 1) ^ 1);
-}
-
-/* Walks the entries of a strip, from segment to segment; the next segment's count is fetched ahead. */
-typedef struct half_walk {
-  const uint32_t *counts;
-  int segment, segments, entry, left; /* entry: of the segment; left: of it, from there on */
-  int ahead;                          /* entries of segment + 1 */
-} half_walk;
-
-static __device__ __forceinline__ int walk_count(const half_walk &w, int segment)
-{
-  return segment < w.segments ? (int)w.counts[segment] : 0;
-}
-
-static __device__ __forceinline__ void walk_next_segment(half_walk &w)
-{
-  while (w.left <= 0 && w.segment < w.segments) {
-    w.segment++;
-    w.entry = 0;
-    w.left = w.ahead;
-    w.ahead = walk_count(w, w.segment + 1);
-  }
-}
-
-static __device__ __forceinline__ void walk_on(half_walk &w)
-{
-  w.entry += ESMM_HALF_K;
-  w.left -= ESMM_HALF_K;
-  walk_next_segment(w);
-}
-
-static __device__ __forceinline__ int strip_stages(const esmm_half_params &p, int strip)
-{
-  const uint32_t *counts = (const uint32_t *)p.counts + (int64_t)strip * p.segments;
-  int stages = 0;
-  for (int i = 0; i < p.segments; i++)
-    stages += ceil_div((int)counts[i], ESMM_HALF_K);
-  return stages;
-}
-
-/* One thread: lists lie ready in memory, 64 entries a stage. */
-static __device__ __forceinline__ void list_skip_a(const esmm_half_params &p, half_shared *sh)
-{
-  const half_work work = work_of(p, ESMM_HALF_SKIP_A);
-  uint32_t number = 0;
-  for (int i = work.first; i < work.count; i += work.step) {
-    const half_unit unit = unit_at(work, i);
-    const int strip = unit.row / TILE;
-    int from = 0, to = INT32_MAX;
-    if (unit.parts > 1)
-      share(strip_stages(p, strip), unit.part, unit.parts, from, to);
-    half_walk w = {(const uint32_t *)p.counts + (int64_t)strip * p.segments, -1, p.segments, 0, 0, 0};
-    w.ahead = walk_count(w, 0);
-    walk_next_segment(w);
-    for (int s = 0; s < from; s++)
-      walk_on(w);
-    for (bool last = false; !last; number++) { /* one stage at least, if an empty one */
-      const bool none = from >= to || w.segment >= w.segments;
-      const int64_t place = ((int64_t)strip * p.segments + w.segment) * p.segment_k + w.entry;
-      const int entries = none ? 0 : min(w.left, ESMM_HALF_K);
-      if (!none)
-        walk_on(w);
-      last = ++from >= to || w.segment >= w.segments;
-      list_await(sh, number);
-      uint64_t *full = &sh->list_full[number % LISTS];
-      sh->orders[number % LISTS] = {p.packed + (uint64_t)place * (TILE * 2), unit.col,
-                                    entries | (last ? ORDER_LAST : 0)};
-      sm90_barrier_expect(full, none ? 0 : ESMM_HALF_K * 4);
-      if (!none)
-        sm90_bulk_load(sh->lists[number % LISTS], (const uint32_t *)p.lists + place, ESMM_HALF_K * 4, full);
-    }
-  }
-  list_await(sh, number);
-  sh->orders[number % LISTS] = {0, 0, ORDER_END};
-  sm90_barrier_arrive(&sh->list_full[number % LISTS]);
-}
-
-/*
- * One warp: the k's of a strip that B's tile needs too come from the bitmaps, 1024 at a time, 32 a lane. Sums over the
- * lanes tell each where its own stand in the packed strip and in the list, a run of entries over all lists of the ring.
- */
-static __device__ __forceinline__ void list_skip_ab(const esmm_half_params &p, half_shared *sh)
-{
-  const half_work work = work_of(p, ESMM_HALF_SKIP_AB);
-  const int lane = (int)threadIdx.x % 32, words = p.segment_k / 32;
-  const uint32_t b_line = (uint32_t)(p.b_ld / 8);
-  uint32_t number = 0; /* of the list that is being filled */
-  for (int i = work.first; i < work.count; i += work.step) {
-    const half_unit unit = unit_at(work, i);
-    const int64_t strip = unit.row / TILE;
-    const uint32_t *a = (const uint32_t *)p.a_bits + strip * p.b_words;
-    const uint32_t *b = (const uint32_t *)p.b_bits + unit.col / TILE * p.b_words;
-    const uint64_t packed = p.packed + (uint64_t)strip * p.segments * p.segment_k * (TILE * 2);
-    int entries = 0; /* in the list that is being filled */
-    const bool there = lane < words && lane < p.b_words;
-    uint32_t next_a = there ? a[lane] : 0, next_b = there ? b[lane] : 0;
-    list_await(sh, number);
-    int before = 0; /* alive k's of the segment so far */
-    for (int segment = 0, word = 0; segment < p.segments;) {
-      const int here = segment * words + word + lane;
-      const uint32_t mine = packed_order(next_a);
-      uint32_t both = packed_order(next_a & next_b);
-      const int place = segment * p.segment_k + before;
-      word += 32;
-      const bool ends = word >= words;
-      if (ends) {
-        segment++;
-        word = 0;
-      }
-      const int next = segment * words + word + lane;
-      const bool inside = segment < p.segments && word + lane < words && next < p.b_words;
-      next_a = inside ? a[next] : 0;
-      next_b = inside ? b[next] : 0;
-      const uint32_t own = (uint32_t)__popc(mine) << 16 | (uint32_t)__popc(both);
-      uint32_t upto = own;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const uint32_t other = __shfl_up_sync(~0u, upto, d);
-        upto += lane >= d ? other : 0;
-      }
-      const uint32_t all = __shfl_sync(~0u, upto, 31);
-      const int total = (int)(all & 0xffffu);
-      const uint32_t filled = (uint32_t)(entries + total) / ESMM_HALF_K; /* lists that this completes */
-      for (uint32_t l = 1; l <= filled; l++)
-        list_await(sh, number + l);
-      const int from = place + (int)((upto - own) >> 16);
-      uint32_t at = (number % LISTS) * ESMM_HALF_K + (uint32_t)entries + ((upto - own) & 0xffffu);
-      for (; both; both &= both - 1, at++) {
-        const int bit = __ffs((int)both) - 1;
-        const uint32_t x = (uint32_t)(from + __popc(mine & ((1u << bit) - 1)));
-        const uint32_t k = (uint32_t)here * 32 + (uint32_t)(bit % 4 * 8 + bit / 4);
-        sh->pairs[at % (LISTS * ESMM_HALF_K)] = make_uint2((x & ~63u) << 4 | x % 64 << 3 | x % 8, k * b_line);
-      }
-      before = ends ? 0 : before + (int)(all >> 16);
-      for (uint32_t l = 0; l < filled; l++) { /* every lane has written its entries */
-        if (lane == 0)
-          sh->orders[(number + l) % LISTS] = {packed, unit.col, ESMM_HALF_K};
-        sm90_barrier_arrive(&sh->list_full[(number + l) % LISTS]);
-      }
-      number += filled;
-      entries = entries + total - (int)filled * ESMM_HALF_K;
-    }
-    /* The unit's last stage, if an empty one. */
-    for (int e = entries + lane; e < ESMM_HALF_K; e += 32)
-      sh->pairs[number % LISTS * ESMM_HALF_K + e] = make_uint2(NOTHING, NOTHING);
-    if (lane == 0)
-      sh->orders[number % LISTS] = {packed, unit.col, entries | ORDER_LAST};
-    sm90_barrier_arrive(&sh->list_full[number % LISTS]);
-    number++;
-  }
-  list_await(sh, number);
-  if (lane == 0)
-    sh->orders[number % LISTS] = {0, 0, ORDER_END};
-  sm90_barrier_arrive(&sh->list_full[number % LISTS]);
-}
-
-/* ---- the three that gather ---- */
-
-/*
- * Lists hold places in units of 16 bytes, ready to be added. Of a stage's lines warps 0 and 1 have 22, warp 2 has 20
- * and starts the copy of packed A.
- */
-#define GATHER_LINES 22
-
-/* A lane's 16 bytes of so many lines; with a check, those whose entry is NOTHING become zeros. */
-template <int LINES, bool CHECK>
-static __device__ __forceinline__ void gather_lines(const uint32_t *to, uint32_t stage, uint64_t base,
-                                                    const uint32_t *list, uint32_t flip, bool inside)
-{
-#pragma unroll
-  for (int j = 0; j < LINES; j++)
-    gather(stage + to[j], (const void *)(base + (uint64_t)(list[j] ^ flip) * 16),
-           CHECK ? list[j] != NOTHING && inside : true);
-}
-
-/* A stage as one who gathers it knows it. */
-typedef struct half_task {
-  uint4 order; /* packed, packed, col, what of half_order */
-  uint32_t list[3][8];
-} half_task;
-
-/* A gatherer's own, in registers. */
+/* One of the four warps, in registers. Lists hold places in units of 16 bytes, ready to be added. */
 typedef struct half_gather {
   uint32_t ring_at, sh_at; /* addresses of shared memory */
-  uint32_t to[8];          /* where a lane's 16 bytes of eight lines go in a stage */
-  uint32_t flip;
+  uint32_t to[8];          /* where a lane's 16 bytes of eight lines go in a stage; the next eight are 1024 on */
+  uint32_t flip;           /* of an entry */
   uint32_t slot, phase;
   int lane, warp;
-  bool is_b;
+  bool is_b; /* the lane's operand */
 } half_gather;
 
 #define AT(field, index, size) (h.sh_at + (uint32_t)offsetof(half_shared, field) + (uint32_t)(index) * (size))
 
-template <int COLS>
-static __device__ __forceinline__ void task_fetch(const half_gather &h, uint32_t number, half_task &task)
+/*
+ * Of a line of B a lane has 16 bytes of 512: panel lane / 8, part lane % 8. Of lines of 256 bytes of both operands,
+ * lanes 0-15 have A's, the others B's. A part of the packed A lies where the line's own swizzle put it: its entry ends
+ * in the line's number modulo 8, and the lane's part flips that.
+ */
+template <bool TWO> static __device__ __forceinline__ half_gather gather_of(char *ring, half_shared *sh)
 {
-  const uint32_t at = number % LISTS, first = at * ESMM_HALF_K + (uint32_t)(h.warp * GATHER_LINES);
-  sm90_barrier_wait_at(AT(list_full, at, 8), number / LISTS & 1);
-  task.order = sm90_load4(AT(orders, at, 16));
+  half_gather h;
+  h.lane = (int)threadIdx.x % 32;
+  h.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* so that the compiler knows that a warp has one */
+  h.is_b = !TWO || h.lane >= 16;
+  const uint32_t panel = TWO ? (uint32_t)h.lane / 8 % 2 : (uint32_t)h.lane / 8, part = (uint32_t)h.lane % 8;
+  h.flip = h.is_b ? 0 : part;
+  h.slot = 0;
+  h.phase = 1;
+  h.ring_at = sm90_address(ring);
+  h.sh_at = sm90_address(sh);
+  asm volatile("" : "+r"(h.ring_at), "+r"(h.sh_at)); /* they stay in registers */
 #pragma unroll
-  for (int g = 0; g < 3; g++)
-#pragma unroll
-    for (int j = 0; j < (g == 2 ? GATHER_LINES - 16 : 8); j += 2) {
-      if (g == 2 && j >= 4 && h.warp == 2)
-        break;
-      if (COLS == 128) {
-        task.list[g][j] = sm90_load(AT(pairs, first + 8 * g + j, 8) + h.is_b * 4);
-        task.list[g][j + 1] = sm90_load(AT(pairs, first + 8 * g + j + 1, 8) + h.is_b * 4);
-      } else {
-        const uint2 two = sm90_load2(AT(lists, first + 8 * g + j, 4));
-        task.list[g][j] = two.x;
-        task.list[g][j + 1] = two.y;
-      }
-    }
+  for (int j = 0; j < 8; j++)
+    h.to[j] = h.ring_at + (h.is_b ? 2 * PANEL : 0) + panel * PANEL + (uint32_t)(h.warp * FEEDER_LINES + j) * 128 +
+              (part ^ (uint32_t)j) * 16;
+  return h;
 }
 
-/* The stage of list `number`; false where there is none. */
-template <int COLS>
-static __device__ __forceinline__ bool task_do(const esmm_half_params &p, char *ring, half_shared *sh, half_gather &h,
-                                               uint32_t number, const half_task &task)
+template <bool CHECK>
+static __device__ __forceinline__ void gather_lines(const half_gather &h, uint32_t block, uint64_t base,
+                                                    const uint32_t (&list)[FEEDER_LINES], bool inside)
 {
-  typedef half_stage<COLS> stage;
-  const bool both = COLS == 128; /* operands are gathered */
-  const uint32_t what = task.order.w;
-  if (what & ORDER_END)
-    return false;
-  const int entries = (int)(what & ORDER_ENTRIES), lines = (entries + 15) / 16 * 16;
-  const uint64_t packed = (uint64_t)task.order.y << 32 | task.order.x;
-  const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
-  sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-  sm90_barrier_arrive_here(AT(list_empty, number % LISTS, 8)); /* every lane has read the list */
-  if (h.lane == 0 && h.warp == 2) {
-    sh->stage[h.slot] = (uint32_t)lines / 16 | (what & ORDER_LAST ? STAGE_LAST : 0);
-    if (both) {
-      sm90_barrier_arrive_here(full);
-    } else {
-      const uint32_t rank = cluster_rank();
-      sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? stage::A : 0);
-      if (entries > 0)
-        sm90_bulk_load_multicast(ring + here + rank * PANEL, (const char *)packed + rank * PANEL, PANEL,
-                                 &sh->skip.full[h.slot], BOTH);
-    }
-  }
-  const bool inside = both || (int64_t)task.order.z + h.lane * 8 < p.b_ld;
-  uint64_t base = !h.is_b ? packed + (uint32_t)h.lane / 8 % 2 * PANEL
-                          : p.b + (inside ? task.order.z * 2 + (uint32_t)(both ? h.lane % 16 : h.lane) * 16 : 0);
-  asm volatile("" : "+l"(base)); /* one sum, not two for every line */
-  if (entries == ESMM_HALF_K && __all_sync(~0u, inside)) {
-    gather_lines<8, false>(h.to, here, base, task.list[0], h.flip, true);
-    gather_lines<8, false>(h.to, here + 1024, base, task.list[1], h.flip, true);
-    gather_lines<4, false>(h.to, here + 2048, base, task.list[2], h.flip, true);
-    if (h.warp < 2)
-      gather_lines<GATHER_LINES - 20, false>(h.to + 4, here + 2048, base, task.list[2] + 4, h.flip, true);
-  } else {
-    const int first = h.warp * GATHER_LINES;
 #pragma unroll
-    for (int g = 0; g < 2; g++)
-      if (first + 8 * g < lines)
-        gather_lines<8, true>(h.to, here + g * 1024, base, task.list[g], h.flip, inside);
-    if (first + 16 < lines) {
-      gather_lines<4, true>(h.to, here + 2048, base, task.list[2], h.flip, inside);
-      if (h.warp < 2)
-        gather_lines<GATHER_LINES - 20, true>(h.to + 4, here + 2048, base, task.list[2] + 4, h.flip, inside);
-    }
+  for (int j = 0; j < FEEDER_LINES; j++)
+    gather(block + h.to[j % 8] + j / 8 * 1024, (const void *)(base + (uint64_t)(list[j] ^ h.flip) * 16),
+           CHECK ? list[j] != NOTHING && inside : true);
+}
+
+/* A warp's entries, from shared memory. */
+static __device__ __forceinline__ void list_load(uint32_t from, uint32_t (&list)[FEEDER_LINES])
+{
+#pragma unroll
+  for (int j = 0; j < FEEDER_LINES; j += 4) {
+    const uint4 four = sm90_load4(from + j * 4);
+    list[j] = four.x;
+    list[j + 1] = four.y;
+    list[j + 2] = four.z;
+    list[j + 3] = four.w;
   }
-  gathered(full);
+}
+
+/* What consumers are told of the stage at h.slot, by one thread. */
+static __device__ __forceinline__ void stage_tell(half_shared *sh, const half_gather &h, uint32_t rows, int entries,
+                                                  bool last, const int4 &unit)
+{
+  sh->stage[h.slot] = rows | (uint32_t)ceil_div(entries, 16) | (last ? STAGE_LAST : 0);
+  if (last)
+    sh->unit[h.slot] = unit;
+}
+
+template <class stage> static __device__ __forceinline__ void stage_on(half_gather &h)
+{
   if (++h.slot == stage::COUNT) {
     h.slot = 0;
     h.phase ^= 1;
   }
+}
+
+#define TELLER (FEEDERS - 32) /* the thread that tells */
+
+/* There are no more. */
+static __device__ __forceinline__ void feed_end(half_shared *sh, const half_gather &h)
+{
+  sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
+  if (threadIdx.x == TELLER) {
+    sh->stage[h.slot] = STAGE_END;
+    sm90_barrier_arrive_here(AT(skip.full, h.slot, 8));
+  }
+  gathered(AT(skip.full, h.slot, 8));
+}
+
+/* ---- SKIP_A ---- */
+
+/* The way through the stages of a block's units. Everything is the same in all lanes but base and inside. */
+typedef struct half_walk {
+  int index;            /* of the unit: past work.count there are no more */
+  int4 unit;            /* it, as it is told, */
+  half_unit next;       /* and the one after */
+  int segment, left;    /* of the strip; its entries from this stage on */
+  int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
+  int ahead;            /* entries of segment + 1 */
+  uint64_t base;        /* of B: this lane's columns; */
+  bool inside, whole;   /* they are there; every lane's are */
+  int chunk_end;        /* entry of the strip from which on they are not in shared memory */
+  uint4 fetched;        /* entries on their way, */
+  const uint32_t *from; /* and from where */
+} half_walk;
+
+static __device__ __forceinline__ int walk_count(const esmm_half_params &p, const half_walk &w, int segment)
+{
+  const uint32_t *counts = (const uint32_t *)p.counts + (int64_t)(w.unit.x / TILE) * p.segments;
+  return segment < p.segments ? __shfl_sync(~0u, (int)counts[segment], 0) : 0;
+}
+
+/* To the next segment with entries; `segments` where there is none. */
+static __device__ __forceinline__ void walk_segment(const esmm_half_params &p, half_walk &w)
+{
+  while (w.left <= 0 && w.segment < p.segments) {
+    w.segment++;
+    w.at = w.segment * p.segment_k;
+    w.left = w.ahead;
+    w.ahead = walk_count(p, w, w.segment + 1);
+  }
+  w.chunk_end = w.at;
+}
+
+static __device__ __forceinline__ int walk_entries(const esmm_half_params &p, const half_walk &w)
+{
+  return w.stages <= 0 || w.segment >= p.segments ? 0 : min(w.left, ESMM_HALF_K);
+}
+
+static __device__ __forceinline__ int strip_stages(const esmm_half_params &p, const half_walk &w)
+{
+  int stages = 0;
+  for (int i = 0; i < p.segments; i++)
+    stages += ceil_div(walk_count(p, w, i), ESMM_HALF_K);
+  return stages;
+}
+
+/* Entry `at` of the strip of that row. */
+static __device__ __forceinline__ const uint32_t *strip_list(const esmm_half_params &p, int row, int at)
+{
+  return (const uint32_t *)p.lists + (int64_t)(row / TILE) * (p.segments * p.segment_k) + at;
+}
+
+static __device__ __forceinline__ void walk_enter(const esmm_half_params &p, const half_work &work,
+                                                  const half_gather &h, half_walk &w)
+{
+  if (w.index >= work.count)
+    return;
+  const half_unit unit = w.next;
+  if (w.index + work.step < work.count)
+    w.next = unit_at(work, w.index + work.step);
+  w.unit = unit_told(unit);
+  w.inside = (int64_t)unit.col + h.lane * 8 < p.b_ld;
+  w.whole = __all_sync(~0u, w.inside);
+  w.base = p.b + (w.inside ? (uint32_t)unit.col * 2 + (uint32_t)h.lane * 16 : 0);
+  w.segment = -1;
+  w.left = 0;
+  w.stages = INT32_MAX;
+  w.ahead = walk_count(p, w, 0);
+  walk_segment(p, w);
+  if (unit.parts > 1) {
+    int from, to;
+    share(strip_stages(p, w), unit.part, unit.parts, from, to);
+    w.stages = to - from;
+    for (; from > 0; from--) {
+      w.left -= ESMM_HALF_K;
+      w.at += ESMM_HALF_K;
+      walk_segment(p, w);
+    }
+  }
+}
+
+/* To the next stage; true where this one was its unit's last. Every unit has one at least, if an empty one. */
+static __device__ __forceinline__ bool walk_on(const esmm_half_params &p, const half_work &work, const half_gather &h,
+                                               half_walk &w)
+{
+  w.stages--;
+  w.left -= ESMM_HALF_K;
+  w.at += ESMM_HALF_K;
+  if (w.left > 0 && w.stages > 0)
+    return false;
+  if (w.stages > 0) {
+    walk_segment(p, w);
+    if (w.segment < p.segments)
+      return false;
+  }
+  w.index += work.step;
+  walk_enter(p, work, h, w);
   return true;
 }
 
-#undef AT
-
-template <int COLS>
-static __device__ __forceinline__ void feed_skip(const esmm_half_params &p, char *ring, half_shared *sh)
+/*
+ * A warp's entries of eight stages from `from` on, four a lane: of stage lane / 4, lines 4 (lane % 4) and on of its own
+ * 16. They may lie past the segment, never past the lists.
+ */
+static __device__ __forceinline__ void chunk_fetch(const half_gather &h, half_walk &w, const uint32_t *from)
 {
-  typedef half_stage<COLS> stage;
-  const bool both = COLS == 128;
-  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-  /*
-   * Of a line of B a lane has 16 bytes of 512: panel lane / 8, part lane % 8. Of lines of 256 bytes of both operands,
-   * lanes 0-15 have A's, the others B's. A part of the packed A lies where the line's own swizzle put it: its entry
-   * ends in the line's number modulo 8, and the lane's part flips that.
-   */
-  const bool is_b = !both || lane >= 16;
-  const uint32_t panel = both ? (uint32_t)lane / 8 % 2 : (uint32_t)lane / 8, part = (uint32_t)lane % 8;
-  half_gather h = {sm90_address(ring), sm90_address(sh), {}, is_b ? 0 : part, 0, 1, lane, warp, is_b};
-  asm volatile("" : "+r"(h.ring_at), "+r"(h.sh_at)); /* they stay in registers */
+  w.from = from;
+  const uint32_t *mine = from + h.lane / 4 * ESMM_HALF_K + h.warp * FEEDER_LINES + h.lane % 4 * 4;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.fetched.x), "=r"(w.fetched.y), "=r"(w.fetched.z), "=r"(w.fetched.w)
+               : "l"(mine)
+               : "memory");
+}
+
+/* The next eight stages' entries to shared memory, where the stage at w is not there yet, and those after on their way.
+ */
+static __device__ __forceinline__ void chunk_at(const esmm_half_params &p, const half_work &work, const half_gather &h,
+                                                half_walk &w)
+{
+  enum { CHUNK = CHUNK_STAGES * ESMM_HALF_K };
+  if (w.at < w.chunk_end)
+    return;
+  const uint32_t *here = strip_list(p, w.unit.x, w.at);
+  if (w.from != here)
+    chunk_fetch(h, w, here);
+  __syncwarp(); /* everybody has read the last ones */
+  sm90_store4(AT(lists, h.warp, CHUNK_STAGES * FEEDER_LINES * 4) + (uint32_t)h.lane * 16, w.fetched);
+  __syncwarp();
+  w.chunk_end = w.at + CHUNK;
+  if (w.left > CHUNK)
+    chunk_fetch(h, w, here + CHUNK);
+  else if (w.ahead > 0)
+    chunk_fetch(h, w, strip_list(p, w.unit.x, (w.segment + 1) * p.segment_k));
+  else if (w.index + work.step < work.count)
+    chunk_fetch(h, w, strip_list(p, w.next.row, 0));
+}
+
+static __device__ __forceinline__ void feed_skip_a(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  typedef half_stage<256> stage;
+  half_work work = work_of(p, ESMM_HALF_SKIP_A);
+  half_gather h = gather_of<false>(ring, sh);
+  work.rank = __shfl_sync(~0u, work.rank, 0);
+  half_walk w;
+  w.index = work.first;
+  w.from = NULL;
+  if (w.index < work.count)
+    w.next = unit_at(work, w.index);
+  walk_enter(p, work, h, w);
+  while (w.index < work.count) {
+    const int entries = walk_entries(p, w);
+    const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
+    uint32_t list[FEEDER_LINES];
+    if (entries > 0) {
+      chunk_at(p, work, h, w);
+      const uint32_t row = (uint32_t)(h.warp * CHUNK_STAGES + CHUNK_STAGES - (w.chunk_end - w.at) / ESMM_HALF_K);
+      list_load(AT(lists, row, FEEDER_LINES * 4), list);
+    }
+    const uint64_t base = w.base;
+    const bool inside = w.inside, whole = w.whole;
+    const int4 unit = w.unit;
+    const int at = w.at;
+    const bool last = walk_on(p, work, h, w);
+    sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
+    if (threadIdx.x == TELLER) {
+      stage_tell(sh, h, stage_rows(p, unit.x), entries, last, unit);
+      sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? 2 * PANEL : 0);
+      if (entries > 0)
+        sm90_bulk_load_multicast(ring + here + (uint32_t)work.rank * PANEL, packed_line(p, unit.x, work.rank, at),
+                                 PANEL, &sh->skip.full[h.slot], BOTH);
+    }
+    if (entries == ESMM_HALF_K && whole)
+      gather_lines<false>(h, here, base, list, true);
+    else if (h.warp * FEEDER_LINES < entries)
+      gather_lines<true>(h, here, base, list, inside);
+    gathered(full);
+    stage_on<stage>(h);
+  }
+  feed_end(sh, h);
+}
+
+/* ---- SKIP_AB ---- */
+
+/* Sums over the lanes of all feeders: of those before this one, and of all. Two 16-bit sums in one word. */
+static __device__ __forceinline__ void feeders_scan(half_shared *sh, const half_gather &h, uint32_t own,
+                                                    uint32_t &before, uint32_t &all)
+{
+  uint32_t upto = own;
 #pragma unroll
-  for (int j = 0; j < 8; j++)
-    h.to[j] = h.ring_at + (is_b ? stage::A : 0) + panel * PANEL + (uint32_t)(warp * GATHER_LINES + j) * 128 +
-              (part ^ (uint32_t)(warp * GATHER_LINES + j) % 8) * 16;
-  for (uint32_t number = 0;; number++) {
-    half_task task;
-    task_fetch<COLS>(h, number, task);
-    if (!task_do<COLS>(p, ring, sh, h, number, task))
-      break;
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, upto, d);
+    upto += h.lane >= d ? other : 0;
+  }
+  if (h.lane == 31)
+    sh->found[h.warp] = upto;
+  meet<5, FEEDERS>();
+  const uint4 found = sm90_load4(AT(found, 0, 4));
+  before = upto - own + (h.warp > 0 ? found.x : 0) + (h.warp > 1 ? found.y : 0) + (h.warp > 2 ? found.z : 0);
+  all = found.x + found.y + found.z + found.w;
+}
+
+/* The word of a bitmap that a feeder looks at; 0 past the segment's end. */
+typedef struct half_words {
+  const uint32_t *a, *b;
+  int segment, word; /* the segment's, of the first feeder */
+} half_words;
+
+static __device__ __forceinline__ void words_fetch(const esmm_half_params &p, const half_words &at, uint32_t &a,
+                                                   uint32_t &b)
+{
+  const int word = at.word + (int)threadIdx.x, here = at.segment * (p.segment_k / 32) + word;
+  const bool there = at.segment < p.segments && word < p.segment_k / 32 && here < p.b_words;
+  a = there ? at.a[here] : 0;
+  b = there ? at.b[here] : 0;
+}
+
+/*
+ * The k's of `take`, bits of a feeder's word in packed order, to the ring from entry `at` on. mine: those that are
+ * packed, the first as line `line` of the strip; k: the word's first.
+ */
+static __device__ __forceinline__ void places_write(const half_gather &h, uint32_t take, uint32_t mine, uint32_t line,
+                                                    uint32_t k, uint32_t b_line, uint32_t at)
+{
+  for (; take; take &= take - 1, at++) {
+    const uint32_t low = take & (0u - take), bit = 31 - (uint32_t)__clz((int)low);
+    const uint32_t x = line + (uint32_t)__popc(mine & (low - 1)), y = (k + bit % 4 * 8 + bit / 4) * b_line;
+    const uint32_t to = AT(places, at % PLACES, 4);
+    sm90_store(to, x * 8 + x % 8);
+    sm90_store(to + PLACES * 4, y);
   }
 }
+
+/*
+ * Where the feeders are in the ring of entries. A round looks at a word of the bitmaps a feeder, 4096 k's, or at a
+ * quarter of that where the ring could not take what it finds.
+ */
+typedef struct half_round {
+  uint32_t head; /* the first entry that is not gathered yet, */
+  int waiting;   /* and how many there are */
+} half_round;
+
+/* What all stages of a unit have in common. */
+typedef struct half_task {
+  uint64_t base; /* what a lane adds its entries to */
+  uint32_t rows; /* STAGE_ROWS */
+  int4 unit;     /* unit_told */
+} half_task;
+
+static __device__ __forceinline__ void round_feed(half_shared *sh, half_gather &h, half_round &r, const half_task &task,
+                                                  bool ends)
+{
+  typedef half_stage<128> stage;
+  const int stages = ends ? max(1, ceil_div(r.waiting, ESMM_HALF_K)) : r.waiting / ESMM_HALF_K;
+  if (ends && (int)threadIdx.x < stages * ESMM_HALF_K - r.waiting) {
+    const uint32_t to = AT(places, (r.head + (uint32_t)r.waiting + threadIdx.x) % PLACES, 4);
+    sm90_store(to, NOTHING);
+    sm90_store(to + PLACES * 4, NOTHING);
+  }
+  meet<6, FEEDERS>(); /* all entries are there */
+  for (int s = 0; s < stages; s++) {
+    const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
+    const int entries = min(r.waiting, ESMM_HALF_K);
+    uint32_t list[FEEDER_LINES];
+    list_load(AT(places, (r.head + (uint32_t)(h.warp * FEEDER_LINES)) % PLACES, 4) + h.is_b * PLACES * 4, list);
+    sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
+    if (threadIdx.x == TELLER) {
+      stage_tell(sh, h, task.rows, entries, ends && s == stages - 1, task.unit);
+      sm90_barrier_arrive_here(full);
+    }
+    if (entries == ESMM_HALF_K)
+      gather_lines<false>(h, here, task.base, list, true);
+    else if (h.warp * FEEDER_LINES < entries)
+      gather_lines<true>(h, here, task.base, list, true);
+    gathered(full);
+    stage_on<stage>(h);
+    r.head += ESMM_HALF_K;
+    r.waiting -= entries;
+  }
+}
+
+static __device__ __forceinline__ void feed_skip_ab(const esmm_half_params &p, char *ring, half_shared *sh)
+{
+  const half_work work = work_of(p, ESMM_HALF_SKIP_AB);
+  const int words = p.segment_k / 32;
+  const uint32_t b_line = (uint32_t)(p.b_ld / 8);
+  half_gather h = gather_of<true>(ring, sh);
+  half_round r = {0, 0};
+  half_task task;
+  for (int i = work.first; i < work.count; i += work.step) {
+    const half_unit unit = unit_at(work, i);
+    const int64_t strip = unit.row / TILE;
+    half_words at = {(const uint32_t *)p.a_bits + strip * p.b_words,
+                     (const uint32_t *)p.b_bits + unit.col / TILE * p.b_words, 0, 0};
+    task.base = h.is_b ? p.b + (uint32_t)unit.col * 2 + (uint32_t)h.lane % 16 * 16
+                       : (uint64_t)packed_line(p, unit.row, h.lane / 8, 0);
+    task.rows = stage_rows(p, unit.row);
+    task.unit = unit_told(unit);
+    uint32_t next_a, next_b;
+    words_fetch(p, at, next_a, next_b);
+    uint32_t packed = 0; /* k's of the segment so far */
+    while (at.segment < p.segments) {
+      const uint32_t mine = packed_order(next_a), both = packed_order(next_a & next_b);
+      const uint32_t k = (uint32_t)(at.segment * words + at.word + (int)threadIdx.x) * 32;
+      uint32_t line = (uint32_t)(at.segment * p.segment_k) + packed, before, all;
+      at.word += FEEDERS;
+      const bool ends = at.word >= words;
+      if (ends) {
+        at.segment++;
+        at.word = 0;
+      }
+      words_fetch(p, at, next_a, next_b);
+      feeders_scan(sh, h, (uint32_t)__popc(mine) << 16 | (uint32_t)__popc(both), before, all);
+      line += before >> 16;
+      packed = ends ? 0 : packed + (all >> 16);
+      const bool done = at.segment >= p.segments;
+      const int parts = (all & 0xffffu) <= PLACES - ESMM_HALF_K ? 1 : 4;
+      for (int part = 0; part < parts; part++) {
+        uint32_t take = both;
+        if (parts > 1) {
+          take &= 0xffu << 8 * part;
+          meet<6, FEEDERS>(); /* everybody has read the sums */
+          feeders_scan(sh, h, (uint32_t)__popc(take), before, all);
+        }
+        places_write(h, take, mine, line, k, b_line, r.head + (uint32_t)r.waiting + (before & 0xffffu));
+        r.waiting += (int)(all & 0xffffu);
+        round_feed(sh, h, r, task, done && part == parts - 1);
+      }
+    }
+  }
+  feed_end(sh, h);
+}
+
+#undef AT
 
 #endif

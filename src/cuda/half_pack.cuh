@@ -4,13 +4,13 @@
  * Work is cut into segments: 128 rows (a strip) by segment_k k's, one block each, so that nobody waits for another's
  * counts. 128 k's at a time come through the copy engine; the eight multiplying warps hold 16 rows each in registers,
  * transposed, find the k's with a nonzero (-0 is a zero), agree on them through shared memory, and write the alive ones
- * behind each other into blocks of 64 k's, just as wgmma reads them: [2 panels of 64 rows][64 k's][128 bytes],
- * swizzled. Full blocks leave through the copy engine.
+ * behind each other, just as wgmma reads them: [2 panels of 64 rows][k's][128 bytes], swizzled. 64 k's at a time leave
+ * through the copy engine.
  *
  *   counts [strip][segment]           alive k's
  *   lists  [strip][segment][...]      where their rows of B begin, in 16 bytes; NOTHING up to the next multiple of 64
  *   a_bits [strip][b_words]           bitmaps
- *   packed [strip][segment][...]      their columns; zeros up to the next multiple of 16
+ *   packed [strip][panel][segment][...]  their columns; zeros up to the next multiple of 16
  *
  * Of 32 k's the packed ones stand in the order in which a warp finds them: k = 8g + q as number 4q + g.
  *
@@ -24,9 +24,8 @@
 #define PACK_K 128                     /* k's of a step */
 #define PACK_BYTES (TILE * PACK_K * 2) /* of A */
 #define PACK_BLOCKS 8                  /* of 64 k's, on their way out: five are touched between two waits */
-#define PACK_BLOCK (2 * PANEL)
 
-static_assert(PACK_BUFFERS * PACK_BYTES + PACK_BLOCKS * PACK_BLOCK <= RING_BYTES, "packing uses the ring");
+static_assert(PACK_BUFFERS * PACK_BYTES + PACK_BLOCKS * 2 * PANEL <= RING_BYTES, "packing uses the ring");
 
 /* Steps of a segment: none past k. */
 static __device__ __forceinline__ int pack_steps(const esmm_half_params &p, int segment)
@@ -114,7 +113,8 @@ static __device__ __forceinline__ uint32_t pack_line(uint32_t blocks, uint32_t p
 typedef struct pack_state {
   const char *blocks;  /* the outgoing ring: all blocks' first panels, then their second ones */
   uint32_t lane, part; /* this lane's place in it, less line and part, and its part */
-  char *out;           /* the segment's packed columns */
+  char *out;           /* the segment's packed columns in the first panel, */
+  int64_t panel;       /* and bytes from there to the second */
   uint32_t *list;      /* its list */
   uint32_t *bits;      /* its bitmap, */
   int words;           /* and the words that has: none past k */
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void pack_send(pack_state &s, uint32_t blocks)
 {
   for (; s.sent < blocks; s.sent++)
     for (int i = 0; i < 2; i++)
-      sm90_bulk_store(s.out + (int64_t)s.sent * PACK_BLOCK + i * PANEL,
+      sm90_bulk_store(s.out + (int64_t)s.sent * PANEL + i * s.panel,
                       s.blocks + (i * PACK_BLOCKS + s.sent % PACK_BLOCKS) * PANEL, PANEL);
   sm90_bulk_commit();
 }
@@ -180,12 +180,13 @@ static __device__ __forceinline__ void pack(const esmm_half_params &p, char *rin
   uint32_t phase = 0;
   for (int item = (int)blockIdx.x; item < items; item += (int)gridDim.x) {
     const int segment = item % p.segments, steps = pack_steps(p, segment);
-    const int64_t first = (int64_t)item * p.segment_k;
+    const int64_t first = (int64_t)item * p.segment_k, panel = (int64_t)p.segments * p.segment_k * 128;
     const char *blocks = ring + PACK_BUFFERS * PACK_BYTES;
     pack_state s = {blocks,
                     sm90_address(blocks) + (uint32_t)(warp / 4 * (PACK_BLOCKS * PANEL) + lane % 4 * 4),
                     (uint32_t)warp % 4 * 32,
-                    (char *)p.packed + first * (TILE * 2),
+                    (char *)p.packed + item / p.segments * (2 * panel) + segment * p.segment_k * 128ll,
+                    panel,
                     (uint32_t *)p.lists + first,
                     (uint32_t *)p.a_bits + item / p.segments * p.b_words + segment * p.segment_k / 32,
                     (int)p.b_words - segment * p.segment_k / 32,

@@ -14,6 +14,7 @@
 #define LARGEST ((int64_t)1 << 23)                /* of m, n and k: 32-bit places in 16-byte units */
 #define PACK_STEP 128                             /* k's that a strip's segments are multiples of */
 #define ALIGN 1024                                /* of the workspace's parts: what wgmma reads */
+#define LISTS_PAST 2048                           /* bytes past the lists that are fetched, and not used */
 #define LEAST_SIDE 8                              /* of a sample */
 #define LEAST_STEPS 4                             /* stages that are worth a part of their own */
 
@@ -206,7 +207,7 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
          esmm_cuda_reserve(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
          (!packs || (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
-                     esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t), ALIGN, &l->lists) &&
+                     esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
                      esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
                      esmm_cuda_reserve(&l->bytes, strips * (size_t)p->w->cuda->strips.k_padded / 8, ALIGN, &l->bits)));
 }

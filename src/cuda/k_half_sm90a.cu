@@ -106,90 +106,129 @@ static __device__ __forceinline__ void half_choose(const esmm_half_params &p, ha
 
 /* ---- multiplying ---- */
 
-/* 64 rows of this warpgroup by all columns of its block. False where it was called off. */
+/* What one pass over the stages of a unit needs. */
+typedef struct half_consumer {
+  uint32_t full, empty, told; /* addresses of shared memory */
+  uint64_t a_view, b_view;
+  int lane, group, shares, reader;
+  bool gathered_lines;
+  uint32_t slot, phase;
+} half_consumer;
+
+static __device__ __forceinline__ half_consumer consumer_of(const esmm_half_params &p, char *ring, half_shared *sh,
+                                                            int mode, int b_at)
+{
+  half_consumer c;
+  const half_ring *barriers = mode == ESMM_HALF_DENSE ? &sh->dense : &sh->skip;
+  c.lane = (int)threadIdx.x % 32;
+  c.group = ((int)threadIdx.x - FEEDERS) / 128;
+  c.shares = p.units[mode].share == ESMM_HALF_ALONE ? 1 : 2;
+  c.reader = c.shares == 2 ? (int)cluster_rank() : 0;
+  c.gathered_lines = mode != ESMM_HALF_DENSE;
+  c.full = sm90_address(barriers->full);
+  c.told = sm90_address(sh->stage);
+  c.empty = sm90_address_at(barriers->empty, c.shares == 2 ? (uint32_t)c.lane % 2 : cluster_rank());
+  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  c.a_view = wgmma16_view(ring + c.group * PANEL);
+  c.b_view = wgmma16_view(ring + b_at);
+  c.slot = c.phase = 0;
+  return c;
+}
+
+/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
+template <int COLS, bool F16, bool A_BY_K>
+static __device__ __forceinline__ uint32_t multiply_unit(half_consumer &c, float (&sums)[half_stage<COLS>::SUMS],
+                                                         uint32_t &at)
+{
+  typedef half_stage<COLS> stage;
+  enum { STEPS = ESMM_HALF_K / 16, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
+  uint32_t before = MAX_STAGES, what = 0;
+#pragma unroll
+  for (int j = 0; j < stage::SUMS; j++) /* zero now: their registers are free between units */
+    sums[j] = 0.0f;
+  do {
+    sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
+    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
+    const int steps = c.group * 64 < (int)(what >> STAGE_ROWS) ? (int)(what & STAGE_STEPS) : 0;
+    const uint64_t a = c.a_view + c.slot * (stage::BYTES >> 4), b = c.b_view + c.slot * (stage::BYTES >> 4);
+    if (A_BY_K && c.gathered_lines)
+      sm90_fence_async(); /* they were not written by the copy engine */
+    if (steps == STEPS) {
+      sm90_wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+      sm90_wgmma_commit();
+    } else {
+#pragma unroll 1
+      for (int s = 0; s < steps; s++) {
+        sm90_wgmma_fence();
+        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        sm90_wgmma_commit();
+      }
+      sm90_wgmma_wait<0>();
+    }
+    if (before < MAX_STAGES) {
+      sm90_wgmma_wait<1>();
+      if (c.lane < c.shares)
+        sm90_barrier_arrive_cluster(c.empty + before * 8);
+    }
+    before = c.slot;
+    if (++c.slot == stage::COUNT) {
+      c.slot = 0;
+      c.phase ^= 1;
+    }
+  } while (!(what & (STAGE_LAST | STAGE_OFF | STAGE_END)));
+  sm90_wgmma_wait<0>();
+  at = before;
+  return what;
+}
+
+/* The unit's stage may be used again. */
+static __device__ __forceinline__ void let_go(const half_consumer &c, uint32_t at)
+{
+  if (c.lane < c.shares)
+    sm90_barrier_arrive_cluster(c.empty + at * 8);
+}
+
+template <int COLS>
+static __device__ __forceinline__ void finish_unit(const esmm_half_params &p, const half_unit &unit, half_shared *sh,
+                                                   float (&sums)[half_stage<COLS>::SUMS])
+{
+  const int warp = ((int)threadIdx.x - FEEDERS) / 32, row0 = unit.row + warp * 16;
+  int first = 0, end = half_stage<COLS>::SUMS;
+  if (unit.parts > 1)
+    add_parts(p, unit, sums, row0, first, end);
+  store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
+}
+
+/* All stages; the loader says where they belong. False where they were called off. */
 template <int COLS, bool F16, bool A_BY_K>
 static __device__ __forceinline__ bool multiply(const esmm_half_params &p, int mode, char *ring, half_shared *sh)
 {
-  typedef half_stage<COLS> stage;
-  const half_work work = work_of(p, mode);
-  const int lane = (int)threadIdx.x % 32, warp = ((int)threadIdx.x - FEEDERS) / 32, group = warp / 4;
-  const bool gathered_lines = A_BY_K && mode != ESMM_HALF_DENSE;
-  const int shares = work.u.share == ESMM_HALF_ALONE ? 1 : 2, a_step = A_BY_K ? 16 * 128 >> 4 : 32 >> 4;
-  const half_ring *barriers = mode == ESMM_HALF_DENSE ? &sh->dense : &sh->skip;
-  uint32_t full = sm90_address(barriers->full), told = sm90_address(sh->stage);
-  uint32_t empty = sm90_address_at(barriers->empty, shares == 2 ? (uint32_t)lane % 2 : cluster_rank());
-  asm volatile("" : "+r"(full), "+r"(told), "+r"(empty)); /* they stay in registers */
-  const uint64_t a_view = wgmma16_view(ring + group * PANEL), b_view = wgmma16_view(ring + stage::A);
-  const int reader = shares == 2 ? (int)cluster_rank() : 0;
-  uint32_t slot = 0, phase = 0;
-  for (int i = work.first; i < work.count; i += work.step) {
-    const half_unit unit = unit_at(work, i);
-    const bool active = unit.row + group * 64 < p.m;
-    float sums[stage::SUMS]; /* zero now: their registers are free between units */
-#pragma unroll
-    for (int j = 0; j < stage::SUMS; j++)
-      sums[j] = 0.0f;
-    uint32_t before = MAX_STAGES, what = 0;
-    for (bool last = false; !last;) {
-      sm90_barrier_wait_at(full + slot * 8, phase);
-      /* Read by the lane that lets go of this block's stage, and told to the others. */
-      what = __shfl_sync(~0u, lane == reader ? sm90_load(told + slot * 4) : 0, reader);
-      const int steps = active ? (int)(what & STAGE_STEPS) : 0;
-      const uint64_t a = a_view + slot * (stage::BYTES >> 4), b = b_view + slot * (stage::BYTES >> 4);
-      if (gathered_lines)
-        sm90_fence_async(); /* they were not written by the copy engine */
-      if (steps == 4) {
-        sm90_wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < 4; s++)
-          wgmma16<F16, A_BY_K>(sums, a + s * a_step, b + s * (16 * 128 >> 4));
-        sm90_wgmma_commit();
-      } else {
-        for (int s = 0; s < steps; s++) {
-          sm90_wgmma_fence();
-          wgmma16<F16, A_BY_K>(sums, a + s * a_step, b + s * (16 * 128 >> 4));
-          sm90_wgmma_commit();
-        }
-        sm90_wgmma_wait<0>();
-      }
-      if (before < MAX_STAGES) {
-        sm90_wgmma_wait<1>();
-        if (lane < shares)
-          sm90_barrier_arrive_cluster(empty + before * 8);
-      }
-      last = what & STAGE_LAST;
-      before = slot;
-      if (++slot == stage::COUNT) {
-        slot = 0;
-        phase ^= 1;
-      }
-    }
-    sm90_wgmma_wait<0>();
-    if (lane < shares)
-      sm90_barrier_arrive_cluster(empty + before * 8);
-    if (what & STAGE_OFF)
-      return false;
-    int first = 0, end = stage::SUMS;
-    const int row0 = unit.row + warp * 16;
-    if (unit.parts > 1)
-      add_parts(p, unit, sums, row0, first, end);
-    store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
+  half_consumer c = consumer_of(p, ring, sh, mode, half_stage<COLS>::A);
+  for (;;) {
+    float sums[half_stage<COLS>::SUMS];
+    uint32_t at;
+    const uint32_t what = multiply_unit<COLS, F16, A_BY_K>(c, sums, at);
+    int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
+    told.x = __shfl_sync(~0u, told.x, c.reader);
+    told.y = __shfl_sync(~0u, told.y, c.reader);
+    told.z = __shfl_sync(~0u, told.z, c.reader);
+    told.w = __shfl_sync(~0u, told.w, c.reader);
+    let_go(c, at);
+    if (what & (STAGE_OFF | STAGE_END))
+      return what & STAGE_END;
+    finish_unit<COLS>(p, unit_heard(told), sh, sums);
   }
-  return true;
 }
 
-/* The dense product. False where it was called off, or is not this block's. */
+/* The dense product. False where it was called off. */
 template <bool F16>
 static __device__ __forceinline__ bool multiply_dense(const esmm_half_params &p, char *ring, half_shared *sh)
 {
-  const half_work work = work_of(p, ESMM_HALF_DENSE);
-  if (work.first >= work.count) { /* nobody tells a block that has no stages */
-    if (!p.choose)
-      return true;
-    sm90_barrier_wait(&sh->decided, 0);
-    return sh->mode == ESMM_HALF_DENSE;
-  }
-  if (work.u.cols == 256)
+  if (p.units[ESMM_HALF_DENSE].cols == 256)
     return p.a_by_k ? multiply<256, F16, true>(p, ESMM_HALF_DENSE, ring, sh)
                     : multiply<256, F16, false>(p, ESMM_HALF_DENSE, ring, sh);
   return p.a_by_k ? multiply<128, F16, true>(p, ESMM_HALF_DENSE, ring, sh)
@@ -233,16 +272,10 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, c
     }
   }
   meet<3, FEEDERS>();
-  if (threadIdx.x < GATHERERS) {
-    if (p.mode == ESMM_HALF_SKIP_A)
-      feed_skip<256>(p, ring, sh);
-    else
-      feed_skip<128>(p, ring, sh);
-  } else if (p.mode == ESMM_HALF_SKIP_AB) {
-    list_skip_ab(p, sh);
-  } else if (threadIdx.x == GATHERERS) {
-    list_skip_a(p, sh);
-  }
+  if (p.mode == ESMM_HALF_SKIP_A)
+    feed_skip_a(p, ring, sh);
+  else
+    feed_skip_ab(p, ring, sh);
 }
 
 /* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
@@ -271,15 +304,10 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
     for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
-      sm90_barrier_init(&sh->skip.full[i], 1 + GATHERERS);
+      sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
       sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
     sm90_barrier_init(&sh->decided, 1);
-#pragma unroll 1
-    for (int i = 0; i < LISTS; i++) {
-      sm90_barrier_init(&sh->list_full[i], p.mode == ESMM_HALF_SKIP_AB ? 32 : 1);
-      sm90_barrier_init(&sh->list_empty[i], GATHERERS);
-    }
     for (int i = 0; i < PACK_BUFFERS; i++) {
       sm90_barrier_init(&sh->pack_full[i], 1);
       sm90_barrier_init(&sh->pack_empty[i], 8);
@@ -289,10 +317,10 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
-    sm90_registers_down<96>();
+    sm90_registers_down<112>();
     load_for(p, ring, sh);
   } else {
-    sm90_registers_up<200>();
+    sm90_registers_up<192>();
     work_on<F16>(p, ring, sh);
   }
   cluster_sync(); /* the other block may still send here */

@@ -236,7 +236,7 @@ typedef struct esmm_half_params {
   int64_t a_ld, b_ld; /* elements */
   uint64_t b_bits;    /* [b_ld / 128][b_words]: bitmaps of B's tiles; for SKIP_AB */
   uint64_t b_alive;   /* [k] share of B's tiles that need k; for the sample */
-  uint64_t packed;    /* [strips][segments * segment_k / 64][2][64][64]: A's alive k's, as wgmma reads them */
+  uint64_t packed;    /* [strips][2][segments * segment_k][64]: A's alive k's, 64 rows each, as wgmma reads them */
   uint64_t lists;     /* [strips][segments * segment_k] uint32_t: where their rows of B begin, in 16 bytes */
   uint64_t a_bits;    /* [strips][b_words] uint32_t: the same as bitmaps */
   uint64_t counts;    /* [strips][segments] uint32_t: how many */
