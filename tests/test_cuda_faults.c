@@ -703,7 +703,16 @@ static void copies_wait_for_the_host_only(void **state)
   assert_int_equal(esmm_matrix_copy(b.ctx, &b.a, &other), ESMM_OK);
   assert_int_equal(fake->synchronizations, waited);
   assert_int_equal(fake->launches, launches + 1);
-  assert_int_equal(fake->records, records + 1); /* so that calls on other streams come after it */
+  static char stream;
+  const int64_t waits = fake->waits;
+  assert_int_equal(fake->records, records); /* the default stream keeps its order without an event, */
+  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
+  assert_int_equal(fake->records, records + 2); /* and has one when another comes after it, */
+  assert_int_equal(fake->waits, waits + 1);
+  assert_int_equal(bench_run(&b, 8, NULL), ESMM_OK);
+  assert_int_equal(fake->records, records + 2);
+  assert_int_equal(esmm_ctx_synchronize(b.ctx), ESMM_OK); /* or the host waits for it */
+  assert_int_equal(fake->records, records + 3);
   esmm_memory_free(b.ctx, other.data);
   bench_stop(&b, "copies");
 }

@@ -246,6 +246,18 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
 }
 
 /*
+ * An event between two kernels costs the GPU about as much as an empty one. The default stream is always there, so its
+ * event can be recorded when it is asked for; another one may be gone by then.
+ */
+static CUresult record_owed(struct esmm_cuda *cuda)
+{
+  const CUresult result = cuda->done_owed ? cu()->cuEventRecord(cuda->done, NULL) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS)
+    cuda->done_owed = false;
+  return result;
+}
+
+/*
  * Waits for what may still use the context's memory. Work of a graph is in no event of ours, and freeing memory of a
  * pool waits for nothing: where anything was captured, the whole device is waited for.
  */
@@ -253,6 +265,8 @@ static void wait_before_close(const struct esmm_cuda *cuda)
 {
   if (cuda->scratch_captured || cuda->retired_count > 0)
     (void)cu()->cuCtxSynchronize();
+  else if (cuda->done_owed)
+    (void)cu()->cuStreamSynchronize(NULL);
   else if (cuda->done_recorded)
     (void)cu()->cuEventSynchronize(cuda->done);
 }
@@ -311,7 +325,10 @@ static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
     return ESMM_OK;
   unsigned long long id = 0; /* unlike the handle, it is never that of a stream which has been destroyed */
   status = esmm_cuda_check(ctx, cu()->cuStreamGetId(stream, &id), "cuStreamGetId");
-  if (status == ESMM_OK && id != cuda->done_stream)
+  if (status != ESMM_OK || id == cuda->done_stream)
+    return status;
+  status = esmm_cuda_check(ctx, record_owed(cuda), "cuEventRecord");
+  if (status == ESMM_OK)
     status = esmm_cuda_check(ctx, cu()->cuStreamWaitEvent(stream, cuda->done, 0), "cuStreamWaitEvent");
   return status;
 }
@@ -337,13 +354,14 @@ static CUresult note_done(struct esmm_cuda *cuda, CUstream stream, const char **
   unsigned long long id = 0;
   *call = "cuStreamGetId";
   CUresult result = cu()->cuStreamGetId(stream, &id);
-  if (result == CUDA_SUCCESS) {
+  if (result == CUDA_SUCCESS && stream) {
     *call = "cuEventRecord";
     result = cu()->cuEventRecord(cuda->done, stream);
   }
   if (result == CUDA_SUCCESS) {
     cuda->done_stream = id;
     cuda->done_recorded = true;
+    cuda->done_owed = !stream;
   } else {
     (void)cu()->cuStreamSynchronize(stream); /* nothing can wait for this work later, so it is waited for now */
   }
@@ -383,6 +401,8 @@ esmm_status esmm_cuda_synchronize(esmm_ctx *ctx)
   if (status != ESMM_OK)
     return status;
   if (ctx->cuda->done_recorded)
+    status = esmm_cuda_check(ctx, record_owed(ctx->cuda), "cuEventRecord");
+  if (ctx->cuda->done_recorded && status == ESMM_OK)
     status = esmm_cuda_check(ctx, cu()->cuEventSynchronize(ctx->cuda->done), "cuEventSynchronize");
   esmm_cuda_leave(scope);
   return status;

@@ -45,6 +45,7 @@ struct esmm_cuda {
   CUevent done;                   /* behind the last call's work */
   unsigned long long done_stream; /* id of the stream it was recorded on */
   bool done_recorded;
+  bool done_owed;        /* work on the default stream has come since: it is recorded when somebody needs to know */
   bool capturing;        /* between begin and end: this call's stream is being captured */
   esmm_cuda_scope scope; /* the same: what end leaves */
 
