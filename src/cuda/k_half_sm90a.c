@@ -335,7 +335,7 @@ static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
   .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
                                        "comparing of bitmaps",  "copying of a",          "launches"},                  \
-  .cost = {8.2e-7, 5.6e-7, 3.2e-13, 3.2e-10, 4e-6, 2.5e-5}, .workspace = joint_workspace, .run = run_joint
+  .cost = {8.2e-7, 5.6e-7, 3.2e-13, 1.5e-10, 4e-6, 2.2e-5}, .workspace = joint_workspace, .run = run_joint
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
 
