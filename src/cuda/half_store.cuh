@@ -74,11 +74,14 @@ static __device__ __forceinline__ void add_parts(const esmm_half_params &p, cons
 
 /* ---- the epilogue ---- */
 
-static __device__ __forceinline__ uint32_t pair_of(bool bf16, float x, float y)
+template <bool BF16> static __device__ __forceinline__ uint32_t pair_of(float x, float y)
 {
-  const __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
-  const __half2 h = __floats2half2_rn(x, y);
-  return bf16 ? *(const uint32_t *)&b : *(const uint32_t *)&h;
+  if (BF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&pair;
+  }
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *(const uint32_t *)&pair;
 }
 
 /* Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory; lane i gives the place of line i. */
@@ -87,6 +90,18 @@ static __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, u
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                "r"(d)
                : "memory");
+}
+
+/* 16 rows by 64 columns, 128 bytes a row, swizzled. */
+template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
+{
+  const uint32_t lane = threadIdx.x % 32, line = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
+    const float *x = &sums[8 * i];
+    store_matrices(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pair_of<BF16>(x[0], x[1]),
+                   pair_of<BF16>(x[2], x[3]), pair_of<BF16>(x[4], x[5]), pair_of<BF16>(x[6], x[7]));
+  }
 }
 
 /*
@@ -175,18 +190,16 @@ static __device__ __forceinline__ void store_sums(const esmm_half_params &p, flo
   } else {
     /* 16 rows by 64 columns go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines. */
     const bool bf16 = e.c.dtype == DTYPE_BF16;
-    const uint32_t here = sm90_address(spare), line = (uint32_t)lane % 16;
+    const uint32_t here = sm90_address(spare);
     uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col0 + lane % 8 * 8;
 #pragma unroll
     for (int g = 0; g < SUMS; g += 32)
       if (g + 32 > first && g < last) {
         const bool mine = g + lane % 8 * 4 >= first && g + lane % 8 * 4 < last;
-#pragma unroll
-        for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
-          const float *x = &sums[g + 8 * i];
-          store_matrices(here + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pair_of(bf16, x[0], x[1]),
-                         pair_of(bf16, x[2], x[3]), pair_of(bf16, x[4], x[5]), pair_of(bf16, x[6], x[7]));
-        }
+        if (bf16)
+          store_lines<true>(here, &sums[g]);
+        else
+          store_lines<false>(here, &sums[g]);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
