@@ -273,7 +273,8 @@ static bool padding_intact(const io_matrix *c)
  */
 static bool rounds_parts(const problem *p, const score *s)
 {
-  return p->dtype_c != ESMM_F32 && (!s->force || strncmp(s->force, "cublas", strlen("cublas")) == 0);
+  return p->dtype_c != ESMM_F32 &&
+         (strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0);
 }
 
 static void compare(const problem *p, const data *d, score *s)
