@@ -67,8 +67,8 @@ typedef enum esmm_status {
   ESMM_ERR_SHAPE = 11,          /* dimensions that do not agree, or are negative */
   ESMM_ERR_LD = 12,             /* leading dimension smaller than a row (or column) */
   ESMM_ERR_DTYPE = 13,          /* a dtype that does not exist or is not accepted here */
-  ESMM_ERR_OVERFLOW = 14,       /* a size in bytes that does not fit in memory's address range */
-  ESMM_ERR_OVERLAP = 15,        /* C shares memory with A */
+  ESMM_ERR_OVERFLOW = 14,       /* a size in bytes that does not fit in memory's address range, or blocks past int32 */
+  ESMM_ERR_OVERLAP = 15,        /* C shares memory with A, or with another thing that it must not */
   ESMM_ERR_MEMORY = 20,         /* an allocation failed */
   ESMM_ERR_DEVICE_MEMORY = 21,  /* the GPU has too little free memory for this */
   ESMM_ERR_UNSUPPORTED = 30,    /* no kernel, or not the forced one, can do this, or it cannot be done while a stream is
@@ -198,13 +198,28 @@ typedef enum esmm_use {
 } esmm_use; /* on a GPU: a B of 16 bits is kept once, as its rows; one of fp32 as strips of 32 columns, and in a second
                form for dense kernels, unless used for decode or max_bytes_ratio is below 2 */
 
+/*
+ * What B is turned into. Dense keeps all of B, or its panels without the k's that are zero across 32 columns; the
+ * others keep what the format holds and nothing else. docs/formats.md has the layouts. Kernels for a format compete
+ * with one another; strict products need dense weights, and weights on a GPU are dense (ESMM_ERR_UNSUPPORTED).
+ */
+typedef enum esmm_format {
+  ESMM_FORMAT_DENSE = 0,
+  ESMM_FORMAT_BSR = 1, /* blocks of block_rows x block_cols, those with a nonzero */
+  ESMM_FORMAT_NM = 2   /* of every m k's at most n are nonzero, in each column or in each strip of nm_cols columns */
+} esmm_format;
+
 typedef struct esmm_prepare_opts {
   size_t size;
-  esmm_use use;
+  esmm_use use;           /* of a dense B; other formats keep one form for every m */
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
   double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels and
                              cache lines is not counted */
   void *stream;           /* GPU: B is ready in this stream's order. esmm_prepare waits for its own work */
+  esmm_format format;
+  int block_rows, block_cols; /* BSR: 1 to 256; rows run along k. 0: 32 (esmm_prepare_bsr: those of its b) */
+  int n, m;                   /* NM: 1 <= n <= m <= 32; both 0: 2 and 4. B must fit: see esmm_nm_check, esmm_prune */
+  int nm_cols;                /* NM: columns that share their choice of k's; 0 or 1: each has its own */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {
@@ -217,6 +232,11 @@ typedef struct esmm_weights_info {
   double element_density; /* nonzero share of B's elements */
   double strip_density;   /* set share of B's bitmap bits */
   size_t bytes;           /* held by the prepared weights */
+  esmm_format format;
+  int block_rows, block_cols; /* BSR, else 0 */
+  int n, m, nm_cols;          /* NM, else 0; nm_cols is at least 1 */
+  int64_t blocks;             /* BSR: blocks kept */
+  double block_density;       /* BSR: kept share of all blocks */
 } esmm_weights_info;
 
 ESMM_API esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
@@ -228,6 +248,76 @@ ESMM_API esmm_status esmm_weights_get_info(const esmm_weights *weights, esmm_wei
    does not know max_bytes_ratio: on a GPU, load makes what the default allows. */
 ESMM_API esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path);
 ESMM_API esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights);
+
+/* ------------------------------------------------------------------------------------------------ formats */
+
+/*
+ * A matrix as blocks: the caller's own arrays, only read, in host memory. Those of a SciPy bsr_array or csr_array (1 x
+ * 1 blocks) or of a PyTorch sparse BSR or CSR tensor fit as they are; with ESMM_COL_MAJOR those of their column-wise
+ * brothers (CSC, BSC), or, which is the same, those of a BSR of the transposed matrix: of a layer's weight [out, in],
+ * when B is to be [in, out]. Edge blocks are whole: what they hold beyond rows and cols is not looked at.
+ */
+typedef struct esmm_bsr {
+  size_t size;
+  int64_t rows, cols;         /* of the matrix; need not be multiples of the block's */
+  int block_rows, block_cols; /* 1 to 256 */
+  int index_bits;             /* 32 or 64: int32_t or int64_t indices */
+  esmm_dtype dtype;           /* of values */
+  esmm_order order;           /* COL_MAJOR: read "column" for "row" and "row" for "column" below, in the blocks too */
+  int64_t blocks;             /* how many are stored */
+  const void *row_pointers;   /* [ceil(rows / block_rows) + 1]: 0 first, never falling, blocks last */
+  const void *column_indices; /* [blocks], rising within a block row: sorted, no duplicates */
+  const void *values;         /* [blocks][block_rows][block_cols] */
+} esmm_bsr;
+
+/*
+ * esmm_prepare from blocks; opts->format says what is made of them, a dense B unless set. ESMM_FORMAT_BSR with b's own
+ * block size (the default here) is made without a dense copy; blocks of zeros are dropped. Damaged arrays are refused:
+ * ESMM_ERR_ARGUMENT names the array, the place and the value.
+ */
+ESMM_API esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepare_opts *opts,
+                                      esmm_weights **weights);
+
+ESMM_API const char *esmm_format_str(esmm_format format); /* "dense", "bsr", "nm" */
+
+/* B again, of any format, in out's dtype and order. Where out has B's dtype every nonzero comes back bit by bit; a -0.0
+   that the format does not hold comes back as +0. */
+ESMM_API esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, esmm_matrix *out);
+
+/* Does b [k,n] fit n:m along k, each column by itself? *k and *col: -1 where it does, else the first k and the column
+   of the first group with more than n nonzeros: of the lowest k, there of the lowest column. */
+ESMM_API esmm_status esmm_nm_check(esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t *k, int64_t *col);
+
+/* ------------------------------------------------------------------------------------------------ pruning */
+
+/*
+ * Sets elements of b [k,n] to zero so that it fits a format.
+ *   NM:  of each group of m k's the n elements of largest |b| stay, of equal ones the lower k. With nm_cols > 1 the
+ *        columns of a strip choose together, by the sum of squares over them.
+ *   BSR: the blocks of largest norm (sum of squares) stay, of equal ones the one of the lower block row, then the lower
+ *        block column: round(density * all blocks) of them. What blocks keep is not touched.
+ * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: the norm of the input that it multiplies. NaN
+ * counts as infinite.
+ */
+typedef struct esmm_prune_opts {
+  size_t size;
+  esmm_format format;         /* BSR or NM; DENSE (the default) is an error: there is nothing to prune to */
+  int block_rows, block_cols; /* BSR, as in esmm_prepare_opts */
+  int n, m, nm_cols;          /* NM, as in esmm_prepare_opts */
+  double density;             /* BSR: share of blocks to keep, 0 to 1. Not defaulted: 0 drops all */
+  const float *input_norms;   /* [k], finite and not negative; NULL: all 1 */
+} esmm_prune_opts;
+
+/* Elements: kept and dropped count nonzeros of b before; norms are Frobenius norms, without input_norms. */
+typedef struct esmm_prune_report {
+  size_t size;
+  int64_t kept, dropped;
+  double norm;         /* of b before */
+  double norm_dropped; /* of what was dropped */
+} esmm_prune_report;
+
+/* report may be NULL. b may lie on the GPU: it is then copied to the host and back. */
+ESMM_API esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report);
 
 /* ------------------------------------------------------------------------------------------------ pattern */
 
@@ -286,7 +376,32 @@ ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *
 
 /* ------------------------------------------------------------------------------------------------ product */
 
-typedef enum esmm_activation { ESMM_ACT_NONE = 0, ESMM_ACT_RELU = 1, ESMM_ACT_RELU2 = 2 } esmm_activation;
+/* What -Inf gives is the limit: 0. NaN stays NaN. docs/numerics.md says how exact they are. */
+typedef enum esmm_activation {
+  ESMM_ACT_NONE = 0,
+  ESMM_ACT_RELU = 1,      /* max(x, 0) */
+  ESMM_ACT_RELU2 = 2,     /* max(x, 0)^2 */
+  ESMM_ACT_GELU = 3,      /* x / 2 * erfc(-x / sqrt 2), the exact one */
+  ESMM_ACT_GELU_TANH = 4, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+  ESMM_ACT_SILU = 5       /* x / (1 + exp(-x)) */
+} esmm_activation;
+
+/*
+ * The epilogue, in this order, in fp32; what is not asked for is left out:
+ *
+ *     x = alpha * (A W) + beta * C + bias
+ *     y = activation(x)                                      without a gate
+ *     y = activation(alpha * (A gate) + gate_bias) * x       with one: SILU is SwiGLU, RELU is ReGLU
+ *     C = y + residual, rounded once to C's dtype
+ *
+ * The statistics (column_nonzeros, c_pattern) are of C as it is stored: after that rounding, with -0.0 as zero and NaN
+ * and Inf as nonzero. They are right for any m, k = 0 and alpha = 0 included.
+ *
+ * Memory: bias, gate_bias and column_nonzeros lie in device memory where C is, else in the host's. residual may lie in
+ * either, and may be C itself (the same data, ld, dtype and order); else nothing that is read may share memory with C,
+ * and column_nonzeros with nothing. A GPU has only bias, NONE, RELU and RELU2 yet, and refuses the rest with
+ * ESMM_ERR_UNSUPPORTED before it does anything.
+ */
 
 typedef struct esmm_matmul_opts {
   size_t size;
@@ -301,9 +416,19 @@ typedef struct esmm_matmul_opts {
   const esmm_pattern *a_pattern; /* A's bitmaps where the caller has them: the CPU's joint kernel then does not scan A.
                                     Must be of this A: a term whose bit is 0 may or may not be part of the sum */
   void *stream;                  /* GPU: the work goes there */
+  const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
+  const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
+                                    differ. Each product has its own plan; force and strict are for both. NULL: none */
+  const float *gate_bias;        /* [n], only with a gate; NULL: none */
+  int32_t *column_nonzeros;      /* [n], takes how many elements of each column of C are nonzero; m is at most 2^31 - 1,
+                                    else ESMM_ERR_OVERFLOW. After a failure it holds what it held. NULL: not wanted */
+  int64_t c_strip_rows;          /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
+  esmm_pattern **c_pattern;      /* takes a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give, to be
+                                    the a_pattern of the product that takes C as its A, and to be freed by the caller.
+                                    NULL after a failure. NULL: not wanted */
 } esmm_matmul_opts;
 
-typedef struct esmm_stats {
+typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */
   size_t size;
   char kernel[32];        /* which ran */
   char reason[160];       /* why: "cheapest of 3: 12.1 ms, then dense_f32_avx2 with 88 ms" */
@@ -330,6 +455,11 @@ typedef struct esmm_stats {
 ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                  const esmm_matmul_opts *opts, esmm_stats *stats);
 
+/* The same with an A [m,k] that is given as blocks: they say which k's are alive, nothing is scanned. a_pattern must be
+   NULL. */
+ESMM_API esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights *weights, esmm_matrix *c,
+                                     const esmm_matmul_opts *opts, esmm_stats *stats);
+
 /* ------------------------------------------------------------------------------------------------ kernels and plan */
 
 enum {
@@ -347,6 +477,7 @@ typedef struct esmm_kernel_info {
   int number;          /* its place on the ladder of prior work, or 0 */
   unsigned flags;      /* ESMM_KERNEL_... */
   int available;       /* 1: the context can run it: its backend is the context's, and the device has what it needs */
+  unsigned formats;    /* of B that it reads: the bits 1 << esmm_format */
 } esmm_kernel_info;
 
 ESMM_API int esmm_kernel_count(void);
@@ -412,6 +543,150 @@ ESMM_API esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generato
 
 /* Sets density and dead of an ACTIVATIONS generator: "early", "middle" or "late" layers of a trained net. */
 ESMM_API esmm_status esmm_generator_preset(esmm_ctx *ctx, const char *preset, esmm_generator *generator);
+
+/* ------------------------------------------------------------------------------------------------ ffn */
+
+/*
+ * A feed-forward layer that can be trained, built of the products above. With T tokens in the rows of x:
+ *
+ *     h = act(x W1 + b1)                                     [T, d_hidden]
+ *     h = act(x Wg + bg) * (x W1 + b1)                       where it is gated
+ *     y = h W2 + b2                                          [T, d_model]
+ *
+ * Zeros that the activation made are found once, in the pass that makes h, and are then skipped by y, by dx and by the
+ * weights' gradients; of dh only what meets a nonzero of h is computed.
+ *
+ * Modes. Exact, the default, and dense give the same result; exact skips, dense does not (zeros then meet Inf and NaN
+ * as IEEE says). Sparse gives the products of h and of dpre (the gradient before the activation) at most two of every
+ * four values, 2:4, chosen by the sparsifier. Split ranks the columns of h by their nonzeros in this forward pass (ties
+ * to the lower index) and does so to the sparsest share of them only; the others are multiplied as they are, and both
+ * parts are added. Gradients pass straight through: they are those of the layer without the dropped values.
+ *
+ * The reduction axis rule: the four values of a group must lie side by side along the axis that is summed.
+ *   y = h W2, dx = dpre W1'      sum over features: four features of one token
+ *   dW2 = h' dy, dW1 = x' dpre   sum over tokens:   four tokens of one feature
+ *   x W1, dh = dy W2', biases    have no sparse operand: nothing is dropped
+ * So a weight gradient and dx drop different values of the same matrix. Features of a group are four neighbours of
+ * those that go sparse, by index; tokens of a group are four neighbours in the order of permute_tokens. A last group
+ * may be short, and is kept whole where it has two values.
+ *
+ * Low rank: with rank1, W1 (and Wg) is u v with u [d_model, rank1], v [rank1, d_hidden]; with rank2, W2 is u v with
+ * u [d_hidden, rank2], v [rank2, d_model]. The rule then holds for the factor that meets h: v of W1, u of W2.
+ *
+ * A layer is of the CPU for now: esmm_ffn_create refuses a context of a GPU with ESMM_ERR_UNSUPPORTED.
+ */
+typedef struct esmm_ffn esmm_ffn;             /* the layer: its options and its prepared weights */
+typedef struct esmm_ffn_cache esmm_ffn_cache; /* what one forward pass leaves for its backward pass */
+
+typedef enum esmm_ffn_mode {
+  ESMM_FFN_EXACT = 0,
+  ESMM_FFN_SPLIT = 1,
+  ESMM_FFN_SPARSE = 2,
+  ESMM_FFN_DENSE = 3
+} esmm_ffn_mode;
+
+typedef enum esmm_sparsifier {
+  ESMM_SPARSIFY_TOP_N = 0, /* the two largest magnitudes, ties to the lower place */
+  ESMM_SPARSIFY_SOFT = 1,  /* soft threshold: all four shrink by the third largest magnitude, then the whole matrix is
+                              scaled by the one factor that brings it nearest to what it was */
+  ESMM_SPARSIFY_MVUE = 2   /* random, right on average, of least variance: each stays with a probability p that follows
+                              its magnitude and is divided by p. Two or fewer nonzeros stay as they are */
+} esmm_sparsifier;         /* a group that holds NaN or Inf keeps its two largest, NaN first, in all three */
+
+typedef struct esmm_ffn_opts {
+  size_t size;
+  int64_t d_model, d_hidden;  /* at least 1 */
+  int64_t rank1, rank2;       /* of W1 (and Wg), of W2; 0: full */
+  esmm_activation activation; /* 0: ESMM_ACT_RELU2 */
+  int gated;                  /* 1: h = act(gate) * up */
+  esmm_dtype dtype;           /* of h and of the caches' other matrices; arithmetic between products is fp32 */
+  esmm_ffn_mode mode;
+  esmm_sparsifier sparsifier; /* split and sparse */
+  double sparse_share;        /* split: share of the columns of h that goes sparse, above 0 to 1; 0: 0.95 */
+  int permute_tokens;         /* split and sparse: 1: groups of four tokens are taken from an order that is shuffled by
+                                 seed, so that neighbours, which resemble each other, rarely meet */
+  uint64_t seed;              /* of the shuffle and of MVUE: the same seed and calls give the same bits */
+} esmm_ffn_opts;
+
+ESMM_API esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn **ffn);
+ESMM_API void esmm_ffn_free(esmm_ffn *ffn); /* its caches may still be freed, and nothing else */
+
+/* The caller's parameters. Matrices of any dtype, order and ld; those that the options do not call for are NULL. */
+typedef struct esmm_ffn_weights {
+  size_t size;
+  const esmm_matrix *w1;     /* [d_model, d_hidden]; with rank1: [d_model, rank1] */
+  const esmm_matrix *w1_v;   /* [rank1, d_hidden], with rank1 only */
+  const esmm_matrix *gate;   /* as w1, where the layer is gated */
+  const esmm_matrix *gate_v; /* as w1_v */
+  const esmm_matrix *w2;     /* [d_hidden, d_model]; with rank2: [d_hidden, rank2] */
+  const esmm_matrix *w2_v;   /* [rank2, d_model], with rank2 only */
+  const float *b1, *b_gate;  /* [d_hidden]; NULL: none */
+  const float *b2;           /* [d_model]; NULL: none */
+} esmm_ffn_weights;
+
+/*
+ * Prepares the weights for forward passes; call it again after every change of them. Biases are copied. The matrices
+ * (their data, not the structs) are read again by backward passes: until the last of these they stay where they are, as
+ * they are. prepare: NULL, or how to prepare them (its strict and stream are not looked at).
+ */
+ESMM_API esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_weights *weights,
+                                          const esmm_prepare_opts *prepare);
+
+/*
+ * A cache belongs to the layer it was made for and holds its last forward pass: h, values before the activation where
+ * the derivative needs them, the nonzeros of each column and the strip bitmaps of h. It grows to the largest pass, and
+ * is freed by who made it, before or after the layer. A backward pass with a cache of another layer, with one that
+ * holds no pass, or one made with weights that were replaced since, is refused (ESMM_ERR_ARGUMENT).
+ */
+ESMM_API esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache **cache);
+ESMM_API void esmm_ffn_cache_free(esmm_ffn_cache *cache);
+
+/* What was dropped from the operand of one product; all 0 in the exact and dense modes. */
+typedef struct esmm_ffn_drop {
+  int64_t kept, dropped; /* nonzeros of the operand that stayed nonzero, and that became zero */
+  double norm;           /* Frobenius norm of the operand before */
+  double norm_dropped;   /* of the difference between the operand and what was multiplied instead */
+} esmm_ffn_drop;
+
+typedef struct esmm_ffn_report {
+  size_t size;
+  int64_t tokens;
+  int64_t alive_columns;  /* columns of h with a nonzero */
+  int64_t sparse_columns; /* that went 2:4 */
+  double sparse_share;    /* the same over d_hidden */
+  int64_t strip_rows;     /* tokens that share one bitmap */
+  double element_density; /* of h */
+  double strip_density;   /* of h at strip_rows */
+  esmm_ffn_drop y;        /* h, in y: set by the forward pass, and told again by the backward pass */
+  esmm_ffn_drop dx;       /* dpre, in dx (both halves where gated): set by the backward pass */
+  esmm_ffn_drop dw1;      /* dpre, in dW1 (of the factor that meets h, where it has low rank) */
+  esmm_ffn_drop dgate;    /* the gate's dpre, in dWg */
+  esmm_ffn_drop dw2;      /* h, in dW2 */
+} esmm_ffn_report;
+
+/*
+ * x, y [T, d_model]; y must not overlap x. cache NULL: no backward pass will follow. A report that is not NULL needs
+ * its size field set. The cache remembers where x lies: x stays there, as it is, until the backward pass has run.
+ * Threads: with caches of their own, forward and backward passes of several contexts may use one layer at once; to set
+ * weights, to make or free caches, and to pass NULL for the cache, is for one at a time.
+ */
+ESMM_API esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x, esmm_matrix *y,
+                                      esmm_ffn_cache *cache, esmm_ffn_report *report);
+
+/* Where gradients go: the caller's matrices, of the weights' shapes (any dtype, order and ld); NULL where one is not
+   wanted, and its work is then not done. They must not overlap each other or what is read. */
+typedef struct esmm_ffn_grads {
+  size_t size;
+  esmm_matrix *x; /* [T, d_model]; always overwritten */
+  esmm_matrix *w1, *w1_v, *gate, *gate_v, *w2, *w2_v;
+  float *b1, *b_gate, *b2;
+  int accumulate; /* 1: the weights' and biases' gradients are added to what is there */
+} esmm_ffn_grads;
+
+/* dy [T, d_model]. May be called again with another dy. If it fails in the middle for want of memory, gradients may
+   have been written in part. */
+ESMM_API esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *dy,
+                                       const esmm_ffn_grads *grads, esmm_ffn_report *report);
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,10 @@
 /*
- * api.c: products, matrices, patterns, weights and kernels as callers see them: every argument is checked here, before
- * anything else, so that nothing behind this file has to distrust its input.
+ * api.c: matrices, patterns, weights and kernels as callers see them: every argument is checked here, before anything
+ * else, so that nothing behind this file has to distrust its input. Products have theirs in product.c.
  */
+#include "bits.h"
 #include "convert.h"
 #include "cuda/cuda.h"
-#include "epilogue.h"
 #include "source_id.h"
 
 #include <math.h>
@@ -142,7 +142,7 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
 }
 
 /* Copies the fields that the caller's struct has over the defaults in *into. */
-static esmm_status take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into)
+esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into)
 {
   if (!opts)
     return ESMM_OK;
@@ -165,7 +165,7 @@ static size_t extent(const esmm_matrix *m)
 
 /* Do they share an element? Host and device addresses never do. Slices side by side in one buffer, of equal leading
    dimension, lie within each other's extent and do not. */
-static bool overlap(const esmm_matrix *x, const esmm_matrix *y)
+bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y)
 {
   const uintptr_t x0 = (uintptr_t)x->data, y0 = (uintptr_t)y->data;
   const size_t x_bytes = extent(x), y_bytes = extent(y);
@@ -192,7 +192,11 @@ void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *ds
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < inner; i++) {
       const int64_t row = by_rows ? o : i, col = by_rows ? i : o;
-      esmm_matrix_set(dst, row, col, esmm_matrix_get(src, row, col));
+      if (src->dtype == dst->dtype)
+        esmm_copy_element(dst->data, esmm_matrix_index(dst, row, col), src->data, esmm_matrix_index(src, row, col),
+                          src->dtype);
+      else
+        esmm_matrix_set(dst, row, col, esmm_matrix_get(src, row, col));
     }
   (void)ctx; /* unused without OpenMP */
 }
@@ -210,7 +214,7 @@ esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix 
   if (from.rows != to.rows || from.cols != to.cols)
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "src is %lld x %lld, dst is %lld x %lld", (long long)from.rows,
                      (long long)from.cols, (long long)to.rows, (long long)to.cols);
-  if (overlap(&from, &to))
+  if (esmm_overlap(&from, &to))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "dst (%p) shares memory with src (%p)", to.data, from.data);
   if (from.place == ESMM_DEVICE || to.place == ESMM_DEVICE)
     return esmm_cuda_matrix_copy(ctx, &from, &to);
@@ -262,6 +266,28 @@ esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t 
 
 /* ---- weights ---- */
 
+esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts, int block_rows, int block_cols,
+                                    esmm_prepare_opts *o)
+{
+  *o = (esmm_prepare_opts){.size = sizeof *o};
+  esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof *o, o);
+  if (status == ESMM_OK)
+    status = esmm_format_settle(ctx, o, block_rows, block_cols);
+  if (status != ESMM_OK)
+    return status;
+  if (o->use != ESMM_USE_ANY && o->use != ESMM_USE_DECODE && o->use != ESMM_USE_LARGE_M)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->use is %d, which is no esmm_use", (int)o->use);
+  if (!(o->max_bytes_ratio >= 0.0) || isinf(o->max_bytes_ratio))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
+                     o->max_bytes_ratio);
+  if (o->format == ESMM_FORMAT_DENSE)
+    return ESMM_OK;
+  if (o->strict)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "opts->strict keeps the zeros that %s drops: prepare dense weights",
+                     esmm_format_str(o->format));
+  return ctx->cuda ? esmm_format_refuse_gpu(ctx, o->format) : ESMM_OK;
+}
+
 esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **weights)
 {
   if (!ctx)
@@ -270,17 +296,12 @@ esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
   *weights = NULL;
   esmm_matrix checked;
-  esmm_prepare_opts o = {.size = sizeof o};
+  esmm_prepare_opts o;
   esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
   if (status == ESMM_OK)
-    status = take_opts(ctx, "opts", opts, sizeof o, &o);
+    status = esmm_prepare_opts_check(ctx, opts, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK, &o);
   if (status != ESMM_OK)
     return status;
-  if (o.use != ESMM_USE_ANY && o.use != ESMM_USE_DECODE && o.use != ESMM_USE_LARGE_M)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->use is %d, which is no esmm_use", (int)o.use);
-  if (!(o.max_bytes_ratio >= 0.0) || isinf(o.max_bytes_ratio))
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
-                     o.max_bytes_ratio);
   return ctx->cuda ? esmm_cuda_prepare(ctx, &checked, &o, weights) : esmm_prepare_checked(ctx, &checked, &o, weights);
 }
 
@@ -288,6 +309,7 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
 {
   if (!w || !info || !esmm_struct_size(info->size, sizeof *info))
     return ESMM_ERR_ARGUMENT;
+  const double all_blocks = (double)w->bsr.levels * (double)w->bsr.strips;
   const esmm_weights_info all = {
       .size = info->size,
       .rows = w->k,
@@ -299,18 +321,40 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
       .element_density = w->element_density,
       .strip_density = w->strip_density,
       .bytes = w->bytes,
+      .format = w->format,
+      .block_rows = w->bsr.block_rows,
+      .block_cols = w->bsr.block_cols,
+      .n = w->nm.n,
+      .m = w->nm.m,
+      .nm_cols = w->nm.cols,
+      .blocks = w->bsr.blocks,
+      .block_density = all_blocks > 0 ? (double)w->bsr.blocks / all_blocks : 0.0,
   };
   memcpy(info, &all, info->size);
   return ESMM_OK;
 }
 
-/* ---- product ---- */
+/* Converts through a row-major copy: the weights themselves write no other order and no other dtype. */
+static esmm_status unpack_converted(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *out)
+{
+  const esmm_matrix shape = {.rows = w->k, .cols = w->n, .dtype = w->dtype};
+  esmm_matrix b;
+  esmm_status status = esmm_host_twin(ctx, &shape, &b);
+  if (status != ESMM_OK)
+    return status;
+  esmm_weights_unpack(w, &b);
+  if (out->place == ESMM_DEVICE)
+    status = esmm_cuda_matrix_copy(ctx, &b, out);
+  else
+    esmm_copy_host(ctx, &b, out);
+  esmm_host_twin_free(ctx, &b);
+  return status;
+}
 
-/* Prepared weights lie where they were prepared. */
-static esmm_status check_weights(esmm_ctx *ctx, const esmm_weights *w)
+esmm_status esmm_check_weights(esmm_ctx *ctx, const char *what, const esmm_weights *w)
 {
   if (!w)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
   const int mine = ctx->cuda ? esmm_cuda_get(ctx)->ordinal : -1, theirs = w->cuda ? w->cuda->ordinal : -1;
   if (mine == theirs)
     return ESMM_OK;
@@ -318,154 +362,36 @@ static esmm_status check_weights(esmm_ctx *ctx, const esmm_weights *w)
   if (theirs >= 0)
     (void)snprintf(where, sizeof where, "cuda:%d", theirs);
   return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                   "the weights were prepared on %s, but this context is of %s: prepare them here", where,
+                   "the weights in %s were prepared on %s, but this context is of %s: prepare them here", what, where,
                    ctx->cuda ? ctx->device : "the CPU");
 }
 
-static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
-                                const esmm_matmul_opts *opts, esmm_matmul_opts *o, esmm_problem *p)
-{
-  memset(p, 0, sizeof *p);
-  memset(o, 0, sizeof *o);
-  o->size = sizeof *o;
-  esmm_status status = esmm_check_matrix(ctx, "a", a, &p->a);
-  if (status == ESMM_OK)
-    status = check_weights(ctx, w);
-  if (status == ESMM_OK)
-    status = esmm_check_matrix(ctx, "c", c, &p->c);
-  if (status == ESMM_OK)
-    status = take_opts(ctx, "opts", opts, sizeof *o, o);
-  if (status != ESMM_OK)
-    return status;
-  if (a->cols != w->k)
-    return esmm_fail(ctx, ESMM_ERR_SHAPE, "a is %lld x %lld, but the weights are %lld x %lld: k does not agree",
-                     (long long)a->rows, (long long)a->cols, (long long)w->k, (long long)w->n);
-  if (c->rows != a->rows || c->cols != w->n)
-    return esmm_fail(ctx, ESMM_ERR_SHAPE, "c is %lld x %lld; a times the weights is %lld x %lld", (long long)c->rows,
-                     (long long)c->cols, (long long)a->rows, (long long)w->n);
-  if (overlap(&p->a, &p->c))
-    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a (%p)", p->c.data, p->a.data);
-  esmm_matrix bias = {.rows = 1, .cols = w->n, .ld = w->n, .place = p->c.place};
-  memcpy(&bias.data, &o->bias, sizeof bias.data); /* only looked at, whatever its const */
-  if (o->bias && overlap(&bias, &p->c))
-    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "opts->bias (%p) lies in c (%p)", bias.data, p->c.data);
-  if (o->activation != ESMM_ACT_NONE && o->activation != ESMM_ACT_RELU && o->activation != ESMM_ACT_RELU2)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
-  if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
-    return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->a_pattern is of a %lld x %lld matrix, a is %lld x %lld",
-                     (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows, (long long)a->cols);
-  p->m = a->rows;
-  p->n = w->n;
-  p->k = w->k;
-  p->w = w;
-  p->alpha = o->alpha ? *o->alpha : 1.0f;
-  p->beta = o->beta ? *o->beta : 0.0f;
-  p->bias = o->bias;
-  p->activation = o->activation;
-  p->strict = o->strict != 0;
-  p->pattern = p->strict ? NULL : o->a_pattern;
-  /* Waking a thread takes as long as some hundred thousand multiply-adds. */
-  const double work = (double)p->m * (double)p->n * (double)p->k / 1e5;
-  p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
-  return ESMM_OK;
-}
-
-static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
-{
-  const char *force = o->force ? o->force : ctx->force;
-  return !*force || strcmp(force, "auto") == 0 ? NULL : force;
-}
-
-static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
-{
-  return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them", force);
-}
-
-/* No sum to make (k or alpha is 0): only the epilogue. */
-static void run_epilogue_only(const esmm_problem *p)
-{
-  esmm_matrix c = p->c;
-  esmm_problem without = *p;
-  without.alpha = 1.0f;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int64_t i = 0; i < p->m; i++)
-    for (int64_t j = 0; j < p->n; j++)
-      esmm_matrix_set(&c, i, j, esmm_epilogue(&without, i, j, 0.0f));
-}
-
-static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_stats *s)
-{
-  esmm_choice choices[ESMM_MAX_KERNELS];
-  const double start = esmm_now();
-  int chosen;
-  const esmm_status planned = esmm_plan(ctx, p, force, choices, &chosen);
-  if (planned != ESMM_OK)
-    return planned;
-  const esmm_kernel *kernel = choices[chosen].kernel;
-  p->strip_rows = choices[chosen].strip_rows;
-  const size_t bytes = kernel->workspace(p);
-  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
-  if (!scratch)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
-  s->seconds_plan = esmm_now() - start;
-  (void)snprintf(s->kernel, sizeof s->kernel, "%s", kernel->name);
-  (void)snprintf(s->reason, sizeof s->reason, "%s", choices[chosen].text);
-  s->strip_rows = p->strip_rows;
-  s->density_a = p->sample.element;
-  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
-    if (p->strip_rows == (int64_t)1 << i)
-      s->strip_density_a = p->sample.strip[i];
-  const esmm_status ran = kernel->run(ctx, p, scratch, s);
-  s->seconds_total = esmm_now() - start;
-  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
-  return ran;
-}
-
-esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
-                        const esmm_matmul_opts *opts, esmm_stats *stats)
+esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, esmm_matrix *out)
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  esmm_problem p;
-  esmm_matmul_opts o;
-  esmm_stats s = {.size = sizeof s};
-  if (stats && !esmm_struct_size(stats->size, sizeof s))
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
-                     stats->size, sizeof s);
-  esmm_status status = make_problem(ctx, a, weights, c, opts, &o, &p);
+  esmm_matrix to;
+  esmm_status status = esmm_check_weights(ctx, "weights", weights);
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "out", out, &to);
   if (status != ESMM_OK)
     return status;
-  const char *force = forced(ctx, &o);
-  s.threads = ctx->cuda ? 0 : p.threads;
-  s.strip_cols = ESMM_PANEL;
-  s.strip_density_b = weights->strip_density;
-  s.weights_bytes = weights->bytes;
-  s.flop_dense = 2.0 * (double)p.m * (double)p.n * (double)p.k;
-  if (force && !esmm_force_known(force))
-    return unknown_kernel(ctx, force);
-  if (p.m == 0 || p.n == 0) {
-    (void)snprintf(s.kernel, sizeof s.kernel, "none");
-    (void)snprintf(s.reason, sizeof s.reason, "c is empty");
-  } else if (p.k == 0 || p.alpha == 0.0f) {
-    (void)snprintf(s.kernel, sizeof s.kernel, "none");
-    (void)snprintf(s.reason, sizeof s.reason, "%s is 0: only the epilogue", p.k == 0 ? "k" : "alpha");
-    s.skipped_share = 1.0;
-    if (ctx->cuda)
-      status = esmm_cuda_matmul(ctx, &p, NULL, o.stream, stats != NULL, &s);
-    else
-      run_epilogue_only(&p);
-  } else {
-    status =
-        ctx->cuda ? esmm_cuda_matmul(ctx, &p, force, o.stream, stats != NULL, &s) : run_planned(ctx, &p, force, &s);
-    s.skipped_share = 1.0 - s.flop_useful / s.flop_dense;
+  if (to.rows != weights->k || to.cols != weights->n)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "out is %lld x %lld, the weights are %lld x %lld", (long long)to.rows,
+                     (long long)to.cols, (long long)weights->k, (long long)weights->n);
+  esmm_weights *host = NULL;
+  if (weights->cuda) {
+    status = esmm_cuda_weights_to_host(ctx, weights, &host);
+    if (status != ESMM_OK)
+      return status;
   }
-  if (status != ESMM_OK)
-    return status;
-  if (stats) {
-    s.size = stats->size;
-    memcpy(stats, &s, stats->size);
-  }
-  return ESMM_OK;
+  const esmm_weights *w = host ? host : weights;
+  if (to.place == ESMM_HOST && to.dtype == w->dtype && to.order == ESMM_ROW_MAJOR)
+    esmm_weights_unpack(w, &to);
+  else
+    status = unpack_converted(ctx, w, &to);
+  esmm_weights_free(host);
+  return status;
 }
 
 /* ---- kernels ---- */
@@ -485,6 +411,7 @@ static esmm_kernel_info describe(const esmm_ctx *ctx, const esmm_kernel *kernel)
       .number = kernel->number,
       .flags = kernel->flags,
       .available = esmm_kernel_available(ctx, kernel, NULL, 0),
+      .formats = kernel->any_format ? (1u << ESMM_FORMATS) - 1 : 1u << kernel->format,
   };
 }
 
@@ -495,66 +422,5 @@ esmm_status esmm_kernel_get(const esmm_ctx *ctx, int index, esmm_kernel_info *in
   esmm_kernel_info all = describe(ctx, esmm_registry_at(index));
   all.size = info->size;
   memcpy(info, &all, info->size);
-  return ESMM_OK;
-}
-
-static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
-{
-  if (x->can_run != y->can_run)
-    return y->can_run - x->can_run;
-  if (x->competes != y->competes)
-    return y->competes - x->competes;
-  return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
-}
-
-esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, const esmm_matrix *c,
-                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, int *count)
-{
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!count || *count < 0 || (*count > 0 && !verdicts))
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is %d with verdicts %s", count ? *count : -1,
-                     verdicts ? "set" : "NULL");
-  esmm_problem p;
-  esmm_matmul_opts o;
-  esmm_choice choices[ESMM_MAX_KERNELS];
-  esmm_verdict all[ESMM_MAX_KERNELS];
-  esmm_status status = make_problem(ctx, a, weights, c, opts, &o, &p);
-  if (status != ESMM_OK)
-    return status;
-  const char *force = forced(ctx, &o);
-  const int total = esmm_registry_count();
-  const size_t stride = *count > 0 ? verdicts->size : sizeof *verdicts;
-  if (stride < sizeof(size_t) || stride > sizeof *verdicts)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdicts->size is %zu; set it to sizeof *verdicts, %zu in this version",
-                     stride, sizeof *verdicts);
-  if (force && !esmm_force_known(force))
-    return unknown_kernel(ctx, force);
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.alpha == 0.0f) {
-    *count = 0;
-    return ESMM_OK;
-  }
-  int chosen;
-  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, o.stream, choices, &chosen)
-                     : esmm_plan(ctx, &p, force, choices, &chosen);
-  if (status != ESMM_OK)
-    return status;
-  for (int i = 0; i < total; i++) {
-    esmm_verdict v = {.size = stride,
-                      .kernel = choices[i].kernel->name,
-                      .flags = choices[i].kernel->flags,
-                      .can_run = choices[i].can_run,
-                      .competes = choices[i].can_run && choices[i].competes,
-                      .chosen = i == chosen,
-                      .seconds = choices[i].seconds};
-    (void)snprintf(v.text, sizeof v.text, "%s", choices[i].text);
-    int at = i;
-    for (; at > 0 && verdict_order(&v, &all[at - 1]) < 0; at--)
-      all[at] = all[at - 1];
-    all[at] = v;
-  }
-  for (int i = 0; i < total && i < *count; i++)
-    memcpy((char *)verdicts + (size_t)i * stride, &all[i], stride);
-  *count = total;
   return ESMM_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "esmm.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /* Elements of a matrix read as their bits, whatever type they were stored as. */
@@ -24,6 +25,21 @@ static inline int64_t esmm_count_nonzero(const void *data, esmm_dtype dtype, int
       nonzero += (x[i] & 0x7fffu) != 0;
   }
   return nonzero;
+}
+
+static inline bool esmm_nonzero_at(const void *data, esmm_dtype dtype, int64_t index)
+{
+  return dtype == ESMM_F32 ? (((const esmm_word32 *)data)[index] & 0x7fffffffu) != 0
+                           : (((const esmm_word16 *)data)[index] & 0x7fffu) != 0;
+}
+
+/* An element as its bits, so that every NaN stays what it is. */
+static inline void esmm_copy_element(void *to, int64_t at, const void *from, int64_t index, esmm_dtype dtype)
+{
+  if (dtype == ESMM_F32)
+    ((esmm_word32 *)to)[at] = ((const esmm_word32 *)from)[index];
+  else
+    ((esmm_word16 *)to)[at] = ((const esmm_word16 *)from)[index];
 }
 
 /* 64 flags of 0 or 1, one a byte, to a word: the product moves byte i's bit to bit 56 + i, and no two meet. */

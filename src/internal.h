@@ -8,6 +8,8 @@
 
 #include "esmm.h"
 
+#include "format/format.h"
+
 #include <stdbool.h>
 
 #define ESMM_MAX_THREADS 1024
@@ -39,7 +41,7 @@ struct esmm_ctx {
   char error[ESMM_ERROR_BYTES];
 };
 
-/* ---- prepared weights: two forms of B, each kept in B's own dtype ---- */
+/* ---- prepared weights: two forms of a dense B, or one of another format (format/format.h), in B's own dtype ---- */
 
 #define ESMM_PANEL 32 /* columns of B that share one bitmap and one panel */
 #define ESMM_HALF 16  /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
@@ -61,6 +63,10 @@ struct esmm_weights {
   double element_density, strip_density;
   size_t bytes;
 
+  esmm_format format;
+  esmm_bsr_form bsr; /* ESMM_FORMAT_BSR; rows, panel_data, before and panel_at are then NULL */
+  esmm_nm_form nm;   /* ESMM_FORMAT_NM; the same */
+
   int64_t panels; /* ceil(n / ESMM_PANEL) */
   int64_t words;  /* ceil(k / 64) */
   uint64_t *bits; /* [panels][words]; always there */
@@ -79,20 +85,35 @@ struct esmm_weights {
                                      strict, full, densities, bytes and panels is set; NULL on a CPU */
 };
 
-/* B again, in its dtype: out is a tight row-major host matrix [k, n]. Zeros that no form kept are +0. */
+/* B again, in its dtype: out is a row-major host matrix [k, n] of that dtype. Zeros that no form kept are +0. */
 void esmm_weights_unpack(const esmm_weights *weights, esmm_matrix *out);
 
-/* Allocates a weights object with bits and alive, and with rows or panels as use says; contents are not set. */
-esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
+/* Allocates a weights object with bits and alive, and with rows or panels as use says, or with what the format keeps as
+   far as esmm_form_alloc goes; contents are not set. Of b its shape and dtype count; opts are checked ones. */
+esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                esmm_weights **weights);
 
+/* Both densities and full, from B's nonzeros and the set bits of its bitmaps. */
+void esmm_weights_set_densities(esmm_weights *weights, int64_t nonzero, int64_t set);
 void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
 void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
+
+/* Row k of a host matrix, columns j0 and so many more, as the bits of its dtype. */
+void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out);
+
+/* api.c: the options with every default filled in, checked against the context; see esmm_format_settle */
+#define ESMM_DEFAULT_BLOCK 32
+esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts, int block_rows, int block_cols,
+                                    esmm_prepare_opts *o);
 
 /* prepare.c: b lies in host memory; it and opts were checked */
 #define ESMM_BYTES_RATIO 2.0 /* max_bytes_ratio, unless given */
 esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                  esmm_weights **out);
+/* The last step of preparing: the limit of bytes, a format's bitmaps and densities. w goes to *out, or is freed where
+   status, or this, is a failure. */
+esmm_status esmm_prepare_finish(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_status status, esmm_weights *w,
+                                esmm_weights **out);
 
 /* api.c: src to dst of the same shape, both checked and in host memory, converting dtype and order */
 void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
@@ -108,6 +129,7 @@ struct esmm_pattern {
 /* pattern.c: a was checked; the first one's bits and set are not filled in, the other's a lies in host memory */
 esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern);
 esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
+void esmm_pattern_count(esmm_pattern *pattern); /* set, from the bits */
 
 /* ---- errors ---- */
 
@@ -119,6 +141,15 @@ esmm_status esmm_fail(esmm_ctx *ctx, esmm_status status, const char *format, ...
 /* NULL, negative, enum, place, ld, overflow; on success *out is a copy with ld filled in. data may be NULL only when
    empty. */
 esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix *m, esmm_matrix *out);
+
+/* Both checked: do they share an element? */
+bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y);
+
+/* Copies the fields that the caller's struct has over the defaults in *into; opts may be NULL. */
+esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into);
+
+/* Not NULL, and prepared where this context computes: prepared weights lie where they were prepared. */
+esmm_status esmm_check_weights(esmm_ctx *ctx, const char *what, const esmm_weights *w);
 
 /* ---- memory and sizes ---- */
 

@@ -29,6 +29,12 @@ typedef struct esmm_problem {
   float alpha, beta;
   const float *bias; /* NULL: none */
   esmm_activation activation;
+  const float *factor; /* the finished other branch of a gated product, [m,n] row-major; NULL: none */
+  int64_t factor_ld;
+  esmm_matrix residual;  /* data is NULL: none */
+  int32_t *nonzeros;     /* [n], to which the nonzeros of C's columns are added; NULL: not wanted */
+  esmm_pattern *bitmaps; /* into which C's strips are ORed; NULL: not wanted */
+  int64_t row0;          /* row of the whole C, in bitmaps, that is row 0 of this one */
   bool strict;
   const esmm_pattern *pattern; /* NULL: scan A */
   int threads;
@@ -46,6 +52,8 @@ typedef struct esmm_kernel {
   int sm;              /* CUDA: the least compute capability, 80 or 90 */
   bool sm_exact;       /* CUDA: built for that one only (sm_90a) */
   bool ungated;        /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
+  esmm_format format;  /* of B: the one that it reads */
+  bool any_format;     /* reads B of whatever format */
   bool reads_strips;   /* CUDA: reads B as fp32 strips; those of a B of 16 bits are made for the call */
   const char *partner; /* CUDA: the dense kernel that this skipping one chooses against in its own launch */
 

@@ -50,6 +50,13 @@ esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t s
   return ESMM_OK;
 }
 
+void esmm_pattern_count(esmm_pattern *pattern)
+{
+  pattern->set = 0;
+  for (int64_t i = 0; i < pattern->strips * pattern->words; i++)
+    pattern->set += popcount(pattern->bits[i]);
+}
+
 /* ---- k contiguous: A row-major ---- */
 
 /* Four rows a pass: a quarter of the traffic to the buffer, and four streams for the prefetchers. */

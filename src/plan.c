@@ -14,6 +14,15 @@ bool esmm_plan_can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_ke
 {
   if (!esmm_kernel_available(ctx, kernel, why, why_bytes))
     return false;
+  if (kernel->format != p->w->format && !kernel->any_format) {
+    (void)snprintf(why, why_bytes, "reads %s weights, and these are %s", esmm_format_str(kernel->format),
+                   esmm_format_str(p->w->format));
+    return false;
+  }
+  if (p->strict && p->w->format != ESMM_FORMAT_DENSE) {
+    (void)snprintf(why, why_bytes, "strict: %s weights dropped their zeros", esmm_format_str(p->w->format));
+    return false;
+  }
   if (p->strict && (kernel->flags & ESMM_KERNEL_SKIPS)) {
     (void)snprintf(why, why_bytes, "strict: no skipping");
     return false;

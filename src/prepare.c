@@ -1,5 +1,6 @@
 /*
- * prepare.c: B, once. Bitmaps of its 32-column strips, and the one or two forms that kernels read (internal.h).
+ * prepare.c: B, once. Bitmaps of its 32-column strips, and the one or two forms that kernels read (internal.h), or the
+ * one of another format (format/).
  *
  * Both forms stay in B's own dtype, so that together they hold at most twice B's bytes: kernels widen bf16 and fp16
  * while they read a panel, which is done once for many rows of A.
@@ -12,10 +13,16 @@
 #include <stdio.h>
 #include <string.h>
 
+static size_t form_bytes(const esmm_weights *w)
+{
+  const esmm_form_bytes form = esmm_form_sizes(w);
+  return form.start + form.at + form.index + form.values;
+}
+
 static size_t count_bytes(const esmm_weights *w)
 {
   size_t bytes = sizeof *w + (size_t)w->panels * (size_t)w->words * sizeof *w->bits + (size_t)w->k * sizeof *w->alive +
-                 w->rows_bytes + w->panel_bytes;
+                 w->rows_bytes + w->panel_bytes + form_bytes(w);
   if (w->before)
     bytes += (size_t)w->panels * (size_t)(w->words + 1) * sizeof *w->before;
   if (w->panel_at)
@@ -35,6 +42,7 @@ void esmm_weights_free(esmm_weights *w)
   const esmm_allocator allocator = w->allocator;
   if (w->cuda)
     esmm_cuda_weights_free(w);
+  esmm_form_free(w);
   esmm_mem_free(&allocator, w->bits, (size_t)w->panels * (size_t)w->words * sizeof *w->bits);
   esmm_mem_free(&allocator, w->alive, (size_t)w->k * sizeof *w->alive);
   esmm_mem_free(&allocator, w->rows, w->rows_bytes);
@@ -44,15 +52,33 @@ void esmm_weights_free(esmm_weights *w)
   esmm_mem_free(&allocator, w, sizeof *w);
 }
 
-esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_use use,
+/* The forms of a dense B that its use asks for. */
+static bool alloc_dense(esmm_weights *w, size_t rows_bytes)
+{
+  bool ok = true;
+  if (w->use != ESMM_USE_LARGE_M) {
+    w->rows_ld = esmm_rows_ld(w->n, w->dtype);
+    w->rows_bytes = rows_bytes;
+    w->rows = esmm_mem_alloc(&w->allocator, rows_bytes);
+    ok = w->rows;
+  }
+  if (w->use != ESMM_USE_DECODE) {
+    w->before = esmm_mem_alloc(&w->allocator, (size_t)w->panels * (size_t)(w->words + 1) * sizeof *w->before);
+    w->panel_at = esmm_mem_alloc(&w->allocator, (size_t)(w->panels + 1) * sizeof *w->panel_at);
+    ok = ok && w->before && w->panel_at;
+  }
+  return ok;
+}
+
+esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                esmm_weights **weights)
 {
-  const int64_t panels = esmm_ceil_div(n, ESMM_PANEL), words = esmm_ceil_div(k, 64);
+  const int64_t k = b->rows, n = b->cols, panels = esmm_ceil_div(n, ESMM_PANEL), words = esmm_ceil_div(k, 64);
   size_t bits_bytes, rows_bytes, panel_most, sum;
   if (k > (int64_t)UINT32_MAX - 64 || n > INT64_MAX - 64 ||
       !esmm_size_mul((size_t)panels * sizeof(uint64_t), (size_t)words, &bits_bytes) ||
-      !esmm_size_mul((size_t)esmm_rows_ld(n, dtype) * esmm_dtype_size(dtype), (size_t)k, &rows_bytes) ||
-      !esmm_size_mul((size_t)panels * ESMM_PANEL * esmm_dtype_size(dtype), (size_t)k, &panel_most) ||
+      !esmm_size_mul((size_t)esmm_rows_ld(n, b->dtype) * esmm_dtype_size(b->dtype), (size_t)k, &rows_bytes) ||
+      !esmm_size_mul((size_t)panels * ESMM_PANEL * esmm_dtype_size(b->dtype), (size_t)k, &panel_most) ||
       !esmm_size_add(rows_bytes, panel_most, &sum) || sum > SIZE_MAX / 4)
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory", (long long)k,
                      (long long)n);
@@ -63,31 +89,34 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype d
   w->allocator = ctx->allocator;
   w->k = k;
   w->n = n;
-  w->dtype = dtype;
-  w->use = use;
+  w->dtype = b->dtype;
+  w->use = opts->use;
+  w->format = opts->format;
   w->panels = panels;
   w->words = words;
-  w->bits = esmm_mem_alloc(&w->allocator, bits_bytes);
-  w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);
-  bool ok = w->bits && w->alive;
-  if (use != ESMM_USE_LARGE_M) {
-    w->rows_ld = esmm_rows_ld(n, dtype);
-    w->rows_bytes = rows_bytes;
-    w->rows = esmm_mem_alloc(&w->allocator, rows_bytes);
-    ok = ok && w->rows;
+  const bool dense = w->format == ESMM_FORMAT_DENSE;
+  esmm_status status = dense ? ESMM_OK : esmm_form_alloc(ctx, opts, w);
+  if (status == ESMM_OK) {
+    w->bits = esmm_mem_alloc(&w->allocator, bits_bytes);
+    w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);
+    if (!w->bits || !w->alive || (dense && !alloc_dense(w, rows_bytes)))
+      status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the weights of a %lld x %lld matrix", (long long)k,
+                         (long long)n);
   }
-  if (use != ESMM_USE_DECODE) {
-    w->before = esmm_mem_alloc(&w->allocator, (size_t)panels * (size_t)(words + 1) * sizeof *w->before);
-    w->panel_at = esmm_mem_alloc(&w->allocator, (size_t)(panels + 1) * sizeof *w->panel_at);
-    ok = ok && w->before && w->panel_at;
-  }
-  if (!ok) {
+  if (status != ESMM_OK) {
     esmm_weights_free(w);
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the weights of a %lld x %lld matrix", (long long)k,
-                     (long long)n);
+    return status;
   }
   *weights = w;
   return ESMM_OK;
+}
+
+void esmm_weights_set_densities(esmm_weights *w, int64_t nonzero, int64_t set)
+{
+  const double elements = (double)w->k * (double)w->n, all_bits = (double)w->k * (double)w->panels;
+  w->element_density = elements > 0 ? (double)nonzero / elements : 0.0;
+  w->strip_density = all_bits > 0 ? (double)set / all_bits : 0.0;
+  w->full = set == w->k * w->panels;
 }
 
 void esmm_weights_set_alive(esmm_weights *w)
@@ -100,8 +129,7 @@ void esmm_weights_set_alive(esmm_weights *w)
   }
 }
 
-/* Reads B element by element through order and dtype: row k, columns j0..j0+cols, as raw bits of its dtype. */
-static void read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out)
+void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out)
 {
   const size_t size = esmm_dtype_size(b->dtype);
   if (b->order == ESMM_ROW_MAJOR) {
@@ -128,7 +156,7 @@ static int64_t scan_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   memset(bits, 0, (size_t)w->words * sizeof *bits);
   uint32_t row[ESMM_PANEL];
   for (int64_t k = 0; k < w->k; k++) {
-    read_row(b, k, j0, cols, row);
+    esmm_read_row(b, k, j0, cols, row);
     const int64_t set = esmm_count_nonzero(row, w->dtype, cols);
     nonzero += set;
     bits[k / 64] |= (uint64_t)(set != 0) << (k % 64);
@@ -148,7 +176,7 @@ static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   for (int64_t k = 0; k < w->k; k++) {
     if (!(bits[k / 64] >> (k % 64) & 1))
       continue;
-    read_row(b, k, j0, cols, row);
+    esmm_read_row(b, k, j0, cols, row);
     memcpy(first, row, half_bytes);
     memcpy(second, (char *)row + half_bytes, half_bytes);
     first += half_bytes;
@@ -194,11 +222,9 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_w
     nonzero += scan_panel(b, w, q);
   for (int64_t i = 0; i < scanned * w->words; i++)
     set += __builtin_popcountll(w->bits[i]);
-  const double elements = (double)w->k * (double)w->n, all_bits = (double)w->k * (double)w->panels;
-  w->element_density = elements > 0 ? (double)nonzero / elements : 0.0;
-  w->strip_density = all_bits > 0 ? (double)set / all_bits : 0.0;
+  esmm_weights_set_densities(w, nonzero, set);
   w->strict = strict;
-  w->full = strict || set == w->k * w->panels;
+  w->full = w->full || strict;
   if (strict)
     set_all_bits(w);
   esmm_weights_set_alive(w);
@@ -216,11 +242,10 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_w
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
     for (int64_t k = 0; k < w->k; k++) {
       char *row = (char *)w->rows + (size_t)k * ld_bytes;
-      read_row(b, k, 0, w->n, row);
+      esmm_read_row(b, k, 0, w->n, row);
       memset(row + (size_t)w->n * size, 0, ld_bytes - (size_t)w->n * size);
     }
   }
-  esmm_weights_count_bytes(w);
   return ESMM_OK;
 }
 
@@ -244,8 +269,12 @@ static void unpack_panel_row(const esmm_weights *w, int64_t k, int64_t q, char *
 void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
 {
   const size_t size = esmm_dtype_size(w->dtype), line = (size_t)w->n * size;
+  if (w->format != ESMM_FORMAT_DENSE) {
+    esmm_form_unpack(w, out);
+    return;
+  }
   for (int64_t k = 0; k < w->k; k++) {
-    char *row = (char *)out->data + (size_t)k * line;
+    char *row = (char *)out->data + (size_t)(k * out->ld) * size;
     if (w->rows)
       memcpy(row, (const char *)w->rows + (size_t)(k * w->rows_ld) * size, line);
     else
@@ -254,29 +283,46 @@ void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
   }
 }
 
-esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
+/* May the forms hold as many bytes as they do? Ragged edges are padded to whole panels and cache lines: on small
+   matrices that may pass the ratio. */
+static esmm_status check_ratio(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
 {
-  esmm_weights *w = NULL;
-  esmm_status status = esmm_weights_alloc(ctx, b->rows, b->cols, b->dtype, opts->use, &w);
-  if (status != ESMM_OK)
-    return status;
-  status = fill(ctx, b, opts->strict != 0, w);
-  if (status == ESMM_OK) {
-    const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
-    const double own = (double)b->rows * (double)b->cols * (double)esmm_dtype_size(b->dtype);
-    const double held = (double)w->rows_bytes + (double)w->panel_bytes;
-    /* Ragged edges are padded to whole panels and cache lines: on small matrices that may pass the ratio. */
-    const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)b->rows * (double)esmm_dtype_size(b->dtype);
-    if (held > ratio * own + slack)
-      status =
-          esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                    "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f%s", held / own,
-                    ratio, opts->use == ESMM_USE_ANY ? ": prepare for decode or for large m only" : "");
-  }
+  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
+  const double size = (double)esmm_dtype_size(w->dtype), own = (double)w->k * (double)w->n * size;
+  const double held = (double)w->rows_bytes + (double)w->panel_bytes + (double)form_bytes(w);
+  const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)w->k * size;
+  const char *instead = w->format == ESMM_FORMAT_BSR  ? ": take larger blocks, or dense weights"
+                        : w->format == ESMM_FORMAT_NM ? ": take dense weights"
+                        : w->use == ESMM_USE_ANY      ? ": prepare for decode or for large m only"
+                                                      : "";
+  if (held > ratio * own + slack)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f%s", held / own,
+                     ratio, instead);
+  return ESMM_OK;
+}
+
+esmm_status esmm_prepare_finish(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_status status, esmm_weights *w,
+                                esmm_weights **out)
+{
+  if (status == ESMM_OK)
+    status = check_ratio(ctx, opts, w);
   if (status != ESMM_OK) {
     esmm_weights_free(w);
     return status;
   }
+  if (w->format != ESMM_FORMAT_DENSE)
+    esmm_form_scan(ctx, w);
+  esmm_weights_count_bytes(w);
   *out = w;
   return ESMM_OK;
+}
+
+esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
+{
+  esmm_weights *w = NULL;
+  esmm_status status = esmm_weights_alloc(ctx, b, opts, &w);
+  if (status == ESMM_OK)
+    status = w->format == ESMM_FORMAT_DENSE ? fill(ctx, b, opts->strict != 0, w) : esmm_form_fill(ctx, b, w);
+  return esmm_prepare_finish(ctx, opts, status, w, out);
 }

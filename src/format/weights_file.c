@@ -32,7 +32,11 @@
 
 _Static_assert(CHUNK % ESMM_CHECKSUM_BLOCK == 0, "only the last part of a checksum may be ragged");
 
-static const char *const section_names[ESMM_FILE_SECTIONS] = {"bits", "before", "panel_at", "panels", "rows"};
+static const char *const section_names[][ESMM_FILE_SECTIONS] = {
+    [ESMM_FORMAT_DENSE] = {"bits", "before", "panel_at", "panels", "rows"},
+    [ESMM_FORMAT_BSR] = {"bits", "start", "at", "values", "5"},
+    [ESMM_FORMAT_NM] = {"bits", "index", "3", "values", "5"},
+};
 
 /* ---- errors: every text starts with the file's name ---- */
 
@@ -61,14 +65,48 @@ static esmm_status fail_file(const file *f, esmm_status status, const char *form
 
 /* ---- layout ---- */
 
-static bool keeps_rows(uint32_t use)
+static bool keeps_rows(const esmm_file_header *h)
 {
-  return use != ESMM_USE_LARGE_M;
+  return h->format == ESMM_FORMAT_DENSE && h->use != ESMM_USE_LARGE_M;
 }
 
-static bool keeps_panels(uint32_t use)
+static bool keeps_panels(const esmm_file_header *h)
 {
-  return use != ESMM_USE_DECODE;
+  return h->format == ESMM_FORMAT_DENSE && h->use != ESMM_USE_DECODE;
+}
+
+/* What the weights are to be prepared as. */
+static esmm_prepare_opts opts_of(const esmm_file_header *h)
+{
+  return (esmm_prepare_opts){.size = sizeof(esmm_prepare_opts),
+                             .use = (esmm_use)h->use,
+                             .format = (esmm_format)h->format,
+                             .block_rows = (int)h->block_rows,
+                             .block_cols = (int)h->block_cols,
+                             .n = (int)h->n_of,
+                             .m = (int)h->m_of,
+                             .nm_cols = (int)h->nm_cols};
+}
+
+/* Sizes of a format's own sections; false on overflow. The shape is one that weights can have, blocks fit in int32. */
+static bool lay_out_form(const esmm_file_header *h, size_t size[ESMM_FILE_SECTIONS])
+{
+  const esmm_prepare_opts opts = opts_of(h);
+  esmm_weights w = {.k = h->k, .n = h->n, .dtype = (esmm_dtype)h->dtype, .format = opts.format};
+  size_t most;
+  if (!esmm_size_mul((size_t)h->k + 256, (size_t)h->n + 256, &most) || most > SIZE_MAX / 64)
+    return false;
+  esmm_form_shape(&opts, &w);
+  w.bsr.blocks = h->blocks;
+  const esmm_form_bytes form = esmm_form_sizes(&w);
+  if (h->format == ESMM_FORMAT_BSR) {
+    size[ESMM_FILE_START] = form.start;
+    size[ESMM_FILE_AT] = form.at;
+  } else {
+    size[ESMM_FILE_INDEX] = form.index;
+  }
+  size[ESMM_FILE_VALUES] = form.values;
+  return true;
 }
 
 /* Sets the offset and size of every section, and file_bytes, from the header's other fields; false on overflow. */
@@ -78,13 +116,15 @@ static bool lay_out(esmm_file_header *h, uint64_t panel_bytes)
   size_t size[ESMM_FILE_SECTIONS] = {0};
   bool fits = esmm_size_mul(panels, words, &size[ESMM_FILE_BITS]) &&
               esmm_size_mul(size[ESMM_FILE_BITS], sizeof(uint64_t), &size[ESMM_FILE_BITS]);
-  if (keeps_panels(h->use)) {
+  if (h->format != ESMM_FORMAT_DENSE)
+    fits = fits && lay_out_form(h, size);
+  if (keeps_panels(h)) {
     fits = fits && panel_bytes <= SIZE_MAX && esmm_size_mul(panels, words + 1, &size[ESMM_FILE_BEFORE]) &&
            esmm_size_mul(size[ESMM_FILE_BEFORE], sizeof(uint32_t), &size[ESMM_FILE_BEFORE]) &&
            esmm_size_mul(panels + 1, sizeof(uint64_t), &size[ESMM_FILE_PANEL_AT]);
     size[ESMM_FILE_PANELS] = (size_t)panel_bytes;
   }
-  if (keeps_rows(h->use))
+  if (keeps_rows(h))
     fits = fits && esmm_size_mul(k, (size_t)h->rows_ld, &size[ESMM_FILE_ROWS]) &&
            esmm_size_mul(size[ESMM_FILE_ROWS], esmm_dtype_size((esmm_dtype)h->dtype), &size[ESMM_FILE_ROWS]);
   size_t end = sizeof *h;
@@ -108,8 +148,12 @@ static uint64_t header_checksum(const esmm_file_header *h)
 
 static void *section_data(const esmm_weights *w, int section)
 {
-  void *const data[ESMM_FILE_SECTIONS] = {w->bits, w->before, w->panel_at, w->panel_data, w->rows};
-  return data[section];
+  void *const data[][ESMM_FILE_SECTIONS] = {
+      [ESMM_FORMAT_DENSE] = {w->bits, w->before, w->panel_at, w->panel_data, w->rows},
+      [ESMM_FORMAT_BSR] = {w->bits, w->bsr.start, w->bsr.at, w->bsr.values, NULL},
+      [ESMM_FORMAT_NM] = {w->bits, w->nm.index, NULL, w->nm.values, NULL},
+  };
+  return data[w->format][section];
 }
 
 /* ---- reading ---- */
@@ -169,6 +213,30 @@ static esmm_status fail_field(const file *f, const char *field, int64_t value, i
   return fail_file(f, ESMM_ERR_FORMAT, "%s is %lld, should be %lld", field, (long long)value, (long long)should);
 }
 
+/* The fields that version 1 has not: all 0 there, and those of the other format 0. */
+static esmm_status check_format(const file *f, const esmm_file_header *h)
+{
+  const bool bsr = h->format == ESMM_FORMAT_BSR, nm = h->format == ESMM_FORMAT_NM;
+  const bool no_bsr = h->block_rows == 0 && h->block_cols == 0 && h->blocks == 0;
+  const bool no_nm = h->n_of == 0 && h->m_of == 0 && h->nm_cols == 0;
+  if (h->version == 1)
+    return h->format == 0 && no_bsr && no_nm ? ESMM_OK
+                                             : fail_file(f, ESMM_ERR_FORMAT, "reserved fields of its header are not 0");
+  if (!bsr && !nm)
+    return fail_file(f, ESMM_ERR_FORMAT, "format %u does not exist in version %u", h->format, h->version);
+  if (h->strict)
+    return fail_file(f, ESMM_ERR_FORMAT, "strict is 1, and %s weights keep no zeros",
+                     esmm_format_str((esmm_format)h->format));
+  if (bsr && (h->block_rows < 1 || h->block_rows > ESMM_MAX_BLOCK || h->block_cols < 1 ||
+              h->block_cols > ESMM_MAX_BLOCK || h->blocks < 0 || h->blocks > INT32_MAX || !no_nm))
+    return fail_file(f, ESMM_ERR_FORMAT, "%lld blocks of %u x %u do not exist", (long long)h->blocks, h->block_rows,
+                     h->block_cols);
+  if (nm &&
+      (h->n_of < 1 || h->n_of > h->m_of || h->m_of > ESMM_MAX_M || h->nm_cols < 1 || h->nm_cols > INT32_MAX || !no_bsr))
+    return fail_file(f, ESMM_ERR_FORMAT, "%u:%u with %u columns does not exist", h->n_of, h->m_of, h->nm_cols);
+  return ESMM_OK;
+}
+
 /* The fields among themselves, and the table against them and the file's size: after this every size can be used. */
 static esmm_status check_header(const file *f, const esmm_file_header *h)
 {
@@ -189,7 +257,10 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
     return fail_field(f, "panels", h->panels, esmm_ceil_div(h->n, ESMM_PANEL));
   if (h->words != esmm_ceil_div(h->k, 64))
     return fail_field(f, "words", h->words, esmm_ceil_div(h->k, 64));
-  const int64_t rows_ld = keeps_rows(h->use) ? esmm_rows_ld(h->n, (esmm_dtype)h->dtype) : 0;
+  const esmm_status format = check_format(f, h);
+  if (format != ESMM_OK)
+    return format;
+  const int64_t rows_ld = keeps_rows(h) ? esmm_rows_ld(h->n, (esmm_dtype)h->dtype) : 0;
   if (h->rows_ld != rows_ld)
     return fail_field(f, "rows_ld", h->rows_ld, rows_ld);
   if (h->section_count != ESMM_FILE_SECTIONS)
@@ -206,9 +277,10 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
                      (long long)h->n);
   for (int i = 0; i < ESMM_FILE_SECTIONS; i++)
     if (h->section[i].offset != want.section[i].offset || h->section[i].bytes != want.section[i].bytes)
-      return fail_file(f, ESMM_ERR_FORMAT, "section %s is %llu bytes at %llu, should be %llu at %llu", section_names[i],
-                       (unsigned long long)h->section[i].bytes, (unsigned long long)h->section[i].offset,
-                       (unsigned long long)want.section[i].bytes, (unsigned long long)want.section[i].offset);
+      return fail_file(f, ESMM_ERR_FORMAT, "section %s is %llu bytes at %llu, should be %llu at %llu",
+                       section_names[h->format][i], (unsigned long long)h->section[i].bytes,
+                       (unsigned long long)h->section[i].offset, (unsigned long long)want.section[i].bytes,
+                       (unsigned long long)want.section[i].offset);
   if (h->file_bytes != want.file_bytes)
     return fail_field(f, "file_bytes", (int64_t)h->file_bytes, (int64_t)want.file_bytes);
   if (f->size < h->file_bytes)
@@ -233,7 +305,8 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
   for (size_t i = 0; i < sizeof padding; i++)
     any |= padding[i];
   if (any)
-    return fail_file(f, ESMM_ERR_CHECKSUM, "the padding before section %s was changed", section_names[section]);
+    return fail_file(f, ESMM_ERR_CHECKSUM, "the padding before section %s was changed",
+                     section_names[h->format][section]);
 
   esmm_checksum sum;
   esmm_checksum_begin(&sum);
@@ -248,7 +321,7 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
   }
   if (s->checksum != esmm_checksum_end(&sum))
     return fail_file(f, ESMM_ERR_CHECKSUM, "section %s was changed (checksum is %016llx, should be %016llx)",
-                     section_names[section], (unsigned long long)esmm_checksum_end(&sum),
+                     section_names[h->format][section], (unsigned long long)esmm_checksum_end(&sum),
                      (unsigned long long)s->checksum);
   return ESMM_OK;
 }
@@ -260,12 +333,12 @@ static esmm_status check_panels(const file *f, const esmm_file_header *h, const 
 {
   const uint64_t unused = w->k % 64 ? ~(uint64_t)0 << (w->k % 64) : 0;
   /* With neither bits nor panels there is nothing in the file that would bound how many there are. */
-  const int64_t panels = w->words > 0 || keeps_panels(h->use) ? w->panels : 0;
+  const int64_t panels = w->words > 0 || keeps_panels(h) ? w->panels : 0;
   uint64_t at = 0;
   int64_t set = 0;
   for (int64_t p = 0; p < panels; p++) {
     const uint64_t *bits = w->bits + p * w->words;
-    const uint32_t *before = keeps_panels(h->use) ? w->before + p * (w->words + 1) : NULL;
+    const uint32_t *before = keeps_panels(h) ? w->before + p * (w->words + 1) : NULL;
     int64_t kept = 0;
     for (int64_t i = 0; i < w->words; i++) {
       if (before && before[i] != kept)
@@ -284,7 +357,7 @@ static esmm_status check_panels(const file *f, const esmm_file_header *h, const 
     at += ESMM_PANEL * (uint64_t)kept;
     set += kept;
   }
-  if (keeps_panels(h->use) && (w->panel_at[w->panels] != at || w->panel_bytes != at * esmm_dtype_size(w->dtype)))
+  if (keeps_panels(h) && (w->panel_at[w->panels] != at || w->panel_bytes != at * esmm_dtype_size(w->dtype)))
     return fail_file(f, ESMM_ERR_FORMAT, "panels hold %zu bytes up to element %llu, should end at %llu", w->panel_bytes,
                      (unsigned long long)w->panel_at[w->panels], (unsigned long long)at);
   const bool full = set == w->panels * w->k;
@@ -295,9 +368,8 @@ static esmm_status check_panels(const file *f, const esmm_file_header *h, const 
   return ESMM_OK;
 }
 
-static esmm_status check_density(const file *f, const char *name, double density, int64_t part, double whole)
+static esmm_status check_density(const file *f, const char *name, double density, double should)
 {
-  const double should = whole > 0.0 ? (double)part / whole : 0.0;
   if (!(fabs(density - should) <= 1e-6)) /* the last bits may differ; a NaN differs from everything */
     return fail_file(f, ESMM_ERR_FORMAT, "%s is %.9g, that of its elements is %.9g", name, density, should);
   return ESMM_OK;
@@ -350,10 +422,27 @@ static esmm_status check_elements(const file *f, const esmm_weights *w)
       nonzero += s.nonzero;
       alive += s.nonzero > 0;
     }
-  const double rows = (double)w->k;
-  const esmm_status status = check_density(f, "element_density", w->element_density, nonzero, rows * (double)w->n);
-  return status == ESMM_OK ? check_density(f, "strip_density", w->strip_density, alive, rows * (double)w->panels)
-                           : status;
+  const double elements = (double)w->k * (double)w->n, strips = (double)w->k * (double)w->panels;
+  const esmm_status status =
+      check_density(f, "element_density", w->element_density, elements > 0 ? (double)nonzero / elements : 0.0);
+  return status == ESMM_OK
+             ? check_density(f, "strip_density", w->strip_density, strips > 0 ? (double)alive / strips : 0.0)
+             : status;
+}
+
+/* Of another format: the form by its own rules, then what it says of B's zeros against what the file says. */
+static esmm_status check_form(const file *f, const esmm_file_header *h, esmm_weights *w)
+{
+  char why[160];
+  if (!esmm_form_valid(w, why, sizeof why))
+    return fail_file(f, ESMM_ERR_FORMAT, "%s", why);
+  esmm_form_scan(f->ctx, w);
+  if (esmm_checksum_of(w->bits, (size_t)h->section[ESMM_FILE_BITS].bytes) != h->section[ESMM_FILE_BITS].checksum)
+    return fail_file(f, ESMM_ERR_FORMAT, "its bitmaps are not those of its values");
+  if (h->full != w->full)
+    return fail_field(f, "full", h->full, w->full);
+  const esmm_status status = check_density(f, "element_density", h->element_density, w->element_density);
+  return status == ESMM_OK ? check_density(f, "strip_density", h->strip_density, w->strip_density) : status;
 }
 
 static esmm_status read_sections(const file *f, const esmm_file_header *h, esmm_weights *w)
@@ -366,8 +455,22 @@ static esmm_status read_sections(const file *f, const esmm_file_header *h, esmm_
     if (h->section[i].bytes > 0)
       end = h->section[i].offset + h->section[i].bytes;
   }
+  if (w->format != ESMM_FORMAT_DENSE)
+    return check_form(f, h, w);
   const esmm_status status = check_panels(f, h, w);
   return status == ESMM_OK ? check_elements(f, w) : status;
+}
+
+/* What the header alone says how large it is: a dense B's panels, the blocks of a BSR. */
+static esmm_status alloc_contents(esmm_ctx *ctx, const esmm_file_header *h, esmm_weights *w)
+{
+  if (h->format == ESMM_FORMAT_BSR)
+    return esmm_bsr_alloc_blocks(ctx, h->blocks, w);
+  if (!keeps_panels(h))
+    return ESMM_OK;
+  w->panel_bytes = (size_t)h->section[ESMM_FILE_PANELS].bytes;
+  w->panel_data = esmm_mem_alloc(&w->allocator, w->panel_bytes);
+  return w->panel_data ? ESMM_OK : ESMM_ERR_MEMORY;
 }
 
 static esmm_status read_weights(const file *f, esmm_weights **weights)
@@ -380,23 +483,23 @@ static esmm_status read_weights(const file *f, esmm_weights **weights)
     return status;
 
   esmm_weights *w = NULL;
-  status = esmm_weights_alloc(f->ctx, h.k, h.n, (esmm_dtype)h.dtype, (esmm_use)h.use, &w);
-  if (status == ESMM_ERR_MEMORY)
-    return fail_file(f, status, "no memory for %lld x %lld weights", (long long)h.k, (long long)h.n);
-  if (status != ESMM_OK)
-    return fail_file(f, ESMM_ERR_FORMAT, "%lld x %lld weights are more than this library holds", (long long)h.k,
-                     (long long)h.n);
+  const esmm_matrix shape = {.rows = h.k, .cols = h.n, .dtype = (esmm_dtype)h.dtype};
+  const esmm_prepare_opts opts = opts_of(&h);
+  status = esmm_weights_alloc(f->ctx, &shape, &opts, &w);
+  if (status == ESMM_OK)
+    status = alloc_contents(f->ctx, &h, w);
+  if (status != ESMM_OK) {
+    esmm_weights_free(w);
+    return status == ESMM_ERR_MEMORY
+               ? fail_file(f, status, "no memory for %lld x %lld weights", (long long)h.k, (long long)h.n)
+               : fail_file(f, ESMM_ERR_FORMAT, "%lld x %lld weights are more than this library holds", (long long)h.k,
+                           (long long)h.n);
+  }
   w->strict = h.strict != 0;
   w->full = h.full != 0;
   w->element_density = h.element_density;
   w->strip_density = h.strip_density;
-  if (keeps_panels(h.use)) {
-    w->panel_bytes = (size_t)h.section[ESMM_FILE_PANELS].bytes;
-    w->panel_data = esmm_mem_alloc(&w->allocator, w->panel_bytes);
-    if (!w->panel_data)
-      status = fail_file(f, ESMM_ERR_MEMORY, "no memory for %zu bytes of panels", w->panel_bytes);
-  }
-  if (status == ESMM_OK && w->rows_bytes != h.section[ESMM_FILE_ROWS].bytes)
+  if (w->rows_bytes != h.section[ESMM_FILE_ROWS].bytes)
     status = fail_field(f, "rows_ld", h.rows_ld, w->rows_ld);
   if (status == ESMM_OK)
     status = read_sections(f, &h, w);
@@ -417,12 +520,13 @@ esmm_status esmm_weights_parse(esmm_ctx *ctx, const char *name, const unsigned c
   return read_weights(&f, weights);
 }
 
-/* Files hold the CPU's forms of B; a GPU prepares its own from them. */
+/* Files hold the CPU's forms of B; a GPU prepares its own from them, of dense weights. */
 static esmm_status move_to_gpu(esmm_ctx *ctx, esmm_weights **weights)
 {
   esmm_weights *host = *weights;
   *weights = NULL;
-  const esmm_status status = esmm_cuda_weights_from_host(ctx, host, weights);
+  const esmm_status status = host->format == ESMM_FORMAT_DENSE ? esmm_cuda_weights_from_host(ctx, host, weights)
+                                                               : esmm_format_refuse_gpu(ctx, host->format);
   esmm_weights_free(host);
   return status;
 }
@@ -476,7 +580,7 @@ static esmm_status write_weights(const file *f, const esmm_weights *w)
 {
   esmm_file_header h = {
       .endian = ESMM_FILE_ENDIAN,
-      .version = ESMM_FILE_VERSION,
+      .version = w->format == ESMM_FORMAT_DENSE ? 1 : ESMM_FILE_VERSION,
       .header_bytes = sizeof h,
       .k = w->k,
       .n = w->n,
@@ -486,12 +590,19 @@ static esmm_status write_weights(const file *f, const esmm_weights *w)
       .full = w->full,
       .panels = w->panels,
       .words = w->words,
-      .rows_ld = keeps_rows((uint32_t)w->use) ? w->rows_ld : 0,
+      .rows_ld = w->rows_ld,
       .element_density = w->element_density,
       .strip_density = w->strip_density,
       .panel_cols = ESMM_PANEL,
       .half_cols = ESMM_HALF,
       .section_count = ESMM_FILE_SECTIONS,
+      .format = (uint32_t)w->format,
+      .block_rows = (uint32_t)w->bsr.block_rows,
+      .block_cols = (uint32_t)w->bsr.block_cols,
+      .n_of = (uint32_t)w->nm.n,
+      .m_of = (uint32_t)w->nm.m,
+      .nm_cols = (uint32_t)w->nm.cols,
+      .blocks = w->bsr.blocks,
   };
   memcpy(h.magic, ESMM_FILE_MAGIC, sizeof h.magic);
   if (!lay_out(&h, w->panel_bytes))

@@ -1,0 +1,463 @@
+/*
+ * bsr.c: matrices as blocks. The callers' arrays (struct esmm_bsr: by block rows, int32 or int64) are checked and read
+ * here; prepared weights keep their blocks by block columns (format.h), because a kernel works down a strip of C.
+ */
+#include "bits.h"
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- B's form ---- */
+
+/* What of B a block covers: blocks at the edge are cut. */
+typedef struct area {
+  int64_t row, col, rows, cols;
+} area;
+
+static area area_of(const esmm_weights *w, int64_t level, int64_t strip)
+{
+  const int64_t row = level * w->bsr.block_rows, col = strip * w->bsr.block_cols;
+  return (area){row, col, esmm_min(w->bsr.block_rows, w->k - row), esmm_min(w->bsr.block_cols, w->n - col)};
+}
+
+static char *block_at(const esmm_weights *w, int64_t block)
+{
+  return (char *)w->bsr.values +
+         (size_t)block * (size_t)(w->bsr.block_rows * w->bsr.block_cols) * esmm_dtype_size(w->dtype);
+}
+
+static bool is_alive(const esmm_matrix *b, const area *a)
+{
+  uint32_t row[ESMM_MAX_BLOCK];
+  for (int64_t r = 0; r < a->rows; r++) {
+    esmm_read_row(b, a->row + r, a->col, a->cols, row);
+    if (esmm_count_nonzero(row, b->dtype, a->cols) > 0)
+      return true;
+  }
+  return false;
+}
+
+/* Strips' counts, which start[s + 1] holds, to where they start; returns how many there are in all. */
+static int64_t sum_starts(esmm_bsr_form *f)
+{
+  int64_t all = 0;
+  f->start[0] = 0;
+  for (int64_t s = 0; s < f->strips; s++) {
+    all += f->start[s + 1];
+    f->start[s + 1] = all <= INT32_MAX ? (int32_t)all : INT32_MAX; /* the caller fails where it is more */
+  }
+  return all;
+}
+
+static void fill_strip(const esmm_matrix *b, esmm_weights *w, int64_t strip)
+{
+  const esmm_bsr_form *f = &w->bsr;
+  const size_t line = (size_t)f->block_cols * esmm_dtype_size(w->dtype);
+  int64_t block = f->start[strip];
+  for (int64_t level = 0; level < f->levels && block < f->start[strip + 1]; level++) {
+    const area a = area_of(w, level, strip);
+    if (!is_alive(b, &a))
+      continue;
+    char *to = block_at(w, block);
+    memset(to, 0, (size_t)f->block_rows * line);
+    for (int64_t r = 0; r < a.rows; r++)
+      esmm_read_row(b, a.row + r, a.col, a.cols, to + (size_t)r * line);
+    f->at[block++] = (int32_t)level;
+  }
+}
+
+esmm_status esmm_bsr_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+{
+  esmm_bsr_form *f = &w->bsr;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t s = 0; s < f->strips; s++) {
+    int32_t count = 0;
+    for (int64_t level = 0; level < f->levels; level++) {
+      const area a = area_of(w, level, s);
+      count += is_alive(b, &a);
+    }
+    f->start[s + 1] = count;
+  }
+  const esmm_status status = esmm_bsr_alloc_blocks(ctx, sum_starts(f), w);
+  if (status != ESMM_OK)
+    return status;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t s = 0; s < f->strips; s++)
+    fill_strip(b, w, s);
+  return ESMM_OK;
+}
+
+void esmm_bsr_unpack(const esmm_weights *w, esmm_matrix *out)
+{
+  const esmm_bsr_form *f = &w->bsr;
+  const size_t size = esmm_dtype_size(w->dtype), line = (size_t)f->block_cols * size;
+  for (int64_t s = 0; s < f->strips; s++)
+    for (int64_t i = f->start[s]; i < f->start[s + 1]; i++) {
+      const area a = area_of(w, f->at[i], s);
+      for (int64_t r = 0; r < a.rows; r++)
+        memcpy((char *)out->data + (size_t)((a.row + r) * out->ld + a.col) * size, block_at(w, i) + (size_t)r * line,
+               (size_t)a.cols * size);
+    }
+}
+
+/* A panel of 32 columns may be part of a strip, and of several. */
+int64_t esmm_bsr_scan_panel(const esmm_weights *w, int64_t panel, uint64_t *bits)
+{
+  const esmm_bsr_form *f = &w->bsr;
+  const int64_t j0 = panel * ESMM_PANEL, j1 = esmm_min(j0 + ESMM_PANEL, w->n);
+  int64_t nonzero = 0;
+  for (int64_t s = j0 / f->block_cols; s * f->block_cols < j1; s++) {
+    const int64_t from = esmm_max(j0, s * f->block_cols), to = esmm_min(j1, (s + 1) * f->block_cols);
+    for (int64_t i = f->start[s]; i < f->start[s + 1]; i++) {
+      const area a = area_of(w, f->at[i], s);
+      for (int64_t r = 0; r < a.rows; r++) {
+        const size_t first = (size_t)(r * f->block_cols + from - a.col) * esmm_dtype_size(w->dtype);
+        const int64_t set = esmm_count_nonzero(block_at(w, i) + first, w->dtype, to - from), k = a.row + r;
+        nonzero += set;
+        bits[k / 64] |= (uint64_t)(set != 0) << (k % 64);
+      }
+    }
+  }
+  return nonzero;
+}
+
+/* ---- a form out of a file ---- */
+
+static bool valid_block(const esmm_weights *w, int64_t strip, int64_t i, char *why, size_t why_bytes)
+{
+  const esmm_bsr_form *f = &w->bsr;
+  if (f->at[i] < 0 || f->at[i] >= f->levels || (i > f->start[strip] && f->at[i] <= f->at[i - 1])) {
+    (void)snprintf(why, why_bytes, "at[%lld] is %d: not rising within 0 to %lld", (long long)i, f->at[i],
+                   (long long)(f->levels - 1));
+    return false;
+  }
+  const area a = area_of(w, f->at[i], strip);
+  const int64_t elements = (int64_t)f->block_rows * f->block_cols;
+  int64_t inside = 0;
+  for (int64_t r = 0; r < a.rows; r++)
+    inside +=
+        esmm_count_nonzero(block_at(w, i) + (size_t)(r * f->block_cols) * esmm_dtype_size(w->dtype), w->dtype, a.cols);
+  if (inside > 0 && inside == esmm_count_nonzero(block_at(w, i), w->dtype, elements))
+    return true;
+  (void)snprintf(why, why_bytes, "block %lld %s", (long long)i,
+                 inside == 0 ? "is all zeros" : "holds nonzeros beyond the matrix");
+  return false;
+}
+
+bool esmm_bsr_valid(const esmm_weights *w, char *why, size_t why_bytes)
+{
+  const esmm_bsr_form *f = &w->bsr;
+  if (f->start[0] != 0 || f->start[f->strips] != f->blocks) {
+    (void)snprintf(why, why_bytes, "start goes from %d to %d, should from 0 to %lld", f->start[0], f->start[f->strips],
+                   (long long)f->blocks);
+    return false;
+  }
+  for (int64_t s = 0; s < f->strips; s++)
+    if (f->start[s + 1] < f->start[s] || f->start[s + 1] > f->blocks) {
+      (void)snprintf(why, why_bytes, "start[%lld] is %d after %d", (long long)(s + 1), f->start[s + 1], f->start[s]);
+      return false;
+    }
+  for (int64_t s = 0; s < f->strips; s++)
+    for (int64_t i = f->start[s]; i < f->start[s + 1]; i++)
+      if (!valid_block(w, s, i, why, why_bytes))
+        return false;
+  return true;
+}
+
+/* ---- the caller's arrays ---- */
+
+static int64_t index_at(const esmm_bsr *b, const void *array, int64_t i)
+{
+  return b->index_bits == 32 ? ((const int32_t *)array)[i] : ((const int64_t *)array)[i];
+}
+
+/* Lines are what the pointers run over: block rows, or block columns of a COL_MAJOR one. */
+static int64_t lines_of(const esmm_bsr *b)
+{
+  return b->order == ESMM_ROW_MAJOR ? esmm_ceil_div(b->rows, b->block_rows) : esmm_ceil_div(b->cols, b->block_cols);
+}
+
+static int64_t places_of(const esmm_bsr *b)
+{
+  return b->order == ESMM_ROW_MAJOR ? esmm_ceil_div(b->cols, b->block_cols) : esmm_ceil_div(b->rows, b->block_rows);
+}
+
+static esmm_status check_pointers(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
+{
+  const int64_t lines = lines_of(b);
+  int64_t before = 0;
+  for (int64_t i = 0; i <= lines; i++) {
+    const int64_t at = index_at(b, b->row_pointers, i);
+    if (i == 0 && at != 0)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[0] is %lld, must be 0", what, (long long)at);
+    if (at < before)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, less than the %lld before it", what,
+                       (long long)i, (long long)at, (long long)before);
+    if (at > b->blocks)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, more than the %lld blocks there are",
+                       what, (long long)i, (long long)at, (long long)b->blocks);
+    before = at;
+  }
+  if (before != b->blocks)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, must be the number of blocks, %lld", what,
+                     (long long)lines, (long long)before, (long long)b->blocks);
+  return ESMM_OK;
+}
+
+static esmm_status check_indices(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
+{
+  const int64_t lines = lines_of(b), places = places_of(b);
+  for (int64_t line = 0; line < lines; line++) {
+    int64_t before = -1;
+    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+      const int64_t at = index_at(b, b->column_indices, i);
+      if (at < 0 || at >= places)
+        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld, must be 0 to %lld", what,
+                         (long long)i, (long long)at, (long long)(places - 1));
+      if (at == before)
+        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld again: a duplicate", what,
+                         (long long)i, (long long)at);
+      if (at < before)
+        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld after %lld: sort them in each row",
+                         what, (long long)i, (long long)at, (long long)before);
+      before = at;
+    }
+  }
+  return ESMM_OK;
+}
+
+static esmm_status check_fields(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
+{
+  const int64_t most = INT64_MAX - ESMM_MAX_BLOCK; /* rounding up must not overflow */
+  if (b->rows < 0 || b->cols < 0 || b->blocks < 0)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "%s is %lld x %lld with %lld blocks; none can be negative", what,
+                     (long long)b->rows, (long long)b->cols, (long long)b->blocks);
+  if (b->block_rows < 1 || b->block_rows > ESMM_MAX_BLOCK || b->block_cols < 1 || b->block_cols > ESMM_MAX_BLOCK)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s has blocks of %d x %d; 1 to %d each", what, b->block_rows,
+                     b->block_cols, ESMM_MAX_BLOCK);
+  if (b->index_bits != 32 && b->index_bits != 64)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->index_bits is %d, must be 32 or 64", what, b->index_bits);
+  if (esmm_dtype_size(b->dtype) == 0)
+    return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)b->dtype);
+  if (b->order != ESMM_ROW_MAJOR && b->order != ESMM_COL_MAJOR)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)b->order);
+  if (b->rows > most || b->cols > most || b->blocks > INT32_MAX)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld with %lld blocks: more than int32 indices reach", what,
+                     (long long)b->rows, (long long)b->cols, (long long)b->blocks);
+  if (!b->row_pointers)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers is NULL", what);
+  if (b->blocks > 0 && (!b->column_indices || !b->values))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->%s is NULL", what, b->column_indices ? "values" : "column_indices");
+  const size_t index = (size_t)b->index_bits / 8, element = esmm_dtype_size(b->dtype);
+  if ((uintptr_t)b->row_pointers % index != 0 || (uintptr_t)b->column_indices % index != 0 ||
+      (uintptr_t)b->values % element != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                     "%s: row_pointers %p, column_indices %p or values %p is not aligned to its "
+                     "elements",
+                     what, b->row_pointers, b->column_indices, b->values);
+  return ESMM_OK;
+}
+
+/* Everything that reading the arrays relies on. */
+static esmm_status check_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b, esmm_bsr *out)
+{
+  if (!b)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
+  memset(out, 0, sizeof *out);
+  esmm_status status = esmm_take_opts(ctx, what, b, sizeof *out, out);
+  if (status == ESMM_OK)
+    status = check_fields(ctx, what, out);
+  if (status == ESMM_OK)
+    status = check_pointers(ctx, what, out);
+  return status == ESMM_OK ? check_indices(ctx, what, out) : status;
+}
+
+/* One block of the caller's: where it is in the matrix, how far it reaches into it, and its elements. */
+typedef struct given {
+  area area;
+  int64_t level, place; /* its block row and block column */
+  int64_t first;        /* its first element in values */
+  int64_t row_step, col_step;
+} given;
+
+static given given_block(const esmm_bsr *b, int64_t line, int64_t i)
+{
+  const bool by_rows = b->order == ESMM_ROW_MAJOR;
+  const int64_t other = index_at(b, b->column_indices, i);
+  given g = {.level = by_rows ? line : other,
+             .place = by_rows ? other : line,
+             .first = i * b->block_rows * b->block_cols,
+             .row_step = by_rows ? b->block_cols : 1,
+             .col_step = by_rows ? 1 : b->block_rows};
+  g.area.row = g.level * b->block_rows;
+  g.area.col = g.place * b->block_cols;
+  g.area.rows = esmm_min(b->block_rows, b->rows - g.area.row);
+  g.area.cols = esmm_min(b->block_cols, b->cols - g.area.col);
+  return g;
+}
+
+static void copy_given(const esmm_bsr *b, const given *g, void *to, int64_t ld)
+{
+  for (int64_t r = 0; r < g->area.rows; r++)
+    for (int64_t c = 0; c < g->area.cols; c++)
+      esmm_copy_element(to, r * ld + c, b->values, g->first + r * g->row_step + c * g->col_step, b->dtype);
+}
+
+static bool given_alive(const esmm_bsr *b, const given *g)
+{
+  for (int64_t r = 0; r < g->area.rows; r++)
+    for (int64_t c = 0; c < g->area.cols; c++)
+      if (esmm_nonzero_at(b->values, b->dtype, g->first + r * g->row_step + c * g->col_step))
+        return true;
+  return false;
+}
+
+/* The arrays as a tight row-major matrix in host memory; free it with esmm_host_twin_free. */
+static esmm_status to_dense(esmm_ctx *ctx, const char *what, const esmm_bsr *b, esmm_matrix *dense)
+{
+  const esmm_matrix shape = {.rows = b->rows, .cols = b->cols, .dtype = b->dtype};
+  const size_t size = esmm_dtype_size(b->dtype);
+  size_t bytes;
+  if (!esmm_size_mul((size_t)b->rows, (size_t)b->cols, &bytes) || !esmm_size_mul(bytes, size, &bytes) ||
+      bytes > (size_t)INT64_MAX)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld: too large for a dense copy", what, (long long)b->rows,
+                     (long long)b->cols);
+  const esmm_status status = esmm_host_twin(ctx, &shape, dense);
+  if (status != ESMM_OK)
+    return status;
+  memset(dense->data, 0, bytes);
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t line = 0; line < lines_of(b); line++)
+    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+      const given g = given_block(b, line, i);
+      copy_given(b, &g, (char *)dense->data + (size_t)(g.area.row * b->cols + g.area.col) * size, b->cols);
+    }
+  return ESMM_OK;
+}
+
+/* ---- prepare ---- */
+
+/* From block rows to block columns: lines are gone through in order, so that a strip's blocks come in rising k. While
+   blocks are put in their places start[s] is where strip s goes on; then it is where strip s + 1 starts. */
+static esmm_status fill_from_given(esmm_ctx *ctx, const esmm_bsr *b, esmm_weights *w)
+{
+  esmm_bsr_form *f = &w->bsr;
+  const size_t block_bytes = (size_t)(f->block_rows * f->block_cols) * esmm_dtype_size(w->dtype);
+  memset(f->start, 0, (size_t)(f->strips + 1) * sizeof *f->start);
+  for (int64_t line = 0; line < lines_of(b); line++)
+    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+      const given g = given_block(b, line, i);
+      f->start[g.place + 1] += given_alive(b, &g);
+    }
+  const esmm_status status = esmm_bsr_alloc_blocks(ctx, sum_starts(f), w);
+  if (status != ESMM_OK)
+    return status;
+  for (int64_t line = 0; line < lines_of(b); line++)
+    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+      const given g = given_block(b, line, i);
+      if (!given_alive(b, &g))
+        continue;
+      const int32_t to = f->start[g.place]++;
+      f->at[to] = (int32_t)g.level;
+      memset(block_at(w, to), 0, block_bytes);
+      copy_given(b, &g, block_at(w, to), f->block_cols);
+    }
+  memmove(f->start + 1, f->start, (size_t)f->strips * sizeof *f->start);
+  f->start[0] = 0;
+  return ESMM_OK;
+}
+
+esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepare_opts *opts, esmm_weights **weights)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!weights)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
+  *weights = NULL;
+  esmm_bsr arrays;
+  esmm_prepare_opts o;
+  esmm_status status = check_bsr(ctx, "b", b, &arrays);
+  if (status == ESMM_OK)
+    status = esmm_prepare_opts_check(ctx, opts, arrays.block_rows, arrays.block_cols, &o);
+  if (status != ESMM_OK)
+    return status;
+  if (o.format == ESMM_FORMAT_BSR && o.block_rows == arrays.block_rows && o.block_cols == arrays.block_cols) {
+    const esmm_matrix shape = {.rows = arrays.rows, .cols = arrays.cols, .dtype = arrays.dtype};
+    esmm_weights *w = NULL;
+    status = esmm_weights_alloc(ctx, &shape, &o, &w);
+    if (status == ESMM_OK)
+      status = fill_from_given(ctx, &arrays, w);
+    return esmm_prepare_finish(ctx, &o, status, w, weights);
+  }
+  esmm_matrix dense;
+  status = to_dense(ctx, "b", &arrays, &dense);
+  if (status != ESMM_OK)
+    return status;
+  status = ctx->cuda ? esmm_cuda_prepare(ctx, &dense, &o, weights) : esmm_prepare_checked(ctx, &dense, &o, weights);
+  esmm_host_twin_free(ctx, &dense);
+  return status;
+}
+
+/* ---- A as blocks ---- */
+
+/* One strip a block row, every k of a block set. */
+static esmm_status pattern_of(esmm_ctx *ctx, const esmm_bsr *a, esmm_pattern **out)
+{
+  esmm_pattern *p = NULL;
+  const esmm_status status = esmm_pattern_alloc(ctx, a->rows, a->cols, a->block_rows, &p);
+  if (status != ESMM_OK)
+    return status;
+  memset(p->bits, 0, (size_t)(p->strips * p->words) * sizeof *p->bits);
+  for (int64_t line = 0; line < lines_of(a); line++)
+    for (int64_t i = index_at(a, a->row_pointers, line); i < index_at(a, a->row_pointers, line + 1); i++) {
+      const given g = given_block(a, line, i);
+      for (int64_t k = g.area.col; k < g.area.col + g.area.cols; k++)
+        p->bits[g.level * p->words + k / 64] |= (uint64_t)1 << (k % 64);
+      p->set += g.area.cols;
+    }
+  *out = p;
+  return ESMM_OK;
+}
+
+static bool shares_values(const esmm_bsr *a, const esmm_matrix *c)
+{
+  const int64_t elements = a->blocks * a->block_rows * a->block_cols;
+  esmm_matrix values = {.rows = 1, .cols = elements, .ld = elements, .dtype = a->dtype};
+  memcpy(&values.data, &a->values, sizeof values.data); /* only looked at, whatever its const */
+  return esmm_overlap(&values, c);
+}
+
+esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights *weights, esmm_matrix *c,
+                            const esmm_matmul_opts *opts, esmm_stats *stats)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  esmm_bsr arrays;
+  esmm_matrix dense, checked;
+  esmm_matmul_opts o = {.size = sizeof o};
+  esmm_status status = check_bsr(ctx, "a", a, &arrays);
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "c", c, &checked);
+  if (status == ESMM_OK)
+    status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status != ESMM_OK)
+    return status;
+  if (o.a_pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->a_pattern is set, but the blocks of a are its pattern");
+  if (shares_values(&arrays, &checked))
+    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a->values (%p)", checked.data, arrays.values);
+  status = to_dense(ctx, "a", &arrays, &dense);
+  if (status != ESMM_OK)
+    return status;
+  esmm_pattern *pattern = NULL;
+  status = pattern_of(ctx, &arrays, &pattern);
+  if (status == ESMM_OK) {
+    o.a_pattern = pattern;
+    o.size = sizeof o;
+    status = esmm_matmul(ctx, &dense, weights, c, &o, stats);
+  }
+  esmm_pattern_free(pattern);
+  esmm_host_twin_free(ctx, &dense);
+  return status;
+}

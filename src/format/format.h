@@ -1,0 +1,124 @@
+/*
+ * format.h: the forms of B that are not dense, as kernels read them. docs/formats.md draws them.
+ *
+ * Values are in B's dtype. Behind the last value and the last index ESMM_FORM_SLACK bytes of zeros may be read, so that
+ * a kernel may load whole vectors at the end too.
+ */
+#ifndef ESMM_FORMAT_H
+#define ESMM_FORMAT_H
+
+#include "esmm.h"
+
+#include <stdbool.h>
+
+#define ESMM_FORMATS 3 /* how many there are */
+#define ESMM_FORM_SLACK 64
+#define ESMM_MAX_BLOCK 256
+#define ESMM_MAX_M 32
+#define ESMM_NM_PANEL 16 /* columns whose values lie side by side: a cache line of fp32 */
+
+/*
+ * BSR, kept by block column: a strip is block_cols columns of B, its blocks come in ascending k. Block i:
+ *   k's      at[i] * block_rows + 0 .. block_rows - 1
+ *   values   [block_rows][block_cols] from element i * block_rows * block_cols on; zeros beyond k and n
+ * Strip s has blocks start[s] .. start[s + 1] - 1. No block is all zeros.
+ */
+typedef struct esmm_bsr_form {
+  int block_rows, block_cols;
+  int64_t strips; /* ceil(n / block_cols) */
+  int64_t levels; /* ceil(k / block_rows): block rows there are */
+  int64_t blocks; /* kept; at most INT32_MAX */
+  int32_t *start; /* [strips + 1] */
+  int32_t *at;    /* [blocks] */
+  void *values;   /* [blocks][block_rows][block_cols] */
+} esmm_bsr_form;
+
+/*
+ * N:M. Groups are m k's from 0 on, the last may be short. Each keeps n values a column, as many as it is long where it
+ * is shorter than n: slots values a column in all, slot s in group s / n. Within a group positions ascend and differ,
+ * and all are of k's that exist; a slot without a nonzero holds +0.
+ *   values   [panels][slots][16], a panel is 16 columns, zeros beyond n
+ *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i):
+ *     cols = 1   [panels][slots][2 * bits bytes]: index of column c of the panel in bits c * bits .. (c + 1) * bits -
+ * 1; 2:4 has a 32-bit word for every vector of values cols > 1   [strips][list_bytes]: index of slot s in bits s * bits
+ * .. (s + 1) * bits - 1 of the list of its strip of `cols` columns, strip j / cols for column j; zero bits up to
+ * list_bytes m = 1 has no index at all (bits = 0).
+ */
+typedef struct esmm_nm_form {
+  int n, m;
+  int cols;          /* columns that share their positions, at least 1 */
+  int bits;          /* of an index: the least with 1 << bits >= m, 0 to 5 */
+  int64_t slots;     /* k / m * n + min(n, k % m) */
+  int64_t panels;    /* ceil(n of B / 16) */
+  int64_t strips;    /* cols > 1: ceil(n of B / cols); else 0 */
+  size_t list_bytes; /* cols > 1: ceil(slots * bits / 64) * 8; else 0 */
+  void *values;
+  unsigned char *index;
+} esmm_nm_form;
+
+static inline unsigned esmm_nm_field(const unsigned char *from, int64_t i, int bits) /* the i-th index of a list */
+{
+  const int64_t bit = i * bits;
+  const unsigned pair = from[bit / 8] | (unsigned)from[bit / 8 + 1] << 8; /* at most 5 bits: never three bytes */
+  return pair >> (bit % 8) & ((1u << bits) - 1);
+}
+
+/* Where in values slot s of column j is. */
+static inline int64_t esmm_nm_value(const esmm_nm_form *f, int64_t j, int64_t s)
+{
+  return (j / ESMM_NM_PANEL * f->slots + s) * ESMM_NM_PANEL + j % ESMM_NM_PANEL;
+}
+
+/* The k of slot s of column j. For what is not in a hurry. */
+static inline int64_t esmm_nm_k(const esmm_nm_form *f, int64_t j, int64_t s)
+{
+  const unsigned char *list = f->cols == 1
+                                  ? f->index + (j / ESMM_NM_PANEL * f->slots + s) * (ESMM_NM_PANEL / 8) * f->bits
+                                  : f->index + (size_t)(j / f->cols) * f->list_bytes;
+  return s / f->n * f->m + (int64_t)esmm_nm_field(list, f->cols == 1 ? j % ESMM_NM_PANEL : s, f->bits);
+}
+
+/* ---- options ---- */
+
+/* Fills in the defaults of the chosen format's fields and checks them; block_rows and block_cols are the defaults of a
+   block. The format and its fields alone are looked at. */
+esmm_status esmm_format_settle(esmm_ctx *ctx, esmm_prepare_opts *opts, int block_rows, int block_cols);
+
+/* Weights on a GPU are dense: says so. */
+esmm_status esmm_format_refuse_gpu(esmm_ctx *ctx, esmm_format format);
+
+/* ---- forms of a weights object whose format is not dense: opts are settled, w has nothing of its form yet ---- */
+
+/* The fields that follow from the shape alone. */
+void esmm_form_shape(const esmm_prepare_opts *opts, esmm_weights *w);
+/* Those, and what can be allocated before the contents are known: all of an NM form, `start` of a BSR. */
+esmm_status esmm_form_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
+esmm_status esmm_bsr_alloc_blocks(esmm_ctx *ctx, int64_t blocks, esmm_weights *w); /* `at` and values */
+/* b [k,n] in host memory, of w's dtype */
+esmm_status esmm_form_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+void esmm_form_free(esmm_weights *w);
+void esmm_form_unpack(const esmm_weights *w, esmm_matrix *out); /* out: [k,n], row-major, of w's dtype */
+
+/* Bytes of the parts, as a file holds them: without slack. */
+typedef struct esmm_form_bytes {
+  size_t start, at, index, values;
+} esmm_form_bytes;
+esmm_form_bytes esmm_form_sizes(const esmm_weights *w);
+
+/* Sets bits, alive, full and both densities of w from its form. */
+void esmm_form_scan(esmm_ctx *ctx, esmm_weights *w);
+
+/* Does the form, out of a file, keep the rules above? Else says why not. */
+bool esmm_form_valid(const esmm_weights *w, char *why, size_t why_bytes);
+
+/* bsr.c, nm.c: the same of each format */
+esmm_status esmm_bsr_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+void esmm_bsr_unpack(const esmm_weights *w, esmm_matrix *out);
+int64_t esmm_bsr_scan_panel(const esmm_weights *w, int64_t panel, uint64_t *bits); /* returns nonzeros */
+bool esmm_bsr_valid(const esmm_weights *w, char *why, size_t why_bytes);
+esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+void esmm_nm_unpack(const esmm_weights *w, esmm_matrix *out);
+int64_t esmm_nm_scan_panel(const esmm_weights *w, int64_t panel, uint64_t *bits);
+bool esmm_nm_valid(const esmm_weights *w, char *why, size_t why_bytes);
+
+#endif

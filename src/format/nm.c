@@ -1,0 +1,235 @@
+/*
+ * nm.c: of every m k's at most n nonzeros, in each column or in each strip of columns. Which k's a group keeps is its
+ * choice, a word of m bits: the k's that are not zero and, where those are fewer than n, the lowest others, so that
+ * every group keeps the same number and positions differ.
+ */
+#include "bits.h"
+#include "convert.h"
+#include "internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CHUNK 16 /* strips gone through side by side: a cache line of B's rows serves all of them */
+
+static int64_t groups_of(int64_t k, int m)
+{
+  return esmm_ceil_div(k, m);
+}
+
+/* The k's of rows k0 .. k0 + rows - 1 that are not zero in all of the columns j0 .. j0 + cols - 1. */
+static uint32_t nonzeros(const esmm_matrix *b, int64_t k0, int64_t rows, int64_t j0, int64_t cols)
+{
+  uint32_t found = 0;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t j = j0; j < j0 + cols; j++)
+      if (esmm_nonzero_at(b->data, b->dtype, esmm_matrix_index(b, k0 + r, j))) {
+        found |= (uint32_t)1 << r;
+        break;
+      }
+  return found;
+}
+
+/* ---- does B fit? ---- */
+
+/* The lowest group with more than n k's, from strip s on, of `strips` strips; *strip is which. Groups from `limit` on
+   do not matter. */
+static int64_t first_offence(const esmm_matrix *b, int n, int m, int64_t cols, int64_t s, int64_t strips, int64_t limit,
+                             int64_t *strip)
+{
+  for (int64_t g = 0; g < limit; g++)
+    for (int64_t i = s; i < s + strips; i++) {
+      const int64_t k0 = g * m, j0 = i * cols;
+      const uint32_t found = nonzeros(b, k0, esmm_min(m, b->rows - k0), j0, esmm_min(cols, b->cols - j0));
+      if (__builtin_popcount(found) > n) {
+        *strip = i;
+        return g;
+      }
+    }
+  return limit;
+}
+
+/* The group of the lowest k, there the lowest strip, that has more than n k's; false where there is none. */
+static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t cols, int64_t *group,
+                         int64_t *strip)
+{
+  const int64_t groups = groups_of(b->rows, m), strips = esmm_ceil_div(b->cols, cols);
+  int64_t best = groups, where = -1;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t s = 0; s < strips; s += CHUNK) {
+    int64_t at = 0;
+    const int64_t g = first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), groups, &at);
+#pragma omp critical(esmm_nm_offence)
+    if (g < best || (g == best && g < groups && at < where)) {
+      best = g;
+      where = at;
+    }
+  }
+  (void)ctx; /* unused without OpenMP */
+  *group = best;
+  *strip = where;
+  return best < groups;
+}
+
+esmm_status esmm_nm_check(esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t *k, int64_t *col)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!k || !col)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", k ? "col" : "k");
+  *k = *col = -1;
+  if (n < 1 || n > m || m > ESMM_MAX_M)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "n and m are %d:%d; 1 <= n <= m <= %d", n, m, ESMM_MAX_M);
+  esmm_matrix checked, twin = {0};
+  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  if (status == ESMM_OK && checked.place == ESMM_DEVICE) {
+    status = esmm_host_twin_read(ctx, &checked, &twin);
+    checked = twin;
+  }
+  if (status != ESMM_OK)
+    return status;
+  int64_t group, strip;
+  if (find_offence(ctx, &checked, n, m, 1, &group, &strip)) {
+    *k = group * m;
+    *col = strip;
+  }
+  esmm_host_twin_free(ctx, &twin);
+  return ESMM_OK;
+}
+
+/* ---- B's form ---- */
+
+static void put_index(unsigned char *list, int64_t i, int bits, unsigned index)
+{
+  for (int bit = 0; bit < bits; bit++, index >>= 1) {
+    const int64_t at = i * bits + bit;
+    list[at / 8] = (unsigned char)(list[at / 8] | (index & 1) << (at % 8));
+  }
+}
+
+/* The positions of one group's choice, in rising order, to slots from `slot` on of column or strip i. */
+static void put_choice(const esmm_nm_form *f, int64_t i, int64_t slot, uint32_t choice)
+{
+  for (; choice; choice &= choice - 1, slot++) {
+    const unsigned index = (unsigned)__builtin_ctz(choice);
+    if (f->cols == 1)
+      put_index(f->index + (i / ESMM_NM_PANEL * f->slots + slot) * (ESMM_NM_PANEL / 8) * f->bits, i % ESMM_NM_PANEL,
+                f->bits, index);
+    else
+      put_index(f->index + (size_t)i * f->list_bytes, slot, f->bits, index);
+  }
+}
+
+/* Index of strips s and so many more; columns past B's last, which only single ones have, choose like zeros. */
+static void choose(const esmm_matrix *b, const esmm_nm_form *f, int64_t s, int64_t strips)
+{
+  for (int64_t g = 0; g < groups_of(b->rows, f->m); g++) {
+    const int64_t k0 = g * f->m, rows = esmm_min(f->m, b->rows - k0), kept = esmm_min(f->n, rows);
+    for (int64_t i = s; i < s + strips; i++) {
+      const int64_t j0 = i * f->cols, cols = esmm_max(0, esmm_min(f->cols, b->cols - j0));
+      uint32_t choice = nonzeros(b, k0, rows, j0, cols);
+      while (__builtin_popcount(choice) < kept)
+        choice |= choice + 1; /* its lowest 0 */
+      put_choice(f, i, g * f->n, choice);
+    }
+  }
+}
+
+static void fill_values(const esmm_matrix *b, const esmm_weights *w, int64_t panel)
+{
+  const esmm_nm_form *f = &w->nm;
+  for (int64_t s = 0; s < f->slots; s++)
+    for (int64_t j = panel * ESMM_NM_PANEL; j < (panel + 1) * ESMM_NM_PANEL; j++)
+      if (j < w->n)
+        esmm_copy_element(f->values, esmm_nm_value(f, j, s), b->data, esmm_matrix_index(b, esmm_nm_k(f, j, s), j),
+                          w->dtype);
+      else
+        esmm_store_element(f->values, w->dtype, esmm_nm_value(f, j, s), 0.0f);
+}
+
+esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+{
+  const esmm_nm_form *f = &w->nm;
+  int64_t group, strip;
+  if (find_offence(ctx, b, f->n, f->m, f->cols, &group, &strip)) {
+    const int64_t k0 = group * f->m, j0 = strip * f->cols, cols = esmm_min(f->cols, w->n - j0);
+    const int count = __builtin_popcount(nonzeros(b, k0, esmm_min(f->m, w->k - k0), j0, cols));
+    return esmm_fail(
+        ctx, ESMM_ERR_ARGUMENT,
+        "b does not fit %d:%d: k %lld to %lld of column%s %lld%s has %d nonzero k's; esmm_prune makes it fit", f->n,
+        f->m, (long long)k0, (long long)(esmm_min(k0 + f->m, w->k) - 1), cols > 1 ? "s from" : "", (long long)j0,
+        cols > 1 ? ", which share their choice," : "", count);
+  }
+  memset(f->index, 0, esmm_form_sizes(w).index);
+  const int64_t strips = f->cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t s = 0; s < strips; s += CHUNK)
+    choose(b, f, s, esmm_min(CHUNK, strips - s));
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t p = 0; p < f->panels; p++)
+    fill_values(b, w, p);
+  return ESMM_OK;
+}
+
+void esmm_nm_unpack(const esmm_weights *w, esmm_matrix *out)
+{
+  const esmm_nm_form *f = &w->nm;
+  for (int64_t j0 = 0; j0 < w->n; j0 += ESMM_NM_PANEL)
+    for (int64_t s = 0; s < f->slots; s++)
+      for (int64_t j = j0; j < esmm_min(j0 + ESMM_NM_PANEL, w->n); j++)
+        esmm_copy_element(out->data, esmm_nm_k(f, j, s) * out->ld + j, f->values, esmm_nm_value(f, j, s), w->dtype);
+}
+
+int64_t esmm_nm_scan_panel(const esmm_weights *w, int64_t panel, uint64_t *bits)
+{
+  const esmm_nm_form *f = &w->nm;
+  int64_t count = 0;
+  for (int64_t s = 0; s < f->slots; s++)
+    for (int64_t j = panel * ESMM_PANEL; j < esmm_min((panel + 1) * ESMM_PANEL, w->n); j++) {
+      if (!esmm_nonzero_at(f->values, w->dtype, esmm_nm_value(f, j, s)))
+        continue;
+      const int64_t k = esmm_nm_k(f, j, s);
+      bits[k / 64] |= (uint64_t)1 << (k % 64);
+      count++;
+    }
+  return count;
+}
+
+/* ---- a form out of a file ---- */
+
+static bool valid_list(const esmm_weights *w, int64_t j, char *why, size_t why_bytes)
+{
+  const esmm_nm_form *f = &w->nm;
+  for (int64_t s = 0; s < f->slots; s++) {
+    const int64_t k = esmm_nm_k(f, j, s), end = esmm_min((s / f->n + 1) * f->m, w->k);
+    if (k < end && (s % f->n == 0 || k > esmm_nm_k(f, j, s - 1)))
+      continue;
+    (void)snprintf(why, why_bytes, "index of slot %lld, column %lld is k = %lld: not rising below %lld", (long long)s,
+                   (long long)j, (long long)k, (long long)end);
+    return false;
+  }
+  return true;
+}
+
+bool esmm_nm_valid(const esmm_weights *w, char *why, size_t why_bytes)
+{
+  const esmm_nm_form *f = &w->nm;
+  const int64_t lists = f->cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
+  for (int64_t i = 0; i < lists && f->slots > 0; i++)
+    if (!valid_list(w, i * f->cols, why, why_bytes))
+      return false;
+  for (int64_t i = 0; i < f->strips; i++)
+    for (int64_t bit = f->slots * f->bits; bit < (int64_t)(8 * f->list_bytes); bit++)
+      if (f->index[(size_t)i * f->list_bytes + (size_t)bit / 8] >> (bit % 8) & 1) {
+        (void)snprintf(why, why_bytes, "the index of columns from %lld goes on after its last slot",
+                       (long long)(i * f->cols));
+        return false;
+      }
+  for (int64_t j = w->n; j < f->panels * ESMM_NM_PANEL; j++)
+    for (int64_t s = 0; s < f->slots; s++)
+      if (esmm_nonzero_at(f->values, w->dtype, esmm_nm_value(f, j, s))) {
+        (void)snprintf(why, why_bytes, "slot %lld holds a nonzero beyond the last column", (long long)s);
+        return false;
+      }
+  return true;
+}

@@ -1,0 +1,260 @@
+/*
+ * prune.c: zeros where a format needs them. What stays is decided by keys: 64-bit numbers that order like the scores
+ * they stand for, so that a group's choice and a threshold over all blocks are the same comparison.
+ */
+#include "bits.h"
+#include "convert.h"
+#include "internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CHUNK 16 /* strips of columns gone through side by side: a cache line of B's rows serves all of them */
+
+typedef struct job {
+  esmm_matrix b;
+  esmm_prepare_opts o; /* the format's fields, settled */
+  const float *norms;  /* NULL: all 1 */
+} job;
+
+/* Of one stretch of B. Every stretch has its own, added up in order: sums do not depend on the threads. */
+typedef struct tally {
+  int64_t kept, dropped;
+  double squares, squares_dropped;
+} tally;
+
+/* Nonzeros come before zeros, whatever their score: what fits already stays as it is. */
+static uint64_t key_of(bool nonzero, double score)
+{
+  uint64_t bits;
+  const double ordered = isnan(score) ? (double)INFINITY : score;
+  memcpy(&bits, &ordered, sizeof bits); /* of numbers that are not negative: in the same order */
+  return nonzero ? bits + 1 : 0;
+}
+
+/* |b| times its input's norm: exact in double. */
+static double weigh(const job *j, int64_t k, int64_t col)
+{
+  return fabs((double)esmm_matrix_get(&j->b, k, col)) * (j->norms ? (double)j->norms[k] : 1.0);
+}
+
+/* Of rows x cols elements from (k, col) on: by magnitude, and by the sum of squares where there are several. */
+static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, int64_t cols)
+{
+  if (rows == 1 && cols == 1)
+    return key_of(esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, k, col)), weigh(j, k, col));
+  bool nonzero = false;
+  double squares = 0.0;
+  for (int64_t r = k; r < k + rows; r++)
+    for (int64_t c = col; c < col + cols; c++) {
+      const double x = weigh(j, r, c);
+      nonzero = nonzero || esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, r, c));
+      squares += x * x;
+    }
+  return key_of(nonzero, squares);
+}
+
+/* Counts rows x cols elements from (k, col) on and, unless they are kept, makes them zeros. */
+static void settle_area(job *j, int64_t k, int64_t rows, int64_t col, int64_t cols, bool keep, tally *t)
+{
+  for (int64_t r = k; r < k + rows; r++)
+    for (int64_t c = col; c < col + cols; c++) {
+      const double x = (double)esmm_matrix_get(&j->b, r, c);
+      const bool nonzero = esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, r, c));
+      t->squares += x * x;
+      t->kept += nonzero && keep;
+      if (keep)
+        continue;
+      t->dropped += nonzero;
+      t->squares_dropped += x * x;
+      esmm_matrix_set(&j->b, r, c, 0.0f);
+    }
+}
+
+static esmm_status alloc_array(esmm_ctx *ctx, int64_t count, size_t size, void **array)
+{
+  size_t bytes;
+  if (!esmm_size_mul((size_t)count, size, &bytes))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many blocks: %lld", (long long)count);
+  *array = esmm_mem_alloc(&ctx->allocator, bytes);
+  return *array ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes to prune with", bytes);
+}
+
+/* ---- N:M ---- */
+
+/* The n positions of the largest keys, of equal ones the lowest. */
+static uint32_t best_of(const uint64_t *keys, int64_t count, int n)
+{
+  uint32_t chosen = 0;
+  for (int i = 0; i < n && i < count; i++) {
+    int64_t best = -1;
+    for (int64_t p = 0; p < count; p++)
+      if (!(chosen >> p & 1) && (best < 0 || keys[p] > keys[best]))
+        best = p;
+    chosen |= (uint32_t)1 << best;
+  }
+  return chosen;
+}
+
+static void prune_group(job *j, int64_t k0, int64_t strip, tally *t)
+{
+  const int64_t col = strip * j->o.nm_cols, cols = esmm_min(j->o.nm_cols, j->b.cols - col);
+  const int64_t rows = esmm_min(j->o.m, j->b.rows - k0);
+  uint64_t keys[ESMM_MAX_M];
+  for (int64_t r = 0; r < rows; r++)
+    keys[r] = key_of_area(j, k0 + r, 1, col, cols);
+  const uint32_t chosen = best_of(keys, rows, j->o.n);
+  for (int64_t r = 0; r < rows; r++)
+    settle_area(j, k0 + r, 1, col, cols, chosen >> r & 1, t);
+}
+
+static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
+{
+  const int64_t strips = esmm_ceil_div(j->b.cols, j->o.nm_cols), chunks = esmm_ceil_div(strips, CHUNK);
+  void *array;
+  const esmm_status status = alloc_array(ctx, chunks, sizeof(tally), &array);
+  if (status != ESMM_OK)
+    return status;
+  tally *tallies = array;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t i = 0; i < chunks; i++) {
+    tallies[i] = (tally){0};
+    for (int64_t k0 = 0; k0 < j->b.rows; k0 += j->o.m)
+      for (int64_t s = i * CHUNK; s < esmm_min((i + 1) * CHUNK, strips); s++)
+        prune_group(j, k0, s, &tallies[i]);
+  }
+  for (int64_t i = 0; i < chunks; i++) {
+    all->kept += tallies[i].kept;
+    all->dropped += tallies[i].dropped;
+    all->squares += tallies[i].squares;
+    all->squares_dropped += tallies[i].squares_dropped;
+  }
+  esmm_mem_free(&ctx->allocator, array, (size_t)chunks * sizeof(tally));
+  return ESMM_OK;
+}
+
+/* ---- blocks ---- */
+
+/*
+ * The keep-th largest key, byte by byte from the highest: of the keys that begin like it, how many have which next
+ * byte? *equal: how many of those equal to it are among the keep largest. 1 <= keep <= count.
+ */
+static uint64_t threshold_of(const uint64_t *keys, int64_t count, int64_t keep, int64_t *equal)
+{
+  uint64_t found = 0;
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    const uint64_t known = shift == 56 ? 0 : ~(uint64_t)0 << (shift + 8);
+    int64_t having[256] = {0};
+    for (int64_t i = 0; i < count; i++)
+      having[keys[i] >> shift & 255] += (keys[i] & known) == found;
+    unsigned byte = 255;
+    for (; keep > having[byte]; byte--)
+      keep -= having[byte];
+    found |= (uint64_t)byte << shift;
+  }
+  *equal = keep;
+  return found;
+}
+
+static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *all)
+{
+  const int64_t levels = esmm_ceil_div(j->b.rows, j->o.block_rows), strips = esmm_ceil_div(j->b.cols, j->o.block_cols);
+  int64_t blocks;
+  void *array;
+  if (__builtin_mul_overflow(levels, strips, &blocks))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many blocks: %lld rows of %lld", (long long)levels,
+                     (long long)strips);
+  const esmm_status status = alloc_array(ctx, blocks, sizeof(uint64_t), &array);
+  if (status != ESMM_OK)
+    return status;
+  uint64_t *keys = array;
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  for (int64_t i = 0; i < blocks; i++) {
+    const int64_t k = i / strips * j->o.block_rows, col = i % strips * j->o.block_cols;
+    keys[i] =
+        key_of_area(j, k, esmm_min(j->o.block_rows, j->b.rows - k), col, esmm_min(j->o.block_cols, j->b.cols - col));
+  }
+  const int64_t keep = llround(density * (double)blocks);
+  int64_t equal = 0;
+  const uint64_t least = keep > 0 ? threshold_of(keys, blocks, keep, &equal) : UINT64_MAX;
+  for (int64_t i = 0; i < blocks; i++) {
+    const int64_t k = i / strips * j->o.block_rows, col = i % strips * j->o.block_cols;
+    const bool kept = keys[i] > least || (keys[i] == least && equal-- > 0);
+    settle_area(j, k, esmm_min(j->o.block_rows, j->b.rows - k), col, esmm_min(j->o.block_cols, j->b.cols - col), kept,
+                all);
+  }
+  esmm_mem_free(&ctx->allocator, array, (size_t)blocks * sizeof(uint64_t));
+  return ESMM_OK;
+}
+
+/* ---- the call ---- */
+
+static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, int64_t k)
+{
+  if (o->format == ESMM_FORMAT_DENSE)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->format is dense, which needs no pruning: set it to BSR or NM");
+  if (o->format == ESMM_FORMAT_BSR && !(o->density >= 0.0 && o->density <= 1.0))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->density is %g, must be 0 to 1", o->density);
+  for (int64_t i = 0; o->input_norms && i < k; i++)
+    if (!(o->input_norms[i] >= 0.0f) || isinf(o->input_norms[i]))
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->input_norms[%lld] is %g, must be finite and not negative",
+                       (long long)i, (double)o->input_norms[i]);
+  return ESMM_OK;
+}
+
+static esmm_status prune(esmm_ctx *ctx, job *j, double density, tally *t)
+{
+  return j->o.format == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, density, t);
+}
+
+/* In a copy, which goes back when all went well. */
+static esmm_status prune_on_gpu(esmm_ctx *ctx, job *j, double density, tally *t)
+{
+  const esmm_matrix device = j->b;
+  esmm_status status = esmm_host_twin_read(ctx, &device, &j->b);
+  if (status != ESMM_OK)
+    return status;
+  status = prune(ctx, j, density, t);
+  if (status == ESMM_OK)
+    status = esmm_host_twin_write(ctx, &j->b, &device);
+  esmm_host_twin_free(ctx, &j->b);
+  return status;
+}
+
+esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (report && !esmm_struct_size(report->size, sizeof *report))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "report->size is %zu; set it to sizeof *report, %zu in this version",
+                     report->size, sizeof *report);
+  esmm_prune_opts o = {.size = sizeof o};
+  job j = {0};
+  tally t = {0};
+  esmm_status status = esmm_check_matrix(ctx, "b", b, &j.b);
+  if (status == ESMM_OK)
+    status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status == ESMM_OK) {
+    j.norms = o.input_norms;
+    j.o = (esmm_prepare_opts){.format = o.format,
+                              .block_rows = o.block_rows,
+                              .block_cols = o.block_cols,
+                              .n = o.n,
+                              .m = o.m,
+                              .nm_cols = o.nm_cols};
+    status = esmm_format_settle(ctx, &j.o, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK);
+  }
+  if (status == ESMM_OK)
+    status = check_opts(ctx, &o, j.b.rows);
+  if (status == ESMM_OK)
+    status = j.b.place == ESMM_DEVICE ? prune_on_gpu(ctx, &j, o.density, &t) : prune(ctx, &j, o.density, &t);
+  if (status != ESMM_OK || !report)
+    return status;
+  const esmm_prune_report all = {.size = report->size,
+                                 .kept = t.kept,
+                                 .dropped = t.dropped,
+                                 .norm = sqrt(t.squares),
+                                 .norm_dropped = sqrt(t.squares_dropped)};
+  memcpy(report, &all, report->size);
+  return ESMM_OK;
+}

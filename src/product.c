@@ -1,0 +1,556 @@
+/*
+ * product.c: esmm_matmul and esmm_explain: the checks of a product's arguments, and what a CPU does with it. A gated
+ * product is two: the gate's branch is finished into scratch, a block of rows at a time, and multiplied into the other
+ * by that one's epilogue.
+ */
+#include "cuda/cuda.h"
+#include "epilogue.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define C_STRIP_ROWS 8                 /* c_strip_rows, unless given */
+#define GATE_BYTES ((int64_t)16 << 20) /* scratch for the gate's branch, where that is at least GATE_ROWS rows */
+#define GATE_ROWS 128
+
+/* ---- checks ---- */
+
+/* A row of n elements of four bytes beside C, to be compared with matrices: only its address is looked at. */
+static esmm_matrix vector_of(const void *data, int64_t n, const esmm_matrix *c)
+{
+  esmm_matrix vector = {.rows = 1, .cols = n, .ld = n, .place = c->place};
+  memcpy(&vector.data, &data, sizeof vector.data);
+  return vector;
+}
+
+/* Nothing that is read may lie in what is written. */
+static esmm_status check_apart(esmm_ctx *ctx, const char *written, const esmm_matrix *to, const char *read,
+                               const esmm_matrix *from)
+{
+  if (!from->data || !esmm_overlap(from, to))
+    return ESMM_OK;
+  return esmm_fail(ctx, ESMM_ERR_OVERLAP, "%s (%p) shares memory with %s (%p)", written, to->data, read, from->data);
+}
+
+static esmm_status check_residual(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm_problem *p)
+{
+  if (!o->residual)
+    return ESMM_OK;
+  esmm_matrix *r = &p->residual;
+  const esmm_matrix *c = &p->c;
+  const esmm_status status = esmm_check_matrix(ctx, "opts->residual", o->residual, r);
+  if (status != ESMM_OK)
+    return status;
+  if (r->rows != c->rows || r->cols != c->cols)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->residual is %lld x %lld, c is %lld x %lld", (long long)r->rows,
+                     (long long)r->cols, (long long)c->rows, (long long)c->cols);
+  if (r->data == c->data && r->ld == c->ld && r->dtype == c->dtype && r->order == c->order && r->place == c->place)
+    return ESMM_OK;
+  return check_apart(ctx, "c", c, "opts->residual", r);
+}
+
+static esmm_status check_gate(esmm_ctx *ctx, const esmm_matmul_opts *o, const esmm_problem *p)
+{
+  const esmm_weights *gate = o->gate;
+  if (!gate)
+    return !o->gate_bias ? ESMM_OK
+                         : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->gate_bias is set, but opts->gate is NULL");
+  const esmm_status status = esmm_check_weights(ctx, "opts->gate", gate);
+  if (status != ESMM_OK)
+    return status;
+  if (gate->k != p->k || gate->n != p->n)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->gate is %lld x %lld, the weights are %lld x %lld", (long long)gate->k,
+                     (long long)gate->n, (long long)p->k, (long long)p->n);
+  const esmm_matrix bias = vector_of(o->gate_bias, p->n, &p->c);
+  return check_apart(ctx, "c", &p->c, "opts->gate_bias", &bias);
+}
+
+static esmm_status check_statistics(esmm_ctx *ctx, const esmm_matmul_opts *o, const esmm_problem *p)
+{
+  if (o->c_strip_rows < 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->c_strip_rows is %lld; it must be positive, or 0 for %d",
+                     (long long)o->c_strip_rows, C_STRIP_ROWS);
+  if (!o->column_nonzeros)
+    return ESMM_OK;
+  if (p->m > INT32_MAX)
+    return esmm_fail(
+        ctx, ESMM_ERR_OVERFLOW,
+        "c has %lld rows, more than opts->column_nonzeros can count in 31 bits: multiply fewer rows at once",
+        (long long)p->m);
+  const esmm_matrix counts = vector_of(o->column_nonzeros, p->n, &p->c);
+  if ((uintptr_t)counts.data % sizeof(int32_t) != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->column_nonzeros is %p, not aligned to its 4-byte elements",
+                     counts.data);
+  const esmm_matrix bias = vector_of(o->bias, p->n, &p->c), gate_bias = vector_of(o->gate_bias, p->n, &p->c);
+  const struct {
+    const char *name;
+    const esmm_matrix *matrix;
+  } others[] = {{"c", &p->c},
+                {"a", &p->a},
+                {"opts->residual", &p->residual},
+                {"opts->bias", &bias},
+                {"opts->gate_bias", &gate_bias}};
+  esmm_status status = ESMM_OK;
+  for (size_t i = 0; status == ESMM_OK && i < sizeof others / sizeof *others; i++)
+    status = check_apart(ctx, "opts->column_nonzeros", &counts, others[i].name, others[i].matrix);
+  return status;
+}
+
+static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm_problem *p)
+{
+  const esmm_matrix bias = vector_of(o->bias, p->n, &p->c);
+  if ((int)o->activation < ESMM_ACT_NONE || (int)o->activation > ESMM_ACT_SILU)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
+  esmm_status status = check_apart(ctx, "c", &p->c, "opts->bias", &bias);
+  if (status == ESMM_OK && ctx->cuda)
+    status = esmm_cuda_check_epilogue(ctx, o);
+  if (status == ESMM_OK)
+    status = check_residual(ctx, o, p);
+  if (status == ESMM_OK)
+    status = check_gate(ctx, o, p);
+  return status == ESMM_OK ? check_statistics(ctx, o, p) : status;
+}
+
+/* The product with the weights; where there is a gate its branch is still to be made. o: the caller's, with defaults.
+ */
+static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
+                                const esmm_matmul_opts *o, esmm_problem *p)
+{
+  static const float gate_to_come = 1.0f;
+  memset(p, 0, sizeof *p);
+  esmm_status status = esmm_check_matrix(ctx, "a", a, &p->a);
+  if (status == ESMM_OK)
+    status = esmm_check_weights(ctx, "weights", w);
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "c", c, &p->c);
+  if (status != ESMM_OK)
+    return status;
+  if (a->cols != w->k)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "a is %lld x %lld, but the weights are %lld x %lld: k does not agree",
+                     (long long)a->rows, (long long)a->cols, (long long)w->k, (long long)w->n);
+  if (c->rows != a->rows || c->cols != w->n)
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "c is %lld x %lld; a times the weights is %lld x %lld", (long long)c->rows,
+                     (long long)c->cols, (long long)a->rows, (long long)w->n);
+  if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
+    return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->a_pattern is of a %lld x %lld matrix, a is %lld x %lld",
+                     (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows, (long long)a->cols);
+  p->m = a->rows;
+  p->n = w->n;
+  p->k = w->k;
+  p->w = w;
+  status = check_apart(ctx, "c", &p->c, "a", &p->a);
+  if (status == ESMM_OK)
+    status = check_epilogue(ctx, o, p);
+  if (status != ESMM_OK)
+    return status;
+  p->alpha = o->alpha ? *o->alpha : 1.0f;
+  p->beta = o->beta ? *o->beta : 0.0f;
+  p->bias = o->bias;
+  p->activation = o->gate ? ESMM_ACT_NONE : o->activation;
+  p->factor = o->gate ? &gate_to_come : NULL;
+  p->nonzeros = o->column_nonzeros;
+  p->strict = o->strict != 0;
+  p->pattern = p->strict ? NULL : o->a_pattern;
+  /* Waking a thread takes as long as some hundred thousand multiply-adds. */
+  const double work = (double)p->m * (double)p->n * (double)p->k / 1e5;
+  p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
+  return ESMM_OK;
+}
+
+/* The gate's branch, row-major in fp32, into memory that is still to be had. */
+static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o)
+{
+  esmm_problem g = *p;
+  g.w = o->gate;
+  g.c = (esmm_matrix){.rows = p->m, .cols = p->n, .ld = p->n};
+  g.beta = 0.0f;
+  g.bias = o->gate_bias;
+  g.activation = o->activation;
+  g.factor = NULL;
+  g.residual.data = NULL;
+  g.nonzeros = NULL;
+  g.bitmaps = NULL;
+  return g;
+}
+
+static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
+{
+  const char *force = o->force ? o->force : ctx->force;
+  return !*force || strcmp(force, "auto") == 0 ? NULL : force;
+}
+
+static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
+{
+  return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them", force);
+}
+
+/* Nothing can fail from here on: the counts may lose what they held. */
+static void begin_counts(const esmm_problem *p)
+{
+  if (p->nonzeros)
+    memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
+}
+
+/* ---- nothing to sum: k or alpha is 0 ---- */
+
+static void finish_zeros(const esmm_problem *p)
+{
+  enum { ROWS = 64, COLS = ESMM_TALLY_COLS };
+  static const float zeros[COLS];
+  esmm_problem without = *p;
+  without.alpha = 1.0f;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t i = 0; i < p->m; i += ROWS)
+    for (int64_t j = 0; j < p->n; j += COLS)
+      esmm_finish(&without, i, esmm_min(ROWS, p->m - i), j, esmm_min(COLS, p->n - j), zeros, 0);
+}
+
+/* The gate's branch is one row then, the same for all. */
+static esmm_status run_epilogue_only(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o)
+{
+  if (o->gate) {
+    float *row = esmm_scratch(ctx, (size_t)p->n * sizeof *row);
+    if (!row)
+      return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %lld numbers of the gate's branch", (long long)p->n);
+    esmm_problem gate = gate_problem(p, o);
+    gate.m = 1;
+    gate.c.rows = 1;
+    gate.c.data = row;
+    finish_zeros(&gate);
+    p->factor = row;
+    p->factor_ld = 0;
+  }
+  begin_counts(p);
+  finish_zeros(p);
+  return ESMM_OK;
+}
+
+/* ---- products ---- */
+
+/* A product with its kernel. */
+typedef struct planned {
+  esmm_problem p;
+  const esmm_kernel *kernel;
+  char reason[sizeof((esmm_choice *)NULL)->text];
+} planned;
+
+static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force, planned *out)
+{
+  esmm_choice choices[ESMM_MAX_KERNELS];
+  int chosen;
+  out->p = *p;
+  const esmm_status status = esmm_plan(ctx, &out->p, force, choices, &chosen);
+  if (status != ESMM_OK)
+    return status;
+  out->kernel = choices[chosen].kernel;
+  out->p.strip_rows = choices[chosen].strip_rows;
+  memcpy(out->reason, choices[chosen].text, sizeof out->reason);
+  return ESMM_OK;
+}
+
+static void note_plan(const planned *x, esmm_stats *s)
+{
+  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
+  (void)snprintf(s->reason, sizeof s->reason, "%s", x->reason);
+  s->strip_rows = x->p.strip_rows;
+  s->density_a = x->p.sample.element;
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
+    if (x->p.strip_rows == (int64_t)1 << i)
+      s->strip_density_a = x->p.sample.strip[i];
+}
+
+static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
+{
+  return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
+}
+
+static esmm_status run_planned(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_stats *s)
+{
+  planned x;
+  const double start = esmm_now();
+  const esmm_status status = plan(ctx, p, force, &x);
+  if (status != ESMM_OK)
+    return status;
+  const size_t bytes = x.kernel->workspace(&x.p);
+  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
+  if (!scratch)
+    return no_scratch(ctx, bytes, &x);
+  s->seconds_plan = esmm_now() - start;
+  note_plan(&x, s);
+  begin_counts(p);
+  const esmm_status ran = x.kernel->run(ctx, &x.p, scratch, s);
+  s->seconds_total = esmm_now() - start;
+  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
+  return ran;
+}
+
+/* ---- gated products ---- */
+
+static esmm_matrix matrix_rows(const esmm_matrix *m, int64_t row0, int64_t rows)
+{
+  esmm_matrix part = *m;
+  part.data = (char *)m->data + (size_t)esmm_matrix_index(m, row0, 0) * esmm_dtype_size(m->dtype);
+  part.rows = rows;
+  return part;
+}
+
+/*
+ * Rows [row0, row0 + rows) as a product of their own. *view takes their part of A's pattern: row0 begins a strip of it,
+ * or all these rows are in one (see part_rows).
+ */
+static esmm_problem problem_rows(const esmm_problem *p, int64_t row0, int64_t rows, esmm_pattern *view)
+{
+  esmm_problem part = *p;
+  part.m = rows;
+  part.row0 = row0;
+  part.a = matrix_rows(&p->a, row0, rows);
+  if (p->residual.data)
+    part.residual = matrix_rows(&p->residual, row0, rows);
+  if (p->pattern) {
+    *view = *p->pattern;
+    view->bits += row0 / view->strip_rows * view->words;
+    view->rows = rows;
+    view->strips = esmm_ceil_div(rows, view->strip_rows);
+    part.pattern = view;
+  }
+  return part;
+}
+
+/* How many rows to do together from row0 on: as many as there is room for, and never parts of two strips of A's
+   pattern unless whole ones. */
+static int64_t part_rows(const esmm_problem *p, int64_t row0, int64_t room)
+{
+  const int64_t strip = p->pattern ? p->pattern->strip_rows : 1, left = p->m - row0, used = row0 % strip;
+  if (left <= room && used == 0)
+    return left;
+  if (strip <= room)
+    return esmm_min(room - room % strip, left);
+  return esmm_min(esmm_min(room, strip - used), left);
+}
+
+/* Most scratch that any part needs in either kernel; SIZE_MAX on overflow. */
+static size_t parts_workspace(const planned *x, const planned *gate, int64_t room)
+{
+  size_t most = 0;
+  for (int64_t row0 = 0, rows; row0 < x->p.m; row0 += rows) {
+    esmm_pattern view;
+    rows = part_rows(&x->p, row0, room);
+    const esmm_problem part = problem_rows(&x->p, row0, rows, &view);
+    const esmm_problem gate_part = problem_rows(&gate->p, row0, rows, &view);
+    const size_t one = x->kernel->workspace(&part), other = gate->kernel->workspace(&gate_part);
+    most = one > most ? one : most;
+    most = other > most ? other : most;
+  }
+  return most;
+}
+
+/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: what the plan knows of x.
+   Adds to s: FLOP and seconds of both, densities of x times rows. */
+static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate, int64_t row0, int64_t rows,
+                            float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s)
+{
+  esmm_pattern view;
+  esmm_stats own = *noted, others = *noted;
+  esmm_problem part = problem_rows(&gate->p, row0, rows, &view);
+  part.c.data = branch;
+  part.c.rows = rows;
+  esmm_status status = gate->kernel->run(ctx, &part, scratch, &others);
+  if (status != ESMM_OK)
+    return status;
+  part = problem_rows(&x->p, row0, rows, &view);
+  part.c = matrix_rows(&x->p.c, row0, rows);
+  part.factor = branch;
+  part.factor_ld = x->p.n;
+  status = x->kernel->run(ctx, &part, scratch, &own);
+  s->density_a += (double)rows * own.density_a;
+  s->strip_density_a += (double)rows * own.strip_density_a;
+  s->joint_density += (double)rows * own.joint_density;
+  s->seconds_extract += own.seconds_extract + others.seconds_extract;
+  s->flop_useful += own.flop_useful + others.flop_useful;
+  return status;
+}
+
+static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_matmul_opts *o, const char *force,
+                             esmm_stats *s)
+{
+  planned x, gate;
+  const esmm_problem branch = gate_problem(p, o);
+  const double start = esmm_now();
+  esmm_status status = plan(ctx, p, force, &x);
+  if (status == ESMM_OK)
+    status = plan(ctx, &branch, force, &gate);
+  if (status != ESMM_OK)
+    return status;
+  const int64_t room = esmm_min(p->m, esmm_max(GATE_ROWS, GATE_BYTES / (int64_t)sizeof(float) / p->n));
+  size_t bytes, total = parts_workspace(&x, &gate, room);
+  if (!esmm_size_mul((size_t)room * sizeof(float), (size_t)p->n, &bytes) || !esmm_size_add(bytes, 63, &bytes) ||
+      !esmm_size_add(total, bytes - bytes % 64, &total))
+    total = SIZE_MAX;
+  char *scratch = total == SIZE_MAX ? NULL : esmm_scratch(ctx, total);
+  if (!scratch)
+    return no_scratch(ctx, total, &x);
+  s->seconds_plan = esmm_now() - start;
+  esmm_stats noted = {0};
+  note_plan(&x, &noted);
+  memcpy(s->kernel, noted.kernel, sizeof s->kernel);
+  memcpy(s->reason, noted.reason, sizeof s->reason);
+  s->strip_rows = noted.strip_rows;
+  begin_counts(p);
+  for (int64_t row0 = 0, rows; status == ESMM_OK && row0 < p->m; row0 += rows) {
+    rows = part_rows(p, row0, room);
+    status = run_part(ctx, &x, &gate, row0, rows, (float *)(void *)scratch, scratch + (bytes - bytes % 64), &noted, s);
+  }
+  s->density_a /= (double)p->m;
+  s->strip_density_a /= (double)p->m;
+  s->joint_density /= (double)p->m;
+  s->seconds_total = esmm_now() - start;
+  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
+  return status;
+}
+
+/* ---- the interface ---- */
+
+/* Empty bitmaps for C. */
+static esmm_status make_bitmaps(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm_problem *p)
+{
+  const int64_t height = o->c_strip_rows ? o->c_strip_rows : C_STRIP_ROWS;
+  const esmm_status status = esmm_pattern_alloc(ctx, p->m, p->n, height, &p->bitmaps);
+  if (status == ESMM_OK)
+    memset(p->bitmaps->bits, 0, (size_t)(p->bitmaps->strips * p->bitmaps->words) * sizeof *p->bitmaps->bits);
+  return status;
+}
+
+/* Runs a product that was checked, with a kernel where there is anything to multiply. */
+static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
+                       esmm_stats *s)
+{
+  const bool empty = p->m == 0 || p->n == 0, nothing = p->k == 0 || p->alpha == 0.0f;
+  esmm_status status = ESMM_OK;
+  if (!empty && !nothing) {
+    if (ctx->cuda)
+      status = esmm_cuda_matmul(ctx, p, force, o->stream, want_stats, s);
+    else
+      status = o->gate ? run_gated(ctx, p, o, force, s) : run_planned(ctx, p, force, s);
+    s->skipped_share = 1.0 - s->flop_useful / s->flop_dense;
+    return status;
+  }
+  (void)snprintf(s->kernel, sizeof s->kernel, "none");
+  if (empty) {
+    (void)snprintf(s->reason, sizeof s->reason, "c is empty");
+    begin_counts(p);
+    return ESMM_OK;
+  }
+  (void)snprintf(s->reason, sizeof s->reason, "%s is 0: only the epilogue", p->k == 0 ? "k" : "alpha");
+  s->skipped_share = 1.0;
+  return ctx->cuda ? esmm_cuda_matmul(ctx, p, NULL, o->stream, want_stats, s) : run_epilogue_only(ctx, p, o);
+}
+
+esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
+                        const esmm_matmul_opts *opts, esmm_stats *stats)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  esmm_problem p;
+  esmm_matmul_opts o = {.size = sizeof o};
+  esmm_stats s = {.size = sizeof s};
+  esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status != ESMM_OK)
+    return status;
+  if (o.c_pattern)
+    *o.c_pattern = NULL;
+  if (stats && !esmm_struct_size(stats->size, sizeof s))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
+                     stats->size, sizeof s);
+  status = make_problem(ctx, a, weights, c, &o, &p);
+  if (status != ESMM_OK)
+    return status;
+  const char *force = forced(ctx, &o);
+  s.threads = ctx->cuda ? 0 : p.threads;
+  s.strip_cols = ESMM_PANEL;
+  s.strip_density_b = weights->strip_density;
+  s.weights_bytes = weights->bytes;
+  s.flop_dense = (o.gate ? 4.0 : 2.0) * (double)p.m * (double)p.n * (double)p.k;
+  if (force && !esmm_force_known(force))
+    return unknown_kernel(ctx, force);
+  if (o.c_pattern)
+    status = make_bitmaps(ctx, &o, &p);
+  if (status == ESMM_OK)
+    status = run(ctx, &p, &o, force, stats != NULL, &s);
+  if (status != ESMM_OK) {
+    esmm_pattern_free(p.bitmaps);
+    return status;
+  }
+  if (o.c_pattern) {
+    esmm_pattern_count(p.bitmaps);
+    *o.c_pattern = p.bitmaps;
+  }
+  if (stats) {
+    s.size = stats->size;
+    memcpy(stats, &s, stats->size);
+  }
+  return ESMM_OK;
+}
+
+static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
+{
+  if (x->can_run != y->can_run)
+    return y->can_run - x->can_run;
+  if (x->competes != y->competes)
+    return y->competes - x->competes;
+  return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
+}
+
+esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, const esmm_matrix *c,
+                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, int *count)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!count || *count < 0 || (*count > 0 && !verdicts))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is %d with verdicts %s", count ? *count : -1,
+                     verdicts ? "set" : "NULL");
+  esmm_problem p;
+  esmm_matmul_opts o = {.size = sizeof o};
+  esmm_choice choices[ESMM_MAX_KERNELS];
+  esmm_verdict all[ESMM_MAX_KERNELS];
+  esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status == ESMM_OK)
+    status = make_problem(ctx, a, weights, c, &o, &p);
+  if (status != ESMM_OK)
+    return status;
+  const char *force = forced(ctx, &o);
+  const int total = esmm_registry_count();
+  const size_t stride = *count > 0 ? verdicts->size : sizeof *verdicts;
+  if (stride < sizeof(size_t) || stride > sizeof *verdicts)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdicts->size is %zu; set it to sizeof *verdicts, %zu in this version",
+                     stride, sizeof *verdicts);
+  if (force && !esmm_force_known(force))
+    return unknown_kernel(ctx, force);
+  if (p.m == 0 || p.n == 0 || p.k == 0 || p.alpha == 0.0f) {
+    *count = 0;
+    return ESMM_OK;
+  }
+  int chosen;
+  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, o.stream, choices, &chosen)
+                     : esmm_plan(ctx, &p, force, choices, &chosen);
+  if (status != ESMM_OK)
+    return status;
+  for (int i = 0; i < total; i++) {
+    esmm_verdict v = {.size = stride,
+                      .kernel = choices[i].kernel->name,
+                      .flags = choices[i].kernel->flags,
+                      .can_run = choices[i].can_run,
+                      .competes = choices[i].can_run && choices[i].competes,
+                      .chosen = i == chosen,
+                      .seconds = choices[i].seconds};
+    (void)snprintf(v.text, sizeof v.text, "%s", choices[i].text);
+    int at = i;
+    for (; at > 0 && verdict_order(&v, &all[at - 1]) < 0; at--)
+      all[at] = all[at - 1];
+    all[at] = v;
+  }
+  for (int i = 0; i < total && i < *count; i++)
+    memcpy((char *)verdicts + (size_t)i * stride, &all[i], stride);
+  *count = total;
+  return ESMM_OK;
+}

@@ -1,0 +1,340 @@
+/*
+ * test_prune.c: pruning keeps what it says and reports what it dropped.
+ *
+ * The oracle sorts: it ranks elements or blocks by (score, place) in float64 and drops all but the first.
+ */
+#include "harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct ranked {
+  double score;
+  int64_t place;
+} ranked;
+
+/* Larger scores first, of equal ones the lower place. */
+static int by_rank(const void *x, const void *y)
+{
+  const ranked *a = x, *b = y;
+  if (a->score != b->score)
+    return a->score > b->score ? -1 : 1;
+  return a->place < b->place ? -1 : a->place > b->place;
+}
+
+static double norm_at(const float *norms, int64_t k)
+{
+  return norms ? (double)norms[k] : 1.0;
+}
+
+/* Of rows k0.. and columns j0..: squares, each times its input's. One element's order is that of its magnitude. */
+static double score_of(const esmm_matrix *b, const float *norms, int64_t k0, int64_t rows, int64_t j0, int64_t cols)
+{
+  double sum = 0;
+  bool any = false;
+  for (int64_t k = k0; k < k0 + rows && k < b->rows; k++)
+    for (int64_t j = j0; j < j0 + cols && j < b->cols; j++) {
+      const double x = fabs(th_get(b, k, j)) * norm_at(norms, k);
+      sum += x * x;
+      any = any || th_get(b, k, j) != 0.0;
+    }
+  return any ? isnan(sum) ? (double)INFINITY : sum : -1.0; /* zeros last */
+}
+
+static void drop(esmm_matrix *b, int64_t k0, int64_t rows, int64_t j0, int64_t cols)
+{
+  for (int64_t k = k0; k < k0 + rows && k < b->rows; k++)
+    for (int64_t j = j0; j < j0 + cols && j < b->cols; j++)
+      th_set(b, k, j, 0.0);
+}
+
+static void oracle_nm(esmm_matrix *b, int n, int m, int cols, const float *norms)
+{
+  for (int64_t j0 = 0; j0 < b->cols; j0 += cols)
+    for (int64_t k0 = 0; k0 < b->rows; k0 += m) {
+      ranked order[32];
+      int count = 0;
+      for (int64_t k = k0; k < k0 + m && k < b->rows; k++, count++)
+        order[count] = (ranked){score_of(b, norms, k, 1, j0, cols), k};
+      qsort(order, (size_t)count, sizeof order[0], by_rank);
+      for (int i = n; i < count; i++)
+        drop(b, order[i].place, 1, j0, cols);
+    }
+}
+
+static void oracle_blocks(esmm_matrix *b, int rows, int cols, double density, const float *norms)
+{
+  const int64_t levels = (b->rows + rows - 1) / rows, strips = (b->cols + cols - 1) / cols, all = levels * strips;
+  ranked *order = malloc((size_t)(all + 1) * sizeof *order);
+  assert_non_null(order);
+  for (int64_t i = 0; i < all; i++)
+    order[i] = (ranked){score_of(b, norms, i / strips * rows, rows, i % strips * cols, cols), i};
+  qsort(order, (size_t)all, sizeof *order, by_rank);
+  for (int64_t i = (int64_t)floor(density * (double)all + 0.5); i < all; i++)
+    drop(b, order[i].place / strips * rows, rows, order[i].place % strips * cols, cols);
+  free(order);
+}
+
+/* b was pruned from before: only zeros were made, the report counts them, and it is what the oracle makes. */
+static void expect_pruned(const char *what, const esmm_matrix *before, const esmm_matrix *b, const esmm_matrix *oracle,
+                          const esmm_prune_report *report)
+{
+  int64_t kept = 0, dropped = 0;
+  double norm = 0, norm_dropped = 0;
+  for (int64_t k = 0; k < b->rows; k++)
+    for (int64_t j = 0; j < b->cols; j++) {
+      const double was = th_get(before, k, j), is = th_get(b, k, j), should = th_get(oracle, k, j);
+      if (!(is == should || (isnan(is) && isnan(should))))
+        fail_msg("%s: (%lld, %lld) was %g, is %g, should be %g", what, (long long)k, (long long)j, was, is, should);
+      norm += was * was;
+      if (was == 0.0)
+        continue;
+      kept += is != 0.0;
+      dropped += is == 0.0;
+      norm_dropped += is == 0.0 ? was * was : 0.0;
+    }
+  assert_int_equal(report->kept, kept);
+  assert_int_equal(report->dropped, dropped);
+  if (!(fabs(report->norm - sqrt(norm)) <= 1e-12 * sqrt(norm)) && !isnan(norm) && !isinf(norm))
+    fail_msg("%s: norm is %.17g, should be %.17g", what, report->norm, sqrt(norm));
+  if (!(fabs(report->norm_dropped - sqrt(norm_dropped)) <= 1e-12 * sqrt(norm_dropped)))
+    fail_msg("%s: norm dropped is %.17g, should be %.17g", what, report->norm_dropped, sqrt(norm_dropped));
+}
+
+typedef struct trio {
+  th_arena arena;
+  esmm_matrix b, before, oracle;
+} trio;
+
+/* Many equal magnitudes, so that ties are met, and zeros among them. */
+static void make(trio *t, int64_t rows, int64_t cols, esmm_dtype dtype, int variant)
+{
+  th_arena_create(&t->arena, (size_t)(rows + 8) * (size_t)(cols + 8) * 4);
+  th_matrix_place(&t->arena, &t->b, rows, cols, variant % 2 * 3, dtype, (esmm_order)(variant / 2 % 2));
+  t->before = th_matrix_alloc(rows, cols, dtype);
+  t->oracle = th_matrix_alloc(rows, cols, dtype);
+  th_rng rng = {(uint64_t)(rows * 131 + cols * 7 + variant)};
+  for (int64_t k = 0; k < rows; k++)
+    for (int64_t j = 0; j < cols; j++) {
+      const int64_t draw = th_below(&rng, 8);
+      const double x = variant % 3 == 0 ? (double)(draw - 4) / 2 : th_unit(&rng) - 0.5;
+      th_set(&t->b, k, j, x);
+      th_set(&t->before, k, j, x);
+      th_set(&t->oracle, k, j, x);
+    }
+}
+
+static void unmake(trio *t)
+{
+  assert_true(th_guards_intact(&t->arena));
+  th_arena_free(&t->arena);
+  free(t->before.data);
+  free(t->oracle.data);
+}
+
+/* Powers of two, so that products with the test's values tie as well. A few inputs never come. */
+static const float *norms_for(int variant)
+{
+  static float norms[400];
+  th_rng rng = {(uint64_t)variant};
+  for (int i = 0; i < 400; i++) {
+    const int64_t draw = th_below(&rng, 5);
+    norms[i] = draw == 0 ? 0.0f : draw < 3 ? 1.0f : draw == 3 ? 2.0f : 0.5f;
+  }
+  return variant % 4 < 2 ? NULL : norms;
+}
+
+static void nm_keeps_the_largest(void **state)
+{
+  esmm_ctx *ctx = *state;
+  static const int patterns[][2] = {{1, 1}, {2, 4}, {1, 4}, {4, 8}, {8, 16}, {2, 8}, {8, 32}, {3, 7}, {5, 5}};
+  static const int widths[] = {1, 4, 32};
+  for (size_t p = 0; p < sizeof patterns / sizeof patterns[0]; p++)
+    for (int variant = 0; variant < 24; variant++) {
+      const int n = patterns[p][0], m = patterns[p][1], width = widths[variant % 3];
+      trio t;
+      make(&t, variant % 5 == 0 ? m - 1 : 67, 41, (esmm_dtype)(variant % 3), variant);
+      const float *norms = norms_for(variant);
+      const esmm_prune_opts opts = {
+          .size = sizeof opts, .format = ESMM_FORMAT_NM, .n = n, .m = m, .nm_cols = width, .input_norms = norms};
+      esmm_prune_report report = {.size = sizeof report};
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
+        fail_msg("prune: %s", esmm_ctx_error(ctx));
+      oracle_nm(&t.oracle, n, m, width, norms);
+      expect_pruned("nm", &t.before, &t.b, &t.oracle, &report);
+      int64_t k, col;
+      assert_int_equal(esmm_nm_check(ctx, &t.b, n, m, &k, &col), ESMM_OK);
+      assert_int_equal(k, -1);
+      const esmm_prepare_opts prepared = {
+          .size = sizeof prepared, .format = ESMM_FORMAT_NM, .n = n, .m = m, .nm_cols = width};
+      esmm_weights *w = NULL;
+      if (esmm_prepare(ctx, &t.b, &prepared, &w) != ESMM_OK)
+        fail_msg("prepare: %s", esmm_ctx_error(ctx));
+      esmm_weights_free(w);
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK || report.dropped != 0) /* what fits stays */
+        fail_msg("pruned again: %lld more dropped", (long long)report.dropped);
+      unmake(&t);
+    }
+}
+
+/* Written by hand: ties go to the lower index, and norms change the choice. */
+static void the_choice_is_pinned(void **state)
+{
+  esmm_ctx *ctx = *state;
+  float b[8] = {-1, 2, 1, 2, 3, 3, -3, 3};
+  esmm_matrix m = {.data = b, .rows = 8, .cols = 1};
+  esmm_prune_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+  esmm_prune_report report = {.size = sizeof report};
+  assert_int_equal(esmm_prune(ctx, &m, &opts, &report), ESMM_OK);
+  const float kept[8] = {0, 2, 0, 2, 3, 3, 0, 0};
+  assert_memory_equal(b, kept, sizeof b);
+  assert_int_equal(report.kept, 4);
+  assert_int_equal(report.dropped, 4);
+  assert_true(fabs(report.norm - sqrt(46)) < 1e-12 && fabs(report.norm_dropped - sqrt(20)) < 1e-12);
+
+  float again[4] = {1, 2, 3, 4};
+  const float norms[4] = {9, 1, 1, 0};
+  m = (esmm_matrix){.data = again, .rows = 4, .cols = 1};
+  opts.input_norms = norms;
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  const float weighted[4] = {1, 0, 3, 0};
+  assert_memory_equal(again, weighted, sizeof again);
+
+  float odd[4] = {1e30f, (float)NAN, (float)INFINITY, 5};
+  m.data = odd;
+  opts.input_norms = NULL;
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  assert_true(odd[0] == 0 && isnan(odd[1]) && isinf(odd[2]) && odd[3] == 0);
+
+  float blocks[4] = {1, 2, 2, 1}; /* 2 x 2 in single blocks: of the equal ones the upper row, then the left column */
+  m = (esmm_matrix){.data = blocks, .rows = 2, .cols = 2};
+  opts = (esmm_prune_opts){
+      .size = sizeof opts, .format = ESMM_FORMAT_BSR, .block_rows = 1, .block_cols = 1, .density = 0.75};
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  const float three[4] = {1, 2, 2, 0};
+  assert_memory_equal(blocks, three, sizeof blocks);
+  opts.density = 0.25;
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  const float one[4] = {0, 2, 0, 0};
+  assert_memory_equal(blocks, one, sizeof blocks);
+}
+
+static void blocks_keep_the_largest(void **state)
+{
+  esmm_ctx *ctx = *state;
+  static const int sizes[][2] = {{1, 1}, {16, 16}, {32, 8}, {7, 20}, {256, 256}};
+  static const double densities[] = {0.0, 0.5, 0.125, 1.0, 0.31};
+  for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+    for (int variant = 0; variant < 20; variant++) {
+      const double density = densities[variant % 5];
+      trio t;
+      make(&t, 93, 50, (esmm_dtype)(variant % 3), variant);
+      const float *norms = norms_for(variant);
+      const esmm_prune_opts opts = {.size = sizeof opts,
+                                    .format = ESMM_FORMAT_BSR,
+                                    .block_rows = sizes[s][0],
+                                    .block_cols = sizes[s][1],
+                                    .density = density,
+                                    .input_norms = norms};
+      esmm_prune_report report = {.size = sizeof report};
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
+        fail_msg("prune: %s", esmm_ctx_error(ctx));
+      oracle_blocks(&t.oracle, sizes[s][0], sizes[s][1], density, norms);
+      expect_pruned("blocks", &t.before, &t.b, &t.oracle, &report);
+      unmake(&t);
+    }
+}
+
+static void threads_make_no_difference(void **state)
+{
+  (void)state;
+  esmm_prune_report first = {0};
+  for (int threads = 1; threads <= 4; threads++) {
+    esmm_ctx *ctx = th_ctx_on("cpu", threads);
+    esmm_matrix b = th_matrix_alloc(128, 200, ESMM_F32);
+    th_fill(&b, 9, 1.0, false);
+    const esmm_prune_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+    esmm_prune_report report = {.size = sizeof report};
+    assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
+    if (threads == 1)
+      first = report;
+    assert_memory_equal(&first, &report, sizeof report);
+    free(b.data);
+    esmm_ctx_free(ctx);
+  }
+}
+
+static void empty_matrices(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++)
+    for (int side = 0; side < 3; side++) {
+      esmm_matrix b = {.rows = side == 1 ? 5 : 0, .cols = side == 2 ? 5 : 0};
+      const esmm_prune_opts opts = {.size = sizeof opts, .format = (esmm_format)format, .density = 0.5};
+      esmm_prune_report report = {.size = sizeof report, .kept = 7, .norm = 7};
+      assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
+      assert_true(report.kept == 0 && report.dropped == 0 && report.norm == 0 && report.norm_dropped == 0);
+    }
+}
+
+static void bad_options(void **state)
+{
+  esmm_ctx *ctx = *state;
+  static const float negative[4] = {1, 1, -1, 1}, infinite[4] = {1, (float)INFINITY, 1, 1}, nan[4] = {(float)NAN};
+  static const struct {
+    esmm_prune_opts opts;
+    const char *word1, *word2;
+  } bad[] = {
+      {{.size = sizeof(esmm_prune_opts)}, "dense", "BSR"},
+      {{.size = sizeof(esmm_prune_opts), .format = (esmm_format)5}, "format", "5"},
+      {{.size = sizeof(esmm_prune_opts) + 8, .format = ESMM_FORMAT_NM}, "size", ""},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .n = 3, .m = 2}, "3:2", ""},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .block_rows = 300}, "block_rows", "300"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = 1.5}, "density", "1.5"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = -0.1}, "density", "-0.1"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = (double)NAN}, "density", "nan"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = negative}, "input_norms[2]", "-1"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = infinite}, "input_norms[1]", "inf"},
+      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = nan}, "input_norms[0]", "nan"},
+  };
+  float data[16];
+  for (int i = 0; i < 16; i++)
+    data[i] = (float)i;
+  esmm_matrix b = {.data = data, .rows = 4, .cols = 4};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    th_expect(bad[i].word1, esmm_prune(ctx, &b, &bad[i].opts, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
+              bad[i].word1, bad[i].word2);
+  const esmm_prune_opts good = {.size = sizeof good, .format = ESMM_FORMAT_NM};
+  esmm_prune_report unsized = {0};
+  th_expect("report", esmm_prune(ctx, &b, &good, &unsized), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "report->size",
+            "0");
+  th_expect("b", esmm_prune(ctx, NULL, &good, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "b is NULL", "");
+  assert_int_equal(esmm_prune(NULL, &b, &good, NULL), ESMM_ERR_ARGUMENT);
+  for (int i = 0; i < 16; i++)
+    assert_true(data[i] == (float)i);
+}
+
+static int set_up(void **state)
+{
+  th_clean_environment();
+  *state = th_ctx_on("cpu", 3);
+  return 0;
+}
+
+static int tear_down(void **state)
+{
+  esmm_ctx_free(*state);
+  return 0;
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(nm_keeps_the_largest),    cmocka_unit_test(the_choice_is_pinned),
+      cmocka_unit_test(blocks_keep_the_largest), cmocka_unit_test(threads_make_no_difference),
+      cmocka_unit_test(empty_matrices),          cmocka_unit_test(bad_options),
+  };
+  return cmocka_run_group_tests_name("prune", tests, set_up, tear_down);
+}
