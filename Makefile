@@ -6,7 +6,8 @@
 #   make install PREFIX=/usr/local
 #
 # Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
-# NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled)
+# NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
+# JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt)
 
 ifeq ($(origin CC),default)
 CC := gcc
@@ -32,8 +33,17 @@ ARCH := $(shell $(CC) -dumpmachine 2>/dev/null | cut -d- -f1)
 
 WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
 CFLAGS ?= -O3 -g
+# What the command reads safetensors and .pt files with, where it is installed; the library needs neither.
+has_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(EXTRA_CFLAGS) -E -x c - >/dev/null 2>&1 && echo 1 || echo 0)
+ifeq ($(origin JANSSON),undefined)
+JANSSON := $(call has_header,jansson.h)
+endif
+ifeq ($(origin LIBZIP),undefined)
+LIBZIP := $(call has_header,zip.h)
+endif
+IO_LIBS := $(if $(filter 1,$(JANSSON)),-ljansson) $(if $(filter 1,$(LIBZIP)),-lzip)
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fvisibility=hidden -fPIC -fno-math-errno -ffp-contract=off \
-  -Iinclude -Isrc -I$(BUILD)/gen $(EXTRA_CFLAGS)
+  -Iinclude -Isrc -I$(BUILD)/gen -DESMM_JANSSON=$(JANSSON) -DESMM_LIBZIP=$(LIBZIP) $(EXTRA_CFLAGS)
 LDLIBS := -lm -ldl -lpthread
 ifeq ($(WERROR),1)
 ALL_CFLAGS += -Werror
@@ -53,9 +63,10 @@ endif
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mprefer-vector-width=512
 
-LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/cpu/*.c src/cuda/*.c))
+LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/ffn/*.c src/cpu/*.c src/cuda/*.c))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
+ALL_CFLAGS += -DESMM_PORTABLE
 endif
 CLI_SRC := $(sort $(wildcard cli/*.c io/*.c))
 KERNEL_SRC := $(filter src/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
@@ -79,7 +90,7 @@ lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
 report:
 	@CC='$(CC)' OPENMP='$(OPENMP)' ARCH='$(ARCH)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' \
-	  sh scripts/report.sh
+	  JANSSON='$(JANSSON)' LIBZIP='$(LIBZIP)' sh scripts/report.sh
 
 $(BUILD)/gen/registry.inc: $(KERNEL_SRC) Makefile
 	@mkdir -p $(@D)
@@ -147,7 +158,7 @@ $(BUILD)/libesmm.so: $(BUILD)/libesmm.so.$(VERSION)
 
 $(BUILD)/esmm: $(CLI_OBJ) $(BUILD)/libesmm.a
 	@echo "  ld $@"
-	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@$(CC) $(LDFLAGS) $^ -o $@ $(IO_LIBS) $(LDLIBS)
 
 run:
 	@sh scripts/setup.sh run
@@ -161,3 +172,4 @@ clean:
 include scripts/install.mk
 include tests/tests.mk
 include bench/bench.mk
+include examples/examples.mk

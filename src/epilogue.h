@@ -1,64 +1,257 @@
 /*
- * epilogue.h: what happens to a finished sum before it is stored. One definition for every kernel:
+ * epilogue.h: what happens to a finished sum before it is stored, and what is noted of C then. One definition for every
+ * kernel:
  *
- *     C = activation(alpha * sum + beta * C + bias)
+ *     C = activation(alpha * sum + beta * C + bias) * factor + residual
  *
- * Kernels that can store sums as they are (esmm_is_plain) do so; the others keep fp32 sums in scratch and finish a
- * block at a time with esmm_finish. Included by kernels, so that it is compiled for their instruction set.
+ * Kernels that can store sums as they are (esmm_is_plain) do so, and call esmm_finish_plain for a block of C that is
+ * done; the others keep fp32 sums in scratch and call esmm_finish. Threads may do so for any blocks at the same time:
+ * statistics are added up for a block, and then added to the whole by atomic integer operations, so that the result
+ * does not depend on who was first.
+ *
+ * Included by kernels after their vec_*.h, so that it is compiled for their instruction set; by others as it is.
  */
 #ifndef ESMM_EPILOGUE_H
 #define ESMM_EPILOGUE_H
 
+#include "bits.h"
 #include "convert.h"
 #include "kernel.h"
+
+#ifndef ESMM_VEC_H
+#include "cpu/vec_portable.h"
+#endif
+
+#include "activate.h"
 
 /* Sums may be written or added straight into C: fp32, row-major, alpha 1, beta 0 or 1, nothing after the sum. */
 static inline bool esmm_is_plain(const esmm_problem *p)
 {
   return p->c.dtype == ESMM_F32 && p->c.order == ESMM_ROW_MAJOR && p->alpha == 1.0f &&
-         (p->beta == 0.0f || p->beta == 1.0f) && !p->bias && p->activation == ESMM_ACT_NONE;
+         (p->beta == 0.0f || p->beta == 1.0f) && !p->bias && p->activation == ESMM_ACT_NONE && !p->factor &&
+         !p->residual.data;
 }
 
-static inline float esmm_activate(esmm_activation activation, float x)
+/* ---- C ---- */
+
+/* count (VEC at most) floats; 0 past them */
+static inline vec esmm_load_part(const float *from, int64_t count)
 {
-  if (activation == ESMM_ACT_NONE)
-    return x;
-  float positive = x < 0.0f ? 0.0f : x; /* NaN stays NaN */
-  return activation == ESMM_ACT_RELU2 ? positive * positive : positive;
+  float part[VEC] = {0};
+  if (count == VEC)
+    return vec_load(from);
+  for (int64_t i = 0; i < count; i++)
+    part[i] = from[i];
+  return vec_load(part);
 }
 
-static inline float esmm_epilogue(const esmm_problem *p, int64_t row, int64_t col, float sum)
+/* count (VEC at most) elements of a row, from (row, col) on */
+static inline vec esmm_read_part(const esmm_matrix *m, int64_t row, int64_t col, int64_t count)
 {
-  float x = p->alpha * sum;
-  if (p->beta != 0.0f)
-    x += p->beta * esmm_matrix_get(&p->c, row, col);
-  if (p->bias)
-    x += p->bias[col];
-  return esmm_activate(p->activation, x);
+  const int64_t at = row * m->ld + col;
+  if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32)
+    return esmm_load_part((const float *)m->data + at, count);
+  if (m->order == ESMM_ROW_MAJOR && count == VEC)
+    return m->dtype == ESMM_BF16 ? vec_from_bf16((const uint16_t *)m->data + at)
+                                 : vec_from_f16((const uint16_t *)m->data + at);
+  float part[VEC] = {0};
+  for (int64_t i = 0; i < count; i++)
+    part[i] = esmm_matrix_get(m, row, col + i);
+  return vec_load(part);
 }
+
+static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int64_t count, vec x)
+{
+  const int64_t at = row * m->ld + col;
+  if (m->order == ESMM_ROW_MAJOR && count == VEC) {
+    if (m->dtype == ESMM_F32)
+      vec_store((float *)m->data + at, x);
+    else if (m->dtype == ESMM_BF16)
+      vec_to_bf16((uint16_t *)m->data + at, x);
+    else
+      vec_to_f16((uint16_t *)m->data + at, x);
+    return;
+  }
+  float part[VEC];
+  vec_store(part, x);
+  for (int64_t i = 0; i < count; i++)
+    esmm_matrix_set(m, row, col + i, part[i]);
+}
+
+/* What a problem does to its sums, out of the reach of stores to C: the compiler need not read it again after each. */
+typedef struct esmm_ending {
+  esmm_matrix c, residual;
+  const float *bias, *factor;
+  int64_t factor_ld;
+  vec alpha, beta;
+  bool reads_c;
+  esmm_activation activation;
+} esmm_ending;
+
+/* count (VEC at most) elements. simple: C is fp32, row-major and not read, and there is no factor and no residual. */
+static inline __attribute__((always_inline)) void esmm_finish_part(esmm_ending *e, const bool simple, int64_t row,
+                                                                   int64_t col, int64_t count, const float *sum)
+{
+  vec x = vec_mul(e->alpha, esmm_load_part(sum, count));
+  if (!simple && e->reads_c)
+    x = vec_add(x, vec_mul(e->beta, esmm_read_part(&e->c, row, col, count)));
+  if (e->bias)
+    x = vec_add(x, esmm_load_part(e->bias + col, count));
+  x = esmm_activate_vec(e->activation, x);
+  if (simple) {
+    vec_store((float *)e->c.data + row * e->c.ld + col, x);
+    return;
+  }
+  if (e->factor)
+    x = vec_mul(x, esmm_load_part(e->factor + row * e->factor_ld + col, count));
+  if (e->residual.data)
+    x = vec_add(x, esmm_read_part(&e->residual, row, col, count));
+  esmm_write_part(&e->c, row, col, count, x);
+}
+
+/* sums: [rows,cols] row-major with leading dimension ld, for C from (row0, col0) on. */
+static inline void esmm_finish_sums(const esmm_problem *p, int64_t row0, int64_t rows, int64_t col0, int64_t cols,
+                                    const float *sums, int64_t ld)
+{
+  esmm_ending e = {.c = p->c,
+                   .residual = p->residual,
+                   .bias = p->bias,
+                   .factor = p->factor,
+                   .factor_ld = p->factor_ld,
+                   .alpha = vec_all(&p->alpha),
+                   .beta = vec_all(&p->beta),
+                   .reads_c = p->beta != 0.0f,
+                   .activation = p->activation};
+  const bool by_rows = e.c.order == ESMM_ROW_MAJOR;
+  const bool simple = by_rows && e.c.dtype == ESMM_F32 && !e.reads_c && !e.factor && !e.residual.data;
+  const int64_t whole = by_rows ? cols - cols % VEC : 0; /* columns, along the rows of a row-major C */
+  for (int64_t i = 0; i < rows; i++)
+    if (simple)
+      for (int64_t j = 0; j < whole; j += VEC)
+        esmm_finish_part(&e, true, row0 + i, col0 + j, VEC, sums + i * ld + j);
+    else
+      for (int64_t j = 0; j < whole; j += VEC)
+        esmm_finish_part(&e, false, row0 + i, col0 + j, VEC, sums + i * ld + j);
+  for (int64_t j = whole; j < cols; j += VEC) /* down a few columns at a time of the other, and of the last ones */
+    for (int64_t i = 0; i < rows; i++)
+      esmm_finish_part(&e, false, row0 + i, col0 + j, esmm_min(VEC, cols - j), sums + i * ld + j);
+}
+
+/* ---- statistics of C ---- */
+
+enum {
+  ESMM_TALLY_COLS = 1024, /* columns tallied together: their counts and the rows they come from stay in the L1 cache */
+  ESMM_TALLY_ROWS = 8     /* rows at a time */
+};
+
+/* The columns of C from a multiple of 64 on; those before and after the block's own stay 0. */
+typedef struct esmm_tally {
+  uint32_t ors[ESMM_TALLY_COLS];    /* the elements' words, ORed: of one strip */
+  uint32_t counts[ESMM_TALLY_COLS]; /* nonzeros */
+} esmm_tally;
+
+/* rows x cols of C from (row, col) on, into the tally's columns from `at` on */
+static inline void esmm_tally_block(const esmm_matrix *c, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                                    int64_t at, esmm_tally *t)
+{
+  uint32_t *restrict ors = t->ors + at, *restrict counts = t->counts + at;
+  if (c->order == ESMM_COL_MAJOR) {
+    for (int64_t j = 0; j < cols; j++) {
+      const size_t start = (size_t)((col + j) * c->ld + row) * esmm_dtype_size(c->dtype);
+      const uint32_t nonzeros = (uint32_t)esmm_count_nonzero((const char *)c->data + start, c->dtype, rows);
+      ors[j] |= nonzeros;
+      counts[j] += nonzeros;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t start = (row + i) * c->ld + col;
+    if (c->dtype == ESMM_F32) {
+      const esmm_word32 *x = (const esmm_word32 *)c->data + start;
+      for (int64_t j = 0; j < cols; j++) {
+        ors[j] |= x[j];
+        counts[j] += (x[j] & 0x7fffffffu) != 0;
+      }
+    } else {
+      const esmm_word16 *x = (const esmm_word16 *)c->data + start;
+      for (int64_t j = 0; j < cols; j++) {
+        ors[j] |= x[j] & 0x7fffu;
+        counts[j] += (x[j] & 0x7fffu) != 0;
+      }
+    }
+  }
+}
+
+/* The strip that has this row of the whole C: sets its bits of the tally's columns, which start at word `word`. */
+static inline void esmm_tally_bits(esmm_pattern *bitmaps, int64_t row, int64_t word, int64_t words, esmm_tally *t)
+{
+  uint64_t *bits = bitmaps->bits + row / bitmaps->strip_rows * bitmaps->words + word;
+  for (int64_t i = 0; i < words; i++) {
+    const uint64_t set = nonzero_bits(t->ors + i * 64);
+    if (set)
+      __atomic_fetch_or(bits + i, set, __ATOMIC_RELAXED);
+  }
+  memset(t->ors, 0, (size_t)words * 64 * sizeof *t->ors);
+}
+
+/* Rows from `row` on, of `left`, to be tallied together: of one strip. */
+static inline int64_t esmm_tally_step(const esmm_problem *p, int64_t row, int64_t left)
+{
+  const int64_t rows = esmm_min(left, ESMM_TALLY_ROWS);
+  if (!p->bitmaps)
+    return rows;
+  const int64_t height = p->bitmaps->strip_rows;
+  return esmm_min(rows, height - (p->row0 + row) % height);
+}
+
+/* A block of C: finishes it where sums are given, and notes its statistics while it is in the cache. */
+static inline void esmm_finish_tallied(const esmm_problem *p, int64_t row0, int64_t rows, int64_t col0, int64_t cols,
+                                       const float *sums, int64_t ld)
+{
+  esmm_tally t;
+  int64_t width;
+  for (int64_t j = 0; j < cols; j += width) {
+    const int64_t col = col0 + j, at = col % 64;
+    width = esmm_min(ESMM_TALLY_COLS - at, cols - j);
+    const int64_t words = esmm_ceil_div(at + width, 64);
+    memset(t.ors, 0, (size_t)words * 64 * sizeof *t.ors);
+    memset(t.counts, 0, (size_t)words * 64 * sizeof *t.counts);
+    int64_t step;
+    for (int64_t i = 0; i < rows; i += step) {
+      step = esmm_tally_step(p, row0 + i, rows - i);
+      /* A row at a time: rows of sums and of C are often pages apart and would push one another out of the cache. */
+      const int64_t lines = p->c.order == ESMM_ROW_MAJOR ? 1 : step;
+      for (int64_t r = i; r < i + step; r += lines) {
+        if (sums)
+          esmm_finish_sums(p, row0 + r, lines, col, width, sums + r * ld + j, ld);
+        esmm_tally_block(&p->c, row0 + r, lines, col, width, at, &t);
+      }
+      if (p->bitmaps)
+        esmm_tally_bits(p->bitmaps, p->row0 + row0 + i, col / 64, words, &t);
+    }
+    for (int64_t x = 0; x < width && p->nonzeros; x++)
+      if (t.counts[at + x])
+        __atomic_fetch_add(p->nonzeros + col + x, (int32_t)t.counts[at + x], __ATOMIC_RELAXED);
+  }
+}
+
+/* ---- what kernels call ---- */
 
 /* sums: [rows,cols] row-major with leading dimension ld, for C from (row0, col0) on. */
 static inline void esmm_finish(const esmm_problem *p, int64_t row0, int64_t rows, int64_t col0, int64_t cols,
                                const float *sums, int64_t ld)
 {
-  esmm_matrix c = p->c;
-  if (c.order == ESMM_COL_MAJOR) {
-    for (int64_t j = 0; j < cols; j++)
-      for (int64_t i = 0; i < rows; i++)
-        esmm_matrix_set(&c, row0 + i, col0 + j, esmm_epilogue(p, row0 + i, col0 + j, sums[i * ld + j]));
-    return;
-  }
-  for (int64_t i = 0; i < rows; i++) {
-    const float *sum = sums + i * ld;
-    if (c.dtype == ESMM_F32 && p->beta == 0.0f) {
-      float *out = (float *)c.data + (row0 + i) * c.ld + col0;
-      for (int64_t j = 0; j < cols; j++)
-        out[j] = esmm_activate(p->activation, p->alpha * sum[j] + (p->bias ? p->bias[col0 + j] : 0.0f));
-      continue;
-    }
-    for (int64_t j = 0; j < cols; j++)
-      esmm_matrix_set(&c, row0 + i, col0 + j, esmm_epilogue(p, row0 + i, col0 + j, sum[j]));
-  }
+  if (p->nonzeros || p->bitmaps)
+    esmm_finish_tallied(p, row0, rows, col0, cols, sums, ld);
+  else
+    esmm_finish_sums(p, row0, rows, col0, cols, sums, ld);
+}
+
+/* A block of C that was stored as it is, because esmm_is_plain said so: once, when its last sum is there. */
+static inline void esmm_finish_plain(const esmm_problem *p, int64_t row0, int64_t rows, int64_t col0, int64_t cols)
+{
+  if (p->nonzeros || p->bitmaps)
+    esmm_finish_tallied(p, row0, rows, col0, cols, NULL, 0);
 }
 
 #endif

@@ -233,38 +233,61 @@ static esmm_status write_cache(esmm_ctx *ctx)
 typedef struct trial {
   int64_t m, k, n;
   esmm_generator_kind kind;
-  double density_a, density_b;
+  double density_a, density_b; /* BSR: the share of blocks that B keeps; NM: 1 */
+  esmm_format format;
+  int rows, cols;    /* BSR: of a block */
+  int of, per, wide; /* NM: n, m and nm_cols */
 } trial;
+
+#define BLOCKS(rows, cols) ESMM_FORMAT_BSR, (rows), (cols), 0, 0, 0
+#define GROUPS(n, m, cols) ESMM_FORMAT_NM, 0, 0, (n), (m), (cols)
+#define DENSE_B ESMM_FORMAT_DENSE, 0, 0, 0, 0, 0
 
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
 static const trial cpu_trials[] = {
-    {32, 64, 64, ESMM_GEN_DENSE, 1, 1},
-    {128, 256, 256, ESMM_GEN_DENSE, 1, 1},
-    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1},
-    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25},
-    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1},
-    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1},
-    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1},
-    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25},
-    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1},
-    {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1},
+    {32, 64, 64, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
+    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, DENSE_B},
+    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
+    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, DENSE_B},
+    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
+    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, DENSE_B},
+    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, DENSE_B},
+    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
+    {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
+    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1, DENSE_B},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1, DENSE_B},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, .5, BLOCKS(32, 32)},
+    {512, 512, 512, ESMM_GEN_DENSE, 1, .5, BLOCKS(32, 32)},
+    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, .25, BLOCKS(32, 32)},
+    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .25, BLOCKS(64, 64)},
+    {1024, 2048, 1024, ESMM_GEN_DENSE, 1, .1, BLOCKS(32, 32)},
+    {512, 1024, 512, ESMM_GEN_DENSE, 1, .25, BLOCKS(16, 16)},
+    {512, 512, 512, ESMM_GEN_DENSE, 1, .2, BLOCKS(8, 8)},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, .5, BLOCKS(32, 32)},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, .25, BLOCKS(64, 64)},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 1)},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 1)},
+    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .1, 1, GROUPS(2, 4, 1)},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 16, 1)},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 32)},
+    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1)},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1)},
 };
 #define CPU_TRIALS ((int)(sizeof cpu_trials / sizeof cpu_trials[0]))
 _Static_assert(sizeof cpu_trials / sizeof cpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
@@ -274,19 +297,19 @@ _Static_assert(sizeof cpu_trials / sizeof cpu_trials[0] <= MAX_SAMPLES, "raise M
  * one B follow each other: it is made once.
  */
 static const trial gpu_trials[] = {
-    {256, 256, 256, ESMM_GEN_DENSE, 1, 1},
-    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, 1},
-    {2048, 2048, 2048, ESMM_GEN_BLOCKWISE, .5, .5},
-    {1024, 16384, 1024, ESMM_GEN_BLOCKWISE, .5, 1},
-    {1024, 16384, 1024, ESMM_GEN_DENSE, 1, 1},
-    {16, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1},
-    {128, 4096, 4096, ESMM_GEN_DENSE, 1, 1},
-    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, 1},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1},
-    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, .25},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, .25},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .5, .5},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .1, .1},
+    {256, 256, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {2048, 2048, 2048, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
+    {1024, 16384, 1024, ESMM_GEN_BLOCKWISE, .5, 1, DENSE_B},
+    {1024, 16384, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {16, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
+    {128, 4096, 4096, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, .25, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, .25, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
+    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
 };
 #define GPU_TRIALS ((int)(sizeof gpu_trials / sizeof gpu_trials[0]))
 _Static_assert(sizeof gpu_trials / sizeof gpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
@@ -421,22 +444,41 @@ static esmm_status no_memory(esmm_ctx *ctx, int64_t rows, int64_t cols)
 
 static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
 {
-  if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b)
+  if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b &&
+      x->of_b->format == ESMM_FORMAT_DENSE && t->format == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   bench_free(ctx, x, true);
   x->of_b = t;
   if (!make_matrix(ctx, t->k, t->n, &x->b))
     return no_memory(ctx, t->k, t->n);
+  const bool dense = t->format == ESMM_FORMAT_DENSE;
+  const esmm_prune_opts prune = {.size = sizeof prune,
+                                 .format = t->format,
+                                 .block_rows = t->rows,
+                                 .block_cols = t->cols,
+                                 .n = t->of,
+                                 .m = t->per,
+                                 .nm_cols = t->wide,
+                                 .density = t->density_b};
+  const esmm_prepare_opts opts = {.size = sizeof opts,
+                                  .format = t->format,
+                                  .block_rows = t->rows,
+                                  .block_cols = t->cols,
+                                  .n = t->of,
+                                  .m = t->per,
+                                  .nm_cols = t->wide};
   const esmm_generator b = {.size = sizeof b,
-                            .kind = t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
+                            .kind = dense && t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
                             .operand = ESMM_OPERAND_B,
                             .seed = 2,
                             .density = t->density_b};
   esmm_status status = esmm_generate(ctx, &b, &x->b);
+  if (status == ESMM_OK && !dense)
+    status = esmm_prune(ctx, &x->b, &prune, NULL);
   if (status == ESMM_OK)
     status = move_to_device(ctx, &x->b, true);
   if (status == ESMM_OK)
-    status = esmm_prepare(ctx, &x->b, NULL, &x->w);
+    status = esmm_prepare(ctx, &x->b, &opts, &x->w);
   return status;
 }
 
@@ -543,7 +585,7 @@ static esmm_status try_all(esmm_ctx *ctx, const trial *t, bench *x, fit *fits)
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     char why[160];
-    if (!esmm_kernel_competes(ctx, kernel) || !kernel->can_run(ctx, &p, why, sizeof why))
+    if (!esmm_kernel_competes(ctx, kernel) || !esmm_plan_can_run(ctx, &p, kernel, why, sizeof why))
       continue;
     fit *f = &fits[i];
     double *units = f->units[f->count];

@@ -402,6 +402,20 @@ static void on_signal(int number)
   raise(number);
 }
 
+esmm_prepare_opts th_prepare_opts_for(esmm_ctx *ctx, const char *force)
+{
+  esmm_prepare_opts opts = {.size = sizeof opts};
+  for (int i = 0; force && i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
+    if (strcmp(info.name, force) != 0 || (info.formats & 1u << ESMM_FORMAT_DENSE))
+      continue;
+    opts.format = info.formats & 1u << ESMM_FORMAT_BSR ? ESMM_FORMAT_BSR : ESMM_FORMAT_NM;
+    opts.n = opts.m = 4;
+  }
+  return opts;
+}
+
 void th_on_crash(const char *text)
 {
   static bool installed;

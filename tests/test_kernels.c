@@ -19,6 +19,7 @@
  *   ESMM_TEST_REDUCED=1                          a few dozen small random cases, for compute-sanitizer
  */
 #include "harness.h"
+#include "kernel_factors.h"
 #include "operands.h"
 
 #include <math.h>
@@ -26,90 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-
-/* ---- the factors ---- */
-
-static const int64_t CPU_M[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18, 31, 32, 33, 61, 63, 64, 65, 97};
-static const int64_t CPU_N[] = {0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 97, 128, 131};
-static const int64_t CPU_K[] = {0,  1,   2,   3,   7,   8,   9,   31,  32,   63,   64,
-                                65, 127, 129, 191, 255, 256, 257, 509, 1023, 1024, 1025};
-/* On a GPU: the edges of its tiles, warps and strips. */
-static const int64_t GPU_MN[] = {0,  1,  2,  3,  5,  8,   13,  16,  17,  31,  32,  33,
-                                 61, 63, 64, 65, 97, 127, 128, 129, 191, 255, 256, 257};
-static const int64_t GPU_K[] = {0,  1,   2,   3,   7,   8,   9,   31,  32,  33,   63,  64,
-                                65, 127, 128, 129, 255, 257, 511, 512, 513, 1025, 2049};
-static const int64_t FEW_MN[] = {1, 17, 33, 64, 129}, FEW_K[] = {1, 8, 33, 64, 129, 257};
-static const int64_t *SIZES_M = CPU_M, *SIZES_N = CPU_N, *SIZES_K = CPU_K;
-static const int64_t PADS[] = {0, 1, 5, 16};
-static const double DENSITIES[] = {0, -1, .05, .3, .5, .9, 1};           /* -1: a single entry */
-static const float SCALES[] = {0, 0, 1, 0.5f};                           /* [0]: a NULL pointer, the default */
-static const int64_t PATTERN_ROWS[] = {0, 1, 2, 3, 4, 6, 8, 16, 32, 64}; /* 0: none given */
-
-enum {
-  F_M,
-  F_N,
-  F_K,
-  F_KIND_A,
-  F_DENSITY_A,
-  F_KIND_B,
-  F_DENSITY_B,
-  F_ORDER_A,
-  F_ORDER_B,
-  F_ORDER_C,
-  F_DTYPE_A,
-  F_DTYPE_B,
-  F_DTYPE_C,
-  F_PAD_A,
-  F_PAD_B,
-  F_PAD_C,
-  F_ALPHA,
-  F_BETA,
-  F_BIAS,
-  F_ACTIVATION,
-  F_THREADS, /* on a GPU: bit 0: A and B in device memory, bit 1: C and the bias */
-  F_USE,
-  F_PATTERN,
-  F_STRICT, /* bit 0: weights prepared for it, bit 1: asked of the product */
-  F_INTEGERS,
-  F_PLAIN, /* C in fp32 rows, alpha 1, beta 0 or 1, nothing after the sum: kernels have a short way for it */
-  FACTORS
-};
-
-static int LEVELS[FACTORS] = {[F_M] = COUNT(CPU_M),
-                              [F_N] = COUNT(CPU_N),
-                              [F_K] = COUNT(CPU_K),
-                              [F_KIND_A] = 7,
-                              [F_DENSITY_A] = COUNT(DENSITIES),
-                              [F_KIND_B] = 6, /* not activations */
-                              [F_DENSITY_B] = COUNT(DENSITIES),
-                              [F_ORDER_A] = 2,
-                              [F_ORDER_B] = 2,
-                              [F_ORDER_C] = 2,
-                              [F_DTYPE_A] = 3,
-                              [F_DTYPE_B] = 3,
-                              [F_DTYPE_C] = 3,
-                              [F_PAD_A] = COUNT(PADS),
-                              [F_PAD_B] = COUNT(PADS),
-                              [F_PAD_C] = COUNT(PADS),
-                              [F_ALPHA] = COUNT(SCALES),
-                              [F_BETA] = COUNT(SCALES),
-                              [F_BIAS] = 2,
-                              [F_ACTIVATION] = 3,
-                              [F_THREADS] = 2,
-                              [F_USE] = 3,
-                              [F_PATTERN] = COUNT(PATTERN_ROWS),
-                              [F_STRICT] = 4,
-                              [F_INTEGERS] = 2,
-                              [F_PLAIN] = 2};
-
-enum { ALL_LEVELS = 192, MAX_ENTRANTS = 66, MAX_SIZE = 257, MAX_K = 2049, KEPT_CASES = 64, REDUCED_CASES = 40 };
-static int64_t most_products = 3000000; /* m*n*k of a case: the third of three large sizes is not let in */
-
-typedef struct test_case {
-  uint8_t level[FACTORS];
-} test_case;
 
 /* ---- who runs ---- */
 
@@ -199,13 +116,15 @@ static void describe(const test_case *t, const char *who)
 {
   static const char *const kinds[] = {"dense", "random", "strips32", "strips6", "pattern", "bursts", "activations"};
   static const char *const dtypes[] = {"f32", "bf16", "f16"}, *const uses[] = {"any", "decode", "large_m"};
+  static const char *const formats[] = {"dense", "bsr", "nm"};
   static const char *const activations[] = {"none", "relu", "relu2"};
   char word[FACTORS + 1];
   case_word(t, word);
   const uint8_t *l = t->level;
   snprintf(now, sizeof now,
            "%s: m=%d n=%d k=%d | A %s density %g %s %s pad %d | B %s density %g %s %s pad %d | C %s %s pad %d | "
-           "alpha %g%s beta %g%s bias %d %s | %s %d use %s pattern %d strict %d integers %d plain %d seed %llx | "
+           "alpha %g%s beta %g%s bias %d %s | %s %d use %s pattern %d strict %d integers %d %s %dx%d %d:%d:%d plain %d "
+           "seed %llx | "
            "ESMM_TEST_CASE=%s",
            who, (int)SIZES_M[l[F_M]], (int)SIZES_N[l[F_N]], (int)SIZES_K[l[F_K]], kinds[l[F_KIND_A]],
            DENSITIES[l[F_DENSITY_A]], dtypes[l[F_DTYPE_A]], l[F_ORDER_A] ? "col" : "row", (int)PADS[l[F_PAD_A]],
@@ -213,8 +132,29 @@ static void describe(const test_case *t, const char *who)
            (int)PADS[l[F_PAD_B]], dtypes[l[F_DTYPE_C]], l[F_ORDER_C] ? "col" : "row", (int)PADS[l[F_PAD_C]],
            l[F_ALPHA] ? (double)SCALES[l[F_ALPHA]] : 1, l[F_ALPHA] ? "" : " (NULL)", (double)SCALES[l[F_BETA]],
            l[F_BETA] ? "" : " (NULL)", l[F_BIAS], activations[l[F_ACTIVATION]], gpu ? "on the device" : "threads",
-           l[F_THREADS] + !gpu, uses[l[F_USE]], (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS], l[F_PLAIN],
+           l[F_THREADS] + !gpu, uses[l[F_USE]], (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS],
+           formats[FORMATS[l[F_FORMAT]].format], FORMATS[l[F_FORMAT]].rows, FORMATS[l[F_FORMAT]].cols,
+           FORMATS[l[F_FORMAT]].n, FORMATS[l[F_FORMAT]].m, FORMATS[l[F_FORMAT]].nm_cols, l[F_PLAIN],
            (unsigned long long)case_seed(t), word);
+}
+
+/* Of every m k's of a column, or of the columns that choose together, the first n that have a nonzero stay. */
+static void fit_groups(esmm_matrix *b, double *values, int n, int m, int64_t cols)
+{
+  for (int64_t j0 = 0; j0 < b->cols; j0 += cols)
+    for (int64_t k0 = 0, kept = 0; k0 < b->rows; k0++) {
+      const int64_t end = j0 + cols < b->cols ? j0 + cols : b->cols;
+      bool alive = false;
+      kept = k0 % m == 0 ? 0 : kept;
+      for (int64_t j = j0; j < end; j++)
+        alive = alive || values[k0 * b->cols + j] != 0;
+      if (!alive || kept++ < n)
+        continue;
+      for (int64_t j = j0; j < end; j++) {
+        values[k0 * b->cols + j] = 0;
+        th_set(b, k0, j, 0);
+      }
+    }
 }
 
 static void make_product(const test_case *t, product *p)
@@ -230,6 +170,9 @@ static void make_product(const test_case *t, product *p)
   make_operand(contexts[0], &of_a, &p->a, scratch, da);
   const operand_recipe of_b = {ESMM_OPERAND_B, l[F_KIND_B], DENSITIES[l[F_DENSITY_B]], p->exact, seed + 1};
   make_operand(contexts[0], &of_b, &p->b, scratch, db);
+  const int n = FORMATS[l[F_FORMAT]].n, m = FORMATS[l[F_FORMAT]].m, cols = FORMATS[l[F_FORMAT]].nm_cols;
+  if (m > 0)
+    fit_groups(&p->b, db, n, m, cols > 1 ? cols : 1);
 
   p->alpha = l[F_ALPHA] ? SCALES[l[F_ALPHA]] : 1;
   p->beta = SCALES[l[F_BETA]];
@@ -268,7 +211,16 @@ static void make_product(const test_case *t, product *p)
                                .bias = given_bias,
                                .activation = l[F_ACTIVATION],
                                .strict = l[F_STRICT] >> 1};
-  p->prepare = (esmm_prepare_opts){.size = sizeof p->prepare, .use = l[F_USE], .strict = l[F_STRICT] & 1};
+  p->prepare = (esmm_prepare_opts){.size = sizeof p->prepare,
+                                   .use = l[F_USE],
+                                   .strict = l[F_FORMAT] == 0 && (l[F_STRICT] & 1),
+                                   .max_bytes_ratio = l[F_FORMAT] ? 1e6 : 0, /* blocks that jut out of a small B */
+                                   .format = FORMATS[l[F_FORMAT]].format,
+                                   .block_rows = FORMATS[l[F_FORMAT]].rows,
+                                   .block_cols = FORMATS[l[F_FORMAT]].cols,
+                                   .n = n,
+                                   .m = m,
+                                   .nm_cols = cols};
 }
 
 /* Fills expected and tolerance: float64, with the error that fp32 accumulation in any order and one rounding may make.
@@ -765,7 +717,8 @@ static void one_entrant(void **state)
     fail_msg("%s: %lld pairs of levels were not reached", e->name, (long long)e->open);
 }
 
-static void add_entrant(const char *name, unsigned flags)
+/* formats: bit f for weights of esmm_format f; the others are not tried more than the rest of the table does */
+static void add_entrant(const char *name, unsigned flags, unsigned formats)
 {
   entrant *e = &entrants[entrant_count++];
   e->name = name;
@@ -780,6 +733,13 @@ static void add_entrant(const char *name, unsigned flags)
           e->pair[x][first_level[g] + l] = 0;
           e->open++;
         }
+  for (int l = 0; l < LEVELS[F_FORMAT]; l++)
+    if (!(formats >> FORMATS[l].format & 1)) {
+      e->level_tries[first_level[F_FORMAT] + l] = 1000; /* as if it had refused so often */
+      for (int x = 0; x < first_level[FACTORS]; x++)
+        if (x < first_level[F_FORMAT] || x >= first_level[F_FORMAT + 1])
+          close_pair(e, x, first_level[F_FORMAT] + l);
+    }
 }
 
 static void *numbers(size_t count, size_t size)
@@ -845,6 +805,7 @@ static void choose_sizes(void)
     LEVELS[F_M] = LEVELS[F_N] = COUNT(GPU_MN);
     LEVELS[F_K] = COUNT(GPU_K);
     LEVELS[F_THREADS] = 4;
+    LEVELS[F_FORMAT] = 1; /* a GPU has dense weights alone */
     most_products = 20000000;
   }
   if (reduced()) {
@@ -879,9 +840,9 @@ int main(void)
     esmm_kernel_info info = {.size = sizeof info};
     if (esmm_kernel_get(contexts[0], i, &info) != ESMM_OK || !info.available)
       continue;
-    add_entrant(info.name, info.flags);
+    add_entrant(info.name, info.flags, info.formats);
   }
-  add_entrant("auto", ESMM_KERNEL_DETERMINISTIC);
+  add_entrant("auto", ESMM_KERNEL_DETERMINISTIC, ~0u);
   for (int i = 0; i < entrant_count; i++)
     tests[i] = (struct CMUnitTest){.name = entrants[i].name, .test_func = one_entrant, .initial_state = &entrants[i]};
   int failed = _cmocka_run_group_tests("kernels", tests, (size_t)entrant_count, set_up, tear_down);

@@ -11,7 +11,12 @@
 static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)ctx;
-  if (!p->w->rows && !p->w->full) {
+  if (p->strict && p->w->format != ESMM_FORMAT_DENSE) {
+    (void)snprintf(why, why_bytes, "strict needs all zeros of b, and %s weights drop them: prepare dense ones",
+                   esmm_format_str(p->w->format));
+    return false;
+  }
+  if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
     (void)snprintf(why, why_bytes,
                    "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
     return false;
@@ -24,11 +29,11 @@ static void dense_terms(const esmm_problem *p, const double *cost, double *units
   (void)cost;
   *strip_rows = 0;
   const double k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
-  const bool from_rows = !(p->w->panel_data && p->w->full);
+  const source from = source_of(p->w, false);
   units[0] = (double)p->m * columns * k / VEC;
   units[1] = (double)p->m * k;
-  units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype);
-  units[3] = from_rows || p->w->dtype != ESMM_F32 ? (double)esmm_ceil_div(p->m, 128) * columns * k : 0.0;
+  units[2] = from == FROM_WIDENED ? (double)p->w->bytes : (double)p->n * k * (double)esmm_dtype_size(p->w->dtype);
+  units[3] = from != FROM_PANELS || p->w->dtype != ESMM_F32 ? (double)esmm_ceil_div(p->m, 128) * columns * k : 0.0;
   units[4] = (double)p->m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, 256) : 8.0);
   units[5] = 1.0;
 }

@@ -7,13 +7,12 @@
  *        tile [kept][MR]     up to MR rows, one k after another, only the k's with a nonzero in the strip (all of them
  *                            when dense)
  *
- *   2. for each panel of 32 columns of B (kept k's only, two halves [kept][16], see internal.h) and each strip: joins
- *      the two bitmaps into a k-list, as byte offsets into the strip's tiles and into the panel's halves, and runs
- *      every tile of the strip over that list. Where strip and panel are both full there is no list, and the tile
- *      runs straight through both.
+ *   2. for each panel of B (kept k's only, see panels.h) and each strip: joins the two bitmaps into a k-list, as byte
+ *      offsets into the strip's tiles and into the panel, and runs every tile of the strip over that list. Where strip
+ *      and panel are both full there is no list, and the tile runs straight through both.
  *
  * The list costs about one cycle an entry and serves strip rows / MR tiles. Where B is full a strip's list does not
- * depend on the panel and is made once.
+ * depend on the panel and is made once; where strips are full one list of the panel serves them all.
  *
  * Sums stay in registers for a limited number of steps (chain_length) and are then added to C, which keeps the rounding
  * error at the level of blocked dense libraries.
@@ -21,7 +20,7 @@
 #ifndef ESMM_GEMM_H
 #define ESMM_GEMM_H
 
-#include "operands.h"
+#include "panels.h"
 
 #define TILE_COLS (2 * VEC)
 #define STRAIGHT_CHAIN 320 /* terms summed before they are added to C where nothing is skipped */
@@ -76,9 +75,9 @@ ALWAYS void tile_step(const int rows, vec sums[MR][2], const float *a, const flo
   }
 }
 
-/* a [n][MR], b0 and b1 [n][16] */
-ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const float *b1, int64_t n, float *c,
-                          int64_t ldc, bool add)
+/* a [n][MR], b0 and b1 [n][step] */
+ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const float *b1, int64_t step, int64_t n,
+                          float *c, int64_t ldc, bool add)
 {
   vec sums[MR][2];
   tile_prefetch(rows, c, ldc);
@@ -87,8 +86,8 @@ ALWAYS void tile_straight(const int rows, const float *a, const float *b0, const
   for (int64_t i = 0; i < n; i++) {
     tile_step(rows, sums, a, b0, b1);
     a += MR;
-    b0 += ESMM_HALF;
-    b1 += ESMM_HALF;
+    b0 += step;
+    b1 += step;
   }
   tile_store(rows, sums, c, ldc, add);
 }
@@ -157,25 +156,35 @@ ALWAYS void tile_paired(const int rows, const float *a, const float *b0, const f
   half_paired(rows, a, b1, list_a, list_b, n, c + VEC, ldc, add);
 }
 
-typedef void straight_function(const float *a, const float *b0, const float *b1, int64_t n, float *c, int64_t ldc,
-                               bool add);
+/* The same on a panel of 16 columns, where a tile is half as wide (AVX-512): b1 is then NULL in the calls below. */
+ALWAYS void tile_narrow(const int rows, const float *a, const float *b, const uint32_t *list_a, const uint32_t *list_b,
+                        int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
+{
+  for (int64_t i = 0; i == 0 || i < n; i += 2 * chain, add = true)
+    half_paired(rows, a, b, list_a + i, list_b + i, esmm_min(2 * chain, n - i), c, ldc, add);
+}
+
+typedef void straight_function(const float *a, const float *b0, const float *b1, int64_t step, int64_t n, float *c,
+                               int64_t ldc, bool add);
 typedef void listed_function(const float *a, const float *b0, const float *b1, const uint32_t *list_a,
                              const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, bool add);
 
-#define TILES(rows)                                                                                                  \
-  static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1, int64_t n, \
-                                                        float *c, int64_t ldc, bool add)                             \
-  {                                                                                                                  \
-    tile_straight(rows, a, b0, b1, n, c, ldc, add);                                                                  \
-  }                                                                                                                  \
-  static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,              \
-                                                      const uint32_t *list_a, const uint32_t *list_b, int64_t n,     \
-                                                      int64_t chain, float *c, int64_t ldc, bool add)                \
-  {                                                                                                                  \
-    if (MR == 8 && n <= MOST_PAIRED)                                                                                 \
-      tile_paired(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                                  \
-    else                                                                                                             \
-      tile_listed(rows, a, b0, b1, list_a, list_b, n, chain, c, ldc, add);                                           \
+#define TILES(rows)                                                                                               \
+  static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1,         \
+                                                        int64_t step, int64_t n, float *c, int64_t ldc, bool add) \
+  {                                                                                                               \
+    tile_straight(rows, a, b0, b1, step, n, c, ldc, add);                                                         \
+  }                                                                                                               \
+  static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,           \
+                                                      const uint32_t *list_a, const uint32_t *list_b, int64_t n,  \
+                                                      int64_t chain, float *c, int64_t ldc, bool add)             \
+  {                                                                                                               \
+    if (!b1)                                                                                                      \
+      tile_narrow(rows, a, b0, list_a, list_b, n, chain, c, ldc, add);                                            \
+    else if (MR == 8 && n <= MOST_PAIRED)                                                                         \
+      tile_paired(rows, a, b0, b1, list_a, list_b, n, c, ldc, add);                                               \
+    else                                                                                                          \
+      tile_listed(rows, a, b0, b1, list_a, list_b, n, chain, c, ldc, add);                                        \
   }
 TILES(1)
 TILES(2)
@@ -325,103 +334,63 @@ static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int
 
 /* ------------------------------------------------------------------------------------------------ k-lists */
 
-ALWAYS int64_t join_words(const uint64_t *a, const uint32_t *a_before, const uint64_t *b, const uint32_t *b_before,
-                          int64_t words, uint32_t *list_a, uint32_t *list_b, const int groups)
+ALWAYS int64_t join_words(const strip *s, const panel *b, uint32_t *list_a, uint32_t *list_b, const uint32_t *live,
+                          const int groups)
 {
+  const uint32_t step_a = MR * sizeof(float), step_b = (uint32_t)b->step * (uint32_t)sizeof(float);
   uint32_t *end_a = list_a, *end_b = list_b;
-  for (int64_t i = 0; i < words; i++) {
-    const uint64_t joint = a[i] & b[i];
+  for (int64_t x = 0; x < b->lives; x++) {
+    const int64_t i = live ? live[x] : x;
+    const uint64_t of_a = s->bits[i], of_b = b->bits[i], joint = of_a & of_b;
     if (groups == 1 && !joint)
       continue;
-    end_a = append_offsets(end_a, extract_bits(joint, a[i]), a_before[i] * (uint32_t)(MR * sizeof(float)),
-                           MR * sizeof(float), groups);
-    end_b = append_offsets(end_b, extract_bits(joint, b[i]),
-                           (b_before[i] - b_before[0]) * (uint32_t)(ESMM_HALF * sizeof(float)),
-                           ESMM_HALF * sizeof(float), groups);
+    end_a = append_offsets(end_a, extract_bits(joint, of_a), s->before[i] * step_a, step_a, groups);
+    end_b = append_offsets(end_b, extract_bits(joint, of_b), (b->before[i] - b->before[0]) * step_b, step_b, groups);
   }
   return end_a - list_a;
 }
 
 /*
- * The joint of a strip's and a panel's bitmaps as offsets; lists need room for kc + 16 entries. `kept` is the larger of
- * the two kept counts: it says how many groups of bits a word usually fills, so that the loops run a fixed number of
- * times and the branch predictor is not asked.
+ * The joint of a strip's and a panel's bitmaps as offsets; lists need room for kc + 16 entries. Kept counts say how
+ * many groups of bits a word usually fills, so that the loops run a fixed number of times and the branch predictor is
+ * not asked.
  */
-static int64_t join(const strip *s, const uint64_t *b, const uint32_t *b_before, int64_t words, int64_t kept,
-                    uint32_t *list_a, uint32_t *list_b)
+static int64_t join(const strip *s, const panel *b, int64_t words, uint32_t *list_a, uint32_t *list_b)
 {
-  const int64_t bits_a_word = kept / words;
+  if (b->lives == 0)
+    return 0;
+  const int64_t bits_a_word = esmm_max(s->kept / words, b->kept / b->lives);
+  if (b->live)
+    return join_words(s, b, list_a, list_b, b->live, 1);
   if (bits_a_word <= APPEND_GROUP / 2)
-    return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 1);
+    return join_words(s, b, list_a, list_b, NULL, 1);
   if (bits_a_word <= 3 * APPEND_GROUP / 2)
-    return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 2);
-  return join_words(s->bits, s->before, b, b_before, words, list_a, list_b, 4);
-}
-
-/* ------------------------------------------------------------------------------------------------ B */
-
-typedef struct panel {
-  const float *first, *second; /* halves [kept][16] */
-  const uint64_t *bits;
-  const uint32_t *before;
-  int64_t kept;
-} panel;
-
-/* Panel q at the stretch [k0, k0+kc): fp32 halves, in place or through buffer [2][kc][16]. */
-static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
-{
-  const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
-  panel b = {.bits = w->bits + q * w->words + word0, .before = w->before + q * (w->words + 1) + word0};
-  b.kept = (int64_t)b.before[words] - b.before[0];
-  const int64_t all = w->before[q * (w->words + 1) + w->words];
-  const int64_t first = (int64_t)w->panel_at[q] + (int64_t)b.before[0] * ESMM_HALF, second = first + all * ESMM_HALF;
-  if (w->dtype == ESMM_F32) {
-    b.first = (const float *)w->panel_data + first;
-    b.second = (const float *)w->panel_data + second;
-    return b;
-  }
-  widen(w->panel_data, w->dtype, first, b.kept * ESMM_HALF, buffer);
-  widen(w->panel_data, w->dtype, second, b.kept * ESMM_HALF, buffer + kc * ESMM_HALF);
-  b.first = buffer;
-  b.second = buffer + kc * ESMM_HALF;
-  return b;
-}
-
-/* The same from B's rows, with every k: for dense products of weights that have no full panels. */
-static panel panel_of_rows(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
-{
-  const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->rows_ld - j0);
-  for (int64_t k = 0; k < kc; k++)
-    for (int half = 0; half < 2; half++) {
-      float *to = buffer + half * kc * ESMM_HALF + k * ESMM_HALF;
-      const int64_t at = (k0 + k) * w->rows_ld + j0 + half * ESMM_HALF;
-      if (half * ESMM_HALF >= cols)
-        memset(to, 0, ESMM_HALF * sizeof *to);
-      else if (w->dtype == ESMM_F32)
-        memcpy(to, (const float *)w->rows + at, ESMM_HALF * sizeof *to);
-      else
-        widen(w->rows, w->dtype, at, ESMM_HALF, to);
-    }
-  return (panel){.first = buffer, .second = buffer + kc * ESMM_HALF, .kept = kc};
+    return join_words(s, b, list_a, list_b, NULL, 2);
+  return join_words(s, b, list_a, list_b, NULL, 4);
 }
 
 /* ------------------------------------------------------------------------------------------------ the product */
 
 typedef struct blocking {
-  bool skip, from_rows;
+  bool skip, full; /* full: panels have every k */
+  source from;
+  int64_t width, panels; /* columns of a panel, panels in all */
   int64_t strip_rows;
   int64_t mc, kc, nc; /* nc in panels */
   int64_t blocks_m, blocks_n;
   /* each thread's scratch, in bytes from its start */
-  size_t at_bits, at_before, at_strips, at_list, at_panel, at_sums, at_rows, bytes;
+  size_t at_bits, at_before, at_strips, at_list, at_panel, at_panel_bits, at_panel_before, at_sums, at_rows, bytes;
 } blocking;
 
 /* Splits C into blocks so that threads have several each, and lays out a thread's scratch. */
 static blocking plan_blocks(const esmm_problem *p, bool skip)
 {
   blocking g = {.skip = skip, .strip_rows = skip ? p->strip_rows : MAX_STRIP};
-  const int64_t panels = p->w->panels, threads = p->threads;
-  g.from_rows = !skip && !(p->w->panel_data && p->w->full);
+  g.from = source_of(p->w, skip);
+  g.full = source_full(p->w, g.from);
+  g.width = panel_width(p->w, g.from);
+  g.panels = esmm_ceil_div(p->n, g.width);
+  const int64_t panels = g.panels, threads = p->threads;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, STRAIGHT_CHAIN)), 64); /* even stretches */
   g.mc = 128;
   if (skip) {
@@ -441,7 +410,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   g.mc = esmm_min(g.mc, esmm_max(64, share));
   g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.strip_rows));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
-  g.nc = esmm_min(panels, 128);
+  g.nc = esmm_min(panels, 4096 / g.width);
   g.blocks_n = esmm_ceil_div(panels, g.nc);
   if (g.blocks_m * g.blocks_n < 4 * threads && threads > 1) {
     g.blocks_n = esmm_min(panels, esmm_ceil_div(4 * threads, g.blocks_m));
@@ -458,11 +427,15 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   g.at_strips = at;
   at = align_up(at + (size_t)strips * sizeof(strip));
   g.at_list = at;
-  at = align_up(at + (size_t)(skip ? 2 * (g.kc + 64) * (p->w->full ? strips : 1) : 0) * sizeof(uint32_t));
+  at = align_up(at + (size_t)(skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0) * sizeof(uint32_t));
   g.at_panel = at;
   at = align_up(at + (size_t)(2 * g.kc * ESMM_HALF) * sizeof(float));
+  g.at_panel_bits = at;
+  at = align_up(at + (size_t)words * sizeof(uint64_t));
+  g.at_panel_before = at;
+  at = align_up(at + (size_t)(2 * (words + 1)) * sizeof(uint32_t));
   g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * ESMM_PANEL) * sizeof(float)));
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * g.width) * sizeof(float)));
   g.at_rows = at;
   at = align_up(at + (size_t)(g.strip_rows * g.kc) * sizeof(float));
   g.bytes = at;
@@ -472,7 +445,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
 typedef struct tally {
   double extract;    /* seconds */
   double terms;      /* multiplied (row, column, k)s */
-  double kept, seen; /* strip bits set, and all */
+  double kept, seen; /* strip bits set, and all, where zeros of A are skipped */
 } tally;
 
 /*
@@ -487,40 +460,48 @@ static int64_t chain_length(int64_t n, int64_t kc)
 }
 
 /* One tile: c (+)= a * b over n k's, of a list or, where there is none, one after another. */
-ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
-                          const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
+ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const float *b1, int64_t step,
+                          const uint32_t *list_a, const uint32_t *list_b, int64_t n, int64_t chain, float *c,
+                          int64_t ldc, bool add)
 {
   if (list_a) {
     listed[rows](a, b0, b1, list_a, list_b, n, chain, c, ldc, add);
     return;
   }
   for (int64_t i = 0; i < n; i += STRAIGHT_CHAIN) {
-    straight[rows](a + i * MR, b0 + i * ESMM_HALF, b1 + i * ESMM_HALF, esmm_min(STRAIGHT_CHAIN, n - i), c, ldc, add);
+    straight[rows](a + i * MR, b0 + i * step, b1 + i * step, step, esmm_min(STRAIGHT_CHAIN, n - i), c, ldc, add);
     add = true;
   }
 }
 
+/* A panel is narrower than a tile: half of one is used, and only with a list. */
+ALWAYS bool is_narrow(int64_t width)
+{
+  return width < TILE_COLS;
+}
+
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed k's, `chain` at a time,
    or over all of them. */
-static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_a, const uint32_t *list_b, int64_t n,
-                           int64_t chain, float *c, int64_t ldc, int64_t cols, bool add)
+static void multiply_strip(const strip *s, const panel *b, int64_t width, const uint32_t *list_a,
+                           const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, int64_t cols,
+                           bool add)
 {
   if (n == 0 && add)
     return;
-  const int64_t tiles = esmm_ceil_div(s->rows, MR);
+  const int64_t tiles = esmm_ceil_div(s->rows, MR), tile_cols = is_narrow(width) ? width : TILE_COLS;
   for (int64_t t = 0; t < tiles; t++) {
     const int64_t r = tile_row(s, t), rows = tile_row(s, t + 1) - r;
     const float *a = s->tiles + t * s->tile_stride;
-    for (int64_t j = 0; j < cols; j += TILE_COLS) {
+    for (int64_t j = 0; j < cols; j += tile_cols) {
       const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
-      const float *b1 = (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
+      const float *b1 = is_narrow(width) ? NULL : (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
       float *to = c + r * ldc + j;
-      if (cols - j >= TILE_COLS) {
-        multiply_tile(rows, a, b0, b1, list_a, list_b, n, chain, to, ldc, add);
+      if (cols - j >= tile_cols) {
+        multiply_tile(rows, a, b0, b1, b->step, list_a, list_b, n, chain, to, ldc, add);
         continue;
       }
       float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
-      multiply_tile(rows, a, b0, b1, list_a, list_b, n, chain, edge, TILE_COLS, false);
+      multiply_tile(rows, a, b0, b1, b->step, list_a, list_b, n, chain, edge, TILE_COLS, false);
       for (int64_t x = 0; x < rows; x++)
         for (int64_t y = 0; y < cols - j; y++)
           to[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? to[x * ldc + y] : 0.0f);
@@ -528,19 +509,26 @@ static void multiply_strip(const strip *s, const panel *b, const uint32_t *list_
   }
 }
 
-static void multiply_block(const esmm_problem *p, const blocking *g, int64_t block, char *scratch, tally *t)
+static void multiply_block(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
 {
+  const blocking *g = plan;
   const int64_t row0 = block / g->blocks_n * g->mc, rows = esmm_min(g->mc, p->m - row0);
-  const int64_t q0 = block % g->blocks_n * g->nc, panels = esmm_min(g->nc, p->w->panels - q0);
+  const int64_t q0 = block % g->blocks_n * g->nc, panels = esmm_min(g->nc, g->panels - q0);
   const int64_t strips = esmm_ceil_div(rows, g->strip_rows), all_words = esmm_ceil_div(g->kc, 64);
   const int64_t tiles = esmm_ceil_div(g->strip_rows, MR), tile_stride = (g->kc + 2 * MR) * MR;
-  const bool plain = esmm_is_plain(p), shared_list = g->skip && p->w->full;
+  const bool plain = esmm_is_plain(p), shared_list = g->skip && g->full;
   strip *strip_of = (strip *)(void *)(scratch + g->at_strips);
   uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_list);
-  float *panel_buffer = (float *)(void *)(scratch + g->at_panel), *row_buffer = (float *)(void *)(scratch + g->at_rows);
+  float *row_buffer = (float *)(void *)(scratch + g->at_rows);
+  /* A tile that is narrower than a panel passes over a part of each row, which the hardware does not fetch ahead. */
+  panel_room room = {.in_place = TILE_COLS >= g->width,
+                     .values = (float *)(void *)(scratch + g->at_panel),
+                     .bits = (uint64_t *)(void *)(scratch + g->at_panel_bits),
+                     .before = (uint32_t *)(void *)(scratch + g->at_panel_before)};
+  room.live = room.before + all_words + 1;
   float *sums = (float *)(void *)(scratch + g->at_sums);
-  const int64_t ldc = plain ? p->c.ld : g->nc * ESMM_PANEL;
-  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * ESMM_PANEL : sums;
+  const int64_t ldc = plain ? p->c.ld : g->nc * g->width;
+  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * g->width : sums;
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
     const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
     const bool add = k0 > 0 || (plain && p->beta == 1.0f);
@@ -556,8 +544,8 @@ static void multiply_block(const esmm_problem *p, const blocking *g, int64_t blo
       s->list_a = lists + (shared_list ? 2 * i * (g->kc + 64) : 0);
       s->list_b = s->list_a + g->kc + 64;
       pack_strip(p, g->skip, row0, k0, kc, row_buffer, s);
-      t->kept += (double)s->kept;
-      t->seen += (double)kc;
+      t->kept += g->skip ? (double)s->kept : 0.0;
+      t->seen += g->skip ? (double)kc : 0.0;
       if (shared_list && s->kept < kc) /* every k of B is kept, so bit k stands at place k of the panel */
         for (int64_t w = 0, n = 0; w < words; n += __builtin_popcountll(s->bits[w++])) {
           for (int64_t x = 0, in_word = __builtin_popcountll(s->bits[w]); x < in_word; x++)
@@ -568,25 +556,65 @@ static void multiply_block(const esmm_problem *p, const blocking *g, int64_t blo
     }
     t->extract += esmm_now() - start;
     for (int64_t q = 0; q < panels; q++) {
-      const panel b = g->from_rows ? panel_of_rows(p->w, q0 + q, k0, kc, panel_buffer)
-                                   : panel_of_b(p->w, q0 + q, k0, kc, panel_buffer);
-      const int64_t real = esmm_min(ESMM_PANEL, p->n - (q0 + q) * ESMM_PANEL), cols = plain ? real : ESMM_PANEL;
+      const panel b = make_panel(p->w, g->from, q0 + q, g->width, k0, kc, &room);
+      const int64_t real = esmm_min(g->width, p->n - (q0 + q) * g->width), cols = plain ? real : g->width;
+      int64_t n = -1; /* of the list there is, that of a full strip */
       for (int64_t i = 0; i < strips; i++) {
         const strip *s = &strip_of[i];
-        float *to = c + s->row0 * ldc + q * ESMM_PANEL;
-        int64_t n = kc;
-        if (s->kept == kc && b.kept == kc) {
-          multiply_strip(s, &b, NULL, NULL, kc, 0, to, ldc, cols, add);
+        float *to = c + s->row0 * ldc + q * g->width;
+        if (s->kept == kc && b.kept == kc && !is_narrow(g->width)) {
+          n = kc;
+          multiply_strip(s, &b, g->width, NULL, NULL, kc, 0, to, ldc, cols, add);
         } else {
-          n = shared_list ? s->kept : join(s, b.bits, b.before, words, esmm_max(s->kept, b.kept), s->list_a, s->list_b);
-          multiply_strip(s, &b, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, add);
+          if (shared_list)
+            n = s->kept;
+          else if (n < 0 || s->kept < kc)
+            n = join(s, &b, words, s->list_a, s->list_b);
+          multiply_strip(s, &b, g->width, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, add);
         }
         t->terms += (double)n * (double)s->rows * (double)real;
+        if (s->kept < kc)
+          n = -1; /* its list is its own */
       }
     }
   }
-  if (!plain)
-    esmm_finish(p, row0, rows, q0 * ESMM_PANEL, esmm_min(panels * ESMM_PANEL, p->n - q0 * ESMM_PANEL), sums, ldc);
+  const int64_t col0 = q0 * g->width, cols = esmm_min(panels * g->width, p->n - col0);
+  if (plain)
+    esmm_finish_plain(p, row0, rows, col0, cols);
+  else
+    esmm_finish(p, row0, rows, col0, cols, sums, ldc);
+}
+
+/* can_run() of the kernels for a format: they take every product of such weights. */
+static inline bool takes_all(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  (void)p;
+  (void)why;
+  (void)why_bytes;
+  return true;
+}
+
+/* terms() of the kernels that skip: the strip height that is cheapest by the units that units_of counts for it. */
+static inline void cheapest_strip(const esmm_problem *p, const double *cost,
+                                  void (*units_of)(const esmm_problem *p, int level, double *units), double *units,
+                                  int64_t *strip_rows)
+{
+  double best = 0.0;
+  *strip_rows = 0;
+  for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
+    if ((1 << level) < MIN_STRIP)
+      continue;
+    double now[ESMM_COST_TERMS] = {0}, seconds = 0.0;
+    units_of(p, level, now);
+    for (int i = 0; i < ESMM_COST_TERMS; i++)
+      seconds += now[i] * cost[i];
+    if (*strip_rows == 0 || seconds < best) {
+      best = seconds;
+      *strip_rows = 1 << level;
+      memcpy(units, now, sizeof now);
+    }
+  }
 }
 
 static size_t gemm_workspace(const esmm_problem *p, bool skip)
@@ -595,10 +623,12 @@ static size_t gemm_workspace(const esmm_problem *p, bool skip)
   return esmm_size_mul(plan_blocks(p, skip).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
 }
 
-static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+/* Runs all blocks of C, `bytes` of scratch a thread, and fills in the statistics. */
+static void run_blocks(const esmm_problem *p,
+                       void (*multiply)(const esmm_problem *p, const void *plan, int64_t block, char *scratch,
+                                        tally *t),
+                       const void *plan, int64_t blocks, size_t bytes, void *scratch, esmm_stats *stats)
 {
-  const blocking g = plan_blocks(p, skip);
-  const int64_t blocks = g.blocks_m * g.blocks_n;
   double extract = 0.0, terms = 0.0, kept = 0.0, seen = 0.0;
   int next = 0;
 #pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : terms, kept, seen)
@@ -606,11 +636,11 @@ static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats
     int mine;
 #pragma omp atomic capture
     mine = next++;
-    char *own = (char *)scratch + (size_t)mine * g.bytes;
+    char *own = (char *)scratch + (size_t)mine * bytes;
     tally t = {0};
 #pragma omp for schedule(dynamic, 1)
     for (int64_t block = 0; block < blocks; block++)
-      multiply_block(p, &g, block, own, &t);
+      multiply(p, plan, block, own, &t);
     extract = t.extract;
     terms = t.terms;
     kept = t.kept;
@@ -619,8 +649,14 @@ static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats
   stats->seconds_extract = extract;
   stats->flop_useful = 2.0 * terms;
   stats->joint_density = terms / ((double)p->m * (double)p->n * (double)p->k);
-  if (skip && seen > 0)
+  if (seen > 0)
     stats->strip_density_a = kept / seen;
+}
+
+static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+{
+  const blocking g = plan_blocks(p, skip);
+  run_blocks(p, multiply_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
 }
 
 #endif

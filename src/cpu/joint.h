@@ -38,21 +38,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
 
 static void joint_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
-  double best = 0.0;
-  *strip_rows = 0;
-  for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
-    if ((1 << level) < MIN_STRIP)
-      continue;
-    double now[ESMM_COST_TERMS] = {0}, seconds = 0.0;
-    joint_units(p, level, now);
-    for (int i = 0; i < ESMM_COST_TERMS; i++)
-      seconds += now[i] * cost[i];
-    if (*strip_rows == 0 || seconds < best) {
-      best = seconds;
-      *strip_rows = 1 << level;
-      memcpy(units, now, sizeof now);
-    }
-  }
+  cheapest_strip(p, cost, joint_units, units, strip_rows);
 }
 
 #define JOINT_TERM_NAMES                                                                                    \

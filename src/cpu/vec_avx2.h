@@ -10,7 +10,9 @@
 #include "block_avx.h"
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef __m256 vec;
 #define VEC 8 /* floats in a vector */
@@ -55,6 +57,60 @@ static inline vec vec_from_bf16(const uint16_t *p)
 static inline vec vec_from_f16(const uint16_t *p)
 {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* To nearest even; NaN stays NaN. */
+static inline void vec_to_bf16(uint16_t *p, vec x)
+{
+  const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  const __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, _mm256_castps_si256(nan)), 16);
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08);
+  _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(both));
+}
+
+static inline void vec_to_f16(uint16_t *p, vec x)
+{
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* NaN stays NaN: of two operands, one of which is, these instructions take the second. */
+static inline vec vec_at_least(vec x, float least)
+{
+  return _mm256_max_ps(_mm256_set1_ps(least), x);
+}
+static inline vec vec_at_most(vec x, float most)
+{
+  return _mm256_min_ps(_mm256_set1_ps(most), x);
+}
+static inline vec vec_abs(vec x)
+{
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+/* Half a vector in float64, for the activations. */
+typedef __m256d vec64;
+static inline vec64 vec64_low(vec x)
+{
+  return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+}
+static inline vec64 vec64_high(vec x)
+{
+  return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+static inline vec vec_from_halves(vec64 low, vec64 high)
+{
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
+}
+static inline vec64 vec64_all(double x)
+{
+  return _mm256_set1_pd(x);
+}
+static inline vec64 vec64_fma(vec64 x, vec64 y, vec64 sum)
+{
+  return _mm256_fmadd_pd(x, y, sum);
 }
 
 /* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
@@ -111,6 +167,63 @@ static inline int64_t list_nonzeros(const float *x, int64_t count, uint32_t base
 static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
 {
   return _pext_u64(bits, mask);
+}
+
+/* ---- N:M: indices, and the a's that they name ---- */
+
+#define SELECT_MOST 16 /* the longest group that can be selected from: two vectors */
+#define SELECT_ROWS 8  /* most rows of a tile */
+typedef __m256i vec_index;
+
+/* How VEC indices of some bits each become as many words. */
+typedef struct index_plan {
+  __m256i bytes, shift, mask;
+  bool two_bits; /* a word has them all */
+} index_plan;
+
+static inline index_plan index_plan_of(int bits)
+{
+  unsigned char bytes[32];
+  uint32_t shift[8];
+  for (int i = 0; i < 8; i++) {
+    for (int j = 0; j < 4; j++)
+      bytes[4 * i + j] = (unsigned char)(i * bits / 8 + j);
+    shift[i] = (uint32_t)(bits == 2 ? 2 * i : i * bits % 8);
+  }
+  return (index_plan){_mm256_loadu_si256((const __m256i *)(const void *)bytes),
+                      _mm256_loadu_si256((const __m256i *)(const void *)shift), _mm256_set1_epi32((1 << bits) - 1),
+                      bits == 2};
+}
+
+/* The indices that lie from p on, to words; up to 16 bytes are read. */
+static inline void index_unpack(const index_plan *plan, const unsigned char *p, int32_t *to)
+{
+  __m256i words;
+  if (plan->two_bits) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    words = _mm256_set1_epi32(word);
+  } else {
+    words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
+  }
+  const __m256i index = _mm256_and_si256(_mm256_srlv_epi32(words, plan->shift), plan->mask);
+  _mm256_storeu_si256((__m256i *)(void *)to, index);
+}
+
+/* VEC indices, each plus base */
+static inline vec_index index_load(const int32_t *from, int base)
+{
+  return _mm256_add_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from), _mm256_set1_epi32(base));
+}
+
+/* Lane i: a[index i] of one vector, or of two. Whole vectors are loaded: to broadcast a few floats takes longer. */
+static inline vec vec_select(bool two, const float *a, vec_index index)
+{
+  const vec low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(a), index);
+  if (!two)
+    return low;
+  const vec high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(a + VEC), index);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
 }
 
 #endif

@@ -10,7 +10,9 @@
 #include "block_avx.h"
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef __m512 vec;
 #define VEC 16 /* floats in a vector */
@@ -55,6 +57,58 @@ static inline vec vec_from_bf16(const uint16_t *p)
 static inline vec vec_from_f16(const uint16_t *p)
 {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* To nearest even; NaN stays NaN. */
+static inline void vec_to_bf16(uint16_t *p, vec x)
+{
+  const __m512i u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i h = _mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
+}
+
+static inline void vec_to_f16(uint16_t *p, vec x)
+{
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* NaN stays NaN: of two operands, one of which is, these instructions take the second. */
+static inline vec vec_at_least(vec x, float least)
+{
+  return _mm512_max_ps(_mm512_set1_ps(least), x);
+}
+static inline vec vec_at_most(vec x, float most)
+{
+  return _mm512_min_ps(_mm512_set1_ps(most), x);
+}
+static inline vec vec_abs(vec x)
+{
+  return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x);
+}
+
+/* Half a vector in float64, for the activations. */
+typedef __m512d vec64;
+static inline vec64 vec64_low(vec x)
+{
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+}
+static inline vec64 vec64_high(vec x)
+{
+  return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+static inline vec vec_from_halves(vec64 low, vec64 high)
+{
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+}
+static inline vec64 vec64_all(double x)
+{
+  return _mm512_set1_pd(x);
+}
+static inline vec64 vec64_fma(vec64 x, vec64 y, vec64 sum)
+{
+  return _mm512_fmadd_pd(x, y, sum);
 }
 
 /* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
@@ -112,6 +166,59 @@ static inline int64_t list_nonzeros(const float *x, int64_t count, uint32_t base
 static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
 {
   return _pext_u64(bits, mask);
+}
+
+/* ---- N:M: indices, and the a's that they name ---- */
+
+#define SELECT_MOST 32 /* the longest group that can be selected from: two vectors */
+#define SELECT_ROWS 16 /* most rows of a tile */
+typedef __m512i vec_index;
+
+/* How VEC indices of some bits each become as many words. */
+typedef struct index_plan {
+  __m512i bytes, shift, mask;
+  bool two_bits; /* a word has them all */
+} index_plan;
+
+static inline index_plan index_plan_of(int bits)
+{
+  unsigned char bytes[64];
+  uint32_t shift[16];
+  for (int i = 0; i < 16; i++) {
+    for (int j = 0; j < 4; j++)
+      bytes[4 * i + j] = (unsigned char)(i * bits / 8 + j);
+    shift[i] = (uint32_t)(bits == 2 ? 2 * i : i * bits % 8);
+  }
+  return (index_plan){_mm512_loadu_si512(bytes), _mm512_loadu_si512(shift), _mm512_set1_epi32((1 << bits) - 1),
+                      bits == 2};
+}
+
+/* The indices that lie from p on, to words; up to 16 bytes are read. */
+static inline void index_unpack(const index_plan *plan, const unsigned char *p, int32_t *to)
+{
+  __m512i words;
+  if (plan->two_bits) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+    words = _mm512_set1_epi32(word);
+  } else {
+    words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
+  }
+  _mm512_storeu_si512(to, _mm512_and_si512(_mm512_srlv_epi32(words, plan->shift), plan->mask));
+}
+
+/* VEC indices, each plus base */
+static inline vec_index index_load(const int32_t *from, int base)
+{
+  return _mm512_add_epi32(_mm512_loadu_si512(from), _mm512_set1_epi32(base));
+}
+
+/* Lane i: a[index i] of one vector, or of two. Whole vectors are loaded: to broadcast a few floats takes longer. */
+static inline vec vec_select(bool two, const float *a, vec_index index)
+{
+  if (two)
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(a), index, _mm512_loadu_ps(a + VEC));
+  return _mm512_permutexvar_ps(index, _mm512_loadu_ps(a));
 }
 
 #endif

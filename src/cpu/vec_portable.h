@@ -57,6 +57,61 @@ static inline vec vec_from_f16(const uint16_t *p)
   return (vec){esmm_from_f16(p[0]), esmm_from_f16(p[1]), esmm_from_f16(p[2]), esmm_from_f16(p[3])};
 }
 
+static inline void vec_to_bf16(uint16_t *p, vec x)
+{
+  for (int i = 0; i < VEC; i++)
+    p[i] = esmm_to_bf16(x[i]);
+}
+
+static inline void vec_to_f16(uint16_t *p, vec x)
+{
+  for (int i = 0; i < VEC; i++)
+    p[i] = esmm_to_f16(x[i]);
+}
+
+/* NaN stays NaN. */
+static inline vec vec_at_least(vec x, float least)
+{
+  for (int i = 0; i < VEC; i++)
+    x[i] = x[i] < least ? least : x[i];
+  return x;
+}
+static inline vec vec_at_most(vec x, float most)
+{
+  for (int i = 0; i < VEC; i++)
+    x[i] = x[i] > most ? most : x[i];
+  return x;
+}
+static inline vec vec_abs(vec x)
+{
+  for (int i = 0; i < VEC; i++)
+    x[i] = __builtin_fabsf(x[i]);
+  return x;
+}
+
+/* Half a vector in float64, for the activations. */
+typedef double vec64 __attribute__((vector_size(16)));
+static inline vec64 vec64_low(vec x)
+{
+  return (vec64){(double)x[0], (double)x[1]};
+}
+static inline vec64 vec64_high(vec x)
+{
+  return (vec64){(double)x[2], (double)x[3]};
+}
+static inline vec vec_from_halves(vec64 low, vec64 high)
+{
+  return (vec){(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+}
+static inline vec64 vec64_all(double x)
+{
+  return (vec64){x, x};
+}
+static inline vec64 vec64_fma(vec64 x, vec64 y, vec64 sum)
+{
+  return sum + x * y;
+}
+
 /* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
 static inline uint64_t nonzero_bits(const uint32_t *words)
 {
@@ -116,5 +171,7 @@ static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
     out |= (bits >> __builtin_ctzll(mask) & 1) << at++;
   return out;
 }
+
+#define SELECT_MOST 0 /* no instruction selects by an index: N:M weights are widened */
 
 #endif

@@ -65,8 +65,8 @@ esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twi
 {
   void *data = esmm_mem_alloc(&ctx->allocator, esmm_cuda_tight_bytes(m));
   if (!data)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for a copy of a %lld x %lld matrix of the GPU",
-                     (long long)m->rows, (long long)m->cols);
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for a copy of a %lld x %lld matrix", (long long)m->rows,
+                     (long long)m->cols);
   *twin = esmm_cuda_tight(m, ESMM_HOST, data);
   twin->device = 0;
   return ESMM_OK;

@@ -167,6 +167,8 @@ esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 /* matmul.c: p was checked; operands may lie in host memory */
 esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
                              esmm_stats *s);
+/* Refuses what the GPU's kernels do not have of the epilogue, and says what to do instead. */
+esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
 /* What making fp32 strips of B for one call takes, where the weights have none: a cost of kernels that read them. */
 double esmm_cuda_b_strips_seconds(const esmm_problem *p);
 /* The plan of a GPU: choices as esmm_plan gives them, from a sample of A that is read back (waits). For explain. */

@@ -667,6 +667,26 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   return ESMM_OK;
 }
 
+esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
+{
+  const char *activation = o->activation == ESMM_ACT_GELU        ? "opts->activation is GELU"
+                           : o->activation == ESMM_ACT_GELU_TANH ? "opts->activation is GELU_TANH"
+                           : o->activation == ESMM_ACT_SILU      ? "opts->activation is SILU"
+                                                                 : NULL;
+  const char *what = o->residual          ? "opts->residual is set"
+                     : o->gate            ? "opts->gate is set"
+                     : o->column_nonzeros ? "opts->column_nonzeros is set"
+                     : o->c_pattern       ? "opts->c_pattern is set"
+                                          : activation;
+  if (!what)
+    return ESMM_OK;
+  return esmm_fail(
+      ctx, ESMM_ERR_UNSUPPORTED,
+      "%s, which only a CPU has yet: leave it out here and do that step on C yourself, or make this product "
+      "in a context of \"cpu\"",
+      what);
+}
+
 esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
                              esmm_stats *s)
 {

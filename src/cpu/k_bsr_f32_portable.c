@@ -1,0 +1,19 @@
+/* k_bsr_f32_portable.c: blocks of weights in portable C. See bsr.h and gemm.h. */
+#include "vec_portable.h"
+
+#include "bsr.h"
+
+ESMM_KERNEL(bsr_f32_portable) = {
+    .name = "bsr_f32_portable",
+    .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 4 to 32 rows of A",
+    .backend = ESMM_CPU,
+    .format = ESMM_FORMAT_BSR,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .cpu = 0,
+    .can_run = takes_all,
+    .terms = bsr_terms,
+    .term_names = BSR_TERM_NAMES,
+    .cost = {2.3e-10, 5e-10, 5e-11, 1e-7, 1.5e-8, 3e-6},
+    .workspace = bsr_workspace,
+    .run = bsr_run,
+};

@@ -1,0 +1,449 @@
+/*
+ * nm.h: N:M weights, shared by the instruction sets. Included after vec_*.h.
+ *
+ * Where columns choose for themselves, a vector of values has an index for each lane, and the group's few a's are
+ * selected by it: one permutation and one multiply-add for what are m / n multiply-adds of a dense product,
+ *
+ *     c[row][0..15] += value[slot][0..15] * a[row][group][index[slot][0..15]]
+ *
+ * A tile is up to 16 rows (8 with AVX2) by a vector of columns, so that an index is unpacked once for all of them. A is
+ * packed by groups, without those that are zero in all rows of the tile, as many in a vector as fit:
+ *
+ *     [set of groups][rows][VEC]        VEC / m groups to a set; a longer group has two vectors for itself
+ *
+ * Values and indices are read as they are stored: for few rows their bytes are the floor, 0.53 of fp32 for 2:4.
+ *
+ * Where 16 or more columns share their choice it is a list of k's, and gemm.h multiplies; where 2 to 15 do, or no
+ * instruction selects from so long a group, it multiplies what panels.h has widened.
+ */
+#include "gemm.h"
+
+#include <math.h>
+
+#define GEMM_STEP 0.75 /* time of a multiply-add of gemm.h, over that of one that selects */
+
+static bool nm_selects(const esmm_weights *w)
+{
+  return w->nm.cols == 1 && w->nm.m <= SELECT_MOST;
+}
+
+#if SELECT_MOST > 0
+
+#define SELECT_CHAIN 160 /* terms summed before they are added to C: what a dense product of 2:4 weights has */
+#define SELECT_BLOCK 128 /* rows of A that are packed together */
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+/* A panel of 16 columns at a stretch of groups, or the VEC columns of it that a tile has. */
+typedef struct slots {
+  const void *values;   /* [slots][16] */
+  const int32_t *index; /* [slots][16], unpacked */
+  esmm_dtype dtype;
+  int64_t each, all; /* slots of a group, of the stretch: the last group may have fewer */
+  int64_t set;       /* groups of A to a vector */
+  int length;        /* k's of a group */
+} slots;
+
+ALWAYS vec slot_values(const slots *b, int64_t slot)
+{
+  if (b->dtype == ESMM_F32)
+    return vec_load((const float *)b->values + slot * ESMM_HALF);
+  const uint16_t *from = (const uint16_t *)b->values + slot * ESMM_HALF;
+  return b->dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
+}
+
+/* sums [rows] += the values of a slot times the a's that they name, of a [rows][span] from `base` on */
+ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
+{
+  const vec x = slot_values(b, slot);
+  const vec_index index = index_load(b->index + slot * ESMM_HALF, base);
+  __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+    sums[r] = vec_fma(vec_select(two, a + r * (two ? 2 * VEC : VEC), index), x, sums[r]);
+}
+
+/* One group; few rows have two chains of sums, because one would wait for itself. */
+ALWAYS void add_group(const int rows, const bool two, const slots *b, int64_t group, const float *a, int base,
+                      vec *even, vec *odd)
+{
+  int64_t slot = group * b->each;
+  const int64_t end = esmm_min(b->all, slot + b->each);
+  if (rows <= 4)
+    for (; slot + 2 <= end; slot += 2) {
+      add_slot(rows, two, b, slot, a, base, even);
+      add_slot(rows, two, b, slot + 1, a, base, odd);
+    }
+  for (; slot < end; slot++)
+    add_slot(rows, two, b, slot, a, base, even);
+}
+
+/* c [rows, VEC] (+)= a * b over `count` groups, packed in a; `list` says which groups of b they are */
+ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const float *a, const uint32_t *list,
+                        int64_t count, float *c, int64_t ldc, bool add)
+{
+  const slots copy = *of_b, *b = &copy; /* in registers */
+  const int64_t chain = esmm_max(b->set, SELECT_CHAIN / b->each / b->set * b->set);
+  int64_t i = 0;
+  do {
+    const int64_t end = esmm_min(count, i + chain);
+    vec even[SELECT_ROWS], odd[SELECT_ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+      even[r] = odd[r] = vec_zero();
+    for (; i < end; a += rows * (two ? 2 * VEC : VEC)) {
+      const int64_t last = esmm_min(end, i + b->set);
+      for (int base = 0; i < last; i++, base += b->length)
+        add_group(rows, two, b, list[i], a, base, even, odd);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+      const vec sum = rows <= 4 ? vec_add(even[r], odd[r]) : even[r];
+      vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
+    }
+    add = true;
+  } while (i < count);
+}
+
+typedef void select_function(const slots *b, const float *a, const uint32_t *list, int64_t count, float *c, int64_t ldc,
+                             bool add);
+
+#define SELECT_TILE(name, rows, two)                                                                              \
+  static __attribute__((noinline)) void name(const slots *b, const float *a, const uint32_t *list, int64_t count, \
+                                             float *c, int64_t ldc, bool add)                                     \
+  {                                                                                                               \
+    select_tile(rows, two, b, a, list, count, c, ldc, add);                                                       \
+  }
+#define SELECT_TILES(rows)             \
+  SELECT_TILE(one_##rows, rows, false) \
+  SELECT_TILE(two_##rows, rows, true)
+SELECT_TILES(1)
+SELECT_TILES(2)
+SELECT_TILES(4)
+SELECT_TILES(8)
+#if SELECT_ROWS == 16
+SELECT_TILES(16)
+#else
+#define one_16 NULL
+#define two_16 NULL
+#endif
+
+/* The tile of 1, 2, 4, 8 or 16 rows, by the binary logarithm of that. */
+static select_function *const select_one[] = {one_1, one_2, one_4, one_8, one_16};
+static select_function *const select_two[] = {two_1, two_2, two_4, two_8, two_16};
+
+/* ------------------------------------------------------------------------------------------------ A */
+
+typedef struct select_layout {
+  int64_t mc, kc, nc; /* a block of C, nc in panels of 16 columns; kc: k's of a stretch */
+  int64_t at_once;    /* stretches that are packed before the first is multiplied */
+  int64_t blocks_m, blocks_n;
+  int64_t set, sets, span;     /* groups in a set, sets of a stretch, floats of a set and row */
+  int64_t tiles, packed, list; /* tiles of a stretch, and what each stretch needs room for: floats, entries */
+  size_t at_lists, at_counts, at_bits, at_index, at_sums, at_rows, bytes; /* a thread's scratch; packed A is first */
+} select_layout;
+
+static select_layout select_lay_out(const esmm_problem *p)
+{
+  const esmm_nm_form *form = &p->w->nm;
+  select_layout l = {.mc = esmm_min(SELECT_BLOCK, p->m)};
+  /* Stretches start at whole words of bitmaps and at whole groups. */
+  int64_t unit = 64;
+  while (unit % form->m != 0)
+    unit += 64;
+  l.kc = esmm_min(esmm_round_up(STRAIGHT_CHAIN, unit), esmm_round_up(p->k, unit));
+  l.set = esmm_max(1, VEC / form->m);
+  l.sets = esmm_ceil_div(esmm_ceil_div(esmm_min(l.kc, p->k), form->m), l.set);
+  l.span = form->m <= VEC ? VEC : 2 * VEC;
+  l.tiles = l.mc / SELECT_ROWS + 4; /* 15 rows at the end are 8 + 4 + 2 + 1 */
+  l.packed = l.mc * l.sets * l.span;
+  l.list = l.tiles * l.sets * l.set;
+  /* With few rows all of a panel is read in one run: 256 KB of packed A stay in the second-level cache. */
+  l.at_once = esmm_max(1, esmm_min(esmm_ceil_div(p->k, l.kc), 65536 / l.packed));
+  l.blocks_m = esmm_ceil_div(p->m, l.mc);
+  /* Threads have four blocks each; fewer than 8 panels to a block would pack A more than they multiply. */
+  const int64_t share = p->threads > 1 ? esmm_ceil_div(4 * p->threads, l.blocks_m) : 1;
+  l.nc = esmm_min(256, esmm_max(esmm_ceil_div(form->panels, share), esmm_min(8, form->panels)));
+  l.blocks_n = esmm_ceil_div(form->panels, l.nc);
+  size_t at = align_up((size_t)(l.at_once * l.packed) * sizeof(float));
+  l.at_lists = at;
+  at = align_up(at + (size_t)(l.at_once * l.list) * sizeof(uint32_t));
+  l.at_counts = at;
+  at = align_up(at + (size_t)(l.at_once * l.tiles) * sizeof(int64_t));
+  l.at_bits = at;
+  at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
+  l.at_index = at;
+  at = align_up(at + (size_t)(l.sets * l.set * form->n * ESMM_HALF) * sizeof(int32_t));
+  l.at_sums = at;
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(l.mc * l.nc * ESMM_HALF) * sizeof(float)));
+  l.at_rows = at;
+  l.bytes = align_up(at + (size_t)(SELECT_ROWS * l.kc) * sizeof(float));
+  return l;
+}
+
+/* The binary logarithm of the rows of the next tile, of `left`. */
+ALWAYS int next_rows(int64_t left)
+{
+  int level = 0;
+  while (2 << level <= esmm_min(left, SELECT_ROWS))
+    level++;
+  return level;
+}
+
+ALWAYS bool any_bit(const uint64_t *bits, int64_t from, int64_t count) /* count is at most 32 */
+{
+  const uint64_t low = bits[from / 64] >> (from % 64);
+  const uint64_t high = from % 64 ? bits[from / 64 + 1] << (64 - from % 64) : 0;
+  return ((low | high) & (((uint64_t)1 << count) - 1)) != 0;
+}
+
+/* Packs the groups of a tile that have a nonzero, and lists them. bits has a word to spare. */
+static int64_t pack_groups(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t m,
+                           const select_layout *l, float *to, uint32_t *list)
+{
+  const int64_t span = l->span, full = l->set * m;
+  int64_t count = 0, base = 0; /* where in its set the next group goes */
+  for (int64_t k = 0, group = 0; k < kc; k += m, group++) {
+    const int64_t length = esmm_min(m, kc - k);
+    if (!any_bit(bits, k, length))
+      continue;
+    list[count++] = (uint32_t)group;
+    for (int64_t r = 0; r < rows; r++) {
+      const float *from = a + r * ld + k;
+      float *at = to + r * span + base;
+      if (length == 4)
+        memcpy(at, from, 4 * sizeof *at);
+      else
+        for (int64_t i = 0; i < length; i++)
+          at[i] = from[i];
+    }
+    base += m;
+    if (base >= full) {
+      base = 0;
+      to += rows * span;
+    }
+  }
+  return count;
+}
+
+/* ------------------------------------------------------------------------------------------------ the product */
+
+/* The tiles of a block of rows at one stretch. */
+typedef struct select_block {
+  int64_t row0, rows, k0, kc;
+  int64_t *counts;
+  uint32_t *lists;
+  float *tiles;
+} select_block;
+
+/* The i-th of the stretches that are packed at once. */
+static select_block block_of(const esmm_problem *p, const select_layout *l, int64_t row0, int64_t k0, int64_t i,
+                             char *scratch)
+{
+  return (select_block){.row0 = row0,
+                        .rows = esmm_min(l->mc, p->m - row0),
+                        .k0 = k0,
+                        .kc = esmm_min(l->kc, p->k - k0),
+                        .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
+                        .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->list,
+                        .tiles = (float *)(void *)scratch + i * l->packed};
+}
+
+static void pack_block(const esmm_problem *p, const select_layout *l, const select_block *x, char *scratch)
+{
+  const int64_t m = p->w->nm.m, words = esmm_ceil_div(x->kc, 64);
+  uint64_t *bits = (uint64_t *)(void *)(scratch + l->at_bits);
+  for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
+    int64_t ld;
+    rows = (int64_t)1 << next_rows(x->rows - r);
+    const float *a = rows_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (float *)(void *)(scratch + l->at_rows), &ld);
+    if (p->pattern)
+      bits_from_pattern(p->pattern, x->row0 + r, rows, x->k0 / 64, words, bits);
+    else
+      scan_strip(a, ld, rows, x->kc, bits);
+    bits[words] = 0;
+    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l, x->tiles + r * l->sets * l->span,
+                                  x->lists + tile * l->sets * l->set);
+  }
+}
+
+/* Values of a column in the groups of a list: all of a group's, but for a short one at the end. */
+ALWAYS int64_t listed_slots(const slots *b, const uint32_t *list, int64_t count)
+{
+  return count == 0 ? 0 : (count - 1) * b->each + esmm_min(b->each, b->all - list[count - 1] * b->each);
+}
+
+/* A panel against all tiles of a block: c [rows, cols] (+)= */
+static void select_panel(const select_layout *l, const select_block *x, const slots *b, int64_t cols, float *c,
+                         int64_t ldc, bool add, tally *t)
+{
+  for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
+    const int level = next_rows(x->rows - r);
+    rows = (int64_t)1 << level;
+    select_function *multiply = (l->span == VEC ? select_one : select_two)[level];
+    const float *a = x->tiles + r * l->sets * l->span;
+    const uint32_t *list = x->lists + tile * l->sets * l->set;
+    for (int64_t j = 0; j < cols; j += VEC) {
+      slots part = *b;
+      part.values = (const char *)b->values + (size_t)j * esmm_dtype_size(b->dtype);
+      part.index += j;
+      float *to = c + r * ldc + j;
+      if (cols - j >= VEC) {
+        multiply(&part, a, list, x->counts[tile], to, ldc, add);
+        continue;
+      }
+      float edge[SELECT_ROWS * VEC]; /* past the last column C is not ours to write */
+      multiply(&part, a, list, x->counts[tile], edge, VEC, false);
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t y = 0; y < cols - j; y++)
+          to[i * ldc + y] = edge[i * VEC + y] + (add ? to[i * ldc + y] : 0.0f);
+    }
+    t->terms += (double)listed_slots(b, list, x->counts[tile]) * (double)rows * (double)cols;
+  }
+}
+
+/* The indices of `count` slots of a panel, from slot `first` of all panels' on, to words. */
+static void unpack_indices(const index_plan *plan, const esmm_nm_form *form, int64_t first, int64_t count, int32_t *to)
+{
+  const int step = VEC / 8 * form->bits;
+  const unsigned char *from = form->index + (size_t)(first * 2 * form->bits);
+  for (int32_t *end = to + count * ESMM_HALF; to < end; to += VEC, from += step)
+    index_unpack(plan, from, to);
+}
+
+/* One block of C. */
+static void select_multiply(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
+{
+  const select_layout *l = plan;
+  const esmm_nm_form *form = &p->w->nm;
+  const int64_t q0 = block % l->blocks_n * l->nc, panels = esmm_min(l->nc, form->panels - q0);
+  const int64_t col0 = q0 * ESMM_HALF, width = esmm_min(panels * ESMM_HALF, p->n - col0);
+  const bool plain = esmm_is_plain(p);
+  float *sums = (float *)(void *)(scratch + l->at_sums);
+  const int64_t row0 = block / l->blocks_n * l->mc, rows = esmm_min(l->mc, p->m - row0);
+  const int64_t ldc = plain ? p->c.ld : l->nc * ESMM_HALF;
+  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + col0 : sums;
+  int32_t *index = (int32_t *)(void *)(scratch + l->at_index);
+  const index_plan unpack = index_plan_of(form->bits);
+  slots b = {.index = index, .dtype = p->w->dtype, .each = form->n, .set = l->set, .length = form->m};
+  for (int64_t k0 = 0; k0 < p->k; k0 += l->at_once * l->kc) {
+    const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
+    const double start = esmm_now();
+    for (int64_t i = 0; i < stretches; i++) {
+      const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+      pack_block(p, l, &x, scratch);
+    }
+    t->extract += esmm_now() - start;
+    for (int64_t q = 0; q < panels; q++)
+      for (int64_t i = 0; i < stretches; i++) {
+        const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+        const int64_t slot0 = x.k0 / form->m * form->n, first = (q0 + q) * form->slots + slot0;
+        b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->m) * form->n);
+        b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
+        unpack_indices(&unpack, form, first, b.all, index);
+        select_panel(l, &x, &b, esmm_min(ESMM_HALF, width - q * ESMM_HALF), c + q * ESMM_HALF, ldc,
+                     x.k0 > 0 || (plain && p->beta == 1.0f), t);
+      }
+  }
+  if (plain)
+    esmm_finish_plain(p, row0, rows, col0, width);
+  else
+    esmm_finish(p, row0, rows, col0, width, sums, ldc);
+}
+
+static size_t select_workspace(const esmm_problem *p)
+{
+  size_t bytes;
+  return esmm_size_mul(select_lay_out(p).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const select_layout l = select_lay_out(p);
+  run_blocks(p, select_multiply, &l, l.blocks_m * l.blocks_n, l.bytes, scratch, stats);
+}
+
+static void select_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+{
+  *strip_rows = SELECT_ROWS;
+  const esmm_nm_form *form = &p->w->nm;
+  const double columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots; /* values of a column */
+  const double alive =
+      1.0 - pow(1.0 - p->sample.strip[SELECT_ROWS == 16 ? 4 : 3], form->m); /* share of groups with a nonzero */
+  units[0] = (double)p->m * columns * each * alive / VEC;
+  units[1] = (double)p->m * (double)p->k;
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * alive);
+  units[3] = (double)esmm_ceil_div(p->m, SELECT_ROWS) * columns * each * alive / VEC;
+  units[4] =
+      (double)p->m * columns * (double)esmm_ceil_div(form->slots, SELECT_CHAIN) / VEC * (esmm_is_plain(p) ? 1.0 : 2.0);
+  units[5] = 1.0;
+}
+
+#else
+
+static size_t select_workspace(const esmm_problem *p)
+{
+  return gemm_workspace(p, true);
+}
+
+static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  gemm_run(p, scratch, true, stats);
+}
+
+static void select_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+{
+  (void)p;
+  units[0] = 0.0;
+  *strip_rows = MAX_STRIP;
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------------ the descriptor */
+
+/* The same from lists or from widened panels, at one strip height. */
+static void nm_units(const esmm_problem *p, int level, double *units)
+{
+  const bool lists = source_of(p->w, true) == FROM_LISTS;
+  const double columns = (double)(p->w->nm.panels * ESMM_HALF), k = (double)p->k;
+  const double strips = (double)esmm_ceil_div(p->m, 1 << level), passes = (double)esmm_ceil_div(p->m, 128);
+  const double kept = lists ? (double)p->w->nm.slots : k;
+  units[0] = GEMM_STEP * (double)p->m * columns * kept * p->sample.strip[level] / VEC;
+  units[1] = (double)p->m * k * (0.5 + p->sample.strip[level]);
+  units[2] = (double)p->w->bytes;
+  units[3] = lists ? (strips * k / 16.0 + passes * kept) * columns / ESMM_PANEL : 2.0 * passes * columns * k;
+  units[4] =
+      (double)p->m * columns * (double)esmm_ceil_div(p->k, STRAIGHT_CHAIN) / VEC * (esmm_is_plain(p) ? 1.0 : 2.0);
+  units[5] = 1.0;
+}
+
+static void nm_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  if (!nm_selects(p->w)) {
+    cheapest_strip(p, cost, nm_units, units, strip_rows);
+    return;
+  }
+  select_units(p, units, strip_rows);
+}
+
+#define NM_TERM_NAMES                                                                                     \
+  {                                                                                                       \
+    "multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices", "updates of c", \
+        "starting threads"                                                                                \
+  }
+
+static size_t nm_workspace(const esmm_problem *p)
+{
+  return nm_selects(p->w) ? select_workspace(p) : gemm_workspace(p, true);
+}
+
+static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  (void)ctx;
+  if (nm_selects(p->w))
+    select_run(p, scratch, stats);
+  else
+    gemm_run(p, scratch, true, stats);
+  return ESMM_OK;
+}

@@ -1,0 +1,402 @@
+/*
+ * panels.h: B as panels of 32 or 16 columns, whatever form it was prepared in; gemm.h multiplies them. Included after
+ * operands.h.
+ *
+ * A panel is a set of k's and, for each of them, its columns as fp32. Forms that lie so in memory already are read in
+ * place: dense panels, blocks whose width is a multiple of 16, N:M lists that 16 columns or more share. The others, and
+ * those of 16 bits, are copied to a buffer once for a block of rows of A.
+ */
+#ifndef ESMM_PANELS_H
+#define ESMM_PANELS_H
+
+#include "operands.h"
+
+typedef struct panel {
+  const float *first, *second; /* columns 0..15 and 16..31 of the first k that is kept */
+  int64_t step;                /* floats from one kept k to the next */
+  int64_t kept;
+  const uint64_t *bits;   /* [words]: the k's that are kept */
+  const uint32_t *before; /* [words + 1]: how many before word w, counted from before[0] on */
+  const uint32_t *live;   /* which words have a bit, `lives` of them; NULL: take all */
+  int64_t lives;
+} panel;
+
+typedef enum source {
+  FROM_PANELS, /* dense, with the k's that are zero in a panel left out (or none) */
+  FROM_ROWS,   /* dense, from B's rows, all k's */
+  FROM_BLOCKS, /* BSR, a panel lies in one block column */
+  FROM_UNION,  /* BSR, a panel has k's that any of its block columns has */
+  FROM_LISTS,  /* N:M whose columns share their k's */
+  FROM_WIDENED /* BSR or N:M with all k's, zeros filled in */
+} source;
+
+/* Where a thread makes panels of a stretch of kc k's. */
+typedef struct panel_room {
+  bool in_place;           /* blocks are read where they lie: their rows need not follow each other */
+  float *values;           /* [2][kc][16] */
+  uint64_t *bits;          /* [kc / 64] */
+  uint32_t *before, *live; /* [kc / 64 + 1] each */
+} panel_room;
+
+ALWAYS bool shares_lists(const esmm_weights *w)
+{
+  return w->nm.cols >= w->n || w->nm.cols % ESMM_HALF == 0;
+}
+
+/* What a product of w is made from that skips zeros of B, or that does not. */
+static source source_of(const esmm_weights *w, bool skip)
+{
+  if (w->format == ESMM_FORMAT_BSR)
+    return !skip ? FROM_WIDENED : w->bsr.block_cols % ESMM_HALF == 0 ? FROM_BLOCKS : FROM_UNION;
+  if (w->format == ESMM_FORMAT_NM)
+    return skip && shares_lists(w) ? FROM_LISTS : FROM_WIDENED;
+  return skip || (w->panel_data && w->full) ? FROM_PANELS : FROM_ROWS;
+}
+
+/* Columns of its panels: 16 where 32 would meet two blocks or lists. */
+static int64_t panel_width(const esmm_weights *w, source from)
+{
+  const bool narrow = (from == FROM_BLOCKS && w->bsr.block_cols % ESMM_PANEL != 0) ||
+                      (from == FROM_LISTS && w->nm.cols < w->n && w->nm.cols % ESMM_PANEL != 0);
+  return narrow ? ESMM_HALF : ESMM_PANEL;
+}
+
+/* Every k of every panel is there. */
+static bool source_full(const esmm_weights *w, source from)
+{
+  return from == FROM_ROWS || from == FROM_WIDENED || (from == FROM_PANELS && w->full);
+}
+
+/* ------------------------------------------------------------------------------------------------ dense */
+
+/* Panel q at the stretch [k0, k0+kc): fp32 halves, in place or through buffer [2][kc][16]. */
+static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
+{
+  const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
+  panel b = {.step = ESMM_HALF,
+             .bits = w->bits + q * w->words + word0,
+             .before = w->before + q * (w->words + 1) + word0,
+             .lives = words};
+  b.kept = (int64_t)b.before[words] - b.before[0];
+  const int64_t all = w->before[q * (w->words + 1) + w->words];
+  const int64_t first = (int64_t)w->panel_at[q] + (int64_t)b.before[0] * ESMM_HALF, second = first + all * ESMM_HALF;
+  if (w->dtype == ESMM_F32) {
+    b.first = (const float *)w->panel_data + first;
+    b.second = (const float *)w->panel_data + second;
+    return b;
+  }
+  widen(w->panel_data, w->dtype, first, b.kept * ESMM_HALF, buffer);
+  widen(w->panel_data, w->dtype, second, b.kept * ESMM_HALF, buffer + kc * ESMM_HALF);
+  b.first = buffer;
+  b.second = buffer + kc * ESMM_HALF;
+  return b;
+}
+
+/* 16 columns of a row */
+ALWAYS void copy_half(const void *from, esmm_dtype dtype, int64_t at, float *to)
+{
+  if (dtype == ESMM_F32)
+    memcpy(to, (const float *)from + at, ESMM_HALF * sizeof *to);
+  else
+    widen(from, dtype, at, ESMM_HALF, to);
+}
+
+/* Elements at + first .. at + end - 1 to the same places of `to` */
+ALWAYS void copy_part(const void *from, esmm_dtype dtype, int64_t at, int64_t first, int64_t end, float *to)
+{
+  if (end - first == ESMM_HALF) {
+    copy_half(from, dtype, at + first, to + first);
+    return;
+  }
+  for (int64_t j = first; j < end; j++)
+    to[j] = esmm_load_element(from, dtype, at + j);
+}
+
+/* A panel with every k, in the buffer. */
+static panel full_panel(const float *buffer, int64_t kc)
+{
+  return (panel){.first = buffer, .second = buffer + kc * ESMM_HALF, .step = ESMM_HALF, .kept = kc};
+}
+
+/* The same from B's rows, with every k: for dense products of weights that have no full panels. */
+static panel panel_of_rows(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, float *buffer)
+{
+  const int64_t j0 = q * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, w->rows_ld - j0);
+  for (int64_t k = 0; k < kc; k++)
+    for (int half = 0; half < 2; half++) {
+      float *to = buffer + half * kc * ESMM_HALF + k * ESMM_HALF;
+      const int64_t at = (k0 + k) * w->rows_ld + j0 + half * ESMM_HALF;
+      if (half * ESMM_HALF >= cols)
+        memset(to, 0, ESMM_HALF * sizeof *to);
+      else
+        copy_half(w->rows, w->dtype, at, to);
+    }
+  return full_panel(buffer, kc);
+}
+
+/* ------------------------------------------------------------------------------------------------ k's that are kept */
+
+ALWAYS void set_range(uint64_t *bits, int64_t from, int64_t to)
+{
+  for (int64_t at = from; at < to; at = (at / 64 + 1) * 64) {
+    const int64_t count = esmm_min(to, (at / 64 + 1) * 64) - at;
+    bits[at / 64] |= (count == 64 ? UINT64_MAX : ((uint64_t)1 << count) - 1) << (at % 64);
+  }
+}
+
+/* before, live and kept from the bits of a panel that is made in room. */
+static void count_bits(const panel_room *room, int64_t kc, panel *b)
+{
+  const int64_t words = esmm_ceil_div(kc, 64);
+  uint32_t kept = 0;
+  b->lives = 0;
+  for (int64_t i = 0; i < words; i++) {
+    room->before[i] = kept;
+    room->live[b->lives] = (uint32_t)i;
+    b->lives += room->bits[i] != 0;
+    kept += (uint32_t)__builtin_popcountll(room->bits[i]);
+  }
+  room->before[words] = kept;
+  b->bits = room->bits;
+  b->before = room->before;
+  b->live = room->live;
+  b->kept = kept;
+}
+
+/* ------------------------------------------------------------------------------------------------ BSR */
+
+/* Block i of `form` clipped to the stretch: k's from..to, counted from k0; false where it lies outside. */
+ALWAYS bool clip_block(const esmm_bsr_form *form, int64_t i, int64_t k0, int64_t kc, int64_t *from, int64_t *to)
+{
+  const int64_t k = (int64_t)form->at[i] * form->block_rows - k0;
+  *from = esmm_max(0, k);
+  *to = esmm_min(kc, k + form->block_rows);
+  return *from < *to;
+}
+
+/* Blocks first..end-1 of block column s are those that touch the stretch. */
+static void blocks_of_stretch(const esmm_bsr_form *form, int64_t s, int64_t k0, int64_t kc, int64_t *first,
+                              int64_t *end)
+{
+  int64_t low = form->start[s], high = form->start[s + 1];
+  while (low < high && (form->at[low] + (int64_t)1) * form->block_rows <= k0)
+    low++;
+  *first = low;
+  while (low < high && (int64_t)form->at[low] * form->block_rows < k0 + kc)
+    low++;
+  *end = low;
+}
+
+/* Columns j0..j0+width-1, which lie in one block column: in place, its rows are block_cols apart. */
+static panel panel_of_blocks(const esmm_weights *w, int64_t j0, int64_t width, int64_t k0, int64_t kc,
+                             const panel_room *room)
+{
+  const esmm_bsr_form *form = &w->bsr;
+  const int64_t s = j0 / form->block_cols, size = (int64_t)form->block_rows * form->block_cols;
+  panel b = {.first = room->values, .second = room->values, .step = form->block_cols};
+  int64_t first, end, from = 0, to;
+  blocks_of_stretch(form, s, k0, kc, &first, &end);
+  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
+  for (int64_t i = end - 1; i >= first; i--) /* ends with the first block's `from` */
+    if (clip_block(form, i, k0, kc, &from, &to))
+      set_range(room->bits, from, to);
+  count_bits(room, kc, &b);
+  if (b.kept == 0)
+    return b;
+  const int64_t skipped = k0 + from - (int64_t)form->at[first] * form->block_rows;
+  const int64_t at = first * size + skipped * form->block_cols + j0 % form->block_cols;
+  if (w->dtype == ESMM_F32 && room->in_place) {
+    b.first = (const float *)form->values + at;
+    b.second = b.first + ESMM_HALF;
+    return b;
+  }
+  for (int64_t half = 0; half < width / ESMM_HALF; half++)
+    for (int64_t i = 0; i < b.kept; i++)
+      copy_half(form->values, w->dtype, at + i * form->block_cols + half * ESMM_HALF,
+                room->values + (half * kc + i) * ESMM_HALF);
+  b.first = room->values;
+  b.second = room->values + kc * ESMM_HALF;
+  b.step = ESMM_HALF;
+  return b;
+}
+
+/*
+ * What block column s has of columns j0.. of a panel, into its buffer: row k goes to the place that k has among the
+ * bits, or to place k where bits is NULL.
+ */
+static void scatter_blocks(const esmm_weights *w, int64_t s, int64_t j0, int64_t k0, int64_t kc, const uint64_t *bits,
+                           const uint32_t *before, float *buffer)
+{
+  const esmm_bsr_form *form = &w->bsr;
+  const int64_t col0 = s * form->block_cols, left = esmm_max(j0, col0);
+  const int64_t right = esmm_min(j0 + ESMM_PANEL, esmm_min(w->n, col0 + form->block_cols));
+  int64_t first, end;
+  blocks_of_stretch(form, s, k0, kc, &first, &end);
+  for (int64_t i = first; i < end; i++) {
+    int64_t from, to;
+    if (!clip_block(form, i, k0, kc, &from, &to))
+      continue;
+    for (int64_t k = from; k < to; k++) {
+      const uint64_t below = bits ? bits[k / 64] & (((uint64_t)1 << (k % 64)) - 1) : 0;
+      const int64_t place = bits ? (int64_t)before[k / 64] + __builtin_popcountll(below) : k;
+      const int64_t row = i * form->block_rows + (k0 + k - (int64_t)form->at[i] * form->block_rows);
+      const int64_t at = row * form->block_cols - col0 + j0;
+      float *half = buffer + place * ESMM_HALF;
+      copy_part(form->values, w->dtype, at, left - j0, esmm_min(right - j0, ESMM_HALF), half);
+      copy_part(form->values, w->dtype, at, esmm_max(left - j0, ESMM_HALF), right - j0, half + (kc - 1) * ESMM_HALF);
+    }
+  }
+}
+
+static void clear_panel(float *buffer, int64_t kept, int64_t kc)
+{
+  memset(buffer, 0, (size_t)(kept * ESMM_HALF) * sizeof *buffer);
+  memset(buffer + kc * ESMM_HALF, 0, (size_t)(kept * ESMM_HALF) * sizeof *buffer);
+}
+
+/* 32 columns that meet several block columns, with the k's that any of them has. */
+static panel panel_of_union(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, const panel_room *room)
+{
+  const esmm_bsr_form *form = &w->bsr;
+  const int64_t last = (esmm_min(w->n, j0 + ESMM_PANEL) - 1) / form->block_cols;
+  panel b = {.first = room->values, .second = room->values + kc * ESMM_HALF, .step = ESMM_HALF};
+  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
+  for (int64_t s = j0 / form->block_cols; s <= last; s++) {
+    int64_t first, end, from, to;
+    blocks_of_stretch(form, s, k0, kc, &first, &end);
+    for (int64_t i = first; i < end; i++)
+      if (clip_block(form, i, k0, kc, &from, &to))
+        set_range(room->bits, from, to);
+  }
+  count_bits(room, kc, &b);
+  clear_panel(room->values, b.kept, kc);
+  for (int64_t s = j0 / form->block_cols; s <= last; s++)
+    scatter_blocks(w, s, j0, k0, kc, room->bits, room->before, room->values);
+  return b;
+}
+
+/* ------------------------------------------------------------------------------------------------ N:M */
+
+/* The first slot whose k may be k0 or more, and the one past the last that may be below k1. */
+ALWAYS void slots_of_stretch(const esmm_nm_form *form, int64_t k0, int64_t k1, int64_t *first, int64_t *end)
+{
+  *first = k0 / form->m * form->n;
+  *end = esmm_min(form->slots, esmm_ceil_div(k1, form->m) * form->n);
+}
+
+/* Columns j0..j0+width-1, which share a list: its k's, and halves in place. */
+static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, int64_t k0, int64_t kc,
+                            const panel_room *room)
+{
+  const esmm_nm_form *form = &w->nm;
+  panel b = {.step = ESMM_HALF};
+  int64_t first, end;
+  slots_of_stretch(form, k0, k0 + kc, &first, &end);
+  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
+  int64_t start = end;
+  for (int64_t slot = end - 1; slot >= first; slot--) { /* ends with the first slot of the stretch */
+    const int64_t k = esmm_nm_k(form, j0, slot) - k0;
+    if (k >= 0 && k < kc) {
+      room->bits[k / 64] |= (uint64_t)1 << (k % 64);
+      start = slot;
+    }
+  }
+  count_bits(room, kc, &b);
+  const int64_t q = j0 / ESMM_HALF, at = (q * form->slots + start) * ESMM_HALF;
+  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else nobody looks at the second half */
+  const int64_t next = two ? at + form->slots * ESMM_HALF : at;
+  if (w->dtype == ESMM_F32) {
+    b.first = (const float *)form->values + at;
+    b.second = (const float *)form->values + next;
+    return b;
+  }
+  widen(form->values, w->dtype, at, b.kept * ESMM_HALF, room->values);
+  if (two)
+    widen(form->values, w->dtype, next, b.kept * ESMM_HALF, room->values + kc * ESMM_HALF);
+  b.first = room->values;
+  b.second = two ? room->values + kc * ESMM_HALF : room->values;
+  return b;
+}
+
+/* The indices of a slot in 16 columns from j0 on */
+ALWAYS void indices_of(const esmm_nm_form *form, int64_t j0, int64_t slot, unsigned char index[ESMM_HALF])
+{
+  const unsigned mask = (1u << form->bits) - 1;
+  if (form->cols == 1) {
+    const unsigned char *from = form->index + (size_t)((j0 / ESMM_HALF * form->slots + slot) * 2 * form->bits);
+    for (int part = 0; part < 2; part++, from += form->bits) { /* 8 indices are whole bytes, at most 40 bits */
+      uint64_t word = 0;
+      for (int i = form->bits - 1; i >= 0; i--)
+        word = word << 8 | from[i];
+      for (int i = 0; i < 8; i++, word >>= form->bits)
+        index[8 * part + i] = (unsigned char)(word & mask);
+    }
+    return;
+  }
+  for (int64_t c = 0; c < ESMM_HALF; c++) {
+    const bool same = c > 0 && (j0 + c) % form->cols != 0;
+    const int64_t strip = esmm_min((j0 + c) / form->cols, form->strips - 1);
+    index[c] = same ? index[c - 1]
+                    : (unsigned char)esmm_nm_field(form->index + (size_t)strip * form->list_bytes, slot, form->bits);
+  }
+}
+
+/* 16 columns from j0 on, into [kc][16] zeros: each value goes to the row that its index names. */
+static void scatter_slots(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, float *half)
+{
+  const esmm_nm_form *form = &w->nm;
+  int64_t first, end;
+  slots_of_stretch(form, k0, k0 + kc, &first, &end);
+  for (int64_t slot = first; slot < end; slot++) {
+    const int64_t base = slot / form->n * form->m - k0;
+    unsigned char index[ESMM_HALF];
+    float values[ESMM_HALF];
+    indices_of(form, j0, slot, index);
+    copy_half(form->values, w->dtype, (j0 / ESMM_HALF * form->slots + slot) * ESMM_HALF, values);
+    if (base >= 0 && base + form->m <= kc) {
+      float *group = half + base * ESMM_HALF;
+      for (int c = 0; c < ESMM_HALF; c++)
+        group[index[c] * ESMM_HALF + c] = values[c];
+      continue;
+    }
+    for (int c = 0; c < ESMM_HALF; c++) /* a group that the stretch cuts */
+      if (base + index[c] >= 0 && base + index[c] < kc)
+        half[(base + index[c]) * ESMM_HALF + c] = values[c];
+  }
+}
+
+/* Columns j0..j0+31 with every k of the stretch, zeros filled in. */
+static panel panel_widened(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, float *buffer)
+{
+  clear_panel(buffer, kc, kc);
+  if (w->format == ESMM_FORMAT_BSR)
+    for (int64_t s = j0 / w->bsr.block_cols; s * w->bsr.block_cols < esmm_min(w->n, j0 + ESMM_PANEL); s++)
+      scatter_blocks(w, s, j0, k0, kc, NULL, NULL, buffer);
+  else
+    for (int64_t half = 0; half < 2 && j0 + half * ESMM_HALF < w->n; half++)
+      scatter_slots(w, j0 + half * ESMM_HALF, k0, kc, buffer + half * kc * ESMM_HALF);
+  return full_panel(buffer, kc);
+}
+
+/* Panel q, of `width` columns, at the stretch [k0, k0+kc). */
+static panel make_panel(const esmm_weights *w, source from, int64_t q, int64_t width, int64_t k0, int64_t kc,
+                        const panel_room *room)
+{
+  switch (from) {
+  case FROM_PANELS:
+    return panel_of_b(w, q, k0, kc, room->values);
+  case FROM_ROWS:
+    return panel_of_rows(w, q, k0, kc, room->values);
+  case FROM_BLOCKS:
+    return panel_of_blocks(w, q * width, width, k0, kc, room);
+  case FROM_UNION:
+    return panel_of_union(w, q * width, k0, kc, room);
+  case FROM_LISTS:
+    return panel_of_lists(w, q * width, width, k0, kc, room);
+  case FROM_WIDENED:
+    break;
+  }
+  return panel_widened(w, q * width, k0, kc, room->values);
+}
+
+#endif

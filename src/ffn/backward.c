@@ -1,0 +1,455 @@
+/*
+ * backward.c: gradients. With dpre the gradient before the activation, and prime for transposed:
+ *
+ *     dt   = dy restore'                      [T, d_out]    (dy itself with full rank)
+ *     dh   = dt contract'                     [T, features] only where dpre will need it
+ *     dpre = dh * act'(.)                     and for a gate: dh * act(gate), dh * up * act'(gate)
+ *     dcontract = h' dt,  dexpand = in' dpre  sums over tokens
+ *     ds   = dpre expand'                     sum over features
+ *     dreduce = x' ds,    dx = ds reduce'     (dx = ds with full rank)
+ *
+ * What is skipped where. h and dpre are the A of every product they are in: h' and dpre' as column-major views, and
+ * dexpand as its transpose, dpre' in, so that the joint and row kernels skip their zeros. dh has no zeros to skip, but
+ * most of it is not needed: features that are dead for all tokens are left out of everything (compaction: weights' rows
+ * are gathered, gradients' rows scattered), and where few of the elements are alive each is a dot product of its own
+ * (masked.h).
+ *
+ * dh as contract dt', stored transposed: the prepared operand is then dt, which is small, and the weights are read as
+ * they lie.
+ */
+#include "activation.h"
+#include "convert.h"
+#include "epilogue.h"
+#include "ffn.h"
+
+#include <string.h>
+
+typedef struct pass {
+  esmm_ctx *ctx;
+  const esmm_ffn *ffn;
+  esmm_ffn_cache *cache;
+  esmm_ffn_grads g;
+  esmm_matrix dy, dt;
+  esmm_matrix h; /* [tokens, features] */
+  esmm_matrix dpre[FFN_BRANCHES];
+  int64_t tokens, features; /* features worked on: all, or the alive ones */
+  const int32_t *order;     /* which they are; NULL: all */
+  const int32_t *places;    /* the other way round */
+  esmm_ffn_report report;
+} pass;
+
+/* The caller's gradient matrices, checked. */
+typedef struct outputs {
+  esmm_matrix x, reduce[FFN_BRANCHES], expand[FFN_BRANCHES], contract, restore;
+} outputs;
+
+/* ---- checks ---- */
+
+typedef struct wanted {
+  const char *name;
+  const esmm_matrix *given;
+  bool allowed;
+  int64_t rows, cols;
+  esmm_matrix *out;
+} wanted;
+
+static esmm_status check_apart(esmm_ctx *ctx, const wanted *w, size_t count, const esmm_ffn *ffn, const esmm_matrix *dy,
+                               const esmm_matrix *x)
+{
+  const ffn_params *p = &ffn->params;
+  const esmm_matrix *read[] = {dy,
+                               x,
+                               &p->in[FFN_UP].reduce.matrix,
+                               &p->in[FFN_UP].expand.matrix,
+                               &p->in[FFN_GATE].reduce.matrix,
+                               &p->in[FFN_GATE].expand.matrix,
+                               &p->contract.matrix,
+                               &p->restore.matrix};
+  for (size_t i = 0; i < count; i++) {
+    for (size_t j = 0; j < sizeof read / sizeof *read && w[i].given; j++)
+      if (esmm_overlap(w[i].out, read[j]))
+        return esmm_fail(ctx, ESMM_ERR_OVERLAP, "%s (%p) shares memory with x, dy or the weights", w[i].name,
+                         w[i].out->data);
+    for (size_t j = 0; j < i && w[i].given; j++)
+      if (w[j].given && esmm_overlap(w[i].out, w[j].out))
+        return esmm_fail(ctx, ESMM_ERR_OVERLAP, "%s (%p) shares memory with %s", w[i].name, w[i].out->data, w[j].name);
+  }
+  return ESMM_OK;
+}
+
+static esmm_matrix vector(float *data, int64_t n)
+{
+  return (esmm_matrix){.data = data, .rows = 1, .cols = n};
+}
+
+static esmm_status check_outputs(const pass *p, outputs *out)
+{
+  const esmm_ffn_opts *o = &p->ffn->o;
+  const esmm_ffn_grads *g = &p->g;
+  const bool low1 = o->rank1 > 0, low2 = o->rank2 > 0, gated = p->ffn->branches > 1;
+  const int64_t outer = low1 ? o->rank1 : o->d_hidden;
+  const esmm_matrix b1 = vector(g->b1, o->d_hidden), b_gate = vector(g->b_gate, o->d_hidden),
+                    b2 = vector(g->b2, o->d_model);
+  esmm_matrix checked[3];
+  const wanted w[] = {
+      {"grads->x", g->x, true, p->tokens, o->d_model, &out->x},
+      {"grads->w1", g->w1, true, o->d_model, outer, low1 ? &out->reduce[FFN_UP] : &out->expand[FFN_UP]},
+      {"grads->w1_v", g->w1_v, low1, o->rank1, o->d_hidden, &out->expand[FFN_UP]},
+      {"grads->gate", g->gate, gated, o->d_model, outer, low1 ? &out->reduce[FFN_GATE] : &out->expand[FFN_GATE]},
+      {"grads->gate_v", g->gate_v, gated && low1, o->rank1, o->d_hidden, &out->expand[FFN_GATE]},
+      {"grads->w2", g->w2, true, o->d_hidden, p->ffn->d_out, &out->contract},
+      {"grads->w2_v", g->w2_v, low2, o->rank2, o->d_model, &out->restore},
+      {"grads->b1", g->b1 ? &b1 : NULL, true, 1, o->d_hidden, &checked[0]},
+      {"grads->b_gate", g->b_gate ? &b_gate : NULL, gated, 1, o->d_hidden, &checked[1]},
+      {"grads->b2", g->b2 ? &b2 : NULL, true, 1, o->d_model, &checked[2]},
+  };
+  const size_t count = sizeof w / sizeof *w;
+  for (size_t i = 0; i < count; i++) {
+    if (!w[i].given)
+      continue;
+    if (!w[i].allowed)
+      return esmm_fail(p->ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no such parameter",
+                       w[i].name);
+    const esmm_status status = ffn_check_shape(p->ctx, w[i].name, w[i].given, w[i].rows, w[i].cols, w[i].out);
+    if (status != ESMM_OK)
+      return status;
+  }
+  return check_apart(p->ctx, w, count, p->ffn, &p->dy, &p->cache->x);
+}
+
+static esmm_status check_cache(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ffn_cache *cache)
+{
+  if (!ffn || !cache)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", ffn ? "cache" : "ffn");
+  if (ctx->cuda)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is of the CPU, this context is of %s", ctx->device);
+  if (cache->ffn != ffn)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the cache belongs to %s: make one for this layer",
+                     cache->ffn ? "another layer" : "a layer that was freed");
+  if (cache->generation == 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the cache holds no forward pass: run esmm_ffn_forward with it first");
+  if (cache->generation != ffn->generation)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                     "the cache holds a forward pass of weights that were replaced since: run it again");
+  return ESMM_OK;
+}
+
+/* ---- products ---- */
+
+/* c (+)= a b, with b prepared for this product alone. */
+static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matrix *b, esmm_matrix *c, bool add)
+{
+  static const float one = 1.0f;
+  const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
+  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict};
+  esmm_weights *w = NULL;
+  esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
+  if (status == ESMM_OK)
+    status = esmm_matmul(p->ctx, a, w, c, &opts, NULL);
+  esmm_weights_free(w);
+  return status;
+}
+
+/* In the 2:4 modes what is multiplied is a sparser copy of m. */
+static esmm_status sparsified(pass *p, ffn_axis axis, ffn_operand operand, const esmm_matrix *m, esmm_ffn_drop *drop,
+                              esmm_matrix *out)
+{
+  *out = *m;
+  if (!ffn_is_lossy(p->ffn))
+    return ESMM_OK;
+  const ffn_sparsify how = {.axis = axis, .seed = ffn_seed(p->ffn, p->cache, operand), .places = p->places};
+  const esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_SPARSE, m->rows, m->cols, m->dtype, out);
+  return status == ESMM_OK ? ffn_sparsify_matrix(p->ctx, p->cache, &how, m, out, drop) : status;
+}
+
+/* The gradient of rows that belong to features: out [d_hidden, d] (+)= m' b, m [tokens, features], b [tokens, d]. */
+static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, const esmm_matrix *b, esmm_matrix *out)
+{
+  const esmm_matrix turned = ffn_transposed(*m);
+  const bool add = p->g.accumulate != 0;
+  if (!p->order)
+    return multiply(p, &turned, b, out, add);
+  esmm_matrix compact;
+  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
+  if (status == ESMM_OK)
+    status = multiply(p, &turned, b, &compact, false);
+  if (status == ESMM_OK)
+    ffn_scatter_rows(p->ctx, &compact, p->places, out, add);
+  return status;
+}
+
+/* ---- which features ---- */
+
+static esmm_status choose_features(pass *p)
+{
+  const int64_t all = p->ffn->o.d_hidden;
+  p->features = all;
+  p->h = ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
+  if (p->ffn->o.mode == ESMM_FFN_DENSE || (double)p->cache->alive > FFN_COMPACT * (double)all)
+    return ESMM_OK;
+  esmm_matrix compact;
+  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, p->cache->alive, p->h.dtype, &compact);
+  if (status == ESMM_OK)
+    status = ffn_reserve(p->ctx, p->cache, FFN_PLACES, 1, all, sizeof(int32_t));
+  if (status != ESMM_OK)
+    return status;
+  p->features = p->cache->alive;
+  p->order = ffn_numbers(p->cache, FFN_ORDER);
+  int32_t *places = p->cache->buffers[FFN_PLACES].data;
+  for (int64_t f = 0; f < all; f++)
+    places[f] = -1;
+  for (int64_t i = 0; i < p->features; i++)
+    places[p->order[i]] = (int32_t)i;
+  p->places = places;
+  ffn_gather_columns(p->ctx, &p->h, p->order, &compact);
+  p->h = compact;
+  return ESMM_OK;
+}
+
+/* ---- behind h ---- */
+
+static esmm_status output_side(pass *p, outputs *out)
+{
+  const ffn_params *params = &p->ffn->params;
+  const bool add = p->g.accumulate != 0;
+  esmm_status status = ESMM_OK;
+  p->dt = p->dy;
+  if (p->g.b2)
+    ffn_column_sums(p->ctx, &p->dy, NULL, p->dy.cols, p->g.b2, add);
+  if (p->ffn->o.rank2) {
+    const esmm_matrix restore = ffn_transposed(params->restore.matrix);
+    const esmm_matrix t = ffn_transposed(ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
+    if (p->g.w2_v)
+      status = multiply(p, &t, &p->dy, &out->restore, add);
+    if (status == ESMM_OK)
+      status = ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, ESMM_F32, &p->dt);
+    if (status == ESMM_OK)
+      status = multiply(p, &p->dy, &restore, &p->dt, false);
+  }
+  if (!p->g.w2 || status != ESMM_OK)
+    return status;
+  esmm_matrix h;
+  status = sparsified(p, FFN_ALONG_TOKENS, FFN_OPERAND_DW2, &p->h, &p->report.dw2, &h);
+  return status == ESMM_OK ? gradient_of_rows(p, &h, &p->dt, &out->contract) : status;
+}
+
+/* ---- h ---- */
+
+/* m as fp32 rows: itself, or gathered. *order becomes NULL where its rows are now in order. */
+static esmm_status as_rows(const pass *p, int buffer, const esmm_matrix *m, const int32_t **order, int64_t rows,
+                           esmm_matrix *out)
+{
+  *out = *m;
+  if (m->dtype == ESMM_F32 && m->order == ESMM_ROW_MAJOR)
+    return ESMM_OK;
+  const esmm_status status = ffn_matrix(p->ctx, p->cache, buffer, rows, m->cols, ESMM_F32, out);
+  if (status == ESMM_OK)
+    ffn_gather_rows(p->ctx, m, *order, out);
+  *order = NULL;
+  return status;
+}
+
+static esmm_status masked_dh(const pass *p, esmm_matrix *dh)
+{
+  const esmm_ffn *ffn = p->ffn;
+  const bool gated = ffn->branches > 1;
+  const int32_t *none = NULL;
+  ffn_masked job = {.out = *dh, .w_rows = p->order, .alive = p->h};
+  if (gated) {
+    job.alive = ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+    job.columns = p->order;
+  }
+  esmm_status status = as_rows(p, FFN_WIDE_DT, &p->dt, &none, p->tokens, &job.dt);
+  if (status == ESMM_OK)
+    status = as_rows(p, FFN_WEIGHTS, &ffn->params.contract.matrix, &job.w_rows, p->features, &job.w);
+  if (status == ESMM_OK)
+    ffn_masked_run(p->ctx, &job);
+  return status;
+}
+
+static esmm_status dense_dh(const pass *p, esmm_matrix *dh)
+{
+  esmm_matrix rows = p->ffn->params.contract.matrix, turned = ffn_transposed(*dh);
+  const esmm_matrix dt = ffn_transposed(p->dt);
+  if (p->order) {
+    const esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, rows.cols, rows.dtype, &rows);
+    if (status != ESMM_OK)
+      return status;
+    ffn_gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
+  }
+  return multiply(p, &rows, &dt, &turned, false);
+}
+
+/* Elements of the layer where dh is needed, as a share of those it would be computed for. */
+static double alive_density(const pass *p)
+{
+  const int32_t *counts = ffn_numbers(p->cache, p->ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS);
+  double sum = 0.0;
+  for (int64_t f = 0; f < p->ffn->o.d_hidden; f++)
+    sum += counts[f];
+  const double all = (double)p->tokens * (double)p->features;
+  return all > 0 ? sum / all : 1.0;
+}
+
+/* dh becomes dpre of the up branch, and of the gate. */
+static void through_activation(const pass *p, float *rows)
+{
+  const esmm_ffn *ffn = p->ffn;
+  const esmm_activation activation = ffn->o.activation;
+  const bool gated = ffn->branches > 1, from_result = !gated && ffn_makes_zeros(ffn);
+  const esmm_matrix up = ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const esmm_matrix gate = ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const int64_t n = p->features;
+  int next = 0;
+#pragma omp parallel num_threads(p->ctx->threads)
+  {
+    int mine;
+#pragma omp atomic capture
+    mine = next++;
+    float *a = rows + (size_t)mine * 2 * (size_t)n, *b = a + n;
+#pragma omp for schedule(static)
+    for (int64_t t = 0; t < p->tokens; t++) {
+      float *d = (float *)p->dpre[FFN_UP].data + t * n;
+      if (from_result) {
+        ffn_load_row(&p->h, t, NULL, n, a);
+        for (int64_t i = 0; i < n; i++)
+          d[i] *= ffn_slope_of_result(activation, a[i]);
+        continue;
+      }
+      ffn_load_row(&up, t, p->order, n, a);
+      if (!gated) {
+        for (int64_t i = 0; i < n; i++)
+          d[i] *= ffn_slope(activation, a[i]);
+        continue;
+      }
+      float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
+      ffn_load_row(&gate, t, p->order, n, b);
+      for (int64_t i = 0; i < n; i++) {
+        d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
+        d[i] *= esmm_activate(activation, b[i]);
+      }
+    }
+  }
+}
+
+static esmm_status make_dpre(pass *p)
+{
+  esmm_status status = ESMM_OK;
+  for (int i = 0; i < p->ffn->branches && status == ESMM_OK; i++)
+    status = ffn_matrix(p->ctx, p->cache, i == FFN_UP ? FFN_DPRE_UP : FFN_DPRE_GATE, p->tokens, p->features, ESMM_F32,
+                        &p->dpre[i]);
+  if (status == ESMM_OK)
+    status = ffn_reserve(p->ctx, p->cache, FFN_ROWS, 2 * (int64_t)p->ctx->threads, p->features, sizeof(float));
+  if (status != ESMM_OK)
+    return status;
+  const bool masked = p->ffn->o.mode != ESMM_FFN_DENSE && ffn_makes_zeros(p->ffn) && alive_density(p) < FFN_MASKED;
+  status = masked ? masked_dh(p, &p->dpre[FFN_UP]) : dense_dh(p, &p->dpre[FFN_UP]);
+  if (status == ESMM_OK)
+    through_activation(p, p->cache->buffers[FFN_ROWS].data);
+  return status;
+}
+
+/* ---- before h ---- */
+
+/* ds, or with full rank dx, (+)= dpre expand': the weights' rows of the features worked on. */
+static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, bool add)
+{
+  const esmm_matrix expand = ffn_transposed(p->ffn->params.in[branch].expand.matrix);
+  const ffn_operand which = branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE;
+  esmm_matrix rows = expand, operand;
+  esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, &p->dpre[branch], &p->report.dx, &operand);
+  if (status == ESMM_OK && (p->order || expand.order == ESMM_COL_MAJOR)) { /* esmm_prepare wants rows, too */
+    status = ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, expand.cols, expand.dtype, &rows);
+    if (status == ESMM_OK)
+      ffn_gather_rows(p->ctx, &expand, p->order, &rows);
+  }
+  return status == ESMM_OK ? multiply(p, &operand, &rows, ds, add) : status;
+}
+
+static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
+{
+  const bool up = branch == FFN_UP;
+  const esmm_matrix in =
+      p->ffn->o.rank1 ? ffn_view(p->cache, up ? FFN_IN_UP : FFN_IN_GATE, p->tokens, p->ffn->d_in, p->ffn->o.dtype)
+                      : p->cache->x;
+  esmm_matrix operand, turned = ffn_transposed(*out);
+  const esmm_status status = sparsified(p, FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE, &p->dpre[branch],
+                                        up ? &p->report.dw1 : &p->report.dgate, &operand);
+  return status == ESMM_OK ? gradient_of_rows(p, &operand, &in, &turned) : status;
+}
+
+/* With rank1: ds of the branch, dreduce = x' ds, dx (+)= ds reduce'. */
+static esmm_status through_reduce(pass *p, int branch, esmm_matrix *d_reduce, esmm_matrix *dx)
+{
+  const esmm_matrix x = ffn_transposed(p->cache->x);
+  const esmm_matrix reduce = ffn_transposed(p->ffn->params.in[branch].reduce.matrix);
+  esmm_matrix ds;
+  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, ESMM_F32, &ds);
+  if (status == ESMM_OK)
+    status = through_expand(p, branch, &ds, false);
+  if (status == ESMM_OK && d_reduce)
+    status = multiply(p, &x, &ds, d_reduce, p->g.accumulate != 0);
+  if (status == ESMM_OK && dx)
+    status = multiply(p, &ds, &reduce, dx, branch != FFN_UP);
+  return status;
+}
+
+static esmm_status input_side(pass *p, outputs *out)
+{
+  const bool low = p->ffn->o.rank1 > 0;
+  const struct {
+    bool outer, inner;
+    float *bias;
+  } want[FFN_BRANCHES] = {{p->g.w1, p->g.w1_v, p->g.b1}, {p->g.gate, p->g.gate_v, p->g.b_gate}};
+  esmm_matrix *dx = p->g.x ? &out->x : NULL;
+  bool any = dx;
+  for (int i = 0; i < FFN_BRANCHES; i++)
+    any = any || want[i].outer || want[i].inner || want[i].bias;
+  esmm_status status = any ? make_dpre(p) : ESMM_OK;
+  for (int i = 0; any && i < p->ffn->branches && status == ESMM_OK; i++) {
+    if (want[i].bias)
+      ffn_column_sums(p->ctx, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias, p->g.accumulate != 0);
+    if (low ? want[i].inner : want[i].outer)
+      status = expand_gradient(p, i, &out->expand[i]);
+    if (status != ESMM_OK)
+      break;
+    if (low && (want[i].outer || dx))
+      status = through_reduce(p, i, want[i].outer ? &out->reduce[i] : NULL, dx);
+    else if (!low && dx)
+      status = through_expand(p, i, dx, i != FFN_UP);
+  }
+  return status;
+}
+
+esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *dy,
+                              const esmm_ffn_grads *grads, esmm_ffn_report *report)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  esmm_status status = check_cache(ctx, ffn, cache);
+  if (status == ESMM_OK && !grads)
+    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "grads is NULL");
+  if (status != ESMM_OK)
+    return status;
+  pass p = {.ctx = ctx, .ffn = ffn, .cache = cache, .tokens = cache->tokens};
+  outputs out = {0};
+  status = esmm_take_opts(ctx, "grads", grads, sizeof p.g, &p.g);
+  if (status == ESMM_OK)
+    status = ffn_check_shape(ctx, "dy", dy, p.tokens, ffn->o.d_model, &p.dy);
+  if (status == ESMM_OK)
+    status = check_outputs(&p, &out);
+  if (status == ESMM_OK)
+    status = ffn_check_report(ctx, report);
+  if (status == ESMM_OK && (ffn->o.mode != ESMM_FFN_DENSE || report))
+    status = ffn_take_statistics(ctx, ffn, cache);
+  if (status == ESMM_OK)
+    status = choose_features(&p);
+  if (status == ESMM_OK)
+    status = output_side(&p, &out);
+  if (status == ESMM_OK)
+    status = input_side(&p, &out);
+  if (status == ESMM_OK && report)
+    ffn_fill_report(ffn, cache, &p.report, report);
+  return status;
+}

@@ -1,0 +1,220 @@
+/*
+ * ffn.h: what the files of the feed-forward layer share.
+ *
+ *   layer.c     the layer, its weights, its caches: who owns what
+ *   forward.c   x to y, and what the cache keeps
+ *   backward.c  dy to gradients
+ *   sparsify.c  2:4 along either axis
+ *   rows.c      moves and sums of rows: gathering, scattering, columns' sums
+ *   masked*     dh where h is alive, and nowhere else
+ *
+ * Every matrix between products is row-major [tokens, features], so that a pass over it reads and writes it in order;
+ * products that want it transposed take it as a column-major view.
+ */
+#ifndef ESMM_FFN_H
+#define ESMM_FFN_H
+
+#include "internal.h"
+
+#define FFN_STRIP 8     /* tokens that share one bitmap of h */
+#define FFN_SHARE 0.95  /* sparse_share, unless given */
+#define FFN_COMPACT 0.9 /* backward works on the alive features alone where they are at most this share of all */
+#define FFN_MASKED 0.22 /* below this density of h, dh is computed element by element */
+
+/* One of the caller's matrices, and what forward passes multiply with. */
+typedef struct ffn_factor {
+  esmm_matrix matrix; /* data is NULL where the layer has none */
+  esmm_weights *prepared;
+} ffn_factor;
+
+typedef struct ffn_branch {
+  ffn_factor reduce; /* [d_model, rank1], with rank1 only */
+  ffn_factor expand; /* [d_in, d_hidden] */
+  float *bias;       /* [d_hidden] or NULL */
+} ffn_branch;
+
+enum { FFN_UP = 0, FFN_GATE = 1, FFN_BRANCHES = 2 };
+
+typedef struct ffn_params {
+  ffn_branch in[FFN_BRANCHES];
+  ffn_factor contract; /* [d_hidden, d_out] */
+  ffn_factor restore;  /* [rank2, d_model], with rank2 only */
+  float *b2;           /* [d_model] or NULL */
+} ffn_params;
+
+struct esmm_ffn {
+  esmm_allocator allocator;
+  esmm_ffn_opts o;     /* defaults filled in */
+  int64_t d_in, d_out; /* what meets h on either side: a rank, or d_model */
+  int branches;        /* 1, or 2 where gated */
+  ffn_params params;
+  uint64_t generation;    /* how often weights were set; 0: never */
+  esmm_ffn_cache *caches; /* all that were made for this layer */
+  esmm_ffn_cache *own;    /* for passes without one */
+};
+
+/* Buffers of a cache. Those from FFN_SPARSE on are room to work in, and hold nothing between passes. */
+enum {
+  FFN_H,        /* [tokens, d_hidden] */
+  FFN_PRE_UP,   /* before the activation, where its derivative needs it; where gated, what the gate multiplies */
+  FFN_PRE_GATE, /* before the activation, where gated */
+  FFN_IN_UP,    /* x times reduce, with rank1 */
+  FFN_IN_GATE,
+  FFN_T,       /* h times contract, with rank2 */
+  FFN_COUNTS,  /* int32 [d_hidden]: nonzeros of each column of h */
+  FFN_OPEN,    /* int32 [d_hidden], where gated by a ReLU: tokens that open each column's gate */
+  FFN_ORDER,   /* int32 [d_hidden]: alive features, those of fewest nonzeros first */
+  FFN_COLUMNS, /* int32 [d_hidden]: features that go sparse, by index */
+  FFN_TOKENS,  /* int32 [tokens]: the order that groups of tokens are taken from */
+  FFN_KEYS,    /* uint64 [d_hidden]: to rank by */
+  FFN_SPARSE,  /* an operand after sparsifying */
+  FFN_PARTIAL, /* sums of rows, before they are added in order */
+  FFN_DPRE_UP,
+  FFN_DPRE_GATE,
+  FFN_COMPACT_H, /* h's alive columns */
+  FFN_PLACES,    /* int32 [d_hidden]: where a feature is among the alive ones, -1 where it is not */
+  FFN_WEIGHTS,   /* rows of the caller's weights, gathered */
+  FFN_WIDE_DT,   /* dt as fp32 rows */
+  FFN_GRADIENT,  /* a gradient of the alive features alone */
+  FFN_DT,        /* [tokens, rank2] */
+  FFN_DS,        /* [tokens, rank1] */
+  FFN_ROWS,      /* rows as fp32, a few a thread */
+  FFN_BUFFERS
+};
+
+typedef struct ffn_buffer {
+  void *data;
+  size_t bytes;
+} ffn_buffer;
+
+struct esmm_ffn_cache {
+  esmm_allocator allocator;
+  esmm_ffn *ffn; /* NULL once the layer is freed */
+  esmm_ffn_cache *previous, *next;
+  uint64_t generation; /* of the weights its pass was made with; 0: it holds none */
+  uint64_t passes;     /* so far: MVUE draws anew in each */
+  int64_t tokens;
+  esmm_matrix x; /* the caller's */
+  ffn_buffer buffers[FFN_BUFFERS];
+  esmm_pattern *pattern; /* of h, strips of FFN_STRIP tokens; NULL where no statistics were taken */
+  int64_t alive, sparse; /* entries of FFN_ORDER and of FFN_COLUMNS */
+  int64_t alive_columns; /* columns of h with a nonzero */
+  int64_t nonzeros;
+  esmm_ffn_drop drop_y;
+};
+
+/* ---- layer.c ---- */
+
+/* Room for rows x cols elements of `element` bytes, in cache->buffers[buffer].data. */
+esmm_status ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, size_t element);
+/* The same as a tight row-major matrix. */
+esmm_status ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype,
+                       esmm_matrix *out);
+/* A buffer that holds a matrix already. */
+esmm_matrix ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype);
+static inline const int32_t *ffn_numbers(const esmm_ffn_cache *cache, int buffer)
+{
+  return cache->buffers[buffer].data;
+}
+
+esmm_status ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
+                            esmm_matrix *out);
+esmm_status ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report);
+/* What a pass found out of h, copied to the caller's report; `all` has the drops. */
+void ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all, esmm_ffn_report *report);
+
+static inline esmm_matrix ffn_transposed(esmm_matrix m)
+{
+  const int64_t rows = m.rows;
+  m.rows = m.cols;
+  m.cols = rows;
+  m.order = m.order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  return m;
+}
+
+/* Is h zero wherever its activation's derivative is, and stays there? */
+static inline bool ffn_makes_zeros(const esmm_ffn *ffn)
+{
+  return ffn->o.activation == ESMM_ACT_RELU || ffn->o.activation == ESMM_ACT_RELU2;
+}
+static inline bool ffn_is_lossy(const esmm_ffn *ffn)
+{
+  return ffn->o.mode == ESMM_FFN_SPLIT || ffn->o.mode == ESMM_FFN_SPARSE;
+}
+
+/* splitmix64 */
+static inline uint64_t ffn_random(uint64_t *state)
+{
+  uint64_t z = *state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+/* Operands that may go sparse: each draws from a seed of its own in each pass. */
+typedef enum ffn_operand {
+  FFN_OPERAND_Y,
+  FFN_OPERAND_DX,
+  FFN_OPERAND_DX_GATE,
+  FFN_OPERAND_DW1,
+  FFN_OPERAND_DGATE,
+  FFN_OPERAND_DW2
+} ffn_operand;
+
+static inline uint64_t ffn_seed(const esmm_ffn *ffn, const esmm_ffn_cache *cache, ffn_operand operand)
+{
+  uint64_t state = ffn->o.seed;
+  state = ffn_random(&state) ^ cache->passes;
+  return ffn_random(&state) + (uint64_t)operand;
+}
+
+/* ---- forward.c ---- */
+
+/* Counts, order, columns and pattern of the h that the cache holds, unless it has them. */
+esmm_status ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+
+/* ---- sparsify.c ---- */
+
+typedef enum ffn_axis { FFN_ALONG_FEATURES, FFN_ALONG_TOKENS } ffn_axis;
+
+typedef struct ffn_sparsify {
+  ffn_axis axis;
+  uint64_t seed;         /* for this matrix and pass alone */
+  const int32_t *places; /* of features, in the matrix; -1: not there, all zero. NULL: where their index says */
+} ffn_sparsify;
+
+/* dst = src with at most two nonzeros in each group of four, in the columns that the cache says; both [tokens, .] of
+   one dtype, row-major. Adds to *drop. */
+esmm_status ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
+                                esmm_matrix *dst, esmm_ffn_drop *drop);
+
+/* ---- rows.c ---- */
+
+/* Elements order[0..count) of row `row` of m (all of it where order is NULL) as fp32. */
+void ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out);
+/* dst = rows order[0..dst->rows) of src (row-major; order NULL: all); converts where dst has another dtype. */
+void ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
+/* The same of columns, both of one dtype and row-major. */
+void ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
+/* Row i of src (fp32, row-major) to row f of dst where places[f] is i; rows of dst that have no place become zero. With
+   add, src is added and they stay. */
+void ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst, bool add);
+/* out[order[c]] (+)= the sum of column c of m; order NULL: out[c]. The others of out's n become 0, unless added to. */
+void ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out, bool add);
+
+/* ---- masked.h ---- */
+
+/* out[t, i] = dt[t] . w[w_rows[i]] where alive[t, columns[i]] is above zero (or NaN), else 0. */
+typedef struct ffn_masked {
+  esmm_matrix dt, w;               /* [tokens, d], [.., d]: fp32, row-major */
+  esmm_matrix alive;               /* [tokens, ..], row-major */
+  esmm_matrix out;                 /* [tokens, features], fp32, row-major */
+  const int32_t *w_rows, *columns; /* NULL: i */
+} ffn_masked;
+
+void ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job);
+void ffn_masked_avx512(int threads, const ffn_masked *job);
+void ffn_masked_avx2(int threads, const ffn_masked *job);
+void ffn_masked_portable(int threads, const ffn_masked *job);
+
+#endif

@@ -1,0 +1,8 @@
+/* masked_avx2.c: see masked.h. */
+#include "cpu/vec_avx2.h"
+#include "masked.h"
+
+void ffn_masked_avx2(int threads, const ffn_masked *job)
+{
+  masked_all(threads, job);
+}

@@ -1,0 +1,8 @@
+/* masked_portable.c: see masked.h. */
+#include "cpu/vec_portable.h"
+#include "masked.h"
+
+void ffn_masked_portable(int threads, const ffn_masked *job)
+{
+  masked_all(threads, job);
+}

@@ -1,0 +1,879 @@
+/*
+ * test_epilogue.c: bias, activation, gate and residual in every mix, in every dtype and order of C, at ragged shapes,
+ * by every kernel of the CPU and by the plan's own choice; and the statistics of C that come with them.
+ *
+ * The oracle is a loop in float64 that follows the order of operations in esmm.h, with a bound on the error of each
+ * step. The statistics must be exactly those of a pass over C as it was stored.
+ *
+ *   ESMM_TEST_CASES=n   at most n / 10 mixes (sanitizer builds), since every kernel runs each of them
+ */
+#include "bounded.h"
+#include "harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+enum { MOST_M = 131, MOST_N = 200, MOST_K = 260 };
+
+static const esmm_activation ACTIVATIONS[] = {ESMM_ACT_NONE, ESMM_ACT_RELU,      ESMM_ACT_RELU2,
+                                              ESMM_ACT_GELU, ESMM_ACT_GELU_TANH, ESMM_ACT_SILU};
+
+/* ---- a mix ---- */
+
+typedef enum residual_kind { NO_RESIDUAL, OTHER_RESIDUAL, C_ITSELF } residual_kind;
+
+typedef struct mix {
+  int64_t m, n, k;
+  esmm_activation activation;
+  bool bias, gate;
+  residual_kind residual;
+  esmm_dtype dtype_c, dtype_a, dtype_r;
+  esmm_order order_c, order_a, order_r;
+  float alpha, beta;
+  int threads;                        /* 0 or 1: which context */
+  int64_t c_strip_rows, a_strip_rows; /* 0: 8, and no pattern of A */
+  bool count, bitmaps;
+  uint64_t seed;
+} mix;
+
+static void describe(const mix *x, const char *kernel, const char *weights, char *out, size_t room)
+{
+  static const char *const acts[] = {"none", "relu", "relu2", "gelu", "gelu_tanh", "silu"};
+  static const char *const residuals[] = {"none", "other", "C"};
+  (void)snprintf(out, room,
+                 "%s, %s weights, %lld x %lld x %lld, %s%s%s, residual %s %s %s, C %s %s, A %s %s, alpha %g, beta %g, "
+                 "context %d, strips %lld of C, %lld of A%s%s, seed %llu",
+                 kernel, weights, (long long)x->m, (long long)x->n, (long long)x->k, acts[x->activation],
+                 x->bias ? ", bias" : "", x->gate ? ", gate" : "", residuals[x->residual], esmm_dtype_str(x->dtype_r),
+                 x->order_r ? "columns" : "rows", esmm_dtype_str(x->dtype_c), x->order_c ? "columns" : "rows",
+                 esmm_dtype_str(x->dtype_a), x->order_a ? "columns" : "rows", (double)x->alpha, (double)x->beta,
+                 x->threads, (long long)x->c_strip_rows, (long long)x->a_strip_rows, x->count ? ", counted" : "",
+                 x->bitmaps ? ", bitmaps" : "", (unsigned long long)x->seed);
+}
+
+/* How B is prepared: the kernels of a format want theirs. */
+typedef struct preparation {
+  const char *name;
+  esmm_prepare_opts opts;
+} preparation;
+
+/* Blocks at the edge of a small matrix are more than it has: room enough. */
+#define PREPARE(...)                                                       \
+  {                                                                        \
+    .size = sizeof(esmm_prepare_opts), .max_bytes_ratio = 1e6, __VA_ARGS__ \
+  }
+static const preparation PREPARATIONS[] = {
+    {"dense", PREPARE(.format = ESMM_FORMAT_DENSE)},
+    {"bsr 8x16", PREPARE(.format = ESMM_FORMAT_BSR, .block_rows = 8, .block_cols = 16)},
+    {"bsr 32x32", PREPARE(.format = ESMM_FORMAT_BSR)},
+    {"nm 2:4", PREPARE(.format = ESMM_FORMAT_NM)},
+};
+
+static esmm_ctx *contexts[2]; /* of one and of two threads */
+static th_arena arena_a, arena_c, arena_r, arena_counts, arena_bias, arena_gate_bias;
+static char now[900];
+static int64_t runs, refused;
+static int64_t runs_of[256]; /* by kernel */
+
+typedef struct product {
+  double *sum, *magnitude; /* [m, n] */
+} product;
+
+/* One mix, ready to run. */
+typedef struct setting {
+  const mix *x;
+  esmm_matrix a, c, r;
+  esmm_matrix b, g; /* fp32, rows */
+  float *bias, *gate_bias;
+  int32_t *counts;
+  esmm_pattern *a_pattern;
+  unsigned char *before; /* C's bytes */
+  size_t c_bytes;
+  product of_b, of_g;
+  number *want; /* [m, n] */
+} setting;
+
+static void fill(esmm_matrix *m, th_rng *rng, double density, double scale)
+{
+  for (int64_t i = 0; i < m->rows; i++)
+    for (int64_t j = 0; j < m->cols; j++)
+      th_set(m, i, j, th_unit(rng) < density ? scale * (2 * th_unit(rng) - 1) : 0.0);
+}
+
+/* B with two nonzeros of four k's at most, and whole 8 x 16 blocks of zeros: it fits every format. */
+static void fill_b(esmm_matrix *b, th_rng *rng)
+{
+  for (int64_t k = 0; k < b->rows; k++)
+    for (int64_t j = 0; j < b->cols; j++) {
+      th_rng block = {(uint64_t)(k / 8 * 1000 + j / 16 + 7)};
+      const bool alive = th_next(&block) % 4 != 0 && (k % 4 == (j + k / 4) % 4 || k % 4 == (j + 1) % 4);
+      const double value = 2 * th_unit(rng) - 1;
+      th_set(b, k, j, alive ? value : 0.0);
+    }
+}
+
+/* x = alpha A B + beta C + bias at one element, with its error. */
+static number branch(const setting *s, const product *b, const float *bias, double beta, int64_t i, int64_t j)
+{
+  const double alpha = (double)s->x->alpha, sum = alpha != 0 ? b->sum[i * s->x->n + j] : 0;
+  const double magnitude = alpha != 0 ? b->magnitude[i * s->x->n + j] : 0;
+  const double old = beta != 0 ? beta * th_get(&s->c, i, j) : 0, add = bias ? (double)bias[j] : 0;
+  const double size = fabs(alpha) * magnitude + fabs(old) + fabs(add);
+  return (number){alpha * sum + old + add, ((double)s->x->k + 6) * UNIT * size + 0x1p-149};
+}
+
+static void *room(int64_t count, size_t size)
+{
+  void *p = malloc((size_t)(count + 1) * size);
+  assert_non_null(p);
+  return p;
+}
+
+static double *as_doubles(const esmm_matrix *m)
+{
+  double *out = room(m->rows * m->cols, sizeof *out);
+  for (int64_t i = 0; i < m->rows; i++)
+    for (int64_t j = 0; j < m->cols; j++)
+      out[i * m->cols + j] = th_get(m, i, j);
+  return out;
+}
+
+static product multiply(const esmm_matrix *a, const esmm_matrix *b)
+{
+  double *x = as_doubles(a), *y = as_doubles(b);
+  const product p = {room(a->rows * b->cols, sizeof(double)), room(a->rows * b->cols, sizeof(double))};
+  th_oracle(a->rows, b->cols, a->cols, x, y, p.sum, p.magnitude);
+  free(x);
+  free(y);
+  return p;
+}
+
+static void make_want(setting *s)
+{
+  const mix *x = s->x;
+  s->of_b = multiply(&s->a, &s->b);
+  s->of_g = multiply(&s->a, &s->g);
+  s->want = room(x->m * x->n, sizeof *s->want);
+  for (int64_t i = 0; i < x->m; i++)
+    for (int64_t j = 0; j < x->n; j++) {
+      number y = branch(s, &s->of_b, s->bias, (double)x->beta, i, j);
+      if (x->gate)
+        y = times(activated(x->activation, branch(s, &s->of_g, s->gate_bias, 0, i, j)), y);
+      else
+        y = activated(x->activation, y);
+      if (x->residual != NO_RESIDUAL)
+        y = plus(y, th_get(&s->r, i, j));
+      s->want[i * x->n + j] = y;
+    }
+}
+
+static void set_up(setting *s, const mix *x)
+{
+  th_rng rng = {x->seed};
+  *s = (setting){.x = x};
+  th_matrix_place(&arena_a, &s->a, x->m, x->k, (int64_t)(x->seed % 3), x->dtype_a, x->order_a);
+  th_matrix_place(&arena_c, &s->c, x->m, x->n, (int64_t)(x->seed % 4), x->dtype_c, x->order_c);
+  th_matrix_place(&arena_r, &s->r, x->m, x->n, (int64_t)(x->seed % 2), x->dtype_r, x->order_r);
+  s->b = th_matrix_alloc(x->k, x->n, ESMM_F32);
+  s->g = th_matrix_alloc(x->k, x->n, ESMM_F32);
+  fill(&s->a, &rng, 0.4, 1.5);
+  fill(&s->c, &rng, 0.9, 2);
+  fill(&s->r, &rng, 0.5, 2);
+  fill_b(&s->b, &rng);
+  fill_b(&s->g, &rng);
+  if (x->residual == C_ITSELF)
+    s->r = s->c;
+  if (x->bias) {
+    s->bias = th_place(&arena_bias, (size_t)x->n * sizeof(float));
+    s->gate_bias = x->gate ? th_place(&arena_gate_bias, (size_t)x->n * sizeof(float)) : NULL;
+    for (int64_t j = 0; j < x->n; j++) {
+      s->bias[j] = (float)(2 * th_unit(&rng) - 1);
+      if (x->gate)
+        s->gate_bias[j] = (float)(2 * th_unit(&rng) - 1);
+    }
+  }
+  s->counts = x->count ? th_place(&arena_counts, (size_t)x->n * sizeof(int32_t)) : NULL;
+  if (x->a_strip_rows)
+    assert_int_equal(esmm_pattern_extract(contexts[0], &s->a, x->a_strip_rows, &s->a_pattern), ESMM_OK);
+  s->c_bytes = th_matrix_bytes(&s->c);
+  s->before = room((int64_t)s->c_bytes, 1);
+  if (s->c_bytes)
+    memcpy(s->before, s->c.data, s->c_bytes);
+  make_want(s);
+}
+
+static void tear_down(setting *s)
+{
+  esmm_pattern_free(s->a_pattern);
+  free(s->b.data);
+  free(s->g.data);
+  free(s->before);
+  free(s->want);
+  free(s->of_b.sum);
+  free(s->of_b.magnitude);
+  free(s->of_g.sum);
+  free(s->of_g.magnitude);
+}
+
+static void check_values(const setting *s)
+{
+  const esmm_dtype dtype = s->c.dtype;
+  const double smallest = dtype == ESMM_F16 ? 0x1p-25 : dtype == ESMM_BF16 ? 0x1p-134 : 0x1p-149;
+  for (int64_t i = 0; i < s->x->m; i++)
+    for (int64_t j = 0; j < s->x->n; j++) {
+      const number want = s->want[i * s->x->n + j];
+      const double got = th_get(&s->c, i, j),
+                   bound = want.error + th_roundoff(dtype) * (fabs(want.is) + want.error) + smallest;
+      if (fabs(want.is) + bound < th_largest(dtype) && !(fabs(got - want.is) <= bound))
+        fail_msg("%s: C[%lld,%lld] is %.9g, not %.9g +- %.2g", now, (long long)i, (long long)j, got, want.is, bound);
+    }
+}
+
+static bool is_nonzero(const esmm_matrix *c, int64_t i, int64_t j)
+{
+  const double x = th_get(c, i, j);
+  return x != 0 || isnan(x);
+}
+
+/* The counts are those of a pass of our own; the pattern is esmm_pattern_extract's, whose bits are that pass's too. */
+static void check_statistics(const esmm_matrix *c, const int32_t *counts, const esmm_pattern *got, int64_t strip_rows)
+{
+  for (int64_t j = 0; counts && j < c->cols; j++) {
+    int64_t want = 0;
+    for (int64_t i = 0; i < c->rows; i++)
+      want += is_nonzero(c, i, j);
+    if (counts[j] != want)
+      fail_msg("%s: column %lld has %lld nonzeros, counted %lld", now, (long long)j, (long long)want,
+               (long long)counts[j]);
+  }
+  if (!got)
+    return;
+  esmm_pattern *want = NULL;
+  assert_int_equal(esmm_pattern_extract(contexts[0], c, strip_rows, &want), ESMM_OK);
+  if (esmm_pattern_strips(got) != esmm_pattern_strips(want) || esmm_pattern_k(got) != c->cols ||
+      esmm_pattern_strip_rows(got) != strip_rows || esmm_pattern_density(got) != esmm_pattern_density(want))
+    fail_msg("%s: the pattern has %lld strips of %lld rows, density %g, not %lld of %lld, %g", now,
+             (long long)esmm_pattern_strips(got), (long long)esmm_pattern_strip_rows(got), esmm_pattern_density(got),
+             (long long)esmm_pattern_strips(want), (long long)strip_rows, esmm_pattern_density(want));
+  for (int64_t strip = 0; strip < esmm_pattern_strips(want); strip++)
+    if (memcmp(esmm_pattern_bits(got, strip), esmm_pattern_bits(want, strip), (size_t)(c->cols + 63) / 64 * 8) != 0)
+      fail_msg("%s: strip %lld of the pattern is not that of C", now, (long long)strip);
+  for (int64_t i = 0; i < c->rows; i++)
+    for (int64_t j = 0; j < c->cols; j++)
+      if (is_nonzero(c, i, j) && !(esmm_pattern_bits(got, i / strip_rows)[j / 64] >> (j % 64) & 1))
+        fail_msg("%s: C[%lld,%lld] is not zero, its bit is", now, (long long)i, (long long)j);
+  esmm_pattern_free(want);
+}
+
+static esmm_matmul_opts options(setting *s, const esmm_weights *gate, esmm_pattern **pattern)
+{
+  const mix *x = s->x;
+  return (esmm_matmul_opts){.size = sizeof(esmm_matmul_opts),
+                            .alpha = &x->alpha,
+                            .beta = &x->beta,
+                            .bias = s->bias,
+                            .activation = x->activation,
+                            .a_pattern = s->a_pattern,
+                            .residual = x->residual != NO_RESIDUAL ? &s->r : NULL,
+                            .gate = gate,
+                            .gate_bias = gate ? s->gate_bias : NULL,
+                            .column_nonzeros = s->counts,
+                            .c_strip_rows = x->c_strip_rows,
+                            .c_pattern = x->bitmaps ? pattern : NULL};
+}
+
+/* One kernel on one mix. Returns whether it could run. */
+static bool run_one(setting *s, const esmm_weights *w, const esmm_weights *gate, const char *kernel)
+{
+  const mix *x = s->x;
+  esmm_pattern *pattern = (esmm_pattern *)(void *)&pattern; /* must not be left so */
+  esmm_matmul_opts opts = options(s, x->gate ? gate : NULL, &pattern);
+  opts.force = kernel;
+  if (s->c_bytes)
+    memcpy(s->c.data, s->before, s->c_bytes);
+  for (int64_t j = 0; s->counts && j < x->n; j++)
+    s->counts[j] = -77;
+  esmm_stats stats = {.size = sizeof stats};
+  const esmm_status status = esmm_matmul(contexts[x->threads], &s->a, w, &s->c, &opts, &stats);
+  if (status == ESMM_ERR_UNSUPPORTED) {
+    for (int64_t j = 0; s->counts && j < x->n; j++)
+      assert_int_equal(s->counts[j], -77);
+    if (x->bitmaps)
+      assert_null(pattern);
+    if (s->c_bytes)
+      assert_memory_equal(s->c.data, s->before, s->c_bytes);
+    return false;
+  }
+  if (status != ESMM_OK)
+    fail_msg("%s: %s", now, esmm_ctx_error(contexts[x->threads]));
+  check_values(s);
+  check_statistics(&s->c, s->counts, x->bitmaps ? pattern : NULL, x->c_strip_rows ? x->c_strip_rows : 8);
+  if (!th_guards_intact(&arena_c) || (x->count && !th_guards_intact(&arena_counts)))
+    fail_msg("%s: wrote beside C or the counts", now);
+  if (x->bitmaps)
+    esmm_pattern_free(pattern);
+  if (stats.flop_dense != (x->gate ? 4.0 : 2.0) * (double)(x->m * x->n * x->k) ||
+      !(stats.flop_useful <= stats.flop_dense && stats.joint_density <= 1.0))
+    fail_msg("%s: %g useful FLOP of %g, joint density %g", now, stats.flop_useful, stats.flop_dense,
+             stats.joint_density);
+  return true;
+}
+
+static void run_mix(const mix *x)
+{
+  setting s;
+  set_up(&s, x);
+  for (int f = 0; f < COUNT(PREPARATIONS); f++) {
+    esmm_weights *w = NULL, *gate = NULL;
+    /* The gate need not be of the other's format. */
+    const esmm_prepare_opts *gate_opts = &PREPARATIONS[x->seed % 2 ? f : 0].opts;
+    if (esmm_prepare(contexts[0], &s.b, &PREPARATIONS[f].opts, &w) != ESMM_OK ||
+        esmm_prepare(contexts[0], &s.g, gate_opts, &gate) != ESMM_OK)
+      fail_msg("%s: %s", PREPARATIONS[f].name, esmm_ctx_error(contexts[0]));
+    for (int i = -1; i < esmm_kernel_count(); i++) {
+      esmm_kernel_info info = {.size = sizeof info, .name = "auto"};
+      if (i >= 0)
+        assert_int_equal(esmm_kernel_get(contexts[0], i, &info), ESMM_OK);
+      if (i >= 0 && !info.available)
+        continue;
+      describe(x, info.name, PREPARATIONS[f].name, now, sizeof now);
+      const bool ran = run_one(&s, w, gate, info.name);
+      if (i < 0 && !ran)
+        fail_msg("%s: %s", now, esmm_ctx_error(contexts[x->threads]));
+      runs += ran;
+      refused += !ran;
+      runs_of[i + 1] += ran;
+    }
+    esmm_weights_free(w);
+    esmm_weights_free(gate);
+  }
+  tear_down(&s);
+}
+
+/* ---- the table ---- */
+
+static const int64_t SHAPES[][3] = {
+    {1, 1, 1},     {1, 200, 64},  {2, 33, 7},    {7, 64, 65},  {8, 65, 130},  {13, 31, 3},
+    {16, 16, 16},  {17, 97, 260}, {33, 130, 33}, {64, 63, 64}, {65, 129, 20}, {131, 47, 12},
+    {9, 200, 100}, {40, 8, 0},    {0, 9, 4},     {5, 0, 4},    {3, 70, 129},  {131, 1, 40},
+};
+
+static void every_mix(void **state)
+{
+  (void)state;
+  const int mixes = COUNT(ACTIVATIONS) * 2 * 3 * 2 * 3 * 2;
+  const int most = (int)(th_env_int("ESMM_TEST_CASES", 10 * mixes) / 10) + 1;
+  const int stride = most < mixes ? mixes / most * 2 + 1 : 1; /* two turns of each; odd, so that all levels come up */
+  static const float alphas[] = {1, 0.5f, 1, -2, 1, 0}, betas[] = {0, 1, 0, 0.5f, 0};
+  static const int64_t strips[] = {0, 1, 3, 8, 16, 5, 32, 64, 200};
+  for (int i = 0; i < mixes; i += stride)
+    for (int turn = 0; turn < 2; turn++) {
+      th_rng rng = {(uint64_t)(i * 2 + turn) * 77 + 5};
+      int rest = i;
+      mix x = {.seed = th_next(&rng) % 100000 + 1};
+      x.activation = ACTIVATIONS[rest % COUNT(ACTIVATIONS)];
+      rest /= COUNT(ACTIVATIONS);
+      x.bias = rest % 2;
+      rest /= 2;
+      x.residual = (residual_kind)(rest % 3);
+      rest /= 3;
+      x.gate = rest % 2;
+      rest /= 2;
+      x.dtype_c = (esmm_dtype)(rest % 3);
+      x.order_c = (esmm_order)(rest / 3);
+      /* Shapes in turn, so that every mix of two of the above meets several; the rest as it falls. */
+      const int64_t *shape = SHAPES[(i * 5 + i / 18 + turn * 7) % COUNT(SHAPES)];
+      x.m = shape[0];
+      x.n = shape[1];
+      x.k = shape[2];
+      x.dtype_a = (esmm_dtype)th_below(&rng, 3);
+      x.order_a = (esmm_order)th_below(&rng, 2);
+      x.dtype_r = x.residual == C_ITSELF ? x.dtype_c : (esmm_dtype)th_below(&rng, 3);
+      x.order_r = x.residual == C_ITSELF ? x.order_c : (esmm_order)th_below(&rng, 2);
+      x.alpha = alphas[th_below(&rng, COUNT(alphas))];
+      x.beta = betas[th_below(&rng, COUNT(betas))];
+      x.threads = (int)th_below(&rng, 2);
+      x.c_strip_rows = strips[th_below(&rng, COUNT(strips))];
+      x.a_strip_rows = strips[th_below(&rng, COUNT(strips))];
+      x.count = th_below(&rng, 4) != 0;
+      x.bitmaps = th_below(&rng, 4) != 0;
+      run_mix(&x);
+    }
+  print_message("# %lld products, %lld that a kernel cannot do\n", (long long)runs, (long long)refused);
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(contexts[0], i, &info), ESMM_OK);
+    if (info.available && runs_of[i + 1] < 4)
+      fail_msg("%s ran %lld of the products", info.name, (long long)runs_of[i + 1]);
+  }
+}
+
+/* The plain product, whose sums go straight into C, is counted like any other: also where a thread's block is large. */
+static void plain_products_are_counted(void **state)
+{
+  (void)state;
+  const mix shapes[] = {{.m = 300, .n = 1100, .k = 40}, {.m = 130, .n = 70, .k = 700}, {.m = 15, .n = 3000, .k = 9}};
+  for (int i = 0; i < COUNT(shapes); i++)
+    for (int beta = 0; beta < 2; beta++) {
+      mix x = shapes[i];
+      x.alpha = 1;
+      x.beta = (float)beta;
+      x.threads = 1;
+      x.count = x.bitmaps = true;
+      x.c_strip_rows = i == 1 ? 7 : 0;
+      x.seed = 4 + (uint64_t)i;
+      th_arena *arenas[] = {&arena_a, &arena_c, &arena_r};
+      for (int j = 0; j < COUNT(arenas); j++) {
+        th_arena_free(arenas[j]);
+        th_arena_create(arenas[j], (size_t)4 << 20);
+      }
+      run_mix(&x);
+    }
+}
+
+/* ---- gated products in blocks of rows ---- */
+
+static void gated_in_blocks_of_rows(void **state)
+{
+  (void)state;
+  enum { M = 200, N = 33000, K = 3, LATE = 192 }; /* so wide that the gate's branch has room for 128 rows */
+  static const int64_t a_strips[] = {0, 1, 7, 96, 130, 1000};
+  esmm_matrix a = th_matrix_alloc(M, K, ESMM_F32), b = th_matrix_alloc(K, N, ESMM_F32),
+              g = th_matrix_alloc(K, N, ESMM_F32), c = th_matrix_alloc(M, N, ESMM_F32);
+  int32_t *counts = room(N, sizeof *counts);
+  th_fill(&a, 1, 0.4, true);
+  for (int64_t i = 0; i < M; i++) /* a bit that only the strips of the last rows have */
+    th_set(&a, i, 2, i < LATE ? 0 : 3);
+  th_fill(&b, 2, 0.6, true);
+  th_fill(&g, 3, 0.6, true);
+  float *want = room((int64_t)M * N, sizeof *want); /* small integers: exact */
+  const float *x = a.data, *y = b.data, *z = g.data;
+  for (int64_t i = 0; i < M; i++)
+    for (int64_t j = 0; j < N; j++) {
+      float up = 0, open = 0;
+      for (int64_t k = 0; k < K; k++) {
+        up += x[i * K + k] * y[k * N + j];
+        open += x[i * K + k] * z[k * N + j];
+      }
+      want[i * N + j] = open > 0 ? open * up : 0;
+    }
+  for (int f = 0; f < 2; f++) {
+    esmm_weights *w = NULL, *gate = NULL;
+    assert_int_equal(esmm_prepare(contexts[1], &b, &PREPARATIONS[f].opts, &w), ESMM_OK);
+    assert_int_equal(esmm_prepare(contexts[1], &g, &PREPARATIONS[f].opts, &gate), ESMM_OK);
+    for (int i = 0; i < esmm_kernel_count(); i++)
+      for (int strip = 0; strip < COUNT(a_strips); strip++) {
+        esmm_kernel_info info = {.size = sizeof info};
+        assert_int_equal(esmm_kernel_get(contexts[1], i, &info), ESMM_OK);
+        if (!info.available)
+          continue;
+        esmm_pattern *of_a = NULL, *of_c = NULL;
+        if (a_strips[strip])
+          assert_int_equal(esmm_pattern_extract(contexts[1], &a, a_strips[strip], &of_a), ESMM_OK);
+        const esmm_matmul_opts opts = {.size = sizeof opts,
+                                       .force = info.name,
+                                       .a_pattern = of_a,
+                                       .activation = ESMM_ACT_RELU,
+                                       .gate = gate,
+                                       .column_nonzeros = counts,
+                                       .c_strip_rows = 9,
+                                       .c_pattern = &of_c};
+        (void)snprintf(now, sizeof now, "%s, %s, strips of %lld rows", info.name, PREPARATIONS[f].name,
+                       (long long)a_strips[strip]);
+        memset(c.data, 0xff, (size_t)M * N * sizeof(float));
+        esmm_stats stats = {.size = sizeof stats};
+        const esmm_status status = esmm_matmul(contexts[1], &a, w, &c, &opts, &stats);
+        if (status == ESMM_OK) {
+          const float *out = c.data;
+          for (int64_t at = 0; at < (int64_t)M * N; at++)
+            if (out[at] != want[at])
+              fail_msg("%s: C[%lld,%lld] is %g, not %g", now, (long long)(at / N), (long long)(at % N), (double)out[at],
+                       (double)want[at]);
+          if (strip == 0) /* blocks that end within a strip of C */
+            check_statistics(&c, counts, of_c, 9);
+          assert_true(stats.joint_density > 0 && stats.joint_density <= 1);
+          assert_true(fabs(stats.skipped_share - (1 - stats.flop_useful / stats.flop_dense)) < 1e-12);
+        } else {
+          assert_int_equal(status, ESMM_ERR_UNSUPPORTED);
+          assert_null(of_c);
+        }
+        esmm_pattern_free(of_a);
+        esmm_pattern_free(of_c);
+      }
+    esmm_weights_free(w);
+    esmm_weights_free(gate);
+  }
+  free(a.data);
+  free(b.data);
+  free(g.data);
+  free(c.data);
+  free(counts);
+  free(want);
+}
+
+/* ---- the next product takes the pattern ---- */
+
+static void a_pattern_saves_the_next_scan(void **state)
+{
+  (void)state;
+  esmm_matrix a = th_matrix_alloc(70, 90, ESMM_F32), b1 = th_matrix_alloc(90, 150, ESMM_F32),
+              b2 = th_matrix_alloc(150, 50, ESMM_F32), h = th_matrix_alloc(70, 150, ESMM_BF16),
+              with = th_matrix_alloc(70, 50, ESMM_F32), without = th_matrix_alloc(70, 50, ESMM_F32);
+  th_fill(&a, 1, 0.5, false);
+  th_fill(&b1, 2, 1, false);
+  th_fill(&b2, 3, 0.5, false);
+  float bias[150];
+  for (int j = 0; j < 150; j++)
+    bias[j] = j % 3 ? -9.0f : 0.5f; /* most of h is zero for good */
+  esmm_weights *w1 = NULL, *w2 = NULL;
+  esmm_pattern *pattern = NULL;
+  assert_int_equal(esmm_prepare(contexts[1], &b1, NULL, &w1), ESMM_OK);
+  assert_int_equal(esmm_prepare(contexts[1], &b2, NULL, &w2), ESMM_OK);
+  const esmm_matmul_opts first = {
+      .size = sizeof first, .bias = bias, .activation = ESMM_ACT_RELU2, .c_pattern = &pattern};
+  assert_int_equal(esmm_matmul(contexts[1], &a, w1, &h, &first, NULL), ESMM_OK);
+  assert_true(esmm_pattern_density(pattern) < 0.5);
+  esmm_matmul_opts second = {.size = sizeof second, .force = "joint", .a_pattern = pattern};
+  esmm_stats stats = {.size = sizeof stats};
+  assert_int_equal(esmm_matmul(contexts[1], &h, w2, &with, &second, &stats), ESMM_OK);
+  assert_true(stats.joint_density < 0.5);
+  second.a_pattern = NULL;
+  assert_int_equal(esmm_matmul(contexts[1], &h, w2, &without, &second, NULL), ESMM_OK);
+  for (int64_t i = 0; i < 70; i++)
+    for (int64_t j = 0; j < 50; j++)
+      if (!(fabs(th_get(&with, i, j) - th_get(&without, i, j)) <= 1e-4))
+        fail_msg("C[%lld,%lld] is %g with the pattern, %g without", (long long)i, (long long)j, th_get(&with, i, j),
+                 th_get(&without, i, j));
+  esmm_pattern_free(pattern);
+  esmm_weights_free(w1);
+  esmm_weights_free(w2);
+  esmm_matrix *all[] = {&a, &b1, &b2, &h, &with, &without};
+  for (int i = 0; i < COUNT(all); i++)
+    free(all[i]->data);
+}
+
+/* ---- the activations alone: C = act(1 * bias), by each instruction set ---- */
+
+/* bias through every kernel: a product with k = 1 whose A is zero, so that the sum is zero. Rows: 1. */
+static void through(const char *kernel, esmm_activation activation, esmm_matrix *a, const esmm_weights *w,
+                    const float *x, esmm_matrix *c)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel, .bias = x, .activation = activation};
+  if (esmm_matmul(contexts[0], a, w, c, &opts, NULL) != ESMM_OK)
+    fail_msg("%s: %s", kernel, esmm_ctx_error(contexts[0]));
+}
+
+static void activations_are_exact(void **state)
+{
+  (void)state;
+  enum { N = 1 << 16 };
+  esmm_matrix a = th_matrix_alloc(1, 1, ESMM_F32), b = th_matrix_alloc(1, N, ESMM_F32),
+              c = th_matrix_alloc(1, N, ESMM_F32);
+  float *x = room(N, sizeof *x);
+  memset(a.data, 0, sizeof(float));
+  memset(b.data, 0, N * sizeof(float));
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(contexts[0], &b, NULL, &w), ESMM_OK);
+  for (int i = 0; i < N; i++) { /* floats of every size and sign, subnormals and the largest too; then the middle */
+    uint32_t bits = (uint32_t)i << 16 | ((uint32_t)i * 40503u & 0xffffu);
+    memcpy(&x[i], &bits, sizeof bits);
+    if (isnan(x[i]) || i % 3 == 0)
+      x[i] = (float)(i - N / 2) * (30.0f / N) + (float)(i % 7) * 1e-4f;
+  }
+  x[5] = INFINITY;
+  x[6] = -INFINITY;
+  x[7] = NAN;
+  x[8] = -0.0f;
+  for (int i = 0; i < esmm_kernel_count(); i++) {
+    esmm_kernel_info info = {.size = sizeof info};
+    assert_int_equal(esmm_kernel_get(contexts[0], i, &info), ESMM_OK);
+    if (!info.available || (strncmp(info.name, "dense", 5) != 0 && strcmp(info.name, "ref") != 0))
+      continue;
+    for (int f = 0; f < COUNT(ACTIVATIONS); f++) {
+      const esmm_activation activation = ACTIVATIONS[f];
+      through(info.name, activation, &a, w, x, &c);
+      const float *y = c.data;
+      assert_true(y[5] == INFINITY && isnan(y[7]) && y[8] == 0);
+      assert_true(y[6] == (activation == ESMM_ACT_NONE ? -INFINITY : 0));
+      double worst = 0;
+      for (int j = 9; j < N; j++) {
+        if (isinf(x[j]))
+          continue;
+        const double want = activate(activation, (double)x[j]);
+        if (fabs(want) > 3.4e38)
+          continue;
+        const double ulp = fabs(want) < 0x1p-126 ? 0x1p-149 : ldexp(1, ilogb(want) - 23);
+        const double off = fabs((double)y[j] - want) / ulp;
+        worst = off > worst || isnan(off) ? off : worst;
+      }
+      if (!(worst <= 0.51)) /* documented */
+        fail_msg("%s: activation %d is off by %g ulp", info.name, (int)activation, worst);
+    }
+  }
+  esmm_weights_free(w);
+  free(a.data);
+  free(b.data);
+  free(c.data);
+  free(x);
+}
+
+/* Rounded away in C's dtype is zero, in C, in the counts and in the bitmaps; -0 is zero, NaN and Inf are not. */
+static void statistics_are_of_c_as_stored(void **state)
+{
+  (void)state;
+  enum { N = 9 };
+  const float bias[N] = {1e-9f, -1e-9f, 0.0f, -0.0f, NAN, INFINITY, -INFINITY, 1e30f, 3e-8f};
+  static const int32_t want[3][N] = {
+      {2, 2, 0, 0, 2, 2, 2, 2, 2}, /* fp32 */
+      {2, 2, 0, 0, 2, 2, 2, 2, 2}, /* bf16: the same range */
+      {0, 0, 0, 0, 2, 2, 2, 2, 2}, /* fp16: 2^-25 and less is zero, 1e30 is Inf; 3e-8 is just above */
+  };
+  esmm_matrix a = th_matrix_alloc(2, 3, ESMM_F32), b = th_matrix_alloc(3, N, ESMM_F32);
+  memset(a.data, 0, 6 * sizeof(float));
+  th_fill(&b, 1, 1, false);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(contexts[0], &b, NULL, &w), ESMM_OK);
+  for (int dtype = 0; dtype < 3; dtype++)
+    for (int order = 0; order < 2; order++) {
+      esmm_matrix c = th_matrix_alloc(2, N, (esmm_dtype)dtype);
+      c.order = (esmm_order)order;
+      c.ld = 0;
+      int32_t counts[N];
+      esmm_pattern *pattern = NULL;
+      const esmm_matmul_opts opts = {
+          .size = sizeof opts, .bias = bias, .column_nonzeros = counts, .c_strip_rows = 2, .c_pattern = &pattern};
+      assert_int_equal(esmm_matmul(contexts[0], &a, w, &c, &opts, NULL), ESMM_OK);
+      for (int j = 0; j < N; j++) {
+        assert_int_equal(counts[j], want[dtype][j]);
+        assert_int_equal(esmm_pattern_bits(pattern, 0)[0] >> j & 1, want[dtype][j] != 0);
+      }
+      esmm_pattern_free(pattern);
+      free(c.data);
+    }
+  esmm_weights_free(w);
+  free(a.data);
+  free(b.data);
+}
+
+/* ---- what is refused, and what is left as it was ---- */
+
+typedef struct desk {
+  esmm_matrix a, b, c, other;
+  esmm_weights *w, *narrow;
+  esmm_matmul_opts opts;
+  esmm_pattern *pattern;
+  int32_t counts[40];
+} desk;
+
+static void expect(desk *d, esmm_status want, const char *word1, const char *word2)
+{
+  static const int32_t untouched[40] = {0};
+  float *c = d->c.data;
+  for (int64_t i = 0; i < d->c.rows * d->c.cols; i++)
+    c[i] = 7;
+  memset(d->counts, 0, sizeof d->counts);
+  d->pattern = (esmm_pattern *)(void *)d;
+  d->opts.c_pattern = &d->pattern;
+  th_expect(word1, esmm_matmul(contexts[1], &d->a, d->w, &d->c, &d->opts, NULL), want, esmm_ctx_error(contexts[1]),
+            word1, word2);
+  assert_null(d->pattern);
+  for (int64_t i = 0; i < d->c.rows * d->c.cols; i++)
+    assert_true(c[i] == 7.0f);
+  assert_memory_equal(d->counts, untouched, sizeof untouched);
+  d->opts = (esmm_matmul_opts){.size = sizeof d->opts};
+}
+
+static void bad_options_are_refused(void **state)
+{
+  (void)state;
+  desk d = {.a = th_matrix_alloc(10, 20, ESMM_F32),
+            .b = th_matrix_alloc(20, 40, ESMM_F32),
+            .c = th_matrix_alloc(10, 40, ESMM_F32),
+            .other = th_matrix_alloc(10, 40, ESMM_F32),
+            .opts = {.size = sizeof d.opts}};
+  th_fill(&d.a, 1, 1, false);
+  th_fill(&d.b, 2, 1, false);
+  th_fill(&d.other, 3, 1, false);
+  esmm_matrix slice = d.b;
+  slice.cols = 30;
+  slice.ld = 40;
+  assert_int_equal(esmm_prepare(contexts[1], &d.b, NULL, &d.w), ESMM_OK);
+  assert_int_equal(esmm_prepare(contexts[1], &slice, NULL, &d.narrow), ESMM_OK);
+
+  d.opts.activation = (esmm_activation)6;
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->activation", "6");
+  d.opts.activation = (esmm_activation)-1;
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->activation", "-1");
+  d.opts.c_strip_rows = -3;
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->c_strip_rows", "-3");
+  d.opts.gate_bias = d.other.data;
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->gate_bias", "opts->gate is NULL");
+  d.opts.gate = d.narrow;
+  expect(&d, ESMM_ERR_SHAPE, "opts->gate", "20 x 30");
+  d.opts.column_nonzeros = (int32_t *)(void *)((char *)d.counts + 2);
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->column_nonzeros", "aligned");
+
+  esmm_matrix r = d.other;
+  r.rows = 9;
+  d.opts.residual = &r;
+  expect(&d, ESMM_ERR_SHAPE, "opts->residual", "9 x 40");
+  r = d.other;
+  r.ld = 39;
+  d.opts.residual = &r;
+  expect(&d, ESMM_ERR_LD, "opts->residual", "39");
+  r = d.other;
+  r.dtype = (esmm_dtype)9;
+  d.opts.residual = &r;
+  expect(&d, ESMM_ERR_DTYPE, "opts->residual", "9");
+  r = d.other;
+  r.data = NULL;
+  d.opts.residual = &r;
+  expect(&d, ESMM_ERR_ARGUMENT, "opts->residual", "NULL");
+  r = d.c; /* C itself, but turned */
+  r.order = ESMM_COL_MAJOR;
+  r.ld = 10;
+  d.opts.residual = &r;
+  expect(&d, ESMM_ERR_OVERLAP, "opts->residual", "c");
+  d.opts.gate = d.w;
+  d.opts.gate_bias = (const float *)d.c.data + 3;
+  expect(&d, ESMM_ERR_OVERLAP, "opts->gate_bias", "c");
+
+  struct {
+    const char *name;
+    const void *at;
+  } shared[] = {{"c", d.c.data},
+                {"a", d.a.data},
+                {"opts->residual", d.other.data},
+                {"opts->bias", d.other.data},
+                {"opts->gate_bias", d.other.data}};
+  for (int i = 0; i < COUNT(shared); i++) {
+    memcpy(&d.opts.column_nonzeros, &shared[i].at, sizeof shared[i].at);
+    d.opts.residual = i == 2 ? &d.other : NULL;
+    d.opts.bias = i == 3 ? d.other.data : NULL;
+    d.opts.gate = i == 4 ? d.w : NULL;
+    d.opts.gate_bias = i == 4 ? d.other.data : NULL;
+    expect(&d, ESMM_ERR_OVERLAP, "opts->column_nonzeros", shared[i].name);
+  }
+  d.opts.force = "no_such_kernel";
+  d.opts.column_nonzeros = d.counts;
+  expect(&d, ESMM_ERR_UNKNOWN_KERNEL, "no_such_kernel", "list");
+  d.opts.force = "decode"; /* m is 10: it can; strict it cannot */
+  d.opts.strict = 1;
+  d.opts.column_nonzeros = d.counts;
+  d.opts.gate = d.w;
+  expect(&d, ESMM_ERR_UNSUPPORTED, "decode", "strict");
+
+  /* More rows than 31 bits count: nothing of that size need be there. */
+  const esmm_matrix tall_a = {.rows = (int64_t)INT32_MAX + 1, .cols = 0}, empty = {.rows = 0, .cols = 0};
+  esmm_matrix tall_c = {.rows = tall_a.rows, .cols = 0};
+  esmm_weights *none = NULL;
+  int32_t count = 5;
+  esmm_matmul_opts opts = {.size = sizeof opts, .column_nonzeros = &count};
+  assert_int_equal(esmm_prepare(contexts[1], &empty, NULL, &none), ESMM_OK);
+  th_expect("rows", esmm_matmul(contexts[1], &tall_a, none, &tall_c, &opts, NULL), ESMM_ERR_OVERFLOW,
+            esmm_ctx_error(contexts[1]), "2147483648", "column_nonzeros");
+  assert_int_equal(count, 5);
+  esmm_weights_free(none);
+
+  esmm_weights_free(d.w);
+  esmm_weights_free(d.narrow);
+  free(d.a.data);
+  free(d.b.data);
+  free(d.c.data);
+  free(d.other.data);
+}
+
+/* A program that knows only the options up to `stream` still works; what lies behind is not looked at. */
+static void older_programs_still_work(void **state)
+{
+  (void)state;
+  esmm_matrix a = th_matrix_alloc(4, 4, ESMM_F32), b = th_matrix_alloc(4, 4, ESMM_F32),
+              c = th_matrix_alloc(4, 4, ESMM_F32);
+  th_fill(&a, 1, 1, true);
+  th_fill(&b, 2, 1, true);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(contexts[0], &b, NULL, &w), ESMM_OK);
+  esmm_matmul_opts opts;
+  memset(&opts, 0xff, sizeof opts);
+  memset(&opts, 0, offsetof(esmm_matmul_opts, residual));
+  opts.size = offsetof(esmm_matmul_opts, residual);
+  assert_int_equal(esmm_matmul(contexts[0], &a, w, &c, &opts, NULL), ESMM_OK);
+  esmm_weights_free(w);
+  free(a.data);
+  free(b.data);
+  free(c.data);
+}
+
+/* beta = 0 and no residual never read C; NaN and Inf go where IEEE takes them. */
+static void c_is_not_read_unless_asked(void **state)
+{
+  (void)state;
+  esmm_matrix a = th_matrix_alloc(20, 30, ESMM_F32), b = th_matrix_alloc(30, 40, ESMM_F32);
+  th_fill(&a, 1, 1, false);
+  th_fill(&b, 2, 1, false);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(contexts[1], &b, NULL, &w), ESMM_OK);
+  for (int f = 0; f < COUNT(ACTIVATIONS); f++)
+    for (int dtype = 0; dtype < 3; dtype++) {
+      esmm_matrix c = th_matrix_alloc(20, 40, (esmm_dtype)dtype);
+      memset(c.data, 0xff, (size_t)20 * 40 * esmm_dtype_size(c.dtype)); /* NaN */
+      const esmm_matmul_opts opts = {.size = sizeof opts, .activation = ACTIVATIONS[f], .gate = w};
+      assert_int_equal(esmm_matmul(contexts[1], &a, w, &c, &opts, NULL), ESMM_OK);
+      for (int64_t i = 0; i < 20; i++)
+        for (int64_t j = 0; j < 40; j++)
+          if (isnan(th_get(&c, i, j)))
+            fail_msg("activation %d, %s: C[%lld,%lld] was read", (int)ACTIVATIONS[f], esmm_dtype_str(c.dtype),
+                     (long long)i, (long long)j);
+      free(c.data);
+    }
+  esmm_weights_free(w);
+  free(a.data);
+  free(b.data);
+}
+
+static int make_all(void **state)
+{
+  (void)state;
+  th_arena_create(&arena_a, (size_t)MOST_M * (MOST_K + 4) * 8);
+  th_arena_create(&arena_c, (size_t)MOST_M * (MOST_N + 4) * 8);
+  th_arena_create(&arena_r, (size_t)MOST_M * (MOST_N + 4) * 8);
+  th_arena_create(&arena_counts, 65536);
+  th_arena_create(&arena_bias, 65536);
+  th_arena_create(&arena_gate_bias, 65536);
+  contexts[0] = th_ctx_on("cpu", 1);
+  contexts[1] = th_ctx_on("cpu", 2);
+  th_on_crash(now);
+  return 0;
+}
+
+static int free_all(void **state)
+{
+  (void)state;
+  th_arena *all[] = {&arena_a, &arena_c, &arena_r, &arena_counts, &arena_bias, &arena_gate_bias};
+  for (int i = 0; i < COUNT(all); i++)
+    th_arena_free(all[i]);
+  esmm_ctx_free(contexts[0]);
+  esmm_ctx_free(contexts[1]);
+  return 0;
+}
+
+int main(void)
+{
+  th_clean_environment();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_mix),
+      cmocka_unit_test(plain_products_are_counted),
+      cmocka_unit_test(gated_in_blocks_of_rows),
+      cmocka_unit_test(a_pattern_saves_the_next_scan),
+      cmocka_unit_test(activations_are_exact),
+      cmocka_unit_test(statistics_are_of_c_as_stored),
+      cmocka_unit_test(bad_options_are_refused),
+      cmocka_unit_test(older_programs_still_work),
+      cmocka_unit_test(c_is_not_read_unless_asked),
+  };
+  return cmocka_run_group_tests_name("epilogue", tests, make_all, free_all);
+}
