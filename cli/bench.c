@@ -128,7 +128,7 @@ static int step(bench *b, double density, bool first, bench_data *data, bench_re
   return status;
 }
 
-static void open_libraries(bench *b)
+void bench_open_libraries(bench *b)
 {
   if (b->once)
     return;
@@ -153,7 +153,7 @@ static int walk(bench *b, bench_report *report)
   bench_data data = {0};
   b->threads = esmm_ctx_threads(b->ctx);
   b->total = 100 * steps;
-  open_libraries(b);
+  bench_open_libraries(b);
   cli_progress_start(&b->progress, "bench");
   for (int i = 0; i < steps && status == CLI_GO; i++) {
     b->done = 100 * i;

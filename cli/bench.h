@@ -34,6 +34,11 @@ typedef struct bench {
   int done, total; /* for the progress line */
 } bench;
 
+/* ---- bench.c ---- */
+
+/* The dense libraries of b->ctx's device, b->gpu and b->threads being set; cublas_close(&b->cublas) afterwards. */
+void bench_open_libraries(bench *b);
+
 /* ---- bench_data.c ---- */
 
 enum { BENCH_TIMERS = 16, BENCH_STRIP = 128 };

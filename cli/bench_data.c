@@ -113,7 +113,8 @@ static int make_copies(bench *b, bench_data *data)
 {
   /* A dense B is random dense data already: then the libraries need no second set of it. */
   const esmm_generator *g = &b->problem.b.generator;
-  bool no_zeros = g->density == 1 && g->kind != ESMM_GEN_PATTERN && g->kind != ESMM_GEN_ACTIVATIONS;
+  bool no_zeros = g->density == 1 && b->problem.b.prune.format == ESMM_FORMAT_DENSE && g->kind != ESMM_GEN_PATTERN &&
+                  g->kind != ESMM_GEN_ACTIVATIONS;
   bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
   if (status == CLI_GO && !share && !b->once)
@@ -130,7 +131,7 @@ static int make_copies(bench *b, bench_data *data)
 
 static int prepare(bench *b, bench_data *data)
 {
-  esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)b->problem.use};
+  const esmm_prepare_opts opts = b->problem.prepare, dense = {.size = sizeof dense, .use = opts.use};
   double *seconds = cli_alloc((size_t)data->copies, sizeof *seconds);
   esmm_status status = ESMM_OK;
   for (int i = 0; i < data->copies && status == ESMM_OK; i++) {
@@ -138,7 +139,7 @@ static int prepare(bench *b, bench_data *data)
     status = esmm_prepare(b->ctx, &data->b.m, &opts, &data->weights[i]);
     seconds[i] = cli_now() - start;
     if (status == ESMM_OK && b->library_count == 0 && !b->once)
-      status = esmm_prepare(b->ctx, &data->dense_b[i].m, &opts, &data->dense_weights[i]);
+      status = esmm_prepare(b->ctx, &data->dense_b[i].m, &dense, &data->dense_weights[i]);
   }
   data->seconds_prepare = bench_median(seconds, data->copies);
   free(seconds);
@@ -217,7 +218,7 @@ bool bench_data_fits(const bench *b, const bench_data *data)
   const cli_problem *p = &b->problem;
   const esmm_generator *now = &p->b.generator, *then = &data->source_b.generator;
   return !p->a.path && !p->b.path && now->kind == then->kind && now->density == then->density &&
-         now->strip == then->strip && now->seed == then->seed;
+         now->strip == then->strip && now->seed == then->seed && p->b.prune.density == data->source_b.prune.density;
 }
 
 int bench_data_next(bench *b, bench_data *data)

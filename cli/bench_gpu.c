@@ -96,7 +96,7 @@ static int copy_operands(const bench *b, bench_data *data)
 static int prepare(bench *b, bench_data *data)
 {
   bench_gpu *g = &data->gpu;
-  const esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)b->problem.use};
+  const esmm_prepare_opts opts = b->problem.prepare;
   const bool plain = data->b.m.dtype == g->plain_b.dtype && data->b.m.order == ESMM_ROW_MAJOR;
   esmm_matrix near = g->plain_b;
   int status = plain ? CLI_GO : cli_device_copy(b->ctx, "B", &data->b.m, data->b.m.dtype, data->b.m.order, &near);

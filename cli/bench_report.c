@@ -11,13 +11,6 @@
 
 /* ---- records ---- */
 
-typedef struct field {
-  const char *name;
-  const char *text; /* NULL: a number */
-  double number;
-  bool literal; /* text is no string: a number with more digits than a double has, true or false */
-} field;
-
 #define TEXT(name, value) \
   {                       \
     name, value, 0, false \
@@ -67,6 +60,10 @@ static double asked_density(const cli_source *source)
   double ones = 0;
   if (source->path)
     return NAN;
+  if (source->prune.format == ESMM_FORMAT_NM)
+    return (double)source->prune.n / source->prune.m;
+  if (source->prune.format == ESMM_FORMAT_BSR)
+    return source->prune.density;
   if (g->kind != ESMM_GEN_PATTERN)
     return g->density;
   for (int i = 0; i < 8; i++)
@@ -87,11 +84,11 @@ static const char *baseline_title(const bench_contestant *best)
 }
 
 static int make_fields(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
-                       const char *generator, const char *dtype, const char *seed, field *out)
+                       const char *generator, const char *dtype, const char *seed, cli_field *out)
 {
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool ran = c->outcome != BENCH_UNSUPPORTED;
-  const field fields[] = {
+  const cli_field fields[] = {
       TEXT("kernel", c->name),
       TEXT("requested", c->force[0] ? c->force : "auto"),
       TEXT("device", esmm_ctx_device(b->ctx)),
@@ -108,6 +105,8 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       NUMBER("asked_density_b", asked_density(&b->problem.b)),
       NUMBER("density_a", data->density_a),
       NUMBER("density_b", data->info.element_density),
+      TEXT("format", b->problem.format ? b->problem.format : "dense"),
+      NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
       NUMBER("strip_rows", ran ? (double)c->stats.strip_rows : NAN),
       NUMBER("strip_density_a", ran ? c->stats.strip_density_a : NAN),
@@ -147,19 +146,10 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
   return COUNT;
 }
 
-static void print_json(FILE *out, const field *fields, int count, const bench_result *result)
+static void print_json(FILE *out, const cli_field *fields, int count, const bench_result *result)
 {
-  for (int i = 0; i < count; i++) {
-    fputs(i ? "," : "{", out);
-    cli_json_string(out, fields[i].name);
-    fputc(':', out);
-    if (fields[i].literal && fields[i].text)
-      fputs(fields[i].text, out);
-    else if (fields[i].text)
-      cli_json_string(out, fields[i].text);
-    else
-      cli_json_number(out, fields[i].number);
-  }
+  fputc('{', out);
+  cli_json_fields(out, fields, count);
   fputs(",\"dense_ms\":{", out);
   for (int i = result->ours; i < result->count; i++) {
     fputs(i > result->ours ? "," : "", out);
@@ -168,23 +158,6 @@ static void print_json(FILE *out, const field *fields, int count, const bench_re
     cli_json_number(out, 1e3 * result->contestants[i].median);
   }
   fputs("}}\n", out);
-  fflush(out);
-}
-
-static void print_csv(FILE *out, const field *fields, int count, bool heads)
-{
-  for (int i = 0; i < count && heads; i++)
-    fprintf(out, "%s%s", i ? "," : "", fields[i].name);
-  if (heads)
-    fputc('\n', out);
-  for (int i = 0; i < count; i++) {
-    fputs(i ? "," : "", out);
-    if (fields[i].text)
-      cli_csv_string(out, fields[i].text);
-    else if (isfinite(fields[i].number))
-      cli_json_number(out, fields[i].number);
-  }
-  fputc('\n', out);
   fflush(out);
 }
 
@@ -379,12 +352,12 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
       continue;
     report->wrong += c->outcome == BENCH_WRONG;
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
-    field fields[MOST_FIELDS];
+    cli_field fields[MOST_FIELDS];
     int count = make_fields(b, data, result, c, generator, dtype, seed, fields);
     if (report->json.file)
       print_json(report->json.file, fields, count, result);
     if (report->csv.file)
-      print_csv(report->csv.file, fields, count, !report->csv_started);
+      cli_csv_record(report->csv.file, fields, count, !report->csv_started);
     report->csv_started = true;
   }
 }

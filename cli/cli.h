@@ -28,12 +28,14 @@ typedef struct cli_command {
 } cli_command;
 
 int cmd_bench(int argc, char **argv);
+int cmd_bench_weights(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_profile(int argc, char **argv);
+int cmd_prune(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 
@@ -102,6 +104,9 @@ int cli_parse_density(const char *what, const char *text, double *out);
 /* "1,.75,50%": at most room values; *count says how many. */
 int cli_parse_densities(const char *what, const char *text, double *out, int room, int *count);
 
+/* --format: "dense", "bsr:R", "bsr:RxC", "nm:N:M", "nm:N:M:C"; sets those fields of opts. NULL is dense. */
+int cli_parse_format(const char *text, esmm_prepare_opts *opts);
+
 /* The candidate nearest to word by edit distance, or NULL when none is near enough to be worth suggesting. */
 const char *cli_closest(const char *word, const char *const *candidates, int count);
 
@@ -159,6 +164,8 @@ typedef struct cli_output {
   size_t bytes;
 } cli_output;
 
+bool cli_same_file(const char *x, const char *y); /* the same name, or two names of one file; NULL is none */
+
 int cli_output_open(cli_output *output, const char *what, const char *path); /* CLI_GO or CLI_FAILED */
 int cli_output_close(cli_output *output, const char *what);                  /* CLI_GO or CLI_FAILED */
 void cli_output_discard(cli_output *output);                                 /* leaves no trace; accepts a closed one */
@@ -169,6 +176,18 @@ void cli_json_number(FILE *out, double x);
 
 /* CSV: quoted where it must be. */
 void cli_csv_string(FILE *out, const char *text);
+
+/* A field of a record: listed once, printed as JSON or as CSV. */
+typedef struct cli_field {
+  const char *name;
+  const char *text; /* NULL: a number */
+  double number;
+  bool literal; /* text is no string: a number with more digits than a double has, true or false, a list */
+} cli_field;
+
+void cli_json_fields(FILE *out, const cli_field *fields, int count); /* "name":value,... without the braces */
+/* A line; where heads is true, the line of names before it. What is not finite is left empty. */
+void cli_csv_record(FILE *out, const cli_field *fields, int count, bool heads);
 
 /* ---- matrices and contexts (operand.c) ---- */
 
@@ -220,6 +239,7 @@ typedef struct cli_source {
   const char *path;         /* loaded from here, or NULL: generated */
   const char *preset;       /* of an activations generator, or NULL */
   esmm_generator generator; /* when path is NULL */
+  esmm_prune_opts prune;    /* when path is NULL: what is then done to it; format is ESMM_FORMAT_DENSE for nothing */
   char text[128];           /* "blockwise, density 0.5, strip 32" */
 } cli_source;
 
@@ -236,12 +256,15 @@ typedef struct cli_problem {
   int dtype, dtype_a, dtype_b, dtype_c; /* esmm_dtype once resolved */
   uint64_t seed;
   const char *load_a, *load_b;
-  int64_t tile_rows; /* 0: not asked for */
-  int use;           /* esmm_use */
+  int k_axis;         /* model_k_axis (models.h) of a load_b that names a tensor */
+  int64_t tile_rows;  /* 0: not asked for */
+  int use;            /* esmm_use */
+  const char *format; /* NULL: dense */
   /* what they mean: set by cli_problem_resolve */
   double density_now; /* of this step of a sweep, else --density */
   cli_source a, b;
-  int64_t m, k, n; /* final once the operands are made: files may decide them */
+  esmm_prepare_opts prepare; /* use and format */
+  int64_t m, k, n;           /* final once the operands are made: files may decide them */
 } cli_problem;
 
 void cli_problem_init(cli_problem *problem);
@@ -283,8 +306,9 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"density-a", CLI_DENSITY, &(p)->density_a, "D", "the same for A only", 0, 0, NULL, NULL},                           \
   {"density-b", CLI_DENSITY, &(p)->density_b, "D", "the same for B only", 0, 0, NULL, NULL},                           \
   {"seed", CLI_SEED, &(p)->seed, "S", "of all generators (default 1)", 0, 0, NULL, NULL},                              \
-  {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, or raw float32 with --dims", 0, 0, NULL, NULL},    \
-  {"load-b", CLI_STRING, &(p)->load_b, "FILE", "B likewise", 0, 0, NULL, NULL},                                        \
+  {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, raw float32 with --dims, or FILE::TENSOR of\n"      \
+   "safetensors or .pt", 0, 0, NULL, NULL},                                                                            \
+  {"load-b", CLI_STRING, &(p)->load_b, "FILE", "B likewise; a tensor [out, in] is transposed", 0, 0, NULL, NULL},      \
   {"tile-rows", CLI_INT, &(p)->tile_rows, "N", "repeat the rows of a loaded A until there are N, at least as\n"        \
    "many as the file has: C is then [N, ...]; M of --dims is the file's",                                              \
    1, CLI_MAX_DIMENSION, NULL, NULL},                                                                                  \
@@ -296,6 +320,8 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"dtype-c", CLI_CHOICE, &(p)->dtype_c, "T", "of C only", 0, 0, "f32|bf16|f16", &(p)->has_dtype_c},                   \
   {"use", CLI_CHOICE, &(p)->use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,                   \
    "any|decode|large-m", NULL},                                                                                        \
+  {"format", CLI_STRING, &(p)->format, "F", "what B is prepared as: dense (default), bsr:R or bsr:RxC (blocks),\n"      \
+   "nm:N:M or nm:N:M:C (N of every M k's; C columns choose together)", 0, 0, NULL, NULL},                              \
   CLI_MACHINE_OPTIONS(&(p)->machine)
 
 /* The rules of cli_problem_resolve, for the notes of a --help text. */
@@ -307,7 +333,9 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   "  --activations: A only, its density and dead share from the preset unless given; B is dense unless --density-b.\n" \
   "  No mode but a density: A unstructured (as --random) at --density, B dense unless --density-b is given.\n"         \
   "  No mode and no density: as --blockwise --density 0.5; with --load-a or --load-b, dense.\n"                        \
-  "  A loaded operand stays as it is; the other is dense unless a mode or its density asks for more.\n"
+  "  A loaded operand stays as it is; the other is dense unless a mode or its density asks for more.\n"                \
+  "  --format bsr: B is dense, less its blocks of least norm; its density is the share of blocks that stay.\n"         \
+  "  --format nm: B is dense, less the elements of least magnitude of each group; it has no other density.\n"
 /* clang-format on */
 
 /* ---- kernels by name ---- */

@@ -150,7 +150,8 @@ static int prepare(esmm_ctx *ctx, request *r, operands *o)
     status = cli_device_alloc(ctx, "C", p->m, p->n, (esmm_dtype)p->dtype_c, ESMM_ROW_MAJOR, &o->c);
   if (status != CLI_GO)
     return status;
-  esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)p->use, .strict = r->strict};
+  esmm_prepare_opts opts = p->prepare;
+  opts.strict = r->strict && opts.format == ESMM_FORMAT_DENSE;
   esmm_status done = esmm_prepare(ctx, &o->host_b.m, &opts, &o->weights);
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }

@@ -1,6 +1,7 @@
 /*
  * cmd_info.c: esmm info: what a report of a problem or a measurement needs to say about the machine.
  */
+#include "../io/tensors.h"
 #include "blas.h"
 #include "cli.h"
 #include "cublas.h"
@@ -152,6 +153,8 @@ static void print_table(const esmm_ctx *ctx, const machine *m)
     add_row(table, "dense library",
             gpu ? "none: 'esmm bench' has no baseline (install cuBLAS, or set ESMM_CUBLAS)"
                 : "none: 'esmm bench' has no baseline (install OpenBLAS or BLIS)");
+  add_row(table, "safetensors", io_safetensors_missing()[0] ? io_safetensors_missing() : "can be read");
+  add_row(table, ".pt", io_pt_missing()[0] ? io_pt_missing() : "can be read");
   cli_table_print(table, stdout);
   cli_table_free(table);
 }
@@ -200,6 +203,8 @@ static void print_json(const esmm_ctx *ctx, const machine *m)
   }
   printf("],\n");
   json_field("tune_path", esmm_tune_path(ctx));
+  printf("  \"reads_safetensors\": %s,\n  \"reads_pt\": %s,\n", io_safetensors_missing()[0] ? "false" : "true",
+         io_pt_missing()[0] ? "false" : "true");
   printf("  \"tuned\": %s,\n  \"dense_libraries\": [", esmm_is_tuned(ctx) ? "true" : "false");
   for (int i = 0; i < m->library_count; i++) {
     printf("%s", i ? ", " : "");

@@ -5,7 +5,7 @@
  * step by step. Beside each stands what independent zeros of the same element density would give: the distance between
  * the two is the structure that tall strips live from.
  */
-#include "cli.h"
+#include "inspect.h"
 #include "verdict.h"
 
 #include <math.h>
@@ -17,12 +17,6 @@
 
 static const int64_t strips[] = {1, 4, 8, 16, 32, 64, 128};
 enum { STRIPS = sizeof strips / sizeof *strips };
-
-typedef struct request {
-  const char *path, *dims;
-  int64_t m, n;
-  cli_machine machine;
-} request;
 
 typedef struct side {
   double strip[STRIPS]; /* density at strips[i] */
@@ -193,7 +187,7 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
   return status;
 }
 
-static int predict_as_a(esmm_ctx *ctx, cli_table *table, const request *r, const esmm_matrix *file)
+static int predict_as_a(esmm_ctx *ctx, cli_table *table, const inspect_request *r, const esmm_matrix *file)
 {
   io_matrix b = {0};
   esmm_weights *weights = NULL;
@@ -207,8 +201,8 @@ static int predict_as_a(esmm_ctx *ctx, cli_table *table, const request *r, const
   return status;
 }
 
-static int predict_as_b(esmm_ctx *ctx, cli_table *table, const request *r, const esmm_weights *weights, int64_t k,
-                        esmm_dtype dtype)
+static int predict_as_b(esmm_ctx *ctx, cli_table *table, const inspect_request *r, const esmm_weights *weights,
+                        int64_t k, esmm_dtype dtype)
 {
   io_matrix a = {0};
   int status = dense_operand(ctx, "A", ESMM_OPERAND_A, r->m, k, dtype, &a);
@@ -231,18 +225,14 @@ static void print_prediction(const esmm_ctx *ctx, const cli_table *table)
   cli_table_print(table, stdout);
 }
 
-static int inspect_matrix(esmm_ctx *ctx, const request *r)
+static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
 {
   enum { STEPS = 6 };
-  int64_t rows, cols;
-  int status = parse_dims(r->dims, &rows, &cols);
-  if (status != CLI_GO)
-    return status;
   cli_progress progress;
   cli_progress_start(&progress, "inspect");
   io_matrix file;
   char error[IO_ERROR_BYTES];
-  if (io_matrix_read(r->path, rows, cols, &file, error, sizeof error) != 0)
+  if (io_matrix_read(r->path, r->rows, r->cols, &file, error, sizeof error) != 0)
     return cli_failed("%s", error);
 
   side a, b;
@@ -257,7 +247,7 @@ static int inspect_matrix(esmm_ctx *ctx, const request *r)
   if (done == ESMM_OK)
     done = esmm_prepare(ctx, &file.m, NULL, &weights);
   cli_progress_update(&progress, 4, STEPS);
-  status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
+  int status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
   cli_progress_update(&progress, 5, STEPS);
   if (status == CLI_GO)
     status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
@@ -273,7 +263,7 @@ static int inspect_matrix(esmm_ctx *ctx, const request *r)
   return status == CLI_GO ? CLI_OK : status;
 }
 
-static int inspect_weights(esmm_ctx *ctx, const request *r)
+static int inspect_weights(esmm_ctx *ctx, const inspect_request *r)
 {
   static const char *const uses[] = {"any m", "decode (m up to 16)", "large m"};
   if (r->dims)
@@ -307,35 +297,60 @@ static int inspect_weights(esmm_ctx *ctx, const request *r)
 
 int cmd_inspect(int argc, char **argv)
 {
-  request r = {.m = 1024, .n = 1024};
+  inspect_request r = {.m = 1024, .n = 1024};
+  bool has_axis = false;
   const cli_option options[] = {
       {"dims", CLI_STRING, &r.dims, "ROWSxCOLS", "the shape of a raw float32 file; a .npy file must agree", 0, 0, NULL,
        NULL},
       {"n", CLI_INT, &r.n, "N", "columns of the dense B that the file is predicted against, as A (default 1024)", 1,
-       1e6, NULL, NULL},
+       1e6, NULL, &r.has_n},
       {"m", CLI_INT, &r.m, "M", "rows of the dense A that the file is predicted against, as B (default 1024)", 1, 1e6,
        NULL, NULL},
       CLI_MACHINE_OPTIONS(&r.machine),
+      {NULL, CLI_HEADING, NULL, NULL, "Of a model: a safetensors or .pt file, a directory, or any file with --json", 0,
+       0, NULL, NULL},
+      MODEL_K_AXIS_OPTION(&r.k_axis, &has_axis),
+      {"format", CLI_STRING, &r.format, "dense|bsr:R|bsr:RxC|nm:N:M",
+       "what B would be prepared as (default dense); where a tensor does\n"
+       "not fit N:M there is no prediction",
+       0, 0, NULL, NULL},
+      {"json", CLI_STRING, &r.json, "FILE",
+       "a line of JSON for each matrix; '-' is stdout, and the table\n"
+       "then goes to stderr",
+       0, 0, NULL, NULL},
       {0}};
   const cli_parser parser = {
-      .synopsis = "inspect FILE [options]",
+      .synopsis = "inspect FILE|DIR [options]",
       .about =
           "Shows a matrix's shape, its zeros at several granularities, and the speedup that the plan predicts for it\n"
           "as A (activations) and as B (weights). FILE is .npy, raw little-endian float32 with --dims, or prepared\n"
-          "weights as 'esmm run --save-weights' writes them. Compressed files: esmm inspect <(gunzip -c x.npy.gz)",
+          "weights as 'esmm run --save-weights' writes them. Compressed files: esmm inspect <(gunzip -c x.npy.gz)\n"
+          "\n"
+          "Of a safetensors or .pt file it lists every matrix as B, with the densities of its elements, of strips of\n"
+          "32 columns and of square blocks, and the predicted speedup; of a directory, those of every .safetensors,\n"
+          ".pt, .pth and .npy file below it, and of raw files that have their shape in their name (w_512x128.f32).",
       .options = options,
       .min_words = 1,
       .max_words = 1,
-      .words_are = "one file"};
+      .words_are = "one file or directory"};
   int count;
   int status = cli_parse(&parser, argc, argv, &r.path, &count);
+  if (status == CLI_GO)
+    status = parse_dims(r.dims, &r.rows, &r.cols);
   if (status != CLI_GO)
     return status;
+  const bool model = r.json || (!r.dims && model_is(r.path)), weights = is_weights(r.path);
+  if (model && r.has_n)
+    return cli_usage("--n is for one matrix as A; a model's tensors are inspected as B");
+  if (!model && (has_axis || r.format))
+    return cli_usage("--k-axis and --format are for a model or a directory, or with --json");
+  if (weights && r.json)
+    return cli_usage("--json: prepared weights are no tensors; it is for models and matrices");
   esmm_ctx *ctx;
   status = cli_context(&r.machine, NULL, &ctx);
   if (status != CLI_GO)
     return status;
-  status = is_weights(r.path) ? inspect_weights(ctx, &r) : inspect_matrix(ctx, &r);
+  status = weights ? inspect_weights(ctx, &r) : model ? inspect_model(ctx, &r) : inspect_matrix(ctx, &r);
   esmm_ctx_free(ctx);
   return status;
 }

@@ -7,11 +7,11 @@
 #include "cli.h"
 
 #include <float.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct request {
-  const char *a, *b, *weights, *c, *bias, *out, *save;
+  const char *a, *b, *weights, *c, *bias, *gate, *gate_bias, *residual, *out, *save;
   int64_t dims[3];
   cli_machine machine;
   bool has_dims, strict, stats, has_alpha, has_beta, has_use;
@@ -21,34 +21,33 @@ typedef struct request {
 } request;
 
 typedef struct operands {
-  io_matrix a, b, c, bias;
-  esmm_weights *weights;
+  io_matrix a, b, c, bias, gate_bias, residual;
+  esmm_weights *weights, *gate;
   esmm_weights_info info;
+  int32_t *nonzeros; /* of C's columns, and its bitmaps: for --stats */
+  esmm_pattern *bitmaps;
 } operands;
-
-/* The same name, or two names of one file. */
-static bool same_file(const char *x, const char *y)
-{
-  struct stat a, b;
-  if (!x || !y)
-    return false;
-  return strcmp(x, y) == 0 || (stat(x, &a) == 0 && stat(y, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
-}
 
 /* Writing must not take away what was read, or what was just written. --out may replace --c, which it is made from. */
 static int check_targets(const request *r)
 {
   const struct {
     const char *name, *path;
-  } inputs[] = {{"--a", r->a}, {"--b", r->b}, {"--weights", r->weights}, {"--bias", r->bias}};
+  } inputs[] = {{"--a", r->a},
+                {"--b", r->b},
+                {"--weights", r->weights},
+                {"--bias", r->bias},
+                {"--gate", r->gate},
+                {"--gate-bias", r->gate_bias},
+                {"--residual", r->residual}};
   if (r->out && strcmp(r->out, "-") == 0)
     return cli_usage("--out: the product goes to a file; '-' is not one");
-  if (same_file(r->out, r->save))
+  if (cli_same_file(r->out, r->save))
     return cli_usage("--out and --save-weights name the same file, %s", r->out);
   for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
-    if (same_file(r->out, inputs[i].path))
+    if (cli_same_file(r->out, inputs[i].path))
       return cli_usage("--out would replace %s, %s: give another name", inputs[i].name, r->out);
-    if (same_file(r->save, inputs[i].path))
+    if (cli_same_file(r->save, inputs[i].path))
       return cli_usage("--save-weights would replace %s, %s: give another name", inputs[i].name, r->save);
   }
   return CLI_GO;
@@ -64,7 +63,8 @@ static int check_request(const request *r)
     return cli_usage("it needs A: --a FILE; or --save-weights FILE, to prepare B and no more");
   if (r->a && !r->out)
     return cli_usage("it needs a name for the product: --out FILE.npy");
-  if (!r->a && (r->out || r->c || r->bias || r->activation || r->has_alpha || r->has_beta || r->stats))
+  if (!r->a && (r->out || r->c || r->bias || r->gate || r->gate_bias || r->residual || r->activation || r->has_alpha ||
+                r->has_beta || r->stats))
     return cli_usage(
         "without --a nothing is multiplied: only --b, --dims, --use, --strict and --save-weights make sense");
   if (r->weights && (r->save || r->has_use))
@@ -73,6 +73,8 @@ static int check_request(const request *r)
     return cli_usage("--c is only read where --beta is not 0: give --beta");
   if (!r->c && r->has_beta && r->beta != 0)
     return cli_usage("--beta needs the C that it multiplies: --c FILE");
+  if (r->gate_bias && !r->gate)
+    return cli_usage("--gate-bias needs the weights that it belongs to: --gate FILE");
   return check_targets(r);
 }
 
@@ -106,6 +108,32 @@ static int prepare(esmm_ctx *ctx, const request *r, operands *o)
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "weights", done);
 }
 
+static int prepare_gate(esmm_ctx *ctx, const request *r, operands *o)
+{
+  io_matrix file = {0};
+  const int status = read_matrix("--gate", r->gate, true, o->info.rows, o->info.cols, &file);
+  if (status != CLI_GO)
+    return status;
+  const esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
+  const esmm_status done = esmm_prepare(ctx, &file.m, &opts, &o->gate);
+  io_matrix_free(&file);
+  return done == ESMM_OK ? CLI_GO : cli_status(ctx, "--gate", done);
+}
+
+/* A file of this shape as dtype; nothing where there is no such file. */
+static int read_as(esmm_ctx *ctx, const char *what, const char *path, int64_t rows, int64_t cols, esmm_dtype dtype,
+                   io_matrix *out)
+{
+  io_matrix file = {0};
+  if (!path)
+    return CLI_GO;
+  int status = read_matrix(what, path, true, rows, cols, &file);
+  if (status == CLI_GO)
+    status = cli_matrix_convert(ctx, what, &file.m, dtype, out);
+  io_matrix_free(&file);
+  return status;
+}
+
 static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
 {
   const esmm_weights_info *w = &o->info;
@@ -120,25 +148,36 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
                       (long long)o->a.m.rows, (long long)o->a.m.cols, (long long)w->rows, (long long)w->cols,
                       (long long)w->rows);
 
-  io_matrix file = {0};
-  if (r->bias) {
-    status = read_matrix("--bias", r->bias, true, 1, w->cols, &file);
-    if (status == CLI_GO)
-      status = cli_matrix_convert(ctx, "--bias", &file.m, ESMM_F32, &o->bias);
-    io_matrix_free(&file);
-  }
-  if (status == CLI_GO && r->c) {
-    status = read_matrix("--c", r->c, true, o->a.m.rows, w->cols, &file);
-    if (status == CLI_GO)
-      status = cli_matrix_convert(ctx, "--c", &file.m, (esmm_dtype)r->dtype_c, &o->c);
-    io_matrix_free(&file);
-  } else if (status == CLI_GO) {
-    status = cli_matrix_alloc("C", o->a.m.rows, w->cols, (esmm_dtype)r->dtype_c, &o->c);
-  }
-  return status;
+  const int64_t rows = o->a.m.rows;
+  status = read_as(ctx, "--bias", r->bias, 1, w->cols, ESMM_F32, &o->bias);
+  if (status == CLI_GO)
+    status = read_as(ctx, "--gate-bias", r->gate_bias, 1, w->cols, ESMM_F32, &o->gate_bias);
+  if (status == CLI_GO)
+    status = read_as(ctx, "--residual", r->residual, rows, w->cols, ESMM_F32, &o->residual);
+  if (status == CLI_GO && r->gate)
+    status = prepare_gate(ctx, r, o);
+  if (status == CLI_GO && r->c)
+    return read_as(ctx, "--c", r->c, rows, w->cols, (esmm_dtype)r->dtype_c, &o->c);
+  return status == CLI_GO ? cli_matrix_alloc("C", rows, w->cols, (esmm_dtype)r->dtype_c, &o->c) : status;
 }
 
-static void print_stats(const esmm_ctx *ctx, const esmm_stats *s)
+/* How many zeros C has, and where: what the next product could skip. */
+static void print_c(cli_table *table, const operands *o)
+{
+  int64_t nonzeros = 0, dead = 0;
+  const esmm_matrix *c = &o->c.m;
+  for (int64_t j = 0; j < c->cols; j++) {
+    nonzeros += o->nonzeros[j];
+    dead += o->nonzeros[j] == 0;
+  }
+  const double elements = (double)c->rows * (double)c->cols;
+  cli_table_fact(table, "density of C", "elements %s, strips of %lld rows %s; %lld of %lld columns are zero",
+                 cli_number(elements > 0 ? (double)nonzeros / elements : 0, 3),
+                 (long long)esmm_pattern_strip_rows(o->bitmaps), cli_number(esmm_pattern_density(o->bitmaps), 3),
+                 (long long)dead, (long long)c->cols);
+}
+
+static void print_stats(const esmm_ctx *ctx, const operands *o, const esmm_stats *s)
 {
   const char *reason = esmm_ctx_device_reason(ctx);
   cli_table *table = cli_table_new("ll", NULL);
@@ -155,6 +194,8 @@ static void print_stats(const esmm_ctx *ctx, const esmm_stats *s)
   cli_table_fact(table, "density of B", "strips %s", cli_number(s->strip_density_b, 3));
   cli_table_fact(table, "joint density", "%s", cli_number(s->joint_density, 3));
   cli_table_fact(table, "skipped", "%s", cli_percent(s->skipped_share));
+  if (o->bitmaps)
+    print_c(table, o);
   cli_table_fact(table, "time", "%s: plan %s, extract %s, multiply %s", cli_seconds(s->seconds_total),
                  cli_seconds(s->seconds_plan), cli_seconds(s->seconds_extract), cli_seconds(s->seconds_multiply));
   if (s->seconds_total > 0)
@@ -176,7 +217,17 @@ static int multiply(esmm_ctx *ctx, const request *r, operands *o, esmm_stats *st
                            .beta = &beta,
                            .bias = o->bias.m.data,
                            .activation = (esmm_activation)r->activation,
-                           .strict = r->strict};
+                           .strict = r->strict,
+                           .gate = o->gate,
+                           .gate_bias = o->gate_bias.m.data,
+                           .residual = r->residual ? &o->residual.m : NULL};
+  if (r->stats && !cli_on_gpu(ctx)) { /* a GPU counts none of it yet */
+    o->nonzeros = calloc((size_t)o->info.cols + 1, sizeof *o->nonzeros);
+    if (!o->nonzeros)
+      return cli_failed("--stats: out of memory: %lld counts", (long long)o->info.cols);
+    opts.column_nonzeros = o->nonzeros;
+    opts.c_pattern = &o->bitmaps;
+  }
   esmm_status done = esmm_matmul(ctx, &o->a.m, o->weights, &o->c.m, &opts, stats);
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "product", done);
 }
@@ -200,7 +251,7 @@ static int save_product(const esmm_ctx *ctx, const request *r, const operands *o
          esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats->kernel,
          cli_seconds(stats->seconds_total));
   if (r->stats)
-    print_stats(ctx, stats);
+    print_stats(ctx, o, stats);
   return CLI_GO;
 }
 
@@ -237,13 +288,20 @@ int cmd_run(int argc, char **argv)
       {"out", CLI_STRING, &r.out, "FILE", "where C goes, as .npy; replaced only when all went well", 0, 0, NULL, NULL},
       {"save-weights", CLI_STRING, &r.save, "FILE", "keep B prepared; without --a, that is all", 0, 0, NULL, NULL},
       {"dims", CLI_DIMS, r.dims, "M K N", "the shapes; .npy files must agree", 0, CLI_MAX_DIMENSION, NULL, &r.has_dims},
-      {NULL, CLI_HEADING, NULL, NULL, "What is computed: C = activation(alpha A B + beta C + bias)", 0, 0, NULL, NULL},
+      {NULL, CLI_HEADING, NULL, NULL, "What is computed: C = activation(alpha A B + beta C + bias) + residual", 0, 0,
+       NULL, NULL},
       {"alpha", CLI_DOUBLE, &r.alpha, "X", "default 1", -FLT_MAX, FLT_MAX, NULL, &r.has_alpha},
       {"beta", CLI_DOUBLE, &r.beta, "X", "default 0; otherwise with --c", -FLT_MAX, FLT_MAX, NULL, &r.has_beta},
       {"c", CLI_STRING, &r.c, "FILE", "the C [M,N] that beta multiplies; the file is not changed", 0, 0, NULL, NULL},
       {"bias", CLI_STRING, &r.bias, "FILE", "N numbers, added to every row", 0, 0, NULL, NULL},
-      {"activation", CLI_CHOICE, &r.activation, "F", "none, relu or relu2 (default none)", 0, 0, "none|relu|relu2",
-       NULL},
+      {"activation", CLI_CHOICE, &r.activation, "F", "none, relu, relu2, gelu, gelu-tanh or silu (default none)", 0, 0,
+       "none|relu|relu2|gelu|gelu-tanh|silu", NULL},
+      {"gate", CLI_STRING, &r.gate, "FILE",
+       "a second B: C = activation(alpha A GATE + gate bias) * (alpha A B + beta C\n+ bias) + residual; silu makes it "
+       "SwiGLU, relu ReGLU",
+       0, 0, NULL, NULL},
+      {"gate-bias", CLI_STRING, &r.gate_bias, "FILE", "N numbers, added to the gate's product", 0, 0, NULL, NULL},
+      {"residual", CLI_STRING, &r.residual, "FILE", "[M,N], added last", 0, 0, NULL, NULL},
       {"dtype-c", CLI_CHOICE, &r.dtype_c, "T", "f32, bf16 (rounded to it, written as f32) or f16 (default f32)", 0, 0,
        "f32|bf16|f16", NULL},
       {NULL, CLI_HEADING, NULL, NULL, "How", 0, 0, NULL, NULL},
@@ -252,13 +310,15 @@ int cmd_run(int argc, char **argv)
       {"use", CLI_CHOICE, &r.use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,
        "any|decode|large-m", &r.has_use},
       CLI_MACHINE_OPTIONS(&r.machine),
-      {"stats", CLI_FLAG, &r.stats, NULL, "print kernel, densities and times", 0, 0, NULL, NULL},
+      {"stats", CLI_FLAG, &r.stats, NULL, "print kernel, densities and times; on a CPU the zeros of C too", 0, 0, NULL,
+       NULL},
       {0}};
   const cli_parser parser = {.synopsis = "run --a FILE --b FILE --out FILE.npy [options]",
                              .about = "Multiplies two matrices from files and writes the product.",
                              .options = options,
                              .notes = "Examples\n"
                                       "  esmm run --a x.npy --b w.npy --out y.npy --activation relu2 --stats\n"
+                                      "  esmm run --a x.npy --b up.npy --gate gate.npy --activation silu --out h.npy\n"
                                       "  esmm run --b w.npy --save-weights w.esmm\n"
                                       "  esmm run --a x.npy --weights w.esmm --out y.npy\n"
                                       "  esmm run --a x.f32 --b w.f32 --dims 64 4096 1024 --out y.npy\n"};
@@ -280,6 +340,11 @@ int cmd_run(int argc, char **argv)
   io_matrix_free(&o.b);
   io_matrix_free(&o.c);
   io_matrix_free(&o.bias);
+  io_matrix_free(&o.gate_bias);
+  io_matrix_free(&o.residual);
+  esmm_weights_free(o.gate);
+  esmm_pattern_free(o.bitmaps);
+  free(o.nonzeros);
   esmm_ctx_free(ctx);
   return status;
 }

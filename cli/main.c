@@ -7,8 +7,10 @@
 
 static const cli_command commands[] = {
     {"bench", "measure kernels against the best dense library, results checked", cmd_bench},
+    {"bench-weights", "measure every weight below a directory, as CSV", cmd_bench_weights},
     {"run", "multiply matrices from files and write the product", cmd_run},
     {"inspect", "show a file's shape, densities and predicted speedup", cmd_inspect},
+    {"prune", "set weights of a safetensors file to zero, to fit N:M or blocks", cmd_prune},
     {"explain", "show what the plan thinks of every kernel for a problem", cmd_explain},
     {"list", "list the kernels", cmd_list},
     {"info", "show the machine, its features and the caches", cmd_info},
@@ -43,7 +45,7 @@ static void print_overview(FILE *out)
   fprintf(out, "Usage: esmm COMMAND [words and options]\n\n"
                "Matrix products that skip the zeros they find at run time.\n\nCommands\n");
   for (int i = 0; i < COMMANDS; i++)
-    fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].summary);
+    fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].summary);
   fprintf(out, "\nOptions\n"
                "  --help     this text; 'esmm help COMMAND' or 'esmm COMMAND --help' for one command\n"
                "  --version  version and source id\n"

@@ -4,7 +4,7 @@
  * The rules that turn options into operands stand in CLI_PROBLEM_NOTES (cli.h), which --help prints. Options that
  * contradict each other are refused, because a benchmark of something else than was asked for is worse than none.
  */
-#include "cli.h"
+#include "models.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -289,7 +289,19 @@ static int check_options(const cli_problem *p, bool any_pattern)
 static void set_text(cli_source *source)
 {
   const esmm_generator *g = &source->generator;
+  const esmm_prune_opts *prune = &source->prune;
   const char *path = source->path;
+  if (prune->format == ESMM_FORMAT_BSR) {
+    snprintf(source->text, sizeof source->text, "blocks of %d x %d, density %g", prune->block_rows, prune->block_cols,
+             prune->density);
+    return;
+  }
+  if (prune->format == ESMM_FORMAT_NM) {
+    const int used = snprintf(source->text, sizeof source->text, "%d:%d along k", prune->n, prune->m);
+    if (prune->nm_cols > 1)
+      snprintf(source->text + used, sizeof source->text - (size_t)used, ", %d columns together", prune->nm_cols);
+    return;
+  }
   switch (path ? -1 : (int)g->kind) {
   case ESMM_GEN_DENSE:
     snprintf(source->text, sizeof source->text, "dense");
@@ -395,6 +407,75 @@ static int resolve_sources(cli_problem *p, double density, bool any_pattern)
   return CLI_GO;
 }
 
+/* The numbers of text, one after each of the characters of `marks`: "8x16" with "x" to 8 and 16. False if it is not
+   so, or if one is not within 1 and most. */
+static bool take_numbers(const char *text, const char *marks, int most, int *numbers)
+{
+  for (int i = 0;; i++, marks++) {
+    char *end;
+    const long number = text[0] >= '0' && text[0] <= '9' ? strtol(text, &end, 10) : 0;
+    if (number < 1 || number > most)
+      return false;
+    numbers[i] = (int)number;
+    if (!marks[0] || end[0] != marks[0])
+      return !marks[0] && !end[0];
+    text = end + 1;
+  }
+}
+
+int cli_parse_format(const char *text, esmm_prepare_opts *opts)
+{
+  int x[3] = {0};
+  opts->format = ESMM_FORMAT_DENSE;
+  if (!text || strcmp(text, "dense") == 0)
+    return CLI_GO;
+  const char *body = strchr(text, ':');
+  if (body && strncmp(text, "bsr:", 4) == 0) {
+    const bool square = take_numbers(body + 1, "", 256, x);
+    if (!square && !take_numbers(body + 1, "x", 256, x))
+      return cli_usage("--format: %s is not bsr:R or bsr:RxC with rows and columns of a block from 1 to 256", text);
+    opts->format = ESMM_FORMAT_BSR;
+    opts->block_rows = x[0];
+    opts->block_cols = square ? x[0] : x[1];
+    return CLI_GO;
+  }
+  if (body && strncmp(text, "nm:", 3) == 0) {
+    const bool fits = take_numbers(body + 1, ":", 32, x) || take_numbers(body + 1, "::", 1 << 30, x);
+    if (!fits || x[0] > x[1] || x[1] > 32)
+      return cli_usage("--format: %s is not nm:N:M with 1 <= N <= M <= 32, or nm:N:M:C with C columns", text);
+    opts->format = ESMM_FORMAT_NM;
+    opts->n = x[0];
+    opts->m = x[1];
+    opts->nm_cols = x[2];
+    return CLI_GO;
+  }
+  return cli_usage("--format: %s is none of dense, bsr:R, bsr:RxC, nm:N:M, nm:N:M:C", text);
+}
+
+/* A generated B of a format is a dense one, pruned. */
+static int resolve_format(cli_problem *p)
+{
+  p->prepare = (esmm_prepare_opts){.size = sizeof p->prepare, .use = (esmm_use)p->use};
+  const int status = cli_parse_format(p->format, &p->prepare);
+  const esmm_format format = p->prepare.format;
+  if (status != CLI_GO || format == ESMM_FORMAT_DENSE || p->b.path)
+    return status;
+  if (p->b.generator.kind == ESMM_GEN_PATTERN)
+    return cli_usage("--format %s says where the zeros of B are: give no pattern for it", p->format);
+  if (format == ESMM_FORMAT_NM && given(p->density_b))
+    return cli_usage("--format %s says how dense B is: give no --density-b with it", p->format);
+  p->b.prune = (esmm_prune_opts){.size = sizeof p->b.prune,
+                                 .format = format,
+                                 .block_rows = p->prepare.block_rows,
+                                 .block_cols = p->prepare.block_cols,
+                                 .n = p->prepare.n,
+                                 .m = p->prepare.m,
+                                 .nm_cols = p->prepare.nm_cols,
+                                 .density = p->b.generator.density};
+  p->b.generator = generate(ESMM_GEN_DENSE, 1);
+  return CLI_GO;
+}
+
 static bool is_blockwise(const cli_source *source)
 {
   return !source->path && source->generator.kind == ESMM_GEN_BLOCKWISE;
@@ -421,6 +502,9 @@ int cli_problem_resolve(cli_problem *p, double density)
     return status;
   if (p->has_strip && !is_blockwise(&p->a) && !is_blockwise(&p->b))
     return cli_usage("--strip is for --blockwise");
+  status = resolve_format(p);
+  if (status != CLI_GO)
+    return status;
   p->a.generator.operand = ESMM_OPERAND_A;
   p->b.generator.operand = ESMM_OPERAND_B;
   p->a.generator.seed = p->seed;
@@ -438,14 +522,22 @@ int cli_problem_resolve(cli_problem *p, double density)
   return CLI_GO;
 }
 
-static int load(const char *what, const cli_problem *p, const cli_source *source, int64_t rows, int64_t cols,
-                io_matrix *out)
+static int load(esmm_ctx *ctx, const char *what, const cli_problem *p, const cli_source *source, int64_t rows,
+                int64_t cols, io_matrix *out)
 {
   char error[IO_ERROR_BYTES];
   bool known = p->has_dims || p->has_size;
-  if (io_matrix_read(source->path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0)
-    return CLI_GO;
-  return cli_failed("%s: %s", what, error);
+  if (!model_is_word(source->path))
+    return io_matrix_read(source->path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0
+               ? CLI_GO
+               : cli_failed("%s: %s", what, error);
+  int status = model_load(ctx, what, source->path, source == &p->b, (model_k_axis)p->k_axis, out);
+  if (status == CLI_GO && known && (out->m.rows != rows || out->m.cols != cols)) {
+    status = cli_failed("%s: %s is %lld x %lld, not %lld x %lld as it should be", what, source->path,
+                        (long long)out->m.rows, (long long)out->m.cols, (long long)rows, (long long)cols);
+    io_matrix_free(out);
+  }
+  return status;
 }
 
 static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64_t rows, int64_t cols, esmm_dtype dtype,
@@ -455,6 +547,8 @@ static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64
   if (status != CLI_GO)
     return status;
   esmm_status made = esmm_generate(ctx, &source->generator, &out->m);
+  if (made == ESMM_OK && source->prune.format != ESMM_FORMAT_DENSE)
+    made = esmm_prune(ctx, &out->m, &source->prune, NULL);
   return made == ESMM_OK ? CLI_GO : cli_status(ctx, what, made);
 }
 
@@ -512,7 +606,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
   int status = settle_activations(ctx, p);
 
   if (status == CLI_GO && p->a.path) {
-    status = load("--load-a", p, &p->a, p->m, p->k, a);
+    status = load(ctx, "--load-a", p, &p->a, p->m, p->k, a);
     if (status == CLI_GO)
       status = settle_dtype(ctx, "--load-a", asked_a, (esmm_dtype)dtype_a, a);
     if (status == CLI_GO && p->tile_rows)
@@ -521,7 +615,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
     p->k = a->m.cols;
   }
   if (status == CLI_GO && b && p->b.path) {
-    status = load("--load-b", p, &p->b, p->k, p->n, b);
+    status = load(ctx, "--load-b", p, &p->b, p->k, p->n, b);
     if (status == CLI_GO)
       status = settle_dtype(ctx, "--load-b", asked_b, (esmm_dtype)dtype_b, b);
     if (status == CLI_GO && p->a.path && !fixed && b->m.rows != p->k)

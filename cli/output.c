@@ -12,6 +12,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
+bool cli_same_file(const char *x, const char *y)
+{
+  struct stat a, b;
+  if (!x || !y)
+    return false;
+  return strcmp(x, y) == 0 || (stat(x, &a) == 0 && stat(y, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
 int cli_output_open(cli_output *output, const char *what, const char *path)
 {
   *output = (cli_output){.path = path};
@@ -105,4 +113,36 @@ void cli_csv_string(FILE *out, const char *text)
     fputc(*text, out);
   }
   fputc('"', out);
+}
+
+void cli_json_fields(FILE *out, const cli_field *fields, int count)
+{
+  for (int i = 0; i < count; i++) {
+    fputs(i ? "," : "", out);
+    cli_json_string(out, fields[i].name);
+    fputc(':', out);
+    if (fields[i].literal && fields[i].text)
+      fputs(fields[i].text, out);
+    else if (fields[i].text)
+      cli_json_string(out, fields[i].text);
+    else
+      cli_json_number(out, fields[i].number);
+  }
+}
+
+void cli_csv_record(FILE *out, const cli_field *fields, int count, bool heads)
+{
+  for (int i = 0; i < count && heads; i++)
+    fprintf(out, "%s%s", i ? "," : "", fields[i].name);
+  if (heads)
+    fputc('\n', out);
+  for (int i = 0; i < count; i++) {
+    fputs(i ? "," : "", out);
+    if (fields[i].text)
+      cli_csv_string(out, fields[i].text);
+    else if (isfinite(fields[i].number))
+      cli_json_number(out, fields[i].number);
+  }
+  fputc('\n', out);
+  fflush(out);
 }

@@ -17,6 +17,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Names out of a file may hold what would move a terminal's cursor: control characters, also those of two bytes. */
+static void disarm(char *text)
+{
+  for (unsigned char *c = (unsigned char *)text; *c; c++)
+    if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0))
+      *c = '?';
+}
+
 int io_fail(const io_error *error, const char *format, ...)
 {
   if (!error->text || error->size == 0)
@@ -28,6 +36,7 @@ int io_fail(const io_error *error, const char *format, ...)
   va_start(list, format);
   vsnprintf(error->text + used, error->size - (size_t)used, format, list);
   va_end(list);
+  disarm(error->text);
   return -1;
 }
 

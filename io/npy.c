@@ -9,7 +9,7 @@
  */
 #include "npy.h"
 
-#include "file.h"
+#include "format.h"
 
 #include <errno.h>
 #include <math.h>
@@ -29,10 +29,14 @@
 
 typedef struct npy_header {
   size_t data_at; /* offset of the data */
-  size_t item;    /* bytes of an element in the file: 2, 4 or 8 */
+  io_dtype dtype; /* of the file */
+  char descr[8];  /* as the file says it: '<f4' */
+  size_t item;    /* bytes of an element in the file */
   bool swapped;   /* the other byte order than this machine's */
   bool fortran;
-  int64_t rows, cols;
+  int dims; /* as it was written */
+  int64_t extent[IO_TENSOR_DIMS];
+  int64_t rows, cols; /* of a matrix; one dimension is a row */
   size_t elements;
 } npy_header;
 
@@ -104,6 +108,30 @@ static bool take_word(cursor *c, const char *word)
   return true;
 }
 
+static int fail_descr(const io_error *error, const char *descr)
+{
+  return io_fail(error,
+                 "field 'descr' is '%s': only float32 ('<f4'), float16 ('<f2') and float64 ('<f8'), or '>' for big "
+                 "endian, are read; convert it with .astype('float32')",
+                 descr);
+}
+
+/* What NumPy calls a dtype behind the byte order. Only floats become matrices; the others are known by their size. */
+static io_dtype find_dtype(const char *descr)
+{
+  static const struct {
+    char name[4];
+    io_dtype dtype;
+  } names[] = {{"f4", IO_F32}, {"f2", IO_F16},  {"f8", IO_F64}, {"i1", IO_I8},   {"i2", IO_I16},
+               {"i4", IO_I32}, {"i8", IO_I64},  {"u1", IO_U8},  {"u2", IO_U16},  {"u4", IO_U32},
+               {"u8", IO_U64}, {"b1", IO_BOOL}, {"c8", IO_C64}, {"c16", IO_C128}};
+  const bool ordered = descr[0] == '<' || descr[0] == '>';
+  for (size_t i = 0; i < sizeof names / sizeof *names && descr[0]; i++)
+    if (strcmp(names[i].name, descr + 1) == 0 && (ordered || (descr[0] == '|' && io_dtype_bits(names[i].dtype) == 8)))
+      return names[i].dtype;
+  return IO_DTYPES;
+}
+
 static int parse_descr(cursor *c, npy_header *h)
 {
   char descr[40];
@@ -112,14 +140,12 @@ static int parse_descr(cursor *c, npy_header *h)
     return io_fail(c->error, "field 'descr' is a list: an array of records is not a matrix");
   if (take_string(c, descr, sizeof descr, "the dtype's string") != 0)
     return -1;
-  bool order = descr[0] == '<' || descr[0] == '>';
-  if (!order || descr[1] != 'f' || (descr[2] != '2' && descr[2] != '4' && descr[2] != '8') || descr[3] != '\0')
-    return io_fail(c->error,
-                   "field 'descr' is '%s': only float32 ('<f4'), float16 ('<f2') and float64 ('<f8'), or '>' for big "
-                   "endian, are read; convert it with .astype('float32')",
-                   descr);
-  h->item = (size_t)(descr[2] - '0');
-  h->swapped = descr[0] != NATIVE_ORDER;
+  h->dtype = find_dtype(descr);
+  if (h->dtype == IO_DTYPES)
+    return fail_descr(c->error, descr);
+  memcpy(h->descr, descr, sizeof h->descr); /* '<c16' is the longest that is found */
+  h->item = io_dtype_bits(h->dtype) / 8;
+  h->swapped = descr[0] != NATIVE_ORDER && h->item > 1;
   return 0;
 }
 
@@ -153,7 +179,7 @@ static int parse_extent(cursor *c, int64_t *extent)
 
 static int parse_shape(cursor *c, npy_header *h)
 {
-  int64_t extent[2] = {0, 0}, ignored;
+  int64_t ignored;
   int dims = 0;
   bool comma = true;
   if (!take(c, '('))
@@ -161,19 +187,18 @@ static int parse_shape(cursor *c, npy_header *h)
   while (!take(c, ')')) {
     if (!comma)
       return fail_here(c, "a comma or ) in field 'shape'");
-    if (parse_extent(c, dims < 2 ? &extent[dims] : &ignored) != 0)
+    if (parse_extent(c, dims < IO_TENSOR_DIMS ? &h->extent[dims] : &ignored) != 0)
       return -1;
     dims++;
     comma = take(c, ',');
   }
   if (dims == 1 && !comma)
     return io_fail(c->error, "field 'shape' is a number in brackets, not a tuple");
-  if (dims == 0 || dims > 2)
+  if (dims > IO_TENSOR_DIMS)
     return io_fail(c->error, "field 'shape' has %d dimensions: a matrix has 2 (or 1, a row); reshape it first", dims);
-  h->rows = dims == 2 ? extent[0] : 1;
-  h->cols = dims == 2 ? extent[1] : extent[0];
-  if (dims == 1) /* both orders mean the same row */
-    h->fortran = false;
+  h->dims = dims;
+  h->rows = dims == 2 ? h->extent[0] : 1;
+  h->cols = dims == 2 ? h->extent[1] : dims == 1 ? h->extent[0] : 0;
   return 0;
 }
 
@@ -237,8 +262,31 @@ static int fail_kind(const unsigned char *bytes, size_t size, const io_error *er
   return io_fail(error, "is not a .npy file: it does not start with \\x93NUMPY");
 }
 
+/* Can it be a matrix? */
+static int check_matrix(npy_header *h, const io_error *error)
+{
+  if (h->dtype != IO_F32 && h->dtype != IO_F16 && h->dtype != IO_F64)
+    return fail_descr(error, h->descr);
+  if (h->dims == 0 || h->dims > 2)
+    return io_fail(error, "field 'shape' has %d dimensions: a matrix has 2 (or 1, a row); reshape it first", h->dims);
+  if (h->dims == 1) /* both orders mean the same row */
+    h->fortran = false;
+  return 0;
+}
+
+/* "(2, 3)" */
+static const char *shape_text(const npy_header *h, char *text, size_t size)
+{
+  size_t used = h->dims == 1 ? (size_t)snprintf(text, size, "(1, ") : (size_t)snprintf(text, size, "(");
+  for (int i = 0; i < h->dims && used < size; i++)
+    used += (size_t)snprintf(text + used, size - used, "%s%lld", i ? ", " : "", (long long)h->extent[i]);
+  if (used < size)
+    snprintf(text + used, size - used, ")");
+  return text;
+}
+
 /* Everything that can be wrong with a file but its values; afterwards data_at + elements * item == size. */
-static int header_parse(const unsigned char *bytes, size_t size, npy_header *h, const io_error *error)
+static int header_parse(const unsigned char *bytes, size_t size, bool matrix, npy_header *h, const io_error *error)
 {
   memset(h, 0, sizeof *h);
   if (!is_npy(bytes, size))
@@ -260,22 +308,24 @@ static int header_parse(const unsigned char *bytes, size_t size, npy_header *h, 
 
   const unsigned char *text = bytes + prefix;
   cursor c = {.at = text, .end = text + length, .start = text, .error = error};
-  if (parse_dictionary(&c, h) != 0)
+  if (parse_dictionary(&c, h) != 0 || (matrix && check_matrix(h, error) != 0))
     return -1;
 
+  char shape[IO_TENSOR_DIMS * 22];
   size_t data_bytes;
-  if (__builtin_mul_overflow(h->rows, h->cols, &h->elements) ||
-      __builtin_mul_overflow(h->elements, h->item, &data_bytes) || data_bytes > (size_t)PTRDIFF_MAX)
-    return io_fail(error, "field 'shape' is (%lld, %lld): too large for this machine's memory", (long long)h->rows,
-                   (long long)h->cols);
+  io_tensor counted = {.dtype = h->dtype, .dims = h->dims};
+  memcpy(counted.shape, h->extent, sizeof counted.shape);
+  if (!io_tensor_count(&counted, &h->elements, &data_bytes))
+    return io_fail(error, "field 'shape' is %s: too large for this machine's memory",
+                   shape_text(h, shape, sizeof shape));
   h->data_at = prefix + length;
   size_t there = size - h->data_at;
   if (there < data_bytes)
-    return io_fail(error, "truncated: shape (%lld, %lld) needs %zu bytes of data, %zu are there", (long long)h->rows,
-                   (long long)h->cols, data_bytes, there);
+    return io_fail(error, "truncated: shape %s needs %zu bytes of data, %zu are there",
+                   shape_text(h, shape, sizeof shape), data_bytes, there);
   if (there > data_bytes)
-    return io_fail(error, "%zu bytes too many after the data of shape (%lld, %lld)", there - data_bytes,
-                   (long long)h->rows, (long long)h->cols);
+    return io_fail(error, "%zu bytes too many after the data of shape %s", there - data_bytes,
+                   shape_text(h, shape, sizeof shape));
   return 0;
 }
 
@@ -307,13 +357,13 @@ static int data_convert(unsigned char *data, size_t bytes, const npy_header *h, 
 {
   if (h->swapped)
     swap_bytes(data, h->elements, h->item);
-  if (h->item == sizeof(double) && narrow_f64(data, h, error) != 0)
+  if (h->dtype == IO_F64 && narrow_f64(data, h, error) != 0)
     return -1;
   out->m.data = data;
   out->m.rows = h->rows;
   out->m.cols = h->cols;
   out->m.ld = h->fortran ? h->rows : h->cols;
-  out->m.dtype = h->item == 2 ? ESMM_F16 : ESMM_F32;
+  out->m.dtype = h->dtype == IO_F16 ? ESMM_F16 : ESMM_F32;
   out->m.order = h->fortran ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
   out->m.place = ESMM_HOST;
   out->memory = data;
@@ -325,7 +375,7 @@ static int data_convert(unsigned char *data, size_t bytes, const npy_header *h, 
 static int adopt(unsigned char *buffer, size_t size, io_matrix *out, const io_error *error)
 {
   npy_header h;
-  int result = header_parse(buffer, size, &h, error);
+  int result = header_parse(buffer, size, true, &h, error);
   if (result == 0) {
     memmove(buffer, buffer + h.data_at, size - h.data_at); /* the data gets the buffer's alignment */
     result = data_convert(buffer, size, &h, out, error);
@@ -341,7 +391,7 @@ int io_npy_parse(const unsigned char *bytes, size_t size, const char *name, io_m
   io_error e = {.name = name, .text = error, .size = error_size};
   npy_header h;
   memset(out, 0, sizeof *out);
-  if (header_parse(bytes, size, &h, &e) != 0)
+  if (header_parse(bytes, size, true, &h, &e) != 0)
     return -1;
   size_t data_bytes = size - h.data_at;
   unsigned char *data = io_alloc(data_bytes);
@@ -373,26 +423,37 @@ static bool raw_bytes(int64_t rows, int64_t cols, size_t *bytes)
          !__builtin_mul_overflow(*bytes, sizeof(float), bytes) && *bytes <= (size_t)PTRDIFF_MAX;
 }
 
-static int read_raw(io_source *source, int64_t rows, int64_t cols, io_matrix *out, const io_error *error)
+/* The header that a raw file of that shape and size has not. */
+static int raw_header(int64_t rows, int64_t cols, size_t size, npy_header *h, const io_error *error)
 {
-  npy_header h = {.item = sizeof(float), .swapped = NATIVE_ORDER != '<', .rows = rows, .cols = cols};
-  size_t want, size;
-  unsigned char *buffer;
+  size_t want;
+  *h = (npy_header){.dtype = IO_F32, .item = sizeof(float), .swapped = NATIVE_ORDER != '<', .dims = 2};
+  h->rows = h->extent[0] = rows;
+  h->cols = h->extent[1] = cols;
   if (rows < 0 || cols < 0)
     return io_fail(error, "the shape given is %lld x %lld: dimensions are not negative", (long long)rows,
                    (long long)cols);
   if (!raw_bytes(rows, cols, &want))
     return io_fail(error, "the shape given, %lld x %lld, is too large for this machine's memory", (long long)rows,
                    (long long)cols);
-  h.elements = want / sizeof(float);
-  static const char differs[] = "has %zu bytes, raw float32 of %lld x %lld has %zu: check the dimensions";
-  if (source->sized && source->size != want) /* before it is read */
-    return io_fail(error, differs, source->size, (long long)rows, (long long)cols, want);
+  h->elements = want / sizeof(float);
+  return size == want ? 0
+                      : io_fail(error, "has %zu bytes, raw float32 of %lld x %lld has %zu: check the dimensions", size,
+                                (long long)rows, (long long)cols, want);
+}
+
+static int read_raw(io_source *source, int64_t rows, int64_t cols, io_matrix *out, const io_error *error)
+{
+  npy_header h;
+  size_t size;
+  unsigned char *buffer;
+  if (source->sized && raw_header(rows, cols, source->size, &h, error) != 0) /* before it is read */
+    return -1;
   if (io_source_read(source, &buffer, &size, error) != 0)
     return -1;
-  if (size != want) {
+  if (raw_header(rows, cols, size, &h, error) != 0) {
     free(buffer);
-    return io_fail(error, differs, size, (long long)rows, (long long)cols, want);
+    return -1;
   }
   return data_convert(buffer, size, &h, out, error); /* only float64 has values that can fail */
 }
@@ -456,6 +517,76 @@ void io_matrix_free(io_matrix *matrix)
     return;
   free(matrix->memory);
   memset(matrix, 0, sizeof *matrix);
+}
+
+/* ---- as tensors (tensors.h) ---- */
+
+/* A copy, for what cannot stay as it is: float64, the other byte order, data that is not aligned. */
+static int read_copy(io_tensors *t, size_t index, void **copy, const void **data, const io_error *error)
+{
+  const unsigned char *at = t->bytes + t->format->at[index];
+  const npy_header *h = t->format->state;
+  const bool plain = h->dtype != IO_F64 && !h->swapped;
+  const size_t align = h->item < 8 ? h->item : 8;
+  io_matrix matrix = {0};
+  *data = at;
+  if (plain && (uintptr_t)at % align == 0)
+    return 0;
+  const size_t bytes = h->elements * h->item; /* header_parse and raw_bytes have seen that it fits */
+  *copy = io_alloc(bytes);
+  if (!*copy)
+    return io_fail(error, "no memory for its %zu bytes", bytes);
+  memcpy(*copy, at, bytes);
+  *data = *copy;
+  return plain ? 0 : data_convert(*copy, bytes, h, &matrix, error);
+}
+
+static int one_tensor(const char *kind, const unsigned char *bytes, size_t size, const npy_header *h, const char *name,
+                      io_tensors **out, const io_error *error)
+{
+  io_tensors *t = io_tensors_new(kind, bytes, size, 1, error);
+  npy_header *kept = malloc(sizeof *kept);
+  io_tensor *tensor = t ? t->list : NULL;
+  if (!t || !kept || io_tensor_set_name(tensor, name, strlen(name), error) != 0) {
+    if (t && !kept)
+      (void)io_fail(error, "no memory for a list of tensors");
+    free(kept);
+    io_tensors_close(t);
+    return -1;
+  }
+  *kept = *h;
+  t->format->state = kept;
+  t->format->free_state = free;
+  t->format->read = read_copy;
+  t->format->at[0] = h->data_at;
+  tensor->dtype = h->dtype == IO_F64 ? IO_F32 : h->dtype; /* what loading makes of it */
+  tensor->dims = h->dims;
+  tensor->bytes = h->elements * io_dtype_bits(tensor->dtype) / 8;
+  memcpy(tensor->shape, h->extent, sizeof tensor->shape);
+  io_tensor_set_strides(tensor);
+  if (h->fortran) { /* the strides of the shape read backwards */
+    io_tensor turned = {.dims = h->dims};
+    for (int i = 0; i < h->dims; i++)
+      turned.shape[i] = h->extent[h->dims - 1 - i];
+    io_tensor_set_strides(&turned);
+    for (int i = 0; i < h->dims; i++)
+      tensor->stride[i] = turned.stride[h->dims - 1 - i];
+  }
+  *out = t;
+  return 0;
+}
+
+int io_npy_tensors(const unsigned char *bytes, size_t size, const char *name, io_tensors **out, const io_error *error)
+{
+  npy_header h;
+  return header_parse(bytes, size, false, &h, error) == 0 ? one_tensor("npy", bytes, size, &h, name, out, error) : -1;
+}
+
+int io_raw_tensors(const unsigned char *bytes, size_t size, int64_t rows, int64_t cols, const char *name,
+                   io_tensors **out, const io_error *error)
+{
+  npy_header h;
+  return raw_header(rows, cols, size, &h, error) == 0 ? one_tensor("raw", bytes, size, &h, name, out, error) : -1;
 }
 
 /* ---- writing ---- */

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Says what the build found: compiler, OpenMP, nvcc, and the dense libraries that the benchmark will open.
+# Says what the build found: compiler, OpenMP, nvcc, the dense libraries that the benchmark will open, and what the
+# command reads model files with.
 library() {
   for dir in /usr/lib /usr/lib64 /usr/local/lib "/usr/lib/$(uname -m)-linux-gnu" $(printf '%s' "${LD_LIBRARY_PATH:-}" | tr ':' ' '); do
     [ -e "$dir/$1" ] && { echo "$dir/$1"; return; }
@@ -17,3 +18,9 @@ echo "OpenMP     $openmp"
 echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"
 echo "BLIS       $(library libblis.so.4 'apt-get install libblis4-pthread')"
+[ "$JANSSON" = 1 ] && jansson='found: the command reads safetensors' ||
+  jansson='not found: the command reads no safetensors (apt-get install libjansson-dev)'
+[ "$LIBZIP" = 1 ] && libzip='found: the command reads .pt' ||
+  libzip='not found: the command reads no .pt (apt-get install libzip-dev)'
+echo "jansson    $jansson"
+echo "libzip     $libzip"

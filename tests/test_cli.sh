@@ -26,6 +26,7 @@ f32() {
     esac
   done
 }
+mkdir empty
 f32 1 2 3 4 >a.f32
 f32 0 1 1 0 >swap.f32
 f32 2 -1 >bias.f32
@@ -68,7 +69,7 @@ mask() {
   said esmm --help
   said esmm
 } | compare help
-for command in bench run inspect explain list info check tune profile; do
+for command in bench bench-weights run inspect prune explain list info check tune profile; do
   said esmm $command --help | compare "help_$command"
 done
 
@@ -120,6 +121,9 @@ done
   said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --force banana
   said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --beta 1
   said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --bias a.f32
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --gate-bias bias.f32
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out c.npy --gate bias.f32
+  said esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --out bias.f32 --residual bias.f32
   said esmm explain --size 64 --force decode_f32_portable
   said esmm list banana
   said env ESMM_THREADS=banana esmm check
@@ -141,6 +145,20 @@ done
   said esmm profile --device cpu
   said esmm profile --device cuda auto 7
   said env ESMM_NCU=/nowhere/ncu esmm profile --device cuda
+  said esmm inspect a.f32 --dims 2x2 --k-axis last
+  said esmm inspect empty
+  said esmm prune
+  said esmm prune nowhere.safetensors out.safetensors
+  said esmm prune nowhere.safetensors out.safetensors --format dense
+  said esmm prune nowhere.safetensors out.safetensors --format nm:5:4
+  said esmm prune nowhere.safetensors out.safetensors --format bsr:0
+  said esmm prune nowhere.safetensors out.safetensors --format nm:2:4 --density .5
+  said esmm prune nowhere.safetensors nowhere.safetensors --format nm:2:4
+  said esmm prune nowhere.safetensors out.safetensors --format nm:2:4
+  said esmm bench-weights
+  said esmm bench-weights nowhere
+  said esmm bench-weights empty
+  said esmm bench-weights . all many
 } | compare errors
 
 # ---- products ----
@@ -154,6 +172,11 @@ check 'run takes alpha, bias and activation' product '3 0 4 0.5' --alpha 0.5 --b
 check 'run adds beta times a file' sh -c 'cp c.npy before.npy && esmm run --a a.f32 --b swap.f32 --dims 2 2 2 --c before.npy \
   --beta 2 --out after.npy && cmp -s c.npy before.npy'
 check 'run added it rightly' values after.npy '8 1 12 4'
+check 'run gates, and adds a residual' product '9 2 27 10' --gate swap.f32 --gate-bias bias.f32 --activation relu \
+  --residual a.f32
+zeros_of_c() { product '2.5 0 3 0' --alpha 0.25 --bias bias.f32 --activation relu --stats >zeros.txt &&
+  grep -q 'density of C.*elements 0.500, strips of 8 rows 0.500; 1 of 2 columns are zero' zeros.txt; }
+check 'run says where C is zero' zeros_of_c
 each_kernel() { for kernel in $(esmm list --names); do
   product '2 1 4 3' --force "$kernel" || { echo "$kernel"; return 1; }
 done; }
@@ -316,6 +339,111 @@ without_ncu() {
 }
 check 'profile says what is missing' without_ncu
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
+
+# ---- models ----
+corpus=${golden%/golden}/fuzz/corpus
+# safetensors HEADER: the length and the header, below 250 bytes, with spaces that align what follows.
+safetensors() {
+  safetensors_bytes=$(((${#1} + 7) / 8 * 8))
+  printf "\\$(printf %03o $safetensors_bytes)\\0\\0\\0\\0\\0\\0\\0%-${safetensors_bytes}s" "$1"
+}
+tensor() { printf '"%s":{"dtype":"F32","shape":[%s],"data_offsets":[%s]}' "$1" "$2" "$3"; }
+model() { # two matrices and a bias; every fourth column of fc2 is zero
+  safetensors "{\"__metadata__\":{\"format\":\"pt\"},$(tensor fc1 4,8 0,128),$(tensor fc2 8,4 128,256),$(tensor bias 2 256,264)}"
+  f32 1 2 3 4 4 3 2 1 1 1 1 1 0 0 0 0 0 1 0 2 3 0 0 4 -1 2 -1 2 0 0 0 3
+  for row in 1 2 3 4 5 6 7 8; do f32 1 2 3 0; done
+  f32 2 -1
+}
+model >model.safetensors
+data_of() { od -An -v -tf4 -j"$(($(od -An -tu1 -N1 "$1") + 8))" "$1" | tr -s ' \n' ' ' | sed 's/^ //; s/ $//'; }
+if esmm info | grep -q '^safetensors  *can be read'; then
+  { # the plan's numbers are this machine's
+    said esmm inspect model.safetensors --threads 1
+    said esmm inspect model.safetensors --threads 1 --k-axis first
+    said esmm inspect model.safetensors --threads 1 --format nm:2:4
+  } | sed -E -e 's/ +[0-9.]+x$/ #x/' -e 's/^All of them.*/All of them: #/' | compare inspect_model
+  esmm inspect model.safetensors --threads 1 --json - 2>/dev/null | sed -E -e 's/"kernel":"[^"]*"/"kernel":"#"/' \
+    -e 's/"(predicted_ms|dense_ms|speedup)":[^,}]*/"\1":#/g' | compare inspect_json
+  {
+    said esmm prune model.safetensors pruned.safetensors --format nm:2:4 --json pruned.json
+    cat pruned.json
+    said esmm prune model.safetensors blocks.safetensors --format bsr:2x4 --density 25% --include 'fc*' --exclude fc1 --k-axis first
+  } | compare prune
+  pruned_right() { # the first of equal ones stays; the metadata and the bias do
+    [ "$(data_of pruned.safetensors)" = '0 0 3 4 4 3 0 0 1 1 0 0 0 0 0 0 0 1 0 2 3 0 0 4 0 2 0 2 0 0 0 3 '"$(
+      for row in 1 2 3 4 5 6 7 8; do printf '0 2 3 0 '; done)"'2 -1' ] &&
+      cmp -n 200 model.safetensors pruned.safetensors && [ "$(wc -c <model.safetensors)" = "$(wc -c <pruned.safetensors)" ]
+  }
+  check 'prune keeps the largest and all that is not pruned' pruned_right
+  blocks_right() { # two k's by four columns, one of four blocks; fc1 stays
+    [ "$(data_of blocks.safetensors | cut -d' ' -f1-32)" = "$(data_of model.safetensors | cut -d' ' -f1-32)" ] &&
+      [ "$(data_of blocks.safetensors | cut -d' ' -f33-)" = "1 2 3 0 1 2 3 0 $(for row in 3 4 5 6 7 8; do printf '0 0 0 0 '; done)2 -1" ]
+  }
+  check 'prune keeps the blocks of largest norm' blocks_right
+  weighed() { # an input that is never there: its weight goes first
+    { safetensors "{$(tensor fc1 8 0,32)}" && f32 1 1 1 0 1 1 1 1; } >norms.safetensors
+    esmm prune model.safetensors weighed.safetensors --format nm:2:4 --include fc1 --input-norms norms.safetensors >/dev/null &&
+      [ "$(data_of weighed.safetensors | cut -d' ' -f1-4)" = '0 2 3 0' ] &&
+      ! esmm prune model.safetensors no.safetensors --format nm:2:4 --input-norms norms.safetensors 2>weighed.txt &&
+      grep -q "has none for 'fc2'" weighed.txt && [ ! -e no.safetensors ] && [ -z "$(find . -name 'no.safetensors*')" ]
+  }
+  check 'prune weighs by the norms of the inputs, or leaves no file' weighed
+  fits() { esmm inspect pruned.safetensors --format nm:2:4 | grep -q '^fc1 .*x$' && ! esmm inspect pruned.safetensors --format nm:2:4 | grep -q 'no prediction'; }
+  check 'pruned weights fit their format' fits
+  loaded() { # [out, in] is transposed
+    without_libraries esmm bench dense_f32_portable 1 --load-b model.safetensors::fc1 --no-tune --threads 1 >loaded.out &&
+      grep -q 'B \[8,4\]' loaded.out && ! esmm bench auto 1 --load-b model.safetensors 2>loaded.txt &&
+      grep -q 'has 2 matrices: name one' loaded.txt && ! esmm bench auto 1 --load-b model.safetensors::fc3 2>loaded.txt &&
+      grep -q "no tensor 'fc3'" loaded.txt
+  }
+  check 'bench loads a tensor by its name' loaded
+
+  mkdir -p weights/wanda/grp_8/row_perm/sparsity_0.5 weights/pairs
+  cp model.safetensors weights/wanda/grp_8/row_perm/sparsity_0.5/layer0.safetensors
+  f32 1 2 3 4 1 2 3 4 >weights/pairs/fc_a_2x4.f32
+  f32 0 2 0 4 0 0 0 4 1 0 0 0 >weights/pairs/fc_b_4x3.f32
+  printf 'no tensors' >weights/pairs/readme.txt
+  without_libraries esmm bench-weights weights dense_f32_portable,joint_f32_portable 1 --m 16 --no-tune --threads 1 \
+    --csv weights.csv >weights.out 2>&1
+  check 'bench-weights passes' [ $? = 0 ]
+  head -n 1 weights.csv | tr ',' '\n' | compare bench_weights_columns
+  cut -d, -f1-13 weights.csv | sed 1d | compare bench_weights
+  measured() { # two kernels, three matrices, all right
+    [ "$(grep -c ',ok,' weights.csv)" = 6 ] && [ "$(grep -c ',file,.*pairs/fc_b_4x3.f32' weights.csv)" = 2 ] && grep -q '^layer  *shape' weights.out
+  }
+  check 'bench-weights measures all and pairs A with B' measured
+  damaged_one() { # one that cannot be read does not stop the others
+    cp "$corpus/safetensors/overlap.safetensors" weights/
+    without_libraries esmm bench-weights weights dense_f32_portable 1 --m 4 --no-tune --threads 1 >one.csv 2>one.txt
+    [ $? = 1 ] && [ "$(grep -c ',ok,' one.csv)" = 3 ] && grep -q 'overlap.safetensors: tensor .b.: its bytes overlap' one.txt
+  }
+  check 'bench-weights says what it could not read, and goes on' damaged_one
+  listed_dir() { esmm inspect weights/wanda weights 2>/dev/null; [ $? = 2 ] && esmm inspect weights/pairs | grep -q '^fc_b_4x3.f32  *fc_b_4x3  *4 x 3'; }
+  check 'inspect goes through a directory' listed_dir
+  refused() { # every damaged file: an error that names it, status 1, no crash
+    for file in "$corpus"/safetensors/* "$corpus"/pt/*.pt "$corpus"/npy/*; do
+      esmm inspect "$file" --json /dev/null >refused.out 2>refused.err
+      refused_status=$?
+      case $refused_status in
+      0) ;;
+      1) grep -q -F "esmm: inspect: $file: " refused.err || { echo "$file"; cat refused.err; return 1; } ;;
+      *) echo "$file: status $refused_status"; return 1 ;;
+      esac
+    done
+  }
+  check 'every file of the corpus is read or refused by name' refused
+  gibibyte() { # of zeros that take no disk; 200 MiB of memory for all but the mapped file
+    safetensors "{$(tensor w 16384,16384 0,1073741824)}" >big.safetensors &&
+      truncate -s $(($(wc -c <big.safetensors) + 1073741824)) big.safetensors || return 1
+    (ulimit -d 204800 && esmm inspect big.safetensors --threads 2) >big.out 2>&1
+    big_status=$?
+    rm -f big.safetensors
+    [ $big_status = 0 ] && grep -q '^w  *16384 x 16384  *F32  *0.0000' big.out || { cat big.out; return 1; }
+  }
+  check 'a model of 1 GiB is inspected within 200 MiB' gibibyte
+else
+  skip 'models' "$(esmm info | grep '^safetensors')"
+fi
 
 seeded() { # the same seed gives the same problem
   for run in 1 2; do

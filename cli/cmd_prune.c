@@ -1,0 +1,289 @@
+/*
+ * cmd_prune.c: esmm prune: weights of a safetensors file set to zero so that they fit N:M or blocks.
+ *
+ * Shapes and dtypes stay as they are, so the header does too, byte for byte, and with it the metadata and the order of
+ * the tensors; of tensors that are not pruned the bytes are copied. One tensor at a time is in memory.
+ */
+#include "models.h"
+
+#include <fnmatch.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct request {
+  const char *in, *out, *format, *include, *exclude, *norms, *json;
+  double density; /* NAN: not given */
+  int k_axis;     /* model_k_axis */
+  cli_machine machine;
+} request;
+
+typedef struct job {
+  esmm_ctx *ctx;
+  const request *request;
+  esmm_prune_opts opts;
+  io_tensors *tensors, *norms;
+  io_matrix copy; /* of the tensor that is being written */
+  cli_table *table;
+  cli_output json;
+  cli_progress progress;
+  int pruned, untouched;
+  double kept, dropped, norm2, norm2_dropped; /* of all of them */
+} job;
+
+static bool is_chosen(const job *j, const io_tensor *tensor)
+{
+  const request *r = j->request;
+  if (io_tensor_refusal(tensor) || tensor->bytes == 0 || (r->include && fnmatch(r->include, tensor->name, 0) != 0))
+    return false;
+  return !r->exclude || fnmatch(r->exclude, tensor->name, 0) != 0;
+}
+
+/* ---- norms of the inputs ---- */
+
+/* [k] in F32, under the tensor's own name. */
+static int find_norms(job *j, const char *name, int64_t k, int64_t *index)
+{
+  char error[IO_ERROR_BYTES];
+  *index = -1;
+  if (!j->norms)
+    return CLI_GO;
+  const int64_t at = io_tensors_find(j->norms, name);
+  if (at < 0)
+    return cli_failed("--input-norms: %s has none for '%s': add them, or leave the tensor out with --exclude",
+                      j->request->norms, name);
+  const io_tensor *norms = &j->norms->list[at];
+  if (norms->dtype != IO_F32 || norms->dims != 1 || norms->shape[0] != k)
+    return cli_failed("--input-norms: '%s' is %s %s, and should be F32 [%lld]: a number for each k", name,
+                      io_dtype_str(norms->dtype), model_shape(norms), (long long)k);
+  *index = at;
+  return io_tensor_load(j->norms, (size_t)at, error, sizeof error) == 0 ? CLI_GO
+                                                                        : cli_failed("--input-norms: %s", error);
+}
+
+/* ---- one tensor ---- */
+
+static void report(job *j, const io_tensor *tensor, const esmm_prune_report *done)
+{
+  const double kept = (double)done->kept, dropped = (double)done->dropped, all = kept + dropped;
+  const double share = done->norm > 0 ? done->norm_dropped / done->norm : 0;
+  j->kept += kept;
+  j->dropped += dropped;
+  j->norm2 += done->norm * done->norm;
+  j->norm2_dropped += done->norm_dropped * done->norm_dropped;
+  cli_table_cell(j->table, CLI_PLAIN, "%s", tensor->name);
+  cli_table_cell(j->table, CLI_PLAIN, "%lld x %lld", (long long)tensor->shape[0], (long long)tensor->shape[1]);
+  cli_table_cell(j->table, CLI_PLAIN, "%s", io_dtype_str(tensor->dtype));
+  cli_table_cell(j->table, CLI_PLAIN, "%.0f", kept);
+  cli_table_cell(j->table, CLI_PLAIN, "%.0f", dropped);
+  cli_table_cell(j->table, CLI_PLAIN, "%s", cli_percent(all > 0 ? dropped / all : 0));
+  cli_table_cell(j->table, CLI_PLAIN, "%s", cli_percent(share));
+  if (!j->json.file)
+    return;
+  const cli_field fields[] = {
+      {"tensor", tensor->name, 0, false},
+      {"dtype", io_dtype_str(tensor->dtype), 0, false},
+      {"shape", model_shape(tensor), 0, true},
+      {"format", j->request->format, 0, false},
+      {"kept", NULL, kept, false},
+      {"dropped", NULL, dropped, false},
+      {"norm", NULL, done->norm, false},
+      {"norm_dropped", NULL, done->norm_dropped, false},
+  };
+  fputc('{', j->json.file);
+  cli_json_fields(j->json.file, fields, sizeof fields / sizeof *fields);
+  fputs("}\n", j->json.file);
+}
+
+static int prune_tensor(job *j, size_t index)
+{
+  const io_tensor *tensor = &j->tensors->list[index];
+  esmm_matrix matrix;
+  char error[IO_ERROR_BYTES];
+  int64_t norms;
+  if (io_tensor_matrix(j->tensors, index, &matrix, error, sizeof error) != 0)
+    return cli_failed("%s", error);
+  int status = cli_matrix_alloc(tensor->name, matrix.rows, matrix.cols, matrix.dtype, &j->copy);
+  if (status != CLI_GO)
+    return status;
+  memcpy(j->copy.memory, matrix.data, tensor->bytes); /* tight and row-major: safetensors has nothing else */
+  esmm_matrix b = model_as_b(j->tensors, &j->copy.m, (model_k_axis)j->request->k_axis);
+  status = find_norms(j, tensor->name, b.rows, &norms);
+  if (status != CLI_GO)
+    return status;
+  esmm_prune_report done = {.size = sizeof done};
+  j->opts.input_norms = norms >= 0 ? j->norms->list[norms].data : NULL;
+  const esmm_status pruned = esmm_prune(j->ctx, &b, &j->opts, &done);
+  if (pruned != ESMM_OK)
+    return cli_status(j->ctx, tensor->name, pruned);
+  report(j, tensor, &done);
+  j->pruned++;
+  return CLI_GO;
+}
+
+/* For io_safetensors_copy: the bytes of one tensor. What it returns is not 0 after a failure that was said. */
+static int replace(void *user, size_t index, const void **bytes)
+{
+  job *j = user;
+  io_matrix_free(&j->copy);
+  if (index > 0)
+    io_tensor_unload(j->tensors, index - 1);
+  cli_progress_update(&j->progress, (int)index, (int)j->tensors->count);
+  if (!is_chosen(j, &j->tensors->list[index])) {
+    j->untouched++;
+    return 0;
+  }
+  const int status = prune_tensor(j, index);
+  *bytes = j->copy.memory;
+  return status == CLI_GO ? 0 : status;
+}
+
+/* ---- the file ---- */
+
+static void print_report(const job *j, FILE *out)
+{
+  const double all = j->kept + j->dropped;
+  cli_table_print(j->table, out);
+  fprintf(out, "\n%d tensor%s pruned to %s, %d copied unchanged\n", j->pruned, j->pruned == 1 ? "" : "s",
+          j->request->format, j->untouched);
+  fprintf(out, "dropped %s of their nonzeros and %s of their norm; k is the %s\n",
+          cli_percent(all > 0 ? j->dropped / all : 0),
+          cli_percent(j->norm2 > 0 ? sqrt(j->norm2_dropped / j->norm2) : 0),
+          j->request->k_axis == MODEL_K_FIRST ? "first axis" : "last axis ([out, in])");
+}
+
+static int prune_file(job *j)
+{
+  static const char *const heads[] = {"tensor", "shape", "dtype", "kept", "dropped", "of nonzeros", "of norm"};
+  const request *r = j->request;
+  char error[IO_ERROR_BYTES] = "";
+  int chosen = 0;
+  for (size_t i = 0; i < j->tensors->count; i++)
+    chosen += is_chosen(j, &j->tensors->list[i]);
+  if (chosen == 0)
+    return cli_failed(
+        "%s: no tensor to prune: of %zu none is a matrix of F32, BF16 or F16 that --include and --exclude "
+        "let through",
+        r->in, j->tensors->count);
+  j->table = cli_table_new("lllrrrr", heads);
+  cli_progress_start(&j->progress, "prune, tensors");
+  const int status = io_safetensors_copy(j->tensors, r->out, replace, j, error, sizeof error);
+  cli_progress_end(&j->progress);
+  if (status != 0)
+    return error[0] ? cli_failed("%s", error) : status;
+  const bool to_stdout = r->json && strcmp(r->json, "-") == 0;
+  print_report(j, to_stdout ? stderr : stdout);
+  return r->json ? cli_output_close(&j->json, "--json") : CLI_GO;
+}
+
+static int open_tensors(const char *what, const char *path, io_tensors **out)
+{
+  char error[IO_ERROR_BYTES];
+  if (io_tensors_open(path, 0, 0, out, error, sizeof error) != 0)
+    return cli_failed("%s%s", what, error);
+  if (strcmp((*out)->kind, "safetensors") == 0)
+    return CLI_GO;
+  return cli_failed("%s%s: is a .%s file, and prune reads and writes safetensors", what, path, (*out)->kind);
+}
+
+static int prune(job *j)
+{
+  const request *r = j->request;
+  int status = open_tensors("", r->in, &j->tensors);
+  if (status == CLI_GO && r->norms)
+    status = open_tensors("--input-norms: ", r->norms, &j->norms);
+  if (status == CLI_GO && r->json)
+    status = cli_output_open(&j->json, "--json", r->json);
+  if (status == CLI_GO)
+    status = prune_file(j);
+  cli_output_discard(&j->json);
+  cli_table_free(j->table);
+  io_matrix_free(&j->copy);
+  io_tensors_close(j->norms);
+  io_tensors_close(j->tensors);
+  return status;
+}
+
+/* What the words say, as the library wants it. */
+static int resolve(const request *r, esmm_prune_opts *opts)
+{
+  esmm_prepare_opts format = {.size = sizeof format};
+  if (!r->format)
+    return cli_usage("it needs --format: nm:N:M or bsr:R or bsr:RxC (see 'esmm prune --help')");
+  const int status = cli_parse_format(r->format, &format);
+  if (status != CLI_GO)
+    return status;
+  if (format.format == ESMM_FORMAT_DENSE)
+    return cli_usage("--format: dense leaves nothing to prune; it is nm:N:M or bsr:R or bsr:RxC");
+  if (format.format == ESMM_FORMAT_NM && !isnan(r->density))
+    return cli_usage("--density is for bsr; %s says itself how many stay", r->format);
+  if (cli_same_file(r->in, r->out))
+    return cli_usage("%s would replace what it is made from: give another name", r->out);
+  *opts = (esmm_prune_opts){.size = sizeof *opts,
+                            .format = format.format,
+                            .block_rows = format.block_rows,
+                            .block_cols = format.block_cols,
+                            .n = format.n,
+                            .m = format.m,
+                            .nm_cols = format.nm_cols,
+                            .density = isnan(r->density) ? 0.5 : r->density};
+  return CLI_GO;
+}
+
+int cmd_prune(int argc, char **argv)
+{
+  request r = {.density = NAN};
+  const cli_option options[] = {
+      {"format", CLI_STRING, &r.format, "nm:N:M|nm:N:M:C|bsr:R|bsr:RxC",
+       "what the weights must fit: of M k's N stay (C columns choose\n"
+       "together), or blocks of R k's by C columns",
+       0, 0, NULL, NULL},
+      {"density", CLI_DENSITY, &r.density, "D", "share of the blocks that stay, with bsr (default 0.5)", 0, 0, NULL,
+       NULL},
+      {"include", CLI_STRING, &r.include, "GLOB", "only tensors of such names, as '*.mlp.*.weight' (default: all)", 0,
+       0, NULL, NULL},
+      {"exclude", CLI_STRING, &r.exclude, "GLOB", "but none of these, as '*embed*'", 0, 0, NULL, NULL},
+      {"input-norms", CLI_STRING, &r.norms, "FILE",
+       "weigh by the norms of the inputs (|w| * norm): safetensors with\n"
+       "an F32 vector [k] under the name of each tensor that is pruned",
+       0, 0, NULL, NULL},
+      MODEL_K_AXIS_OPTION(&r.k_axis, NULL),
+      {"json", CLI_STRING, &r.json, "FILE",
+       "a line of JSON for each pruned tensor; '-' is stdout, and the\n"
+       "table then goes to stderr",
+       0, 0, NULL, NULL},
+      CLI_MACHINE_OPTIONS(&r.machine),
+      {0}};
+  const cli_parser parser = {
+      .synopsis = "prune IN OUT --format F [options]",
+      .about =
+          "Sets weights of a safetensors file to zero so that they fit a format that 'esmm bench --format' and\n"
+          "esmm_prepare take: the largest stay (nm: of each group of M k's; bsr: the blocks of largest norm). Every\n"
+          "matrix of F32, BF16 or F16 is pruned, embeddings too, unless --include or --exclude says otherwise. All\n"
+          "else is copied byte for byte: the metadata, the other tensors, their order. OUT appears whole or not at\n"
+          "all. No training is done: what a model loses by it has to be measured.",
+      .options = options,
+      .notes = "Examples\n"
+               "  esmm prune model.safetensors sparse.safetensors --format nm:2:4 --include '*.mlp.*.weight'\n"
+               "  esmm prune model.safetensors blocks.safetensors --format bsr:32 --density 25% --exclude '*embed*'\n",
+      .min_words = 2,
+      .max_words = 2,
+      .words_are = "two files, IN and OUT"};
+  const char *words[2];
+  int count;
+  esmm_prune_opts opts;
+  int status = cli_parse(&parser, argc, argv, words, &count);
+  if (status != CLI_GO)
+    return status;
+  r.in = words[0];
+  r.out = words[1];
+  status = resolve(&r, &opts);
+  if (status != CLI_GO)
+    return status;
+  job j = {.request = &r, .opts = opts};
+  status = cli_context(&r.machine, NULL, &j.ctx);
+  if (status == CLI_GO)
+    status = prune(&j);
+  esmm_ctx_free(j.ctx);
+  return status == CLI_GO ? CLI_OK : status;
+}

@@ -1,0 +1,226 @@
+/*
+ * model_density.c: where the zeros of a weight are, and what the plan makes of them, in little memory.
+ *
+ * Densities come from one bitmap a column of B, a bit an element, coarsened step by step. For the prediction B is
+ * prepared in bands of columns, whose times add up; A is a dense matrix of which only a piece of memory exists, mapped
+ * again and again: the plan looks at a sample of it.
+ */
+#include "models.h"
+#include "verdict.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+const int64_t model_strips[MODEL_STRIPS] = {8, 16, 32, 64, 128};
+const int64_t model_blocks[MODEL_BLOCKS] = {16, 32, 64, 128};
+
+static const size_t band_bytes = (size_t)16 << 20; /* of B, prepared at once */
+
+/* ---- densities ---- */
+
+/* Is a bit set from `from` on, in front of `to`? Both lie in words of at least one block. */
+static bool any_bit(const uint64_t *bits, int64_t from, int64_t to)
+{
+  const int64_t first = from / 64, last = (to - 1) / 64;
+  const uint64_t above = UINT64_MAX << (from % 64), below = UINT64_MAX >> (63 - (to - 1) % 64);
+  if (first == last)
+    return bits[first] & above & below;
+  bool any = (bits[first] & above) || (bits[last] & below);
+  for (int64_t i = first + 1; i < last && !any; i++)
+    any = bits[i] != 0;
+  return any;
+}
+
+/* Of blocks of so many k's by the strip's columns. */
+static double block_density(const esmm_pattern *strips, int64_t rows)
+{
+  const int64_t count = esmm_pattern_strips(strips), k = esmm_pattern_k(strips), blocks = (k + rows - 1) / rows;
+  int64_t set = 0;
+  for (int64_t s = 0; s < count; s++) {
+    const uint64_t *bits = esmm_pattern_bits(strips, s);
+    for (int64_t i = 0; i < blocks; i++)
+      set += any_bit(bits, i * rows, (i + 1) * rows < k ? (i + 1) * rows : k);
+  }
+  return count > 0 && blocks > 0 ? (double)set / ((double)count * (double)blocks) : 0;
+}
+
+int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_densities *out)
+{
+  esmm_pattern *now = NULL;
+  *out = (model_densities){0};
+  esmm_status status = esmm_pattern_extract_b(ctx, b, 1, &now);
+  out->element = esmm_pattern_density(now);
+  for (int i = 0; i < MODEL_STRIPS && status == ESMM_OK; i++) {
+    esmm_pattern *coarser = NULL;
+    status = esmm_pattern_coarsen(ctx, now, model_strips[i], &coarser);
+    esmm_pattern_free(now);
+    now = coarser;
+    if (status != ESMM_OK)
+      break;
+    out->strip[i] = esmm_pattern_density(now);
+    for (int j = 0; j < MODEL_BLOCKS; j++)
+      if (model_blocks[j] == model_strips[i])
+        out->block[j] = block_density(now, model_blocks[j]);
+  }
+  esmm_pattern_free(now);
+  return status == ESMM_OK ? CLI_GO : cli_status(ctx, what, status);
+}
+
+/* ---- the prediction ---- */
+
+typedef struct dense_a {
+  esmm_matrix m;
+  size_t bytes; /* that are mapped */
+} dense_a;
+
+static void dense_a_free(dense_a *a)
+{
+  if (a->m.data)
+    (void)munmap(a->m.data, a->bytes);
+  a->m.data = NULL;
+}
+
+/* A matrix without a zero: one piece of memory, as often as it takes. */
+static int dense_a_make(int64_t m, int64_t k, esmm_dtype dtype, dense_a *a)
+{
+  const size_t piece = (size_t)2 << 20;
+  size_t bytes;
+  *a = (dense_a){.m = {.rows = m, .cols = k, .ld = k, .dtype = dtype}};
+  if (__builtin_mul_overflow((size_t)m, (size_t)k, &bytes) ||
+      __builtin_mul_overflow(bytes, esmm_dtype_size(dtype), &bytes) || bytes > SIZE_MAX / 2)
+    return cli_failed("A of %lld x %lld is too large: give a smaller --m", (long long)m, (long long)k);
+  a->bytes = (bytes / piece + 1) * piece;
+  const int fd = memfd_create("esmm", MFD_CLOEXEC);
+  unsigned char *room = fd < 0 || ftruncate(fd, (off_t)piece) != 0
+                            ? MAP_FAILED
+                            : mmap(NULL, a->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  bool good = room != MAP_FAILED;
+  for (size_t at = 0; good && at < a->bytes; at += piece)
+    good = mmap(room + at, piece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+  const int reason = errno;
+  if (fd >= 0)
+    close(fd);
+  if (room != MAP_FAILED)
+    a->m.data = room;
+  if (good) {
+    memset(room, 0x3f, piece); /* a positive number in every dtype */
+    return CLI_GO;
+  }
+  dense_a_free(a);
+  return cli_failed("A of %lld x %lld cannot be mapped: %s", (long long)m, (long long)k, strerror(reason));
+}
+
+/* Columns of B. Where a column's elements lie together they are copied to columns of an odd length: reading across
+   columns whose length is a power of two, as prepare does, would use a few lines of the cache only. */
+static esmm_matrix band_of(const esmm_matrix *b, int64_t from, int64_t cols, void *room, int64_t room_ld)
+{
+  const size_t size = esmm_dtype_size(b->dtype);
+  esmm_matrix band = *b;
+  band.cols = cols;
+  if (b->order == ESMM_ROW_MAJOR) {
+    band.data = (char *)b->data + (size_t)from * size;
+    return band;
+  }
+  band.data = room;
+  band.ld = room_ld;
+  for (int64_t j = 0; j < cols; j++)
+    memcpy((char *)room + (size_t)(j * room_ld) * size, (const char *)b->data + (size_t)((from + j) * b->ld) * size,
+           (size_t)b->rows * size);
+  return band;
+}
+
+/* The plan's estimates for one band; why: it cannot be prepared so. */
+static esmm_status explain_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matrix *band, esmm_matrix *c,
+                                const esmm_prepare_opts *opts, esmm_verdict *verdicts, int *count)
+{
+  esmm_weights *weights = NULL;
+  verdicts->size = sizeof *verdicts;
+  *count = esmm_kernel_count();
+  esmm_status status = esmm_prepare(ctx, band, opts, &weights);
+  if (status == ESMM_OK)
+    status = esmm_explain(ctx, a, weights, c, NULL, verdicts, count);
+  esmm_weights_free(weights);
+  return status;
+}
+
+static esmm_status add_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matrix *band, esmm_matrix *c,
+                            const esmm_prepare_opts *opts, esmm_verdict *verdicts, double *longest,
+                            model_prediction *sum)
+{
+  const esmm_prepare_opts dense = {.size = sizeof dense, .use = opts->use};
+  int count;
+  esmm_status status = explain_band(ctx, a, band, c, opts, verdicts, &count);
+  const esmm_verdict *chosen = status == ESMM_OK ? verdict_chosen(verdicts, count) : NULL;
+  if (status != ESMM_OK)
+    return status;
+  const double seconds = chosen ? chosen->seconds : NAN;
+  sum->seconds += seconds;
+  if (chosen && seconds > *longest) {
+    *longest = seconds;
+    snprintf(sum->kernel, sizeof sum->kernel, "%s", chosen->kernel);
+  }
+  if (opts->format != ESMM_FORMAT_DENSE) /* such weights have no dense kernel to be compared with */
+    status = explain_band(ctx, a, band, c, &dense, verdicts, &count);
+  if (status == ESMM_OK)
+    sum->dense += verdict_dense_seconds(verdicts, count);
+  return status;
+}
+
+static int64_t band_cols(const esmm_matrix *b)
+{
+  const int64_t whole = 128; /* columns: every strip and block of the densities */
+  const size_t column = (size_t)(b->rows > 0 ? b->rows : 1) * esmm_dtype_size(b->dtype);
+  const int64_t cols = (int64_t)(band_bytes / column) / whole * whole, most = cols > whole ? cols : whole;
+  return most < b->cols ? most : b->cols;
+}
+
+static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const esmm_matrix *a, esmm_matrix *c,
+                   const esmm_prepare_opts *opts, model_prediction *out)
+{
+  const int64_t most = c->cols, ld = (b->rows / 32 * 2 + 3) * 16; /* an odd number of half cache lines or lines */
+  esmm_verdict *verdicts = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *verdicts);
+  io_matrix room = {0};
+  int status = b->order == ESMM_COL_MAJOR ? cli_matrix_alloc(what, most, ld, b->dtype, &room) : CLI_GO;
+  esmm_status done = ESMM_OK;
+  double longest = 0;
+  out->seconds = out->dense = 0;
+  for (int64_t from = 0; from < b->cols && status == CLI_GO && done == ESMM_OK; from += most) {
+    const esmm_matrix band = band_of(b, from, b->cols - from < most ? b->cols - from : most, room.memory, ld);
+    c->cols = band.cols;
+    done = add_band(ctx, a, &band, c, opts, verdicts, &longest, out);
+  }
+  io_matrix_free(&room);
+  free(verdicts);
+  if (done == ESMM_OK)
+    return status;
+  out->seconds = out->dense = NAN;
+  snprintf(out->why, sizeof out->why, "%s", esmm_ctx_error(ctx));
+  const bool fatal = done == ESMM_ERR_MEMORY || done == ESMM_ERR_DEVICE_MEMORY || done == ESMM_ERR_DEVICE_LOST;
+  return fatal ? cli_status(ctx, what, done) : CLI_GO;
+}
+
+int model_predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, int64_t m, const esmm_prepare_opts *opts,
+                  model_prediction *out)
+{
+  *out = (model_prediction){.seconds = NAN, .dense = NAN};
+  if (b->rows == 0 || b->cols == 0)
+    return CLI_GO;
+  dense_a a = {0};
+  esmm_matrix near = {0}, c = {0};
+  int status = dense_a_make(m, b->rows, b->dtype, &a);
+  if (status == CLI_GO)
+    status = cli_device_view(ctx, "A", &a.m, &near);
+  if (status == CLI_GO)
+    status = cli_device_alloc(ctx, "C", m, band_cols(b), ESMM_F32, ESMM_ROW_MAJOR, &c);
+  if (status == CLI_GO)
+    status = predict(ctx, what, b, &near, &c, opts, out);
+  cli_device_free(ctx, &c);
+  if (a.m.data)
+    cli_device_view_free(ctx, &a.m, &near);
+  dense_a_free(&a);
+  return status;
+}

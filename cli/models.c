@@ -1,0 +1,194 @@
+/*
+ * models.c: finding files of tensors, and which way round their tensors are multiplied.
+ */
+#include "models.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool ends_in(const char *path, const char *ending)
+{
+  const size_t length = strlen(path), tail = strlen(ending);
+  return length > tail && strcmp(path + length - tail, ending) == 0;
+}
+
+static bool is_kind(const struct stat *info, mode_t kind)
+{
+  return (info->st_mode & S_IFMT) == kind;
+}
+
+bool model_is(const char *path)
+{
+  struct stat info;
+  if (stat(path, &info) != 0)
+    return false;
+  return is_kind(&info, S_IFDIR) || (is_kind(&info, S_IFREG) && io_is_model(path));
+}
+
+/* ---- directories ---- */
+
+static model_files *found; /* nftw has no argument for its caller */
+
+static bool is_tensors(const char *path)
+{
+  static const char *const endings[] = {".safetensors", ".pt", ".pth", ".npy"};
+  int64_t rows, cols;
+  for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+    if (ends_in(path, endings[i]))
+      return true;
+  model_raw_shape(path, &rows, &cols);
+  return (ends_in(path, ".bin") && io_is_model(path)) || rows > 0;
+}
+
+static int visit(const char *path, const struct stat *info, int type, struct FTW *level)
+{
+  struct stat target; /* models are often links to files that lie elsewhere */
+  (void)info;
+  (void)level;
+  if ((type != FTW_F && type != FTW_SL) || stat(path, &target) != 0 || !is_kind(&target, S_IFREG) || !is_tensors(path))
+    return 0;
+  found->paths = cli_grow(found->paths, (size_t)found->count + 1, sizeof *found->paths);
+  found->paths[found->count] = strdup(path);
+  return found->paths[found->count] ? (found->count++, 0) : -1;
+}
+
+static int compare_paths(const void *x, const void *y)
+{
+  return strcmp(*(char *const *)x, *(char *const *)y);
+}
+
+int model_files_find(const char *path, model_files *files)
+{
+  struct stat info;
+  *files = (model_files){0};
+  if (stat(path, &info) != 0)
+    return cli_failed("%s: cannot be opened: %s", path, strerror(errno));
+  if (!is_kind(&info, S_IFDIR)) {
+    files->paths = cli_alloc(1, sizeof *files->paths);
+    files->paths[0] = strdup(path);
+    files->count = files->paths[0] != NULL;
+    return files->count ? CLI_GO : cli_failed("out of memory");
+  }
+  found = files;
+  if (nftw(path, visit, 32, FTW_PHYS) != 0)
+    return cli_failed("%s: cannot be walked through: %s", path, strerror(errno));
+  if (files->count == 0)
+    return cli_failed("%s: no .safetensors, .pt, .pth or .npy file, and no raw one with its shape in its name "
+                      "(w_512x128.f32), is in this directory",
+                      path);
+  qsort(files->paths, (size_t)files->count, sizeof *files->paths, compare_paths);
+  files->prefix = strlen(path) + (path[strlen(path) - 1] != '/');
+  return CLI_GO;
+}
+
+void model_files_free(model_files *files)
+{
+  for (int i = 0; i < files->count; i++)
+    free(files->paths[i]);
+  free(files->paths);
+  *files = (model_files){0};
+}
+
+/* Digits, x, digits: the last such part of the file's own name. */
+void model_raw_shape(const char *path, int64_t *rows, int64_t *cols)
+{
+  const char *slash = strrchr(path, '/');
+  *rows = *cols = 0;
+  if (!ends_in(path, ".f32") && !ends_in(path, ".raw") && !ends_in(path, ".bin"))
+    return;
+  for (const char *at = slash ? slash + 1 : path; *at;) {
+    const size_t digits = strspn(at, "0123456789");
+    if (digits > 0 && digits < 10 && at[digits] == 'x') {
+      const size_t more = strspn(at + digits + 1, "0123456789");
+      if (more > 0 && more < 10) {
+        *rows = strtoll(at, NULL, 10);
+        *cols = strtoll(at + digits + 1, NULL, 10);
+      }
+    }
+    at += digits ? digits : 1;
+  }
+}
+
+/* ---- tensors ---- */
+
+esmm_matrix model_as_b(const io_tensors *tensors, const esmm_matrix *matrix, model_k_axis axis)
+{
+  const bool single = strcmp(tensors->kind, "npy") == 0 || strcmp(tensors->kind, "raw") == 0;
+  esmm_matrix b = *matrix;
+  if (axis == MODEL_K_FIRST || (axis == MODEL_K_AUTO && single))
+    return b;
+  b.rows = matrix->cols;
+  b.cols = matrix->rows;
+  b.order = matrix->order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  return b;
+}
+
+bool model_is_word(const char *word)
+{
+  return strstr(word, "::") || io_is_model(word);
+}
+
+/* The tensor that a word names, or the only matrix there is. */
+static int find_tensor(const char *what, const io_tensors *tensors, const char *name, size_t *index)
+{
+  int matrices = 0;
+  for (size_t i = 0; i < tensors->count; i++) {
+    const bool usable = !io_tensor_refusal(&tensors->list[i]);
+    if (name ? strcmp(tensors->list[i].name, name) == 0 : usable) {
+      *index = i;
+      matrices++;
+    }
+  }
+  if (matrices == 1)
+    return CLI_GO;
+  return name ? cli_failed("%s: %s has no tensor '%s' ('esmm inspect' lists them)", what, tensors->path, name)
+              : cli_failed("%s: %s has %d matrices: name one, as in %s::NAME ('esmm inspect' lists them)", what,
+                           tensors->path, matrices, tensors->path);
+}
+
+int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out)
+{
+  const char *name = NULL;
+  for (const char *at = strstr(word, "::"); at; at = strstr(at + 1, "::"))
+    name = at + 2;
+  char *path = name ? strndup(word, (size_t)(name - 2 - word)) : strdup(word);
+  char error[IO_ERROR_BYTES];
+  io_tensors *tensors = NULL;
+  int64_t rows, cols;
+  size_t index = 0;
+  esmm_matrix matrix;
+  *out = (io_matrix){0};
+  if (!path)
+    return cli_failed("out of memory");
+  model_raw_shape(path, &rows, &cols);
+  int status = io_tensors_open(path, rows, cols, &tensors, error, sizeof error) == 0
+                   ? CLI_GO
+                   : cli_failed("%s: %s", what, error);
+  free(path);
+  if (status == CLI_GO)
+    status = find_tensor(what, tensors, name, &index);
+  if (status == CLI_GO && io_tensor_matrix(tensors, index, &matrix, error, sizeof error) != 0)
+    status = cli_failed("%s: %s", what, error);
+  if (status == CLI_GO) {
+    const esmm_matrix seen = as_b ? model_as_b(tensors, &matrix, axis) : matrix;
+    status = cli_matrix_convert(ctx, what, &seen, seen.dtype, out);
+  }
+  io_tensors_close(tensors);
+  return status;
+}
+
+const char *model_shape(const io_tensor *tensor)
+{
+  static char ring[4][IO_TENSOR_DIMS * 22 + 4];
+  static unsigned turn;
+  char *text = ring[turn++ % 4];
+  size_t used = 1;
+  text[0] = '[';
+  for (int i = 0; i < tensor->dims; i++)
+    used += (size_t)snprintf(text + used, sizeof *ring - used, "%s%lld", i ? ", " : "", (long long)tensor->shape[i]);
+  snprintf(text + used, sizeof *ring - used, "]");
+  return text;
+}

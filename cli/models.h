@@ -1,0 +1,79 @@
+/*
+ * models.h: files of tensors, for the commands that go through whole models: inspect, prune, bench-weights.
+ */
+#ifndef ESMM_CLI_MODELS_H
+#define ESMM_CLI_MODELS_H
+
+#include "../io/tensors.h"
+#include "cli.h"
+
+/* Which axis of a tensor is k, the one that a product sums over. */
+typedef enum model_k_axis {
+  MODEL_K_AUTO,  /* the last in safetensors and .pt, the first in .npy and raw files */
+  MODEL_K_LAST,  /* [out, in], as torch.nn.Linear keeps its weight: B is the tensor transposed */
+  MODEL_K_FIRST, /* [in, out]: B is the tensor as it is */
+} model_k_axis;
+
+/* clang-format off */
+#define MODEL_K_AXIS_OPTION(target, seen)                                                                                    \
+  {"k-axis", CLI_CHOICE, target, "auto|last|first",                                                                    \
+   "the axis that products sum over: last is [out, in], as PyTorch's\n"                                                \
+   "Linear has it, first is [in, out], as B is multiplied; auto:\n"                                                    \
+   "last for safetensors and .pt, first for .npy and raw files", 0, 0, "auto|last|first", seen}
+/* clang-format on */
+
+/* Does the path name a model: a directory, or a file that is safetensors or .pt by its first bytes or its ending? */
+bool model_is(const char *path);
+
+/* Files of tensors: the path itself, or those below a directory, by name. */
+typedef struct model_files {
+  char **paths;
+  int count;
+  size_t prefix; /* of each path, that need not be shown */
+} model_files;
+
+int model_files_find(const char *path, model_files *files); /* CLI_GO, or CLI_FAILED where there is none */
+void model_files_free(model_files *files);
+
+/* The shape that a raw file's name gives ("w_4096x11008.f32"); both 0 where there is none. */
+void model_raw_shape(const char *path, int64_t *rows, int64_t *cols);
+
+/* B [k,n] of a tensor's matrix: itself, or the same memory seen transposed. */
+esmm_matrix model_as_b(const io_tensors *tensors, const esmm_matrix *matrix, model_k_axis axis);
+
+/*
+ * A tensor by a word for --load-a and --load-b: FILE::TENSOR, or a safetensors or .pt file that has one matrix. The
+ * copy is row-major and tight, in the tensor's dtype; as_b: B [k,n] by axis, else the tensor as it is.
+ */
+bool model_is_word(const char *word);
+int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out);
+
+/* "[4096, 11008]" in a static ring: good until a few calls later. */
+const char *model_shape(const io_tensor *tensor);
+
+/* ---- densities (model_density.c) ---- */
+
+enum { MODEL_STRIPS = 5, MODEL_BLOCKS = 4 };
+extern const int64_t model_strips[MODEL_STRIPS]; /* columns of B that share a bitmap */
+extern const int64_t model_blocks[MODEL_BLOCKS]; /* rows and columns of a block */
+
+typedef struct model_densities {
+  double element;
+  double strip[MODEL_STRIPS];
+  double block[MODEL_BLOCKS];
+} model_densities;
+
+int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_densities *out);
+
+/* What the plan expects of a product A [m,k] x B, A dense. */
+typedef struct model_prediction {
+  double seconds, dense; /* of the chosen kernel, of the best dense one; NAN where there is none */
+  char kernel[32];       /* that most columns of B go to; "" for none */
+  char why[160];         /* there is no prediction, or "" */
+} model_prediction;
+
+/* B is prepared a band of columns at a time, so that little memory is needed. CLI_GO also where `why` is not empty. */
+int model_predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, int64_t m, const esmm_prepare_opts *opts,
+                  model_prediction *out);
+
+#endif
