@@ -135,6 +135,7 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   shell_test cli
   shell_test install
   shell_test readme
+  shell_test examples
 fi
 
 section 'style'
@@ -150,8 +151,8 @@ else
 fi
 
 export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
-section 'one thread, portable C, no GPU kernels'
-build portable CC=gcc OPENMP=0 ARCH=portable CUDA=0 all $TEST_TARGETS && programs portable
+section 'one thread, portable C, no GPU kernels, no jansson or libzip'
+build portable CC=gcc OPENMP=0 ARCH=portable CUDA=0 JANSSON=0 LIBZIP=0 all $TEST_TARGETS && programs portable
 
 section 'AddressSanitizer and UndefinedBehaviorSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
@@ -169,7 +170,7 @@ if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
 elif works clang -fopenmp -fsanitize=thread; then
   build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $TEST_TARGETS && programs tsan threads && programs tsan kernels &&
-    programs tsan cuda_faults
+    programs tsan epilogue && programs tsan cuda_faults && programs tsan ffn
 else
   skip 'tsan' 'clang with OpenMP and ThreadSanitizer is not installed'
 fi

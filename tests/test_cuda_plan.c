@@ -268,13 +268,52 @@ static void others_have_gates(void **state)
   }
 }
 
+/* What kernels of a GPU lack of the epilogue is refused before anything is done, and the text says what to do. */
+static void parts_of_the_epilogue_are_refused(void **state)
+{
+  (void)state;
+  bench b;
+  bench_start(&b);
+  fake->kernel = note_launch;
+  seen.count = 0;
+  esmm_pattern *pattern = (esmm_pattern *)(void *)&b;
+  int32_t counts[72] = {0};
+  const struct {
+    const char *word;
+    esmm_matmul_opts opts;
+  } parts[] = {{"GELU", {.activation = ESMM_ACT_GELU}},
+               {"GELU_TANH", {.activation = ESMM_ACT_GELU_TANH}},
+               {"SILU", {.activation = ESMM_ACT_SILU}},
+               {"opts->residual", {.residual = &b.c}},
+               {"opts->gate", {.gate = b.w}},
+               {"opts->column_nonzeros", {.column_nonzeros = counts}},
+               {"opts->c_pattern", {.c_pattern = &pattern}}};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    esmm_matmul_opts opts = parts[i].opts;
+    int count = 0;
+    opts.size = sizeof opts;
+    th_expect(parts[i].word, esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_ERR_UNSUPPORTED,
+              esmm_ctx_error(b.ctx), parts[i].word, "context of \"cpu\"");
+    th_expect(parts[i].word, esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, &count), ESMM_ERR_UNSUPPORTED,
+              esmm_ctx_error(b.ctx), parts[i].word, "context of \"cpu\"");
+  }
+  assert_null(pattern);
+  assert_int_equal(seen.count, 0);
+  const esmm_matmul_opts wrong = {.size = sizeof wrong, .activation = (esmm_activation)6};
+  th_expect("no activation", esmm_matmul(b.ctx, &b.a, b.w, &b.c, &wrong, NULL), ESMM_ERR_ARGUMENT,
+            esmm_ctx_error(b.ctx), "activation", "6");
+  fake->kernel = NULL;
+  bench_stop(&b, "refused epilogues");
+}
+
 int main(int argc, char **argv)
 {
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(pair_is_one_launch), TEST(pair_beside_cublas), TEST(pair_tells_its_extraction),
-                                    TEST(forced_kernels_do_not_choose), TEST(others_have_gates)};
+  const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
+                                    TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
+                                    TEST(others_have_gates),         TEST(parts_of_the_epilogue_are_refused)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);

@@ -47,6 +47,67 @@ static void weights_of_16_bits(void **state)
   check_balance("weights of 16 bits");
 }
 
+/* Formats other than dense are the CPU's, prepared here or loaded; what makes or checks them works on a copy. */
+static void formats_are_refused(void **state)
+{
+  (void)state;
+  const int64_t pointers[3] = {0, 1, 2}, columns[2] = {1, 0};
+  const float blocks[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  const esmm_bsr bsr = {.size = sizeof bsr,
+                        .rows = 4,
+                        .cols = 4,
+                        .block_rows = 2,
+                        .block_cols = 2,
+                        .index_bits = 64,
+                        .blocks = 2,
+                        .row_pointers = pointers,
+                        .column_indices = columns,
+                        .values = blocks};
+  char path[64];
+  (void)snprintf(path, sizeof path, "/tmp/esmm_cuda_formats_%ld", (long)getpid());
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m), *cpu = th_ctx_on("cpu", 1);
+  esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32), on_gpu;
+  for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++) {
+    const esmm_prepare_opts opts = {.size = sizeof opts, .format = (esmm_format)format};
+    esmm_weights *w = NULL;
+    th_expect("prepare", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "for the CPU",
+              esmm_format_str((esmm_format)format));
+    th_expect("blocks", esmm_prepare_bsr(ctx, &bsr, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
+              "for the CPU", "");
+    assert_null(w);
+    assert_int_equal(esmm_prepare(cpu, &b, &opts, &w), ESMM_OK);
+    assert_int_equal(esmm_weights_save(cpu, w, path), ESMM_OK);
+    esmm_weights_free(w);
+    th_expect("load", esmm_weights_load(ctx, path, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "for the CPU", "");
+    assert_null(w);
+  }
+  assert_int_equal(unlink(path), 0);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare_bsr(ctx, &bsr, NULL, &w), ESMM_OK); /* dense weights of blocks */
+  esmm_weights_free(w);
+
+  for (int i = 0; i < 64; i++)
+    ((float *)b.data)[i] = (float)(i + 1);
+  assert_int_equal(place(ctx, &b, &on_gpu), ESMM_OK);
+  assert_int_equal(esmm_matrix_copy(ctx, &b, &on_gpu), ESMM_OK);
+  const esmm_prune_opts prune = {.size = sizeof prune, .format = ESMM_FORMAT_NM};
+  esmm_prune_report report = {.size = sizeof report};
+  int64_t k, col;
+  assert_int_equal(esmm_nm_check(ctx, &on_gpu, 2, 4, &k, &col), ESMM_OK);
+  assert_true(k == 0 && col == 0);
+  assert_int_equal(esmm_prune(ctx, &on_gpu, &prune, &report), ESMM_OK);
+  assert_int_equal(report.dropped, 32);
+  assert_int_equal(esmm_nm_check(ctx, &on_gpu, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(k, -1);
+  esmm_memory_free(ctx, on_gpu.data);
+  free(b.data);
+  esmm_ctx_free(cpu);
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("formats");
+}
+
 /* ---- what is made of it for a call ---- */
 
 /* Launches of one product without statistics, and that it does not wait. */
@@ -107,7 +168,8 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(weights_of_16_bits), TEST(strips_for_the_call), TEST(every_dtype_runs)};
+  const struct CMUnitTest with[] = {TEST(weights_of_16_bits), TEST(formats_are_refused), TEST(strips_for_the_call),
+                                    TEST(every_dtype_runs)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("weights, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("weights", with, NULL, NULL);

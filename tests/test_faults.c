@@ -117,6 +117,38 @@ static esmm_status do_matmul(esmm_ctx *ctx, data *d)
   return status;
 }
 
+/* Gated and counted, with something to multiply and without: nothing is written unless all of it is. */
+static esmm_status do_epilogue(esmm_ctx *ctx, data *d)
+{
+  static const float scales[] = {1, 0};
+  enum { COLS = 70 };
+  esmm_status status = ESMM_OK;
+  float *c = d->c.data;
+  assert_int_equal(d->c.cols, COLS);
+  for (int i = 0; i < 4 && status == ESMM_OK; i++) {
+    int32_t counts[COLS];
+    esmm_pattern *pattern = (esmm_pattern *)(void *)counts;
+    const esmm_matmul_opts opts = {.size = sizeof opts,
+                                   .alpha = &scales[i % 2],
+                                   .activation = ESMM_ACT_SILU,
+                                   .gate = i < 2 ? d->plain : NULL,
+                                   .column_nonzeros = counts,
+                                   .c_pattern = &pattern};
+    for (int64_t j = 0; j < d->c.rows * COLS; j++)
+      c[j] = -1234;
+    for (int j = 0; j < COLS; j++)
+      counts[j] = -1;
+    status = esmm_matmul(ctx, &d->a, d->plain, &d->c, &opts, NULL);
+    assert_true((status == ESMM_OK) == (pattern != NULL));
+    for (int64_t j = 0; j < d->c.rows * COLS; j++)
+      assert_true((c[j] == -1234) == (status != ESMM_OK));
+    for (int j = 0; j < COLS; j++)
+      assert_true((counts[j] == -1) == (status != ESMM_OK));
+    esmm_pattern_free(pattern);
+  }
+  return status;
+}
+
 static esmm_status do_pattern(esmm_ctx *ctx, data *d)
 {
   esmm_pattern *fine = NULL, *coarse = NULL, *columns = NULL;
@@ -152,6 +184,83 @@ static esmm_status do_load(esmm_ctx *ctx, data *d)
   if (status == ESMM_OK)
     status = esmm_matmul(ctx, &d->a, w, &d->c, NULL, NULL);
   esmm_weights_free(w);
+  return status;
+}
+
+/* Every format, from a matrix and from blocks, saved, loaded, back to dense, and multiplied. */
+static esmm_status do_format(esmm_ctx *ctx, data *d, const esmm_prepare_opts *opts)
+{
+  const int32_t pointers[2] = {0, 1}, column = 0;
+  const float block[4] = {1, 2, 3, 4};
+  const esmm_bsr blocks = {.size = sizeof blocks,
+                           .rows = 2,
+                           .cols = 2,
+                           .block_rows = 2,
+                           .block_cols = 2,
+                           .index_bits = 32,
+                           .blocks = 1,
+                           .row_pointers = pointers,
+                           .column_indices = &column,
+                           .values = block};
+  esmm_weights *w = NULL, *small = NULL, *loaded = NULL;
+  float out[4] = {0};
+  esmm_matrix c = {.data = out, .rows = 2, .cols = 2, .order = ESMM_COL_MAJOR};
+  char path[sizeof d->path + 8];
+  snprintf(path, sizeof path, "%s.fmt", d->path);
+  esmm_status status = esmm_prepare(ctx, &d->b, opts, &w);
+  assert_true((status == ESMM_OK) == (w != NULL));
+  if (status == ESMM_OK)
+    status = esmm_matmul(ctx, &d->a, w, &d->c, NULL, NULL);
+  if (status == ESMM_OK)
+    status = esmm_weights_save(ctx, w, path);
+  if (status == ESMM_OK)
+    status = esmm_weights_load(ctx, path, &loaded);
+  if (status == ESMM_OK)
+    status = esmm_prepare_bsr(ctx, &blocks, opts, &small);
+  assert_true((status == ESMM_OK) == (small != NULL));
+  if (status == ESMM_OK)
+    status = esmm_weights_to_dense(ctx, small, &c);
+  if (status == ESMM_OK)
+    status = esmm_matmul_bsr(ctx, &blocks, small, &c, NULL, NULL);
+  if (status == ESMM_OK)
+    assert_true(out[0] == 7 && out[1] == 15 && out[2] == 10 && out[3] == 22);
+  unlink(path);
+  esmm_weights_free(w);
+  esmm_weights_free(small);
+  esmm_weights_free(loaded);
+  return status;
+}
+
+static esmm_status do_formats(esmm_ctx *ctx, data *d)
+{
+  static const esmm_prepare_opts opts[] = {
+      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR, .block_rows = 2, .block_cols = 2},
+      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR},
+      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 4, .m = 4},
+      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 4, .m = 4, .nm_cols = 8},
+  };
+  esmm_status status = ESMM_OK;
+  for (size_t i = 0; i < sizeof opts / sizeof opts[0] && status == ESMM_OK; i++)
+    status = do_format(ctx, d, &opts[i]);
+  return status;
+}
+
+/* A failure leaves the matrix as it was. */
+static esmm_status do_prune(esmm_ctx *ctx, data *d)
+{
+  static const esmm_prune_opts opts[] = {
+      {.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM},
+      {.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = 0.5},
+  };
+  esmm_status status = ESMM_OK;
+  for (size_t i = 0; i < sizeof opts / sizeof opts[0] && status == ESMM_OK; i++) {
+    th_fill(&d->c, 3, 1.0, false);
+    status = esmm_prune(ctx, &d->c, &opts[i], NULL);
+    int64_t zeros = 0;
+    for (int64_t j = 0; j < d->c.rows * d->c.cols; j++)
+      zeros += ((float *)d->c.data)[j] == 0.0f;
+    assert_true((zeros > 0) == (status == ESMM_OK));
+  }
   return status;
 }
 
@@ -229,6 +338,12 @@ static void matmul_without_memory(void **state)
   replay("matmul", do_matmul);
 }
 
+static void epilogue_without_memory(void **state)
+{
+  (void)state;
+  replay("epilogue", do_epilogue);
+}
+
 static void pattern_without_memory(void **state)
 {
   (void)state;
@@ -251,6 +366,18 @@ static void generate_without_memory(void **state)
 {
   (void)state;
   replay("generate", do_generate);
+}
+
+static void formats_without_memory(void **state)
+{
+  (void)state;
+  replay("formats", do_formats);
+}
+
+static void prune_without_memory(void **state)
+{
+  (void)state;
+  replay("prune", do_prune);
 }
 
 /* After the first call of a shape there is no allocation left that could fail. */
@@ -283,10 +410,11 @@ int main(void)
 {
   th_clean_environment();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(prepare_without_memory),        cmocka_unit_test(matmul_without_memory),
-      cmocka_unit_test(pattern_without_memory),        cmocka_unit_test(save_without_memory),
-      cmocka_unit_test(load_without_memory),           cmocka_unit_test(generate_without_memory),
-      cmocka_unit_test(second_call_allocates_nothing),
+      cmocka_unit_test(prepare_without_memory),  cmocka_unit_test(matmul_without_memory),
+      cmocka_unit_test(epilogue_without_memory), cmocka_unit_test(pattern_without_memory),
+      cmocka_unit_test(save_without_memory),     cmocka_unit_test(load_without_memory),
+      cmocka_unit_test(generate_without_memory), cmocka_unit_test(formats_without_memory),
+      cmocka_unit_test(prune_without_memory),    cmocka_unit_test(second_call_allocates_nothing),
   };
   return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

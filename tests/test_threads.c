@@ -66,7 +66,8 @@ static int64_t share(int64_t m, esmm_dtype dtype, const char *force, int threads
   for (int64_t i = 0; i < k; i += 3) /* whole rows of zeros: something to skip in B as well */
     for (int64_t j = 0; j < n; j++)
       th_set(&b, i, j, 0);
-  assert_int_equal(esmm_prepare(ctx, &b, NULL, &s.w), ESMM_OK);
+  const esmm_prepare_opts prepared = th_prepare_opts_for(ctx, force);
+  assert_int_equal(esmm_prepare(ctx, &b, &prepared, &s.w), ESMM_OK);
   assert_int_equal(esmm_pattern_extract(ctx, &s.a, 1, &s.pattern), ESMM_OK);
   esmm_matmul_opts opts = {.size = sizeof opts, .force = force};
   esmm_status status = esmm_matmul(ctx, &s.a, s.w, &alone, &opts, NULL);

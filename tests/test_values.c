@@ -75,12 +75,20 @@ static void end(setting *s)
   esmm_ctx_free(s->ctx);
 }
 
+/* Kernels that read no dense B get one of their format. */
 static esmm_status multiply(setting *s, const char *force, int strict)
 {
   esmm_matmul_opts opts = {.size = sizeof opts, .force = force, .strict = strict};
   for (int64_t i = 0; i < s->c.rows * s->c.cols; i++)
     ((float *)s->c.data)[i] = -7777;
-  return esmm_matmul(s->ctx, &s->a, s->w, &s->c, &opts, NULL);
+  const esmm_prepare_opts other = th_prepare_opts_for(s->ctx, force);
+  if (other.format == ESMM_FORMAT_DENSE)
+    return esmm_matmul(s->ctx, &s->a, s->w, &s->c, &opts, NULL);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(s->ctx, &s->b, &other, &w), ESMM_OK);
+  const esmm_status status = esmm_matmul(s->ctx, &s->a, w, &s->c, &opts, NULL);
+  esmm_weights_free(w);
+  return status;
 }
 
 /* The product as IEEE has it, a term at a time. */

@@ -17,7 +17,7 @@ TEST_SUPPORT := $(BUILD)/obj/tests/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OB
 FAKE_CUDA := $(BUILD)/tests/fake/libcuda.so.1
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/fuzz/*.c))
 
-TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/*.c))
+TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/*.c examples/*.c))
 
 .PHONY: test test-programs tidy golden fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
@@ -44,7 +44,9 @@ $(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Iio -Itests
 $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@mkdir -p $(@D)
 	@echo "  ld $@"
-	@$(CC) $(LDFLAGS) $^ -o $@ -lcmocka -lpthread $(LDLIBS)
+	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
+
+$(filter $(BUILD)/tests/test_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/ffn_oracle.o $(BUILD)/obj/tests/ffn_rig.o
 
 $(FAKE_CUDA): $(BUILD)/obj/tests/fake_cuda.o
 	@mkdir -p $(@D)
@@ -56,14 +58,14 @@ $(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(
   $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
 	@mkdir -p $(@D)
 	@echo "  ld $@"
-	@$(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@$(CC) $(LDFLAGS) $^ -o $@ $(IO_LIBS) $(LDLIBS)
 
 # The same targets with libFuzzer's main. Only `make fuzz` builds these, in a tree whose objects report coverage.
 $(FUZZ_PROGRAMS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o \
   $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
 	@mkdir -p $(@D)
 	@echo "  ld $@"
-	@$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(LDLIBS)
+	@$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(IO_LIBS) $(LDLIBS)
 
 fuzz-programs: $(FUZZ_PROGRAMS)
 

@@ -1,0 +1,150 @@
+/*
+ * ffn_speed.c [TOKENS D_MODEL D_HIDDEN [THREADS]]: a forward and a backward pass in exact mode beside dense mode, over
+ * hidden layers with more and fewer zeros, as the table in docs/ffn.md. Defaults: 1024 1024 4096, all threads.
+ *
+ * Zeros come from the biases: x W1 is Gaussian of variance 1, so a bias b leaves a share of P(N > -b) nonzero,
+ * anywhere; a dead feature has a bias that no token overcomes. Both modes run in turns on the same data, and medians
+ * count.
+ */
+#include "esmm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define REPEATS 9
+
+static esmm_ctx *ctx;
+
+static void must(esmm_status status)
+{
+  if (status == ESMM_OK)
+    return;
+  fprintf(stderr, "ffn_speed: %s\n", esmm_ctx_error(ctx));
+  exit(1);
+}
+
+static double now(void)
+{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double unit(void) /* [0, 1), splitmix64 */
+{
+  static uint64_t state = 1;
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+static esmm_matrix gaussian(int64_t rows, int64_t cols, double deviation)
+{
+  esmm_matrix m = {.data = malloc((size_t)(rows * cols) * sizeof(float)), .rows = rows, .cols = cols};
+  if (!m.data) {
+    fprintf(stderr, "ffn_speed: out of memory\n");
+    exit(1);
+  }
+  for (int64_t i = 0; i < rows * cols; i++) {
+    const double radius = sqrt(-2 * log(1 - unit()));
+    ((float *)m.data)[i] = (float)(deviation * radius * cos(6.283185307179586 * unit()));
+  }
+  return m;
+}
+
+static int by_size(const void *x, const void *y)
+{
+  const double a = *(const double *)x, b = *(const double *)y;
+  return a < b ? -1 : a > b;
+}
+
+static double median(double *seconds)
+{
+  qsort(seconds, REPEATS, sizeof *seconds, by_size);
+  return seconds[REPEATS / 2];
+}
+
+typedef struct layer {
+  esmm_ffn *ffn;
+  esmm_ffn_cache *cache;
+  double passes[REPEATS], step[REPEATS]; /* forward and backward; with esmm_ffn_set_weights */
+} layer;
+
+int main(int argc, char **argv)
+{
+  static const struct {
+    const char *name;
+    double dead, bias;
+  } cases[] = {{"anywhere", 0, -1.2816},
+               {"half of the features dead", 0.5, -0.8416},
+               {"80 % dead, half of the rest", 0.8, 0},
+               {"90 % dead, the rest full", 0.9, 6},
+               {"anywhere", 0, -0.6745},
+               {"30 % dead, 60 % of the rest", 0.3, 0.2533},
+               {"anywhere", 0, 0},
+               {"no zeros", 0, 6}};
+  const int64_t tokens = argc > 3 ? atoll(argv[1]) : 1024, d = argc > 3 ? atoll(argv[2]) : 1024,
+                hidden = argc > 3 ? atoll(argv[3]) : 4096;
+  const esmm_ctx_opts opts = {.size = sizeof opts, .device = "cpu", .threads = argc > 4 ? atoi(argv[4]) : 0};
+  if (tokens < 1 || d < 1 || hidden < 1 || esmm_ctx_create(&ctx, &opts) != ESMM_OK) {
+    fprintf(stderr, "usage: ffn_speed [TOKENS D_MODEL D_HIDDEN [THREADS]]\n");
+    return 2;
+  }
+  esmm_matrix x = gaussian(tokens, d, 1), y = gaussian(tokens, d, 1), dy = gaussian(tokens, d, 1),
+              dx = gaussian(tokens, d, 1);
+  esmm_matrix w1 = gaussian(d, hidden, 1 / sqrt((double)d)), w2 = gaussian(hidden, d, 1 / sqrt((double)hidden));
+  esmm_matrix d_w1 = gaussian(d, hidden, 1), d_w2 = gaussian(hidden, d, 1), b1 = gaussian(1, hidden, 1);
+  esmm_matrix b2 = gaussian(1, d, 1), d_b1 = gaussian(1, hidden, 1), d_b2 = gaussian(1, d, 1);
+  const esmm_ffn_weights weights = {.size = sizeof weights, .w1 = &w1, .w2 = &w2, .b1 = b1.data, .b2 = b2.data};
+  const esmm_ffn_grads grads = {
+      .size = sizeof grads, .x = &dx, .w1 = &d_w1, .w2 = &d_w2, .b1 = d_b1.data, .b2 = d_b2.data};
+  printf("%s, %d threads, %lld tokens x %lld x %lld, ReLU2, source %s\n\n"
+         "| zeros | element density | strip density, 8 tokens | exact ms | dense ms | times faster | a whole step |\n"
+         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         esmm_ctx_device_name(ctx), esmm_ctx_threads(ctx), (long long)tokens, (long long)d, (long long)hidden,
+         esmm_source_id());
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    layer layers[2] = {{0}};
+    esmm_ffn_report report = {.size = sizeof report};
+    for (int64_t f = 0; f < hidden; f++)
+      ((float *)b1.data)[f] = (float)(unit() < cases[c].dead ? -100 : cases[c].bias);
+    for (int m = 0; m < 2; m++) {
+      const esmm_ffn_opts o = {
+          .size = sizeof o, .d_model = d, .d_hidden = hidden, .mode = m ? ESMM_FFN_DENSE : ESMM_FFN_EXACT};
+      must(esmm_ffn_create(ctx, &o, &layers[m].ffn));
+      must(esmm_ffn_cache_create(ctx, layers[m].ffn, &layers[m].cache));
+    }
+    for (int i = -1; i < REPEATS; i++) /* the first warms up */
+      for (int m = 0; m < 2; m++) {
+        layer *l = &layers[m];
+        const double begin = now();
+        must(esmm_ffn_set_weights(ctx, l->ffn, &weights, NULL));
+        const double set = now();
+        must(esmm_ffn_forward(ctx, l->ffn, &x, &y, l->cache, NULL));
+        must(esmm_ffn_backward(ctx, l->ffn, l->cache, &dy, &grads, NULL));
+        const double end = now();
+        if (i >= 0) {
+          l->passes[i] = end - set;
+          l->step[i] = end - begin;
+        }
+      }
+    must(esmm_ffn_forward(ctx, layers[0].ffn, &x, &y, NULL, &report));
+    const double exact = median(layers[0].passes), dense = median(layers[1].passes);
+    printf("| %s | %.2f | %.2f | %.1f | %.1f | %.2f | %.2f |\n", cases[c].name, report.element_density,
+           report.strip_density, 1e3 * exact, 1e3 * dense, dense / exact,
+           median(layers[1].step) / median(layers[0].step));
+    fflush(stdout);
+    for (int m = 0; m < 2; m++) {
+      esmm_ffn_cache_free(layers[m].cache);
+      esmm_ffn_free(layers[m].ffn);
+    }
+  }
+  esmm_matrix *all[] = {&x, &y, &dy, &dx, &w1, &w2, &d_w1, &d_w2, &b1, &b2, &d_b1, &d_b2};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    free(all[i]->data);
+  esmm_ctx_free(ctx);
+  return 0;
+}

@@ -1,0 +1,62 @@
+#!/bin/sh
+# test_examples.sh: the programs of examples/, run briefly. Called by run_tests.sh with TREE and WORK set.
+set -u
+. tests/tap.sh
+
+train=$TREE/examples/ffn_train infer=$TREE/examples/ffn_inference
+
+check 'examples build' "$MAKE" --no-print-directory BUILD="$TREE" WERROR=1 examples
+
+learns() { "$train" --steps 250 --out "$WORK/curve" --save "$WORK/model.safetensors" >"$WORK/out" 2>"$WORK/progress"; }
+check 'ffn_train runs' learns
+
+# The last loss of each mode, from the CSV.
+loss() { awk -F, -v mode="$1" '$1 == mode { loss = $3 } END { print loss + 0 }' "$WORK/curve.csv"; }
+first_loss() { awk -F, -v mode="$1" '$1 == mode && $2 == 0 { print $3 }' "$WORK/curve.csv"; }
+close_to_dense() {
+  awk -v a="$(loss exact)" -v b="$(loss dense)" 'BEGIN { print a, b; exit !(b > 0 && a > 0.95 * b && a < 1.05 * b) }'
+}
+check "exact reaches dense's loss within 5 %" close_to_dense
+learned() { awk -v a="$(loss "$1")" -v b="$(first_loss "$1")" 'BEGIN { print a, b; exit !(a > 0 && a < b / 50) }'; }
+check 'exact learns' learned exact
+check 'split learns' learned split
+drops() {
+  awk -F, 'NR > 1 && $7 != 0 { if ($1 == "split") mine++; else others++ } END { exit !(mine > 0 && !others) }' "$WORK/curve.csv"
+}
+check 'only split drops anything' drops
+
+picture() { grep -q '</svg>' "$WORK/curve.svg" && [ "$(grep -c '<polyline' "$WORK/curve.svg")" = 9 ]; }
+check 'three panels of three curves in the picture' picture
+told() { [ "$(grep -c '^split *step [0-9]*  loss [0-9.]*  nonzero' "$WORK/progress")" -ge 4 ]; }
+check 'progress on stderr' told
+
+for sparsifier in top soft mvue; do
+  sparse() { "$train" --mode sparse --sparsifier $sparsifier --steps 60 --out "$WORK/$sparsifier" >"$WORK/out" 2>&1; }
+  check "ffn_train --mode sparse --sparsifier $sparsifier" sparse
+done
+
+refuses() { # WORDS...: status 2, and a text
+  "$train" "$@" >"$WORK/out" 2>"$WORK/error"
+  [ $? = 2 ] && grep -q ffn_train "$WORK/error"
+}
+check 'ffn_train refuses an unknown option' refuses --banana 3
+check 'ffn_train refuses a bad number' refuses --steps 3x
+check 'ffn_train refuses an unknown mode' refuses --mode fast
+no_directory() {
+  ! "$train" --steps 2 --mode exact --out "$WORK/no/such/place" 2>"$WORK/error" && grep -q 'no/such' "$WORK/error"
+}
+check 'ffn_train says which file it cannot write' no_directory
+
+if "$infer" "$WORK/model.safetensors" >"$WORK/out" 2>&1; then
+  alive() { grep -E '^[1-9][0-9]* of 256 features alive, [0-9.]+ % of the hidden layer nonzero' "$WORK/out"; }
+  check 'ffn_inference with the trained weights' alive
+elif grep -q jansson "$WORK/out"; then
+  skip 'ffn_inference with the trained weights' 'built without jansson, which reads safetensors'
+else
+  not_ok 'ffn_inference with the trained weights' <"$WORK/out"
+fi
+speed() { [ "$("$TREE/examples/ffn_speed" 40 24 96 2 | grep -c '^| .* | [0-9.]* | [0-9.]* |$')" = 8 ]; }
+check 'ffn_speed prints a line for each hidden layer' speed
+no_model() { ! "$infer" "$WORK/curve.csv" 2>"$WORK/error" && grep -q 'curve.csv' "$WORK/error"; }
+check 'ffn_inference names a file that is no model' no_model
+finish
