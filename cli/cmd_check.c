@@ -40,7 +40,8 @@ typedef struct data {
   io_matrix want;  /* f32 */
   io_matrix bound; /* f32: the error allowed at each element; unused for integers */
   io_matrix got, wide;
-  esmm_weights *weights; /* of the context that makes the reference */
+  esmm_weights *weights;                     /* of the context that makes the reference */
+  esmm_weights *formats[ESMM_FORMAT_NM + 1]; /* B again for kernels that read no dense one; made when they are needed */
   /* GPU only */
   esmm_weights *gpu_weights;
   esmm_matrix gpu_a, gpu_c, gpu_bias; /* gpu_c: all the bytes of C, padding too, as one row of fp32 */
@@ -49,6 +50,7 @@ typedef struct data {
 
 typedef struct score {
   const char *name, *force;
+  esmm_format format; /* of the weights that it is given */
   int ran, exact, refused, wrong;
   double worst; /* error over its bound */
   char first[320];
@@ -109,6 +111,8 @@ static void free_data(esmm_ctx *ctx, data *d)
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     io_matrix_free(all[i]);
   esmm_weights_free(d->weights);
+  for (int i = 0; i <= ESMM_FORMAT_NM; i++)
+    esmm_weights_free(d->formats[i]);
   esmm_weights_free(d->gpu_weights);
   cli_device_free(ctx, &d->gpu_a);
   cli_device_free(ctx, &d->gpu_c);
@@ -303,6 +307,18 @@ static void compare(const problem *p, const data *d, score *s)
   }
 }
 
+/* B in the kernel's own format. Every matrix is 4:4, and has blocks. */
+static esmm_status weights_of(esmm_ctx *ctx, data *d, esmm_format format, const esmm_weights **weights)
+{
+  const int group = format == ESMM_FORMAT_NM ? 4 : 0;
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format = format, .n = group, .m = group};
+  esmm_status done = ESMM_OK;
+  if (format != ESMM_FORMAT_DENSE && !d->formats[format])
+    done = esmm_prepare(ctx, &d->b.m, &opts, &d->formats[format]);
+  *weights = format != ESMM_FORMAT_DENSE ? d->formats[format] : d->gpu_weights ? d->gpu_weights : d->weights;
+  return done;
+}
+
 /* C and its padding go to the GPU and back as plain words, so that no conversion touches the marks. */
 static esmm_status multiply_on_gpu(esmm_ctx *ctx, const problem *p, data *d, const char *force)
 {
@@ -322,16 +338,18 @@ static esmm_status multiply_on_gpu(esmm_ctx *ctx, const problem *p, data *d, con
   return done;
 }
 
-static esmm_status multiply(esmm_ctx *ctx, const problem *p, data *d, const char *force)
+static esmm_status multiply(esmm_ctx *ctx, const problem *p, data *d, const score *s)
 {
   memcpy(d->got.memory, d->start.memory, d->got.bytes); /* with the marks in the padding */
-  esmm_matmul_opts opts = options_of(p, d, force);
-  return esmm_matmul(ctx, &d->a.m, d->gpu_weights ? d->gpu_weights : d->weights, &d->got.m, &opts, NULL);
+  const esmm_weights *weights = NULL;
+  esmm_status done = weights_of(ctx, d, s->format, &weights);
+  esmm_matmul_opts opts = options_of(p, d, s->force);
+  return done == ESMM_OK ? esmm_matmul(ctx, &d->a.m, weights, &d->got.m, &opts, NULL) : done;
 }
 
 static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, score *s, bool on_gpu)
 {
-  esmm_status done = on_gpu ? multiply_on_gpu(ctx, p, d, s->force) : multiply(ctx, p, d, s->force);
+  esmm_status done = on_gpu ? multiply_on_gpu(ctx, p, d, s->force) : multiply(ctx, p, d, s);
   if (done == ESMM_ERR_UNSUPPORTED) {
     if (s->refused++ == 0)
       snprintf(s->why_not, sizeof s->why_not, "%s", esmm_ctx_error(ctx));
@@ -413,7 +431,10 @@ static score *make_scores(const esmm_ctx *ctx, int *count)
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
     if (esmm_kernel_get(ctx, i, &info) == ESMM_OK && info.available && !(info.flags & ESMM_KERNEL_REFERENCE)) {
-      scores[*count] = (score){.name = info.name, .force = info.name};
+      esmm_format format = ESMM_FORMAT_DENSE; /* or the first that it reads */
+      while (format < ESMM_FORMAT_NM && !(info.formats & 1u << format))
+        format++;
+      scores[*count] = (score){.name = info.name, .force = info.name, .format = format};
       ++*count;
     }
   }

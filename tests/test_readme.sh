@@ -41,7 +41,7 @@ done
 
 # Command lines: what starts with esmm or build/esmm. A word in capitals stands for the reader's own file: not run.
 cat "$WORK"/sh.* "$WORK"/console.* 2>/dev/null | sed -e 's/^\$ //' -e 's/ *#.*//' |
-  grep -E '^(build/)?esmm ' | grep -v -E ' [A-Z]+(\.[a-z]+)?( |$)' >"$WORK/commands"
+  grep -E '^(build/)?esmm ' | grep -v -E ' [A-Z]+(\.[a-z]+(::[A-Z]+)?)?( |$)' >"$WORK/commands"
 while read -r line; do
   run_line() { (cd "$WORK" && timeout 120 sh -c "$TREE/esmm ${line#*esmm }" </dev/null); }
   check "README's command: $line" run_line

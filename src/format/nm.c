@@ -55,15 +55,16 @@ static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, int n, int m
 {
   const int64_t groups = groups_of(b->rows, m), strips = esmm_ceil_div(b->cols, cols);
   int64_t best = groups, where = -1;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(min : best)
   for (int64_t s = 0; s < strips; s += CHUNK) {
     int64_t at = 0;
-    const int64_t g = first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), groups, &at);
-#pragma omp critical(esmm_nm_offence)
-    if (g < best || (g == best && g < groups && at < where)) {
-      best = g;
+    best = esmm_min(best, first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), groups, &at));
+  }
+  /* And the lowest strip of that group, once more: threads that note a pair would have to take turns. */
+  for (int64_t s = 0; best < groups && where < 0; s += CHUNK) {
+    int64_t at = 0;
+    if (first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), best + 1, &at) == best)
       where = at;
-    }
   }
   (void)ctx; /* unused without OpenMP */
   *group = best;
