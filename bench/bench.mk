@@ -20,8 +20,8 @@ GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes kernels overla
 gpu-programs: $(BUILD)/esmm $(GPU_TESTS:%=$(BUILD)/tests/%)
 	@rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib
 	@for file in $^; do strip --strip-debug -o "$(BUILD)/gpu/$${file##*/}" "$$file" || exit 1; done
-	@ldd $(BUILD)/tests/test_kernels | sed -n 's/.*=> \(.*\(cmocka\|gomp\).*\) (.*/\1/p' | while read -r file; do \
-	  cp -L "$$file" $(BUILD)/gpu/lib/; done
+	@for file in $^; do ldd "$$file"; done | sed -n 's/.*=> \(\/.*\) (.*/\1/p' | sort -u | \
+	  grep -v -E '/lib(c|m|dl|rt|pthread)\.so|/ld-linux' | while read -r file; do cp -L "$$file" $(BUILD)/gpu/lib/; done
 	@sh bench/gpu_check.sh --id > $(BUILD)/gpu/id
 
 gpu-record-status: $(BUILD)/gen/source_id.h
