@@ -14,7 +14,8 @@
 #define FEEDERS 128                /* threads of the first warpgroup, which loads; the other two multiply */
 #define WORKERS 256
 #define MAX_STAGES 6
-#define PACK_BUFFERS 2 /* of half_pack.cuh */
+#define PACK_WARPS (WORKERS / 32) /* of half_pack.cuh: each has a buffer for what comes */
+#define PACK_BLOCKS 4             /* and all of them a ring for what leaves */
 
 /* A stage: panels of A and of B, 64 k's each, for so many columns of C a block. */
 template <int COLS> struct half_stage {
@@ -120,7 +121,7 @@ static __device__ __forceinline__ half_unit unit_at(const half_work &w, int inde
  * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether all was in vain,
  * whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
  */
-enum { STAGE_STEPS = 7, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
+enum { STAGE_STEPS = 7, STAGE_STEPS_ALL = 4, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
 
 /* With a unit's last stage: which it is, so that consumers need not work it out. */
 static __device__ __forceinline__ int4 unit_told(const half_unit &unit)
@@ -139,7 +140,7 @@ static __device__ __forceinline__ half_unit unit_heard(const int4 &told)
 #define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
 
 #define SAMPLERS 64      /* threads that look at A, two rows each, */
-#define STAGES_UNKNOWN 8 /* and the stages of the dense product that are begun meanwhile */
+#define STAGES_UNKNOWN 5 /* and the stages of the dense product that are begun meanwhile */
 
 #define SAMPLES 8 /* places of 128 rows by 8 k's that a choice looks at */
 
@@ -149,16 +150,19 @@ typedef struct half_ring {
 } half_ring;
 
 typedef struct half_shared {
-  uint64_t decided;      /* mode is there */
-  half_ring dense, skip; /* stages of boxes, stages of gathered lines */
-  uint64_t pack_full[PACK_BUFFERS], pack_empty[PACK_BUFFERS];
-  uint32_t stage[MAX_STAGES]; /* STAGE_... */
+  uint64_t decided;                                           /* mode is there */
+  half_ring dense, skip;                                      /* stages of boxes, stages of gathered lines */
+  uint64_t pack_full[PACK_WARPS], pack_empty[PACK_WARPS];     /* what comes, */
+  uint64_t block_full[PACK_BLOCKS], block_empty[PACK_BLOCKS]; /* what leaves, */
+  uint64_t turn_full[PACK_WARPS];                             /* which steps know their place */
+  uint2 turn[PACK_WARPS];                                     /* lines: the segment's first, the next step's */
+  int block_to[PACK_BLOCKS];                                  /* where what leaves goes */
+  uint32_t stage[MAX_STAGES];                                 /* STAGE_... */
   uint32_t mode;
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
-  alignas(16) uint32_t found[4];       /* SKIP_AB: k's that each feeding warp counts */
-  alignas(16) uint32_t masks[2][8][4]; /* of half_pack.cuh: alive k's as each warp sees them */
-  alignas(128) float spare[8][512];    /* a worker warp's own */
+  alignas(16) uint32_t found[4];    /* SKIP_AB: k's that each feeding warp counts */
+  alignas(128) float spare[8][512]; /* a worker warp's own */
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */

@@ -66,10 +66,10 @@ static __device__ __forceinline__ uint32_t stage_rows(const esmm_half_params &p,
   return (uint32_t)max(0, min(p.m - row, TILE)) << STAGE_ROWS;
 }
 
-/* Line `at` of a panel of the packed strip of that row. */
-static __device__ __forceinline__ const char *packed_line(const esmm_half_params &p, int row, int panel, int at)
+/* Line `at` of a panel of the packed strip of that row, among all lines of 128 bytes. */
+static __device__ __forceinline__ int packed_line(const esmm_half_params &p, int row, int panel, int at)
 {
-  return (const char *)p.packed + ((int64_t)(row / TILE * 2 + panel) * (p.segments * p.segment_k) + at) * 128;
+  return (row / TILE * 2 + panel) * (p.segments * p.segment_k) + at;
 }
 
 /*
@@ -101,7 +101,7 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
       }
       sm90_barrier_wait(&sh->dense.empty[slot], phase);
       const bool last = s + 1 >= to;
-      sh->stage[slot] = rows | (s < to ? 4 : 0) | (last ? STAGE_LAST : 0);
+      sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST : 0);
       if (last)
         sh->unit[slot] = unit_told(unit);
       load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
@@ -124,52 +124,23 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   return !off;
 }
 
-/* ---- the order in which half_pack.cuh packs 32 k's ---- */
-
-/* Bit 8g + q of a word becomes bit 4q + g, by four exchanges of two bits of the index. */
-static __device__ __forceinline__ uint32_t packed_order(uint32_t x)
-{
-  uint32_t t = (x ^ x >> 1) & 0x22222222u;
-  x ^= t ^ t << 1;
-  t = (x ^ x >> 7) & 0x00aa00aau;
-  x ^= t ^ t << 7;
-  t = (x ^ x >> 2) & 0x0c0c0c0cu;
-  x ^= t ^ t << 2;
-  t = (x ^ x >> 14) & 0x0000ccccu;
-  return x ^ t ^ t << 14;
-}
-
-/* And back. */
-static __device__ __forceinline__ uint32_t natural_order(uint32_t x)
-{
-  uint32_t t = (x ^ x >> 14) & 0x0000ccccu;
-  x ^= t ^ t << 14;
-  t = (x ^ x >> 2) & 0x0c0c0c0cu;
-  x ^= t ^ t << 2;
-  t = (x ^ x >> 7) & 0x00aa00aau;
-  x ^= t ^ t << 7;
-  t = (x ^ x >> 1) & 0x22222222u;
-  return x ^ t ^ t << 1;
-}
-
 /* ---- gathering ---- */
 
 /* One of the four warps, in registers. Lists hold places in units of 16 bytes, ready to be added. */
 typedef struct half_gather {
-  uint32_t ring_at, sh_at; /* addresses of shared memory */
-  uint32_t to[8];          /* where a lane's 16 bytes of eight lines go in a stage; the next eight are 1024 on */
-  uint32_t flip;           /* of an entry */
+  uint32_t sh_at; /* address of shared memory */
+  uint32_t to; /* where the lane's 16 bytes of the warp's first line go in the first stage; the next line's: 128 on */
   uint32_t slot, phase;
   int lane, warp;
-  bool is_b; /* the lane's operand */
+  int panel; /* of the lane's operand */
+  bool is_b; /* it is B */
 } half_gather;
 
 #define AT(field, index, size) (h.sh_at + (uint32_t)offsetof(half_shared, field) + (uint32_t)(index) * (size))
 
 /*
- * Of a line of B a lane has 16 bytes of 512: panel lane / 8, part lane % 8. Of lines of 256 bytes of both operands,
- * lanes 0-15 have A's, the others B's. A part of the packed A lies where the line's own swizzle put it: its entry ends
- * in the line's number modulo 8, and the lane's part flips that.
+ * Of a line of B a lane has 16 bytes of 512: those of panel lane / 8 that the swizzle puts at place lane % 8 there. Of
+ * lines of 256 bytes of both operands, lanes 0-15 have A's, the others B's.
  */
 template <bool TWO> static __device__ __forceinline__ half_gather gather_of(char *ring, half_shared *sh)
 {
@@ -177,40 +148,48 @@ template <bool TWO> static __device__ __forceinline__ half_gather gather_of(char
   h.lane = (int)threadIdx.x % 32;
   h.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* so that the compiler knows that a warp has one */
   h.is_b = !TWO || h.lane >= 16;
-  const uint32_t panel = TWO ? (uint32_t)h.lane / 8 % 2 : (uint32_t)h.lane / 8, part = (uint32_t)h.lane % 8;
-  h.flip = h.is_b ? 0 : part;
+  h.panel = TWO ? h.lane / 8 % 2 : h.lane / 8;
   h.slot = 0;
   h.phase = 1;
-  h.ring_at = sm90_address(ring);
   h.sh_at = sm90_address(sh);
-  asm volatile("" : "+r"(h.ring_at), "+r"(h.sh_at)); /* they stay in registers */
-#pragma unroll
-  for (int j = 0; j < 8; j++)
-    h.to[j] = h.ring_at + (h.is_b ? 2 * PANEL : 0) + panel * PANEL + (uint32_t)(h.warp * FEEDER_LINES + j) * 128 +
-              (part ^ (uint32_t)j) * 16;
+  h.to = sm90_address(ring) +
+         (uint32_t)((h.is_b ? 2 * PANEL : 0) + h.panel * PANEL + h.warp * (FEEDER_LINES * 128) + h.lane % 8 * 16);
+  asm volatile("" : "+r"(h.to), "+r"(h.sh_at)); /* they stay in registers */
   return h;
 }
 
-template <bool CHECK>
-static __device__ __forceinline__ void gather_lines(const half_gather &h, uint32_t block, uint64_t base,
-                                                    const uint32_t (&list)[FEEDER_LINES], bool inside)
+/* What a lane adds its entries to: a line's part depends on where in eight lines it goes. line: the operand's first. */
+typedef struct half_base {
+  uint64_t part[8];
+} half_base;
+
+static __device__ __forceinline__ half_base base_of(const half_gather &h, uint64_t line)
 {
+  half_base base;
 #pragma unroll
-  for (int j = 0; j < FEEDER_LINES; j++)
-    gather(block + h.to[j % 8] + j / 8 * 1024, (const void *)(base + (uint64_t)(list[j] ^ h.flip) * 16),
-           CHECK ? list[j] != NOTHING && inside : true);
+  for (int j = 0; j < 8; j++)
+    base.part[j] = line + (uint32_t)(h.lane % 8 ^ j) * 16;
+  return base;
 }
 
-/* A warp's entries, from shared memory. */
-static __device__ __forceinline__ void list_load(uint32_t from, uint32_t (&list)[FEEDER_LINES])
+/*
+ * A warp's lines; its entries lie at `from`, and `list` are the first four. CHECK: some entries may be NOTHING, and
+ * where not inside, the lane's columns are not there.
+ */
+template <bool CHECK>
+static __device__ __forceinline__ void gather_lines(const half_gather &h, uint32_t block, const half_base &base,
+                                                    uint4 list, uint32_t from, bool inside)
 {
+  const uint32_t to = h.to + block;
 #pragma unroll
   for (int j = 0; j < FEEDER_LINES; j += 4) {
-    const uint4 four = sm90_load4(from + j * 4);
-    list[j] = four.x;
-    list[j + 1] = four.y;
-    list[j + 2] = four.z;
-    list[j + 3] = four.w;
+    const uint4 next = j + 4 < FEEDER_LINES ? sm90_load4(from + (j + 4) * 4) : list;
+    const uint32_t entry[4] = {list.x, list.y, list.z, list.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      gather(to + (uint32_t)(j + i) * 128, (const void *)(base.part[(j + i) % 8] + (uint64_t)entry[i] * 16),
+             CHECK ? entry[i] != NOTHING && inside : true);
+    list = next;
   }
 }
 
@@ -231,13 +210,17 @@ template <class stage> static __device__ __forceinline__ void stage_on(half_gath
   }
 }
 
-#define TELLER (FEEDERS - 32) /* the thread that tells */
+/* The thread that tells of the stage at h.slot: the warps take turns. */
+static __device__ __forceinline__ bool is_teller(const half_gather &h)
+{
+  return h.lane == 0 && h.slot % (FEEDERS / 32) == (uint32_t)h.warp;
+}
 
 /* There are no more. */
 static __device__ __forceinline__ void feed_end(half_shared *sh, const half_gather &h)
 {
   sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-  if (threadIdx.x == TELLER) {
+  if (is_teller(h)) {
     sh->stage[h.slot] = STAGE_END;
     sm90_barrier_arrive_here(AT(skip.full, h.slot, 8));
   }
@@ -254,8 +237,9 @@ typedef struct half_walk {
   int segment, left;    /* of the strip; its entries from this stage on */
   int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
   int ahead;            /* entries of segment + 1 */
-  uint64_t base;        /* of B: this lane's columns; */
-  bool inside, whole;   /* they are there; every lane's are */
+  uint64_t base;        /* of B: this lane's panel; */
+  bool inside;          /* it is there; */
+  bool whole, none;     /* every lane's is, no lane's is: the second block of a pair may lie past B */
   int chunk_end;        /* entry of the strip from which on they are not in shared memory */
   uint4 fetched;        /* entries on their way, */
   const uint32_t *from; /* and from where */
@@ -307,9 +291,10 @@ static __device__ __forceinline__ void walk_enter(const esmm_half_params &p, con
   if (w.index + work.step < work.count)
     w.next = unit_at(work, w.index + work.step);
   w.unit = unit_told(unit);
-  w.inside = (int64_t)unit.col + h.lane * 8 < p.b_ld;
+  w.inside = (int64_t)unit.col + h.panel * 64 < p.b_ld;
   w.whole = __all_sync(~0u, w.inside);
-  w.base = p.b + (w.inside ? (uint32_t)unit.col * 2 + (uint32_t)h.lane * 16 : 0);
+  w.none = __all_sync(~0u, !w.inside);
+  w.base = p.b + (w.inside ? (uint32_t)unit.col * 2 + (uint32_t)h.panel * 128 : 0);
   w.segment = -1;
   w.left = 0;
   w.stages = INT32_MAX;
@@ -383,6 +368,41 @@ static __device__ __forceinline__ void chunk_at(const esmm_half_params &p, const
     chunk_fetch(h, w, strip_list(p, w.next.row, 0));
 }
 
+/*
+ * The stages at w that are whole, are followed by another one and have their entries in shared memory: most of all, so
+ * nothing is done here that need not be.
+ */
+static __device__ __forceinline__ void feed_run(const esmm_half_params &p, char *ring, half_shared *sh, int rank,
+                                                half_gather &h, half_walk &w)
+{
+  typedef half_stage<256> stage;
+  const int ready = (w.chunk_end - w.at) / ESMM_HALF_K, run = min(min(w.left / ESMM_HALF_K, ready), w.stages) - 1;
+  if (!w.whole || run <= 0)
+    return;
+  const uint32_t what = stage_rows(p, w.unit.x) | STAGE_STEPS_ALL;
+  const half_base base = base_of(h, w.base);
+  int line = packed_line(p, w.unit.x, rank, w.at);
+  uint32_t from = AT(lists, h.warp * CHUNK_STAGES + CHUNK_STAGES - ready, FEEDER_LINES * 4);
+#pragma unroll 1
+  for (int s = 0; s < run; s++, from += FEEDER_LINES * 4, line += ESMM_HALF_K) {
+    const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
+    const uint4 list = sm90_load4(from);
+    sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
+    if (is_teller(h)) {
+      sh->stage[h.slot] = what;
+      sm90_barrier_expect(&sh->skip.full[h.slot], 2 * PANEL);
+      sm90_tma_load_multicast(ring + here + (uint32_t)rank * PANEL, &p.map_packed, 0, line, &sh->skip.full[h.slot],
+                              BOTH);
+    }
+    gather_lines<false>(h, here, base, list, from, true);
+    gathered(full);
+    stage_on<stage>(h);
+  }
+  w.at += run * ESMM_HALF_K;
+  w.left -= run * ESMM_HALF_K;
+  w.stages -= run;
+}
+
 static __device__ __forceinline__ void feed_skip_a(const esmm_half_params &p, char *ring, half_shared *sh)
 {
   typedef half_stage<256> stage;
@@ -396,31 +416,32 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_half_params &p, ch
     w.next = unit_at(work, w.index);
   walk_enter(p, work, h, w);
   while (w.index < work.count) {
+    if (walk_entries(p, w) > 0) {
+      chunk_at(p, work, h, w);
+      feed_run(p, ring, sh, work.rank, h, w);
+    }
     const int entries = walk_entries(p, w);
     const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
-    uint32_t list[FEEDER_LINES];
-    if (entries > 0) {
-      chunk_at(p, work, h, w);
-      const uint32_t row = (uint32_t)(h.warp * CHUNK_STAGES + CHUNK_STAGES - (w.chunk_end - w.at) / ESMM_HALF_K);
-      list_load(AT(lists, row, FEEDER_LINES * 4), list);
-    }
-    const uint64_t base = w.base;
-    const bool inside = w.inside, whole = w.whole;
+    const int row = h.warp * CHUNK_STAGES + CHUNK_STAGES - (w.chunk_end - w.at) / ESMM_HALF_K;
+    const uint32_t from = AT(lists, row, FEEDER_LINES * 4); /* walk_on leaves it alone */
+    const uint4 list = sm90_load4(from);
+    const uint64_t b = w.base;
+    const bool inside = w.inside, whole = w.whole, none = w.none;
     const int4 unit = w.unit;
     const int at = w.at;
     const bool last = walk_on(p, work, h, w);
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-    if (threadIdx.x == TELLER) {
-      stage_tell(sh, h, stage_rows(p, unit.x), entries, last, unit);
+    if (is_teller(h)) {
+      stage_tell(sh, h, stage_rows(p, unit.x), none ? 0 : entries, last, unit);
       sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? 2 * PANEL : 0);
       if (entries > 0)
-        sm90_bulk_load_multicast(ring + here + (uint32_t)work.rank * PANEL, packed_line(p, unit.x, work.rank, at),
-                                 PANEL, &sh->skip.full[h.slot], BOTH);
+        sm90_tma_load_multicast(ring + here + (uint32_t)work.rank * PANEL, &p.map_packed, 0,
+                                packed_line(p, unit.x, work.rank, at), &sh->skip.full[h.slot], BOTH);
     }
     if (entries == ESMM_HALF_K && whole)
-      gather_lines<false>(h, here, base, list, true);
-    else if (h.warp * FEEDER_LINES < entries)
-      gather_lines<true>(h, here, base, list, inside);
+      gather_lines<false>(h, here, base_of(h, b), list, from, true);
+    else if (!none && h.warp * FEEDER_LINES < entries)
+      gather_lines<true>(h, here, base_of(h, b), list, from, inside);
     gathered(full);
     stage_on<stage>(h);
   }
@@ -463,7 +484,7 @@ static __device__ __forceinline__ void words_fetch(const esmm_half_params &p, co
 }
 
 /*
- * The k's of `take`, bits of a feeder's word in packed order, to the ring from entry `at` on. mine: those that are
+ * The k's of `take`, bits of a feeder's word, to the ring from entry `at` on. mine: those that are
  * packed, the first as line `line` of the strip; k: the word's first.
  */
 static __device__ __forceinline__ void places_write(const half_gather &h, uint32_t take, uint32_t mine, uint32_t line,
@@ -471,9 +492,9 @@ static __device__ __forceinline__ void places_write(const half_gather &h, uint32
 {
   for (; take; take &= take - 1, at++) {
     const uint32_t low = take & (0u - take), bit = 31 - (uint32_t)__clz((int)low);
-    const uint32_t x = line + (uint32_t)__popc(mine & (low - 1)), y = (k + bit % 4 * 8 + bit / 4) * b_line;
+    const uint32_t x = line + (uint32_t)__popc(mine & (low - 1)), y = (k + bit) * b_line;
     const uint32_t to = AT(places, at % PLACES, 4);
-    sm90_store(to, x * 8 + x % 8);
+    sm90_store(to, x * 8);
     sm90_store(to + PLACES * 4, y);
   }
 }
@@ -489,7 +510,7 @@ typedef struct half_round {
 
 /* What all stages of a unit have in common. */
 typedef struct half_task {
-  uint64_t base; /* what a lane adds its entries to */
+  half_base base;
   uint32_t rows; /* STAGE_ROWS */
   int4 unit;     /* unit_told */
 } half_task;
@@ -508,17 +529,17 @@ static __device__ __forceinline__ void round_feed(half_shared *sh, half_gather &
   for (int s = 0; s < stages; s++) {
     const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
     const int entries = min(r.waiting, ESMM_HALF_K);
-    uint32_t list[FEEDER_LINES];
-    list_load(AT(places, (r.head + (uint32_t)(h.warp * FEEDER_LINES)) % PLACES, 4) + h.is_b * PLACES * 4, list);
+    const uint32_t from = AT(places, (r.head + (uint32_t)(h.warp * FEEDER_LINES)) % PLACES, 4) + h.is_b * PLACES * 4;
+    const uint4 list = sm90_load4(from);
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
-    if (threadIdx.x == TELLER) {
+    if (is_teller(h)) {
       stage_tell(sh, h, task.rows, entries, ends && s == stages - 1, task.unit);
       sm90_barrier_arrive_here(full);
     }
     if (entries == ESMM_HALF_K)
-      gather_lines<false>(h, here, task.base, list, true);
+      gather_lines<false>(h, here, task.base, list, from, true);
     else if (h.warp * FEEDER_LINES < entries)
-      gather_lines<true>(h, here, task.base, list, true);
+      gather_lines<true>(h, here, task.base, list, from, true);
     gathered(full);
     stage_on<stage>(h);
     r.head += ESMM_HALF_K;
@@ -539,15 +560,15 @@ static __device__ __forceinline__ void feed_skip_ab(const esmm_half_params &p, c
     const int64_t strip = unit.row / TILE;
     half_words at = {(const uint32_t *)p.a_bits + strip * p.b_words,
                      (const uint32_t *)p.b_bits + unit.col / TILE * p.b_words, 0, 0};
-    task.base = h.is_b ? p.b + (uint32_t)unit.col * 2 + (uint32_t)h.lane % 16 * 16
-                       : (uint64_t)packed_line(p, unit.row, h.lane / 8, 0);
+    task.base = base_of(h, h.is_b ? p.b + (uint32_t)unit.col * 2 + (uint32_t)h.panel * 128
+                                  : p.packed + (uint64_t)packed_line(p, unit.row, h.panel, 0) * 128);
     task.rows = stage_rows(p, unit.row);
     task.unit = unit_told(unit);
     uint32_t next_a, next_b;
     words_fetch(p, at, next_a, next_b);
     uint32_t packed = 0; /* k's of the segment so far */
     while (at.segment < p.segments) {
-      const uint32_t mine = packed_order(next_a), both = packed_order(next_a & next_b);
+      const uint32_t mine = next_a, both = next_a & next_b;
       const uint32_t k = (uint32_t)(at.segment * words + at.word + (int)threadIdx.x) * 32;
       uint32_t line = (uint32_t)(at.segment * p.segment_k) + packed, before, all;
       at.word += FEEDERS;

@@ -113,7 +113,7 @@ static esmm_half_units cut_skip(const esmm_problem *p, int mode)
   if (mode == ESMM_HALF_SKIP_A)
     return cut_tiles(p, 256, ESMM_HALF_SHARE_A, 32);
   return (esmm_half_units){
-      .cols = 128, .group = 32, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
+      .cols = 128, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
 
 /* Rounds of units, each as long as a whole tile, that the longest block has. */
@@ -234,6 +234,10 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
       esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
   if (status == ESMM_OK)
     status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
+  if (status == ESMM_OK && params->packed)
+    status = esmm_cuda_tensor_map_16(ctx, params->packed, 64,
+                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64,
+                                     &params->map_packed);
   return status;
 }
 
@@ -335,7 +339,7 @@ static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
   .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
                                        "comparing of bitmaps",  "copying of a",          "launches"},                  \
-  .cost = {8.2e-7, 5.6e-7, 3.2e-13, 1.5e-10, 4e-6, 2.2e-5}, .workspace = joint_workspace, .run = run_joint
+  .cost = {7.3e-7, 4.8e-7, 3.2e-13, 1e-10, 4e-6, 2.4e-5}, .workspace = joint_workspace, .run = run_joint
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
 

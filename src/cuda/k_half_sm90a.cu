@@ -241,7 +241,10 @@ static __device__ __forceinline__ void work_on(const esmm_half_params &p, char *
 {
   if ((p.choose || p.mode == ESMM_HALF_DENSE) && multiply_dense<F16>(p, ring, sh))
     return;
-  pack(p, ring, sh);
+  if (p.a_by_k)
+    pack<true>(p, ring, sh);
+  else
+    pack<false>(p, ring, sh);
   if (threadIdx.x == FEEDERS)
     __threadfence();
   meet<2, ESMM_HALF_THREADS>();
@@ -260,6 +263,8 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, c
     if (p.report)
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
     pack_feed(p, ring, sh);
+  } else if (threadIdx.x == 32) {
+    pack_send(p, ring, sh);
   }
   meet<2, ESMM_HALF_THREADS>(); /* this block has packed its part */
   if (threadIdx.x == 0) {
@@ -308,16 +313,23 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
       sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
     sm90_barrier_init(&sh->decided, 1);
-    for (int i = 0; i < PACK_BUFFERS; i++) {
+#pragma unroll 1
+    for (int i = 0; i < PACK_WARPS; i++) {
       sm90_barrier_init(&sh->pack_full[i], 1);
-      sm90_barrier_init(&sh->pack_empty[i], 8);
+      sm90_barrier_init(&sh->pack_empty[i], 1);
+      sm90_barrier_init(&sh->turn_full[i], 1);
+    }
+#pragma unroll 1
+    for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
+      sm90_barrier_init(&sh->block_full[i], ESMM_HALF_K);
+      sm90_barrier_init(&sh->block_empty[i], 1);
     }
     sm90_fence_init();
   }
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
-    sm90_registers_down<112>();
+    sm90_registers_down<120>();
     load_for(p, ring, sh);
   } else {
     sm90_registers_up<192>();

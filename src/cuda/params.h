@@ -223,8 +223,9 @@ typedef struct esmm_half_units {
 ESMM_PARAMS_SIZE(esmm_half_units, 32);
 
 typedef struct esmm_half_params {
-  esmm_tensor_map map_a; /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
-  esmm_tensor_map map_b; /* boxes of 64 columns by 64 k's */
+  esmm_tensor_map map_a;      /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
+  esmm_tensor_map map_b;      /* boxes of 64 columns by 64 k's */
+  esmm_tensor_map map_packed; /* boxes of 64 rows by 64 k's of packed, as one matrix of 64 columns */
   esmm_gate gate;
   int32_t m, n, k;
   int32_t mode;       /* ESMM_HALF_..., or, where choose is not 0, the skipping one to choose against dense */
@@ -236,7 +237,7 @@ typedef struct esmm_half_params {
   int64_t a_ld, b_ld; /* elements */
   uint64_t b_bits;    /* [b_ld / 128][b_words]: bitmaps of B's tiles; for SKIP_AB */
   uint64_t b_alive;   /* [k] share of B's tiles that need k; for the sample */
-  uint64_t packed;    /* [strips][2][segments * segment_k][64]: A's alive k's, 64 rows each, as wgmma reads them */
+  uint64_t packed;    /* [strips][2][segments * segment_k][64]: A's alive k's, 64 rows each */
   uint64_t lists;     /* [strips][segments * segment_k] uint32_t: where their rows of B begin, in 16 bytes */
   uint64_t a_bits;    /* [strips][b_words] uint32_t: the same as bitmaps */
   uint64_t counts;    /* [strips][segments] uint32_t: how many */
@@ -248,7 +249,7 @@ typedef struct esmm_half_params {
   esmm_half_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
 } esmm_half_params;
-ESMM_PARAMS_SIZE(esmm_half_params, 640);
+ESMM_PARAMS_SIZE(esmm_half_params, 768);
 
 #define ESMM_HALF_THREADS 384
 #define ESMM_HALF_SHARED (4 * 49152 + 35840)

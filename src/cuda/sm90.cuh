@@ -28,6 +28,12 @@ static __device__ __forceinline__ void sm90_barrier_arrive(uint64_t *b)
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(sm90_address(b)) : "memory");
 }
 
+/* Arrives `times` times. */
+static __device__ __forceinline__ void sm90_barrier_arrive_many(uint64_t *b, uint32_t times)
+{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(times) : "memory");
+}
+
 /* Arrives, and the phase also waits for so many bytes of copies. */
 static __device__ __forceinline__ void sm90_barrier_expect(uint64_t *b, uint32_t bytes)
 {
@@ -104,13 +110,6 @@ static __device__ __forceinline__ void sm90_store4(uint32_t to, uint4 x)
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-static __device__ __forceinline__ void sm90_store_if(bool really, uint32_t to, uint32_t x)
-{
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared.u32 [%0], %1; }" ::"r"(to), "r"(x),
-               "r"((uint32_t)really)
-               : "memory");
-}
-
 /* A box of a 2-D tensor map to shared memory; b learns of its bytes. */
 static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, int x, int y, uint64_t *b)
 {
@@ -136,30 +135,11 @@ static __device__ __forceinline__ void sm90_tma_load_multicast(void *to, const v
                : "memory");
 }
 
-/* So many bytes as they lie in memory. */
-static __device__ __forceinline__ void sm90_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *b)
+/* A box from shared memory to memory; the thread's groups of such copies are committed and waited for. */
+static __device__ __forceinline__ void sm90_tma_store(const void *map, int x, int y, const void *from)
 {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sm90_address(to)),
-      "l"(from), "r"(bytes), "r"(sm90_address(b))
-      : "memory");
-}
-
-/* The same to every block of the cluster. */
-static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const void *from, uint32_t bytes, uint64_t *b,
-                                                                uint16_t blocks)
-{
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-               "[%3], %4;" ::"r"(sm90_address(to)),
-               "l"(from), "r"(bytes), "r"(sm90_address(b)), "h"(blocks)
-               : "memory");
-}
-
-/* From shared memory to memory; the thread's groups of such copies are committed and waited for. */
-static __device__ __forceinline__ void sm90_bulk_store(void *to, const void *from, uint32_t bytes)
-{
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sm90_address(from)),
-               "r"(bytes)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y),
+               "r"(sm90_address(from))
                : "memory");
 }
 
@@ -206,19 +186,32 @@ static __device__ __forceinline__ void sm90_fence_async_all(void)
 }
 
 /* Four 8 x 8 matrices of 16 bits, transposed: a lane gets two elements of column lane / 4 of each. */
-static __device__ __forceinline__ void sm90_ldmatrix_trans(const void *from, uint32_t (&r)[4])
+static __device__ __forceinline__ void sm90_ldmatrix_trans_at(uint32_t from, uint32_t (&r)[4])
 {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(sm90_address(from))
+               : "r"(from)
+               : "memory");
+}
+
+static __device__ __forceinline__ void sm90_ldmatrix_at(uint32_t from, uint32_t (&r)[4])
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
                : "memory");
 }
 
 static __device__ __forceinline__ void sm90_ldmatrix(const void *from, uint32_t (&r)[4])
 {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(sm90_address(from))
+  sm90_ldmatrix_at(sm90_address(from), r);
+}
+
+/* Four such matrices from a warp's registers; lane i gives the place of line i. */
+static __device__ __forceinline__ void sm90_stmatrix_at(uint32_t to, const uint32_t (&r)[4])
+{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
