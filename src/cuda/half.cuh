@@ -46,16 +46,22 @@ template <int ID, int THREADS> static __device__ __forceinline__ void meet(void)
   asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
 
-/* All blocks of the grid have come; one thread of each calls it. meeting: two words that are 0 before and after. */
-static __device__ __forceinline__ void grid_meet(uint32_t *meeting)
+/* One thread of each of `all` blocks: they have come. meeting: two words that are 0 before, and after all have left. */
+static __device__ __forceinline__ void wait_for_all(uint32_t *meeting, uint32_t all)
 {
-  uint32_t come, left;
-  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], 1;" : "=r"(come) : "l"(meeting) : "memory");
+  uint32_t come;
+  asm volatile("red.add.release.gpu.global.u32 [%0], 1;" ::"l"(meeting) : "memory");
   do
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(meeting) : "memory");
-  while (come < gridDim.x);
+  while (come < all);
+}
+
+/* The same thread, when nothing waits for it any more: the answer takes a while. */
+static __device__ __forceinline__ void leave(uint32_t *meeting, uint32_t all)
+{
+  uint32_t left;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(left) : "l"(meeting + 1) : "memory");
-  if (left == gridDim.x - 1) { /* nobody waits any more */
+  if (left == all - 1) { /* nobody waits any more */
     meeting[1] = 0;
     asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(meeting) : "memory");
   }

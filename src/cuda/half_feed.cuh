@@ -43,17 +43,20 @@ static __device__ __forceinline__ void load_dense(const esmm_half_params &p, cha
   char *b = to + half_stage<COLS>::A;
   const int below = p.a_by_k ? 64 : 0, further = p.a_by_k ? 0 : 64; /* the next 64 rows of A, in its map */
   const int x = p.a_by_k ? row : k, y = p.a_by_k ? k : row;
-  sm90_barrier_expect(full, half_stage<COLS>::BYTES);
+  const bool tall = row + 64 < p.m; /* else nobody looks at the second panel of A */
+  sm90_barrier_expect(full, half_stage<COLS>::BYTES - (tall ? 0 : PANEL));
   if (share_b) {
     sm90_tma_load(to, &p.map_a, x, y, full);
-    sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
+    if (tall)
+      sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
 #pragma unroll
     for (int i = 0; i < PANELS / 2; i++) {
       const int panel = rank * (PANELS / 2) + i;
       sm90_tma_load_multicast(b + panel * PANEL, &p.map_b, col + panel * 64, k, full, BOTH);
     }
   } else {
-    sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
+    if (tall || rank == 0)
+      sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
 #pragma unroll
     for (int i = 0; i < PANELS; i++)
       sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);

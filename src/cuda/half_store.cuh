@@ -21,6 +21,7 @@ template <int SUMS>
 static __device__ __forceinline__ void add_parts(const esmm_half_params &p, const half_unit &unit, float (&sums)[SUMS],
                                                  int row0, int &first, int &last)
 {
+  enum { AT_ONCE = SUMS > 64 ? 1 : 4 }; /* parts that are on their way together, as registers allow */
   const int thread = (int)threadIdx.x - FEEDERS;
   float4 *mine = (float4 *)p.partial + ((int64_t)unit.tile * unit.parts) * (SUMS / 4 * WORKERS) + thread;
   uint32_t *come = (uint32_t *)p.meeting + 2 + 2 * unit.tile;
@@ -33,19 +34,11 @@ static __device__ __forceinline__ void add_parts(const esmm_half_params &p, cons
   }
   __threadfence();
   meet<1, WORKERS>();
-  if (thread == 0) {
-    uint32_t seen;
-    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], 1;" : "=r"(seen) : "l"(come) : "memory");
-    do
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(come) : "memory");
-    while (seen < (uint32_t)unit.parts);
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(seen) : "l"(come + 1) : "memory");
-    if (seen == (uint32_t)unit.parts - 1) {
-      come[1] = 0;
-      asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(come) : "memory");
-    }
-  }
+  if (thread == 0)
+    wait_for_all(come, (uint32_t)unit.parts);
   meet<1, WORKERS>();
+  if (thread == 0)
+    leave(come, (uint32_t)unit.parts);
   share(SUMS / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
   first *= 16;
   last *= 16;
@@ -57,17 +50,22 @@ static __device__ __forceinline__ void add_parts(const esmm_half_params &p, cons
         for (int i = g; i < g + 16; i++)
           sums[i] = 0.0f;
 #pragma unroll 1
-        for (int part = 0; part < unit.parts; part++) {
-          const float4 *from = mine + (int64_t)part * (SUMS / 4 * WORKERS);
+        for (int part = 0; part < unit.parts; part += AT_ONCE)
 #pragma unroll
           for (int i = g; i < g + 16; i += 4) {
-            const float4 x = __ldcg(from + i / 4 * WORKERS);
-            sums[i] += x.x;
-            sums[i + 1] += x.y;
-            sums[i + 2] += x.z;
-            sums[i + 3] += x.w;
+            float4 x[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+              x[j] = part + j < unit.parts ? __ldcg(mine + (int64_t)(part + j) * (SUMS / 4 * WORKERS) + i / 4 * WORKERS)
+                                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+              sums[i] += x[j].x;
+              sums[i + 1] += x[j].y;
+              sums[i + 2] += x[j].z;
+              sums[i + 3] += x[j].w;
+            }
           }
-        }
       }
   }
 }

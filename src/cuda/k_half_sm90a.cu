@@ -268,7 +268,7 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, c
   }
   meet<2, ESMM_HALF_THREADS>(); /* this block has packed its part */
   if (threadIdx.x == 0) {
-    grid_meet((uint32_t *)p.meeting);
+    wait_for_all((uint32_t *)p.meeting, gridDim.x);
     sm90_fence_async_all();
     if (p.report && blockIdx.x == 0) {
       uint64_t now;
@@ -281,6 +281,8 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_half_params &p, c
     feed_skip_a(p, ring, sh);
   else
     feed_skip_ab(p, ring, sh);
+  if (threadIdx.x == 0)
+    leave((uint32_t *)p.meeting, gridDim.x);
 }
 
 /* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
@@ -302,28 +304,26 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   half_shared *sh = (half_shared *)(ring + RING_BYTES);
-  if (threadIdx.x == 0) {
-    sm90_prefetch_map(&p.map_a);
-    sm90_prefetch_map(&p.map_b);
-#pragma unroll 1
-    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
+  if (threadIdx.x < PACK_WARPS) { /* a barrier of each kind a thread */
+    const uint32_t i = threadIdx.x;
+    if (i == 0) {
+      sm90_prefetch_map(&p.map_a);
+      sm90_prefetch_map(&p.map_b);
+      sm90_barrier_init(&sh->decided, 1);
+    }
+    if (i < MAX_STAGES) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
       sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
       sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
-    sm90_barrier_init(&sh->decided, 1);
-#pragma unroll 1
-    for (int i = 0; i < PACK_WARPS; i++) {
-      sm90_barrier_init(&sh->pack_full[i], 1);
-      sm90_barrier_init(&sh->pack_empty[i], 1);
-      sm90_barrier_init(&sh->turn_full[i], 1);
-    }
-#pragma unroll 1
-    for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
+    if (i < PACK_BLOCKS) { /* as many arrive as it has lines */
       sm90_barrier_init(&sh->block_full[i], ESMM_HALF_K);
       sm90_barrier_init(&sh->block_empty[i], 1);
     }
+    sm90_barrier_init(&sh->pack_full[i], 1);
+    sm90_barrier_init(&sh->pack_empty[i], 1);
+    sm90_barrier_init(&sh->turn_full[i], 1);
     sm90_fence_init();
   }
   __syncthreads();
