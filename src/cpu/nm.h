@@ -30,14 +30,18 @@ static bool nm_selects(const esmm_weights *w)
 #if SELECT_MOST > 0
 
 #define SELECT_CHAIN 160 /* terms summed before they are added to C: what a dense product of 2:4 weights has */
+#define FEW 4            /* rows for which memory is the limit */
 #define SELECT_BLOCK 128 /* rows of A that are packed together */
 
 /* ------------------------------------------------------------------------------------------------ tiles */
 
 /* A panel of 16 columns at a stretch of groups, or the VEC columns of it that a tile has. */
 typedef struct slots {
-  const void *values;   /* [slots][16] */
-  const int32_t *index; /* [slots][16], unpacked */
+  const void *values;          /* [slots][16] */
+  const unsigned char *packed; /* [slots][16]: the indices as they are stored */
+  const int32_t *index;        /* [slots][16]: unpacked, for tiles of more than FEW rows */
+  index_plan plan;
+  int64_t index_bytes; /* of a slot's packed indices */
   esmm_dtype dtype;
   int64_t each, all; /* slots of a group, of the stretch: the last group may have fewer */
   int64_t set;       /* groups of A to a vector */
@@ -56,7 +60,8 @@ ALWAYS vec slot_values(const slots *b, int64_t slot)
 ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
 {
   const vec x = slot_values(b, slot);
-  const vec_index index = index_load(b->index + slot * ESMM_HALF, base);
+  const vec_index index = rows <= FEW ? index_unpack(&b->plan, b->packed + slot * b->index_bytes, base)
+                                      : index_load(b->index + slot * ESMM_HALF, base);
   __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */
 #pragma GCC unroll 16
   for (int r = 0; r < rows; r++)
@@ -69,7 +74,7 @@ ALWAYS void add_group(const int rows, const bool two, const slots *b, int64_t gr
 {
   int64_t slot = group * b->each;
   const int64_t end = esmm_min(b->all, slot + b->each);
-  if (rows <= 4)
+  if (rows <= FEW)
     for (; slot + 2 <= end; slot += 2) {
       add_slot(rows, two, b, slot, a, base, even);
       add_slot(rows, two, b, slot + 1, a, base, odd);
@@ -98,7 +103,7 @@ ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-      const vec sum = rows <= 4 ? vec_add(even[r], odd[r]) : even[r];
+      const vec sum = rows <= FEW ? vec_add(even[r], odd[r]) : even[r];
       vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
     }
     add = true;
@@ -286,6 +291,7 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
     for (int64_t j = 0; j < cols; j += VEC) {
       slots part = *b;
       part.values = (const char *)b->values + (size_t)j * esmm_dtype_size(b->dtype);
+      part.packed += j / 8 * (b->index_bytes / 2);
       part.index += j;
       float *to = c + r * ldc + j;
       if (cols - j >= VEC) {
@@ -302,13 +308,12 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
   }
 }
 
-/* The indices of `count` slots of a panel, from slot `first` of all panels' on, to words. */
-static void unpack_indices(const index_plan *plan, const esmm_nm_form *form, int64_t first, int64_t count, int32_t *to)
+/* The indices of the slots of a stretch, to words. */
+static void unpack_indices(const slots *b, int32_t *to)
 {
-  const int step = VEC / 8 * form->bits;
-  const unsigned char *from = form->index + (size_t)(first * 2 * form->bits);
-  for (int32_t *end = to + count * ESMM_HALF; to < end; to += VEC, from += step)
-    index_unpack(plan, from, to);
+  const unsigned char *from = b->packed;
+  for (int32_t *end = to + b->all * ESMM_HALF; to < end; to += VEC, from += VEC / 8 * (b->index_bytes / 2))
+    index_store(to, index_unpack(&b->plan, from, 0));
 }
 
 /* One block of C. */
@@ -324,8 +329,13 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
   const int64_t ldc = plain ? p->c.ld : l->nc * ESMM_HALF;
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + col0 : sums;
   int32_t *index = (int32_t *)(void *)(scratch + l->at_index);
-  const index_plan unpack = index_plan_of(form->bits);
-  slots b = {.index = index, .dtype = p->w->dtype, .each = form->n, .set = l->set, .length = form->m};
+  slots b = {.index = index,
+             .plan = index_plan_of(form->bits),
+             .index_bytes = 2 * form->bits,
+             .dtype = p->w->dtype,
+             .each = form->n,
+             .set = l->set,
+             .length = form->m};
   for (int64_t k0 = 0; k0 < p->k; k0 += l->at_once * l->kc) {
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
     const double start = esmm_now();
@@ -340,7 +350,9 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
         const int64_t slot0 = x.k0 / form->m * form->n, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->m) * form->n);
         b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
-        unpack_indices(&unpack, form, first, b.all, index);
+        b.packed = form->index + (size_t)(first * b.index_bytes);
+        if (rows > FEW)
+          unpack_indices(&b, index);
         select_panel(l, &x, &b, esmm_min(ESMM_HALF, width - q * ESMM_HALF), c + q * ESMM_HALF, ldc,
                      x.k0 > 0 || (plain && p->beta == 1.0f), t);
       }
