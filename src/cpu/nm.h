@@ -46,6 +46,7 @@ typedef struct slots {
   int64_t each, all; /* slots of a group, of the stretch: the last group may have fewer */
   int64_t set;       /* groups of A to a vector */
   int length;        /* k's of a group */
+  bool known;        /* each, set and length are constants */
 } slots;
 
 ALWAYS vec slot_values(const slots *b, int64_t slot)
@@ -84,10 +85,9 @@ ALWAYS void add_group(const int rows, const bool two, const slots *b, int64_t gr
 }
 
 /* c [rows, VEC] (+)= a * b over `count` groups, packed in a; `list` says which groups of b they are */
-ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const float *a, const uint32_t *list,
-                        int64_t count, float *c, int64_t ldc, bool add)
+ALWAYS void select_groups(const int rows, const bool two, const slots *b, const float *a, const uint32_t *list,
+                          int64_t count, float *c, int64_t ldc, bool add)
 {
-  const slots copy = *of_b, *b = &copy; /* in registers */
   const int64_t chain = esmm_max(b->set, SELECT_CHAIN / b->each / b->set * b->set);
   int64_t i = 0;
   do {
@@ -98,6 +98,15 @@ ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const
       even[r] = odd[r] = vec_zero();
     for (; i < end; a += rows * (two ? 2 * VEC : VEC)) {
       const int64_t last = esmm_min(end, i + b->set);
+      if (b->known && last - i == b->set && b->each * ((int64_t)list[last - 1] + 1) <= b->all) {
+#pragma GCC unroll 4
+        for (int g = 0; g < b->set; g++)
+#pragma GCC unroll 8
+          for (int slot = 0; slot < b->each; slot++)
+            add_slot(rows, two, b, b->each * (int64_t)list[i + g] + slot, a, g * b->length, slot % 2 ? odd : even);
+        i = last;
+        continue;
+      }
       for (int base = 0; i < last; i++, base += b->length)
         add_group(rows, two, b, list[i], a, base, even, odd);
     }
@@ -108,6 +117,29 @@ ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const
     }
     add = true;
   } while (i < count);
+}
+
+/* Tells the compiler of few rows what b is, if it is that: where memory is the limit, a branch for each slot shows. */
+#define IF_B_IS(type, n, m, bits)                                              \
+  if (b.dtype == (type) && b.each == (n) && b.length == (m)) {                 \
+    b.dtype = (type), b.each = (n), b.length = (m), b.set = VEC / (m);         \
+    b.index_bytes = 2 * (bits), b.plan.two_bits = (bits) == 2, b.known = true; \
+    select_groups(rows, two, &b, a, list, count, c, ldc, add);                 \
+    return;                                                                    \
+  }
+
+ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const float *a, const uint32_t *list,
+                        int64_t count, float *c, int64_t ldc, bool add)
+{
+  slots b = *of_b; /* in registers */
+  if (rows <= FEW && !two) {
+    IF_B_IS(ESMM_F32, 2, 4, 2)
+    IF_B_IS(ESMM_BF16, 2, 4, 2)
+    IF_B_IS(ESMM_F32, 4, 8, 3)
+    IF_B_IS(ESMM_BF16, 4, 8, 3)
+  }
+  b.known = false;
+  select_groups(rows, two, &b, a, list, count, c, ldc, add);
 }
 
 typedef void select_function(const slots *b, const float *a, const uint32_t *list, int64_t count, float *c, int64_t ldc,
