@@ -13,14 +13,25 @@
  *
  * Values and indices are read as they are stored: for few rows their bytes are the floor, 0.53 of fp32 for 2:4.
  *
- * Where 16 or more columns share their choice it is a list of k's, and gemm.h multiplies; where 2 to 15 do, or no
- * instruction selects from so long a group, it multiplies what panels.h has widened.
+ * Where 16 or more columns share their choice it is a list of k's: nm_lists.h multiplies few rows, gemm.h more. Where 2
+ * to 15 do, or no instruction selects from so long a group, gemm.h multiplies what panels.h has widened.
  */
 #include "gemm.h"
 
 #include <math.h>
 
 #define GEMM_STEP 0.75 /* time of a multiply-add of gemm.h, over that of one that selects */
+
+/* VEC of B's values, from the given one on */
+ALWAYS vec half_vector(const void *values, esmm_dtype dtype, int64_t at)
+{
+  if (dtype == ESMM_F32)
+    return vec_load((const float *)values + at);
+  const uint16_t *from = (const uint16_t *)values + at;
+  return dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
+}
+
+#include "nm_lists.h"
 
 static bool nm_selects(const esmm_weights *w)
 {
@@ -49,18 +60,10 @@ typedef struct slots {
   bool known;        /* each, set and length are constants */
 } slots;
 
-ALWAYS vec slot_values(const slots *b, int64_t slot)
-{
-  if (b->dtype == ESMM_F32)
-    return vec_load((const float *)b->values + slot * ESMM_HALF);
-  const uint16_t *from = (const uint16_t *)b->values + slot * ESMM_HALF;
-  return b->dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
-}
-
 /* sums [rows] += the values of a slot times the a's that they name, of a [rows][span] from `base` on */
 ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
 {
-  const vec x = slot_values(b, slot);
+  const vec x = half_vector(b->values, b->dtype, slot * ESMM_HALF);
   const vec_index index = rows <= FEW ? index_unpack(&b->plan, b->packed + slot * b->index_bytes, base)
                                       : index_load(b->index + slot * ESMM_HALF, base);
   __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */
@@ -464,11 +467,12 @@ static void nm_units(const esmm_problem *p, int level, double *units)
 
 static void nm_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
-  if (!nm_selects(p->w)) {
+  if (nm_selects(p->w))
+    select_units(p, units, strip_rows);
+  else if (takes_lists(p))
+    lists_units(p, units, strip_rows);
+  else
     cheapest_strip(p, cost, nm_units, units, strip_rows);
-    return;
-  }
-  select_units(p, units, strip_rows);
 }
 
 #define NM_TERM_NAMES                                                                                     \
@@ -479,7 +483,7 @@ static void nm_terms(const esmm_problem *p, const double *cost, double *units, i
 
 static size_t nm_workspace(const esmm_problem *p)
 {
-  return nm_selects(p->w) ? select_workspace(p) : gemm_workspace(p, true);
+  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(p, true);
 }
 
 static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
@@ -487,6 +491,8 @@ static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, e
   (void)ctx;
   if (nm_selects(p->w))
     select_run(p, scratch, stats);
+  else if (takes_lists(p))
+    lists_run(p, scratch, stats);
   else
     gemm_run(p, scratch, true, stats);
   return ESMM_OK;
