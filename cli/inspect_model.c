@@ -227,7 +227,7 @@ static void print_table(const inspection *s, FILE *out)
     fprintf(out, "All of them: %s instead of %s, %.2fx.\n", cli_seconds(s->seconds), cli_seconds(s->dense),
             s->dense / s->seconds);
   if (s->refused[0])
-    fprintf(out, "Those without densities are not read. %s.\n", s->refused);
+    fprintf(out, "Those without densities are not read; the first, %s.\n", s->refused);
   if (s->why[0])
     fprintf(out, "Some have no prediction: %s\n", s->why);
   if (s->others)
