@@ -22,7 +22,8 @@ typedef struct inspection {
   double done, total;    /* bytes */
   double seconds, dense; /* of all predictions */
   int shown, others, failed;
-  char why[160]; /* some have no prediction */
+  char why[160];     /* some have no prediction */
+  char refused[320]; /* the first that is no matrix that can be multiplied */
 } inspection;
 
 static const char *shown_path(const inspection *s, int file)
@@ -147,6 +148,8 @@ static int inspect_tensor(inspection *s, int file, io_tensors *tensors, size_t i
     s->seconds += f.prediction.seconds;
     s->dense += f.prediction.dense;
   }
+  if (!usable && !s->refused[0])
+    snprintf(s->refused, sizeof s->refused, "%.200s: %s", tensor->name, io_tensor_refusal(tensor));
   if (f.prediction.why[0] && !s->why[0])
     snprintf(s->why, sizeof s->why, "%s", f.prediction.why);
   add_row(s, file, tensor, usable ? &f : NULL);
@@ -223,6 +226,8 @@ static void print_table(const inspection *s, FILE *out)
   if (s->seconds > 0)
     fprintf(out, "All of them: %s instead of %s, %.2fx.\n", cli_seconds(s->seconds), cli_seconds(s->dense),
             s->dense / s->seconds);
+  if (s->refused[0])
+    fprintf(out, "Those without densities are not read; the first, %s.\n", s->refused);
   if (s->why[0])
     fprintf(out, "Some have no prediction: %s\n", s->why);
   if (s->others)

@@ -141,7 +141,8 @@ static inline void esmm_finish_sums(const esmm_problem *p, int64_t row0, int64_t
 
 enum {
   ESMM_TALLY_COLS = 1024, /* columns tallied together: their counts and the rows they come from stay in the L1 cache */
-  ESMM_TALLY_ROWS = 8     /* rows at a time */
+  ESMM_TALLY_ROWS = 8,    /* rows at a time */
+  ESMM_TALLY_SHORT = 256  /* columns of a short row */
 };
 
 /* The columns of C from a multiple of 64 on; those before and after the block's own stay 0. */
@@ -219,8 +220,8 @@ static inline void esmm_finish_tallied(const esmm_problem *p, int64_t row0, int6
     int64_t step;
     for (int64_t i = 0; i < rows; i += step) {
       step = esmm_tally_step(p, row0 + i, rows - i);
-      /* A row at a time: rows of sums and of C are often pages apart and would push one another out of the cache. */
-      const int64_t lines = p->c.order == ESMM_ROW_MAJOR ? 1 : step;
+      /* Long rows one at a time: those of sums and of C are often pages apart and push one another out of the cache. */
+      const int64_t lines = p->c.order == ESMM_ROW_MAJOR && width > ESMM_TALLY_SHORT ? 1 : step;
       for (int64_t r = i; r < i + step; r += lines) {
         if (sums)
           esmm_finish_sums(p, row0 + r, lines, col, width, sums + r * ld + j, ld);

@@ -147,6 +147,29 @@ void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, vo
   }
 }
 
+#define READ_ROWS 16 /* rows read together: a column-major B then gives a whole cache line of each column */
+
+/* Rows k..k+rows-1 of the columns j0..j0+cols-1, `stride` bytes from one to the next. */
+static void read_rows(const esmm_matrix *b, int64_t k, int64_t rows, int64_t j0, int64_t cols, void *out, size_t stride)
+{
+  const size_t size = esmm_dtype_size(b->dtype);
+  if (b->order == ESMM_ROW_MAJOR) {
+    for (int64_t r = 0; r < rows; r++)
+      esmm_read_row(b, k + r, j0, cols, (char *)out + (size_t)r * stride);
+    return;
+  }
+  for (int64_t j = 0; j < cols; j++) {
+    const char *in = (const char *)b->data + (size_t)((j0 + j) * b->ld + k) * size;
+    char *to = (char *)out + (size_t)j * size;
+    if (size == 4)
+      for (int64_t r = 0; r < rows; r++)
+        memcpy(to + (size_t)r * stride, in + 4 * r, 4);
+    else
+      for (int64_t r = 0; r < rows; r++)
+        memcpy(to + (size_t)r * stride, in + 2 * r, 2);
+  }
+}
+
 /* Pass 1 over panel q: its bitmap; returns how many elements are nonzero. */
 static int64_t scan_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
 {
@@ -154,10 +177,11 @@ static int64_t scan_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   uint64_t *bits = w->bits + q * w->words;
   int64_t nonzero = 0;
   memset(bits, 0, (size_t)w->words * sizeof *bits);
-  uint32_t row[ESMM_PANEL];
+  uint32_t block[READ_ROWS][ESMM_PANEL];
   for (int64_t k = 0; k < w->k; k++) {
-    esmm_read_row(b, k, j0, cols, row);
-    const int64_t set = esmm_count_nonzero(row, w->dtype, cols);
+    if (k % READ_ROWS == 0)
+      read_rows(b, k, esmm_min(READ_ROWS, w->k - k), j0, cols, block, sizeof *block);
+    const int64_t set = esmm_count_nonzero(block[k % READ_ROWS], w->dtype, cols);
     nonzero += set;
     bits[k / 64] |= (uint64_t)(set != 0) << (k % 64);
   }
@@ -172,13 +196,16 @@ static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   const uint64_t *bits = w->bits + q * w->words;
   const size_t kept = w->before[q * (w->words + 1) + w->words];
   char *first = (char *)w->panel_data + w->panel_at[q] * size, *second = first + kept * half_bytes;
-  uint32_t row[ESMM_PANEL] = {0};
+  uint32_t block[READ_ROWS][ESMM_PANEL] = {0};
   for (int64_t k = 0; k < w->k; k++) {
+    const uint64_t together = (((uint64_t)1 << READ_ROWS) - 1) << (k % 64);
+    if (k % READ_ROWS == 0 && bits[k / 64] & together)
+      read_rows(b, k, esmm_min(READ_ROWS, w->k - k), j0, cols, block, sizeof *block);
     if (!(bits[k / 64] >> (k % 64) & 1))
       continue;
-    esmm_read_row(b, k, j0, cols, row);
+    const uint32_t *row = block[k % READ_ROWS];
     memcpy(first, row, half_bytes);
-    memcpy(second, (char *)row + half_bytes, half_bytes);
+    memcpy(second, (const char *)row + half_bytes, half_bytes);
     first += half_bytes;
     second += half_bytes;
   }
@@ -240,10 +267,12 @@ static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_w
   if (w->rows) {
     const size_t size = esmm_dtype_size(w->dtype), ld_bytes = (size_t)w->rows_ld * size;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
-    for (int64_t k = 0; k < w->k; k++) {
+    for (int64_t k = 0; k < w->k; k += READ_ROWS) {
+      const int64_t count = esmm_min(READ_ROWS, w->k - k);
       char *row = (char *)w->rows + (size_t)k * ld_bytes;
-      esmm_read_row(b, k, 0, w->n, row);
-      memset(row + (size_t)w->n * size, 0, ld_bytes - (size_t)w->n * size);
+      read_rows(b, k, count, 0, w->n, row, ld_bytes);
+      for (int64_t r = 0; r < count; r++, row += ld_bytes)
+        memset(row + (size_t)w->n * size, 0, ld_bytes - (size_t)w->n * size);
     }
   }
   return ESMM_OK;

@@ -382,6 +382,12 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     said esmm inspect model.safetensors --threads 1 --k-axis first
     said esmm inspect model.safetensors --threads 1 --format nm:2:4
   } | sed -E -e 's/ +[0-9.]+x$/ #x/' -e 's/^All of them.*/All of them: #/' | compare inspect_model
+  {
+    safetensors '{"ids":{"dtype":"I64","shape":[1,2],"data_offsets":[0,16]}}'
+    f32 1 2 3 4
+  } >ids.safetensors
+  not_read() { esmm inspect ids.safetensors --threads 1 | grep -q 'are not read; the first, ids: only F32'; }
+  check 'inspect says why a tensor is not read' not_read
   esmm inspect model.safetensors --threads 1 --json - 2>/dev/null | sed -E -e 's/"kernel":"[^"]*"/"kernel":"#"/' \
     -e 's/"(predicted_ms|dense_ms|speedup)":[^,}]*/"\1":#/g' | compare inspect_json
   {

@@ -55,7 +55,7 @@ elif grep -q jansson "$WORK/out"; then
 else
   not_ok 'ffn_inference with the trained weights' <"$WORK/out"
 fi
-speed() { [ "$("$TREE/examples/ffn_speed" 40 24 96 2 | grep -c '^| .* | [0-9.]* | [0-9.]* |$')" = 8 ]; }
+speed() { [ "$("$TREE/examples/ffn_speed" 40 24 96 2 | grep -c '^| .* | [0-9.]* | [0-9.]* |$')" = 19 ]; }
 check 'ffn_speed prints a line for each hidden layer' speed
 no_model() { ! "$infer" "$WORK/curve.csv" 2>"$WORK/error" && grep -q 'curve.csv' "$WORK/error"; }
 check 'ffn_inference names a file that is no model' no_model

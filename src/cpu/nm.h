@@ -13,14 +13,25 @@
  *
  * Values and indices are read as they are stored: for few rows their bytes are the floor, 0.53 of fp32 for 2:4.
  *
- * Where 16 or more columns share their choice it is a list of k's, and gemm.h multiplies; where 2 to 15 do, or no
- * instruction selects from so long a group, it multiplies what panels.h has widened.
+ * Where 16 or more columns share their choice it is a list of k's: nm_lists.h multiplies few rows, gemm.h more. Where 2
+ * to 15 do, or no instruction selects from so long a group, gemm.h multiplies what panels.h has widened.
  */
 #include "gemm.h"
 
 #include <math.h>
 
 #define GEMM_STEP 0.75 /* time of a multiply-add of gemm.h, over that of one that selects */
+
+/* VEC of B's values, from the given one on */
+ALWAYS vec half_vector(const void *values, esmm_dtype dtype, int64_t at)
+{
+  if (dtype == ESMM_F32)
+    return vec_load((const float *)values + at);
+  const uint16_t *from = (const uint16_t *)values + at;
+  return dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
+}
+
+#include "nm_lists.h"
 
 static bool nm_selects(const esmm_weights *w)
 {
@@ -30,33 +41,31 @@ static bool nm_selects(const esmm_weights *w)
 #if SELECT_MOST > 0
 
 #define SELECT_CHAIN 160 /* terms summed before they are added to C: what a dense product of 2:4 weights has */
+#define FEW 4            /* rows for which memory is the limit */
 #define SELECT_BLOCK 128 /* rows of A that are packed together */
 
 /* ------------------------------------------------------------------------------------------------ tiles */
 
 /* A panel of 16 columns at a stretch of groups, or the VEC columns of it that a tile has. */
 typedef struct slots {
-  const void *values;   /* [slots][16] */
-  const int32_t *index; /* [slots][16], unpacked */
+  const void *values;          /* [slots][16] */
+  const unsigned char *packed; /* [slots][16]: the indices as they are stored */
+  const int32_t *index;        /* [slots][16]: unpacked, for tiles of more than FEW rows */
+  index_plan plan;
+  int64_t index_bytes; /* of a slot's packed indices */
   esmm_dtype dtype;
   int64_t each, all; /* slots of a group, of the stretch: the last group may have fewer */
   int64_t set;       /* groups of A to a vector */
   int length;        /* k's of a group */
+  bool known;        /* each, set and length are constants */
 } slots;
-
-ALWAYS vec slot_values(const slots *b, int64_t slot)
-{
-  if (b->dtype == ESMM_F32)
-    return vec_load((const float *)b->values + slot * ESMM_HALF);
-  const uint16_t *from = (const uint16_t *)b->values + slot * ESMM_HALF;
-  return b->dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
-}
 
 /* sums [rows] += the values of a slot times the a's that they name, of a [rows][span] from `base` on */
 ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
 {
-  const vec x = slot_values(b, slot);
-  const vec_index index = index_load(b->index + slot * ESMM_HALF, base);
+  const vec x = half_vector(b->values, b->dtype, slot * ESMM_HALF);
+  const vec_index index = rows <= FEW ? index_unpack(&b->plan, b->packed + slot * b->index_bytes, base)
+                                      : index_load(b->index + slot * ESMM_HALF, base);
   __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */
 #pragma GCC unroll 16
   for (int r = 0; r < rows; r++)
@@ -69,7 +78,7 @@ ALWAYS void add_group(const int rows, const bool two, const slots *b, int64_t gr
 {
   int64_t slot = group * b->each;
   const int64_t end = esmm_min(b->all, slot + b->each);
-  if (rows <= 4)
+  if (rows <= FEW)
     for (; slot + 2 <= end; slot += 2) {
       add_slot(rows, two, b, slot, a, base, even);
       add_slot(rows, two, b, slot + 1, a, base, odd);
@@ -79,10 +88,9 @@ ALWAYS void add_group(const int rows, const bool two, const slots *b, int64_t gr
 }
 
 /* c [rows, VEC] (+)= a * b over `count` groups, packed in a; `list` says which groups of b they are */
-ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const float *a, const uint32_t *list,
-                        int64_t count, float *c, int64_t ldc, bool add)
+ALWAYS void select_groups(const int rows, const bool two, const slots *b, const float *a, const uint32_t *list,
+                          int64_t count, float *c, int64_t ldc, bool add)
 {
-  const slots copy = *of_b, *b = &copy; /* in registers */
   const int64_t chain = esmm_max(b->set, SELECT_CHAIN / b->each / b->set * b->set);
   int64_t i = 0;
   do {
@@ -93,16 +101,48 @@ ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const
       even[r] = odd[r] = vec_zero();
     for (; i < end; a += rows * (two ? 2 * VEC : VEC)) {
       const int64_t last = esmm_min(end, i + b->set);
+      if (b->known && last - i == b->set && b->each * ((int64_t)list[last - 1] + 1) <= b->all) {
+#pragma GCC unroll 4
+        for (int g = 0; g < b->set; g++)
+#pragma GCC unroll 8
+          for (int slot = 0; slot < b->each; slot++)
+            add_slot(rows, two, b, b->each * (int64_t)list[i + g] + slot, a, g * b->length, slot % 2 ? odd : even);
+        i = last;
+        continue;
+      }
       for (int base = 0; i < last; i++, base += b->length)
         add_group(rows, two, b, list[i], a, base, even, odd);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-      const vec sum = rows <= 4 ? vec_add(even[r], odd[r]) : even[r];
+      const vec sum = rows <= FEW ? vec_add(even[r], odd[r]) : even[r];
       vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
     }
     add = true;
   } while (i < count);
+}
+
+/* Tells the compiler of few rows what b is, if it is that: where memory is the limit, a branch for each slot shows. */
+#define IF_B_IS(type, n, m, bits)                                              \
+  if (b.dtype == (type) && b.each == (n) && b.length == (m)) {                 \
+    b.dtype = (type), b.each = (n), b.length = (m), b.set = VEC / (m);         \
+    b.index_bytes = 2 * (bits), b.plan.two_bits = (bits) == 2, b.known = true; \
+    select_groups(rows, two, &b, a, list, count, c, ldc, add);                 \
+    return;                                                                    \
+  }
+
+ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const float *a, const uint32_t *list,
+                        int64_t count, float *c, int64_t ldc, bool add)
+{
+  slots b = *of_b; /* in registers */
+  if (rows <= FEW && !two) {
+    IF_B_IS(ESMM_F32, 2, 4, 2)
+    IF_B_IS(ESMM_BF16, 2, 4, 2)
+    IF_B_IS(ESMM_F32, 4, 8, 3)
+    IF_B_IS(ESMM_BF16, 4, 8, 3)
+  }
+  b.known = false;
+  select_groups(rows, two, &b, a, list, count, c, ldc, add);
 }
 
 typedef void select_function(const slots *b, const float *a, const uint32_t *list, int64_t count, float *c, int64_t ldc,
@@ -286,6 +326,7 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
     for (int64_t j = 0; j < cols; j += VEC) {
       slots part = *b;
       part.values = (const char *)b->values + (size_t)j * esmm_dtype_size(b->dtype);
+      part.packed += j / 8 * (b->index_bytes / 2);
       part.index += j;
       float *to = c + r * ldc + j;
       if (cols - j >= VEC) {
@@ -302,13 +343,12 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
   }
 }
 
-/* The indices of `count` slots of a panel, from slot `first` of all panels' on, to words. */
-static void unpack_indices(const index_plan *plan, const esmm_nm_form *form, int64_t first, int64_t count, int32_t *to)
+/* The indices of the slots of a stretch, to words. */
+static void unpack_indices(const slots *b, int32_t *to)
 {
-  const int step = VEC / 8 * form->bits;
-  const unsigned char *from = form->index + (size_t)(first * 2 * form->bits);
-  for (int32_t *end = to + count * ESMM_HALF; to < end; to += VEC, from += step)
-    index_unpack(plan, from, to);
+  const unsigned char *from = b->packed;
+  for (int32_t *end = to + b->all * ESMM_HALF; to < end; to += VEC, from += VEC / 8 * (b->index_bytes / 2))
+    index_store(to, index_unpack(&b->plan, from, 0));
 }
 
 /* One block of C. */
@@ -324,8 +364,13 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
   const int64_t ldc = plain ? p->c.ld : l->nc * ESMM_HALF;
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + col0 : sums;
   int32_t *index = (int32_t *)(void *)(scratch + l->at_index);
-  const index_plan unpack = index_plan_of(form->bits);
-  slots b = {.index = index, .dtype = p->w->dtype, .each = form->n, .set = l->set, .length = form->m};
+  slots b = {.index = index,
+             .plan = index_plan_of(form->bits),
+             .index_bytes = 2 * form->bits,
+             .dtype = p->w->dtype,
+             .each = form->n,
+             .set = l->set,
+             .length = form->m};
   for (int64_t k0 = 0; k0 < p->k; k0 += l->at_once * l->kc) {
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
     const double start = esmm_now();
@@ -340,7 +385,9 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
         const int64_t slot0 = x.k0 / form->m * form->n, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->m) * form->n);
         b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
-        unpack_indices(&unpack, form, first, b.all, index);
+        b.packed = form->index + (size_t)(first * b.index_bytes);
+        if (rows > FEW)
+          unpack_indices(&b, index);
         select_panel(l, &x, &b, esmm_min(ESMM_HALF, width - q * ESMM_HALF), c + q * ESMM_HALF, ldc,
                      x.k0 > 0 || (plain && p->beta == 1.0f), t);
       }
@@ -420,11 +467,12 @@ static void nm_units(const esmm_problem *p, int level, double *units)
 
 static void nm_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
-  if (!nm_selects(p->w)) {
+  if (nm_selects(p->w))
+    select_units(p, units, strip_rows);
+  else if (takes_lists(p))
+    lists_units(p, units, strip_rows);
+  else
     cheapest_strip(p, cost, nm_units, units, strip_rows);
-    return;
-  }
-  select_units(p, units, strip_rows);
 }
 
 #define NM_TERM_NAMES                                                                                     \
@@ -435,7 +483,7 @@ static void nm_terms(const esmm_problem *p, const double *cost, double *units, i
 
 static size_t nm_workspace(const esmm_problem *p)
 {
-  return nm_selects(p->w) ? select_workspace(p) : gemm_workspace(p, true);
+  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(p, true);
 }
 
 static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
@@ -443,6 +491,8 @@ static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, e
   (void)ctx;
   if (nm_selects(p->w))
     select_run(p, scratch, stats);
+  else if (takes_lists(p))
+    lists_run(p, scratch, stats);
   else
     gemm_run(p, scratch, true, stats);
   return ESMM_OK;

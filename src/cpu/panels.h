@@ -40,7 +40,7 @@ typedef struct panel_room {
 
 ALWAYS bool shares_lists(const esmm_weights *w)
 {
-  return w->nm.cols >= w->n || w->nm.cols % ESMM_HALF == 0;
+  return w->nm.cols > 1 && (w->nm.cols >= w->n || w->nm.cols % ESMM_HALF == 0);
 }
 
 /* What a product of w is made from that skips zeros of B, or that does not. */
@@ -284,6 +284,25 @@ ALWAYS void slots_of_stretch(const esmm_nm_form *form, int64_t k0, int64_t k1, i
   *end = esmm_min(form->slots, esmm_ceil_div(k1, form->m) * form->n);
 }
 
+/* Where slots of a group stand, from slot to slot without a division. */
+typedef struct slot_walk {
+  int64_t base; /* the group's first k, less k0 */
+  int in_group;
+} slot_walk;
+
+ALWAYS slot_walk walk_from(const esmm_nm_form *form, int64_t slot, int64_t k0) /* a group's first slot */
+{
+  return (slot_walk){.base = slot / form->n * form->m - k0};
+}
+
+ALWAYS void walk_on(const esmm_nm_form *form, slot_walk *at)
+{
+  if (++at->in_group == form->n) {
+    at->in_group = 0;
+    at->base += form->m;
+  }
+}
+
 /* Columns j0..j0+width-1, which share a list: its k's, and halves in place. */
 static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, int64_t k0, int64_t kc,
                             const panel_room *room)
@@ -293,24 +312,26 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
   int64_t first, end;
   slots_of_stretch(form, k0, k0 + kc, &first, &end);
   memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
-  int64_t start = end;
-  for (int64_t slot = end - 1; slot >= first; slot--) { /* ends with the first slot of the stretch */
-    const int64_t k = esmm_nm_k(form, j0, slot) - k0;
+  const unsigned char *list = form->index + (size_t)(j0 / form->cols) * form->list_bytes;
+  int64_t start = end; /* the first slot of the stretch */
+  slot_walk at = walk_from(form, first, k0);
+  for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
+    const int64_t k = at.base + (int64_t)esmm_nm_field(list, slot, form->bits);
     if (k >= 0 && k < kc) {
       room->bits[k / 64] |= (uint64_t)1 << (k % 64);
-      start = slot;
+      start = esmm_min(start, slot);
     }
   }
   count_bits(room, kc, &b);
-  const int64_t q = j0 / ESMM_HALF, at = (q * form->slots + start) * ESMM_HALF;
+  const int64_t q = j0 / ESMM_HALF, here = (q * form->slots + start) * ESMM_HALF;
   const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else nobody looks at the second half */
-  const int64_t next = two ? at + form->slots * ESMM_HALF : at;
+  const int64_t next = two ? here + form->slots * ESMM_HALF : here;
   if (w->dtype == ESMM_F32) {
-    b.first = (const float *)form->values + at;
+    b.first = (const float *)form->values + here;
     b.second = (const float *)form->values + next;
     return b;
   }
-  widen(form->values, w->dtype, at, b.kept * ESMM_HALF, room->values);
+  widen(form->values, w->dtype, here, b.kept * ESMM_HALF, room->values);
   if (two)
     widen(form->values, w->dtype, next, b.kept * ESMM_HALF, room->values + kc * ESMM_HALF);
   b.first = room->values;
@@ -318,50 +339,68 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
   return b;
 }
 
-/* The indices of a slot in 16 columns from j0 on */
-ALWAYS void indices_of(const esmm_nm_form *form, int64_t j0, int64_t slot, unsigned char index[ESMM_HALF])
+/* The indices of a slot in 16 columns that choose for themselves. */
+ALWAYS void own_indices(const esmm_nm_form *form, const unsigned char *from, unsigned char index[ESMM_HALF])
 {
   const unsigned mask = (1u << form->bits) - 1;
-  if (form->cols == 1) {
-    const unsigned char *from = form->index + (size_t)((j0 / ESMM_HALF * form->slots + slot) * 2 * form->bits);
-    for (int part = 0; part < 2; part++, from += form->bits) { /* 8 indices are whole bytes, at most 40 bits */
-      uint64_t word = 0;
-      for (int i = form->bits - 1; i >= 0; i--)
-        word = word << 8 | from[i];
-      for (int i = 0; i < 8; i++, word >>= form->bits)
-        index[8 * part + i] = (unsigned char)(word & mask);
-    }
-    return;
+  for (int part = 0; part < 2; part++, from += form->bits) { /* 8 indices are whole bytes, at most 40 bits */
+    uint64_t word = 0;
+    for (int i = form->bits - 1; i >= 0; i--)
+      word = word << 8 | from[i];
+    for (int i = 0; i < 8; i++, word >>= form->bits)
+      index[8 * part + i] = (unsigned char)(word & mask);
   }
-  for (int64_t c = 0; c < ESMM_HALF; c++) {
-    const bool same = c > 0 && (j0 + c) % form->cols != 0;
-    const int64_t strip = esmm_min((j0 + c) / form->cols, form->strips - 1);
-    index[c] = same ? index[c - 1]
-                    : (unsigned char)esmm_nm_field(form->index + (size_t)strip * form->list_bytes, slot, form->bits);
+}
+
+/* The lists that 16 columns from j0 on have, several columns each. */
+typedef struct shared_lists {
+  int count, end[ESMM_HALF]; /* list i is that of the columns before end[i], from end[i - 1] on */
+  const unsigned char *list[ESMM_HALF];
+} shared_lists;
+
+static shared_lists lists_of(const esmm_nm_form *form, int64_t j0)
+{
+  shared_lists lists = {0};
+  for (int64_t c = 0, end; c < ESMM_HALF; c = end) {
+    const int64_t strip = esmm_min((j0 + c) / form->cols, form->strips - 1); /* columns past the last: any */
+    end = esmm_min(ESMM_HALF, (strip + 1) * form->cols - j0);
+    if (end <= c)
+      end = ESMM_HALF;
+    lists.list[lists.count] = form->index + (size_t)strip * form->list_bytes;
+    lists.end[lists.count++] = (int)end;
   }
+  return lists;
 }
 
 /* 16 columns from j0 on, into [kc][16] zeros: each value goes to the row that its index names. */
 static void scatter_slots(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, float *half)
 {
   const esmm_nm_form *form = &w->nm;
+  const bool own = form->cols == 1;
+  const shared_lists lists = own ? (shared_lists){0} : lists_of(form, j0);
   int64_t first, end;
   slots_of_stretch(form, k0, k0 + kc, &first, &end);
-  for (int64_t slot = first; slot < end; slot++) {
-    const int64_t base = slot / form->n * form->m - k0;
-    unsigned char index[ESMM_HALF];
+  slot_walk at = walk_from(form, first, k0);
+  for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
+    const int64_t vector = j0 / ESMM_HALF * form->slots + slot;
+    const bool whole = at.base >= 0 && at.base + form->m <= kc; /* else the stretch cuts the group */
     float values[ESMM_HALF];
-    indices_of(form, j0, slot, index);
-    copy_half(form->values, w->dtype, (j0 / ESMM_HALF * form->slots + slot) * ESMM_HALF, values);
-    if (base >= 0 && base + form->m <= kc) {
-      float *group = half + base * ESMM_HALF;
+    copy_half(form->values, w->dtype, vector * ESMM_HALF, values);
+    if (own) {
+      unsigned char index[ESMM_HALF];
+      own_indices(form, form->index + (size_t)(vector * 2 * form->bits), index);
       for (int c = 0; c < ESMM_HALF; c++)
-        group[index[c] * ESMM_HALF + c] = values[c];
+        if (whole || (at.base + index[c] >= 0 && at.base + index[c] < kc))
+          half[(at.base + index[c]) * ESMM_HALF + c] = values[c];
       continue;
     }
-    for (int c = 0; c < ESMM_HALF; c++) /* a group that the stretch cuts */
-      if (base + index[c] >= 0 && base + index[c] < kc)
-        half[(base + index[c]) * ESMM_HALF + c] = values[c];
+    for (int i = 0, c = 0; i < lists.count; i++) {
+      const int64_t k = at.base + (int64_t)esmm_nm_field(lists.list[i], slot, form->bits);
+      if (whole || (k >= 0 && k < kc))
+        for (; c < lists.end[i]; c++)
+          half[k * ESMM_HALF + c] = values[c];
+      c = lists.end[i];
+    }
   }
 }
 

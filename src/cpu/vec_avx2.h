@@ -195,8 +195,8 @@ static inline index_plan index_plan_of(int bits)
                       bits == 2};
 }
 
-/* The indices that lie from p on, to words; up to 16 bytes are read. */
-static inline void index_unpack(const index_plan *plan, const unsigned char *p, int32_t *to)
+/* The indices that lie from p on, each plus base; up to 16 bytes are read. */
+static inline vec_index index_unpack(const index_plan *plan, const unsigned char *p, int base)
 {
   __m256i words;
   if (plan->two_bits) {
@@ -207,10 +207,16 @@ static inline void index_unpack(const index_plan *plan, const unsigned char *p, 
     words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
   }
   const __m256i index = _mm256_and_si256(_mm256_srlv_epi32(words, plan->shift), plan->mask);
+  return _mm256_add_epi32(index, _mm256_set1_epi32(base));
+}
+
+/* Words of indices in memory. */
+static inline void index_store(int32_t *to, vec_index index)
+{
   _mm256_storeu_si256((__m256i *)(void *)to, index);
 }
 
-/* VEC indices, each plus base */
+/* The same, each plus base. */
 static inline vec_index index_load(const int32_t *from, int base)
 {
   return _mm256_add_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from), _mm256_set1_epi32(base));

@@ -193,8 +193,8 @@ static inline index_plan index_plan_of(int bits)
                       bits == 2};
 }
 
-/* The indices that lie from p on, to words; up to 16 bytes are read. */
-static inline void index_unpack(const index_plan *plan, const unsigned char *p, int32_t *to)
+/* The indices that lie from p on, each plus base; up to 16 bytes are read. */
+static inline vec_index index_unpack(const index_plan *plan, const unsigned char *p, int base)
 {
   __m512i words;
   if (plan->two_bits) {
@@ -204,10 +204,17 @@ static inline void index_unpack(const index_plan *plan, const unsigned char *p, 
   } else {
     words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
   }
-  _mm512_storeu_si512(to, _mm512_and_si512(_mm512_srlv_epi32(words, plan->shift), plan->mask));
+  const __m512i index = _mm512_and_si512(_mm512_srlv_epi32(words, plan->shift), plan->mask);
+  return _mm512_add_epi32(index, _mm512_set1_epi32(base));
 }
 
-/* VEC indices, each plus base */
+/* Words of indices in memory. */
+static inline void index_store(int32_t *to, vec_index index)
+{
+  _mm512_storeu_si512(to, index);
+}
+
+/* The same, each plus base. */
 static inline vec_index index_load(const int32_t *from, int base)
 {
   return _mm512_add_epi32(_mm512_loadu_si512(from), _mm512_set1_epi32(base));

@@ -1,0 +1,147 @@
+/*
+ * nm_lists.h: up to LISTS_ROWS rows by N:M weights whose columns share their k's, 16 or more together. Included by
+ * nm.h.
+ *
+ * The floor is the bytes of B. A strip's list says which k each vector of 16 values meets, so a row of A becomes a list
+ * of the nonzero a's that meet something, with the place of their vector, and each panel of the strip is one pass over
+ * its values:
+ *
+ *     c[row][0..15] += a[row][k of slot] * value[slot][0..15]
+ *
+ * Values are fetched ahead while the list is made: else memory would rest for a third of the time where a strip is one
+ * panel wide. Rows after the first find the panel in the second-level cache.
+ */
+#define LISTS_ROWS 4
+#define LISTS_PART 256 /* terms summed before they are added to the whole, in LISTS_CHAINS chains */
+#define LISTS_CHAINS 4 /* one would wait for itself */
+
+static bool takes_lists(const esmm_problem *p)
+{
+  return p->m <= LISTS_ROWS && shares_lists(p->w);
+}
+
+typedef struct lists_layout {
+  int64_t nc, blocks; /* panels of a block */
+  int64_t room;       /* entries of a row's list */
+  size_t at_offsets, at_sums, at_rows, at_met, bytes;
+} lists_layout;
+
+static lists_layout lists_lay_out(const esmm_problem *p)
+{
+  const esmm_nm_form *form = &p->w->nm;
+  lists_layout l = {.room = form->slots + 64};
+  l.nc = esmm_max(1, esmm_ceil_div(form->panels, 4 * (int64_t)p->threads));
+  l.blocks = esmm_ceil_div(form->panels, l.nc);
+  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_offsets = at;
+  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
+  l.at_sums = at;
+  at = align_up(at + (size_t)(p->m * l.nc * ESMM_HALF) * sizeof(float));
+  l.at_rows = at;
+  at = align_up(at + (size_t)(p->m * p->k) * sizeof(float));
+  l.at_met = at;
+  l.bytes = align_up(at + (size_t)(p->m * form->slots) * sizeof(float));
+  return l;
+}
+
+/* What each slot of a strip meets in the rows of A, met [m][slots]; the values of a panel are asked for meanwhile. */
+static void gather_met(const esmm_nm_form *form, int64_t which, const float *a, int64_t ld, int64_t m,
+                       const char *values, size_t vector_bytes, float *met)
+{
+  const unsigned char *list = form->index + (size_t)which * form->list_bytes;
+  slot_walk at = walk_from(form, 0, 0);
+  for (int64_t slot = 0; slot < form->slots; slot++, walk_on(form, &at)) {
+    const float *from = a + at.base + esmm_nm_field(list, slot, form->bits);
+    __builtin_prefetch(values + (size_t)slot * vector_bytes);
+    for (int64_t r = 0; r < m; r++)
+      met[r * form->slots + slot] = from[r * ld];
+  }
+}
+
+/* sums [16] = the listed a's times their vectors of a panel */
+ALWAYS void add_listed(const esmm_dtype dtype, const void *b, const float *values, const uint32_t *offsets,
+                       int64_t count, float *sums)
+{
+  for (int64_t j = 0; j < ESMM_HALF; j += VEC) {
+    vec all = vec_zero();
+    for (int64_t i = 0; i < count;) {
+      const int64_t end = esmm_min(count, i + LISTS_PART);
+      vec part[LISTS_CHAINS];
+      for (int x = 0; x < LISTS_CHAINS; x++)
+        part[x] = vec_zero();
+      for (; i + LISTS_CHAINS <= end; i += LISTS_CHAINS)
+#pragma GCC unroll 4
+        for (int x = 0; x < LISTS_CHAINS; x++)
+          part[x] = vec_fma(vec_all(values + i + x), half_vector(b, dtype, offsets[i + x] + j), part[x]);
+      for (; i < end; i++)
+        part[0] = vec_fma(vec_all(values + i), half_vector(b, dtype, offsets[i] + j), part[0]);
+      all = vec_add(all, vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3])));
+    }
+    vec_store(sums + j, all);
+  }
+}
+
+static void lists_multiply(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
+{
+  const lists_layout *l = plan;
+  const esmm_nm_form *form = &p->w->nm;
+  const esmm_dtype dtype = p->w->dtype;
+  const size_t vector_bytes = ESMM_HALF * esmm_dtype_size(dtype);
+  const int64_t q0 = block * l->nc, panels = esmm_min(l->nc, form->panels - q0), ld_sums = l->nc * ESMM_HALF;
+  float *values = (float *)(void *)scratch, *sums = (float *)(void *)(scratch + l->at_sums);
+  float *met = (float *)(void *)(scratch + l->at_met);
+  uint32_t *offsets = (uint32_t *)(void *)(scratch + l->at_offsets);
+  int64_t counts[LISTS_ROWS], list = -1, ld;
+  const double start = esmm_now();
+  const float *a = rows_of_a(&p->a, 0, p->m, 0, p->k, (float *)(void *)(scratch + l->at_rows), &ld);
+  t->extract += esmm_now() - start;
+  for (int64_t q = 0; q < panels; q++) {
+    const char *b = (const char *)form->values + (size_t)((q0 + q) * form->slots) * vector_bytes;
+    if ((q0 + q) * ESMM_HALF / form->cols != list) {
+      list = (q0 + q) * ESMM_HALF / form->cols;
+      gather_met(form, list, a, ld, p->m, b, vector_bytes, met);
+      for (int64_t r = 0; r < p->m; r++)
+        counts[r] = list_nonzeros(met + r * form->slots, form->slots, 0, ESMM_HALF, values + r * l->room,
+                                  offsets + r * l->room);
+    }
+    for (int64_t r = 0; r < p->m; r++) {
+      const float *own = values + r * l->room;
+      const uint32_t *places = offsets + r * l->room;
+      float *to = sums + r * ld_sums + q * ESMM_HALF;
+      if (dtype == ESMM_F32)
+        add_listed(ESMM_F32, b, own, places, counts[r], to);
+      else if (dtype == ESMM_BF16)
+        add_listed(ESMM_BF16, b, own, places, counts[r], to);
+      else
+        add_listed(ESMM_F16, b, own, places, counts[r], to);
+      t->terms += (double)counts[r] * (double)esmm_min(ESMM_HALF, p->n - (q0 + q) * ESMM_HALF);
+    }
+  }
+  const int64_t col0 = q0 * ESMM_HALF;
+  esmm_finish(p, 0, p->m, col0, esmm_min(panels * ESMM_HALF, p->n - col0), sums, ld_sums);
+}
+
+static size_t lists_workspace(const esmm_problem *p)
+{
+  size_t bytes;
+  return esmm_size_mul(lists_lay_out(p).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void lists_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const lists_layout l = lists_lay_out(p);
+  run_blocks(p, lists_multiply, &l, l.blocks, l.bytes, scratch, stats);
+}
+
+static void lists_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+{
+  *strip_rows = 1;
+  const esmm_nm_form *form = &p->w->nm;
+  const double m = (double)p->m, columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots;
+  units[0] = m * columns * each * p->sample.element / VEC;
+  units[1] = m * (double)p->k;
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[2]);
+  units[3] = m * (double)form->strips * each;
+  units[4] = m * columns / VEC;
+  units[5] = 1.0;
+}
