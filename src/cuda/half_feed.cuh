@@ -34,33 +34,40 @@ static __device__ __forceinline__ void gathered(uint32_t b)
 
 /* ---- dense ---- */
 
-/* 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. */
+/*
+ * 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. low: A has 64
+ * rows at most, and nobody looks at its second panel. Straight cases, because one thread does all of this.
+ */
 template <int COLS>
 static __device__ __forceinline__ void load_dense(const esmm_half_params &p, char *to, uint64_t *full, int row, int col,
-                                                  int k, int rank, bool share_b)
+                                                  int k, int rank, bool share_b, bool low)
 {
-  enum { PANELS = COLS / 64 };
+  enum { PANELS = COLS / 64, BYTES = half_stage<COLS>::BYTES };
   char *b = to + half_stage<COLS>::A;
   const int below = p.a_by_k ? 64 : 0, further = p.a_by_k ? 0 : 64; /* the next 64 rows of A, in its map */
   const int x = p.a_by_k ? row : k, y = p.a_by_k ? k : row;
-  const bool tall = row + 64 < p.m; /* else nobody looks at the second panel of A */
-  sm90_barrier_expect(full, half_stage<COLS>::BYTES - (tall ? 0 : PANEL));
   if (share_b) {
+    sm90_barrier_expect(full, BYTES);
     sm90_tma_load(to, &p.map_a, x, y, full);
-    if (tall)
-      sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
+    sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
 #pragma unroll
     for (int i = 0; i < PANELS / 2; i++) {
       const int panel = rank * (PANELS / 2) + i;
       sm90_tma_load_multicast(b + panel * PANEL, &p.map_b, col + panel * 64, k, full, BOTH);
     }
-  } else {
-    if (tall || rank == 0)
-      sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
-#pragma unroll
-    for (int i = 0; i < PANELS; i++)
-      sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
+    return;
   }
+  if (low) {
+    sm90_barrier_expect(full, BYTES - PANEL);
+    if (rank == 0)
+      sm90_tma_load_multicast(to, &p.map_a, x, y, full, BOTH);
+  } else {
+    sm90_barrier_expect(full, BYTES);
+    sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
+  }
+#pragma unroll
+  for (int i = 0; i < PANELS; i++)
+    sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
 }
 
 /* Rows of a tile, as consumers are told. */
@@ -108,7 +115,7 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
       if (last)
         sh->unit[slot] = unit_told(unit);
       load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
-                       work.rank, share_b);
+                       work.rank, share_b, p.m <= 64);
       if (++slot == stage::COUNT) {
         slot = 0;
         phase ^= 1;

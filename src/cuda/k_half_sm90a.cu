@@ -304,26 +304,28 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   half_shared *sh = (half_shared *)(ring + RING_BYTES);
-  if (threadIdx.x < PACK_WARPS) { /* a barrier of each kind a thread */
-    const uint32_t i = threadIdx.x;
-    if (i == 0) {
-      sm90_prefetch_map(&p.map_a);
-      sm90_prefetch_map(&p.map_b);
-      sm90_barrier_init(&sh->decided, 1);
-    }
-    if (i < MAX_STAGES) { /* eight warps of each block let go of a stage */
+  if (threadIdx.x == 0) { /* one thread in loops: eight at once are slower, their code is longer */
+    sm90_prefetch_map(&p.map_a);
+    sm90_prefetch_map(&p.map_b);
+#pragma unroll 1
+    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
       sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
       sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
-    if (i < PACK_BLOCKS) { /* as many arrive as it has lines */
+    sm90_barrier_init(&sh->decided, 1);
+#pragma unroll 1
+    for (int i = 0; i < PACK_WARPS; i++) {
+      sm90_barrier_init(&sh->pack_full[i], 1);
+      sm90_barrier_init(&sh->pack_empty[i], 1);
+      sm90_barrier_init(&sh->turn_full[i], 1);
+    }
+#pragma unroll 1
+    for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
       sm90_barrier_init(&sh->block_full[i], ESMM_HALF_K);
       sm90_barrier_init(&sh->block_empty[i], 1);
     }
-    sm90_barrier_init(&sh->pack_full[i], 1);
-    sm90_barrier_init(&sh->pack_empty[i], 1);
-    sm90_barrier_init(&sh->turn_full[i], 1);
     sm90_fence_init();
   }
   __syncthreads();
