@@ -8,8 +8,8 @@
  *
  *     c[row][0..15] += a[row][k of slot] * value[slot][0..15]
  *
- * Values are fetched ahead while the list is made: else memory would rest for a third of the time where a strip is one
- * panel wide. Rows after the first find the panel in the second-level cache.
+ * Values are fetched ahead while the list is made, so that memory does not rest meanwhile: where a strip is one panel
+ * wide, a list is made for each. Rows after the first find the panel in the second-level cache.
  */
 #define LISTS_ROWS 4
 #define LISTS_PART 256 /* terms summed before they are added to the whole, in LISTS_CHAINS chains */
