@@ -264,7 +264,7 @@ typedef struct esmm_bsr {
   int index_bits;             /* 32 or 64: int32_t or int64_t indices */
   esmm_dtype dtype;           /* of values */
   esmm_order order;           /* COL_MAJOR: read "column" for "row" and "row" for "column" below, in the blocks too */
-  int64_t blocks;             /* how many are stored */
+  int64_t blocks;             /* how many are stored; at most INT32_MAX, as are block rows and block columns */
   const void *row_pointers;   /* [ceil(rows / block_rows) + 1]: 0 first, never falling, blocks last */
   const void *column_indices; /* [blocks], rising within a block row: sorted, no duplicates */
   const void *values;         /* [blocks][block_rows][block_cols] */
