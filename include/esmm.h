@@ -213,8 +213,8 @@ typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;           /* of a dense B; other formats keep one form for every m */
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels and
-                             cache lines is not counted */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels,
+                             cache lines and blocks is not counted */
   void *stream;           /* GPU: B is ready in this stream's order. esmm_prepare waits for its own work */
   esmm_format format;
   int block_rows, block_cols; /* BSR: 1 to 256; rows run along k. 0: 32 (esmm_prepare_bsr: those of its b) */

@@ -69,6 +69,31 @@ static void too_many_lines_of_blocks(void **state)
   th_arena_free(&arena);
 }
 
+/* Blocks wider than B are padding, which max_bytes_ratio does not count; what it counts of blocks is their index. */
+static void blocks_wider_than_b(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_matrix b = th_matrix_alloc(64, 64, ESMM_F32);
+  th_fill(&b, 1, 1.0, true);
+  for (int side = 128; side <= 256; side += 128) {
+    const esmm_prepare_opts opts = {
+        .size = sizeof opts, .format = ESMM_FORMAT_BSR, .block_rows = side, .block_cols = side, .max_bytes_ratio = 1};
+    esmm_weights *w = NULL;
+    if (esmm_prepare(ctx, &b, &opts, &w) != ESMM_OK)
+      fail_msg("blocks of %d: %s", side, esmm_ctx_error(ctx));
+    esmm_weights_free(w);
+  }
+  free(b.data);
+  b = th_matrix_alloc(512, 512, ESMM_BF16);
+  th_fill(&b, 1, 1.0, false);
+  const esmm_prepare_opts single = {.size = sizeof single, .format = ESMM_FORMAT_BSR, .block_rows = 1, .block_cols = 1};
+  esmm_weights *w = NULL;
+  th_expect("single elements", esmm_prepare(ctx, &b, &single, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
+            "3.00 times", "larger blocks");
+  assert_null(w);
+  free(b.data);
+}
+
 /* ---- products of blocks that are refused ---- */
 
 enum { M = 6, N = 10, K = 8, BLOCK = 2 };
@@ -205,9 +230,8 @@ static int tear_down(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(no_k_and_any_n),
-      cmocka_unit_test(too_many_lines_of_blocks),
-      cmocka_unit_test(no_pattern_after_a_failure),
+      cmocka_unit_test(no_k_and_any_n),        cmocka_unit_test(too_many_lines_of_blocks),
+      cmocka_unit_test(blocks_wider_than_b),   cmocka_unit_test(no_pattern_after_a_failure),
       cmocka_unit_test(results_in_the_arrays),
   };
   return cmocka_run_group_tests_name("format_edges", tests, set_up, tear_down);
