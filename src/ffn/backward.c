@@ -141,8 +141,9 @@ static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matr
 {
   static const float one = 1.0f;
   const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
-  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
-  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict};
+  void *stream = p->ffn->o.stream;
+  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict, .stream = stream};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict, .stream = stream};
   esmm_weights *w = NULL;
   esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
   if (status == ESMM_OK)

@@ -18,6 +18,7 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
 {
   opts.size = sizeof opts;
   opts.strict = ffn->o.mode == ESMM_FFN_DENSE;
+  opts.stream = ffn->o.stream;
   return esmm_matmul(ctx, a, b->prepared, c, &opts, NULL);
 }
 

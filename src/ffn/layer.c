@@ -169,7 +169,7 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
   if (status != ESMM_OK)
     return status;
   o.strict = ffn->o.mode == ESMM_FFN_DENSE; /* its products run from panels too, zeros and all */
-  o.stream = NULL;
+  o.stream = ffn->o.stream;
   ffn_params params = {0};
   status = take_params(ctx, ffn, &w, &o, &params);
   if (status != ESMM_OK) { /* the layer keeps the weights it had */
