@@ -633,6 +633,7 @@ typedef struct esmm_ffn_weights {
  * Prepares the weights for forward passes; call it again after every change of them. Biases are copied. The matrices
  * (their data, not the structs) are read again by backward passes: until the last of these they stay where they are, as
  * they are. prepare: NULL, or how to prepare them (its strict and stream are not looked at: the layer has its own).
+ * Dense mode needs dense weights: with another format it is ESMM_ERR_UNSUPPORTED.
  */
 ESMM_API esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_weights *weights,
                                           const esmm_prepare_opts *prepare);

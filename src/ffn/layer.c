@@ -168,7 +168,13 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
     status = esmm_take_opts(ctx, "prepare", prepare, sizeof o, &o);
   if (status != ESMM_OK)
     return status;
-  o.strict = ffn->o.mode == ESMM_FFN_DENSE; /* its products run from panels too, zeros and all */
+  const bool dense = ffn->o.mode == ESMM_FFN_DENSE;
+  if (dense && (o.format == ESMM_FORMAT_BSR || o.format == ESMM_FORMAT_NM))
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "prepare->format is %s, but this layer's mode is dense, which multiplies zeros too: take dense "
+                     "weights, or another mode",
+                     esmm_format_str(o.format));
+  o.strict = dense; /* its products run from panels too, zeros and all */
   o.stream = ffn->o.stream;
   ffn_params params = {0};
   status = take_params(ctx, ffn, &w, &o, &params);
