@@ -211,8 +211,7 @@ static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   }
 }
 
-/* Where each panel starts and how many k's it keeps before each word; returns false when B keeps more than 2^32 rows.
- */
+/* Where each panel starts and how many k's it keeps before each word. */
 static void lay_out_panels(esmm_weights *w)
 {
   uint64_t at = 0;
