@@ -215,6 +215,7 @@ esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache *
   memset(cache, 0, sizeof *cache);
   cache->allocator = ctx->allocator;
   cache->ffn = ffn;
+  cache->number = ffn->caches_made++;
   cache->next = ffn->caches;
   if (cache->next)
     cache->next->previous = cache;
