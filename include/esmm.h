@@ -213,8 +213,8 @@ typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;           /* of a dense B; other formats keep one form for every m */
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels and
-                             cache lines is not counted */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels,
+                             cache lines and blocks is not counted */
   void *stream;           /* GPU: B is ready in this stream's order. esmm_prepare waits for its own work */
   esmm_format format;
   int block_rows, block_cols; /* BSR: 1 to 256; rows run along k. 0: 32 (esmm_prepare_bsr: those of its b) */
@@ -264,7 +264,7 @@ typedef struct esmm_bsr {
   int index_bits;             /* 32 or 64: int32_t or int64_t indices */
   esmm_dtype dtype;           /* of values */
   esmm_order order;           /* COL_MAJOR: read "column" for "row" and "row" for "column" below, in the blocks too */
-  int64_t blocks;             /* how many are stored */
+  int64_t blocks;             /* how many are stored; at most INT32_MAX, as are block rows and block columns */
   const void *row_pointers;   /* [ceil(rows / block_rows) + 1]: 0 first, never falling, blocks last */
   const void *column_indices; /* [blocks], rising within a block row: sorted, no duplicates */
   const void *values;         /* [blocks][block_rows][block_cols] */
@@ -421,11 +421,13 @@ typedef struct esmm_matmul_opts {
                                     differ. Each product has its own plan; force and strict are for both. NULL: none */
   const float *gate_bias;        /* [n], only with a gate; NULL: none */
   int32_t *column_nonzeros;      /* [n], takes how many elements of each column of C are nonzero; m is at most 2^31 - 1,
-                                    else ESMM_ERR_OVERFLOW. After a failure it holds what it held. NULL: not wanted */
+                                    else ESMM_ERR_OVERFLOW. After a failure it holds what it held (on a GPU: unless work
+                                    had begun). NULL: not wanted */
   int64_t c_strip_rows;          /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
   esmm_pattern **c_pattern;      /* takes a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give, to be
                                     the a_pattern of the product that takes C as its A, and to be freed by the caller.
-                                    NULL after a failure. NULL: not wanted */
+                                    NULL after a failure. On a GPU its bits stay on the device and its accessors wait
+                                    for them; a call captured into a graph cannot ask for it. NULL: not wanted */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */
@@ -553,8 +555,9 @@ ESMM_API esmm_status esmm_generator_preset(esmm_ctx *ctx, const char *preset, es
  *     h = act(x Wg + bg) * (x W1 + b1)                       where it is gated
  *     y = h W2 + b2                                          [T, d_model]
  *
- * Zeros that the activation made are found once, in the pass that makes h, and are then skipped by y, by dx and by the
- * weights' gradients; of dh only what meets a nonzero of h is computed.
+ * Zeros that the activation made are found in the pass that makes h, and y skips them without another look. Of dh only
+ * what meets a nonzero of h is computed; dx and the weights' gradients are products that look for the zeros of h and of
+ * dpre again.
  *
  * Modes. Exact, the default, and dense give the same result; exact skips, dense does not (zeros then meet Inf and NaN
  * as IEEE says). Sparse gives the products of h and of dpre (the gradient before the activation) at most two of every
@@ -606,12 +609,14 @@ typedef struct esmm_ffn_opts {
   int permute_tokens;         /* split and sparse: 1: groups of four tokens are taken from an order that is shuffled by
                                  seed, so that neighbours, which resemble each other, rarely meet */
   uint64_t seed;              /* of the shuffle and of MVUE: the same seed and calls give the same bits */
+  void *stream;               /* GPU: the layer's work goes there, its products and the preparation of its weights */
 } esmm_ffn_opts;
 
 ESMM_API esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn **ffn);
 ESMM_API void esmm_ffn_free(esmm_ffn *ffn); /* its caches may still be freed, and nothing else */
 
-/* The caller's parameters. Matrices of any dtype, order and ld; those that the options do not call for are NULL. */
+/* The caller's parameters. Matrices of any dtype, order and ld; those that the options do not call for are NULL.
+   b1, b_gate and b2 lie in device memory where w1 is, their gradients where dy is; else in the host's. */
 typedef struct esmm_ffn_weights {
   size_t size;
   const esmm_matrix *w1;     /* [d_model, d_hidden]; with rank1: [d_model, rank1] */
@@ -627,7 +632,8 @@ typedef struct esmm_ffn_weights {
 /*
  * Prepares the weights for forward passes; call it again after every change of them. Biases are copied. The matrices
  * (their data, not the structs) are read again by backward passes: until the last of these they stay where they are, as
- * they are. prepare: NULL, or how to prepare them (its strict and stream are not looked at).
+ * they are. prepare: NULL, or how to prepare them (its strict and stream are not looked at: the layer has its own).
+ * Dense mode needs dense weights: with another format it is ESMM_ERR_UNSUPPORTED.
  */
 ESMM_API esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_weights *weights,
                                           const esmm_prepare_opts *prepare);

@@ -91,12 +91,4 @@ static inline __attribute__((always_inline)) vec esmm_activate_vec(esmm_activati
   return activation == ESMM_ACT_RELU2 ? vec_mul(x, x) : x;
 }
 
-/* One number; who has several takes esmm_activate_vec. */
-static inline float esmm_activate(esmm_activation activation, float x)
-{
-  float y[VEC];
-  vec_store(y, esmm_activate_vec(activation, vec_all(&x)));
-  return y[0];
-}
-
 #endif

@@ -211,8 +211,7 @@ static void fill_panel(const esmm_matrix *b, esmm_weights *w, int64_t q)
   }
 }
 
-/* Where each panel starts and how many k's it keeps before each word; returns false when B keeps more than 2^32 rows.
- */
+/* Where each panel starts and how many k's it keeps before each word. */
 static void lay_out_panels(esmm_weights *w)
 {
   uint64_t at = 0;
@@ -312,12 +311,22 @@ void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
   }
 }
 
-/* May the forms hold as many bytes as they do? Ragged edges are padded to whole panels and cache lines: on small
-   matrices that may pass the ratio. */
+/* B's bytes, with its edges rounded up to whole blocks where it is kept in blocks. */
+static double own_bytes(const esmm_weights *w)
+{
+  const double size = (double)esmm_dtype_size(w->dtype);
+  const esmm_bsr_form *f = &w->bsr;
+  if (w->format != ESMM_FORMAT_BSR)
+    return (double)w->k * (double)w->n * size;
+  return (double)f->levels * (double)f->block_rows * (double)f->strips * (double)f->block_cols * size;
+}
+
+/* May the forms hold as many bytes as they do? Ragged edges are padded to whole panels, cache lines and blocks: on
+   small matrices that alone may pass the ratio, and it is not what the limit is for. */
 static esmm_status check_ratio(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
-  const double size = (double)esmm_dtype_size(w->dtype), own = (double)w->k * (double)w->n * size;
+  const double size = (double)esmm_dtype_size(w->dtype), own = own_bytes(w);
   const double held = (double)w->rows_bytes + (double)w->panel_bytes + (double)form_bytes(w);
   const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)w->k * size;
   const char *instead = w->format == ESMM_FORMAT_BSR  ? ": take larger blocks, or dense weights"

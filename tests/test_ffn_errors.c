@@ -131,6 +131,51 @@ static void bad_weights(void **state)
   oracle_free(&o);
 }
 
+/* What the caller set is named: the mode and the format, not the strict products that follow from them. */
+static void dense_mode_needs_dense_weights(void **state)
+{
+  (void)state;
+  oracle o = {.tokens = 6, .d_model = 5, .d_hidden = 8, .activation = ESMM_ACT_RELU2};
+  oracle_create(&o, 1, 1);
+  esmm_ffn_opts opts = opts_of(&o);
+  opts.mode = ESMM_FFN_DENSE;
+  rig r;
+  rig_create(&r, &o, &opts, plain, 1);
+  for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++) {
+    const esmm_prepare_opts prepare = {.size = sizeof prepare, .format = (esmm_format)format, .n = 4, .m = 4};
+    expect(&r, esmm_ffn_set_weights(r.ctx, r.ffn, &r.weights, &prepare), ESMM_ERR_UNSUPPORTED, "mode is dense",
+           esmm_format_str(prepare.format));
+    assert_null(strstr(esmm_ctx_error(r.ctx), "strict"));
+  }
+  rig_run(&r); /* with the weights it had */
+  oracle_forward(&o);
+  oracle_backward(&o);
+  check_all("after errors", &r, 1e-5);
+  rig_free(&r);
+  oracle_free(&o);
+}
+
+/* On the CPU a stream, whatever it is, changes nothing; and an older program's options have none. */
+static void streams_are_for_gpus(void **state)
+{
+  (void)state;
+  for (int older = 0; older < 2; older++) {
+    oracle o = {.tokens = 6, .d_model = 5, .d_hidden = 8, .activation = ESMM_ACT_RELU2};
+    oracle_create(&o, 1, 1);
+    esmm_ffn_opts opts = opts_of(&o);
+    opts.stream = &opts;
+    opts.size = older ? offsetof(esmm_ffn_opts, stream) : sizeof opts;
+    rig r;
+    rig_create(&r, &o, &opts, plain, 1);
+    rig_run(&r);
+    oracle_forward(&o);
+    oracle_backward(&o);
+    check_all("stream", &r, 1e-5);
+    rig_free(&r);
+    oracle_free(&o);
+  }
+}
+
 static void bad_passes(void **state)
 {
   (void)state;
@@ -297,6 +342,8 @@ int main(void)
       cmocka_unit_test(caches_have_owners),
       cmocka_unit_test(bad_options),
       cmocka_unit_test(bad_weights),
+      cmocka_unit_test(dense_mode_needs_dense_weights),
+      cmocka_unit_test(streams_are_for_gpus),
       cmocka_unit_test(bad_passes),
       cmocka_unit_test(any_allocation_may_fail),
   };

@@ -316,6 +316,12 @@ static void seeds_decide_what_is_drawn(void **state)
   assert_memory_not_equal(a.r.d[P_W2].data, c.r.d[P_W2].data, bytes);
   rig_run(&a.r); /* the next pass draws anew */
   assert_memory_not_equal(a.r.y.data, b.r.y.data, bytes);
+  esmm_ffn_cache *const first = b.r.cache; /* and so does the first pass of another cache */
+  must(b.r.ctx, esmm_ffn_cache_create(b.r.ctx, b.r.ffn, &b.r.cache));
+  memcpy(c.r.y.data, b.r.y.data, bytes);
+  rig_run(&b.r);
+  assert_memory_not_equal(b.r.y.data, c.r.y.data, bytes);
+  esmm_ffn_cache_free(first);
   window_free(&a);
   window_free(&b);
   window_free(&c);

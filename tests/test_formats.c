@@ -436,19 +436,21 @@ static void shapes_beyond_int32(void **state)
   const esmm_matrix high = {.rows = (int64_t)INT32_MAX + 10, .cols = 0};
   opts.block_rows = 1;
   th_expect("high", esmm_prepare(ctx, &high, &opts, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "int32", "larger");
-  th_expect("dense copy",
-            esmm_prepare_bsr(ctx,
-                             &(esmm_bsr){.size = sizeof tall,
-                                         .rows = INT64_MAX / 2,
-                                         .cols = 1,
-                                         .block_rows = 256,
-                                         .block_cols = 1,
-                                         .index_bits = 64,
-                                         .order = ESMM_COL_MAJOR,
-                                         .row_pointers = pointers},
-                             NULL, &w),
-            ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "dense copy", "");
+  enum { STRIPS = 1 << 15 }; /* of 256 columns, with as many rows as there may be: more than 2^63 bytes */
+  int64_t *none = calloc(STRIPS + 1, sizeof *none);
+  const esmm_bsr large = {.size = sizeof large,
+                          .rows = (int64_t)INT32_MAX * 256,
+                          .cols = STRIPS * 256,
+                          .block_rows = 256,
+                          .block_cols = 256,
+                          .index_bits = 64,
+                          .order = ESMM_COL_MAJOR,
+                          .row_pointers = none};
+  assert_non_null(none);
+  th_expect("dense copy", esmm_prepare_bsr(ctx, &large, NULL, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "dense copy",
+            "");
   assert_null(w);
+  free(none);
 }
 
 /* ---- N:M ---- */

@@ -315,6 +315,33 @@ static void test_panels_of_wrong_size_are_refused(void **state)
   }
 }
 
+/* Without k every section is empty, so nothing of the file bounds n: what a header of 320 bytes claims must not be
+   counted up to. */
+static void test_any_n_without_k(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (const char *letter = "NV"; *letter; letter++) {
+    const esmm_prepare_opts opts = opts_of(*letter);
+    const esmm_matrix b = {.rows = 0, .cols = 40};
+    esmm_weights *w = NULL;
+    size_t size;
+    expect_status(ctx, "prepare", esmm_prepare(ctx, &b, &opts, &w), ESMM_OK);
+    unsigned char *bytes = saved_bytes(ctx, w, &size);
+    esmm_weights_free(w);
+    esmm_file_header h;
+    assert_int_equal(size, sizeof h);
+    memcpy(&h, bytes, sizeof h);
+    h.n = (int64_t)1 << 49;
+    h.panels = h.n / 32;
+    memcpy(bytes, &h, sizeof h);
+    set_checksums(bytes, size);
+    expect_status(ctx, "huge n", parse(ctx, bytes, size, &w), ESMM_OK);
+    assert_true(w->k == 0 && w->n == (int64_t)1 << 49);
+    esmm_weights_free(w);
+    free(bytes);
+  }
+}
+
 /* ---- memory ---- */
 
 typedef struct meter {
@@ -399,9 +426,13 @@ static void test_failing_allocations(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_format_is_pinned),           cmocka_unit_test(test_checksum_in_parts),
-      cmocka_unit_test(test_every_flipped_bit_is_found), cmocka_unit_test(test_every_truncation_is_found),
-      cmocka_unit_test(test_forgeries_are_refused),      cmocka_unit_test(test_panels_of_wrong_size_are_refused),
+      cmocka_unit_test(test_format_is_pinned),
+      cmocka_unit_test(test_checksum_in_parts),
+      cmocka_unit_test(test_every_flipped_bit_is_found),
+      cmocka_unit_test(test_every_truncation_is_found),
+      cmocka_unit_test(test_forgeries_are_refused),
+      cmocka_unit_test(test_panels_of_wrong_size_are_refused),
+      cmocka_unit_test(test_any_n_without_k),
       cmocka_unit_test(test_failing_allocations),
   };
   return cmocka_run_group_tests_name("weights_damage", tests, set_up, tear_down);

@@ -12,12 +12,13 @@
  * wide, a list is made for each. Rows after the first find the panel in the second-level cache.
  */
 #define LISTS_ROWS 4
-#define LISTS_PART 256 /* terms summed before they are added to the whole, in LISTS_CHAINS chains */
-#define LISTS_CHAINS 4 /* one would wait for itself */
+#define LISTS_PART 256                 /* terms summed before they are added to the whole, in LISTS_CHAINS chains */
+#define LISTS_CHAINS 4                 /* one would wait for itself */
+#define LISTS_SLOTS ((int64_t)1 << 28) /* a list holds places of 16 elements each as uint32_t: more would wrap */
 
 static bool takes_lists(const esmm_problem *p)
 {
-  return p->m <= LISTS_ROWS && shares_lists(p->w);
+  return p->m <= LISTS_ROWS && shares_lists(p->w) && p->w->nm.slots < LISTS_SLOTS;
 }
 
 typedef struct lists_layout {

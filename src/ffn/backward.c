@@ -141,8 +141,9 @@ static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matr
 {
   static const float one = 1.0f;
   const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
-  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
-  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict};
+  void *stream = p->ffn->o.stream;
+  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict, .stream = stream};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict, .stream = stream};
   esmm_weights *w = NULL;
   esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
   if (status == ESMM_OK)
@@ -301,6 +302,7 @@ static void through_activation(const pass *p, float *rows)
   const esmm_matrix up = ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const esmm_matrix gate = ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const int64_t n = p->features;
+  esmm_matrix dpre = p->dpre[FFN_UP];
   int next = 0;
 #pragma omp parallel num_threads(p->ctx->threads)
   {
@@ -310,7 +312,7 @@ static void through_activation(const pass *p, float *rows)
     float *a = rows + (size_t)mine * 2 * (size_t)n, *b = a + n;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < p->tokens; t++) {
-      float *d = (float *)p->dpre[FFN_UP].data + t * n;
+      float *d = (float *)dpre.data + t * n;
       if (from_result) {
         ffn_load_row(&p->h, t, NULL, n, a);
         for (int64_t i = 0; i < n; i++)
@@ -325,9 +327,12 @@ static void through_activation(const pass *p, float *rows)
       }
       float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
       ffn_load_row(&gate, t, p->order, n, b);
-      for (int64_t i = 0; i < n; i++) {
+      for (int64_t i = 0; i < n; i++)
         d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
-        d[i] *= esmm_activate(activation, b[i]);
+      for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t count = esmm_min(VEC, n - i);
+        const vec y = esmm_activate_vec(activation, esmm_load_part(b + i, count));
+        esmm_write_part(&dpre, t, i, count, vec_mul(esmm_load_part(d + i, count), y));
       }
     }
   }

@@ -50,6 +50,7 @@ struct esmm_ffn {
   ffn_params params;
   uint64_t generation;    /* how often weights were set; 0: never */
   esmm_ffn_cache *caches; /* all that were made for this layer */
+  uint64_t caches_made;   /* freed ones too */
   esmm_ffn_cache *own;    /* for passes without one */
 };
 
@@ -92,7 +93,8 @@ struct esmm_ffn_cache {
   esmm_ffn *ffn; /* NULL once the layer is freed */
   esmm_ffn_cache *previous, *next;
   uint64_t generation; /* of the weights its pass was made with; 0: it holds none */
-  uint64_t passes;     /* so far: MVUE draws anew in each */
+  uint64_t number;     /* among the layer's caches: MVUE draws for each of them */
+  uint64_t passes;     /* so far: and anew in each */
   int64_t tokens;
   esmm_matrix x; /* the caller's */
   ffn_buffer buffers[FFN_BUFFERS];
@@ -164,6 +166,7 @@ typedef enum ffn_operand {
 static inline uint64_t ffn_seed(const esmm_ffn *ffn, const esmm_ffn_cache *cache, ffn_operand operand)
 {
   uint64_t state = ffn->o.seed;
+  state = ffn_random(&state) ^ cache->number;
   state = ffn_random(&state) ^ cache->passes;
   return ffn_random(&state) + (uint64_t)operand;
 }

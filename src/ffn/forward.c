@@ -18,6 +18,7 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
 {
   opts.size = sizeof opts;
   opts.strict = ffn->o.mode == ESMM_FFN_DENSE;
+  opts.stream = ffn->o.stream;
   return esmm_matmul(ctx, a, b->prepared, c, &opts, NULL);
 }
 
@@ -55,12 +56,12 @@ static void activate(const esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matrix
   const esmm_activation activation = ffn->o.activation;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
   for (int64_t t = 0; t < h->rows; t++)
-    for (int64_t f = 0; f < h->cols; f++) {
-      const int64_t at = t * h->ld + f;
-      const float x = esmm_load_element(up->data, up->dtype, at);
-      const float y = gate ? esmm_activate(activation, esmm_load_element(gate->data, gate->dtype, at)) * x
-                           : esmm_activate(activation, x);
-      esmm_store_element(h->data, h->dtype, at, y);
+    for (int64_t f = 0; f < h->cols; f += VEC) {
+      const int64_t count = esmm_min(VEC, h->cols - f);
+      const vec x = esmm_read_part(up, t, f, count);
+      const vec y = gate ? vec_mul(esmm_activate_vec(activation, esmm_read_part(gate, t, f, count)), x)
+                         : esmm_activate_vec(activation, x);
+      esmm_write_part(h, t, f, count, y);
     }
   (void)ctx; /* unused without OpenMP */
 }

@@ -168,8 +168,14 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
     status = esmm_take_opts(ctx, "prepare", prepare, sizeof o, &o);
   if (status != ESMM_OK)
     return status;
-  o.strict = ffn->o.mode == ESMM_FFN_DENSE; /* its products run from panels too, zeros and all */
-  o.stream = NULL;
+  const bool dense = ffn->o.mode == ESMM_FFN_DENSE;
+  if (dense && (o.format == ESMM_FORMAT_BSR || o.format == ESMM_FORMAT_NM))
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "prepare->format is %s, but this layer's mode is dense, which multiplies zeros too: take dense "
+                     "weights, or another mode",
+                     esmm_format_str(o.format));
+  o.strict = dense; /* its products run from panels too, zeros and all */
+  o.stream = ffn->o.stream;
   ffn_params params = {0};
   status = take_params(ctx, ffn, &w, &o, &params);
   if (status != ESMM_OK) { /* the layer keeps the weights it had */
@@ -209,6 +215,7 @@ esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache *
   memset(cache, 0, sizeof *cache);
   cache->allocator = ctx->allocator;
   cache->ffn = ffn;
+  cache->number = ffn->caches_made++;
   cache->next = ffn->caches;
   if (cache->next)
     cache->next->previous = cache;

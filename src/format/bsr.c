@@ -242,9 +242,10 @@ static esmm_status check_fields(esmm_ctx *ctx, const char *what, const esmm_bsr 
     return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)b->dtype);
   if (b->order != ESMM_ROW_MAJOR && b->order != ESMM_COL_MAJOR)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)b->order);
-  if (b->rows > most || b->cols > most || b->blocks > INT32_MAX)
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld with %lld blocks: more than int32 indices reach", what,
-                     (long long)b->rows, (long long)b->cols, (long long)b->blocks);
+  if (b->rows > most || b->cols > most || lines_of(b) > INT32_MAX || places_of(b) > INT32_MAX || b->blocks > INT32_MAX)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW,
+                     "%s is %lld x %lld with %lld blocks of %d x %d: more than int32 indices reach, use larger blocks",
+                     what, (long long)b->rows, (long long)b->cols, (long long)b->blocks, b->block_rows, b->block_cols);
   if (!b->row_pointers)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers is NULL", what);
   if (b->blocks > 0 && (!b->column_indices || !b->values))
@@ -420,12 +421,29 @@ static esmm_status pattern_of(esmm_ctx *ctx, const esmm_bsr *a, esmm_pattern **o
   return ESMM_OK;
 }
 
-static bool shares_values(const esmm_bsr *a, const esmm_matrix *c)
+/* An array as a matrix of one row, to be compared with others: only its address is looked at, whatever its const. */
+static esmm_matrix row_of(const void *data, int64_t elements, esmm_dtype dtype, esmm_place place)
 {
-  const int64_t elements = a->blocks * a->block_rows * a->block_cols;
-  esmm_matrix values = {.rows = 1, .cols = elements, .ld = elements, .dtype = a->dtype};
-  memcpy(&values.data, &a->values, sizeof values.data); /* only looked at, whatever its const */
-  return esmm_overlap(&values, c);
+  esmm_matrix row = {.rows = 1, .cols = elements, .ld = elements, .dtype = dtype, .place = place};
+  memcpy(&row.data, &data, sizeof row.data);
+  return row;
+}
+
+/* What the product writes to may lie in none of a's arrays. */
+static esmm_status check_apart(esmm_ctx *ctx, const esmm_bsr *a, const char *written, const esmm_matrix *to)
+{
+  const int64_t words = a->index_bits / 32, elements = a->blocks * a->block_rows * a->block_cols;
+  const struct {
+    const char *name;
+    esmm_matrix row;
+  } arrays[] = {{"a->values", row_of(a->values, elements, a->dtype, ESMM_HOST)},
+                {"a->row_pointers", row_of(a->row_pointers, (lines_of(a) + 1) * words, ESMM_F32, ESMM_HOST)},
+                {"a->column_indices", row_of(a->column_indices, a->blocks * words, ESMM_F32, ESMM_HOST)}};
+  for (size_t i = 0; to->data && i < sizeof arrays / sizeof *arrays; i++)
+    if (esmm_overlap(&arrays[i].row, to))
+      return esmm_fail(ctx, ESMM_ERR_OVERLAP, "%s (%p) shares memory with %s (%p)", written, to->data, arrays[i].name,
+                       arrays[i].row.data);
+  return ESMM_OK;
 }
 
 esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights *weights, esmm_matrix *c,
@@ -436,17 +454,24 @@ esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights
   esmm_bsr arrays;
   esmm_matrix dense, checked;
   esmm_matmul_opts o = {.size = sizeof o};
-  esmm_status status = check_bsr(ctx, "a", a, &arrays);
+  esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  if (status != ESMM_OK)
+    return status;
+  if (o.c_pattern)
+    *o.c_pattern = NULL; /* whatever fails from here on */
+  if (o.a_pattern)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->a_pattern is set, but the blocks of a are its pattern");
+  status = check_bsr(ctx, "a", a, &arrays);
   if (status == ESMM_OK)
     status = esmm_check_matrix(ctx, "c", c, &checked);
   if (status == ESMM_OK)
-    status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+    status = check_apart(ctx, &arrays, "c", &checked);
+  if (status == ESMM_OK) {
+    const esmm_matrix counts = row_of(o.column_nonzeros, checked.cols, ESMM_F32, checked.place);
+    status = check_apart(ctx, &arrays, "opts->column_nonzeros", &counts);
+  }
   if (status != ESMM_OK)
     return status;
-  if (o.a_pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->a_pattern is set, but the blocks of a are its pattern");
-  if (shares_values(&arrays, &checked))
-    return esmm_fail(ctx, ESMM_ERR_OVERLAP, "c (%p) shares memory with a->values (%p)", checked.data, arrays.values);
   status = to_dense(ctx, "a", &arrays, &dense);
   if (status != ESMM_OK)
     return status;

@@ -38,11 +38,18 @@ typedef struct esmm_bsr_form {
  * is shorter than n: slots values a column in all, slot s in group s / n. Within a group positions ascend and differ,
  * and all are of k's that exist; a slot without a nonzero holds +0.
  *   values   [panels][slots][16], a panel is 16 columns, zeros beyond n
- *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i):
- *     cols = 1   [panels][slots][2 * bits bytes]: index of column c of the panel in bits c * bits .. (c + 1) * bits -
- * 1; 2:4 has a 32-bit word for every vector of values cols > 1   [strips][list_bytes]: index of slot s in bits s * bits
- * .. (s + 1) * bits - 1 of the list of its strip of `cols` columns, strip j / cols for column j; zero bits up to
- * list_bytes m = 1 has no index at all (bits = 0).
+ *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i)
+ *
+ *   index where cols = 1: [panels][slots][2 * bits bytes]
+ *     - column c of the panel has bits c * bits to (c + 1) * bits - 1
+ *     - 2:4 has a 32-bit word for every vector of values
+ *
+ *   index where cols > 1: [strips][list_bytes], a list for every strip of `cols` columns
+ *     - strip j / cols is that of column j
+ *     - slot s has bits s * bits to (s + 1) * bits - 1 of the list
+ *     - zero bits follow, up to list_bytes
+ *
+ * m = 1 has no index at all (bits = 0).
  */
 typedef struct esmm_nm_form {
   int n, m;

@@ -53,7 +53,8 @@ static int64_t first_offence(const esmm_matrix *b, int n, int m, int64_t cols, i
 static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t cols, int64_t *group,
                          int64_t *strip)
 {
-  const int64_t groups = groups_of(b->rows, m), strips = esmm_ceil_div(b->cols, cols);
+  const int64_t groups = groups_of(b->rows, m);
+  const int64_t strips = groups > 0 ? esmm_ceil_div(b->cols, cols) : 0; /* without k any number of columns is legal */
   int64_t best = groups, where = -1;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(min : best)
   for (int64_t s = 0; s < strips; s += CHUNK) {
@@ -152,6 +153,8 @@ esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   const esmm_nm_form *f = &w->nm;
   int64_t group, strip;
+  if (f->slots == 0) /* nothing is kept of any column, and no memory bounds how many there are */
+    return ESMM_OK;
   if (find_offence(ctx, b, f->n, f->m, f->cols, &group, &strip)) {
     const int64_t k0 = group * f->m, j0 = strip * f->cols, cols = esmm_min(f->cols, w->n - j0);
     const int count = __builtin_popcount(nonzeros(b, k0, esmm_min(f->m, w->k - k0), j0, cols));
@@ -175,7 +178,7 @@ esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 void esmm_nm_unpack(const esmm_weights *w, esmm_matrix *out)
 {
   const esmm_nm_form *f = &w->nm;
-  for (int64_t j0 = 0; j0 < w->n; j0 += ESMM_NM_PANEL)
+  for (int64_t j0 = 0; f->slots > 0 && j0 < w->n; j0 += ESMM_NM_PANEL)
     for (int64_t s = 0; s < f->slots; s++)
       for (int64_t j = j0; j < esmm_min(j0 + ESMM_NM_PANEL, w->n); j++)
         esmm_copy_element(out->data, esmm_nm_k(f, j, s) * out->ld + j, f->values, esmm_nm_value(f, j, s), w->dtype);
@@ -215,8 +218,10 @@ static bool valid_list(const esmm_weights *w, int64_t j, char *why, size_t why_b
 bool esmm_nm_valid(const esmm_weights *w, char *why, size_t why_bytes)
 {
   const esmm_nm_form *f = &w->nm;
+  if (f->slots == 0) /* sections are empty then: the file's size does not bound n */
+    return true;
   const int64_t lists = f->cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
-  for (int64_t i = 0; i < lists && f->slots > 0; i++)
+  for (int64_t i = 0; i < lists; i++)
     if (!valid_list(w, i * f->cols, why, why_bytes))
       return false;
   for (int64_t i = 0; i < f->strips; i++)

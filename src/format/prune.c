@@ -110,7 +110,8 @@ static void prune_group(job *j, int64_t k0, int64_t strip, tally *t)
 
 static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
 {
-  const int64_t strips = esmm_ceil_div(j->b.cols, j->o.nm_cols), chunks = esmm_ceil_div(strips, CHUNK);
+  const int64_t strips = j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->o.nm_cols) : 0; /* no k, no work: any n is legal */
+  const int64_t chunks = esmm_ceil_div(strips, CHUNK);
   void *array;
   const esmm_status status = alloc_array(ctx, chunks, sizeof(tally), &array);
   if (status != ESMM_OK)
