@@ -166,6 +166,12 @@ typedef struct cli_output {
 
 bool cli_same_file(const char *x, const char *y); /* the same name, or two names of one file; NULL is none */
 
+/*
+ * CLI_GO, or a usage error where writing `path` would take away `other_path`, which is read, or written too: a file or
+ * FILE::TENSOR. Either may be NULL.
+ */
+int cli_output_spares(const char *what, const char *path, const char *other, const char *other_path);
+
 int cli_output_open(cli_output *output, const char *what, const char *path); /* CLI_GO or CLI_FAILED */
 int cli_output_close(cli_output *output, const char *what);                  /* CLI_GO or CLI_FAILED */
 void cli_output_discard(cli_output *output);                                 /* leaves no trace; accepts a closed one */
@@ -270,6 +276,8 @@ typedef struct cli_problem {
 void cli_problem_init(cli_problem *problem);
 /* Checks the options against each other. density replaces --density where it is not NAN (a sweep). */
 int cli_problem_resolve(cli_problem *problem, double density); /* CLI_GO or CLI_USAGE */
+/* See cli_output_spares: the files that --load-a and --load-b name. */
+int cli_problem_spared(const cli_problem *problem, const char *what, const char *path);
 /* Makes or loads A and B in the asked dtypes; sets m, k, n. The caller frees both, also after a failure. b NULL: only
    A, which must not be a file. */
 int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matrix *b);

@@ -249,6 +249,8 @@ static int run(weights_bench *w)
   bench *b = &w->bench;
   int status = model_files_find(w->dir, &w->files);
   if (status == CLI_GO)
+    status = model_files_spared(&w->files, "--csv", w->csv);
+  if (status == CLI_GO)
     status = cli_output_open(&w->out, "--csv", w->csv);
   if (status == CLI_GO)
     status = cli_context(&b->problem.machine, NULL, &b->ctx);

@@ -204,6 +204,19 @@ static int prune(job *j)
   return status;
 }
 
+/* Writing must not take away what is read, or what was just written. */
+static int check_targets(const request *r)
+{
+  int status = cli_output_spares("OUT", r->out, "IN", r->in);
+  if (status == CLI_GO)
+    status = cli_output_spares("OUT", r->out, "--input-norms", r->norms);
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", r->json, "IN", r->in);
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", r->json, "OUT", r->out);
+  return status == CLI_GO ? cli_output_spares("--json", r->json, "--input-norms", r->norms) : status;
+}
+
 /* What the words say, as the library wants it. */
 static int resolve(const request *r, esmm_prune_opts *opts)
 {
@@ -217,8 +230,6 @@ static int resolve(const request *r, esmm_prune_opts *opts)
     return cli_usage("--format: dense leaves nothing to prune; it is nm:N:M or bsr:R or bsr:RxC");
   if (format.format == ESMM_FORMAT_NM && !isnan(r->density))
     return cli_usage("--density is for bsr; %s says itself how many stay", r->format);
-  if (cli_same_file(r->in, r->out))
-    return cli_usage("%s would replace what it is made from: give another name", r->out);
   *opts = (esmm_prune_opts){.size = sizeof *opts,
                             .format = format.format,
                             .block_rows = format.block_rows,
@@ -278,6 +289,8 @@ int cmd_prune(int argc, char **argv)
   r.in = words[0];
   r.out = words[1];
   status = resolve(&r, &opts);
+  if (status == CLI_GO)
+    status = check_targets(&r);
   if (status != CLI_GO)
     return status;
   job j = {.request = &r, .opts = opts};

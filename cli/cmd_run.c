@@ -45,10 +45,11 @@ static int check_targets(const request *r)
   if (cli_same_file(r->out, r->save))
     return cli_usage("--out and --save-weights name the same file, %s", r->out);
   for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
-    if (cli_same_file(r->out, inputs[i].path))
-      return cli_usage("--out would replace %s, %s: give another name", inputs[i].name, r->out);
-    if (cli_same_file(r->save, inputs[i].path))
-      return cli_usage("--save-weights would replace %s, %s: give another name", inputs[i].name, r->save);
+    int status = cli_output_spares("--out", r->out, inputs[i].name, inputs[i].path);
+    if (status == CLI_GO)
+      status = cli_output_spares("--save-weights", r->save, inputs[i].name, inputs[i].path);
+    if (status != CLI_GO)
+      return status;
   }
   return CLI_GO;
 }

@@ -84,6 +84,14 @@ int model_files_find(const char *path, model_files *files)
   return CLI_GO;
 }
 
+int model_files_spared(const model_files *files, const char *what, const char *path)
+{
+  int status = CLI_GO;
+  for (int i = 0; i < files->count && status == CLI_GO; i++)
+    status = cli_output_spares(what, path, "what is read", files->paths[i]);
+  return status;
+}
+
 void model_files_free(model_files *files)
 {
   for (int i = 0; i < files->count; i++)

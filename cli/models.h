@@ -33,6 +33,7 @@ typedef struct model_files {
 } model_files;
 
 int model_files_find(const char *path, model_files *files); /* CLI_GO, or CLI_FAILED where there is none */
+int model_files_spared(const model_files *files, const char *what, const char *path); /* see cli_output_spares */
 void model_files_free(model_files *files);
 
 /* The shape that a raw file's name gives ("w_4096x11008.f32"); both 0 where there is none. */

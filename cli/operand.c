@@ -481,6 +481,12 @@ static bool is_blockwise(const cli_source *source)
   return !source->path && source->generator.kind == ESMM_GEN_BLOCKWISE;
 }
 
+int cli_problem_spared(const cli_problem *p, const char *what, const char *path)
+{
+  const int status = cli_output_spares(what, path, "--load-a", p->load_a);
+  return status == CLI_GO ? cli_output_spares(what, path, "--load-b", p->load_b) : status;
+}
+
 int cli_problem_resolve(cli_problem *p, double density)
 {
   bool any_pattern = p->pattern || p->pattern_a || p->pattern_b;

@@ -424,6 +424,30 @@ if esmm info | grep -q '^safetensors  *can be read'; then
   }
   check 'bench loads a tensor by its name' loaded
 
+  spares() { # INPUT COMMAND...: a usage error that says so, and the input stays as it is
+    spared=$1
+    shift
+    cp "$spared" spared.copy
+    "$@" >spared.out 2>&1
+    [ $? = 2 ] && grep -q 'would replace' spared.out && cmp "$spared" spared.copy || { echo "$*"; cat spared.out; return 1; }
+  }
+  mkdir -p read && cp a.f32 read/w_2x2.f32 && cp norms.safetensors kept.safetensors && echo old >kept.txt
+  spares_all() {
+    spares model.safetensors esmm prune model.safetensors x.safetensors --format nm:2:4 --json model.safetensors &&
+      spares kept.txt esmm prune model.safetensors kept.txt --format nm:2:4 --json ./kept.txt &&
+      spares kept.safetensors esmm prune model.safetensors kept.safetensors --format nm:2:4 --input-norms kept.safetensors &&
+      spares kept.safetensors esmm prune model.safetensors x.safetensors --format nm:2:4 --input-norms kept.safetensors --json kept.safetensors &&
+      spares model.safetensors esmm inspect model.safetensors --json ./model.safetensors &&
+      spares read/w_2x2.f32 esmm inspect read --json read/w_2x2.f32 &&
+      spares a.f32 esmm bench auto 1 --load-a a.f32 --dims 2 2 2 --json a.f32 &&
+      spares a.f32 esmm bench auto 1 --load-b a.f32 --dims 2 2 2 --csv ./a.f32 &&
+      spares model.safetensors esmm bench auto 1 --load-b model.safetensors::fc1 --csv model.safetensors &&
+      spares a.f32 esmm profile --device cuda --load-b a.f32 --dims 2 2 2 --csv a.f32 &&
+      spares read/w_2x2.f32 esmm bench-weights read --csv read/w_2x2.f32 &&
+      spares kept.txt esmm bench auto 1 --size 8 --json both --csv ./both && [ ! -e both ] && [ ! -e x.safetensors ]
+  }
+  check 'no output takes the place of an input or of another output' spares_all
+
   mkdir -p weights/wanda/grp_8/row_perm/sparsity_0.5 weights/pairs
   cp model.safetensors weights/wanda/grp_8/row_perm/sparsity_0.5/layer0.safetensors
   f32 1 2 3 4 1 2 3 4 >weights/pairs/fc_a_2x4.f32
@@ -446,6 +470,15 @@ if esmm info | grep -q '^safetensors  *can be read'; then
   check 'bench-weights says what it could not read, and goes on' damaged_one
   listed_dir() { esmm inspect weights/wanda weights 2>/dev/null; [ $? = 2 ] && esmm inspect weights/pairs | grep -q '^fc_b_4x3.f32  *fc_b_4x3  *4 x 3'; }
   check 'inspect goes through a directory' listed_dir
+  partly() { # one tensor that does not load: the others are shown
+    mkdir -p partly && cp a.f32 partly/z_2x2.f32 &&
+      { printf '\223NUMPY\1\0\166\0%-117s\n' "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }" &&
+        printf '\234\165\0\210\074\344\067\176'; } >partly/large.npy # 1e300
+    esmm inspect partly >partly.out 2>partly.err
+    [ $? = 1 ] && grep -q '^z_2x2.f32 .*2 x 2' partly.out && grep -q '^esmm: inspect: partly/large.npy: ' partly.err &&
+      ! grep -q '^large.npy' partly.out || { cat partly.out partly.err; return 1; }
+  }
+  check 'inspect says which tensor does not load, and goes on' partly
   refused() { # every damaged file: an error that names it, status 1, no crash
     for file in "$corpus"/safetensors/* "$corpus"/pt/*.pt "$corpus"/npy/*; do
       esmm inspect "$file" --json /dev/null >refused.out 2>refused.err
