@@ -172,6 +172,8 @@ static io_tensors *open_file(const inspection *s, int file)
     model_raw_shape(s->files.paths[file], &rows, &cols);
   if (io_tensors_open(s->files.paths[file], rows, cols, &tensors, error, sizeof error) != 0)
     (void)cli_failed("%s", error);
+  else
+    tensors->as_mapped = true; /* a copy would take the memory of the whole tensor */
   return tensors;
 }
 

@@ -530,7 +530,7 @@ static int read_copy(io_tensors *t, size_t index, void **copy, const void **data
   const size_t align = h->item < 8 ? h->item : 8;
   io_matrix matrix = {0};
   *data = at;
-  if (plain && (uintptr_t)at % align == 0)
+  if (plain && (t->as_mapped || (uintptr_t)at % align == 0))
     return 0;
   const size_t bytes = h->elements * h->item; /* header_parse and raw_bytes have seen that it fits */
   *copy = io_alloc(bytes);

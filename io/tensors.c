@@ -286,7 +286,7 @@ static int load_mapped(io_tensors *t, size_t index, void **copy, const void **da
   const io_tensor *tensor = &t->list[index];
   const unsigned char *at = t->bytes + t->format->at[index];
   *data = at;
-  if ((uintptr_t)at % alignment(tensor->dtype) == 0)
+  if (t->as_mapped || (uintptr_t)at % alignment(tensor->dtype) == 0)
     return 0;
   *copy = io_alloc(tensor->bytes);
   if (!*copy)

@@ -364,8 +364,11 @@ check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --de
 corpus=${golden%/golden}/fuzz/corpus
 # safetensors HEADER: the length and the header, below 250 bytes, with spaces that align what follows.
 safetensors() {
-  safetensors_bytes=$(((${#1} + 7) / 8 * 8))
-  printf "\\$(printf %03o $safetensors_bytes)\\0\\0\\0\\0\\0\\0\\0%-${safetensors_bytes}s" "$1"
+  header $(((${#1} + 7) / 8 * 8)) "$1"
+}
+unaligned() { header $(((${#1} + 7) / 8 * 8 + 3)) "$1"; }
+header() { # BYTES TEXT
+  printf "\\$(printf %03o "$1")\\0\\0\\0\\0\\0\\0\\0%-${1}s" "$2"
 }
 tensor() { printf '"%s":{"dtype":"F32","shape":[%s],"data_offsets":[%s]}' "$1" "$2" "$3"; }
 model() { # two matrices and a bias; every fourth column of fc2 is zero
@@ -491,15 +494,26 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     done
   }
   check 'every file of the corpus is read or refused by name' refused
-  gibibyte() { # of zeros that take no disk; 200 MiB of memory for all but the mapped file
-    safetensors "{$(tensor w 16384,16384 0,1073741824)}" >big.safetensors &&
+  gibibyte() { # HEADER AXIS: of zeros that take no disk; 200 MiB of memory for all but the mapped file
+    $1 "{$(tensor w 16384,16384 0,1073741824)}" >big.safetensors &&
       truncate -s $(($(wc -c <big.safetensors) + 1073741824)) big.safetensors || return 1
-    (ulimit -d 204800 && esmm inspect big.safetensors --threads 2) >big.out 2>&1
+    (ulimit -d 204800 && esmm inspect big.safetensors --threads 2 --k-axis "$2") >big.out 2>&1
     big_status=$?
     rm -f big.safetensors
     [ $big_status = 0 ] && grep -q '^w  *16384 x 16384  *F32  *0.0000' big.out || { cat big.out; return 1; }
   }
-  check 'a model of 1 GiB is inspected within 200 MiB' gibibyte
+  check 'a model of 1 GiB is inspected within 200 MiB' gibibyte safetensors last
+  check 'a model of 1 GiB that is not aligned is inspected within 200 MiB' gibibyte unaligned last
+  check 'a model of 1 GiB that is not aligned, and not transposed, is inspected within 200 MiB' gibibyte unaligned first
+  same_densities() { # wherever the bytes lie
+    unaligned "{$(tensor fc1 4,8 0,128)}" >moved.safetensors && tail -c 264 model.safetensors | head -c 128 >>moved.safetensors
+    for axis in first last; do
+      esmm inspect model.safetensors --k-axis $axis --json - 2>/dev/null | grep '"fc1"' | sed 's/.*"element_density"//' >straight
+      esmm inspect moved.safetensors --k-axis $axis --json - 2>/dev/null | sed 's/.*"element_density"//' >moved
+      [ -s straight ] && cmp straight moved || return 1
+    done
+  }
+  check 'inspect finds the same densities in a file that is not aligned' same_densities
 else
   skip 'models' "$(esmm info | grep '^safetensors')"
 fi
