@@ -258,6 +258,7 @@ static int run(weights_bench *w)
     b->gpu = cli_on_gpu(b->ctx);
     status = cli_kernels(b->ctx, "kernels", b->kernel_words, &b->kernels, &b->kernel_count);
   }
+  w->failed = w->files.failed;
   for (int i = 0; i < w->files.count && status == CLI_GO; i++)
     list_file(w, i);
   pair_files(w);

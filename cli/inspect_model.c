@@ -256,6 +256,7 @@ int inspect_model(esmm_ctx *ctx, const inspect_request *request)
     model_files_free(&s.files);
     return status;
   }
+  s.failed = s.files.failed;
   s.table = new_table(&s);
   count_bytes(&s);
   cli_progress_start(&s.progress, "inspect, MiB");

@@ -30,6 +30,7 @@ typedef struct model_files {
   char **paths;
   int count;
   size_t prefix; /* of each path, that need not be shown */
+  int failed;    /* directories and links that could not be looked into, and were said */
 } model_files;
 
 int model_files_find(const char *path, model_files *files); /* CLI_GO, or CLI_FAILED where there is none */
