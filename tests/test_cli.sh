@@ -473,6 +473,45 @@ if esmm info | grep -q '^safetensors  *can be read'; then
   check 'bench-weights says what it could not read, and goes on' damaged_one
   listed_dir() { esmm inspect weights/wanda weights 2>/dev/null; [ $? = 2 ] && esmm inspect weights/pairs | grep -q '^fc_b_4x3.f32  *fc_b_4x3  *4 x 3'; }
   check 'inspect goes through a directory' listed_dir
+  too_large() { # a limit on the size of files is an error, and leaves nothing behind
+    safetensors "{$(tensor w 512,1024 0,2097152)}" >large.safetensors && truncate -s 2097280 large.safetensors || return 1
+    truncate -s $(($(od -An -tu1 -N1 large.safetensors) + 8 + 2097152)) large.safetensors
+    (ulimit -f 100 && esmm prune large.safetensors cut.safetensors --format nm:2:4) >cut.out 2>cut.err
+    [ $? = 1 ] && grep -q 'cut.safetensors: cannot be written: File too large' cut.err && [ -z "$(find . -name 'cut.safetensors*')" ]
+  }
+  check 'prune beyond the limit of a file fails and leaves no file' too_large
+  interrupted() { # SIGNAL: while the output is being written
+    safetensors "{$(tensor w 16384,16384 0,1073741824)}" >long.safetensors &&
+      truncate -s $(($(wc -c <long.safetensors) + 1073741824)) long.safetensors || return 1
+    env esmm prune long.safetensors late.safetensors --format nm:2:4 --threads 1 >late.out 2>&1 &
+    late=$! waited=0
+    while [ -z "$(find . -name 'late.safetensors.tmp*')" ] && [ $waited -lt 100 ]; do
+      sleep 0.05
+      waited=$((waited + 1))
+    done
+    kill -s "$1" $late
+    wait $late
+    late_status=$?
+    rm -f long.safetensors
+    [ $waited -lt 100 ] && [ $late_status -gt 128 ] && [ -z "$(find . -name 'late.safetensors*')" ] ||
+      { echo "status $late_status after $waited"; ls late*; return 1; }
+  }
+  check 'prune that is ended leaves no file' interrupted TERM
+  check 'prune whose terminal is closed leaves no file' interrupted HUP
+  links() { # a linked DIR is walked through; what is not looked into is said
+    mkdir -p linked/in elsewhere && cp a.f32 linked/in/w_2x2.f32 && ln -sfn linked way && ln -sfn ../elsewhere linked/more &&
+      esmm inspect way/ >links.out && esmm inspect way >links.out 2>links.err && grep -q '^w_2x2 .*2 x 2' links.out &&
+      grep -q 'linked/more: is a link to a directory, and not followed' links.err || { cat links.out links.err; return 1; }
+    ln -sfn nowhere.npy linked/gone.npy
+    esmm inspect linked >links.out 2>links.err
+    [ $? = 1 ] && grep -q '^w_2x2 .*2 x 2' links.out && grep -q 'linked/gone.npy: No such file' links.err || return 1
+    rm linked/gone.npy && mkdir -p linked/closed && chmod 0 linked/closed
+    if ! ls linked/closed >/dev/null 2>&1; then # root may look into it
+      esmm inspect linked >links.out 2>links.err
+      [ $? = 1 ] && grep -q '^w_2x2 .*2 x 2' links.out && grep -q 'linked/closed: is a directory that cannot be read' links.err
+    fi
+  }
+  check 'inspect follows a linked directory and says what it skips' links
   partly() { # one tensor that does not load: the others are shown
     mkdir -p partly && cp a.f32 partly/z_2x2.f32 &&
       { printf '\223NUMPY\1\0\166\0%-117s\n' "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }" &&
