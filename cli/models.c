@@ -196,12 +196,25 @@ static int find_tensor(const char *what, const io_tensors *tensors, const char *
                            tensors->path, matrices, tensors->path);
 }
 
+/* The file of FILE::TENSOR; names may hold "::" too, so the first one behind a file counts, else the last one. */
+static char *split_word(const char *word, const char **name)
+{
+  struct stat info;
+  bool found_file = false;
+  *name = NULL;
+  for (const char *at = strstr(word, "::"); at && !found_file; at = strstr(at + 1, "::")) {
+    char *path = strndup(word, (size_t)(at - word));
+    found_file = path && stat(path, &info) == 0 && !is_kind(&info, S_IFDIR);
+    *name = at + 2;
+    free(path);
+  }
+  return *name ? strndup(word, (size_t)(*name - 2 - word)) : strdup(word);
+}
+
 int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out)
 {
-  const char *name = NULL;
-  for (const char *at = strstr(word, "::"); at; at = strstr(at + 1, "::"))
-    name = at + 2;
-  char *path = name ? strndup(word, (size_t)(name - 2 - word)) : strdup(word);
+  const char *name;
+  char *path = split_word(word, &name);
   char error[IO_ERROR_BYTES];
   io_tensors *tensors = NULL;
   int64_t rows, cols;

@@ -426,6 +426,13 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       grep -q "no tensor 'fc3'" loaded.txt
   }
   check 'bench loads a tensor by its name' loaded
+  colons() { # in the tensor's name, and in the file's
+    { safetensors "{$(tensor a::b 2,2 0,16)}" && f32 1 2 3 4; } >colons.safetensors && cp colons.safetensors x::y.safetensors &&
+      for file in colons x::y; do
+        without_libraries esmm bench dense_f32_portable 1 --load-b $file.safetensors::a::b --no-tune --threads 1 | grep 'B \[2,2\]' || return 1
+      done
+  }
+  check 'bench loads a tensor that has :: in its name' colons
 
   spares() { # INPUT COMMAND...: a usage error that says so, and the input stays as it is
     spared=$1
