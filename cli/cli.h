@@ -42,6 +42,7 @@ int cmd_tune(int argc, char **argv);
 /* ---- errors: one line on stderr, "esmm: bench: --size: 12x is not a whole number" ---- */
 
 void cli_set_command(const char *name); /* main does this; "" for esmm itself */
+void cli_set_subject(const char *name); /* what messages are about, of many: stands before each; "" for nothing */
 
 /* Both print and return, so that `return cli_usage(...)` reads well. */
 int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));  /* CLI_USAGE: the words were wrong */
@@ -262,10 +263,11 @@ typedef struct cli_problem {
   int dtype, dtype_a, dtype_b, dtype_c; /* esmm_dtype once resolved */
   uint64_t seed;
   const char *load_a, *load_b;
-  int k_axis;         /* model_k_axis (models.h) of a load_b that names a tensor */
-  int64_t tile_rows;  /* 0: not asked for */
-  int use;            /* esmm_use */
-  const char *format; /* NULL: dense */
+  const char *name_a, *name_b; /* what messages call them: the options, unless another command found the files */
+  int k_axis;                  /* model_k_axis (models.h) of a load_b that names a tensor */
+  int64_t tile_rows;           /* 0: not asked for */
+  int use;                     /* esmm_use */
+  const char *format;          /* NULL: dense */
   /* what they mean: set by cli_problem_resolve */
   double density_now; /* of this step of a sweep, else --density */
   cli_source a, b;

@@ -188,6 +188,8 @@ static int measure(weights_bench *w, const item *it, bool first)
   b->problem = w->asked;
   b->problem.load_a = it->a;
   b->problem.load_b = it->b;
+  b->problem.name_a = "A";
+  b->problem.name_b = "B";
   b->problem.size = w->m; /* the rows of a generated A; k and n are B's */
   if (it->a) {            /* what was asked of a generated one is not for it */
     b->problem.density_a = NAN;
@@ -224,7 +226,9 @@ static int measure_all(weights_bench *w)
   for (int i = 0; i < w->count && status == CLI_GO; i++) {
     b->done = 100 * i;
     cli_progress_update(&b->progress, b->done, b->total);
+    cli_set_subject(w->items[i].b);
     status = measure(w, &w->items[i], i == 0);
+    cli_set_subject("");
   }
   cli_progress_end(&b->progress);
   cublas_close(&b->cublas);

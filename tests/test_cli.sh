@@ -519,6 +519,12 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     fi
   }
   check 'inspect follows a linked directory and says what it skips' links
+  names_tensors() { # which tensor it is, and what would make it fit
+    mkdir -p unfit && cp model.safetensors unfit/m.safetensors && cp partly/large.npy unfit/
+    esmm bench-weights unfit auto 1 --m 4 --no-tune --format nm:2:4 >unfit.out 2>unfit.err
+    [ $? = 1 ] && grep -q "^esmm: bench-weights: unfit/m.safetensors::fc1: .*'esmm prune' makes it fit" unfit.err &&
+      grep -q '^esmm: bench-weights: unfit/large.npy::large: .*too large' unfit.err && ! grep -q 'load-b' unfit.err || { cat unfit.err; return 1; }
+  }
   partly() { # one tensor that does not load: the others are shown
     mkdir -p partly && cp a.f32 partly/z_2x2.f32 &&
       { printf '\223NUMPY\1\0\166\0%-117s\n' "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }" &&
@@ -528,6 +534,7 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       ! grep -q '^large.npy' partly.out || { cat partly.out partly.err; return 1; }
   }
   check 'inspect says which tensor does not load, and goes on' partly
+  check 'bench-weights names the tensor that it cannot measure' names_tensors
   refused() { # every damaged file: an error that names it, status 1, no crash
     for file in "$corpus"/safetensors/* "$corpus"/pt/*.pt "$corpus"/npy/*; do
       esmm inspect "$file" --json /dev/null >refused.out 2>refused.err
