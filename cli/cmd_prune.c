@@ -63,10 +63,16 @@ static int find_norms(job *j, const char *name, int64_t k, int64_t *index)
 
 /* ---- one tensor ---- */
 
+/* NAN, shown as '-', where there is no such share: a norm with NaN or Inf in it. */
+static double norm_share(double dropped, double norm)
+{
+  return !isfinite(norm) ? NAN : norm > 0 ? dropped / norm : 0;
+}
+
 static void report(job *j, const io_tensor *tensor, const esmm_prune_report *done)
 {
   const double kept = (double)done->kept, dropped = (double)done->dropped, all = kept + dropped;
-  const double share = done->norm > 0 ? done->norm_dropped / done->norm : 0;
+  const double share = norm_share(done->norm_dropped, done->norm);
   j->kept += kept;
   j->dropped += dropped;
   j->norm2 += done->norm * done->norm;
@@ -147,9 +153,10 @@ static void print_report(const job *j, FILE *out)
   fprintf(out, "\n%d tensor%s pruned to %s, %d copied unchanged\n", j->pruned, j->pruned == 1 ? "" : "s",
           j->request->format, j->untouched);
   fprintf(out, "dropped %s of their nonzeros and %s of their norm; k is the %s\n",
-          cli_percent(all > 0 ? j->dropped / all : 0),
-          cli_percent(j->norm2 > 0 ? sqrt(j->norm2_dropped / j->norm2) : 0),
+          cli_percent(all > 0 ? j->dropped / all : 0), cli_percent(norm_share(sqrt(j->norm2_dropped), sqrt(j->norm2))),
           j->request->k_axis == MODEL_K_FIRST ? "first axis" : "last axis ([out, in])");
+  if (!isfinite(j->norm2))
+    fprintf(out, "Some hold NaN or Inf: they have no norm, and no share of it (-).\n");
 }
 
 static int prune_file(job *j)

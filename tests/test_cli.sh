@@ -417,6 +417,12 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       grep -q "has none for 'fc2'" weighed.txt && [ ! -e no.safetensors ] && [ -z "$(find . -name 'no.safetensors*')" ]
   }
   check 'prune weighs by the norms of the inputs, or leaves no file' weighed
+  no_norm() { # NaN has none
+    { safetensors "{$(tensor w 1,4 0,16)}" && printf '\0\0\300\177' && f32 1 2 3; } >nan.safetensors &&
+      esmm prune nan.safetensors no_norm.safetensors --format nm:2:4 >no_norm.out && grep -q '^w .* -$' no_norm.out &&
+      grep -q ' and - of their norm' no_norm.out && grep -q '^Some hold NaN or Inf' no_norm.out || { cat no_norm.out; return 1; }
+  }
+  check 'prune shows no share of a norm with NaN' no_norm
   fits() { esmm inspect pruned.safetensors --format nm:2:4 | grep -q '^fc1 .*x$' && ! esmm inspect pruned.safetensors --format nm:2:4 | grep -q 'no prediction'; }
   check 'pruned weights fit their format' fits
   loaded() { # [out, in] is transposed
