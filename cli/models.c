@@ -159,6 +159,16 @@ void model_raw_shape(const char *path, int64_t *rows, int64_t *cols)
   }
 }
 
+int model_read(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out)
+{
+  char error[IO_ERROR_BYTES];
+  if (!known)
+    model_raw_shape(path, &rows, &cols);
+  if (io_matrix_read(path, rows, cols, out, error, sizeof error) == 0)
+    return CLI_GO;
+  return what ? cli_failed("%s: %s", what, error) : cli_failed("%s", error);
+}
+
 /* ---- tensors ---- */
 
 esmm_matrix model_as_b(const io_tensors *tensors, const esmm_matrix *matrix, model_k_axis axis)

@@ -531,12 +531,9 @@ int cli_problem_resolve(cli_problem *p, double density)
 static int load(esmm_ctx *ctx, const char *what, const cli_problem *p, const cli_source *source, int64_t rows,
                 int64_t cols, io_matrix *out)
 {
-  char error[IO_ERROR_BYTES];
   bool known = p->has_dims || p->has_size;
   if (!model_is_word(source->path))
-    return io_matrix_read(source->path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0
-               ? CLI_GO
-               : cli_failed("%s: %s", what, error);
+    return model_read(what, source->path, known, rows, cols, out);
   int status = model_load(ctx, what, source->path, source == &p->b, (model_k_axis)p->k_axis, out);
   if (status == CLI_GO && known && (out->m.rows != rows || out->m.cols != cols)) {
     status = cli_failed("%s: %s is %lld x %lld, not %lld x %lld as it should be", what, source->path,

@@ -531,6 +531,13 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     [ $? = 1 ] && grep -q "^esmm: bench-weights: unfit/m.safetensors::fc1: .*'esmm prune' makes it fit" unfit.err &&
       grep -q '^esmm: bench-weights: unfit/large.npy::large: .*too large' unfit.err && ! grep -q 'load-b' unfit.err || { cat unfit.err; return 1; }
   }
+  named_shape() { # a raw file's name gives its shape to every command; --dims is stronger
+    cp a.f32 named_2x2.f32 && esmm inspect named_2x2.f32 | grep -q '^shape  *2 x 2' &&
+      esmm inspect named_2x2.f32 --dims 1x4 | grep -q '^shape  *1 x 4' &&
+      without_libraries esmm bench dense_f32_portable 1 --load-b named_2x2.f32 --no-tune --threads 1 | grep -q 'B \[2,2\]' &&
+      esmm run --a named_2x2.f32 --b named_2x2.f32 --out named.npy && values named.npy '7 10 15 22'
+  }
+  check 'a raw file has its shape in its name' named_shape
   partly() { # one tensor that does not load: the others are shown
     mkdir -p partly && cp a.f32 partly/z_2x2.f32 &&
       { printf '\223NUMPY\1\0\166\0%-117s\n' "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }" &&
