@@ -57,6 +57,10 @@ int main(int argc, char **argv)
   else
     printf("%lld of %lld features alive, %.1f %% of the hidden layer nonzero; y[0] = %g\n",
            (long long)report.alive_columns, (long long)w1.cols, 100 * report.element_density, (double)*(float *)y.data);
+  if (!failed && fflush(stdout) != 0) {
+    fprintf(stderr, "ffn_inference: cannot write to the standard output\n");
+    failed = 1;
+  }
   esmm_ffn_free(ffn);
   esmm_ctx_free(ctx);
   io_tensors_close(file);
