@@ -2,7 +2,7 @@
  * inspect_model.c: esmm inspect of a model: a line for every matrix in it.
  *
  * Tensors are looked at one after the other, and let go of before the next: a model of any size is inspected in the
- * memory that one of its tensors' bitmaps and a band of prepared columns take.
+ * memory that a band of prepared columns and its bitmaps take.
  */
 #include "inspect.h"
 
