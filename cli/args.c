@@ -14,11 +14,16 @@
 
 /* ---- errors ---- */
 
-static const char *command_name = "";
+static const char *command_name = "", *subject = "";
 
 void cli_set_command(const char *name)
 {
   command_name = name;
+}
+
+void cli_set_subject(const char *name)
+{
+  subject = name;
 }
 
 /* Control characters of a file name must not reach the terminal. */
@@ -31,8 +36,10 @@ static void make_printable(char *text)
 
 static void __attribute__((format(printf, 1, 0))) say(const char *format, va_list list)
 {
-  char text[1024];
-  vsnprintf(text, sizeof text, format, list);
+  char text[2048];
+  const int used = snprintf(text, sizeof text / 2, "%s%s", subject, subject[0] ? ": " : "");
+  const size_t at = (size_t)used < sizeof text / 2 ? (size_t)used : sizeof text / 2 - 1;
+  vsnprintf(text + at, sizeof text - at, format, list);
   make_printable(text);
   fflush(stdout);
   if (command_name[0])
@@ -69,8 +76,11 @@ void cli_note(const char *format, ...)
 
 int cli_status(const esmm_ctx *ctx, const char *what, esmm_status status)
 {
-  const char *text = ctx ? esmm_ctx_error(ctx) : "";
-  return cli_failed("%s: %s", what, text[0] ? text : esmm_status_str(status));
+  static const char call[] = "esmm_prune makes"; /* who uses the command has another way */
+  const char *error = ctx ? esmm_ctx_error(ctx) : "", *text = error[0] ? error : esmm_status_str(status);
+  const char *at = strstr(text, call);
+  return at ? cli_failed("%s: %.*s'esmm prune' makes%s", what, (int)(at - text), text, at + strlen(call))
+            : cli_failed("%s: %s", what, text);
 }
 
 void *cli_alloc(size_t count, size_t size)

@@ -82,6 +82,12 @@ static int parse(bench *b, int argc, char **argv)
   }
   if (status == CLI_GO && b->json && b->csv && strcmp(b->json, "-") == 0 && strcmp(b->csv, "-") == 0)
     status = cli_usage("--json and --csv cannot both go to stdout");
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", b->json, "--csv", b->csv);
+  if (status == CLI_GO)
+    status = cli_problem_spared(&b->problem, "--json", b->json);
+  if (status == CLI_GO)
+    status = cli_problem_spared(&b->problem, "--csv", b->csv);
   if (status == CLI_GO && b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     status = cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
   for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)

@@ -42,6 +42,7 @@ int cmd_tune(int argc, char **argv);
 /* ---- errors: one line on stderr, "esmm: bench: --size: 12x is not a whole number" ---- */
 
 void cli_set_command(const char *name); /* main does this; "" for esmm itself */
+void cli_set_subject(const char *name); /* what messages are about, of many: stands before each; "" for nothing */
 
 /* Both print and return, so that `return cli_usage(...)` reads well. */
 int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));  /* CLI_USAGE: the words were wrong */
@@ -166,6 +167,12 @@ typedef struct cli_output {
 
 bool cli_same_file(const char *x, const char *y); /* the same name, or two names of one file; NULL is none */
 
+/*
+ * CLI_GO, or a usage error where writing `path` would take away `other_path`, which is read, or written too: a file or
+ * FILE::TENSOR. Either may be NULL.
+ */
+int cli_output_spares(const char *what, const char *path, const char *other, const char *other_path);
+
 int cli_output_open(cli_output *output, const char *what, const char *path); /* CLI_GO or CLI_FAILED */
 int cli_output_close(cli_output *output, const char *what);                  /* CLI_GO or CLI_FAILED */
 void cli_output_discard(cli_output *output);                                 /* leaves no trace; accepts a closed one */
@@ -256,10 +263,11 @@ typedef struct cli_problem {
   int dtype, dtype_a, dtype_b, dtype_c; /* esmm_dtype once resolved */
   uint64_t seed;
   const char *load_a, *load_b;
-  int k_axis;         /* model_k_axis (models.h) of a load_b that names a tensor */
-  int64_t tile_rows;  /* 0: not asked for */
-  int use;            /* esmm_use */
-  const char *format; /* NULL: dense */
+  const char *name_a, *name_b; /* what messages call them: the options, unless another command found the files */
+  int k_axis;                  /* model_k_axis (models.h) of a load_b that names a tensor */
+  int64_t tile_rows;           /* 0: not asked for */
+  int use;                     /* esmm_use */
+  const char *format;          /* NULL: dense */
   /* what they mean: set by cli_problem_resolve */
   double density_now; /* of this step of a sweep, else --density */
   cli_source a, b;
@@ -270,6 +278,8 @@ typedef struct cli_problem {
 void cli_problem_init(cli_problem *problem);
 /* Checks the options against each other. density replaces --density where it is not NAN (a sweep). */
 int cli_problem_resolve(cli_problem *problem, double density); /* CLI_GO or CLI_USAGE */
+/* See cli_output_spares: the files that --load-a and --load-b name. */
+int cli_problem_spared(const cli_problem *problem, const char *what, const char *path);
 /* Makes or loads A and B in the asked dtypes; sets m, k, n. The caller frees both, also after a failure. b NULL: only
    A, which must not be a file. */
 int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matrix *b);

@@ -188,6 +188,8 @@ static int measure(weights_bench *w, const item *it, bool first)
   b->problem = w->asked;
   b->problem.load_a = it->a;
   b->problem.load_b = it->b;
+  b->problem.name_a = "A";
+  b->problem.name_b = "B";
   b->problem.size = w->m; /* the rows of a generated A; k and n are B's */
   if (it->a) {            /* what was asked of a generated one is not for it */
     b->problem.density_a = NAN;
@@ -224,7 +226,9 @@ static int measure_all(weights_bench *w)
   for (int i = 0; i < w->count && status == CLI_GO; i++) {
     b->done = 100 * i;
     cli_progress_update(&b->progress, b->done, b->total);
+    cli_set_subject(w->items[i].b);
     status = measure(w, &w->items[i], i == 0);
+    cli_set_subject("");
   }
   cli_progress_end(&b->progress);
   cublas_close(&b->cublas);
@@ -249,6 +253,8 @@ static int run(weights_bench *w)
   bench *b = &w->bench;
   int status = model_files_find(w->dir, &w->files);
   if (status == CLI_GO)
+    status = model_files_spared(&w->files, "--csv", w->csv);
+  if (status == CLI_GO)
     status = cli_output_open(&w->out, "--csv", w->csv);
   if (status == CLI_GO)
     status = cli_context(&b->problem.machine, NULL, &b->ctx);
@@ -256,6 +262,7 @@ static int run(weights_bench *w)
     b->gpu = cli_on_gpu(b->ctx);
     status = cli_kernels(b->ctx, "kernels", b->kernel_words, &b->kernels, &b->kernel_count);
   }
+  w->failed = w->files.failed;
   for (int i = 0; i < w->files.count && status == CLI_GO; i++)
     list_file(w, i);
   pair_files(w);

@@ -231,9 +231,9 @@ static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
   cli_progress progress;
   cli_progress_start(&progress, "inspect");
   io_matrix file;
-  char error[IO_ERROR_BYTES];
-  if (io_matrix_read(r->path, r->rows, r->cols, &file, error, sizeof error) != 0)
-    return cli_failed("%s", error);
+  int status = model_read(NULL, r->path, r->dims, r->rows, r->cols, &file);
+  if (status != CLI_GO)
+    return status;
 
   side a, b;
   esmm_weights *weights = NULL;
@@ -247,7 +247,7 @@ static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
   if (done == ESMM_OK)
     done = esmm_prepare(ctx, &file.m, NULL, &weights);
   cli_progress_update(&progress, 4, STEPS);
-  int status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
+  status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
   cli_progress_update(&progress, 5, STEPS);
   if (status == CLI_GO)
     status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
@@ -323,8 +323,9 @@ int cmd_inspect(int argc, char **argv)
       .synopsis = "inspect FILE|DIR [options]",
       .about =
           "Shows a matrix's shape, its zeros at several granularities, and the speedup that the plan predicts for it\n"
-          "as A (activations) and as B (weights). FILE is .npy, raw little-endian float32 with --dims, or prepared\n"
-          "weights as 'esmm run --save-weights' writes them. Compressed files: esmm inspect <(gunzip -c x.npy.gz)\n"
+          "as A (activations) and as B (weights). FILE is .npy, raw little-endian float32 with --dims or its shape\n"
+          "in its name (w_512x128.f32), or prepared weights as 'esmm run --save-weights' writes them.\n"
+          "Compressed files: esmm inspect <(gunzip -c x.npy.gz)\n"
           "\n"
           "Of a safetensors or .pt file it lists every matrix as B, with the densities of its elements, of strips of\n"
           "32 columns and of square blocks, and the predicted speedup; of a directory, those of every .safetensors,\n"

@@ -558,6 +558,8 @@ int cmd_profile(int argc, char **argv)
   if (status == CLI_GO)
     status = cli_problem_resolve(&problem, NAN);
   if (status == CLI_GO)
+    status = cli_problem_spared(&problem, "--csv", csv);
+  if (status == CLI_GO)
     status = settle_device(&problem.machine);
   if (status != CLI_GO)
     return status;

@@ -63,10 +63,16 @@ static int find_norms(job *j, const char *name, int64_t k, int64_t *index)
 
 /* ---- one tensor ---- */
 
+/* NAN, shown as '-', where there is no such share: a norm with NaN or Inf in it. */
+static double norm_share(double dropped, double norm)
+{
+  return !isfinite(norm) ? NAN : norm > 0 ? dropped / norm : 0;
+}
+
 static void report(job *j, const io_tensor *tensor, const esmm_prune_report *done)
 {
   const double kept = (double)done->kept, dropped = (double)done->dropped, all = kept + dropped;
-  const double share = done->norm > 0 ? done->norm_dropped / done->norm : 0;
+  const double share = norm_share(done->norm_dropped, done->norm);
   j->kept += kept;
   j->dropped += dropped;
   j->norm2 += done->norm * done->norm;
@@ -147,9 +153,10 @@ static void print_report(const job *j, FILE *out)
   fprintf(out, "\n%d tensor%s pruned to %s, %d copied unchanged\n", j->pruned, j->pruned == 1 ? "" : "s",
           j->request->format, j->untouched);
   fprintf(out, "dropped %s of their nonzeros and %s of their norm; k is the %s\n",
-          cli_percent(all > 0 ? j->dropped / all : 0),
-          cli_percent(j->norm2 > 0 ? sqrt(j->norm2_dropped / j->norm2) : 0),
+          cli_percent(all > 0 ? j->dropped / all : 0), cli_percent(norm_share(sqrt(j->norm2_dropped), sqrt(j->norm2))),
           j->request->k_axis == MODEL_K_FIRST ? "first axis" : "last axis ([out, in])");
+  if (!isfinite(j->norm2))
+    fprintf(out, "Some hold NaN or Inf: they have no norm, and no share of it (-).\n");
 }
 
 static int prune_file(job *j)
@@ -204,6 +211,19 @@ static int prune(job *j)
   return status;
 }
 
+/* Writing must not take away what is read, or what was just written. */
+static int check_targets(const request *r)
+{
+  int status = cli_output_spares("OUT", r->out, "IN", r->in);
+  if (status == CLI_GO)
+    status = cli_output_spares("OUT", r->out, "--input-norms", r->norms);
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", r->json, "IN", r->in);
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", r->json, "OUT", r->out);
+  return status == CLI_GO ? cli_output_spares("--json", r->json, "--input-norms", r->norms) : status;
+}
+
 /* What the words say, as the library wants it. */
 static int resolve(const request *r, esmm_prune_opts *opts)
 {
@@ -217,8 +237,6 @@ static int resolve(const request *r, esmm_prune_opts *opts)
     return cli_usage("--format: dense leaves nothing to prune; it is nm:N:M or bsr:R or bsr:RxC");
   if (format.format == ESMM_FORMAT_NM && !isnan(r->density))
     return cli_usage("--density is for bsr; %s says itself how many stay", r->format);
-  if (cli_same_file(r->in, r->out))
-    return cli_usage("%s would replace what it is made from: give another name", r->out);
   *opts = (esmm_prune_opts){.size = sizeof *opts,
                             .format = format.format,
                             .block_rows = format.block_rows,
@@ -278,6 +296,8 @@ int cmd_prune(int argc, char **argv)
   r.in = words[0];
   r.out = words[1];
   status = resolve(&r, &opts);
+  if (status == CLI_GO)
+    status = check_targets(&r);
   if (status != CLI_GO)
     return status;
   job j = {.request = &r, .opts = opts};

@@ -4,7 +4,7 @@
  * Everything is read and checked before anything is multiplied, and files are written last and whole: a run that fails
  * leaves the old ones as they were.
  */
-#include "cli.h"
+#include "models.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -45,10 +45,11 @@ static int check_targets(const request *r)
   if (cli_same_file(r->out, r->save))
     return cli_usage("--out and --save-weights name the same file, %s", r->out);
   for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
-    if (cli_same_file(r->out, inputs[i].path))
-      return cli_usage("--out would replace %s, %s: give another name", inputs[i].name, r->out);
-    if (cli_same_file(r->save, inputs[i].path))
-      return cli_usage("--save-weights would replace %s, %s: give another name", inputs[i].name, r->save);
+    int status = cli_output_spares("--out", r->out, inputs[i].name, inputs[i].path);
+    if (status == CLI_GO)
+      status = cli_output_spares("--save-weights", r->save, inputs[i].name, inputs[i].path);
+    if (status != CLI_GO)
+      return status;
   }
   return CLI_GO;
 }
@@ -78,14 +79,6 @@ static int check_request(const request *r)
   return check_targets(r);
 }
 
-static int read_matrix(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out)
-{
-  char error[IO_ERROR_BYTES];
-  if (io_matrix_read(path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0)
-    return CLI_GO;
-  return cli_failed("%s: %s", what, error);
-}
-
 static int prepare(esmm_ctx *ctx, const request *r, operands *o)
 {
   esmm_status done;
@@ -94,7 +87,7 @@ static int prepare(esmm_ctx *ctx, const request *r, operands *o)
     if (done != ESMM_OK)
       return cli_status(ctx, "--weights", done);
   } else {
-    int status = read_matrix("--b", r->b, r->has_dims, r->dims[1], r->dims[2], &o->b);
+    int status = model_read("--b", r->b, r->has_dims, r->dims[1], r->dims[2], &o->b);
     if (status != CLI_GO)
       return status;
     esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
@@ -111,7 +104,7 @@ static int prepare(esmm_ctx *ctx, const request *r, operands *o)
 static int prepare_gate(esmm_ctx *ctx, const request *r, operands *o)
 {
   io_matrix file = {0};
-  const int status = read_matrix("--gate", r->gate, true, o->info.rows, o->info.cols, &file);
+  const int status = model_read("--gate", r->gate, true, o->info.rows, o->info.cols, &file);
   if (status != CLI_GO)
     return status;
   const esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
@@ -127,7 +120,7 @@ static int read_as(esmm_ctx *ctx, const char *what, const char *path, int64_t ro
   io_matrix file = {0};
   if (!path)
     return CLI_GO;
-  int status = read_matrix(what, path, true, rows, cols, &file);
+  int status = model_read(what, path, true, rows, cols, &file);
   if (status == CLI_GO)
     status = cli_matrix_convert(ctx, what, &file.m, dtype, out);
   io_matrix_free(&file);
@@ -140,7 +133,7 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
   if (r->has_dims && (w->rows != r->dims[1] || w->cols != r->dims[2])) /* of a --b file this was checked before */
     return cli_failed("--weights: %s holds %lld x %lld, --dims says %lld x %lld", r->weights, (long long)w->rows,
                       (long long)w->cols, (long long)r->dims[1], (long long)r->dims[2]);
-  int status = read_matrix("--a", r->a, r->has_dims, r->dims[0], r->dims[1], &o->a);
+  int status = model_read("--a", r->a, r->has_dims, r->dims[0], r->dims[1], &o->a);
   if (status != CLI_GO)
     return status;
   if (o->a.m.cols != w->rows)

@@ -2,7 +2,7 @@
  * inspect_model.c: esmm inspect of a model: a line for every matrix in it.
  *
  * Tensors are looked at one after the other, and let go of before the next: a model of any size is inspected in the
- * memory that one of its tensors' bitmaps and a band of prepared columns take.
+ * memory that a band of prepared columns and its bitmaps take.
  */
 #include "inspect.h"
 
@@ -19,11 +19,11 @@ typedef struct inspection {
   cli_table *table;
   cli_output json;
   cli_progress progress;
-  double done, total;    /* bytes */
-  double seconds, dense; /* of all predictions */
-  int shown, others, failed;
-  char why[160];     /* some have no prediction */
-  char refused[320]; /* the first that is no matrix that can be multiplied */
+  double done, total;        /* bytes */
+  double seconds, dense;     /* of all predictions */
+  int shown, others, failed; /* tensors; failed: or files */
+  char why[160];             /* some have no prediction */
+  char refused[320];         /* the first that is no matrix that can be multiplied */
 } inspection;
 
 static const char *shown_path(const inspection *s, int file)
@@ -136,8 +136,11 @@ static int inspect_tensor(inspection *s, int file, io_tensors *tensors, size_t i
     return CLI_GO;
   }
   const bool usable = !io_tensor_refusal(tensor);
-  if (usable && io_tensor_matrix(tensors, index, &matrix, error, sizeof error) != 0)
-    return cli_failed("%s", error);
+  if (usable && io_tensor_matrix(tensors, index, &matrix, error, sizeof error) != 0) {
+    (void)cli_failed("%s", error);
+    s->failed++;
+    return CLI_GO;
+  }
   if (usable)
     status = measure(s, tensors, &matrix, tensor->name, &f);
   io_tensor_unload(tensors, index);
@@ -169,10 +172,12 @@ static io_tensors *open_file(const inspection *s, int file)
     model_raw_shape(s->files.paths[file], &rows, &cols);
   if (io_tensors_open(s->files.paths[file], rows, cols, &tensors, error, sizeof error) != 0)
     (void)cli_failed("%s", error);
+  else
+    tensors->as_mapped = true; /* a copy would take the memory of the whole tensor */
   return tensors;
 }
 
-/* One that cannot be read does not stop the others; the exit status tells. */
+/* A file or a tensor that cannot be read does not stop the others; the exit status tells. */
 static int inspect_file(inspection *s, int file)
 {
   io_tensors *tensors = open_file(s, file);
@@ -214,6 +219,8 @@ static void print_table(const inspection *s, FILE *out)
       "the first axis: tensors are [in, out]",
   };
   const inspect_request *r = s->request;
+  if (s->shown == 0 && s->failed > 0) /* what was there is said already */
+    return;
   if (s->shown == 0) {
     fprintf(out, "No matrix is there: %d tensor%s, not of two dimensions.\n", s->others, s->others == 1 ? "" : "s");
     return;
@@ -241,12 +248,15 @@ int inspect_model(esmm_ctx *ctx, const inspect_request *request)
   int status = cli_parse_format(request->format, &s.prepare);
   if (status == CLI_GO)
     status = model_files_find(request->path, &s.files);
+  if (status == CLI_GO)
+    status = model_files_spared(&s.files, "--json", request->json);
   if (status == CLI_GO && request->json)
     status = cli_output_open(&s.json, "--json", request->json);
   if (status != CLI_GO) {
     model_files_free(&s.files);
     return status;
   }
+  s.failed = s.files.failed;
   s.table = new_table(&s);
   count_bytes(&s);
   cli_progress_start(&s.progress, "inspect, MiB");
@@ -254,7 +264,7 @@ int inspect_model(esmm_ctx *ctx, const inspect_request *request)
     status = inspect_file(&s, i);
   cli_progress_end(&s.progress);
   const bool to_stdout = request->json && strcmp(request->json, "-") == 0;
-  if (status == CLI_GO && s.failed < s.files.count)
+  if (status == CLI_GO)
     print_table(&s, to_stdout ? stderr : stdout);
   if (status == CLI_GO && request->json)
     status = cli_output_close(&s.json, "--json");

@@ -3,6 +3,7 @@
  */
 #include "cli.h"
 
+#include <signal.h>
 #include <string.h>
 
 static const cli_command commands[] = {
@@ -83,9 +84,30 @@ static int help(int argc, char **argv)
   return run_command(command, 2, words);
 }
 
+static void clean_up(int signal_number)
+{
+  io_sinks_unlink();
+  (void)raise(signal_number); /* by default now: the shell sees what ended the command */
+}
+
+/* An interrupted command leaves no temporary file, and a file that grows too large is an error like a full disk. */
+static void set_signals(void)
+{
+  static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+  const struct sigaction ignore = {.sa_handler = SIG_IGN},
+                         clean = {.sa_handler = clean_up, .sa_flags = (int)SA_RESETHAND};
+  (void)sigaction(SIGXFSZ, &ignore, NULL);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    struct sigaction now;
+    if (sigaction(ends[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL) /* nohup's is left alone */
+      (void)sigaction(ends[i], &clean, NULL);
+  }
+}
+
 int main(int argc, char **argv)
 {
   int status;
+  set_signals();
   if (argc < 2) {
     print_overview(stderr);
     return CLI_USAGE;

@@ -1,9 +1,9 @@
 /*
  * model_density.c: where the zeros of a weight are, and what the plan makes of them, in little memory.
  *
- * Densities come from one bitmap a column of B, a bit an element, coarsened step by step. For the prediction B is
- * prepared in bands of columns, whose times add up; A is a dense matrix of which only a piece of memory exists, mapped
- * again and again: the plan looks at a sample of it.
+ * B is looked at in bands of columns. Densities come from one bitmap a column, a bit an element, coarsened step by
+ * step. For the prediction the bands are prepared, and their times add up; A is a dense matrix of which only a piece of
+ * memory exists, mapped again and again: the plan looks at a sample of it.
  */
 #include "models.h"
 #include "verdict.h"
@@ -19,6 +19,58 @@ const int64_t model_strips[MODEL_STRIPS] = {8, 16, 32, 64, 128};
 const int64_t model_blocks[MODEL_BLOCKS] = {16, 32, 64, 128};
 
 static const size_t band_bytes = (size_t)16 << 20; /* of B, prepared at once */
+
+/* ---- bands of columns ---- */
+
+typedef struct bands {
+  const esmm_matrix *b;
+  int64_t cols; /* of each but the last */
+  int64_t ld;   /* in room */
+  io_matrix room;
+} bands;
+
+/* The elements of a mapped tensor may lie anywhere (io_tensors.as_mapped): then only memcpy may touch them. */
+static bool is_aligned(const esmm_matrix *b)
+{
+  return (uintptr_t)b->data % esmm_dtype_size(b->dtype) == 0;
+}
+
+static int64_t band_cols(const esmm_matrix *b)
+{
+  const int64_t whole = 128; /* columns: every strip and block of the densities */
+  const size_t column = (size_t)(b->rows > 0 ? b->rows : 1) * esmm_dtype_size(b->dtype);
+  const int64_t cols = (int64_t)(band_bytes / column) / whole * whole, most = cols > whole ? cols : whole;
+  return most < b->cols ? most : b->cols;
+}
+
+/* copied: bands are copies, with columns of an odd length where a column's elements lie together: reading across
+   columns whose length is a power of two, as prepare does, would use a few lines of the cache only. */
+static int bands_start(const char *what, const esmm_matrix *b, bool copied, bands *out)
+{
+  const bool by_columns = b->order == ESMM_COL_MAJOR;
+  *out = (bands){.b = b, .cols = band_cols(b)};
+  out->ld = by_columns ? (b->rows / 32 * 2 + 3) * 16 : out->cols; /* an odd number of half cache lines or lines */
+  return copied ? cli_matrix_alloc(what, by_columns ? out->cols : b->rows, out->ld, b->dtype, &out->room) : CLI_GO;
+}
+
+static esmm_matrix band_at(const bands *s, int64_t from)
+{
+  const esmm_matrix *b = s->b;
+  const size_t size = esmm_dtype_size(b->dtype);
+  const bool by_columns = b->order == ESMM_COL_MAJOR;
+  esmm_matrix band = *b;
+  band.cols = b->cols - from < s->cols ? b->cols - from : s->cols;
+  band.data = (char *)b->data + (size_t)(by_columns ? from * b->ld : from) * size;
+  if (!s->room.memory)
+    return band;
+  const int64_t lines = by_columns ? band.cols : band.rows, length = by_columns ? band.rows : band.cols;
+  for (int64_t i = 0; i < lines; i++)
+    memcpy((char *)s->room.memory + (size_t)(i * s->ld) * size, (const char *)band.data + (size_t)(i * b->ld) * size,
+           (size_t)length * size);
+  band.data = s->room.memory;
+  band.ld = s->ld;
+  return band;
+}
 
 /* ---- densities ---- */
 
@@ -48,12 +100,13 @@ static double block_density(const esmm_pattern *strips, int64_t rows)
   return count > 0 && blocks > 0 ? (double)set / ((double)count * (double)blocks) : 0;
 }
 
-int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_densities *out)
+/* Adds a band's densities, each times the strips (or columns) it is the mean of. */
+static esmm_status add_densities(esmm_ctx *ctx, const esmm_matrix *band, model_densities *sum, double *strips)
 {
   esmm_pattern *now = NULL;
-  *out = (model_densities){0};
-  esmm_status status = esmm_pattern_extract_b(ctx, b, 1, &now);
-  out->element = esmm_pattern_density(now);
+  esmm_status status = esmm_pattern_extract_b(ctx, band, 1, &now);
+  if (status == ESMM_OK)
+    sum->element += esmm_pattern_density(now) * (double)band->cols;
   for (int i = 0; i < MODEL_STRIPS && status == ESMM_OK; i++) {
     esmm_pattern *coarser = NULL;
     status = esmm_pattern_coarsen(ctx, now, model_strips[i], &coarser);
@@ -61,13 +114,40 @@ int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_d
     now = coarser;
     if (status != ESMM_OK)
       break;
-    out->strip[i] = esmm_pattern_density(now);
+    const double count = (double)esmm_pattern_strips(now);
+    strips[i] += count;
+    sum->strip[i] += esmm_pattern_density(now) * count;
     for (int j = 0; j < MODEL_BLOCKS; j++)
       if (model_blocks[j] == model_strips[i])
-        out->block[j] = block_density(now, model_blocks[j]);
+        sum->block[j] += block_density(now, model_blocks[j]) * count;
   }
   esmm_pattern_free(now);
-  return status == ESMM_OK ? CLI_GO : cli_status(ctx, what, status);
+  return status;
+}
+
+int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_densities *out)
+{
+  double strips[MODEL_STRIPS] = {0};
+  bands s;
+  *out = (model_densities){0};
+  int status = bands_start(what, b, !is_aligned(b), &s);
+  for (int64_t from = 0; from < b->cols && status == CLI_GO; from += s.cols) {
+    const esmm_matrix band = band_at(&s, from);
+    const esmm_status added = add_densities(ctx, &band, out, strips);
+    if (added != ESMM_OK)
+      status = cli_status(ctx, what, added);
+  }
+  io_matrix_free(&s.room);
+  if (status != CLI_GO || b->cols == 0)
+    return status;
+  out->element /= (double)b->cols;
+  for (int i = 0; i < MODEL_STRIPS; i++) {
+    out->strip[i] /= strips[i];
+    for (int j = 0; j < MODEL_BLOCKS; j++)
+      if (model_blocks[j] == model_strips[i])
+        out->block[j] /= strips[i];
+  }
+  return CLI_GO;
 }
 
 /* ---- the prediction ---- */
@@ -114,25 +194,6 @@ static int dense_a_make(int64_t m, int64_t k, esmm_dtype dtype, dense_a *a)
   return cli_failed("A of %lld x %lld cannot be mapped: %s", (long long)m, (long long)k, strerror(reason));
 }
 
-/* Columns of B. Where a column's elements lie together they are copied to columns of an odd length: reading across
-   columns whose length is a power of two, as prepare does, would use a few lines of the cache only. */
-static esmm_matrix band_of(const esmm_matrix *b, int64_t from, int64_t cols, void *room, int64_t room_ld)
-{
-  const size_t size = esmm_dtype_size(b->dtype);
-  esmm_matrix band = *b;
-  band.cols = cols;
-  if (b->order == ESMM_ROW_MAJOR) {
-    band.data = (char *)b->data + (size_t)from * size;
-    return band;
-  }
-  band.data = room;
-  band.ld = room_ld;
-  for (int64_t j = 0; j < cols; j++)
-    memcpy((char *)room + (size_t)(j * room_ld) * size, (const char *)b->data + (size_t)((from + j) * b->ld) * size,
-           (size_t)b->rows * size);
-  return band;
-}
-
 /* The plan's estimates for one band; why: it cannot be prepared so. */
 static esmm_status explain_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matrix *band, esmm_matrix *c,
                                 const esmm_prepare_opts *opts, esmm_verdict *verdicts, int *count)
@@ -170,30 +231,21 @@ static esmm_status add_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matr
   return status;
 }
 
-static int64_t band_cols(const esmm_matrix *b)
-{
-  const int64_t whole = 128; /* columns: every strip and block of the densities */
-  const size_t column = (size_t)(b->rows > 0 ? b->rows : 1) * esmm_dtype_size(b->dtype);
-  const int64_t cols = (int64_t)(band_bytes / column) / whole * whole, most = cols > whole ? cols : whole;
-  return most < b->cols ? most : b->cols;
-}
-
 static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const esmm_matrix *a, esmm_matrix *c,
                    const esmm_prepare_opts *opts, model_prediction *out)
 {
-  const int64_t most = c->cols, ld = (b->rows / 32 * 2 + 3) * 16; /* an odd number of half cache lines or lines */
   esmm_verdict *verdicts = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *verdicts);
-  io_matrix room = {0};
-  int status = b->order == ESMM_COL_MAJOR ? cli_matrix_alloc(what, most, ld, b->dtype, &room) : CLI_GO;
+  bands s;
+  const int status = bands_start(what, b, b->order == ESMM_COL_MAJOR || !is_aligned(b), &s);
   esmm_status done = ESMM_OK;
   double longest = 0;
   out->seconds = out->dense = 0;
-  for (int64_t from = 0; from < b->cols && status == CLI_GO && done == ESMM_OK; from += most) {
-    const esmm_matrix band = band_of(b, from, b->cols - from < most ? b->cols - from : most, room.memory, ld);
+  for (int64_t from = 0; from < b->cols && status == CLI_GO && done == ESMM_OK; from += s.cols) {
+    const esmm_matrix band = band_at(&s, from);
     c->cols = band.cols;
     done = add_band(ctx, a, &band, c, opts, verdicts, &longest, out);
   }
-  io_matrix_free(&room);
+  io_matrix_free(&s.room);
   free(verdicts);
   if (done == ESMM_OK)
     return status;

@@ -43,16 +43,56 @@ static bool is_tensors(const char *path)
   return (ends_in(path, ".bin") && io_is_model(path)) || rows > 0;
 }
 
+/* A directory, or a link, that is not followed: whoever looks for its files must hear of it. */
+static void skip(const char *path, const char *reason)
+{
+  (void)cli_failed("%s: %s", path, reason);
+  found->failed++;
+}
+
 static int visit(const char *path, const struct stat *info, int type, struct FTW *level)
 {
   struct stat target; /* models are often links to files that lie elsewhere */
   (void)info;
   (void)level;
-  if ((type != FTW_F && type != FTW_SL) || stat(path, &target) != 0 || !is_kind(&target, S_IFREG) || !is_tensors(path))
+  if (type == FTW_DNR)
+    skip(path, "is a directory that cannot be read");
+  else if (type == FTW_NS)
+    skip(path, "cannot be examined");
+  if (type != FTW_F && type != FTW_SL)
+    return 0;
+  if (stat(path, &target) != 0) {
+    skip(path, strerror(errno));
+    return 0;
+  }
+  if (is_kind(&target, S_IFDIR))
+    cli_note("%s: is a link to a directory, and not followed", path);
+  if (!is_kind(&target, S_IFREG) || !is_tensors(path))
     return 0;
   found->paths = cli_grow(found->paths, (size_t)found->count + 1, sizeof *found->paths);
   found->paths[found->count] = strdup(path);
   return found->paths[found->count] ? (found->count++, 0) : -1;
+}
+
+/* nftw that does not follow links does not follow its argument either. */
+static int walk(const char *path, model_files *files)
+{
+  struct stat info;
+  size_t length = strlen(path);
+  while (length > 1 && path[length - 1] == '/')
+    length--;
+  char *word = strndup(path, length);
+  const bool link = word && lstat(word, &info) == 0 && is_kind(&info, S_IFLNK);
+  char *directory = link ? realpath(word, NULL) : word;
+  found = files;
+  const int result = directory ? nftw(directory, visit, 32, FTW_PHYS) : -1;
+  const int reason = errno;
+  if (directory)
+    files->prefix = strlen(directory) + (directory[strlen(directory) - 1] != '/');
+  if (link)
+    free(word);
+  free(directory);
+  return result == 0 ? CLI_GO : cli_failed("%s: cannot be walked through: %s", path, strerror(reason));
 }
 
 static int compare_paths(const void *x, const void *y)
@@ -72,16 +112,23 @@ int model_files_find(const char *path, model_files *files)
     files->count = files->paths[0] != NULL;
     return files->count ? CLI_GO : cli_failed("out of memory");
   }
-  found = files;
-  if (nftw(path, visit, 32, FTW_PHYS) != 0)
-    return cli_failed("%s: cannot be walked through: %s", path, strerror(errno));
+  const int status = walk(path, files);
+  if (status != CLI_GO)
+    return status;
   if (files->count == 0)
     return cli_failed("%s: no .safetensors, .pt, .pth or .npy file, and no raw one with its shape in its name "
                       "(w_512x128.f32), is in this directory",
                       path);
   qsort(files->paths, (size_t)files->count, sizeof *files->paths, compare_paths);
-  files->prefix = strlen(path) + (path[strlen(path) - 1] != '/');
   return CLI_GO;
+}
+
+int model_files_spared(const model_files *files, const char *what, const char *path)
+{
+  int status = CLI_GO;
+  for (int i = 0; i < files->count && status == CLI_GO; i++)
+    status = cli_output_spares(what, path, "what is read", files->paths[i]);
+  return status;
 }
 
 void model_files_free(model_files *files)
@@ -110,6 +157,16 @@ void model_raw_shape(const char *path, int64_t *rows, int64_t *cols)
     }
     at += digits ? digits : 1;
   }
+}
+
+int model_read(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out)
+{
+  char error[IO_ERROR_BYTES];
+  if (!known)
+    model_raw_shape(path, &rows, &cols);
+  if (io_matrix_read(path, rows, cols, out, error, sizeof error) == 0)
+    return CLI_GO;
+  return what ? cli_failed("%s: %s", what, error) : cli_failed("%s", error);
 }
 
 /* ---- tensors ---- */
@@ -149,12 +206,25 @@ static int find_tensor(const char *what, const io_tensors *tensors, const char *
                            tensors->path, matrices, tensors->path);
 }
 
+/* The file of FILE::TENSOR; names may hold "::" too, so the first one behind a file counts, else the last one. */
+static char *split_word(const char *word, const char **name)
+{
+  struct stat info;
+  bool found_file = false;
+  *name = NULL;
+  for (const char *at = strstr(word, "::"); at && !found_file; at = strstr(at + 1, "::")) {
+    char *path = strndup(word, (size_t)(at - word));
+    found_file = path && stat(path, &info) == 0 && !is_kind(&info, S_IFDIR);
+    *name = at + 2;
+    free(path);
+  }
+  return *name ? strndup(word, (size_t)(*name - 2 - word)) : strdup(word);
+}
+
 int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out)
 {
-  const char *name = NULL;
-  for (const char *at = strstr(word, "::"); at; at = strstr(at + 1, "::"))
-    name = at + 2;
-  char *path = name ? strndup(word, (size_t)(name - 2 - word)) : strdup(word);
+  const char *name;
+  char *path = split_word(word, &name);
   char error[IO_ERROR_BYTES];
   io_tensors *tensors = NULL;
   int64_t rows, cols;

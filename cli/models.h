@@ -30,13 +30,18 @@ typedef struct model_files {
   char **paths;
   int count;
   size_t prefix; /* of each path, that need not be shown */
+  int failed;    /* directories and links that could not be looked into, and were said */
 } model_files;
 
 int model_files_find(const char *path, model_files *files); /* CLI_GO, or CLI_FAILED where there is none */
+int model_files_spared(const model_files *files, const char *what, const char *path); /* see cli_output_spares */
 void model_files_free(model_files *files);
 
 /* The shape that a raw file's name gives ("w_4096x11008.f32"); both 0 where there is none. */
 void model_raw_shape(const char *path, int64_t *rows, int64_t *cols);
+
+/* A .npy or raw file; known: its shape, else that of its name where it is raw. what: the option, or NULL. */
+int model_read(const char *what, const char *path, bool known, int64_t rows, int64_t cols, io_matrix *out);
 
 /* B [k,n] of a tensor's matrix: itself, or the same memory seen transposed. */
 esmm_matrix model_as_b(const io_tensors *tensors, const esmm_matrix *matrix, model_k_axis axis);

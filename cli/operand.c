@@ -218,7 +218,7 @@ int cli_tune_once(esmm_ctx *ctx)
 
 void cli_problem_init(cli_problem *problem)
 {
-  *problem = (cli_problem){.size = 1024, .strip = 32, .seed = 1};
+  *problem = (cli_problem){.size = 1024, .strip = 32, .seed = 1, .name_a = "--load-a", .name_b = "--load-b"};
   problem->density = problem->density_a = problem->density_b = problem->dead = NAN;
 }
 
@@ -481,6 +481,12 @@ static bool is_blockwise(const cli_source *source)
   return !source->path && source->generator.kind == ESMM_GEN_BLOCKWISE;
 }
 
+int cli_problem_spared(const cli_problem *p, const char *what, const char *path)
+{
+  const int status = cli_output_spares(what, path, "--load-a", p->load_a);
+  return status == CLI_GO ? cli_output_spares(what, path, "--load-b", p->load_b) : status;
+}
+
 int cli_problem_resolve(cli_problem *p, double density)
 {
   bool any_pattern = p->pattern || p->pattern_a || p->pattern_b;
@@ -525,12 +531,9 @@ int cli_problem_resolve(cli_problem *p, double density)
 static int load(esmm_ctx *ctx, const char *what, const cli_problem *p, const cli_source *source, int64_t rows,
                 int64_t cols, io_matrix *out)
 {
-  char error[IO_ERROR_BYTES];
   bool known = p->has_dims || p->has_size;
   if (!model_is_word(source->path))
-    return io_matrix_read(source->path, known ? rows : 0, known ? cols : 0, out, error, sizeof error) == 0
-               ? CLI_GO
-               : cli_failed("%s: %s", what, error);
+    return model_read(what, source->path, known, rows, cols, out);
   int status = model_load(ctx, what, source->path, source == &p->b, (model_k_axis)p->k_axis, out);
   if (status == CLI_GO && known && (out->m.rows != rows || out->m.cols != cols)) {
     status = cli_failed("%s: %s is %lld x %lld, not %lld x %lld as it should be", what, source->path,
@@ -606,21 +609,21 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
   int status = settle_activations(ctx, p);
 
   if (status == CLI_GO && p->a.path) {
-    status = load(ctx, "--load-a", p, &p->a, p->m, p->k, a);
+    status = load(ctx, p->name_a, p, &p->a, p->m, p->k, a);
     if (status == CLI_GO)
-      status = settle_dtype(ctx, "--load-a", asked_a, (esmm_dtype)dtype_a, a);
+      status = settle_dtype(ctx, p->name_a, asked_a, (esmm_dtype)dtype_a, a);
     if (status == CLI_GO && p->tile_rows)
       status = tile(ctx, p->tile_rows, a);
     p->m = a->m.rows;
     p->k = a->m.cols;
   }
   if (status == CLI_GO && b && p->b.path) {
-    status = load(ctx, "--load-b", p, &p->b, p->k, p->n, b);
+    status = load(ctx, p->name_b, p, &p->b, p->k, p->n, b);
     if (status == CLI_GO)
-      status = settle_dtype(ctx, "--load-b", asked_b, (esmm_dtype)dtype_b, b);
+      status = settle_dtype(ctx, p->name_b, asked_b, (esmm_dtype)dtype_b, b);
     if (status == CLI_GO && p->a.path && !fixed && b->m.rows != p->k)
       status =
-          cli_failed("--load-b: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->b.path,
+          cli_failed("%s: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->name_b, p->b.path,
                      (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k, (long long)p->k);
     if (status == CLI_GO) {
       p->k = b->m.rows;

@@ -12,23 +12,61 @@
 #include <string.h>
 #include <sys/stat.h>
 
+/* Where a file is or would appear, also one that is not there yet: by its directory and its last name. */
+static bool find_place(const char *path, struct stat *directory, const char **name)
+{
+  const char *slash = strrchr(path, '/');
+  char *parent = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+  const bool there = parent && stat(parent, directory) == 0;
+  *name = slash ? slash + 1 : path;
+  free(parent);
+  return there;
+}
+
+static bool same_inode(const struct stat *x, const struct stat *y)
+{
+  return x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+
 bool cli_same_file(const char *x, const char *y)
 {
   struct stat a, b;
+  const char *x_name, *y_name;
   if (!x || !y)
     return false;
-  return strcmp(x, y) == 0 || (stat(x, &a) == 0 && stat(y, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+  if (strcmp(x, y) == 0 || (stat(x, &a) == 0 && stat(y, &b) == 0 && same_inode(&a, &b)))
+    return true;
+  return find_place(x, &a, &x_name) && find_place(y, &b, &y_name) && same_inode(&a, &b) && strcmp(x_name, y_name) == 0;
+}
+
+/* stdout, a device or a pipe: nothing is replaced there. */
+static bool is_stream(const char *path)
+{
+  struct stat info;
+  return strcmp(path, "-") == 0 || (stat(path, &info) == 0 && (S_ISCHR(info.st_mode) || S_ISFIFO(info.st_mode)));
+}
+
+int cli_output_spares(const char *what, const char *path, const char *other, const char *other_path)
+{
+  if (!path || !other_path || is_stream(path))
+    return CLI_GO;
+  bool same = cli_same_file(path, other_path);
+  for (const char *at = strstr(other_path, "::"); at && !same; at = strstr(at + 1, "::")) {
+    char *file = strndup(other_path, (size_t)(at - other_path)); /* of FILE::TENSOR */
+    same = cli_same_file(path, file);
+    free(file);
+  }
+  return same ? cli_usage("%s would replace %s, %s: give another name", what, other, path) : CLI_GO;
 }
 
 int cli_output_open(cli_output *output, const char *what, const char *path)
 {
   *output = (cli_output){.path = path};
-  struct stat info;
   if (strcmp(path, "-") == 0) {
     output->file = stdout;
     return CLI_GO;
   }
-  if (stat(path, &info) == 0 && (S_ISCHR(info.st_mode) || S_ISFIFO(info.st_mode))) {
+  if (is_stream(path)) {
     output->file = fopen(path, "w");
     return output->file ? CLI_GO : cli_failed("%s: %s: cannot be written: %s", what, path, strerror(errno));
   }

@@ -45,7 +45,9 @@ int main(int argc, char **argv)
   failed = failed || find(file, "fc1.weight", "fc1.bias", &w1, &weights.b1) ||
            find(file, "fc2.weight", "fc2.bias", &w2, &weights.b2) || esmm_ctx_create(&ctx, &cpu);
   const esmm_ffn_opts opts = {.size = sizeof opts, .d_model = w1.rows, .d_hidden = w1.cols};
-  x.cols = y.cols = w1.rows;
+  if (!failed && (w1.rows < 1 || w1.rows > 1 << 24)) /* rows * cols must not overflow below */
+    failed = snprintf(error, sizeof error, "%s: d_model is %lld, not 1 to 2^24", argv[1], (long long)w1.rows);
+  x.cols = y.cols = failed ? 0 : w1.rows;
   x.data = malloc((size_t)(x.rows * x.cols + 1) * sizeof(float));
   y.data = malloc((size_t)(y.rows * y.cols + 1) * sizeof(float));
   failed = failed || !x.data || !y.data || esmm_generate(ctx, &noise, &x) || esmm_ffn_create(ctx, &opts, &ffn) ||
@@ -55,6 +57,10 @@ int main(int argc, char **argv)
   else
     printf("%lld of %lld features alive, %.1f %% of the hidden layer nonzero; y[0] = %g\n",
            (long long)report.alive_columns, (long long)w1.cols, 100 * report.element_density, (double)*(float *)y.data);
+  if (!failed && fflush(stdout) != 0) {
+    fprintf(stderr, "ffn_inference: cannot write to the standard output\n");
+    failed = 1;
+  }
   esmm_ffn_free(ffn);
   esmm_ctx_free(ctx);
   io_tensors_close(file);

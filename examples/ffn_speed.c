@@ -8,10 +8,12 @@
  */
 #include "esmm.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define REPEATS 9
@@ -74,6 +76,19 @@ typedef struct layer {
   double passes[REPEATS], step[REPEATS]; /* forward and backward; with esmm_ffn_set_weights */
 } layer;
 
+static const char usage[] = "usage: ffn_speed [TOKENS D_MODEL D_HIDDEN [THREADS]]\n";
+
+static int64_t whole(const char *text, int64_t most)
+{
+  char *end;
+  errno = 0;
+  const long long value = strtoll(text, &end, 10);
+  if (errno == 0 && end != text && !*end && value >= 1 && value <= most)
+    return value;
+  fprintf(stderr, "ffn_speed: '%s' is no number from 1 to %lld\n%s", text, (long long)most, usage);
+  exit(2);
+}
+
 int main(int argc, char **argv)
 {
   static const struct {
@@ -99,12 +114,26 @@ int main(int argc, char **argv)
                {"anywhere", 0, -0.6745, false},
                {"anywhere", 0, 0, false},
                {"no zeros", 0, 6, false}};
-  const int64_t tokens = argc > 3 ? atoll(argv[1]) : 1024, d = argc > 3 ? atoll(argv[2]) : 1024,
-                hidden = argc > 3 ? atoll(argv[3]) : 4096;
-  const esmm_ctx_opts opts = {.size = sizeof opts, .device = "cpu", .threads = argc > 4 ? atoi(argv[4]) : 0};
-  if (tokens < 1 || d < 1 || hidden < 1 || esmm_ctx_create(&ctx, &opts) != ESMM_OK) {
-    fprintf(stderr, "usage: ffn_speed [TOKENS D_MODEL D_HIDDEN [THREADS]]\n");
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+    fputs(usage, stdout);
+    return 0;
+  }
+  if (argc == 2 || argc == 3 || argc > 5) {
+    fputs(usage, stderr);
     return 2;
+  }
+  const int64_t most = 1 << 20; /* products of two of them fit */
+  const int64_t tokens = argc > 3 ? whole(argv[1], most) : 1024, d = argc > 3 ? whole(argv[2], most) : 1024,
+                hidden = argc > 3 ? whole(argv[3], most) : 4096;
+  char why[256] = "";
+  const esmm_ctx_opts opts = {.size = sizeof opts,
+                              .device = "cpu",
+                              .threads = argc > 4 ? (int)whole(argv[4], 1024) : 0,
+                              .error = why,
+                              .error_size = sizeof why};
+  if (esmm_ctx_create(&ctx, &opts) != ESMM_OK) {
+    fprintf(stderr, "ffn_speed: %s\n", why);
+    return 1;
   }
   esmm_matrix apart = gaussian(tokens, d, 1), alike = gaussian(tokens, d, 0.1);
   for (int64_t i = 0; i < tokens; i++)
@@ -163,5 +192,9 @@ int main(int argc, char **argv)
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     free(all[i]->data);
   esmm_ctx_free(ctx);
+  if (fflush(stdout) != 0 || ferror(stdout)) {
+    fprintf(stderr, "ffn_speed: cannot write to the standard output\n");
+    return 1;
+  }
   return 0;
 }

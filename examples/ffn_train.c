@@ -20,12 +20,13 @@
 #include <unistd.h>
 
 #define MOST_POINTS 200 /* of a curve */
+#define MOST_MODES 4
 
 typedef struct settings {
   int64_t steps, tokens, d_model, d_hidden, seed, threads;
   double rate, bias, share;
   esmm_sparsifier sparsifier;
-  int modes[4], mode_count;
+  int modes[MOST_MODES], mode_count;
   const char *prefix, *save;
 } settings;
 
@@ -237,13 +238,20 @@ static void train(esmm_ctx *ctx, const settings *s, int mode, const task *t, mod
 
 /* ---- files: each is written beside its name and takes it when it is whole ---- */
 
+static void open_file(const char *path, io_sink *sink)
+{
+  char text[512];
+  const io_error error = {.name = path, .text = text, .size = sizeof text};
+  if (io_sink_open(sink, &error) != 0)
+    die(text, "");
+}
+
 static void write_file(const char *path, void (*fill)(FILE *file, const void *user), const void *user)
 {
   char text[512];
   const io_error error = {.name = path, .text = text, .size = sizeof text};
   io_sink sink;
-  if (io_sink_open(&sink, &error) != 0)
-    die(text, "");
+  open_file(path, &sink);
   fill(sink.file, user);
   if (io_sink_commit(&sink, &error) != 0)
     die(text, "");
@@ -386,11 +394,19 @@ static settings parse(int argc, char **argv)
       n++;
     if (n < sizeof numbers / sizeof *numbers) {
       const double got = number(name, value, numbers[n].low, numbers[n].high);
+      if (numbers[n].whole && got != floor(got)) {
+        fprintf(stderr, "ffn_train: %s is '%s'; it must be a whole number\n", name, value);
+        exit(2);
+      }
       if (numbers[n].whole)
         *numbers[n].whole = (int64_t)got;
       else
         *numbers[n].real = got;
-    } else if (strcmp(name, "--mode") == 0 && s.mode_count < 4) {
+    } else if (strcmp(name, "--mode") == 0) {
+      if (s.mode_count == MOST_MODES) {
+        fprintf(stderr, "ffn_train: --mode %s is one too many; there can be %d\n", value, MOST_MODES);
+        exit(2);
+      }
       s.modes[s.mode_count++] = choice(name, value, mode_names, 4);
     } else if (strcmp(name, "--sparsifier") == 0) {
       s.sparsifier = (esmm_sparsifier)choice(name, value, sparsifier_names, 3);
@@ -411,24 +427,64 @@ static settings parse(int argc, char **argv)
   return s;
 }
 
-static void write_curves(const settings *s, const curves *all)
+/* PREFIX and an ending; the caller frees it. */
+static char *with_ending(const char *prefix, const char *ending)
 {
-  const size_t bytes = strlen(s->prefix) + 5;
+  const size_t bytes = strlen(prefix) + strlen(ending) + 1;
   char *path = malloc(bytes);
   if (!path)
     die("out of memory", "");
-  snprintf(path, bytes, "%s.csv", s->prefix);
-  write_file(path, fill_csv, all);
-  snprintf(path, bytes, "%s.svg", s->prefix);
-  write_file(path, fill_svg, all);
-  free(path);
+  snprintf(path, bytes, "%s%s", prefix, ending);
+  return path;
+}
+
+static const struct {
+  const char *ending;
+  void (*fill)(FILE *file, const void *user);
+} outputs[] = {{".csv", fill_csv}, {".svg", fill_svg}};
+enum { OUTPUTS = sizeof outputs / sizeof *outputs };
+
+static void write_curves(const settings *s, const curves *all)
+{
+  for (int i = 0; i < OUTPUTS; i++) {
+    char *path = with_ending(s->prefix, outputs[i].ending);
+    write_file(path, outputs[i].fill, all);
+    free(path);
+  }
+}
+
+static void try_file(const char *path)
+{
+  io_sink sink;
+  open_file(path, &sink);
+  io_sink_abort(&sink);
+}
+
+/* What cannot be written is said before the training, and so are two files of one name. */
+static void try_files(const settings *s)
+{
+  char *real = s->save ? realpath(s->save, NULL) : NULL;
+  for (int i = 0; i < OUTPUTS; i++) {
+    char *path = with_ending(s->prefix, outputs[i].ending), *other = realpath(path, NULL);
+    if (s->save && (strcmp(s->save, path) == 0 || (real && other && strcmp(real, other) == 0))) {
+      fprintf(stderr, "ffn_train: --save would replace --out's %s: give another name\n", path);
+      exit(2);
+    }
+    try_file(path);
+    free(other);
+    free(path);
+  }
+  if (s->save)
+    try_file(s->save);
+  free(real);
 }
 
 int main(int argc, char **argv)
 {
-  static curve list[4];
+  static curve list[MOST_MODES];
   char why[256] = "";
   const settings s = parse(argc, argv);
+  try_files(&s);
   const esmm_ctx_opts opts = {
       .size = sizeof opts, .device = "cpu", .threads = (int)s.threads, .error = why, .error_size = sizeof why};
   esmm_ctx *ctx = NULL;
@@ -456,5 +512,7 @@ int main(int argc, char **argv)
   printf("curves in %s.svg, numbers in %s.csv\n", s.prefix, s.prefix);
   free(t.waves.data);
   esmm_ctx_free(ctx);
+  if (fflush(stdout) != 0 || ferror(stdout))
+    die("cannot write to the standard output", "");
   return 0;
 }

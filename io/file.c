@@ -11,6 +11,7 @@
 #include <libgen.h>
 #include <limits.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,6 +179,37 @@ static int sink_target(const char *path, mode_t *mode, char **target, const io_e
   return *target ? 0 : io_fail(error, "cannot be written: %s", strerror(errno));
 }
 
+/* The names of temporary files that exist, for io_sinks_unlink; with more than these at once, some would stay. */
+enum { SINKS = 8 };
+static char *_Atomic temporaries[SINKS];
+
+static void replace_temporary(char *old, char *new)
+{
+  for (int i = 0; i < SINKS; i++) {
+    char *expected = old;
+    if (atomic_compare_exchange_strong(&temporaries[i], &expected, new))
+      return;
+  }
+}
+
+void io_sinks_unlink(void)
+{
+  for (int i = 0; i < SINKS; i++) {
+    const char *name = atomic_load(&temporaries[i]);
+    if (name)
+      (void)unlink(name);
+  }
+}
+
+/* Its name is freed: the file is gone, or is a temporary one no more. */
+static void forget_temporary(io_sink *sink)
+{
+  if (sink->temporary)
+    replace_temporary(sink->temporary, NULL);
+  free(sink->temporary);
+  sink->temporary = NULL;
+}
+
 int io_sink_open(io_sink *sink, const io_error *error)
 {
   mode_t mode = 0;
@@ -199,6 +231,7 @@ int io_sink_open(io_sink *sink, const io_error *error)
     free(sink->temporary); /* it names no file of ours */
     sink->temporary = NULL;
   } else {
+    replace_temporary(NULL, sink->temporary);
     if (mode != 0)
       (void)fchmod(fd, mode); /* a file of somebody else's with odd modes is still written, with ours */
     sink->file = fdopen(fd, "wb");
@@ -220,7 +253,7 @@ void io_sink_abort(io_sink *sink)
     fclose(sink->file);
   if (sink->temporary)
     unlink(sink->temporary);
-  free(sink->temporary);
+  forget_temporary(sink);
   free(sink->target);
   memset(sink, 0, sizeof *sink);
 }
@@ -252,8 +285,7 @@ int io_sink_commit(io_sink *sink, const io_error *error)
   }
   if (good) {
     sync_directory(sink->target);
-    free(sink->temporary); /* it has become the target */
-    sink->temporary = NULL;
+    forget_temporary(sink); /* it has become the target */
   }
   io_sink_abort(sink);
   return good ? 0 : io_fail(error, "cannot be written: %s", strerror(reason));

@@ -45,6 +45,12 @@ typedef struct io_sink {
 
 int io_sink_open(io_sink *sink, const io_error *error);
 int io_sink_commit(io_sink *sink, const io_error *error); /* flush, fsync, rename; on failure nothing is left over */
+/*
+ * Takes away the temporary files of all sinks that are open: for a signal handler, so it only calls unlink(2). One
+ * thread at a time may open and close sinks.
+ */
+void io_sinks_unlink(void);
+
 void io_sink_abort(io_sink *sink);
 
 #endif

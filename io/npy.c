@@ -503,7 +503,7 @@ int io_matrix_read(const char *path, int64_t rows, int64_t cols, io_matrix *out,
   } else if (packed && !(known && raw_bytes(rows, cols, &want) && source.sized && source.size == want)) {
     result = fail_kind(source.head, source.head_bytes, &e); /* raw numbers may start like a gzip file by chance */
   } else if (!known) {
-    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape of its own: give its dimensions");
+    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape of its own: give its dimensions (--dims)");
   } else {
     result = read_raw(&source, rows, cols, out, &e);
   }
@@ -530,7 +530,7 @@ static int read_copy(io_tensors *t, size_t index, void **copy, const void **data
   const size_t align = h->item < 8 ? h->item : 8;
   io_matrix matrix = {0};
   *data = at;
-  if (plain && (uintptr_t)at % align == 0)
+  if (plain && (t->as_mapped || (uintptr_t)at % align == 0))
     return 0;
   const size_t bytes = h->elements * h->item; /* header_parse and raw_bytes have seen that it fits */
   *copy = io_alloc(bytes);

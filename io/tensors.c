@@ -214,7 +214,7 @@ static int parse(const unsigned char *bytes, size_t size, int64_t rows, int64_t 
     result = io_raw_tensors(bytes, size, rows, cols, name, out, error);
   else
     result = io_fail(error, "is no safetensors, .pt or .npy file, and raw float32 has no shape of its own: give its "
-                            "dimensions");
+                            "dimensions (--dims)");
   free(name);
   return result;
 }
@@ -286,7 +286,7 @@ static int load_mapped(io_tensors *t, size_t index, void **copy, const void **da
   const io_tensor *tensor = &t->list[index];
   const unsigned char *at = t->bytes + t->format->at[index];
   *data = at;
-  if ((uintptr_t)at % alignment(tensor->dtype) == 0)
+  if (t->as_mapped || (uintptr_t)at % alignment(tensor->dtype) == 0)
     return 0;
   *copy = io_alloc(tensor->bytes);
   if (!*copy)

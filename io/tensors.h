@@ -66,6 +66,7 @@ typedef struct io_tensors {
   const unsigned char *bytes; /* the file, mapped */
   size_t size;
   size_t data_at; /* safetensors: where the tensors' bytes begin */
+  bool as_mapped; /* for the caller to set: what is not aligned to its elements is not copied, data points at it */
 
   struct io_format *format; /* private: how the format loads */
 } io_tensors;

@@ -364,8 +364,11 @@ check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --de
 corpus=${golden%/golden}/fuzz/corpus
 # safetensors HEADER: the length and the header, below 250 bytes, with spaces that align what follows.
 safetensors() {
-  safetensors_bytes=$(((${#1} + 7) / 8 * 8))
-  printf "\\$(printf %03o $safetensors_bytes)\\0\\0\\0\\0\\0\\0\\0%-${safetensors_bytes}s" "$1"
+  header $(((${#1} + 7) / 8 * 8)) "$1"
+}
+unaligned() { header $(((${#1} + 7) / 8 * 8 + 3)) "$1"; }
+header() { # BYTES TEXT
+  printf "\\$(printf %03o "$1")\\0\\0\\0\\0\\0\\0\\0%-${1}s" "$2"
 }
 tensor() { printf '"%s":{"dtype":"F32","shape":[%s],"data_offsets":[%s]}' "$1" "$2" "$3"; }
 model() { # two matrices and a bias; every fourth column of fc2 is zero
@@ -414,6 +417,12 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       grep -q "has none for 'fc2'" weighed.txt && [ ! -e no.safetensors ] && [ -z "$(find . -name 'no.safetensors*')" ]
   }
   check 'prune weighs by the norms of the inputs, or leaves no file' weighed
+  no_norm() { # NaN has none
+    { safetensors "{$(tensor w 1,4 0,16)}" && printf '\0\0\300\177' && f32 1 2 3; } >nan.safetensors &&
+      esmm prune nan.safetensors no_norm.safetensors --format nm:2:4 >no_norm.out && grep -q '^w .* -$' no_norm.out &&
+      grep -q ' and - of their norm' no_norm.out && grep -q '^Some hold NaN or Inf' no_norm.out || { cat no_norm.out; return 1; }
+  }
+  check 'prune shows no share of a norm with NaN' no_norm
   fits() { esmm inspect pruned.safetensors --format nm:2:4 | grep -q '^fc1 .*x$' && ! esmm inspect pruned.safetensors --format nm:2:4 | grep -q 'no prediction'; }
   check 'pruned weights fit their format' fits
   loaded() { # [out, in] is transposed
@@ -423,6 +432,37 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       grep -q "no tensor 'fc3'" loaded.txt
   }
   check 'bench loads a tensor by its name' loaded
+  colons() { # in the tensor's name, and in the file's
+    { safetensors "{$(tensor a::b 2,2 0,16)}" && f32 1 2 3 4; } >colons.safetensors && cp colons.safetensors x::y.safetensors &&
+      for file in colons x::y; do
+        without_libraries esmm bench dense_f32_portable 1 --load-b $file.safetensors::a::b --no-tune --threads 1 | grep 'B \[2,2\]' || return 1
+      done
+  }
+  check 'bench loads a tensor that has :: in its name' colons
+
+  spares() { # INPUT COMMAND...: a usage error that says so, and the input stays as it is
+    spared=$1
+    shift
+    cp "$spared" spared.copy
+    "$@" >spared.out 2>&1
+    [ $? = 2 ] && grep -q 'would replace' spared.out && cmp "$spared" spared.copy || { echo "$*"; cat spared.out; return 1; }
+  }
+  mkdir -p read && cp a.f32 read/w_2x2.f32 && cp norms.safetensors kept.safetensors && echo old >kept.txt
+  spares_all() {
+    spares model.safetensors esmm prune model.safetensors x.safetensors --format nm:2:4 --json model.safetensors &&
+      spares kept.txt esmm prune model.safetensors kept.txt --format nm:2:4 --json ./kept.txt &&
+      spares kept.safetensors esmm prune model.safetensors kept.safetensors --format nm:2:4 --input-norms kept.safetensors &&
+      spares kept.safetensors esmm prune model.safetensors x.safetensors --format nm:2:4 --input-norms kept.safetensors --json kept.safetensors &&
+      spares model.safetensors esmm inspect model.safetensors --json ./model.safetensors &&
+      spares read/w_2x2.f32 esmm inspect read --json read/w_2x2.f32 &&
+      spares a.f32 esmm bench auto 1 --load-a a.f32 --dims 2 2 2 --json a.f32 &&
+      spares a.f32 esmm bench auto 1 --load-b a.f32 --dims 2 2 2 --csv ./a.f32 &&
+      spares model.safetensors esmm bench auto 1 --load-b model.safetensors::fc1 --csv model.safetensors &&
+      spares a.f32 esmm profile --device cuda --load-b a.f32 --dims 2 2 2 --csv a.f32 &&
+      spares read/w_2x2.f32 esmm bench-weights read --csv read/w_2x2.f32 &&
+      spares kept.txt esmm bench auto 1 --size 8 --json both --csv ./both && [ ! -e both ] && [ ! -e x.safetensors ]
+  }
+  check 'no output takes the place of an input or of another output' spares_all
 
   mkdir -p weights/wanda/grp_8/row_perm/sparsity_0.5 weights/pairs
   cp model.safetensors weights/wanda/grp_8/row_perm/sparsity_0.5/layer0.safetensors
@@ -446,6 +486,68 @@ if esmm info | grep -q '^safetensors  *can be read'; then
   check 'bench-weights says what it could not read, and goes on' damaged_one
   listed_dir() { esmm inspect weights/wanda weights 2>/dev/null; [ $? = 2 ] && esmm inspect weights/pairs | grep -q '^fc_b_4x3.f32  *fc_b_4x3  *4 x 3'; }
   check 'inspect goes through a directory' listed_dir
+  too_large() { # a limit on the size of files is an error, and leaves nothing behind
+    safetensors "{$(tensor w 512,1024 0,2097152)}" >large.safetensors && truncate -s 2097280 large.safetensors || return 1
+    truncate -s $(($(od -An -tu1 -N1 large.safetensors) + 8 + 2097152)) large.safetensors
+    (ulimit -f 100 && esmm prune large.safetensors cut.safetensors --format nm:2:4) >cut.out 2>cut.err
+    [ $? = 1 ] && grep -q 'cut.safetensors: cannot be written: File too large' cut.err && [ -z "$(find . -name 'cut.safetensors*')" ]
+  }
+  check 'prune beyond the limit of a file fails and leaves no file' too_large
+  interrupted() { # SIGNAL: while the output is being written
+    safetensors "{$(tensor w 16384,16384 0,1073741824)}" >long.safetensors &&
+      truncate -s $(($(wc -c <long.safetensors) + 1073741824)) long.safetensors || return 1
+    env esmm prune long.safetensors late.safetensors --format nm:2:4 --threads 1 >late.out 2>&1 &
+    late=$! waited=0
+    while [ -z "$(find . -name 'late.safetensors.tmp*')" ] && [ $waited -lt 100 ]; do
+      sleep 0.05
+      waited=$((waited + 1))
+    done
+    kill -s "$1" $late
+    wait $late
+    late_status=$?
+    rm -f long.safetensors
+    [ $waited -lt 100 ] && [ $late_status -gt 128 ] && [ -z "$(find . -name 'late.safetensors*')" ] ||
+      { echo "status $late_status after $waited"; ls late*; return 1; }
+  }
+  check 'prune that is ended leaves no file' interrupted TERM
+  check 'prune whose terminal is closed leaves no file' interrupted HUP
+  links() { # a linked DIR is walked through; what is not looked into is said
+    mkdir -p linked/in elsewhere && cp a.f32 linked/in/w_2x2.f32 && ln -sfn linked way && ln -sfn ../elsewhere linked/more &&
+      esmm inspect way/ >links.out && esmm inspect way >links.out 2>links.err && grep -q '^w_2x2 .*2 x 2' links.out &&
+      grep -q 'linked/more: is a link to a directory, and not followed' links.err || { cat links.out links.err; return 1; }
+    ln -sfn nowhere.npy linked/gone.npy
+    esmm inspect linked >links.out 2>links.err
+    [ $? = 1 ] && grep -q '^w_2x2 .*2 x 2' links.out && grep -q 'linked/gone.npy: No such file' links.err || return 1
+    rm linked/gone.npy && mkdir -p linked/closed && chmod 0 linked/closed
+    if ! ls linked/closed >/dev/null 2>&1; then # root may look into it
+      esmm inspect linked >links.out 2>links.err
+      [ $? = 1 ] && grep -q '^w_2x2 .*2 x 2' links.out && grep -q 'linked/closed: is a directory that cannot be read' links.err
+    fi
+  }
+  check 'inspect follows a linked directory and says what it skips' links
+  names_tensors() { # which tensor it is, and what would make it fit
+    mkdir -p unfit && cp model.safetensors unfit/m.safetensors && cp partly/large.npy unfit/
+    esmm bench-weights unfit auto 1 --m 4 --no-tune --format nm:2:4 >unfit.out 2>unfit.err
+    [ $? = 1 ] && grep -q "^esmm: bench-weights: unfit/m.safetensors::fc1: .*'esmm prune' makes it fit" unfit.err &&
+      grep -q '^esmm: bench-weights: unfit/large.npy::large: .*too large' unfit.err && ! grep -q 'load-b' unfit.err || { cat unfit.err; return 1; }
+  }
+  named_shape() { # a raw file's name gives its shape to every command; --dims is stronger
+    cp a.f32 named_2x2.f32 && esmm inspect named_2x2.f32 | grep -q '^shape  *2 x 2' &&
+      esmm inspect named_2x2.f32 --dims 1x4 | grep -q '^shape  *1 x 4' &&
+      without_libraries esmm bench dense_f32_portable 1 --load-b named_2x2.f32 --no-tune --threads 1 | grep -q 'B \[2,2\]' &&
+      esmm run --a named_2x2.f32 --b named_2x2.f32 --out named.npy && values named.npy '7 10 15 22'
+  }
+  check 'a raw file has its shape in its name' named_shape
+  partly() { # one tensor that does not load: the others are shown
+    mkdir -p partly && cp a.f32 partly/z_2x2.f32 &&
+      { printf '\223NUMPY\1\0\166\0%-117s\n' "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }" &&
+        printf '\234\165\0\210\074\344\067\176'; } >partly/large.npy # 1e300
+    esmm inspect partly >partly.out 2>partly.err
+    [ $? = 1 ] && grep -q '^z_2x2.f32 .*2 x 2' partly.out && grep -q '^esmm: inspect: partly/large.npy: ' partly.err &&
+      ! grep -q '^large.npy' partly.out || { cat partly.out partly.err; return 1; }
+  }
+  check 'inspect says which tensor does not load, and goes on' partly
+  check 'bench-weights names the tensor that it cannot measure' names_tensors
   refused() { # every damaged file: an error that names it, status 1, no crash
     for file in "$corpus"/safetensors/* "$corpus"/pt/*.pt "$corpus"/npy/*; do
       esmm inspect "$file" --json /dev/null >refused.out 2>refused.err
@@ -458,15 +560,26 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     done
   }
   check 'every file of the corpus is read or refused by name' refused
-  gibibyte() { # of zeros that take no disk; 200 MiB of memory for all but the mapped file
-    safetensors "{$(tensor w 16384,16384 0,1073741824)}" >big.safetensors &&
+  gibibyte() { # HEADER AXIS: of zeros that take no disk; 200 MiB of memory for all but the mapped file
+    $1 "{$(tensor w 16384,16384 0,1073741824)}" >big.safetensors &&
       truncate -s $(($(wc -c <big.safetensors) + 1073741824)) big.safetensors || return 1
-    (ulimit -d 204800 && esmm inspect big.safetensors --threads 2) >big.out 2>&1
+    (ulimit -d 204800 && esmm inspect big.safetensors --threads 2 --k-axis "$2") >big.out 2>&1
     big_status=$?
     rm -f big.safetensors
     [ $big_status = 0 ] && grep -q '^w  *16384 x 16384  *F32  *0.0000' big.out || { cat big.out; return 1; }
   }
-  check 'a model of 1 GiB is inspected within 200 MiB' gibibyte
+  check 'a model of 1 GiB is inspected within 200 MiB' gibibyte safetensors last
+  check 'a model of 1 GiB that is not aligned is inspected within 200 MiB' gibibyte unaligned last
+  check 'a model of 1 GiB that is not aligned, and not transposed, is inspected within 200 MiB' gibibyte unaligned first
+  same_densities() { # wherever the bytes lie
+    unaligned "{$(tensor fc1 4,8 0,128)}" >moved.safetensors && tail -c 264 model.safetensors | head -c 128 >>moved.safetensors
+    for axis in first last; do
+      esmm inspect model.safetensors --k-axis $axis --json - 2>/dev/null | grep '"fc1"' | sed 's/.*"element_density"//' >straight
+      esmm inspect moved.safetensors --k-axis $axis --json - 2>/dev/null | sed 's/.*"element_density"//' >moved
+      [ -s straight ] && cmp straight moved || return 1
+    done
+  }
+  check 'inspect finds the same densities in a file that is not aligned' same_densities
 else
   skip 'models' "$(esmm info | grep '^safetensors')"
 fi

@@ -42,6 +42,27 @@ refuses() { # WORDS...: status 2, and a text
 check 'ffn_train refuses an unknown option' refuses --banana 3
 check 'ffn_train refuses a bad number' refuses --steps 3x
 check 'ffn_train refuses an unknown mode' refuses --mode fast
+check 'ffn_train refuses half a step' refuses --steps 1.9
+check 'ffn_train refuses a fifth mode' refuses --mode dense --mode exact --mode split --mode sparse --mode dense
+check 'ffn_train refuses one name for two files' refuses --steps 2 --out "$WORK/twice" --save "$WORK/twice.csv"
+early() { # a million steps would take hours
+  timeout 20 "$train" --steps 1000000 --mode exact "$@" 2>"$WORK/error"
+  [ $? = 1 ] && grep -q 'no/such' "$WORK/error"
+}
+check 'ffn_train tries --out before it trains' early --out "$WORK/no/such/place"
+check 'ffn_train tries --save before it trains' early --out "$WORK/tried" --save "$WORK/no/such/place"
+full() { ! "$@" >/dev/full 2>"$WORK/error" && grep -q 'cannot write to the standard output' "$WORK/error"; }
+check 'ffn_train says that its output did not arrive' full "$train" --steps 2 --mode exact --out "$WORK/full"
+wrong_words() { # WORDS...: status 2 and the usage
+  "$TREE/examples/ffn_speed" "$@" >"$WORK/out" 2>"$WORK/error"
+  [ $? = 2 ] && grep -q '^usage: ffn_speed' "$WORK/error"
+}
+check 'ffn_speed refuses two numbers' wrong_words 8 8
+check 'ffn_speed refuses five numbers' wrong_words 8 8 8 1 1
+check 'ffn_speed refuses a number with a letter' wrong_words 8 8x 8
+check 'ffn_speed refuses an unknown option' wrong_words --banana
+speed_help() { "$TREE/examples/ffn_speed" --help | grep -q '^usage: ffn_speed'; }
+check 'ffn_speed has --help' speed_help
 no_directory() {
   ! "$train" --steps 2 --mode exact --out "$WORK/no/such/place" 2>"$WORK/error" && grep -q 'no/such' "$WORK/error"
 }
@@ -50,6 +71,15 @@ check 'ffn_train says which file it cannot write' no_directory
 if "$infer" "$WORK/model.safetensors" >"$WORK/out" 2>&1; then
   alive() { grep -E '^[1-9][0-9]* of 256 features alive, [0-9.]+ % of the hidden layer nonzero' "$WORK/out"; }
   check 'ffn_inference with the trained weights' alive
+  check 'ffn_inference says that its output did not arrive' full "$infer" "$WORK/model.safetensors"
+  no_width() { # no elements, and 2^62 columns
+    header='{"fc1.weight":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]},"fc1.bias":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+    header=$header'"fc2.weight":{"dtype":"F32","shape":[0,0],"data_offsets":[0,0]},"fc2.bias":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 256)))\\0\\0\\0\\0\\0\\0%s" "$header" >"$WORK/wide.safetensors"
+    "$infer" "$WORK/wide.safetensors" 2>"$WORK/error"
+    [ $? = 1 ] && grep -q 'd_model is 4611686018427387904' "$WORK/error" || { cat "$WORK/error"; return 1; }
+  }
+  check 'ffn_inference refuses a width that cannot be' no_width
 elif grep -q jansson "$WORK/out"; then
   skip 'ffn_inference with the trained weights' 'built without jansson, which reads safetensors'
 else
