@@ -170,12 +170,14 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
   const double density = narrow ? p->sample.joint[0] : p->sample.strip[0];
   const double all = rounds(p, &u), stages = all * (double)esmm_ceil_div(p->k, ESMM_HALF_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  int32_t segments, segment_k;
+  cut_segments(p, &segments, &segment_k);
   units[2] = 2.0 * k * m + (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
     units[narrow] = stages * density;
   else
     units[2] += 2.0 * k * n * density;
-  units[3] = narrow ? all * k : 0.0;
+  units[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
   units[ESMM_COST_TERMS - 1] = 1.0;
   *strip_rows = ESMM_TILE;
@@ -338,8 +340,8 @@ static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch
   .doc = #id ": skips k's without a nonzero in 128 rows of A or in 128 columns of B, on Hopper's tensor cores",        \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
   .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
-                                       "comparing of bitmaps",  "copying of a",          "launches"},                  \
-  .cost = {7.3e-7, 4.8e-7, 3.2e-13, 1e-10, 4e-6, 2.4e-5}, .workspace = joint_workspace, .run = run_joint
+                                       "segments of tiles",     "copying of a",          "launches"},                  \
+  .cost = {7.6e-7, 4.9e-7, 3.2e-13, 8e-7, 4e-6, 2.2e-5}, .workspace = joint_workspace, .run = run_joint
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
 
