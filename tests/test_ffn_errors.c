@@ -6,6 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The layer passes both ways as it should, whatever was tried before; and is freed. */
+static void ends_right(const char *what, rig *r, oracle *o)
+{
+  rig_run(r);
+  oracle_forward(o);
+  oracle_backward(o);
+  check_all(what, r, 1e-5);
+  rig_free(r);
+  oracle_free(o);
+}
+
 static void caches_have_owners(void **state)
 {
   (void)state;
@@ -123,12 +134,7 @@ static void bad_weights(void **state)
   assert_int_equal(esmm_ffn_set_weights(r.ctx, NULL, &w, NULL), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_ffn_set_weights(r.ctx, r.ffn, NULL, NULL), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_ffn_set_weights(NULL, r.ffn, &w, NULL), ESMM_ERR_ARGUMENT);
-  rig_run(&r); /* and the layer still has the weights it had */
-  oracle_forward(&o);
-  oracle_backward(&o);
-  check_all("after errors", &r, 1e-5);
-  rig_free(&r);
-  oracle_free(&o);
+  ends_right("after errors", &r, &o); /* and the layer still has the weights it had */
 }
 
 /* What the caller set is named: the mode and the format, not the strict products that follow from them. */
@@ -147,12 +153,7 @@ static void dense_mode_needs_dense_weights(void **state)
            esmm_format_str(prepare.format));
     assert_null(strstr(esmm_ctx_error(r.ctx), "strict"));
   }
-  rig_run(&r); /* with the weights it had */
-  oracle_forward(&o);
-  oracle_backward(&o);
-  check_all("after errors", &r, 1e-5);
-  rig_free(&r);
-  oracle_free(&o);
+  ends_right("after errors", &r, &o); /* with the weights it had */
 }
 
 /* On the CPU a stream, whatever it is, changes nothing; and an older program's options have none. */
@@ -167,12 +168,7 @@ static void streams_are_for_gpus(void **state)
     opts.size = older ? offsetof(esmm_ffn_opts, stream) : sizeof opts;
     rig r;
     rig_create(&r, &o, &opts, plain, 1);
-    rig_run(&r);
-    oracle_forward(&o);
-    oracle_backward(&o);
-    check_all("stream", &r, 1e-5);
-    rig_free(&r);
-    oracle_free(&o);
+    ends_right("stream", &r, &o);
   }
 }
 

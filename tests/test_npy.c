@@ -5,6 +5,7 @@
  * never comes from the writer, and what the writer gives is compared with bytes as NumPy writes them.
  */
 #include "../io/npy.h"
+#include "scratch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,25 +24,7 @@
 
 #include <cmocka.h>
 
-static char dir[64]; /* of this run's files */
 static char error[IO_ERROR_BYTES];
-
-static const char *in_dir(const char *name)
-{
-  static char path[4][512];
-  static int turn;
-  turn = (turn + 1) % 4;
-  snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-  return path[turn];
-}
-
-static void put_file(const char *path, const void *bytes, size_t size)
-{
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, size, f), size);
-  assert_int_equal(fclose(f), 0);
-}
 
 static size_t get_file(const char *path, unsigned char *bytes, size_t room)
 {
@@ -673,22 +656,6 @@ static void test_replacing_keeps_mode_and_links(void **state)
   umask(mask);
   assert_int_equal(stat(in_dir("fresh.npy"), &info), 0);
   assert_int_equal(info.st_mode & 0777, 0640);
-}
-
-static int make_dir(void **state)
-{
-  (void)state;
-  const char *base = getenv("TMPDIR");
-  snprintf(dir, sizeof dir, "%s/esmm-npy-XXXXXX", base && strlen(base) < 40 ? base : "/tmp");
-  return mkdtemp(dir) && chmod(dir, 0755) == 0 ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-  (void)state;
-  char command[128];
-  snprintf(command, sizeof command, "rm -rf '%s'", dir);
-  return system(command);
 }
 
 int main(void)

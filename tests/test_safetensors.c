@@ -4,30 +4,11 @@
  * The corpus is made by tests/fuzz/make_corpus.py, which has its own idea of the format.
  */
 #include "corpus.h"
+#include "scratch.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-static char dir[64]; /* of this run's files */
 static char error[IO_ERROR_BYTES];
-
-static const char *in_dir(const char *name)
-{
-  static char path[4][512];
-  static int turn;
-  turn = (turn + 1) % 4;
-  snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-  return path[turn];
-}
-
-static void put_file(const char *path, const void *bytes, size_t size)
-{
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  assert_int_equal(fwrite(bytes, 1, size, f), size);
-  assert_int_equal(fclose(f), 0);
-}
 
 static io_tensors *open_good(const char *path)
 {
@@ -374,11 +355,5 @@ int main(void)
     cmocka_unit_test(test_raw),
     cmocka_unit_test(test_no_files)
   };
-  snprintf(dir, sizeof dir, "/tmp/esmm_test_safetensors_%ld", (long)getpid());
-  if (mkdir(dir, 0700) != 0)
-    return 1;
-  int failed = cmocka_run_group_tests(tests, NULL, NULL);
-  char command[128];
-  snprintf(command, sizeof command, "rm -r %s", dir);
-  return system(command) != 0 || failed;
+  return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

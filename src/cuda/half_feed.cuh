@@ -3,8 +3,8 @@
  *
  *   dense     one thread starts the copy engine: boxes of 64 x 64; what a pair shares is fetched half by half and sent
  *             to both
- *   SKIP_A    packed A comes as 16 KiB blocks, half by half to both blocks of a pair; the rows of B that the strip's
- *             list names are gathered, 512 bytes an instruction
+ *   SKIP_A    boxes of the packed A, half by half to both blocks of a pair; the rows of B that the strip's list names
+ *             are gathered, 512 bytes an instruction
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
  *
  * All four warps gather, 16 lines of a stage each: while wgmma runs, a warp gets a gather through every 39 cycles and

@@ -82,14 +82,6 @@ template <bool BF16> static __device__ __forceinline__ uint32_t pair_of(float x,
   return *(const uint32_t *)&pair;
 }
 
-/* Four 8 x 8 matrices of 16 bits from a warp's registers to shared memory; lane i gives the place of line i. */
-static __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
-}
-
 /* 16 rows by 64 columns, 128 bytes a row, swizzled. */
 template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
 {
@@ -97,8 +89,9 @@ template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t
 #pragma unroll
   for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
     const float *x = &sums[8 * i];
-    store_matrices(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pair_of<BF16>(x[0], x[1]),
-                   pair_of<BF16>(x[2], x[3]), pair_of<BF16>(x[4], x[5]), pair_of<BF16>(x[6], x[7]));
+    const uint32_t pairs[4] = {pair_of<BF16>(x[0], x[1]), pair_of<BF16>(x[2], x[3]), pair_of<BF16>(x[4], x[5]),
+                               pair_of<BF16>(x[6], x[7])};
+    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs);
   }
 }
 
