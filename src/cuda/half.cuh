@@ -40,10 +40,27 @@ static __device__ __forceinline__ void cluster_sync(void)
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
+/*
+ * threadIdx.x, and what follows from it is worked out here: kept over a loop that has no registers left, it would go to
+ * memory and come back.
+ */
+static __device__ __forceinline__ int thread_now(void)
+{
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 /* Numbered barriers: 0 is __syncthreads. */
 template <int ID, int THREADS> static __device__ __forceinline__ void meet(void)
 {
   asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+/* The same for a warpgroup. */
+static __device__ __forceinline__ void meet_group(int id)
+{
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
 /* One thread of each of `all` blocks: they have come. meeting: two words that are 0 before, and after all have left. */
@@ -145,10 +162,8 @@ static __device__ __forceinline__ half_unit unit_heard(const int4 &told)
 #define PLACES 2048     /* SKIP_AB: a ring of entries */
 #define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
 
-#define SAMPLERS 64      /* threads that look at A, two rows each, */
-#define STAGES_UNKNOWN 5 /* and the stages of the dense product that are begun meanwhile */
-
-#define SAMPLES 8 /* places of 128 rows by 8 k's that a choice looks at */
+#define SAMPLERS 64 /* threads that look at A, two rows each */
+#define SAMPLES 8   /* places of 128 rows by 8 k's that a choice looks at */
 
 /* Barriers of the stages. */
 typedef struct half_ring {
@@ -168,7 +183,7 @@ typedef struct half_shared {
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t found[4];    /* SKIP_AB: k's that each feeding warp counts */
-  alignas(128) float spare[8][512]; /* a worker warp's own */
+  alignas(1024) float spare[8][512]; /* a worker warp's own */
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */

@@ -34,20 +34,30 @@ static __device__ __forceinline__ void gathered(uint32_t b)
 
 /* ---- dense ---- */
 
+/* The barrier waits for so many bytes; tell: nothing else is to come. */
+static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t bytes, bool tell)
+{
+  if (tell)
+    sm90_barrier_expect(full, bytes);
+  else
+    sm90_barrier_expect_more(full, bytes);
+}
+
 /*
  * 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. low: A has 64
- * rows at most, and nobody looks at its second panel. Straight cases, because one thread does all of this.
+ * rows at most, and nobody looks at its second panel. tell: consumers may begin when it has come. Straight cases,
+ * because one thread does all of this.
  */
 template <int COLS>
 static __device__ __forceinline__ void load_dense(const esmm_half_params &p, char *to, uint64_t *full, int row, int col,
-                                                  int k, int rank, bool share_b, bool low)
+                                                  int k, int rank, bool share_b, bool low, bool tell)
 {
   enum { PANELS = COLS / 64, BYTES = half_stage<COLS>::BYTES };
   char *b = to + half_stage<COLS>::A;
   const int below = p.a_by_k ? 64 : 0, further = p.a_by_k ? 0 : 64; /* the next 64 rows of A, in its map */
   const int x = p.a_by_k ? row : k, y = p.a_by_k ? k : row;
   if (share_b) {
-    sm90_barrier_expect(full, BYTES);
+    stage_expect(full, BYTES, tell);
     sm90_tma_load(to, &p.map_a, x, y, full);
     sm90_tma_load(to + PANEL, &p.map_a, x + below, y + further, full);
 #pragma unroll
@@ -58,11 +68,11 @@ static __device__ __forceinline__ void load_dense(const esmm_half_params &p, cha
     return;
   }
   if (low) {
-    sm90_barrier_expect(full, BYTES - PANEL);
+    stage_expect(full, BYTES - PANEL, tell);
     if (rank == 0)
       sm90_tma_load_multicast(to, &p.map_a, x, y, full, BOTH);
   } else {
-    sm90_barrier_expect(full, BYTES);
+    stage_expect(full, BYTES, tell);
     sm90_tma_load_multicast(to + rank * PANEL, &p.map_a, x + rank * below, y + rank * further, full, BOTH);
   }
 #pragma unroll
@@ -83,9 +93,45 @@ static __device__ __forceinline__ int packed_line(const esmm_half_params &p, int
 }
 
 /*
- * One thread: all stages. Where the block chooses, it begins before the outcome is known, and asks at a certain stage,
- * the same in both blocks of a pair. False: the product is not wanted, and nobody uses the ring any more.
+ * One thread: the first stages of a product that may not be wanted, while that is found out. Consumers are told of two
+ * of them, which keep them busy until then, never of a unit's last: C must not be written before. Returns how many were
+ * loaded, the same in both blocks of a pair; off: the product is not wanted, and nobody uses the ring any more.
  */
+template <int COLS>
+static __device__ __forceinline__ int feed_unknown(const esmm_half_params &p, char *ring, half_shared *sh,
+                                                   const half_work &work, bool &off)
+{
+  typedef half_stage<COLS> stage;
+  enum { TOLD = 2 };
+  int loaded = 0;
+  if (work.first < work.count) {
+    const half_unit unit = unit_at(work, work.first);
+    int from, to;
+    share(ceil_div(p.k, ESMM_HALF_K), unit.part, unit.parts, from, to);
+    loaded = max(0, min((int)stage::COUNT, to - from - 1));
+#pragma unroll 1
+    for (int s = 0; s < loaded; s++) {
+      sh->stage[s] = stage_rows(p, unit.row) | STAGE_STEPS_ALL;
+      load_dense<COLS>(p, ring + s * stage::BYTES, &sh->dense.full[s], unit.row, unit.col, (from + s) * ESMM_HALF_K,
+                       work.rank, work.u.share == ESMM_HALF_SHARE_B, p.m <= 64, s < TOLD);
+    }
+  }
+  sm90_barrier_wait(&sh->decided, 0);
+  off = sh->mode != ESMM_HALF_DENSE;
+  const int told = min(loaded, (int)TOLD);
+  if (off)
+    sh->stage[told] = STAGE_OFF;
+  for (int s = told; s < max(loaded, off ? told + 1 : 0); s++)
+    sm90_barrier_arrive(&sh->dense.full[s]);
+  if (off) { /* the ring is used again: everything has come, and nobody is reading */
+    for (int s = told; s < loaded; s++)
+      sm90_barrier_wait(&sh->dense.full[s], 0);
+    sm90_barrier_wait(&sh->dense.empty[told], 0);
+  }
+  return loaded;
+}
+
+/* One thread: all stages. False: the product is not wanted. */
 template <int COLS>
 static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, char *ring, half_shared *sh)
 {
@@ -93,45 +139,37 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   const half_work work = work_of(p, ESMM_HALF_DENSE);
   const int steps = ceil_div(p.k, ESMM_HALF_K);
   const bool share_b = work.u.share == ESMM_HALF_SHARE_B;
-  int slot = 0, until_known = p.choose ? STAGES_UNKNOWN : -1;
-  uint32_t phase = 1;
   bool off = false;
-  for (int i = work.first; i < work.count && !off; i += work.step) {
+  int loaded = p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
+  if (off)
+    return false;
+  int slot = loaded % stage::COUNT;
+  uint32_t phase = loaded == stage::COUNT ? 0 : 1;
+  for (int i = work.first; i < work.count; i += work.step) {
     const half_unit unit = unit_at(work, i);
     const uint32_t rows = stage_rows(p, unit.row);
     int from, to;
     share(steps, unit.part, unit.parts, from, to);
+    from += loaded;
+    loaded = 0;
     for (int s = from; s < to || s == from; s++) {
-      if (until_known >= 0 && (until_known-- == 0 || s + 1 >= to)) { /* C must not be written before */
-        until_known = -1;
-        sm90_barrier_wait(&sh->decided, 0);
-        off = sh->mode != ESMM_HALF_DENSE;
-        if (off)
-          break;
-      }
       sm90_barrier_wait(&sh->dense.empty[slot], phase);
       const bool last = s + 1 >= to;
       sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST : 0);
       if (last)
         sh->unit[slot] = unit_told(unit);
       load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_HALF_K,
-                       work.rank, share_b, p.m <= 64);
+                       work.rank, share_b, p.m <= 64, true);
       if (++slot == stage::COUNT) {
         slot = 0;
         phase ^= 1;
       }
     }
   }
-  if (until_known >= 0) { /* a block without units */
-    sm90_barrier_wait(&sh->decided, 0);
-    off = sh->mode != ESMM_HALF_DENSE;
-  }
   sm90_barrier_wait(&sh->dense.empty[slot], phase);
-  sh->stage[slot] = off ? STAGE_OFF : STAGE_END;
+  sh->stage[slot] = STAGE_END;
   sm90_barrier_arrive(&sh->dense.full[slot]);
-  if (off) /* the ring is used again: nobody may be reading */
-    sm90_barrier_wait(&sh->dense.empty[slot], phase ^ 1);
-  return !off;
+  return true;
 }
 
 /* ---- gathering ---- */

@@ -85,7 +85,7 @@ template <bool BF16> static __device__ __forceinline__ uint32_t pair_of(float x,
 /* 16 rows by 64 columns, 128 bytes a row, swizzled. */
 template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
 {
-  const uint32_t lane = threadIdx.x % 32, line = lane % 16;
+  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
     const float *x = &sums[8 * i];
@@ -151,13 +151,47 @@ static __device__ __forceinline__ void store_slowly(const esmm_half_params &p, f
   }
 }
 
+/*
+ * All sums of a warpgroup, 64 rows from `row` on, by the copy engine: 64 columns at a time through shared memory, a panel
+ * each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the warpgroup waits
+ * for that memory to be read.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void store_boxes(const esmm_half_params &p, float (&sums)[SUMS], int row, int col,
+                                                   char *here, int room, char *there)
+{
+  const bool bf16 = p.epilogue.c.dtype == DTYPE_BF16;
+  const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
+  finish_sums(p.epilogue, sums, col + thread % 4 * 2);
+#pragma unroll
+  for (int g = 0; g < SUMS / 32; g++) {
+    const int panel = group * (SUMS / 32) + g;
+    const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
+                        (uint32_t)warp * (PANEL / 4);
+    if (bf16)
+      store_lines<true>(to, &sums[32 * g]);
+    else
+      store_lines<false>(to, &sums[32 * g]);
+  }
+  sm90_fence_async();
+  meet_group(7 + group);
+  if (thread % 128 == 0) {
+#pragma unroll
+    for (int g = 0; g < SUMS / 32; g++) {
+      const int panel = group * (SUMS / 32) + g;
+      sm90_tma_store(&p.map_c, col + 64 * g, row, panel < room ? here + panel * PANEL : there + (panel - room) * PANEL);
+    }
+    sm90_bulk_commit();
+  }
+}
+
 /* Sums [first, last) of 16 rows from row0 on by 2 * SUMS columns; spare: the warp's 2 KiB of shared memory. */
 template <int SUMS>
 static __device__ __forceinline__ void store_sums(const esmm_half_params &p, float (&sums)[SUMS], int row0, int col0,
                                                   int first, int last, float *spare)
 {
   const esmm_epilogue_params &e = p.epilogue;
-  const int lane = (int)threadIdx.x % 32, t = lane % 4, row = row0 + lane / 4;
+  const int lane = thread_now() % 32, t = lane % 4, row = row0 + lane / 4;
   const bool single = e.c.dtype == DTYPE_F32;
   if (row0 >= p.m || col0 >= p.n)
     return;

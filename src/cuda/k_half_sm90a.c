@@ -228,18 +228,27 @@ static size_t joint_workspace(const esmm_problem *p)
 
 /* ---- running ---- */
 
+/* The copy engine can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
+static bool writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
+{
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f && as_it_is(&p->c);
+}
+
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_half_params *params)
 {
   const esmm_cuda_weights *w = p->w->cuda;
   const bool by_k = a->order == ESMM_COL_MAJOR;
   esmm_status status =
-      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
+      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, 64,
+                              &params->map_a);
   if (status == ESMM_OK)
-    status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
+    status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, 64, &params->map_b);
   if (status == ESMM_OK && params->packed)
     status = esmm_cuda_tensor_map_16(ctx, params->packed, 64,
-                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64,
+                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64, 64,
                                      &params->map_packed);
+  if (status == ESMM_OK && params->c_boxes)
+    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, 16, &params->map_c);
   return status;
 }
 
@@ -284,6 +293,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *sc
                              .report = p->call->report,
                              .units = {cut_dense(p), cut_skip(p, ESMM_HALF_SKIP_A), cut_skip(p, ESMM_HALF_SKIP_AB)},
                              .epilogue = esmm_cuda_epilogue(p)};
+  params.c_boxes = writes_boxes(p, &params.epilogue);
   if (packs) {
     params.packed = at + l.packed;
     params.lists = at + l.lists;

@@ -113,6 +113,7 @@ typedef struct half_consumer {
   int lane, group, shares, reader;
   bool gathered_lines;
   uint32_t slot, phase;
+  uint32_t held; /* a stage from which C is being written; MAX_STAGES: none */
 } half_consumer;
 
 static __device__ __forceinline__ half_consumer consumer_of(const esmm_half_params &p, char *ring, half_shared *sh,
@@ -132,7 +133,29 @@ static __device__ __forceinline__ half_consumer consumer_of(const esmm_half_para
   c.a_view = wgmma16_view(ring + c.group * PANEL);
   c.b_view = wgmma16_view(ring + b_at);
   c.slot = c.phase = 0;
+  c.held = MAX_STAGES;
   return c;
+}
+
+/* A stage may be used again. */
+static __device__ __forceinline__ void let_go(const half_consumer &c, uint32_t at)
+{
+  if (c.lane < c.shares)
+    sm90_barrier_arrive_cluster(c.empty + at * 8);
+}
+
+/* And so may the one from which C was written: the first warp says so for the warpgroup. */
+static __device__ __forceinline__ void let_go_held(half_consumer &c)
+{
+  if (c.held >= MAX_STAGES)
+    return;
+  if (threadIdx.x / 32 % 4 == 0) {
+    sm90_bulk_wait_read();
+    __syncwarp();
+    if (c.lane < c.shares)
+      sm90_barrier_arrive_cluster_many(c.empty + c.held * 8, 4);
+  }
+  c.held = MAX_STAGES;
 }
 
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
@@ -171,8 +194,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(half_consumer &c, float
     }
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
-      if (c.lane < c.shares)
-        sm90_barrier_arrive_cluster(c.empty + before * 8);
+      let_go(c, before);
+      let_go_held(c);
     }
     before = c.slot;
     if (++c.slot == stage::COUNT) {
@@ -185,18 +208,26 @@ static __device__ __forceinline__ uint32_t multiply_unit(half_consumer &c, float
   return what;
 }
 
-/* The unit's stage may be used again. */
-static __device__ __forceinline__ void let_go(const half_consumer &c, uint32_t at)
-{
-  if (c.lane < c.shares)
-    sm90_barrier_arrive_cluster(c.empty + at * 8);
-}
-
+/*
+ * What becomes of the sums; at: the unit's last stage, which is let go of. Where the copy engine can write C, it does
+ * so from that stage, while the next unit's are multiplied.
+ */
 template <int COLS>
-static __device__ __forceinline__ void finish_unit(const esmm_half_params &p, const half_unit &unit, half_shared *sh,
+static __device__ __forceinline__ void finish_unit(const esmm_half_params &p, const half_unit &unit, char *ring,
+                                                   half_shared *sh, half_consumer &c, uint32_t at,
                                                    float (&sums)[half_stage<COLS>::SUMS])
 {
-  const int warp = ((int)threadIdx.x - FEEDERS) / 32, row0 = unit.row + warp * 16;
+  typedef half_stage<COLS> stage;
+  const int warp = (thread_now() - FEEDERS) / 32, row0 = unit.row + warp * 16;
+  let_go_held(c);
+  if (p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n) {
+    meet<1, WORKERS>(); /* nobody multiplies from it any more */
+    store_boxes(p, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
+                (char *)sh->spare);
+    c.held = at;
+    return;
+  }
+  let_go(c, at);
   int first = 0, end = half_stage<COLS>::SUMS;
   if (unit.parts > 1)
     add_parts(p, unit, sums, row0, first, end);
@@ -217,10 +248,12 @@ static __device__ __forceinline__ bool multiply(const esmm_half_params &p, int m
     told.y = __shfl_sync(~0u, told.y, c.reader);
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
-    let_go(c, at);
-    if (what & (STAGE_OFF | STAGE_END))
+    if (what & (STAGE_OFF | STAGE_END)) {
+      let_go_held(c);
+      let_go(c, at);
       return what & STAGE_END;
-    finish_unit<COLS>(p, unit_heard(told), sh, sums);
+    }
+    finish_unit<COLS>(p, unit_heard(told), ring, sh, c, at, sums);
   }
 }
 
@@ -311,20 +344,25 @@ template <bool F16> static __device__ __forceinline__ void half_main(const esmm_
     for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_HALF_DENSE].share == ESMM_HALF_ALONE ? 8 : 16);
-      sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
-      sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
     }
-    sm90_barrier_init(&sh->decided, 1);
+    if (p.mode != ESMM_HALF_DENSE) {
 #pragma unroll 1
-    for (int i = 0; i < PACK_WARPS; i++) {
-      sm90_barrier_init(&sh->pack_full[i], 1);
-      sm90_barrier_init(&sh->pack_empty[i], 1);
-      sm90_barrier_init(&sh->turn_full[i], 1);
-    }
+      for (int i = 0; i < MAX_STAGES; i++) {
+        sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
+        sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_HALF_ALONE ? 8 : 16);
+      }
+      sm90_barrier_init(&sh->decided, 1);
 #pragma unroll 1
-    for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
-      sm90_barrier_init(&sh->block_full[i], ESMM_HALF_K);
-      sm90_barrier_init(&sh->block_empty[i], 1);
+      for (int i = 0; i < PACK_WARPS; i++) {
+        sm90_barrier_init(&sh->pack_full[i], 1);
+        sm90_barrier_init(&sh->pack_empty[i], 1);
+        sm90_barrier_init(&sh->turn_full[i], 1);
+      }
+#pragma unroll 1
+      for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
+        sm90_barrier_init(&sh->block_full[i], ESMM_HALF_K);
+        sm90_barrier_init(&sh->block_empty[i], 1);
+      }
     }
     sm90_fence_init();
   }

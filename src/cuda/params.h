@@ -226,6 +226,7 @@ typedef struct esmm_half_params {
   esmm_tensor_map map_a;      /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
   esmm_tensor_map map_b;      /* boxes of 64 columns by 64 k's */
   esmm_tensor_map map_packed; /* boxes of 64 rows by 64 k's of packed, as one matrix of 64 columns */
+  esmm_tensor_map map_c;      /* boxes of 64 columns by 16 rows, where c_boxes is not 0 */
   esmm_gate gate;
   int32_t m, n, k;
   int32_t mode;       /* ESMM_HALF_..., or, where choose is not 0, the skipping one to choose against dense */
@@ -246,10 +247,12 @@ typedef struct esmm_half_params {
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
+  int32_t c_boxes; /* C has 16 bits, is row-major, aligned and not read: the copy engine can write it */
+  int32_t unused;
   esmm_half_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
 } esmm_half_params;
-ESMM_PARAMS_SIZE(esmm_half_params, 768);
+ESMM_PARAMS_SIZE(esmm_half_params, 896);
 
 #define ESMM_HALF_THREADS 384
 #define ESMM_HALF_SHARED (4 * 49152 + 35840)

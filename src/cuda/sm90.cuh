@@ -40,6 +40,13 @@ static __device__ __forceinline__ void sm90_barrier_expect(uint64_t *b, uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes) : "memory");
 }
 
+/* It waits for so many bytes more; somebody is still to arrive. */
+static __device__ __forceinline__ void sm90_barrier_expect_more(uint64_t *b, uint32_t bytes)
+{
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes)
+               : "memory");
+}
+
 static __device__ __forceinline__ bool sm90_barrier_test(uint64_t *b, uint32_t parity)
 {
   uint32_t done;
@@ -164,6 +171,11 @@ static __device__ __forceinline__ uint32_t sm90_address_at(const void *p, uint32
 static __device__ __forceinline__ void sm90_barrier_arrive_cluster(uint32_t b)
 {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(b) : "memory");
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive_cluster_many(uint32_t b, uint32_t times)
+{
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(b), "r"(times) : "memory");
 }
 
 /* Ordinary writes to shared memory become visible to the tensor core and the copy engine. */
