@@ -135,9 +135,9 @@ esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *functio
 esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                  unsigned box_inner, unsigned box_outer, esmm_tensor_map *out);
 
-/* The same for 16-bit elements, in boxes of 64 inner ones. */
+/* The same for 16-bit elements, in boxes of 64 by 64. */
 esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
-                                    unsigned box_outer, esmm_tensor_map *out);
+                                    esmm_tensor_map *out);
 
 /* ---- one product ---- */
 

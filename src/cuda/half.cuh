@@ -182,7 +182,7 @@ typedef struct half_shared {
   uint32_t mode;
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
-  alignas(16) uint32_t found[4];    /* SKIP_AB: k's that each feeding warp counts */
+  alignas(16) uint32_t found[4];     /* SKIP_AB: k's that each feeding warp counts */
   alignas(1024) float spare[8][512]; /* a worker warp's own */
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */

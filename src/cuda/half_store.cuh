@@ -152,9 +152,9 @@ static __device__ __forceinline__ void store_slowly(const esmm_half_params &p, f
 }
 
 /*
- * All sums of a warpgroup, 64 rows from `row` on, by the copy engine: 64 columns at a time through shared memory, a panel
- * each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the warpgroup waits
- * for that memory to be read.
+ * All sums of a warpgroup, 64 rows from `row` on, by the copy engine: 64 columns at a time through shared memory, a
+ * panel each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the
+ * warpgroup waits for that memory to be read.
  */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_half_params &p, float (&sums)[SUMS], int row, int col,

@@ -7,6 +7,7 @@
  */
 #include "cuda.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #define CLUSTER 2
@@ -17,6 +18,8 @@
 #define LISTS_PAST 2048                           /* bytes past the lists that are fetched, and not used */
 #define LEAST_SIDE 8                              /* of a sample */
 #define LEAST_STEPS 4                             /* stages that are worth a part of their own */
+#define STAYS 2.4e7                               /* bytes of B that stay in half of the second-level cache */
+#define SEGMENTS .6                               /* how many segments a strip has: see cut_segments */
 
 ESMM_FATBIN(k_half_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_half_sm90a, "esmm_half_bf16", ESMM_HALF_SHARED};
@@ -99,12 +102,14 @@ static esmm_half_units cut_tiles(const esmm_problem *p, int cols, int share, int
                            .splits = (int32_t)esmm_max(splits, 1)};
 }
 
-/* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. */
+/* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. Where B stays in the second-level
+   cache, rows of A need not come together. */
 static esmm_half_units cut_dense(const esmm_problem *p)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, 256);
   const int cols = wide < p->w->cuda->multiprocessors * 15 / 16 ? 128 : 256;
-  return rows > 1 ? cut_tiles(p, cols, ESMM_HALF_SHARE_B, 8) : cut_tiles(p, cols, ESMM_HALF_SHARE_A, 1);
+  const int group = rows > 1 && 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
+  return cut_tiles(p, cols, rows > 1 ? ESMM_HALF_SHARE_B : ESMM_HALF_SHARE_A, group);
 }
 
 static esmm_half_units cut_skip(const esmm_problem *p, int mode)
@@ -124,20 +129,27 @@ static double rounds(const esmm_problem *p, const esmm_half_units *u)
   return (double)esmm_ceil_div(u->whole, workers) + (tiles > u->whole ? 1.0 / u->splits : 0.0);
 }
 
-/* Segments of k that a strip is packed in: as many as fill the GPU in one round, each of 128 k's at least. */
-static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segment_k)
-{
-  const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = p->w->cuda->multiprocessors;
-  const int64_t wanted = strips < gpu ? gpu / strips : 1;
-  const int64_t k = esmm_round_up(esmm_ceil_div(p->k, esmm_min(wanted, esmm_ceil_div(p->k, PACK_STEP))), PACK_STEP);
-  *segment_k = (int32_t)k;
-  *segments = (int32_t)esmm_ceil_div(p->k, k);
-}
-
 /* B's zeros are looked at where its tiles have enough of them to pay for narrower tiles of C. */
 static int skip_mode(const esmm_problem *p)
 {
   return p->w->full || p->w->cuda->tile_density > 0.8 ? ESMM_HALF_SKIP_A : ESMM_HALF_SKIP_AB;
+}
+
+/*
+ * Segments of k that a strip is packed in. One more shortens packing, which takes as long as one segment of 128 k's at
+ * least, and costs every round of tiles a stage that is not full: the best number goes with the root of k over rounds.
+ * Never more than fill the GPU in one round.
+ */
+static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segment_k)
+{
+  const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = p->w->cuda->multiprocessors;
+  const esmm_half_units u = cut_skip(p, skip_mode(p));
+  const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_HALF_K) / rounds(p, &u));
+  const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, PACK_STEP));
+  const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), most));
+  const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), PACK_STEP);
+  *segment_k = (int32_t)k;
+  *segments = (int32_t)esmm_ceil_div(p->k, k);
 }
 
 /* ---- what it costs ---- */
@@ -172,14 +184,14 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  units[2] = 2.0 * k * m + (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units[2] = 2.0 * k * m + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
     units[narrow] = stages * density;
   else
     units[2] += 2.0 * k * n * density;
   units[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
-  units[ESMM_COST_TERMS - 1] = 1.0;
+  units[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.55 : 1.0; /* adding parts up is half a launch more */
   *strip_rows = ESMM_TILE;
 }
 
@@ -239,16 +251,15 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   const esmm_cuda_weights *w = p->w->cuda;
   const bool by_k = a->order == ESMM_COL_MAJOR;
   esmm_status status =
-      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, 64,
-                              &params->map_a);
+      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
   if (status == ESMM_OK)
-    status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, 64, &params->map_b);
+    status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
   if (status == ESMM_OK && params->packed)
     status = esmm_cuda_tensor_map_16(ctx, params->packed, 64,
-                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64, 64,
+                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64,
                                      &params->map_packed);
   if (status == ESMM_OK && params->c_boxes)
-    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, 16, &params->map_c);
+    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, &params->map_c);
   return status;
 }
 
@@ -343,7 +354,7 @@ static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch
   .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id), .terms = dense_terms,                                  \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "reading and writing",                \
                  "adding of parts",       "copying of a",          "launches"},                          \
-  .cost = {6.65e-7, 3.6e-7, 3.2e-13, 3e-6, 4e-6, 8e-6}, .workspace = dense_workspace, .run = run_dense
+  .cost = {6.55e-7, 3.6e-7, 3e-13, 3e-6, 4e-6, 1.04e-5}, .workspace = dense_workspace, .run = run_dense
 
 #define JOINT(id)                                                                                                      \
   .name = "joint_" #id "_sm90a",                                                                                       \
@@ -351,7 +362,7 @@ static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
   .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
                                        "segments of tiles",     "copying of a",          "launches"},                  \
-  .cost = {7.6e-7, 4.9e-7, 3.2e-13, 8e-7, 4e-6, 2.2e-5}, .workspace = joint_workspace, .run = run_joint
+  .cost = {7.67e-7, 5.2e-7, 2.25e-13, 1.13e-6, 4e-6, 2.3e-5}, .workspace = joint_workspace, .run = run_joint
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
 

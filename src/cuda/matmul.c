@@ -28,11 +28,10 @@
 
 #define ALIGN 256
 #define GATE_SECONDS 5e-6   /* sampling, and a launch that returns at once */
-#define PAIR_SECONDS 1.5e-6 /* what choosing costs a kernel that does it in its own launch */
+#define PAIR_SECONDS 5e-7   /* what choosing costs a kernel that does it in its own launch, where A has no zeros */
 #define STRIPS_SECONDS 5e-6 /* a launch that makes B's strips, */
 #define STRIPS_RATE 2.5e12  /* and its bytes a second, read and written */
 #define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
-#define LEVEL 1.03          /* so much more than the best dense kernel is still level with it */
 
 /* ---- operands on the device ---- */
 
@@ -193,24 +192,34 @@ static double most(const candidate *c)
   return seconds_at(c, 1, c->b);
 }
 
+/*
+ * So much more than the best dense kernel is still level with it: what may be lost where A turns out to have no zeros,
+ * so that they can be skipped where it has. Zeros come out of activations, and into the product that makes rows
+ * shorter.
+ */
+static double level(const esmm_problem *p)
+{
+  return p->k >= p->n ? 1.03 : 1.01;
+}
+
 /* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
    when A has no zeros. */
-static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
+static bool pair_pays(const esmm_problem *p, const candidate *dense, const candidate *skip, const candidate *partner)
 {
   return partner->kernel && skip->base + PAIR_SECONDS < dense->base &&
-         fmin(most(skip), partner->base) + PAIR_SECONDS <= LEVEL * dense->base;
+         fmin(most(skip), partner->base) + PAIR_SECONDS <= level(p) * dense->base;
 }
 
 /* Whom does the device choose from, and must it? gated: the best dense kernel that has a gate; partner: that of the
    skipping kernel. */
-static void settle(decision *d, const candidate *gated, const candidate *partner)
+static void settle(const esmm_problem *p, decision *d, const candidate *gated, const candidate *partner)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   if (!skip->kernel || !dense->kernel) {
     d->run = skip->kernel ? RUN_SKIP : RUN_DENSE;
   } else if (most(skip) <= dense->base) {
     d->run = RUN_SKIP;
-  } else if (pair_pays(dense, skip, partner)) {
+  } else if (pair_pays(p, dense, skip, partner)) {
     d->run = DEVICE_CHOOSES;
     d->pair = true;
     d->of[RUN_DENSE] = *partner;
@@ -220,7 +229,7 @@ static void settle(decision *d, const candidate *gated, const candidate *partner
     d->run = RUN_DENSE;
   } else if (gated->index == dense->index && gated->kernel) {
     d->run = DEVICE_CHOOSES;
-  } else if (gated->kernel && fmin(most(skip), gated->base) + GATE_SECONDS <= LEVEL * dense->base) {
+  } else if (gated->kernel && fmin(most(skip), gated->base) + GATE_SECONDS <= level(p) * dense->base) {
     /* The best dense kernel cannot wait for the device's choice: the next best stands in for it, if that is as good. */
     d->run = DEVICE_CHOOSES;
     d->of[RUN_DENSE] = *gated;
@@ -276,7 +285,7 @@ static esmm_status choose(esmm_ctx *ctx, esmm_problem *p, const char *force, dec
     d->of[!d->run].kernel = NULL;
   } else {
     const candidate partner = find_partner(ctx, p, d->of[RUN_SKIP].kernel);
-    settle(d, &gated, &partner);
+    settle(p, d, &gated, &partner);
   }
   return ESMM_OK;
 }

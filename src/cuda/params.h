@@ -226,7 +226,7 @@ typedef struct esmm_half_params {
   esmm_tensor_map map_a;      /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
   esmm_tensor_map map_b;      /* boxes of 64 columns by 64 k's */
   esmm_tensor_map map_packed; /* boxes of 64 rows by 64 k's of packed, as one matrix of 64 columns */
-  esmm_tensor_map map_c;      /* boxes of 64 columns by 16 rows, where c_boxes is not 0 */
+  esmm_tensor_map map_c;      /* boxes of 64 columns by 64 rows, where c_boxes is not 0 */
   esmm_gate gate;
   int32_t m, n, k;
   int32_t mode;       /* ESMM_HALF_..., or, where choose is not 0, the skipping one to choose against dense */
