@@ -5,7 +5,10 @@
  */
 #include "cublas.h"
 
+#include <math.h>
 #include <stdio.h>
+
+#define UNEVEN 1.08 /* what rounds that do not come out even cost at most */
 
 static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
 {
@@ -29,15 +32,16 @@ static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, s
 
 /*
  * Arithmetic and reading work side by side: whichever takes longer is what the product takes. Where there are enough
- * tiles for all multiprocessors, the library's go in rounds, as ours do; where not, it finds other ways to keep them
- * busy.
+ * tiles for all multiprocessors, the library's go in rounds, as ours do, but a last round that is far from full costs
+ * it less; where not, it finds other ways to keep them busy.
  */
 static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
   const int64_t tiles = esmm_ceil_div(p->m, 128) * esmm_ceil_div(p->n, 256), gpu = p->w->cuda->multiprocessors;
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double work = m * n * k, read = 2.0 * k * (m + n);
-  const double stages = (double)(esmm_ceil_div(tiles, gpu) * esmm_ceil_div(p->k, 64));
+  const double rounds = fmin((double)esmm_ceil_div(tiles, gpu), UNEVEN * (double)tiles / (double)gpu);
+  const double stages = rounds * (double)esmm_ceil_div(p->k, 64);
   units[1] = ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
   if (tiles >= gpu * 3 / 4)
     units[2] = stages;

@@ -114,6 +114,7 @@ typedef struct half_consumer {
   bool gathered_lines;
   uint32_t slot, phase;
   uint32_t held; /* a stage from which C is being written; MAX_STAGES: none */
+  bool boxes;    /* C was, at least once */
 } half_consumer;
 
 static __device__ __forceinline__ half_consumer consumer_of(const esmm_half_params &p, char *ring, half_shared *sh,
@@ -134,6 +135,7 @@ static __device__ __forceinline__ half_consumer consumer_of(const esmm_half_para
   c.b_view = wgmma16_view(ring + b_at);
   c.slot = c.phase = 0;
   c.held = MAX_STAGES;
+  c.boxes = false;
   return c;
 }
 
@@ -219,9 +221,12 @@ static __device__ __forceinline__ void finish_unit(const esmm_half_params &p, co
 {
   typedef half_stage<COLS> stage;
   const int warp = (thread_now() - FEEDERS) / 32, row0 = unit.row + warp * 16;
+  const bool boxes = p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n;
   let_go_held(c);
-  if (p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n) {
-    meet<1, WORKERS>(); /* nobody multiplies from it any more */
+  if (boxes || c.boxes)
+    meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
+  if (boxes) {
+    c.boxes = true;
     store_boxes(p, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
                 (char *)sh->spare);
     c.held = at;

@@ -199,7 +199,7 @@ static double most(const candidate *c)
  */
 static double level(const esmm_problem *p)
 {
-  return p->k >= p->n ? 1.03 : 1.01;
+  return p->k >= p->n ? 1.025 : 1.01;
 }
 
 /* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
