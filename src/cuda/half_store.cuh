@@ -13,61 +13,74 @@
 /* ---- split tiles ---- */
 
 /*
- * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
- * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e. A
- * tile's parts run at the same time or earlier, so waiting ends. Counters return to 0 by the last who leaves.
+ * Adds the parts of a tile in their order, which gives the same bits in every run. Each block keeps its share of the
+ * registers' places, [first, last) of all 4j + 2h + e, and writes what it has of the others to memory; when all parts
+ * have come, it adds them up. A tile's parts run at the same time or earlier, so waiting ends. Counters
+ * return to 0 by the last who leaves.
  */
 template <int SUMS>
 static __device__ __forceinline__ void add_parts(const esmm_half_params &p, const half_unit &unit, float (&sums)[SUMS],
                                                  int row0, int &first, int &last)
 {
-  enum { AT_ONCE = SUMS > 64 ? 1 : 4 }; /* parts that are on their way together, as registers allow */
-  const int thread = (int)threadIdx.x - FEEDERS;
+  /* As registers allow: parts that are on their way together; its own share stays with a block. */
+  enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64 };
+  const int thread = thread_now() - FEEDERS;
   float4 *mine = (float4 *)p.partial + ((int64_t)unit.tile * unit.parts) * (SUMS / 4 * WORKERS) + thread;
   uint32_t *come = (uint32_t *)p.meeting + 2 + 2 * unit.tile;
-  const bool any = row0 < p.m; /* this warp has rows of C */
-  if (any) {
-    float4 *to = mine + (int64_t)unit.part * (SUMS / 4 * WORKERS);
-#pragma unroll
-    for (int i = 0; i < SUMS; i += 4)
-      __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
-  }
-  __threadfence();
-  meet<1, WORKERS>();
-  if (thread == 0)
-    wait_for_all(come, (uint32_t)unit.parts);
-  meet<1, WORKERS>();
-  if (thread == 0)
-    leave(come, (uint32_t)unit.parts);
+  const bool any = row0 < p.m;                          /* this warp has rows of C */
   share(SUMS / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
   first *= 16;
   last *= 16;
   if (any) {
+    float4 *to = mine + (int64_t)unit.part * (SUMS / 4 * WORKERS);
 #pragma unroll
     for (int g = 0; g < SUMS; g += 16)
-      if (g >= first && g < last) {
+      if (!KEEPS || g < first || g >= last)
 #pragma unroll
-        for (int i = g; i < g + 16; i++)
-          sums[i] = 0.0f;
-#pragma unroll 1
-        for (int part = 0; part < unit.parts; part += AT_ONCE)
-#pragma unroll
-          for (int i = g; i < g + 16; i += 4) {
-            float4 x[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-              x[j] = part + j < unit.parts ? __ldcg(mine + (int64_t)(part + j) * (SUMS / 4 * WORKERS) + i / 4 * WORKERS)
-                                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-              sums[i] += x[j].x;
-              sums[i + 1] += x[j].y;
-              sums[i + 2] += x[j].z;
-              sums[i + 3] += x[j].w;
-            }
-          }
-      }
+        for (int i = g; i < g + 16; i += 4)
+          __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
   }
+  meet<1, WORKERS>();
+  if (thread == 0) {
+    __threadfence(); /* for all of them: they have met */
+    wait_for_all(come, (uint32_t)unit.parts);
+  }
+  meet<1, WORKERS>();
+  if (thread == 0)
+    leave(come, (uint32_t)unit.parts);
+  if (!any)
+    return;
+#pragma unroll
+  for (int g = 0; g < SUMS; g += 16)
+    if (g >= first && g < last) {
+      float own[16];
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        if (KEEPS)
+          own[i] = sums[g + i];
+        sums[g + i] = 0.0f;
+      }
+#pragma unroll 1
+      for (int part = 0; part < unit.parts; part += AT_ONCE)
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+          float4 x[AT_ONCE];
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; j++) {
+            const bool here = KEEPS && part + j == unit.part;
+            x[j] = here ? make_float4(own[i], own[i + 1], own[i + 2], own[i + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (!here && part + j < unit.parts)
+              x[j] = __ldcg(mine + (int64_t)(part + j) * (SUMS / 4 * WORKERS) + (g + i) / 4 * WORKERS);
+          }
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; j++) {
+            sums[g + i] += x[j].x;
+            sums[g + i + 1] += x[j].y;
+            sums[g + i + 2] += x[j].z;
+            sums[g + i + 3] += x[j].w;
+          }
+        }
+    }
 }
 
 /* ---- the epilogue ---- */
