@@ -9,7 +9,7 @@
 
 /* ---- ragged shapes: sums of small integers, which are exact ---- */
 
-enum { TALL = 128, ROOM = 8 << 20 }; /* rows of a strip and columns of a tile; bytes of the largest matrix here */
+enum { TALL = 128, ROOM = 20 << 20 }; /* rows of a strip and columns of a tile; bytes of the largest matrix here */
 
 /* Values, and their sums, of one shape. */
 typedef struct shape {
@@ -315,6 +315,20 @@ static void zeros_of_both_operands(void **state)
   expect_all_ran(&all[1]);
 }
 
+/* More tiles than fit on a GPU at once: blocks go from whole tiles to ones at the edge, and to parts of split ones. */
+static void tiles_of_several_rounds(void **state)
+{
+  (void)state;
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  open_rooms();
+  for (int kind = ZEROS_OF_A; kind < ZERO_KINDS; kind++) {
+    shape s = make_shape(4300, 1992, 520, (zeros)kind, 950 + (uint64_t)kind);
+    check_shape(&s, 1, 0, all); /* the first layout: row-major, lines of 16 bytes, C of A's dtype */
+    end_shape(&s);
+  }
+  close_rooms();
+}
+
 int main(void)
 {
   int status = 0;
@@ -324,6 +338,7 @@ int main(void)
       cmocka_unit_test(ragged_shapes),
       cmocka_unit_test(ragged_shapes_of_few_rows),
       cmocka_unit_test(zeros_of_both_operands),
+      cmocka_unit_test(tiles_of_several_rounds),
   };
   status = cmocka_run_group_tests_name("cuda16 shapes", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

@@ -146,7 +146,7 @@ typedef struct esmm_cuda_line {
   float dense, base, per_strip, per_joint;
 } esmm_cuda_line;
 
-/* Of the time that writing C takes, what the product does not hide: in the cost models of dense 16-bit kernels. */
+/* Of the time that writing C takes, what the product does not hide: in the cost models of 16-bit kernels. */
 #define ESMM_CUDA_EXPOSED 0.6
 
 /* What run() of a CUDA kernel gets beside the problem: p->call. */

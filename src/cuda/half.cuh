@@ -41,8 +41,8 @@ static __device__ __forceinline__ void cluster_sync(void)
 }
 
 /*
- * threadIdx.x, and what follows from it is worked out here: kept over a loop that has no registers left, it would go to
- * memory and come back.
+ * threadIdx.x, read where it is used. What the compiler works out from threadIdx.x itself it keeps over loops that have
+ * no registers left for it.
  */
 static __device__ __forceinline__ int thread_now(void)
 {
@@ -182,8 +182,9 @@ typedef struct half_shared {
   uint32_t mode;
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
-  alignas(16) uint32_t found[4];     /* SKIP_AB: k's that each feeding warp counts */
-  alignas(1024) float spare[8][512]; /* a worker warp's own */
+  alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
+  /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
+  alignas(1024) float spare[8][512];
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */

@@ -131,9 +131,9 @@ static __device__ __forceinline__ int feed_unknown(const esmm_half_params &p, ch
   return loaded;
 }
 
-/* One thread: all stages. False: the product is not wanted. */
+/* One thread: all stages, or those that are loaded before it is known that the product is not wanted. */
 template <int COLS>
-static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, char *ring, half_shared *sh)
+static __device__ __forceinline__ void feed_dense(const esmm_half_params &p, char *ring, half_shared *sh)
 {
   typedef half_stage<COLS> stage;
   const half_work work = work_of(p, ESMM_HALF_DENSE);
@@ -142,7 +142,7 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   bool off = false;
   int loaded = p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
   if (off)
-    return false;
+    return;
   int slot = loaded % stage::COUNT;
   uint32_t phase = loaded == stage::COUNT ? 0 : 1;
   for (int i = work.first; i < work.count; i += work.step) {
@@ -169,7 +169,6 @@ static __device__ __forceinline__ bool feed_dense(const esmm_half_params &p, cha
   sm90_barrier_wait(&sh->dense.empty[slot], phase);
   sh->stage[slot] = STAGE_END;
   sm90_barrier_arrive(&sh->dense.full[slot]);
-  return true;
 }
 
 /* ---- gathering ---- */

@@ -13,10 +13,10 @@
 /* ---- split tiles ---- */
 
 /*
- * Adds the parts of a tile in their order, which gives the same bits in every run. Each block keeps its share of the
- * registers' places, [first, last) of all 4j + 2h + e, and writes what it has of the others to memory; when all parts
- * have come, it adds them up. A tile's parts run at the same time or earlier, so waiting ends. Counters
- * return to 0 by the last who leaves.
+ * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
+ * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e.
+ * Where there are registers for it, its own sums of that share stay in them. A tile's parts run at the same time or
+ * earlier, so waiting ends. Counters return to 0 by the last who leaves.
  */
 template <int SUMS>
 static __device__ __forceinline__ void add_parts(const esmm_half_params &p, const half_unit &unit, float (&sums)[SUMS],
@@ -41,10 +41,8 @@ static __device__ __forceinline__ void add_parts(const esmm_half_params &p, cons
           __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
   }
   meet<1, WORKERS>();
-  if (thread == 0) {
-    __threadfence(); /* for all of them: they have met */
+  if (thread == 0) /* for all of them: they have met, and it begins with a release */
     wait_for_all(come, (uint32_t)unit.parts);
-  }
   meet<1, WORKERS>();
   if (thread == 0)
     leave(come, (uint32_t)unit.parts);

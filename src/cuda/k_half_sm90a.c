@@ -19,6 +19,7 @@
 #define LEAST_SIDE 8                              /* of a sample */
 #define LEAST_STEPS 4                             /* stages that are worth a part of their own */
 #define STAYS 2.4e7                               /* bytes of B that stay in half of the second-level cache */
+#define PARTS .55                                 /* of a launch: adding the parts of joint's split tiles */
 #define SEGMENTS .6                               /* how many segments a strip has: see cut_segments */
 
 ESMM_FATBIN(k_half_sm90a);
@@ -108,7 +109,7 @@ static esmm_half_units cut_dense(const esmm_problem *p)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, 256);
   const int cols = wide < p->w->cuda->multiprocessors * 15 / 16 ? 128 : 256;
-  const int group = rows > 1 && 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
+  const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
   return cut_tiles(p, cols, rows > 1 ? ESMM_HALF_SHARE_B : ESMM_HALF_SHARE_A, group);
 }
 
@@ -154,8 +155,8 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* ---- what it costs ---- */
 
-/* Arithmetic and reading work side by side: whichever takes longer is what the product takes. C is written at the end
-   of each round, and partly hidden. */
+/* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
+   part. */
 static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
 {
   const esmm_half_units u = cut_dense(p);
@@ -191,7 +192,7 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
     units[2] += 2.0 * k * n * density;
   units[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
-  units[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.55 : 1.0; /* adding parts up is half a launch more */
+  units[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
   *strip_rows = ESMM_TILE;
 }
 

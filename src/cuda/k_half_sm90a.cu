@@ -211,8 +211,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(half_consumer &c, float
 }
 
 /*
- * What becomes of the sums; at: the unit's last stage, which is let go of. Where the copy engine can write C, it does
- * so from that stage, while the next unit's are multiplied.
+ * What becomes of the sums. at: the unit's last stage. Where the copy engine can write C, it does so from that stage's
+ * memory while the next unit is multiplied, and the stage is held until then; else it is let go of.
  */
 template <int COLS>
 static __device__ __forceinline__ void finish_unit(const esmm_half_params &p, const half_unit &unit, char *ring,
@@ -328,7 +328,7 @@ static __device__ __forceinline__ void load_for(const esmm_half_params &p, char 
 {
   if (p.mode == ESMM_HALF_DENSE || p.choose) {
     if (threadIdx.x == 0)
-      (void)(p.units[ESMM_HALF_DENSE].cols == 256 ? feed_dense<256>(p, ring, sh) : feed_dense<128>(p, ring, sh));
+      p.units[ESMM_HALF_DENSE].cols == 256 ? feed_dense<256>(p, ring, sh) : feed_dense<128>(p, ring, sh);
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       half_choose(p, sh);
     meet<3, FEEDERS>();

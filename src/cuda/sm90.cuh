@@ -173,6 +173,7 @@ static __device__ __forceinline__ void sm90_barrier_arrive_cluster(uint32_t b)
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(b) : "memory");
 }
 
+/* The same `times` times. */
 static __device__ __forceinline__ void sm90_barrier_arrive_cluster_many(uint32_t b, uint32_t times)
 {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(b), "r"(times) : "memory");
