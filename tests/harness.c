@@ -374,6 +374,19 @@ esmm_ctx *th_ctx_on(const char *device, int threads)
   return ctx;
 }
 
+int th_cpu_set_up(void **state)
+{
+  th_clean_environment();
+  *state = th_ctx_on("cpu", 3);
+  return 0;
+}
+
+int th_cpu_tear_down(void **state)
+{
+  esmm_ctx_free(*state);
+  return 0;
+}
+
 esmm_ctx *th_ctx(int threads)
 {
   return th_ctx_on(th_device(), threads);

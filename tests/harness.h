@@ -89,6 +89,9 @@ th_ctx(int threads); /* of th_device(); no tuning cache, no forced kernel; fails
 esmm_ctx *th_ctx_on(const char *device, int threads);
 /* Unsets ESMM_FORCE and ESMM_THREADS, which would change what is tested; ESMM_DEVICE becomes th_device(). */
 void th_clean_environment(void);
+/* For cmocka: a group of tests shares a context of the CPU, with three threads, in a clean environment. */
+int th_cpu_set_up(void **state);
+int th_cpu_tear_down(void **state);
 /* Options that prepare B in a format the kernel reads: dense where it can (and where force is NULL), else blocks, else
    4:4, which any B fits. */
 esmm_prepare_opts th_prepare_opts_for(esmm_ctx *ctx, const char *force);

@@ -214,19 +214,6 @@ static void results_in_the_arrays(void **state)
   free_fixture(&f);
 }
 
-static int set_up(void **state)
-{
-  th_clean_environment();
-  *state = th_ctx_on("cpu", 2);
-  return 0;
-}
-
-static int tear_down(void **state)
-{
-  esmm_ctx_free(*state);
-  return 0;
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -234,5 +221,5 @@ int main(void)
       cmocka_unit_test(blocks_wider_than_b),   cmocka_unit_test(no_pattern_after_a_failure),
       cmocka_unit_test(results_in_the_arrays),
   };
-  return cmocka_run_group_tests_name("format_edges", tests, set_up, tear_down);
+  return cmocka_run_group_tests_name("format_edges", tests, th_cpu_set_up, th_cpu_tear_down);
 }

@@ -856,19 +856,6 @@ static void bytes_are_few(void **state)
   free(b.data);
 }
 
-static int set_up(void **state)
-{
-  th_clean_environment();
-  *state = th_ctx_on("cpu", 3);
-  return 0;
-}
-
-static int tear_down(void **state)
-{
-  esmm_ctx_free(*state);
-  return 0;
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -880,5 +867,5 @@ int main(void)
       cmocka_unit_test(blocks_times_blocks),     cmocka_unit_test(options_are_checked),
       cmocka_unit_test(bytes_are_few),
   };
-  return cmocka_run_group_tests_name("formats", tests, set_up, tear_down);
+  return cmocka_run_group_tests_name("formats", tests, th_cpu_set_up, th_cpu_tear_down);
 }

@@ -316,19 +316,6 @@ static void bad_options(void **state)
     assert_true(data[i] == (float)i);
 }
 
-static int set_up(void **state)
-{
-  th_clean_environment();
-  *state = th_ctx_on("cpu", 3);
-  return 0;
-}
-
-static int tear_down(void **state)
-{
-  esmm_ctx_free(*state);
-  return 0;
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -336,5 +323,5 @@ int main(void)
       cmocka_unit_test(blocks_keep_the_largest), cmocka_unit_test(threads_make_no_difference),
       cmocka_unit_test(empty_matrices),          cmocka_unit_test(bad_options),
   };
-  return cmocka_run_group_tests_name("prune", tests, set_up, tear_down);
+  return cmocka_run_group_tests_name("prune", tests, th_cpu_set_up, th_cpu_tear_down);
 }
