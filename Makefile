@@ -63,7 +63,7 @@ endif
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mprefer-vector-width=512
 
-LIB_SRC := $(sort $(wildcard src/*.c src/format/*.c src/ffn/*.c src/cpu/*.c src/cuda/*.c))
+LIB_SRC := $(sort $(shell find src -name '*.c'))
 ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 ALL_CFLAGS += -DESMM_PORTABLE
@@ -73,14 +73,15 @@ KERNEL_SRC := $(filter src/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
-ID_FILES := $(sort $(wildcard include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu src/*/*.cuh) Makefile)
+ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -type f) Makefile)
 
-# GPU kernels: src/cuda/NAME.cu becomes $(FATBIN_DIR)/NAME.fatbin, which the library embeds.
+# GPU kernels: NAME.cu, wherever it lies in src/cuda, becomes $(FATBIN_DIR)/NAME.fatbin, which the library embeds.
 NVCC_USED := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh)
-CU_SRC := $(sort $(wildcard src/cuda/*.cu))
-CU_NAMES := $(CU_SRC:src/cuda/%.cu=%)
+CU_SRC := $(sort $(shell find src/cuda -name '*.cu'))
+CU_NAMES := $(sort $(basename $(notdir $(CU_SRC))))
+vpath %.cu $(sort $(dir $(CU_SRC)))
 FATBINS := $(if $(NVCC_USED),$(CU_NAMES:%=$(FATBIN_DIR)/%.fatbin))
-NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Isrc -Isrc/cuda -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))
+NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Isrc -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))
 CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
 CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 
@@ -105,7 +106,7 @@ $(BUILD)/gen/source_id.h: $(ID_FILES)
 
 $(FATBIN_DIR)/%_sm90a.fatbin: CODE := $(CODE_SM90A)
 $(FATBIN_DIR)/%.fatbin: CODE := $(CODE_ALL)
-$(FATBINS): $(FATBIN_DIR)/%.fatbin: src/cuda/%.cu $(FATBIN_DIR)/flags scripts/fatbin.sh scripts/fatbin_check.sh
+$(FATBINS): $(FATBIN_DIR)/%.fatbin: %.cu $(FATBIN_DIR)/flags scripts/fatbin.sh scripts/fatbin_check.sh
 	@echo "  nvcc $<"
 	@sh scripts/fatbin.sh $< $@ $(NVCC_USED) $(NVCC_FLAGS) $(CODE)
 

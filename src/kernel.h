@@ -51,7 +51,7 @@ typedef struct esmm_kernel {
   unsigned cpu;        /* ESMM_CPU_... it needs */
   int sm;              /* CUDA: the least compute capability, 80 or 90 */
   bool sm_exact;       /* CUDA: built for that one only (sm_90a) */
-  bool ungated;        /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
+  bool library;        /* CUDA: its launches have no selector (a library's): it runs only where the host can choose */
   esmm_format format;  /* of B: the one that it reads */
   bool any_format;     /* reads B of whatever format */
   bool reads_strips;   /* CUDA: reads B as fp32 strips; those of a B of 16 bits are made for the call */

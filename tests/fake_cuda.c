@@ -6,7 +6,7 @@
  * its end. See fake_cuda.h for what a test can make it do.
  */
 #include "fake_cuda.h"
-#include "cuda/driver.h"
+#include "cuda/device/driver.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -13,14 +13,14 @@ enum { SIZE = 4096, MOST = 16 }; /* so large that skipping can pay for asking; l
 static struct {
   int count;
   char name[MOST][64];
-  esmm_half_params half; /* of the last launch of that kernel */
-  esmm_gate gate[MOST];  /* of kernels of 16-bit operands */
+  esmm_wgmma16_params wgmma16;  /* of the last launch of that kernel */
+  esmm_selector selector[MOST]; /* of kernels of 16-bit operands */
   esmm_choice_device says;
 } seen;
 
-static bool is_half(const char *name)
+static bool is_wgmma16(const char *name)
 {
-  return strncmp(name, "esmm_half_", 10) == 0;
+  return strncmp(name, "esmm_wgmma16_", 13) == 0;
 }
 
 /* Stands in for every kernel. Device memory is the host's. */
@@ -28,17 +28,17 @@ static void note_launch(const char *name, const void *params)
 {
   assert_true(seen.count < MOST);
   (void)snprintf(seen.name[seen.count], sizeof seen.name[0], "%s", name);
-  if (is_half(name)) {
-    memcpy(&seen.half, params, sizeof seen.half);
-    seen.gate[seen.count] = seen.half.gate;
-    if (seen.half.report)
-      memcpy(esmm_cuda_pointer(seen.half.report), &seen.says, sizeof seen.says);
+  if (is_wgmma16(name)) {
+    memcpy(&seen.wgmma16, params, sizeof seen.wgmma16);
+    seen.selector[seen.count] = seen.wgmma16.selector;
+    if (seen.wgmma16.report)
+      memcpy(esmm_cuda_pointer(seen.wgmma16.report), &seen.says, sizeof seen.says);
   } else if (strcmp(name, "esmm_sample") == 0) {
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
     memcpy(esmm_cuda_pointer(sample.out), &seen.says, sizeof seen.says);
   } else if (strncmp(name, "esmm_joint_", 11) == 0 || strncmp(name, "esmm_dense_", 11) == 0) {
-    memcpy(&seen.gate[seen.count], params, sizeof seen.gate[0]); /* their parameters begin with it */
+    memcpy(&seen.selector[seen.count], params, sizeof seen.selector[0]); /* their parameters begin with it */
   }
   seen.count++;
 }
@@ -119,7 +119,7 @@ static void expect_near(const char *what, double got, double want)
 /* The line that the kernel was given is the plan's own. */
 static void check_line(square *s)
 {
-  const esmm_half_params p = seen.half;
+  const esmm_wgmma16_params p = seen.wgmma16;
   seen.says = (esmm_choice_device){0};
   expect_near("the dense kernel's cost", (double)p.dense, seconds_of(s, s->dense));
   expect_near("the base", (double)p.base, seconds_of(s, s->joint));
@@ -131,21 +131,22 @@ static void check_line(square *s)
              (double)p.per_strip, (double)p.per_joint);
 }
 
-/* One launch without a gate, which chooses; statistics name what it says that it chose. */
+/* One launch without a selector, which chooses; statistics name what it says that it chose. */
 static void check_pair(square *s, int mode)
 {
-  const char *const function = strstr(s->joint, "bf16") ? "esmm_half_bf16" : "esmm_half_f16";
+  const char *const function = strstr(s->joint, "bf16") ? "esmm_wgmma16_bf16" : "esmm_wgmma16_f16";
   seen.says = (esmm_choice_device){0};
   square_run(s, NULL);
   if (seen.count != 1 || strcmp(seen.name[0], function) != 0)
     fail_msg("%d launches, the first %s and the last %s: not %s alone", seen.count, seen.name[0],
              seen.name[seen.count - 1], function);
-  assert_int_equal(seen.half.gate.address, 0);
-  assert_int_equal(seen.half.choose, 1);
-  assert_int_equal(seen.half.mode, mode);
-  assert_true(seen.half.m == SIZE && seen.half.n == SIZE && seen.half.k == SIZE);
-  assert_true(seen.half.packed && seen.half.lists && seen.half.counts && seen.half.a_bits && seen.half.meeting);
-  assert_true(seen.half.a == esmm_cuda_address(&s->a) && seen.half.b == s->w->cuda->rows);
+  assert_int_equal(seen.wgmma16.selector.address, 0);
+  assert_int_equal(seen.wgmma16.choose, 1);
+  assert_int_equal(seen.wgmma16.mode, mode);
+  assert_true(seen.wgmma16.m == SIZE && seen.wgmma16.n == SIZE && seen.wgmma16.k == SIZE);
+  assert_true(seen.wgmma16.packed && seen.wgmma16.lists && seen.wgmma16.counts && seen.wgmma16.a_bits &&
+              seen.wgmma16.meeting);
+  assert_true(seen.wgmma16.a == esmm_cuda_address(&s->a) && seen.wgmma16.b == s->w->cuda->rows);
   check_line(s);
   for (uint32_t chosen = 0; chosen < 2; chosen++) {
     const char *ran = chosen ? s->joint : s->dense, *other = chosen ? s->dense : s->joint;
@@ -153,9 +154,9 @@ static void check_pair(square *s, int mode)
     esmm_stats stats;
     seen.says = (esmm_choice_device){.chosen = chosen, .element = 0.0625f, .strip = strip, .joint = strip};
     square_run(s, &stats);
-    assert_int_equal(count_of("esmm_half_"), 1);
-    assert_int_equal(seen.half.choose, 1);
-    assert_int_equal(seen.half.gate.address, 0);
+    assert_int_equal(count_of("esmm_wgmma16_"), 1);
+    assert_int_equal(seen.wgmma16.choose, 1);
+    assert_int_equal(seen.wgmma16.selector.address, 0);
     assert_int_equal(count_of("esmm_dense_") + count_of("esmm_joint_"), 0);
     assert_string_equal(stats.kernel, ran);
     if (!strstr(stats.reason, "cheapest of ") || !strstr(stats.reason, other))
@@ -176,10 +177,10 @@ static void pair_is_one_launch(void **state)
     square s;
     reset();
     square_start(&s, (esmm_dtype)dtype);
-    check_pair(&s, ESMM_HALF_SKIP_A);
+    check_pair(&s, ESMM_WGMMA16_SKIP_A);
     s.w->full = false; /* as if B's strips and tiles had half their bits */
     s.w->strip_density = s.w->cuda->tile_density = 0.5;
-    check_pair(&s, ESMM_HALF_SKIP_AB);
+    check_pair(&s, ESMM_WGMMA16_SKIP_AB);
     square_stop(&s);
   }
 }
@@ -203,7 +204,7 @@ static void pair_beside_cublas(void **state)
   square s;
   square_start(&s, ESMM_BF16);
   set_seconds(&s, "cublas_bf16", 0.99 * seconds_of(&s, s.dense));
-  check_pair(&s, ESMM_HALF_SKIP_A);
+  check_pair(&s, ESMM_WGMMA16_SKIP_A);
   const int64_t gemms = fake->gemms;
   set_seconds(&s, "cublas_bf16", 0.9 * seconds_of(&s, s.dense));
   square_run(&s, NULL);
@@ -239,16 +240,16 @@ static void forced_kernels_do_not_choose(void **state)
     seen.count = 0;
     assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
     assert_int_equal(seen.count, 1);
-    assert_string_equal(seen.name[0], "esmm_half_f16");
-    assert_int_equal(seen.half.choose, 0);
-    assert_int_equal(seen.half.gate.address, 0);
-    assert_int_equal(seen.half.mode, i ? ESMM_HALF_SKIP_A : ESMM_HALF_DENSE);
+    assert_string_equal(seen.name[0], "esmm_wgmma16_f16");
+    assert_int_equal(seen.wgmma16.choose, 0);
+    assert_int_equal(seen.wgmma16.selector.address, 0);
+    assert_int_equal(seen.wgmma16.mode, i ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_DENSE);
   }
   square_stop(&s);
 }
 
-/* A GPU without such a pair: a sample, then both kernels, each behind its gate. */
-static void others_have_gates(void **state)
+/* A GPU without such a pair: a sample, then both kernels, each behind its selector. */
+static void others_have_selectors(void **state)
 {
   (void)state;
   for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++) {
@@ -258,11 +259,11 @@ static void others_have_gates(void **state)
     square_start(&s, (esmm_dtype)dtype);
     square_run(&s, NULL);
     assert_string_equal(seen.name[0], "esmm_sample");
-    assert_int_equal(count_of("esmm_half_"), 0);
+    assert_int_equal(count_of("esmm_wgmma16_"), 0);
     assert_true(count_of("esmm_joint_") >= 1 && count_of("esmm_dense_") == 1);
     for (int i = 1; i < seen.count; i++) {
-      assert_true(seen.gate[i].address != 0 && seen.gate[i].address == seen.gate[1].address);
-      assert_int_equal(seen.gate[i].is, strncmp(seen.name[i], "esmm_joint_", 11) == 0);
+      assert_true(seen.selector[i].address != 0 && seen.selector[i].address == seen.selector[1].address);
+      assert_int_equal(seen.selector[i].value, strncmp(seen.name[i], "esmm_joint_", 11) == 0);
     }
     square_stop(&s);
   }
@@ -313,7 +314,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
   const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
                                     TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
-                                    TEST(others_have_gates),         TEST(parts_of_the_epilogue_are_refused)};
+                                    TEST(others_have_selectors),     TEST(parts_of_the_epilogue_are_refused)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);

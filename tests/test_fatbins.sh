@@ -15,7 +15,7 @@ compiled() { # NAME: every entry function of the file was compiled for each targ
 }
 
 nvcc=$(sh scripts/find_nvcc.sh)
-for source in src/cuda/*.cu; do
+for source in $(find src/cuda -name "*.cu" | sort); do
   name=$(basename "$source" .cu)
   if [ -n "$nvcc" ]; then
     check "$source: no spills, no warnings" compiled "$name"
@@ -26,7 +26,7 @@ done
 
 embedded() {
   nm "$TREE/libesmm.a" >"$WORK/symbols" 2>/dev/null
-  for source in src/cuda/*.cu; do
+  for source in $(find src/cuda -name "*.cu" | sort); do
     name=$(basename "$source" .cu)
     grep -q " esmm_fatbin_$name\$" "$WORK/symbols" && grep -q " esmm_fatbin_${name}_end\$" "$WORK/symbols" ||
       { echo "$name is not in libesmm.a" && return 1; }

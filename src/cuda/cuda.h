@@ -12,9 +12,9 @@
 #ifndef ESMM_CUDA_CUDA_H
 #define ESMM_CUDA_CUDA_H
 
-#include "../kernel.h"
-#include "driver.h"
-#include "params.h"
+#include "cuda/device/driver.h"
+#include "cuda/params.h"
+#include "kernel.h"
 
 #include <string.h>
 
@@ -152,11 +152,11 @@ typedef struct esmm_cuda_line {
 /* What run() of a CUDA kernel gets beside the problem: p->call. */
 typedef struct esmm_cuda_call {
   CUstream stream;
-  esmm_gate gate;        /* pass it to every launch's parameters that has one */
-  CUevent extracted;     /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
-  esmm_strips *a_strips; /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
-                            joint bits from them. strips = 0: it has none */
-  esmm_strips b;         /* B's strips with their data, for kernels that say reads_strips */
+  esmm_selector selector; /* pass it to every launch's parameters that has one */
+  CUevent extracted;      /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
+  esmm_strips *a_strips;  /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
+                             joint bits from them. strips = 0: it has none */
+  esmm_strips b;          /* B's strips with their data, for kernels that say reads_strips */
   bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
   CUdeviceptr
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
@@ -187,15 +187,15 @@ esmm_strips esmm_cuda_strips_at(CUdeviceptr at, int64_t rows, int64_t k);
 /* Fills them from a device matrix [rows, k], in one pass. write_all: segments without a nonzero too, for kernels that
    do not skip, and for B. */
 esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_strips *out, bool write_all,
-                              esmm_gate gate, CUstream stream);
-esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld, esmm_gate gate,
-                                CUstream stream);
+                              esmm_selector selector, CUstream stream);
+esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld,
+                                esmm_selector selector, CUstream stream);
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
-esmm_status esmm_cuda_half_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory); /* for k_half_sm90a.cu */
+esmm_status esmm_cuda_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory); /* for k_wgmma16_sm90a.cu */
 esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
-esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_gate gate,
+esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
                               CUstream stream);
 
 /*
@@ -218,7 +218,7 @@ static inline void *esmm_cuda_pointer(CUdeviceptr address)
 
 CUdeviceptr esmm_cuda_address(const esmm_matrix *m); /* of a matrix on the GPU */
 
-/* Its lines start at multiples of 16 bytes: what wide loads and the copy engine ask for. */
+/* Its lines start at multiples of 16 bytes: what wide loads and TMA ask for. */
 static inline bool esmm_cuda_in_lines(const esmm_matrix *m)
 {
   return esmm_cuda_address(m) % 16 == 0 && m->ld % (16 / (int64_t)esmm_dtype_size(m->dtype)) == 0;

@@ -19,13 +19,13 @@
 #define ESMM_STRIP 32 /* rows of A, or columns of B, that share one bitmap on a GPU */
 #define ESMM_TILE 128 /* the same for kernels of 16-bit operands */
 
-/* A kernel whose gate is not 0 returns at once unless *gate == gate_is: the device has chosen another one. */
-typedef struct esmm_gate {
-  uint64_t address; /* of a uint32_t; 0: no gate */
-  uint32_t is;
+/* A kernel whose selector is not 0 returns at once unless *selector == value: the device has chosen another one. */
+typedef struct esmm_selector {
+  uint64_t address; /* of a uint32_t; 0: no selector */
+  uint32_t value;
   uint32_t unused;
-} esmm_gate;
-ESMM_PARAMS_SIZE(esmm_gate, 16);
+} esmm_selector;
+ESMM_PARAMS_SIZE(esmm_selector, 16);
 
 /* A matrix in device memory. */
 typedef struct esmm_device_matrix {
@@ -64,7 +64,7 @@ ESMM_PARAMS_SIZE(esmm_epilogue_params, 64);
 
 /* esmm_extract: bitmaps of A's strips and, where strips.data is not 0, their alive segments (all with write_all). */
 typedef struct esmm_extract_params {
-  esmm_gate gate;
+  esmm_selector selector;
   esmm_device_matrix a; /* B transposed, for B */
   esmm_strips strips;
   int32_t write_all;
@@ -74,7 +74,7 @@ ESMM_PARAMS_SIZE(esmm_extract_params, 96);
 
 /* esmm_pack_rows: any matrix to fp32, row-major, k padded with zeros. */
 typedef struct esmm_pack_params {
-  esmm_gate gate;
+  esmm_selector selector;
   esmm_device_matrix a;
   uint64_t out; /* [rows][ld] */
   int64_t ld;
@@ -122,7 +122,7 @@ ESMM_PARAMS_SIZE(esmm_finish_params, 64);
 
 /* esmm_convert: dst = src, elementwise, any dtype and order. */
 typedef struct esmm_convert_params {
-  esmm_gate gate;
+  esmm_selector selector;
   esmm_device_matrix src, dst;
 } esmm_convert_params;
 ESMM_PARAMS_SIZE(esmm_convert_params, 96);
@@ -131,7 +131,7 @@ ESMM_PARAMS_SIZE(esmm_convert_params, 96);
 
 /* Kernels that read both operands as strips: joint_f32, joint_f32_simt, dense_f32_mma. */
 typedef struct esmm_strips_product_params {
-  esmm_gate gate;
+  esmm_selector selector;
   int64_t m, n, k;
   esmm_strips a, b;
   esmm_epilogue_params epilogue;
@@ -148,7 +148,7 @@ ESMM_PARAMS_SIZE(esmm_strips_product_params, 176);
  *   a_bits [ceil(m / height)][words], b_bits8 [4 * b.strips][words]: words = b.k_padded / 32, bits as in esmm_strips
  */
 typedef struct esmm_ladder_params {
-  esmm_gate gate;
+  esmm_selector selector;
   int64_t m, n, k;
   esmm_device_matrix a;
   esmm_strips b;
@@ -184,7 +184,7 @@ ESMM_PARAMS_SIZE(esmm_tensor_map, 128);
 typedef struct esmm_dense_params {
   esmm_tensor_map map_a; /* boxes of 128 rows by 32 k's */
   esmm_tensor_map map_b;
-  esmm_gate gate;
+  esmm_selector selector;
   int64_t m, n, k;
   uint64_t a, b; /* the same matrices, for the sums that are made again */
   int64_t a_ld, b_ld;
@@ -201,35 +201,35 @@ ESMM_PARAMS_SIZE(esmm_dense_params, 448);
 #define ESMM_DENSE_ROWS 128 /* rows of a box of A */
 #define ESMM_DENSE_COLS 128 /* columns of a block, and of a box of B */
 
-/* ---- k_half_sm90a.cu: 16-bit operands on Hopper, dense and skipping in one kernel ---- */
+/* ---- k_wgmma16_sm90a.cu: 16-bit operands on Hopper, dense and skipping in one kernel ---- */
 
 enum {
-  ESMM_HALF_DENSE = 0,  /* everything */
-  ESMM_HALF_SKIP_A = 1, /* k's alive in a strip of 128 rows of A; tiles of 256 columns, in pairs */
-  ESMM_HALF_SKIP_AB = 2 /* and alive in a tile of 128 columns of B */
+  ESMM_WGMMA16_DENSE = 0,  /* everything */
+  ESMM_WGMMA16_SKIP_A = 1, /* k's alive in a strip of 128 rows of A; tiles of 256 columns, in pairs */
+  ESMM_WGMMA16_SKIP_AB = 2 /* and alive in a tile of 128 columns of B */
 };
 
 /* What the two blocks of a cluster have in common. */
-enum { ESMM_HALF_ALONE = 0, ESMM_HALF_SHARE_A = 1, ESMM_HALF_SHARE_B = 2 };
+enum { ESMM_WGMMA16_ALONE = 0, ESMM_WGMMA16_SHARE_A = 1, ESMM_WGMMA16_SHARE_B = 2 };
 
 /* How one mode cuts C into units of work. Tiles 0 .. whole - 1 are one unit each, the others `splits` along k. */
-typedef struct esmm_half_units {
+typedef struct esmm_wgmma16_units {
   int32_t cols;  /* of a tile, 128 or 256; it has 128 rows */
-  int32_t share; /* ESMM_HALF_...: neighbours along n share A, those along m share B */
+  int32_t share; /* ESMM_WGMMA16_...: neighbours along n share A, those along m share B */
   int32_t group; /* tile rows that come together */
   int32_t whole, splits;
   int32_t unused[3];
-} esmm_half_units;
-ESMM_PARAMS_SIZE(esmm_half_units, 32);
+} esmm_wgmma16_units;
+ESMM_PARAMS_SIZE(esmm_wgmma16_units, 32);
 
-typedef struct esmm_half_params {
+typedef struct esmm_wgmma16_params {
   esmm_tensor_map map_a;      /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
   esmm_tensor_map map_b;      /* boxes of 64 columns by 64 k's */
   esmm_tensor_map map_packed; /* boxes of 64 rows by 64 k's of packed, as one matrix of 64 columns */
   esmm_tensor_map map_c;      /* boxes of 64 columns by 64 rows, where c_boxes is not 0 */
-  esmm_gate gate;
+  esmm_selector selector;
   int32_t m, n, k;
-  int32_t mode;       /* ESMM_HALF_..., or, where choose is not 0, the skipping one to choose against dense */
+  int32_t mode;       /* ESMM_WGMMA16_..., or, where choose is not 0, the skipping one to choose against dense */
   int32_t choose;     /* 1: sample A, then take dense unless base + per_strip * strip + per_joint * joint < dense */
   int32_t a_by_k;     /* A is col-major */
   int32_t segments;   /* parts of k that a strip of A is packed in, */
@@ -243,22 +243,22 @@ typedef struct esmm_half_params {
   uint64_t a_bits;    /* [strips][b_words] uint32_t: the same as bitmaps */
   uint64_t counts;    /* [strips][segments] uint32_t: how many */
   uint64_t partial;   /* fp32 sums of the parts of split tiles */
-  uint64_t meeting;   /* ESMM_HALF_MEETING bytes where blocks meet; zero before the first use, then left ready */
+  uint64_t meeting;   /* ESMM_WGMMA16_MEETING bytes where blocks meet; zero before the first use, then left ready */
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
-  int32_t c_boxes; /* C has 16 bits, is row-major, aligned and not read: the copy engine can write it */
+  int32_t c_boxes; /* C has 16 bits, is row-major, aligned and not read: TMA can write it */
   int32_t unused;
-  esmm_half_units units[3]; /* by mode */
+  esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
-} esmm_half_params;
-ESMM_PARAMS_SIZE(esmm_half_params, 896);
+} esmm_wgmma16_params;
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 
-#define ESMM_HALF_THREADS 384
-#define ESMM_HALF_SHARED (4 * 49152 + 35840)
-#define ESMM_HALF_K 64                    /* k's of a stage */
-#define ESMM_HALF_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */
-#define ESMM_HALF_MEETING (8 + 8 * 256)   /* two words, and two a block of a split tile */
+#define ESMM_WGMMA16_THREADS 384
+#define ESMM_WGMMA16_SHARED (4 * 49152 + 35840)
+#define ESMM_WGMMA16_K 64                    /* k's of a stage */
+#define ESMM_WGMMA16_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */
+#define ESMM_WGMMA16_MEETING (8 + 8 * 256)   /* two words, and two a block of a split tile */
 
 /* ---- count.cu ---- */
 
@@ -269,7 +269,7 @@ typedef struct esmm_nonzero_params {
 } esmm_nonzero_params;
 ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
 
-/* ---- k_dense_16_mma.cu, k_joint_16_mma.cu: operands of 16 bits by mma.sync ---- */
+/* ---- k_dense_mma16.cu, k_joint_mma16.cu: operands of 16 bits by mma.sync ---- */
 
 #define ESMM_MMA16_K 32
 #define ESMM_MMA16_STAGES 4
@@ -278,7 +278,7 @@ ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
 #define ESMM_MMA16_THREADS(rows, cols) ((cols) == 256 ? 256 : 128)
 
 typedef struct esmm_mma16_params {
-  esmm_gate gate;
+  esmm_selector selector;
   int64_t m, n, k; /* below 2^30 */
   uint64_t a, b;   /* B [k][b_ld], zeros past n; b_ld is a multiple of ESMM_TILE */
   int64_t a_ld, b_ld;
@@ -289,9 +289,9 @@ typedef struct esmm_mma16_params {
 } esmm_mma16_params;
 ESMM_PARAMS_SIZE(esmm_mma16_params, 168);
 
-/* esmm_joint_16_extract: A's bitmaps and, where data is not 0, its alive lines. */
+/* esmm_joint_mma16_extract: A's bitmaps and, where data is not 0, its alive lines. */
 typedef struct esmm_mma16_extract_params {
-  esmm_gate gate;
+  esmm_selector selector;
   esmm_device_matrix a; /* of 16 bits */
   uint64_t data;        /* [strips][32 * words][ESMM_TILE]; rows past the matrix are 0 */
   uint64_t bits;
@@ -317,7 +317,7 @@ ESMM_PARAMS_SIZE(esmm_mma16_extract_params, 80);
 #define ESMM_DECODE_SHARED 98304                     /* most dynamic shared memory */
 
 typedef struct esmm_decode_params {
-  esmm_gate gate;
+  esmm_selector selector;
   esmm_device_matrix a;
   uint64_t b;          /* rows [k][n padded], or strips [n padded / 32][k_padded][32] of fp32 */
   int64_t b_slice;     /* bytes from the columns of a warp to those of the next */

@@ -1,0 +1,145 @@
+/*
+ * copy.c: matrices between host and GPU. What has the same dtype and order on both sides is copied as it lies; anything
+ * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices. These copies
+ * wait. From device to device a kernel copies and converts, in the default stream's order, and nobody waits.
+ */
+#include "cuda/cuda.h"
+
+/* A matrix as lines of bytes: its rows, or its columns where those are contiguous. */
+typedef struct lines {
+  size_t bytes, stride, count;
+} lines;
+
+static lines lines_of(const esmm_matrix *m)
+{
+  const bool by_rows = m->order == ESMM_ROW_MAJOR;
+  const size_t size = esmm_dtype_size(m->dtype);
+  return (lines){.bytes = (size_t)(by_rows ? m->cols : m->rows) * size,
+                 .stride = (size_t)m->ld * size,
+                 .count = (size_t)(by_rows ? m->rows : m->cols)};
+}
+
+CUdeviceptr esmm_cuda_address(const esmm_matrix *m)
+{
+  return (CUdeviceptr)(uintptr_t)m->data;
+}
+
+size_t esmm_cuda_tight_bytes(const esmm_matrix *m)
+{
+  return (size_t)m->rows * (size_t)m->cols * esmm_dtype_size(m->dtype);
+}
+
+/* Padding between the lines belongs to somebody else: it is neither read nor written. */
+esmm_status esmm_cuda_upload(esmm_ctx *ctx, const esmm_matrix *host, const esmm_matrix *device, CUstream stream)
+{
+  const lines from = lines_of(host), to = lines_of(device);
+  if (from.bytes == 0 || from.count == 0)
+    return ESMM_OK;
+  if (from.count == 1 || (from.stride == from.bytes && to.stride == to.bytes))
+    return esmm_cuda_to_device(ctx, esmm_cuda_address(device), host->data, from.bytes * from.count, stream);
+  return esmm_cuda_to_device_2d(ctx, esmm_cuda_address(device), to.stride, host->data, from.stride, from.bytes,
+                                from.count, stream);
+}
+
+esmm_status esmm_cuda_download(esmm_ctx *ctx, const esmm_matrix *device, const esmm_matrix *host, CUstream stream)
+{
+  const lines from = lines_of(device), to = lines_of(host);
+  if (from.bytes == 0 || from.count == 0)
+    return ESMM_OK;
+  if (from.count == 1 || (from.stride == from.bytes && to.stride == to.bytes))
+    return esmm_cuda_to_host(ctx, host->data, esmm_cuda_address(device), from.bytes * from.count, stream);
+  return esmm_cuda_to_host_2d(ctx, host->data, to.stride, esmm_cuda_address(device), from.stride, from.bytes,
+                              from.count, stream);
+}
+
+esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data)
+{
+  esmm_matrix out = *m;
+  out.data = data;
+  out.ld = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
+  out.place = place;
+  return out;
+}
+
+esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
+{
+  void *data = esmm_mem_alloc(&ctx->allocator, esmm_cuda_tight_bytes(m));
+  if (!data)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for a copy of a %lld x %lld matrix", (long long)m->rows,
+                     (long long)m->cols);
+  *twin = esmm_cuda_tight(m, ESMM_HOST, data);
+  twin->device = 0;
+  return ESMM_OK;
+}
+
+void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin)
+{
+  esmm_mem_free(&ctx->allocator, twin->data, esmm_cuda_tight_bytes(twin));
+  twin->data = NULL;
+}
+
+esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
+{
+  esmm_status status = esmm_host_twin(ctx, m, twin);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_cuda_begin(ctx, NULL);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, m, twin, NULL));
+  if (status != ESMM_OK)
+    esmm_host_twin_free(ctx, twin);
+  return status;
+}
+
+esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const esmm_matrix *m)
+{
+  const esmm_status status = esmm_cuda_begin(ctx, NULL);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_upload(ctx, twin, m, NULL)) : status;
+}
+
+static esmm_status convert_on_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
+{
+  esmm_status status = esmm_cuda_begin(ctx, NULL);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, NULL, esmm_cuda_convert(ctx, src, dst, (esmm_selector){0}, NULL));
+  return status;
+}
+
+static esmm_status copy_to_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
+{
+  if (src->dtype == dst->dtype && src->order == dst->order)
+    return esmm_host_twin_write(ctx, src, dst);
+  esmm_matrix twin;
+  esmm_status status = esmm_host_twin(ctx, dst, &twin);
+  if (status != ESMM_OK)
+    return status;
+  esmm_copy_host(ctx, src, &twin);
+  status = esmm_host_twin_write(ctx, &twin, dst);
+  esmm_host_twin_free(ctx, &twin);
+  return status;
+}
+
+static esmm_status copy_to_host(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  esmm_status status;
+  if (src->dtype == dst->dtype && src->order == dst->order) {
+    status = esmm_cuda_begin(ctx, NULL);
+    return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, src, dst, NULL)) : status;
+  }
+  esmm_matrix twin;
+  status = esmm_host_twin_read(ctx, src, &twin);
+  if (status != ESMM_OK)
+    return status;
+  esmm_copy_host(ctx, &twin, dst);
+  esmm_host_twin_free(ctx, &twin);
+  return ESMM_OK;
+}
+
+esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  if (src->rows == 0 || src->cols == 0)
+    return ESMM_OK;
+  if (src->place == dst->place)
+    return convert_on_gpu(ctx, src, dst);
+  return dst->place == ESMM_DEVICE ? copy_to_gpu(ctx, src, dst) : copy_to_host(ctx, src, dst);
+}

@@ -1,8 +1,0 @@
-/* k_dense_f32_mma.cu: see strips_mma.cuh. */
-#include "strips_mma.cuh"
-
-extern "C" __global__ void __launch_bounds__(SM_THREADS, 1)
-    esmm_dense_f32_mma(const __grid_constant__ esmm_strips_product_params p)
-{
-  strips_mma<true>(p);
-}

@@ -1,0 +1,257 @@
+/*
+ * sm90.cuh: Hopper's own instructions under short names: mbarriers, TMA, wgmma, register reallocation.
+ */
+#ifndef ESMM_CUDA_SM90_CUH
+#define ESMM_CUDA_SM90_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t sm90_address(const void *p)
+{
+  return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void sm90_barrier_init(uint64_t *b, uint32_t count)
+{
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(b)), "r"(count) : "memory");
+}
+
+/* After the inits, so that TMA sees them. */
+static __device__ __forceinline__ void sm90_fence_init(void)
+{
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive(uint64_t *b)
+{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(sm90_address(b)) : "memory");
+}
+
+/* Arrives `times` times. */
+static __device__ __forceinline__ void sm90_barrier_arrive_many(uint64_t *b, uint32_t times)
+{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(times) : "memory");
+}
+
+/* Arrives, and the phase also waits for so many bytes of copies. */
+static __device__ __forceinline__ void sm90_barrier_expect(uint64_t *b, uint32_t bytes)
+{
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes) : "memory");
+}
+
+/* It waits for so many bytes more; somebody is still to arrive. */
+static __device__ __forceinline__ void sm90_barrier_expect_more(uint64_t *b, uint32_t bytes)
+{
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes)
+               : "memory");
+}
+
+static __device__ __forceinline__ bool sm90_barrier_test(uint64_t *b, uint32_t parity)
+{
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(sm90_address(b)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
+static __device__ __forceinline__ void sm90_barrier_wait(uint64_t *b, uint32_t parity)
+{
+  while (!sm90_barrier_test(b, parity)) {
+  }
+}
+
+/*
+ * The same by addresses of shared memory, for loops in which every instruction counts: from a pointer the compiler
+ * works the address out again each time.
+ */
+static __device__ __forceinline__ void sm90_barrier_wait_at(uint32_t b, uint32_t parity)
+{
+  uint32_t done;
+  do
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(b), "r"(parity)
+                 : "memory");
+  while (!done);
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive_here(uint32_t b)
+{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
+}
+
+static __device__ __forceinline__ uint4 sm90_load4(uint32_t from)
+{
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+static __device__ __forceinline__ uint32_t sm90_load(uint32_t from)
+{
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+
+static __device__ __forceinline__ void sm90_store(uint32_t to, uint32_t x)
+{
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+static __device__ __forceinline__ void sm90_store4(uint32_t to, uint4 x)
+{
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+/* A box of a 2-D tensor map to shared memory; b learns of its bytes. */
+static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, int x, int y, uint64_t *b)
+{
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          sm90_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(sm90_address(b))
+      : "memory");
+}
+
+static __device__ __forceinline__ void sm90_prefetch_map(const void *map)
+{
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* The same to every block of the cluster that `blocks` has a bit of: same place, each one's own barrier. */
+static __device__ __forceinline__ void sm90_tma_load_multicast(void *to, const void *map, int x, int y, uint64_t *b,
+                                                               uint16_t blocks)
+{
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+               "[%1, {%2, %3}], [%4], %5;" ::"r"(sm90_address(to)),
+               "l"(map), "r"(x), "r"(y), "r"(sm90_address(b)), "h"(blocks)
+               : "memory");
+}
+
+/* A box from shared memory to memory; the thread's groups of such copies are committed and waited for. */
+static __device__ __forceinline__ void sm90_tma_store(const void *map, int x, int y, const void *from)
+{
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y),
+               "r"(sm90_address(from))
+               : "memory");
+}
+
+static __device__ __forceinline__ void sm90_bulk_commit(void)
+{
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Shared memory may be written again. */
+static __device__ __forceinline__ void sm90_bulk_wait_read(void)
+{
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/* Everything has been written. */
+static __device__ __forceinline__ void sm90_bulk_wait(void)
+{
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* The same place in another block of the cluster, and a barrier there. */
+static __device__ __forceinline__ uint32_t sm90_address_at(const void *p, uint32_t rank)
+{
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(sm90_address(p)), "r"(rank));
+  return there;
+}
+
+static __device__ __forceinline__ void sm90_barrier_arrive_cluster(uint32_t b)
+{
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(b) : "memory");
+}
+
+/* The same `times` times. */
+static __device__ __forceinline__ void sm90_barrier_arrive_cluster_many(uint32_t b, uint32_t times)
+{
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(b), "r"(times) : "memory");
+}
+
+/* Ordinary writes to shared memory become visible to the tensor core and TMA. */
+static __device__ __forceinline__ void sm90_fence_async(void)
+{
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The same for memory of the device too. */
+static __device__ __forceinline__ void sm90_fence_async_all(void)
+{
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+/* Four 8 x 8 matrices of 16 bits, transposed: a lane gets two elements of column lane / 4 of each. */
+static __device__ __forceinline__ void sm90_ldmatrix_trans_at(uint32_t from, uint32_t (&r)[4])
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+
+static __device__ __forceinline__ void sm90_ldmatrix_at(uint32_t from, uint32_t (&r)[4])
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+
+static __device__ __forceinline__ void sm90_ldmatrix(const void *from, uint32_t (&r)[4])
+{
+  sm90_ldmatrix_at(sm90_address(from), r);
+}
+
+/* Four such matrices from a warp's registers; lane i gives the place of line i. */
+static __device__ __forceinline__ void sm90_stmatrix_at(uint32_t to, const uint32_t (&r)[4])
+{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+/* wgmma's view of a tile of 128-byte rows (32 fp32 k's), 128-byte swizzle, aligned to 1024 bytes; 32 bytes (a k8 step)
+   further is + 2. */
+static __device__ __forceinline__ uint64_t sm90_descriptor(const void *tile)
+{
+  return (uint64_t)((sm90_address(tile) & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+         (uint64_t)1 << 62;
+}
+
+static __device__ __forceinline__ void sm90_wgmma_fence(void)
+{
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void sm90_wgmma_commit(void)
+{
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void sm90_wgmma_wait(void)
+{
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+template <int N> static __device__ __forceinline__ void sm90_registers_up(void)
+{
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ __forceinline__ void sm90_registers_down(void)
+{
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+#endif

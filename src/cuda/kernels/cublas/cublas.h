@@ -1,0 +1,38 @@
+/*
+ * cublas.h: cuBLAS, opened with dlopen when it is first asked for, and never linked.
+ */
+#ifndef ESMM_CUDA_CUBLAS_H
+#define ESMM_CUDA_CUBLAS_H
+
+#include "cuda/cuda.h"
+
+#define ESMM_CUBLAS_WORKSPACE ((size_t)32 << 20) /* bytes; what NVIDIA advises for sm_90 */
+
+size_t esmm_cublas_workspace(const esmm_problem *p); /* what a descriptor says: that, whatever p is */
+
+/* NULL where the library is there, else a text that says it is not. */
+const char *esmm_cublas_missing(void);
+/* It is there: does the context have a handle of it, or may it get one? Else says why not. */
+bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes);
+/*
+ * Gets the context its handle, once: not for every context, because it takes time and device memory. Only where the
+ * library is usable, and with the primary context current. False: there is none, and from now on it is not usable.
+ */
+bool esmm_cublas_start(esmm_ctx *ctx);
+
+/* What every cuBLAS kernel refuses: an epilogue beyond alpha and beta, sizes that are no int. b_ld: as below. */
+bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why_bytes);
+
+/*
+ * p's product on its stream, without bias and activation. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
+ * eyes. A and B of fp32: IEEE multiply-adds. Of 16 bits: both of one dtype, C of fp32 or of that; sums in fp32.
+ * workspace: ESMM_CUBLAS_WORKSPACE bytes. Only after esmm_cublas_start.
+ */
+typedef struct esmm_cublas_operand {
+  CUdeviceptr data;
+  int64_t ld;
+  bool transposed;
+} esmm_cublas_operand;
+esmm_status esmm_cublas_multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace);
+
+#endif

@@ -1,0 +1,206 @@
+/*
+ * k_decode.c: m of 1 to 16, on a GPU. See k_decode.cu.
+ *
+ * The floor is the bytes of B's rows that A needs. How C is cut: more columns in a block mean that A is read less
+ * often, more blocks along k that the GPU is full; a cluster's blocks have to find room side by side, so they do not
+ * take all that there is.
+ */
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+
+#define WARPS (ESMM_DECODE_THREADS / 32)
+#define MOST_SHIFT 2                 /* four warps side by side, two for each column */
+#define MOST_SIDE ((int64_t)1 << 30) /* of B: counters have 32 bits */
+#define LEAST_RANGE 128              /* k's that are worth a block of their own */
+#define BLOCK_EXTRA 2048             /* shared memory that a block takes beside what it asks for */
+
+ESMM_FATBIN(k_decode);
+
+/* The kernel for so many rows of A. */
+typedef struct variant {
+  esmm_cuda_function function;
+  int64_t rows;
+  int at_once; /* blocks on a multiprocessor that has clusters */
+} variant;
+
+#define FUNCTION(name)                         \
+  {                                            \
+    &fatbin_k_decode, name, ESMM_DECODE_SHARED \
+  }
+static const variant bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, 3}, {FUNCTION("esmm_decode_bf16_16"), 16, 2}};
+static const variant f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, 3}, {FUNCTION("esmm_decode_f16_16"), 16, 2}};
+static const variant f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
+                              {FUNCTION("esmm_decode_f32_4"), 4, 3},
+                              {FUNCTION("esmm_decode_f32_8"), 8, 2},
+                              {FUNCTION("esmm_decode_f32_16"), 16, 2}};
+
+/* By dtype and m; for a larger m, which cannot run, the largest. */
+static const variant *find_variant(const esmm_problem *p)
+{
+  const variant *v = p->w->dtype == ESMM_F32 ? f32 : p->w->dtype == ESMM_BF16 ? bf16 : f16;
+  while (v->rows < p->m && v->rows < ESMM_DECODE_ROWS)
+    v++;
+  return v;
+}
+
+/* ---- how a product is cut ---- */
+
+typedef struct cut {
+  int shift;     /* 1 << shift warps side by side in a block */
+  int64_t ranks; /* blocks that share columns */
+  int64_t tiles; /* of columns */
+} cut;
+
+static int64_t columns_of_warp(const esmm_problem *p)
+{
+  return p->w->dtype == ESMM_F32 ? ESMM_STRIP : ESMM_DECODE_COLS;
+}
+
+/* The most columns in a block with which the GPU is nearly full; where it will not be, what fills it best. */
+static cut find_cut(const esmm_problem *p, int64_t most_ranks)
+{
+  const int64_t gpu = p->w->cuda->multiprocessors, at_once = find_variant(p)->at_once;
+  const int64_t slices = esmm_ceil_div(p->n, columns_of_warp(p)), enough = 3 * (at_once - 1) * gpu / 4;
+  cut best = {.shift = MOST_SHIFT, .ranks = 1, .tiles = esmm_ceil_div(slices, 1 << MOST_SHIFT)};
+  int64_t best_busy = 0;
+  for (int shift = 0; shift <= MOST_SHIFT; shift++)
+    for (int64_t ranks = 1; ranks <= most_ranks && (ranks == 1 || ranks * LEAST_RANGE <= p->k); ranks *= 2) {
+      const int64_t tiles = esmm_ceil_div(slices, 1 << shift), busy = esmm_min(slices * ranks >> shift, enough);
+      if (tiles * ranks <= (ranks == 1 ? at_once : at_once - 1) * gpu && busy >= best_busy) {
+        best = (cut){.shift = shift, .ranks = ranks, .tiles = tiles};
+        best_busy = busy;
+      }
+    }
+  return best;
+}
+
+/* ---- shared memory, as k_decode.cu lays it out ---- */
+
+static int64_t chunk_bytes(const esmm_problem *p, int64_t chunk)
+{
+  const int64_t list = ESMM_DECODE_LIST(chunk), line = chunk + ESMM_DECODE_SPARE;
+  if (p->w->dtype == ESMM_F32)
+    return find_variant(p)->rows * line * (int64_t)sizeof(float) + list + chunk / 8;
+  return p->m * line * 2 + list;
+}
+
+/* Fills in chunk and inbox; returns the bytes of a block. */
+static int64_t lay_out(const esmm_problem *p, int64_t room, esmm_decode_params *params)
+{
+  const int64_t cols = columns_of_warp(p) << params->group_shift, ways = WARPS >> params->group_shift;
+  const int64_t sums = ways * p->m * (cols + ESMM_DECODE_PAD) * (int64_t)sizeof(float);
+  const int64_t inbox = (p->m * cols + ESMM_DECODE_RANKS) * (int64_t)sizeof(float);
+  const int64_t unit = chunk_bytes(p, ESMM_DECODE_K) - chunk_bytes(p, 0);
+  const int64_t units = (esmm_max(room - inbox, sums) - chunk_bytes(p, 0)) / unit;
+  params->chunk = (int32_t)esmm_min(params->range, units * ESMM_DECODE_K);
+  params->inbox = (int32_t)esmm_round_up(esmm_max(chunk_bytes(p, params->chunk), sums), 16);
+  return params->inbox + inbox;
+}
+
+static int64_t room(const esmm_ctx *ctx, const esmm_problem *p)
+{
+  const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
+  return esmm_min(ESMM_DECODE_SHARED, gpu->shared_per_sm / find_variant(p)->at_once - BLOCK_EXTRA);
+}
+
+/* ---- the kernel ---- */
+
+static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
+{
+  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  if (p->m > ESMM_DECODE_ROWS)
+    (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
+  else if (p->a.dtype != dtype || p->w->dtype != dtype)
+    (void)snprintf(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(p->a.dtype),
+                   esmm_dtype_str(p->w->dtype), esmm_dtype_str(dtype));
+  else if (p->n > MOST_SIDE || p->k > MOST_SIDE)
+    (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
+  else if (shared < ESMM_DECODE_SHARED)
+    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
+                   ESMM_DECODE_SHARED);
+  else
+    return true;
+  return false;
+}
+
+static bool can_run_bf16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  return can_run(ctx, p, ESMM_BF16, why, why_bytes);
+}
+
+static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  return can_run(ctx, p, ESMM_F16, why, why_bytes);
+}
+
+static bool can_run_f32(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  return can_run(ctx, p, ESMM_F32, why, why_bytes);
+}
+
+static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  (void)cost;
+  const double m = (double)p->m, k = (double)p->k, element = (double)esmm_dtype_size(p->w->dtype);
+  const double cols = (double)esmm_round_up(p->n, columns_of_warp(p));
+  /* A strip is all of A: its density is the union's. More rows than a fragment of 8, or than registers like, cost. */
+  const bool wide = p->w->dtype == ESMM_F32 ? p->m > 4 : p->m > 8;
+  units[0] = p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * k * cols * element * (wide ? 1.25 : 1.0);
+  units[1] = m * k * element * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
+  units[2] = m * (double)p->n;
+  units[3] = p->w->dtype == ESMM_F32 && wide ? 10.0 * m : m;
+  units[ESMM_COST_TERMS - 1] = 1.0;
+  *strip_rows = p->m;
+}
+
+static size_t workspace(const esmm_problem *p)
+{
+  (void)p;
+  return 0;
+}
+
+/* Lines along k that can be copied 16 bytes at a time. */
+static bool is_vector(const esmm_matrix *a)
+{
+  const bool along_k = a->order == ESMM_ROW_MAJOR || a->ld == 1, many = a->rows > 1;
+  return along_k && esmm_cuda_address(a) % 16 == 0 && (!many || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
+}
+
+static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  (void)scratch;
+  const struct esmm_cuda_weights *w = p->w->cuda;
+  const bool is_f32 = p->w->dtype == ESMM_F32;
+  const cut c = find_cut(p, esmm_cuda_get(ctx)->sm == 90 ? ESMM_DECODE_RANKS : 1);
+  esmm_decode_params params = {
+      .selector = p->call->selector,
+      .a = esmm_cuda_matrix(&p->a),
+      .b = is_f32 ? w->strips.data : w->rows,
+      .b_slice = is_f32 ? w->strips.k_padded * ESMM_STRIP * (int64_t)sizeof(float) : ESMM_DECODE_COLS * 2,
+      .b_row = is_f32 ? ESMM_STRIP * (uint32_t)sizeof(float) : (uint32_t)w->rows_ld * 2,
+      .group_shift = c.shift,
+      .range = (int32_t)esmm_round_up(esmm_ceil_div(p->k, c.ranks), ESMM_DECODE_K),
+      .vector = is_vector(&p->a),
+      .report = p->call->report,
+      .epilogue = esmm_cuda_epilogue(p),
+  };
+  const esmm_launch launch = {.grid_x = (unsigned)(c.tiles * c.ranks),
+                              .threads = ESMM_DECODE_THREADS,
+                              .shared = (unsigned)lay_out(p, room(ctx, p), &params),
+                              .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
+  stats->strip_rows = p->m;
+  return esmm_cuda_launch(ctx, &find_variant(p)->function, &launch, p->call->stream, &params);
+}
+
+#define DESCRIPTOR(id)                                                                                             \
+  .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
+  .backend = ESMM_CUDA, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .sm = 80, .can_run = can_run_##id, \
+  .terms = terms, .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},    \
+  .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .workspace = workspace, .run = run
+
+ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16)};
+
+ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16)};
+
+ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32)};

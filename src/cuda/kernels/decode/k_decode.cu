@@ -1,0 +1,726 @@
+/*
+ * k_decode.cu: C [m,n] = A [m,k] x B [k,n] for m of 1 to 16, in one launch. Reads only the rows of B that some row of A
+ * needs; the floor is their bytes.
+ *
+ *                  columns of C: a block has `groups` warps side by side, 64 columns each (32 of fp32)
+ *            +-----------+-----------+--
+ *   k's of   | warp 0    | warp 1    |      groups = 2: warps 0, 2, 4, 6 take the steps 0, 1, 2, 3, 0, ... of 16 listed
+ *   rank 0   | warp 2    | warp 3    |      k's for the same columns
+ *            +-----------+-----------+--
+ *   rank 1   | the next block of the cluster: up to 8 share k, and this is what fills the GPU
+ *            +-----------+-----------+--
+ *
+ * A block copies its k's of A to shared memory (all copies at once: one latency) and lists, in ascending order, those
+ * with a nonzero in any row. Then each warp streams the rows of its steps of the list from global memory to registers,
+ * STAGES steps of 2 KiB ahead. What fills up the last step is replaced by zeros in both operands, so that no Inf of
+ * either gets in.
+ *
+ * B of 16 bits: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
+ * another while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4)
+ * wants columns 8g .. 8g+7 of its four k's, entries 4t .. 4t+3 of the step, which are k's 2t, 2t+1, 2t+8, 2t+9 of the
+ * mma: 16 bytes of each row. Lane 8t + g loads them, as then 8 lanes side by side read 128 bytes of one row, and a
+ * shuffle hands them over. Columns 8g+2p and 8g+2p+1 become rows g and g+8 of mma p. A's operand is gathered from
+ * shared memory by the same list.
+ *
+ * fp32: lane (x, y) = (lane / 8, lane % 8) takes entries 4x .. 4x+3 and columns 4y .. 4y+3, with IEEE multiply-adds;
+ * the four x meet at the end. A's k's lie [k][rows] in shared memory, to be read four rows at a time.
+ *
+ * Sums of a block's warps are added in shared memory, those of a cluster's blocks in the shared memory of the block
+ * that finishes these columns; always in the same order, so results do not vary. Other GPUs than sm_90 have no
+ * clusters.
+ *
+ * Registers bound what is in flight: 3 blocks of 8 warps at 80 registers and two stages each, 2 at 128 where m > 8.
+ */
+#include "cuda/kernels/common/device.cuh"
+
+#define THREADS ESMM_DECODE_THREADS
+#define WARPS (THREADS / 32)
+#define STEP 16 /* listed k's of a step */
+#define PART 8  /* k's whose bits one thread turns into list entries */
+#define EVERY_LANE 0xffffffffu
+#define LOG_COLS 6
+#define LOG_STRIP 5
+static_assert(1 << LOG_COLS == ESMM_DECODE_COLS && 1 << LOG_STRIP == ESMM_STRIP, "powers of two");
+
+static __device__ __forceinline__ int lane_id(void)
+{
+  return (int)(threadIdx.x % 32);
+}
+
+static __device__ __forceinline__ int warp_id(void)
+{
+  return (int)(threadIdx.x / 32);
+}
+
+/* ---- clusters: blocks send their sums to each other's shared memory ---- */
+
+static __device__ __forceinline__ int cluster_ranks(void)
+{
+  uint32_t ranks = 1;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks)); /* rather read again than kept in a register */
+#endif
+  return (int)ranks;
+}
+
+/* Says that this block has started, and that `arrived` counts what is sent to it up to `bytes`. */
+static __device__ __forceinline__ void cluster_start(uint64_t *arrived, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(arrived);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+/* Waits until all blocks have said so. */
+static __device__ __forceinline__ void cluster_wait_started(void)
+{
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Four bytes to the same place in block `rank`. */
+static __device__ __forceinline__ void cluster_send(void *place, int rank, uint32_t x, uint64_t *arrived)
+{
+#if __CUDA_ARCH__ >= 900
+  uint32_t there, barrier;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((uint32_t)__cvta_generic_to_shared(place)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(barrier)
+      : "r"((uint32_t)__cvta_generic_to_shared(arrived)), "r"(rank));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(there), "r"(x),
+               "r"(barrier)
+               : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void cluster_wait_arrived(uint64_t *arrived)
+{
+#if __CUDA_ARCH__ >= 900
+  uint32_t done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;"
+                 " selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"((uint32_t)__cvta_generic_to_shared(arrived))
+                 : "memory");
+#endif
+}
+
+/* ---- memory ---- */
+
+/* 16 bytes that this block reads once. */
+static __device__ __forceinline__ uint4 load_once(const uint8_t *from)
+{
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from));
+  return x;
+}
+
+/* 16 bytes to shared memory; those past `bytes` are zeros. */
+static __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes)
+{
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
+}
+
+static __device__ __forceinline__ void copy_4(void *to, const void *from)
+{
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+               : "memory");
+}
+
+static __device__ __forceinline__ void wait_for_copies(void)
+{
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* ---- the list ---- */
+
+/*
+ * Bit i of mask: k + i is alive. Appends the k's of all threads, thread after thread, to the list that has `count` of
+ * them, and returns how many it has then. totals [WARPS] were last read before the block's last barrier but one.
+ */
+static __device__ __forceinline__ int append(uint32_t mask, int k, int count, uint16_t *list, int *totals)
+{
+  const int lane = lane_id(), warp = warp_id();
+  const uint32_t below = (1u << lane) - 1;
+  int at = count, total = 0;
+#pragma unroll
+  for (int i = 0; i < PART; i++) {
+    const uint32_t lanes = __ballot_sync(EVERY_LANE, mask >> i & 1);
+    at += __popc(lanes & below);
+    total += __popc(lanes);
+  }
+  if (lane == 0)
+    totals[warp] = total;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    at += w < warp ? totals[w] : 0;
+    count += totals[w];
+  }
+#pragma unroll
+  for (int i = 0; i < PART; i++)
+    if (mask >> i & 1)
+      list[at++] = (uint16_t)(k + i);
+  return count;
+}
+
+/* Fills the last step up with a row that there is. Everything in shared memory is there then. */
+static __device__ __forceinline__ void end_list(int count, uint16_t *list)
+{
+  if (threadIdx.x < STEP)
+    list[count + (int)threadIdx.x] = 0;
+  __syncthreads();
+}
+
+/* Which of 8 elements of 16 bits are not zero; the sign does not count. */
+static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
+{
+  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+  uint32_t mask = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    mask |= (uint32_t)((word[i] & 0x7fffu) != 0) << (2 * i);
+    mask |= (uint32_t)((word[i] & 0x7fff0000u) != 0) << (2 * i + 1);
+  }
+  return mask;
+}
+
+/* ---- blocks and their sums ---- */
+
+/*
+ * Dynamic shared memory: A's chunk, the list, for fp32 bits [chunk / 32]; in their place at the end
+ *   sums [ways][m][cols + ESMM_DECODE_PAD]   of the warps that share a column's k's;
+ * and at p.inbox
+ *   sums [ranks][m][cols / ranks]            of the columns that this block finishes, from all ranks,
+ *   counts [ranks]                           of listed k's, in rank 0.
+ */
+extern __shared__ __align__(16) uint8_t shared[];
+
+struct notes {
+  int totals[2][WARPS];   /* see append */
+  uint32_t listed, spent; /* k's of this block; nanoseconds of extraction, where they are reported */
+  uint64_t arrived;
+};
+
+/* Powers of two divide by shifts. */
+static __device__ __forceinline__ int log_2(int x)
+{
+  return 31 - __clz(x);
+}
+
+/* The block's first k: neighbours in a cluster have neighbouring ranges. */
+static __device__ __forceinline__ int first_k(const esmm_decode_params &p, int ranks)
+{
+  return ((int)blockIdx.x & (ranks - 1)) * p.range;
+}
+
+/* Warps that share columns. */
+static __device__ __forceinline__ int ways(const esmm_decode_params &p)
+{
+  return WARPS >> p.group_shift;
+}
+
+/* Which columns are this warp's, counted in warps; tiles of a block's columns first. */
+static __device__ __forceinline__ int64_t slice(const esmm_decode_params &p)
+{
+  const int group = warp_id() & ((1 << p.group_shift) - 1);
+  return ((int64_t)(blockIdx.x >> log_2(cluster_ranks())) << p.group_shift) + group;
+}
+
+static __device__ __forceinline__ uint32_t nanoseconds(void)
+{
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now));
+  return now;
+}
+
+static __device__ __forceinline__ bool reports(const esmm_decode_params &p)
+{
+  return p.report != 0 && blockIdx.x == 0 && threadIdx.x == 0;
+}
+
+static __device__ __forceinline__ void start(const esmm_decode_params &p, int cols, notes &n)
+{
+  const int ranks = cluster_ranks();
+  if (ranks > 1) /* rank 0 gets the counts, too */
+    cluster_start(&n.arrived, 4 * ((int)p.a.rows * cols + (first_k(p, ranks) == 0 ? ranks : 0)));
+  if (threadIdx.x == 0)
+    n.listed = n.spent = 0;
+}
+
+static __device__ __forceinline__ void note_list(const esmm_decode_params &p, int count, uint32_t begun, notes &n)
+{
+  if (threadIdx.x == 0)
+    n.listed += (uint32_t)count;
+  if (reports(p))
+    n.spent += nanoseconds() - begun;
+}
+
+/* This block's sums to those that finish them. */
+static __device__ __forceinline__ void send_sums(const esmm_decode_params &p, int ranks, int log_cols, float *inbox,
+                                                 notes &n)
+{
+  const float *sums = (const float *)shared;
+  const int m = (int)p.a.rows, cols = 1 << log_cols, line = cols + ESMM_DECODE_PAD;
+  const int log_mine = log_cols - log_2(ranks), mine = 1 << log_mine, rank = (int)blockIdx.x & (ranks - 1);
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < m * cols; e += THREADS) {
+    const int row = e >> log_cols, col = e & (cols - 1);
+    const float *from = sums + row * line + col;
+    float sum = *from;
+#pragma unroll
+    for (int way = 1; way < WARPS; way++)
+      if (way < ways(p))
+        sum += from[way * m * line];
+    float *to = &inbox[((rank * m + row) << log_mine) + (col & (mine - 1))];
+    if (ranks > 1)
+      cluster_send(to, col >> log_mine, __float_as_uint(sum), &n.arrived);
+    else
+      *to = sum; /* which this thread finishes itself */
+  }
+  uint32_t *counts = (uint32_t *)(inbox + m * cols);
+  if (threadIdx.x == 0 && ranks > 1)
+    cluster_send(&counts[rank], 0, n.listed, &n.arrived);
+  else if (threadIdx.x == 0)
+    counts[0] = n.listed;
+}
+
+/* From the block's sums in shared memory to C. */
+static __device__ __forceinline__ void finish(const esmm_decode_params &p, int log_cols, notes &n)
+{
+  float *inbox = (float *)(shared + p.inbox);
+  const int m = (int)p.a.rows, ranks = cluster_ranks();
+  const int log_mine = log_cols - log_2(ranks), mine = 1 << log_mine;
+  const int64_t col0 = (int64_t)blockIdx.x * mine; /* tile, then rank */
+  if (ranks > 1)
+    cluster_wait_started();
+  send_sums(p, ranks, log_cols, inbox, n);
+  if (ranks > 1)
+    cluster_wait_arrived(&n.arrived);
+#pragma unroll 1
+  for (int e = (int)threadIdx.x; e < m * mine; e += THREADS) {
+    const int64_t col = col0 + (e & (mine - 1));
+    float sum = inbox[e];
+#pragma unroll
+    for (int rank = 1; rank < ESMM_DECODE_RANKS; rank++)
+      if (rank < ranks)
+        sum += inbox[rank * m * mine + e];
+    if (col < p.epilogue.c.cols)
+      finish_element(p.epilogue, e >> log_mine, col, sum);
+  }
+  if (reports(p)) {
+    const uint32_t *counts = (const uint32_t *)(inbox + (m << log_cols));
+    uint32_t listed = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < ranks; rank++)
+      listed += counts[rank];
+    esmm_choice_device *out = (esmm_choice_device *)p.report;
+    out->strip = out->joint = (float)listed / (float)p.a.cols;
+    out->extract_ns = max(n.spent, 1u);
+  }
+}
+
+/* ---- steps of the list ---- */
+
+/* A step on its way: of four entries, 16 bytes of the row. */
+struct stage {
+  uint4 b[4];
+};
+
+/* Four entries from 4 i on. */
+static __device__ __forceinline__ void read_entries(const uint16_t *entries, int i, uint32_t (&k)[4])
+{
+  const uint2 x = ((const uint2 *)entries)[i];
+  k[0] = x.x & 0xffff;
+  k[1] = x.x >> 16;
+  k[2] = x.y & 0xffff;
+  k[3] = x.y >> 16;
+}
+
+/* b: this lane's columns of the chunk's first row. */
+static __device__ __forceinline__ void load_step(stage &s, const uint8_t *b, uint32_t b_row, const uint16_t *entries)
+{
+  uint32_t k[4];
+  read_entries(entries, lane_id() / 8, k);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    s.b[i] = load_once(b + (uint64_t)k[i] * b_row);
+}
+
+/* Entries past `left` are none: zeros of B, and in k, the four from 4 i on, the place of A's zeros. */
+static __device__ __forceinline__ void cut_step(stage &s, int left, int zeros, int i, uint32_t (&k)[4])
+{
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if (4 * (lane_id() / 8) + j >= left)
+      s.b[j] = make_uint4(0, 0, 0, 0);
+    if (4 * i + j >= left)
+      k[j] = (uint32_t)zeros;
+  }
+}
+
+/* ---- B of 16 bits ---- */
+
+static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                           const __nv_bfloat16 *)
+{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                           const __half *)
+{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* A [m, ks from k on] to lines of shared memory, zeros up to a multiple of 8 k's. */
+static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p, int k, int ks, uint16_t *tile)
+{
+  const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
+  const uint16_t *a = (const uint16_t *)p.a.data;
+  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  a += k * k_step;
+  if (p.vector) { /* each thread copies what it will look at: no barrier */
+#pragma unroll 1
+    for (int i = PART * (int)threadIdx.x; i < ks; i += PART * THREADS)
+#pragma unroll 1
+      for (int row = 0; row < m; row++)
+        copy_16(tile + row * line + i, a + row * row_step + i, 2 * min(PART, ks - i));
+    wait_for_copies();
+    return;
+  }
+  for (int i = (int)threadIdx.x; i < (ks + PART - 1) / PART * PART; i += THREADS)
+#pragma unroll 4
+    for (int row = 0; row < m; row++)
+      tile[row * line + i] = i < ks ? a[row * row_step + i * k_step] : (uint16_t)0;
+  __syncthreads();
+}
+
+static __device__ __forceinline__ int list_chunk_16(int m, int line, int ks, const uint16_t *tile, uint16_t *list,
+                                                    int (*totals)[WARPS])
+{
+  int count = 0;
+  for (int from = 0, turn = 0; from < ks; from += PART * THREADS, turn ^= 1) {
+    const int k = from + PART * (int)threadIdx.x;
+    uint4 any = make_uint4(0, 0, 0, 0);
+    if (k < ks)
+#pragma unroll 4
+      for (int row = 0; row < m; row++) {
+        const uint4 x = *(const uint4 *)(tile + row * line + k);
+        any = make_uint4(any.x | x.x, any.y | x.y, any.z | x.z, any.w | x.w);
+      }
+    count = append(nonzero_mask(any), k, count, list, totals[turn]);
+  }
+  return count;
+}
+
+/* Word i of x, from another lane. */
+static __device__ __forceinline__ uint32_t hand_over(uint4 x, int i, int lane)
+{
+  return __shfl_sync(EVERY_LANE, i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w, lane);
+}
+
+/* k: four entries from 4t on; lines: of A, this lane's, one in each half. */
+template <typename T, int HALVES>
+static __device__ __forceinline__ void multiply_step_16(const stage &s, const uint32_t (&k)[4],
+                                                        const uint16_t *const (&lines)[HALVES],
+                                                        float (&sums)[HALVES][4][4])
+{
+  const int from = lane_id() % 4 * 8 + lane_id() / 4;
+  uint32_t b[HALVES][2];
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+    b[h][0] = lines[h][k[0]] | (uint32_t)lines[h][k[1]] << 16;
+    b[h][1] = lines[h][k[2]] | (uint32_t)lines[h][k[3]] << 16;
+  }
+#pragma unroll
+  for (int p = 0; p < 4; p++) {
+    uint32_t word[4]; /* columns 2p and 2p + 1 of each entry */
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      word[i] = hand_over(s.b[i], p, from);
+    const uint32_t a[4] = {__byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
+                           __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+      mma(sums[h][p], a, b[h], (const T *)nullptr);
+  }
+}
+
+template <typename T, int HALVES, int STAGES>
+static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_params &p, int chunk_k, int count,
+                                                         const uint16_t *tile, const uint16_t *list,
+                                                         float (&sums)[HALVES][4][4])
+{
+  const int lane = lane_id(), steps = (count + STEP - 1) / STEP;
+  if (slice(p) * ESMM_DECODE_COLS >= p.epilogue.c.cols)
+    return;
+  const uint8_t *b = (const uint8_t *)p.b + (int64_t)chunk_k * p.b_row + slice(p) * p.b_slice + lane % 8 * 16;
+  const uint16_t *lines[HALVES]; /* rows past m repeat the last one: their sums go nowhere */
+#pragma unroll
+  for (int h = 0; h < HALVES; h++)
+    lines[h] = tile + min(8 * h + lane / 4, (int)p.a.rows - 1) * (p.chunk + ESMM_DECODE_SPARE);
+  stage stages[STAGES];
+  int step = warp_id() >> p.group_shift;
+#pragma unroll
+  for (int i = 0; i < STAGES; i++)
+    if (step + i * ways(p) < steps)
+      load_step(stages[i], b, p.b_row, list + STEP * (step + i * ways(p)));
+  for (;;)
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) { /* the way out keeps each load before the next wait */
+      uint32_t k[4];
+      if (step >= steps)
+        return;
+      read_entries(list + STEP * step, lane % 4, k);
+      if (count - STEP * step < STEP)
+        cut_step(stages[i], count - STEP * step, p.chunk, lane % 4, k);
+      multiply_step_16<T>(stages[i], k, lines, sums);
+      if (step + STAGES * ways(p) < steps)
+        load_step(stages[i], b, p.b_row, list + STEP * (step + STAGES * ways(p)));
+      step += ways(p);
+    }
+}
+
+/* Sums of a warp to its part of the block's. */
+template <int HALVES>
+static __device__ __forceinline__ void store_sums_16(const esmm_decode_params &p, const float (&sums)[HALVES][4][4])
+{
+  const int g = lane_id() / 4, t = lane_id() % 4, group = warp_id() & ((1 << p.group_shift) - 1);
+  const int m = (int)p.a.rows, line = (ESMM_DECODE_COLS << p.group_shift) + ESMM_DECODE_PAD;
+  float *out = (float *)shared + (warp_id() >> p.group_shift) * m * line + group * ESMM_DECODE_COLS + 8 * g;
+#pragma unroll
+  for (int h = 0; h < HALVES; h++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = 8 * h + 2 * t + i;
+      if (row < m) {
+        const float(*c)[4] = sums[h];
+        *(float4 *)(out + row * line) = make_float4(c[0][i], c[0][i + 2], c[1][i], c[1][i + 2]);
+        *(float4 *)(out + row * line + 4) = make_float4(c[2][i], c[2][i + 2], c[3][i], c[3][i + 2]);
+      }
+    }
+}
+
+template <typename T, int HALVES, int STAGES>
+static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
+{
+  __shared__ notes n;
+  if (not_selected(p.selector))
+    return;
+  const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
+  start(p, ESMM_DECODE_COLS << p.group_shift, n);
+  uint16_t *tile = (uint16_t *)shared, *list = tile + m * line;
+  if ((int)threadIdx.x < m) /* A's zeros, see cut_step */
+    tile[(int)threadIdx.x * line + p.chunk] = 0;
+  const int first = first_k(p, cluster_ranks()), last = min(first + p.range, (int)p.a.cols);
+  float sums[HALVES][4][4] = {};
+#pragma unroll 1
+  for (int k = first; k < last; k += p.chunk) {
+    const int ks = min(p.chunk, last - k);
+    const uint32_t begun = reports(p) ? nanoseconds() : 0;
+    if (k > first)
+      __syncthreads();
+    copy_chunk_16(p, k, ks, tile);
+    const int count = list_chunk_16(m, line, ks, tile, list, n.totals);
+    end_list(count, list);
+    note_list(p, count, begun, n);
+    multiply_chunk_16<T, HALVES, STAGES>(p, k, count, tile, list, sums);
+  }
+  __syncthreads();
+  store_sums_16(p, sums);
+  __syncthreads();
+  finish(p, LOG_COLS + p.group_shift, n);
+}
+
+/* ---- fp32 ---- */
+
+/* A [m, ks from k on] to [ks][ROWS] in shared memory, and which k's are alive. */
+template <int ROWS>
+static __device__ __forceinline__ void copy_chunk_32(const esmm_decode_params &p, int k, int ks, float *tile,
+                                                     uint32_t *bits)
+{
+  const int m = (int)p.a.rows, lane = lane_id();
+  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const float *a = (const float *)p.a.data + k * k_step;
+#pragma unroll 1
+  for (int i = (int)threadIdx.x; i < ks; i += THREADS)
+#pragma unroll 1
+    for (int row = 0; row < m; row++)
+      copy_4(tile + i * ROWS + row, a + row * row_step + i * k_step);
+  wait_for_copies();
+  for (int i = (int)threadIdx.x; i - lane < ks; i += THREADS) { /* what this thread copied */
+    uint32_t any = 0;
+    if (i < ks)
+#pragma unroll 4
+      for (int row = 0; row < m; row++)
+        any |= __float_as_uint(tile[i * ROWS + row]) << 1; /* the sign does not count */
+    const uint32_t alive = __ballot_sync(EVERY_LANE, any != 0);
+    if (lane == 0)
+      bits[i / 32] = alive;
+  }
+  __syncthreads();
+}
+
+static __device__ __forceinline__ int list_chunk_32(int ks, const uint32_t *bits, uint16_t *list, int (*totals)[WARPS])
+{
+  int count = 0;
+  for (int from = 0, turn = 0; from < ks; from += PART * THREADS, turn ^= 1) {
+    const int k = from + PART * (int)threadIdx.x;
+    count = append(k < ks ? ((const uint8_t *)bits)[k / PART] : 0, k, count, list, totals[turn]);
+  }
+  return count;
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void multiply_step_32(const stage &s, const uint32_t (&k)[4], const float *tile,
+                                                        float (&sums)[ROWS][4])
+{
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float b[4] = {__uint_as_float(s.b[i].x), __uint_as_float(s.b[i].y), __uint_as_float(s.b[i].z),
+                        __uint_as_float(s.b[i].w)};
+    float a[ROWS];
+    if constexpr (ROWS == 1) {
+      a[0] = tile[k[i]];
+    } else {
+#pragma unroll
+      for (int row = 0; row < ROWS; row += 4) {
+        const float4 x = *(const float4 *)(tile + k[i] * ROWS + row);
+        a[row] = x.x;
+        a[row + 1] = x.y;
+        a[row + 2] = x.z;
+        a[row + 3] = x.w;
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+#pragma unroll
+      for (int c = 0; c < 4; c++)
+        sums[row][c] = __fmaf_rn(a[row], b[c], sums[row][c]);
+  }
+}
+
+template <int ROWS, int STAGES>
+static __device__ __forceinline__ void multiply_chunk_32(const esmm_decode_params &p, int chunk_k, int count,
+                                                         const float *tile, const uint16_t *list,
+                                                         float (&sums)[ROWS][4])
+{
+  const int lane = lane_id(), steps = (count + STEP - 1) / STEP;
+  if (slice(p) * ESMM_STRIP >= p.epilogue.c.cols)
+    return;
+  const uint8_t *b = (const uint8_t *)p.b + (int64_t)chunk_k * p.b_row + slice(p) * p.b_slice + lane % 8 * 16;
+  stage stages[STAGES];
+  int step = warp_id() >> p.group_shift;
+#pragma unroll
+  for (int i = 0; i < STAGES; i++)
+    if (step + i * ways(p) < steps)
+      load_step(stages[i], b, p.b_row, list + STEP * (step + i * ways(p)));
+  for (;;)
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+      uint32_t k[4];
+      if (step >= steps)
+        return;
+      read_entries(list + STEP * step, lane / 8, k);
+      if (count - STEP * step < STEP)
+        cut_step(stages[i], count - STEP * step, p.chunk, lane / 8, k);
+      multiply_step_32<ROWS>(stages[i], k, tile, sums);
+      if (step + STAGES * ways(p) < steps)
+        load_step(stages[i], b, p.b_row, list + STEP * (step + STAGES * ways(p)));
+      step += ways(p);
+    }
+}
+
+/* Lanes that share columns add up; each then has the sum, and stores every fourth row. */
+template <int ROWS>
+static __device__ __forceinline__ void store_sums_32(const esmm_decode_params &p, const float (&sums)[ROWS][4])
+{
+  const int lane = lane_id(), group = warp_id() & ((1 << p.group_shift) - 1);
+  const int m = (int)p.a.rows, line = (ESMM_STRIP << p.group_shift) + ESMM_DECODE_PAD;
+  float *out = (float *)shared + (warp_id() >> p.group_shift) * m * line + group * ESMM_STRIP + lane % 8 * 4;
+#pragma unroll
+  for (int row = 0; row < ROWS; row++) {
+    float x[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      x[c] = sums[row][c] + __shfl_xor_sync(EVERY_LANE, sums[row][c], 8);
+      x[c] += __shfl_xor_sync(EVERY_LANE, x[c], 16);
+    }
+    if (row < m && row % 4 == lane / 8)
+      *(float4 *)(out + row * line) = make_float4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32(const esmm_decode_params &p)
+{
+  __shared__ notes n;
+  if (not_selected(p.selector))
+    return;
+  start(p, ESMM_STRIP << p.group_shift, n);
+  float *tile = (float *)shared;
+  uint16_t *list = (uint16_t *)(tile + ROWS * (p.chunk + ESMM_DECODE_SPARE));
+  uint32_t *bits = (uint32_t *)((uint8_t *)list + ESMM_DECODE_LIST(p.chunk));
+  if (threadIdx.x < ROWS) /* A's zeros, see cut_step */
+    tile[p.chunk * ROWS + (int)threadIdx.x] = 0.0f;
+  const int first = first_k(p, cluster_ranks()), last = min(first + p.range, (int)p.a.cols);
+  float sums[ROWS][4] = {};
+#pragma unroll 1
+  for (int k = first; k < last; k += p.chunk) {
+    const int ks = min(p.chunk, last - k);
+    const uint32_t begun = reports(p) ? nanoseconds() : 0;
+    if (k > first)
+      __syncthreads();
+    copy_chunk_32<ROWS>(p, k, ks, tile, bits);
+    const int count = list_chunk_32(ks, bits, list, n.totals);
+    end_list(count, list);
+    note_list(p, count, begun, n);
+    multiply_chunk_32<ROWS, STAGES>(p, k, count, tile, list, sums);
+  }
+  __syncthreads();
+  store_sums_32(p, sums);
+  __syncthreads();
+  finish(p, LOG_STRIP + p.group_shift, n);
+}
+
+/* ---- what the host launches, by the rows of A that it has room for ---- */
+
+/* Without clusters there are fewer blocks, and no need for three of them at once. */
+#if __CUDA_ARCH__ >= 900
+#define MANY 3
+#else
+#define MANY 2
+#endif
+
+#define DECODE(name, blocks, body)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(const __grid_constant__ esmm_decode_params p) \
+  {                                                                                                                \
+    body(p);                                                                                                       \
+  }
+
+DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2>))
+DECODE(esmm_decode_bf16_16, 2, (decode_16<__nv_bfloat16, 2, 3>))
+DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2>))
+DECODE(esmm_decode_f16_16, 2, (decode_16<__half, 2, 3>))
+DECODE(esmm_decode_f32_1, MANY, (decode_32<1, 3>))
+DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
+DECODE(esmm_decode_f32_8, 2, (decode_32<8, 3>))
+DECODE(esmm_decode_f32_16, 2, (decode_32<16, 2>))

@@ -1,0 +1,108 @@
+/*
+ * k_joint_f32_simt.c: joint skipping with IEEE fp32 multiply-adds. See k_joint_f32_simt.cu.
+ *
+ * The floor is m * n * k * joint density multiply-adds, plus one read of A and one write of its alive segments.
+ */
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+
+#define TILE ESMM_SIMT_TILE
+
+ESMM_FATBIN(k_joint_f32_simt);
+static const esmm_cuda_function three_stages = {&fatbin_k_joint_f32_simt, "joint_f32_simt", ESMM_SIMT_SHARED(3)};
+static const esmm_cuda_function two_stages = {&fatbin_k_joint_f32_simt, "joint_f32_simt_small", ESMM_SIMT_SHARED(2)};
+
+static int64_t blocks(const esmm_problem *p)
+{
+  return esmm_ceil_div(p->m, TILE) * esmm_ceil_div(p->n, TILE);
+}
+
+static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  if (shared < ESMM_SIMT_SHARED(2)) {
+    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
+                   ESMM_SIMT_SHARED(2));
+    return false;
+  }
+  if (p->m > INT32_MAX / 2 || p->n > INT32_MAX / 2 || p->k > INT32_MAX / 2 || blocks(p) > INT32_MAX) {
+    (void)snprintf(why, why_bytes, "C has more tiles than a grid has blocks, or a side of 2^30 and more");
+    return false;
+  }
+  return true;
+}
+
+static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  (void)cost;
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  /* Whole rounds of blocks, two a multiprocessor. */
+  const double work = (double)esmm_round_up(blocks(p), 2 * (int64_t)p->w->cuda->multiprocessors) * TILE * TILE * k;
+  const int level = ESMM_SAMPLE_HEIGHTS - 1;
+  units[0] = work * p->sample.joint[level];
+  units[1] = work * esmm_cuda_union(p, 4);
+  units[2] = m * k * ((double)esmm_dtype_size(p->a.dtype) + sizeof(float) * p->sample.strip[level]);
+  units[3] = m * n;
+  units[ESMM_COST_TERMS - 1] = 1.0;
+  *strip_rows = ESMM_STRIP;
+}
+
+/* A's strips; behind them the sums of earlier windows of k, where there is more than one. */
+static size_t bank_at(const esmm_problem *p)
+{
+  const size_t strips = esmm_cuda_strips_bytes(p->m, p->k);
+  return strips > SIZE_MAX - 256 ? SIZE_MAX : (strips + 255) / 256 * 256;
+}
+
+static size_t workspace(const esmm_problem *p)
+{
+  const size_t at = bank_at(p);
+  size_t sum;
+  if (p->k <= ESMM_SIMT_WINDOW || at == SIZE_MAX)
+    return at;
+  return esmm_size_add(at, (size_t)blocks(p) * TILE * TILE * sizeof(float), &sum) ? sum : SIZE_MAX;
+}
+
+static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  /* Two blocks a multiprocessor come first; a block takes 1 KB more than it asks for. */
+  const bool roomy = esmm_cuda_get(ctx)->shared_per_sm >= 2 * (ESMM_SIMT_SHARED(3) + 1024);
+  const esmm_cuda_function *function = roomy ? &three_stages : &two_stages;
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
+  const esmm_strips a = esmm_cuda_strips_at(at, p->m, p->k);
+  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, false, p->call->selector, p->call->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_mark_extracted(ctx, p);
+  if (status != ESMM_OK)
+    return status;
+  if (p->call->a_strips)
+    *p->call->a_strips = a;
+  stats->strip_rows = ESMM_STRIP;
+  const esmm_strips_product_params params = {.selector = p->call->selector,
+                                             .m = p->m,
+                                             .n = p->n,
+                                             .k = p->k,
+                                             .a = a,
+                                             .b = p->call->b,
+                                             .epilogue = esmm_cuda_epilogue(p),
+                                             .bank = p->k > ESMM_SIMT_WINDOW ? at + bank_at(p) : 0};
+  const esmm_launch launch = {.grid_x = (unsigned)blocks(p), .threads = ESMM_SIMT_THREADS, .shared = function->shared};
+  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+}
+
+ESMM_KERNEL(joint_f32_simt) = {
+    .name = "joint_f32_simt",
+    .doc = "skips k's that are zero in 32 rows of A or in 32 columns of B; IEEE fp32 multiply-adds, no tensor cores",
+    .backend = ESMM_CUDA,
+    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
+    .sm = 80,
+    .reads_strips = true,
+    .can_run = can_run,
+    .terms = terms,
+    .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",
+                   "launches"},
+    .cost = {4.35e-14, 8.5e-15, 3e-13, 5e-13, 0.0, 1.2e-5},
+    .workspace = workspace,
+    .run = run,
+};

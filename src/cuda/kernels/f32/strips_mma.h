@@ -1,0 +1,76 @@
+/*
+ * strips_mma.h: the host's side of strips_mma.cuh, for joint_f32 and dense_f32_mma.
+ */
+#ifndef ESMM_CUDA_STRIPS_MMA_H
+#define ESMM_CUDA_STRIPS_MMA_H
+
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+
+/* The same function with rings of several depths: seven stages of 32 on sm_90; else of 24, or four where a
+   block has less shared memory (sm_86, sm_89). Four is the least, see strips_mma.cuh. */
+#define ESMM_STRIPS_MMA_LEAST ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 4)
+#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                \
+  {                                                                            \
+    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK_90, 7)},  \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 7)}, \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                            \
+  }
+
+static inline bool esmm_strips_mma_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  if (shared < ESMM_STRIPS_MMA_LEAST) {
+    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
+                   ESMM_STRIPS_MMA_LEAST);
+    return false;
+  }
+  if (p->m > INT32_MAX / 4 || p->n > INT32_MAX / 4 || p->k > 1 << 24 ||
+      esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS) > INT32_MAX / 2) {
+    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
+                   (long long)p->m, (long long)p->k, (long long)p->n);
+    return false;
+  }
+  return true;
+}
+
+/* Extraction (all segments where nothing is skipped), then the product. */
+static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, bool write_all,
+                                              const esmm_cuda_function (*functions)[3])
+{
+  const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
+  const esmm_strips a = esmm_cuda_strips_at((CUdeviceptr)(uintptr_t)scratch, p->m, p->k);
+  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, write_all, p->call->selector, p->call->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_mark_extracted(ctx, p);
+  if (status != ESMM_OK)
+    return status;
+  if (p->call->a_strips)
+    *p->call->a_strips = a;
+  const esmm_strips_product_params params = {.selector = p->call->selector,
+                                             .m = p->m,
+                                             .n = p->n,
+                                             .k = p->k,
+                                             .a = a,
+                                             .b = p->call->b,
+                                             .epilogue = esmm_cuda_epilogue(p)};
+  const esmm_cuda_function *function = *functions + (gpu->sm == 90 ? 0 : 1);
+  if ((int)function->shared > gpu->shared_per_block)
+    function = *functions + 2;
+  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, gpu->multiprocessors),
+                              .threads = ESMM_STRIPS_MMA_THREADS,
+                              .shared = function->shared};
+  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+}
+
+/* Multiply-adds in whole rounds of blocks: what the GPU has time for, tails and idle multiprocessors included. */
+static inline double esmm_strips_mma_work(const esmm_problem *p)
+{
+  const int64_t at_once = p->w->cuda->multiprocessors;
+  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+  return (double)esmm_round_up(blocks, at_once) * ESMM_STRIPS_MMA_ROWS * ESMM_STRIPS_MMA_COLS * (double)p->k;
+}
+
+#endif

@@ -1,0 +1,375 @@
+/*
+ * k_wgmma16_sm90a.c: bf16 and fp16 on Hopper: dense_*_sm90a and joint_*_sm90a, which are modes of one device function.
+ * See k_wgmma16_sm90a.cu.
+ *
+ * The joint kernel chooses between itself and its dense partner in its own launch, when it is told to. A is read as it
+ * is where TMA can do that (16 bits, 16-byte lines), else copied first.
+ */
+#include "cuda/cuda.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define CLUSTER 2
+#define MOST_BLOCKS ((ESMM_WGMMA16_MEETING - 8) / 8) /* blocks of split tiles that have a place to meet */
+#define LARGEST ((int64_t)1 << 23)                   /* of m, n and k: 32-bit places in 16-byte units */
+#define PACK_STEP 128                                /* k's that a strip's segments are multiples of */
+#define ALIGN 1024                                   /* of the workspace's parts: what wgmma reads */
+#define LISTS_PAST 2048                              /* bytes past the lists that are fetched, and not used */
+#define LEAST_SIDE 8                                 /* of a sample */
+#define LEAST_STEPS 4                                /* stages that are worth a part of their own */
+#define STAYS 2.4e7                                  /* bytes of B that stay in half of the second-level cache */
+#define PARTS .55                                    /* of a launch: adding the parts of joint's split tiles */
+#define SEGMENTS .6                                  /* how many segments a strip has: see cut_segments */
+
+ESMM_FATBIN(k_wgmma16_sm90a);
+static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
+static const esmm_cuda_function f16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED};
+
+/* ---- can it? ---- */
+
+static bool can_run(const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
+{
+  if (p->a.dtype != dtype || p->w->dtype != dtype)
+    (void)snprintf(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(p->a.dtype),
+                   esmm_dtype_str(p->w->dtype), esmm_dtype_str(dtype));
+  else if (p->m > LARGEST || p->n > LARGEST || p->k > LARGEST ||
+           (double)p->k * (double)p->w->cuda->rows_ld / 8 > (double)UINT32_MAX)
+    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
+                   (long long)p->m, (long long)p->k, (long long)p->n);
+  else if (p->w->cuda->multiprocessors > MOST_BLOCKS)
+    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", p->w->cuda->multiprocessors,
+                   MOST_BLOCKS);
+  else
+    return true;
+  return false;
+}
+
+static bool can_run_bf16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  return can_run(p, ESMM_BF16, why, why_bytes);
+}
+
+static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)ctx;
+  return can_run(p, ESMM_F16, why, why_bytes);
+}
+
+static bool as_it_is(const esmm_matrix *a)
+{
+  return esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 38; /* TMA's lines lie at most 2^40 bytes apart */
+}
+
+/* A copy with 16-byte lines, of the same order. */
+static esmm_matrix aligned_copy(const esmm_matrix *a, CUdeviceptr at)
+{
+  esmm_matrix copy = *a;
+  copy.data = esmm_cuda_pointer(at);
+  copy.ld = esmm_round_up(a->order == ESMM_ROW_MAJOR ? a->cols : a->rows, 8);
+  return copy;
+}
+
+static size_t copy_bytes(const esmm_matrix *a)
+{
+  const esmm_matrix copy = aligned_copy(a, 0);
+  size_t bytes;
+  const size_t lines = (size_t)(a->order == ESMM_ROW_MAJOR ? a->rows : a->cols);
+  return esmm_size_mul((size_t)copy.ld * 2, lines, &bytes) ? bytes : SIZE_MAX;
+}
+
+/* ---- how a product is cut ---- */
+
+/* Of C, or pairs of them where two blocks share an operand. */
+static int64_t count_tiles(const esmm_problem *p, int cols, int share)
+{
+  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), columns = esmm_ceil_div(p->n, cols);
+  return (share == ESMM_WGMMA16_SHARE_B ? esmm_ceil_div(rows, 2) : rows) *
+         (share == ESMM_WGMMA16_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
+}
+
+static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group)
+{
+  const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
+  const int64_t tiles = count_tiles(p, cols, share);
+  /* What is left after whole rounds is split along k, where that fills the GPU. */
+  const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
+  const int64_t splits = rest > 0 ? esmm_min(clusters / rest, steps / LEAST_STEPS) : 1;
+  return (esmm_wgmma16_units){.cols = cols,
+                              .share = share,
+                              .group = group,
+                              .whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
+                              .splits = (int32_t)esmm_max(splits, 1)};
+}
+
+/* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. Where B stays in the second-level
+   cache, rows of A need not come together. */
+static esmm_wgmma16_units cut_dense(const esmm_problem *p)
+{
+  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, 256);
+  const int cols = wide < p->w->cuda->multiprocessors * 15 / 16 ? 128 : 256;
+  const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
+  return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group);
+}
+
+static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
+{
+  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE);
+  if (mode == ESMM_WGMMA16_SKIP_A)
+    return cut_tiles(p, 256, ESMM_WGMMA16_SHARE_A, 32);
+  return (esmm_wgmma16_units){
+      .cols = 128, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
+}
+
+/* Rounds of units, each as long as a whole tile, that the longest block has. */
+static double rounds(const esmm_problem *p, const esmm_wgmma16_units *u)
+{
+  const int64_t tiles = count_tiles(p, u->cols, u->share);
+  const int64_t workers = p->w->cuda->multiprocessors / (u->share == ESMM_WGMMA16_ALONE ? 1 : CLUSTER);
+  return (double)esmm_ceil_div(u->whole, workers) + (tiles > u->whole ? 1.0 / u->splits : 0.0);
+}
+
+/* B's zeros are looked at where its tiles have enough of them to pay for narrower tiles of C. */
+static int skip_mode(const esmm_problem *p)
+{
+  return p->w->full || p->w->cuda->tile_density > 0.8 ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_SKIP_AB;
+}
+
+/*
+ * Segments of k that a strip is packed in. One more shortens packing, which takes as long as one segment of 128 k's at
+ * least, and costs every round of tiles a stage that is not full: the best number goes with the root of k over rounds.
+ * Never more than fill the GPU in one round.
+ */
+static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segment_k)
+{
+  const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = p->w->cuda->multiprocessors;
+  const esmm_wgmma16_units u = cut_skip(p, skip_mode(p));
+  const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K) / rounds(p, &u));
+  const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, PACK_STEP));
+  const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), most));
+  const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), PACK_STEP);
+  *segment_k = (int32_t)k;
+  *segments = (int32_t)esmm_ceil_div(p->k, k);
+}
+
+/* ---- what it costs ---- */
+
+/* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
+   part. */
+static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  const esmm_wgmma16_units u = cut_dense(p);
+  const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
+  const int narrow = u.cols == 256 ? 0 : 1;
+  units[2] = ESMM_CUDA_EXPOSED * written;
+  if (cost[narrow] * stages >= cost[2] * read)
+    units[narrow] = stages;
+  else
+    units[2] += read;
+  units[3] = u.splits > 1 ? 1.0 : 0.0;
+  units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  units[ESMM_COST_TERMS - 1] = 1.0;
+  *strip_rows = 0;
+}
+
+/* The same; what is read of B is what A needs. */
+static void joint_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+{
+  const int mode = skip_mode(p), narrow = mode == ESMM_WGMMA16_SKIP_AB;
+  const esmm_wgmma16_units u = cut_skip(p, mode);
+  const double density = narrow ? p->sample.joint[0] : p->sample.strip[0];
+  const double all = rounds(p, &u), stages = all * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  int32_t segments, segment_k;
+  cut_segments(p, &segments, &segment_k);
+  units[2] = 2.0 * k * m + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
+    units[narrow] = stages * density;
+  else
+    units[2] += 2.0 * k * n * density;
+  units[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
+  units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  units[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
+  *strip_rows = ESMM_TILE;
+}
+
+/* ---- workspace: a copy of A, then the parts' sums, then the packed A ---- */
+
+typedef struct layout {
+  size_t copy, partial, packed, lists, counts, bits, bytes;
+} layout;
+
+static size_t partial_bytes(const esmm_problem *p, const esmm_wgmma16_units *u)
+{
+  const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER;
+  return u->splits > 1 ? (size_t)(CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
+}
+
+static bool lay_out(const esmm_problem *p, bool packs, layout *l)
+{
+  const esmm_wgmma16_units dense = cut_dense(p), skip = cut_skip(p, skip_mode(p));
+  const size_t of_dense = partial_bytes(p, &dense), of_skip = packs ? partial_bytes(p, &skip) : 0;
+  const size_t strips = (size_t)esmm_ceil_div(p->m, ESMM_TILE);
+  int32_t segments, segment_k;
+  cut_segments(p, &segments, &segment_k);
+  const size_t k = (size_t)segments * (size_t)segment_k;
+  size_t entries;
+  *l = (layout){0};
+  return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
+         esmm_cuda_reserve(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
+         (!packs || (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
+                     esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
+                     esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
+                     esmm_cuda_reserve(&l->bytes, strips * (size_t)p->w->cuda->strips.k_padded / 8, ALIGN, &l->bits)));
+}
+
+static size_t dense_workspace(const esmm_problem *p)
+{
+  layout l;
+  return lay_out(p, false, &l) ? l.bytes : SIZE_MAX;
+}
+
+static size_t joint_workspace(const esmm_problem *p)
+{
+  layout l;
+  return lay_out(p, true, &l) ? l.bytes : SIZE_MAX;
+}
+
+/* ---- running ---- */
+
+/* TMA can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
+static bool writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
+{
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f && as_it_is(&p->c);
+}
+
+static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
+{
+  const esmm_cuda_weights *w = p->w->cuda;
+  const bool by_k = a->order == ESMM_COL_MAJOR;
+  esmm_status status =
+      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
+  if (status == ESMM_OK)
+    status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
+  if (status == ESMM_OK && params->packed)
+    status = esmm_cuda_tensor_map_16(ctx, params->packed, 64,
+                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64,
+                                     &params->map_packed);
+  if (status == ESMM_OK && params->c_boxes)
+    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, &params->map_c);
+  return status;
+}
+
+/* asked: ESMM_WGMMA16_DENSE, or what is skipped. */
+static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *scratch, esmm_stats *stats)
+{
+  const esmm_cuda_weights *w = p->w->cuda;
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
+  /* Too small to be sampled: nothing can be won. */
+  const bool tiny = p->call->choose && (p->m < LEAST_SIDE || p->k < LEAST_SIDE);
+  const esmm_cuda_line *choose = tiny ? NULL : p->call->choose;
+  const int mode = tiny ? ESMM_WGMMA16_DENSE : asked;
+  const bool packs = mode != ESMM_WGMMA16_DENSE;
+  esmm_matrix a = p->a;
+  CUdeviceptr meeting = 0;
+  layout l;
+  if (!lay_out(p, packs, &l)) /* its size was asked for before */
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
+  esmm_status status = esmm_cuda_meeting(ctx, p->call->stream, &meeting);
+  if (status == ESMM_OK && !as_it_is(&p->a)) {
+    a = aligned_copy(&p->a, at + l.copy);
+    status = esmm_cuda_convert(ctx, &p->a, &a, p->call->selector, p->call->stream);
+    if (status == ESMM_OK)
+      status = esmm_cuda_mark_extracted(ctx, p);
+  }
+  esmm_wgmma16_params params = {
+      .selector = p->call->selector,
+      .m = (int32_t)p->m,
+      .n = (int32_t)p->n,
+      .k = (int32_t)p->k,
+      .mode = mode,
+      .choose = choose != NULL,
+      .a_by_k = a.order == ESMM_COL_MAJOR,
+      .a = esmm_cuda_address(&a),
+      .b = w->rows,
+      .a_ld = a.ld,
+      .b_ld = w->rows_ld,
+      .b_bits = w->tiles,
+      .b_alive = w->tile_alive,
+      .b_words = w->strips.k_padded / 32,
+      .partial = at + l.partial,
+      .meeting = meeting,
+      .report = p->call->report,
+      .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
+      .epilogue = esmm_cuda_epilogue(p)};
+  params.c_boxes = writes_boxes(p, &params.epilogue);
+  if (packs) {
+    params.packed = at + l.packed;
+    params.lists = at + l.lists;
+    params.counts = at + l.counts;
+    params.a_bits = at + l.bits;
+    cut_segments(p, &params.segments, &params.segment_k);
+    stats->strip_rows = ESMM_TILE;
+    if (p->call->all_of_b)
+      *p->call->all_of_b = mode == ESMM_WGMMA16_SKIP_A;
+    if (p->call->a_strips)
+      *p->call->a_strips = (esmm_strips){
+          .bits = params.a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = w->strips.k_padded};
+  }
+  if (choose) {
+    params.dense = choose->dense;
+    params.base = choose->base;
+    params.per_strip = choose->per_strip;
+    params.per_joint = choose->per_joint;
+  }
+  if (status == ESMM_OK)
+    status = make_maps(ctx, p, &a, &params);
+  if (status != ESMM_OK)
+    return status;
+  /* Cooperative: parts of a tile, and all blocks after packing, wait for each other. */
+  const esmm_launch launch = {.grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / CLUSTER * CLUSTER),
+                              .threads = ESMM_WGMMA16_THREADS,
+                              .shared = ESMM_WGMMA16_SHARED,
+                              .cooperative = 1,
+                              .cluster = CLUSTER};
+  return esmm_cuda_launch(ctx, p->w->dtype == ESMM_BF16 ? &bf16 : &f16, &launch, p->call->stream, &params);
+}
+
+static esmm_status run_dense(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  return run(ctx, p, ESMM_WGMMA16_DENSE, scratch, stats);
+}
+
+static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  return run(ctx, p, skip_mode(p), scratch, stats);
+}
+
+#define COMMON(id) .backend = ESMM_CUDA, .sm = 90, .sm_exact = true, .can_run = can_run_##id
+
+#define DENSE(id)                                                                                        \
+  .name = "dense_" #id "_sm90a", .doc = #id ": multiplies everything, on Hopper's tensor cores (wgmma)", \
+  .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id), .terms = dense_terms,                                  \
+  .term_names = {"stages of 256 columns", "stages of 128 columns", "reading and writing",                \
+                 "adding of parts",       "copying of a",          "launches"},                          \
+  .cost = {6.55e-7, 3.6e-7, 3e-13, 6e-6, 4e-6, 1.04e-5}, .workspace = dense_workspace, .run = run_dense
+
+#define JOINT(id)                                                                                                      \
+  .name = "joint_" #id "_sm90a",                                                                                       \
+  .doc = #id ": skips k's without a nonzero in 128 rows of A or in 128 columns of B, on Hopper's tensor cores",        \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
+  .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
+                                       "segments of tiles",     "copying of a",          "launches"},                  \
+  .cost = {7.67e-7, 5.2e-7, 2.25e-13, 1.13e-6, 4e-6, 2.3e-5}, .workspace = joint_workspace, .run = run_joint
+
+ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
+
+ESMM_KERNEL(dense_f16_sm90a) = {DENSE(f16)};
+
+ESMM_KERNEL(joint_bf16_sm90a) = {JOINT(bf16)};
+
+ESMM_KERNEL(joint_f16_sm90a) = {JOINT(f16)};

@@ -1,0 +1,398 @@
+/*
+ * k_wgmma16_sm90a.cu: products of 16-bit operands on Hopper: dense, and with the zeros of A, or of A and B, left out.
+ *
+ *   A [m,k]   bf16 or fp16, either order, as the caller has it
+ *   B [k,n]   the rows form of the weights
+ *   sums      fp32, in the tensor core
+ *
+ * One launch does it all, because a launch more is several per cent of a product of 100 us:
+ *
+ *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
+ *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if it is not wanted
+ *   pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
+ *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
+ *
+ * A pair of blocks is a cluster: what both need is fetched once. Floors are in bench/SPEED.md.
+ */
+#include "cuda/kernels/wgmma16/pack.cuh"
+#include "cuda/kernels/wgmma16/store.cuh"
+
+/* Where sample i is: a strip and the first of 8 k's, spread over A. */
+static __device__ __forceinline__ void sample_place(const esmm_wgmma16_params &p, int i, int &row, int &k)
+{
+  const uint32_t strips = (uint32_t)ceil_div(p.m, TILE), groups = (uint32_t)p.k / 8;
+  row = (int)__umulhi(((uint32_t)i + 1) * 2654435769u, strips) * TILE; /* the golden section, again and again */
+  k = (int)__umulhi((uint32_t)i * (0xffffffffu / SAMPLES) + (uint32_t)i * 0x1f3u, groups) * 8;
+}
+
+/* Which of eight elements are not zero: bits 15 and 31, 14 and 30, 13 and 29, 12 and 28. */
+static __device__ __forceinline__ uint32_t nonzero_bits(uint4 x)
+{
+  const uint32_t magnitude = 0x7fff7fffu, carry = 0x80008000u; /* anything but 0 carries into bit 15 */
+  return (((x.x & magnitude) + magnitude) & carry) | (((x.y & magnitude) + magnitude) & carry) >> 1 |
+         (((x.z & magnitude) + magnitude) & carry) >> 2 | (((x.w & magnitude) + magnitude) & carry) >> 3;
+}
+
+/* The bit of k + j there. */
+static __device__ __forceinline__ uint32_t sample_bit(int j)
+{
+  return 0x8000u << (j % 2 * 16) >> (j / 2);
+}
+
+/*
+ * Two warps of the loading warpgroup sample A and write the mode to sh->mode. Eight elements at a place: k's k to k + 7
+ * of a row or, where A is col-major, eight rows of a k; m and k are 8 at least. Copies through shared memory are all on
+ * their way at once though the loops stay loops, and these have to: code that is not in the cache comes slowly.
+ */
+static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params &p, wgmma16_shared *sh)
+{
+  const int r = (int)threadIdx.x % SAMPLERS, warp = r / 32, lane = r % 32;
+  const uint16_t *a = (const uint16_t *)p.a;
+  const uint32_t seen = sm90_address(sh->sample) + (uint32_t)r * 16;
+#pragma unroll 1
+  for (int i = 0; i < 2 * SAMPLES; i++) { /* rows r and r + 64 */
+    int row, k;
+    sample_place(p, i / 2, row, k);
+    const int at = r + i % 2 * SAMPLERS;
+    row += p.a_by_k ? at % 16 * 8 : at;
+    k += p.a_by_k ? at / 16 : 0;
+    const bool inside = p.a_by_k ? row + 8 <= p.m : row < p.m;
+    gather(seen + (uint32_t)i * (SAMPLERS * 16), inside ? (p.a_by_k ? a + k * p.a_ld + row : a + row * p.a_ld + k) : a,
+           inside);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 1
+  for (int i = 0; i < SAMPLES; i++) {
+    const uint32_t low = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16)));
+    const uint32_t high = nonzero_bits(sm90_load4(seen + (uint32_t)i * (TILE * 16) + SAMPLERS * 16));
+    const uint32_t by_k = (low ? sample_bit(r / 16) : 0) | (high ? sample_bit(r / 16 + 4) : 0);
+    const uint32_t any = __reduce_or_sync(~0u, p.a_by_k ? by_k : low | high);
+    if (lane == 0)
+      sh->sample_bits[i][warp] = any;
+  }
+  meet<4, SAMPLERS>();
+  if (warp == 1)
+    return;
+  const float *alive = (const float *)p.b_alive;
+  int strips = 0;
+  float joint = 0.0f;
+  if (lane < SAMPLES) {
+    int row, k;
+    sample_place(p, lane, row, k);
+    const uint32_t any = sh->sample_bits[lane][0] | sh->sample_bits[lane][1];
+    strips = __popc(any);
+    if (p.per_joint != 0.0f)
+#pragma unroll 1
+      for (int j = 0; j < 8; j++)
+        joint += any & sample_bit(j) ? __ldg(alive + k + j) : 0.0f;
+  }
+  strips = __reduce_add_sync(~0u, strips);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+    joint += __shfl_xor_sync(~0u, joint, d);
+  const float strip_density = (float)strips / (SAMPLES * 8), joint_density = joint / (SAMPLES * 8);
+  const bool skip = p.base + p.per_strip * strip_density + p.per_joint * joint_density < p.dense;
+  if (lane == 0) {
+    sh->mode = skip ? (uint32_t)p.mode : ESMM_WGMMA16_DENSE;
+    sm90_barrier_arrive(&sh->decided);
+    if (blockIdx.x == 0 && p.report) {
+      esmm_choice_device *report = (esmm_choice_device *)p.report;
+      report->chosen = skip;
+      report->strip = strip_density;
+      report->joint = joint_density;
+    }
+  }
+}
+
+/* ---- multiplying ---- */
+
+/* What one pass over the stages of a unit needs. */
+typedef struct wgmma16_consumer {
+  uint32_t full, empty, told; /* addresses of shared memory */
+  uint64_t a_view, b_view;
+  int lane, group, shares, reader;
+  bool gathered_lines;
+  uint32_t slot, phase;
+  uint32_t held; /* a stage from which C is being written; MAX_STAGES: none */
+  bool boxes;    /* C was, at least once */
+} wgmma16_consumer;
+
+static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh,
+                                                            int mode, int b_at)
+{
+  wgmma16_consumer c;
+  const wgmma16_ring *barriers = mode == ESMM_WGMMA16_DENSE ? &sh->dense : &sh->skip;
+  c.lane = (int)threadIdx.x % 32;
+  c.group = ((int)threadIdx.x - FEEDERS) / 128;
+  c.shares = p.units[mode].share == ESMM_WGMMA16_ALONE ? 1 : 2;
+  c.reader = c.shares == 2 ? (int)cluster_rank() : 0;
+  c.gathered_lines = mode != ESMM_WGMMA16_DENSE;
+  c.full = sm90_address(barriers->full);
+  c.told = sm90_address(sh->stage);
+  c.empty = sm90_address_at(barriers->empty, c.shares == 2 ? (uint32_t)c.lane % 2 : cluster_rank());
+  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  c.a_view = wgmma16_view(ring + c.group * PANEL);
+  c.b_view = wgmma16_view(ring + b_at);
+  c.slot = c.phase = 0;
+  c.held = MAX_STAGES;
+  c.boxes = false;
+  return c;
+}
+
+/* A stage may be used again. */
+static __device__ __forceinline__ void let_go(const wgmma16_consumer &c, uint32_t at)
+{
+  if (c.lane < c.shares)
+    sm90_barrier_arrive_cluster(c.empty + at * 8);
+}
+
+/* And so may the one from which C was written: the first warp says so for the warpgroup. */
+static __device__ __forceinline__ void let_go_held(wgmma16_consumer &c)
+{
+  if (c.held >= MAX_STAGES)
+    return;
+  if (threadIdx.x / 32 % 4 == 0) {
+    sm90_bulk_wait_read();
+    __syncwarp();
+    if (c.lane < c.shares)
+      sm90_barrier_arrive_cluster_many(c.empty + c.held * 8, 4);
+  }
+  c.held = MAX_STAGES;
+}
+
+/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
+template <int COLS, bool F16, bool A_BY_K>
+static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
+                                                         uint32_t &at)
+{
+  typedef wgmma16_stage<COLS> stage;
+  enum { STEPS = ESMM_WGMMA16_K / 16, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
+  uint32_t before = MAX_STAGES, what = 0;
+#pragma unroll
+  for (int j = 0; j < stage::SUMS; j++) /* zero now: their registers are free between units */
+    sums[j] = 0.0f;
+  do {
+    sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
+    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
+    const int steps = c.group * 64 < (int)(what >> STAGE_ROWS) ? (int)(what & STAGE_STEPS) : 0;
+    const uint64_t a = c.a_view + c.slot * (stage::BYTES >> 4), b = c.b_view + c.slot * (stage::BYTES >> 4);
+    if (A_BY_K && c.gathered_lines)
+      sm90_fence_async(); /* they were not written by TMA */
+    if (steps == STEPS) {
+      sm90_wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; s++)
+        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+      sm90_wgmma_commit();
+    } else {
+#pragma unroll 1
+      for (int s = 0; s < steps; s++) {
+        sm90_wgmma_fence();
+        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        sm90_wgmma_commit();
+      }
+      sm90_wgmma_wait<0>();
+    }
+    if (before < MAX_STAGES) {
+      sm90_wgmma_wait<1>();
+      let_go(c, before);
+      let_go_held(c);
+    }
+    before = c.slot;
+    if (++c.slot == stage::COUNT) {
+      c.slot = 0;
+      c.phase ^= 1;
+    }
+  } while (!(what & (STAGE_LAST | STAGE_OFF | STAGE_END)));
+  sm90_wgmma_wait<0>();
+  at = before;
+  return what;
+}
+
+/*
+ * What becomes of the sums. at: the unit's last stage. Where TMA can write C, it does so from that stage's
+ * memory while the next unit is multiplied, and the stage is held until then; else it is let go of.
+ */
+template <int COLS>
+static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit, char *ring,
+                                                   wgmma16_shared *sh, wgmma16_consumer &c, uint32_t at,
+                                                   float (&sums)[wgmma16_stage<COLS>::SUMS])
+{
+  typedef wgmma16_stage<COLS> stage;
+  const int warp = (thread_now() - FEEDERS) / 32, row0 = unit.row + warp * 16;
+  const bool boxes = p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n;
+  let_go_held(c);
+  if (boxes || c.boxes)
+    meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
+  if (boxes) {
+    c.boxes = true;
+    store_boxes(p, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
+                (char *)sh->spare);
+    c.held = at;
+    return;
+  }
+  let_go(c, at);
+  int first = 0, end = wgmma16_stage<COLS>::SUMS;
+  if (unit.parts > 1)
+    add_parts(p, unit, sums, row0, first, end);
+  store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
+}
+
+/* All stages; the loader says where they belong. False where they were called off. */
+template <int COLS, bool F16, bool A_BY_K>
+static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, int mode, char *ring, wgmma16_shared *sh)
+{
+  wgmma16_consumer c = consumer_of(p, ring, sh, mode, wgmma16_stage<COLS>::A);
+  for (;;) {
+    float sums[wgmma16_stage<COLS>::SUMS];
+    uint32_t at;
+    const uint32_t what = multiply_unit<COLS, F16, A_BY_K>(c, sums, at);
+    int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
+    told.x = __shfl_sync(~0u, told.x, c.reader);
+    told.y = __shfl_sync(~0u, told.y, c.reader);
+    told.z = __shfl_sync(~0u, told.z, c.reader);
+    told.w = __shfl_sync(~0u, told.w, c.reader);
+    if (what & (STAGE_OFF | STAGE_END)) {
+      let_go_held(c);
+      let_go(c, at);
+      return what & STAGE_END;
+    }
+    finish_unit<COLS>(p, unit_heard(told), ring, sh, c, at, sums);
+  }
+}
+
+/* The dense product. False where it was called off. */
+template <bool F16>
+static __device__ __forceinline__ bool multiply_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if (p.units[ESMM_WGMMA16_DENSE].cols == 256)
+    return p.a_by_k ? multiply<256, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                    : multiply<256, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  return p.a_by_k ? multiply<128, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                  : multiply<128, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+}
+
+/* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
+template <bool F16>
+static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<F16>(p, ring, sh))
+    return;
+  if (p.a_by_k)
+    pack<true>(p, ring, sh);
+  else
+    pack<false>(p, ring, sh);
+  if (threadIdx.x == FEEDERS)
+    __threadfence();
+  meet<2, ESMM_WGMMA16_THREADS>();
+  if (p.mode == ESMM_WGMMA16_SKIP_A)
+    (void)multiply<256, F16, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
+  else
+    (void)multiply<128, F16, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
+}
+
+/* ---- loading ---- */
+
+static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  uint64_t began = 0;
+  if (threadIdx.x == 0) {
+    if (p.report)
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    pack_feed(p, ring, sh);
+  } else if (threadIdx.x == 32) {
+    pack_send(p, ring, sh);
+  }
+  meet<2, ESMM_WGMMA16_THREADS>(); /* this block has packed its part */
+  if (threadIdx.x == 0) {
+    wait_for_all((uint32_t *)p.meeting, gridDim.x);
+    sm90_fence_async_all();
+    if (p.report && blockIdx.x == 0) {
+      uint64_t now;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+      ((esmm_choice_device *)p.report)->extract_ns = (uint32_t)(now - began);
+    }
+  }
+  meet<3, FEEDERS>();
+  if (p.mode == ESMM_WGMMA16_SKIP_A)
+    feed_skip_a(p, ring, sh);
+  else
+    feed_skip_ab(p, ring, sh);
+  if (threadIdx.x == 0)
+    leave((uint32_t *)p.meeting, gridDim.x);
+}
+
+/* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
+static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if (p.mode == ESMM_WGMMA16_DENSE || p.choose) {
+    if (threadIdx.x == 0)
+      p.units[ESMM_WGMMA16_DENSE].cols == 256 ? feed_dense<256>(p, ring, sh) : feed_dense<128>(p, ring, sh);
+    else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
+      wgmma16_choose(p, sh);
+    meet<3, FEEDERS>();
+    if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
+      return;
+  }
+  feed_skip_as(p, ring, sh);
+}
+
+template <bool F16> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
+{
+  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  wgmma16_shared *sh = (wgmma16_shared *)(ring + RING_BYTES);
+  if (threadIdx.x == 0) { /* one thread in loops: eight at once are slower, their code is longer */
+    sm90_prefetch_map(&p.map_a);
+    sm90_prefetch_map(&p.map_b);
+#pragma unroll 1
+    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
+      sm90_barrier_init(&sh->dense.full[i], 1);
+      sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_WGMMA16_DENSE].share == ESMM_WGMMA16_ALONE ? 8 : 16);
+    }
+    if (p.mode != ESMM_WGMMA16_DENSE) {
+#pragma unroll 1
+      for (int i = 0; i < MAX_STAGES; i++) {
+        sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
+        sm90_barrier_init(&sh->skip.empty[i], p.units[p.mode].share == ESMM_WGMMA16_ALONE ? 8 : 16);
+      }
+      sm90_barrier_init(&sh->decided, 1);
+#pragma unroll 1
+      for (int i = 0; i < PACK_WARPS; i++) {
+        sm90_barrier_init(&sh->pack_full[i], 1);
+        sm90_barrier_init(&sh->pack_empty[i], 1);
+        sm90_barrier_init(&sh->turn_full[i], 1);
+      }
+#pragma unroll 1
+      for (int i = 0; i < PACK_BLOCKS; i++) { /* as many arrive as it has lines */
+        sm90_barrier_init(&sh->block_full[i], ESMM_WGMMA16_K);
+        sm90_barrier_init(&sh->block_empty[i], 1);
+      }
+    }
+    sm90_fence_init();
+  }
+  __syncthreads();
+  cluster_sync();
+  if (threadIdx.x < FEEDERS) {
+    sm90_registers_down<120>();
+    load_for(p, ring, sh);
+  } else {
+    sm90_registers_up<192>();
+    work_on<F16>(p, ring, sh);
+  }
+  cluster_sync(); /* the other block may still send here */
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<false>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<true>(p);
+}

@@ -1,0 +1,252 @@
+/*
+ * store.cuh: what becomes of the sums of k_wgmma16_sm90a.cu: parts of split tiles are added up, the epilogue applied,
+ * C written.
+ *
+ * A thread of a warpgroup has, of 64 rows by COLS columns, sums[4j + 2h + e]: row 16 * warp + lane / 4 + 8h, column
+ * 8j + lane % 4 * 2 + e.
+ */
+#ifndef ESMM_CUDA_WGMMA16_STORE_CUH
+#define ESMM_CUDA_WGMMA16_STORE_CUH
+
+#include "cuda/kernels/wgmma16/wgmma16.cuh"
+
+/* ---- split tiles ---- */
+
+/*
+ * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
+ * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e.
+ * Where there are registers for it, its own sums of that share stay in them. A tile's parts run at the same time or
+ * earlier, so waiting ends. Counters return to 0 by the last who leaves.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit, float (&sums)[SUMS],
+                                                 int row0, int &first, int &last)
+{
+  /* As registers allow: parts that are on their way together; its own share stays with a block. */
+  enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64 };
+  const int thread = thread_now() - FEEDERS;
+  float4 *mine = (float4 *)p.partial + ((int64_t)unit.tile * unit.parts) * (SUMS / 4 * WORKERS) + thread;
+  uint32_t *come = (uint32_t *)p.meeting + 2 + 2 * unit.tile;
+  const bool any = row0 < p.m;                          /* this warp has rows of C */
+  share(SUMS / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
+  first *= 16;
+  last *= 16;
+  if (any) {
+    float4 *to = mine + (int64_t)unit.part * (SUMS / 4 * WORKERS);
+#pragma unroll
+    for (int g = 0; g < SUMS; g += 16)
+      if (!KEEPS || g < first || g >= last)
+#pragma unroll
+        for (int i = g; i < g + 16; i += 4)
+          __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+  }
+  meet<1, WORKERS>();
+  if (thread == 0) /* for all of them: they have met, and it begins with a release */
+    wait_for_all(come, (uint32_t)unit.parts);
+  meet<1, WORKERS>();
+  if (thread == 0)
+    leave(come, (uint32_t)unit.parts);
+  if (!any)
+    return;
+#pragma unroll
+  for (int g = 0; g < SUMS; g += 16)
+    if (g >= first && g < last) {
+      float own[16];
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        if (KEEPS)
+          own[i] = sums[g + i];
+        sums[g + i] = 0.0f;
+      }
+#pragma unroll 1
+      for (int part = 0; part < unit.parts; part += AT_ONCE)
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+          float4 x[AT_ONCE];
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; j++) {
+            const bool here = KEEPS && part + j == unit.part;
+            x[j] = here ? make_float4(own[i], own[i + 1], own[i + 2], own[i + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (!here && part + j < unit.parts)
+              x[j] = __ldcg(mine + (int64_t)(part + j) * (SUMS / 4 * WORKERS) + (g + i) / 4 * WORKERS);
+          }
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; j++) {
+            sums[g + i] += x[j].x;
+            sums[g + i + 1] += x[j].y;
+            sums[g + i + 2] += x[j].z;
+            sums[g + i + 3] += x[j].w;
+          }
+        }
+    }
+}
+
+/* ---- the epilogue ---- */
+
+template <bool BF16> static __device__ __forceinline__ uint32_t pair_of(float x, float y)
+{
+  if (BF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&pair;
+  }
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *(const uint32_t *)&pair;
+}
+
+/* 16 rows by 64 columns, 128 bytes a row, swizzled. */
+template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
+    const float *x = &sums[8 * i];
+    const uint32_t pairs[4] = {pair_of<BF16>(x[0], x[1]), pair_of<BF16>(x[2], x[3]), pair_of<BF16>(x[4], x[5]),
+                               pair_of<BF16>(x[6], x[7])};
+    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs);
+  }
+}
+
+/*
+ * Registers can only be named, not counted through, so whatever is done to all sums is 128 times in the code, and code
+ * that is not in the cache costs more than what it does. Hence the plain product goes straight through, bias and
+ * activation are steps of their own, and everything unusual is done slowly by a loop.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void finish_sums(const esmm_epilogue_params &e, float (&sums)[SUMS], int col)
+{
+  if (e.alpha != 1.0f)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = __fmul_rn(e.alpha, sums[i]);
+  if (e.bias) {
+    const float *bias = (const float *)e.bias + col;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float add = bias[i * 2 + j];
+        sums[i + j] = __fadd_rn(sums[i + j], add);
+        sums[i + 2 + j] = __fadd_rn(sums[i + 2 + j], add);
+      }
+  }
+  if (e.activation != ACTIVATION_NONE)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = sums[i] < 0.0f ? 0.0f : sums[i];
+  if (e.activation == ACTIVATION_RELU2)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] *= sums[i];
+}
+
+/* Any C, element by element, 16 sums a turn through shared memory. The sums are lost. */
+template <int SUMS>
+static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
+                                                    int first, int last, float *spare)
+{
+  const int lane = (int)threadIdx.x % 32;
+#pragma unroll 1
+  for (int g = 0; g < last; g += 16) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      spare[i * 32 + lane] = sums[i];
+#pragma unroll
+    for (int i = 0; i + 16 < SUMS; i++)
+      sums[i] = sums[i + 16];
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+      const int r = row + i / 2 % 2 * 8, c = col + g * 2 + i / 4 * 8 + i % 2;
+      if (g >= first && r < p.m && c < p.n)
+        finish_element(p.epilogue, r, c, spare[i * 32 + lane]);
+    }
+  }
+}
+
+/*
+ * All sums of a warpgroup, 64 rows from `row` on, by TMA: 64 columns at a time through shared memory, a
+ * panel each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the
+ * warpgroup waits for that memory to be read.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
+                                                   char *here, int room, char *there)
+{
+  const bool bf16 = p.epilogue.c.dtype == DTYPE_BF16;
+  const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
+  finish_sums(p.epilogue, sums, col + thread % 4 * 2);
+#pragma unroll
+  for (int g = 0; g < SUMS / 32; g++) {
+    const int panel = group * (SUMS / 32) + g;
+    const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
+                        (uint32_t)warp * (PANEL / 4);
+    if (bf16)
+      store_lines<true>(to, &sums[32 * g]);
+    else
+      store_lines<false>(to, &sums[32 * g]);
+  }
+  sm90_fence_async();
+  meet_group(7 + group);
+  if (thread % 128 == 0) {
+#pragma unroll
+    for (int g = 0; g < SUMS / 32; g++) {
+      const int panel = group * (SUMS / 32) + g;
+      sm90_tma_store(&p.map_c, col + 64 * g, row, panel < room ? here + panel * PANEL : there + (panel - room) * PANEL);
+    }
+    sm90_bulk_commit();
+  }
+}
+
+/* Sums [first, last) of 16 rows from row0 on by 2 * SUMS columns; spare: the warp's 2 KiB of shared memory. */
+template <int SUMS>
+static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row0, int col0,
+                                                  int first, int last, float *spare)
+{
+  const esmm_epilogue_params &e = p.epilogue;
+  const int lane = thread_now() % 32, t = lane % 4, row = row0 + lane / 4;
+  const bool single = e.c.dtype == DTYPE_F32;
+  if (row0 >= p.m || col0 >= p.n)
+    return;
+  if (e.c.order != ROW_MAJOR || e.beta != 0.0f || e.c.data % 16 || e.c.ld * (single ? 4 : 2) % 16 ||
+      col0 + 2 * SUMS > p.n) {
+    store_slowly(p, sums, row, col0 + 2 * t, first, last, spare);
+    return;
+  }
+  finish_sums(e, sums, col0 + 2 * t);
+  if (single) {
+    float *to = (float *)e.c.data + row * e.c.ld + col0 + 2 * t;
+    const int64_t below = 8 * e.c.ld;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4) /* 8 columns */
+      if (i >= first && i < last) {
+        if (row < p.m)
+          *(float2 *)(to + 2 * i) = make_float2(sums[i], sums[i + 1]);
+        if (row + 8 < p.m)
+          *(float2 *)(to + below + 2 * i) = make_float2(sums[i + 2], sums[i + 3]);
+      }
+  } else {
+    /* 16 rows by 64 columns go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines. */
+    const bool bf16 = e.c.dtype == DTYPE_BF16;
+    const uint32_t here = sm90_address(spare);
+    uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col0 + lane % 8 * 8;
+#pragma unroll
+    for (int g = 0; g < SUMS; g += 32)
+      if (g + 32 > first && g < last) {
+        const bool mine = g + lane % 8 * 4 >= first && g + lane % 8 * 4 < last;
+        if (bf16)
+          store_lines<true>(here, &sums[g]);
+        else
+          store_lines<false>(here, &sums[g]);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int r = i * 4 + lane / 8;
+          const uint4 words = *(const uint4 *)((const char *)spare + r * 128 + (lane % 8 ^ r % 8) * 16);
+          if (mine && row0 + r < p.m)
+            *(uint4 *)(to + i * 4 * e.c.ld + 2 * g) = words;
+        }
+        __syncwarp();
+      }
+  }
+}
+
+#endif

@@ -1,0 +1,203 @@
+/*
+ * wgmma16.cuh: what the parts of k_wgmma16_sm90a.cu share: shared memory, units of work, meeting points of blocks.
+ */
+#ifndef ESMM_CUDA_WGMMA16_CUH
+#define ESMM_CUDA_WGMMA16_CUH
+
+#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/sm90.cuh"
+#include "cuda/kernels/wgmma16/instructions.cuh"
+
+#define TILE ESMM_TILE
+#define PANEL WGMMA16_PANEL        /* 64 lines of 128 bytes */
+#define RING_BYTES (4 * 6 * PANEL) /* of all stages */
+#define FEEDERS 128                /* threads of the first warpgroup, which loads; the other two multiply */
+#define WORKERS 256
+#define MAX_STAGES 6
+#define PACK_WARPS (WORKERS / 32) /* of pack.cuh: each has a buffer for what comes */
+#define PACK_BLOCKS 4             /* and all of them a ring for what leaves */
+
+/* A stage: panels of A and of B, 64 k's each, for so many columns of C a block. */
+template <int COLS> struct wgmma16_stage {
+  enum {
+    A = 2 * PANEL,
+    B = COLS / 64 * PANEL,
+    BYTES = A + B,
+    COUNT = RING_BYTES / BYTES,
+    SUMS = COLS / 2 /* a thread's share of 64 x COLS sums */
+  };
+};
+
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+static __device__ __forceinline__ void cluster_sync(void)
+{
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/*
+ * threadIdx.x, read where it is used. What the compiler works out from threadIdx.x itself it keeps over loops that have
+ * no registers left for it.
+ */
+static __device__ __forceinline__ int thread_now(void)
+{
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+/* Numbered barriers: 0 is __syncthreads. */
+template <int ID, int THREADS> static __device__ __forceinline__ void meet(void)
+{
+  asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+/* The same for a warpgroup. */
+static __device__ __forceinline__ void meet_group(int id)
+{
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* One thread of each of `all` blocks: they have come. meeting: two words that are 0 before, and after all have left. */
+static __device__ __forceinline__ void wait_for_all(uint32_t *meeting, uint32_t all)
+{
+  uint32_t come;
+  asm volatile("red.add.release.gpu.global.u32 [%0], 1;" ::"l"(meeting) : "memory");
+  do
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(meeting) : "memory");
+  while (come < all);
+}
+
+/* The same thread, when nothing waits for it any more: the answer takes a while. */
+static __device__ __forceinline__ void leave(uint32_t *meeting, uint32_t all)
+{
+  uint32_t left;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(left) : "l"(meeting + 1) : "memory");
+  if (left == all - 1) { /* nobody waits any more */
+    meeting[1] = 0;
+    asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(meeting) : "memory");
+  }
+}
+
+/* ---- units of work ---- */
+
+/* One block's part of C, and of the k's. */
+typedef struct wgmma16_unit {
+  int row, col;    /* of its tile; may lie past C in the second block of a pair */
+  int part, parts; /* along k */
+  int tile;        /* number of its tile among the split ones, for the sums */
+} wgmma16_unit;
+
+static __device__ __forceinline__ int ceil_div(int a, int b)
+{
+  return (a + b - 1) / b;
+}
+
+/*
+ * Units are counted over pairs of blocks (clusters) where these share something, else over blocks. Tiles come in groups
+ * of `group` tile rows, column by column, so that what runs at the same time shares rows of A and columns of B in the
+ * second-level cache.
+ */
+typedef struct wgmma16_work {
+  esmm_wgmma16_units u;
+  int tiles_m, tiles_n, rank;
+  int count, first, step;
+} wgmma16_work;
+
+static __device__ __forceinline__ wgmma16_work work_of(const esmm_wgmma16_params &p, int mode)
+{
+  wgmma16_work w;
+  w.u = p.units[mode];
+  const bool pairs = w.u.share != ESMM_WGMMA16_ALONE;
+  w.rank = pairs ? (int)cluster_rank() : 0;
+  const int m = ceil_div(p.m, TILE), n = ceil_div(p.n, w.u.cols);
+  w.tiles_m = w.u.share == ESMM_WGMMA16_SHARE_B ? (m + 1) / 2 : m;
+  w.tiles_n = w.u.share == ESMM_WGMMA16_SHARE_A ? (n + 1) / 2 : n;
+  w.count = w.u.whole + (w.tiles_m * w.tiles_n - w.u.whole) * w.u.splits;
+  w.first = pairs ? (int)blockIdx.x / 2 : (int)blockIdx.x;
+  w.step = pairs ? (int)gridDim.x / 2 : (int)gridDim.x;
+  return w;
+}
+
+static __device__ __forceinline__ wgmma16_unit unit_at(const wgmma16_work &w, int index)
+{
+  wgmma16_unit unit;
+  const int rest = index - w.u.whole;
+  const int tile = rest < 0 ? index : w.u.whole + rest / w.u.splits;
+  unit.part = rest < 0 ? 0 : rest % w.u.splits;
+  unit.parts = rest < 0 ? 1 : w.u.splits;
+  const int in_group = w.u.group * w.tiles_n, group = tile / in_group, place = tile % in_group;
+  const int height = min(w.u.group, w.tiles_m - group * w.u.group);
+  const int i = group * w.u.group + place % height, j = place / height;
+  unit.row = (w.u.share == ESMM_WGMMA16_SHARE_B ? 2 * i + w.rank : i) * TILE;
+  unit.col = (w.u.share == ESMM_WGMMA16_SHARE_A ? 2 * j + w.rank : j) * w.u.cols;
+  unit.tile = w.u.share == ESMM_WGMMA16_ALONE ? tile - w.u.whole : 2 * (tile - w.u.whole) + w.rank;
+  return unit;
+}
+
+/*
+ * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether all was in vain,
+ * whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
+ */
+enum { STAGE_STEPS = 7, STAGE_STEPS_ALL = 4, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
+
+/* With a unit's last stage: which it is, so that consumers need not work it out. */
+static __device__ __forceinline__ int4 unit_told(const wgmma16_unit &unit)
+{
+  return make_int4(unit.row, unit.col, unit.tile, unit.parts << 16 | unit.part);
+}
+
+static __device__ __forceinline__ wgmma16_unit unit_heard(const int4 &told)
+{
+  const wgmma16_unit unit = {told.x, told.y, told.w & 0xffff, told.w >> 16, told.z};
+  return unit;
+}
+
+#define FEEDER_LINES 16 /* of 64 that a feeding warp gathers */
+#define PLACES 2048     /* SKIP_AB: a ring of entries */
+#define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
+
+#define SAMPLERS 64 /* threads that look at A, two rows each */
+#define SAMPLES 8   /* places of 128 rows by 8 k's that a choice looks at */
+
+/* Barriers of the stages. */
+typedef struct wgmma16_ring {
+  uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+} wgmma16_ring;
+
+typedef struct wgmma16_shared {
+  uint64_t decided;                                           /* mode is there */
+  wgmma16_ring dense, skip;                                      /* stages of boxes, stages of gathered lines */
+  uint64_t pack_full[PACK_WARPS], pack_empty[PACK_WARPS];     /* what comes, */
+  uint64_t block_full[PACK_BLOCKS], block_empty[PACK_BLOCKS]; /* what leaves, */
+  uint64_t turn_full[PACK_WARPS];                             /* which steps know their place */
+  uint2 turn[PACK_WARPS];                                     /* lines: the segment's first, the next step's */
+  int block_to[PACK_BLOCKS];                                  /* where what leaves goes */
+  uint32_t stage[MAX_STAGES];                                 /* STAGE_... */
+  uint32_t mode;
+  alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
+  uint32_t sample_bits[SAMPLES][2];
+  alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
+  /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
+  alignas(1024) float spare[8][512];
+  union {
+    alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
+    alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
+    alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
+  };
+} wgmma16_shared;
+static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");
+
+/* Part `part` of `parts` of `all`: [from, to). */
+static __device__ __forceinline__ void share(int all, int part, int parts, int &from, int &to)
+{
+  from = (int)((int64_t)all * part / parts);
+  to = (int)((int64_t)all * (part + 1) / parts);
+}
+
+#endif

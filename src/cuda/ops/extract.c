@@ -1,0 +1,217 @@
+/*
+ * extract.c: launches of extract.cu. Shapes were checked before; what is empty is not launched.
+ */
+#include "cuda/cuda.h"
+
+#define CHUNK ESMM_EXTRACT_CHUNK
+#define THREADS ESMM_EXTRACT_THREADS
+#define MOST_Y 32768
+
+ESMM_FATBIN(extract);
+
+esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m)
+{
+  return (esmm_device_matrix){.data = (uint64_t)(uintptr_t)m->data,
+                              .rows = m->rows,
+                              .cols = m->cols,
+                              .ld = m->ld,
+                              .dtype = (int32_t)m->dtype,
+                              .order = (int32_t)m->order};
+}
+
+esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p)
+{
+  return (esmm_epilogue_params){.c = esmm_cuda_matrix(&p->c),
+                                .bias = (uint64_t)(uintptr_t)p->bias,
+                                .alpha = p->alpha,
+                                .beta = p->beta,
+                                .activation = (int32_t)p->activation};
+}
+
+int64_t esmm_cuda_k_padded(int64_t k)
+{
+  return esmm_round_up(k, 32);
+}
+
+double esmm_cuda_union(const esmm_problem *p, int cols)
+{
+  double dead = 1.0;
+  for (int i = 0; i < cols; i++)
+    dead *= 1.0 - p->w->strip_density;
+  return (1.0 - dead) * (0.45 + 0.6 * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1]);
+}
+
+/* Bitmaps first, then segments, both at multiples of 256 bytes. */
+static size_t bits_bytes(int64_t strips, int64_t k_padded)
+{
+  return (size_t)esmm_round_up(strips * (k_padded / 8), 256);
+}
+
+size_t esmm_cuda_strips_bytes(int64_t rows, int64_t k)
+{
+  const int64_t strips = esmm_ceil_div(rows, ESMM_STRIP), k_padded = esmm_cuda_k_padded(k);
+  size_t segments, sum;
+  if (!esmm_size_mul((size_t)strips * ESMM_STRIP * sizeof(float), (size_t)k_padded, &segments) ||
+      !esmm_size_add(segments, bits_bytes(strips, k_padded), &sum) || sum > (size_t)INT64_MAX)
+    return SIZE_MAX;
+  return sum;
+}
+
+esmm_strips esmm_cuda_strips_at(CUdeviceptr at, int64_t rows, int64_t k)
+{
+  const int64_t strips = esmm_ceil_div(rows, ESMM_STRIP), k_padded = esmm_cuda_k_padded(k);
+  return (esmm_strips){.data = at + bits_bytes(strips, k_padded), .bits = at, .strips = strips, .k_padded = k_padded};
+}
+
+esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_strips *out, bool write_all,
+                              esmm_selector selector, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_extract", 0};
+  if (out->strips == 0 || out->k_padded == 0)
+    return ESMM_OK;
+  const int64_t y = esmm_min(out->strips, MOST_Y);
+  const esmm_extract_params params = {
+      .selector = selector, .a = esmm_cuda_matrix(a), .strips = *out, .write_all = write_all};
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = (unsigned)esmm_ceil_div(out->k_padded, CHUNK),
+                                         .grid_y = (unsigned)y,
+                                         .grid_z = (unsigned)esmm_ceil_div(out->strips, y),
+                                         .threads = THREADS},
+                          stream, &params);
+}
+
+/* Blocks for so many pieces of work that each block takes one after the other. */
+static unsigned enough_blocks(const esmm_ctx *ctx, int64_t pieces)
+{
+  return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
+}
+
+static int64_t tiles(int64_t rows, int64_t cols)
+{
+  return esmm_ceil_div(rows, 32) * esmm_ceil_div(cols, 32);
+}
+
+esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld,
+                                esmm_selector selector, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_pack_rows", 0};
+  if (a->rows == 0 || ld == 0)
+    return ESMM_OK;
+  const esmm_pack_params params = {.selector = selector, .a = esmm_cuda_matrix(a), .out = out, .ld = ld};
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, tiles(a->rows, ld)), .threads = THREADS}, stream,
+                          &params);
+}
+
+esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
+                              CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_convert", 0};
+  if (dst->rows == 0 || dst->cols == 0)
+    return ESMM_OK;
+  const esmm_convert_params params = {.selector = selector, .src = esmm_cuda_matrix(src), .dst = esmm_cuda_matrix(dst)};
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, tiles(dst->rows, dst->cols)), .threads = THREADS},
+                          stream, &params);
+}
+
+esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_epilogue_only", 0};
+  const esmm_finish_params params = {.epilogue = esmm_cuda_epilogue(p)};
+  const double elements = (double)p->m * (double)p->n;
+  if (elements == 0)
+    return ESMM_OK;
+  return esmm_cuda_launch(
+      ctx, &function,
+      &(esmm_launch){.grid_x = enough_blocks(ctx, elements > 1e12 ? INT32_MAX : (int64_t)(elements / THREADS) + 1),
+                     .threads = THREADS},
+      stream, &params);
+}
+
+/* Where blocks of a launch meet: memory of the context, zero at first; kernels leave it ready for the next call. */
+typedef struct sample_notes {
+  esmm_allocator allocator;
+  int ordinal;
+  CUdeviceptr memory;
+} sample_notes;
+
+static void release_notes(void *object)
+{
+  sample_notes *notes = object;
+  const esmm_allocator allocator = notes->allocator;
+  esmm_cuda_free_at(notes->ordinal, notes->memory);
+  esmm_mem_free(&allocator, notes, sizeof *notes);
+}
+
+#define MEETING_AT ((ESMM_SAMPLE_NOTES + 255) / 256 * 256)
+
+static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
+{
+  static const char key;
+  sample_notes *notes = esmm_cuda_attached(ctx, &key);
+  if (!notes) {
+    if (esmm_cuda_capturing(ctx))
+      return esmm_fail(
+          ctx, ESMM_ERR_UNSUPPORTED,
+          "the memory where blocks meet cannot be allocated while a graph is captured: run the same call once outside "
+          "the capture");
+    notes = esmm_mem_alloc(&ctx->allocator, sizeof *notes);
+    if (!notes)
+      return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the plan's notes");
+    *notes = (sample_notes){.allocator = ctx->allocator, .ordinal = esmm_cuda_get(ctx)->ordinal};
+    esmm_status status = esmm_cuda_alloc(ctx, MEETING_AT + ESMM_WGMMA16_MEETING, &notes->memory);
+    if (status == ESMM_OK)
+      status = esmm_cuda_zero(ctx, notes->memory, MEETING_AT + ESMM_WGMMA16_MEETING, stream);
+    if (status == ESMM_OK)
+      status = esmm_cuda_attach(ctx, &key, notes, release_notes);
+    if (status != ESMM_OK) {
+      release_notes(notes);
+      return status;
+    }
+  }
+  *memory = notes->memory;
+  return ESMM_OK;
+}
+
+esmm_status esmm_cuda_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
+{
+  const esmm_status status = get_notes(ctx, stream, memory);
+  *memory += status == ESMM_OK ? MEETING_AT : 0;
+  return status;
+}
+
+esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_sample", 0};
+  esmm_sample_params mine = *params;
+  CUdeviceptr notes = 0;
+  const esmm_status status = get_notes(ctx, stream, &notes);
+  if (status != ESMM_OK)
+    return status;
+  mine.notes = notes;
+  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = ESMM_SAMPLES / 2, .threads = 64}, stream, &mine);
+}
+
+static esmm_status count(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_count_params *params,
+                         CUstream stream)
+{
+  if (params->words == 0)
+    return ESMM_OK;
+  return esmm_cuda_launch(
+      ctx, function, &(esmm_launch){.grid_x = (unsigned)esmm_ceil_div(32 * params->words, THREADS), .threads = THREADS},
+      stream, params);
+}
+
+esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_alive", 0};
+  return count(ctx, &function, params, stream);
+}
+
+esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_count_joint", 0};
+  const esmm_status status = esmm_cuda_zero(ctx, params->out, sizeof(uint64_t), stream);
+  return status == ESMM_OK ? count(ctx, &function, params, stream) : status;
+}

@@ -1,0 +1,301 @@
+/*
+ * extract.cu: what is done to A on every call, and to B once: bitmaps of strips of 32, their alive segments k-major,
+ * packing, the plan's sample, counts, and the epilogue where there is nothing to sum.
+ *
+ * Floor of esmm_extract: reads A once, writes the alive segments once. A block takes one strip by 128 k's, so a matrix
+ * of any useful size has thousands of blocks and memory stays busy.
+ */
+#include "cuda/kernels/common/device.cuh"
+
+#define STRIP ESMM_STRIP
+#define CHUNK ESMM_EXTRACT_CHUNK
+#define THREADS ESMM_EXTRACT_THREADS
+#define WARPS (THREADS / 32)
+
+/* ---- extraction ---- */
+
+/* A warp's 16 k's of a strip, lane = row: which are alive, and those to memory. k_padded is a multiple of 16. */
+static __device__ __forceinline__ void store_segments(const esmm_extract_params &p, int64_t strip, int64_t k,
+                                                      const float (&x)[CHUNK / WARPS])
+{
+  const int lane = (int)threadIdx.x % 32;
+  if (k >= p.strips.k_padded)
+    return;
+  float *out = (float *)p.strips.data + (strip * p.strips.k_padded + k) * STRIP + lane;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < CHUNK / WARPS; i++) {
+    const bool alive = __any_sync(~0u, x[i] != 0.0f);
+    bits |= (uint32_t)alive << i;
+    if (p.strips.data && (alive || p.write_all))
+      out[i * STRIP] = x[i];
+  }
+  if (lane == 0)
+    ((uint16_t *)p.strips.bits)[strip * (p.strips.k_padded / 16) + k / 16] = (uint16_t)bits;
+}
+
+/*
+ * Rows contiguous (column-major A, row-major B): a warp reads one k of the strip as it lies and stores it as it is.
+ */
+template <typename T>
+static __device__ __forceinline__ void extract_contiguous(const esmm_extract_params &p, int64_t strip, int64_t k0)
+{
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  const int64_t row = strip * STRIP + lane;
+  const int per_warp = CHUNK / WARPS;
+  const int ks = (int)min(p.a.cols - k0 - warp * per_warp, (int64_t)per_warp);
+  const T *from = (const T *)p.a.data + (k0 + warp * per_warp) * p.a.ld + row;
+  float x[per_warp];
+#pragma unroll
+  for (int i = 0; i < per_warp; i++) {
+    x[i] = row < p.a.rows && i < ks ? as_float(*from) : 0.0f;
+    from += p.a.ld;
+  }
+  store_segments(p, strip, k0 + warp * per_warp, x);
+}
+
+/* K contiguous: a warp reads 128 k's of a row at a time; shared memory turns the block round. */
+template <typename T>
+static __device__ __forceinline__ void extract_transposing(const esmm_extract_params &p, float (*tile)[STRIP + 1],
+                                                           int64_t strip, int64_t k0)
+{
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  const int rows_per_warp = STRIP / WARPS, steps = CHUNK / 32;
+  float x[rows_per_warp][steps];
+  const int row0 = warp * rows_per_warp;
+  const int rows = (int)min(p.a.rows - strip * STRIP, (int64_t)STRIP), ks = (int)min(p.a.cols - k0, (int64_t)CHUNK);
+  const T *from = (const T *)p.a.data + (strip * STRIP + row0) * p.a.ld + k0 + lane;
+#pragma unroll
+  for (int r = 0; r < rows_per_warp; r++, from += p.a.ld)
+#pragma unroll
+    for (int s = 0; s < steps; s++)
+      x[r][s] = row0 + r < rows && s * 32 + lane < ks ? as_float(from[s * 32]) : 0.0f;
+#pragma unroll
+  for (int r = 0; r < rows_per_warp; r++)
+#pragma unroll
+    for (int s = 0; s < steps; s++)
+      tile[s * 32 + lane][row0 + r] = x[r][s];
+  __syncthreads();
+  float value[CHUNK / WARPS];
+#pragma unroll
+  for (int i = 0; i < CHUNK / WARPS; i++)
+    value[i] = tile[warp * (CHUNK / WARPS) + i][lane];
+  store_segments(p, strip, k0 + warp * (CHUNK / WARPS), value);
+}
+
+template <typename T>
+static __device__ __forceinline__ void extract(const esmm_extract_params &p, float (*tile)[STRIP + 1], int64_t strip,
+                                               int64_t k0)
+{
+  if (p.a.order == COL_MAJOR)
+    extract_contiguous<T>(p, strip, k0);
+  else
+    extract_transposing<T>(p, tile, strip, k0);
+}
+
+/* Blocks: chunks of k along x, strips along y and z (y * gridDim.z would pass 65535). */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) esmm_extract(const __grid_constant__ esmm_extract_params p)
+{
+  __shared__ float tile[CHUNK][STRIP + 1];
+  if (not_selected(p.selector))
+    return;
+  const int64_t strip = (int64_t)blockIdx.z * gridDim.y + blockIdx.y, k0 = (int64_t)blockIdx.x * CHUNK;
+  if (strip >= p.strips.strips)
+    return;
+  if (p.a.dtype == DTYPE_F32)
+    extract<float>(p, tile, strip, k0);
+  else if (p.a.dtype == DTYPE_BF16)
+    extract<__nv_bfloat16>(p, tile, strip, k0);
+  else
+    extract<__half>(p, tile, strip, k0);
+}
+
+/* ---- packing and conversion: tiles of 32 x 32 through shared memory, so that both sides are read along their lines -
+ */
+
+static __device__ __forceinline__ void copy_tile(const esmm_device_matrix &from, const esmm_device_matrix &to,
+                                                 int64_t row0, int64_t col0)
+{
+  __shared__ float tile[32][33];
+  const int x = (int)threadIdx.x % 32, y0 = (int)threadIdx.x / 32;
+  for (int y = y0; y < 32; y += WARPS) {
+    const int64_t row = row0 + (from.order == ROW_MAJOR ? y : x), col = col0 + (from.order == ROW_MAJOR ? x : y);
+    const float value = row < from.rows && col < from.cols ? load_element(from, element_at(from, row, col)) : 0.0f;
+    tile[from.order == ROW_MAJOR ? y : x][from.order == ROW_MAJOR ? x : y] = value;
+  }
+  __syncthreads();
+  for (int y = y0; y < 32; y += WARPS) {
+    const int i = to.order == ROW_MAJOR ? y : x, j = to.order == ROW_MAJOR ? x : y;
+    if (row0 + i < to.rows && col0 + j < to.cols)
+      store_element(to, element_at(to, row0 + i, col0 + j), tile[i][j]);
+  }
+  __syncthreads();
+}
+
+/* Tiles of 32 x 32, one after the other: the grid is as large as it likes. */
+static __device__ __forceinline__ void copy_matrix(const esmm_device_matrix &from, const esmm_device_matrix &to)
+{
+  const int64_t across = (to.cols + 31) / 32, tiles = across * ((to.rows + 31) / 32);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+    copy_tile(from, to, tile / across * 32, tile % across * 32);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_pack_rows(const __grid_constant__ esmm_pack_params p)
+{
+  if (not_selected(p.selector))
+    return;
+  const esmm_device_matrix out = {p.out, p.a.rows, p.ld, p.ld, DTYPE_F32, ROW_MAJOR};
+  copy_matrix(p.a, out);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_convert(const __grid_constant__ esmm_convert_params p)
+{
+  if (!not_selected(p.selector))
+    copy_matrix(p.src, p.dst);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const __grid_constant__ esmm_finish_params p)
+{
+  const esmm_device_matrix &c = p.epilogue.c;
+  const int64_t all = c.rows * c.cols, inner = c.order == ROW_MAJOR ? c.cols : c.rows;
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS) {
+    const int64_t outer_at = i / inner, inner_at = i % inner;
+    finish_element(p.epilogue, c.order == ROW_MAJOR ? outer_at : inner_at, c.order == ROW_MAJOR ? inner_at : outer_at,
+                   0.0f);
+  }
+}
+
+/*
+ * ---- the plan's sample ----
+ * 64 blocks of a strip's rows by 32 k's, spread over A by a hash, and the choice that follows. Each lies in another
+ * part of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever
+ * block ends last adds up what all have written, always in the same order.
+ */
+#define SAMPLE_WARPS 2 /* of a block */
+
+/* Where in its stretch, part i of ESMM_SAMPLES of `total`, a sample lies: anywhere, but always the same. */
+static __device__ __forceinline__ int64_t sample_place(int i, int64_t total, uint32_t salt)
+{
+  const int64_t from = i * total / ESMM_SAMPLES, to = (i + 1) * total / ESMM_SAMPLES;
+  const uint32_t hash = (salt + 1) * 0x9e3779b9u;
+  return from + (int64_t)(((uint64_t)hash * (uint64_t)(to - from)) >> 32);
+}
+
+/* Which of 32 elements, `stride` apart, are not zero; the sign does not count. All loads first, then the tests. */
+template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(const T *from, int64_t stride, int count)
+{
+  T x[32];
+#pragma unroll
+  for (int j = 0; j < 32; j++)
+    x[j] = j < count ? from[j * stride] : (T)0;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < 32; j++)
+    bits |= (uint32_t)((T)(x[j] << 1) != 0) << j;
+  return bits;
+}
+
+/* Of 32 rows from row on and 32 k's from k0 on, those that there are: how many of lane's k are not zero. */
+static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0)
+{
+  const int lane = (int)threadIdx.x % 32;
+  const int rows = (int)min((int64_t)32, a.rows - row), ks = (int)min((int64_t)32, a.cols - k0);
+  /* K contiguous: lanes are k's, j is a row. Rows contiguous: lanes are rows, j is a k. */
+  const bool by_rows = a.order == ROW_MAJOR;
+  const int64_t at = element_at(a, row + (by_rows ? 0 : lane), k0 + (by_rows ? lane : 0));
+  const int across = by_rows ? ks : rows, along = by_rows ? rows : ks;
+  uint32_t set = 0; /* bit j: element j of this lane's line is not zero */
+  if (lane < across)
+    set = a.dtype == DTYPE_F32 ? nonzero_bits((const uint32_t *)a.data + at, a.ld, along)
+                               : nonzero_bits((const uint16_t *)a.data + at, a.ld, along);
+  if (by_rows)
+    return __popc(set);
+  int nonzeros = 0;
+  for (int j = 0; j < 32; j++) {
+    const uint32_t column = __ballot_sync(~0u, set >> j & 1);
+    nonzeros = lane == j ? __popc(column) : nonzeros;
+  }
+  return nonzeros;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
+    esmm_sample(const __grid_constant__ esmm_sample_params p)
+{
+  const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + SAMPLE_WARPS * (int)blockIdx.x;
+  const int64_t strips = (p.a.rows + p.height - 1) / p.height, words = (p.a.cols + 31) / 32;
+  const int64_t row0 = p.height * sample_place(i, strips, (uint32_t)i);
+  const int64_t k0 = 32 * sample_place((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
+  const int rows = (int)min((int64_t)p.height, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
+  int nonzeros = 0; /* of this lane's k */
+  for (int row = 0; row < rows; row += 32)
+    nonzeros += count_sample(p.a, row0 + row, k0);
+  float values[4] = {(float)nonzeros / (float)rows, nonzeros > 0 ? 1.0f : 0.0f,
+                     nonzeros > 0 ? ((const float *)p.alive)[k0 + lane] : 0.0f, lane < ks ? 1.0f : 0.0f};
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+      values[v] += __shfl_xor_sync(~0u, values[v], d);
+  float4 *all = (float4 *)(p.notes + 16);
+  if (lane == 0)
+    all[i] = make_float4(values[0], values[1], values[2], values[3]);
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) /* counts to the last block and starts again */
+    last = atomicInc((uint32_t *)p.notes, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last || threadIdx.x >= 32)
+    return;
+  __threadfence();
+  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < ESMM_SAMPLES / 32; j++) {
+    const float4 x = __ldcg(&all[32 * j + lane]);
+    total = make_float4(total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+    total = make_float4(total.x + __shfl_xor_sync(~0u, total.x, d), total.y + __shfl_xor_sync(~0u, total.y, d),
+                        total.z + __shfl_xor_sync(~0u, total.z, d), total.w + __shfl_xor_sync(~0u, total.w, d));
+  if (lane != 0)
+    return;
+  esmm_choice_device out = {};
+  out.element = total.x / total.w;
+  out.strip = total.y / total.w;
+  out.joint = total.z / total.w;
+  out.chosen = p.base + p.per_strip * out.strip + p.per_joint * out.joint < p.dense;
+  *(esmm_choice_device *)p.out = out;
+}
+
+/* ---- counts ---- */
+
+/* Strips of one operand that have k. */
+static __device__ __forceinline__ uint32_t strips_with(uint64_t bits, int64_t strips, int64_t words, int64_t k)
+{
+  uint32_t count = 0;
+  for (int64_t s = 0; s < strips; s++)
+    count += ((const uint32_t *)bits)[s * words + k / 32] >> (k % 32) & 1;
+  return count;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_alive(const __grid_constant__ esmm_count_params p)
+{
+  const int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+  if (k < p.words * 32)
+    ((float *)p.out)[k] =
+        k < p.k && p.b_strips > 0 ? (float)strips_with(p.b_bits, p.b_strips, p.words, k) / (float)p.b_strips : 0.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_count_joint(const __grid_constant__ esmm_count_params p)
+{
+  const int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+  unsigned long long pairs = 0;
+  if (k < p.k)
+    pairs = (unsigned long long)strips_with(p.a_bits, p.a_strips, p.words, k) *
+            strips_with(p.b_bits, p.b_strips, p.words, k);
+  for (int d = 16; d > 0; d /= 2)
+    pairs += __shfl_xor_sync(~0u, pairs, d);
+  if (threadIdx.x % 32 == 0 && pairs > 0)
+    atomicAdd((unsigned long long *)p.out, pairs);
+}
