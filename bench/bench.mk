@@ -1,12 +1,13 @@
-# bench.mk: the benchmarks of record, and the README's results made from them. Included at the end of the Makefile.
+# bench.mk: the benchmarks of record, and the tables of the README and docs/PERFORMANCE.md made from them. Included at the
+# end of the Makefile.
 #
 #   make bench-record [THREADS=2]   measures on this machine, on an idle one, and writes bench/results/<cpu>/cpu.jsonl
 #   make gpu-check [STAGES=tests]   on a machine with a GPU: tests, compute-sanitizer, then bench/results/<gpu>/gpu.jsonl
 #   make gpu-programs               what gpu-check needs, to be built where there is no GPU: carry $(BUILD)/gpu there
 #   make gpu-record-status          fresh, stale or none: is the GPU record of these sources?
-#   make readme-table               rewrites the README's results from the newest records
+#   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records
 
-.PHONY: bench-record gpu-check gpu-programs gpu-record-status readme-table
+.PHONY: bench-record gpu-check gpu-programs gpu-record-status tables
 bench-record:
 	@sh scripts/setup.sh run
 	@$(MAKE) --no-print-directory all
@@ -27,5 +28,5 @@ gpu-programs: $(BUILD)/esmm $(GPU_TESTS:%=$(BUILD)/tests/%)
 gpu-record-status: $(BUILD)/gen/source_id.h
 	@sh bench/gpu_status.sh "$$(sed -n 's/.*"\(.*\)"/\1/p' $<)"
 
-readme-table:
-	@sh bench/readme_table.sh
+tables:
+	@sh bench/tables.sh

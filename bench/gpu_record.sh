@@ -1,6 +1,6 @@
 #!/bin/sh
 # gpu_record.sh: the benchmark of record of this machine's GPU, in about four minutes on an H200. `make gpu-check` runs
-# it after the tests; `make readme-table` puts the result into the README.
+# it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
 # dtype on the same data and on random dense data), with what was asked for, the driver and the date in front of it.
@@ -86,15 +86,8 @@ fi
 row() { printf '%-10s %-20s %8s  %-18s %9s %9s %9s %8s %7s\n' "$@"; }
 row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
 
-# The value of a key of a line, in awk.
-value='function value(key,   rest) {
-  if (!match($0, "\"" key "\":"))
-    return "-"
-  rest = substr($0, RSTART + RLENGTH)
-  sub(/^"/, "", rest)
-  sub(/[",}].*/, "", rest)
-  return rest
-}'
+value=$(cat bench/json.awk)
+
 # measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is the density, or - for A's of each line.
 measure() {
   suite=$1 asked=$2 kernels=$3 product=$4
@@ -157,7 +150,7 @@ suite_fp32() {
   done
 }
 
-# ---- 16 bits; products are written M,N,K ----
+# ---- 16-bit operands; products are written M,N,K ----
 
 dims() { # M,N,K: the option of esmm bench
   rest=${1#*,}
@@ -190,7 +183,7 @@ suite_joint16() {
   done
 }
 
-# C of 16 bits rounds away what the sums' own errors are.
+# A 16-bit C rounds away the sums' own errors.
 suite_error16() {
   for dtype in bf16 f16; do
     measure error16 1 "auto$(also dense_${dtype}_sm90a dense_${dtype}_mma dense_$dtype)" 4096,4096,14336 \

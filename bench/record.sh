@@ -1,6 +1,6 @@
 #!/bin/sh
 # record.sh: the benchmark of record of this machine's CPU, in under four minutes. `make bench-record` runs it;
-# `make readme-table` puts the result into the README.
+# `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --json` wrote (checked against float64, timed beside the dense libraries), with
 # what was asked for, the machine's features and the date in front of it. The file bench/results/<cpu>/cpu.jsonl is
@@ -62,11 +62,12 @@ measure() {
   "$ESMM" bench "$kernels" "$RUNS" --device cpu --threads "$THREADS" "$@" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
   sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
-  sed -n 's/.*"kernel":"\([^"]*\)".*"ms":\([^,]*\),.*"ms_baseline":\([^,]*\),"speedup":\([^,]*\),.*/\1 \2 \3 \4/p' \
-    "$work/lines" | while read -r kernel ms dense speedup; do
-    row "$suite" "$product" "$asked" "$kernel" "$(printf %.3f "$ms")" "$(printf %.3f "$dense")" \
-      "$(printf %.2f "$speedup")"
-  done
+  awk "$(cat bench/json.awk)"'
+    { printf "%s %.3f %.3f %.2f\n", value("kernel"), value("ms"), value("ms_baseline"), value("speedup") }' \
+    "$work/lines" |
+    while read -r kernel ms dense speedup; do
+      row "$suite" "$product" "$asked" "$kernel" "$ms" "$dense" "$speedup"
+    done
 }
 
 for size in 512 1024 2048; do

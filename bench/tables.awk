@@ -1,0 +1,262 @@
+# tables.awk: the tables and sentences of README.md and docs/PERFORMANCE.md, from the records of a CPU and of a GPU.
+# tables.sh runs it, with json.awk. Block NAME, a table and the text below it, goes to the file `blocks`/NAME.
+#
+# A table is a grid. put() fills cells; rows and columns keep the order in which they first come. The > at the end of a
+# column's name aligns it to the right; | within a row's name or title starts another column.
+
+function fail(text) { print "tables.awk: " FILENAME ":" FNR ": " text > "/dev/stderr"; failed = 1; exit 1 }
+function need(key,   x) { x = value(key); if (x == "") fail("there is no " key); return x }
+
+function percent(x) { return sprintf("%.3g %%", 100 * x) }
+function times(x) { return sprintf(x >= 9.95 ? "%.1f" : "%.2f", x) }
+function ms(x) { return sprintf(x >= 9.995 ? "%.1f" : x >= 0.0995 ? "%.3f" : "%.4f", x) }
+function product(   m, n, k) {
+  m = need("m"); n = need("n"); k = need("k")
+  return m == n && n == k ? m "³" : m " × " n ", k " k
+}
+
+function put(table, row, columns, texts,   name, text, i, n) {
+  if (!(table in title))
+    fail("no title for the table " table)
+  if (!((table, row) in row_known))
+    row_name[table, row_known[table, row] = ++rows[table]] = row
+  n = split(columns, name, "|")
+  split(texts, text, "|")
+  for (i = 1; i <= n; i++) {
+    if (!((table, name[i]) in column_known))
+      column_name[table, column_known[table, name[i]] = ++columns_of[table]] = name[i]
+    cell[table, row, name[i]] = text[i]
+  }
+}
+function write_table(table, file,   head, rule, name, n, i, j, line) {
+  head = title[table]
+  for (j = 1; j <= columns_of[table]; j++)
+    head = head "|" column_name[table, j]
+  n = split(head, name, "|")
+  head = rule = "|"
+  for (j = 1; j <= n; j++) {
+    rule = rule (sub(/>$/, "", name[j]) ? " ---: |" : " --- |")
+    head = head " " name[j] " |"
+  }
+  print head "\n" rule > file
+  for (i = 1; i <= rows[table]; i++) {
+    line = row_name[table, i]
+    gsub(/\|/, " | ", line)
+    line = "| " line " |"
+    for (j = 1; j <= columns_of[table]; j++)
+      line = line " " cell[table, row_name[table, i], column_name[table, j]] " |"
+    print line > file
+  }
+}
+function write_text(text, file,   words, n, i, line) { # in lines of at most 120 characters
+  n = split(text, words, " ")
+  for (i = 1; i <= n; i++)
+    if (length(line) + 1 + length(words[i]) > 120) {
+      print line > file
+      line = words[i]
+    } else
+      line = line (i > 1 ? " " : "") words[i]
+  print line > file
+}
+
+# The share of nonzeros above which gain[curve, density] is below 1, between the two densities measured beside it.
+function dense_wins(curve,   key, part, d, low, high) {
+  for (key in gain)
+    if (split(key, part, SUBSEP) && part[1] == curve && gain[key] >= 1 && part[2] + 0 > low)
+      low = part[2] + 0
+  for (key in gain)
+    if (split(key, part, SUBSEP) && part[1] == curve && part[2] + 0 > low && (high == "" || part[2] + 0 < high))
+      high = part[2] + 0
+  if (high == "")
+    return low == "" ? "(not measured)" : "at no share up to " percent(low)
+  if (low == "")
+    return "already at " percent(high)
+  d = gain[curve, low] - gain[curve, high]
+  return sprintf("above %.0f %%", 100 * (low + (high - low) * (gain[curve, low] - 1) / d))
+}
+function most(list, key, x) { if (!(key in list) || x > list[key]) list[key] = x }
+function least(list, key, x) { if (!(key in list) || x < list[key]) list[key] = x }
+
+# ---- lines of a record ----
+
+function summary(zeros) {
+  put("summary", on "|" zeros, "product|nonzeros>|dense library ms>|ESMM ms>|times faster>",
+    product() ", " dtype "|" percent(suite == "real16" ? value("density_a") : asked) "|" ms(baseline) "|" ms(t) "|" \
+    times(speedup))
+}
+function chosen(table, row) {
+  put(table, row, "kernel chosen|ms>|cuBLAS ms>|times faster>|scan of A>|error over cuBLAS's>",
+    kernel "|" ms(t) "|" ms(baseline) "|" times(speedup) "|" percent_of(extract, t) "|" sprintf("%.2f", ratio))
+}
+function percent_of(part, all) { return part > 0 ? sprintf("%.1f %%", 100 * part / all) : "" }
+function grid(table, row) { put(table, row, percent(asked) ">", times(speedup)) }
+
+function cpu_line(   row) {
+  most(worst, "cpu", ratio)
+  if (suite ~ /^over/)
+    most(gain, suite SUBSEP asked, speedup)
+  else if (suite == "activations")
+    put("cpu-activations", need("asked") "|" product(), "nonzeros>|kernel chosen|ms>|library ms>|times faster>",
+      percent(value("density_a")) "|" kernel "|" ms(t) "|" ms(baseline) "|" times(speedup))
+  else {
+    row = suite == "blockwise" ? "strips of 32 in A and B" : "anywhere in A" (suite == "decode" ? ", few rows" : "")
+    row = row "|" product()
+    least(fastest, row, baseline)
+    put("cpu", row, "library ms>", ms(fastest[row]))
+    grid("cpu", row)
+  }
+  if (suite == "blockwise" && need("m") == 2048 && (asked == 1 || asked == .125))
+    summary(asked == 1 ? "none" : "strips of 32 in A and B")
+  if (suite == "unstructured" && asked == .1)
+    summary("anywhere in A")
+  if (suite == "decode" && need("m") == 1 && asked == .1)
+    summary("anywhere in A, one row")
+}
+
+function gpu_line() {
+  if (kernel !~ /^(cublas|ladder)/)
+    most(worst, suite == "long-k" ? suite : "fp32", ratio)
+  if (suite == "blockwise" || suite == "over") {
+    if (!automatic)
+      took[kernel ~ /^joint/ ? "joint" : "own", asked] = t
+    least(took, "cublas" SUBSEP asked, baseline)
+  }
+  if (suite == "blockwise" && automatic)
+    chosen("gpu", percent(asked))
+  if (suite == "long-k" && automatic)
+    chosen("gpu-long-k", percent(asked))
+  if (suite == "long-k" && kernel ~ /^dense/)
+    put("gpu-long-k", percent(asked), "our dense kernel>", times(speedup))
+  if ((suite == "sizes" || suite == "blockwise") && automatic && (asked == .5 || asked == .25))
+    put("gpu-sizes", product(), percent(asked) ">|scan of A at " percent(asked) ">",
+      times(speedup) "|" percent_of(extract, t))
+  if (suite ~ /^only-/)
+    grid("gpu-one-operand", suite == "only-a" ? "only A" : "only B")
+  if (suite == "ladder")
+    put("gpu-ladder", (value("number") > 0 ? value("number") : "") "|" kernel,
+      "ms>|extract>|multiply>|times cuBLAS>|error over cuBLAS's>",
+      ms(t) "|" ms(extract) "|" ms(t - extract) "|" times(speedup) "|" sprintf("%.2f", ratio))
+  if (suite == "blockwise" && automatic && asked == .125)
+    summary("strips of 32 in A and B")
+  if (suite == "long-k" && automatic && asked == 1)
+    summary("none, long k")
+}
+
+function gpu16_line(   columns, texts) {
+  if (kernel !~ /^cublas/)
+    most(worst, suite == "error16" ? suite : "16", ratio)
+  columns = "kernel chosen|ms>|cuBLAS ms>|times faster>"
+  texts = kernel "|" ms(t) "|" ms(baseline) "|" times(speedup)
+  if (suite == "dense16" && automatic)
+    put("gpu16-dense", product() "|" dtype, "cuBLAS ms>|`auto` takes|`auto` ms>|times faster>",
+      ms(baseline) "|" kernel "|" ms(t) "|" times(speedup))
+  else if (suite == "dense16" && kernel !~ /^cublas/)
+    put("gpu16-dense", product() "|" dtype, "our dense kernel>", times(speedup))
+  else if (suite == "strips16" || suite == "joint16" || (suite == "decode16" && need("m") == 1))
+    grid("gpu16-" substr(suite, 1, length(suite) - 2), product() "|" (automatic ? "`auto`" : kernel))
+  else if (suite == "decode16" && automatic)
+    put("gpu16-few-rows", product() "|" need("asked"), "nonzeros>|k's some row needs>|" columns,
+      percent(value("density_a")) "|" percent(value("strip128_density_a")) "|" texts)
+  else if (suite == "real16" && automatic)
+    put("gpu16-trained", need("asked") "|" product(), "nonzeros>|in strips of 128>|" columns,
+      percent(value("density_a")) "|" percent(value("strip128_density_a")) "|" texts)
+  else if (suite == "real16")
+    put("gpu16-trained", need("asked") "|" product(), "joint forced>", times(speedup))
+  else if (suite == "random16")
+    put("gpu16-anywhere", product() "|" percent(asked), columns, texts)
+  else if (suite == "sweep16") {
+    grid("gpu16-sweep", product())
+    swept++
+    least(lowest, suite, speedup)
+    if (speedup == lowest[suite])
+      lowest_at = product() " at " percent(asked) ", where it took " kernel
+  }
+  if (suite == "dense16" && automatic) {
+    least(lowest, suite, speedup)
+    if (speedup == lowest[suite])
+      summary("none, the worst 16-bit case")
+  }
+  if (suite == "strips16" && automatic && need("m") == 8192 && asked == .125)
+    summary("strips of 128 in A")
+  if (suite == "decode16" && automatic && need("m") == 1 && need("k") == 14336 && asked == .1)
+    summary("anywhere in A, one row")
+  if (suite == "real16" && automatic && need("m") == 8192 && need("asked") ~ /1$/)
+    summary("of a trained net, early layer")
+}
+
+BEGIN {
+  title["summary"] = "|zeros"
+  title["cpu"] = "zeros|product"
+  title["cpu-activations"] = "layers|product"
+  title["gpu"] = title["gpu-long-k"] = "nonzeros>"
+  title["gpu-sizes"] = "times faster, by size"
+  title["gpu-one-operand"] = "sparse"
+  title["gpu-ladder"] = "number>|kernel"
+  title["gpu16-dense"] = "product|dtype"
+  title["gpu16-strips"] = title["gpu16-joint"] = title["gpu16-decode"] = "product|kernel"
+  title["gpu16-few-rows"] = "product|activations"
+  title["gpu16-anywhere"] = "product|nonzeros>"
+  title["gpu16-trained"] = "activations|product"
+  title["gpu16-sweep"] = "product"
+  for (size = 1024; size <= 16384; size *= 2) # the record has 4096 first
+    put("gpu-sizes", size "³", "", "")
+}
+{
+  suite = need("suite"); asked = need("asked") + 0; kernel = need("kernel"); automatic = need("requested") == "auto"
+  t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
+  speedup = need("speedup") + 0; dtype = need("dtype")
+  ratio = need("rel_err_baseline") + 0 > 0 ? value("rel_err") / value("rel_err_baseline") : 0
+  on = need("device") == "cpu" ? "CPU" : "GPU"
+  sub(/^f/, "fp", dtype)
+  what = need("device_name") " (" need("features") ", " \
+    (on == "CPU" ? need("threads") " threads" : "driver " need("driver")) "), " need("libraries") ", " \
+    need("date") ", source `" need("source_id") "`"
+  if (FNR == 1)
+    record[on] = what
+  if (what != record[on])
+    fail("not of the same build, machine and day as the first line")
+  if (need("outcome") != "ok" || need("bit_identical") != "true" || t <= 0 || baseline <= 0)
+    fail("outcome " value("outcome") ", bit_identical " value("bit_identical") ", ms " t ", ms_baseline " baseline)
+  if (on == "CPU")
+    cpu_line()
+  else if (suite ~ /16$/)
+    gpu16_line()
+  else
+    gpu_line()
+}
+END {
+  if (failed)
+    exit 1
+  for (key in took)
+    if (split(key, part, SUBSEP) && part[1] != "joint" && ("joint", part[2]) in took)
+      gain[part[1], part[2]] = took[key] / took["joint", part[2]]
+  text["cpu"] = record["CPU"] ". **Dense wins** " dense_wins("over-strips") " nonzeros in strips, and " \
+    dense_wins("over-single") " where zeros are anywhere in A (1024³). Our error against float64 is at most " \
+    times(worst["cpu"]) " times the library's."
+  text["summary"] = "CPU: " record["CPU"] ". **Dense wins** there " dense_wins("over-strips") " nonzeros in strips, " \
+    "and " dense_wins("over-single") " where zeros are anywhere in A."
+  if ("GPU" in record) {
+    text["gpu"] = record["GPU"] ". **Dense wins** " dense_wins("own") " nonzeros in strips, if the dense kernel is " \
+      "ours; cuBLAS beats the skipping kernel " dense_wins("cublas") ". The error of our fp32 kernels against " \
+      "float64 is at most " times(worst["fp32"]) " times cuBLAS's, " times(worst["long-k"]) " times at k = 16384."
+    text["summary"] = text["summary"] " GPU: " record["GPU"] ". Dense wins there " dense_wins("own") \
+      " in strips (fp32)."
+  }
+  if (swept)
+    text["gpu16-sweep"] = "`auto` is at its worst, of these " swept " products, on " lowest_at ": " \
+      sprintf("%.3f", lowest["sweep16"]) " times cuBLAS. The error of our 16-bit kernels against float64 is at " \
+      "most " times(worst["16"]) " times cuBLAS's, " \
+      times(worst["error16"]) " times where C is fp32; every one gave the same bits twice."
+
+  for (name in title) {
+    file = blocks "/" name
+    printf "" > file
+    if (columns_of[name])
+      write_table(name, file)
+    if (name in text) {
+      print "" > file
+      write_text(text[name], file)
+    }
+    close(file)
+  }
+}
