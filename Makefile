@@ -69,7 +69,7 @@ LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 ALL_CFLAGS += -DESMM_PORTABLE
 endif
 CLI_SRC := $(sort $(wildcard cli/*.c io/*.c))
-KERNEL_SRC := $(filter src/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
+KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h

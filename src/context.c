@@ -1,10 +1,10 @@
 /*
- * context.c: contexts, their devices, memory, timers and error text.
+ * context.c: contexts, their devices, memory, timers and error text. What a device does, its backend does.
  *
  * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc and the OpenMP
  * runtime have their own.
  */
-#include "cuda/cuda.h"
+#include "backend.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -17,8 +17,6 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define DEVICE_ALIGN 256 /* of esmm_memory_alloc */
-#define MOST_DEVICES 256 /* ordinals are below this: more GPUs than any machine has */
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -117,22 +115,10 @@ esmm_status esmm_ctx_synchronize(esmm_ctx *ctx)
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  return ctx->cuda ? esmm_cuda_synchronize(ctx) : ESMM_OK;
+  return ctx->backend->synchronize(ctx);
 }
 
 /* ---- memory of the device ---- */
-
-/* On a CPU the size lies in front of the memory: the allocator's free wants it, the caller does not give it. */
-static void *host_memory(esmm_ctx *ctx, size_t bytes)
-{
-  size_t all;
-  char *block =
-      esmm_size_add(bytes, DEVICE_ALIGN, &all) ? ctx->allocator.alloc(ctx->allocator.user, all, DEVICE_ALIGN) : NULL;
-  if (!block)
-    return NULL;
-  memcpy(block, &all, sizeof all);
-  return block + DEVICE_ALIGN;
-}
 
 esmm_status esmm_memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
 {
@@ -141,29 +127,13 @@ esmm_status esmm_memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
   if (!ptr)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ptr is NULL");
   *ptr = NULL;
-  if (!ctx->cuda) {
-    *ptr = host_memory(ctx, bytes);
-    return *ptr ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes", bytes);
-  }
-  CUdeviceptr device = 0;
-  const esmm_status status = esmm_cuda_alloc(ctx, bytes ? bytes : DEVICE_ALIGN, &device);
-  if (status == ESMM_OK)
-    *ptr = esmm_cuda_pointer(device);
-  return status;
+  return ctx->backend->memory_alloc(ctx, bytes, ptr);
 }
 
 void esmm_memory_free(esmm_ctx *ctx, void *ptr)
 {
-  if (!ctx || !ptr)
-    return;
-  if (ctx->cuda) {
-    esmm_cuda_free(ctx, (CUdeviceptr)(uintptr_t)ptr);
-    return;
-  }
-  char *block = (char *)ptr - DEVICE_ALIGN;
-  size_t all;
-  memcpy(&all, block, sizeof all);
-  ctx->allocator.free(ctx->allocator.user, block, all);
+  if (ctx && ptr)
+    ctx->backend->memory_free(ctx, ptr);
 }
 
 /* ---- timers ---- */
@@ -171,8 +141,7 @@ void esmm_memory_free(esmm_ctx *ctx, void *ptr)
 struct esmm_timer {
   esmm_ctx *ctx;
   bool started, stopped;
-  double from, to;      /* CPU */
-  esmm_cuda_timer cuda; /* GPU */
+  void *own; /* the backend's */
 };
 
 esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer)
@@ -186,7 +155,7 @@ esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer)
   if (!t)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a timer");
   *t = (esmm_timer){.ctx = ctx};
-  const esmm_status status = ctx->cuda ? esmm_cuda_timer_create(ctx, &t->cuda) : ESMM_OK;
+  const esmm_status status = ctx->backend->timer_create(ctx, &t->own);
   if (status != ESMM_OK) {
     esmm_mem_free(&ctx->allocator, t, sizeof *t);
     return status;
@@ -199,8 +168,7 @@ void esmm_timer_free(esmm_timer *timer)
 {
   if (!timer)
     return;
-  if (timer->ctx->cuda)
-    esmm_cuda_timer_free(timer->ctx, &timer->cuda);
+  timer->ctx->backend->timer_free(timer->ctx, timer->own);
   const esmm_allocator allocator = timer->ctx->allocator;
   esmm_mem_free(&allocator, timer, sizeof *timer);
 }
@@ -210,8 +178,7 @@ esmm_status esmm_timer_start(esmm_timer *timer, void *stream)
   if (!timer)
     return ESMM_ERR_ARGUMENT;
   timer->started = timer->stopped = false;
-  timer->from = esmm_now();
-  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_start(timer->ctx, &timer->cuda, stream) : ESMM_OK;
+  const esmm_status status = timer->ctx->backend->timer_start(timer->ctx, timer->own);
   timer->started = status == ESMM_OK;
   return status;
 }
@@ -222,8 +189,7 @@ esmm_status esmm_timer_stop(esmm_timer *timer, void *stream)
     return ESMM_ERR_ARGUMENT;
   if (!timer->started)
     return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
-  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_stop(timer->ctx, &timer->cuda, stream) : ESMM_OK;
-  timer->to = esmm_now();
+  const esmm_status status = timer->ctx->backend->timer_stop(timer->ctx, timer->own);
   timer->stopped = status == ESMM_OK;
   return status;
 }
@@ -236,10 +202,7 @@ esmm_status esmm_timer_seconds(esmm_timer *timer, double *seconds)
     return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "seconds is NULL");
   if (!timer->stopped)
     return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not %s", timer->started ? "stopped" : "started");
-  if (timer->ctx->cuda)
-    return esmm_cuda_timer_seconds(timer->ctx, &timer->cuda, seconds);
-  *seconds = timer->to - timer->from;
-  return ESMM_OK;
+  return timer->ctx->backend->timer_seconds(timer->ctx, timer->own, seconds);
 }
 
 /* ---- creation ---- */
@@ -290,33 +253,6 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-/* The ordinal in "cuda" or "cuda:12", or -1 where it is neither. */
-static int cuda_ordinal(const char *name)
-{
-  if (strcmp(name, "cuda") == 0)
-    return 0;
-  if (strncmp(name, "cuda:", 5) != 0 || !name[5])
-    return -1;
-  int ordinal = 0;
-  for (const char *digit = name + 5; *digit; digit++) {
-    if (*digit < '0' || *digit > '9')
-      return -1;
-    ordinal = 10 * ordinal + (*digit - '0');
-    if (ordinal >= MOST_DEVICES)
-      return -1;
-  }
-  return ordinal;
-}
-
-static void use_cpu(esmm_ctx *ctx)
-{
-  (void)snprintf(ctx->device, sizeof ctx->device, "cpu");
-  esmm_cpu_name(ctx->device_name, sizeof ctx->device_name);
-  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s",
-                 ctx->cpu & ESMM_CPU_AVX2 ? "avx2 fma f16c bmi2" : "portable",
-                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "");
-}
-
 /* Of several failures the first is told: it is that of the GPU that was meant. */
 static void keep_reason(esmm_ctx *ctx)
 {
@@ -326,19 +262,36 @@ static void keep_reason(esmm_ctx *ctx)
   ctx->error[0] = '\0';
 }
 
-/* The first GPU that works, or why there is none. */
-static void try_gpus(esmm_ctx *ctx)
+static esmm_status open_device(esmm_ctx *ctx, const esmm_backend *backend, int ordinal)
 {
-  int count = 0;
-  if (esmm_cuda_count(ctx, &count) != ESMM_OK) {
-    keep_reason(ctx);
-    return;
+  const esmm_status status = backend->open(ctx, ordinal);
+  if (status == ESMM_OK) {
+    ctx->backend = backend;
+    ctx->ordinal = ordinal;
   }
-  for (int i = 0; i < count && !ctx->cuda; i++)
-    if (esmm_cuda_open(ctx, i) != ESMM_OK)
+  return status;
+}
+
+/* The first device that works; the last backend always does. */
+static esmm_status open_first(esmm_ctx *ctx)
+{
+  const int last = esmm_backend_count() - 1;
+  for (int i = 0; i < last; i++) {
+    const esmm_backend *backend = esmm_backend_at(i);
+    int count = 0;
+    if (backend->count(ctx, &count) != ESMM_OK) {
       keep_reason(ctx);
-  if (ctx->cuda)
-    ctx->device_reason[0] = '\0';
+      continue;
+    }
+    for (int d = 0; d < count; d++) {
+      if (open_device(ctx, backend, d) == ESMM_OK) {
+        ctx->device_reason[0] = '\0';
+        return ESMM_OK;
+      }
+      keep_reason(ctx);
+    }
+  }
+  return open_device(ctx, esmm_backend_at(last), 0);
 }
 
 static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
@@ -350,25 +303,20 @@ static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
     if (!asked || !*asked)
       asked = "auto";
   }
-  const bool either = strcmp(asked, "auto") == 0;
-  const int ordinal = either ? -1 : cuda_ordinal(asked);
-  if (ordinal < 0 && !either && strcmp(asked, "cpu") != 0)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                     "%s is '%.60s'; it must be 'auto', 'cpu', 'cuda' or 'cuda:N' with N from 0 to %d", source, asked,
-                     MOST_DEVICES - 1);
-  const esmm_status status = ordinal >= 0 ? esmm_cuda_open(ctx, ordinal) : ESMM_OK;
-  if (status != ESMM_OK)
-    return status;
-  if (either)
-    try_gpus(ctx);
-  if (!ctx->cuda)
-    use_cpu(ctx);
-  return ESMM_OK;
+  if (strcmp(asked, "auto") == 0)
+    return open_first(ctx);
+  int ordinal;
+  const esmm_backend *backend = esmm_backend_find(asked, &ordinal);
+  if (backend)
+    return open_device(ctx, backend, ordinal);
+  char names[160];
+  esmm_backend_names(names, sizeof names);
+  return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s is '%.60s'; it must be %s", source, asked, names);
 }
 
 static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
 {
-  /* Contexts of a GPU have threads too: what is done with matrices in host memory is done by the CPU. */
+  /* Contexts of any device have threads: what is done with matrices in host memory is done by the CPU. */
   ctx->cpu = esmm_cpu_detect();
   esmm_status status = choose_threads(ctx, opts->threads);
   if (status == ESMM_OK)
@@ -426,8 +374,8 @@ void esmm_ctx_free(esmm_ctx *ctx)
   if (!ctx)
     return;
   esmm_allocator allocator = ctx->allocator;
-  if (ctx->cuda)
-    esmm_cuda_close(ctx);
+  if (ctx->backend)
+    ctx->backend->close(ctx);
   esmm_mem_free(&allocator, ctx->scratch, ctx->scratch_bytes);
   esmm_mem_free(&allocator, ctx, sizeof *ctx);
 }

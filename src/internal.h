@@ -8,6 +8,7 @@
 
 #include "esmm.h"
 
+#include "form.h"
 #include "format/format.h"
 
 #include <stdbool.h>
@@ -28,8 +29,11 @@ struct esmm_ctx {
   int threads;
   unsigned cpu;           /* ESMM_CPU_... */
   char force[64];         /* "" when the plan decides */
-  struct esmm_cuda *cuda; /* the GPU of this context (cuda/cuda.h); NULL on a CPU */
-  char device[16];        /* "cpu", "cuda:0" */
+  const struct esmm_backend *backend; /* what the device can do (backend.h) */
+  int ordinal;            /* which of its devices */
+  void *state;            /* the backend's own part of the context */
+  void *stream;           /* where work goes; NULL: the default stream, or a CPU */
+  char device[16];        /* as esmm_ctx_device gives it */
   char device_name[128];
   char device_reason[256]; /* why "auto" became the CPU */
   char features[128];
@@ -81,8 +85,12 @@ struct esmm_weights {
   uint32_t *before;   /* [panels][words + 1]: k's kept before word w */
   uint64_t *panel_at; /* [panels + 1]: where each panel starts in panel_data, in elements */
 
-  struct esmm_cuda_weights *cuda; /* prepared on a GPU: the forms are there, and none of the above but k, n, dtype, use,
-                                     strict, full, densities, bytes and panels is set; NULL on a CPU */
+  const struct esmm_backend *backend; /* where they were prepared, */
+  int ordinal;                        /* on which of its devices */
+  unsigned forms;                     /* that are there: ESMM_FORM(...) of form.h */
+  unsigned makes;                     /* that the backend can make of those for a call */
+  void *device; /* the forms of another device than a CPU: then none of the above is set but k, n, dtype, use, strict,
+                   full, densities, bytes, format and panels */
 };
 
 /* B again, in its dtype: out is a row-major host matrix [k, n] of that dtype. Zeros that no form kept are +0. */
@@ -202,7 +210,7 @@ static inline int64_t esmm_rows_ld(int64_t n, esmm_dtype dtype)
 
 double esmm_now(void); /* seconds, monotonic */
 
-/* ---- a host copy of a matrix on the GPU, tightly packed (cuda/copy.c) ---- */
+/* ---- a host copy of a matrix in device memory, tightly packed (api.c) ---- */
 
 esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin); /* contents are not set */
 esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin);

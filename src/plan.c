@@ -3,64 +3,87 @@
  * turn units into seconds; the cheapest wins. Dense kernels are on the list like any other, so sparsity has to earn
  * its place on every call.
  */
-#include "cuda/cuda.h"
+#include "backend.h"
 
-#include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-bool esmm_plan_can_run(const esmm_ctx *ctx, const esmm_problem *p, const esmm_kernel *kernel, char *why,
-                       size_t why_bytes)
+static bool no(char *why, size_t why_bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static bool no(char *why, size_t why_bytes, const char *format, ...)
 {
-  if (!esmm_kernel_available(ctx, kernel, why, why_bytes))
-    return false;
-  if (kernel->format != p->w->format && !kernel->any_format) {
-    (void)snprintf(why, why_bytes, "reads %s weights, and these are %s", esmm_format_str(kernel->format),
-                   esmm_format_str(p->w->format));
-    return false;
-  }
-  if (p->strict && p->w->format != ESMM_FORMAT_DENSE) {
-    (void)snprintf(why, why_bytes, "strict: %s weights dropped their zeros", esmm_format_str(p->w->format));
-    return false;
-  }
-  if (p->strict && (kernel->flags & ESMM_KERNEL_SKIPS)) {
-    (void)snprintf(why, why_bytes, "strict: no skipping");
-    return false;
-  }
-  return kernel->can_run(ctx, p, why, why_bytes);
+  va_list args;
+  va_start(args, format);
+  (void)vsnprintf(why, why_bytes, format, args);
+  va_end(args);
+  return false;
 }
 
-double esmm_plan_seconds(const esmm_ctx *ctx, const esmm_problem *p, int index, double *units, int64_t *strip_rows)
+/* The first form of a mask: what a text names. */
+static const esmm_form *first_form(unsigned mask)
 {
+  return &esmm_form_table[__builtin_ctz(mask)];
+}
+
+static bool has_form(const esmm_weights *w, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  if (!kernel->reads || kernel->reads & (w->forms | w->makes))
+    return true;
+  if (!(kernel->reads & esmm_forms_of_format(w->format)))
+    return no(why, why_bytes, "reads %s weights, and these are %s", esmm_format_str(first_form(kernel->reads)->format),
+              esmm_format_str(w->format));
+  const esmm_form *form = first_form(kernel->reads);
+  return no(why, why_bytes, "%s: they have no %s", form->absent, form->name);
+}
+
+static bool has_dtypes(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  const esmm_dtype a = p->a.dtype, b = p->w->dtype;
+  if (!kernel->dtypes || (a == b && kernel->dtypes & ESMM_DTYPE_BIT(a)))
+    return true;
+  return no(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(a), esmm_dtype_str(b),
+            esmm_dtype_str((esmm_dtype)__builtin_ctz(kernel->dtypes)));
+}
+
+bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  if (!esmm_kernel_available(p->ctx, kernel, why, why_bytes) || !has_dtypes(p, kernel, why, why_bytes) ||
+      !has_form(p->w, kernel, why, why_bytes))
+    return false;
+  if (p->strict && p->w->format != ESMM_FORMAT_DENSE)
+    return no(why, why_bytes, "strict: %s weights dropped their zeros", esmm_format_str(p->w->format));
+  if (p->strict && (kernel->flags & ESMM_KERNEL_SKIPS))
+    return no(why, why_bytes, "strict: no skipping");
+  return !kernel->can_run || kernel->can_run(kernel, p, why, why_bytes);
+}
+
+double esmm_plan_seconds(const esmm_problem *p, int index, double *units, int64_t *variant)
+{
+  const esmm_kernel *kernel = esmm_registry_at(index);
   double own[ESMM_COST_TERMS];
   double *count = units ? units : own, seconds = 0.0;
-  const double *cost = ctx->cost[index];
+  const double *cost = p->ctx->cost[index];
   memset(count, 0, sizeof own);
-  esmm_registry_at(index)->terms(p, cost, count, strip_rows);
+  kernel->terms(kernel, p, cost, count, variant);
   for (int i = 0; i < ESMM_COST_TERMS; i++)
     seconds += count[i] * cost[i];
-  return esmm_registry_at(index)->reads_strips ? seconds + esmm_cuda_b_strips_seconds(p) : seconds;
+  return kernel->seconds_before ? seconds + kernel->seconds_before(kernel, p) : seconds;
 }
 
-static void estimate(const esmm_ctx *ctx, const esmm_problem *p, esmm_choice *choice)
+static void estimate(const esmm_problem *p, esmm_choice *choice)
 {
   double units[ESMM_COST_TERMS];
-  const double *cost = ctx->cost[choice->index];
-  choice->seconds = esmm_plan_seconds(ctx, p, choice->index, units, &choice->strip_rows);
+  const double *cost = p->ctx->cost[choice->index];
+  choice->seconds = esmm_plan_seconds(p, choice->index, units, &choice->variant);
   int most = 0;
   for (int i = 0; i < ESMM_COST_TERMS; i++)
     if (units[i] * cost[i] > units[most] * cost[most])
       most = i;
   int length = snprintf(choice->text, sizeof choice->text, "mostly %s", choice->kernel->term_names[most]);
-  const bool strips = choice->kernel->backend == ESMM_CPU || (choice->kernel->flags & ESMM_KERNEL_SKIPS);
-  if (strips && choice->strip_rows > 1 && length > 0)
+  if (choice->kernel->variant_strips && choice->variant > 1 && length > 0)
     (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
-                   (int)choice->strip_rows);
-}
-
-static bool is_of(const esmm_ctx *ctx, const esmm_kernel *kernel)
-{
-  return kernel->backend == (ctx->cuda ? ESMM_CUDA : ESMM_CPU);
+                   (int)choice->variant);
 }
 
 /* Forced by its full name, or by its idea, which means here, and on a CPU with the widest instruction set. */
@@ -68,8 +91,8 @@ bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const 
 {
   if (!force)
     return esmm_kernel_competes(ctx, kernel);
-  return strcmp(kernel->name, force) == 0 ||
-         (is_of(ctx, kernel) && esmm_kernel_matches(kernel, force) && !esmm_kernel_superseded(ctx, kernel));
+  return strcmp(kernel->name, force) == 0 || (kernel->backend == ctx->backend && esmm_kernel_matches(kernel, force) &&
+                                              !esmm_kernel_superseded(ctx, kernel));
 }
 
 /* Why a kernel that can run does not compete, or NULL. */
@@ -89,7 +112,8 @@ static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *c
   if (refused < 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "no kernel is available for this product");
   const esmm_choice *best = &choices[refused];
-  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, is_of(ctx, best->kernel) ? "%s cannot run this product: %s" : "%s %s",
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                   best->kernel->backend == ctx->backend ? "%s cannot run this product: %s" : "%s %s",
                    best->kernel->name, best->text);
 }
 
@@ -102,7 +126,7 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
     memset(choice, 0, sizeof *choice);
     choice->kernel = esmm_registry_at(i);
     choice->index = i;
-    choice->can_run = esmm_plan_can_run(ctx, p, choice->kernel, choice->text, sizeof choice->text);
+    choice->can_run = esmm_plan_can_run(p, choice->kernel, choice->text, sizeof choice->text);
     choice->competes = esmm_plan_may_choose(ctx, choice->kernel, force);
     if (!choice->can_run) {
       /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
@@ -120,7 +144,7 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
       (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s", kept);
       continue;
     }
-    estimate(ctx, p, choice);
+    estimate(p, choice);
     if (!choice->competes)
       continue;
     runnable++;
@@ -144,10 +168,4 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
   memcpy(choices[best].text, text, sizeof text);
   *chosen = best;
   return ESMM_OK;
-}
-
-esmm_status esmm_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
-{
-  esmm_sample_a(&p->a, p->w, &p->sample);
-  return esmm_plan_sampled(ctx, p, force, choices, chosen);
 }

@@ -1,18 +1,11 @@
-/*
- * product.c: esmm_matmul and esmm_explain: the checks of a product's arguments, and what a CPU does with it. A gated
- * product is two: the gate's branch is finished into scratch, a block of rows at a time, and multiplied into the other
- * by that one's epilogue.
- */
-#include "cuda/cuda.h"
-#include "epilogue.h"
+/* product.c: esmm_matmul and esmm_explain: the checks of a product's arguments; the context's backend does the rest. */
+#include "backend.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#define C_STRIP_ROWS 8                 /* c_strip_rows, unless given */
-#define GATE_BYTES ((int64_t)16 << 20) /* scratch for the gate's branch, where that is at least GATE_ROWS rows */
-#define GATE_ROWS 128
+#define C_STRIP_ROWS 8 /* c_strip_rows, unless given */
 
 /* ---- checks ---- */
 
@@ -103,8 +96,8 @@ static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm
   if ((int)o->activation < ESMM_ACT_NONE || (int)o->activation > ESMM_ACT_SILU)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
   esmm_status status = check_apart(ctx, "c", &p->c, "opts->bias", &bias);
-  if (status == ESMM_OK && ctx->cuda)
-    status = esmm_cuda_check_epilogue(ctx, o);
+  if (status == ESMM_OK)
+    status = ctx->backend->check_epilogue(ctx, o);
   if (status == ESMM_OK)
     status = check_residual(ctx, o, p);
   if (status == ESMM_OK)
@@ -117,8 +110,8 @@ static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm
 static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c,
                                 const esmm_matmul_opts *o, esmm_problem *p)
 {
-  static const float gate_to_come = 1.0f;
   memset(p, 0, sizeof *p);
+  p->ctx = ctx;
   esmm_status status = esmm_check_matrix(ctx, "a", a, &p->a);
   if (status == ESMM_OK)
     status = esmm_check_weights(ctx, "weights", w);
@@ -148,7 +141,7 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->beta = o->beta ? *o->beta : 0.0f;
   p->bias = o->bias;
   p->activation = o->gate ? ESMM_ACT_NONE : o->activation;
-  p->factor = o->gate ? &gate_to_come : NULL;
+  p->gated = o->gate != NULL;
   p->nonzeros = o->column_nonzeros;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
@@ -156,22 +149,6 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   const double work = (double)p->m * (double)p->n * (double)p->k / 1e5;
   p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
   return ESMM_OK;
-}
-
-/* The gate's branch, row-major in fp32, into memory that is still to be had. */
-static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o)
-{
-  esmm_problem g = *p;
-  g.w = o->gate;
-  g.c = (esmm_matrix){.rows = p->m, .cols = p->n, .ld = p->n};
-  g.beta = 0.0f;
-  g.bias = o->gate_bias;
-  g.activation = o->activation;
-  g.factor = NULL;
-  g.residual.data = NULL;
-  g.nonzeros = NULL;
-  g.bitmaps = NULL;
-  return g;
 }
 
 static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
@@ -183,230 +160,6 @@ static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
 static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
 {
   return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them", force);
-}
-
-/* Nothing can fail from here on: the counts may lose what they held. */
-static void begin_counts(const esmm_problem *p)
-{
-  if (p->nonzeros)
-    memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
-}
-
-/* ---- nothing to sum: k or alpha is 0 ---- */
-
-static void finish_zeros(const esmm_problem *p)
-{
-  enum { ROWS = 64, COLS = ESMM_TALLY_COLS };
-  static const float zeros[COLS];
-  esmm_problem without = *p;
-  without.alpha = 1.0f;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int64_t i = 0; i < p->m; i += ROWS)
-    for (int64_t j = 0; j < p->n; j += COLS)
-      esmm_finish(&without, i, esmm_min(ROWS, p->m - i), j, esmm_min(COLS, p->n - j), zeros, 0);
-}
-
-/* The gate's branch is one row then, the same for all. */
-static esmm_status run_epilogue_only(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o)
-{
-  if (o->gate) {
-    float *row = esmm_scratch(ctx, (size_t)p->n * sizeof *row);
-    if (!row)
-      return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %lld numbers of the gate's branch", (long long)p->n);
-    esmm_problem gate = gate_problem(p, o);
-    gate.m = 1;
-    gate.c.rows = 1;
-    gate.c.data = row;
-    finish_zeros(&gate);
-    p->factor = row;
-    p->factor_ld = 0;
-  }
-  begin_counts(p);
-  finish_zeros(p);
-  return ESMM_OK;
-}
-
-/* ---- products ---- */
-
-/* A product with its kernel. */
-typedef struct planned {
-  esmm_problem p;
-  const esmm_kernel *kernel;
-  char reason[sizeof((esmm_choice *)NULL)->text];
-} planned;
-
-static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force, planned *out)
-{
-  esmm_choice choices[ESMM_MAX_KERNELS];
-  int chosen;
-  out->p = *p;
-  const esmm_status status = esmm_plan(ctx, &out->p, force, choices, &chosen);
-  if (status != ESMM_OK)
-    return status;
-  out->kernel = choices[chosen].kernel;
-  out->p.strip_rows = choices[chosen].strip_rows;
-  memcpy(out->reason, choices[chosen].text, sizeof out->reason);
-  return ESMM_OK;
-}
-
-static void note_plan(const planned *x, esmm_stats *s)
-{
-  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
-  (void)snprintf(s->reason, sizeof s->reason, "%s", x->reason);
-  s->strip_rows = x->p.strip_rows;
-  s->density_a = x->p.sample.element;
-  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
-    if (x->p.strip_rows == (int64_t)1 << i)
-      s->strip_density_a = x->p.sample.strip[i];
-}
-
-static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
-{
-  return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
-}
-
-static esmm_status run_planned(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_stats *s)
-{
-  planned x;
-  const double start = esmm_now();
-  const esmm_status status = plan(ctx, p, force, &x);
-  if (status != ESMM_OK)
-    return status;
-  const size_t bytes = x.kernel->workspace(&x.p);
-  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
-  if (!scratch)
-    return no_scratch(ctx, bytes, &x);
-  s->seconds_plan = esmm_now() - start;
-  note_plan(&x, s);
-  begin_counts(p);
-  const esmm_status ran = x.kernel->run(ctx, &x.p, scratch, s);
-  s->seconds_total = esmm_now() - start;
-  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
-  return ran;
-}
-
-/* ---- gated products ---- */
-
-static esmm_matrix matrix_rows(const esmm_matrix *m, int64_t row0, int64_t rows)
-{
-  esmm_matrix part = *m;
-  part.data = (char *)m->data + (size_t)esmm_matrix_index(m, row0, 0) * esmm_dtype_size(m->dtype);
-  part.rows = rows;
-  return part;
-}
-
-/*
- * Rows [row0, row0 + rows) as a product of their own. *view takes their part of A's pattern: row0 begins a strip of it,
- * or all these rows are in one (see part_rows).
- */
-static esmm_problem problem_rows(const esmm_problem *p, int64_t row0, int64_t rows, esmm_pattern *view)
-{
-  esmm_problem part = *p;
-  part.m = rows;
-  part.row0 = row0;
-  part.a = matrix_rows(&p->a, row0, rows);
-  if (p->residual.data)
-    part.residual = matrix_rows(&p->residual, row0, rows);
-  if (p->pattern) {
-    *view = *p->pattern;
-    view->bits += row0 / view->strip_rows * view->words;
-    view->rows = rows;
-    view->strips = esmm_ceil_div(rows, view->strip_rows);
-    part.pattern = view;
-  }
-  return part;
-}
-
-/* How many rows to do together from row0 on: as many as there is room for, and never parts of two strips of A's
-   pattern unless whole ones. */
-static int64_t part_rows(const esmm_problem *p, int64_t row0, int64_t room)
-{
-  const int64_t strip = p->pattern ? p->pattern->strip_rows : 1, left = p->m - row0, used = row0 % strip;
-  if (left <= room && used == 0)
-    return left;
-  if (strip <= room)
-    return esmm_min(room - room % strip, left);
-  return esmm_min(esmm_min(room, strip - used), left);
-}
-
-/* Most scratch that any part needs in either kernel; SIZE_MAX on overflow. */
-static size_t parts_workspace(const planned *x, const planned *gate, int64_t room)
-{
-  size_t most = 0;
-  for (int64_t row0 = 0, rows; row0 < x->p.m; row0 += rows) {
-    esmm_pattern view;
-    rows = part_rows(&x->p, row0, room);
-    const esmm_problem part = problem_rows(&x->p, row0, rows, &view);
-    const esmm_problem gate_part = problem_rows(&gate->p, row0, rows, &view);
-    const size_t one = x->kernel->workspace(&part), other = gate->kernel->workspace(&gate_part);
-    most = one > most ? one : most;
-    most = other > most ? other : most;
-  }
-  return most;
-}
-
-/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: what the plan knows of x.
-   Adds to s: FLOP and seconds of both, densities of x times rows. */
-static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate, int64_t row0, int64_t rows,
-                            float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s)
-{
-  esmm_pattern view;
-  esmm_stats own = *noted, others = *noted;
-  esmm_problem part = problem_rows(&gate->p, row0, rows, &view);
-  part.c.data = branch;
-  part.c.rows = rows;
-  esmm_status status = gate->kernel->run(ctx, &part, scratch, &others);
-  if (status != ESMM_OK)
-    return status;
-  part = problem_rows(&x->p, row0, rows, &view);
-  part.c = matrix_rows(&x->p.c, row0, rows);
-  part.factor = branch;
-  part.factor_ld = x->p.n;
-  status = x->kernel->run(ctx, &part, scratch, &own);
-  s->density_a += (double)rows * own.density_a;
-  s->strip_density_a += (double)rows * own.strip_density_a;
-  s->joint_density += (double)rows * own.joint_density;
-  s->seconds_extract += own.seconds_extract + others.seconds_extract;
-  s->flop_useful += own.flop_useful + others.flop_useful;
-  return status;
-}
-
-static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                             esmm_stats *s)
-{
-  planned x, gate;
-  const esmm_problem branch = gate_problem(p, o);
-  const double start = esmm_now();
-  esmm_status status = plan(ctx, p, force, &x);
-  if (status == ESMM_OK)
-    status = plan(ctx, &branch, force, &gate);
-  if (status != ESMM_OK)
-    return status;
-  const int64_t room = esmm_min(p->m, esmm_max(GATE_ROWS, GATE_BYTES / (int64_t)sizeof(float) / p->n));
-  size_t bytes, total = parts_workspace(&x, &gate, room);
-  if (!esmm_size_mul((size_t)room * sizeof(float), (size_t)p->n, &bytes) || !esmm_size_add(bytes, 63, &bytes) ||
-      !esmm_size_add(total, bytes - bytes % 64, &total))
-    total = SIZE_MAX;
-  char *scratch = total == SIZE_MAX ? NULL : esmm_scratch(ctx, total);
-  if (!scratch)
-    return no_scratch(ctx, total, &x);
-  s->seconds_plan = esmm_now() - start;
-  esmm_stats noted = {0};
-  note_plan(&x, &noted);
-  memcpy(s->kernel, noted.kernel, sizeof s->kernel);
-  memcpy(s->reason, noted.reason, sizeof s->reason);
-  s->strip_rows = noted.strip_rows;
-  begin_counts(p);
-  for (int64_t row0 = 0, rows; status == ESMM_OK && row0 < p->m; row0 += rows) {
-    rows = part_rows(p, row0, room);
-    status = run_part(ctx, &x, &gate, row0, rows, (float *)(void *)scratch, scratch + (bytes - bytes % 64), &noted, s);
-  }
-  s->density_a /= (double)p->m;
-  s->strip_density_a /= (double)p->m;
-  s->joint_density /= (double)p->m;
-  s->seconds_total = esmm_now() - start;
-  s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
-  return status;
 }
 
 /* ---- the interface ---- */
@@ -428,22 +181,20 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
   const bool empty = p->m == 0 || p->n == 0, nothing = p->k == 0 || p->alpha == 0.0f;
   esmm_status status = ESMM_OK;
   if (!empty && !nothing) {
-    if (ctx->cuda)
-      status = esmm_cuda_matmul(ctx, p, force, o->stream, want_stats, s);
-    else
-      status = o->gate ? run_gated(ctx, p, o, force, s) : run_planned(ctx, p, force, s);
+    status = ctx->backend->multiply(ctx, p, o, force, want_stats, s);
     s->skipped_share = 1.0 - s->flop_useful / s->flop_dense;
     return status;
   }
   (void)snprintf(s->kernel, sizeof s->kernel, "none");
   if (empty) {
     (void)snprintf(s->reason, sizeof s->reason, "c is empty");
-    begin_counts(p);
+    if (p->nonzeros && p->n > 0)
+      memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
     return ESMM_OK;
   }
   (void)snprintf(s->reason, sizeof s->reason, "%s is 0: only the epilogue", p->k == 0 ? "k" : "alpha");
   s->skipped_share = 1.0;
-  return ctx->cuda ? esmm_cuda_matmul(ctx, p, NULL, o->stream, want_stats, s) : run_epilogue_only(ctx, p, o);
+  return ctx->backend->multiply(ctx, p, o, NULL, want_stats, s);
 }
 
 esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
@@ -466,7 +217,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   if (status != ESMM_OK)
     return status;
   const char *force = forced(ctx, &o);
-  s.threads = ctx->cuda ? 0 : p.threads;
+  s.threads = ctx->backend->threads ? p.threads : 0;
   s.strip_cols = ESMM_PANEL;
   s.strip_density_b = weights->strip_density;
   s.weights_bytes = weights->bytes;
@@ -531,8 +282,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return ESMM_OK;
   }
   int chosen;
-  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, o.stream, choices, &chosen)
-                     : esmm_plan(ctx, &p, force, choices, &chosen);
+  status = ctx->backend->explain(ctx, &p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
   for (int i = 0; i < total; i++) {

@@ -1,5 +1,5 @@
 /* registry.c: the list of kernels, made by the build from every ESMM_KERNEL(...) it finds (build/gen/registry.inc). */
-#include "cuda/cuda.h"
+#include "backend.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,53 +42,43 @@ bool esmm_force_known(const char *name)
   return false;
 }
 
-/* Without a context: as in one of the CPU. */
-static bool cpu_has(const esmm_ctx *ctx, const esmm_kernel *kernel)
+static const esmm_backend *backend_of(const esmm_ctx *ctx)
 {
-  const unsigned cpu = ctx ? ctx->cpu : esmm_cpu_detect();
-  return (kernel->cpu & cpu) == kernel->cpu;
-}
-
-static bool gpu_has(const esmm_cuda_properties *gpu, const esmm_kernel *kernel)
-{
-  return kernel->sm_exact ? gpu->sm == kernel->sm : gpu->sm >= kernel->sm;
+  return ctx ? ctx->backend : esmm_backend_at(esmm_backend_count() - 1);
 }
 
 bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)
 {
-  const bool gpu = ctx && ctx->cuda, fits = kernel->backend == (gpu ? ESMM_CUDA : ESMM_CPU);
-  const bool has = fits && (gpu ? gpu_has(esmm_cuda_get(ctx), kernel) : cpu_has(ctx, kernel));
-  const char *missing = has && kernel->missing ? kernel->missing() : NULL;
-  if (has && !missing)
-    return true;
-  if (!why)
+  const esmm_backend *here = backend_of(ctx);
+  char unused[1];
+  if (!why) {
+    why = unused;
+    why_bytes = sizeof unused;
+  }
+  if (kernel->backend != here) {
+    (void)snprintf(why, why_bytes, "runs on a %s; this is a %s context", kernel->backend->kind, here->kind);
     return false;
+  }
+  if (!here->has(ctx, kernel, why, why_bytes))
+    return false;
+  const char *missing = kernel->missing ? kernel->missing(kernel) : NULL;
   if (missing)
     (void)snprintf(why, why_bytes, "%s", missing);
-  else if (!fits)
-    (void)snprintf(why, why_bytes, "runs on a %s; this context is of %s", gpu ? "CPU" : "GPU",
-                   gpu ? ctx->device : "the CPU");
-  else if (!gpu)
-    (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
-  else
-    (void)snprintf(why, why_bytes, "it is built for sm_%d%s; this GPU is sm_%d", kernel->sm,
-                   kernel->sm_exact ? " alone" : " and later", esmm_cuda_get(ctx)->sm);
-  return false;
+  return !missing;
 }
 
 const esmm_kernel *esmm_kernel_superseded(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
-  if (kernel->backend != ESMM_CPU)
-    return NULL;
-  const size_t idea = strcspn(kernel->name, "_") + 1;
-  const esmm_kernel *best = NULL;
-  for (int i = 0; i < esmm_registry_count(); i++) {
-    const esmm_kernel *other = kernels[i];
-    if (other->backend == ESMM_CPU && cpu_has(ctx, other) && other->cpu > kernel->cpu &&
-        strncmp(other->name, kernel->name, idea) == 0 && (!best || other->cpu > best->cpu))
-      best = other;
-  }
-  return best;
+  return kernel->backend->superseded ? kernel->backend->superseded(ctx, kernel) : NULL;
+}
+
+unsigned esmm_kernel_formats(const esmm_kernel *kernel)
+{
+  unsigned formats = 0;
+  for (int i = 0; i < ESMM_FORM_KINDS; i++)
+    if (!kernel->reads || kernel->reads & 1u << i)
+      formats |= 1u << esmm_form_table[i].format;
+  return formats;
 }
 
 bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel)

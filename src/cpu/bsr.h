@@ -217,7 +217,7 @@ static void few_units(const esmm_problem *p, double *units)
   /* One row's worth is hidden behind the reading of B. */
   units[0] = (m - 1.0) * columns * k * bsr_density(p->w) * p->sample.element / VEC;
   units[1] = m * k;
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = 0.5 * m * (double)p->w->bsr.blocks;
   units[5] = 1.0;
 }
@@ -240,7 +240,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   const double lists = p->sample.strip[level] > 0.99 ? (double)esmm_ceil_div(p->m, 64) : strips; /* a panel's lists */
   units[0] = m * columns * k * joint / VEC;
   units[1] = m * k * (0.5 + p->sample.strip[level]);
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = panels * (lists * k / 64.0 * (0.2 + joint) +
                        (from == FROM_UNION || p->w->dtype != ESMM_F32
                             ? (double)esmm_ceil_div(p->m, 64) * k * joint * (from == FROM_UNION ? 0.5 : 0.1)
@@ -250,13 +250,15 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   units[5] = 1.0;
 }
 
-static void bsr_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void bsr_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   if (!bsr_few(p)) {
-    cheapest_strip(p, cost, bsr_units, units, strip_rows);
+    cheapest_strip(p, cost, bsr_units, units, variant);
     return;
   }
-  *strip_rows = 1;
+  *variant = 1;
   few_units(p, units);
 }
 
@@ -266,13 +268,16 @@ static void bsr_terms(const esmm_problem *p, const double *cost, double *units, 
         "starting threads"                                                                                             \
   }
 
-static size_t bsr_workspace(const esmm_problem *p)
+static size_t bsr_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return bsr_few(p) ? few_lay_out(p).bytes : gemm_workspace(p, true);
 }
 
-static esmm_status bsr_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   if (bsr_few(p))
     few_run(p, scratch, stats);

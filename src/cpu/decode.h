@@ -20,26 +20,24 @@
 #define PARTIAL 256                         /* listed k's in a partial sum when m = 1 */
 #define PARTIAL_K 512                       /* k's in a partial sum when m > 1 */
 
-static bool decode_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool decode_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
+  (void)self;
   if (p->m > DECODE_ROWS) {
     (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, DECODE_ROWS);
-    return false;
-  }
-  if (!p->w->rows) {
-    (void)snprintf(why, why_bytes, "the weights were prepared for large m only: they have no rows");
     return false;
   }
   return true;
 }
 
-static void decode_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  *strip_rows = 1;
+  *variant = 1;
   const double m = (double)p->m, n = (double)p->w->rows_ld, k = (double)p->k;
-  units[0] = k * n * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
+  units[0] = k * n * p->sample.strip[ESMM_CPU_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
   units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
   units[2] = m * k;
   units[3] = m * n * (p->m > 1 ? (double)esmm_ceil_div(p->k, DECODE_K) : 1.0);
@@ -75,8 +73,9 @@ static decode_layout decode_lay_out(const esmm_problem *p)
   return l;
 }
 
-static size_t decode_workspace(const esmm_problem *p)
+static size_t decode_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return decode_lay_out(p).bytes;
 }
 
@@ -181,8 +180,10 @@ static void decode_rows(const esmm_problem *p, add_list_function *add, const voi
   }
 }
 
-static esmm_status decode_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   const decode_layout l = decode_lay_out(p);
   const esmm_weights *w = p->w;

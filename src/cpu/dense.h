@@ -8,14 +8,9 @@
 
 #include <stdio.h>
 
-static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
-  if (p->strict && p->w->format != ESMM_FORMAT_DENSE) {
-    (void)snprintf(why, why_bytes, "strict needs all zeros of b, and %s weights drop them: prepare dense ones",
-                   esmm_format_str(p->w->format));
-    return false;
-  }
+  (void)self;
   if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
     (void)snprintf(why, why_bytes,
                    "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
@@ -24,10 +19,12 @@ static bool dense_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why,
   return true;
 }
 
-static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  *strip_rows = 0;
+  *variant = 0;
   const double k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
   const source from = source_of(p->w, false);
   units[0] = (double)p->m * columns * k / VEC;
@@ -43,13 +40,16 @@ static void dense_terms(const esmm_problem *p, const double *cost, double *units
     "multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads" \
   }
 
-static size_t dense_workspace(const esmm_problem *p)
+static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return gemm_workspace(p, false);
 }
 
-static esmm_status dense_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   gemm_run(p, scratch, false, stats);
   return ESMM_OK;

@@ -385,7 +385,7 @@ typedef struct blocking {
 /* Splits C into blocks so that threads have several each, and lays out a thread's scratch. */
 static blocking plan_blocks(const esmm_problem *p, bool skip)
 {
-  blocking g = {.skip = skip, .strip_rows = skip ? p->strip_rows : MAX_STRIP};
+  blocking g = {.skip = skip, .strip_rows = skip ? p->variant : MAX_STRIP};
   g.from = source_of(p->w, skip);
   g.full = source_full(p->w, g.from);
   g.width = panel_width(p->w, g.from);
@@ -395,7 +395,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   g.mc = 128;
   if (skip) {
     int level = 0;
-    while (level + 1 < ESMM_SAMPLE_HEIGHTS && (1 << level) < g.strip_rows)
+    while (level + 1 < ESMM_CPU_HEIGHTS && (1 << level) < g.strip_rows)
       level++;
     /* Short lists are what costs: the sparser the joint, the longer the stretch. */
     if (p->sample.joint[level] < 0.9)
@@ -585,23 +585,13 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     esmm_finish(p, row0, rows, col0, cols, sums, ldc);
 }
 
-/* can_run() of the kernels for a format: they take every product of such weights. */
-static inline bool takes_all(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)ctx;
-  (void)p;
-  (void)why;
-  (void)why_bytes;
-  return true;
-}
-
 /* terms() of the kernels that skip: the strip height that is cheapest by the units that units_of counts for it. */
 static inline void cheapest_strip(const esmm_problem *p, const double *cost,
                                   void (*units_of)(const esmm_problem *p, int level, double *units), double *units,
-                                  int64_t *strip_rows)
+                                  int64_t *variant)
 {
   double best = 0.0;
-  *strip_rows = 0;
+  *variant = 0;
   for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
     if ((1 << level) < MIN_STRIP)
       continue;
@@ -609,9 +599,9 @@ static inline void cheapest_strip(const esmm_problem *p, const double *cost,
     units_of(p, level, now);
     for (int i = 0; i < ESMM_COST_TERMS; i++)
       seconds += now[i] * cost[i];
-    if (*strip_rows == 0 || seconds < best) {
+    if (*variant == 0 || seconds < best) {
       best = seconds;
-      *strip_rows = 1 << level;
+      *variant = 1 << level;
       memcpy(units, now, sizeof now);
     }
   }

@@ -7,17 +7,6 @@
 #include "gemm.h"
 
 #include <math.h>
-#include <stdio.h>
-
-static bool joint_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)ctx;
-  if (!p->w->panel_data) {
-    (void)snprintf(why, why_bytes, "the weights were prepared for decode only: they have no panels");
-    return false;
-  }
-  return true;
-}
 
 static void joint_units(const esmm_problem *p, int level, double *units)
 {
@@ -29,16 +18,18 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
    */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *
-             fmin(p->w->strip_density, 2.5 * p->sample.joint[ESMM_SAMPLE_HEIGHTS - 1]);
+             fmin(p->w->strip_density, 2.5 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
   units[4] = pairs * height * ESMM_PANEL / TILE_COLS / MR *
              (p->sample.joint[level] > 0.2 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
-static void joint_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
-  cheapest_strip(p, cost, joint_units, units, strip_rows);
+  (void)self;
+  cheapest_strip(p, cost, joint_units, units, variant);
 }
 
 #define JOINT_TERM_NAMES                                                                                    \
@@ -47,13 +38,16 @@ static void joint_terms(const esmm_problem *p, const double *cost, double *units
         "starting threads"                                                                                  \
   }
 
-static size_t joint_workspace(const esmm_problem *p)
+static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return gemm_workspace(p, true);
 }
 
-static esmm_status joint_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   gemm_run(p, scratch, true, stats);
   return ESMM_OK;

@@ -6,7 +6,9 @@
 ESMM_KERNEL(decode_f32_avx512) = {
     .name = "decode_f32_avx512",
     .doc = "m of 1 to 16: reads only the rows of B that some row of A needs",
-    .backend = ESMM_CPU,
+    .backend = &esmm_cpu_backend,
+    .reads = ESMM_FORM(ROWS),
+    .variant_strips = true,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
     .can_run = decode_can_run,

@@ -6,8 +6,7 @@
 ESMM_KERNEL(dense_f32_avx2) = {
     .name = "dense_f32_avx2",
     .doc = "packed dense product, 6 x 16 tiles",
-    .backend = ESMM_CPU,
-    .any_format = true,
+    .backend = &esmm_cpu_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2,
     .can_run = dense_can_run,

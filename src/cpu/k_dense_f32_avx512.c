@@ -6,8 +6,7 @@
 ESMM_KERNEL(dense_f32_avx512) = {
     .name = "dense_f32_avx512",
     .doc = "packed dense product, 8 x 32 tiles",
-    .backend = ESMM_CPU,
-    .any_format = true,
+    .backend = &esmm_cpu_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
     .can_run = dense_can_run,

@@ -6,8 +6,7 @@
 ESMM_KERNEL(dense_f32_portable) = {
     .name = "dense_f32_portable",
     .doc = "packed dense product in portable C, 4 x 8 tiles",
-    .backend = ESMM_CPU,
-    .any_format = true,
+    .backend = &esmm_cpu_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = 0,
     .can_run = dense_can_run,

@@ -6,7 +6,9 @@
 ESMM_KERNEL(rows_f32_avx512) = {
     .name = "rows_f32_avx512",
     .doc = "every row of A skips its own zeros: for unstructured activations",
-    .backend = ESMM_CPU,
+    .backend = &esmm_cpu_backend,
+    .reads = ESMM_FORM(ROWS),
+    .variant_strips = true,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
     .can_run = rows_can_run,

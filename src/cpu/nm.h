@@ -410,9 +410,9 @@ static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   run_blocks(p, select_multiply, &l, l.blocks_m * l.blocks_n, l.bytes, scratch, stats);
 }
 
-static void select_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+static void select_units(const esmm_problem *p, double *units, int64_t *variant)
 {
-  *strip_rows = SELECT_ROWS;
+  *variant = SELECT_ROWS;
   const esmm_nm_form *form = &p->w->nm;
   const double columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots; /* values of a column */
   const double alive =
@@ -438,11 +438,11 @@ static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   gemm_run(p, scratch, true, stats);
 }
 
-static void select_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+static void select_units(const esmm_problem *p, double *units, int64_t *variant)
 {
   (void)p;
   units[0] = 0.0;
-  *strip_rows = MAX_STRIP;
+  *variant = MAX_STRIP;
 }
 
 #endif
@@ -465,14 +465,16 @@ static void nm_units(const esmm_problem *p, int level, double *units)
   units[5] = 1.0;
 }
 
-static void nm_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void nm_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   if (nm_selects(p->w))
-    select_units(p, units, strip_rows);
+    select_units(p, units, variant);
   else if (takes_lists(p))
-    lists_units(p, units, strip_rows);
+    lists_units(p, units, variant);
   else
-    cheapest_strip(p, cost, nm_units, units, strip_rows);
+    cheapest_strip(p, cost, nm_units, units, variant);
 }
 
 #define NM_TERM_NAMES                                                                                     \
@@ -481,13 +483,16 @@ static void nm_terms(const esmm_problem *p, const double *cost, double *units, i
         "starting threads"                                                                                \
   }
 
-static size_t nm_workspace(const esmm_problem *p)
+static size_t nm_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(p, true);
 }
 
-static esmm_status nm_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   if (nm_selects(p->w))
     select_run(p, scratch, stats);

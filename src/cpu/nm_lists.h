@@ -134,9 +134,9 @@ static void lists_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
   run_blocks(p, lists_multiply, &l, l.blocks, l.bytes, scratch, stats);
 }
 
-static void lists_units(const esmm_problem *p, double *units, int64_t *strip_rows)
+static void lists_units(const esmm_problem *p, double *units, int64_t *variant)
 {
-  *strip_rows = 1;
+  *variant = 1;
   const esmm_nm_form *form = &p->w->nm;
   const double m = (double)p->m, columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots;
   units[0] = m * columns * each * p->sample.element / VEC;

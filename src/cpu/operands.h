@@ -5,7 +5,8 @@
 #define ESMM_OPERANDS_H
 
 #include "bits.h"
-#include "epilogue.h"
+#include "cpu/cpu.h"
+#include "cpu/epilogue.h"
 
 #include <string.h>
 

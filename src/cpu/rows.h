@@ -56,13 +56,9 @@ static row_layout rows_layout(const esmm_problem *p)
   return l;
 }
 
-static bool rows_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool rows_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
-  if (!p->w->rows) {
-    (void)snprintf(why, why_bytes, "the weights were prepared for large m only: they have no rows");
-    return false;
-  }
+  (void)self;
   if (p->k > ROW_MOST_K) {
     (void)snprintf(why, why_bytes, "k is %lld, row lists take %d at most", (long long)p->k, ROW_MOST_K);
     return false;
@@ -70,10 +66,12 @@ static bool rows_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, 
   return true;
 }
 
-static void rows_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void rows_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  *strip_rows = 1;
+  *variant = 1;
   const row_layout l = rows_layout(p);
   const double panels = (double)l.panels, blocks = (double)esmm_ceil_div(p->m, l.block_rows);
   const double m = (double)p->m, k = (double)p->k;
@@ -91,8 +89,9 @@ static void rows_terms(const esmm_problem *p, const double *cost, double *units,
         "starting threads"                                                                                 \
   }
 
-static size_t rows_workspace(const esmm_problem *p)
+static size_t rows_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return rows_layout(p).bytes;
 }
 
@@ -152,8 +151,10 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
   }
 }
 
-static esmm_status rows_run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   const row_layout l = rows_layout(p);
   float *values = scratch;

@@ -1,11 +1,13 @@
 /*
- * cuda.h: the CUDA backend as the library's files see it.
+ * cuda.h: the CUDA backend as its own files see it.
  *
- * driver.c   opens libcuda, names failing calls           module.c    embedded fatbins, functions, launches
- * device.c   a context's GPU: open, close, scratch, timers  prepare.c  B on the GPU, weights to and from the host
- * extract.c  launches of extract.cu                       matmul.c    staging, the plan's choice, statistics
- * copy.c     matrices between host and GPU                pattern.c   bitmaps of a matrix on the GPU
- * k_*.c      one kernel a file, with its k_*.cu
+ * backend.c         the table of backend.h
+ * params.h          what kernels on the device are told
+ * device/           driver.c opens libcuda; device.c a context's GPU: scratch, copies, timers; module.c embedded fatbins,
+ *                   launches; copy.c matrices between host and GPU; meeting.c where the blocks of a launch meet
+ * ops/              extract.c .cu bitmaps, strips, samples; prepare.c forms.c B on the GPU; pattern.c bitmaps for callers
+ * product/          plan.c which kernel; stage.c operands in host memory; launch.c; stats.c; matmul.c the way through
+ * kernels/          by family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
  *
  * Every function that can fail returns esmm_status and has set the context's error text.
  */
@@ -14,17 +16,19 @@
 
 #include "cuda/device/driver.h"
 #include "cuda/params.h"
-#include "kernel.h"
+#include "backend.h"
 
 #include <string.h>
 
 /* ---- device.c ---- */
 
+extern const esmm_backend esmm_cuda_backend;
+
 /* How many GPUs the driver shows. Fails with ESMM_ERR_DRIVER or ESMM_ERR_DEVICE and the reason where there are none. */
 esmm_status esmm_cuda_count(esmm_ctx *ctx, int *count);
-/* Opens device `ordinal` for ctx and sets ctx->cuda, device, device_name, features. */
+/* Opens device `ordinal` for ctx and sets state, device, device_name, features. */
 esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal);
-void esmm_cuda_close(esmm_ctx *ctx); /* waits for the context's work; a context without a GPU is fine */
+void esmm_cuda_close(esmm_ctx *ctx); /* waits for the context's work */
 
 /* Properties that kernels need. */
 typedef struct esmm_cuda_properties {
@@ -37,6 +41,10 @@ typedef struct esmm_cuda_properties {
   int max_pitch;   /* most bytes between the lines of a 2-D copy */
 } esmm_cuda_properties;
 const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx);
+static inline int64_t esmm_cuda_sms(const esmm_problem *p) /* multiprocessors of the GPU that multiplies */
+{
+  return esmm_cuda_get(p->ctx)->multiprocessors;
+}
 
 /*
  * One call of the public interface that puts work on a stream: begin, work, end. begin makes the stream wait for the
@@ -139,7 +147,51 @@ esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner,
 esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                     esmm_tensor_map *out);
 
+/* ---- meeting.c ---- */
+
+/* Memory of the context where the blocks of a launch meet: zero at first, and left ready for the next by who used it. */
+typedef enum esmm_cuda_meeting_point { ESMM_MEETING_SAMPLE, ESMM_MEETING_WGMMA16 } esmm_cuda_meeting_point;
+esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUstream stream, CUdeviceptr *memory);
+
 /* ---- one product ---- */
+
+/* Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each. */
+typedef struct esmm_cuda_units {
+  double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS];
+} esmm_cuda_units;
+
+/* What only a GPU's kernel has to say of itself: esmm_kernel.device. */
+typedef struct esmm_cuda_kernel {
+  int sm;       /* the least compute capability, 80 or 90 */
+  bool exact;   /* built for that one only (sm_90a) */
+  bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
+  /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip and
+     joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is set
+     to 1. */
+  void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+               int64_t *variant);
+  /* May be NULL: called before run() where it was chosen, to get what is got only when needed (a library's handle).
+     False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */
+  bool (*start)(esmm_ctx *ctx);
+
+  /* A skipping kernel that can do the work of a dense one, its partner, in its own launch, and choose on the device; all
+     NULL where it cannot. */
+  const char *partner;
+  bool (*can_choose)(const esmm_problem *p); /* false where A is too small to be sampled so */
+  /* Samples A and chooses as that launch would; writes an esmm_choice_device to the call's report. For explain. */
+  esmm_status (*look)(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch);
+} esmm_cuda_kernel;
+
+static inline const esmm_cuda_kernel *esmm_cuda_about(const esmm_kernel *kernel)
+{
+  return kernel->device;
+}
+
+/* Descriptor functions that all of them share: terms from the line at p->sample, the seconds that making fp32 strips of
+   a 16-bit B takes where the kernel reads those. */
+void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                     int64_t *variant);
+double esmm_cuda_seconds_before(const esmm_kernel *self, const esmm_problem *p);
 
 /* Skipping pays where base + per_strip * strip + per_joint * joint < dense. */
 typedef struct esmm_cuda_line {
@@ -149,7 +201,7 @@ typedef struct esmm_cuda_line {
 /* Of the time that writing C takes, what the product does not hide: in the cost models of 16-bit kernels. */
 #define ESMM_CUDA_EXPOSED 0.6
 
-/* What run() of a CUDA kernel gets beside the problem: p->call. */
+/* What run() of a CUDA kernel gets beside the problem: esmm_problem.call. */
 typedef struct esmm_cuda_call {
   CUstream stream;
   esmm_selector selector; /* pass it to every launch's parameters that has one */
@@ -162,18 +214,25 @@ typedef struct esmm_cuda_call {
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
   const esmm_cuda_line *choose; /* NULL, or: choose between this kernel and its partner on the device */
 } esmm_cuda_call;
+
+static inline const esmm_cuda_call *esmm_cuda_call_of(const esmm_problem *p)
+{
+  return p->call;
+}
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 
-/* matmul.c: p was checked; operands may lie in host memory */
-esmm_status esmm_cuda_matmul(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, bool want_stats,
-                             esmm_stats *s);
-/* Refuses what the GPU's kernels do not have of the epilogue, and says what to do instead. */
+/* matmul.c: as backend.h says; operands may lie in host memory */
+esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
+                               bool want_stats, esmm_stats *s);
+esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
-/* What making fp32 strips of B for one call takes, where the weights have none: a cost of kernels that read them. */
-double esmm_cuda_b_strips_seconds(const esmm_problem *p);
-/* The plan of a GPU: choices as esmm_plan gives them, from a sample of A that is read back (waits). For explain. */
-esmm_status esmm_cuda_plan(esmm_ctx *ctx, esmm_problem *p, const char *force, void *stream, esmm_choice *choices,
-                           int *chosen);
+
+/* tune.c */
+extern const struct esmm_trial esmm_cuda_trials[];
+extern const int esmm_cuda_trial_count;
+esmm_status esmm_cuda_tune_sample(esmm_ctx *ctx, esmm_problem *p);
+esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
+                                   esmm_problem *p, double *seconds);
 
 /* ---- extract.c ---- */
 
@@ -191,7 +250,6 @@ esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_st
 esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld,
                                 esmm_selector selector, CUstream stream);
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
-esmm_status esmm_cuda_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory); /* for k_wgmma16_sm90a.cu */
 esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
@@ -199,11 +257,11 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
                               CUstream stream);
 
 /*
- * The share of k's that a block of C has to list and load: those alive in any of its strips of A and in any of its
- * `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is right to a
- * sixth where skipping and dense kernels are level.
+ * `work` times the share of k's that a block of C has to list and load: those alive in any of its strips of A and in any
+ * of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is right to
+ * a sixth where skipping and dense kernels are level.
  */
-double esmm_cuda_union(const esmm_problem *p, int cols);
+void esmm_cuda_union(const esmm_problem *p, int cols, double work, double *base, double *per_strip);
 
 /* ---- copy.c ---- */
 
@@ -249,8 +307,6 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 /* ---- prepare.c ---- */
 
 typedef struct esmm_cuda_weights {
-  int ordinal;
-  int multiprocessors; /* of that GPU: kernels estimate their rounds of blocks by it */
   esmm_strips strips;  /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
   CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
   CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (B of 16 bits, or decode) */
@@ -264,6 +320,15 @@ typedef struct esmm_cuda_weights {
 } esmm_cuda_weights;
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+static inline const esmm_cuda_weights *esmm_cuda_of(const esmm_weights *w)
+{
+  return w->device;
+}
+static inline const esmm_cuda_weights *esmm_cuda_b(const esmm_problem *p)
+{
+  return esmm_cuda_of(p->w);
+}
+
 void esmm_cuda_weights_free(esmm_weights *w);              /* the device part; needs no context */
 esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* B [k,n] of 16 bits, as the weights keep it */
 /* Weights of a CPU with the same B, for the weights file; and the other way round. */

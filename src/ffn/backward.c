@@ -19,7 +19,7 @@
  */
 #include "activation.h"
 #include "convert.h"
-#include "epilogue.h"
+#include "cpu/epilogue.h"
 #include "ffn.h"
 
 #include <string.h>

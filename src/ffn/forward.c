@@ -5,7 +5,7 @@
  * pass; the second product then takes the bitmaps and scans nothing.
  */
 #include "convert.h"
-#include "epilogue.h"
+#include "cpu/epilogue.h"
 #include "ffn.h"
 
 #include <stdlib.h>

@@ -50,8 +50,8 @@ esmm_status esmm_cuda_check(esmm_ctx *ctx, CUresult result, const char *format, 
   va_end(args);
   const esmm_status status = esmm_cuda_result_status(result);
   (void)esmm_fail(ctx, status, "%s: %s", what, esmm_cuda_result_name(result));
-  if (status == ESMM_ERR_DEVICE_LOST && ctx->cuda)
-    remember_loss(ctx->cuda->device, ctx->error);
+  if (status == ESMM_ERR_DEVICE_LOST && esmm_cuda_state(ctx))
+    remember_loss(esmm_cuda_state(ctx)->device, ctx->error);
   return status;
 }
 
@@ -76,7 +76,7 @@ static CUresult enter(const esmm_cuda_device *device, esmm_cuda_scope *scope)
 
 esmm_status esmm_cuda_enter(esmm_ctx *ctx, esmm_cuda_scope *scope)
 {
-  esmm_cuda_device *device = ctx->cuda->device;
+  esmm_cuda_device *device = esmm_cuda_state(ctx)->device;
   scope->pushed = false;
   if (atomic_load(&device->lost))
     return fail_lost(ctx, device);
@@ -227,7 +227,7 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
   }
   memset(cuda, 0, sizeof *cuda);
   cuda->device = device;
-  ctx->cuda = cuda;
+  ctx->state = cuda;
   esmm_cuda_scope scope;
   status = esmm_cuda_enter(ctx, &scope);
   if (status == ESMM_OK) {
@@ -274,7 +274,7 @@ static void wait_before_close(const struct esmm_cuda *cuda)
 /* What fails here fails because the device is lost, and then there is nothing left to free. */
 void esmm_cuda_close(esmm_ctx *ctx)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   if (!cuda)
     return;
   esmm_cuda_scope scope;
@@ -291,13 +291,13 @@ void esmm_cuda_close(esmm_ctx *ctx)
     (void)cu()->cuEventDestroy(cuda->done);
   esmm_cuda_leave(scope);
   drop_device(cuda->device);
-  ctx->cuda = NULL;
+  ctx->state = NULL;
   esmm_mem_free(&ctx->allocator, cuda, sizeof *cuda);
 }
 
 const esmm_cuda_properties *esmm_cuda_get(const esmm_ctx *ctx)
 {
-  return &ctx->cuda->device->properties;
+  return &esmm_cuda_state(ctx)->device->properties;
 }
 
 /* ---- calls and their order ---- */
@@ -316,7 +316,7 @@ static esmm_status look_for_capture(esmm_ctx *ctx, CUstream stream, bool *captur
 
 static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   esmm_status status = look_for_capture(ctx, stream, &cuda->capturing);
   if (status != ESMM_OK)
     return status;
@@ -336,7 +336,7 @@ static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
 /* The primary context stays current until the end, so that the work between finds it so. */
 esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   cuda->capturing = false;
   esmm_status status = esmm_cuda_enter(ctx, &cuda->scope);
   if (status != ESMM_OK)
@@ -370,7 +370,7 @@ static CUresult note_done(struct esmm_cuda *cuda, CUstream stream, const char **
 
 esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   if (!cuda->capturing && !atomic_load(&cuda->device->lost)) {
     const char *call = NULL;
     const CUresult result = note_done(cuda, stream, &call);
@@ -384,12 +384,12 @@ esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status)
 
 bool esmm_cuda_capturing(const esmm_ctx *ctx)
 {
-  return ctx->cuda->capturing;
+  return esmm_cuda_state(ctx)->capturing;
 }
 
 esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what)
 {
-  if (!ctx->cuda->capturing)
+  if (!esmm_cuda_state(ctx)->capturing)
     return ESMM_OK;
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "the stream is being captured, and %s cannot be part of a graph", what);
 }
@@ -400,10 +400,10 @@ esmm_status esmm_cuda_synchronize(esmm_ctx *ctx)
   esmm_status status = esmm_cuda_enter(ctx, &scope);
   if (status != ESMM_OK)
     return status;
-  if (ctx->cuda->done_recorded)
-    status = esmm_cuda_check(ctx, record_owed(ctx->cuda), "cuEventRecord");
-  if (ctx->cuda->done_recorded && status == ESMM_OK)
-    status = esmm_cuda_check(ctx, cu()->cuEventSynchronize(ctx->cuda->done), "cuEventSynchronize");
+  if (esmm_cuda_state(ctx)->done_recorded)
+    status = esmm_cuda_check(ctx, record_owed(esmm_cuda_state(ctx)), "cuEventRecord");
+  if (esmm_cuda_state(ctx)->done_recorded && status == ESMM_OK)
+    status = esmm_cuda_check(ctx, cu()->cuEventSynchronize(esmm_cuda_state(ctx)->done), "cuEventSynchronize");
   esmm_cuda_leave(scope);
   return status;
 }
@@ -411,18 +411,18 @@ esmm_status esmm_cuda_synchronize(esmm_ctx *ctx)
 void *esmm_cuda_attached(const esmm_ctx *ctx, const void *key)
 {
   for (int i = 0; i < MAX_ATTACHED; i++)
-    if (ctx->cuda->attached[i].key == key)
-      return ctx->cuda->attached[i].object;
+    if (esmm_cuda_state(ctx)->attached[i].key == key)
+      return esmm_cuda_state(ctx)->attached[i].object;
   return NULL;
 }
 
 esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void (*release)(void *object))
 {
   for (int i = 0; i < MAX_ATTACHED; i++)
-    if (!ctx->cuda->attached[i].key) {
-      ctx->cuda->attached[i].key = key;
-      ctx->cuda->attached[i].object = object;
-      ctx->cuda->attached[i].release = release;
+    if (!esmm_cuda_state(ctx)->attached[i].key) {
+      esmm_cuda_state(ctx)->attached[i].key = key;
+      esmm_cuda_state(ctx)->attached[i].object = object;
+      esmm_cuda_state(ctx)->attached[i].release = release;
       return ESMM_OK;
     }
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "a context has room for %d attached objects", MAX_ATTACHED);
@@ -434,7 +434,7 @@ esmm_status esmm_cuda_alloc(esmm_ctx *ctx, size_t bytes, CUdeviceptr *out)
 {
   *out = 0;
   esmm_cuda_device *device = NULL;
-  esmm_status status = hold_device(ctx, ctx->cuda->device->properties.ordinal, &device);
+  esmm_status status = hold_device(ctx, esmm_cuda_state(ctx)->device->properties.ordinal, &device);
   if (status != ESMM_OK)
     return status;
   esmm_cuda_scope scope;
@@ -465,14 +465,14 @@ void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr)
 
 void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr)
 {
-  esmm_cuda_free_at(ctx->cuda->device->properties.ordinal, ptr);
+  esmm_cuda_free_at(esmm_cuda_state(ctx)->device->properties.ordinal, ptr);
 }
 
 /* The old scratch goes first, so that the pool can give its memory again. What cannot be freed now is freed at close.
  */
 static esmm_status give_scratch_back(esmm_ctx *ctx, CUstream stream)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   if (!cuda->scratch)
     return ESMM_OK;
   bool kept = cuda->scratch_captured;
@@ -506,7 +506,7 @@ static CUresult get_scratch(struct esmm_cuda *cuda, size_t bytes, CUstream strea
 
 static esmm_status grow_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   if (cuda->capturing)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "the stream is being captured, and this call needs %zu bytes of scratch where %zu are there: run "
@@ -525,7 +525,7 @@ static esmm_status grow_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream)
 
 esmm_status esmm_cuda_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream, CUdeviceptr *out)
 {
-  struct esmm_cuda *cuda = ctx->cuda;
+  struct esmm_cuda *cuda = esmm_cuda_state(ctx);
   esmm_status status = ESMM_OK;
   *out = 0;
   if (bytes > cuda->scratch_bytes) {
@@ -655,7 +655,7 @@ void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event)
   if (!event)
     return;
   esmm_cuda_scope scope;
-  (void)enter(ctx->cuda->device, &scope);
+  (void)enter(esmm_cuda_state(ctx)->device, &scope);
   (void)cu()->cuEventDestroy(event);
   esmm_cuda_leave(scope);
 }

@@ -62,6 +62,11 @@ struct esmm_cuda {
   } attached[MAX_ATTACHED];
 };
 
+static inline struct esmm_cuda *esmm_cuda_state(const esmm_ctx *ctx) /* NULL while it is opened */
+{
+  return ctx->state;
+}
+
 /* ESMM_OK for CUDA_SUCCESS; else the status of that result, with the text "<what>: CUDA_ERROR_...". A result after
    which nothing works is remembered by the device. */
 esmm_status esmm_cuda_check(esmm_ctx *ctx, CUresult result, const char *format, ...)

@@ -121,7 +121,7 @@ void esmm_cuda_unload(esmm_cuda_device *device)
 
 static esmm_status get_function(esmm_ctx *ctx, const esmm_cuda_function *f, CUfunction *out)
 {
-  esmm_cuda_device *device = ctx->cuda->device;
+  esmm_cuda_device *device = esmm_cuda_state(ctx)->device;
   (void)pthread_mutex_lock(&device->lock);
   const outcome o = find_function(device, f, out);
   (void)pthread_mutex_unlock(&device->lock);

@@ -33,12 +33,13 @@ int64_t esmm_cuda_k_padded(int64_t k)
   return esmm_round_up(k, 32);
 }
 
-double esmm_cuda_union(const esmm_problem *p, int cols)
+void esmm_cuda_union(const esmm_problem *p, int cols, double work, double *base, double *per_strip)
 {
   double dead = 1.0;
   for (int i = 0; i < cols; i++)
     dead *= 1.0 - p->w->strip_density;
-  return (1.0 - dead) * (0.45 + 0.6 * p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1]);
+  *base = work * (1.0 - dead) * 0.45;
+  *per_strip = work * (1.0 - dead) * 0.6;
 }
 
 /* Bitmaps first, then segments, both at multiples of 256 bytes. */
@@ -129,64 +130,12 @@ esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stre
       stream, &params);
 }
 
-/* Where blocks of a launch meet: memory of the context, zero at first; kernels leave it ready for the next call. */
-typedef struct sample_notes {
-  esmm_allocator allocator;
-  int ordinal;
-  CUdeviceptr memory;
-} sample_notes;
-
-static void release_notes(void *object)
-{
-  sample_notes *notes = object;
-  const esmm_allocator allocator = notes->allocator;
-  esmm_cuda_free_at(notes->ordinal, notes->memory);
-  esmm_mem_free(&allocator, notes, sizeof *notes);
-}
-
-#define MEETING_AT ((ESMM_SAMPLE_NOTES + 255) / 256 * 256)
-
-static esmm_status get_notes(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
-{
-  static const char key;
-  sample_notes *notes = esmm_cuda_attached(ctx, &key);
-  if (!notes) {
-    if (esmm_cuda_capturing(ctx))
-      return esmm_fail(
-          ctx, ESMM_ERR_UNSUPPORTED,
-          "the memory where blocks meet cannot be allocated while a graph is captured: run the same call once outside "
-          "the capture");
-    notes = esmm_mem_alloc(&ctx->allocator, sizeof *notes);
-    if (!notes)
-      return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the plan's notes");
-    *notes = (sample_notes){.allocator = ctx->allocator, .ordinal = esmm_cuda_get(ctx)->ordinal};
-    esmm_status status = esmm_cuda_alloc(ctx, MEETING_AT + ESMM_WGMMA16_MEETING, &notes->memory);
-    if (status == ESMM_OK)
-      status = esmm_cuda_zero(ctx, notes->memory, MEETING_AT + ESMM_WGMMA16_MEETING, stream);
-    if (status == ESMM_OK)
-      status = esmm_cuda_attach(ctx, &key, notes, release_notes);
-    if (status != ESMM_OK) {
-      release_notes(notes);
-      return status;
-    }
-  }
-  *memory = notes->memory;
-  return ESMM_OK;
-}
-
-esmm_status esmm_cuda_meeting(esmm_ctx *ctx, CUstream stream, CUdeviceptr *memory)
-{
-  const esmm_status status = get_notes(ctx, stream, memory);
-  *memory += status == ESMM_OK ? MEETING_AT : 0;
-  return status;
-}
-
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_extract, "esmm_sample", 0};
   esmm_sample_params mine = *params;
   CUdeviceptr notes = 0;
-  const esmm_status status = get_notes(ctx, stream, &notes);
+  const esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_SAMPLE, stream, &notes);
   if (status != ESMM_OK)
     return status;
   mine.notes = notes;

@@ -133,7 +133,7 @@ static void fold_tiles(uint32_t *bits, int64_t strips, int64_t words)
 /* Densities from bits, which are those of the strips; strict's bitmaps and those of the tiles, to the device. */
 static esmm_status finish_bits_in(esmm_ctx *ctx, esmm_weights *w, uint32_t *bits, CUstream stream)
 {
-  struct esmm_cuda_weights *device = w->cuda;
+  esmm_cuda_weights *device = w->cuda;
   const int64_t words = device->strips.k_padded / 32, set = count_bits(bits, w->panels * words);
   esmm_status status = ESMM_OK;
   w->strip_density = (double)set / ((double)w->k * (double)w->panels);
@@ -177,7 +177,7 @@ static esmm_status fill_alive(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr 
 /* The forms that hold B's elements, and the bitmaps of its strips. */
 static esmm_status fill_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  const struct esmm_cuda_weights *device = w->cuda;
+  const esmm_cuda_weights *device = w->cuda;
   const esmm_strips *strips = &device->strips;
   const esmm_matrix t = transposed(b);
   const esmm_selector open = {0};
@@ -194,7 +194,7 @@ static esmm_status fill_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_we
 /* b lies on the GPU and is not empty. */
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
-  const struct esmm_cuda_weights *device = w->cuda;
+  const esmm_cuda_weights *device = w->cuda;
   esmm_status status = fill_forms(ctx, b, w, stream);
   if (status == ESMM_OK)
     status = finish_bits(ctx, w, stream);
@@ -224,7 +224,7 @@ static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *
 }
 
 /* Where in the allocation the parts lie. */
-static void set_parts(struct esmm_cuda_weights *device, int64_t k, int64_t n, const layout *l)
+static void set_parts(esmm_cuda_weights *device, int64_t k, int64_t n, const layout *l)
 {
   const CUdeviceptr at = device->memory;
   device->alive = at + l->alive_at;
@@ -245,7 +245,7 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
                                  esmm_weights **out)
 {
   esmm_weights *w = esmm_mem_alloc(&ctx->allocator, sizeof *w);
-  struct esmm_cuda_weights *device = w ? esmm_mem_alloc(&ctx->allocator, sizeof *device) : NULL;
+  esmm_cuda_weights *device = w ? esmm_mem_alloc(&ctx->allocator, sizeof *device) : NULL;
   if (!device) {
     esmm_mem_free(&ctx->allocator, w, sizeof *w);
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");

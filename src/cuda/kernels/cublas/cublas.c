@@ -60,14 +60,16 @@ static void open_library(void)
       find(library, "cublasGemmEx", &cublas.gemm_ex) && find(library, "cublasGetStatusName", &cublas.status_name);
 }
 
-size_t esmm_cublas_workspace(const esmm_problem *p)
+size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   (void)p;
   return ESMM_CUBLAS_WORKSPACE;
 }
 
-const char *esmm_cublas_missing(void)
+const char *esmm_cublas_missing(const esmm_kernel *self)
 {
+  (void)self;
   const bool there = pthread_once(&once, open_library) == 0 && found;
   return there ? NULL : "libcublas was not found (ESMM_CUBLAS may name a file)";
 }
@@ -163,7 +165,15 @@ static int op(esmm_cublas_operand x)
 
 static int type(esmm_dtype dtype)
 {
-  return dtype == ESMM_F32 ? CUDA_R_32F : dtype == ESMM_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+  switch (dtype) {
+  case ESMM_F32:
+    return CUDA_R_32F;
+  case ESMM_BF16:
+    return CUDA_R_16BF;
+  case ESMM_F16:
+    return CUDA_R_16F;
+  }
+  return -1; /* cuBLAS refuses it */
 }
 
 static esmm_status set_up(esmm_ctx *ctx, void *handle, CUstream stream, bool f32, void *workspace)
@@ -186,7 +196,7 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_op
   const bool f32 = p->a.dtype == ESMM_F32;
   const gemm g = as_gemm(p, b);
   const int data = type(p->a.dtype);
-  const esmm_status status = set_up(ctx, handle, p->call->stream, f32, workspace);
+  const esmm_status status = set_up(ctx, handle, esmm_cuda_call_of(p)->stream, f32, workspace);
   if (status != ESMM_OK)
     return status;
   if (f32)

@@ -8,10 +8,10 @@
 
 #define ESMM_CUBLAS_WORKSPACE ((size_t)32 << 20) /* bytes; what NVIDIA advises for sm_90 */
 
-size_t esmm_cublas_workspace(const esmm_problem *p); /* what a descriptor says: that, whatever p is */
+size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p); /* that, whatever p is */
 
 /* NULL where the library is there, else a text that says it is not. */
-const char *esmm_cublas_missing(void);
+const char *esmm_cublas_missing(const esmm_kernel *self);
 /* It is there: does the context have a handle of it, or may it get one? Else says why not. */
 bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes);
 /*

@@ -13,46 +13,48 @@ static bool no(char *why, size_t why_bytes, const char *text)
   return false;
 }
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  if (p->a.dtype != ESMM_F32 || p->c.dtype != ESMM_F32)
-    return no(why, why_bytes, "it takes A and C of f32 only");
-  if (!p->w->cuda->columns)
-    return no(why, why_bytes, "the weights keep no columns: B is not f32, or was prepared for decode");
-  return esmm_cublas_fits(p, p->w->cuda->strips.k_padded, why, why_bytes) && esmm_cublas_usable(ctx, why, why_bytes);
+  (void)self;
+  if (p->c.dtype != ESMM_F32)
+    return no(why, why_bytes, "it takes C of f32 only");
+  return esmm_cublas_fits(p, esmm_cuda_b(p)->strips.k_padded, why, why_bytes) &&
+         esmm_cublas_usable(p->ctx, why, why_bytes);
 }
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   (void)cost;
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  units[0] = m * n * k;
-  units[1] = sizeof(float) * (m * k + k * n + m * n);
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = 0;
+  units->base[0] = m * n * k;
+  units->base[1] = sizeof(float) * (m * k + k * n + m * n);
+  *variant = 0;
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   (void)stats;
-  const esmm_cublas_operand b = {p->w->cuda->columns, p->w->cuda->strips.k_padded, false};
+  const esmm_cublas_operand b = {esmm_cuda_b(p)->columns, esmm_cuda_b(p)->strips.k_padded, false};
   return esmm_cublas_multiply(ctx, p, b, scratch);
 }
 
 ESMM_KERNEL(cublas_f32) = {
     .name = "cublas_f32",
     .doc = "cuBLAS, IEEE fp32: dense, where the library is there",
-    .backend = ESMM_CUDA,
+    .backend = &esmm_cuda_backend,
     .number = 15,
     /* No atomics (cuBLAS's default), one stream at a time, a workspace of the context's own: NVIDIA promises the same
        bits then. */
     .flags = ESMM_KERNEL_DETERMINISTIC,
-    .sm = 80,
-    .library = true,
+    .reads = ESMM_FORM(COLUMNS),
+    .dtypes = ESMM_DTYPE_BIT(ESMM_F32),
+    .device = &(const esmm_cuda_kernel){.sm = 80, .library = true, .start = esmm_cublas_start, .line = line},
     .missing = esmm_cublas_missing,
     .can_run = can_run,
-    .start = esmm_cublas_start,
-    .terms = terms,
+    .terms = esmm_cuda_terms,
     .term_names = {"multiply-adds", "reading and writing", "", "", "", "launches"},
     .cost = {3.75e-14, 2.5e-13, 0.0, 0.0, 0.0, 2e-5},
     .workspace = esmm_cublas_workspace,

@@ -35,10 +35,23 @@ static const variant f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
                               {FUNCTION("esmm_decode_f32_8"), 8, 2},
                               {FUNCTION("esmm_decode_f32_16"), 16, 2}};
 
+static const variant *variants_of(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    return f32;
+  case ESMM_BF16:
+    return bf16;
+  case ESMM_F16:
+    return f16;
+  }
+  return NULL; /* the plan lets no other through */
+}
+
 /* By dtype and m; for a larger m, which cannot run, the largest. */
 static const variant *find_variant(const esmm_problem *p)
 {
-  const variant *v = p->w->dtype == ESMM_F32 ? f32 : p->w->dtype == ESMM_BF16 ? bf16 : f16;
+  const variant *v = variants_of(p->w->dtype);
   while (v->rows < p->m && v->rows < ESMM_DECODE_ROWS)
     v++;
   return v;
@@ -60,7 +73,7 @@ static int64_t columns_of_warp(const esmm_problem *p)
 /* The most columns in a block with which the GPU is nearly full; where it will not be, what fills it best. */
 static cut find_cut(const esmm_problem *p, int64_t most_ranks)
 {
-  const int64_t gpu = p->w->cuda->multiprocessors, at_once = find_variant(p)->at_once;
+  const int64_t gpu = esmm_cuda_sms(p), at_once = find_variant(p)->at_once;
   const int64_t slices = esmm_ceil_div(p->n, columns_of_warp(p)), enough = 3 * (at_once - 1) * gpu / 4;
   cut best = {.shift = MOST_SHIFT, .ranks = 1, .tiles = esmm_ceil_div(slices, 1 << MOST_SHIFT)};
   int64_t best_busy = 0;
@@ -106,14 +119,12 @@ static int64_t room(const esmm_ctx *ctx, const esmm_problem *p)
 
 /* ---- the kernel ---- */
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  (void)self;
+  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
   if (p->m > ESMM_DECODE_ROWS)
     (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
-  else if (p->a.dtype != dtype || p->w->dtype != dtype)
-    (void)snprintf(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(p->a.dtype),
-                   esmm_dtype_str(p->w->dtype), esmm_dtype_str(dtype));
   else if (p->n > MOST_SIDE || p->k > MOST_SIDE)
     (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
   else if (shared < ESMM_DECODE_SHARED)
@@ -124,40 +135,20 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype
   return false;
 }
 
-static bool can_run_bf16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
-  return can_run(ctx, p, ESMM_BF16, why, why_bytes);
-}
-
-static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  return can_run(ctx, p, ESMM_F16, why, why_bytes);
-}
-
-static bool can_run_f32(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  return can_run(ctx, p, ESMM_F32, why, why_bytes);
-}
-
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
-{
+  (void)self;
   (void)cost;
   const double m = (double)p->m, k = (double)p->k, element = (double)esmm_dtype_size(p->w->dtype);
   const double cols = (double)esmm_round_up(p->n, columns_of_warp(p));
   /* A strip is all of A: its density is the union's. More rows than a fragment of 8, or than registers like, cost. */
   const bool wide = p->w->dtype == ESMM_F32 ? p->m > 4 : p->m > 8;
-  units[0] = p->sample.strip[ESMM_SAMPLE_HEIGHTS - 1] * k * cols * element * (wide ? 1.25 : 1.0);
-  units[1] = m * k * element * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
-  units[2] = m * (double)p->n;
-  units[3] = p->w->dtype == ESMM_F32 && wide ? 10.0 * m : m;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = p->m;
-}
-
-static size_t workspace(const esmm_problem *p)
-{
-  (void)p;
-  return 0;
+  units->per_strip[0] = k * cols * element * (wide ? 1.25 : 1.0);
+  units->base[1] = m * k * element * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
+  units->base[2] = m * (double)p->n;
+  units->base[3] = p->w->dtype == ESMM_F32 && wide ? 10.0 * m : m;
+  *variant = p->m;
 }
 
 /* Lines along k that can be copied 16 bytes at a time. */
@@ -167,14 +158,15 @@ static bool is_vector(const esmm_matrix *a)
   return along_k && esmm_cuda_address(a) % 16 == 0 && (!many || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   (void)scratch;
-  const struct esmm_cuda_weights *w = p->w->cuda;
+  const esmm_cuda_weights *w = esmm_cuda_b(p);
   const bool is_f32 = p->w->dtype == ESMM_F32;
   const cut c = find_cut(p, esmm_cuda_get(ctx)->sm == 90 ? ESMM_DECODE_RANKS : 1);
   esmm_decode_params params = {
-      .selector = p->call->selector,
+      .selector = esmm_cuda_call_of(p)->selector,
       .a = esmm_cuda_matrix(&p->a),
       .b = is_f32 ? w->strips.data : w->rows,
       .b_slice = is_f32 ? w->strips.k_padded * ESMM_STRIP * (int64_t)sizeof(float) : ESMM_DECODE_COLS * 2,
@@ -182,7 +174,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
       .group_shift = c.shift,
       .range = (int32_t)esmm_round_up(esmm_ceil_div(p->k, c.ranks), ESMM_DECODE_K),
       .vector = is_vector(&p->a),
-      .report = p->call->report,
+      .report = esmm_cuda_call_of(p)->report,
       .epilogue = esmm_cuda_epilogue(p),
   };
   const esmm_launch launch = {.grid_x = (unsigned)(c.tiles * c.ranks),
@@ -190,17 +182,21 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, &find_variant(p)->function, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, &find_variant(p)->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-#define DESCRIPTOR(id)                                                                                             \
-  .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
-  .backend = ESMM_CUDA, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .sm = 80, .can_run = can_run_##id, \
-  .terms = terms, .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},    \
-  .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .workspace = workspace, .run = run
+#define DESCRIPTOR(id, dtype, form)                                                                               \
+  .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",       \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,                          \
+  .reads = ESMM_FORM(form), .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about,            \
+  .can_run = can_run, .terms = esmm_cuda_terms,                                                                   \
+  .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},                   \
+  .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .run = run
 
-ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16)};
+static const esmm_cuda_kernel about = {.sm = 80, .line = line};
 
-ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16)};
+ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16)};
 
-ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32)};
+ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16)};
+
+ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS)};

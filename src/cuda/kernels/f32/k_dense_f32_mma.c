@@ -8,23 +8,26 @@
 ESMM_FATBIN(k_dense_f32_mma);
 static const esmm_cuda_function functions[3] = ESMM_STRIPS_MMA_FUNCTIONS(fatbin_k_dense_f32_mma, "esmm_dense_f32_mma");
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  units[0] = esmm_strips_mma_work(p);
-  units[1] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
-  units[2] = (double)p->m * (double)p->n;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = 0;
+  units->base[0] = esmm_strips_mma_work(p);
+  units->base[1] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
+  units->base[2] = (double)p->m * (double)p->n;
+  *variant = 0;
 }
 
-static size_t workspace(const esmm_problem *p)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return esmm_cuda_strips_bytes(p->m, p->k);
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   (void)stats;
   return esmm_strips_mma_run(ctx, p, scratch, true, &functions);
 }
@@ -32,12 +35,13 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
 ESMM_KERNEL(dense_f32_mma) = {
     .name = "dense_f32_mma",
     .doc = "multiplies everything, on tensor cores at fp32 accuracy; any dtype, order and shape",
-    .backend = ESMM_CUDA,
+    .backend = &esmm_cuda_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC,
-    .sm = 80,
-    .reads_strips = true,
+    .reads = ESMM_FORM(STRIPS),
+    .device = &(const esmm_cuda_kernel){.sm = 80, .line = line},
     .can_run = esmm_strips_mma_can_run,
-    .terms = terms,
+    .terms = esmm_cuda_terms,
+    .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},
     .cost = {3.6e-14, 3e-13, 1e-12, 0.0, 0.0, 1.2e-5},
     .workspace = workspace,

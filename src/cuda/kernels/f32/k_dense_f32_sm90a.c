@@ -13,14 +13,9 @@ ESMM_FATBIN(k_dense_f32_sm90a);
 static const esmm_cuda_function tall = {&fatbin_k_dense_f32_sm90a, "esmm_dense_f32_256", ESMM_DENSE_SHARED_256};
 static const esmm_cuda_function low = {&fatbin_k_dense_f32_sm90a, "esmm_dense_f32_128", ESMM_DENSE_SHARED_128};
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
-  if (!p->w->cuda->columns) {
-    (void)snprintf(why, why_bytes, "the weights have no columns form (%s)",
-                   p->w->dtype == ESMM_F32 ? "prepared for decode, or max_bytes_ratio is too small" : "b is not fp32");
-    return false;
-  }
+  (void)self;
   if (p->m > INT32_MAX / 2 || p->n > INT32_MAX / 2 || p->k > INT32_MAX / 2) {
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);
@@ -39,7 +34,7 @@ static bool as_it_is(const esmm_matrix *a)
 static double rounds(const esmm_problem *p, int64_t rows)
 {
   const int64_t blocks = esmm_ceil_div(p->m, rows) * esmm_ceil_div(p->n, COLS);
-  return (double)esmm_ceil_div(blocks, p->w->cuda->multiprocessors);
+  return (double)esmm_ceil_div(blocks, esmm_cuda_sms(p));
 }
 
 /* Blocks of 256 rows are faster for each row, those of 128 fill the GPU sooner. */
@@ -48,30 +43,33 @@ static bool is_tall(const esmm_problem *p, const double *cost)
   return cost[0] * rounds(p, 256) <= cost[1] * rounds(p, 128);
 }
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   const bool use_tall = is_tall(p, cost);
-  units[use_tall ? 0 : 1] = rounds(p, use_tall ? 256 : 128) * (double)esmm_ceil_div(p->k, ESMM_DENSE_K);
+  units->base[use_tall ? 0 : 1] = rounds(p, use_tall ? 256 : 128) * (double)esmm_ceil_div(p->k, ESMM_DENSE_K);
   if (!as_it_is(&p->a))
-    units[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
-  units[3] = (double)p->m * (double)p->n;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = use_tall ? 256 : 128;
+    units->base[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
+  units->base[3] = (double)p->m * (double)p->n;
+  *variant = use_tall ? 256 : 128;
 }
 
-static size_t workspace(const esmm_problem *p)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   size_t bytes;
   if (as_it_is(&p->a))
     return 0;
   return esmm_size_mul((size_t)p->m * sizeof(float), (size_t)esmm_cuda_k_padded(p->k), &bytes) ? bytes : SIZE_MAX;
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
-  const esmm_cuda_weights *w = p->w->cuda;
-  const int64_t k_padded = w->strips.k_padded, rows = p->strip_rows;
-  esmm_dense_params params = {.selector = p->call->selector,
+  (void)self;
+  const esmm_cuda_weights *w = esmm_cuda_b(p);
+  const int64_t k_padded = w->strips.k_padded, rows = p->variant;
+  esmm_dense_params params = {.selector = esmm_cuda_call_of(p)->selector,
                               .m = p->m,
                               .n = p->n,
                               .k = p->k,
@@ -85,7 +83,7 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   if (!as_it_is(&p->a)) {
     params.a = (CUdeviceptr)(uintptr_t)scratch;
     params.a_ld = k_padded;
-    status = esmm_cuda_pack_rows(ctx, &p->a, params.a, k_padded, p->call->selector, p->call->stream);
+    status = esmm_cuda_pack_rows(ctx, &p->a, params.a, k_padded, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
     if (status == ESMM_OK)
       status = esmm_cuda_mark_extracted(ctx, p);
   }
@@ -100,18 +98,18 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, esmm_cuda_get(ctx)->multiprocessors),
                               .threads = ESMM_DENSE_THREADS,
                               .shared = function->shared};
-  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 ESMM_KERNEL(dense_f32_sm90a) = {
     .name = "dense_f32_sm90a",
     .doc = "multiplies everything, on Hopper's tensor cores (wgmma) at fp32 accuracy",
-    .backend = ESMM_CUDA,
+    .backend = &esmm_cuda_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC,
-    .sm = 90,
-    .sm_exact = true,
+    .reads = ESMM_FORM(COLUMNS),
+    .device = &(const esmm_cuda_kernel){.sm = 90, .exact = true, .line = line},
     .can_run = can_run,
-    .terms = terms,
+    .terms = esmm_cuda_terms,
     .term_names = {"rounds of 256 rows", "rounds of 128 rows", "packing of a", "writing of c", "", "launches"},
     .cost = {2.3e-6, 1.55e-6, 3.1e-13, 3.2e-12, 0.0, 8e-6},
     .workspace = workspace,

@@ -9,26 +9,29 @@
 ESMM_FATBIN(k_joint_f32);
 static const esmm_cuda_function functions[3] = ESMM_STRIPS_MMA_FUNCTIONS(fatbin_k_joint_f32, "esmm_joint_f32");
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  const int level = ESMM_SAMPLE_HEIGHTS - 1;
-  units[0] = esmm_strips_mma_work(p) * p->sample.joint[level];
-  units[1] = esmm_strips_mma_work(p) * esmm_cuda_union(p, ESMM_STRIPS_MMA_COLS / ESMM_STRIP);
-  units[2] =
-      (double)p->m * (double)p->k * ((double)esmm_dtype_size(p->a.dtype) + sizeof(float) * p->sample.strip[level]);
-  units[3] = (double)p->m * (double)p->n;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = ESMM_STRIP;
+  const double work = esmm_strips_mma_work(p), elements = (double)p->m * (double)p->k;
+  units->per_joint[0] = work;
+  esmm_cuda_union(p, ESMM_STRIPS_MMA_COLS / ESMM_STRIP, work, &units->base[1], &units->per_strip[1]);
+  units->base[2] = elements * (double)esmm_dtype_size(p->a.dtype);
+  units->per_strip[2] = elements * sizeof(float);
+  units->base[3] = (double)p->m * (double)p->n;
+  *variant = ESMM_STRIP;
 }
 
-static size_t workspace(const esmm_problem *p)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return esmm_cuda_strips_bytes(p->m, p->k);
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   stats->strip_rows = ESMM_STRIP;
   return esmm_strips_mma_run(ctx, p, scratch, false, &functions);
 }
@@ -36,12 +39,14 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
 ESMM_KERNEL(joint_f32) = {
     .name = "joint_f32",
     .doc = "skips k's that are zero in 32 rows of A or in 32 columns of B, on tensor cores at fp32 accuracy",
-    .backend = ESMM_CUDA,
+    .backend = &esmm_cuda_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-    .sm = 80,
-    .reads_strips = true,
+    .reads = ESMM_FORM(STRIPS),
+    .variant_strips = true,
+    .device = &(const esmm_cuda_kernel){.sm = 80, .line = line},
     .can_run = esmm_strips_mma_can_run,
-    .terms = terms,
+    .terms = esmm_cuda_terms,
+    .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",
                    "launches"},
     .cost = {2.3e-14, 1.17e-14, 3e-13, 5e-13, 0.0, 1.2e-5},

@@ -18,9 +18,10 @@ static int64_t blocks(const esmm_problem *p)
   return esmm_ceil_div(p->m, TILE) * esmm_ceil_div(p->n, TILE);
 }
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  (void)self;
+  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
   if (shared < ESMM_SIMT_SHARED(2)) {
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
                    ESMM_SIMT_SHARED(2));
@@ -33,19 +34,20 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
   return true;
 }
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   (void)cost;
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   /* Whole rounds of blocks, two a multiprocessor. */
-  const double work = (double)esmm_round_up(blocks(p), 2 * (int64_t)p->w->cuda->multiprocessors) * TILE * TILE * k;
-  const int level = ESMM_SAMPLE_HEIGHTS - 1;
-  units[0] = work * p->sample.joint[level];
-  units[1] = work * esmm_cuda_union(p, 4);
-  units[2] = m * k * ((double)esmm_dtype_size(p->a.dtype) + sizeof(float) * p->sample.strip[level]);
-  units[3] = m * n;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = ESMM_STRIP;
+  const double work = (double)esmm_round_up(blocks(p), 2 * (int64_t)esmm_cuda_sms(p)) * TILE * TILE * k;
+  units->per_joint[0] = work;
+  esmm_cuda_union(p, TILE / ESMM_STRIP, work, &units->base[1], &units->per_strip[1]);
+  units->base[2] = m * k * (double)esmm_dtype_size(p->a.dtype);
+  units->per_strip[2] = m * k * sizeof(float);
+  units->base[3] = m * n;
+  *variant = ESMM_STRIP;
 }
 
 /* A's strips; behind them the sums of earlier windows of k, where there is more than one. */
@@ -55,8 +57,9 @@ static size_t bank_at(const esmm_problem *p)
   return strips > SIZE_MAX - 256 ? SIZE_MAX : (strips + 255) / 256 * 256;
 }
 
-static size_t workspace(const esmm_problem *p)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   const size_t at = bank_at(p);
   size_t sum;
   if (p->k <= ESMM_SIMT_WINDOW || at == SIZE_MAX)
@@ -64,42 +67,45 @@ static size_t workspace(const esmm_problem *p)
   return esmm_size_add(at, (size_t)blocks(p) * TILE * TILE * sizeof(float), &sum) ? sum : SIZE_MAX;
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   /* Two blocks a multiprocessor come first; a block takes 1 KB more than it asks for. */
   const bool roomy = esmm_cuda_get(ctx)->shared_per_sm >= 2 * (ESMM_SIMT_SHARED(3) + 1024);
   const esmm_cuda_function *function = roomy ? &three_stages : &two_stages;
   const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
   const esmm_strips a = esmm_cuda_strips_at(at, p->m, p->k);
-  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, false, p->call->selector, p->call->stream);
+  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, false, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   if (status != ESMM_OK)
     return status;
-  if (p->call->a_strips)
-    *p->call->a_strips = a;
+  if (esmm_cuda_call_of(p)->a_strips)
+    *esmm_cuda_call_of(p)->a_strips = a;
   stats->strip_rows = ESMM_STRIP;
-  const esmm_strips_product_params params = {.selector = p->call->selector,
+  const esmm_strips_product_params params = {.selector = esmm_cuda_call_of(p)->selector,
                                              .m = p->m,
                                              .n = p->n,
                                              .k = p->k,
                                              .a = a,
-                                             .b = p->call->b,
+                                             .b = esmm_cuda_call_of(p)->b,
                                              .epilogue = esmm_cuda_epilogue(p),
                                              .bank = p->k > ESMM_SIMT_WINDOW ? at + bank_at(p) : 0};
   const esmm_launch launch = {.grid_x = (unsigned)blocks(p), .threads = ESMM_SIMT_THREADS, .shared = function->shared};
-  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 ESMM_KERNEL(joint_f32_simt) = {
     .name = "joint_f32_simt",
     .doc = "skips k's that are zero in 32 rows of A or in 32 columns of B; IEEE fp32 multiply-adds, no tensor cores",
-    .backend = ESMM_CUDA,
+    .backend = &esmm_cuda_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-    .sm = 80,
-    .reads_strips = true,
+    .reads = ESMM_FORM(STRIPS),
+    .variant_strips = true,
+    .device = &(const esmm_cuda_kernel){.sm = 80, .line = line},
     .can_run = can_run,
-    .terms = terms,
+    .terms = esmm_cuda_terms,
+    .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",
                    "launches"},
     .cost = {4.35e-14, 8.5e-15, 3e-13, 5e-13, 0.0, 1.2e-5},

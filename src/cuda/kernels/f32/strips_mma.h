@@ -18,9 +18,10 @@
         {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                            \
   }
 
-static inline bool esmm_strips_mma_can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static inline bool esmm_strips_mma_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  const int shared = esmm_cuda_get(ctx)->shared_per_block;
+  (void)self;
+  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
   if (shared < ESMM_STRIPS_MMA_LEAST) {
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
                    ESMM_STRIPS_MMA_LEAST);
@@ -41,19 +42,19 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
 {
   const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
   const esmm_strips a = esmm_cuda_strips_at((CUdeviceptr)(uintptr_t)scratch, p->m, p->k);
-  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, write_all, p->call->selector, p->call->stream);
+  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, write_all, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   if (status != ESMM_OK)
     return status;
-  if (p->call->a_strips)
-    *p->call->a_strips = a;
-  const esmm_strips_product_params params = {.selector = p->call->selector,
+  if (esmm_cuda_call_of(p)->a_strips)
+    *esmm_cuda_call_of(p)->a_strips = a;
+  const esmm_strips_product_params params = {.selector = esmm_cuda_call_of(p)->selector,
                                              .m = p->m,
                                              .n = p->n,
                                              .k = p->k,
                                              .a = a,
-                                             .b = p->call->b,
+                                             .b = esmm_cuda_call_of(p)->b,
                                              .epilogue = esmm_cuda_epilogue(p)};
   const esmm_cuda_function *function = *functions + (gpu->sm == 90 ? 0 : 1);
   if ((int)function->shared > gpu->shared_per_block)
@@ -62,13 +63,13 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
   const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, gpu->multiprocessors),
                               .threads = ESMM_STRIPS_MMA_THREADS,
                               .shared = function->shared};
-  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 /* Multiply-adds in whole rounds of blocks: what the GPU has time for, tails and idle multiprocessors included. */
 static inline double esmm_strips_mma_work(const esmm_problem *p)
 {
-  const int64_t at_once = p->w->cuda->multiprocessors;
+  const int64_t at_once = esmm_cuda_sms(p);
   const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
   return (double)esmm_round_up(blocks, at_once) * ESMM_STRIPS_MMA_ROWS * ESMM_STRIPS_MMA_COLS * (double)p->k;
 }

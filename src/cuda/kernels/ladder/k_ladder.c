@@ -63,9 +63,10 @@ static int64_t b_words(const esmm_problem *p, const ladder *l)
   return l->strip_cols == 8 ? 4 * esmm_ceil_div(p->n, ESMM_STRIP) * words(p) : 0;
 }
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes, const ladder *l)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
+  const ladder *l = self->own;
+  const esmm_cuda_properties *gpu = esmm_cuda_get(p->ctx);
   const int64_t most = INT32_MAX / 2;
   if (gpu->shared_per_block < ESMM_LADDER_SHARED) {
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", gpu->shared_per_block,
@@ -83,17 +84,19 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
   return true;
 }
 
-static void terms(const esmm_problem *p, double *units, int64_t *strip_rows, const ladder *l)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
-  const double sums = (double)esmm_round_up(p->m, TILE) * (double)esmm_round_up(p->n, TILE);
-  const double share = l->skip == DENSE    ? 1.0
-                       : l->skip == B_ONLY ? p->w->strip_density
-                                           : p->sample.joint[ESMM_SAMPLE_HEIGHTS - 1];
-  units[0] = sums * (double)p->k * share;
-  units[1] = sums * (double)p->k / 32;
-  units[2] = l->strip_rows ? (double)p->m * (double)p->k * (double)esmm_dtype_size(p->a.dtype) : 0.0;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = l->strip_rows;
+  (void)cost;
+  const ladder *l = self->own;
+  const double sums = (double)esmm_round_up(p->m, TILE) * (double)esmm_round_up(p->n, TILE), work = sums * (double)p->k;
+  if (l->skip == JOINT)
+    units->per_joint[0] = work;
+  else
+    units->base[0] = l->skip == B_ONLY ? work * p->w->strip_density : work;
+  units->base[1] = work / 32;
+  units->base[2] = l->strip_rows ? (double)p->m * (double)p->k * (double)esmm_dtype_size(p->a.dtype) : 0.0;
+  *variant = l->strip_rows;
 }
 
 static size_t a_bytes(const esmm_problem *p, const ladder *l)
@@ -101,8 +104,9 @@ static size_t a_bytes(const esmm_problem *p, const ladder *l)
   return (size_t)esmm_round_up(a_words(p, l) * (int64_t)sizeof(uint32_t), 256);
 }
 
-static size_t workspace(const esmm_problem *p, const ladder *l)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  const ladder *l = self->own;
   return a_bytes(p, l) + (size_t)b_words(p, l) * sizeof(uint32_t);
 }
 
@@ -120,9 +124,9 @@ static esmm_status extract(esmm_ctx *ctx, const esmm_problem *p, const esmm_ladd
   const esmm_cuda_function *function = l->strip_rows == 8    ? &extract_8
                                        : l->strip_rows == 32 ? &extract_32
                                                              : &extract_64;
-  esmm_status status = launch_words(ctx, function, a_words(p, l), p->call->stream, params);
+  esmm_status status = launch_words(ctx, function, a_words(p, l), esmm_cuda_call_of(p)->stream, params);
   if (status == ESMM_OK && params->b_bits8)
-    status = launch_words(ctx, &b_bits8, b_words(p, l) / 4, p->call->stream, params);
+    status = launch_words(ctx, &b_bits8, b_words(p, l) / 4, esmm_cuda_call_of(p)->stream, params);
   return status == ESMM_OK ? esmm_cuda_mark_extracted(ctx, p) : status;
 }
 
@@ -137,18 +141,19 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, const esmm_lad
     launch.grid_x = (unsigned)(blocks * esmm_cuda_get(ctx)->multiprocessors);
     launch.cooperative = 1;
   }
-  return esmm_cuda_launch(ctx, &l->multiply, &launch, p->call->stream, params);
+  return esmm_cuda_launch(ctx, &l->multiply, &launch, esmm_cuda_call_of(p)->stream, params);
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats, const ladder *l)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  const ladder *l = self->own;
   const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
-  const esmm_ladder_params params = {.selector = p->call->selector,
+  const esmm_ladder_params params = {.selector = esmm_cuda_call_of(p)->selector,
                                      .m = p->m,
                                      .n = p->n,
                                      .k = p->k,
                                      .a = esmm_cuda_matrix(&p->a),
-                                     .b = p->call->b,
+                                     .b = esmm_cuda_call_of(p)->b,
                                      .a_bits = l->strip_rows ? at : 0,
                                      .b_bits8 = l->strip_cols == 8 ? at + a_bytes(p, l) : 0,
                                      .epilogue = esmm_cuda_epilogue(p)};
@@ -156,49 +161,23 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
   stats->strip_cols = ESMM_STRIP; /* also in 30: the densities of B and of the joint are counted at 32 columns */
   if (l->skip == B_ONLY)
     stats->joint_density = p->w->strip_density;
-  if (l->skip == JOINT && p->call->a_strips)
-    *p->call->a_strips = (esmm_strips){
+  if (l->skip == JOINT && esmm_cuda_call_of(p)->a_strips)
+    *esmm_cuda_call_of(p)->a_strips = (esmm_strips){
         .bits = params.a_bits, .strips = esmm_ceil_div(p->m, l->strip_rows), .k_padded = esmm_cuda_k_padded(p->k)};
   const bool apart = l->strip_rows && !l->fused;
   const esmm_status status = apart ? extract(ctx, p, &params, l) : ESMM_OK;
   return status == ESMM_OK ? multiply(ctx, p, &params, l) : status;
 }
 
-/* The descriptor's functions know the variant by their names. */
-#define FUNCTIONS(number)                                                                                   \
-  static bool can_run_##number(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)     \
-  {                                                                                                         \
-    return can_run(ctx, p, why, why_bytes, &variant_##number);                                              \
-  }                                                                                                         \
-  static void terms_##number(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows) \
-  {                                                                                                         \
-    (void)cost;                                                                                             \
-    terms(p, units, strip_rows, &variant_##number);                                                         \
-  }                                                                                                         \
-  static size_t workspace_##number(const esmm_problem *p)                                                   \
-  {                                                                                                         \
-    return workspace(p, &variant_##number);                                                                 \
-  }                                                                                                         \
-  static esmm_status run_##number(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)   \
-  {                                                                                                         \
-    return run(ctx, p, scratch, stats, &variant_##number);                                                  \
-  }
+static const esmm_cuda_kernel about = {.sm = 80, .line = line};
 
-#define DESCRIPTOR(id, place, skips)                                                               \
-  .name = "ladder_" #id, .backend = ESMM_CUDA, .number = (place), .sm = 80, .reads_strips = true,  \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .can_run = can_run_##place, \
-  .terms = terms_##place, .workspace = workspace_##place, .run = run_##place,                      \
-  .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},             \
+#define DESCRIPTOR(id, place, skips)                                                                               \
+  .name = "ladder_" #id, .backend = &esmm_cuda_backend, .number = (place), .reads = ESMM_FORM(STRIPS),             \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .variant_strips = true, .device = &about,   \
+  .own = &variant_##place, .can_run = can_run, .terms = esmm_cuda_terms,                                           \
+  .seconds_before = esmm_cuda_seconds_before, .workspace = workspace, .run = run,                                  \
+  .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},                             \
   .cost = {7e-14, 1e-13, 4e-13, 0.0, 0.0, 1.2e-5}
-
-FUNCTIONS(10)
-FUNCTIONS(17)
-FUNCTIONS(20)
-FUNCTIONS(21)
-FUNCTIONS(25)
-FUNCTIONS(28)
-FUNCTIONS(29)
-FUNCTIONS(30)
 
 ESMM_KERNEL(ladder_10_dense) = {
     DESCRIPTOR(10_dense, 10, 0),

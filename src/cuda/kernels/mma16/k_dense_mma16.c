@@ -29,17 +29,13 @@ ESMM_FATBIN(k_dense_mma16);
   {                                                                                                                \
     ALIGNED(name "_rows"), ALIGNED(name "_cols"), ELEMENTS(name "_rows_elements"), ELEMENTS(name "_cols_elements") \
   }
-/* By dtype, by how A is read (order, then alignment), by shape. */
+/* By dtype, by how A is read (order, then alignment), by shape, which is the variant. */
 static const esmm_cuda_function functions[2][HOWS][SHAPES] = {OF_DTYPE("esmm_dense_bf16"), OF_DTYPE("esmm_dense_f16")};
 
-static bool can_run_bf16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  return esmm_mma16_can_run(ctx, p, ESMM_BF16, LARGEST, why, why_bytes);
-}
-
-static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  return esmm_mma16_can_run(ctx, p, ESMM_F16, LARGEST, why, why_bytes);
+  (void)self;
+  return esmm_mma16_can_run(p, LARGEST, why, why_bytes);
 }
 
 static int how(const esmm_matrix *a)
@@ -62,69 +58,42 @@ static int best_shape(const esmm_problem *p, const double *cost)
   return best;
 }
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
 {
+  (void)self;
   const int shape = best_shape(p, cost);
-  units[shape] = steps(p, shape);
+  units->base[shape] = steps(p, shape);
   if (how(&p->a) >= 2)
-    units[3] = steps(p, shape) * (double)shapes[shape].rows;
-  units[4] = (double)p->m * (double)p->n;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = shapes[shape].cols;
+    units->base[3] = steps(p, shape) * (double)shapes[shape].rows;
+  units->base[4] = (double)p->m * (double)p->n;
+  *variant = shape;
 }
 
-static size_t workspace(const esmm_problem *p)
-{
-  (void)p;
-  return 0;
-}
-
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)scratch;
-  int shape = 0;
-  while (shape < SHAPES - 1 && shapes[shape].cols != p->strip_rows)
-    shape++;
-  const esmm_cuda_function *function = &functions[p->a.dtype == ESMM_BF16 ? 0 : 1][how(&p->a)][shape];
+  const int shape = (int)p->variant;
+  const esmm_cuda_function(*mine)[SHAPES] = self->own;
+  const esmm_cuda_function *function = &mine[how(&p->a)][shape];
   const esmm_mma16_params params = esmm_mma16_params_of(p);
   const esmm_launch launch = esmm_mma16_launch(p, shapes[shape].rows, shapes[shape].cols, function->shared);
   stats->strip_rows = 0;
-  return esmm_cuda_launch(ctx, function, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-#define TERMS                                                                                                       \
-  {                                                                                                                 \
-    "steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", "loads of elements", "writing of c", "launches" \
-  }
-#define COST                                    \
-  {                                             \
-    6.3e-7, 3.8e-7, 2.2e-7, 4.3e-9, 1e-12, 8e-6 \
-  }
+#define DESCRIPTOR(id, dtype, row)                                                                               \
+  .name = "dense_" #id "_mma",                                                                                   \
+  .doc = "multiplies everything, " #id " on tensor cores (mma.sync); any order, alignment and shape",            \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),                 \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row], .can_run = can_run,                  \
+  .terms = esmm_cuda_terms,                                                                                      \
+  .term_names = {"steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", "loads of elements",            \
+                 "writing of c",       "launches"},                                                              \
+  .cost = {6.3e-7, 3.8e-7, 2.2e-7, 4.3e-9, 1e-12, 8e-6}, .run = run
 
-ESMM_KERNEL(dense_bf16_mma) = {
-    .name = "dense_bf16_mma",
-    .doc = "multiplies everything, bf16 on tensor cores (mma.sync); any order, alignment and shape",
-    .backend = ESMM_CUDA,
-    .flags = ESMM_KERNEL_DETERMINISTIC,
-    .sm = 80,
-    .can_run = can_run_bf16,
-    .terms = terms,
-    .term_names = TERMS,
-    .cost = COST,
-    .workspace = workspace,
-    .run = run,
-};
+static const esmm_cuda_kernel about = {.sm = 80, .line = line};
 
-ESMM_KERNEL(dense_f16_mma) = {
-    .name = "dense_f16_mma",
-    .doc = "multiplies everything, fp16 on tensor cores (mma.sync); any order, alignment and shape",
-    .backend = ESMM_CUDA,
-    .flags = ESMM_KERNEL_DETERMINISTIC,
-    .sm = 80,
-    .can_run = can_run_f16,
-    .terms = terms,
-    .term_names = TERMS,
-    .cost = COST,
-    .workspace = workspace,
-    .run = run,
-};
+ESMM_KERNEL(dense_bf16_mma) = {DESCRIPTOR(bf16, ESMM_BF16, 0)};
+
+ESMM_KERNEL(dense_f16_mma) = {DESCRIPTOR(f16, ESMM_F16, 1)};

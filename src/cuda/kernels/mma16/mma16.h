@@ -1,5 +1,5 @@
 /*
- * mma16.h: the host's side of mma16.cuh, for dense_bf16_mma, joint_bf16_mma and their twins of fp16.
+ * mma16.h: the host's side of mma16.cuh, for dense_bf16_mma, joint_bf16_mma and their fp16 twins.
  */
 #ifndef ESMM_CUDA_MMA16_H
 #define ESMM_CUDA_MMA16_H
@@ -14,16 +14,11 @@
     &(fatbin), (name), ESMM_MMA16_SHARED(rows, cols)  \
   }
 
-/* B of this dtype and kept as rows, A of the same, within what the counters hold. */
-static inline bool esmm_mma16_can_run(const esmm_ctx *ctx, const esmm_problem *p, esmm_dtype dtype, int shared,
-                                      char *why, size_t why_bytes)
+/* Within what the counters hold, and the shared memory of a block. */
+static inline bool esmm_mma16_can_run(const esmm_problem *p, int shared, char *why, size_t why_bytes)
 {
-  const int has = esmm_cuda_get(ctx)->shared_per_block;
-  if (p->w->dtype != dtype || !p->w->cuda->rows)
-    (void)snprintf(why, why_bytes, "b is %s, it takes %s", esmm_dtype_str(p->w->dtype), esmm_dtype_str(dtype));
-  else if (p->a.dtype != dtype)
-    (void)snprintf(why, why_bytes, "a is %s, it takes %s, as b is", esmm_dtype_str(p->a.dtype), esmm_dtype_str(dtype));
-  else if (has < shared)
+  const int has = esmm_cuda_get(p->ctx)->shared_per_block;
+  if (has < shared)
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", has, shared);
   else if (p->m >= 1 << 30 || p->n >= 1 << 30 || p->k >= 1 << 30 ||
            esmm_ceil_div(p->m, 64) * esmm_ceil_div(p->n, 64) > INT32_MAX)
@@ -38,7 +33,7 @@ static inline bool esmm_mma16_can_run(const esmm_ctx *ctx, const esmm_problem *p
 static inline double esmm_mma16_rounds(const esmm_problem *p, int64_t rows, int64_t cols)
 {
   const int64_t blocks = esmm_ceil_div(p->m, rows) * esmm_ceil_div(p->n, cols);
-  return (double)esmm_ceil_div(blocks, p->w->cuda->multiprocessors);
+  return (double)esmm_ceil_div(blocks, esmm_cuda_sms(p));
 }
 
 static inline esmm_launch esmm_mma16_launch(const esmm_problem *p, int64_t rows, int64_t cols, unsigned shared)
@@ -51,14 +46,14 @@ static inline esmm_launch esmm_mma16_launch(const esmm_problem *p, int64_t rows,
 /* A as the caller has it. */
 static inline esmm_mma16_params esmm_mma16_params_of(const esmm_problem *p)
 {
-  return (esmm_mma16_params){.selector = p->call->selector,
+  return (esmm_mma16_params){.selector = esmm_cuda_call_of(p)->selector,
                              .m = p->m,
                              .n = p->n,
                              .k = p->k,
                              .a = esmm_cuda_address(&p->a),
-                             .b = p->w->cuda->rows,
+                             .b = esmm_cuda_b(p)->rows,
                              .a_ld = p->a.ld,
-                             .b_ld = p->w->cuda->rows_ld,
+                             .b_ld = esmm_cuda_b(p)->rows_ld,
                              .epilogue = esmm_cuda_epilogue(p)};
 }
 

@@ -28,33 +28,25 @@ static const esmm_cuda_function f16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f1
 
 /* ---- can it? ---- */
 
-static bool can_run(const esmm_problem *p, esmm_dtype dtype, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  if (p->a.dtype != dtype || p->w->dtype != dtype)
-    (void)snprintf(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(p->a.dtype),
-                   esmm_dtype_str(p->w->dtype), esmm_dtype_str(dtype));
-  else if (p->m > LARGEST || p->n > LARGEST || p->k > LARGEST ||
-           (double)p->k * (double)p->w->cuda->rows_ld / 8 > (double)UINT32_MAX)
+  (void)self;
+  if (p->m > LARGEST || p->n > LARGEST || p->k > LARGEST ||
+      (double)p->k * (double)esmm_cuda_b(p)->rows_ld / 8 > (double)UINT32_MAX)
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);
-  else if (p->w->cuda->multiprocessors > MOST_BLOCKS)
-    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", p->w->cuda->multiprocessors,
+  else if (esmm_cuda_sms(p) > MOST_BLOCKS)
+    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
                    MOST_BLOCKS);
   else
     return true;
   return false;
 }
 
-static bool can_run_bf16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+/* So large that its launch can sample A. */
+static bool can_choose(const esmm_problem *p)
 {
-  (void)ctx;
-  return can_run(p, ESMM_BF16, why, why_bytes);
-}
-
-static bool can_run_f16(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)ctx;
-  return can_run(p, ESMM_F16, why, why_bytes);
+  return p->m >= LEAST_SIDE && p->k >= LEAST_SIDE;
 }
 
 static bool as_it_is(const esmm_matrix *a)
@@ -91,7 +83,7 @@ static int64_t count_tiles(const esmm_problem *p, int cols, int share)
 
 static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group)
 {
-  const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
+  const int64_t clusters = esmm_cuda_sms(p) / CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
   /* What is left after whole rounds is split along k, where that fills the GPU. */
   const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
@@ -108,7 +100,7 @@ static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, 
 static esmm_wgmma16_units cut_dense(const esmm_problem *p)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, 256);
-  const int cols = wide < p->w->cuda->multiprocessors * 15 / 16 ? 128 : 256;
+  const int cols = wide < esmm_cuda_sms(p) * 15 / 16 ? 128 : 256;
   const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
   return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group);
 }
@@ -126,14 +118,14 @@ static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
 static double rounds(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
   const int64_t tiles = count_tiles(p, u->cols, u->share);
-  const int64_t workers = p->w->cuda->multiprocessors / (u->share == ESMM_WGMMA16_ALONE ? 1 : CLUSTER);
+  const int64_t workers = esmm_cuda_sms(p) / (u->share == ESMM_WGMMA16_ALONE ? 1 : CLUSTER);
   return (double)esmm_ceil_div(u->whole, workers) + (tiles > u->whole ? 1.0 / u->splits : 0.0);
 }
 
 /* B's zeros are looked at where its tiles have enough of them to pay for narrower tiles of C. */
 static int skip_mode(const esmm_problem *p)
 {
-  return p->w->full || p->w->cuda->tile_density > 0.8 ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_SKIP_AB;
+  return p->w->full || esmm_cuda_b(p)->tile_density > 0.8 ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_SKIP_AB;
 }
 
 /*
@@ -143,7 +135,7 @@ static int skip_mode(const esmm_problem *p)
  */
 static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segment_k)
 {
-  const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = p->w->cuda->multiprocessors;
+  const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = esmm_cuda_sms(p);
   const esmm_wgmma16_units u = cut_skip(p, skip_mode(p));
   const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K) / rounds(p, &u));
   const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, PACK_STEP));
@@ -157,43 +149,46 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
    part. */
-static void dense_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void dense_line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                       int64_t *variant)
 {
+  (void)self;
   const esmm_wgmma16_units u = cut_dense(p);
   const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
   const int narrow = u.cols == 256 ? 0 : 1;
-  units[2] = ESMM_CUDA_EXPOSED * written;
+  units->base[2] = ESMM_CUDA_EXPOSED * written;
   if (cost[narrow] * stages >= cost[2] * read)
-    units[narrow] = stages;
+    units->base[narrow] = stages;
   else
-    units[2] += read;
-  units[3] = u.splits > 1 ? 1.0 : 0.0;
-  units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
-  units[ESMM_COST_TERMS - 1] = 1.0;
-  *strip_rows = 0;
+    units->base[2] += read;
+  units->base[3] = u.splits > 1 ? 1.0 : 0.0;
+  units->base[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  *variant = 0;
 }
 
 /* The same; what is read of B is what A needs. */
-static void joint_terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void joint_line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                       int64_t *variant)
 {
+  (void)self;
   const int mode = skip_mode(p), narrow = mode == ESMM_WGMMA16_SKIP_AB;
   const esmm_wgmma16_units u = cut_skip(p, mode);
-  const double density = narrow ? p->sample.joint[0] : p->sample.strip[0];
+  double *per_density = narrow ? units->per_joint : units->per_strip;
   const double all = rounds(p, &u), stages = all * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  units[2] = 2.0 * k * m + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[2] = 2.0 * k * m + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
-    units[narrow] = stages * density;
+    per_density[narrow] = stages;
   else
-    units[2] += 2.0 * k * n * density;
-  units[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
-  units[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
-  units[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
-  *strip_rows = ESMM_TILE;
+    per_density[2] = 2.0 * k * n;
+  units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
+  units->base[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  units->base[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
+  *variant = ESMM_TILE;
 }
 
 /* ---- workspace: a copy of A, then the parts' sums, then the packed A ---- */
@@ -204,7 +199,7 @@ typedef struct layout {
 
 static size_t partial_bytes(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
-  const int64_t clusters = p->w->cuda->multiprocessors / CLUSTER;
+  const int64_t clusters = esmm_cuda_sms(p) / CLUSTER;
   return u->splits > 1 ? (size_t)(CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
 }
 
@@ -224,17 +219,19 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
          (!packs || (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
                      esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
                      esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
-                     esmm_cuda_reserve(&l->bytes, strips * (size_t)p->w->cuda->strips.k_padded / 8, ALIGN, &l->bits)));
+                     esmm_cuda_reserve(&l->bytes, strips * (size_t)esmm_cuda_b(p)->strips.k_padded / 8, ALIGN, &l->bits)));
 }
 
-static size_t dense_workspace(const esmm_problem *p)
+static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   layout l;
   return lay_out(p, false, &l) ? l.bytes : SIZE_MAX;
 }
 
-static size_t joint_workspace(const esmm_problem *p)
+static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   layout l;
   return lay_out(p, true, &l) ? l.bytes : SIZE_MAX;
 }
@@ -249,7 +246,7 @@ static bool writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
 
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
 {
-  const esmm_cuda_weights *w = p->w->cuda;
+  const esmm_cuda_weights *w = esmm_cuda_b(p);
   const bool by_k = a->order == ESMM_COL_MAJOR;
   esmm_status status =
       esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
@@ -264,61 +261,38 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   return status;
 }
 
-/* asked: ESMM_WGMMA16_DENSE, or what is skipped. */
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *scratch, esmm_stats *stats)
+/* What a launch of this mode is told, but for the maps. a: A, or its copy. */
+static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a, int mode, CUdeviceptr scratch,
+                                     const layout *l)
 {
-  const esmm_cuda_weights *w = p->w->cuda;
-  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
-  /* Too small to be sampled: nothing can be won. */
-  const bool tiny = p->call->choose && (p->m < LEAST_SIDE || p->k < LEAST_SIDE);
-  const esmm_cuda_line *choose = tiny ? NULL : p->call->choose;
-  const int mode = tiny ? ESMM_WGMMA16_DENSE : asked;
-  const bool packs = mode != ESMM_WGMMA16_DENSE;
-  esmm_matrix a = p->a;
-  CUdeviceptr meeting = 0;
-  layout l;
-  if (!lay_out(p, packs, &l)) /* its size was asked for before */
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  esmm_status status = esmm_cuda_meeting(ctx, p->call->stream, &meeting);
-  if (status == ESMM_OK && !as_it_is(&p->a)) {
-    a = aligned_copy(&p->a, at + l.copy);
-    status = esmm_cuda_convert(ctx, &p->a, &a, p->call->selector, p->call->stream);
-    if (status == ESMM_OK)
-      status = esmm_cuda_mark_extracted(ctx, p);
-  }
+  const esmm_cuda_weights *w = esmm_cuda_b(p);
+  const esmm_cuda_line *choose = esmm_cuda_call_of(p)->choose;
   esmm_wgmma16_params params = {
-      .selector = p->call->selector,
+      .selector = esmm_cuda_call_of(p)->selector,
       .m = (int32_t)p->m,
       .n = (int32_t)p->n,
       .k = (int32_t)p->k,
       .mode = mode,
       .choose = choose != NULL,
-      .a_by_k = a.order == ESMM_COL_MAJOR,
-      .a = esmm_cuda_address(&a),
+      .a_by_k = a->order == ESMM_COL_MAJOR,
+      .a = esmm_cuda_address(a),
       .b = w->rows,
-      .a_ld = a.ld,
+      .a_ld = a->ld,
       .b_ld = w->rows_ld,
       .b_bits = w->tiles,
       .b_alive = w->tile_alive,
       .b_words = w->strips.k_padded / 32,
-      .partial = at + l.partial,
-      .meeting = meeting,
-      .report = p->call->report,
+      .partial = scratch + l->partial,
+      .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
       .epilogue = esmm_cuda_epilogue(p)};
   params.c_boxes = writes_boxes(p, &params.epilogue);
-  if (packs) {
-    params.packed = at + l.packed;
-    params.lists = at + l.lists;
-    params.counts = at + l.counts;
-    params.a_bits = at + l.bits;
+  if (mode != ESMM_WGMMA16_DENSE) {
+    params.packed = scratch + l->packed;
+    params.lists = scratch + l->lists;
+    params.counts = scratch + l->counts;
+    params.a_bits = scratch + l->bits;
     cut_segments(p, &params.segments, &params.segment_k);
-    stats->strip_rows = ESMM_TILE;
-    if (p->call->all_of_b)
-      *p->call->all_of_b = mode == ESMM_WGMMA16_SKIP_A;
-    if (p->call->a_strips)
-      *p->call->a_strips = (esmm_strips){
-          .bits = params.a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = w->strips.k_padded};
   }
   if (choose) {
     params.dense = choose->dense;
@@ -326,8 +300,60 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *sc
     params.per_strip = choose->per_strip;
     params.per_joint = choose->per_joint;
   }
+  return params;
+}
+
+/* What statistics are to be counted from. */
+static void note_strips(const esmm_problem *p, const esmm_wgmma16_params *params, esmm_stats *stats)
+{
+  const esmm_cuda_call *call = esmm_cuda_call_of(p);
+  stats->strip_rows = ESMM_TILE;
+  if (call->all_of_b)
+    *call->all_of_b = params->mode == ESMM_WGMMA16_SKIP_A;
+  if (call->a_strips)
+    *call->a_strips = (esmm_strips){.bits = params->a_bits,
+                                    .strips = esmm_ceil_div(p->m, ESMM_TILE),
+                                    .k_padded = esmm_cuda_b(p)->strips.k_padded};
+}
+
+static int mode_of(const esmm_kernel *self, const esmm_problem *p)
+{
+  return self->flags & ESMM_KERNEL_SKIPS ? skip_mode(p) : ESMM_WGMMA16_DENSE;
+}
+
+/* A as the launch reads it: itself, or a copy in scratch. */
+static esmm_status align_a(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr scratch, const layout *l, esmm_matrix *a)
+{
+  const esmm_cuda_call *call = esmm_cuda_call_of(p);
+  *a = p->a;
+  if (as_it_is(&p->a))
+    return ESMM_OK;
+  *a = aligned_copy(&p->a, scratch + l->copy);
+  return esmm_cuda_convert(ctx, &p->a, a, call->selector, call->stream);
+}
+
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const esmm_cuda_call *call = esmm_cuda_call_of(p);
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
+  const int mode = mode_of(self, p);
+  esmm_matrix a;
+  CUdeviceptr meeting = 0;
+  layout l;
+  if (!lay_out(p, mode != ESMM_WGMMA16_DENSE, &l)) /* its size was asked for before */
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
+  esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_WGMMA16, call->stream, &meeting);
   if (status == ESMM_OK)
-    status = make_maps(ctx, p, &a, &params);
+    status = align_a(ctx, p, at, &l, &a);
+  if (status == ESMM_OK && !as_it_is(&p->a))
+    status = esmm_cuda_mark_extracted(ctx, p);
+  if (status != ESMM_OK)
+    return status;
+  esmm_wgmma16_params params = params_of(p, &a, mode, at, &l);
+  params.meeting = meeting;
+  if (mode != ESMM_WGMMA16_DENSE)
+    note_strips(p, &params, stats);
+  status = make_maps(ctx, p, &a, &params);
   if (status != ESMM_OK)
     return status;
   /* Cooperative: parts of a tile, and all blocks after packing, wait for each other. */
@@ -336,40 +362,64 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, int asked, void *sc
                               .shared = ESMM_WGMMA16_SHARED,
                               .cooperative = 1,
                               .cluster = CLUSTER};
-  return esmm_cuda_launch(ctx, p->w->dtype == ESMM_BF16 ? &bf16 : &f16, &launch, p->call->stream, &params);
+  return esmm_cuda_launch(ctx, self->own, &launch, call->stream, &params);
 }
 
-static esmm_status run_dense(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+/* Samples A and chooses as the launch would that is given the choice, and writes what it saw to the call's report. */
+static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch)
 {
-  return run(ctx, p, ESMM_WGMMA16_DENSE, scratch, stats);
+  static const esmm_cuda_function function = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_look", 0};
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
+  esmm_matrix a;
+  layout l;
+  if (!lay_out(p, true, &l))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
+  const esmm_status status = align_a(ctx, p, at, &l, &a);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_wgmma16_params params = params_of(p, &a, mode_of(self, p), at, &l);
+  const esmm_launch launch = {.grid_x = 1, .threads = ESMM_WGMMA16_LOOK_THREADS};
+  return esmm_cuda_launch(ctx, &function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-static esmm_status run_joint(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  return run(ctx, p, skip_mode(p), scratch, stats);
-}
+static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line};
+static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
+                                                  .exact = true,
+                                                  .line = joint_line,
+                                                  .partner = "dense_bf16_sm90a",
+                                                  .can_choose = can_choose,
+                                                  .look = look};
+static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
+                                                 .exact = true,
+                                                 .line = joint_line,
+                                                 .partner = "dense_f16_sm90a",
+                                                 .can_choose = can_choose,
+                                                 .look = look};
 
-#define COMMON(id) .backend = ESMM_CUDA, .sm = 90, .sm_exact = true, .can_run = can_run_##id
+#define COMMON(id, dtype)                                                                                     \
+  .backend = &esmm_cuda_backend, .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id,     \
+  .can_run = can_run, .terms = esmm_cuda_terms, .run = run
 
-#define DENSE(id)                                                                                        \
+#define DENSE(id, dtype)                                                                                 \
   .name = "dense_" #id "_sm90a", .doc = #id ": multiplies everything, on Hopper's tensor cores (wgmma)", \
-  .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id), .terms = dense_terms,                                  \
+  .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id, dtype), .device = &about_dense,                         \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "reading and writing",                \
                  "adding of parts",       "copying of a",          "launches"},                          \
-  .cost = {6.55e-7, 3.6e-7, 3e-13, 6e-6, 4e-6, 1.04e-5}, .workspace = dense_workspace, .run = run_dense
+  .cost = {6.55e-7, 3.6e-7, 3e-13, 6e-6, 4e-6, 1.04e-5}, .workspace = dense_workspace
 
-#define JOINT(id)                                                                                                      \
-  .name = "joint_" #id "_sm90a",                                                                                       \
-  .doc = #id ": skips k's without a nonzero in 128 rows of A or in 128 columns of B, on Hopper's tensor cores",        \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id), .partner = "dense_" #id "_sm90a",                \
-  .terms = joint_terms, .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c", \
-                                       "segments of tiles",     "copying of a",          "launches"},                  \
-  .cost = {7.67e-7, 5.2e-7, 2.25e-13, 1.13e-6, 4e-6, 2.3e-5}, .workspace = joint_workspace, .run = run_joint
+#define JOINT(id, dtype)                                                                                        \
+  .name = "joint_" #id "_sm90a",                                                                                \
+  .doc = #id ": skips k's without a nonzero in 128 rows of A or in 128 columns of B, on Hopper's tensor cores", \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, COMMON(id, dtype), .variant_strips = true,            \
+  .device = &about_joint_##id,                                                                                  \
+  .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c",                \
+                 "segments of tiles",     "copying of a",          "launches"},                                 \
+  .cost = {7.67e-7, 5.2e-7, 2.25e-13, 1.13e-6, 4e-6, 2.3e-5}, .workspace = joint_workspace
 
-ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16)};
+ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16, ESMM_BF16)};
 
-ESMM_KERNEL(dense_f16_sm90a) = {DENSE(f16)};
+ESMM_KERNEL(dense_f16_sm90a) = {DENSE(f16, ESMM_F16)};
 
-ESMM_KERNEL(joint_bf16_sm90a) = {JOINT(bf16)};
+ESMM_KERNEL(joint_bf16_sm90a) = {JOINT(bf16, ESMM_BF16)};
 
-ESMM_KERNEL(joint_f16_sm90a) = {JOINT(f16)};
+ESMM_KERNEL(joint_f16_sm90a) = {JOINT(f16, ESMM_F16)};

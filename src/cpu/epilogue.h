@@ -22,13 +22,13 @@
 #include "cpu/vec_portable.h"
 #endif
 
-#include "activate.h"
+#include "cpu/activate.h"
 
 /* Sums may be written or added straight into C: fp32, row-major, alpha 1, beta 0 or 1, nothing after the sum. */
 static inline bool esmm_is_plain(const esmm_problem *p)
 {
   return p->c.dtype == ESMM_F32 && p->c.order == ESMM_ROW_MAJOR && p->alpha == 1.0f &&
-         (p->beta == 0.0f || p->beta == 1.0f) && !p->bias && p->activation == ESMM_ACT_NONE && !p->factor &&
+         (p->beta == 0.0f || p->beta == 1.0f) && !p->bias && p->activation == ESMM_ACT_NONE && !p->gated &&
          !p->residual.data;
 }
 

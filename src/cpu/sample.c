@@ -4,7 +4,7 @@
  */
 #include "bits.h"
 #include "convert.h"
-#include "kernel.h"
+#include "cpu/cpu.h"
 
 #define GROUP 32 /* rows of a sampled block: the tallest strip */
 
@@ -53,7 +53,7 @@ void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sam
   const int64_t strips = esmm_ceil_div(a->rows, GROUP), words = esmm_ceil_div(a->cols, 64);
   const int64_t groups = esmm_min(strips, esmm_max(4, esmm_min(12, strips / 4)));
   const int64_t spread = strips == 1 ? esmm_min(words, 64) : esmm_max(esmm_min(words, 2), esmm_min(5, words / 4));
-  double set[ESMM_SAMPLE_HEIGHTS] = {0}, joint[ESMM_SAMPLE_HEIGHTS] = {0}, bits[ESMM_SAMPLE_HEIGHTS] = {0};
+  double set[ESMM_CPU_HEIGHTS] = {0}, joint[ESMM_CPU_HEIGHTS] = {0}, bits[ESMM_CPU_HEIGHTS] = {0};
   for (int64_t g = 0; g < groups; g++) {
     const int64_t row0 = place(g, groups, strips, (uint64_t)g) * GROUP, rows = esmm_min(GROUP, a->rows - row0);
     for (int64_t s = 0; s < spread; s++) {
@@ -63,7 +63,7 @@ void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sam
       for (int64_t r = 0; r < rows; r++)
         level[r] = row_word(a, row0 + r, k0);
       int64_t height = rows;
-      for (int h = 0; h < ESMM_SAMPLE_HEIGHTS; h++) {
+      for (int h = 0; h < ESMM_CPU_HEIGHTS; h++) {
         for (int64_t r = 0; r < height; r++) {
           set[h] += (double)__builtin_popcountll(level[r]);
           joint[h] += w->full ? (double)__builtin_popcountll(level[r]) : joint_weight(level[r], w->alive + k0);
@@ -76,7 +76,7 @@ void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sam
       }
     }
   }
-  for (int h = 0; h < ESMM_SAMPLE_HEIGHTS; h++) {
+  for (int h = 0; h < ESMM_CPU_HEIGHTS; h++) {
     sample->strip[h] = bits[h] > 0 ? set[h] / bits[h] : 0.0;
     sample->joint[h] = bits[h] > 0 ? joint[h] / bits[h] : 0.0;
   }

@@ -4,19 +4,14 @@
  *
  * It reads the prepared weights, so what it checks is the kernels; tests check prepare with a loop of their own.
  */
-#include "epilogue.h"
+#include "cpu/epilogue.h"
 
 #include <math.h>
 #include <stdio.h>
 
-static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_t why_bytes)
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)ctx;
-  if (p->strict && p->w->format != ESMM_FORMAT_DENSE) {
-    (void)snprintf(why, why_bytes, "strict needs all zeros of b, and %s weights drop them: prepare dense ones",
-                   esmm_format_str(p->w->format));
-    return false;
-  }
+  (void)self;
   if (p->strict && !p->w->rows && !p->w->full) {
     (void)snprintf(why, why_bytes, "strict needs weights that kept their zeros: prepare with strict or for any m");
     return false;
@@ -24,15 +19,18 @@ static bool can_run(const esmm_ctx *ctx, const esmm_problem *p, char *why, size_
   return true;
 }
 
-static void terms(const esmm_problem *p, const double *cost, double *units, int64_t *strip_rows)
+static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                        int64_t *variant)
 {
+  (void)self;
   (void)cost;
-  *strip_rows = 0;
+  *variant = 0;
   units[0] = (double)p->m * (double)p->n * (double)p->k;
 }
 
-static size_t workspace(const esmm_problem *p)
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   size_t bytes;
   return esmm_size_mul((size_t)p->k, sizeof(double) * (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
 }
@@ -118,8 +116,10 @@ static double finish(const esmm_problem *p, int64_t row, int64_t col, double sum
   return x;
 }
 
-static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
 {
+  (void)self;
   (void)ctx;
   esmm_matrix c = p->c;
 #pragma omp parallel for num_threads(p->threads) schedule(static)
@@ -148,9 +148,8 @@ static esmm_status run(esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm
 ESMM_KERNEL(ref) = {
     .name = "ref",
     .doc = "float64 oracle: sums in the order of k, accepts everything; runs only when forced",
-    .backend = ESMM_CPU,
+    .backend = &esmm_cpu_backend,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_REFERENCE,
-    .any_format = true,
     .can_run = can_run,
     .terms = terms,
     .term_names = {"multiply-adds"},

@@ -1,0 +1,89 @@
+/*
+ * backend.h: what a device can do, as one table of functions. The core asks this table and nothing else: it includes no
+ * header of a device and never asks which one it is. backend.c has the list of them.
+ *
+ * Arguments were checked by the core: pointers, shapes, dtypes, places, overlaps. A function that can fail returns a
+ * status and has set the context's error text.
+ */
+#ifndef ESMM_BACKEND_H
+#define ESMM_BACKEND_H
+
+#include "kernel.h"
+
+struct esmm_tune_job;
+
+struct esmm_backend {
+  const char *name; /* "cpu", "cuda": its devices are called so, or "cuda:1" where they are numbered */
+  const char *kind; /* "CPU", "GPU": for texts that people read */
+  bool numbered;    /* there may be several of its devices */
+  bool memory;      /* it has memory of its own: matrices of ESMM_DEVICE lie there */
+  bool streams;     /* its work goes to streams */
+  bool threads;     /* its kernels run on the context's threads, which divide their costs */
+
+  /* ---- devices ---- */
+  esmm_status (*count)(esmm_ctx *ctx, int *count); /* how many there are; fails with the reason where there are none */
+  /* Sets device, device_name, features, ordinal and state of ctx. */
+  esmm_status (*open)(esmm_ctx *ctx, int ordinal);
+  void (*close)(esmm_ctx *ctx); /* waits for the context's work */
+  esmm_status (*synchronize)(esmm_ctx *ctx);
+
+  /* ---- memory, matrices, patterns: operands lie in host memory or in the device's ---- */
+  esmm_status (*memory_alloc)(esmm_ctx *ctx, size_t bytes, void **ptr);
+  void (*memory_free)(esmm_ctx *ctx, void *ptr);
+  esmm_status (*copy)(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
+  esmm_status (*pattern)(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
+
+  /* ---- weights ---- */
+  unsigned formats; /* of B that it can prepare: bits 1 << esmm_format */
+  esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+  void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
+  /* The same B as a CPU's weights, and the other way round; both NULL where its weights are a CPU's. */
+  esmm_status (*weights_to_host)(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **host);
+  esmm_status (*weights_from_host)(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);
+
+  /* ---- products ---- */
+  /* Refuses what it does not have of the epilogue, and says what to do instead. */
+  esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
+  /* C is not empty. With k or alpha 0 only the epilogue is to be done. s is filled in only where it is wanted. */
+  esmm_status (*multiply)(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
+                          esmm_stats *s);
+  /* What multiply would choose, as esmm_plan_sampled gives it. */
+  esmm_status (*explain)(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
+  /* Has the device what one of this backend's kernels needs? Else says why not. ctx NULL: as in a new context. */
+  bool (*has)(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes);
+  /* May be NULL: the kernel that does the same better here, or NULL. Then this one runs only when named in full. */
+  const esmm_kernel *(*superseded)(const esmm_ctx *ctx, const esmm_kernel *kernel);
+
+  /* ---- time ---- */
+  esmm_status (*timer_create)(esmm_ctx *ctx, void **timer);
+  void (*timer_free)(esmm_ctx *ctx, void *timer);
+  esmm_status (*timer_start)(esmm_ctx *ctx, void *timer);
+  esmm_status (*timer_stop)(esmm_ctx *ctx, void *timer);
+  esmm_status (*timer_seconds)(esmm_ctx *ctx, void *timer, double *seconds); /* waits for the stop */
+
+  /* ---- tuning ---- */
+  const struct esmm_trial *trials; /* products in which the terms of its kernels matter in turn */
+  int trial_count;
+  /* What the tuning of this device depends on beside its name, as part of a file name: "-avx2-2", "". */
+  void (*tune_suffix)(const esmm_ctx *ctx, char *out, size_t bytes);
+  /* Fills in p->sample for the trial. */
+  esmm_status (*tune_sample)(esmm_ctx *ctx, esmm_problem *p);
+  esmm_status (*tune_measure)(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
+                              esmm_problem *p, double *seconds);
+
+  /* ---- the layer ---- */
+  bool layer; /* esmm_ffn_... run on it */
+};
+
+/* Every backend there is, those that "auto" tries first in front; the last is the one that always works. */
+#define ESMM_MAX_BACKENDS 4
+int esmm_backend_count(void);
+const esmm_backend *esmm_backend_at(int index);
+/* Puts another in front of "auto"'s last resort. Before the first context is made: for programs that bring a device of
+   their own, and for tests. False where there is no room. */
+bool esmm_backend_register(const esmm_backend *backend);
+/* The backend and the ordinal of a device's name; NULL where there is none of that name. */
+const esmm_backend *esmm_backend_find(const char *device, int *ordinal);
+void esmm_backend_names(char *out, size_t bytes); /* "'auto', 'cpu', 'cuda' or 'cuda:N' with N from 0 to 255" */
+
+#endif

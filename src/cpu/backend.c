@@ -1,0 +1,190 @@
+/* backend.c: the CPU as a backend (backend.h). Its memory is the host's, its calls are done when they return. */
+#include "cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MEMORY_ALIGN 256 /* of esmm_memory_alloc */
+
+/* ---- the device ---- */
+
+static esmm_status count_devices(esmm_ctx *ctx, int *count)
+{
+  (void)ctx;
+  *count = 1;
+  return ESMM_OK;
+}
+
+static esmm_status open_device(esmm_ctx *ctx, int ordinal)
+{
+  (void)ordinal;
+  (void)snprintf(ctx->device, sizeof ctx->device, "cpu");
+  esmm_cpu_name(ctx->device_name, sizeof ctx->device_name);
+  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s",
+                 ctx->cpu & ESMM_CPU_AVX2 ? "avx2 fma f16c bmi2" : "portable",
+                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "");
+  return ESMM_OK;
+}
+
+static void close_device(esmm_ctx *ctx)
+{
+  (void)ctx;
+}
+
+static esmm_status synchronize(esmm_ctx *ctx)
+{
+  (void)ctx;
+  return ESMM_OK;
+}
+
+/* ---- memory and matrices ---- */
+
+/* The size lies in front of the memory: the allocator's free wants it, the caller does not give it. */
+static void *host_memory(esmm_ctx *ctx, size_t bytes)
+{
+  size_t all;
+  char *block =
+      esmm_size_add(bytes, MEMORY_ALIGN, &all) ? ctx->allocator.alloc(ctx->allocator.user, all, MEMORY_ALIGN) : NULL;
+  if (!block)
+    return NULL;
+  memcpy(block, &all, sizeof all);
+  return block + MEMORY_ALIGN;
+}
+
+static esmm_status memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
+{
+  *ptr = host_memory(ctx, bytes);
+  return *ptr ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes", bytes);
+}
+
+static void memory_free(esmm_ctx *ctx, void *ptr)
+{
+  char *block = (char *)ptr - MEMORY_ALIGN;
+  size_t all;
+  memcpy(&all, block, sizeof all);
+  ctx->allocator.free(ctx->allocator.user, block, all);
+}
+
+static esmm_status copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  esmm_copy_host(ctx, src, dst);
+  return ESMM_OK;
+}
+
+/* ---- products ---- */
+
+static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
+{
+  (void)ctx;
+  (void)o;
+  return ESMM_OK; /* it has all of it */
+}
+
+static unsigned features_of(const esmm_ctx *ctx)
+{
+  return ctx ? ctx->cpu : esmm_cpu_detect();
+}
+
+static bool has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  if ((kernel->cpu & features_of(ctx)) == kernel->cpu)
+    return true;
+  (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
+  return false;
+}
+
+/* The same idea for the widest instruction set that is there. */
+static const esmm_kernel *superseded(const esmm_ctx *ctx, const esmm_kernel *kernel)
+{
+  const size_t idea = strcspn(kernel->name, "_") + 1;
+  const unsigned features = features_of(ctx);
+  const esmm_kernel *best = NULL;
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *other = esmm_registry_at(i);
+    if (other->backend == kernel->backend && (other->cpu & features) == other->cpu && other->cpu > kernel->cpu &&
+        strncmp(other->name, kernel->name, idea) == 0 && (!best || other->cpu > best->cpu))
+      best = other;
+  }
+  return best;
+}
+
+/* ---- time ---- */
+
+typedef struct stopwatch {
+  double from, to;
+} stopwatch;
+
+static esmm_status timer_create(esmm_ctx *ctx, void **timer)
+{
+  *timer = esmm_mem_alloc(&ctx->allocator, sizeof(stopwatch));
+  return *timer ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a timer");
+}
+
+static void timer_free(esmm_ctx *ctx, void *timer)
+{
+  esmm_mem_free(&ctx->allocator, timer, sizeof(stopwatch));
+}
+
+static esmm_status timer_start(esmm_ctx *ctx, void *timer)
+{
+  (void)ctx;
+  ((stopwatch *)timer)->from = esmm_now();
+  return ESMM_OK;
+}
+
+static esmm_status timer_stop(esmm_ctx *ctx, void *timer)
+{
+  (void)ctx;
+  ((stopwatch *)timer)->to = esmm_now();
+  return ESMM_OK;
+}
+
+static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
+{
+  (void)ctx;
+  const stopwatch *s = timer;
+  *seconds = s->to - s->from;
+  return ESMM_OK;
+}
+
+static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
+{
+  (void)snprintf(out, bytes, "-%s-%d",
+                 ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
+                 : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
+                                            : "portable",
+                 ctx->threads);
+}
+
+const esmm_backend esmm_cpu_backend = {
+    .name = "cpu",
+    .kind = "CPU",
+    .threads = true,
+    .count = count_devices,
+    .open = open_device,
+    .close = close_device,
+    .synchronize = synchronize,
+    .memory_alloc = memory_alloc,
+    .memory_free = memory_free,
+    .copy = copy,
+    .pattern = esmm_pattern_host,
+    .formats = 1u << ESMM_FORMAT_DENSE | 1u << ESMM_FORMAT_BSR | 1u << ESMM_FORMAT_NM,
+    .prepare = esmm_prepare_checked,
+    .weights_free = esmm_cpu_weights_free,
+    .check_epilogue = check_epilogue,
+    .multiply = esmm_cpu_multiply,
+    .explain = esmm_cpu_explain,
+    .has = has,
+    .superseded = superseded,
+    .timer_create = timer_create,
+    .timer_free = timer_free,
+    .timer_start = timer_start,
+    .timer_stop = timer_stop,
+    .timer_seconds = timer_seconds,
+    .trials = esmm_cpu_trials,
+    .trial_count = ESMM_CPU_TRIALS,
+    .tune_suffix = tune_suffix,
+    .tune_sample = esmm_cpu_tune_sample,
+    .tune_measure = esmm_cpu_tune_measure,
+    .layer = true,
+};

@@ -1,0 +1,31 @@
+/*
+ * cpu.h: the CPU backend as its own files see it.
+ *
+ * backend.c   the table of backend.h               product.c   a product: sample, choose, run
+ * prepare.c   B's bitmaps and its forms (forms.c)  sample.c    the cheap look at A that the plan decides on
+ * cpuid.c     instruction sets                     tune.c      how kernels are measured
+ * k_*.c       one kernel a file, made of idea (dense.h, joint.h, rows.h, ...) and instruction set (vec_*.h)
+ */
+#ifndef ESMM_CPU_CPU_H
+#define ESMM_CPU_CPU_H
+
+#include "backend.h"
+
+#define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: what a CPU samples of esmm_sample */
+
+/* sample.c: fills in the heights of p->sample that a CPU has */
+void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+
+/* product.c */
+esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
+                              bool want_stats, esmm_stats *s);
+esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
+
+/* tune.c */
+extern const struct esmm_trial esmm_cpu_trials[];
+extern const int esmm_cpu_trial_count;
+esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
+esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
+                                  esmm_problem *p, double *seconds);
+
+#endif

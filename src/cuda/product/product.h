@@ -1,0 +1,117 @@
+/*
+ * product.h: one product on a GPU, as the files of this folder share it.
+ *
+ *   matmul.c   stage, choose, launch, copy back, count     plan.c    which kernel, and who chooses: host or device
+ *   stage.c    operands in host memory                     launch.c  launches, marks in the stream's time
+ *   stats.c    what a call tells of itself: these wait     tune.c    how kernels are measured
+ *
+ * Scratch holds, in this order: staged A, C and bias, the notes, B's strips, the kernels' workspace.
+ */
+#ifndef ESMM_CUDA_PRODUCT_H
+#define ESMM_CUDA_PRODUCT_H
+
+#include "cuda/cuda.h"
+
+#define SCRATCH_ALIGN 256
+
+/* What of a call lies in host memory, and where in scratch it is staged. */
+typedef struct staging {
+  bool a_staged, c_staged, bias_staged;
+  esmm_matrix a, c; /* the caller's */
+  const float *bias;
+  size_t a_at, c_at, bias_at, notes_at, b_at, work_at;
+  size_t bytes; /* of all scratch up to the notes */
+} staging;
+
+/* What the device tells the host, when statistics are wanted or a choice is explained. */
+typedef struct notes {
+  esmm_choice_device choice; /* of the sample: selectors look at it */
+  esmm_choice_device report; /* of the kernel that ran, where it has something to say */
+  uint64_t joint;
+} notes;
+
+/* A kernel with what it costs: a line in the densities of A at its strips. */
+typedef struct candidate {
+  const esmm_kernel *kernel; /* NULL: there is none */
+  int index;
+  int64_t variant;
+  double base, per_strip, per_joint;
+  double b; /* B's density at its strips: no A has more of it as its joint */
+} candidate;
+
+typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
+
+typedef struct decision {
+  candidate of[2]; /* RUN_DENSE, RUN_SKIP */
+  which run;
+  bool pair; /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
+  int considered;
+} decision;
+
+/* Marks in the stream's time; the kernels of a pair run one after the other, so each has its own. */
+enum { START, STAGED, PLANNED, EXTRACTED, DONE = EXTRACTED + 2, END = DONE + 2, MARKS };
+
+typedef struct run {
+  esmm_ctx *ctx;
+  esmm_problem *p;
+  CUstream stream;
+  staging st;
+  decision d;
+  CUdeviceptr scratch;
+  bool timed;
+  CUevent mark[MARKS]; /* all NULL unless timed */
+  esmm_strips a_strips[2];
+  bool all_of_b[2];
+  esmm_stats stats[2]; /* as each kernel fills them */
+} run;
+
+static inline CUdeviceptr note_at(const run *r, size_t offset)
+{
+  return r->scratch + r->st.notes_at + offset;
+}
+
+/* The strips that the kernel counts A's densities at have 128 rows, or 32; index into esmm_sample. */
+static inline bool is_tall(const esmm_kernel *kernel)
+{
+  return kernel->reads & ESMM_FORM(ROWS16);
+}
+static inline int sample_level(const esmm_kernel *kernel)
+{
+  return is_tall(kernel) ? 7 : 5;
+}
+
+/* B's strips are to be made for the call. */
+static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel)
+{
+  return kernel && kernel->reads & ESMM_FORM(STRIPS) && !(p->w->forms & ESMM_FORM(STRIPS));
+}
+
+/* stage.c */
+esmm_status esmm_run_stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *st);
+esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p, CUstream stream,
+                   size_t *moved);
+esmm_status esmm_run_copy_back(run *r, size_t *moved);
+
+/* plan.c */
+esmm_status esmm_run_choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d);
+double esmm_run_seconds_at(const candidate *c, double strip, double joint);
+esmm_cuda_line esmm_run_line(const decision *d);
+/* Why `chosen` runs, at the densities of choice. */
+void esmm_run_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice, char *text,
+                 size_t bytes);
+
+/* launch.c */
+esmm_status esmm_run_mark(const run *r, int which_mark);
+esmm_status esmm_run_make_marks(run *r);
+void esmm_run_free_marks(run *r);
+/* Samples A at strips of that height, and chooses by d's line. */
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out, CUstream stream);
+esmm_status esmm_run_launch(run *r);
+/* The choice that a launch would make, without the product. */
+esmm_status esmm_run_look(run *r, CUdeviceptr out);
+
+/* stats.c */
+esmm_status esmm_run_seconds_between(const run *r, int from, int to, double *seconds);
+esmm_status esmm_run_stats(run *r, const char *force, esmm_stats *s);
+
+#endif

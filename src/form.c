@@ -1,0 +1,22 @@
+/* form.c: what there is to say of each form of B. */
+#include "form.h"
+
+const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {
+    [ESMM_FORM_PANELS] = {"panels", ESMM_FORMAT_DENSE, "the weights were prepared for decode only"},
+    [ESMM_FORM_ROWS] = {"rows", ESMM_FORMAT_DENSE, "the weights were prepared for large m only"},
+    [ESMM_FORM_BSR] = {"blocks", ESMM_FORMAT_BSR, "the weights are in another format"},
+    [ESMM_FORM_NM] = {"groups", ESMM_FORMAT_NM, "the weights are in another format"},
+    [ESMM_FORM_STRIPS] = {"strips", ESMM_FORMAT_DENSE, "the weights are in another format"},
+    [ESMM_FORM_COLUMNS] = {"columns", ESMM_FORMAT_DENSE,
+                           "b is not fp32, or it was prepared for decode, or max_bytes_ratio is below 2"},
+    [ESMM_FORM_ROWS16] = {"16-bit rows", ESMM_FORMAT_DENSE, "b is fp32"},
+};
+
+unsigned esmm_forms_of_format(esmm_format_kind format)
+{
+  unsigned mask = 0;
+  for (int i = 0; i < ESMM_FORM_KINDS; i++)
+    if (esmm_form_table[i].format == format)
+      mask |= 1u << i;
+  return mask;
+}
