@@ -97,11 +97,23 @@ static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_matri
                           : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->device is %d; host memory has 0", what, m->device);
   if (!ctx->cuda)
     return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                     "%s->place is ESMM_DEVICE, but this context is of the CPU: it takes matrices in host memory",
-                     what);
+                     "%s->place is ESMM_DEVICE, but this is a CPU context: it takes matrices in host memory", what);
   if (m->device != esmm_cuda_get(ctx)->ordinal)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but this context is of %s: copy it there first", what,
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but this is a %s context: copy it there first", what,
                      m->device, ctx->device);
+  return ESMM_OK;
+}
+
+/* What later versions will need for 8-bit types. */
+static esmm_status check_reserved(esmm_ctx *ctx, const char *what, const esmm_matrix *m)
+{
+  if (m->scales)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->scales is set, but no dtype of this version has scales", what);
+  if (m->scaling != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->scaling is %d, but no dtype of this version has scales", what,
+                     m->scaling);
+  if (m->reserved != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->reserved is %d; it must be 0", what, m->reserved);
   return ESMM_OK;
 }
 
@@ -117,9 +129,11 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
     return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)m->dtype);
   if (m->order != ESMM_ROW_MAJOR && m->order != ESMM_COL_MAJOR)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)m->order);
-  const esmm_status placed = check_place(ctx, what, m);
-  if (placed != ESMM_OK)
-    return placed;
+  esmm_status status = check_reserved(ctx, what, m);
+  if (status == ESMM_OK)
+    status = check_place(ctx, what, m);
+  if (status != ESMM_OK)
+    return status;
   const int64_t inner = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
   const int64_t outer = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
   const int64_t ld = m->ld == 0 ? inner : m->ld;
@@ -272,7 +286,7 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
   *o = (esmm_prepare_opts){.size = sizeof *o};
   esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof *o, o);
   if (status == ESMM_OK)
-    status = esmm_format_settle(ctx, o, block_rows, block_cols);
+    status = esmm_format_settle(ctx, "opts->format.", &o->format, block_rows, block_cols);
   if (status != ESMM_OK)
     return status;
   if (o->use != ESMM_USE_ANY && o->use != ESMM_USE_DECODE && o->use != ESMM_USE_LARGE_M)
@@ -280,12 +294,12 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
   if (!(o->max_bytes_ratio >= 0.0) || isinf(o->max_bytes_ratio))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
                      o->max_bytes_ratio);
-  if (o->format == ESMM_FORMAT_DENSE)
+  if (o->format.kind == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   if (o->strict)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "opts->strict keeps the zeros that %s drops: prepare dense weights",
-                     esmm_format_str(o->format));
-  return ctx->cuda ? esmm_format_refuse_gpu(ctx, o->format) : ESMM_OK;
+                     esmm_format_str(o->format.kind));
+  return ctx->cuda ? esmm_format_refuse_gpu(ctx, o->format.kind) : ESMM_OK;
 }
 
 esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **weights)
@@ -321,12 +335,12 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
       .element_density = w->element_density,
       .strip_density = w->strip_density,
       .bytes = w->bytes,
-      .format = w->format,
-      .block_rows = w->bsr.block_rows,
-      .block_cols = w->bsr.block_cols,
-      .n = w->nm.n,
-      .m = w->nm.m,
-      .nm_cols = w->nm.cols,
+      .format = {.kind = w->format,
+                 .block_rows = w->bsr.block_rows,
+                 .block_cols = w->bsr.block_cols,
+                 .keep = w->nm.keep,
+                 .group = w->nm.group,
+                 .group_cols = w->nm.group_cols},
       .blocks = w->bsr.blocks,
       .block_density = all_blocks > 0 ? (double)w->bsr.blocks / all_blocks : 0.0,
   };
@@ -362,8 +376,8 @@ esmm_status esmm_check_weights(esmm_ctx *ctx, const char *what, const esmm_weigh
   if (theirs >= 0)
     (void)snprintf(where, sizeof where, "cuda:%d", theirs);
   return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                   "the weights in %s were prepared on %s, but this context is of %s: prepare them here", what, where,
-                   ctx->cuda ? ctx->device : "the CPU");
+                   "the weights in %s were prepared on %s, but this is a %s context: prepare them here", what, where,
+                   ctx->cuda ? ctx->device : "CPU");
 }
 
 esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, esmm_matrix *out)

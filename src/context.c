@@ -5,6 +5,7 @@
  * runtime have their own.
  */
 #include "cuda/cuda.h"
+#include "esmm_tools.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -166,6 +167,23 @@ void esmm_memory_free(esmm_ctx *ctx, void *ptr)
   ctx->allocator.free(ctx->allocator.user, block, all);
 }
 
+/* ---- streams ---- */
+
+esmm_status esmm_ctx_set_stream(esmm_ctx *ctx, void *stream)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (stream && !ctx->cuda)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stream is %p, but a CPU context has no streams", stream);
+  ctx->stream = stream;
+  return ESMM_OK;
+}
+
+void *esmm_ctx_stream(const esmm_ctx *ctx)
+{
+  return ctx ? ctx->stream : NULL;
+}
+
 /* ---- timers ---- */
 
 struct esmm_timer {
@@ -205,24 +223,26 @@ void esmm_timer_free(esmm_timer *timer)
   esmm_mem_free(&allocator, timer, sizeof *timer);
 }
 
-esmm_status esmm_timer_start(esmm_timer *timer, void *stream)
+esmm_status esmm_timer_start(esmm_timer *timer)
 {
   if (!timer)
     return ESMM_ERR_ARGUMENT;
   timer->started = timer->stopped = false;
   timer->from = esmm_now();
-  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_start(timer->ctx, &timer->cuda, stream) : ESMM_OK;
+  esmm_ctx *ctx = timer->ctx;
+  const esmm_status status = ctx->cuda ? esmm_cuda_timer_start(ctx, &timer->cuda, ctx->stream) : ESMM_OK;
   timer->started = status == ESMM_OK;
   return status;
 }
 
-esmm_status esmm_timer_stop(esmm_timer *timer, void *stream)
+esmm_status esmm_timer_stop(esmm_timer *timer)
 {
   if (!timer)
     return ESMM_ERR_ARGUMENT;
+  esmm_ctx *ctx = timer->ctx;
   if (!timer->started)
-    return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
-  const esmm_status status = timer->ctx->cuda ? esmm_cuda_timer_stop(timer->ctx, &timer->cuda, stream) : ESMM_OK;
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
+  const esmm_status status = ctx->cuda ? esmm_cuda_timer_stop(ctx, &timer->cuda, ctx->stream) : ESMM_OK;
   timer->to = esmm_now();
   timer->stopped = status == ESMM_OK;
   return status;

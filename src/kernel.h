@@ -46,16 +46,16 @@ typedef struct esmm_problem {
 typedef struct esmm_kernel {
   const char *name, *doc;
   esmm_backend backend;
-  int number;          /* place on the ladder, 0: none */
-  unsigned flags;      /* ESMM_KERNEL_... of esmm.h */
-  unsigned cpu;        /* ESMM_CPU_... it needs */
-  int sm;              /* CUDA: the least compute capability, 80 or 90 */
-  bool sm_exact;       /* CUDA: built for that one only (sm_90a) */
-  bool ungated;        /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
-  esmm_format format;  /* of B: the one that it reads */
-  bool any_format;     /* reads B of whatever format */
-  bool reads_strips;   /* CUDA: reads B as fp32 strips; those of a B of 16 bits are made for the call */
-  const char *partner; /* CUDA: the dense kernel that this skipping one chooses against in its own launch */
+  int number;     /* place on the ladder, 0: none */
+  unsigned flags; /* ESMM_KERNEL_... of esmm.h */
+  unsigned cpu;   /* ESMM_CPU_... it needs */
+  int sm;         /* CUDA: the least compute capability, 80 or 90 */
+  bool sm_exact;  /* CUDA: built for that one only (sm_90a) */
+  bool ungated;   /* CUDA: its launches have no esmm_gate (a library's): it runs only where the host can choose */
+  esmm_format_kind format; /* of B: the one that it reads */
+  bool any_format;         /* reads B of whatever format */
+  bool reads_strips;       /* CUDA: reads B as fp32 strips; those of a B of 16 bits are made for the call */
+  const char *partner;     /* CUDA: the dense kernel that this skipping one chooses against in its own launch */
 
   /* May be NULL: what this machine lacks that the kernel needs beside its CPU or GPU ("libcublas was not found"), or
      NULL where all is there. */

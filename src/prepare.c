@@ -91,11 +91,11 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_p
   w->n = n;
   w->dtype = b->dtype;
   w->use = opts->use;
-  w->format = opts->format;
+  w->format = opts->format.kind;
   w->panels = panels;
   w->words = words;
   const bool dense = w->format == ESMM_FORMAT_DENSE;
-  esmm_status status = dense ? ESMM_OK : esmm_form_alloc(ctx, opts, w);
+  esmm_status status = dense ? ESMM_OK : esmm_form_alloc(ctx, &opts->format, w);
   if (status == ESMM_OK) {
     w->bits = esmm_mem_alloc(&w->allocator, bits_bytes);
     w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);

@@ -429,7 +429,7 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
   esmm_status status = ESMM_OK;
   if (!empty && !nothing) {
     if (ctx->cuda)
-      status = esmm_cuda_matmul(ctx, p, force, o->stream, want_stats, s);
+      status = esmm_cuda_matmul(ctx, p, force, ctx->stream, want_stats, s);
     else
       status = o->gate ? run_gated(ctx, p, o, force, s) : run_planned(ctx, p, force, s);
     s->skipped_share = 1.0 - s->flop_useful / s->flop_dense;
@@ -443,7 +443,7 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
   }
   (void)snprintf(s->reason, sizeof s->reason, "%s is 0: only the epilogue", p->k == 0 ? "k" : "alpha");
   s->skipped_share = 1.0;
-  return ctx->cuda ? esmm_cuda_matmul(ctx, p, NULL, o->stream, want_stats, s) : run_epilogue_only(ctx, p, o);
+  return ctx->cuda ? esmm_cuda_matmul(ctx, p, NULL, ctx->stream, want_stats, s) : run_epilogue_only(ctx, p, o);
 }
 
 esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
@@ -502,7 +502,7 @@ static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
 }
 
 esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, const esmm_matrix *c,
-                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, int *count)
+                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, size_t verdict_size, int *count)
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
@@ -520,10 +520,9 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return status;
   const char *force = forced(ctx, &o);
   const int total = esmm_registry_count();
-  const size_t stride = *count > 0 ? verdicts->size : sizeof *verdicts;
-  if (stride < sizeof(size_t) || stride > sizeof *verdicts)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdicts->size is %zu; set it to sizeof *verdicts, %zu in this version",
-                     stride, sizeof *verdicts);
+  if (*count > 0 && !esmm_struct_size(verdict_size, sizeof *verdicts))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdict_size is %zu; pass sizeof *verdicts, %zu in this version",
+                     verdict_size, sizeof *verdicts);
   if (force && !esmm_force_known(force))
     return unknown_kernel(ctx, force);
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.alpha == 0.0f) {
@@ -531,13 +530,12 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return ESMM_OK;
   }
   int chosen;
-  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, o.stream, choices, &chosen)
+  status = ctx->cuda ? esmm_cuda_plan(ctx, &p, force, ctx->stream, choices, &chosen)
                      : esmm_plan(ctx, &p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
   for (int i = 0; i < total; i++) {
-    esmm_verdict v = {.size = stride,
-                      .kernel = choices[i].kernel->name,
+    esmm_verdict v = {.kernel = choices[i].kernel->name,
                       .flags = choices[i].kernel->flags,
                       .can_run = choices[i].can_run,
                       .competes = choices[i].can_run && choices[i].competes,
@@ -550,7 +548,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     all[at] = v;
   }
   for (int i = 0; i < total && i < *count; i++)
-    memcpy((char *)verdicts + (size_t)i * stride, &all[i], stride);
+    memcpy((char *)verdicts + (size_t)i * verdict_size, &all[i], verdict_size);
   *count = total;
   return ESMM_OK;
 }

@@ -66,8 +66,8 @@ bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char 
   if (missing)
     (void)snprintf(why, why_bytes, "%s", missing);
   else if (!fits)
-    (void)snprintf(why, why_bytes, "runs on a %s; this context is of %s", gpu ? "CPU" : "GPU",
-                   gpu ? ctx->device : "the CPU");
+    (void)snprintf(why, why_bytes, "runs on a %s; this is a %s context", gpu ? "CPU" : "GPU",
+                   gpu ? ctx->device : "CPU");
   else if (!gpu)
     (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
   else

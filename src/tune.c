@@ -9,6 +9,7 @@
  * On a GPU operands lie in its memory, and times are those of the whole call on the device.
  */
 #include "cuda/cuda.h"
+#include "esmm_tools.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -235,13 +236,13 @@ typedef struct trial {
   esmm_generator_kind kind;
   double density_a, density_b; /* BSR: the share of blocks that B keeps; NM: 1 */
   esmm_format format;
-  int rows, cols;    /* BSR: of a block */
-  int of, per, wide; /* NM: n, m and nm_cols */
 } trial;
 
-#define BLOCKS(rows, cols) ESMM_FORMAT_BSR, (rows), (cols), 0, 0, 0
-#define GROUPS(n, m, cols) ESMM_FORMAT_NM, 0, 0, (n), (m), (cols)
-#define DENSE_B ESMM_FORMAT_DENSE, 0, 0, 0, 0, 0
+/* clang-format off */
+#define BLOCKS(rows, cols) {.kind = ESMM_FORMAT_BSR, .block_rows = (rows), .block_cols = (cols)}
+#define GROUPS(n, m, cols) {.kind = ESMM_FORMAT_NM, .keep = (n), .group = (m), .group_cols = (cols)}
+#define DENSE_B {.kind = ESMM_FORMAT_DENSE}
+/* clang-format on */
 
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
 static const trial cpu_trials[] = {
@@ -445,28 +446,15 @@ static esmm_status no_memory(esmm_ctx *ctx, int64_t rows, int64_t cols)
 static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
 {
   if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b &&
-      x->of_b->format == ESMM_FORMAT_DENSE && t->format == ESMM_FORMAT_DENSE)
+      x->of_b->format.kind == ESMM_FORMAT_DENSE && t->format.kind == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   bench_free(ctx, x, true);
   x->of_b = t;
   if (!make_matrix(ctx, t->k, t->n, &x->b))
     return no_memory(ctx, t->k, t->n);
-  const bool dense = t->format == ESMM_FORMAT_DENSE;
-  const esmm_prune_opts prune = {.size = sizeof prune,
-                                 .format = t->format,
-                                 .block_rows = t->rows,
-                                 .block_cols = t->cols,
-                                 .n = t->of,
-                                 .m = t->per,
-                                 .nm_cols = t->wide,
-                                 .density = t->density_b};
-  const esmm_prepare_opts opts = {.size = sizeof opts,
-                                  .format = t->format,
-                                  .block_rows = t->rows,
-                                  .block_cols = t->cols,
-                                  .n = t->of,
-                                  .m = t->per,
-                                  .nm_cols = t->wide};
+  const bool dense = t->format.kind == ESMM_FORMAT_DENSE;
+  const esmm_prune_opts prune = {.size = sizeof prune, .format = t->format, .density = t->density_b};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format = t->format};
   const esmm_generator b = {.size = sizeof b,
                             .kind = dense && t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
                             .operand = ESMM_OPERAND_B,
@@ -541,11 +529,11 @@ static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, bench *x
                               double *seconds)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel->name};
-  esmm_status status = esmm_timer_start(timer, NULL);
+  esmm_status status = esmm_timer_start(timer);
   for (int i = 0; status == ESMM_OK && i < calls; i++)
     status = esmm_matmul(ctx, &x->a[0], x->w, &x->c, &opts, NULL);
   if (status == ESMM_OK)
-    status = esmm_timer_stop(timer, NULL);
+    status = esmm_timer_stop(timer);
   return status == ESMM_OK ? esmm_timer_seconds(timer, seconds) : status;
 }
 

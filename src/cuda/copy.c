@@ -1,7 +1,7 @@
 /*
  * copy.c: matrices between host and GPU. What has the same dtype and order on both sides is copied as it lies; anything
  * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices. These copies
- * wait. From device to device a kernel copies and converts, in the default stream's order, and nobody waits.
+ * wait. From device to device a kernel copies and converts, in the order of the context's stream, and nobody waits.
  */
 #include "cuda.h"
 
@@ -83,9 +83,9 @@ esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix
   esmm_status status = esmm_host_twin(ctx, m, twin);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_begin(ctx, NULL);
+  status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, m, twin, NULL));
+    status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_download(ctx, m, twin, ctx->stream));
   if (status != ESMM_OK)
     esmm_host_twin_free(ctx, twin);
   return status;
@@ -93,15 +93,15 @@ esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix
 
 esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const esmm_matrix *m)
 {
-  const esmm_status status = esmm_cuda_begin(ctx, NULL);
-  return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_upload(ctx, twin, m, NULL)) : status;
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, esmm_cuda_upload(ctx, twin, m, ctx->stream)) : status;
 }
 
 static esmm_status convert_on_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
 {
-  esmm_status status = esmm_cuda_begin(ctx, NULL);
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, NULL, esmm_cuda_convert(ctx, src, dst, (esmm_gate){0}, NULL));
+    status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_convert(ctx, src, dst, (esmm_gate){0}, ctx->stream));
   return status;
 }
 
@@ -123,8 +123,8 @@ static esmm_status copy_to_host(esmm_ctx *ctx, const esmm_matrix *src, esmm_matr
 {
   esmm_status status;
   if (src->dtype == dst->dtype && src->order == dst->order) {
-    status = esmm_cuda_begin(ctx, NULL);
-    return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, src, dst, NULL)) : status;
+    status = esmm_cuda_begin(ctx, ctx->stream);
+    return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, esmm_cuda_download(ctx, src, dst, ctx->stream)) : status;
   }
   esmm_matrix twin;
   status = esmm_host_twin_read(ctx, src, &twin);

@@ -305,7 +305,7 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_
   if (status != ESMM_OK)
     return status;
   if (w->k > 0 && w->n > 0)
-    status = fill_from(ctx, b, w, opts->stream);
+    status = fill_from(ctx, b, w, ctx->stream);
   *out = w;
   return status;
 }
@@ -317,9 +317,9 @@ esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_pr
   esmm_status status = choose_forms(ctx, b, opts, &l);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_begin(ctx, opts->stream);
+  status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, opts->stream, make(ctx, b, opts, &l, &w));
+    status = esmm_cuda_end(ctx, ctx->stream, make(ctx, b, opts, &l, &w));
   if (status == ESMM_OK)
     status = esmm_cuda_synchronize(ctx);
   if (status != ESMM_OK) {
@@ -361,9 +361,9 @@ static esmm_status unpack_strips(esmm_ctx *ctx, const esmm_weights *w, void *buf
   uint32_t *bits = (uint32_t *)(void *)((char *)buffer + data_bytes);
   esmm_status status = ESMM_OK;
   for (int64_t s = 0; status == ESMM_OK && s < strips->strips; s++) {
-    status = esmm_cuda_to_host(ctx, data, strips->data + (size_t)s * data_bytes, data_bytes, NULL);
+    status = esmm_cuda_to_host(ctx, data, strips->data + (size_t)s * data_bytes, data_bytes, ctx->stream);
     if (status == ESMM_OK)
-      status = esmm_cuda_to_host(ctx, bits, strips->bits + (size_t)s * bits_bytes, bits_bytes, NULL);
+      status = esmm_cuda_to_host(ctx, bits, strips->bits + (size_t)s * bits_bytes, bits_bytes, ctx->stream);
     if (status == ESMM_OK)
       unpack_strip(w, s, bits, data, b);
   }
@@ -375,7 +375,7 @@ static esmm_status unpack(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b)
 {
   if (w->cuda->rows) {
     const esmm_matrix rows = esmm_cuda_weights_rows(w);
-    return esmm_cuda_download(ctx, &rows, b, NULL);
+    return esmm_cuda_download(ctx, &rows, b, ctx->stream);
   }
   const size_t bytes = (size_t)w->cuda->strips.k_padded * (ESMM_STRIP * sizeof(float) + sizeof(uint32_t));
   void *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
@@ -399,9 +399,9 @@ esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm
   if (status != ESMM_OK)
     return status;
   if (w->k > 0 && w->n > 0) {
-    status = esmm_cuda_begin(ctx, NULL);
+    status = esmm_cuda_begin(ctx, ctx->stream);
     if (status == ESMM_OK)
-      status = esmm_cuda_end(ctx, NULL, unpack(ctx, w, &b));
+      status = esmm_cuda_end(ctx, ctx->stream, unpack(ctx, w, &b));
   }
   if (status == ESMM_OK) { /* the ratio was looked at when these were prepared */
     const esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};

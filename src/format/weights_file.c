@@ -80,23 +80,23 @@ static esmm_prepare_opts opts_of(const esmm_file_header *h)
 {
   return (esmm_prepare_opts){.size = sizeof(esmm_prepare_opts),
                              .use = (esmm_use)h->use,
-                             .format = (esmm_format)h->format,
-                             .block_rows = (int)h->block_rows,
-                             .block_cols = (int)h->block_cols,
-                             .n = (int)h->n_of,
-                             .m = (int)h->m_of,
-                             .nm_cols = (int)h->nm_cols};
+                             .format = {.kind = (esmm_format_kind)h->format,
+                                        .block_rows = (int)h->block_rows,
+                                        .block_cols = (int)h->block_cols,
+                                        .keep = (int)h->n_of,
+                                        .group = (int)h->m_of,
+                                        .group_cols = (int)h->nm_cols}};
 }
 
 /* Sizes of a format's own sections; false on overflow. The shape is one that weights can have, blocks fit in int32. */
 static bool lay_out_form(const esmm_file_header *h, size_t size[ESMM_FILE_SECTIONS])
 {
   const esmm_prepare_opts opts = opts_of(h);
-  esmm_weights w = {.k = h->k, .n = h->n, .dtype = (esmm_dtype)h->dtype, .format = opts.format};
+  esmm_weights w = {.k = h->k, .n = h->n, .dtype = (esmm_dtype)h->dtype, .format = opts.format.kind};
   size_t most;
   if (!esmm_size_mul((size_t)h->k + 256, (size_t)h->n + 256, &most) || most > SIZE_MAX / 64)
     return false;
-  esmm_form_shape(&opts, &w);
+  esmm_form_shape(&opts.format, &w);
   w.bsr.blocks = h->blocks;
   const esmm_form_bytes form = esmm_form_sizes(&w);
   if (h->format == ESMM_FORMAT_BSR) {
@@ -226,13 +226,13 @@ static esmm_status check_format(const file *f, const esmm_file_header *h)
     return fail_file(f, ESMM_ERR_FORMAT, "format %u does not exist in version %u", h->format, h->version);
   if (h->strict)
     return fail_file(f, ESMM_ERR_FORMAT, "strict is 1, and %s weights keep no zeros",
-                     esmm_format_str((esmm_format)h->format));
+                     esmm_format_str((esmm_format_kind)h->format));
   if (bsr && (h->block_rows < 1 || h->block_rows > ESMM_MAX_BLOCK || h->block_cols < 1 ||
               h->block_cols > ESMM_MAX_BLOCK || h->blocks < 0 || h->blocks > INT32_MAX || !no_nm))
     return fail_file(f, ESMM_ERR_FORMAT, "%lld blocks of %u x %u do not exist", (long long)h->blocks, h->block_rows,
                      h->block_cols);
-  if (nm &&
-      (h->n_of < 1 || h->n_of > h->m_of || h->m_of > ESMM_MAX_M || h->nm_cols < 1 || h->nm_cols > INT32_MAX || !no_bsr))
+  if (nm && (h->n_of < 1 || h->n_of > h->m_of || h->m_of > ESMM_MAX_GROUP || h->nm_cols < 1 || h->nm_cols > INT32_MAX ||
+             !no_bsr))
     return fail_file(f, ESMM_ERR_FORMAT, "%u:%u with %u columns does not exist", h->n_of, h->m_of, h->nm_cols);
   return ESMM_OK;
 }
@@ -599,9 +599,9 @@ static esmm_status write_weights(const file *f, const esmm_weights *w)
       .format = (uint32_t)w->format,
       .block_rows = (uint32_t)w->bsr.block_rows,
       .block_cols = (uint32_t)w->bsr.block_cols,
-      .n_of = (uint32_t)w->nm.n,
-      .m_of = (uint32_t)w->nm.m,
-      .nm_cols = (uint32_t)w->nm.cols,
+      .n_of = (uint32_t)w->nm.keep,
+      .m_of = (uint32_t)w->nm.group,
+      .nm_cols = (uint32_t)w->nm.group_cols,
       .blocks = w->bsr.blocks,
   };
   memcpy(h.magic, ESMM_FILE_MAGIC, sizeof h.magic);
@@ -723,8 +723,8 @@ esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const 
   if (!weights->cuda)
     return save(ctx, weights, path);
   if (!ctx->cuda || esmm_cuda_get(ctx)->ordinal != weights->cuda->ordinal)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the weights lie on cuda:%d, but this context is of %s: save them there",
-                     weights->cuda->ordinal, ctx->cuda ? ctx->device : "the CPU");
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the weights lie on cuda:%d, but this is a %s context: save them there",
+                     weights->cuda->ordinal, ctx->cuda ? ctx->device : "CPU");
   esmm_weights *host = NULL;
   esmm_status status = esmm_cuda_weights_to_host(ctx, weights, &host);
   if (status == ESMM_OK)
