@@ -30,7 +30,7 @@ for block in "$WORK"/c.*; do
     compile_and_run() { gcc $flags "$block.c" -o "$block.out" $link && (cd "$WORK" && timeout 60 "$block.out"); }
     check "$name compiles and runs" compile_and_run
   else
-    { printf '#include "esmm.h"\n#include <stdio.h>\n#include <stdlib.h>\n'
+    { printf '#include "esmm_ffn.h"\n#include "esmm_tools.h"\n#include <stdio.h>\n#include <stdlib.h>\n'
       printf 'void readme(void);\nvoid readme(void)\n{\n'
       cat "$block"
       echo '}'; } >"$block.c"
