@@ -113,8 +113,8 @@ static int make_copies(bench *b, bench_data *data)
 {
   /* A dense B is random dense data already: then the libraries need no second set of it. */
   const esmm_generator *g = &b->problem.b.generator;
-  bool no_zeros = g->density == 1 && b->problem.b.prune.format == ESMM_FORMAT_DENSE && g->kind != ESMM_GEN_PATTERN &&
-                  g->kind != ESMM_GEN_ACTIVATIONS;
+  bool no_zeros = g->density == 1 && b->problem.b.prune.format.kind == ESMM_FORMAT_DENSE &&
+                  g->kind != ESMM_GEN_PATTERN && g->kind != ESMM_GEN_ACTIVATIONS;
   bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
   if (status == CLI_GO && !share && !b->once)
@@ -157,7 +157,7 @@ static int measure_a(const bench *b, bench_data *data)
     return CLI_GO;
   esmm_status done = esmm_pattern_extract(b->ctx, &data->a[0].m, BENCH_STRIP, &strips);
   data->density_a = element_density(data->plain_a[0].m.data, data->m * data->k, b->threads);
-  data->strip_density_a = esmm_pattern_density(strips);
+  data->strip_density_a = cli_pattern(b->ctx, strips).density;
   esmm_pattern_free(strips);
   return done == ESMM_OK ? CLI_GO : cli_status(b->ctx, "A", done);
 }

@@ -127,13 +127,15 @@ static void copy_parallel(void *to, const void *from, size_t bytes, int threads)
 }
 
 /* Every bit against the definition. */
-static bool pattern_is_right(const esmm_pattern *pattern, const float *a, int64_t m, int64_t k)
+static bool pattern_is_right(esmm_ctx *ctx, const esmm_pattern *pattern, const float *a, int64_t m, int64_t k)
 {
-  int64_t height = esmm_pattern_strip_rows(pattern);
+  const esmm_pattern_info info = cli_pattern(ctx, pattern);
+  const int64_t height = info.strip_rows;
   unsigned char *any = cli_alloc((size_t)k, 1);
-  bool right = esmm_pattern_strips(pattern) == (m + height - 1) / height;
+  uint64_t *bits = cli_alloc((size_t)info.words + 1, sizeof *bits);
+  bool right = info.strips == (m + height - 1) / height;
   for (int64_t strip = 0; right && strip * height < m; strip++) {
-    const uint64_t *bits = esmm_pattern_bits(pattern, strip);
+    right = esmm_pattern_bits(ctx, pattern, strip, 1, bits) == ESMM_OK;
     memset(any, 0, (size_t)k);
     for (int64_t row = strip * height; row < m && row < (strip + 1) * height; row++)
       for (int64_t j = 0; j < k; j++)
@@ -141,6 +143,7 @@ static bool pattern_is_right(const esmm_pattern *pattern, const float *a, int64_
     for (int64_t j = 0; j < k; j++)
       right = right && (bits[j / 64] >> (j % 64) & 1) == any[j];
   }
+  free(bits);
   free(any);
   return right;
 }
@@ -205,7 +208,7 @@ int bench_extraction(const bench *b, const bench_data *data, bench_report *repor
         seconds[i][round] = cli_now() - start;
       if (extracted != ESMM_OK)
         status = cli_status(b->ctx, "--extraction", extracted);
-      else if (round < 0 && pattern && !pattern_is_right(pattern, data->plain_a[0].m.data, data->m, data->k))
+      else if (round < 0 && pattern && !pattern_is_right(b->ctx, pattern, data->plain_a[0].m.data, data->m, data->k))
         status = cli_failed("--extraction: the bitmaps of strips of %d rows are WRONG", (int)heights[i]);
       esmm_pattern_free(pattern);
     }

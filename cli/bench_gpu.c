@@ -256,11 +256,11 @@ static esmm_status timed_call(bench *b, bench_data *data, const bench_contestant
 {
   esmm_status status = bench_gpu_flush(b, data);
   if (status == ESMM_OK)
-    status = esmm_timer_start(timer, NULL);
+    status = esmm_timer_start(timer);
   if (status == ESMM_OK)
     status = bench_gpu_call(b, data, c, NULL);
   if (status == ESMM_OK)
-    status = esmm_timer_stop(timer, NULL);
+    status = esmm_timer_stop(timer);
   return status;
 }
 

@@ -60,9 +60,9 @@ static double asked_density(const cli_source *source)
   double ones = 0;
   if (source->path)
     return NAN;
-  if (source->prune.format == ESMM_FORMAT_NM)
-    return (double)source->prune.n / source->prune.m;
-  if (source->prune.format == ESMM_FORMAT_BSR)
+  if (source->prune.format.kind == ESMM_FORMAT_NM)
+    return (double)source->prune.format.keep / source->prune.format.group;
+  if (source->prune.format.kind == ESMM_FORMAT_BSR)
     return source->prune.density;
   if (g->kind != ESMM_GEN_PATTERN)
     return g->density;

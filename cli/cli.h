@@ -8,7 +8,7 @@
 #ifndef ESMM_CLI_H
 #define ESMM_CLI_H
 
-#include "esmm.h"
+#include "esmm_tools.h"
 
 #include "../io/file.h"
 #include "../io/npy.h"
@@ -105,8 +105,8 @@ int cli_parse_density(const char *what, const char *text, double *out);
 /* "1,.75,50%": at most room values; *count says how many. */
 int cli_parse_densities(const char *what, const char *text, double *out, int room, int *count);
 
-/* --format: "dense", "bsr:R", "bsr:RxC", "nm:N:M", "nm:N:M:C"; sets those fields of opts. NULL is dense. */
-int cli_parse_format(const char *text, esmm_prepare_opts *opts);
+/* --format: "dense", "bsr:R", "bsr:RxC", "nm:N:M", "nm:N:M:C"; NULL is dense. */
+int cli_parse_format(const char *text, esmm_format *format);
 
 /* The candidate nearest to word by edit distance, or NULL when none is near enough to be worth suggesting. */
 const char *cli_closest(const char *word, const char *const *candidates, int count);
@@ -216,6 +216,10 @@ typedef struct cli_machine {
 int cli_context(const cli_machine *machine, const char *force, esmm_ctx **ctx);
 int cli_check_device(const char *what, const char *device); /* CLI_GO, or CLI_USAGE for what is no device's name */
 bool cli_on_gpu(const esmm_ctx *ctx);
+
+/* What a pattern says of itself; all 0 for NULL, and the context's error text then stays. */
+esmm_pattern_info cli_pattern(esmm_ctx *ctx, const esmm_pattern *pattern);
+
 /* "2 threads", or on a GPU "cuda:0"; in a static buffer. */
 const char *cli_workers(const esmm_ctx *ctx);
 /* One faint line where auto became the CPU, under a heading of that width: "GPU        none: ..." */
@@ -246,7 +250,7 @@ typedef struct cli_source {
   const char *path;         /* loaded from here, or NULL: generated */
   const char *preset;       /* of an activations generator, or NULL */
   esmm_generator generator; /* when path is NULL */
-  esmm_prune_opts prune;    /* when path is NULL: what is then done to it; format is ESMM_FORMAT_DENSE for nothing */
+  esmm_prune_opts prune;    /* when path is NULL: what is then done to it; its format is dense for nothing */
   char text[128];           /* "blockwise, density 0.5, strip 32" */
 } cli_source;
 

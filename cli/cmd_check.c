@@ -54,7 +54,7 @@ typedef struct data {
 
 typedef struct score {
   const char *name, *force;
-  esmm_format format; /* of the weights that it is given */
+  esmm_format_kind format; /* of the weights that it is given */
   int ran, exact, refused, wrong;
   double worst; /* error over its bound */
   char first[320];
@@ -364,14 +364,18 @@ static void compare_statistics(esmm_ctx *ctx, const problem *p, const data *d, s
     note_wrong(s, p, what);
     return;
   }
-  bool same = esmm_pattern_extract(ctx, &d->got.m, esmm_pattern_strip_rows(d->pattern), &want) == ESMM_OK &&
-              esmm_pattern_strips(want) == esmm_pattern_strips(d->pattern);
-  const size_t bytes = (size_t)((p->n + 63) / 64) * sizeof(uint64_t);
-  for (int64_t i = 0; same && i < esmm_pattern_strips(want); i++)
-    same = memcmp(esmm_pattern_bits(want, i), esmm_pattern_bits(d->pattern, i), bytes) == 0;
+  const esmm_pattern_info info = cli_pattern(ctx, d->pattern);
+  const int64_t words = info.strips * info.words;
+  uint64_t *bits = cli_alloc((size_t)(2 * words + 1), sizeof *bits);
+  const bool same = info.k == p->n && esmm_pattern_extract(ctx, &d->got.m, info.strip_rows, &want) == ESMM_OK &&
+                    cli_pattern(ctx, want).strips == info.strips &&
+                    esmm_pattern_bits(ctx, want, 0, info.strips, bits) == ESMM_OK &&
+                    esmm_pattern_bits(ctx, d->pattern, 0, info.strips, bits + words) == ESMM_OK &&
+                    memcmp(bits, bits + words, (size_t)words * sizeof *bits) == 0;
   if (!same)
     note_wrong(s, p, "the bitmaps of C are not those of C");
   esmm_pattern_free(want);
+  free(bits);
 }
 
 static void compare(const problem *p, const data *d, score *s)
@@ -401,14 +405,14 @@ static void compare(const problem *p, const data *d, score *s)
 }
 
 /* b in the kernel's own format. Every matrix is 4:4, and has blocks. */
-static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format format, esmm_weights **weights)
+static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, esmm_weights **weights)
 {
   const int group = format == ESMM_FORMAT_NM ? 4 : 0;
-  const esmm_prepare_opts opts = {.size = sizeof opts, .format = format, .n = group, .m = group};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format = {.kind = format, .keep = group, .group = group}};
   return *weights ? ESMM_OK : esmm_prepare(ctx, b, &opts, weights);
 }
 
-static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_format format,
+static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_format_kind format,
                               const esmm_weights **weights, const esmm_weights **gate)
 {
   *weights = d->gpu_weights ? d->gpu_weights : d->weights;
@@ -552,7 +556,7 @@ static score *make_scores(const esmm_ctx *ctx, int *count)
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
     if (esmm_kernel_get(ctx, i, &info) == ESMM_OK && info.available && !(info.flags & ESMM_KERNEL_REFERENCE)) {
-      esmm_format format = ESMM_FORMAT_DENSE; /* or the first that it reads */
+      esmm_format_kind format = ESMM_FORMAT_DENSE; /* or the first that it reads */
       while (format < ESMM_FORMAT_NM && !(info.formats & 1u << format))
         format++;
       scores[*count] = (score){.name = info.name, .force = info.name, .format = format};

@@ -27,7 +27,7 @@ static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_
 {
   esmm_pattern *strips = NULL;
   esmm_status done = esmm_pattern_coarsen(ctx, rows, strip, &strips);
-  *density = esmm_pattern_density(strips);
+  *density = cli_pattern(ctx, strips).density;
   esmm_pattern_free(strips);
   return done;
 }
@@ -35,8 +35,9 @@ static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_
 /* A hint only: where it cannot be had, as for want of memory, nothing is said of it. */
 static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities *d)
 {
-  const int64_t count = esmm_pattern_strips(rows);
-  if (count <= TALL || esmm_pattern_k(rows) == 0) /* there is but one strip, or nothing in it */
+  const esmm_pattern_info info = cli_pattern(ctx, rows);
+  const int64_t count = info.strips;
+  if (count <= TALL || info.k == 0) /* there is but one strip, or nothing in it */
     return;
   esmm_pattern *strips = NULL;
   int64_t *order = calloc((size_t)count, sizeof *order);
@@ -44,7 +45,7 @@ static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities
   if (order && strip_density(ctx, rows, TALL, &tall) == ESMM_OK &&
       esmm_pattern_reorder(ctx, rows, TALL, order, &strips) == ESMM_OK) {
     d->tall = tall;
-    d->reordered = esmm_pattern_density(strips);
+    d->reordered = cli_pattern(ctx, strips).density;
   }
   esmm_pattern_free(strips);
   free(order);
@@ -58,7 +59,7 @@ static esmm_status measure_a(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip,
     done = strip_density(ctx, rows, strip, &d->strips);
   if (done == ESMM_OK)
     measure_reordered(ctx, rows, d);
-  d->element = esmm_pattern_density(rows);
+  d->element = cli_pattern(ctx, rows).density;
   esmm_pattern_free(rows);
   return done;
 }
@@ -151,7 +152,7 @@ static int prepare(esmm_ctx *ctx, request *r, operands *o)
   if (status != CLI_GO)
     return status;
   esmm_prepare_opts opts = p->prepare;
-  opts.strict = r->strict && opts.format == ESMM_FORMAT_DENSE;
+  opts.strict = r->strict && opts.format.kind == ESMM_FORMAT_DENSE;
   esmm_status done = esmm_prepare(ctx, &o->host_b.m, &opts, &o->weights);
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }
@@ -160,10 +161,9 @@ static int explain(esmm_ctx *ctx, const request *r, const operands *o)
 {
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
-  verdicts->size = sizeof *verdicts;
   esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
   esmm_weights_info info = {.size = sizeof info};
-  esmm_status done = esmm_explain(ctx, &o->a, o->weights, &o->c, &opts, verdicts, &count);
+  esmm_status done = esmm_explain(ctx, &o->a, o->weights, &o->c, &opts, verdicts, sizeof *verdicts, &count);
   if (done == ESMM_OK)
     done = esmm_weights_get_info(o->weights, &info);
   int status = done == ESMM_OK ? print_problem(ctx, &r->problem, &o->host_a.m, &info) : cli_status(ctx, "plan", done);

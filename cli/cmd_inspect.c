@@ -79,19 +79,19 @@ static esmm_status measure_side(esmm_ctx *ctx, const esmm_matrix *m, bool as_b, 
   esmm_status status = as_b ? esmm_pattern_extract_b(ctx, m, 1, &lines) : esmm_pattern_extract(ctx, m, 1, &lines);
   if (status != ESMM_OK)
     return status;
-  out->strip[0] = esmm_pattern_density(lines);
+  out->strip[0] = cli_pattern(ctx, lines).density;
   for (int i = 1; i < STRIPS && status == ESMM_OK; i++) {
     esmm_pattern *coarser = NULL;
     status = esmm_pattern_coarsen(ctx, now ? now : lines, strips[i], &coarser);
     if (status == ESMM_OK)
-      out->strip[i] = esmm_pattern_density(coarser);
+      out->strip[i] = cli_pattern(ctx, coarser).density;
     esmm_pattern_free(now);
     now = coarser;
   }
   if (status == ESMM_OK && length > 0)
     status = esmm_pattern_coarsen(ctx, lines, length, &whole);
   if (whole)
-    out->dead = 1 - esmm_pattern_density(whole);
+    out->dead = 1 - cli_pattern(ctx, whole).density;
   esmm_pattern_free(whole);
   esmm_pattern_free(now);
   esmm_pattern_free(lines);
@@ -163,8 +163,7 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
   }
   int count = esmm_kernel_count();
   esmm_verdict *verdicts = cli_alloc((size_t)count, sizeof *verdicts);
-  verdicts->size = sizeof *verdicts;
-  done = esmm_explain(ctx, &near, weights, &c, NULL, verdicts, &count);
+  done = esmm_explain(ctx, &near, weights, &c, NULL, verdicts, sizeof *verdicts, &count);
   if (done != ESMM_OK) {
     status = cli_status(ctx, role, done);
   } else {

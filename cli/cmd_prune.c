@@ -227,24 +227,17 @@ static int check_targets(const request *r)
 /* What the words say, as the library wants it. */
 static int resolve(const request *r, esmm_prune_opts *opts)
 {
-  esmm_prepare_opts format = {.size = sizeof format};
+  esmm_format format;
   if (!r->format)
     return cli_usage("it needs --format: nm:N:M or bsr:R or bsr:RxC (see 'esmm prune --help')");
   const int status = cli_parse_format(r->format, &format);
   if (status != CLI_GO)
     return status;
-  if (format.format == ESMM_FORMAT_DENSE)
+  if (format.kind == ESMM_FORMAT_DENSE)
     return cli_usage("--format: dense leaves nothing to prune; it is nm:N:M or bsr:R or bsr:RxC");
-  if (format.format == ESMM_FORMAT_NM && !isnan(r->density))
+  if (format.kind == ESMM_FORMAT_NM && !isnan(r->density))
     return cli_usage("--density is for bsr; %s says itself how many stay", r->format);
-  *opts = (esmm_prune_opts){.size = sizeof *opts,
-                            .format = format.format,
-                            .block_rows = format.block_rows,
-                            .block_cols = format.block_cols,
-                            .n = format.n,
-                            .m = format.m,
-                            .nm_cols = format.nm_cols,
-                            .density = isnan(r->density) ? 0.5 : r->density};
+  *opts = (esmm_prune_opts){.size = sizeof *opts, .format = format, .density = isnan(r->density) ? 0.5 : r->density};
   return CLI_GO;
 }
 

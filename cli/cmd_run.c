@@ -155,7 +155,7 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
 }
 
 /* How many zeros C has, and where: what the next product could skip. */
-static void print_c(cli_table *table, const operands *o)
+static void print_c(esmm_ctx *ctx, cli_table *table, const operands *o)
 {
   int64_t nonzeros = 0, dead = 0;
   const esmm_matrix *c = &o->c.m;
@@ -164,13 +164,13 @@ static void print_c(cli_table *table, const operands *o)
     dead += o->nonzeros[j] == 0;
   }
   const double elements = (double)c->rows * (double)c->cols;
+  const esmm_pattern_info bitmaps = cli_pattern(ctx, o->bitmaps);
   cli_table_fact(table, "density of C", "elements %s, strips of %lld rows %s; %lld of %lld columns are zero",
-                 cli_number(elements > 0 ? (double)nonzeros / elements : 0, 3),
-                 (long long)esmm_pattern_strip_rows(o->bitmaps), cli_number(esmm_pattern_density(o->bitmaps), 3),
-                 (long long)dead, (long long)c->cols);
+                 cli_number(elements > 0 ? (double)nonzeros / elements : 0, 3), (long long)bitmaps.strip_rows,
+                 cli_number(bitmaps.density, 3), (long long)dead, (long long)c->cols);
 }
 
-static void print_stats(const esmm_ctx *ctx, const operands *o, const esmm_stats *s)
+static void print_stats(esmm_ctx *ctx, const operands *o, const esmm_stats *s)
 {
   const char *reason = esmm_ctx_device_reason(ctx);
   cli_table *table = cli_table_new("ll", NULL);
@@ -188,7 +188,7 @@ static void print_stats(const esmm_ctx *ctx, const operands *o, const esmm_stats
   cli_table_fact(table, "joint density", "%s", cli_number(s->joint_density, 3));
   cli_table_fact(table, "skipped", "%s", cli_percent(s->skipped_share));
   if (o->bitmaps)
-    print_c(table, o);
+    print_c(ctx, table, o);
   cli_table_fact(table, "time", "%s: plan %s, extract %s, multiply %s", cli_seconds(s->seconds_total),
                  cli_seconds(s->seconds_plan), cli_seconds(s->seconds_extract), cli_seconds(s->seconds_multiply));
   if (s->seconds_total > 0)
@@ -235,7 +235,7 @@ static int save_weights(esmm_ctx *ctx, const request *r, const operands *o)
   return CLI_GO;
 }
 
-static int save_product(const esmm_ctx *ctx, const request *r, const operands *o, const esmm_stats *stats)
+static int save_product(esmm_ctx *ctx, const request *r, const operands *o, const esmm_stats *stats)
 {
   char error[IO_ERROR_BYTES];
   if (io_npy_write(r->out, &o->c.m, error, sizeof error) != 0)

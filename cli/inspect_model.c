@@ -245,7 +245,7 @@ static void print_table(const inspection *s, FILE *out)
 int inspect_model(esmm_ctx *ctx, const inspect_request *request)
 {
   inspection s = {.ctx = ctx, .request = request, .prepare = {.size = sizeof s.prepare}};
-  int status = cli_parse_format(request->format, &s.prepare);
+  int status = cli_parse_format(request->format, &s.prepare.format);
   if (status == CLI_GO)
     status = model_files_find(request->path, &s.files);
   if (status == CLI_GO)

@@ -88,16 +88,21 @@ static bool any_bit(const uint64_t *bits, int64_t from, int64_t to)
 }
 
 /* Of blocks of so many k's by the strip's columns. */
-static double block_density(const esmm_pattern *strips, int64_t rows)
+static esmm_status block_density(esmm_ctx *ctx, const esmm_pattern *strips, int64_t rows, double *density)
 {
-  const int64_t count = esmm_pattern_strips(strips), k = esmm_pattern_k(strips), blocks = (k + rows - 1) / rows;
+  const esmm_pattern_info info = cli_pattern(ctx, strips);
+  const int64_t blocks = (info.k + rows - 1) / rows;
+  uint64_t *bits = cli_alloc((size_t)info.words + 1, sizeof *bits);
   int64_t set = 0;
-  for (int64_t s = 0; s < count; s++) {
-    const uint64_t *bits = esmm_pattern_bits(strips, s);
-    for (int64_t i = 0; i < blocks; i++)
-      set += any_bit(bits, i * rows, (i + 1) * rows < k ? (i + 1) * rows : k);
+  esmm_status status = ESMM_OK;
+  for (int64_t s = 0; s < info.strips && status == ESMM_OK; s++) {
+    status = esmm_pattern_bits(ctx, strips, s, 1, bits);
+    for (int64_t i = 0; i < blocks && status == ESMM_OK; i++)
+      set += any_bit(bits, i * rows, (i + 1) * rows < info.k ? (i + 1) * rows : info.k);
   }
-  return count > 0 && blocks > 0 ? (double)set / ((double)count * (double)blocks) : 0;
+  free(bits);
+  *density = info.strips > 0 && blocks > 0 ? (double)set / ((double)info.strips * (double)blocks) : 0;
+  return status;
 }
 
 /* Adds a band's densities, each times the strips (or columns) it is the mean of. */
@@ -106,7 +111,7 @@ static esmm_status add_densities(esmm_ctx *ctx, const esmm_matrix *band, model_d
   esmm_pattern *now = NULL;
   esmm_status status = esmm_pattern_extract_b(ctx, band, 1, &now);
   if (status == ESMM_OK)
-    sum->element += esmm_pattern_density(now) * (double)band->cols;
+    sum->element += cli_pattern(ctx, now).density * (double)band->cols;
   for (int i = 0; i < MODEL_STRIPS && status == ESMM_OK; i++) {
     esmm_pattern *coarser = NULL;
     status = esmm_pattern_coarsen(ctx, now, model_strips[i], &coarser);
@@ -114,12 +119,16 @@ static esmm_status add_densities(esmm_ctx *ctx, const esmm_matrix *band, model_d
     now = coarser;
     if (status != ESMM_OK)
       break;
-    const double count = (double)esmm_pattern_strips(now);
+    const esmm_pattern_info info = cli_pattern(ctx, now);
+    const double count = (double)info.strips;
     strips[i] += count;
-    sum->strip[i] += esmm_pattern_density(now) * count;
-    for (int j = 0; j < MODEL_BLOCKS; j++)
-      if (model_blocks[j] == model_strips[i])
-        sum->block[j] += block_density(now, model_blocks[j]) * count;
+    sum->strip[i] += info.density * count;
+    for (int j = 0; j < MODEL_BLOCKS && status == ESMM_OK; j++)
+      if (model_blocks[j] == model_strips[i]) {
+        double density = 0;
+        status = block_density(ctx, now, model_blocks[j], &density);
+        sum->block[j] += density * count;
+      }
   }
   esmm_pattern_free(now);
   return status;
@@ -199,11 +208,10 @@ static esmm_status explain_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
                                 const esmm_prepare_opts *opts, esmm_verdict *verdicts, int *count)
 {
   esmm_weights *weights = NULL;
-  verdicts->size = sizeof *verdicts;
   *count = esmm_kernel_count();
   esmm_status status = esmm_prepare(ctx, band, opts, &weights);
   if (status == ESMM_OK)
-    status = esmm_explain(ctx, a, weights, c, NULL, verdicts, count);
+    status = esmm_explain(ctx, a, weights, c, NULL, verdicts, sizeof *verdicts, count);
   esmm_weights_free(weights);
   return status;
 }
@@ -224,7 +232,7 @@ static esmm_status add_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matr
     *longest = seconds;
     snprintf(sum->kernel, sizeof sum->kernel, "%s", chosen->kernel);
   }
-  if (opts->format != ESMM_FORMAT_DENSE) /* such weights have no dense kernel to be compared with */
+  if (opts->format.kind != ESMM_FORMAT_DENSE) /* such weights have no dense kernel to be compared with */
     status = explain_band(ctx, a, band, c, &dense, verdicts, &count);
   if (status == ESMM_OK)
     sum->dense += verdict_dense_seconds(verdicts, count);

@@ -110,6 +110,14 @@ bool cli_on_gpu(const esmm_ctx *ctx)
   return strncmp(esmm_ctx_device(ctx), "cuda", 4) == 0;
 }
 
+esmm_pattern_info cli_pattern(esmm_ctx *ctx, const esmm_pattern *pattern)
+{
+  esmm_pattern_info info = {.size = sizeof info};
+  if (pattern)
+    (void)esmm_pattern_get_info(ctx, pattern, &info); /* it fails without a context alone */
+  return info;
+}
+
 const char *cli_workers(const esmm_ctx *ctx)
 {
   static char text[48];
@@ -291,15 +299,17 @@ static void set_text(cli_source *source)
   const esmm_generator *g = &source->generator;
   const esmm_prune_opts *prune = &source->prune;
   const char *path = source->path;
-  if (prune->format == ESMM_FORMAT_BSR) {
-    snprintf(source->text, sizeof source->text, "blocks of %d x %d, density %g", prune->block_rows, prune->block_cols,
-             prune->density);
+  if (prune->format.kind == ESMM_FORMAT_BSR) {
+    snprintf(source->text, sizeof source->text, "blocks of %d x %d, density %g", prune->format.block_rows,
+             prune->format.block_cols, prune->density);
     return;
   }
-  if (prune->format == ESMM_FORMAT_NM) {
-    const int used = snprintf(source->text, sizeof source->text, "%d:%d along k", prune->n, prune->m);
-    if (prune->nm_cols > 1)
-      snprintf(source->text + used, sizeof source->text - (size_t)used, ", %d columns together", prune->nm_cols);
+  if (prune->format.kind == ESMM_FORMAT_NM) {
+    const int used =
+        snprintf(source->text, sizeof source->text, "%d:%d along k", prune->format.keep, prune->format.group);
+    if (prune->format.group_cols > 1)
+      snprintf(source->text + used, sizeof source->text - (size_t)used, ", %d columns together",
+               prune->format.group_cols);
     return;
   }
   switch (path ? -1 : (int)g->kind) {
@@ -423,10 +433,10 @@ static bool take_numbers(const char *text, const char *marks, int most, int *num
   }
 }
 
-int cli_parse_format(const char *text, esmm_prepare_opts *opts)
+int cli_parse_format(const char *text, esmm_format *format)
 {
   int x[3] = {0};
-  opts->format = ESMM_FORMAT_DENSE;
+  *format = (esmm_format){.kind = ESMM_FORMAT_DENSE};
   if (!text || strcmp(text, "dense") == 0)
     return CLI_GO;
   const char *body = strchr(text, ':');
@@ -434,19 +444,14 @@ int cli_parse_format(const char *text, esmm_prepare_opts *opts)
     const bool square = take_numbers(body + 1, "", 256, x);
     if (!square && !take_numbers(body + 1, "x", 256, x))
       return cli_usage("--format: %s is not bsr:R or bsr:RxC with rows and columns of a block from 1 to 256", text);
-    opts->format = ESMM_FORMAT_BSR;
-    opts->block_rows = x[0];
-    opts->block_cols = square ? x[0] : x[1];
+    *format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = x[0], .block_cols = square ? x[0] : x[1]};
     return CLI_GO;
   }
   if (body && strncmp(text, "nm:", 3) == 0) {
     const bool fits = take_numbers(body + 1, ":", 32, x) || take_numbers(body + 1, "::", 1 << 30, x);
     if (!fits || x[0] > x[1] || x[1] > 32)
       return cli_usage("--format: %s is not nm:N:M with 1 <= N <= M <= 32, or nm:N:M:C with C columns", text);
-    opts->format = ESMM_FORMAT_NM;
-    opts->n = x[0];
-    opts->m = x[1];
-    opts->nm_cols = x[2];
+    *format = (esmm_format){.kind = ESMM_FORMAT_NM, .keep = x[0], .group = x[1], .group_cols = x[2]};
     return CLI_GO;
   }
   return cli_usage("--format: %s is none of dense, bsr:R, bsr:RxC, nm:N:M, nm:N:M:C", text);
@@ -456,22 +461,16 @@ int cli_parse_format(const char *text, esmm_prepare_opts *opts)
 static int resolve_format(cli_problem *p)
 {
   p->prepare = (esmm_prepare_opts){.size = sizeof p->prepare, .use = (esmm_use)p->use};
-  const int status = cli_parse_format(p->format, &p->prepare);
-  const esmm_format format = p->prepare.format;
-  if (status != CLI_GO || format == ESMM_FORMAT_DENSE || p->b.path)
+  const int status = cli_parse_format(p->format, &p->prepare.format);
+  const esmm_format_kind kind = p->prepare.format.kind;
+  if (status != CLI_GO || kind == ESMM_FORMAT_DENSE || p->b.path)
     return status;
   if (p->b.generator.kind == ESMM_GEN_PATTERN)
     return cli_usage("--format %s says where the zeros of B are: give no pattern for it", p->format);
-  if (format == ESMM_FORMAT_NM && given(p->density_b))
+  if (kind == ESMM_FORMAT_NM && given(p->density_b))
     return cli_usage("--format %s says how dense B is: give no --density-b with it", p->format);
-  p->b.prune = (esmm_prune_opts){.size = sizeof p->b.prune,
-                                 .format = format,
-                                 .block_rows = p->prepare.block_rows,
-                                 .block_cols = p->prepare.block_cols,
-                                 .n = p->prepare.n,
-                                 .m = p->prepare.m,
-                                 .nm_cols = p->prepare.nm_cols,
-                                 .density = p->b.generator.density};
+  p->b.prune =
+      (esmm_prune_opts){.size = sizeof p->b.prune, .format = p->prepare.format, .density = p->b.generator.density};
   p->b.generator = generate(ESMM_GEN_DENSE, 1);
   return CLI_GO;
 }
@@ -550,7 +549,7 @@ static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64
   if (status != CLI_GO)
     return status;
   esmm_status made = esmm_generate(ctx, &source->generator, &out->m);
-  if (made == ESMM_OK && source->prune.format != ESMM_FORMAT_DENSE)
+  if (made == ESMM_OK && source->prune.format.kind != ESMM_FORMAT_DENSE)
     made = esmm_prune(ctx, &out->m, &source->prune, NULL);
   return made == ESMM_OK ? CLI_GO : cli_status(ctx, what, made);
 }

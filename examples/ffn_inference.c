@@ -2,7 +2,8 @@
  * ffn_inference.c MODEL.safetensors: y = relu2(x W1 + b1) W2 + b2 of 256 random tokens. The model has fc1 and fc2 as
  * PyTorch stores a Linear, weight [out, in] and bias [out]; `ffn_train --save MODEL.safetensors` writes such a file.
  */
-#include "esmm.h"
+#include "esmm_ffn.h"
+#include "esmm_tools.h"
 #include "tensors.h"
 
 #include <stdio.h>

@@ -6,7 +6,7 @@
  * anywhere; a dead feature has a bias that no token overcomes. Tokens that are alike in eights, as neighbours of a
  * sequence are, have their zeros together. Both modes run in turns on the same data, and medians count.
  */
-#include "esmm.h"
+#include "esmm_ffn.h"
 
 #include <errno.h>
 #include <math.h>

@@ -9,7 +9,7 @@
  * centre of its own for every output. Negative biases start the hidden layer off with few nonzeros, so there is
  * something to skip; what training makes of that is the second curve. Writes PREFIX.csv and PREFIX.svg.
  */
-#include "esmm.h"
+#include "esmm_ffn.h"
 #include "file.h"
 #include "plot.h"
 

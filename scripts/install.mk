@@ -4,6 +4,7 @@
 
 LIBDIR ?= lib
 INSTALL_ROOT := $(DESTDIR)$(PREFIX)
+HEADERS := $(wildcard include/*.h)
 INSTALL_CMAKE := $(INSTALL_ROOT)/$(LIBDIR)/cmake/esmm
 MAN_PAGES := $(wildcard cli/man/*.1)
 PRIVATE_LIBS := -lm -lpthread -ldl $(if $(filter 1,$(OPENMP)),-fopenmp)
@@ -14,7 +15,7 @@ FILL_IN = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VER
 install: $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 	@case '$(PREFIX)' in /*) ;; *) echo "PREFIX is '$(PREFIX)': it must start with /" >&2; exit 1;; esac
 	@install -d $(INSTALL_ROOT)/include $(INSTALL_ROOT)/bin $(INSTALL_ROOT)/$(LIBDIR)/pkgconfig $(INSTALL_CMAKE)
-	@install -m 644 include/esmm.h $(INSTALL_ROOT)/include/esmm.h
+	@install -m 644 $(HEADERS) $(INSTALL_ROOT)/include/
 	@install -m 755 $(BUILD)/esmm $(INSTALL_ROOT)/bin/esmm
 	@install -m 644 $(BUILD)/libesmm.a $(INSTALL_ROOT)/$(LIBDIR)/libesmm.a
 	@install -m 755 $(BUILD)/libesmm.so.$(VERSION) $(INSTALL_ROOT)/$(LIBDIR)/libesmm.so.$(VERSION)
@@ -28,7 +29,7 @@ install: $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 	@echo "  installed in $(INSTALL_ROOT)"
 
 uninstall:
-	@rm -f $(INSTALL_ROOT)/include/esmm.h $(INSTALL_ROOT)/bin/esmm $(INSTALL_ROOT)/$(LIBDIR)/libesmm.a \
+	@rm -f $(addprefix $(INSTALL_ROOT)/,$(HEADERS)) $(INSTALL_ROOT)/bin/esmm $(INSTALL_ROOT)/$(LIBDIR)/libesmm.a \
 	  $(INSTALL_ROOT)/$(LIBDIR)/libesmm.so $(INSTALL_ROOT)/$(LIBDIR)/libesmm.so.$(SOVERSION) \
 	  $(INSTALL_ROOT)/$(LIBDIR)/libesmm.so.$(VERSION) $(INSTALL_ROOT)/$(LIBDIR)/pkgconfig/esmm.pc \
 	  $(INSTALL_CMAKE)/esmmConfig.cmake $(INSTALL_CMAKE)/esmmConfigVersion.cmake \

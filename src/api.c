@@ -4,7 +4,7 @@
  */
 #include "bits.h"
 #include "convert.h"
-#include "cuda/cuda.h"
+#include "backend.h"
 #include "source_id.h"
 
 #include <math.h>
@@ -95,13 +95,26 @@ static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_matri
   if (m->place == ESMM_HOST)
     return m->device == 0 ? ESMM_OK
                           : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->device is %d; host memory has 0", what, m->device);
-  if (!ctx->cuda)
+  if (!ctx->backend->memory)
     return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                     "%s->place is ESMM_DEVICE, but this context is of the CPU: it takes matrices in host memory",
-                     what);
-  if (m->device != esmm_cuda_get(ctx)->ordinal)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but this context is of %s: copy it there first", what,
-                     m->device, ctx->device);
+                     "%s->place is ESMM_DEVICE, but this is a %s context: it takes matrices in host memory", what,
+                     esmm_ctx_kind(ctx));
+  if (m->device != ctx->ordinal)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but this is a %s context: copy it there first", what,
+                     m->device, esmm_ctx_kind(ctx));
+  return ESMM_OK;
+}
+
+/* What later versions will need for 8-bit types. */
+static esmm_status check_reserved(esmm_ctx *ctx, const char *what, const esmm_matrix *m)
+{
+  if (m->scales)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->scales is set, but no dtype of this version has scales", what);
+  if (m->scaling != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->scaling is %d, but no dtype of this version has scales", what,
+                     m->scaling);
+  if (m->reserved != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->reserved is %d; it must be 0", what, m->reserved);
   return ESMM_OK;
 }
 
@@ -117,9 +130,11 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
     return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)m->dtype);
   if (m->order != ESMM_ROW_MAJOR && m->order != ESMM_COL_MAJOR)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)m->order);
-  const esmm_status placed = check_place(ctx, what, m);
-  if (placed != ESMM_OK)
-    return placed;
+  esmm_status status = check_reserved(ctx, what, m);
+  if (status == ESMM_OK)
+    status = check_place(ctx, what, m);
+  if (status != ESMM_OK)
+    return status;
   const int64_t inner = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
   const int64_t outer = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
   const int64_t ld = m->ld == 0 ? inner : m->ld;
@@ -216,19 +231,48 @@ esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix 
                      (long long)from.cols, (long long)to.rows, (long long)to.cols);
   if (esmm_overlap(&from, &to))
     return esmm_fail(ctx, ESMM_ERR_OVERLAP, "dst (%p) shares memory with src (%p)", to.data, from.data);
-  if (from.place == ESMM_DEVICE || to.place == ESMM_DEVICE)
-    return esmm_cuda_matrix_copy(ctx, &from, &to);
-  esmm_copy_host(ctx, &from, &to);
+  return ctx->backend->copy(ctx, &from, &to);
+}
+
+esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
+{
+  const size_t bytes = (size_t)m->rows * (size_t)m->cols * esmm_dtype_size(m->dtype);
+  void *data = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!data)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for a copy of a %lld x %lld matrix", (long long)m->rows,
+                     (long long)m->cols);
+  *twin = *m;
+  twin->data = data;
+  twin->ld = m->order == ESMM_ROW_MAJOR ? m->cols : m->rows;
+  twin->place = ESMM_HOST;
+  twin->device = 0;
   return ESMM_OK;
 }
 
-/* ---- patterns ---- */
-
-static esmm_status extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
+void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin)
 {
-  return a->place == ESMM_DEVICE ? esmm_cuda_pattern(ctx, a, strip_rows, pattern)
-                                 : esmm_pattern_host(ctx, a, strip_rows, pattern);
+  esmm_mem_free(&ctx->allocator, twin->data, (size_t)twin->rows * (size_t)twin->cols * esmm_dtype_size(twin->dtype));
+  twin->data = NULL;
 }
+
+esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
+{
+  esmm_status status = esmm_host_twin(ctx, m, twin);
+  if (status != ESMM_OK)
+    return status;
+  status = ctx->backend->copy(ctx, m, twin);
+  if (status != ESMM_OK)
+    esmm_host_twin_free(ctx, twin);
+  return status;
+}
+
+esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const esmm_matrix *m)
+{
+  esmm_matrix to = *m;
+  return ctx->backend->copy(ctx, twin, &to);
+}
+
+/* ---- patterns ---- */
 
 esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
 {
@@ -241,7 +285,7 @@ esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t st
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
   esmm_matrix checked;
   esmm_status status = esmm_check_matrix(ctx, "a", a, &checked);
-  return status == ESMM_OK ? extract(ctx, &checked, strip_rows, pattern) : status;
+  return status == ESMM_OK ? ctx->backend->pattern(ctx, &checked, strip_rows, pattern) : status;
 }
 
 esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols, esmm_pattern **pattern)
@@ -261,7 +305,7 @@ esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t 
   transposed.rows = checked.cols;
   transposed.cols = checked.rows;
   transposed.order = checked.order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
-  return extract(ctx, &transposed, strip_cols, pattern);
+  return ctx->backend->pattern(ctx, &transposed, strip_cols, pattern);
 }
 
 /* ---- weights ---- */
@@ -272,7 +316,7 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
   *o = (esmm_prepare_opts){.size = sizeof *o};
   esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof *o, o);
   if (status == ESMM_OK)
-    status = esmm_format_settle(ctx, o, block_rows, block_cols);
+    status = esmm_format_settle(ctx, "opts->format.", &o->format, block_rows, block_cols);
   if (status != ESMM_OK)
     return status;
   if (o->use != ESMM_USE_ANY && o->use != ESMM_USE_DECODE && o->use != ESMM_USE_LARGE_M)
@@ -280,12 +324,12 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
   if (!(o->max_bytes_ratio >= 0.0) || isinf(o->max_bytes_ratio))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
                      o->max_bytes_ratio);
-  if (o->format == ESMM_FORMAT_DENSE)
+  if (o->format.kind == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   if (o->strict)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "opts->strict keeps the zeros that %s drops: prepare dense weights",
-                     esmm_format_str(o->format));
-  return ctx->cuda ? esmm_format_refuse_gpu(ctx, o->format) : ESMM_OK;
+                     esmm_format_str(o->format.kind));
+  return esmm_format_supported(ctx, o->format.kind);
 }
 
 esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **weights)
@@ -302,7 +346,16 @@ esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare
     status = esmm_prepare_opts_check(ctx, opts, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK, &o);
   if (status != ESMM_OK)
     return status;
-  return ctx->cuda ? esmm_cuda_prepare(ctx, &checked, &o, weights) : esmm_prepare_checked(ctx, &checked, &o, weights);
+  return ctx->backend->prepare(ctx, &checked, &o, weights);
+}
+
+void esmm_weights_free(esmm_weights *w)
+{
+  if (!w)
+    return;
+  const esmm_allocator allocator = w->allocator;
+  w->backend->weights_free(w);
+  esmm_mem_free(&allocator, w, sizeof *w);
 }
 
 esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info)
@@ -321,12 +374,12 @@ esmm_status esmm_weights_get_info(const esmm_weights *w, esmm_weights_info *info
       .element_density = w->element_density,
       .strip_density = w->strip_density,
       .bytes = w->bytes,
-      .format = w->format,
-      .block_rows = w->bsr.block_rows,
-      .block_cols = w->bsr.block_cols,
-      .n = w->nm.n,
-      .m = w->nm.m,
-      .nm_cols = w->nm.cols,
+      .format = {.kind = w->format,
+                 .block_rows = w->bsr.block_rows,
+                 .block_cols = w->bsr.block_cols,
+                 .keep = w->nm.keep,
+                 .group = w->nm.group,
+                 .group_cols = w->nm.group_cols},
       .blocks = w->bsr.blocks,
       .block_density = all_blocks > 0 ? (double)w->bsr.blocks / all_blocks : 0.0,
   };
@@ -343,10 +396,7 @@ static esmm_status unpack_converted(esmm_ctx *ctx, const esmm_weights *w, esmm_m
   if (status != ESMM_OK)
     return status;
   esmm_weights_unpack(w, &b);
-  if (out->place == ESMM_DEVICE)
-    status = esmm_cuda_matrix_copy(ctx, &b, out);
-  else
-    esmm_copy_host(ctx, &b, out);
+  status = ctx->backend->copy(ctx, &b, out);
   esmm_host_twin_free(ctx, &b);
   return status;
 }
@@ -355,15 +405,16 @@ esmm_status esmm_check_weights(esmm_ctx *ctx, const char *what, const esmm_weigh
 {
   if (!w)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
-  const int mine = ctx->cuda ? esmm_cuda_get(ctx)->ordinal : -1, theirs = w->cuda ? w->cuda->ordinal : -1;
-  if (mine == theirs)
+  if (w->backend == ctx->backend && w->ordinal == ctx->ordinal)
     return ESMM_OK;
-  char where[16] = "the CPU";
-  if (theirs >= 0)
-    (void)snprintf(where, sizeof where, "cuda:%d", theirs);
+  char where[32];
+  if (w->backend->numbered)
+    (void)snprintf(where, sizeof where, "%s:%d", w->backend->name, w->ordinal);
+  else
+    (void)snprintf(where, sizeof where, "the %s", w->backend->kind);
   return esmm_fail(ctx, ESMM_ERR_DEVICE,
-                   "the weights in %s were prepared on %s, but this context is of %s: prepare them here", what, where,
-                   ctx->cuda ? ctx->device : "the CPU");
+                   "the weights in %s were prepared on %s, but this is a %s context: prepare them here", what, where,
+                   esmm_ctx_kind(ctx));
 }
 
 esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, esmm_matrix *out)
@@ -380,8 +431,8 @@ esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, es
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "out is %lld x %lld, the weights are %lld x %lld", (long long)to.rows,
                      (long long)to.cols, (long long)weights->k, (long long)weights->n);
   esmm_weights *host = NULL;
-  if (weights->cuda) {
-    status = esmm_cuda_weights_to_host(ctx, weights, &host);
+  if (ctx->backend->weights_to_host) {
+    status = ctx->backend->weights_to_host(ctx, weights, &host);
     if (status != ESMM_OK)
       return status;
   }
@@ -407,11 +458,11 @@ static esmm_kernel_info describe(const esmm_ctx *ctx, const esmm_kernel *kernel)
       .size = sizeof(esmm_kernel_info),
       .name = kernel->name,
       .doc = kernel->doc,
-      .backend = kernel->backend == ESMM_CPU ? "cpu" : "cuda",
+      .backend = kernel->backend->name,
       .number = kernel->number,
       .flags = kernel->flags,
       .available = esmm_kernel_available(ctx, kernel, NULL, 0),
-      .formats = kernel->any_format ? (1u << ESMM_FORMATS) - 1 : 1u << kernel->format,
+      .formats = esmm_kernel_formats(kernel),
   };
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernel.h"
 
+struct esmm_trial;
 struct esmm_tune_job;
 
 struct esmm_backend {
@@ -34,7 +35,7 @@ struct esmm_backend {
   esmm_status (*pattern)(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
 
   /* ---- weights ---- */
-  unsigned formats; /* of B that it can prepare: bits 1 << esmm_format */
+  unsigned formats; /* of B that it can prepare: bits 1 << esmm_format_kind */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
   void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
   /* The same B as a CPU's weights, and the other way round; both NULL where its weights are a CPU's. */
@@ -62,8 +63,7 @@ struct esmm_backend {
   esmm_status (*timer_seconds)(esmm_ctx *ctx, void *timer, double *seconds); /* waits for the stop */
 
   /* ---- tuning ---- */
-  const struct esmm_trial *trials; /* products in which the terms of its kernels matter in turn */
-  int trial_count;
+  const struct esmm_trial *trials; /* products in which the terms of its kernels matter in turn (tune.h) */
   /* What the tuning of this device depends on beside its name, as part of a file name: "-avx2-2", "". */
   void (*tune_suffix)(const esmm_ctx *ctx, char *out, size_t bytes);
   /* Fills in p->sample for the trial. */
@@ -74,6 +74,12 @@ struct esmm_backend {
   /* ---- the layer ---- */
   bool layer; /* esmm_ffn_... run on it */
 };
+
+/* What a context is called in texts: "CPU", "cuda:0". */
+static inline const char *esmm_ctx_kind(const esmm_ctx *ctx)
+{
+  return ctx->backend->numbered ? ctx->device : ctx->backend->kind;
+}
 
 /* Every backend there is, those that "auto" tries first in front; the last is the one that always works. */
 #define ESMM_MAX_BACKENDS 4

@@ -5,6 +5,7 @@
  * runtime have their own.
  */
 #include "backend.h"
+#include "esmm_tools.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -136,6 +137,24 @@ void esmm_memory_free(esmm_ctx *ctx, void *ptr)
     ctx->backend->memory_free(ctx, ptr);
 }
 
+/* ---- streams ---- */
+
+esmm_status esmm_ctx_set_stream(esmm_ctx *ctx, void *stream)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (stream && !ctx->backend->streams)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stream is %p, but a %s context has no streams", stream,
+                     ctx->backend->kind);
+  ctx->stream = stream;
+  return ESMM_OK;
+}
+
+void *esmm_ctx_stream(const esmm_ctx *ctx)
+{
+  return ctx ? ctx->stream : NULL;
+}
+
 /* ---- timers ---- */
 
 struct esmm_timer {
@@ -173,7 +192,7 @@ void esmm_timer_free(esmm_timer *timer)
   esmm_mem_free(&allocator, timer, sizeof *timer);
 }
 
-esmm_status esmm_timer_start(esmm_timer *timer, void *stream)
+esmm_status esmm_timer_start(esmm_timer *timer)
 {
   if (!timer)
     return ESMM_ERR_ARGUMENT;
@@ -183,10 +202,11 @@ esmm_status esmm_timer_start(esmm_timer *timer, void *stream)
   return status;
 }
 
-esmm_status esmm_timer_stop(esmm_timer *timer, void *stream)
+esmm_status esmm_timer_stop(esmm_timer *timer)
 {
   if (!timer)
     return ESMM_ERR_ARGUMENT;
+  esmm_ctx *ctx = timer->ctx;
   if (!timer->started)
     return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
   const esmm_status status = timer->ctx->backend->timer_stop(timer->ctx, timer->own);

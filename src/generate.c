@@ -11,6 +11,7 @@
  * buffer and then stored in the matrix's own order and dtype, so no generator knows about either.
  */
 #include "convert.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 #include <math.h>

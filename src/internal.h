@@ -67,7 +67,7 @@ struct esmm_weights {
   double element_density, strip_density;
   size_t bytes;
 
-  esmm_format format;
+  esmm_format_kind format;
   esmm_bsr_form bsr; /* ESMM_FORMAT_BSR; rows, panel_data, before and panel_at are then NULL */
   esmm_nm_form nm;   /* ESMM_FORMAT_NM; the same */
 
@@ -137,7 +137,8 @@ struct esmm_pattern {
 /* pattern.c: a was checked; the first one's bits and set are not filled in, the other's a lies in host memory */
 esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern);
 esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
-void esmm_pattern_count(esmm_pattern *pattern); /* set, from the bits */
+void esmm_pattern_count(esmm_pattern *pattern);           /* set, from the bits */
+double esmm_pattern_density(const esmm_pattern *pattern); /* 0 for an empty one, and for NULL */
 
 /* ---- errors ---- */
 

@@ -8,6 +8,7 @@
  * bytes are folded into one bit directly.
  */
 #include "bits.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 #include <string.h>
@@ -252,21 +253,6 @@ void esmm_pattern_free(esmm_pattern *pattern)
   esmm_mem_free(&allocator, pattern, sizeof *pattern);
 }
 
-int64_t esmm_pattern_strip_rows(const esmm_pattern *pattern)
-{
-  return pattern ? pattern->strip_rows : 0;
-}
-
-int64_t esmm_pattern_strips(const esmm_pattern *pattern)
-{
-  return pattern ? pattern->strips : 0;
-}
-
-int64_t esmm_pattern_k(const esmm_pattern *pattern)
-{
-  return pattern ? pattern->k : 0;
-}
-
 double esmm_pattern_density(const esmm_pattern *pattern)
 {
   if (!pattern || pattern->strips == 0 || pattern->k == 0)
@@ -274,11 +260,37 @@ double esmm_pattern_density(const esmm_pattern *pattern)
   return (double)pattern->set / ((double)pattern->strips * (double)pattern->k);
 }
 
-const uint64_t *esmm_pattern_bits(const esmm_pattern *pattern, int64_t strip)
+esmm_status esmm_pattern_get_info(esmm_ctx *ctx, const esmm_pattern *pattern, esmm_pattern_info *info)
 {
-  if (!pattern || strip < 0 || strip >= pattern->strips)
-    return NULL;
-  return pattern->bits + strip * pattern->words;
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern || !info)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", pattern ? "info" : "pattern");
+  if (!esmm_struct_size(info->size, sizeof *info))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "info->size is %zu; set it to sizeof *info, %zu in this version",
+                     info->size, sizeof *info);
+  const esmm_pattern_info all = {.size = info->size,
+                                 .rows = pattern->rows,
+                                 .k = pattern->k,
+                                 .strip_rows = pattern->strip_rows,
+                                 .strips = pattern->strips,
+                                 .words = pattern->words,
+                                 .density = esmm_pattern_density(pattern)};
+  memcpy(info, &all, info->size);
+  return ESMM_OK;
+}
+
+esmm_status esmm_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips, uint64_t *bits)
+{
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  if (!pattern || !bits)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", pattern ? "bits" : "pattern");
+  if (strip < 0 || strips < 0 || strip > pattern->strips || strips > pattern->strips - strip)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip and strips are %lld and %lld, but the pattern has %lld strips",
+                     (long long)strip, (long long)strips, (long long)pattern->strips);
+  memcpy(bits, pattern->bits + strip * pattern->words, (size_t)(strips * pattern->words) * sizeof *bits);
+  return ESMM_OK;
 }
 
 /* ---- skip statistics ---- */

@@ -253,7 +253,7 @@ static int verdict_order(const esmm_verdict *x, const esmm_verdict *y)
 }
 
 esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, const esmm_matrix *c,
-                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, int *count)
+                         const esmm_matmul_opts *opts, esmm_verdict *verdicts, size_t verdict_size, int *count)
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
@@ -271,10 +271,9 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return status;
   const char *force = forced(ctx, &o);
   const int total = esmm_registry_count();
-  const size_t stride = *count > 0 ? verdicts->size : sizeof *verdicts;
-  if (stride < sizeof(size_t) || stride > sizeof *verdicts)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdicts->size is %zu; set it to sizeof *verdicts, %zu in this version",
-                     stride, sizeof *verdicts);
+  if (*count > 0 && !esmm_struct_size(verdict_size, sizeof *verdicts))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "verdict_size is %zu; pass sizeof *verdicts, %zu in this version",
+                     verdict_size, sizeof *verdicts);
   if (force && !esmm_force_known(force))
     return unknown_kernel(ctx, force);
   if (p.m == 0 || p.n == 0 || p.k == 0 || p.alpha == 0.0f) {
@@ -286,8 +285,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   if (status != ESMM_OK)
     return status;
   for (int i = 0; i < total; i++) {
-    esmm_verdict v = {.size = stride,
-                      .kernel = choices[i].kernel->name,
+    esmm_verdict v = {.kernel = choices[i].kernel->name,
                       .flags = choices[i].kernel->flags,
                       .can_run = choices[i].can_run,
                       .competes = choices[i].can_run && choices[i].competes,
@@ -300,7 +298,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     all[at] = v;
   }
   for (int i = 0; i < total && i < *count; i++)
-    memcpy((char *)verdicts + (size_t)i * stride, &all[i], stride);
+    memcpy((char *)verdicts + (size_t)i * verdict_size, &all[i], verdict_size);
   *count = total;
   return ESMM_OK;
 }

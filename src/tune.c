@@ -6,9 +6,9 @@
  * text file a machine and number of threads, or a GPU; a file that does not parse, or is of another machine or version,
  * is ignored: the shipped constants serve.
  *
- * On a GPU operands lie in its memory, and times are those of the whole call on the device.
+ * Which products, and how a kernel is timed, a backend says. Operands lie in its memory where it has some.
  */
-#include "cuda/cuda.h"
+#include "tune.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,8 +25,6 @@
 #define MAX_SAMPLES 64
 #define MOST_CHANGE 4.0  /* a fitted constant is at most so many times the shipped one, or so many times less */
 #define PULL 0.01        /* towards the shipped constants */
-#define GPU_BATCH 2e-3   /* seconds: calls that are timed together on a GPU take about so long */
-#define SMALL_M_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 
@@ -36,7 +34,7 @@ void esmm_tune_defaults(esmm_ctx *ctx)
   const int useful = cpus > 0 && cpus < ctx->threads ? (int)cpus : ctx->threads;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    const int by = kernel->backend == ESMM_CUDA ? 1 : useful; /* a GPU's constants are of the whole GPU */
+    const int by = kernel->backend->threads ? useful : 1; /* else constants are of the whole device */
     for (int t = 0; t < ESMM_COST_TERMS; t++)
       ctx->cost[i][t] = kernel->cost[t] / (t < ESMM_COST_TERMS - 1 ? by : 1);
   }
@@ -78,15 +76,9 @@ static void set_path(esmm_ctx *ctx)
   const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
   char name[160], machine[128];
   slug(ctx->device_name, machine, sizeof machine);
-  int length;
-  if (ctx->cuda)
-    length = snprintf(name, sizeof name, "esmm/%.96s.tune", machine);
-  else
-    length = snprintf(name, sizeof name, "esmm/%.96s-%s-%d.tune", machine,
-                      ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
-                      : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
-                                                 : "portable",
-                      ctx->threads);
+  char suffix[32] = "";
+  ctx->backend->tune_suffix(ctx, suffix, sizeof suffix);
+  const int length = snprintf(name, sizeof name, "esmm/%.96s%s.tune", machine, suffix);
   ctx->tune_path[0] = '\0';
   if (length < 0)
     return;
@@ -230,90 +222,6 @@ static esmm_status write_cache(esmm_ctx *ctx)
 
 /* ------------------------------------------------------------------------------------------------ measuring */
 
-typedef struct trial {
-  int64_t m, k, n;
-  esmm_generator_kind kind;
-  double density_a, density_b; /* BSR: the share of blocks that B keeps; NM: 1 */
-  esmm_format format;
-  int rows, cols;    /* BSR: of a block */
-  int of, per, wide; /* NM: n, m and nm_cols */
-} trial;
-
-#define BLOCKS(rows, cols) ESMM_FORMAT_BSR, (rows), (cols), 0, 0, 0
-#define GROUPS(n, m, cols) ESMM_FORMAT_NM, 0, 0, (n), (m), (cols)
-#define DENSE_B ESMM_FORMAT_DENSE, 0, 0, 0, 0, 0
-
-/* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
-static const trial cpu_trials[] = {
-    {32, 64, 64, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {512, 64, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
-    {512, 512, 512, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .25, .25, DENSE_B},
-    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
-    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .02, 1, DENSE_B},
-    {512, 1024, 512, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
-    {1024, 1024, 512, ESMM_GEN_RANDOM, .2, 1, DENSE_B},
-    {1024, 1024, 1024, ESMM_GEN_RANDOM, .02, .25, DENSE_B},
-    {1, 512, 1024, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
-    {1, 4096, 4096, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .5, 1, DENSE_B},
-    {4, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, DENSE_B},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1, DENSE_B},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1, DENSE_B},
-    {128, 256, 256, ESMM_GEN_DENSE, 1, .5, BLOCKS(32, 32)},
-    {512, 512, 512, ESMM_GEN_DENSE, 1, .5, BLOCKS(32, 32)},
-    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, .25, BLOCKS(32, 32)},
-    {1024, 1024, 1024, ESMM_GEN_BLOCKWISE, .5, .25, BLOCKS(64, 64)},
-    {1024, 2048, 1024, ESMM_GEN_DENSE, 1, .1, BLOCKS(32, 32)},
-    {512, 1024, 512, ESMM_GEN_DENSE, 1, .25, BLOCKS(16, 16)},
-    {512, 512, 512, ESMM_GEN_DENSE, 1, .2, BLOCKS(8, 8)},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, .5, BLOCKS(32, 32)},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, .25, BLOCKS(64, 64)},
-    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 1)},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 1)},
-    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .1, 1, GROUPS(2, 4, 1)},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 16, 1)},
-    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 32)},
-    {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1)},
-    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1)},
-};
-#define CPU_TRIALS ((int)(sizeof cpu_trials / sizeof cpu_trials[0]))
-_Static_assert(sizeof cpu_trials / sizeof cpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
-
-/*
- * The same for a GPU: waves of tiles, joint k's, extraction of A, long k, few rows and fixed costs in turn. Those with
- * one B follow each other: it is made once.
- */
-static const trial gpu_trials[] = {
-    {256, 256, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {2048, 2048, 2048, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
-    {1024, 16384, 1024, ESMM_GEN_BLOCKWISE, .5, 1, DENSE_B},
-    {1024, 16384, 1024, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {16, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
-    {128, 4096, 4096, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, 1, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, 1, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_DENSE, 1, .25, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .25, .25, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .5, .5, DENSE_B},
-    {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
-};
-#define GPU_TRIALS ((int)(sizeof gpu_trials / sizeof gpu_trials[0]))
-_Static_assert(sizeof gpu_trials / sizeof gpu_trials[0] <= MAX_SAMPLES, "raise MAX_SAMPLES");
-
 typedef struct fit {
   int count;
   double units[MAX_SAMPLES][ESMM_COST_TERMS], seconds[MAX_SAMPLES];
@@ -381,14 +289,6 @@ static void solve(const fit *f, double scale, double *cost)
   }
 }
 
-/* A trial's operands. B serves the next trial too if that has the same. */
-typedef struct bench {
-  const trial *of_b;
-  esmm_matrix a[SMALL_M_COPIES], b, c;
-  int copies; /* of A, each with its own nonzeros */
-  esmm_weights *w;
-} bench;
-
 static bool make_matrix(esmm_ctx *ctx, int64_t rows, int64_t cols, esmm_matrix *m)
 {
   *m = (esmm_matrix){.rows = rows, .cols = cols, .ld = cols};
@@ -405,14 +305,14 @@ static void free_matrix(esmm_ctx *ctx, esmm_matrix *m)
   m->data = NULL;
 }
 
-/* On a GPU: to its memory, with or without what it holds. */
+/* To the device's memory, where it has some, with or without what it holds. */
 static esmm_status move_to_device(esmm_ctx *ctx, esmm_matrix *m, bool copy)
 {
-  if (!ctx->cuda)
+  if (!ctx->backend->memory)
     return ESMM_OK;
   esmm_matrix there = *m;
   there.place = ESMM_DEVICE;
-  there.device = esmm_cuda_get(ctx)->ordinal;
+  there.device = ctx->ordinal;
   esmm_status status = esmm_memory_alloc(ctx, (size_t)(m->rows * m->cols) * sizeof(float), &there.data);
   if (status == ESMM_OK && copy)
     status = esmm_matrix_copy(ctx, m, &there);
@@ -425,9 +325,9 @@ static esmm_status move_to_device(esmm_ctx *ctx, esmm_matrix *m, bool copy)
   return ESMM_OK;
 }
 
-static void bench_free(esmm_ctx *ctx, bench *x, bool also_b)
+static void bench_free(esmm_ctx *ctx, esmm_tune_job *x, bool also_b)
 {
-  for (int i = 0; i < SMALL_M_COPIES; i++)
+  for (int i = 0; i < ESMM_TUNE_COPIES; i++)
     free_matrix(ctx, &x->a[i]);
   free_matrix(ctx, &x->c);
   if (also_b) {
@@ -442,31 +342,18 @@ static esmm_status no_memory(esmm_ctx *ctx, int64_t rows, int64_t cols)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a %lld x %lld trial", (long long)rows, (long long)cols);
 }
 
-static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
+static esmm_status bench_make_b(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x)
 {
   if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b &&
-      x->of_b->format == ESMM_FORMAT_DENSE && t->format == ESMM_FORMAT_DENSE)
+      x->of_b->format.kind == ESMM_FORMAT_DENSE && t->format.kind == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   bench_free(ctx, x, true);
   x->of_b = t;
   if (!make_matrix(ctx, t->k, t->n, &x->b))
     return no_memory(ctx, t->k, t->n);
-  const bool dense = t->format == ESMM_FORMAT_DENSE;
-  const esmm_prune_opts prune = {.size = sizeof prune,
-                                 .format = t->format,
-                                 .block_rows = t->rows,
-                                 .block_cols = t->cols,
-                                 .n = t->of,
-                                 .m = t->per,
-                                 .nm_cols = t->wide,
-                                 .density = t->density_b};
-  const esmm_prepare_opts opts = {.size = sizeof opts,
-                                  .format = t->format,
-                                  .block_rows = t->rows,
-                                  .block_cols = t->cols,
-                                  .n = t->of,
-                                  .m = t->per,
-                                  .nm_cols = t->wide};
+  const bool dense = t->format.kind == ESMM_FORMAT_DENSE;
+  const esmm_prune_opts prune = {.size = sizeof prune, .format = t->format, .density = t->density_b};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format = t->format};
   const esmm_generator b = {.size = sizeof b,
                             .kind = dense && t->density_b < 1 ? ESMM_GEN_BLOCKWISE : ESMM_GEN_DENSE,
                             .operand = ESMM_OPERAND_B,
@@ -482,12 +369,12 @@ static esmm_status bench_make_b(esmm_ctx *ctx, const trial *t, bench *x)
   return status;
 }
 
-static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
+static esmm_status bench_make(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x)
 {
   esmm_status status = bench_make_b(ctx, t, x);
   if (status == ESMM_OK)
     status = make_matrix(ctx, t->m, t->n, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
-  x->copies = t->m <= 16 && !ctx->cuda ? SMALL_M_COPIES : 1;
+  x->copies = t->m <= 16 && ctx->backend->threads ? ESMM_TUNE_COPIES : 1;
   for (int i = 0; status == ESMM_OK && i < x->copies; i++) {
     const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 10 + (uint64_t)i, .density = t->density_a};
     status = make_matrix(ctx, t->m, t->k, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i]) : no_memory(ctx, t->m, t->k);
@@ -497,103 +384,33 @@ static esmm_status bench_make(esmm_ctx *ctx, const trial *t, bench *x)
   return status;
 }
 
-/*
- * The best of several runs, or for small m their lower quarter: which rows of B are still in cache is part of its cost.
- * Goes on until the best two agree, within reason: what disturbs a run only makes it longer.
- */
-static double measure(esmm_ctx *ctx, const esmm_kernel *kernel, const bench *x, esmm_problem *p, void *scratch)
-{
-  double seconds[32], spent = 0.0;
-  int runs = 0;
-  for (int i = 0; i <= 32; i++) {
-    esmm_stats stats = {.size = sizeof stats};
-    p->a = x->a[i % x->copies];
-    const double start = esmm_now();
-    (void)kernel->run(ctx, p, scratch, &stats); /* a CPU's kernel cannot fail */
-    const double now = esmm_now() - start;
-    if (i == 0) /* warms caches and threads up */
-      continue;
-    int at = runs++;
-    for (; at > 0 && now < seconds[at - 1]; at--)
-      seconds[at] = seconds[at - 1];
-    seconds[at] = now;
-    spent += now;
-    const bool agree = runs >= 4 && seconds[1] <= 1.05 * seconds[0];
-    if ((agree && (runs >= 12 || spent > 0.02)) || spent > 0.2)
-      break;
-  }
-  return seconds[x->copies > 1 ? runs / 4 : 0];
-}
-
-static esmm_status measure_cpu(esmm_ctx *ctx, const esmm_kernel *kernel, const bench *x, esmm_problem *p,
-                               double *seconds)
-{
-  const size_t bytes = kernel->workspace(p);
-  void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
-  if (!scratch)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, kernel->name);
-  *seconds = measure(ctx, kernel, x, p, scratch);
-  return ESMM_OK;
-}
-
-/* Seconds of `calls` calls in a row, on the device. */
-static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, bench *x, esmm_timer *timer, int calls,
-                              double *seconds)
-{
-  const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel->name};
-  esmm_status status = esmm_timer_start(timer, NULL);
-  for (int i = 0; status == ESMM_OK && i < calls; i++)
-    status = esmm_matmul(ctx, &x->a[0], x->w, &x->c, &opts, NULL);
-  if (status == ESMM_OK)
-    status = esmm_timer_stop(timer, NULL);
-  return status == ESMM_OK ? esmm_timer_seconds(timer, seconds) : status;
-}
-
-/* The best of some batches: what a call costs in a row of its like, with the launches of the next already under way. */
-static esmm_status measure_gpu(esmm_ctx *ctx, const esmm_kernel *kernel, bench *x, double *seconds)
-{
-  enum { BATCHES = 6 };
-  esmm_timer *timer;
-  esmm_status status = esmm_timer_create(ctx, &timer);
-  if (status != ESMM_OK)
-    return status;
-  double took = 0.0;
-  int calls = 2; /* the first batch loads the kernel and grows the scratch, the second says how many calls to take */
-  for (int i = 0; status == ESMM_OK && i < BATCHES + 2; i++) {
-    status = time_calls(ctx, kernel, x, timer, calls, &took);
-    const double each = took / calls;
-    *seconds = i <= 2 || each < *seconds ? each : *seconds;
-    if (i == 1)
-      calls = (int)fmin(fmax(GPU_BATCH / each, 2.0), 64.0);
-  }
-  esmm_timer_free(timer);
-  return status;
-}
-
 /* Runs one trial on every kernel that can and notes what it took. */
-static esmm_status try_all(esmm_ctx *ctx, const trial *t, bench *x, fit *fits)
+static esmm_status try_all(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x, fit *fits)
 {
   esmm_status status = bench_make(ctx, t, x);
-  esmm_problem p = {
-      .m = t->m, .n = t->n, .k = t->k, .a = x->a[0], .c = x->c, .w = x->w, .alpha = 1.0f, .threads = ctx->threads};
-  esmm_choice choices[ESMM_MAX_KERNELS];
-  int chosen;
-  if (status == ESMM_OK && ctx->cuda)
-    status = esmm_cuda_plan(ctx, &p, NULL, NULL, choices, &chosen); /* for the sample of A */
-  else if (status == ESMM_OK)
-    esmm_sample_a(&p.a, p.w, &p.sample);
+  esmm_problem p = {.ctx = ctx,
+                    .m = t->m,
+                    .n = t->n,
+                    .k = t->k,
+                    .a = x->a[0],
+                    .c = x->c,
+                    .w = x->w,
+                    .alpha = 1.0f,
+                    .threads = ctx->threads};
+  if (status == ESMM_OK)
+    status = ctx->backend->tune_sample(ctx, &p);
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     char why[160];
-    if (!esmm_kernel_competes(ctx, kernel) || !esmm_plan_can_run(ctx, &p, kernel, why, sizeof why))
+    if (!esmm_kernel_competes(ctx, kernel) || !esmm_plan_can_run(&p, kernel, why, sizeof why))
       continue;
     fit *f = &fits[i];
     double *units = f->units[f->count];
     memset(units, 0, sizeof f->units[0]);
-    p.strip_rows = 0;
-    kernel->terms(&p, ctx->cost[i], units, &p.strip_rows);
+    p.variant = 0;
+    kernel->terms(kernel, &p, ctx->cost[i], units, &p.variant);
     double *seconds = &f->seconds[f->count];
-    status = ctx->cuda ? measure_gpu(ctx, kernel, x, seconds) : measure_cpu(ctx, kernel, x, &p, seconds);
+    status = ctx->backend->tune_measure(ctx, kernel, x, &p, seconds);
     p.a = x->a[0];
     f->count += status == ESMM_OK;
     if (status == ESMM_ERR_UNSUPPORTED) /* a library that does not start: it keeps the shipped constants */
@@ -620,9 +437,11 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for tuning");
   memset(fits, 0, bytes);
   esmm_status status = ESMM_OK;
-  bench x = {0};
-  const trial *trials = ctx->cuda ? gpu_trials : cpu_trials;
-  const int count = ctx->cuda ? GPU_TRIALS : CPU_TRIALS;
+  esmm_tune_job x = {0};
+  const esmm_trial *trials = ctx->backend->trials;
+  int count = 0;
+  while (trials && count < MAX_SAMPLES && trials[count].m > 0)
+    count++;
   for (int i = 0; status == ESMM_OK && i < count; i++) {
     if (progress)
       progress(user, i, count);

@@ -174,8 +174,7 @@ static inline esmm_status bench_run(bench *b, int64_t m, void *stream)
 {
   esmm_matrix a = b->a, c = b->c;
   a.rows = c.rows = m;
-  esmm_matmul_opts opts = {.size = sizeof opts, .stream = stream};
-  return esmm_matmul(b->ctx, &a, b->w, &c, &opts, NULL);
+  return th_matmul_on(b->ctx, stream, &a, b->w, &c, NULL);
 }
 
 static inline void bench_stop(bench *b, const char *what)

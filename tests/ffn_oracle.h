@@ -5,6 +5,7 @@
 #ifndef ESMM_TEST_FFN_ORACLE_H
 #define ESMM_TEST_FFN_ORACLE_H
 
+#include "esmm_ffn.h"
 #include "harness.h"
 
 /* Parameters in float64, row-major; those that the layer has not are NULL. Gradients have the same shape. */

@@ -423,10 +423,38 @@ esmm_prepare_opts th_prepare_opts_for(esmm_ctx *ctx, const char *force)
     assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
     if (strcmp(info.name, force) != 0 || (info.formats & 1u << ESMM_FORMAT_DENSE))
       continue;
-    opts.format = info.formats & 1u << ESMM_FORMAT_BSR ? ESMM_FORMAT_BSR : ESMM_FORMAT_NM;
-    opts.n = opts.m = 4;
+    opts.format.kind = info.formats & 1u << ESMM_FORMAT_BSR ? ESMM_FORMAT_BSR : ESMM_FORMAT_NM;
+    opts.format.keep = opts.format.group = 4;
   }
   return opts;
+}
+
+esmm_status th_matmul_on(esmm_ctx *ctx, void *stream, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
+                         const esmm_matmul_opts *opts)
+{
+  assert_int_equal(esmm_ctx_set_stream(ctx, stream), ESMM_OK);
+  assert_ptr_equal(esmm_ctx_stream(ctx), stream);
+  const esmm_status status = esmm_matmul(ctx, a, w, c, opts, NULL);
+  assert_int_equal(esmm_ctx_set_stream(ctx, NULL), ESMM_OK);
+  return status;
+}
+
+esmm_pattern_info th_pattern(esmm_ctx *ctx, const esmm_pattern *pattern)
+{
+  esmm_pattern_info info = {.size = sizeof info};
+  if (esmm_pattern_get_info(ctx, pattern, &info) != ESMM_OK)
+    fail_msg("esmm_pattern_get_info: %s", esmm_ctx_error(ctx));
+  return info;
+}
+
+uint64_t *th_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern)
+{
+  const esmm_pattern_info info = th_pattern(ctx, pattern);
+  uint64_t *bits = calloc((size_t)(info.strips * info.words + 1), sizeof *bits);
+  assert_non_null(bits);
+  if (esmm_pattern_bits(ctx, pattern, 0, info.strips, bits) != ESMM_OK)
+    fail_msg("esmm_pattern_bits: %s", esmm_ctx_error(ctx));
+  return bits;
 }
 
 void th_on_crash(const char *text)

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "esmm.h"
+#include "esmm_tools.h"
 
 /* ---- random numbers: splitmix64, the same on every machine ---- */
 typedef struct th_rng {
@@ -89,12 +89,18 @@ th_ctx(int threads); /* of th_device(); no tuning cache, no forced kernel; fails
 esmm_ctx *th_ctx_on(const char *device, int threads);
 /* Unsets ESMM_FORCE and ESMM_THREADS, which would change what is tested; ESMM_DEVICE becomes th_device(). */
 void th_clean_environment(void);
-/* For cmocka: a group of tests shares a context of the CPU, with three threads, in a clean environment. */
+/* For cmocka: a group of tests shares a CPU context, with three threads, in a clean environment. */
 int th_cpu_set_up(void **state);
 int th_cpu_tear_down(void **state);
 /* Options that prepare B in a format the kernel reads: dense where it can (and where force is NULL), else blocks, else
    4:4, which any B fits. */
 esmm_prepare_opts th_prepare_opts_for(esmm_ctx *ctx, const char *force);
+/* esmm_matmul on this stream; the context's is the default one again afterwards. */
+esmm_status th_matmul_on(esmm_ctx *ctx, void *stream, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
+                         const esmm_matmul_opts *opts);
+esmm_pattern_info th_pattern(esmm_ctx *ctx, const esmm_pattern *pattern);
+/* All bitmaps, [strips][words]; to be freed. */
+uint64_t *th_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern);
 void th_on_crash(const char *text); /* printed if the process dies; the text must stay where it is */
 
 int64_t th_env_int(const char *name, int64_t otherwise);

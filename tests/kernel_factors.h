@@ -25,9 +25,9 @@ static const float SCALES[] = {0, 0, 1, 0.5f};                           /* [0]:
 static const int64_t PATTERN_ROWS[] = {0, 1, 2, 3, 4, 6, 8, 16, 32, 64}; /* 0: none given */
 /* Blocks that are read in place, in half panels, or gathered; groups that are selected from, listed, or widened. */
 static const struct {
-  esmm_format format;
-  int rows, cols;    /* of a block */
-  int n, m, nm_cols; /* of a group */
+  esmm_format_kind format;
+  int rows, cols; /* of a block */
+  int keep, group, group_cols;
 } FORMATS[] = {
     {.format = ESMM_FORMAT_DENSE},      {ESMM_FORMAT_BSR, 32, 32, 0, 0, 0}, {ESMM_FORMAT_BSR, 64, 64, 0, 0, 0},
     {ESMM_FORMAT_BSR, 16, 16, 0, 0, 0}, {ESMM_FORMAT_BSR, 7, 48, 0, 0, 0},  {ESMM_FORMAT_BSR, 100, 5, 0, 0, 0},

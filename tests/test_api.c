@@ -241,13 +241,13 @@ static void null_arguments(void **state)
   esmm_pattern *p = NULL;
   esmm_generator g = {.size = sizeof g};
   esmm_skip_stats skip = {.size = sizeof skip};
-  esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
+  esmm_verdict verdicts[4];
   int count = 4;
 
   assert_int_equal(esmm_matmul(NULL, &f->a, f->w, &f->c, NULL, NULL), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_prepare(NULL, &f->b, NULL, &w), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_matrix_copy(NULL, &f->a, &f->c), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_explain(NULL, &f->a, f->w, &f->c, NULL, verdicts, &count), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_explain(NULL, &f->a, f->w, &f->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_extract(NULL, &f->a, 1, &p), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_extract_b(NULL, &f->b, 1, &p), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_coarsen(NULL, NULL, 1, &p), ESMM_ERR_ARGUMENT);
@@ -270,9 +270,12 @@ static void null_arguments(void **state)
   EXPECT(esmm_prepare(f->ctx, &f->b, NULL, NULL), ESMM_ERR_ARGUMENT, "weights", "NULL");
   EXPECT(esmm_matrix_copy(f->ctx, NULL, &f->c), ESMM_ERR_ARGUMENT, "src", "NULL");
   EXPECT(esmm_matrix_copy(f->ctx, &f->a, NULL), ESMM_ERR_ARGUMENT, "dst", "NULL");
-  EXPECT(esmm_explain(f->ctx, NULL, f->w, &f->c, NULL, verdicts, &count), ESMM_ERR_ARGUMENT, "a", "NULL");
-  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, verdicts, NULL), ESMM_ERR_ARGUMENT, "count", "");
-  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, &count), ESMM_ERR_ARGUMENT, "verdicts", "NULL");
+  EXPECT(esmm_explain(f->ctx, NULL, f->w, &f->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_ERR_ARGUMENT, "a",
+         "NULL");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, verdicts, sizeof *verdicts, NULL), ESMM_ERR_ARGUMENT, "count",
+         "");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, sizeof *verdicts, &count), ESMM_ERR_ARGUMENT, "verdicts",
+         "NULL");
   EXPECT(esmm_pattern_extract(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "a", "NULL");
   EXPECT(esmm_pattern_extract(f->ctx, &f->a, 1, NULL), ESMM_ERR_ARGUMENT, "pattern", "NULL");
   EXPECT(esmm_pattern_extract_b(f->ctx, NULL, 1, &p), ESMM_ERR_ARGUMENT, "b", "NULL");
@@ -301,11 +304,12 @@ static void null_arguments(void **state)
   assert_non_null(esmm_ctx_features(NULL));
   assert_non_null(esmm_tune_path(NULL));
   assert_int_equal(esmm_is_tuned(NULL), 0);
-  assert_int_equal(esmm_pattern_strip_rows(NULL), 0);
-  assert_int_equal(esmm_pattern_strips(NULL), 0);
-  assert_int_equal(esmm_pattern_k(NULL), 0);
-  assert_true(esmm_pattern_density(NULL) == 0);
-  assert_null(esmm_pattern_bits(NULL, 0));
+  esmm_pattern_info pattern_info = {.size = sizeof pattern_info};
+  uint64_t bits;
+  assert_int_equal(esmm_pattern_get_info(NULL, NULL, &pattern_info), ESMM_ERR_ARGUMENT);
+  EXPECT(esmm_pattern_get_info(f->ctx, NULL, &pattern_info), ESMM_ERR_ARGUMENT, "pattern", "NULL");
+  assert_int_equal(esmm_pattern_bits(NULL, NULL, 0, 0, &bits), ESMM_ERR_ARGUMENT);
+  EXPECT(esmm_pattern_bits(f->ctx, NULL, 0, 0, &bits), ESMM_ERR_ARGUMENT, "pattern", "NULL");
 }
 
 /* ---- bad matrices and options ---- */
@@ -337,6 +341,17 @@ static void bad_matrices(void **state)
   x = f->a;
   x.place = (esmm_place)6;
   expect_matmul(f, "place", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "place", "6");
+  static const float scales[1] = {1};
+  x = f->a;
+  x.scales = scales;
+  expect_matmul(f, "scales", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT,
+                "a->scales is set, but no dtype of this version has scales", "");
+  x = f->c;
+  x.scaling = 2;
+  expect_matmul(f, "scaling", &f->a, f->w, &x, NULL, ESMM_ERR_ARGUMENT, "c->scaling is 2", "");
+  x = f->a;
+  x.reserved = -5;
+  expect_matmul(f, "reserved", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a->reserved is -5", "");
   x = f->a;
   x.device = 3;
   expect_matmul(f, "device", &x, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a->device", "3");
@@ -680,13 +695,13 @@ static void explain_agrees_with_what_runs(void **state)
       th_fill(&b, 2, 1, false);
       esmm_weights *w = NULL;
       assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
-      esmm_verdict verdicts[64] = {{.size = sizeof *verdicts}};
+      esmm_verdict verdicts[64];
       int count = 64, chosen = -1;
-      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, &count), ESMM_OK);
+      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
       assert_int_equal(count, esmm_kernel_count());
       double last = 0;
       for (int v = 0; v < count; v++) {
-        assert_true(verdicts[v].text[0] != 0 && verdicts[v].size == sizeof *verdicts);
+        assert_true(verdicts[v].text[0] != 0);
         if (verdicts[v].chosen) {
           assert_int_equal(chosen, -1);
           chosen = v;
@@ -705,7 +720,7 @@ static void explain_agrees_with_what_runs(void **state)
       count = 1; /* less room than kernels: the total still comes back */
       memset(&verdicts[1], 0x5a, sizeof verdicts[1]);
       esmm_verdict untouched = verdicts[1];
-      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, &count), ESMM_OK);
+      assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
       assert_int_equal(count, esmm_kernel_count());
       assert_memory_equal(&untouched, &verdicts[1], sizeof untouched);
       esmm_weights_free(w);
@@ -715,26 +730,25 @@ static void explain_agrees_with_what_runs(void **state)
     }
 }
 
-/* The array's stride is the caller's size of an element, so that a program built with a smaller one keeps working. */
+/* The array's stride is verdict_size, so that a program built with a smaller one keeps working. */
 static void verdicts_of_older_programs(void **state)
 {
   fixture *f = *state;
   typedef struct old_verdict {
-    size_t size;
     const char *kernel;
     unsigned flags;
     int can_run;
   } old_verdict;
   enum { ROOM = 64 };
-  esmm_verdict now[ROOM] = {{.size = sizeof *now}};
+  esmm_verdict now[ROOM];
   old_verdict old[ROOM + 1];
   int count = ROOM;
-  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_OK);
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, sizeof *now, &count), ESMM_OK);
   assert_int_equal(count, esmm_kernel_count());
   memset(old, 0x77, sizeof old);
-  old[0].size = sizeof *old;
   const old_verdict untouched = old[ROOM];
-  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, (esmm_verdict *)(void *)old, &count), ESMM_OK);
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, (esmm_verdict *)(void *)old, sizeof *old, &count),
+                   ESMM_OK);
   assert_int_equal(count, esmm_kernel_count());
   for (int i = 0; i < count; i++) {
     assert_string_equal(old[i].kernel, now[i].kernel);
@@ -752,12 +766,11 @@ static void verdicts_of_older_programs(void **state)
     assert_int_equal(info.flags, now[i].flags);
   }
 
-  now[0].size = 0;
-  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_ERR_ARGUMENT, "verdicts", "size is 0");
-  now[0].size = sizeof *now + 8;
-  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, &count), ESMM_ERR_ARGUMENT, "verdicts", "size");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, 0, &count), ESMM_ERR_ARGUMENT, "verdict_size is 0", "");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, now, sizeof *now + 8, &count), ESMM_ERR_ARGUMENT,
+         "verdict_size is 200", "192");
   count = 0; /* no room, no array: how many there are */
-  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, &count), ESMM_OK);
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, NULL, 0, &count), ESMM_OK);
   assert_int_equal(count, esmm_kernel_count());
 }
 
@@ -781,25 +794,28 @@ static void explain_of_nothing(void **state)
       {"C is empty", &no_rows, &empty_c, f->w, NULL},
   };
   for (int i = 0; i < 3; i++) {
-    esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
+    esmm_verdict verdicts[4];
     int count = 4;
     esmm_matmul_opts o = {.size = sizeof o, .alpha = nothing[i].alpha};
-    th_expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+    th_expect(nothing[i].what,
+              esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, sizeof *verdicts, &count),
               ESMM_OK, "", "", "");
     assert_int_equal(count, 0);
     count = 4;
     o.force = "banana";
-    th_expect(nothing[i].what, esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, &count),
+    th_expect(nothing[i].what,
+              esmm_explain(f->ctx, nothing[i].a, nothing[i].w, nothing[i].c, &o, verdicts, sizeof *verdicts, &count),
               ESMM_ERR_UNKNOWN_KERNEL, esmm_ctx_error(f->ctx), "force", "banana");
     esmm_matrix c = *nothing[i].c;
     th_expect(nothing[i].what, esmm_matmul(f->ctx, nothing[i].a, nothing[i].w, &c, &o, NULL), ESMM_ERR_UNKNOWN_KERNEL,
               esmm_ctx_error(f->ctx), "force", "banana");
     assert_memory_equal(f->before, f->c.data, sizeof f->before);
   }
-  esmm_verdict verdicts[4] = {{.size = sizeof *verdicts}};
+  esmm_verdict verdicts[4];
   int count = 4;
   const esmm_matmul_opts o = {.size = sizeof o, .force = "banana"};
-  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, &o, verdicts, &count), ESMM_ERR_UNKNOWN_KERNEL, "force", "banana");
+  EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, &o, verdicts, sizeof *verdicts, &count), ESMM_ERR_UNKNOWN_KERNEL,
+         "force", "banana");
   esmm_weights_free(of_no_k);
 }
 

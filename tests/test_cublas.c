@@ -24,9 +24,9 @@ static void cublas_works(void **state)
   esmm_stats stats;
   fake->cublas = 0;
   bench_start(&b);
-  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "cublas_f32", .stream = &stream};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "cublas_f32"};
   fake->captured = &stream; /* a handle cannot be had now, which says nothing of later */
-  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_ERR_UNSUPPORTED);
   assert_non_null(strstr(esmm_ctx_error(b.ctx), "before the capture"));
   assert_int_equal(fake->handles, 0);
   fake->captured = NULL;
@@ -35,7 +35,7 @@ static void cublas_works(void **state)
   assert_int_equal(fake->handles, 1);
   const int64_t sgemms = fake->sgemms;
   fake->captured = &stream;
-  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_OK);
   fake->captured = NULL;
   assert_int_equal(fake->handles, 1); /* one for the context */
   assert_int_equal(fake->sgemms, sgemms + 1);

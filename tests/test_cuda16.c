@@ -466,8 +466,8 @@ static void run_beside(decided *x, const char *what)
   for (int i = 0; i < CALLS; i++)
     c[i] = to_device(&shape);
   for (int i = 0; i < CALLS; i++) {
-    const esmm_matmul_opts opts = {.size = sizeof opts, .stream = streams[i % 2]};
-    expect_ok(both[i % 2], esmm_matmul(both[i % 2], &x->da[i / 2 % FILLING_COUNT], x->p.w, &c[i], &opts, NULL));
+    expect_ok(both[i % 2],
+              th_matmul_on(both[i % 2], streams[i % 2], &x->da[i / 2 % FILLING_COUNT], x->p.w, &c[i], NULL));
   }
   for (int i = 0; i < 2; i++)
     assert_int_equal(calls.stream_synchronize(streams[i]), 0);
@@ -488,12 +488,11 @@ static void run_beside(decided *x, const char *what)
 static void run_as_graph(decided *x, const char *what)
 {
   void *stream = new_stream(), *graph = NULL, *exec = NULL;
-  const esmm_matmul_opts opts = {.size = sizeof opts, .stream = stream};
   esmm_matrix *dc = &x->p.dc, *da = &x->da[0];
-  expect_ok(gpu, esmm_matmul(gpu, da, x->p.w, dc, &opts, NULL));
+  expect_ok(gpu, th_matmul_on(gpu, stream, da, x->p.w, dc, NULL));
   expect_ok(gpu, esmm_ctx_synchronize(gpu));
   assert_int_equal(calls.begin_capture(stream, 0), 0);
-  const esmm_status status = esmm_matmul(gpu, da, x->p.w, dc, &opts, NULL);
+  const esmm_status status = th_matmul_on(gpu, stream, da, x->p.w, dc, NULL);
   const int ended = calls.end_capture(stream, &graph);
   if (status != ESMM_OK || ended != 0 || !graph)
     fail_msg("%s: captured with %s (%s), cuStreamEndCapture %d", what, esmm_status_str(status), esmm_ctx_error(gpu),

@@ -235,9 +235,9 @@ static void session(const data *d, meter *m, esmm_status expected)
   STEP("alloc", place(ctx, &d->c, &c));
   STEP("copy in", esmm_matrix_copy(ctx, &d->a, &a));
   STEP("timer", esmm_timer_create(ctx, &timer));
-  STEP("timer start", esmm_timer_start(timer, NULL));
+  STEP("timer start", esmm_timer_start(timer));
   STEP("matmul", esmm_matmul(ctx, &a, w, &c, NULL, NULL));
-  STEP("timer stop", esmm_timer_stop(timer, NULL));
+  STEP("timer stop", esmm_timer_stop(timer));
   STEP("timer seconds", esmm_timer_seconds(timer, &seconds));
   STEP("matmul with statistics", esmm_matmul(ctx, &a, w, &c, NULL, &stats));
   STEP("synchronize", esmm_ctx_synchronize(ctx));
@@ -549,139 +549,6 @@ static void second_call_allocates_nothing(void **state)
   bench_stop(&b, "second call");
 }
 
-static void streams_wait_for_each_other(void **state)
-{
-  (void)state;
-  static char first, second;
-  bench b;
-  bench_start(&b);
-  assert_int_equal(bench_run(&b, 40, &first), ESMM_OK);
-  int64_t waits = fake->waits;
-  const int64_t records = fake->records;
-  assert_int_equal(bench_run(&b, 40, &first), ESMM_OK);
-  assert_int_equal(fake->waits, waits);
-  assert_true(fake->records > records);
-  assert_int_equal(bench_run(&b, 40, &second), ESMM_OK);
-  assert_int_equal(fake->waits, ++waits);
-  assert_int_equal(bench_run(&b, 40, &second), ESMM_OK);
-  assert_int_equal(fake->waits, waits);
-  assert_int_equal(bench_run(&b, 40, NULL), ESMM_OK);
-  assert_int_equal(fake->waits, ++waits);
-  bench_stop(&b, "streams");
-}
-
-static void capture(void **state)
-{
-  (void)state;
-  static char stream;
-  bench b;
-  bench_start(&b);
-  fake->captured = &stream;
-  assert_int_equal(bench_run(&b, 8, &stream), ESMM_ERR_UNSUPPORTED); /* no scratch yet */
-  assert_non_null(strstr(esmm_ctx_error(b.ctx), "outside the capture"));
-  fake->captured = NULL;
-  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
-
-  fake->captured = &stream;
-  const int64_t records = fake->records, waits = fake->waits, launches = fake->launches;
-  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
-  assert_true(fake->launches > launches);
-  assert_int_equal(fake->records, records); /* events of a graph order nothing outside it */
-  assert_int_equal(fake->waits, waits);
-  esmm_matmul_opts opts = {.size = sizeof opts, .stream = &stream};
-  assert_int_equal(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL), ESMM_ERR_UNSUPPORTED); /* host memory */
-  assert_non_null(strstr(esmm_ctx_error(b.ctx), "captured"));
-  fake->captured = NULL;
-
-  /* The graph knows the old scratch: what replaces it must not free it. */
-  esmm_matrix b_large = th_matrix_alloc(96, 720, ESMM_F32), a_large = th_matrix_alloc(400, 96, ESMM_F32),
-              c_large = th_matrix_alloc(400, 720, ESMM_F32);
-  th_fill(&b_large, 3, 0.5, true);
-  th_fill(&a_large, 4, 0.5, true);
-  esmm_weights *w = NULL;
-  assert_int_equal(esmm_prepare(b.ctx, &b_large, NULL, &w), ESMM_OK);
-  const int64_t blocks = fake->blocks;
-  assert_int_equal(esmm_matmul(b.ctx, &a_large, w, &c_large, NULL, NULL), ESMM_OK);
-  assert_int_equal(fake->blocks, blocks + 1);
-  esmm_weights_free(w);
-  free(b_large.data);
-  free(a_large.data);
-  free(c_large.data);
-  bench_stop(&b, "capture");
-}
-
-/* Refused before anything is captured: what a graph cannot hold, and what would end the capture. */
-static void refused_while_captured(void **state)
-{
-  (void)state;
-  static char stream;
-  bench b;
-  esmm_weights *w = NULL;
-  esmm_timer *timer = NULL;
-  esmm_matrix there;
-  bench_start(&b);
-  assert_int_equal(bench_run(&b, 8, &stream), ESMM_OK);
-  assert_int_equal(esmm_timer_create(b.ctx, &timer), ESMM_OK);
-  assert_int_equal(place(b.ctx, &b.d.b, &there), ESMM_OK);
-  const int64_t launches = fake->launches, allocations = fake->allocations, records = fake->records;
-  fake->captured = &stream;
-  const esmm_prepare_opts opts = {.size = sizeof opts, .stream = &stream};
-  for (int i = 0; i < 2; i++) {
-    assert_int_equal(esmm_prepare(b.ctx, i ? &there : &b.d.b, &opts, &w), ESMM_ERR_UNSUPPORTED);
-    assert_null(w);
-    assert_non_null(strstr(esmm_ctx_error(b.ctx), "captured"));
-    assert_non_null(strstr(esmm_ctx_error(b.ctx), "weights"));
-  }
-  assert_int_equal(esmm_timer_start(timer, &stream), ESMM_ERR_UNSUPPORTED);
-  assert_non_null(strstr(esmm_ctx_error(b.ctx), "timer"));
-  const esmm_matmul_opts product = {.size = sizeof product, .stream = &stream};
-  esmm_stats stats = {.size = sizeof stats};
-  assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &product, &stats), ESMM_ERR_UNSUPPORTED);
-  assert_non_null(strstr(esmm_ctx_error(b.ctx), "stats"));
-  fake->blocking = 1; /* and what the default stream does, where that would have to wait for the captured one */
-  assert_int_equal(esmm_matrix_copy(b.ctx, &b.d.a, &b.a), ESMM_ERR_UNSUPPORTED);
-  assert_non_null(strstr(esmm_ctx_error(b.ctx), "default stream"));
-  assert_int_equal(esmm_timer_start(timer, NULL), ESMM_ERR_UNSUPPORTED);
-  assert_int_equal(fake->launches, launches);
-  assert_int_equal(fake->allocations, allocations);
-  assert_int_equal(fake->records, records);
-  fake->captured = NULL;
-  esmm_timer_free(timer);
-  esmm_memory_free(b.ctx, there.data);
-  bench_stop(&b, "refused while captured");
-}
-
-/* A graph's work is in no event of the library: what frees memory waits for the whole device. */
-static void freeing_waits_for_graphs(void **state)
-{
-  (void)state;
-  static char stream;
-  for (int grown = 0; grown < 2; grown++) {
-    bench b;
-    bench_start(&b);
-    /* This kernel has no memory of its own with the context: only scratch is freed with it. */
-    esmm_matmul_opts opts = {.size = sizeof opts, .stream = &stream, .force = "dense_f32_mma"};
-    assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
-    fake->captured = &stream;
-    assert_int_equal(esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_OK);
-    fake->captured = NULL;
-    if (grown) { /* what the graph knows is not the scratch of now */
-      opts.stream = NULL;
-      assert_int_equal(esmm_matmul(b.ctx, &b.d.a, b.w, &b.d.c, &opts, NULL), ESMM_OK);
-    }
-    fake->running = 1;
-    esmm_memory_free(b.ctx, b.a.data);
-    fake->running = 1;
-    esmm_memory_free(b.ctx, b.c.data);
-    b.a.data = b.c.data = NULL;
-    fake->running = 1;
-    esmm_weights_free(b.w);
-    b.w = NULL;
-    fake->running = 1;
-    bench_stop(&b, "freeing while a graph runs");
-  }
-}
-
 /* ---- copies ---- */
 
 static void copies_wait_for_the_host_only(void **state)
@@ -876,10 +743,6 @@ int main(int argc, char **argv)
       TEST(launch_that_crashes),
       TEST(device_memory_runs_out),
       TEST(second_call_allocates_nothing),
-      TEST(streams_wait_for_each_other),
-      TEST(capture),
-      TEST(refused_while_captured),
-      TEST(freeing_waits_for_graphs),
       TEST(copies_wait_for_the_host_only),
       TEST(lines_far_apart),
       TEST(contexts_in_threads),

@@ -99,10 +99,10 @@ static void square_run(square *s, esmm_stats *stats)
 /* The plan's estimate for a kernel at the densities that the device says. */
 static double seconds_of(square *s, const char *kernel)
 {
-  esmm_verdict verdicts[ESMM_MAX_KERNELS] = {{.size = sizeof verdicts[0]}};
+  esmm_verdict verdicts[ESMM_MAX_KERNELS];
   int count = ESMM_MAX_KERNELS;
   seen.count = 0;
-  assert_int_equal(esmm_explain(s->ctx, &s->a, s->w, &s->c, NULL, verdicts, &count), ESMM_OK);
+  assert_int_equal(esmm_explain(s->ctx, &s->a, s->w, &s->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
   for (int i = 0; i < count; i++)
     if (strcmp(verdicts[i].kernel, kernel) == 0 && verdicts[i].can_run)
       return verdicts[i].seconds;
@@ -295,7 +295,7 @@ static void parts_of_the_epilogue_are_refused(void **state)
     opts.size = sizeof opts;
     th_expect(parts[i].word, esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_ERR_UNSUPPORTED,
               esmm_ctx_error(b.ctx), parts[i].word, "context of \"cpu\"");
-    th_expect(parts[i].word, esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, &count), ESMM_ERR_UNSUPPORTED,
+    th_expect(parts[i].word, esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, 0, &count), ESMM_ERR_UNSUPPORTED,
               esmm_ctx_error(b.ctx), parts[i].word, "context of \"cpu\"");
   }
   assert_null(pattern);

@@ -69,10 +69,10 @@ static void formats_are_refused(void **state)
   esmm_ctx *ctx = must_create(&m), *cpu = th_ctx_on("cpu", 1);
   esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32), on_gpu;
   for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++) {
-    const esmm_prepare_opts opts = {.size = sizeof opts, .format = (esmm_format)format};
+    const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = (esmm_format_kind)format};
     esmm_weights *w = NULL;
     th_expect("prepare", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "for the CPU",
-              esmm_format_str((esmm_format)format));
+              esmm_format_str((esmm_format_kind)format));
     th_expect("blocks", esmm_prepare_bsr(ctx, &bsr, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
               "for the CPU", "");
     assert_null(w);
@@ -91,14 +91,14 @@ static void formats_are_refused(void **state)
     ((float *)b.data)[i] = (float)(i + 1);
   assert_int_equal(place(ctx, &b, &on_gpu), ESMM_OK);
   assert_int_equal(esmm_matrix_copy(ctx, &b, &on_gpu), ESMM_OK);
-  const esmm_prune_opts prune = {.size = sizeof prune, .format = ESMM_FORMAT_NM};
+  const esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM};
   esmm_prune_report report = {.size = sizeof report};
   int64_t k, col;
-  assert_int_equal(esmm_nm_check(ctx, &on_gpu, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(esmm_format_check(ctx, &on_gpu, &prune.format, &k, &col), ESMM_OK);
   assert_true(k == 0 && col == 0);
   assert_int_equal(esmm_prune(ctx, &on_gpu, &prune, &report), ESMM_OK);
   assert_int_equal(report.dropped, 32);
-  assert_int_equal(esmm_nm_check(ctx, &on_gpu, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(esmm_format_check(ctx, &on_gpu, &prune.format, &k, &col), ESMM_OK);
   assert_int_equal(k, -1);
   esmm_memory_free(ctx, on_gpu.data);
   free(b.data);

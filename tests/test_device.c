@@ -1,5 +1,5 @@
 /*
- * test_device.c: which device a context is of, and what a context of the CPU says to memory and kernels of a GPU; its
+ * test_device.c: which device a context is of, and what a CPU context says to memory and kernels of a GPU; its
  * own memory and timers. All of it is the same with and without a GPU in the machine; test_cuda.c needs one.
  */
 #include "harness.h"
@@ -156,7 +156,7 @@ static void a_cpu_has_no_gpu_kernels(void **state)
 {
   fixture *f = *state;
   enum { ROOM = 64 };
-  esmm_verdict verdicts[ROOM] = {{.size = sizeof *verdicts}};
+  esmm_verdict verdicts[ROOM];
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
     assert_int_equal(esmm_kernel_get(f->ctx, i, &info), ESMM_OK);
@@ -166,10 +166,11 @@ static void a_cpu_has_no_gpu_kernels(void **state)
     const esmm_matmul_opts o = {.size = sizeof o, .force = info.name};
     expect_matmul(f, info.name, &f->a, &f->c, &o, ESMM_ERR_UNSUPPORTED, info.name, "runs on a GPU");
     int count = ROOM;
-    EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, &o, verdicts, &count), ESMM_ERR_UNSUPPORTED, info.name, "the CPU");
+    EXPECT(esmm_explain(f->ctx, &f->a, f->w, &f->c, &o, verdicts, sizeof *verdicts, &count), ESMM_ERR_UNSUPPORTED,
+           info.name, "a CPU context");
   }
   int count = ROOM;
-  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, verdicts, &count), ESMM_OK);
+  assert_int_equal(esmm_explain(f->ctx, &f->a, f->w, &f->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
   for (int i = 0; i < count; i++)
     if (strstr(verdicts[i].text, "runs on a GPU"))
       assert_false(verdicts[i].can_run || verdicts[i].competes || verdicts[i].chosen);
@@ -196,25 +197,31 @@ static void memory_and_timers(void **state)
   assert_int_equal(esmm_ctx_synchronize(f->ctx), ESMM_OK);
   assert_int_equal(esmm_ctx_synchronize(NULL), ESMM_ERR_ARGUMENT);
 
+  EXPECT(esmm_ctx_set_stream(f->ctx, f), ESMM_ERR_ARGUMENT, "stream is 0x", "a CPU context has no streams");
+  assert_null(esmm_ctx_stream(f->ctx));
+  assert_int_equal(esmm_ctx_set_stream(f->ctx, NULL), ESMM_OK);
+  assert_int_equal(esmm_ctx_set_stream(NULL, NULL), ESMM_ERR_ARGUMENT);
+  assert_null(esmm_ctx_stream(NULL));
+
   esmm_timer *timer = NULL;
   double seconds = -1;
   assert_int_equal(esmm_timer_create(NULL, &timer), ESMM_ERR_ARGUMENT);
   EXPECT(esmm_timer_create(f->ctx, NULL), ESMM_ERR_ARGUMENT, "timer", "NULL");
-  assert_int_equal(esmm_timer_start(NULL, NULL), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_timer_stop(NULL, NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_timer_start(NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_timer_stop(NULL), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_timer_seconds(NULL, &seconds), ESMM_ERR_ARGUMENT);
   esmm_timer_free(NULL);
   assert_int_equal(esmm_timer_create(f->ctx, &timer), ESMM_OK);
   EXPECT(esmm_timer_seconds(timer, &seconds), ESMM_ERR_ARGUMENT, "timer", "started");
-  EXPECT(esmm_timer_stop(timer, NULL), ESMM_ERR_ARGUMENT, "timer", "started");
-  assert_int_equal(esmm_timer_start(timer, NULL), ESMM_OK);
+  EXPECT(esmm_timer_stop(timer), ESMM_ERR_ARGUMENT, "timer", "started");
+  assert_int_equal(esmm_timer_start(timer), ESMM_OK);
   EXPECT(esmm_timer_seconds(timer, &seconds), ESMM_ERR_ARGUMENT, "timer", "stopped");
   usleep(2000);
-  assert_int_equal(esmm_timer_stop(timer, NULL), ESMM_OK);
+  assert_int_equal(esmm_timer_stop(timer), ESMM_OK);
   EXPECT(esmm_timer_seconds(timer, NULL), ESMM_ERR_ARGUMENT, "seconds", "NULL");
   assert_int_equal(esmm_timer_seconds(timer, &seconds), ESMM_OK);
   assert_true(seconds >= 0.002 && seconds < 60);
-  assert_int_equal(esmm_timer_start(timer, NULL), ESMM_OK); /* again */
+  assert_int_equal(esmm_timer_start(timer), ESMM_OK); /* again */
   EXPECT(esmm_timer_seconds(timer, &seconds), ESMM_ERR_ARGUMENT, "timer", "stopped");
   esmm_timer_free(timer);
 }

@@ -234,10 +234,17 @@ static esmm_status do_format(esmm_ctx *ctx, data *d, const esmm_prepare_opts *op
 static esmm_status do_formats(esmm_ctx *ctx, data *d)
 {
   static const esmm_prepare_opts opts[] = {
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR, .block_rows = 2, .block_cols = 2},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 4, .m = 4},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 4, .m = 4, .nm_cols = 8},
+      {.size = sizeof(esmm_prepare_opts),
+       .format.kind = ESMM_FORMAT_BSR,
+       .format.block_rows = 2,
+       .format.block_cols = 2},
+      {.size = sizeof(esmm_prepare_opts), .format.kind = ESMM_FORMAT_BSR},
+      {.size = sizeof(esmm_prepare_opts), .format.kind = ESMM_FORMAT_NM, .format.keep = 4, .format.group = 4},
+      {.size = sizeof(esmm_prepare_opts),
+       .format.kind = ESMM_FORMAT_NM,
+       .format.keep = 4,
+       .format.group = 4,
+       .format.group_cols = 8},
   };
   esmm_status status = ESMM_OK;
   for (size_t i = 0; i < sizeof opts / sizeof opts[0] && status == ESMM_OK; i++)
@@ -249,8 +256,8 @@ static esmm_status do_formats(esmm_ctx *ctx, data *d)
 static esmm_status do_prune(esmm_ctx *ctx, data *d)
 {
   static const esmm_prune_opts opts[] = {
-      {.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM},
-      {.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = 0.5},
+      {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM},
+      {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .density = 0.5},
   };
   esmm_status status = ESMM_OK;
   for (size_t i = 0; i < sizeof opts / sizeof opts[0] && status == ESMM_OK; i++) {

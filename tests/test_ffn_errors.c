@@ -148,28 +148,13 @@ static void dense_mode_needs_dense_weights(void **state)
   rig r;
   rig_create(&r, &o, &opts, plain, 1);
   for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++) {
-    const esmm_prepare_opts prepare = {.size = sizeof prepare, .format = (esmm_format)format, .n = 4, .m = 4};
+    const esmm_prepare_opts prepare = {
+        .size = sizeof prepare, .format.kind = (esmm_format_kind)format, .format.keep = 4, .format.group = 4};
     expect(&r, esmm_ffn_set_weights(r.ctx, r.ffn, &r.weights, &prepare), ESMM_ERR_UNSUPPORTED, "mode is dense",
-           esmm_format_str(prepare.format));
+           esmm_format_str(prepare.format.kind));
     assert_null(strstr(esmm_ctx_error(r.ctx), "strict"));
   }
   ends_right("after errors", &r, &o); /* with the weights it had */
-}
-
-/* On the CPU a stream, whatever it is, changes nothing; and an older program's options have none. */
-static void streams_are_for_gpus(void **state)
-{
-  (void)state;
-  for (int older = 0; older < 2; older++) {
-    oracle o = {.tokens = 6, .d_model = 5, .d_hidden = 8, .activation = ESMM_ACT_RELU2};
-    oracle_create(&o, 1, 1);
-    esmm_ffn_opts opts = opts_of(&o);
-    opts.stream = &opts;
-    opts.size = older ? offsetof(esmm_ffn_opts, stream) : sizeof opts;
-    rig r;
-    rig_create(&r, &o, &opts, plain, 1);
-    ends_right("stream", &r, &o);
-  }
 }
 
 static void bad_passes(void **state)
@@ -335,13 +320,9 @@ int main(void)
 {
   th_clean_environment();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(caches_have_owners),
-      cmocka_unit_test(bad_options),
-      cmocka_unit_test(bad_weights),
-      cmocka_unit_test(dense_mode_needs_dense_weights),
-      cmocka_unit_test(streams_are_for_gpus),
-      cmocka_unit_test(bad_passes),
-      cmocka_unit_test(any_allocation_may_fail),
+      cmocka_unit_test(caches_have_owners), cmocka_unit_test(bad_options),
+      cmocka_unit_test(bad_weights),        cmocka_unit_test(dense_mode_needs_dense_weights),
+      cmocka_unit_test(bad_passes),         cmocka_unit_test(any_allocation_may_fail),
   };
   return cmocka_run_group_tests_name("ffn_errors", tests, NULL, NULL);
 }

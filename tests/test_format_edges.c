@@ -13,20 +13,21 @@ static void no_k_and_any_n(void **state)
   esmm_ctx *ctx = *state;
   esmm_matrix b = {.rows = 0, .cols = (int64_t)1 << 49}, out = b;
   int64_t k = 0, col = 0;
-  assert_int_equal(esmm_nm_check(ctx, &b, 2, 4, &k, &col), ESMM_OK);
+  const esmm_format format = {.kind = ESMM_FORMAT_NM};
+  assert_int_equal(esmm_format_check(ctx, &b, &format, &k, &col), ESMM_OK);
   assert_true(k == -1 && col == -1);
   for (int cols = 1; cols <= 32; cols += 31) {
-    const esmm_prune_opts prune = {.size = sizeof prune, .format = ESMM_FORMAT_NM, .nm_cols = cols};
+    const esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM, .format.group_cols = cols};
     esmm_prune_report report = {.size = sizeof report};
     assert_int_equal(esmm_prune(ctx, &b, &prune, &report), ESMM_OK);
     assert_true(report.kept == 0 && report.dropped == 0);
-    const esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM, .nm_cols = cols};
+    const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM, .format.group_cols = cols};
     esmm_weights *w = NULL;
     if (esmm_prepare(ctx, &b, &opts, &w) != ESMM_OK)
       fail_msg("prepare: %s", esmm_ctx_error(ctx));
     esmm_weights_info info = {.size = sizeof info};
     assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
-    assert_true(info.rows == 0 && info.cols == b.cols && info.nm_cols == cols && info.element_density == 0);
+    assert_true(info.rows == 0 && info.cols == b.cols && info.format.group_cols == cols && info.element_density == 0);
     assert_int_equal(esmm_weights_to_dense(ctx, w, &out), ESMM_OK);
     esmm_weights_free(w);
   }
@@ -55,7 +56,7 @@ static void too_many_lines_of_blocks(void **state)
                                .index_bits = variant / 2 % 2 ? 64 : 32,
                                .order = variant / 4 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
                                .row_pointers = pointers};
-      const esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_BSR};
+      const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_BSR};
       esmm_weights *w = NULL;
       th_expect("prepare", esmm_prepare_bsr(ctx, &blocks, &opts, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "int32",
                 "larger blocks");
@@ -76,8 +77,11 @@ static void blocks_wider_than_b(void **state)
   esmm_matrix b = th_matrix_alloc(64, 64, ESMM_F32);
   th_fill(&b, 1, 1.0, true);
   for (int side = 128; side <= 256; side += 128) {
-    const esmm_prepare_opts opts = {
-        .size = sizeof opts, .format = ESMM_FORMAT_BSR, .block_rows = side, .block_cols = side, .max_bytes_ratio = 1};
+    const esmm_prepare_opts opts = {.size = sizeof opts,
+                                    .format.kind = ESMM_FORMAT_BSR,
+                                    .format.block_rows = side,
+                                    .format.block_cols = side,
+                                    .max_bytes_ratio = 1};
     esmm_weights *w = NULL;
     if (esmm_prepare(ctx, &b, &opts, &w) != ESMM_OK)
       fail_msg("blocks of %d: %s", side, esmm_ctx_error(ctx));
@@ -86,7 +90,8 @@ static void blocks_wider_than_b(void **state)
   free(b.data);
   b = th_matrix_alloc(512, 512, ESMM_BF16);
   th_fill(&b, 1, 1.0, false);
-  const esmm_prepare_opts single = {.size = sizeof single, .format = ESMM_FORMAT_BSR, .block_rows = 1, .block_cols = 1};
+  const esmm_prepare_opts single = {
+      .size = sizeof single, .format.kind = ESMM_FORMAT_BSR, .format.block_rows = 1, .format.block_cols = 1};
   esmm_weights *w = NULL;
   th_expect("single elements", esmm_prepare(ctx, &b, &single, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
             "3.00 times", "larger blocks");
@@ -176,7 +181,7 @@ static void no_pattern_after_a_failure(void **state)
   assert_null(pattern);
 
   assert_int_equal(esmm_matmul_bsr(ctx, &f.a, f.w, &f.c, &opts, NULL), ESMM_OK);
-  assert_int_equal(esmm_pattern_k(pattern), N);
+  assert_int_equal(th_pattern(ctx, pattern).k, N);
   esmm_pattern_free(pattern);
   free_fixture(&f);
 }
@@ -214,12 +219,36 @@ static void results_in_the_arrays(void **state)
   free_fixture(&f);
 }
 
+/* What cannot be checked is refused, with the field as the caller wrote it. */
+static void format_check_refuses(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32);
+  int64_t k = 0, col = 0;
+  th_expect("format", esmm_format_check(ctx, &b, NULL, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
+            "format is NULL", "");
+  esmm_format format = {.kind = ESMM_FORMAT_BSR};
+  th_expect("bsr", esmm_format_check(ctx, &b, &format, &k, &col), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
+            "format->kind is bsr", "only nm");
+  format.kind = ESMM_FORMAT_DENSE;
+  th_expect("dense", esmm_format_check(ctx, &b, &format, &k, &col), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx),
+            "format->kind is dense", "only nm");
+  format.kind = (esmm_format_kind)5;
+  th_expect("kind", esmm_format_check(ctx, &b, &format, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
+            "format->kind is 5", "");
+  format = (esmm_format){.kind = ESMM_FORMAT_NM, .reserved = {0, 3}};
+  th_expect("reserved", esmm_format_check(ctx, &b, &format, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
+            "format->reserved[1] is 3", "");
+  assert_true(k == -1 && col == -1);
+  free(b.data);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_k_and_any_n),        cmocka_unit_test(too_many_lines_of_blocks),
       cmocka_unit_test(blocks_wider_than_b),   cmocka_unit_test(no_pattern_after_a_failure),
-      cmocka_unit_test(results_in_the_arrays),
+      cmocka_unit_test(results_in_the_arrays), cmocka_unit_test(format_check_refuses),
   };
   return cmocka_run_group_tests_name("format_edges", tests, th_cpu_set_up, th_cpu_tear_down);
 }

@@ -180,9 +180,9 @@ static void bsr_round_trips(void **state)
         fill(&b, s * 100 + t, 0.8);
         drop_blocks(&b, blocks[t][0], blocks[t][1], t, densities[variant % 3]);
         const esmm_prepare_opts opts = {.size = sizeof opts,
-                                        .format = ESMM_FORMAT_BSR,
-                                        .block_rows = blocks[t][0],
-                                        .block_cols = blocks[t][1],
+                                        .format.kind = ESMM_FORMAT_BSR,
+                                        .format.block_rows = blocks[t][0],
+                                        .format.block_cols = blocks[t][1],
                                         .max_bytes_ratio = 1e9};
         esmm_weights *w = prepare(ctx, &b, &opts);
         expect_bsr_layout(w, &b);
@@ -191,12 +191,12 @@ static void bsr_round_trips(void **state)
         int64_t all;
         const int64_t alive = count_alive(&b, blocks[t][0], blocks[t][1], &all);
         const esmm_weights_info info = info_of(w);
-        assert_int_equal(info.format, ESMM_FORMAT_BSR);
-        assert_int_equal(info.block_rows, blocks[t][0]);
-        assert_int_equal(info.block_cols, blocks[t][1]);
+        assert_int_equal(info.format.kind, ESMM_FORMAT_BSR);
+        assert_int_equal(info.format.block_rows, blocks[t][0]);
+        assert_int_equal(info.format.block_cols, blocks[t][1]);
         assert_int_equal(info.blocks, alive);
         assert_true(info.block_density == (all ? (double)alive / (double)all : 0.0));
-        assert_true(info.n == 0 && info.m == 0 && info.nm_cols == 0);
+        assert_true(info.format.keep == 0 && info.format.group == 0 && info.format.group_cols == 0);
         esmm_weights_free(w);
       }
   th_arena_free(&arena);
@@ -272,11 +272,13 @@ static void bsr_from_arrays(void **state)
   esmm_ctx *ctx = *state;
   static const int blocks[][2] = {{1, 1}, {32, 32}, {5, 16}, {16, 7}};
   static const esmm_prepare_opts targets[] = {
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR, .max_bytes_ratio = 1e9}, /* their own blocks */
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR, .block_rows = 16, .block_cols = 32},
+      {.size = sizeof(esmm_prepare_opts),
+       .max_bytes_ratio = 1e9,
+       .format = {.kind = ESMM_FORMAT_BSR}}, /* their own blocks */
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_BSR, .block_rows = 16, .block_cols = 32}},
       {.size = sizeof(esmm_prepare_opts)},
       {.size = sizeof(esmm_prepare_opts), .use = ESMM_USE_LARGE_M},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 4, .m = 4},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_NM, .keep = 4, .group = 4}},
   };
   int tried = 0;
   for (size_t t = 0; t < sizeof blocks / sizeof blocks[0]; t++)
@@ -290,13 +292,13 @@ static void bsr_from_arrays(void **state)
         esmm_weights *w = NULL;
         if (esmm_prepare_bsr(ctx, &a.b, &targets[i], &w) != ESMM_OK)
           fail_msg("prepare_bsr: %s", esmm_ctx_error(ctx));
-        assert_int_equal(info_of(w).format, targets[i].format);
-        if (targets[i].format == ESMM_FORMAT_BSR) {
+        assert_int_equal(info_of(w).format.kind, targets[i].format.kind);
+        if (targets[i].format.kind == ESMM_FORMAT_BSR) {
           expect_bsr_layout(w, &b);
           expect_same_zeros(ctx, w, &b);
         }
         if (i == 0)
-          assert_int_equal(info_of(w).block_rows, blocks[t][0]);
+          assert_int_equal(info_of(w).format.block_rows, blocks[t][0]);
         expect_back(ctx, "arrays", w, &b);
         esmm_weights_free(w);
         tried++;
@@ -319,7 +321,7 @@ static void no_blocks_at_all(void **state)
                         .block_cols = 8,
                         .index_bits = 32,
                         .row_pointers = zeros};
-    const esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_BSR};
+    const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_BSR};
     esmm_weights *w = NULL;
     assert_int_equal(esmm_prepare_bsr(ctx, &b, &opts, &w), ESMM_OK);
     esmm_matrix dense = th_matrix_alloc(rows, 8, ESMM_F32);
@@ -426,15 +428,15 @@ static void shapes_beyond_int32(void **state)
                          .index_bits = 64,
                          .order = ESMM_COL_MAJOR,
                          .row_pointers = pointers};
-  esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_BSR};
+  esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_BSR};
   esmm_weights *w = NULL;
   th_expect("tall", esmm_prepare_bsr(ctx, &tall, &opts, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "int32", "larger");
   const esmm_matrix wide = {.rows = 0, .cols = (int64_t)INT32_MAX + 10};
-  opts.block_cols = 1;
+  opts.format.block_cols = 1;
   th_expect("wide", esmm_prepare(ctx, &wide, &opts, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "int32", "larger");
   assert_null(w);
   const esmm_matrix high = {.rows = (int64_t)INT32_MAX + 10, .cols = 0};
-  opts.block_rows = 1;
+  opts.format.block_rows = 1;
   th_expect("high", esmm_prepare(ctx, &high, &opts, &w), ESMM_ERR_OVERFLOW, esmm_ctx_error(ctx), "int32", "larger");
   enum { STRIPS = 1 << 15 }; /* of 256 columns, with as many rows as there may be: more than 2^63 bytes */
   int64_t *none = calloc(STRIPS + 1, sizeof *none);
@@ -545,18 +547,18 @@ static void nm_round_trips(void **state)
         fill(&b, (uint64_t)(n * 100 + m), 0.95);
         fit_nm(&b, n, m, width, (uint64_t)variant);
         const esmm_prepare_opts opts = {.size = sizeof opts,
-                                        .format = ESMM_FORMAT_NM,
-                                        .n = n,
-                                        .m = m,
-                                        .nm_cols = width == 1 && variant % 2 ? 0 : width};
+                                        .format.kind = ESMM_FORMAT_NM,
+                                        .format.keep = n,
+                                        .format.group = m,
+                                        .format.group_cols = width == 1 && variant % 2 ? 0 : width};
         esmm_weights *w = prepare(ctx, &b, &opts);
         expect_nm_layout(w, &b, n, m, width);
         expect_same_zeros(ctx, w, &b);
         expect_back(ctx, "nm", w, &b);
         const esmm_weights_info info = info_of(w);
-        assert_int_equal(info.format, ESMM_FORMAT_NM);
-        assert_true(info.n == n && info.m == m && info.nm_cols == width);
-        assert_true(info.blocks == 0 && info.block_density == 0.0 && info.block_rows == 0);
+        assert_int_equal(info.format.kind, ESMM_FORMAT_NM);
+        assert_true(info.format.keep == n && info.format.group == m && info.format.group_cols == width);
+        assert_true(info.blocks == 0 && info.block_density == 0.0 && info.format.block_rows == 0);
         esmm_weights_free(w);
         tried++;
       }
@@ -572,7 +574,7 @@ static void nm_2_4_is_pinned(void **state)
   th_set(&b, 1, 0, 10); /* column 0: k 1 and 3 */
   th_set(&b, 3, 0, 30);
   th_set(&b, 2, 1, 20); /* column 1: k 2 alone; k 0 fills up */
-  const esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM};
   esmm_weights *w = prepare(ctx, &b, &opts);
   const unsigned char first[] = {1 | 0 << 2, 0, 0, 0}, second[] = {3 | 2 << 2 | 1 << 4 | 1 << 6, 0x55, 0x55, 0x55};
   assert_memory_equal(w->nm.index, first, 4);
@@ -585,29 +587,35 @@ static void nm_2_4_is_pinned(void **state)
   free(b.data);
 }
 
+static esmm_status check_nm(esmm_ctx *ctx, const esmm_matrix *b, int keep, int group, int64_t *k, int64_t *col)
+{
+  const esmm_format format = {.kind = ESMM_FORMAT_NM, .keep = keep, .group = group};
+  return esmm_format_check(ctx, b, &format, k, col);
+}
+
 static void nm_misfits_are_named(void **state)
 {
   esmm_ctx *ctx = *state;
   esmm_matrix b = th_matrix_alloc(11, 40, ESMM_BF16);
   int64_t k = 0, col = 0;
-  assert_int_equal(esmm_nm_check(ctx, &b, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(check_nm(ctx, &b, 2, 4, &k, &col), ESMM_OK);
   assert_true(k == -1 && col == -1);
   for (int i = 8; i < 11; i++) /* the short last group, of column 7 */
     th_set(&b, i, 7, i);
   for (int i = 4; i < 7; i++) /* an earlier one, of a later column */
     th_set(&b, i, 33, i);
   esmm_weights *w = (esmm_weights *)(void *)&w;
-  esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+  esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM};
   th_expect("2:4", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "k 4 to 7 of column 33",
             "3 nonzero");
   assert_null(w);
-  assert_int_equal(esmm_nm_check(ctx, &b, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(check_nm(ctx, &b, 2, 4, &k, &col), ESMM_OK);
   assert_true(k == 4 && col == 33);
-  assert_int_equal(esmm_nm_check(ctx, &b, 3, 4, &k, &col), ESMM_OK);
+  assert_int_equal(check_nm(ctx, &b, 3, 4, &k, &col), ESMM_OK);
   assert_true(k == -1 && col == -1);
   th_set(&b, 5, 33, 0);
   th_set(&b, 6, 33, -0.0);
-  assert_int_equal(esmm_nm_check(ctx, &b, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(check_nm(ctx, &b, 2, 4, &k, &col), ESMM_OK);
   assert_true(k == 8 && col == 7);
   th_expect("short group", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
             "k 8 to 10 of column 7", "");
@@ -615,12 +623,16 @@ static void nm_misfits_are_named(void **state)
   th_set(&b, 0, 20, (double)NAN); /* NaN is no zero: with k 1 and 2 of its neighbour one too many for both */
   th_set(&b, 1, 21, 1);
   th_set(&b, 2, 21, 1);
-  assert_int_equal(esmm_nm_check(ctx, &b, 2, 4, &k, &col), ESMM_OK);
+  assert_int_equal(check_nm(ctx, &b, 2, 4, &k, &col), ESMM_OK);
   assert_true(k == -1 && col == -1);
-  opts.nm_cols = 4;
+  opts.format.group_cols = 4;
   th_expect("shared", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
             "k 0 to 3 of columns from 20", "3 nonzero");
-  opts.nm_cols = 3; /* columns 18..20 and 21..23 */
+  assert_int_equal(esmm_format_check(ctx, &b, &opts.format, &k, &col), ESMM_OK); /* 0:0 is 2:4 here, too */
+  assert_true(k == 0 && col == 20);
+  opts.format.group_cols = 3; /* columns 18..20 and 21..23 */
+  assert_int_equal(esmm_format_check(ctx, &b, &opts.format, &k, &col), ESMM_OK);
+  assert_true(k == -1 && col == -1);
   assert_int_equal(esmm_prepare(ctx, &b, &opts, &w), ESMM_OK);
   expect_back(ctx, "shared", w, &b);
   esmm_weights_free(w);
@@ -655,20 +667,21 @@ static void every_format_multiplies(void **state)
 {
   esmm_ctx *ctx = *state;
   static const esmm_prepare_opts targets[] = {
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_BSR, .block_rows = 5, .block_cols = 9},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 3, .m = 7},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 8, .m = 32, .nm_cols = 32},
-      {.size = sizeof(esmm_prepare_opts), .format = ESMM_FORMAT_NM, .n = 2, .m = 4, .nm_cols = 5},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_BSR}},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_BSR, .block_rows = 5, .block_cols = 9}},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_NM}},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_NM, .keep = 3, .group = 7}},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_NM, .keep = 8, .group = 32, .group_cols = 32}},
+      {.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4, .group_cols = 5}},
   };
   for (size_t t = 0; t < sizeof targets / sizeof targets[0]; t++)
     for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++) {
       esmm_matrix b = th_matrix_alloc(99, 45, (esmm_dtype)dtype);
       th_fill(&b, t + 1, 0.9, true);
-      if (targets[t].format == ESMM_FORMAT_NM)
-        fit_nm(&b, targets[t].n ? targets[t].n : 2, targets[t].m ? targets[t].m : 4,
-               targets[t].nm_cols ? targets[t].nm_cols : 1, t);
+      if (targets[t].format.kind == ESMM_FORMAT_NM)
+        fit_nm(&b, targets[t].format.keep ? targets[t].format.keep : 2,
+               targets[t].format.group ? targets[t].format.group : 4,
+               targets[t].format.group_cols ? targets[t].format.group_cols : 1, t);
       else
         drop_blocks(&b, 32, 32, t, 0.5);
       esmm_weights *w = prepare(ctx, &b, &targets[t]);
@@ -686,7 +699,7 @@ static void strict_needs_dense(void **state)
   esmm_ctx *ctx = *state;
   esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32), a = th_matrix_alloc(2, 8, ESMM_F32),
               c = th_matrix_alloc(2, 8, ESMM_F32);
-  esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_BSR, .strict = 1};
+  esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_BSR, .strict = 1};
   esmm_weights *w = NULL;
   th_expect("prepare", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "strict", "bsr");
   opts.strict = 0;
@@ -713,7 +726,8 @@ static void blocks_times_blocks(void **state)
   drop_blocks(&a, 8, 16, 3, 0.4);
   drop_blocks(&b, 32, 32, 4, 0.5);
   for (int variant = 0; variant < 4; variant++) {
-    const esmm_prepare_opts opts = {.size = sizeof opts, .format = variant % 2 ? ESMM_FORMAT_BSR : ESMM_FORMAT_DENSE};
+    const esmm_prepare_opts opts = {.size = sizeof opts,
+                                    .format.kind = variant % 2 ? ESMM_FORMAT_BSR : ESMM_FORMAT_DENSE};
     esmm_weights *w = prepare(ctx, &b, &opts);
     arrays blocks = make_arrays(&a, 8, 16, variant % 2 ? 64 : 32, (esmm_order)(variant / 2), true);
     const esmm_matmul_opts with = {.size = sizeof with, .bias = bias, .activation = ESMM_ACT_RELU};
@@ -752,16 +766,18 @@ static void options_are_checked(void **state)
     esmm_prepare_opts opts;
     const char *word1, *word2;
   } bad[] = {
-      {{.format = (esmm_format)3}, "format", "3"},
-      {{.format = (esmm_format)-1}, "format", "-1"},
-      {{.format = ESMM_FORMAT_BSR, .block_rows = 257}, "block_rows", "257"},
-      {{.format = ESMM_FORMAT_BSR, .block_cols = -1}, "block_cols", "-1"},
-      {{.format = ESMM_FORMAT_NM, .n = 2}, "2:0", "32"},
-      {{.format = ESMM_FORMAT_NM, .m = 4}, "0:4", ""},
-      {{.format = ESMM_FORMAT_NM, .n = 5, .m = 4}, "5:4", ""},
-      {{.format = ESMM_FORMAT_NM, .n = 1, .m = 33}, "1:33", ""},
-      {{.format = ESMM_FORMAT_NM, .n = -1, .m = 4}, "-1:4", ""},
-      {{.format = ESMM_FORMAT_NM, .nm_cols = -2}, "nm_cols", "-2"},
+      {{.format.kind = (esmm_format_kind)3}, "format", "3"},
+      {{.format.kind = (esmm_format_kind)-1}, "format", "-1"},
+      {{.format.kind = ESMM_FORMAT_BSR, .format.block_rows = 257}, "block_rows", "257"},
+      {{.format.kind = ESMM_FORMAT_BSR, .format.block_cols = -1}, "block_cols", "-1"},
+      {{.format.kind = ESMM_FORMAT_NM, .format.keep = 2}, "2:0", "32"},
+      {{.format.kind = ESMM_FORMAT_NM, .format.group = 4}, "0:4", ""},
+      {{.format.kind = ESMM_FORMAT_NM, .format.keep = 5, .format.group = 4}, "5:4", ""},
+      {{.format.kind = ESMM_FORMAT_NM, .format.keep = 1, .format.group = 33}, "1:33", ""},
+      {{.format.kind = ESMM_FORMAT_NM, .format.keep = -1, .format.group = 4}, "-1:4", ""},
+      {{.format.kind = ESMM_FORMAT_NM, .format.group_cols = -2}, "group_cols", "-2"},
+      {{.format.reserved = {7, 0}}, "opts->format.reserved[0]", "7"},
+      {{.format.kind = ESMM_FORMAT_NM, .format.reserved = {0, -1}}, "opts->format.reserved[1]", "-1"},
   };
   esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -773,9 +789,10 @@ static void options_are_checked(void **state)
     assert_null(w);
   }
   /* A program that was built when there were no formats. */
-  esmm_prepare_opts old = {.size = offsetof(esmm_prepare_opts, format), .format = (esmm_format)77, .block_rows = -9};
+  esmm_prepare_opts old = {
+      .size = offsetof(esmm_prepare_opts, format), .format.kind = (esmm_format_kind)77, .format.block_rows = -9};
   esmm_weights *w = prepare(ctx, &b, &old);
-  assert_int_equal(info_of(w).format, ESMM_FORMAT_DENSE);
+  assert_int_equal(info_of(w).format.kind, ESMM_FORMAT_DENSE);
   struct {
     esmm_weights_info info;
     char guard[16];
@@ -791,11 +808,11 @@ static void options_are_checked(void **state)
   th_expect("out", esmm_weights_to_dense(ctx, w, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "out", "");
   assert_int_equal(esmm_weights_to_dense(NULL, w, &out), ESMM_ERR_ARGUMENT);
   int64_t k, col;
-  th_expect("k", esmm_nm_check(ctx, &b, 2, 4, NULL, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "k is NULL", "");
-  th_expect("col", esmm_nm_check(ctx, &b, 2, 4, &k, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "col", "");
-  th_expect("n", esmm_nm_check(ctx, &b, 3, 2, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "3:2", "");
-  th_expect("b", esmm_nm_check(ctx, NULL, 1, 2, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "b is NULL", "");
-  assert_int_equal(esmm_nm_check(NULL, &b, 1, 2, &k, &col), ESMM_ERR_ARGUMENT);
+  th_expect("k", check_nm(ctx, &b, 2, 4, NULL, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "k is NULL", "");
+  th_expect("col", check_nm(ctx, &b, 2, 4, &k, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "col", "");
+  th_expect("n", check_nm(ctx, &b, 3, 2, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "3:2", "");
+  th_expect("b", check_nm(ctx, NULL, 1, 2, &k, &col), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "b is NULL", "");
+  assert_int_equal(check_nm(NULL, &b, 1, 2, &k, &col), ESMM_ERR_ARGUMENT);
   esmm_weights *none = NULL;
   assert_int_equal(esmm_prepare_bsr(NULL, NULL, NULL, &none), ESMM_ERR_ARGUMENT);
   th_expect("NULL", esmm_prepare_bsr(ctx, NULL, NULL, &none), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "b is NULL", "");
@@ -804,7 +821,7 @@ static void options_are_checked(void **state)
   assert_string_equal(esmm_format_str(ESMM_FORMAT_DENSE), "dense");
   assert_string_equal(esmm_format_str(ESMM_FORMAT_BSR), "bsr");
   assert_string_equal(esmm_format_str(ESMM_FORMAT_NM), "nm");
-  assert_string_equal(esmm_format_str((esmm_format)9), "unknown");
+  assert_string_equal(esmm_format_str((esmm_format_kind)9), "unknown");
   esmm_weights_free(w);
   free(out.data);
   free(b.data);
@@ -827,10 +844,10 @@ static void bytes_are_few(void **state)
     th_fill(&b, 1, 1.0, false);
     fit_nm(&b, limits[i].n, limits[i].m, limits[i].cols, i);
     const esmm_prepare_opts opts = {.size = sizeof opts,
-                                    .format = ESMM_FORMAT_NM,
-                                    .n = limits[i].n,
-                                    .m = limits[i].m,
-                                    .nm_cols = limits[i].cols,
+                                    .format.kind = ESMM_FORMAT_NM,
+                                    .format.keep = limits[i].n,
+                                    .format.group = limits[i].m,
+                                    .format.group_cols = limits[i].cols,
                                     .max_bytes_ratio = 0.7};
     esmm_weights *w = prepare(ctx, &b, &opts);
     const double share = (double)info_of(w).bytes / (1024.0 * 1024.0 * (double)size_of(limits[i].dtype));
@@ -843,12 +860,13 @@ static void bytes_are_few(void **state)
   esmm_matrix b = th_matrix_alloc(1024, 1024, ESMM_F32);
   th_fill(&b, 1, 1.0, false);
   drop_blocks(&b, 32, 32, 7, 0.125);
-  esmm_prepare_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_BSR};
+  esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_BSR};
   esmm_weights *w = prepare(ctx, &b, &opts);
   const double held = (double)info_of(w).bytes / (1024.0 * 1024.0 * 4);
   assert_true(held <= info_of(w).block_density + 0.01);
   esmm_weights_free(w);
-  opts.block_rows = opts.block_cols = 1; /* a full matrix in single elements: each has an index as large as itself */
+  opts.format.block_rows = opts.format.block_cols =
+      1; /* a full matrix in single elements: each has an index as large as itself */
   th_fill(&b, 1, 1.0, false);
   opts.max_bytes_ratio = 1.5;
   th_expect("ratio", esmm_prepare(ctx, &b, &opts, &w), ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "max_bytes_ratio",

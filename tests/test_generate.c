@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "convert.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 static const esmm_dtype dtypes[] = {ESMM_F32, ESMM_BF16, ESMM_F16};
@@ -69,7 +70,9 @@ static double strip_density(esmm_ctx *ctx, const esmm_matrix *m, int64_t strip)
 {
   esmm_pattern *p = NULL;
   assert_int_equal(esmm_pattern_extract(ctx, m, strip, &p), ESMM_OK);
-  double density = esmm_pattern_density(p);
+  esmm_pattern_info info = {.size = sizeof info};
+  assert_int_equal(esmm_pattern_get_info(ctx, p, &info), ESMM_OK);
+  const double density = info.density;
   esmm_pattern_free(p);
   return density;
 }

@@ -4,13 +4,13 @@
 set -u
 . tests/tap.sh
 
-# Exactly the functions that the header declares: nothing internal leaks, nothing declared is missing.
+# Exactly the functions that the headers declare: nothing internal leaks, nothing declared is missing.
 exported() {
-  tr '\n' ' ' <include/esmm.h | grep -o 'ESMM_API [^;(]*(' | sed -n 's/.*[ *]\(esmm_[a-z0-9_]*\)($/\1/p' | sort >"$WORK/declared"
+  cat include/*.h | tr '\n' ' ' | grep -o 'ESMM_API [^;(]*(' | sed -n 's/.*[ *]\(esmm_[a-z0-9_]*\)($/\1/p' | sort >"$WORK/declared"
   nm -D --defined-only "$TREE/libesmm.so" | awk '{ print $3 }' | sort >"$WORK/exported"
   [ -s "$WORK/declared" ] && diff "$WORK/declared" "$WORK/exported"
 }
-check 'libesmm.so exports exactly the functions of esmm.h' exported
+check 'libesmm.so exports exactly the functions of its headers' exported
 
 # The core library rests on libc and OpenMP alone.
 needed() {
@@ -21,12 +21,12 @@ check 'libesmm.so needs libc, libm and OpenMP alone' needed
 # Until 1.0 minor versions may change the interface, so that both numbers count.
 soname() { readelf -d "$TREE/libesmm.so" | grep -q -E 'SONAME.*\[libesmm\.so\.(0\.[0-9]+|[1-9][0-9]*)\]'; }
 check 'libesmm.so has a version in its name' soname
-header_alone() { # in C99 pedantic and in C++: other people's settings
-  printf '#include "esmm.h"\nint main(void) { return 0; }\n' >"$WORK/alone.c"
+header_alone() { # HEADER: in C99 pedantic and in C++: other people's settings
+  printf '#include "%s"\nint main(void) { return 0; }\n' "$1" >"$WORK/alone.c"
   gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only "$WORK/alone.c" &&
     { ! have g++ || g++ -Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only -x c++ "$WORK/alone.c"; }
 }
-check 'esmm.h stands alone' header_alone
+for header in esmm.h esmm_ffn.h esmm_tools.h; do check "$header stands alone" header_alone $header; done
 
 prefix=$WORK/prefix
 install_to() { "$MAKE" --no-print-directory BUILD="$TREE" WERROR=1 PREFIX="$prefix" "$@"; }

@@ -134,7 +134,7 @@ static void describe(const test_case *t, const char *who)
            l[F_BETA] ? "" : " (NULL)", l[F_BIAS], activations[l[F_ACTIVATION]], gpu ? "on the device" : "threads",
            l[F_THREADS] + !gpu, uses[l[F_USE]], (int)PATTERN_ROWS[l[F_PATTERN]], l[F_STRICT], l[F_INTEGERS],
            formats[FORMATS[l[F_FORMAT]].format], FORMATS[l[F_FORMAT]].rows, FORMATS[l[F_FORMAT]].cols,
-           FORMATS[l[F_FORMAT]].n, FORMATS[l[F_FORMAT]].m, FORMATS[l[F_FORMAT]].nm_cols, l[F_PLAIN],
+           FORMATS[l[F_FORMAT]].keep, FORMATS[l[F_FORMAT]].group, FORMATS[l[F_FORMAT]].group_cols, l[F_PLAIN],
            (unsigned long long)case_seed(t), word);
 }
 
@@ -170,7 +170,7 @@ static void make_product(const test_case *t, product *p)
   make_operand(contexts[0], &of_a, &p->a, scratch, da);
   const operand_recipe of_b = {ESMM_OPERAND_B, l[F_KIND_B], DENSITIES[l[F_DENSITY_B]], p->exact, seed + 1};
   make_operand(contexts[0], &of_b, &p->b, scratch, db);
-  const int n = FORMATS[l[F_FORMAT]].n, m = FORMATS[l[F_FORMAT]].m, cols = FORMATS[l[F_FORMAT]].nm_cols;
+  const int n = FORMATS[l[F_FORMAT]].keep, m = FORMATS[l[F_FORMAT]].group, cols = FORMATS[l[F_FORMAT]].group_cols;
   if (m > 0)
     fit_groups(&p->b, db, n, m, cols > 1 ? cols : 1);
 
@@ -215,12 +215,12 @@ static void make_product(const test_case *t, product *p)
                                    .use = l[F_USE],
                                    .strict = l[F_FORMAT] == 0 && (l[F_STRICT] & 1),
                                    .max_bytes_ratio = l[F_FORMAT] ? 1e6 : 0, /* blocks that jut out of a small B */
-                                   .format = FORMATS[l[F_FORMAT]].format,
-                                   .block_rows = FORMATS[l[F_FORMAT]].rows,
-                                   .block_cols = FORMATS[l[F_FORMAT]].cols,
-                                   .n = n,
-                                   .m = m,
-                                   .nm_cols = cols};
+                                   .format.kind = FORMATS[l[F_FORMAT]].format,
+                                   .format.block_rows = FORMATS[l[F_FORMAT]].rows,
+                                   .format.block_cols = FORMATS[l[F_FORMAT]].cols,
+                                   .format.keep = n,
+                                   .format.group = m,
+                                   .format.group_cols = cols};
 }
 
 /* What is left of an error in x after the activation. */
@@ -734,7 +734,7 @@ static void one_entrant(void **state)
     fail_msg("%s: %lld pairs of levels were not reached", e->name, (long long)e->open);
 }
 
-/* formats: bit f for weights of esmm_format f; the others are not tried more than the rest of the table does */
+/* formats: bit f for weights of esmm_format_kind f; the others are not tried more than the rest of the table does */
 static void add_entrant(const char *name, unsigned flags, unsigned formats)
 {
   entrant *e = &entrants[entrant_count++];

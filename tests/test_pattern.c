@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "convert.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 static const esmm_dtype dtypes[] = {ESMM_F32, ESMM_BF16, ESMM_F16};
@@ -99,18 +100,24 @@ static unsigned char *nonzero_map(const esmm_matrix *m, int is_b)
 }
 
 /* By the meaning of the words: a bit is set where some element of the strip is not zero. */
-static void check_bitmaps(const esmm_matrix *m, const unsigned char *map, const esmm_pattern *p, int64_t strip,
-                          int is_b)
+static void check_bitmaps(esmm_ctx *ctx, const esmm_matrix *m, const unsigned char *map, const esmm_pattern *p,
+                          int64_t strip, int is_b)
 {
   int64_t outer = is_b ? m->cols : m->rows, k = is_b ? m->rows : m->cols, set = 0;
   int64_t strips = outer / strip + (outer % strip != 0), words = k / 64 + (k % 64 != 0);
-  assert_int_equal(esmm_pattern_strips(p), strips);
-  assert_int_equal(esmm_pattern_k(p), k);
-  assert_int_equal(esmm_pattern_strip_rows(p), strip);
+  esmm_pattern_info info = {.size = sizeof info};
+  assert_int_equal(esmm_pattern_get_info(ctx, p, &info), ESMM_OK);
+  assert_int_equal(info.strips, strips);
+  assert_int_equal(info.rows, outer);
+  assert_int_equal(info.k, k);
+  assert_int_equal(info.strip_rows, strip);
+  assert_int_equal(info.words, words);
+  uint64_t *all = malloc((size_t)(strips * words + 1) * sizeof *all);
+  assert_non_null(all);
+  assert_int_equal(esmm_pattern_bits(ctx, p, 0, strips, all), ESMM_OK);
   for (int64_t s = 0; s < strips; s++) {
-    const uint64_t *bits = esmm_pattern_bits(p, s);
+    const uint64_t *bits = all + s * words;
     int64_t end = (s + 1) * strip < outer ? (s + 1) * strip : outer;
-    assert_non_null(bits);
     for (int64_t i = 0; i < words * 64; i++) {
       unsigned expected = 0;
       for (int64_t o = s * strip; i < k && !expected && o < end; o++)
@@ -123,7 +130,8 @@ static void check_bitmaps(const esmm_matrix *m, const unsigned char *map, const 
     }
   }
   double expected = strips * k > 0 ? (double)set / (double)(strips * k) : 0;
-  assert_true(fabs(esmm_pattern_density(p) - expected) < 1e-12);
+  assert_true(fabs(info.density - expected) < 1e-12);
+  free(all);
 }
 
 static void extraction_matches_element_loop(void **unused)
@@ -149,7 +157,7 @@ static void extraction_matches_element_loop(void **unused)
                 esmm_status status = is_b ? esmm_pattern_extract_b(ctx, &m, strips[h], &p)
                                           : esmm_pattern_extract(ctx, &m, strips[h], &p);
                 assert_int_equal(status, ESMM_OK);
-                check_bitmaps(&m, map, p, strips[h], is_b);
+                check_bitmaps(ctx, &m, map, p, strips[h], is_b);
                 esmm_pattern_free(p);
               }
               free(map);
@@ -249,7 +257,7 @@ static void every_place_is_looked_at(void **unused)
             for (int s = 0; s < 3; s++)
               for (int w = 0; w < 2; w++) {
                 uint64_t expected = which > 0 && s == r / STRIP && w == c / 64 ? (uint64_t)1 << c % 64 : 0;
-                assert_int_equal(esmm_pattern_bits(p, s)[w], expected);
+                assert_int_equal(p->bits[(s)*p->words + w], expected);
               }
             esmm_pattern_free(p);
             put_bits(&m, esmm_matrix_index(&m, r, c), 0);
@@ -274,7 +282,7 @@ static void coarsening_equals_direct_extraction(void **unused)
       esmm_pattern *fine = NULL, *coarse = NULL;
       assert_int_equal(esmm_pattern_extract(ctx, &m, steps[i][0], &fine), ESMM_OK);
       assert_int_equal(esmm_pattern_coarsen(ctx, fine, steps[i][1], &coarse), ESMM_OK);
-      check_bitmaps(&m, map, coarse, steps[i][1], 0);
+      check_bitmaps(ctx, &m, map, coarse, steps[i][1], 0);
       esmm_pattern_free(fine);
       esmm_pattern_free(coarse);
     }
@@ -287,20 +295,20 @@ static void coarsening_equals_direct_extraction(void **unused)
 /* order holds each row once, and p is what strips of rows in that order have. */
 static void check_order(const esmm_pattern *rows, const int64_t *order, const esmm_pattern *p, int64_t strip_rows)
 {
-  const int64_t count = esmm_pattern_strips(rows), k = esmm_pattern_k(rows), words = (k + 63) / 64;
+  const int64_t count = rows->strips, k = rows->k, words = (k + 63) / 64;
   int *seen = calloc((size_t)count + 1, sizeof *seen);
   uint64_t *any = calloc((size_t)words + 1, sizeof *any);
   assert_non_null(seen);
   assert_non_null(any);
-  assert_int_equal(esmm_pattern_strip_rows(p), strip_rows);
-  assert_int_equal(esmm_pattern_strips(p), (count + strip_rows - 1) / strip_rows);
+  assert_int_equal(p->strip_rows, strip_rows);
+  assert_int_equal(p->strips, (count + strip_rows - 1) / strip_rows);
   for (int64_t i = 0; i < count; i++) {
     assert_true(order[i] >= 0 && order[i] < count);
     assert_int_equal(seen[order[i]]++, 0);
     for (int64_t w = 0; w < words; w++)
-      any[w] |= esmm_pattern_bits(rows, order[i])[w];
+      any[w] |= rows->bits[(order[i]) * rows->words + w];
     if ((i + 1) % strip_rows == 0 || i + 1 == count) {
-      assert_memory_equal(any, esmm_pattern_bits(p, i / strip_rows), (size_t)words * sizeof *any);
+      assert_memory_equal(any, p->bits + i / strip_rows * p->words, (size_t)words * sizeof *any);
       memset(any, 0, (size_t)words * sizeof *any);
     }
   }
@@ -409,12 +417,12 @@ static void reordering_keeps_equal_rows_together(void **unused)
 static double naive_skipped(const esmm_pattern *a, const esmm_pattern *b, int64_t step)
 {
   int64_t skipped = 0, all = 0;
-  for (int64_t i = 0; i < esmm_pattern_strips(a); i++)
-    for (int64_t j = 0; j < esmm_pattern_strips(b); j++)
-      for (int64_t from = 0; from < esmm_pattern_k(a); from += step, all++) {
+  for (int64_t i = 0; i < a->strips; i++)
+    for (int64_t j = 0; j < b->strips; j++)
+      for (int64_t from = 0; from < a->k; from += step, all++) {
         uint64_t any = 0;
-        for (int64_t k = from; k < from + step && k < esmm_pattern_k(a); k++)
-          any |= (esmm_pattern_bits(a, i)[k / 64] & esmm_pattern_bits(b, j)[k / 64]) >> (k % 64) & 1;
+        for (int64_t k = from; k < from + step && k < a->k; k++)
+          any |= (a->bits[(i)*a->words + k / 64] & b->bits[(j)*b->words + k / 64]) >> (k % 64) & 1;
         skipped += !any;
       }
   return (double)skipped / (double)all;
@@ -530,8 +538,10 @@ static void empty_patterns_are_defined(void **unused)
   esmm_pattern *p = NULL, *q = NULL;
   const esmm_matrix no_k = {.rows = 10, .cols = 0}, no_rows = {.rows = 0, .cols = 10};
   assert_int_equal(esmm_pattern_extract(ctx, &no_k, 4, &p), ESMM_OK);
-  assert_int_equal(esmm_pattern_strips(p), 3);
-  assert_non_null(esmm_pattern_bits(p, 2));
+  assert_int_equal(p->strips, 3);
+  uint64_t guard = 0x5a;
+  assert_int_equal(esmm_pattern_bits(ctx, p, 0, 3, &guard), ESMM_OK);
+  assert_int_equal(guard, 0x5a); /* no k, no words */
   assert_true(esmm_pattern_density(p) == 0);
   esmm_skip_stats stats = {.size = sizeof stats};
   assert_int_equal(esmm_pattern_skip_stats(ctx, p, p, &stats), ESMM_OK);
@@ -539,9 +549,11 @@ static void empty_patterns_are_defined(void **unused)
               stats.joint_density == 0);
   esmm_pattern_free(p);
   assert_int_equal(esmm_pattern_extract(ctx, &no_rows, 4, &q), ESMM_OK);
-  assert_int_equal(esmm_pattern_strips(q), 0);
-  assert_int_equal(esmm_pattern_k(q), 10);
-  assert_null(esmm_pattern_bits(q, 0));
+  assert_int_equal(q->strips, 0);
+  assert_int_equal(q->k, 10);
+  assert_int_equal(esmm_pattern_bits(ctx, q, 0, 0, &guard), ESMM_OK);
+  assert_int_equal(esmm_pattern_bits(ctx, q, 0, 1, &guard), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "0 and 1, but the pattern has 0 strips");
   assert_true(esmm_pattern_density(q) == 0);
   esmm_pattern_free(q);
   const esmm_matrix endless = {.rows = INT64_MAX, .cols = 0};
@@ -621,13 +633,27 @@ static void bad_arguments_are_named(void **unused)
   assert_error(ctx, "size is 3");
   assert_true(stats.dot_skipped == -1);
 
-  assert_null(esmm_pattern_bits(p, -1));
-  assert_null(esmm_pattern_bits(p, 3));
-  assert_null(esmm_pattern_bits(NULL, 0));
-  assert_int_equal(esmm_pattern_strips(NULL), 0);
-  assert_int_equal(esmm_pattern_strip_rows(NULL), 0);
-  assert_int_equal(esmm_pattern_k(NULL), 0);
-  assert_true(esmm_pattern_density(NULL) == 0);
+  uint64_t bits[4] = {1, 2, 3, 4};
+  static const int64_t outside[][2] = {{-1, 1}, {3, 1}, {0, 4}, {0, -1}, {4, 0}, {1, INT64_MAX}, {INT64_MAX, 1}};
+  for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+    assert_int_equal(esmm_pattern_bits(ctx, p, outside[i][0], outside[i][1], bits), ESMM_ERR_ARGUMENT);
+    assert_error(ctx, "but the pattern has 3 strips");
+  }
+  assert_true(bits[0] == 1 && bits[3] == 4);
+  assert_int_equal(esmm_pattern_bits(ctx, p, 3, 0, bits), ESMM_OK); /* none, at the end */
+  assert_int_equal(esmm_pattern_bits(ctx, p, 0, 1, NULL), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "bits is NULL");
+  assert_int_equal(esmm_pattern_bits(ctx, NULL, 0, 1, bits), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "pattern is NULL");
+  assert_int_equal(esmm_pattern_bits(NULL, p, 0, 1, bits), ESMM_ERR_ARGUMENT);
+  esmm_pattern_info info = {.size = sizeof info + 8};
+  assert_int_equal(esmm_pattern_get_info(ctx, p, &info), ESMM_ERR_ARGUMENT);
+  assert_error(ctx, "info->size is");
+  assert_int_equal(esmm_pattern_get_info(ctx, p, NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_pattern_get_info(NULL, p, &info), ESMM_ERR_ARGUMENT);
+  info = (esmm_pattern_info){.size = offsetof(esmm_pattern_info, words), .words = -7};
+  assert_int_equal(esmm_pattern_get_info(ctx, p, &info), ESMM_OK); /* an older program's */
+  assert_true(info.strips == 3 && info.words == -7);
   esmm_pattern_free(NULL);
   esmm_pattern_free(p);
   esmm_pattern_free(q);

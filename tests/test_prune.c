@@ -157,18 +157,25 @@ static void nm_keeps_the_largest(void **state)
       trio t;
       make(&t, variant % 5 == 0 ? m - 1 : 67, 41, (esmm_dtype)(variant % 3), variant);
       const float *norms = norms_for(variant);
-      const esmm_prune_opts opts = {
-          .size = sizeof opts, .format = ESMM_FORMAT_NM, .n = n, .m = m, .nm_cols = width, .input_norms = norms};
+      const esmm_prune_opts opts = {.size = sizeof opts,
+                                    .format.kind = ESMM_FORMAT_NM,
+                                    .format.keep = n,
+                                    .format.group = m,
+                                    .format.group_cols = width,
+                                    .input_norms = norms};
       esmm_prune_report report = {.size = sizeof report};
       if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
         fail_msg("prune: %s", esmm_ctx_error(ctx));
       oracle_nm(&t.oracle, n, m, width, norms);
       expect_pruned("nm", &t.before, &t.b, &t.oracle, &report);
       int64_t k, col;
-      assert_int_equal(esmm_nm_check(ctx, &t.b, n, m, &k, &col), ESMM_OK);
+      assert_int_equal(esmm_format_check(ctx, &t.b, &opts.format, &k, &col), ESMM_OK);
       assert_int_equal(k, -1);
-      const esmm_prepare_opts prepared = {
-          .size = sizeof prepared, .format = ESMM_FORMAT_NM, .n = n, .m = m, .nm_cols = width};
+      const esmm_prepare_opts prepared = {.size = sizeof prepared,
+                                          .format.kind = ESMM_FORMAT_NM,
+                                          .format.keep = n,
+                                          .format.group = m,
+                                          .format.group_cols = width};
       esmm_weights *w = NULL;
       if (esmm_prepare(ctx, &t.b, &prepared, &w) != ESMM_OK)
         fail_msg("prepare: %s", esmm_ctx_error(ctx));
@@ -185,7 +192,7 @@ static void the_choice_is_pinned(void **state)
   esmm_ctx *ctx = *state;
   float b[8] = {-1, 2, 1, 2, 3, 3, -3, 3};
   esmm_matrix m = {.data = b, .rows = 8, .cols = 1};
-  esmm_prune_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+  esmm_prune_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM};
   esmm_prune_report report = {.size = sizeof report};
   assert_int_equal(esmm_prune(ctx, &m, &opts, &report), ESMM_OK);
   const float kept[8] = {0, 2, 0, 2, 3, 3, 0, 0};
@@ -210,8 +217,11 @@ static void the_choice_is_pinned(void **state)
 
   float blocks[4] = {1, 2, 2, 1}; /* 2 x 2 in single blocks: of the equal ones the upper row, then the left column */
   m = (esmm_matrix){.data = blocks, .rows = 2, .cols = 2};
-  opts = (esmm_prune_opts){
-      .size = sizeof opts, .format = ESMM_FORMAT_BSR, .block_rows = 1, .block_cols = 1, .density = 0.75};
+  opts = (esmm_prune_opts){.size = sizeof opts,
+                           .format.kind = ESMM_FORMAT_BSR,
+                           .format.block_rows = 1,
+                           .format.block_cols = 1,
+                           .density = 0.75};
   assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
   const float three[4] = {1, 2, 2, 0};
   assert_memory_equal(blocks, three, sizeof blocks);
@@ -233,9 +243,9 @@ static void blocks_keep_the_largest(void **state)
       make(&t, 93, 50, (esmm_dtype)(variant % 3), variant);
       const float *norms = norms_for(variant);
       const esmm_prune_opts opts = {.size = sizeof opts,
-                                    .format = ESMM_FORMAT_BSR,
-                                    .block_rows = sizes[s][0],
-                                    .block_cols = sizes[s][1],
+                                    .format.kind = ESMM_FORMAT_BSR,
+                                    .format.block_rows = sizes[s][0],
+                                    .format.block_cols = sizes[s][1],
                                     .density = density,
                                     .input_norms = norms};
       esmm_prune_report report = {.size = sizeof report};
@@ -255,7 +265,7 @@ static void threads_make_no_difference(void **state)
     esmm_ctx *ctx = th_ctx_on("cpu", threads);
     esmm_matrix b = th_matrix_alloc(128, 200, ESMM_F32);
     th_fill(&b, 9, 1.0, false);
-    const esmm_prune_opts opts = {.size = sizeof opts, .format = ESMM_FORMAT_NM};
+    const esmm_prune_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM};
     esmm_prune_report report = {.size = sizeof report};
     assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
     if (threads == 1)
@@ -272,7 +282,7 @@ static void empty_matrices(void **state)
   for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++)
     for (int side = 0; side < 3; side++) {
       esmm_matrix b = {.rows = side == 1 ? 5 : 0, .cols = side == 2 ? 5 : 0};
-      const esmm_prune_opts opts = {.size = sizeof opts, .format = (esmm_format)format, .density = 0.5};
+      const esmm_prune_opts opts = {.size = sizeof opts, .format.kind = (esmm_format_kind)format, .density = 0.5};
       esmm_prune_report report = {.size = sizeof report, .kept = 7, .norm = 7};
       assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
       assert_true(report.kept == 0 && report.dropped == 0 && report.norm == 0 && report.norm_dropped == 0);
@@ -288,16 +298,25 @@ static void bad_options(void **state)
     const char *word1, *word2;
   } bad[] = {
       {{.size = sizeof(esmm_prune_opts)}, "dense", "BSR"},
-      {{.size = sizeof(esmm_prune_opts), .format = (esmm_format)5}, "format", "5"},
-      {{.size = sizeof(esmm_prune_opts) + 8, .format = ESMM_FORMAT_NM}, "size", ""},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .n = 3, .m = 2}, "3:2", ""},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .block_rows = 300}, "block_rows", "300"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = 1.5}, "density", "1.5"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = -0.1}, "density", "-0.1"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_BSR, .density = (double)NAN}, "density", "nan"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = negative}, "input_norms[2]", "-1"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = infinite}, "input_norms[1]", "inf"},
-      {{.size = sizeof(esmm_prune_opts), .format = ESMM_FORMAT_NM, .input_norms = nan}, "input_norms[0]", "nan"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = (esmm_format_kind)5}, "format", "5"},
+      {{.size = sizeof(esmm_prune_opts) + 8, .format.kind = ESMM_FORMAT_NM}, "size", ""},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .format.keep = 3, .format.group = 2},
+       "3:2",
+       ""},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .format.block_rows = 300},
+       "block_rows",
+       "300"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .format.reserved = {0, 9}}, "reserved[1]", "9"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .density = 1.5}, "density", "1.5"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .density = -0.1}, "density", "-0.1"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .density = (double)NAN}, "density", "nan"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .input_norms = negative},
+       "input_norms[2]",
+       "-1"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .input_norms = infinite},
+       "input_norms[1]",
+       "inf"},
+      {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .input_norms = nan}, "input_norms[0]", "nan"},
   };
   float data[16];
   for (int i = 0; i < 16; i++)
@@ -306,7 +325,7 @@ static void bad_options(void **state)
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     th_expect(bad[i].word1, esmm_prune(ctx, &b, &bad[i].opts, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
               bad[i].word1, bad[i].word2);
-  const esmm_prune_opts good = {.size = sizeof good, .format = ESMM_FORMAT_NM};
+  const esmm_prune_opts good = {.size = sizeof good, .format.kind = ESMM_FORMAT_NM};
   esmm_prune_report unsized = {0};
   th_expect("report", esmm_prune(ctx, &b, &good, &unsized), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "report->size",
             "0");

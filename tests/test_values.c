@@ -82,7 +82,7 @@ static esmm_status multiply(setting *s, const char *force, int strict)
   for (int64_t i = 0; i < s->c.rows * s->c.cols; i++)
     ((float *)s->c.data)[i] = -7777;
   const esmm_prepare_opts other = th_prepare_opts_for(s->ctx, force);
-  if (other.format == ESMM_FORMAT_DENSE)
+  if (other.format.kind == ESMM_FORMAT_DENSE)
     return esmm_matmul(s->ctx, &s->a, s->w, &s->c, &opts, NULL);
   esmm_weights *w = NULL;
   assert_int_equal(esmm_prepare(s->ctx, &s->b, &other, &w), ESMM_OK);

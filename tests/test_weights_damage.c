@@ -85,10 +85,10 @@ static void expect_flips_found(esmm_ctx *ctx, const esmm_weights *made)
 static void test_every_flipped_bit_is_found(void **state)
 {
   static const esmm_prepare_opts formats[] = {
-      {.format = ESMM_FORMAT_DENSE},
-      {.format = ESMM_FORMAT_BSR, .block_rows = 4, .block_cols = 2},
-      {.format = ESMM_FORMAT_NM, .n = 2, .m = 4},
-      {.format = ESMM_FORMAT_NM, .n = 2, .m = 4, .nm_cols = 2},
+      {.format.kind = ESMM_FORMAT_DENSE},
+      {.format.kind = ESMM_FORMAT_BSR, .format.block_rows = 4, .format.block_cols = 2},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 2, .format.group = 4},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 2, .format.group = 4, .format.group_cols = 2},
   };
   for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
     esmm_weights *made = make_format(*state, 9, 3, ESMM_BF16, formats[i]);

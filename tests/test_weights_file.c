@@ -107,9 +107,9 @@ static void expect_same_form(const esmm_weights *x, const esmm_weights *y)
     assert_memory_equal(x->bsr.at, y->bsr.at, bytes.at);
     assert_memory_equal(x->bsr.values, y->bsr.values, bytes.values);
   } else if (x->format == ESMM_FORMAT_NM) {
-    assert_int_equal(x->nm.n, y->nm.n);
-    assert_int_equal(x->nm.m, y->nm.m);
-    assert_int_equal(x->nm.cols, y->nm.cols);
+    assert_int_equal(x->nm.keep, y->nm.keep);
+    assert_int_equal(x->nm.group, y->nm.group);
+    assert_int_equal(x->nm.group_cols, y->nm.group_cols);
     assert_memory_equal(x->nm.index, y->nm.index, bytes.index);
     assert_memory_equal(x->nm.values, y->nm.values, bytes.values);
   }
@@ -180,14 +180,14 @@ static void test_round_trips_of_formats(void **state)
 {
   static const int64_t shapes[][2] = {{0, 0}, {0, 5}, {7, 0}, {1, 1}, {64, 32}, {63, 31}, {65, 33}, {130, 97}};
   static const esmm_prepare_opts formats[] = {
-      {.format = ESMM_FORMAT_BSR, .block_rows = 32, .block_cols = 32},
-      {.format = ESMM_FORMAT_BSR, .block_rows = 1, .block_cols = 1, .use = ESMM_USE_LARGE_M},
-      {.format = ESMM_FORMAT_BSR, .block_rows = 256, .block_cols = 5},
-      {.format = ESMM_FORMAT_NM, .n = 2, .m = 4},
-      {.format = ESMM_FORMAT_NM, .n = 8, .m = 32, .use = ESMM_USE_DECODE},
-      {.format = ESMM_FORMAT_NM, .n = 1, .m = 1},
-      {.format = ESMM_FORMAT_NM, .n = 3, .m = 7, .nm_cols = 20},
-      {.format = ESMM_FORMAT_NM, .n = 4, .m = 8, .nm_cols = 16},
+      {.format.kind = ESMM_FORMAT_BSR, .format.block_rows = 32, .format.block_cols = 32},
+      {.format.kind = ESMM_FORMAT_BSR, .format.block_rows = 1, .format.block_cols = 1, .use = ESMM_USE_LARGE_M},
+      {.format.kind = ESMM_FORMAT_BSR, .format.block_rows = 256, .format.block_cols = 5},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 2, .format.group = 4},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 8, .format.group = 32, .use = ESMM_USE_DECODE},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 1, .format.group = 1},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 3, .format.group = 7, .format.group_cols = 20},
+      {.format.kind = ESMM_FORMAT_NM, .format.keep = 4, .format.group = 8, .format.group_cols = 16},
   };
   esmm_ctx *ctx = *state;
   const char *path = path_to("formats.esmm");

@@ -95,12 +95,9 @@ static inline esmm_prepare_opts opts_of(char letter)
     opts.use = letter == 'L' ? ESMM_USE_LARGE_M : letter == 'D' ? ESMM_USE_DECODE : ESMM_USE_ANY;
     opts.strict = letter == 'S';
   } else if (letter == 'B') {
-    opts.format = ESMM_FORMAT_BSR;
-    opts.block_rows = 16;
-    opts.block_cols = 12;
+    opts.format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = 16, .block_cols = 12};
   } else {
-    opts.format = ESMM_FORMAT_NM;
-    opts.nm_cols = letter == 'V' ? 12 : 1;
+    opts.format = (esmm_format){.kind = ESMM_FORMAT_NM, .group_cols = letter == 'V' ? 12 : 1};
   }
   return opts;
 }
@@ -157,13 +154,13 @@ static inline void expect_text(esmm_ctx *ctx, const char *part)
   if (!strstr(esmm_ctx_error(ctx), part))
     fail_msg("'%s' is not in the error text: %s", part, esmm_ctx_error(ctx));
 }
-/* A B that fits: of every m k's the first n. */
+/* A B that fits: of every group of k's the first ones. */
 static inline esmm_weights *make_format(esmm_ctx *ctx, int64_t k, int64_t n, esmm_dtype dtype, esmm_prepare_opts opts)
 {
   esmm_matrix b = th_matrix_alloc(k, n, dtype);
   th_fill(&b, (uint64_t)(k * 100 + n), 0.4, false);
-  for (int64_t i = 0; opts.format == ESMM_FORMAT_NM && i < k; i++)
-    for (int64_t j = 0; i % opts.m >= opts.n && j < n; j++)
+  for (int64_t i = 0; opts.format.kind == ESMM_FORMAT_NM && i < k; i++)
+    for (int64_t j = 0; i % opts.format.group >= opts.format.keep && j < n; j++)
       th_set(&b, i, j, 0.0);
   esmm_weights *w = NULL;
   opts.size = sizeof opts;

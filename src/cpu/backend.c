@@ -182,7 +182,6 @@ const esmm_backend esmm_cpu_backend = {
     .timer_stop = timer_stop,
     .timer_seconds = timer_seconds,
     .trials = esmm_cpu_trials,
-    .trial_count = ESMM_CPU_TRIALS,
     .tune_suffix = tune_suffix,
     .tune_sample = esmm_cpu_tune_sample,
     .tune_measure = esmm_cpu_tune_measure,

@@ -21,9 +21,11 @@ esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_
                               bool want_stats, esmm_stats *s);
 esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 
+/* prepare.c: the forms; needs no context */
+void esmm_cpu_weights_free(esmm_weights *w);
+
 /* tune.c */
 extern const struct esmm_trial esmm_cpu_trials[];
-extern const int esmm_cpu_trial_count;
 esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
 esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
                                   esmm_problem *p, double *seconds);

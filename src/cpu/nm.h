@@ -35,7 +35,7 @@ ALWAYS vec half_vector(const void *values, esmm_dtype dtype, int64_t at)
 
 static bool nm_selects(const esmm_weights *w)
 {
-  return w->nm.cols == 1 && w->nm.m <= SELECT_MOST;
+  return w->nm.group_cols == 1 && w->nm.group <= SELECT_MOST;
 }
 
 #if SELECT_MOST > 0
@@ -189,12 +189,12 @@ static select_layout select_lay_out(const esmm_problem *p)
   select_layout l = {.mc = esmm_min(SELECT_BLOCK, p->m)};
   /* Stretches start at whole words of bitmaps and at whole groups. */
   int64_t unit = 64;
-  while (unit % form->m != 0)
+  while (unit % form->group != 0)
     unit += 64;
   l.kc = esmm_min(esmm_round_up(STRAIGHT_CHAIN, unit), esmm_round_up(p->k, unit));
-  l.set = esmm_max(1, VEC / form->m);
-  l.sets = esmm_ceil_div(esmm_ceil_div(esmm_min(l.kc, p->k), form->m), l.set);
-  l.span = form->m <= VEC ? VEC : 2 * VEC;
+  l.set = esmm_max(1, VEC / form->group);
+  l.sets = esmm_ceil_div(esmm_ceil_div(esmm_min(l.kc, p->k), form->group), l.set);
+  l.span = form->group <= VEC ? VEC : 2 * VEC;
   l.tiles = l.mc / SELECT_ROWS + 4; /* 15 rows at the end are 8 + 4 + 2 + 1 */
   l.packed = l.mc * l.sets * l.span;
   l.list = l.tiles * l.sets * l.set;
@@ -213,7 +213,7 @@ static select_layout select_lay_out(const esmm_problem *p)
   l.at_bits = at;
   at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
   l.at_index = at;
-  at = align_up(at + (size_t)(l.sets * l.set * form->n * ESMM_HALF) * sizeof(int32_t));
+  at = align_up(at + (size_t)(l.sets * l.set * form->keep * ESMM_HALF) * sizeof(int32_t));
   l.at_sums = at;
   at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(l.mc * l.nc * ESMM_HALF) * sizeof(float)));
   l.at_rows = at;
@@ -291,7 +291,7 @@ static select_block block_of(const esmm_problem *p, const select_layout *l, int6
 
 static void pack_block(const esmm_problem *p, const select_layout *l, const select_block *x, char *scratch)
 {
-  const int64_t m = p->w->nm.m, words = esmm_ceil_div(x->kc, 64);
+  const int64_t m = p->w->nm.group, words = esmm_ceil_div(x->kc, 64);
   uint64_t *bits = (uint64_t *)(void *)(scratch + l->at_bits);
   for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
     int64_t ld;
@@ -368,9 +368,9 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
              .plan = index_plan_of(form->bits),
              .index_bytes = 2 * form->bits,
              .dtype = p->w->dtype,
-             .each = form->n,
+             .each = form->keep,
              .set = l->set,
-             .length = form->m};
+             .length = form->group};
   for (int64_t k0 = 0; k0 < p->k; k0 += l->at_once * l->kc) {
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
     const double start = esmm_now();
@@ -382,8 +382,8 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
     for (int64_t q = 0; q < panels; q++)
       for (int64_t i = 0; i < stretches; i++) {
         const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
-        const int64_t slot0 = x.k0 / form->m * form->n, first = (q0 + q) * form->slots + slot0;
-        b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->m) * form->n);
+        const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
+        b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
         b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
         b.packed = form->index + (size_t)(first * b.index_bytes);
         if (rows > FEW)
@@ -416,7 +416,7 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
   const esmm_nm_form *form = &p->w->nm;
   const double columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots; /* values of a column */
   const double alive =
-      1.0 - pow(1.0 - p->sample.strip[SELECT_ROWS == 16 ? 4 : 3], form->m); /* share of groups with a nonzero */
+      1.0 - pow(1.0 - p->sample.strip[SELECT_ROWS == 16 ? 4 : 3], form->group); /* share of groups with a nonzero */
   units[0] = (double)p->m * columns * each * alive / VEC;
   units[1] = (double)p->m * (double)p->k;
   units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * alive);

@@ -98,8 +98,8 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
   t->extract += esmm_now() - start;
   for (int64_t q = 0; q < panels; q++) {
     const char *b = (const char *)form->values + (size_t)((q0 + q) * form->slots) * vector_bytes;
-    if ((q0 + q) * ESMM_HALF / form->cols != list) {
-      list = (q0 + q) * ESMM_HALF / form->cols;
+    if ((q0 + q) * ESMM_HALF / form->group_cols != list) {
+      list = (q0 + q) * ESMM_HALF / form->group_cols;
       gather_met(form, list, a, ld, p->m, b, vector_bytes, met);
       for (int64_t r = 0; r < p->m; r++)
         counts[r] = list_nonzeros(met + r * form->slots, form->slots, 0, ESMM_HALF, values + r * l->room,

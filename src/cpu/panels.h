@@ -40,7 +40,7 @@ typedef struct panel_room {
 
 ALWAYS bool shares_lists(const esmm_weights *w)
 {
-  return w->nm.cols > 1 && (w->nm.cols >= w->n || w->nm.cols % ESMM_HALF == 0);
+  return w->nm.group_cols > 1 && (w->nm.group_cols >= w->n || w->nm.group_cols % ESMM_HALF == 0);
 }
 
 /* What a product of w is made from that skips zeros of B, or that does not. */
@@ -57,7 +57,7 @@ static source source_of(const esmm_weights *w, bool skip)
 static int64_t panel_width(const esmm_weights *w, source from)
 {
   const bool narrow = (from == FROM_BLOCKS && w->bsr.block_cols % ESMM_PANEL != 0) ||
-                      (from == FROM_LISTS && w->nm.cols < w->n && w->nm.cols % ESMM_PANEL != 0);
+                      (from == FROM_LISTS && w->nm.group_cols < w->n && w->nm.group_cols % ESMM_PANEL != 0);
   return narrow ? ESMM_HALF : ESMM_PANEL;
 }
 
@@ -280,8 +280,8 @@ static panel panel_of_union(const esmm_weights *w, int64_t j0, int64_t k0, int64
 /* The first slot whose k may be k0 or more, and the one past the last that may be below k1. */
 ALWAYS void slots_of_stretch(const esmm_nm_form *form, int64_t k0, int64_t k1, int64_t *first, int64_t *end)
 {
-  *first = k0 / form->m * form->n;
-  *end = esmm_min(form->slots, esmm_ceil_div(k1, form->m) * form->n);
+  *first = k0 / form->group * form->keep;
+  *end = esmm_min(form->slots, esmm_ceil_div(k1, form->group) * form->keep);
 }
 
 /* Where slots of a group stand, from slot to slot without a division. */
@@ -292,14 +292,14 @@ typedef struct slot_walk {
 
 ALWAYS slot_walk walk_from(const esmm_nm_form *form, int64_t slot, int64_t k0) /* a group's first slot */
 {
-  return (slot_walk){.base = slot / form->n * form->m - k0};
+  return (slot_walk){.base = slot / form->keep * form->group - k0};
 }
 
 ALWAYS void walk_on(const esmm_nm_form *form, slot_walk *at)
 {
-  if (++at->in_group == form->n) {
+  if (++at->in_group == form->keep) {
     at->in_group = 0;
-    at->base += form->m;
+    at->base += form->group;
   }
 }
 
@@ -312,7 +312,7 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
   int64_t first, end;
   slots_of_stretch(form, k0, k0 + kc, &first, &end);
   memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
-  const unsigned char *list = form->index + (size_t)(j0 / form->cols) * form->list_bytes;
+  const unsigned char *list = form->index + (size_t)(j0 / form->group_cols) * form->list_bytes;
   int64_t start = end; /* the first slot of the stretch */
   slot_walk at = walk_from(form, first, k0);
   for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
@@ -362,8 +362,8 @@ static shared_lists lists_of(const esmm_nm_form *form, int64_t j0)
 {
   shared_lists lists = {0};
   for (int64_t c = 0, end; c < ESMM_HALF; c = end) {
-    const int64_t strip = esmm_min((j0 + c) / form->cols, form->strips - 1); /* columns past the last: any */
-    end = esmm_min(ESMM_HALF, (strip + 1) * form->cols - j0);
+    const int64_t strip = esmm_min((j0 + c) / form->group_cols, form->strips - 1); /* columns past the last: any */
+    end = esmm_min(ESMM_HALF, (strip + 1) * form->group_cols - j0);
     if (end <= c)
       end = ESMM_HALF;
     lists.list[lists.count] = form->index + (size_t)strip * form->list_bytes;
@@ -376,14 +376,14 @@ static shared_lists lists_of(const esmm_nm_form *form, int64_t j0)
 static void scatter_slots(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, float *half)
 {
   const esmm_nm_form *form = &w->nm;
-  const bool own = form->cols == 1;
+  const bool own = form->group_cols == 1;
   const shared_lists lists = own ? (shared_lists){0} : lists_of(form, j0);
   int64_t first, end;
   slots_of_stretch(form, k0, k0 + kc, &first, &end);
   slot_walk at = walk_from(form, first, k0);
   for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
     const int64_t vector = j0 / ESMM_HALF * form->slots + slot;
-    const bool whole = at.base >= 0 && at.base + form->m <= kc; /* else the stretch cuts the group */
+    const bool whole = at.base >= 0 && at.base + form->group <= kc; /* else the stretch cuts the group */
     float values[ESMM_HALF];
     copy_half(form->values, w->dtype, vector * ESMM_HALF, values);
     if (own) {

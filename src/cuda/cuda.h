@@ -229,7 +229,6 @@ esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
 
 /* tune.c */
 extern const struct esmm_trial esmm_cuda_trials[];
-extern const int esmm_cuda_trial_count;
 esmm_status esmm_cuda_tune_sample(esmm_ctx *ctx, esmm_problem *p);
 esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
                                    esmm_problem *p, double *seconds);

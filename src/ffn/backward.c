@@ -121,8 +121,8 @@ static esmm_status check_cache(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ff
 {
   if (!ffn || !cache)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", ffn ? "cache" : "ffn");
-  if (ctx->cuda)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is of the CPU, this context is of %s", ctx->device);
+  if (!ctx->backend->layer)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for the CPU, and this is a %s context", esmm_ctx_kind(ctx));
   if (cache->ffn != ffn)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the cache belongs to %s: make one for this layer",
                      cache->ffn ? "another layer" : "a layer that was freed");
@@ -141,9 +141,8 @@ static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matr
 {
   static const float one = 1.0f;
   const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
-  void *stream = p->ffn->o.stream;
-  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict, .stream = stream};
-  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict, .stream = stream};
+  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict};
   esmm_weights *w = NULL;
   esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
   if (status == ESMM_OK)

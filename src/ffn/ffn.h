@@ -11,10 +11,11 @@
  * Every matrix between products is row-major [tokens, features], so that a pass over it reads and writes it in order;
  * products that want it transposed take it as a column-major view.
  */
-#ifndef ESMM_FFN_H
-#define ESMM_FFN_H
+#ifndef ESMM_FFN_INTERNAL_H
+#define ESMM_FFN_INTERNAL_H
 
-#include "internal.h"
+#include "esmm_ffn.h"
+#include "backend.h"
 
 #define FFN_STRIP 8     /* tokens that share one bitmap of h */
 #define FFN_SHARE 0.95  /* sparse_share, unless given */

@@ -18,7 +18,6 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
 {
   opts.size = sizeof opts;
   opts.strict = ffn->o.mode == ESMM_FFN_DENSE;
-  opts.stream = ffn->o.stream;
   return esmm_matmul(ctx, a, b->prepared, c, &opts, NULL);
 }
 
@@ -265,8 +264,8 @@ static esmm_status check_forward(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_
 {
   if (!ffn)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ffn is NULL");
-  if (ctx->cuda)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is of the CPU, this context is of %s", ctx->device);
+  if (!ctx->backend->layer)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for the CPU, and this is a %s context", esmm_ctx_kind(ctx));
   if (ffn->generation == 0)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the layer has no weights yet: call esmm_ffn_set_weights");
   if (cache && cache->ffn != ffn)

@@ -53,9 +53,9 @@ esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn *
     status = check_opts(ctx, &o);
   if (status != ESMM_OK)
     return status;
-  if (ctx->cuda)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "feed-forward layers run on the CPU; this context is of %s",
-                     ctx->device);
+  if (!ctx->backend->layer)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "feed-forward layers run on the CPU, and this is a %s context",
+                     esmm_ctx_kind(ctx));
   esmm_ffn *ffn = esmm_mem_alloc(&ctx->allocator, sizeof *ffn);
   if (!ffn)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a layer");
@@ -159,8 +159,8 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
     return ESMM_ERR_ARGUMENT;
   if (!ffn || !weights)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", ffn ? "weights" : "ffn");
-  if (ctx->cuda)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is of the CPU, this context is of %s", ctx->device);
+  if (!ctx->backend->layer)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for the CPU, and this is a %s context", esmm_ctx_kind(ctx));
   esmm_ffn_weights w = {.size = sizeof w};
   esmm_prepare_opts o = {.size = sizeof o};
   esmm_status status = esmm_take_opts(ctx, "weights", weights, sizeof w, &w);
@@ -169,13 +169,13 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
   if (status != ESMM_OK)
     return status;
   const bool dense = ffn->o.mode == ESMM_FFN_DENSE;
-  if (dense && (o.format == ESMM_FORMAT_BSR || o.format == ESMM_FORMAT_NM))
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "prepare->format is %s, but this layer's mode is dense, which multiplies zeros too: take dense "
-                     "weights, or another mode",
-                     esmm_format_str(o.format));
+  if (dense && (o.format.kind == ESMM_FORMAT_BSR || o.format.kind == ESMM_FORMAT_NM))
+    return esmm_fail(
+        ctx, ESMM_ERR_UNSUPPORTED,
+        "prepare->format.kind is %s, but this layer's mode is dense, which multiplies zeros too: take dense "
+        "weights, or another mode",
+        esmm_format_str(o.format.kind));
   o.strict = dense; /* its products run from panels too, zeros and all */
-  o.stream = ffn->o.stream;
   ffn_params params = {0};
   status = take_params(ctx, ffn, &w, &o, &params);
   if (status != ESMM_OK) { /* the layer keeps the weights it had */

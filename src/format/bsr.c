@@ -3,7 +3,7 @@
  * here; prepared weights keep their blocks by block columns (format.h), because a kernel works down a strip of C.
  */
 #include "bits.h"
-#include "cuda/cuda.h"
+#include "backend.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -383,7 +383,8 @@ esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepar
     status = esmm_prepare_opts_check(ctx, opts, arrays.block_rows, arrays.block_cols, &o);
   if (status != ESMM_OK)
     return status;
-  if (o.format == ESMM_FORMAT_BSR && o.block_rows == arrays.block_rows && o.block_cols == arrays.block_cols) {
+  if (o.format.kind == ESMM_FORMAT_BSR && o.format.block_rows == arrays.block_rows &&
+      o.format.block_cols == arrays.block_cols) {
     const esmm_matrix shape = {.rows = arrays.rows, .cols = arrays.cols, .dtype = arrays.dtype};
     esmm_weights *w = NULL;
     status = esmm_weights_alloc(ctx, &shape, &o, &w);
@@ -395,7 +396,7 @@ esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepar
   status = to_dense(ctx, "b", &arrays, &dense);
   if (status != ESMM_OK)
     return status;
-  status = ctx->cuda ? esmm_cuda_prepare(ctx, &dense, &o, weights) : esmm_prepare_checked(ctx, &dense, &o, weights);
+  status = ctx->backend->prepare(ctx, &dense, &o, weights);
   esmm_host_twin_free(ctx, &dense);
   return status;
 }

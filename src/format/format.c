@@ -1,13 +1,13 @@
 /*
  * format.c: what the formats of B have in common: their options, memory, and what a form says about B's zeros.
  */
-#include "internal.h"
+#include "backend.h"
 
 #include <string.h>
 
-const char *esmm_format_str(esmm_format format)
+const char *esmm_format_str(esmm_format_kind kind)
 {
-  switch (format) {
+  switch (kind) {
   case ESMM_FORMAT_DENSE:
     return "dense";
   case ESMM_FORMAT_BSR:
@@ -20,47 +20,67 @@ const char *esmm_format_str(esmm_format format)
 
 /* ---- options ---- */
 
-static esmm_status settle_block(esmm_ctx *ctx, const char *name, int *side, int otherwise)
+static esmm_status settle_side(esmm_ctx *ctx, const char *what, const char *name, int *side, int otherwise)
 {
   if (*side == 0)
     *side = otherwise;
   if (*side < 1 || *side > ESMM_MAX_BLOCK)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->%s is %d; a block has 1 to %d, or 0 for the default", name, *side,
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s%s is %d; a block has 1 to %d, or 0 for the default", what, name, *side,
                      ESMM_MAX_BLOCK);
   return ESMM_OK;
 }
 
-static esmm_status settle_nm(esmm_ctx *ctx, esmm_prepare_opts *o)
+static esmm_status settle_bsr(esmm_ctx *ctx, const char *what, esmm_format *f, int block_rows, int block_cols)
 {
-  if (o->n == 0 && o->m == 0) {
-    o->n = 2;
-    o->m = 4;
+  const esmm_status status = settle_side(ctx, what, "block_rows", &f->block_rows, block_rows);
+  return status == ESMM_OK ? settle_side(ctx, what, "block_cols", &f->block_cols, block_cols) : status;
+}
+
+static esmm_status settle_nm(esmm_ctx *ctx, const char *what, esmm_format *f)
+{
+  if (f->keep == 0 && f->group == 0) {
+    f->keep = 2;
+    f->group = 4;
   }
-  if (o->n < 1 || o->n > o->m || o->m > ESMM_MAX_M)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->n and opts->m are %d:%d; 1 <= n <= m <= %d, or both 0 for 2:4",
-                     o->n, o->m, ESMM_MAX_M);
-  if (o->nm_cols < 0)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->nm_cols is %d; it cannot be negative", o->nm_cols);
-  o->nm_cols = o->nm_cols == 0 ? 1 : o->nm_cols;
+  if (f->keep < 1 || f->keep > f->group || f->group > ESMM_MAX_GROUP)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                     "%skeep and %sgroup are %d:%d; 1 <= keep <= group <= %d, or both 0 for 2:4", what, what, f->keep,
+                     f->group, ESMM_MAX_GROUP);
+  if (f->group_cols < 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%sgroup_cols is %d; it cannot be negative", what, f->group_cols);
+  f->group_cols = f->group_cols == 0 ? 1 : f->group_cols;
   return ESMM_OK;
 }
 
-esmm_status esmm_format_settle(esmm_ctx *ctx, esmm_prepare_opts *o, int block_rows, int block_cols)
+esmm_status esmm_format_settle(esmm_ctx *ctx, const char *what, esmm_format *format, int block_rows, int block_cols)
 {
-  if (o->format == ESMM_FORMAT_DENSE)
+  const esmm_format given = *format;
+  for (int i = 0; i < 2; i++)
+    if (given.reserved[i] != 0)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%sreserved[%d] is %d; it must be 0", what, i, given.reserved[i]);
+  *format = (esmm_format){.kind = given.kind};
+  switch (given.kind) {
+  case ESMM_FORMAT_DENSE:
     return ESMM_OK;
-  if (o->format == ESMM_FORMAT_NM)
-    return settle_nm(ctx, o);
-  if (o->format != ESMM_FORMAT_BSR)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->format is %d, which is no esmm_format", (int)o->format);
-  const esmm_status status = settle_block(ctx, "block_rows", &o->block_rows, block_rows);
-  return status == ESMM_OK ? settle_block(ctx, "block_cols", &o->block_cols, block_cols) : status;
+  case ESMM_FORMAT_BSR:
+    format->block_rows = given.block_rows;
+    format->block_cols = given.block_cols;
+    return settle_bsr(ctx, what, format, block_rows, block_cols);
+  case ESMM_FORMAT_NM:
+    format->keep = given.keep;
+    format->group = given.group;
+    format->group_cols = given.group_cols;
+    return settle_nm(ctx, what, format);
+  }
+  return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%skind is %d, which is no esmm_format_kind", what, (int)given.kind);
 }
 
-esmm_status esmm_format_refuse_gpu(esmm_ctx *ctx, esmm_format format)
+esmm_status esmm_format_supported(esmm_ctx *ctx, esmm_format_kind kind)
 {
-  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s weights are for the CPU, and this context is of %s: use dense ones",
-                   esmm_format_str(format), ctx->device);
+  if (ctx->backend->formats & 1u << kind)
+    return ESMM_OK;
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s weights are for the CPU, and this is a %s context: use dense ones",
+                   esmm_format_str(kind), esmm_ctx_kind(ctx));
 }
 
 /* ---- memory ---- */
@@ -77,8 +97,8 @@ esmm_form_bytes esmm_form_sizes(const esmm_weights *w)
   if (w->format == ESMM_FORMAT_NM) {
     const esmm_nm_form *f = &w->nm;
     const size_t vectors = (size_t)f->panels * (size_t)f->slots;
-    return (esmm_form_bytes){.index = f->cols == 1 ? vectors * (ESMM_NM_PANEL / 8) * (size_t)f->bits
-                                                   : (size_t)f->strips * f->list_bytes,
+    return (esmm_form_bytes){.index = f->group_cols == 1 ? vectors * (ESMM_NM_PANEL / 8) * (size_t)f->bits
+                                                         : (size_t)f->strips * f->list_bytes,
                              .values = vectors * ESMM_NM_PANEL * size};
   }
   return (esmm_form_bytes){0};
@@ -114,39 +134,39 @@ static esmm_status no_memory(esmm_ctx *ctx, const esmm_weights *w)
                    esmm_format_str(w->format), (long long)w->k, (long long)w->n);
 }
 
-static int bits_of(int m)
+static int bits_of(int group)
 {
   int bits = 0;
-  while (1 << bits < m)
+  while (1 << bits < group)
     bits++;
   return bits;
 }
 
-static void shape_nm(const esmm_prepare_opts *opts, esmm_weights *w)
+static void shape_nm(const esmm_format *format, esmm_weights *w)
 {
   esmm_nm_form *f = &w->nm;
-  f->n = opts->n;
-  f->m = opts->m;
-  f->cols = opts->nm_cols;
-  f->bits = bits_of(f->m);
-  f->slots = w->k / f->m * f->n + esmm_min(f->n, w->k % f->m);
+  f->keep = format->keep;
+  f->group = format->group;
+  f->group_cols = format->group_cols;
+  f->bits = bits_of(f->group);
+  f->slots = w->k / f->group * f->keep + esmm_min(f->keep, w->k % f->group);
   f->panels = esmm_ceil_div(w->n, ESMM_NM_PANEL);
-  if (f->cols > 1) {
-    f->strips = esmm_ceil_div(w->n, f->cols);
+  if (f->group_cols > 1) {
+    f->strips = esmm_ceil_div(w->n, f->group_cols);
     f->list_bytes = (size_t)esmm_ceil_div(f->slots * f->bits, 64) * 8;
   }
 }
 
-void esmm_form_shape(const esmm_prepare_opts *opts, esmm_weights *w)
+void esmm_form_shape(const esmm_format *format, esmm_weights *w)
 {
   if (w->format == ESMM_FORMAT_NM) {
-    shape_nm(opts, w);
+    shape_nm(format, w);
     return;
   }
-  w->bsr.block_rows = opts->block_rows;
-  w->bsr.block_cols = opts->block_cols;
-  w->bsr.strips = esmm_ceil_div(w->n, opts->block_cols);
-  w->bsr.levels = esmm_ceil_div(w->k, opts->block_rows);
+  w->bsr.block_rows = format->block_rows;
+  w->bsr.block_cols = format->block_cols;
+  w->bsr.strips = esmm_ceil_div(w->n, format->block_cols);
+  w->bsr.levels = esmm_ceil_div(w->k, format->block_rows);
 }
 
 static esmm_status alloc_bsr(esmm_ctx *ctx, esmm_weights *w)
@@ -190,9 +210,9 @@ static esmm_status alloc_nm(esmm_ctx *ctx, esmm_weights *w)
   return w->nm.values ? ESMM_OK : no_memory(ctx, w);
 }
 
-esmm_status esmm_form_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w)
+esmm_status esmm_form_alloc(esmm_ctx *ctx, const esmm_format *format, esmm_weights *w)
 {
-  esmm_form_shape(opts, w);
+  esmm_form_shape(format, w);
   return w->format == ESMM_FORMAT_BSR ? alloc_bsr(ctx, w) : alloc_nm(ctx, w);
 }
 

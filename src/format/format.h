@@ -14,7 +14,7 @@
 #define ESMM_FORMATS 3 /* how many there are */
 #define ESMM_FORM_SLACK 64
 #define ESMM_MAX_BLOCK 256
-#define ESMM_MAX_M 32
+#define ESMM_MAX_GROUP 32
 #define ESMM_NM_PANEL 16 /* columns whose values lie side by side: a cache line of fp32 */
 
 /*
@@ -34,31 +34,31 @@ typedef struct esmm_bsr_form {
 } esmm_bsr_form;
 
 /*
- * N:M. Groups are m k's from 0 on, the last may be short. Each keeps n values a column, as many as it is long where it
- * is shorter than n: slots values a column in all, slot s in group s / n. Within a group positions ascend and differ,
- * and all are of k's that exist; a slot without a nonzero holds +0.
+ * N:M. Groups are `group` k's from 0 on, the last may be short. Each keeps `keep` values a column, or as many as it is
+ * long where it is shorter: slots values a column in all, slot s in group s / keep. Within a group positions ascend and
+ * differ, and all are of k's that exist; a slot without a nonzero holds +0.
  *   values   [panels][slots][16], a panel is 16 columns, zeros beyond n
  *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i)
  *
- *   index where cols = 1: [panels][slots][2 * bits bytes]
+ *   index where group_cols = 1: [panels][slots][2 * bits bytes]
  *     - column c of the panel has bits c * bits to (c + 1) * bits - 1
  *     - 2:4 has a 32-bit word for every vector of values
  *
- *   index where cols > 1: [strips][list_bytes], a list for every strip of `cols` columns
- *     - strip j / cols is that of column j
+ *   index where group_cols > 1: [strips][list_bytes], a list for every strip of group_cols columns
+ *     - strip j / group_cols is that of column j
  *     - slot s has bits s * bits to (s + 1) * bits - 1 of the list
  *     - zero bits follow, up to list_bytes
  *
- * m = 1 has no index at all (bits = 0).
+ * group = 1 has no index at all (bits = 0).
  */
 typedef struct esmm_nm_form {
-  int n, m;
-  int cols;          /* columns that share their positions, at least 1 */
-  int bits;          /* of an index: the least with 1 << bits >= m, 0 to 5 */
-  int64_t slots;     /* k / m * n + min(n, k % m) */
-  int64_t panels;    /* ceil(n of B / 16) */
-  int64_t strips;    /* cols > 1: ceil(n of B / cols); else 0 */
-  size_t list_bytes; /* cols > 1: ceil(slots * bits / 64) * 8; else 0 */
+  int keep, group;
+  int group_cols;    /* columns that share their positions, at least 1 */
+  int bits;          /* of an index: the least with 1 << bits >= group, 0 to 5 */
+  int64_t slots;     /* k / group * keep + min(keep, k % group) */
+  int64_t panels;    /* ceil(n / 16) */
+  int64_t strips;    /* group_cols > 1: ceil(n / group_cols); else 0 */
+  size_t list_bytes; /* group_cols > 1: ceil(slots * bits / 64) * 8; else 0 */
   void *values;
   unsigned char *index;
 } esmm_nm_form;
@@ -79,27 +79,27 @@ static inline int64_t esmm_nm_value(const esmm_nm_form *f, int64_t j, int64_t s)
 /* The k of slot s of column j. For what is not in a hurry. */
 static inline int64_t esmm_nm_k(const esmm_nm_form *f, int64_t j, int64_t s)
 {
-  const unsigned char *list = f->cols == 1
+  const unsigned char *list = f->group_cols == 1
                                   ? f->index + (j / ESMM_NM_PANEL * f->slots + s) * (ESMM_NM_PANEL / 8) * f->bits
-                                  : f->index + (size_t)(j / f->cols) * f->list_bytes;
-  return s / f->n * f->m + (int64_t)esmm_nm_field(list, f->cols == 1 ? j % ESMM_NM_PANEL : s, f->bits);
+                                  : f->index + (size_t)(j / f->group_cols) * f->list_bytes;
+  return s / f->keep * f->group + (int64_t)esmm_nm_field(list, f->group_cols == 1 ? j % ESMM_NM_PANEL : s, f->bits);
 }
 
 /* ---- options ---- */
 
-/* Fills in the defaults of the chosen format's fields and checks them; block_rows and block_cols are the defaults of a
-   block. The format and its fields alone are looked at. */
-esmm_status esmm_format_settle(esmm_ctx *ctx, esmm_prepare_opts *opts, int block_rows, int block_cols);
+/* Fills in the defaults of the fields of format's kind and checks them; sets the others to 0. block_rows and block_cols
+   are the defaults of a block. `what` is how the caller wrote a field, up to its name: "opts->format.", "format->". */
+esmm_status esmm_format_settle(esmm_ctx *ctx, const char *what, esmm_format *format, int block_rows, int block_cols);
 
-/* Weights on a GPU are dense: says so. */
-esmm_status esmm_format_refuse_gpu(esmm_ctx *ctx, esmm_format format);
+/* Can the context prepare weights of it? Else says so. */
+esmm_status esmm_format_supported(esmm_ctx *ctx, esmm_format_kind kind);
 
-/* ---- forms of a weights object whose format is not dense: opts are settled, w has nothing of its form yet ---- */
+/* ---- forms of a weights object whose format is not dense: it is settled, w has nothing of its form yet ---- */
 
 /* The fields that follow from the shape alone. */
-void esmm_form_shape(const esmm_prepare_opts *opts, esmm_weights *w);
+void esmm_form_shape(const esmm_format *format, esmm_weights *w);
 /* Those, and what can be allocated before the contents are known: all of an NM form, `start` of a BSR. */
-esmm_status esmm_form_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
+esmm_status esmm_form_alloc(esmm_ctx *ctx, const esmm_format *format, esmm_weights *w);
 esmm_status esmm_bsr_alloc_blocks(esmm_ctx *ctx, int64_t blocks, esmm_weights *w); /* `at` and values */
 /* b [k,n] in host memory, of w's dtype */
 esmm_status esmm_form_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);

@@ -1,10 +1,11 @@
 /*
- * nm.c: of every m k's at most n nonzeros, in each column or in each strip of columns. Which k's a group keeps is its
- * choice, a word of m bits: the k's that are not zero and, where those are fewer than n, the lowest others, so that
- * every group keeps the same number and positions differ.
+ * nm.c: of every `group` k's at most `keep` nonzeros, in each column or in each strip of columns. Which k's a group
+ * keeps is its choice, a word of `group` bits: the k's that are not zero and, where those are fewer than `keep`, the
+ * lowest others, so that every group keeps the same number and positions differ.
  */
 #include "bits.h"
 #include "convert.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 #include <stdio.h>
@@ -12,9 +13,9 @@
 
 #define CHUNK 16 /* strips gone through side by side: a cache line of B's rows serves all of them */
 
-static int64_t groups_of(int64_t k, int m)
+static int64_t groups_of(int64_t k, int group)
 {
-  return esmm_ceil_div(k, m);
+  return esmm_ceil_div(k, group);
 }
 
 /* The k's of rows k0 .. k0 + rows - 1 that are not zero in all of the columns j0 .. j0 + cols - 1. */
@@ -32,16 +33,17 @@ static uint32_t nonzeros(const esmm_matrix *b, int64_t k0, int64_t rows, int64_t
 
 /* ---- does B fit? ---- */
 
-/* The lowest group with more than n k's, from strip s on, of `strips` strips; *strip is which. Groups from `limit` on
-   do not matter. */
-static int64_t first_offence(const esmm_matrix *b, int n, int m, int64_t cols, int64_t s, int64_t strips, int64_t limit,
+/* The lowest group with more than `keep` k's, from strip s on, of `strips` strips; *strip is which. Groups from `limit`
+   on do not matter. f is settled. */
+static int64_t first_offence(const esmm_matrix *b, const esmm_format *f, int64_t s, int64_t strips, int64_t limit,
                              int64_t *strip)
 {
   for (int64_t g = 0; g < limit; g++)
     for (int64_t i = s; i < s + strips; i++) {
-      const int64_t k0 = g * m, j0 = i * cols;
-      const uint32_t found = nonzeros(b, k0, esmm_min(m, b->rows - k0), j0, esmm_min(cols, b->cols - j0));
-      if (__builtin_popcount(found) > n) {
+      const int64_t k0 = g * f->group, j0 = i * f->group_cols;
+      const uint32_t found =
+          nonzeros(b, k0, esmm_min(f->group, b->rows - k0), j0, esmm_min(f->group_cols, b->cols - j0));
+      if (__builtin_popcount(found) > f->keep) {
         *strip = i;
         return g;
       }
@@ -49,22 +51,22 @@ static int64_t first_offence(const esmm_matrix *b, int n, int m, int64_t cols, i
   return limit;
 }
 
-/* The group of the lowest k, there the lowest strip, that has more than n k's; false where there is none. */
-static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t cols, int64_t *group,
+/* The group of the lowest k, there the lowest strip, that has more than `keep` k's; false where there is none. */
+static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, int64_t *group,
                          int64_t *strip)
 {
-  const int64_t groups = groups_of(b->rows, m);
-  const int64_t strips = groups > 0 ? esmm_ceil_div(b->cols, cols) : 0; /* without k any number of columns is legal */
+  const int64_t groups = groups_of(b->rows, f->group);
+  const int64_t strips = groups > 0 ? esmm_ceil_div(b->cols, f->group_cols) : 0; /* without k any n is legal */
   int64_t best = groups, where = -1;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(min : best)
   for (int64_t s = 0; s < strips; s += CHUNK) {
     int64_t at = 0;
-    best = esmm_min(best, first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), groups, &at));
+    best = esmm_min(best, first_offence(b, f, s, esmm_min(CHUNK, strips - s), groups, &at));
   }
   /* And the lowest strip of that group, once more: threads that note a pair would have to take turns. */
   for (int64_t s = 0; best < groups && where < 0; s += CHUNK) {
     int64_t at = 0;
-    if (first_offence(b, n, m, cols, s, esmm_min(CHUNK, strips - s), best + 1, &at) == best)
+    if (first_offence(b, f, s, esmm_min(CHUNK, strips - s), best + 1, &at) == best)
       where = at;
   }
   (void)ctx; /* unused without OpenMP */
@@ -73,17 +75,24 @@ static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, int n, int m
   return best < groups;
 }
 
-esmm_status esmm_nm_check(esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int64_t *k, int64_t *col)
+esmm_status esmm_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *k, int64_t *col)
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
   if (!k || !col)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", k ? "col" : "k");
   *k = *col = -1;
-  if (n < 1 || n > m || m > ESMM_MAX_M)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "n and m are %d:%d; 1 <= n <= m <= %d", n, m, ESMM_MAX_M);
+  if (!format)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "format is NULL");
+  esmm_format f = *format;
+  esmm_status status = esmm_format_settle(ctx, "format->", &f, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK);
+  if (status != ESMM_OK)
+    return status;
+  if (f.kind != ESMM_FORMAT_NM)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "format->kind is %s, which every matrix fits: only nm can be checked",
+                     esmm_format_str(f.kind));
   esmm_matrix checked, twin = {0};
-  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  status = esmm_check_matrix(ctx, "b", b, &checked);
   if (status == ESMM_OK && checked.place == ESMM_DEVICE) {
     status = esmm_host_twin_read(ctx, &checked, &twin);
     checked = twin;
@@ -91,9 +100,9 @@ esmm_status esmm_nm_check(esmm_ctx *ctx, const esmm_matrix *b, int n, int m, int
   if (status != ESMM_OK)
     return status;
   int64_t group, strip;
-  if (find_offence(ctx, &checked, n, m, 1, &group, &strip)) {
-    *k = group * m;
-    *col = strip;
+  if (find_offence(ctx, &checked, &f, &group, &strip)) {
+    *k = group * f.group;
+    *col = strip * f.group_cols;
   }
   esmm_host_twin_free(ctx, &twin);
   return ESMM_OK;
@@ -114,7 +123,7 @@ static void put_choice(const esmm_nm_form *f, int64_t i, int64_t slot, uint32_t 
 {
   for (; choice; choice &= choice - 1, slot++) {
     const unsigned index = (unsigned)__builtin_ctz(choice);
-    if (f->cols == 1)
+    if (f->group_cols == 1)
       put_index(f->index + (i / ESMM_NM_PANEL * f->slots + slot) * (ESMM_NM_PANEL / 8) * f->bits, i % ESMM_NM_PANEL,
                 f->bits, index);
     else
@@ -125,14 +134,14 @@ static void put_choice(const esmm_nm_form *f, int64_t i, int64_t slot, uint32_t 
 /* Index of strips s and so many more; columns past B's last, which only single ones have, choose like zeros. */
 static void choose(const esmm_matrix *b, const esmm_nm_form *f, int64_t s, int64_t strips)
 {
-  for (int64_t g = 0; g < groups_of(b->rows, f->m); g++) {
-    const int64_t k0 = g * f->m, rows = esmm_min(f->m, b->rows - k0), kept = esmm_min(f->n, rows);
+  for (int64_t g = 0; g < groups_of(b->rows, f->group); g++) {
+    const int64_t k0 = g * f->group, rows = esmm_min(f->group, b->rows - k0), kept = esmm_min(f->keep, rows);
     for (int64_t i = s; i < s + strips; i++) {
-      const int64_t j0 = i * f->cols, cols = esmm_max(0, esmm_min(f->cols, b->cols - j0));
+      const int64_t j0 = i * f->group_cols, cols = esmm_max(0, esmm_min(f->group_cols, b->cols - j0));
       uint32_t choice = nonzeros(b, k0, rows, j0, cols);
       while (__builtin_popcount(choice) < kept)
         choice |= choice + 1; /* its lowest 0 */
-      put_choice(f, i, g * f->n, choice);
+      put_choice(f, i, g * f->keep, choice);
     }
   }
 }
@@ -152,20 +161,21 @@ static void fill_values(const esmm_matrix *b, const esmm_weights *w, int64_t pan
 esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   const esmm_nm_form *f = &w->nm;
+  const esmm_format format = {.kind = ESMM_FORMAT_NM, .keep = f->keep, .group = f->group, .group_cols = f->group_cols};
   int64_t group, strip;
   if (f->slots == 0) /* nothing is kept of any column, and no memory bounds how many there are */
     return ESMM_OK;
-  if (find_offence(ctx, b, f->n, f->m, f->cols, &group, &strip)) {
-    const int64_t k0 = group * f->m, j0 = strip * f->cols, cols = esmm_min(f->cols, w->n - j0);
-    const int count = __builtin_popcount(nonzeros(b, k0, esmm_min(f->m, w->k - k0), j0, cols));
+  if (find_offence(ctx, b, &format, &group, &strip)) {
+    const int64_t k0 = group * f->group, j0 = strip * f->group_cols, cols = esmm_min(f->group_cols, w->n - j0);
+    const int count = __builtin_popcount(nonzeros(b, k0, esmm_min(f->group, w->k - k0), j0, cols));
     return esmm_fail(
         ctx, ESMM_ERR_ARGUMENT,
-        "b does not fit %d:%d: k %lld to %lld of column%s %lld%s has %d nonzero k's; esmm_prune makes it fit", f->n,
-        f->m, (long long)k0, (long long)(esmm_min(k0 + f->m, w->k) - 1), cols > 1 ? "s from" : "", (long long)j0,
-        cols > 1 ? ", which share their choice," : "", count);
+        "b does not fit %d:%d: k %lld to %lld of column%s %lld%s has %d nonzero k's; esmm_prune makes it fit", f->keep,
+        f->group, (long long)k0, (long long)(esmm_min(k0 + f->group, w->k) - 1), cols > 1 ? "s from" : "",
+        (long long)j0, cols > 1 ? ", which share their choice," : "", count);
   }
   memset(f->index, 0, esmm_form_sizes(w).index);
-  const int64_t strips = f->cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
+  const int64_t strips = f->group_cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
   for (int64_t s = 0; s < strips; s += CHUNK)
     choose(b, f, s, esmm_min(CHUNK, strips - s));
@@ -205,8 +215,8 @@ static bool valid_list(const esmm_weights *w, int64_t j, char *why, size_t why_b
 {
   const esmm_nm_form *f = &w->nm;
   for (int64_t s = 0; s < f->slots; s++) {
-    const int64_t k = esmm_nm_k(f, j, s), end = esmm_min((s / f->n + 1) * f->m, w->k);
-    if (k < end && (s % f->n == 0 || k > esmm_nm_k(f, j, s - 1)))
+    const int64_t k = esmm_nm_k(f, j, s), end = esmm_min((s / f->keep + 1) * f->group, w->k);
+    if (k < end && (s % f->keep == 0 || k > esmm_nm_k(f, j, s - 1)))
       continue;
     (void)snprintf(why, why_bytes, "index of slot %lld, column %lld is k = %lld: not rising below %lld", (long long)s,
                    (long long)j, (long long)k, (long long)end);
@@ -220,15 +230,15 @@ bool esmm_nm_valid(const esmm_weights *w, char *why, size_t why_bytes)
   const esmm_nm_form *f = &w->nm;
   if (f->slots == 0) /* sections are empty then: the file's size does not bound n */
     return true;
-  const int64_t lists = f->cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
+  const int64_t lists = f->group_cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
   for (int64_t i = 0; i < lists; i++)
-    if (!valid_list(w, i * f->cols, why, why_bytes))
+    if (!valid_list(w, i * f->group_cols, why, why_bytes))
       return false;
   for (int64_t i = 0; i < f->strips; i++)
     for (int64_t bit = f->slots * f->bits; bit < (int64_t)(8 * f->list_bytes); bit++)
       if (f->index[(size_t)i * f->list_bytes + (size_t)bit / 8] >> (bit % 8) & 1) {
         (void)snprintf(why, why_bytes, "the index of columns from %lld goes on after its last slot",
-                       (long long)(i * f->cols));
+                       (long long)(i * f->group_cols));
         return false;
       }
   for (int64_t j = w->n; j < f->panels * ESMM_NM_PANEL; j++)

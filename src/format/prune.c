@@ -4,6 +4,7 @@
  */
 #include "bits.h"
 #include "convert.h"
+#include "esmm_tools.h"
 #include "internal.h"
 
 #include <math.h>
@@ -13,8 +14,8 @@
 
 typedef struct job {
   esmm_matrix b;
-  esmm_prepare_opts o; /* the format's fields, settled */
-  const float *norms;  /* NULL: all 1 */
+  esmm_format f;      /* settled */
+  const float *norms; /* NULL: all 1 */
 } job;
 
 /* Of one stretch of B. Every stretch has its own, added up in order: sums do not depend on the threads. */
@@ -82,11 +83,11 @@ static esmm_status alloc_array(esmm_ctx *ctx, int64_t count, size_t size, void *
 
 /* ---- N:M ---- */
 
-/* The n positions of the largest keys, of equal ones the lowest. */
-static uint32_t best_of(const uint64_t *keys, int64_t count, int n)
+/* The positions of the `keep` largest keys, of equal ones the lowest. */
+static uint32_t best_of(const uint64_t *keys, int64_t count, int keep)
 {
   uint32_t chosen = 0;
-  for (int i = 0; i < n && i < count; i++) {
+  for (int i = 0; i < keep && i < count; i++) {
     int64_t best = -1;
     for (int64_t p = 0; p < count; p++)
       if (!(chosen >> p & 1) && (best < 0 || keys[p] > keys[best]))
@@ -98,19 +99,20 @@ static uint32_t best_of(const uint64_t *keys, int64_t count, int n)
 
 static void prune_group(job *j, int64_t k0, int64_t strip, tally *t)
 {
-  const int64_t col = strip * j->o.nm_cols, cols = esmm_min(j->o.nm_cols, j->b.cols - col);
-  const int64_t rows = esmm_min(j->o.m, j->b.rows - k0);
-  uint64_t keys[ESMM_MAX_M];
+  const int64_t col = strip * j->f.group_cols, cols = esmm_min(j->f.group_cols, j->b.cols - col);
+  const int64_t rows = esmm_min(j->f.group, j->b.rows - k0);
+  uint64_t keys[ESMM_MAX_GROUP];
   for (int64_t r = 0; r < rows; r++)
     keys[r] = key_of_area(j, k0 + r, 1, col, cols);
-  const uint32_t chosen = best_of(keys, rows, j->o.n);
+  const uint32_t chosen = best_of(keys, rows, j->f.keep);
   for (int64_t r = 0; r < rows; r++)
     settle_area(j, k0 + r, 1, col, cols, chosen >> r & 1, t);
 }
 
 static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
 {
-  const int64_t strips = j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->o.nm_cols) : 0; /* no k, no work: any n is legal */
+  const int64_t strips =
+      j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->f.group_cols) : 0; /* no k, no work: any n is legal */
   const int64_t chunks = esmm_ceil_div(strips, CHUNK);
   void *array;
   const esmm_status status = alloc_array(ctx, chunks, sizeof(tally), &array);
@@ -120,7 +122,7 @@ static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
   for (int64_t i = 0; i < chunks; i++) {
     tallies[i] = (tally){0};
-    for (int64_t k0 = 0; k0 < j->b.rows; k0 += j->o.m)
+    for (int64_t k0 = 0; k0 < j->b.rows; k0 += j->f.group)
       for (int64_t s = i * CHUNK; s < esmm_min((i + 1) * CHUNK, strips); s++)
         prune_group(j, k0, s, &tallies[i]);
   }
@@ -159,7 +161,7 @@ static uint64_t threshold_of(const uint64_t *keys, int64_t count, int64_t keep, 
 
 static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *all)
 {
-  const int64_t levels = esmm_ceil_div(j->b.rows, j->o.block_rows), strips = esmm_ceil_div(j->b.cols, j->o.block_cols);
+  const int64_t levels = esmm_ceil_div(j->b.rows, j->f.block_rows), strips = esmm_ceil_div(j->b.cols, j->f.block_cols);
   int64_t blocks;
   void *array;
   if (__builtin_mul_overflow(levels, strips, &blocks))
@@ -171,17 +173,17 @@ static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *al
   uint64_t *keys = array;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
   for (int64_t i = 0; i < blocks; i++) {
-    const int64_t k = i / strips * j->o.block_rows, col = i % strips * j->o.block_cols;
+    const int64_t k = i / strips * j->f.block_rows, col = i % strips * j->f.block_cols;
     keys[i] =
-        key_of_area(j, k, esmm_min(j->o.block_rows, j->b.rows - k), col, esmm_min(j->o.block_cols, j->b.cols - col));
+        key_of_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col));
   }
   const int64_t keep = llround(density * (double)blocks);
   int64_t equal = 0;
   const uint64_t least = keep > 0 ? threshold_of(keys, blocks, keep, &equal) : UINT64_MAX;
   for (int64_t i = 0; i < blocks; i++) {
-    const int64_t k = i / strips * j->o.block_rows, col = i % strips * j->o.block_cols;
+    const int64_t k = i / strips * j->f.block_rows, col = i % strips * j->f.block_cols;
     const bool kept = keys[i] > least || (keys[i] == least && equal-- > 0);
-    settle_area(j, k, esmm_min(j->o.block_rows, j->b.rows - k), col, esmm_min(j->o.block_cols, j->b.cols - col), kept,
+    settle_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col), kept,
                 all);
   }
   esmm_mem_free(&ctx->allocator, array, (size_t)blocks * sizeof(uint64_t));
@@ -192,9 +194,9 @@ static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *al
 
 static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, int64_t k)
 {
-  if (o->format == ESMM_FORMAT_DENSE)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->format is dense, which needs no pruning: set it to BSR or NM");
-  if (o->format == ESMM_FORMAT_BSR && !(o->density >= 0.0 && o->density <= 1.0))
+  if (o->format.kind == ESMM_FORMAT_DENSE)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->format.kind is dense, which needs no pruning: set it to BSR or NM");
+  if (o->format.kind == ESMM_FORMAT_BSR && !(o->density >= 0.0 && o->density <= 1.0))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->density is %g, must be 0 to 1", o->density);
   for (int64_t i = 0; o->input_norms && i < k; i++)
     if (!(o->input_norms[i] >= 0.0f) || isinf(o->input_norms[i]))
@@ -205,7 +207,7 @@ static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, int64_t k
 
 static esmm_status prune(esmm_ctx *ctx, job *j, double density, tally *t)
 {
-  return j->o.format == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, density, t);
+  return j->f.kind == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, density, t);
 }
 
 /* In a copy, which goes back when all went well. */
@@ -237,13 +239,8 @@ esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opt
     status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
   if (status == ESMM_OK) {
     j.norms = o.input_norms;
-    j.o = (esmm_prepare_opts){.format = o.format,
-                              .block_rows = o.block_rows,
-                              .block_cols = o.block_cols,
-                              .n = o.n,
-                              .m = o.m,
-                              .nm_cols = o.nm_cols};
-    status = esmm_format_settle(ctx, &j.o, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK);
+    j.f = o.format;
+    status = esmm_format_settle(ctx, "opts->format.", &j.f, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK);
   }
   if (status == ESMM_OK)
     status = check_opts(ctx, &o, j.b.rows);

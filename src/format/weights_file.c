@@ -11,7 +11,7 @@
  */
 #include "weights_file.h"
 #include "bits.h"
-#include "cuda/cuda.h"
+#include "cpu/forms.h"
 
 #include "checksum.h"
 
@@ -31,12 +31,6 @@
 #define TEMP_BYTES 32           /* room for the temporary file's own name */
 
 _Static_assert(CHUNK % ESMM_CHECKSUM_BLOCK == 0, "only the last part of a checksum may be ragged");
-
-static const char *const section_names[][ESMM_FILE_SECTIONS] = {
-    [ESMM_FORMAT_DENSE] = {"bits", "before", "panel_at", "panels", "rows"},
-    [ESMM_FORMAT_BSR] = {"bits", "start", "at", "values", "5"},
-    [ESMM_FORMAT_NM] = {"bits", "index", "3", "values", "5"},
-};
 
 /* ---- errors: every text starts with the file's name ---- */
 
@@ -65,14 +59,44 @@ static esmm_status fail_file(const file *f, esmm_status status, const char *form
 
 /* ---- layout ---- */
 
+static bool keeps(const esmm_file_header *h, const esmm_host_form *form)
+{
+  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use);
+}
+
+static bool keeps_kind(const esmm_file_header *h, esmm_form_kind kind)
+{
+  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+    if (esmm_host_forms[i].kind == kind)
+      return keeps(h, &esmm_host_forms[i]);
+  return false;
+}
+
 static bool keeps_rows(const esmm_file_header *h)
 {
-  return h->format == ESMM_FORMAT_DENSE && h->use != ESMM_USE_LARGE_M;
+  return keeps_kind(h, ESMM_FORM_ROWS);
 }
 
 static bool keeps_panels(const esmm_file_header *h)
 {
-  return h->format == ESMM_FORMAT_DENSE && h->use != ESMM_USE_DECODE;
+  return keeps_kind(h, ESMM_FORM_PANELS);
+}
+
+/* The form that a section holds in weights of this format; NULL: the bitmaps, or a section that it does not have. */
+static const esmm_host_form *form_of(uint32_t format, int section)
+{
+  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+    if (esmm_form_table[esmm_host_forms[i].kind].format == (esmm_format_kind)format &&
+        esmm_host_forms[i].sections[section])
+      return &esmm_host_forms[i];
+  return NULL;
+}
+
+static const char *section_name(uint32_t format, int section)
+{
+  static const char *const numbers[ESMM_FILE_SECTIONS] = {"bits", "2", "3", "4", "5"};
+  const esmm_host_form *form = form_of(format, section);
+  return form ? form->sections[section] : numbers[section];
 }
 
 /* What the weights are to be prepared as. */
@@ -80,53 +104,39 @@ static esmm_prepare_opts opts_of(const esmm_file_header *h)
 {
   return (esmm_prepare_opts){.size = sizeof(esmm_prepare_opts),
                              .use = (esmm_use)h->use,
-                             .format = (esmm_format)h->format,
-                             .block_rows = (int)h->block_rows,
-                             .block_cols = (int)h->block_cols,
-                             .n = (int)h->n_of,
-                             .m = (int)h->m_of,
-                             .nm_cols = (int)h->nm_cols};
+                             .format = {.kind = (esmm_format_kind)h->format,
+                                        .block_rows = (int)h->block_rows,
+                                        .block_cols = (int)h->block_cols,
+                                        .keep = (int)h->n_of,
+                                        .group = (int)h->m_of,
+                                        .group_cols = (int)h->nm_cols}};
 }
 
-/* Sizes of a format's own sections; false on overflow. The shape is one that weights can have, blocks fit in int32. */
-static bool lay_out_form(const esmm_file_header *h, size_t size[ESMM_FILE_SECTIONS])
+/* Sizes of the forms' sections; false on overflow. */
+static bool lay_out_forms(const esmm_file_header *h, size_t size[ESMM_FILE_SECTIONS])
 {
   const esmm_prepare_opts opts = opts_of(h);
-  esmm_weights w = {.k = h->k, .n = h->n, .dtype = (esmm_dtype)h->dtype, .format = opts.format};
-  size_t most;
-  if (!esmm_size_mul((size_t)h->k + 256, (size_t)h->n + 256, &most) || most > SIZE_MAX / 64)
-    return false;
-  esmm_form_shape(&opts, &w);
-  w.bsr.blocks = h->blocks;
-  const esmm_form_bytes form = esmm_form_sizes(&w);
-  if (h->format == ESMM_FORMAT_BSR) {
-    size[ESMM_FILE_START] = form.start;
-    size[ESMM_FILE_AT] = form.at;
-  } else {
-    size[ESMM_FILE_INDEX] = form.index;
+  esmm_weights w = {.k = h->k, .n = h->n, .dtype = (esmm_dtype)h->dtype, .format = opts.format.kind};
+  bool fits = true;
+  if (w.format != ESMM_FORMAT_DENSE) { /* its counts are products of sides: they must fit before they are made */
+    size_t most;
+    if (!esmm_size_mul((size_t)h->k + 256, (size_t)h->n + 256, &most) || most > SIZE_MAX / 64)
+      return false;
+    esmm_form_shape(&opts.format, &w);
   }
-  size[ESMM_FILE_VALUES] = form.values;
-  return true;
+  w.bsr.blocks = h->blocks;
+  for (int i = 0; fits && i < ESMM_HOST_FORMS; i++)
+    if (keeps(h, &esmm_host_forms[i]))
+      fits = esmm_host_forms[i].section_sizes(h, &w, size);
+  return fits;
 }
 
 /* Sets the offset and size of every section, and file_bytes, from the header's other fields; false on overflow. */
-static bool lay_out(esmm_file_header *h, uint64_t panel_bytes)
+static bool lay_out(esmm_file_header *h)
 {
-  const size_t k = (size_t)h->k, panels = (size_t)h->panels, words = (size_t)h->words;
   size_t size[ESMM_FILE_SECTIONS] = {0};
-  bool fits = esmm_size_mul(panels, words, &size[ESMM_FILE_BITS]) &&
-              esmm_size_mul(size[ESMM_FILE_BITS], sizeof(uint64_t), &size[ESMM_FILE_BITS]);
-  if (h->format != ESMM_FORMAT_DENSE)
-    fits = fits && lay_out_form(h, size);
-  if (keeps_panels(h)) {
-    fits = fits && panel_bytes <= SIZE_MAX && esmm_size_mul(panels, words + 1, &size[ESMM_FILE_BEFORE]) &&
-           esmm_size_mul(size[ESMM_FILE_BEFORE], sizeof(uint32_t), &size[ESMM_FILE_BEFORE]) &&
-           esmm_size_mul(panels + 1, sizeof(uint64_t), &size[ESMM_FILE_PANEL_AT]);
-    size[ESMM_FILE_PANELS] = (size_t)panel_bytes;
-  }
-  if (keeps_rows(h))
-    fits = fits && esmm_size_mul(k, (size_t)h->rows_ld, &size[ESMM_FILE_ROWS]) &&
-           esmm_size_mul(size[ESMM_FILE_ROWS], esmm_dtype_size((esmm_dtype)h->dtype), &size[ESMM_FILE_ROWS]);
+  bool fits = esmm_size_mul((size_t)h->panels, (size_t)h->words, &size[ESMM_FILE_BITS]) &&
+              esmm_size_mul(size[ESMM_FILE_BITS], sizeof(uint64_t), &size[ESMM_FILE_BITS]) && lay_out_forms(h, size);
   size_t end = sizeof *h;
   for (int i = 0; fits && i < ESMM_FILE_SECTIONS; i++) {
     h->section[i].offset = 0;
@@ -148,12 +158,8 @@ static uint64_t header_checksum(const esmm_file_header *h)
 
 static void *section_data(const esmm_weights *w, int section)
 {
-  void *const data[][ESMM_FILE_SECTIONS] = {
-      [ESMM_FORMAT_DENSE] = {w->bits, w->before, w->panel_at, w->panel_data, w->rows},
-      [ESMM_FORMAT_BSR] = {w->bits, w->bsr.start, w->bsr.at, w->bsr.values, NULL},
-      [ESMM_FORMAT_NM] = {w->bits, w->nm.index, NULL, w->nm.values, NULL},
-  };
-  return data[w->format][section];
+  const esmm_host_form *form = form_of((uint32_t)w->format, section);
+  return section == ESMM_FILE_BITS ? (void *)w->bits : form ? form->section(w, section) : NULL;
 }
 
 /* ---- reading ---- */
@@ -226,13 +232,13 @@ static esmm_status check_format(const file *f, const esmm_file_header *h)
     return fail_file(f, ESMM_ERR_FORMAT, "format %u does not exist in version %u", h->format, h->version);
   if (h->strict)
     return fail_file(f, ESMM_ERR_FORMAT, "strict is 1, and %s weights keep no zeros",
-                     esmm_format_str((esmm_format)h->format));
+                     esmm_format_str((esmm_format_kind)h->format));
   if (bsr && (h->block_rows < 1 || h->block_rows > ESMM_MAX_BLOCK || h->block_cols < 1 ||
               h->block_cols > ESMM_MAX_BLOCK || h->blocks < 0 || h->blocks > INT32_MAX || !no_nm))
     return fail_file(f, ESMM_ERR_FORMAT, "%lld blocks of %u x %u do not exist", (long long)h->blocks, h->block_rows,
                      h->block_cols);
-  if (nm &&
-      (h->n_of < 1 || h->n_of > h->m_of || h->m_of > ESMM_MAX_M || h->nm_cols < 1 || h->nm_cols > INT32_MAX || !no_bsr))
+  if (nm && (h->n_of < 1 || h->n_of > h->m_of || h->m_of > ESMM_MAX_GROUP || h->nm_cols < 1 || h->nm_cols > INT32_MAX ||
+             !no_bsr))
     return fail_file(f, ESMM_ERR_FORMAT, "%u:%u with %u columns does not exist", h->n_of, h->m_of, h->nm_cols);
   return ESMM_OK;
 }
@@ -272,13 +278,13 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
     return fail_file(f, ESMM_ERR_FORMAT, "reserved fields of its header are not 0");
 
   esmm_file_header want = *h;
-  if (!lay_out(&want, h->section[ESMM_FILE_PANELS].bytes))
+  if (!lay_out(&want))
     return fail_file(f, ESMM_ERR_FORMAT, "%lld x %lld weights do not fit in memory's address range", (long long)h->k,
                      (long long)h->n);
   for (int i = 0; i < ESMM_FILE_SECTIONS; i++)
     if (h->section[i].offset != want.section[i].offset || h->section[i].bytes != want.section[i].bytes)
       return fail_file(f, ESMM_ERR_FORMAT, "section %s is %llu bytes at %llu, should be %llu at %llu",
-                       section_names[h->format][i], (unsigned long long)h->section[i].bytes,
+                       section_name(h->format, i), (unsigned long long)h->section[i].bytes,
                        (unsigned long long)h->section[i].offset, (unsigned long long)want.section[i].bytes,
                        (unsigned long long)want.section[i].offset);
   if (h->file_bytes != want.file_bytes)
@@ -306,7 +312,7 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
     any |= padding[i];
   if (any)
     return fail_file(f, ESMM_ERR_CHECKSUM, "the padding before section %s was changed",
-                     section_names[h->format][section]);
+                     section_name(h->format, section));
 
   esmm_checksum sum;
   esmm_checksum_begin(&sum);
@@ -321,7 +327,7 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
   }
   if (s->checksum != esmm_checksum_end(&sum))
     return fail_file(f, ESMM_ERR_CHECKSUM, "section %s was changed (checksum is %016llx, should be %016llx)",
-                     section_names[h->format][section], (unsigned long long)esmm_checksum_end(&sum),
+                     section_name(h->format, section), (unsigned long long)esmm_checksum_end(&sum),
                      (unsigned long long)s->checksum);
   return ESMM_OK;
 }
@@ -520,13 +526,14 @@ esmm_status esmm_weights_parse(esmm_ctx *ctx, const char *name, const unsigned c
   return read_weights(&f, weights);
 }
 
-/* Files hold the CPU's forms of B; a GPU prepares its own from them, of dense weights. */
-static esmm_status move_to_gpu(esmm_ctx *ctx, esmm_weights **weights)
+/* Files hold the CPU's forms of B; another device prepares its own from them. */
+static esmm_status move_to_device(esmm_ctx *ctx, esmm_weights **weights)
 {
   esmm_weights *host = *weights;
   *weights = NULL;
-  const esmm_status status = host->format == ESMM_FORMAT_DENSE ? esmm_cuda_weights_from_host(ctx, host, weights)
-                                                               : esmm_format_refuse_gpu(ctx, host->format);
+  esmm_status status = esmm_format_supported(ctx, host->format);
+  if (status == ESMM_OK)
+    status = ctx->backend->weights_from_host(ctx, host, weights);
   esmm_weights_free(host);
   return status;
 }
@@ -557,7 +564,7 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
     status = read_weights(&f, weights);
   }
   (void)close(f.fd);
-  return status == ESMM_OK && ctx->cuda ? move_to_gpu(ctx, weights) : status;
+  return status == ESMM_OK && ctx->backend->weights_from_host ? move_to_device(ctx, weights) : status;
 }
 
 /* ---- writing ---- */
@@ -599,13 +606,14 @@ static esmm_status write_weights(const file *f, const esmm_weights *w)
       .format = (uint32_t)w->format,
       .block_rows = (uint32_t)w->bsr.block_rows,
       .block_cols = (uint32_t)w->bsr.block_cols,
-      .n_of = (uint32_t)w->nm.n,
-      .m_of = (uint32_t)w->nm.m,
-      .nm_cols = (uint32_t)w->nm.cols,
+      .n_of = (uint32_t)w->nm.keep,
+      .m_of = (uint32_t)w->nm.group,
+      .nm_cols = (uint32_t)w->nm.group_cols,
       .blocks = w->bsr.blocks,
   };
   memcpy(h.magic, ESMM_FILE_MAGIC, sizeof h.magic);
-  if (!lay_out(&h, w->panel_bytes))
+  h.section[ESMM_FILE_PANELS].bytes = w->panel_bytes;
+  if (!lay_out(&h))
     return fail_file(f, ESMM_ERR_OVERFLOW, "%lld x %lld weights are too large for a file", (long long)w->k,
                      (long long)w->n);
   for (int i = 0; i < ESMM_FILE_SECTIONS; i++) {
@@ -720,13 +728,13 @@ esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const 
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
   if (!path || !*path)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
-  if (!weights->cuda)
+  if (!weights->backend->weights_to_host)
     return save(ctx, weights, path);
-  if (!ctx->cuda || esmm_cuda_get(ctx)->ordinal != weights->cuda->ordinal)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the weights lie on cuda:%d, but this context is of %s: save them there",
-                     weights->cuda->ordinal, ctx->cuda ? ctx->device : "the CPU");
+  if (ctx->backend != weights->backend || ctx->ordinal != weights->ordinal)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the weights lie on %s:%d, but this is a %s context: save them there",
+                     weights->backend->name, weights->ordinal, esmm_ctx_kind(ctx));
   esmm_weights *host = NULL;
-  esmm_status status = esmm_cuda_weights_to_host(ctx, weights, &host);
+  esmm_status status = ctx->backend->weights_to_host(ctx, weights, &host);
   if (status == ESMM_OK)
     status = save(ctx, host, path);
   esmm_weights_free(host);

@@ -1,7 +1,7 @@
 /*
  * copy.c: matrices between host and GPU. What has the same dtype and order on both sides is copied as it lies; anything
  * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices. These copies
- * wait. From device to device a kernel copies and converts, in the default stream's order, and nobody waits.
+ * wait. From device to device a kernel copies and converts, in the order of the context's stream, and nobody waits.
  */
 #include "cuda/cuda.h"
 
@@ -61,73 +61,46 @@ esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data)
   return out;
 }
 
-esmm_status esmm_host_twin(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
+static esmm_status upload_alone(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
 {
-  void *data = esmm_mem_alloc(&ctx->allocator, esmm_cuda_tight_bytes(m));
-  if (!data)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for a copy of a %lld x %lld matrix", (long long)m->rows,
-                     (long long)m->cols);
-  *twin = esmm_cuda_tight(m, ESMM_HOST, data);
-  twin->device = 0;
-  return ESMM_OK;
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, esmm_cuda_upload(ctx, src, dst, ctx->stream)) : status;
 }
 
-void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin)
+static esmm_status download_alone(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
 {
-  esmm_mem_free(&ctx->allocator, twin->data, esmm_cuda_tight_bytes(twin));
-  twin->data = NULL;
-}
-
-esmm_status esmm_host_twin_read(esmm_ctx *ctx, const esmm_matrix *m, esmm_matrix *twin)
-{
-  esmm_status status = esmm_host_twin(ctx, m, twin);
-  if (status != ESMM_OK)
-    return status;
-  status = esmm_cuda_begin(ctx, NULL);
-  if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, m, twin, NULL));
-  if (status != ESMM_OK)
-    esmm_host_twin_free(ctx, twin);
-  return status;
-}
-
-esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const esmm_matrix *m)
-{
-  const esmm_status status = esmm_cuda_begin(ctx, NULL);
-  return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_upload(ctx, twin, m, NULL)) : status;
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, esmm_cuda_download(ctx, src, dst, ctx->stream)) : status;
 }
 
 static esmm_status convert_on_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
 {
-  esmm_status status = esmm_cuda_begin(ctx, NULL);
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, NULL, esmm_cuda_convert(ctx, src, dst, (esmm_selector){0}, NULL));
+    status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_convert(ctx, src, dst, (esmm_selector){0}, ctx->stream));
   return status;
 }
 
 static esmm_status copy_to_gpu(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst)
 {
   if (src->dtype == dst->dtype && src->order == dst->order)
-    return esmm_host_twin_write(ctx, src, dst);
+    return upload_alone(ctx, src, dst);
   esmm_matrix twin;
   esmm_status status = esmm_host_twin(ctx, dst, &twin);
   if (status != ESMM_OK)
     return status;
   esmm_copy_host(ctx, src, &twin);
-  status = esmm_host_twin_write(ctx, &twin, dst);
+  status = upload_alone(ctx, &twin, dst);
   esmm_host_twin_free(ctx, &twin);
   return status;
 }
 
 static esmm_status copy_to_host(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
 {
-  esmm_status status;
-  if (src->dtype == dst->dtype && src->order == dst->order) {
-    status = esmm_cuda_begin(ctx, NULL);
-    return status == ESMM_OK ? esmm_cuda_end(ctx, NULL, esmm_cuda_download(ctx, src, dst, NULL)) : status;
-  }
+  if (src->dtype == dst->dtype && src->order == dst->order)
+    return download_alone(ctx, src, dst);
   esmm_matrix twin;
-  status = esmm_host_twin_read(ctx, src, &twin);
+  const esmm_status status = esmm_host_twin_read(ctx, src, &twin);
   if (status != ESMM_OK)
     return status;
   esmm_copy_host(ctx, &twin, dst);
@@ -139,6 +112,10 @@ esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_ma
 {
   if (src->rows == 0 || src->cols == 0)
     return ESMM_OK;
+  if (src->place == ESMM_HOST && dst->place == ESMM_HOST) {
+    esmm_copy_host(ctx, src, dst);
+    return ESMM_OK;
+  }
   if (src->place == dst->place)
     return convert_on_gpu(ctx, src, dst);
   return dst->place == ESMM_DEVICE ? copy_to_gpu(ctx, src, dst) : copy_to_host(ctx, src, dst);

@@ -26,17 +26,17 @@ static void fold_strips(const uint32_t *bits, int64_t strips, int64_t words, esm
 static esmm_status read_strips(esmm_ctx *ctx, const esmm_matrix *a, esmm_strips *strips, size_t bytes, uint32_t *bits)
 {
   CUdeviceptr memory;
-  esmm_status status = esmm_cuda_begin(ctx, NULL);
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_scratch(ctx, bytes, NULL, &memory);
+  status = esmm_cuda_scratch(ctx, bytes, ctx->stream, &memory);
   if (status == ESMM_OK) {
     strips->bits = memory;
-    status = esmm_cuda_extract(ctx, a, strips, false, (esmm_selector){0}, NULL);
+    status = esmm_cuda_extract(ctx, a, strips, false, (esmm_selector){0}, ctx->stream);
   }
   if (status == ESMM_OK)
-    status = esmm_cuda_to_host(ctx, bits, memory, bytes, NULL);
-  return esmm_cuda_end(ctx, NULL, status);
+    status = esmm_cuda_to_host(ctx, bits, memory, bytes, ctx->stream);
+  return esmm_cuda_end(ctx, ctx->stream, status);
 }
 
 /* p was allocated for a; fills it. */
@@ -60,6 +60,8 @@ static esmm_status extract_on_gpu(esmm_ctx *ctx, const esmm_matrix *a, esmm_patt
 esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
 {
   esmm_status status;
+  if (a->place == ESMM_HOST)
+    return esmm_pattern_host(ctx, a, strip_rows, pattern);
   if (strip_rows % ESMM_STRIP != 0) {
     esmm_matrix twin;
     status = esmm_host_twin_read(ctx, a, &twin);

@@ -1,0 +1,148 @@
+/*
+ * esmm_tools.h: what goes with the product of esmm.h, but is not needed to multiply.
+ *
+ *   pruning       makes a weight matrix fit a sparse format, and says what that dropped
+ *   patterns      what would be skipped, and an order of the rows in which more would be
+ *   tuning        measures this machine, so that the plan chooses well here
+ *   timers        device time between two points of a stream
+ *   generators    seeded matrices with zeros in known places, for tests and benchmarks
+ *
+ * The rules at the top of esmm.h hold here too.
+ */
+#ifndef ESMM_TOOLS_H
+#define ESMM_TOOLS_H
+
+#include "esmm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------ pruning */
+
+/*
+ * Does b [k,n] fit the format? Only NM can be checked: every matrix fits BSR and DENSE, which are ESMM_ERR_UNSUPPORTED.
+ * *k and *col are -1 if it fits. Otherwise they are the first k and the first column of the first group with more than
+ * `keep` nonzero k's: of the lowest k, and there of the lowest column.
+ */
+ESMM_API esmm_status esmm_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *k,
+                                       int64_t *col);
+
+/*
+ * Sets elements of b [k,n] to zero so that it fits a format.
+ *   NM:  of each group of k's the `keep` elements of largest |b| stay; of equal ones, the lower k. With group_cols > 1
+ *        the columns of a strip choose together, by the sum of squares over them.
+ *   BSR: the blocks of largest norm (sum of squares) stay; of equal ones, the one of the lower block row, then of the
+ *        lower block column. round(density * all blocks) of them stay, and their contents are not touched.
+ * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b multiplies. NaN
+ * counts as infinite.
+ */
+typedef struct esmm_prune_opts {
+  size_t size;
+  esmm_format format;       /* BSR or NM; DENSE (the default) is an error: there is nothing to prune to */
+  double density;           /* BSR: share of blocks to keep, 0 to 1. Has no default: 0 drops all */
+  const float *input_norms; /* [k], finite and not negative; NULL: all 1 */
+} esmm_prune_opts;
+
+/* Elements: kept and dropped count nonzeros of b before; norms are Frobenius norms, without input_norms. */
+typedef struct esmm_prune_report {
+  size_t size;
+  int64_t kept, dropped;
+  double norm;         /* of b before */
+  double norm_dropped; /* of what was dropped */
+} esmm_prune_report;
+
+/* report may be NULL. b may lie on the GPU: it is then copied to the host and back. */
+ESMM_API esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report);
+
+/* ------------------------------------------------------------------------------------------------ patterns */
+
+/*
+ * An order of A's rows that puts similar ones into the same strip, so that fewer k's are alive in it.
+ *   rows       a pattern of single rows
+ *   order      receives as many numbers as there are rows (never NULL, even if there are none): order[i] is the row
+ *              that should stand i-th, each row once
+ *   reordered  NULL, or receives the pattern of strips of strip_rows rows in that order. Its density is at most that of
+ *              esmm_pattern_coarsen(rows, strip_rows): if nothing is gained the rows stay as they are
+ *
+ * The library never reorders by itself: if you use the order, gather A's rows and put C's back. The same pattern gives
+ * the same order. Takes O(rows k + rows log^2 rows): the bitmaps are read a few times, and the rows are halved by at
+ * most 1024 of the k's. A tenth of a second for 2048 rows.
+ */
+ESMM_API esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip_rows, int64_t *order,
+                                          esmm_pattern **reordered);
+
+/*
+ * What a tiled kernel would skip, counted over every pair of an A strip and a B strip (equal k):
+ *   block: a stretch of block_k k's with no joint bit at all (no thread block need load it)
+ *   warp:  the same for stretches of warp_k k's (a warp tile's step)
+ *   dot:   single k's outside the joint
+ * Shares are of all stretches (or k's); the last stretch may be short. joint_density = 1 - dot_skipped.
+ */
+typedef struct esmm_skip_stats {
+  size_t size;
+  int64_t block_k, warp_k; /* in: 0 means 64 and 8 */
+  double block_skipped, warp_skipped, dot_skipped;
+  double joint_density;
+} esmm_skip_stats;
+
+ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const esmm_pattern *b,
+                                             esmm_skip_stats *stats);
+
+/* ------------------------------------------------------------------------------------------------ tuning */
+
+/*
+ * Measures the plan's cost constants on this machine (a few seconds), uses them in this context and, if save is not 0,
+ * writes them to esmm_tune_path() for later contexts. If it cannot save, it says so before it measures (ESMM_ERR_IO).
+ * progress may be NULL; it is called with done and total.
+ */
+ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
+ESMM_API const char *
+esmm_tune_path(const esmm_ctx *ctx);             /* "" without XDG_CACHE_HOME and HOME, or with no_tuning_cache */
+ESMM_API int esmm_is_tuned(const esmm_ctx *ctx); /* 1: constants were measured here, not shipped */
+
+/* ------------------------------------------------------------------------------------------------ timers */
+
+/* Seconds of device time between start and stop, each on the stream that is the context's at that call; on a CPU,
+   seconds of wall time. */
+typedef struct esmm_timer esmm_timer;
+ESMM_API esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer);
+ESMM_API void esmm_timer_free(esmm_timer *timer); /* before its context */
+ESMM_API esmm_status esmm_timer_start(esmm_timer *timer);
+ESMM_API esmm_status esmm_timer_stop(esmm_timer *timer);
+ESMM_API esmm_status esmm_timer_seconds(esmm_timer *timer, double *seconds); /* waits for the stop */
+
+/* ------------------------------------------------------------------------------------------------ generators */
+
+typedef enum esmm_generator_kind {
+  ESMM_GEN_DENSE = 0,      /* no zeros */
+  ESMM_GEN_RANDOM = 1,     /* each element nonzero with probability `density` */
+  ESMM_GEN_BLOCKWISE = 2,  /* each (strip, k) alive with probability `density`; alive ones have no zeros */
+  ESMM_GEN_PATTERN = 3,    /* element (i, k) nonzero where pattern[k % 8] is '1' */
+  ESMM_GEN_ACTIVATIONS = 4 /* ReLU or ReLU2 of correlated Gaussians, like a trained net's */
+} esmm_generator_kind;
+
+typedef enum esmm_operand { ESMM_OPERAND_A = 0, ESMM_OPERAND_B = 1 } esmm_operand;
+
+typedef struct esmm_generator {
+  size_t size;
+  esmm_generator_kind kind;
+  esmm_operand operand; /* which way k runs: A is [m,k], B is [k,n] */
+  uint64_t seed;        /* same seed, same matrix, on every machine */
+  double density;       /* 0 to 1, for RANDOM, BLOCKWISE; element density for ACTIVATIONS. Has no default: 0 is empty */
+  int64_t strip;        /* BLOCKWISE: rows of A (columns of B) per strip; 0 means 32 */
+  const char *pattern;  /* PATTERN: eight characters 0 or 1 */
+  double dead;          /* ACTIVATIONS: share of features that are never active, 0 to 1 */
+  esmm_activation activation; /* ACTIVATIONS: RELU or RELU2 (the default) */
+  int integers;               /* 1: values are small integers, so that sums are exact */
+} esmm_generator;
+
+ESMM_API esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generator, esmm_matrix *out);
+
+/* Sets density and dead of an ACTIVATIONS generator: "early", "middle" or "late" layers of a trained net. */
+ESMM_API esmm_status esmm_generator_preset(esmm_ctx *ctx, const char *preset, esmm_generator *generator);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

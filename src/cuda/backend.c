@@ -1,0 +1,110 @@
+/* backend.c: an NVIDIA GPU as a backend (backend.h). */
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+
+static bool has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)
+{
+  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
+  const int sm = esmm_cuda_get(ctx)->sm;
+  if (about->exact ? sm == about->sm : sm >= about->sm)
+    return true;
+  (void)snprintf(why, why_bytes, "it is built for sm_%d%s; this GPU is sm_%d", about->sm,
+                 about->exact ? " alone" : " and later", sm);
+  return false;
+}
+
+/* ---- memory ---- */
+
+static esmm_status memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
+{
+  enum { LEAST = 256 }; /* nobody can have none of it */
+  CUdeviceptr device = 0;
+  const esmm_status status = esmm_cuda_alloc(ctx, bytes ? bytes : LEAST, &device);
+  if (status == ESMM_OK)
+    *ptr = esmm_cuda_pointer(device);
+  return status;
+}
+
+static void memory_free(esmm_ctx *ctx, void *ptr)
+{
+  esmm_cuda_free(ctx, (CUdeviceptr)(uintptr_t)ptr);
+}
+
+/* ---- time ---- */
+
+static esmm_status timer_create(esmm_ctx *ctx, void **timer)
+{
+  esmm_cuda_timer *t = esmm_mem_alloc(&ctx->allocator, sizeof *t);
+  if (!t)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a timer");
+  *t = (esmm_cuda_timer){0};
+  const esmm_status status = esmm_cuda_timer_create(ctx, t);
+  if (status != ESMM_OK) {
+    esmm_mem_free(&ctx->allocator, t, sizeof *t);
+    return status;
+  }
+  *timer = t;
+  return ESMM_OK;
+}
+
+static void timer_free(esmm_ctx *ctx, void *timer)
+{
+  esmm_cuda_timer_free(ctx, timer);
+  esmm_mem_free(&ctx->allocator, timer, sizeof(esmm_cuda_timer));
+}
+
+static esmm_status timer_start(esmm_ctx *ctx, void *timer)
+{
+  return esmm_cuda_timer_start(ctx, timer, ctx->stream);
+}
+
+static esmm_status timer_stop(esmm_ctx *ctx, void *timer)
+{
+  return esmm_cuda_timer_stop(ctx, timer, ctx->stream);
+}
+
+static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
+{
+  return esmm_cuda_timer_seconds(ctx, timer, seconds);
+}
+
+static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
+{
+  (void)ctx;
+  (void)snprintf(out, bytes, "%s", ""); /* the GPU's name says it all */
+}
+
+const esmm_backend esmm_cuda_backend = {
+    .name = "cuda",
+    .kind = "GPU",
+    .numbered = true,
+    .memory = true,
+    .streams = true,
+    .count = esmm_cuda_count,
+    .open = esmm_cuda_open,
+    .close = esmm_cuda_close,
+    .synchronize = esmm_cuda_synchronize,
+    .memory_alloc = memory_alloc,
+    .memory_free = memory_free,
+    .copy = esmm_cuda_matrix_copy,
+    .pattern = esmm_cuda_pattern,
+    .formats = 1u << ESMM_FORMAT_DENSE,
+    .prepare = esmm_cuda_prepare,
+    .weights_free = esmm_cuda_weights_free,
+    .weights_to_host = esmm_cuda_weights_to_host,
+    .weights_from_host = esmm_cuda_weights_from_host,
+    .check_epilogue = esmm_cuda_check_epilogue,
+    .multiply = esmm_cuda_multiply,
+    .explain = esmm_cuda_explain,
+    .has = has,
+    .timer_create = timer_create,
+    .timer_free = timer_free,
+    .timer_start = timer_start,
+    .timer_stop = timer_stop,
+    .timer_seconds = timer_seconds,
+    .trials = esmm_cuda_trials,
+    .tune_suffix = tune_suffix,
+    .tune_sample = esmm_cuda_tune_sample,
+    .tune_measure = esmm_cuda_tune_measure,
+};

@@ -1,0 +1,256 @@
+/*
+ * forms.c: the forms of B that a GPU keeps, in one table.
+ *
+ *   strips    fp32: strips of 32 columns with their bitmaps, as the skipping kernels read them
+ *   columns   fp32: B transposed, for the dense kernels; where the limit of bytes allows a second form
+ *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128. Whoever reads fp32
+ *             strips gets them made for the call (product/launch.c)
+ *
+ * To a GPU B is A transposed: the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
+ */
+#include "cuda/ops/forms.h"
+
+#include "convert.h"
+#include "dtype.h"
+
+#define ALIGN 256 /* of the parts of the one allocation */
+
+typedef struct cuda_form {
+  esmm_form_kind kind;
+  bool (*wanted)(const esmm_matrix *b, esmm_use use, double ratio);
+  size_t (*bytes)(int64_t k, int64_t n); /* SIZE_MAX on overflow */
+  void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
+  esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
+  /* NULL where another form of the same weights is read back. */
+  esmm_status (*read)(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
+} cuda_form;
+
+int64_t esmm_cuda_tiles(int64_t n)
+{
+  return esmm_ceil_div(n, ESMM_TILE);
+}
+
+size_t esmm_cuda_bitmap_bytes(int64_t count, int64_t k)
+{
+  return (size_t)count * (size_t)(esmm_cuda_k_padded(k) / 8);
+}
+
+static size_t share_bytes(int64_t k) /* of one number for each k */
+{
+  return (size_t)esmm_cuda_k_padded(k) * sizeof(float);
+}
+
+static esmm_matrix transposed(const esmm_matrix *m)
+{
+  esmm_matrix t = *m;
+  t.rows = m->cols;
+  t.cols = m->rows;
+  t.order = m->order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  return t;
+}
+
+/* ---- strips ---- */
+
+static bool strips_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+{
+  (void)use;
+  (void)ratio;
+  return b->dtype == ESMM_F32;
+}
+
+static size_t strips_bytes(int64_t k, int64_t n)
+{
+  return esmm_cuda_strips_bytes(n, k);
+}
+
+static void place_strips(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  device->strips = esmm_cuda_strips_at(at, n, k);
+}
+
+static esmm_status fill_strips(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  return esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
+}
+
+/* Columns of one strip into b, row-major; segments without a bit are zeros. */
+static void unpack_strip(const esmm_weights *w, int64_t strip, const uint32_t *bits, const float *data, esmm_matrix *b)
+{
+  const int64_t j0 = strip * ESMM_STRIP, cols = esmm_min(ESMM_STRIP, w->n - j0);
+  for (int64_t k = 0; k < w->k; k++) {
+    const bool alive = bits[k / 32] >> (k % 32) & 1;
+    for (int64_t j = 0; j < cols; j++)
+      esmm_matrix_set(b, k, j0 + j, alive ? data[k * ESMM_STRIP + j] : 0.0f);
+  }
+}
+
+/* A strip at a time through buffer, which holds its bitmap and its segments. */
+static esmm_status unpack_strips(esmm_ctx *ctx, const esmm_weights *w, void *buffer, esmm_matrix *b, CUstream stream)
+{
+  const esmm_strips *strips = &esmm_cuda_of(w)->strips;
+  const size_t bits_bytes = (size_t)strips->k_padded / 8,
+               data_bytes = (size_t)strips->k_padded * ESMM_STRIP * sizeof(float);
+  float *data = buffer;
+  uint32_t *bits = (uint32_t *)(void *)((char *)buffer + data_bytes);
+  esmm_status status = ESMM_OK;
+  for (int64_t s = 0; status == ESMM_OK && s < strips->strips; s++) {
+    status = esmm_cuda_to_host(ctx, data, strips->data + (size_t)s * data_bytes, data_bytes, stream);
+    if (status == ESMM_OK)
+      status = esmm_cuda_to_host(ctx, bits, strips->bits + (size_t)s * bits_bytes, bits_bytes, stream);
+    if (status == ESMM_OK)
+      unpack_strip(w, s, bits, data, b);
+  }
+  return status;
+}
+
+static esmm_status read_strips(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
+{
+  const size_t bytes = (size_t)esmm_cuda_of(w)->strips.k_padded * (ESMM_STRIP * sizeof(float) + sizeof(uint32_t));
+  void *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!buffer)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of weights", bytes);
+  const esmm_status status = unpack_strips(ctx, w, buffer, b, stream);
+  esmm_mem_free(&ctx->allocator, buffer, bytes);
+  return status;
+}
+
+/* ---- columns ---- */
+
+/* Without them the dense kernels read strips, so nothing becomes impossible. */
+static bool columns_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+{
+  return b->dtype == ESMM_F32 && use != ESMM_USE_DECODE && ratio >= 2.0;
+}
+
+static size_t columns_bytes(int64_t k, int64_t n)
+{
+  size_t bytes;
+  return esmm_size_mul((size_t)n * sizeof(float), (size_t)esmm_cuda_k_padded(k), &bytes) ? bytes : SIZE_MAX;
+}
+
+static void place_columns(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  (void)k;
+  (void)n;
+  device->columns = at;
+}
+
+static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  return esmm_cuda_pack_rows(ctx, &t, esmm_cuda_of(w)->columns, esmm_cuda_of(w)->strips.k_padded, (esmm_selector){0},
+                             stream);
+}
+
+/* ---- 16-bit rows: the rows, then bitmaps of strips, bitmaps of tiles, the tiles' shares ---- */
+
+static bool rows16_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+{
+  (void)use;
+  (void)ratio;
+  return esmm_dtype_is_16bit(b->dtype);
+}
+
+static bool lay_out_rows16(int64_t k, int64_t n, size_t at[4], size_t *bytes)
+{
+  size_t rows;
+  *bytes = 0;
+  return esmm_size_mul((size_t)esmm_cuda_tiles(n) * ESMM_TILE * sizeof(uint16_t), (size_t)k, &rows) &&
+         esmm_cuda_reserve(bytes, rows, ALIGN, &at[0]) &&
+         esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), ALIGN, &at[1]) &&
+         esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_cuda_tiles(n), k), ALIGN, &at[2]) &&
+         esmm_cuda_reserve(bytes, share_bytes(k), ALIGN, &at[3]);
+}
+
+static size_t rows16_bytes(int64_t k, int64_t n)
+{
+  size_t at[4], bytes;
+  return lay_out_rows16(k, n, at, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void place_rows16(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, int64_t n)
+{
+  size_t at[4], bytes;
+  (void)lay_out_rows16(k, n, at, &bytes); /* its size was asked for before */
+  device->rows = base + at[0];
+  device->rows_ld = esmm_cuda_tiles(n) * ESMM_TILE;
+  device->strips = (esmm_strips){
+      .bits = base + at[1], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+  device->tiles = base + at[2];
+  device->tile_alive = base + at[3];
+}
+
+esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w)
+{
+  return (esmm_matrix){.data = esmm_cuda_pointer(esmm_cuda_of(w)->rows),
+                       .rows = w->k,
+                       .cols = w->n,
+                       .ld = esmm_cuda_of(w)->rows_ld,
+                       .dtype = w->dtype,
+                       .place = ESMM_DEVICE};
+}
+
+static esmm_status fill_rows16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  esmm_matrix rows = esmm_cuda_weights_rows(w);
+  rows.cols = rows.ld; /* what B does not have is written as zeros */
+  const esmm_status status =
+      esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream); /* bitmaps alone */
+  return status == ESMM_OK ? esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream) : status;
+}
+
+static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
+{
+  const esmm_matrix rows = esmm_cuda_weights_rows(w);
+  return esmm_cuda_download(ctx, &rows, b, stream);
+}
+
+/* ---- the table ---- */
+
+static const cuda_form forms[ESMM_CUDA_FORMS] = {
+    {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
+    {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
+    {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
+};
+
+bool esmm_cuda_forms_lay_out(const esmm_matrix *b, esmm_use use, double ratio, esmm_cuda_layout *l)
+{
+  const int64_t k = b->rows, n = b->cols;
+  *l = (esmm_cuda_layout){0};
+  for (int i = 0; i < ESMM_CUDA_FORMS; i++) {
+    if (!forms[i].wanted(b, use, ratio))
+      continue;
+    const size_t bytes = forms[i].bytes(k, n);
+    if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[i]))
+      return false;
+    l->forms |= 1u << forms[i].kind;
+  }
+  return esmm_cuda_reserve(&l->bytes, share_bytes(k), ALIGN, &l->alive_at) && l->bytes <= (size_t)INT64_MAX;
+}
+
+void esmm_cuda_forms_place(const esmm_cuda_layout *l, int64_t k, int64_t n, esmm_cuda_weights *device)
+{
+  device->alive = device->memory + l->alive_at;
+  for (int i = 0; i < ESMM_CUDA_FORMS; i++)
+    if (l->forms & 1u << forms[i].kind)
+      forms[i].place(device, device->memory + l->at[i], k, n);
+}
+
+esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  esmm_status status = ESMM_OK;
+  for (int i = 0; status == ESMM_OK && i < ESMM_CUDA_FORMS; i++)
+    if (w->forms & 1u << forms[i].kind)
+      status = forms[i].fill(ctx, b, w, stream);
+  return status;
+}
+
+esmm_status esmm_cuda_forms_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
+{
+  for (int i = 0; i < ESMM_CUDA_FORMS; i++)
+    if (w->forms & 1u << forms[i].kind && forms[i].read)
+      return forms[i].read(ctx, w, b, stream);
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "the weights have no form that can be read back");
+}
