@@ -206,7 +206,6 @@ esmm_status esmm_timer_stop(esmm_timer *timer)
 {
   if (!timer)
     return ESMM_ERR_ARGUMENT;
-  esmm_ctx *ctx = timer->ctx;
   if (!timer->started)
     return esmm_fail(timer->ctx, ESMM_ERR_ARGUMENT, "the timer was not started");
   const esmm_status status = timer->ctx->backend->timer_stop(timer->ctx, timer->own);

@@ -9,6 +9,7 @@
 #ifndef ESMM_KERNEL_H
 #define ESMM_KERNEL_H
 
+#include "dtype.h"
 #include "internal.h"
 
 typedef struct esmm_backend esmm_backend;

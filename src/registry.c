@@ -50,7 +50,7 @@ static const esmm_backend *backend_of(const esmm_ctx *ctx)
 bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)
 {
   const esmm_backend *here = backend_of(ctx);
-  char unused[1];
+  char unused[160];
   if (!why) {
     why = unused;
     why_bytes = sizeof unused;

@@ -543,17 +543,17 @@ static bool let_a_decide(const product *p, const char **dense, const char **join
   if (of_joint < 0 || !esmm_kernel_available(gpu, esmm_registry_at(of_joint), NULL, 0))
     return false;
   esmm_problem problem = {
-      .m = p->c.rows, .n = p->c.cols, .k = p->a.cols, .a = p->da, .c = p->dc, .w = p->w, .alpha = 1};
+      .ctx = gpu, .m = p->c.rows, .n = p->c.cols, .k = p->a.cols, .a = p->da, .c = p->dc, .w = p->w, .alpha = 1};
   for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++) {
     problem.sample.strip[i] = 0.5;
-    problem.sample.joint[i] = 0.5 * p->w->cuda->tile_density;
+    problem.sample.joint[i] = 0.5 * esmm_cuda_of(p->w)->tile_density;
   }
   for (int kernel = 0; kernel < esmm_registry_count(); kernel++)
     for (int i = 0; i < ESMM_COST_TERMS; i++) /* so slow that asking costs nothing */
       gpu->cost[kernel][i] *= kernel == of_joint ? 1e3 : kernel == of_dense ? 0 : 1e7;
   gpu->cost[of_joint][ESMM_COST_TERMS - 1] = 0; /* what skipping costs in any case */
-  int64_t strip_rows;
-  gpu->cost[of_dense][ESMM_COST_TERMS - 1] = esmm_plan_seconds(gpu, &problem, of_joint, NULL, &strip_rows);
+  int64_t variant;
+  gpu->cost[of_dense][ESMM_COST_TERMS - 1] = esmm_plan_seconds(&problem, of_joint, NULL, &variant);
   return true;
 }
 

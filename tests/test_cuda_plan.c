@@ -146,7 +146,7 @@ static void check_pair(square *s, int mode)
   assert_true(seen.wgmma16.m == SIZE && seen.wgmma16.n == SIZE && seen.wgmma16.k == SIZE);
   assert_true(seen.wgmma16.packed && seen.wgmma16.lists && seen.wgmma16.counts && seen.wgmma16.a_bits &&
               seen.wgmma16.meeting);
-  assert_true(seen.wgmma16.a == esmm_cuda_address(&s->a) && seen.wgmma16.b == s->w->cuda->rows);
+  assert_true(seen.wgmma16.a == esmm_cuda_address(&s->a) && seen.wgmma16.b == esmm_cuda_of(s->w)->rows);
   check_line(s);
   for (uint32_t chosen = 0; chosen < 2; chosen++) {
     const char *ran = chosen ? s->joint : s->dense, *other = chosen ? s->dense : s->joint;
@@ -179,7 +179,7 @@ static void pair_is_one_launch(void **state)
     square_start(&s, (esmm_dtype)dtype);
     check_pair(&s, ESMM_WGMMA16_SKIP_A);
     s.w->full = false; /* as if B's strips and tiles had half their bits */
-    s.w->strip_density = s.w->cuda->tile_density = 0.5;
+    s.w->strip_density = ((esmm_cuda_weights *)s.w->device)->tile_density = 0.5;
     check_pair(&s, ESMM_WGMMA16_SKIP_AB);
     square_stop(&s);
   }

@@ -21,11 +21,14 @@ static void weights_of_16_bits(void **state)
     esmm_prepare_opts opts = {.size = sizeof opts, .strict = 1, .max_bytes_ratio = 1};
     esmm_weights *w = NULL;
     assert_int_equal(esmm_prepare(ctx, &b, &opts, &w), ESMM_OK);
-    const esmm_cuda_weights *device = w->cuda;
+    const esmm_cuda_weights *device = esmm_cuda_of(w);
     assert_int_equal(device->rows_ld, 128 * tiles);
     assert_int_equal(device->rows % 256, 0);
     assert_true(device->strips.data == 0 && device->columns == 0);
-    assert_true(esmm_cuda_b_strips_seconds(&(esmm_problem){.w = w, .k = k}) > 0);
+    assert_int_equal(w->forms, ESMM_FORM(ROWS16));
+    assert_true(w->makes & ESMM_FORM(STRIPS)); /* for the call, which takes time */
+    const esmm_kernel reader = {.reads = ESMM_FORM(STRIPS)};
+    assert_true(esmm_cuda_seconds_before(&reader, &(esmm_problem){.ctx = ctx, .w = w, .k = k}) > 0);
     const size_t padded = sizeof(uint16_t) * (size_t)(128 * tiles * k);
     assert_true(w->bytes >= padded && w->bytes <= padded + padded / 64 + (size_t)k * 8 + 4096);
     const uint32_t *of_tiles = esmm_cuda_pointer(device->tiles), *of_strips = esmm_cuda_pointer(device->strips.bits);

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "backend.h"
 #include "convert.h"
 #include "esmm_tools.h"
 #include "internal.h"
@@ -191,7 +192,7 @@ static void check_densities_on_device(esmm_ctx *ctx, const esmm_matrix *b, doubl
   const int64_t inner = b->order == ESMM_ROW_MAJOR ? b->cols : b->rows;
   esmm_matrix line = {.data = b->data, .rows = 1, .cols = b->ld * (outer - 1) + inner, .dtype = b->dtype}, there = line;
   there.place = ESMM_DEVICE;
-  there.device = ctx->cuda ? (int)strtol(ctx->device + strlen("cuda:"), NULL, 10) : 0;
+  there.device = ctx->ordinal;
   const size_t bytes = (size_t)line.cols * esmm_dtype_size(b->dtype);
   assert_int_equal(esmm_memory_alloc(ctx, bytes, &there.data), ESMM_OK);
   assert_int_equal(esmm_matrix_copy(ctx, &line, &there), ESMM_OK);
@@ -228,7 +229,7 @@ static void densities_match_element_loop(void **unused)
           const double elements = (double)set / (double)(b.rows * b.cols);
           const double in_strips = (double)strip_set / (double)(b.rows * strips);
           check_densities(ctx, &b, elements, in_strips);
-          if (ctx->cuda)
+          if (ctx->backend->memory)
             check_densities_on_device(ctx, &b, elements, in_strips);
           free(map);
           free(b.data);

@@ -9,7 +9,7 @@
 #ifndef ESMM_CPU_CPU_H
 #define ESMM_CPU_CPU_H
 
-#include "backend.h"
+#include "tune.h"
 
 #define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: what a CPU samples of esmm_sample */
 
@@ -25,9 +25,9 @@ esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, 
 void esmm_cpu_weights_free(esmm_weights *w);
 
 /* tune.c */
-extern const struct esmm_trial esmm_cpu_trials[];
+extern const esmm_trial esmm_cpu_trials[];
 esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
-esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
+esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job,
                                   esmm_problem *p, double *seconds);
 
 #endif

@@ -1,6 +1,5 @@
 /* tune.c: the products that a CPU's kernels are measured on, and how. */
 #include "cpu/cpu.h"
-#include "tune.h"
 
 /* clang-format off */
 #define BLOCKS(rows, cols) {.kind = ESMM_FORMAT_BSR, .block_rows = (rows), .block_cols = (cols)}

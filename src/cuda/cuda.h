@@ -16,7 +16,7 @@
 
 #include "cuda/device/driver.h"
 #include "cuda/params.h"
-#include "backend.h"
+#include "tune.h"
 
 #include <string.h>
 
@@ -228,9 +228,9 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
 esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
 
 /* tune.c */
-extern const struct esmm_trial esmm_cuda_trials[];
+extern const esmm_trial esmm_cuda_trials[];
 esmm_status esmm_cuda_tune_sample(esmm_ctx *ctx, esmm_problem *p);
-esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
+esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job,
                                    esmm_problem *p, double *seconds);
 
 /* ---- extract.c ---- */

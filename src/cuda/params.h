@@ -255,6 +255,7 @@ typedef struct esmm_wgmma16_params {
 ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 
 #define ESMM_WGMMA16_THREADS 384
+#define ESMM_WGMMA16_LOOK_THREADS 64 /* of esmm_wgmma16_look, one block */
 #define ESMM_WGMMA16_SHARED (4 * 49152 + 35840)
 #define ESMM_WGMMA16_K 64                    /* k's of a stage */
 #define ESMM_WGMMA16_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */

@@ -165,13 +165,13 @@ static bool lay_out_rows16(int64_t k, int64_t n, size_t at[4], size_t *bytes)
 
 static size_t rows16_bytes(int64_t k, int64_t n)
 {
-  size_t at[4], bytes;
+  size_t at[4] = {0}, bytes;
   return lay_out_rows16(k, n, at, &bytes) ? bytes : SIZE_MAX;
 }
 
 static void place_rows16(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, int64_t n)
 {
-  size_t at[4], bytes;
+  size_t at[4] = {0}, bytes;
   (void)lay_out_rows16(k, n, at, &bytes); /* its size was asked for before */
   device->rows = base + at[0];
   device->rows_ld = esmm_cuda_tiles(n) * ESMM_TILE;

@@ -1,6 +1,5 @@
 /* tune.c: the products that a GPU's kernels are measured on, and how: whole calls, by the GPU's own clock. */
 #include "cuda/cuda.h"
-#include "tune.h"
 
 #include <math.h>
 

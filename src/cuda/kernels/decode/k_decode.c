@@ -18,24 +18,24 @@
 ESMM_FATBIN(k_decode);
 
 /* The kernel for so many rows of A. */
-typedef struct variant {
+typedef struct width {
   esmm_cuda_function function;
   int64_t rows;
   int at_once; /* blocks on a multiprocessor that has clusters */
-} variant;
+} width;
 
 #define FUNCTION(name)                         \
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-static const variant bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, 3}, {FUNCTION("esmm_decode_bf16_16"), 16, 2}};
-static const variant f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, 3}, {FUNCTION("esmm_decode_f16_16"), 16, 2}};
-static const variant f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
+static const width bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, 3}, {FUNCTION("esmm_decode_bf16_16"), 16, 2}};
+static const width f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, 3}, {FUNCTION("esmm_decode_f16_16"), 16, 2}};
+static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
                               {FUNCTION("esmm_decode_f32_4"), 4, 3},
                               {FUNCTION("esmm_decode_f32_8"), 8, 2},
                               {FUNCTION("esmm_decode_f32_16"), 16, 2}};
 
-static const variant *variants_of(esmm_dtype dtype)
+static const width *widths_of(esmm_dtype dtype)
 {
   switch (dtype) {
   case ESMM_F32:
@@ -49,9 +49,9 @@ static const variant *variants_of(esmm_dtype dtype)
 }
 
 /* By dtype and m; for a larger m, which cannot run, the largest. */
-static const variant *find_variant(const esmm_problem *p)
+static const width *find_width(const esmm_problem *p)
 {
-  const variant *v = variants_of(p->w->dtype);
+  const width *v = widths_of(p->w->dtype);
   while (v->rows < p->m && v->rows < ESMM_DECODE_ROWS)
     v++;
   return v;
@@ -73,7 +73,7 @@ static int64_t columns_of_warp(const esmm_problem *p)
 /* The most columns in a block with which the GPU is nearly full; where it will not be, what fills it best. */
 static cut find_cut(const esmm_problem *p, int64_t most_ranks)
 {
-  const int64_t gpu = esmm_cuda_sms(p), at_once = find_variant(p)->at_once;
+  const int64_t gpu = esmm_cuda_sms(p), at_once = find_width(p)->at_once;
   const int64_t slices = esmm_ceil_div(p->n, columns_of_warp(p)), enough = 3 * (at_once - 1) * gpu / 4;
   cut best = {.shift = MOST_SHIFT, .ranks = 1, .tiles = esmm_ceil_div(slices, 1 << MOST_SHIFT)};
   int64_t best_busy = 0;
@@ -94,7 +94,7 @@ static int64_t chunk_bytes(const esmm_problem *p, int64_t chunk)
 {
   const int64_t list = ESMM_DECODE_LIST(chunk), line = chunk + ESMM_DECODE_SPARE;
   if (p->w->dtype == ESMM_F32)
-    return find_variant(p)->rows * line * (int64_t)sizeof(float) + list + chunk / 8;
+    return find_width(p)->rows * line * (int64_t)sizeof(float) + list + chunk / 8;
   return p->m * line * 2 + list;
 }
 
@@ -114,7 +114,7 @@ static int64_t lay_out(const esmm_problem *p, int64_t room, esmm_decode_params *
 static int64_t room(const esmm_ctx *ctx, const esmm_problem *p)
 {
   const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
-  return esmm_min(ESMM_DECODE_SHARED, gpu->shared_per_sm / find_variant(p)->at_once - BLOCK_EXTRA);
+  return esmm_min(ESMM_DECODE_SHARED, gpu->shared_per_sm / find_width(p)->at_once - BLOCK_EXTRA);
 }
 
 /* ---- the kernel ---- */
@@ -182,7 +182,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, &find_variant(p)->function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch(ctx, &find_width(p)->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype, form)                                                                               \

@@ -74,8 +74,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 {
   (void)scratch;
   const int shape = (int)p->variant;
-  const esmm_cuda_function(*mine)[SHAPES] = self->own;
-  const esmm_cuda_function *function = &mine[how(&p->a)][shape];
+  const esmm_cuda_function *mine = self->own; /* [HOWS][SHAPES] */
+  const esmm_cuda_function *function = &mine[how(&p->a) * SHAPES + shape];
   const esmm_mma16_params params = esmm_mma16_params_of(p);
   const esmm_launch launch = esmm_mma16_launch(p, shapes[shape].rows, shapes[shape].cols, function->shared);
   stats->strip_rows = 0;
@@ -86,7 +86,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .name = "dense_" #id "_mma",                                                                                   \
   .doc = "multiplies everything, " #id " on tensor cores (mma.sync); any order, alignment and shape",            \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),                 \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row], .can_run = can_run,                  \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row][0], .can_run = can_run,                  \
   .terms = esmm_cuda_terms,                                                                                      \
   .term_names = {"steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", "loads of elements",            \
                  "writing of c",       "launches"},                                                              \
