@@ -12,7 +12,7 @@ awk -v count="$count" -v seed="$seed" '
   BEGIN {
     srand(seed)
     for (i = 0; i < count; i++) {
-      words = "--dims " size(64) " " size(4096) " " size(256) " --threads " (1 + int(2 * rand())) " --seed " int(1e6 * rand())
+      words = "--dims " size(64) " " size(4096) " " size(64) " --threads " (rand() < .25 ? 2 : 1) " --seed " int(1e6 * rand())
       kind = int(3 * rand())
       if (kind == 0) words = words " --dense"
       if (kind == 1) words = words " --random --density-a " density()
