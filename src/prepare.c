@@ -132,6 +132,8 @@ void esmm_weights_set_alive(esmm_weights *w)
 void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out)
 {
   const size_t size = esmm_dtype_size(b->dtype);
+  if (cols == 0) /* b->data may be NULL */
+    return;
   if (b->order == ESMM_ROW_MAJOR) {
     memcpy(out, (const char *)b->data + (size_t)(k * b->ld + j0) * size, (size_t)cols * size);
     return;
@@ -301,7 +303,7 @@ void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
     esmm_form_unpack(w, out);
     return;
   }
-  for (int64_t k = 0; k < w->k; k++) {
+  for (int64_t k = 0; k < w->k && w->n > 0; k++) { /* without columns out->data may be NULL */
     char *row = (char *)out->data + (size_t)(k * out->ld) * size;
     if (w->rows)
       memcpy(row, (const char *)w->rows + (size_t)(k * w->rows_ld) * size, line);
