@@ -28,6 +28,7 @@ struct esmm_ctx {
   int threads;
   unsigned cpu;           /* ESMM_CPU_... */
   char force[64];         /* "" when the plan decides */
+  bool force_from_env;    /* it is ESMM_FORCE's */
   struct esmm_cuda *cuda; /* the GPU of this context (cuda/cuda.h); NULL on a CPU */
   char device[16];        /* "cpu", "cuda:0" */
   char device_name[128];

@@ -131,6 +131,9 @@ done
   said env ESMM_THREADS=-1 esmm check
   said env ESMM_THREADS=99999999 esmm check
   said env ESMM_FORCE=banana esmm check
+  said env ESMM_FORCE=joint_f32 esmm explain --size 64
+  said env ESMM_FORCE=cublas esmm explain --size 64
+  said esmm explain --size 64 --force joint_f32
   said esmm info --device banana
   said esmm info --device cdua
   said esmm info --device cuda:x
