@@ -7,7 +7,7 @@
 #
 # Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
 # NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
-# JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt)
+# JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt). For 0 also no, off, false; for 1 yes, on, true.
 
 ifeq ($(origin CC),default)
 CC := gcc
@@ -23,6 +23,14 @@ CUDA ?= 1
 NVCC ?=
 NVCC_CCBIN ?=
 FATBIN_DIR ?= $(BUILD)/fatbin
+# What may be 1 or 0 may be written in words. What is neither is a mistake: CUDA=no must never mean yes.
+YES := 1 yes Yes YES on On ON true True TRUE
+NO := 0 no No NO off Off OFF false False FALSE
+switch = $(if $(filter $(YES),$($(1))),1,$(if $(filter $(NO),$($(1))),0,$(error $(1)='$($(1))' is not understood: 1, yes, \
+  on or true, or 0, no, off or false)))
+override CUDA := $(call switch,CUDA)
+override OPENMP := $(call switch,OPENMP)
+override WERROR := $(call switch,WERROR)
 # One spelling of the path for all builds that share it: the .d files there have it, too.
 override FATBIN_DIR := $(abspath $(FATBIN_DIR))
 
@@ -38,9 +46,11 @@ has_header = $(shell printf '\043include <$(1)>\n' | $(CC) $(EXTRA_CFLAGS) -E -x
 ifeq ($(origin JANSSON),undefined)
 JANSSON := $(call has_header,jansson.h)
 endif
+override JANSSON := $(call switch,JANSSON)
 ifeq ($(origin LIBZIP),undefined)
 LIBZIP := $(call has_header,zip.h)
 endif
+override LIBZIP := $(call switch,LIBZIP)
 IO_LIBS := $(if $(filter 1,$(JANSSON)),-ljansson) $(if $(filter 1,$(LIBZIP)),-lzip)
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fvisibility=hidden -fPIC -fno-math-errno -ffp-contract=off \
   -Iinclude -Isrc -I$(BUILD)/gen -DESMM_JANSSON=$(JANSSON) -DESMM_LIBZIP=$(LIBZIP) $(EXTRA_CFLAGS)

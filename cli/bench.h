@@ -11,6 +11,7 @@
 #include "blas.h"
 #include "cli.h"
 #include "cublas.h"
+#include "error_bound.h"
 
 typedef struct bench {
   /* options */
@@ -97,23 +98,29 @@ int bench_copies(size_t bytes);
 /* ---- bench_check.c ---- */
 
 typedef struct bench_reference {
-  int64_t *rows; /* rows of C that are checked, ascending */
+  int64_t *rows;  /* rows of C that are checked, ascending */
+  int64_t *terms; /* [row_count]: nonzeros of that row of A */
   int64_t row_count, n;
-  double *values; /* [row_count][n] */
-  double largest; /* max |value| */
+  double *values, *magnitudes; /* [row_count][n]: the sums, and those of |a||b| */
+  double largest;              /* max |value| */
 } bench_reference;
 
-int bench_reference_make(const bench *b, const bench_data *data, bench_reference *reference);
+typedef struct bench_error {
+  double relative;  /* max |C - reference| / max |reference|; INFINITY where C is NaN */
+  double share;     /* the largest error as a share of what error_bound.h allows there; right up to 1 */
+  int64_t row, col; /* where that is, and what it is */
+  double got, want, allowed;
+} bench_error;
+
+/* a [m,k] and b [k,n] are tight rows. CLI_GO or a status; free it in both cases. */
+int bench_reference_make(int threads, int64_t m, int64_t k, int64_t n, const float *a, const float *b,
+                         bench_reference *reference);
 void bench_reference_free(bench_reference *reference);
-/* max |C - reference| / max |reference|; INFINITY where C is NaN, or anything but 0 against a zero reference. c holds
-   all of C, or only the rows that are checked. */
-double bench_error(const bench_reference *reference, const float *c, bool only_checked);
+/* c holds all of C, or only the rows that are checked. */
+bench_error bench_error_find(const bench_reference *reference, const error_rule *rule, const float *c,
+                             bool only_checked);
 /* A hash of the same elements: equal for equal bits. */
 uint64_t bench_bits(const bench_reference *reference, const float *c, bool only_checked);
-/* What rounding can explain in a product of depth k, when there is nothing to compare with. */
-double bench_error_bound(int64_t k);
-/* How far C's own dtype moves a result, relative to the largest. */
-double bench_rounding(esmm_dtype dtype);
 
 /* ---- bench_measure.c ---- */
 
@@ -130,10 +137,11 @@ typedef struct bench_contestant {
   bench_outcome outcome;
   char reason[256]; /* why this kernel, or why not */
   double rel_err;
-  int checks;      /* how often it was compared, into C full of NaN */
-  uint64_t bits;   /* of what was compared last */
-  bool varies;     /* the checks found different bits */
-  double *seconds; /* every timed call */
+  bench_error error; /* the worst of its checks */
+  int checks;        /* how often it was compared, into C full of NaN */
+  uint64_t bits;     /* of what was compared last */
+  bool varies;       /* the checks found different bits */
+  double *seconds;   /* every timed call */
   int count, per_round;
   double estimate;
   double median, p95, fastest; /* seconds; NAN when there is none */
@@ -165,11 +173,12 @@ esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c
 /* The cache emptied, then a call, `count` times; seconds of the GPU's own clock. */
 esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c, double *seconds, int count);
 esmm_status bench_gpu_flush(const bench *b, bench_data *data);
-/* NaN into the rows of C that are checked; the relative error of what is there later, and a hash of it. */
+/* NaN into the rows of C that are checked; the error of what is there later, and a hash of it. */
 esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_contestant *c,
                              const bench_reference *reference);
 esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contestant *c,
-                            const bench_reference *reference, double *error, uint64_t *bits);
+                            const bench_reference *reference, const error_rule *rule, bench_error *error,
+                            uint64_t *bits);
 
 /* ---- bench_report.c ---- */
 

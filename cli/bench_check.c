@@ -3,7 +3,8 @@
  *
  * Small problems are checked whole. Of large ones, rows spread over all of C are, each with every column: a kernel's
  * tiles and strips are all crossed by some row. The sums are made in float64, where products of fp32 are exact, from
- * the same fp32 values the libraries get; nothing of the library under test takes part.
+ * the same fp32 values the libraries get; nothing of the library under test takes part. What each element may be off by
+ * is error_bound.h's to say.
  */
 #include "bench.h"
 
@@ -27,49 +28,59 @@ static int64_t sampled_row(int64_t m, int64_t count, int64_t i)
   return first + (int64_t)((mixed >> 33) % (uint64_t)(next > first ? next - first : 1));
 }
 
-static void reference_row(int64_t k, int64_t n, const float *a, const float *b, double *restrict sum)
+/* The sums, the sums of magnitudes, and how many terms may differ from zero: A's nonzeros. */
+static int64_t reference_row(int64_t k, int64_t n, const float *a, const float *b, double *restrict sum,
+                             double *restrict magnitude)
 {
+  int64_t terms = 0;
   for (int64_t j = 0; j < n; j++)
-    sum[j] = 0;
+    sum[j] = magnitude[j] = 0;
   for (int64_t p = 0; p < k; p++) {
     const double x = a[p];
     const float *row = b + p * n;
-    if (x != 0)
-      for (int64_t j = 0; j < n; j++)
-        sum[j] += x * (double)row[j];
+    if (x == 0)
+      continue;
+    terms++;
+    for (int64_t j = 0; j < n; j++) {
+      const double term = x * (double)row[j];
+      sum[j] += term;
+      magnitude[j] += fabs(term);
+    }
   }
+  return terms;
 }
 
-int bench_reference_make(const bench *b, const bench_data *data, bench_reference *reference)
+int bench_reference_make(int threads, int64_t m, int64_t k, int64_t n, const float *a, const float *b,
+                         bench_reference *reference)
 {
   /* multiply-adds: some tenths of a second */
-  const double budget = (double)(1 << 27) * (b->threads > 2 ? b->threads : 2);
-  double per_row = (double)data->n * (double)data->k;
-  int64_t rows = per_row > 0 && per_row * (double)data->m > budget ? (int64_t)(budget / per_row) : data->m;
+  const double budget = (double)(1 << 27) * (threads > 2 ? threads : 2);
+  double per_row = (double)n * (double)k;
+  int64_t rows = per_row > 0 && per_row * (double)m > budget ? (int64_t)(budget / per_row) : m;
   if (rows < FEWEST_ROWS)
     rows = FEWEST_ROWS;
-  if (rows > data->m)
-    rows = data->m;
-  *reference = (bench_reference){.row_count = rows, .n = data->n};
+  if (rows > m)
+    rows = m;
+  *reference = (bench_reference){.row_count = rows, .n = n};
   reference->rows = cli_alloc((size_t)rows, sizeof *reference->rows);
+  reference->terms = cli_alloc((size_t)rows, sizeof *reference->terms);
   size_t values;
-  if (__builtin_mul_overflow((size_t)rows, (size_t)data->n, &values))
+  if (__builtin_mul_overflow((size_t)rows, (size_t)n, &values))
     return cli_failed("the reference is too large");
   reference->values = cli_alloc(values, sizeof *reference->values);
+  reference->magnitudes = cli_alloc(values, sizeof *reference->magnitudes);
   for (int64_t i = 0; i < rows; i++)
-    reference->rows[i] = rows == data->m ? i : sampled_row(data->m, rows, i);
+    reference->rows[i] = rows == m ? i : sampled_row(m, rows, i);
 
-  const float *x = data->plain_a[0].m.data, *y = data->plain_b[0].m.data;
-  const int threads = b->threads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (int64_t i = 0; i < rows; i++)
-    reference_row(data->k, data->n, x + reference->rows[i] * data->k, y, reference->values + i * data->n);
+    reference->terms[i] =
+        reference_row(k, n, a + reference->rows[i] * k, b, reference->values + i * n, reference->magnitudes + i * n);
   bool finite = true;
   for (size_t i = 0; i < values; i++) {
-    finite = finite && isfinite(reference->values[i]);
+    finite = finite && isfinite(reference->magnitudes[i]);
     reference->largest = fmax(reference->largest, fabs(reference->values[i]));
   }
-  (void)threads; /* a build without OpenMP does not use it */
   return finite && reference->largest <= FLT_MAX
              ? CLI_GO
              : cli_failed("the data holds NaN or Inf, or its products overflow: nothing to check against "
@@ -79,25 +90,34 @@ int bench_reference_make(const bench *b, const bench_data *data, bench_reference
 void bench_reference_free(bench_reference *reference)
 {
   free(reference->rows);
+  free(reference->terms);
   free(reference->values);
+  free(reference->magnitudes);
   *reference = (bench_reference){0};
 }
 
-double bench_error(const bench_reference *reference, const float *c, bool only_checked)
+bench_error bench_error_find(const bench_reference *reference, const error_rule *rule, const float *c,
+                             bool only_checked)
 {
-  double worst = 0;
+  bench_error worst = {0};
+  double largest = 0;
   for (int64_t i = 0; i < reference->row_count; i++) {
     const float *got = c + (only_checked ? i : reference->rows[i]) * reference->n;
-    const double *want = reference->values + i * reference->n;
+    const double *want = reference->values + i * reference->n, *magnitude = reference->magnitudes + i * reference->n;
+    const double depth = error_depth(rule, (double)reference->terms[i]);
     for (int64_t j = 0; j < reference->n; j++) {
-      double error = fabs((double)got[j] - want[j]);
-      if (!(error <= worst)) /* so that NaN counts too */
-        worst = isnan(error) ? INFINITY : error;
+      const double error = fabs((double)got[j] - want[j]);
+      const double allowed = error_when_stored(rule, error_of_sum(rule, depth, magnitude[j]), want[j]);
+      const double share = error_share(rule, (double)got[j], want[j], allowed);
+      if (share > worst.share)
+        worst = (bench_error){
+            .share = share, .row = reference->rows[i], .col = j, .got = got[j], .want = want[j], .allowed = allowed};
+      if (!(error <= largest)) /* so that NaN counts too */
+        largest = isnan(error) ? INFINITY : error;
     }
   }
-  if (worst == 0)
-    return 0;
-  return reference->largest > 0 ? worst / reference->largest : INFINITY;
+  worst.relative = largest == 0 ? 0 : reference->largest > 0 ? largest / reference->largest : INFINITY;
+  return worst;
 }
 
 uint64_t bench_bits(const bench_reference *reference, const float *c, bool only_checked)
@@ -112,14 +132,4 @@ uint64_t bench_bits(const bench_reference *reference, const float *c, bool only_
     }
   }
   return hash;
-}
-
-double bench_error_bound(int64_t k)
-{
-  return FLT_EPSILON * (4 + sqrt((double)k));
-}
-
-double bench_rounding(esmm_dtype dtype)
-{
-  return dtype == ESMM_BF16 ? 0x1p-8 : dtype == ESMM_F16 ? 0x1p-11 : 0;
 }

@@ -312,7 +312,8 @@ esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_conte
 }
 
 esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contestant *c,
-                            const bench_reference *reference, double *error, uint64_t *bits)
+                            const bench_reference *reference, const error_rule *rule, bench_error *error,
+                            uint64_t *bits)
 {
   const int64_t n = reference->n, count = reference->row_count, together = count == data->m ? count : 1;
   float *values = cli_alloc((size_t)count, (size_t)n * sizeof *values);
@@ -323,7 +324,7 @@ esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contes
     status = esmm_matrix_copy(b->ctx, &from, &to);
   }
   if (status == ESMM_OK) {
-    *error = bench_error(reference, values, true);
+    *error = bench_error_find(reference, rule, values, true);
     *bits = bench_bits(reference, values, true);
   }
   free(values);

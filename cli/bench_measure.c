@@ -15,7 +15,6 @@
  */
 #include "bench.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,18 +130,30 @@ static esmm_status poison(const bench *b, bench_data *data, const bench_contesta
   return ESMM_OK;
 }
 
-static esmm_status find_error(const bench *b, bench_data *data, const bench_contestant *c,
-                              const bench_reference *reference, double *error, uint64_t *bits)
+/* How c makes its sums: a library of a CPU gets fp32 throughout. */
+static error_rule rule_of(const bench *b, const bench_data *data, const bench_contestant *c)
 {
+  const cli_problem *p = &b->problem;
+  const bool wide = c->library && data->library_dtype == ESMM_F32;
+  return (error_rule){.dtype_c = wide ? ESMM_F32 : (esmm_dtype)p->dtype_c,
+                      .gpu = b->gpu,
+                      .halves = !wide && p->dtype_a != ESMM_F32 && p->dtype_a == p->dtype_b,
+                      .parts = c->library || strncmp(c->stats.kernel, "cublas", strlen("cublas")) == 0};
+}
+
+static esmm_status find_error(const bench *b, bench_data *data, const bench_contestant *c,
+                              const bench_reference *reference, bench_error *error, uint64_t *bits)
+{
+  const error_rule rule = rule_of(b, data, c);
   if (b->gpu)
-    return bench_gpu_error(b, data, c, reference, error, bits);
+    return bench_gpu_error(b, data, c, reference, &rule, error, bits);
   esmm_status status = ESMM_OK;
   const bool rounded = !c->library && data->c.m.dtype != ESMM_F32;
   if (rounded)
     status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
   if (status == ESMM_OK) {
     const float *values = (c->library || rounded ? &data->plain_c : &data->c)->m.data;
-    *error = bench_error(reference, values, false);
+    *error = bench_error_find(reference, &rule, values, false);
     *bits = bench_bits(reference, values, false);
   }
   return status;
@@ -179,16 +190,17 @@ static int check(bench *b, bench_data *data, const bench_reference *reference, b
     c->outcome = b->no_check ? BENCH_NOT_CHECKED : BENCH_OK;
     return CLI_GO;
   }
-  double error;
+  bench_error error;
   uint64_t bits;
   status = find_error(b, data, c, reference, &error, &bits);
   if (status != ESMM_OK)
     return cli_status(b->ctx, c->name, status);
   c->varies = c->varies || (c->checks > 0 && bits != c->bits);
   c->bits = bits;
-  c->checks++;
-  if (!(error <= c->rel_err)) /* the worse of two checks; NAN before the first */
-    c->rel_err = error;
+  if (c->checks++ == 0 || error.share > c->error.share) /* the worse of two checks */
+    c->error = error;
+  if (!(error.relative <= c->rel_err)) /* NAN before the first */
+    c->rel_err = error.relative;
   return CLI_GO;
 }
 
@@ -202,18 +214,17 @@ static const bench_contestant *same_on_this_data(const bench_result *result, con
   return c;
 }
 
-/* A library whose result is wrong (a broken build) is no baseline. */
+/* A library whose result is wrong (a broken build) is no baseline. It may add in any order. */
 static void judge_baselines(const bench *b, const bench_data *data, bench_result *result)
 {
   for (int i = result->ours; i < result->count && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
-    double error = same_on_this_data(result, c)->rel_err;
-    const bool rounded = !c->library || data->library_dtype != ESMM_F32;
-    const double rounding = rounded ? bench_rounding((esmm_dtype)b->problem.dtype_c) : 0;
-    double limit = 4 * (bench_error_bound(data->k) + rounding); /* a library may round parts of a sum, too */
-    if (c->outcome != BENCH_UNSUPPORTED && !(error <= limit)) {
+    const bench_contestant *checked = same_on_this_data(result, c);
+    const error_rule rule = rule_of(b, data, checked);
+    const double limit = fmax(1, error_any_depth((double)data->k) / error_depth(&rule, (double)data->k));
+    if (c->outcome != BENCH_UNSUPPORTED && !(checked->error.share <= limit)) {
       c->outcome = BENCH_WRONG;
-      snprintf(c->reason, sizeof c->reason, "relative error %.3g: left out as a baseline", error);
+      snprintf(c->reason, sizeof c->reason, "relative error %.3g: left out as a baseline", checked->rel_err);
     }
   }
 }
@@ -228,39 +239,39 @@ static bool promises_bits(const esmm_ctx *ctx, const char *kernel)
   return false;
 }
 
-static void judge_ours(const bench *b, const bench_data *data, bench_result *result, double dense_error)
+/* Of the dense libraries that are right. */
+static double worst_dense_share(const bench_result *result)
 {
-  /* Where sums have few terms, a library is right to the last bit; a product of three TF32 ones is off by a few units.
-   */
-  const double least = strcmp(esmm_ctx_device(b->ctx), "cpu") == 0 ? FLT_EPSILON : 4 * FLT_EPSILON;
-  double allowed = bench_error_bound(data->k);
-  if (dense_error >= 0 && b->library_count > 0) {
-    /* Products of 16-bit values are exact, and sums of fp32 may be cut into another number of pieces than theirs. */
-    const double floor = data->library_dtype == ESMM_F32 ? least : allowed;
-    allowed = 2 * dense_error > floor ? 2 * dense_error : floor;
+  double worst = 0;
+  for (int i = result->ours; i < result->count; i++) {
+    const bench_contestant *c = &result->contestants[i];
+    if (c->outcome == BENCH_OK && !c->dense_data)
+      worst = fmax(worst, c->error.share);
   }
-  allowed += bench_rounding((esmm_dtype)b->problem.dtype_c);
+  return worst;
+}
+
+/*
+ * The bound comes from the terms alone. Data that makes even that too little (all elements alike, so that every
+ * rounding points the same way) does so to every sum in order: what the worst of the libraries is off by is then the
+ * measure, never what the fastest is.
+ */
+static void judge_ours(const bench *b, bench_result *result)
+{
+  const bool compares = b->library_count > 0 && b->problem.dtype_c == ESMM_F32;
+  const double limit = compares ? fmax(1, 2 * worst_dense_share(result)) : 1;
   for (int i = 0; i < result->ours && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
-    if (c->outcome != BENCH_UNSUPPORTED && !(c->rel_err <= allowed)) {
+    const bench_error *e = &c->error;
+    if (c->outcome != BENCH_UNSUPPORTED && !(e->share <= limit)) {
       c->outcome = BENCH_WRONG;
-      snprintf(c->reason, sizeof c->reason, "relative error %.3g, and at most %.3g is allowed", c->rel_err, allowed);
+      snprintf(c->reason, sizeof c->reason, "C[%lld,%lld] is %.9g, not %.9g: at most %.3g off is allowed",
+               (long long)e->row, (long long)e->col, e->got, e->want, limit * e->allowed);
     } else if (c->varies && promises_bits(b->ctx, c->stats.kernel)) {
       c->outcome = BENCH_WRONG;
       snprintf(c->reason, sizeof c->reason, "two calls on the same data gave different bits");
     }
   }
-}
-
-static double worst_dense_error(const bench_result *result)
-{
-  double worst = NAN;
-  for (int i = result->ours; i < result->count; i++) {
-    const bench_contestant *c = &result->contestants[i];
-    if (c->outcome == BENCH_OK && !c->dense_data && !(c->rel_err <= worst))
-      worst = c->rel_err;
-  }
-  return worst;
 }
 
 static int check_all(bench *b, bench_data *data, const bench_reference *reference, bench_result *result)
@@ -271,7 +282,7 @@ static int check_all(bench *b, bench_data *data, const bench_reference *referenc
   if (status != CLI_GO)
     return status;
   judge_baselines(b, data, result);
-  judge_ours(b, data, result, worst_dense_error(result));
+  judge_ours(b, result);
   return CLI_GO;
 }
 
@@ -422,7 +433,7 @@ static int check_again(bench *b, bench_data *data, const bench_reference *refere
     if (runs(&result->contestants[i]))
       status = check(b, data, reference, &result->contestants[i]);
   if (status == CLI_GO)
-    judge_ours(b, data, result, result->baseline_err);
+    judge_ours(b, result);
   for (int i = 0; i < result->ours; i++) {
     bench_contestant *c = &result->contestants[i];
     if (c->outcome == BENCH_WRONG)
@@ -436,7 +447,10 @@ int bench_measure(bench *b, bench_data *data, bench_result *result)
   bench_reference reference = {0};
   *result = (bench_result){.best = -1, .baseline_err = NAN};
   add_contestants(b, data, result);
-  int status = b->no_check ? CLI_GO : bench_reference_make(b, data, &reference);
+  int status = CLI_GO;
+  if (!b->no_check)
+    status = bench_reference_make(b->threads, data->m, data->k, data->n, data->plain_a[0].m.data,
+                                  data->plain_b[0].m.data, &reference);
   result->checked_rows = reference.row_count;
   if (status == CLI_GO)
     status = check_all(b, data, &reference, result);

@@ -4,8 +4,8 @@
  * Every kernel that this machine can run multiplies the same handful of problems (ragged shapes, every dtype, both
  * orders, several kinds of zeros, epilogues) and is compared with the reference kernel, element by element:
  * - integers: sums are exact, so the result must be equal;
- * - otherwise: the error is at most (k + 8) u (|A||B|), u = 2^-24, as any order of fp32 additions keeps to, carried
- *   through the epilogue, plus the rounding to C's dtype.
+ * - otherwise: the error is at most what error_bound.h allows a sum of k terms, carried through the epilogue, plus the
+ *   rounding to C's dtype.
  * C starts out as NaN, and so does the padding between its rows, which must still be NaN afterwards. Statistics of C
  * must be those of the C that came out.
  *
@@ -13,12 +13,11 @@
  * operands in its own. Data, reference and bounds are made by the CPU.
  */
 #include "cli.h"
+#include "error_bound.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define UNIT 0x1p-24 /* unit roundoff of fp32 */
 
 typedef struct problem {
   int64_t m, k, n;
@@ -38,8 +37,8 @@ typedef struct data {
   io_matrix a, b;
   io_matrix start; /* C before the product; NaN where beta is 0 */
   io_matrix bias, residual, gate, gate_bias;
-  io_matrix want;  /* f32 */
-  io_matrix bound; /* f32: the error allowed at each element; unused for integers */
+  io_matrix want;     /* f32 */
+  io_matrix bound[2]; /* f32: the error allowed at each element, [1]: of cuBLAS; unused for integers */
   io_matrix got, wide;
   esmm_weights *weights, *gate_weights; /* of the context that makes the reference */
   /* B and the gate again for kernels that read no dense one; made when they are needed */
@@ -111,8 +110,8 @@ static int make_dense(esmm_ctx *ctx, const problem *p, uint64_t salt, int64_t ro
 
 static void free_data(esmm_ctx *ctx, data *d)
 {
-  io_matrix *all[] = {&d->a,         &d->b,    &d->start, &d->bias, &d->residual, &d->gate,
-                      &d->gate_bias, &d->want, &d->bound, &d->got,  &d->wide,     &d->bytes};
+  io_matrix *all[] = {&d->a,    &d->b,        &d->start,    &d->bias, &d->residual, &d->gate, &d->gate_bias,
+                      &d->want, &d->bound[0], &d->bound[1], &d->got,  &d->wide,     &d->bytes};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     io_matrix_free(all[i]);
   esmm_weights_free(d->weights);
@@ -211,20 +210,26 @@ static double activated(esmm_activation activation, double error, double y)
   case ESMM_ACT_RELU:
     break;
   case ESMM_ACT_RELU2: /* (x + e)^2 - x^2, x^2 = y */
-    return 2 * sqrt(y) * error + error * error + 2 * UNIT * y;
+    return 2 * sqrt(y) * error + error * error + 2 * ERROR_UNIT * y;
   case ESMM_ACT_GELU:
   case ESMM_ACT_GELU_TANH:
   case ESMM_ACT_SILU: /* no slope is above 1.13 */
-    return 1.13 * error + 2 * UNIT * y + 0x1p-149;
+    return 1.13 * error + 2 * ERROR_UNIT * y + 0x1p-149;
   }
   return error;
 }
 
-/* The bound on each element's error: (k + 8) u (|alpha| |A||B| + |beta| |C| + |bias|), carried through the epilogue. */
-static int bounds(esmm_ctx *ctx, const problem *p, data *d)
+static double at(const io_matrix *m, int64_t i)
+{
+  return (double)((const float *)m->m.data)[i];
+}
+
+/* error_bound.h's bound on |alpha| |A||B| + |beta| |C| + |bias|, carried through the epilogue. */
+static int bounds(esmm_ctx *ctx, const problem *p, data *d, const error_rule *rule, io_matrix *out)
 {
   io_matrix gate_bound = {0}, gate = {0}, up = {0}, residual = {0};
-  int status = branch(ctx, p, d, false, true, &d->bound);
+  const double depth = error_depth(rule, (double)p->k);
+  int status = branch(ctx, p, d, false, true, out);
   if (status == CLI_GO && p->gate)
     status = branch(ctx, p, d, true, true, &gate_bound);
   if (status == CLI_GO && p->gate)
@@ -233,22 +238,19 @@ static int bounds(esmm_ctx *ctx, const problem *p, data *d)
     status = branch(ctx, p, d, false, false, &up);
   if (status == CLI_GO && p->residual)
     status = cli_matrix_convert(ctx, "bound", &d->residual.m, ESMM_F32, &residual);
-  const double unit_c = p->dtype_c == ESMM_F32 ? UNIT : p->dtype_c == ESMM_BF16 ? 0x1p-8 : 0x1p-11;
-  const double least_c = p->dtype_c == ESMM_F16 ? 0x1p-25 : 0; /* half of the smallest subnormal */
   for (int64_t i = 0; i < p->m * p->n && status == CLI_GO; i++) {
-    float *bound = (float *)d->bound.m.data + i;
-    const double sums = ((double)p->k + 8) * UNIT, size = fabs((double)((const float *)d->want.m.data)[i]);
-    const double added = p->residual ? fabs((double)((const float *)residual.m.data)[i]) : 0;
-    double error = sums * (double)*bound;
+    const double size = fabs(at(&d->want, i)), added = p->residual ? fabs(at(&residual, i)) : 0;
+    double error = error_of_sum(rule, depth, at(out, i));
     if (p->gate) {
-      const double g = fabs((double)((const float *)gate.m.data)[i]), u = fabs((double)((const float *)up.m.data)[i]);
-      const double g_error = activated(p->activation, sums * (double)((const float *)gate_bound.m.data)[i], g);
-      error = g * error + u * g_error + error * g_error + 2 * UNIT * g * u;
+      const double g = fabs(at(&gate, i)), u = fabs(at(&up, i));
+      const double g_error = activated(p->activation, error_of_sum(rule, depth, at(&gate_bound, i)), g);
+      error = g * error + u * g_error + error * g_error + 2 * ERROR_UNIT * g * u;
     } else {
       error = activated(p->activation, error, size + added);
     }
-    error += p->residual ? 2 * UNIT * (size + added) : 0;
-    *bound = (float)((error + unit_c * (size + error) + least_c) * (1 + 0x1p-20));
+    error += p->residual ? 2 * ERROR_UNIT * (size + added) : 0;
+    error += ERROR_UNIT * size; /* the reference's own rounding: it is kept in fp32 */
+    ((float *)out->m.data)[i] = (float)(error_when_stored(rule, error, size) * (1 + 0x1p-20));
   }
   io_matrix_free(&gate_bound);
   io_matrix_free(&gate);
@@ -257,7 +259,7 @@ static int bounds(esmm_ctx *ctx, const problem *p, data *d)
   return status;
 }
 
-static int make_data(esmm_ctx *ctx, const problem *p, data *d)
+static int make_data(esmm_ctx *ctx, const problem *p, data *d, bool gpu)
 {
   int status = make_operand(ctx, p, ESMM_OPERAND_A, 0, &d->a);
   if (status == CLI_GO)
@@ -286,7 +288,12 @@ static int make_data(esmm_ctx *ctx, const problem *p, data *d)
   if (done != ESMM_OK)
     return cli_status(ctx, "prepare", done);
   status = reference(ctx, p, d);
-  return status == CLI_GO && !p->integers ? bounds(ctx, p, d) : status;
+  error_rule rule = {.dtype_c = p->dtype_c, .gpu = gpu, .halves = p->dtype_a != ESMM_F32 && p->dtype_a == p->dtype_b};
+  for (int i = 0; i < 2 && status == CLI_GO && !p->integers; i++) {
+    rule.parts = i;
+    status = bounds(ctx, p, d, &rule, &d->bound[i]);
+  }
+  return status;
 }
 
 /* Operands and weights on the GPU. B comes from either memory in turn. */
@@ -341,12 +348,10 @@ static bool padding_intact(const io_matrix *c)
   return true;
 }
 
-/* cuBLAS may split k, and then adds parts that it has rounded to a C of 16 bits; the plan's own choice may be cuBLAS.
- */
-static bool rounds_parts(const problem *p, const score *s)
+/* The plan's own choice may be cuBLAS, which may split k and then adds parts that it has rounded to a C of 16 bits. */
+static bool rounds_parts(const score *s)
 {
-  return p->dtype_c != ESMM_F32 &&
-         (strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0);
+  return strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0;
 }
 
 /* Of the C that came out, whatever it is: nonzeros by column, and bitmaps. */
@@ -378,10 +383,9 @@ static void compare_statistics(esmm_ctx *ctx, const problem *p, const data *d, s
   free(bits);
 }
 
-static void compare(const problem *p, const data *d, score *s)
+static void compare(const problem *p, const data *d, score *s, bool gpu)
 {
-  const double allowed = rounds_parts(p, s) ? 2 : 1;
-  const float *got = d->wide.m.data, *want = d->want.m.data, *bound = d->bound.m.data;
+  const float *got = d->wide.m.data, *want = d->want.m.data, *bound = d->bound[gpu && rounds_parts(s)].m.data;
   char what[128];
   s->ran++;
   s->exact += p->integers;
@@ -395,7 +399,7 @@ static void compare(const problem *p, const data *d, score *s)
     bool rounded = p->dtype_c != ESMM_F32; /* by up to half a unit, which would hide the sums' own error */
     if (!p->integers && !rounded && !equal && bound[i] > 0 && !(error / (double)bound[i] <= s->worst))
       s->worst = error / (double)bound[i];
-    if (equal || (!p->integers && error <= allowed * (double)bound[i]))
+    if (equal || (!p->integers && error <= (double)bound[i]))
       continue; /* a NaN is neither */
     snprintf(what, sizeof what, "C[%lld,%lld] is %.9g, not %.9g", (long long)(i / p->n), (long long)(i % p->n),
              (double)got[i], (double)want[i]);
@@ -478,7 +482,7 @@ static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, s
   done = esmm_matrix_copy(one, &d->got.m, &d->wide.m);
   if (done != ESMM_OK)
     return cli_status(one, "copy", done);
-  compare(p, d, s);
+  compare(p, d, s, cli_on_gpu(ctx));
   if (p->statistics)
     compare_statistics(one, p, d, s);
   return CLI_GO;
@@ -580,7 +584,7 @@ static int run_problems(esmm_ctx *one, esmm_ctx *all, score *scores, int count)
     esmm_ctx *ctx = gpu || i % 7 == 0 ? all : one;
     problem p = problem_at(i, gpu);
     data d = {0};
-    status = make_data(one, &p, &d);
+    status = make_data(one, &p, &d, gpu);
     if (status == CLI_GO && gpu)
       status = make_gpu_data(all, &p, &d);
     for (int s = 0; s < count && status == CLI_GO; s++) {

@@ -5,13 +5,21 @@
 #   sh scripts/find_nvcc.sh explain   a sentence for people: what was found and what that means
 #   sh scripts/find_nvcc.sh version   1000 * major + 10 * minor of it, as the driver writes versions; 0 without one
 #
-# $CUDA = 0 asks for a build without GPU kernels. nvcc needs a C++ compiler of the host's, too.
+# $CUDA = 0 (or no, off, false) asks for a build without GPU kernels. nvcc needs a C++ compiler of the host's, too.
 set -u
 mode=${1:-path}
 path= version= why=
 
-if [ "${CUDA:-1}" = 0 ]; then
-  why='not used (CUDA=0)'
+case ${CUDA:-1} in
+0 | [Nn]o | NO | [Oo]ff | OFF | [Ff]alse | FALSE) wanted=no ;;
+1 | [Yy]es | YES | [Oo]n | ON | [Tt]rue | TRUE) wanted=yes ;;
+*)
+  echo "find_nvcc.sh: CUDA='$CUDA' is not understood: 1, yes, on or true, or 0, no, off or false" >&2
+  exit 2
+  ;;
+esac
+if [ $wanted = no ]; then
+  why="not used (CUDA=$CUDA)"
 else
   for candidate in "${NVCC:-}" "$(command -v nvcc 2>/dev/null)" /usr/local/cuda/bin/nvcc; do
     [ -n "$candidate" ] && path=$(command -v "$candidate" 2>/dev/null) && break

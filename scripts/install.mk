@@ -27,6 +27,7 @@ install: $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 	@for page in $(MAN_PAGES); do \
 	  install -d $(INSTALL_ROOT)/share/man/man1 && install -m 644 $$page $(INSTALL_ROOT)/share/man/man1/; done
 	@echo "  installed in $(INSTALL_ROOT)"
+	@[ -n '$(DESTDIR)' ] || sh scripts/installed.sh '$(PREFIX)' '$(LIBDIR)'
 
 uninstall:
 	@rm -f $(addprefix $(INSTALL_ROOT)/,$(HEADERS)) $(INSTALL_ROOT)/bin/esmm $(INSTALL_ROOT)/$(LIBDIR)/libesmm.a \

@@ -1,19 +1,29 @@
 #!/bin/sh
 # Says what the build found: compiler, OpenMP, nvcc, the dense libraries that the benchmark will open, and what the
-# command reads model files with.
+# command reads model files with. Fails where nothing can be compiled: each file would say so in its own words.
 library() {
   for dir in /usr/lib /usr/lib64 /usr/local/lib "/usr/lib/$(uname -m)-linux-gnu" $(printf '%s' "${LD_LIBRARY_PATH:-}" | tr ':' ' '); do
     [ -e "$dir/$1" ] && { echo "$dir/$1"; return; }
   done
   echo "not found (the benchmark has no baseline from it; $2)"
 }
+version=$(${CC:-gcc} --version 2>/dev/null | head -n 1)
+if [ -z "$version" ]; then
+  echo "compiler   ${CC:-gcc} not found (apt-get install gcc libc6-dev)"
+  exit 1
+fi
+if ! printf '#include <stdint.h>\n#include <stdio.h>\n' | ${CC:-gcc} -fsyntax-only -x c - 2>/dev/null; then
+  echo "compiler   $version"
+  echo "libc       its headers are not found: $CC can compile nothing (apt-get install libc6-dev)"
+  exit 1
+fi
 if [ "$OPENMP" = 1 ]; then
   printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' |
     ${CC:-gcc} -fopenmp -x c - -o /dev/null 2>/dev/null && openmp=yes || openmp="not usable with $CC: build with OPENMP=0"
 else
   openmp="off (OPENMP=0): one thread"
 fi
-echo "compiler   $(${CC:-gcc} --version 2>/dev/null | head -n 1) for $ARCH"
+echo "compiler   $version for $ARCH"
 echo "OpenMP     $openmp"
 echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"

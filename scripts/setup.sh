@@ -1,9 +1,9 @@
 #!/bin/sh
 # setup.sh: installs what is missing.
 #
-#   sh scripts/setup.sh run     what `make run` wants: the dense libraries it compares with
-#   sh scripts/setup.sh test    what `make test` wants besides: cmocka, clang and its tools, cmake, pkg-config, and
-#                               jansson and libzip, with which the command reads safetensors and .pt files
+#   sh scripts/setup.sh run     what `make run` wants: libc's headers, jansson and libzip, with which the command reads
+#                               safetensors and .pt files, and the dense libraries it compares with
+#   sh scripts/setup.sh test    what `make test` wants besides: cmocka, clang and its tools, cmake, pkg-config
 #
 # On Debian and its relatives, as root or with a sudo that asks for no password, apt-get installs exactly what is not
 # there. Otherwise the line to type is printed. Nothing here is fatal: what stays missing is left out and said so.
@@ -36,13 +36,15 @@ compiles() { # COMPILER FLAGS..., with the program on stdin
 missing=
 want() { missing="$missing $1"; }
 
+have "${CC:-gcc}" || [ -n "${CC:-}" ] || want gcc
+printf '#include <stdint.h>\n#include <stdio.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" || want libc6-dev
+printf '#include <jansson.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" -ljansson || want libjansson-dev
+printf '#include <zip.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" -lzip || want libzip-dev
 library libopenblas.so.0 || want libopenblas0-pthread
 library libblis.so.4 || want libblis4-pthread
 if [ "$mode" = test ]; then
   printf '%s\n' '#include <setjmp.h>' '#include <stdarg.h>' '#include <stddef.h>' '#include <stdint.h>' \
     '#include <cmocka.h>' 'int main(void) { return 0; }' | compiles "${CC:-gcc}" -lcmocka || want libcmocka-dev
-  printf '#include <jansson.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" -ljansson || want libjansson-dev
-  printf '#include <zip.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" -lzip || want libzip-dev
   have clang || want clang
   printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' | compiles clang -fopenmp ||
     want libomp-dev

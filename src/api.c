@@ -2,9 +2,9 @@
  * api.c: matrices, patterns, weights and kernels as callers see them: every argument is checked here, before anything
  * else, so that nothing behind this file has to distrust its input. Products have theirs in product.c.
  */
+#include "backend.h"
 #include "bits.h"
 #include "convert.h"
-#include "backend.h"
 #include "source_id.h"
 
 #include <math.h>

@@ -260,6 +260,7 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   if (!asked) {
     asked = getenv("ESMM_FORCE");
     source = "ESMM_FORCE";
+    ctx->force_from_env = true;
   }
   if (!asked || !*asked)
     return ESMM_OK;

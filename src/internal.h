@@ -27,13 +27,14 @@ enum {
 struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
-  unsigned cpu;           /* ESMM_CPU_... */
-  char force[64];         /* "" when the plan decides */
+  unsigned cpu;                       /* ESMM_CPU_... */
+  char force[64];                     /* "" when the plan decides */
+  bool force_from_env;                /* it is ESMM_FORCE's */
   const struct esmm_backend *backend; /* what the device can do (backend.h) */
-  int ordinal;            /* which of its devices */
-  void *state;            /* the backend's own part of the context */
-  void *stream;           /* where work goes; NULL: the default stream, or a CPU */
-  char device[16];        /* as esmm_ctx_device gives it */
+  int ordinal;                        /* which of its devices */
+  void *state;                        /* the backend's own part of the context */
+  void *stream;                       /* where work goes; NULL: the default stream, or a CPU */
+  char device[16];                    /* as esmm_ctx_device gives it */
   char device_name[128];
   char device_reason[256]; /* why "auto" became the CPU */
   char features[128];

@@ -159,7 +159,9 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
     return refuse(ctx, force, choices, refused);
   char text[sizeof choices[best].text];
   if (force)
-    (void)snprintf(text, sizeof text, "forced by '%.40s'", force);
+    (void)snprintf(text, sizeof text,
+                   force == ctx->force && ctx->force_from_env ? "forced by ESMM_FORCE=%.40s" : "forced by '%.40s'",
+                   force);
   else if (next >= 0)
     (void)snprintf(text, sizeof text, "cheapest of %d: %.3g ms, then %s with %.3g ms", runnable,
                    1e3 * choices[best].seconds, choices[next].kernel->name, 1e3 * choices[next].seconds);

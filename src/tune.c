@@ -23,8 +23,8 @@
 #define COST_UNIT 1e18       /* the file holds whole attoseconds: decimal points follow the locale */
 #define TEMPORARY_BYTES 4112 /* a path and a suffix */
 #define MAX_SAMPLES 64
-#define MOST_CHANGE 4.0  /* a fitted constant is at most so many times the shipped one, or so many times less */
-#define PULL 0.01        /* towards the shipped constants */
+#define MOST_CHANGE 4.0 /* a fitted constant is at most so many times the shipped one, or so many times less */
+#define PULL 0.01       /* towards the shipped constants */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 

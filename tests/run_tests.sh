@@ -132,6 +132,7 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   section 'GPU kernels'
   shell_test fatbins
   section 'command, installation, documentation'
+  shell_test build
   shell_test cli
   shell_test install
   shell_test readme

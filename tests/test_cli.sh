@@ -6,7 +6,7 @@
 set -u
 . tests/tap.sh
 
-golden=$(pwd)/tests/golden
+golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh
 cd "$WORK" || exit 1
 mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
 export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
@@ -131,6 +131,9 @@ done
   said env ESMM_THREADS=-1 esmm check
   said env ESMM_THREADS=99999999 esmm check
   said env ESMM_FORCE=banana esmm check
+  said env ESMM_FORCE=joint_f32 esmm explain --size 64
+  said env ESMM_FORCE=cublas esmm explain --size 64
+  said esmm explain --size 64 --force joint_f32
   said esmm info --device banana
   said esmm info --device cdua
   said esmm info --device cuda:x
@@ -592,4 +595,13 @@ seeded() { # the same seed gives the same problem
   cmp seed1 seed2
 }
 check 'a seed fixes the problem' seeded
+check 'no right product is called wrong' sh "$random_products" esmm "${ESMM_TEST_PRODUCTS:-40}"
+# The fastest library may be far better than the others, by luck.
+lucky_library() {
+  for seed in 1 3 4; do
+    esmm bench auto 1 --no-tune --threads 1 --dims 16 512 512 --dense --seed $seed || return 1
+  done
+  esmm bench auto 1 --no-tune --threads 1 --dims 2 4095 1 --blockwise --strip 32 --density-a 0.01
+}
+check 'the bound does not follow the fastest library' lucky_library
 finish

@@ -447,6 +447,52 @@ static void threads_share_a_layer(void **state)
   oracle_free(&o);
 }
 
+/* dx of a gated layer is the sum of two products. -4099 + 4097 is -2; with either rounded to 16 bits before, it is not.
+ */
+static void dx_is_rounded_once(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = th_ctx(1);
+  for (int i = 0; i < 12; i++) {
+    const esmm_dtype dtype = i % 3 == 0 ? ESMM_BF16 : i % 3 == 1 ? ESMM_F16 : ESMM_F32;
+    const bool low = i / 3 % 2, dense = i / 6;
+    float w1[] = {1, -4099.0f / 4097.0f}, gate[] = {1, 1}, v[] = {1}, w2[] = {1, 0}, x[] = {4097, 0}, dy[] = {1, 0};
+    float y[2];
+    const esmm_matrix m_w1 = {.data = w1, .rows = 2, .cols = 1}, m_gate = {.data = gate, .rows = 2, .cols = 1},
+                      m_v = {.data = v, .rows = 1, .cols = 1}, m_w2 = {.data = w2, .rows = 1, .cols = 2},
+                      m_x = {.data = x, .rows = 1, .cols = 2}, m_dy = {.data = dy, .rows = 1, .cols = 2};
+    esmm_matrix m_y = {.data = y, .rows = 1, .cols = 2}, dx = th_matrix_alloc(1, 2, dtype);
+    const esmm_ffn_opts opts = {.size = sizeof opts,
+                                .d_model = 2,
+                                .d_hidden = 1,
+                                .rank1 = low,
+                                .activation = ESMM_ACT_RELU,
+                                .gated = 1,
+                                .mode = dense ? ESMM_FFN_DENSE : ESMM_FFN_EXACT};
+    const esmm_ffn_weights weights = {.size = sizeof weights,
+                                      .w1 = &m_w1,
+                                      .w1_v = low ? &m_v : NULL,
+                                      .gate = &m_gate,
+                                      .gate_v = low ? &m_v : NULL,
+                                      .w2 = &m_w2};
+    const esmm_ffn_grads grads = {.size = sizeof grads, .x = &dx};
+    esmm_ffn *ffn = NULL;
+    esmm_ffn_cache *cache = NULL;
+    must(ctx, esmm_ffn_create(ctx, &opts, &ffn));
+    must(ctx, esmm_ffn_set_weights(ctx, ffn, &weights, NULL));
+    must(ctx, esmm_ffn_cache_create(ctx, ffn, &cache));
+    must(ctx, esmm_ffn_forward(ctx, ffn, &m_x, &m_y, cache, NULL));
+    must(ctx, esmm_ffn_backward(ctx, ffn, cache, &m_dy, &grads, NULL));
+    if (!(fabs(th_get(&dx, 0, 1) + 2) <= 1e-3) || th_get(&dx, 0, 0) != th_round(dtype, 8194))
+      fail_msg("%s, %s rank, %s: dx is %g, %g", esmm_dtype_str(dtype), low ? "low" : "full", dense ? "dense" : "exact",
+               th_get(&dx, 0, 0), th_get(&dx, 0, 1));
+    esmm_ffn_cache_free(cache);
+    esmm_ffn_free(ffn);
+    free(dx.data);
+  }
+  esmm_ctx_free(ctx);
+}
+
 int main(void)
 {
   th_clean_environment();
@@ -461,6 +507,7 @@ int main(void)
       cmocka_unit_test(caches_are_apart),
       cmocka_unit_test(masked_products_agree),
       cmocka_unit_test(threads_share_a_layer),
+      cmocka_unit_test(dx_is_rounded_once),
   };
   return cmocka_run_group_tests_name("ffn", tests, NULL, NULL);
 }

@@ -6,11 +6,11 @@
  * that fails for one combination of two things is found. Which cases these are follows from a fixed seed and from what
  * the kernels accept. All kernels run every case, so one oracle serves them all.
  *
- * A result is right if each element is within the bound for fp32 accumulation in any order (k roundings of the sum of
- * magnitudes), if integers come out exact, if the largest error is at most twice that of the dense kernel (see
- * error_factor for what tensor cores do to 16-bit operands), and if nothing but C's elements was written. On a GPU that
- * dense kernel is ladder_10_dense, one fp32 chain in the order of k: cuBLAS splits k at sizes as small as these, and is
- * then better than any sum in order. Its turn is in the benchmark.
+ * A result is right if each element is within the bound of cli/error_bound.h, if integers come out exact, if the
+ * largest error is at most twice that of the dense kernel (see error_factor for what tensor cores do to 16-bit
+ * operands), and if nothing but C's elements was written. On a GPU that dense kernel is ladder_10_dense, one fp32 chain
+ * in the order of k: cuBLAS splits k at sizes as small as these, and is then better than any sum in order. Its turn is
+ * in the benchmark.
  *
  *   ESMM_TEST_CASE=<word printed by a failure>   run that case alone
  *   ESMM_TEST_CASES=n                            at most n cases (sanitizer builds); pairs may then stay open
@@ -18,6 +18,7 @@
  *   ESMM_TEST_DEVICE=cuda                        on a GPU, with operands in host and in device memory
  *   ESMM_TEST_REDUCED=1                          a few dozen small random cases, for compute-sanitizer
  */
+#include "error_bound.h"
 #include "harness.h"
 #include "kernel_factors.h"
 #include "operands.h"
@@ -229,14 +230,15 @@ static double activated(const product *p, double x, double error)
   return p->opts.activation == ESMM_ACT_RELU2 ? 2 * x * error + error * error + th_roundoff(ESMM_F32) * x * x : error;
 }
 
-/*
- * Fills expected and tolerance: float64, with the error that fp32 accumulation in any order and one rounding may make.
- * loose: where parts of the sum are rounded to C's dtype before they meet, as cuBLAS does when it splits k.
- */
+/* Fills expected and tolerance: float64, with the error that a sum may have. loose: that of cuBLAS's. */
 static void make_expected(product *p)
 {
   th_oracle(p->m, p->n, p->k, da, db, sum, magnitude);
-  const double u = th_roundoff(ESMM_F32), alpha = (double)p->alpha, beta = (double)p->beta;
+  const error_rule rule = {
+      .dtype_c = p->c.dtype, .gpu = gpu, .halves = p->a.dtype != ESMM_F32 && p->a.dtype == p->b.dtype};
+  error_rule in_parts = rule;
+  in_parts.parts = true;
+  const double depth = error_depth(&rule, (double)p->k), alpha = (double)p->alpha, beta = (double)p->beta;
   esmm_matrix before = p->c;
   before.data = copy_c;
   for (int64_t i = 0; i < p->m; i++)
@@ -245,8 +247,7 @@ static void make_expected(product *p)
       double old = beta != 0 ? beta * th_get(&before, i, j) : 0, bias = p->bias ? (double)p->bias[j] : 0;
       double x = alpha * sum[at] + old + bias;
       double terms = fabs(alpha) * magnitude[at] + fabs(old) + fabs(bias);
-      double error = (double)(p->k + (gpu ? 20 : 4)) * u * terms; /* a product in three TF32 parts is off by a few u */
-      double rounded = error + 2 * th_roundoff(p->c.dtype) * terms;
+      double error = error_of_sum(&rule, depth, terms), rounded = error_of_sum(&in_parts, depth, terms);
       if (p->opts.activation != ESMM_ACT_NONE && !(x > 0))
         x = 0;
       error = activated(p, x, error);
@@ -254,8 +255,8 @@ static void make_expected(product *p)
       if (p->opts.activation == ESMM_ACT_RELU2)
         x *= x;
       expected[at] = x;
-      tolerance[at] = error + th_roundoff(p->c.dtype) * (fabs(x) + error) + 0x1p-25 * (p->c.dtype == ESMM_F16);
-      loose[at] = tolerance[at] - error + rounded;
+      tolerance[at] = error_when_stored(&rule, error, x);
+      loose[at] = error_when_stored(&in_parts, rounded, x);
       p->largest = fmax(p->largest, fabs(x));
     }
 }

@@ -32,19 +32,22 @@ tidy: $(TIDY)
 tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
 tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
 $(TIDY): tidy/%: $(GEN)
-	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Iio -Itests
+	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests
 
 golden: $(BUILD)/esmm
 	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden
 	@ESMM_GOLDEN_UPDATE=1 TREE='$(abspath $(BUILD))' WORK='$(abspath $(BUILD))/golden' sh tests/test_cli.sh | grep -v '^ok'; \
 	  echo "  tests/golden written"
 
-$(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Iio -Itests
+$(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests
 
 $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
+
+# The command's own check of results.
+$(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
 $(filter $(BUILD)/tests/test_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/ffn_oracle.o $(BUILD)/obj/tests/ffn_rig.o
 

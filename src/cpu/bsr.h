@@ -251,7 +251,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
 }
 
 static void bsr_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                        int64_t *variant)
+                      int64_t *variant)
 {
   (void)self;
   if (!bsr_few(p)) {
@@ -275,7 +275,7 @@ static size_t bsr_workspace(const esmm_kernel *self, const esmm_problem *p)
 }
 
 static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+                           esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

@@ -27,7 +27,7 @@ void esmm_cpu_weights_free(esmm_weights *w);
 /* tune.c */
 extern const esmm_trial esmm_cpu_trials[];
 esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
-esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job,
-                                  esmm_problem *p, double *seconds);
+esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job, esmm_problem *p,
+                                  double *seconds);
 
 #endif

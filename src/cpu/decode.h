@@ -31,7 +31,7 @@ static bool decode_can_run(const esmm_kernel *self, const esmm_problem *p, char 
 }
 
 static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                        int64_t *variant)
+                         int64_t *variant)
 {
   (void)self;
   (void)cost;

@@ -47,7 +47,7 @@ static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
 }
 
 static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+                             esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

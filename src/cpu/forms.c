@@ -1,7 +1,7 @@
 /*
- * forms.c: the forms of B that a CPU keeps: panels and rows of a dense B (internal.h draws them), and those of the other
- * formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel, which is done once
- * for many rows of A.
+ * forms.c: the forms of B that a CPU keeps: panels and rows of a dense B (internal.h draws them), and those of the
+ * other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel, which is
+ * done once for many rows of A.
  */
 #include "cpu/forms.h"
 
@@ -169,14 +169,17 @@ static size_t panels_held(const esmm_weights *w)
 
 static void *panels_section(const esmm_weights *w, int place)
 {
-  return place == ESMM_FILE_BEFORE ? (void *)w->before : place == ESMM_FILE_PANEL_AT ? (void *)w->panel_at : w->panel_data;
+  return place == ESMM_FILE_BEFORE     ? (void *)w->before
+         : place == ESMM_FILE_PANEL_AT ? (void *)w->panel_at
+                                       : w->panel_data;
 }
 
 static bool panels_sizes(const esmm_file_header *h, const esmm_weights *w, size_t size[ESMM_FILE_SECTIONS])
 {
   (void)w;
   const size_t panels = (size_t)h->panels, words = (size_t)h->words;
-  size[ESMM_FILE_PANELS] = (size_t)h->section[ESMM_FILE_PANELS].bytes; /* compared with the bitmaps when they are read */
+  size[ESMM_FILE_PANELS] =
+      (size_t)h->section[ESMM_FILE_PANELS].bytes; /* compared with the bitmaps when they are read */
   return h->section[ESMM_FILE_PANELS].bytes <= SIZE_MAX && esmm_size_mul(panels, words + 1, &size[ESMM_FILE_BEFORE]) &&
          esmm_size_mul(size[ESMM_FILE_BEFORE], sizeof(uint32_t), &size[ESMM_FILE_BEFORE]) &&
          esmm_size_mul(panels + 1, sizeof(uint64_t), &size[ESMM_FILE_PANEL_AT]);

@@ -1,6 +1,6 @@
 /*
- * forms.h: the forms of B that a CPU keeps (form.h), each with its maker, its bytes, its reader in weights files. Weights
- * in files have these forms whatever the device.
+ * forms.h: the forms of B that a CPU keeps (form.h), each with its maker, its bytes, its reader in weights files.
+ * Weights in files have these forms whatever the device.
  */
 #ifndef ESMM_CPU_FORMS_H
 #define ESMM_CPU_FORMS_H

@@ -45,7 +45,7 @@ static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 }
 
 static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+                             esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

@@ -466,7 +466,7 @@ static void nm_units(const esmm_problem *p, int level, double *units)
 }
 
 static void nm_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                        int64_t *variant)
+                     int64_t *variant)
 {
   (void)self;
   if (nm_selects(p->w))
@@ -490,7 +490,7 @@ static size_t nm_workspace(const esmm_kernel *self, const esmm_problem *p)
 }
 
 static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+                          esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

@@ -19,8 +19,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return true;
 }
 
-static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                        int64_t *variant)
+static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
 {
   (void)self;
   (void)cost;
@@ -116,8 +115,7 @@ static double finish(const esmm_problem *p, int64_t row, int64_t col, double sum
   return x;
 }
 
-static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

@@ -67,7 +67,7 @@ static bool rows_can_run(const esmm_kernel *self, const esmm_problem *p, char *w
 }
 
 static void rows_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                        int64_t *variant)
+                       int64_t *variant)
 {
   (void)self;
   (void)cost;
@@ -152,7 +152,7 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
 }
 
 static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                              esmm_stats *stats)
+                            esmm_stats *stats)
 {
   (void)self;
   (void)ctx;

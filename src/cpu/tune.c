@@ -84,7 +84,7 @@ static double measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_
 }
 
 esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *x, esmm_problem *p,
-                               double *seconds)
+                                  double *seconds)
 {
   const size_t bytes = esmm_kernel_workspace(kernel, p);
   void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);

@@ -3,11 +3,11 @@
  *
  * backend.c         the table of backend.h
  * params.h          what kernels on the device are told
- * device/           driver.c opens libcuda; device.c a context's GPU: scratch, copies, timers; module.c embedded fatbins,
- *                   launches; copy.c matrices between host and GPU; meeting.c where the blocks of a launch meet
- * ops/              extract.c .cu bitmaps, strips, samples; prepare.c forms.c B on the GPU; pattern.c bitmaps for callers
- * product/          plan.c which kernel; stage.c operands in host memory; launch.c; stats.c; matmul.c the way through
- * kernels/          by family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
+ * device/           driver.c opens libcuda; device.c a context's GPU: scratch, copies, timers; module.c embedded
+ * fatbins, launches; copy.c matrices between host and GPU; meeting.c where the blocks of a launch meet ops/ extract.c
+ * .cu bitmaps, strips, samples; prepare.c forms.c B on the GPU; pattern.c bitmaps for callers product/          plan.c
+ * which kernel; stage.c operands in host memory; launch.c; stats.c; matmul.c the way through kernels/          by
+ * family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
  *
  * Every function that can fail returns esmm_status and has set the context's error text.
  */
@@ -149,7 +149,8 @@ esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inn
 
 /* ---- meeting.c ---- */
 
-/* Memory of the context where the blocks of a launch meet: zero at first, and left ready for the next by who used it. */
+/* Memory of the context where the blocks of a launch meet: zero at first, and left ready for the next by who used it.
+ */
 typedef enum esmm_cuda_meeting_point { ESMM_MEETING_SAMPLE, ESMM_MEETING_WGMMA16 } esmm_cuda_meeting_point;
 esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUstream stream, CUdeviceptr *memory);
 
@@ -165,17 +166,17 @@ typedef struct esmm_cuda_kernel {
   int sm;       /* the least compute capability, 80 or 90 */
   bool exact;   /* built for that one only (sm_90a) */
   bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
-  /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip and
-     joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is set
-     to 1. */
+  /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
+     and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
+     set to 1. */
   void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                int64_t *variant);
   /* May be NULL: called before run() where it was chosen, to get what is got only when needed (a library's handle).
      False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */
   bool (*start)(esmm_ctx *ctx);
 
-  /* A skipping kernel that can do the work of a dense one, its partner, in its own launch, and choose on the device; all
-     NULL where it cannot. */
+  /* A skipping kernel that can do the work of a dense one, its partner, in its own launch, and choose on the device;
+     all NULL where it cannot. */
   const char *partner;
   bool (*can_choose)(const esmm_problem *p); /* false where A is too small to be sampled so */
   /* Samples A and chooses as that launch would; writes an esmm_choice_device to the call's report. For explain. */
@@ -230,8 +231,8 @@ esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
 /* tune.c */
 extern const esmm_trial esmm_cuda_trials[];
 esmm_status esmm_cuda_tune_sample(esmm_ctx *ctx, esmm_problem *p);
-esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job,
-                                   esmm_problem *p, double *seconds);
+esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job, esmm_problem *p,
+                                   double *seconds);
 
 /* ---- extract.c ---- */
 
@@ -256,9 +257,9 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
                               CUstream stream);
 
 /*
- * `work` times the share of k's that a block of C has to list and load: those alive in any of its strips of A and in any
- * of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is right to
- * a sixth where skipping and dense kernels are level.
+ * `work` times the share of k's that a block of C has to list and load: those alive in any of its strips of A and in
+ * any of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is
+ * right to a sixth where skipping and dense kernels are level.
  */
 void esmm_cuda_union(const esmm_problem *p, int cols, double work, double *base, double *per_strip);
 

@@ -136,13 +136,15 @@ static esmm_status check_cache(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ff
 
 /* ---- products ---- */
 
-/* c (+)= a b, with b prepared for this product alone. */
-static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matrix *b, esmm_matrix *c, bool add)
+/* c = a b + plus, which is NULL for nothing, or c itself, with b prepared for this product alone. */
+static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matrix *b, esmm_matrix *c,
+                            const esmm_matrix *plus)
 {
   static const float one = 1.0f;
   const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
   const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
-  const esmm_matmul_opts opts = {.size = sizeof opts, .beta = add ? &one : NULL, .strict = strict};
+  const esmm_matmul_opts opts = {
+      .size = sizeof opts, .beta = plus == c ? &one : NULL, .residual = plus == c ? NULL : plus, .strict = strict};
   esmm_weights *w = NULL;
   esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
   if (status == ESMM_OK)
@@ -169,11 +171,11 @@ static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, const e
   const esmm_matrix turned = ffn_transposed(*m);
   const bool add = p->g.accumulate != 0;
   if (!p->order)
-    return multiply(p, &turned, b, out, add);
+    return multiply(p, &turned, b, out, add ? out : NULL);
   esmm_matrix compact;
   esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
   if (status == ESMM_OK)
-    status = multiply(p, &turned, b, &compact, false);
+    status = multiply(p, &turned, b, &compact, NULL);
   if (status == ESMM_OK)
     ffn_scatter_rows(p->ctx, &compact, p->places, out, add);
   return status;
@@ -221,11 +223,11 @@ static esmm_status output_side(pass *p, outputs *out)
     const esmm_matrix restore = ffn_transposed(params->restore.matrix);
     const esmm_matrix t = ffn_transposed(ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
     if (p->g.w2_v)
-      status = multiply(p, &t, &p->dy, &out->restore, add);
+      status = multiply(p, &t, &p->dy, &out->restore, add ? &out->restore : NULL);
     if (status == ESMM_OK)
       status = ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, ESMM_F32, &p->dt);
     if (status == ESMM_OK)
-      status = multiply(p, &p->dy, &restore, &p->dt, false);
+      status = multiply(p, &p->dy, &restore, &p->dt, NULL);
   }
   if (!p->g.w2 || status != ESMM_OK)
     return status;
@@ -278,7 +280,7 @@ static esmm_status dense_dh(const pass *p, esmm_matrix *dh)
       return status;
     ffn_gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
   }
-  return multiply(p, &rows, &dt, &turned, false);
+  return multiply(p, &rows, &dt, &turned, NULL);
 }
 
 /* Elements of the layer where dh is needed, as a share of those it would be computed for. */
@@ -356,8 +358,8 @@ static esmm_status make_dpre(pass *p)
 
 /* ---- before h ---- */
 
-/* ds, or with full rank dx, (+)= dpre expand': the weights' rows of the features worked on. */
-static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, bool add)
+/* ds, or with full rank dx, = dpre expand' + plus: the weights' rows of the features worked on. */
+static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const esmm_matrix *plus)
 {
   const esmm_matrix expand = ffn_transposed(p->ffn->params.in[branch].expand.matrix);
   const ffn_operand which = branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE;
@@ -368,7 +370,7 @@ static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, bool add
     if (status == ESMM_OK)
       ffn_gather_rows(p->ctx, &expand, p->order, &rows);
   }
-  return status == ESMM_OK ? multiply(p, &operand, &rows, ds, add) : status;
+  return status == ESMM_OK ? multiply(p, &operand, &rows, ds, plus) : status;
 }
 
 static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
@@ -383,19 +385,19 @@ static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
   return status == ESMM_OK ? gradient_of_rows(p, &operand, &in, &turned) : status;
 }
 
-/* With rank1: ds of the branch, dreduce = x' ds, dx (+)= ds reduce'. */
-static esmm_status through_reduce(pass *p, int branch, esmm_matrix *d_reduce, esmm_matrix *dx)
+/* With rank1: ds of the branch, dreduce = x' ds, dx = ds reduce' + plus. */
+static esmm_status through_reduce(pass *p, int branch, esmm_matrix *d_reduce, esmm_matrix *dx, const esmm_matrix *plus)
 {
   const esmm_matrix x = ffn_transposed(p->cache->x);
   const esmm_matrix reduce = ffn_transposed(p->ffn->params.in[branch].reduce.matrix);
   esmm_matrix ds;
   esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, ESMM_F32, &ds);
   if (status == ESMM_OK)
-    status = through_expand(p, branch, &ds, false);
+    status = through_expand(p, branch, &ds, NULL);
   if (status == ESMM_OK && d_reduce)
-    status = multiply(p, &x, &ds, d_reduce, p->g.accumulate != 0);
+    status = multiply(p, &x, &ds, d_reduce, p->g.accumulate ? d_reduce : NULL);
   if (status == ESMM_OK && dx)
-    status = multiply(p, &ds, &reduce, dx, branch != FFN_UP);
+    status = multiply(p, &ds, &reduce, dx, plus);
   return status;
 }
 
@@ -406,11 +408,15 @@ static esmm_status input_side(pass *p, outputs *out)
     bool outer, inner;
     float *bias;
   } want[FFN_BRANCHES] = {{p->g.w1, p->g.w1_v, p->g.b1}, {p->g.gate, p->g.gate_v, p->g.b_gate}};
-  esmm_matrix *dx = p->g.x ? &out->x : NULL;
+  esmm_matrix *dx = p->g.x ? &out->x : NULL, *sum = dx, wide;
   bool any = dx;
   for (int i = 0; i < FFN_BRANCHES; i++)
     any = any || want[i].outer || want[i].inner || want[i].bias;
   esmm_status status = any ? make_dpre(p) : ESMM_OK;
+  if (status == ESMM_OK && dx && p->ffn->branches > 1 && dx->dtype != ESMM_F32) { /* two products, one rounding */
+    status = ffn_matrix(p->ctx, p->cache, FFN_DX, p->tokens, p->ffn->o.d_model, ESMM_F32, &wide);
+    sum = &wide;
+  }
   for (int i = 0; any && i < p->ffn->branches && status == ESMM_OK; i++) {
     if (want[i].bias)
       ffn_column_sums(p->ctx, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias, p->g.accumulate != 0);
@@ -418,10 +424,12 @@ static esmm_status input_side(pass *p, outputs *out)
       status = expand_gradient(p, i, &out->expand[i]);
     if (status != ESMM_OK)
       break;
+    const bool last = i + 1 == p->ffn->branches;
+    const esmm_matrix *plus = i == FFN_UP ? NULL : sum;
     if (low && (want[i].outer || dx))
-      status = through_reduce(p, i, want[i].outer ? &out->reduce[i] : NULL, dx);
+      status = through_reduce(p, i, want[i].outer ? &out->reduce[i] : NULL, last ? dx : sum, plus);
     else if (!low && dx)
-      status = through_expand(p, i, dx, i != FFN_UP);
+      status = through_expand(p, i, last ? dx : sum, plus);
   }
   return status;
 }

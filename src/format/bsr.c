@@ -2,8 +2,8 @@
  * bsr.c: matrices as blocks. The callers' arrays (struct esmm_bsr: by block rows, int32 or int64) are checked and read
  * here; prepared weights keep their blocks by block columns (format.h), because a kernel works down a strip of C.
  */
-#include "bits.h"
 #include "backend.h"
+#include "bits.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -226,6 +226,8 @@ esmm_status esmm_form_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 void esmm_form_unpack(const esmm_weights *w, esmm_matrix *out)
 {
   const size_t size = esmm_dtype_size(w->dtype);
+  if (w->k == 0 || w->n == 0) /* out->data may be NULL */
+    return;
   for (int64_t k = 0; k < w->k; k++)
     memset((char *)out->data + (size_t)(k * out->ld) * size, 0, (size_t)w->n * size);
   if (w->format == ESMM_FORMAT_BSR)

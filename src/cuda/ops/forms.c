@@ -3,8 +3,8 @@
  *
  *   strips    fp32: strips of 32 columns with their bitmaps, as the skipping kernels read them
  *   columns   fp32: B transposed, for the dense kernels; where the limit of bytes allows a second form
- *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128. Whoever reads fp32
- *             strips gets them made for the call (product/launch.c)
+ *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128. Whoever reads
+ * fp32 strips gets them made for the call (product/launch.c)
  *
  * To a GPU B is A transposed: the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
  */
@@ -175,8 +175,8 @@ static void place_rows16(esmm_cuda_weights *device, CUdeviceptr base, int64_t k,
   (void)lay_out_rows16(k, n, at, &bytes); /* its size was asked for before */
   device->rows = base + at[0];
   device->rows_ld = esmm_cuda_tiles(n) * ESMM_TILE;
-  device->strips = (esmm_strips){
-      .bits = base + at[1], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+  device->strips =
+      (esmm_strips){.bits = base + at[1], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
   device->tiles = base + at[2];
   device->tile_alive = base + at[3];
 }

@@ -1,7 +1,7 @@
 /*
- * prepare.c: B on the GPU, once, all of it in one allocation: its forms (forms.c), bitmaps of strips of 32 columns, and of
- * tiles of 128 where it is 16-bit, and for each k the share of strips and of tiles that need it: the plan on the device
- * multiplies with that.
+ * prepare.c: B on the GPU, once, all of it in one allocation: its forms (forms.c), bitmaps of strips of 32 columns, and
+ * of tiles of 128 where it is 16-bit, and for each k the share of strips and of tiles that need it: the plan on the
+ * device multiplies with that.
  */
 #include "cuda/ops/forms.h"
 
@@ -178,8 +178,7 @@ _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU ar
  * What may be kept? One form of B in its own dtype; a second, for fp32 only, where the ratio allows it. Without it the
  * dense kernels read strips too, so nothing becomes impossible. Padding and bitmaps are not counted.
  */
-static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
-                                esmm_cuda_layout *l)
+static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_cuda_layout *l)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
   if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
@@ -192,8 +191,8 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
 }
 
 /* Between begin and end. */
-static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
-                        const esmm_cuda_layout *l, esmm_weights **out)
+static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, const esmm_cuda_layout *l,
+                        esmm_weights **out)
 {
   esmm_weights *w = NULL;
   esmm_status status = esmm_cuda_refuse_capture(ctx, "the preparing of weights");

@@ -1,7 +1,9 @@
-/* launch.c: the launches of a product: the chosen kernel, both behind their selectors, or the one that chooses itself. */
+/* launch.c: the launches of a product: the chosen kernel, both behind their selectors, or the one that chooses itself.
+ */
 #include "cuda/product/product.h"
 
-esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out, CUstream stream)
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
+                            CUstream stream)
 {
   const esmm_cuda_line line = esmm_run_line(d);
   const esmm_sample_params params = {.a = esmm_cuda_matrix(&p->a),
@@ -22,7 +24,9 @@ esmm_status esmm_run_mark(const run *r, int which_mark)
 
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p)
 {
-  return esmm_cuda_call_of(p)->extracted ? esmm_cuda_event_record(ctx, esmm_cuda_call_of(p)->extracted, esmm_cuda_call_of(p)->stream) : ESMM_OK;
+  return esmm_cuda_call_of(p)->extracted
+             ? esmm_cuda_event_record(ctx, esmm_cuda_call_of(p)->extracted, esmm_cuda_call_of(p)->stream)
+             : ESMM_OK;
 }
 
 esmm_status esmm_run_make_marks(run *r)

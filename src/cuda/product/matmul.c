@@ -126,7 +126,7 @@ esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
     break;
   }
   const char *what = o->residual          ? "opts->residual is set"
-                     : o->gate        ? "opts->gate is set"
+                     : o->gate            ? "opts->gate is set"
                      : o->column_nonzeros ? "opts->column_nonzeros is set"
                      : o->c_pattern       ? "opts->c_pattern is set"
                                           : activation;

@@ -46,7 +46,8 @@ static esmm_cuda_units units_of(const esmm_kernel *kernel, const esmm_problem *p
   return units;
 }
 
-void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
+void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                     int64_t *variant)
 {
   const esmm_cuda_units line = units_of(self, p, cost, variant);
   const double strip = p->sample.strip[sample_level(self)], joint = p->sample.joint[sample_level(self)];
@@ -211,7 +212,7 @@ esmm_cuda_line esmm_run_line(const decision *d)
 
 /* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
 void esmm_run_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice, char *text,
-                 size_t bytes)
+                     size_t bytes)
 {
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
   if (force) {
@@ -228,6 +229,6 @@ void esmm_run_reason(const decision *d, const char *force, which chosen, const e
     (void)snprintf(text, bytes, "%.3g ms, settled before A is seen: %s would take %.3g ms here, %.3g ms without zeros",
                    own, other->kernel->name, others, 1e3 * most(other));
   else
-    (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, own, other->kernel->name,
-                   others);
+    (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, own,
+                   other->kernel->name, others);
 }

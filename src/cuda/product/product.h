@@ -88,8 +88,8 @@ static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel
 
 /* stage.c */
 esmm_status esmm_run_stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *st);
-esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p, CUstream stream,
-                   size_t *moved);
+esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p,
+                            CUstream stream, size_t *moved);
 esmm_status esmm_run_copy_back(run *r, size_t *moved);
 
 /* plan.c */
@@ -98,14 +98,15 @@ double esmm_run_seconds_at(const candidate *c, double strip, double joint);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
 void esmm_run_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice, char *text,
-                 size_t bytes);
+                     size_t bytes);
 
 /* launch.c */
 esmm_status esmm_run_mark(const run *r, int which_mark);
 esmm_status esmm_run_make_marks(run *r);
 void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
-esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out, CUstream stream);
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
+                            CUstream stream);
 esmm_status esmm_run_launch(run *r);
 /* The choice that a launch would make, without the product. */
 esmm_status esmm_run_look(run *r, CUdeviceptr out);

@@ -31,7 +31,7 @@ esmm_status esmm_run_stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging 
 
 /* Copies what has to be there before the product; with_c where C is read. */
 esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p,
-                          CUstream stream, size_t *moved)
+                            CUstream stream, size_t *moved)
 {
   esmm_status status = ESMM_OK;
   if (st->a_staged) {

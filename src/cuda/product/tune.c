@@ -5,8 +5,8 @@
 
 #define BATCH 2e-3 /* seconds: calls that are timed together take about so long */
 
-#define DENSE_B              \
-  {                          \
+#define DENSE_B               \
+  {                           \
     .kind = ESMM_FORMAT_DENSE \
   }
 
@@ -32,8 +32,8 @@ const esmm_trial esmm_cuda_trials[] = {
 };
 
 /* Seconds of `calls` calls in a row, on the device. */
-static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *x, esmm_timer *timer, int calls,
-                              double *seconds)
+static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *x, esmm_timer *timer,
+                              int calls, double *seconds)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel->name};
   esmm_matrix c = x->c;

@@ -31,9 +31,9 @@ typedef struct width {
 static const width bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, 3}, {FUNCTION("esmm_decode_bf16_16"), 16, 2}};
 static const width f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, 3}, {FUNCTION("esmm_decode_f16_16"), 16, 2}};
 static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
-                              {FUNCTION("esmm_decode_f32_4"), 4, 3},
-                              {FUNCTION("esmm_decode_f32_8"), 8, 2},
-                              {FUNCTION("esmm_decode_f32_16"), 16, 2}};
+                            {FUNCTION("esmm_decode_f32_4"), 4, 3},
+                            {FUNCTION("esmm_decode_f32_8"), 8, 2},
+                            {FUNCTION("esmm_decode_f32_16"), 16, 2}};
 
 static const width *widths_of(esmm_dtype dtype)
 {
@@ -185,12 +185,12 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   return esmm_cuda_launch(ctx, &find_width(p)->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-#define DESCRIPTOR(id, dtype, form)                                                                               \
-  .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",       \
-  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,                          \
-  .reads = ESMM_FORM(form), .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about,            \
-  .can_run = can_run, .terms = esmm_cuda_terms,                                                                   \
-  .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},                   \
+#define DESCRIPTOR(id, dtype, form)                                                                                \
+  .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(form), \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .can_run = can_run,                   \
+  .terms = esmm_cuda_terms,                                                                                        \
+  .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},                    \
   .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line};

@@ -83,7 +83,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   if (!as_it_is(&p->a)) {
     params.a = (CUdeviceptr)(uintptr_t)scratch;
     params.a_ld = k_padded;
-    status = esmm_cuda_pack_rows(ctx, &p->a, params.a, k_padded, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
+    status = esmm_cuda_pack_rows(ctx, &p->a, params.a, k_padded, esmm_cuda_call_of(p)->selector,
+                                 esmm_cuda_call_of(p)->stream);
     if (status == ESMM_OK)
       status = esmm_cuda_mark_extracted(ctx, p);
   }

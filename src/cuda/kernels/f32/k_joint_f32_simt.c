@@ -75,7 +75,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   const esmm_cuda_function *function = roomy ? &three_stages : &two_stages;
   const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
   const esmm_strips a = esmm_cuda_strips_at(at, p->m, p->k);
-  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, false, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
+  esmm_status status =
+      esmm_cuda_extract(ctx, &p->a, &a, false, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   if (status != ESMM_OK)

@@ -42,7 +42,8 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
 {
   const esmm_cuda_properties *gpu = esmm_cuda_get(ctx);
   const esmm_strips a = esmm_cuda_strips_at((CUdeviceptr)(uintptr_t)scratch, p->m, p->k);
-  esmm_status status = esmm_cuda_extract(ctx, &p->a, &a, write_all, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
+  esmm_status status =
+      esmm_cuda_extract(ctx, &p->a, &a, write_all, esmm_cuda_call_of(p)->selector, esmm_cuda_call_of(p)->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   if (status != ESMM_OK)

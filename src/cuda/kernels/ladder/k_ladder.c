@@ -171,12 +171,12 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line};
 
-#define DESCRIPTOR(id, place, skips)                                                                               \
-  .name = "ladder_" #id, .backend = &esmm_cuda_backend, .number = (place), .reads = ESMM_FORM(STRIPS),             \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .variant_strips = true, .device = &about,   \
-  .own = &variant_##place, .can_run = can_run, .terms = esmm_cuda_terms,                                           \
-  .seconds_before = esmm_cuda_seconds_before, .workspace = workspace, .run = run,                                  \
-  .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},                             \
+#define DESCRIPTOR(id, place, skips)                                                                                 \
+  .name = "ladder_" #id, .backend = &esmm_cuda_backend, .number = (place), .reads = ESMM_FORM(STRIPS),               \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .variant_strips = true, .device = &about,     \
+  .own = &variant_##place, .can_run = can_run, .terms = esmm_cuda_terms, .seconds_before = esmm_cuda_seconds_before, \
+  .workspace = workspace, .run = run,                                                                                \
+  .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},                               \
   .cost = {7e-14, 1e-13, 4e-13, 0.0, 0.0, 1.2e-5}
 
 ESMM_KERNEL(ladder_10_dense) = {

@@ -82,14 +82,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-#define DESCRIPTOR(id, dtype, row)                                                                               \
-  .name = "dense_" #id "_mma",                                                                                   \
-  .doc = "multiplies everything, " #id " on tensor cores (mma.sync); any order, alignment and shape",            \
-  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),                 \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row][0], .can_run = can_run,                  \
-  .terms = esmm_cuda_terms,                                                                                      \
-  .term_names = {"steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", "loads of elements",            \
-                 "writing of c",       "launches"},                                                              \
+#define DESCRIPTOR(id, dtype, row)                                                                         \
+  .name = "dense_" #id "_mma",                                                                             \
+  .doc = "multiplies everything, " #id " on tensor cores (mma.sync); any order, alignment and shape",      \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),           \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row][0], .can_run = can_run,         \
+  .terms = esmm_cuda_terms, .term_names = {"steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", \
+                                           "loads of elements",  "writing of c",       "launches"},        \
   .cost = {6.3e-7, 3.8e-7, 2.2e-7, 4.3e-9, 1e-12, 8e-6}, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line};

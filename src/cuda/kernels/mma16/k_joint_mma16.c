@@ -91,18 +91,16 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     *esmm_cuda_call_of(p)->a_strips = (esmm_strips){.bits = bits, .strips = strips_of(p), .k_padded = k_padded};
   stats->strip_rows = ESMM_TILE;
   const esmm_launch launch = esmm_mma16_launch(p, ESMM_TILE, ESMM_TILE, ESMM_MMA16_JOINT_SHARED);
-  return esmm_cuda_launch(ctx, self->own, &launch, esmm_cuda_call_of(p)->stream,
-                          &params);
+  return esmm_cuda_launch(ctx, self->own, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-#define DESCRIPTOR(id, dtype)                                                                                      \
-  .name = "joint_" #id "_mma",                                                                                     \
-  .doc = "skips k's that are zero in 128 rows of A or 128 columns of B, " #id " on tensor cores (mma.sync)",       \
-  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,                           \
-  .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about,           \
-  .own = &product_##id, .can_run = can_run, .terms = esmm_cuda_terms,                                              \
-  .term_names = {"steps of 128 x 128", "scanning of a", "packing of a", "listing of k's", "writing of c",          \
-                 "launches"},                                                                                      \
+#define DESCRIPTOR(id, dtype)                                                                                          \
+  .name = "joint_" #id "_mma",                                                                                         \
+  .doc = "skips k's that are zero in 128 rows of A or 128 columns of B, " #id " on tensor cores (mma.sync)",           \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16),   \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &product_##id, .can_run = can_run, \
+  .terms = esmm_cuda_terms,                                                                                            \
+  .term_names = {"steps of 128 x 128", "scanning of a", "packing of a", "listing of k's", "writing of c", "launches"}, \
   .cost = {4.7e-7, 3e-13, 3e-13, 1e-10, 1e-12, 2.5e-5}, .workspace = workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line};

@@ -216,10 +216,11 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
   return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
          esmm_cuda_reserve(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
-         (!packs || (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
-                     esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
-                     esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
-                     esmm_cuda_reserve(&l->bytes, strips * (size_t)esmm_cuda_b(p)->strips.k_padded / 8, ALIGN, &l->bits)));
+         (!packs ||
+          (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
+           esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
+           esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
+           esmm_cuda_reserve(&l->bytes, strips * (size_t)esmm_cuda_b(p)->strips.k_padded / 8, ALIGN, &l->bits)));
 }
 
 static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
@@ -311,9 +312,8 @@ static void note_strips(const esmm_problem *p, const esmm_wgmma16_params *params
   if (call->all_of_b)
     *call->all_of_b = params->mode == ESMM_WGMMA16_SKIP_A;
   if (call->a_strips)
-    *call->a_strips = (esmm_strips){.bits = params->a_bits,
-                                    .strips = esmm_ceil_div(p->m, ESMM_TILE),
-                                    .k_padded = esmm_cuda_b(p)->strips.k_padded};
+    *call->a_strips = (esmm_strips){
+        .bits = params->a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = esmm_cuda_b(p)->strips.k_padded};
 }
 
 static int mode_of(const esmm_kernel *self, const esmm_problem *p)
@@ -383,21 +383,13 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
 }
 
 static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line};
-static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
-                                                  .exact = true,
-                                                  .line = joint_line,
-                                                  .partner = "dense_bf16_sm90a",
-                                                  .can_choose = can_choose,
-                                                  .look = look};
-static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
-                                                 .exact = true,
-                                                 .line = joint_line,
-                                                 .partner = "dense_f16_sm90a",
-                                                 .can_choose = can_choose,
-                                                 .look = look};
+static const esmm_cuda_kernel about_joint_bf16 = {
+    .sm = 90, .exact = true, .line = joint_line, .partner = "dense_bf16_sm90a", .can_choose = can_choose, .look = look};
+static const esmm_cuda_kernel about_joint_f16 = {
+    .sm = 90, .exact = true, .line = joint_line, .partner = "dense_f16_sm90a", .can_choose = can_choose, .look = look};
 
-#define COMMON(id, dtype)                                                                                     \
-  .backend = &esmm_cuda_backend, .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id,     \
+#define COMMON(id, dtype)                                                                                 \
+  .backend = &esmm_cuda_backend, .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, \
   .can_run = can_run, .terms = esmm_cuda_terms, .run = run
 
 #define DENSE(id, dtype)                                                                                 \

@@ -1,0 +1,55 @@
+#!/bin/sh
+# test_build.sh: what the build makes of its options and of a machine that misses something. Called by run_tests.sh with
+# TREE (the build) and WORK (scratch) set.
+set -u
+. tests/tap.sh
+
+# report VARIABLES...: what `make` would say it builds. In a tree of its own: options are part of what is up to date.
+report() { "$MAKE" --no-print-directory BUILD="$WORK/tree" "$@" report 2>&1; }
+
+words_for_no() {
+  for word in 0 no NO No off OFF false; do
+    report CUDA=$word OPENMP=$word JANSSON=$word LIBZIP=$word >"$WORK/report" || return 1
+    for line in 'nvcc  *not used' 'OpenMP  *off' 'jansson  *not found' 'libzip  *not found'; do
+      grep -q "^$line" "$WORK/report" || { echo "$word: no line '$line'" && cat "$WORK/report" && return 1; }
+    done
+  done
+}
+check 'CUDA, OPENMP, JANSSON and LIBZIP take 0, no, off and false' words_for_no
+words_for_yes() {
+  for word in 1 yes YES on true; do
+    ! report CUDA=$word OPENMP=$word | grep -E '^(nvcc  *not used|OpenMP  *off)' || return 1
+  done
+}
+check 'CUDA and OPENMP take 1, yes, on and true' words_for_yes
+mistakes() {
+  for name in CUDA OPENMP WERROR JANSSON LIBZIP; do
+    ! report $name=maybe >"$WORK/report" && grep -q "$name='maybe' is not understood" "$WORK/report" ||
+      { echo "$name" && cat "$WORK/report" && return 1; }
+  done
+  ! CUDA=maybe sh scripts/find_nvcc.sh 2>"$WORK/report" && grep -q "CUDA='maybe' is not understood" "$WORK/report"
+}
+check 'a word that is neither is an error that names it' mistakes
+nvcc_words() { [ -z "$(CUDA=no sh scripts/find_nvcc.sh)" ] && CUDA=Off sh scripts/find_nvcc.sh explain | grep -q 'CUDA=Off'; }
+check 'find_nvcc.sh takes them, too' nvcc_words
+
+# A compiler without libc's headers: its own includes fail, all else works.
+mkdir -p "$WORK/bare"
+printf '#!/bin/sh\ncase "$*" in *--version*) echo "gcc (bare) 1.0" ;; *-dumpmachine*) echo x86_64-linux-gnu ;;\n*) exit 1 ;; esac\n' \
+  >"$WORK/bare/gcc"
+chmod +x "$WORK/bare/gcc"
+no_headers() {
+  ! report CC="$WORK/bare/gcc" >"$WORK/report" && grep -q '^libc .*apt-get install libc6-dev' "$WORK/report" &&
+    ! grep OpenMP "$WORK/report"
+}
+check "without libc's headers the build stops and names them" no_headers
+no_compiler() { ! report CC="$WORK/nowhere" >"$WORK/report" && grep -q 'not found (apt-get install gcc' "$WORK/report"; }
+check 'without a compiler the build stops and says so' no_compiler
+set_up_wants() {
+  said=$(PATH=$WORK/bare:$PATH ESMM_SETUP=no sh scripts/setup.sh run)
+  for package in libc6-dev libjansson-dev libzip-dev; do
+    case $said in *" $package"*) ;; *) echo "$package: $said" && return 1 ;; esac
+  done
+}
+check "what 'make run' installs has libc's headers, jansson and libzip" set_up_wants
+finish
