@@ -31,7 +31,7 @@
  *
  * Registers bound what is in flight: 3 blocks of 8 warps at 80 registers and two stages each, 2 at 128 where m > 8.
  */
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define THREADS ESMM_DECODE_THREADS
 #define WARPS (THREADS / 32)
@@ -396,7 +396,7 @@ static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p
 {
   const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
   const uint16_t *a = (const uint16_t *)p.a.data;
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   a += k * k_step;
   if (p.vector) { /* each thread copies what it will look at: no barrier */
 #pragma unroll 1
@@ -559,7 +559,7 @@ static __device__ __forceinline__ void copy_chunk_32(const esmm_decode_params &p
                                                      uint32_t *bits)
 {
   const int m = (int)p.a.rows, lane = lane_id();
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   const float *a = (const float *)p.a.data + k * k_step;
 #pragma unroll 1
   for (int i = (int)threadIdx.x; i < ks; i += THREADS)

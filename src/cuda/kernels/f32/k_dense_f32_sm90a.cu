@@ -19,7 +19,7 @@
  * Floor at 4096^3: 3 * 2 * 4096^3 / 400 TFLOP/s (what TF32 sustains on an H200) = 1.03 ms. Shared memory: 64 KiB a
  * stage with HALVES = 2, three stages.
  */
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/sm90.cuh"
 
 #define DENSE_K ESMM_DENSE_K
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void store(const esmm_dense_params &p, const f
 {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
   const esmm_epilogue_params &e = p.epilogue;
-  const bool pairs = is_plain(e) && e.c.ld % 2 == 0 && e.c.data % 8 == 0;
+  const bool pairs = is_plain<2>(e);
   const int64_t first_row = row0 + warp * 16 + lane / 4, first_col = col0 + lane % 4 * 2;
   uint64_t again = 0; /* sums that are not finite, by their place in acc */
 #pragma unroll
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void store(const esmm_dense_params &p, const f
       const bool good[2] = {fabsf(out[0]) <= 3.402823466e38f, fabsf(out[1]) <= 3.402823466e38f};
       again |= ((uint64_t)!good[0] | (uint64_t)!good[1] << 1) << (4 * j + 2 * h);
       if (pairs && col + 2 <= p.n && good[0] && good[1]) {
-        *(float2 *)((float *)e.c.data + row * e.c.ld + col) = make_float2(out[0], out[1]);
+        store_plain(e, row, col, out);
       } else {
 #pragma unroll
         for (int i = 0; i < 2; i++)

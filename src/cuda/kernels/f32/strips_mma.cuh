@@ -27,7 +27,7 @@
 #ifndef ESMM_CUDA_STRIPS_MMA_CUH
 #define ESMM_CUDA_STRIPS_MMA_CUH
 
-#include "cuda/params.h"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define MMA_ROWS 3
 #define MMA_COLS 4
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void store(const esmm_strips_product_params &p
 {
   const int lane = (int)threadIdx.x % 32;
   const esmm_epilogue_params &e = p.epilogue;
-  const bool vectors = is_plain(e) && e.c.ld % 4 == 0 && e.c.data % 16 == 0;
+  const bool vectors = is_plain<4>(e);
   row0 += lane / 4 * 4;
   col0 += lane % 4 * 8;
   uint32_t again = 0; /* elements whose sum is not finite, by their place in these 4 x 8 */
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void store(const esmm_strips_product_params &p
       continue;
     again |= bad << (4 * i);
     if (vectors && col + 4 <= p.n && bad == 0) {
-      *(float4 *)((float *)e.c.data + row * e.c.ld + col) = make_float4(out[0], out[1], out[2], out[3]);
+      store_plain(e, row, col, out);
     } else {
 #pragma unroll
       for (int y = 0; y < 4; y++)

@@ -113,10 +113,10 @@ static __device__ __forceinline__ void copy_a(const esmm_ladder_params &p, const
 {
   const int q = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
   const int64_t k0 = (int64_t)chunk * CHUNK + 4 * q;
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   int64_t at = (place.row0 + r) * row_step + k0 * k_step;
   const int ks = (int)min((int64_t)4, p.k - k0);
-  if (p.a.dtype == DTYPE_F32) {
+  if (p.a.dtype == ESMM_F32) {
     const float *from = (const float *)p.a.data;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++, at += 32 * row_step)
@@ -351,7 +351,7 @@ static __device__ __forceinline__ uint32_t column_bits(const T *at, int64_t step
 template <int strip_rows> static __device__ __forceinline__ void extract(const esmm_ladder_params &p)
 {
   const int lane = (int)threadIdx.x % 32, words = (int)(p.b.k_padded / CHUNK);
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   const uint32_t all = (uint32_t)((p.m + strip_rows - 1) / strip_rows) * (uint32_t)words;
   for (uint32_t i = blockIdx.x * WARPS + threadIdx.x / 32; i < all; i += gridDim.x * WARPS) {
     const int64_t row0 = (int64_t)(i / (uint32_t)words) * strip_rows;
@@ -359,8 +359,9 @@ template <int strip_rows> static __device__ __forceinline__ void extract(const e
     const int rows = (int)min((int64_t)strip_rows, p.m - row0);
     uint32_t any = 0;
     if (k < p.k)
-      any = p.a.dtype == DTYPE_F32 ? column_bits<strip_rows>((const uint32_t *)p.a.data + at, row_step, rows)
-                                   : column_bits<strip_rows>((const uint16_t *)p.a.data + at, row_step, rows);
+      with_bits(p.a.dtype, [&](auto of) {
+        any = column_bits<strip_rows>((const typename decltype(of)::bits *)p.a.data + at, row_step, rows);
+      });
     const uint32_t word = __ballot_sync(~0u, any != 0);
     if (lane == 0)
       ((uint32_t *)p.a_bits)[i] = word;

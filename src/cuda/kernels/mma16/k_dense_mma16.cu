@@ -1,7 +1,7 @@
 /* k_dense_mma16.cu: see mma16.cuh. A and B as they lie; one block of C a block. */
 #include "cuda/kernels/mma16/mma16.cuh"
 
-template <class S, int DTYPE, int HOW> static __device__ __forceinline__ void dense(const esmm_mma16_params &p)
+template <class S, esmm_dtype DTYPE, int HOW> static __device__ __forceinline__ void dense(const esmm_mma16_params &p)
 {
   extern __shared__ __align__(128) char ring[];
   typedef mma16_share_k<S, S::COLS> share_b;
@@ -39,5 +39,5 @@ template <class S, int DTYPE, int HOW> static __device__ __forceinline__ void de
   DENSE(256, name##_cols_elements, dtype, M16_COLS_ELEMENTS) \
   DENSE(64, name##_cols_elements, dtype, M16_COLS_ELEMENTS)
 
-DENSE_OF(bf16, DTYPE_BF16)
-DENSE_OF(f16, DTYPE_F16)
+DENSE_OF(bf16, ESMM_BF16)
+DENSE_OF(f16, ESMM_F16)

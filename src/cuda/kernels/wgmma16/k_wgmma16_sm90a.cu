@@ -161,7 +161,7 @@ static __device__ __forceinline__ void let_go_held(wgmma16_consumer &c)
 }
 
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
-template <int COLS, bool F16, bool A_BY_K>
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
                                                          uint32_t &at)
 {
@@ -183,13 +183,13 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, fl
       sm90_wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
-        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        wgmma16<DTYPE, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
       sm90_wgmma_commit();
     } else {
 #pragma unroll 1
       for (int s = 0; s < steps; s++) {
         sm90_wgmma_fence();
-        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        wgmma16<DTYPE, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
         sm90_wgmma_commit();
       }
       sm90_wgmma_wait<0>();
@@ -240,14 +240,14 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
 }
 
 /* All stages; the loader says where they belong. False where they were called off. */
-template <int COLS, bool F16, bool A_BY_K>
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, int mode, char *ring, wgmma16_shared *sh)
 {
   wgmma16_consumer c = consumer_of(p, ring, sh, mode, wgmma16_stage<COLS>::A);
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, F16, A_BY_K>(c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -263,21 +263,21 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
 }
 
 /* The dense product. False where it was called off. */
-template <bool F16>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ bool multiply_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.units[ESMM_WGMMA16_DENSE].cols == 256)
-    return p.a_by_k ? multiply<256, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                    : multiply<256, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
-  return p.a_by_k ? multiply<128, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                  : multiply<128, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+    return p.a_by_k ? multiply<256, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                    : multiply<256, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  return p.a_by_k ? multiply<128, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                  : multiply<128, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
 }
 
 /* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
-template <bool F16>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<F16>(p, ring, sh))
+  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE>(p, ring, sh))
     return;
   if (p.a_by_k)
     pack<true>(p, ring, sh);
@@ -287,9 +287,9 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    (void)multiply<256, F16, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
+    (void)multiply<256, DTYPE, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
   else
-    (void)multiply<128, F16, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
+    (void)multiply<128, DTYPE, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
 }
 
 /* ---- loading ---- */
@@ -338,7 +338,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
   feed_skip_as(p, ring, sh);
 }
 
-template <bool F16> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   wgmma16_shared *sh = (wgmma16_shared *)(ring + RING_BYTES);
@@ -378,7 +378,7 @@ template <bool F16> static __device__ __forceinline__ void wgmma16_main(const es
     load_for(p, ring, sh);
   } else {
     sm90_registers_up<192>();
-    work_on<F16>(p, ring, sh);
+    work_on<DTYPE>(p, ring, sh);
   }
   cluster_sync(); /* the other block may still send here */
 }
@@ -387,12 +387,12 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_bf16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<false>(p);
+    wgmma16_main<ESMM_BF16>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_f16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<true>(p);
+    wgmma16_main<ESMM_F16>(p);
 }

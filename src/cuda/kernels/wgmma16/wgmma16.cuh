@@ -4,7 +4,7 @@
 #ifndef ESMM_CUDA_WGMMA16_CUH
 #define ESMM_CUDA_WGMMA16_CUH
 
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/sm90.cuh"
 #include "cuda/kernels/wgmma16/instructions.cuh"
 
