@@ -7,7 +7,7 @@
  */
 #include "cuda/kernels/common/device.cuh"
 
-#define THREADS 256
+#define THREADS ESMM_COUNT_THREADS
 #define EACH 16 /* elements of a thread at a time */
 #define PIECE (THREADS * EACH)
 

@@ -20,9 +20,9 @@ static __device__ __forceinline__ bool not_selected(const esmm_selector &selecto
 /* ---- dtypes ---- */
 
 /*
- * Functions below have a case for each dtype, and the last one stands without a test: one more test costs registers in
- * every kernel. So the build stops where esmm.h has a dtype that they do not know: is_dtype<V> is whether it has a name
- * for V, which the compiler then writes where a number would stand.
+ * Functions of a dtype have a case for each one, and the last one stands without a test: one more test costs registers
+ * in every kernel. So the build stops where esmm.h has a dtype that they do not know: is_dtype<V> is whether it has a
+ * name for V, which the compiler then writes where a number would stand.
  */
 template <esmm_dtype V> static constexpr bool is_dtype(void)
 {
@@ -34,7 +34,8 @@ template <esmm_dtype V> static constexpr bool is_dtype(void)
   return value[0] == ' ' && value[1] == 'E';
 }
 static_assert(is_dtype<ESMM_F32>() && is_dtype<ESMM_BF16>() && is_dtype<ESMM_F16>(), "is_dtype does not work");
-static_assert(ESMM_F16 == 2 && !is_dtype<(esmm_dtype)3>(), "a new dtype: each function of a dtype below needs its case");
+static_assert(ESMM_F16 == 2 && !is_dtype<(esmm_dtype)3>(),
+              "a new dtype: each function here that takes a dtype needs its case, and so does store.cuh");
 
 /* What an element is, and the bits it has: all but the topmost, which is the sign, are zero where it is zero. */
 template <esmm_dtype DTYPE> struct dtype_of;

@@ -37,7 +37,7 @@
 #else
 #define MMA_CHUNK ESMM_STRIPS_MMA_CHUNK
 #endif
-#define MMA_MOST_STAGES 7
+#define MMA_MOST_STAGES ESMM_STRIPS_MMA_STAGES
 #include "cuda/kernels/f32/strips_ring.cuh"
 
 #define MMA_LIST 64   /* entries a list can hold: fewer than MMA_ENOUGH, and a stage */
@@ -137,7 +137,8 @@ static __device__ __forceinline__ void multiply(float (&acc)[2][4][4], const cha
     acc[i / 16][i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4];
 }
 
-/* A subtile to C. Lane (g, t) holds 8 columns from 8t on of the rows 4g to 4g + 3. */
+/* A subtile to C. Lane (g, t) holds 8 columns from 8t on of the rows 4g to 4g + 3: stored by fours where nothing
+   follows the sum, else one by one. Sums that are not finite are left out, and made again at the end. */
 template <bool DENSE>
 static __device__ __forceinline__ void store(const esmm_strips_product_params &p, const float (&acc)[2][4][4],
                                              int64_t row0, int64_t col0)

@@ -17,7 +17,7 @@
  *   iteration t    wait | copy chunk t+1 and the words of t+2 | multiply chunk t
  *
  * A's buffer is k-major, so that a lane loads its rows at once; k's four lie in rows xor 4 * (k / 4), which spreads the
- * transposing copies over all banks. Row -1 of both buffers is zero, for who walks bits and has run out of them.
+ * transposing copies over all banks. Row -1 of both buffers is zero, for a walk that has run out of bits.
  * Shared memory is 67 KB and registers 128 at most: two blocks a multiprocessor.
  *
  * A [m,k] any dtype and order; B in strips of 32 columns, fp32; C any dtype and order.
@@ -398,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ladder_b_bits8(const __gri
   extern "C" __global__ void __launch_bounds__(THREADS)                         \
       ladder_extract_##strip_rows(const __grid_constant__ esmm_ladder_params p) \
   {                                                                             \
-    if (!not_selected(p.selector))                                                   \
+    if (!not_selected(p.selector))                                              \
       extract<strip_rows>(p);                                                   \
   }
 
@@ -406,31 +406,31 @@ EXTRACT(8)
 EXTRACT(32)
 EXTRACT(64)
 
-#define APART(number, ...)                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)          \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p) \
-  {                                                                 \
-    if (!not_selected(p.selector))                                       \
-      multiply<Config<__VA_ARGS__>>(p);                             \
+#define APART(number, ...)                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
+      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
+  {                                                                       \
+    if (!not_selected(p.selector))                                        \
+      multiply<Config<__VA_ARGS__>>(p);                                   \
   }
 
 /* All blocks of the grid are there at once (a cooperative launch), and the selector is the same for all. */
-#define FUSED(number, strip_rows, ...)                              \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)          \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p) \
-  {                                                                 \
-    if (not_selected(p.selector))                                        \
-      return;                                                       \
-    extract<strip_rows>(p);                                         \
-    cooperative_groups::this_grid().sync();                         \
-    multiply<Config<strip_rows, __VA_ARGS__>>(p);                   \
+#define FUSED(number, ...)                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
+      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
+  {                                                                       \
+    if (not_selected(p.selector))                                         \
+      return;                                                             \
+    extract<Config<__VA_ARGS__>::ROWS>(p);                                \
+    cooperative_groups::this_grid().sync();                               \
+    multiply<Config<__VA_ARGS__>>(p);                                     \
   }
 
-APART(10, 0, 32, TEST_NOTHING)
-APART(17, 0, 32, TEST_B)
-APART(20, 64, 32, TEST_EACH_K)
-APART(21, 8, 32, TEST_EACH_K)
-FUSED(25, 64, 32, TEST_EACH_K)
-FUSED(28, 8, 32, WALK_WARP)
-APART(29, 32, 32, TEST_CACHED)
-APART(30, 8, 8, WALK_LANE)
+APART(10, ESMM_LADDER_10, TEST_NOTHING)
+APART(17, ESMM_LADDER_17, TEST_B)
+APART(20, ESMM_LADDER_20, TEST_EACH_K)
+APART(21, ESMM_LADDER_21, TEST_EACH_K)
+FUSED(25, ESMM_LADDER_25, TEST_EACH_K)
+FUSED(28, ESMM_LADDER_28, WALK_WARP)
+APART(29, ESMM_LADDER_29, TEST_CACHED)
+APART(30, ESMM_LADDER_30, WALK_LANE)

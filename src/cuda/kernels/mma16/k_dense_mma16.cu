@@ -21,11 +21,11 @@ template <class S, esmm_dtype DTYPE, int HOW> static __device__ __forceinline__ 
   mma16_store<S>(p.epilogue, ring, sum, row0, col0);
 }
 
-#define DENSE(shape, name, dtype, how)                                                    \
+#define DENSE(shape, name, dtype, how)                                                        \
   extern "C" __global__ void __launch_bounds__(mma16_##shape::THREADS, mma16_##shape::BLOCKS) \
-      esmm_dense_##name##_##shape(const __grid_constant__ esmm_mma16_params p)            \
-  {                                                                                       \
-    dense<mma16_##shape, dtype, how>(p);                                                    \
+      esmm_dense_##name##_##shape(const __grid_constant__ esmm_mma16_params p)                \
+  {                                                                                           \
+    dense<mma16_##shape, dtype, how>(p);                                                      \
   }
 #define DENSE_OF(name, dtype)                                \
   DENSE(256, name##_rows, dtype, M16_ROWS)                   \

@@ -177,8 +177,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void joint(const e
   const int64_t strip = row0 / STRIP;
   const uint32_t *a_bits = (const uint32_t *)p.a_bits + strip * p.words;
   const uint32_t *b_bits = (const uint32_t *)p.b_bits + col0 / STRIP * p.words;
-  mma16_feed a =
-      mma16_feed_k<mma16_share_k<shape, shape::ROWS>, true>(p.a + (uint64_t)(strip * p.a_strip) * 2, p.a_ld, 0, p.m - row0);
+  mma16_feed a = mma16_feed_k<mma16_share_k<shape, shape::ROWS>, true>(p.a + (uint64_t)(strip * p.a_strip) * 2, p.a_ld,
+                                                                       0, p.m - row0);
   mma16_feed b = mma16_feed_k<mma16_share_k<shape, shape::COLS>, true>(p.b, p.b_ld, col0, p.b_ld);
   float sum[shape::TILES_M][shape::TILES_N][4];
   mma16_clear<shape>(sum);

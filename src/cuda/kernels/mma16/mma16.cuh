@@ -1,5 +1,5 @@
 /*
- * mma16.cuh: the product of two operands of 16 bits on tensor cores, by mma.sync (sm_80 and later), fp32 sums.
+ * mma16.cuh: the product of two 16-bit operands on tensor cores, by mma.sync (sm_80 and later), fp32 sums.
  * k_dense_mma16.cu reads A as the caller has it; k_joint_mma16.cu reads the k's of a list.
  *
  *   block      warps         of C each   for
@@ -211,20 +211,20 @@ static __device__ __forceinline__ void mma16_feed_tile(mma16_feed &f, uint32_t t
 #pragma unroll
   for (int i = 0; i < SHARE::PIECES; i++)
     mma16_copy(to + i * SHARE::STEP * SHARE::CHUNKS * 16, f.from + i * f.piece,
-             mma16_bytes<SHARE, K_LINES>(f, i, k0, k_end));
+               mma16_bytes<SHARE, K_LINES>(f, i, k0, k_end));
   f.from += f.tile;
 }
 
 template <class SHARE>
 static __device__ __forceinline__ void mma16_feed_listed(const mma16_feed &f, uint32_t to, int k0, int k_end,
-                                                       const uint16_t *list)
+                                                         const uint16_t *list)
 {
 #pragma unroll
   for (int i = 0; i < SHARE::PIECES; i++) {
     const int at = k0 + f.line + i * SHARE::STEP;
     const uint32_t k = at < k_end ? list[at] : 0;
     mma16_copy(to + i * SHARE::STEP * SHARE::CHUNKS * 16, f.from + (uint64_t)k * (uint32_t)f.piece,
-             at < k_end ? f.inner : 0);
+               at < k_end ? f.inner : 0);
   }
 }
 
@@ -276,20 +276,20 @@ static __device__ __forceinline__ void mma16_load_fragments(mma16_fragments<S> &
   for (int i = 0; i < S::TILES_M; i++) {
     if (K_LINES)
       mma16_load_transposed(f.a[i],
-                          stage + step * 16 * S::ROWS * 2 +
-                              mma16_place<S::ROWS / 8>(lane % 8 + lane / 16 * 8, row0 / 8 + i * 2 + lane / 8 % 2));
+                            stage + step * 16 * S::ROWS * 2 +
+                                mma16_place<S::ROWS / 8>(lane % 8 + lane / 16 * 8, row0 / 8 + i * 2 + lane / 8 % 2));
     else
       mma16_load(f.a[i], stage + i * 16 * M16_K * 2 + mma16_place<M16_K / 8>(row0 + lane % 16, step * 2 + lane / 16));
   }
 #pragma unroll
   for (int j = 0; j < S::TILES_N / 2; j++)
     mma16_load_transposed(f.b[j], stage + S::A_BYTES + step * 16 * S::COLS * 2 +
-                                    mma16_place<S::COLS / 8>(lane % 16, col0 / 8 + j * 2 + lane / 16));
+                                      mma16_place<S::COLS / 8>(lane % 16, col0 / 8 + j * 2 + lane / 16));
 }
 
 template <class S, esmm_dtype DTYPE>
 static __device__ __forceinline__ void mma16_multiply_step(float (&sum)[S::TILES_M][S::TILES_N][4],
-                                                         const mma16_fragments<S> &f)
+                                                           const mma16_fragments<S> &f)
 {
 #pragma unroll
   for (int i = 0; i < S::TILES_M; i++)
@@ -302,8 +302,8 @@ static __device__ __forceinline__ void mma16_multiply_step(float (&sum)[S::TILES
 
 /* Adds the products of k's 0 .. k_end - 1 (with a list: of its entries) to sum. Leaves the ring empty. */
 template <class S, esmm_dtype DTYPE, int HOW>
-static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S::TILES_N][4], uint32_t ring, mma16_feed a,
-                                                    mma16_feed b, int k_end, const uint16_t *list)
+static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S::TILES_N][4], uint32_t ring,
+                                                      mma16_feed a, mma16_feed b, int k_end, const uint16_t *list)
 {
   constexpr bool K_LINES = mma16_k_lines(HOW);
   typedef mma16_share_a<S, K_LINES> share_a;
@@ -367,7 +367,7 @@ static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S
 /* 32 rows of a warp's sums, `stride` floats apart, to C from (row0, col0) on. */
 template <int COLS>
 static __device__ __forceinline__ void mma16_store_rows(const esmm_epilogue_params &e, const float *from, int stride,
-                                                      int64_t row0, int64_t col0)
+                                                        int64_t row0, int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32;
   if (has_vectors(e.c) && col0 + COLS <= e.c.cols) {
@@ -395,8 +395,8 @@ static __device__ __forceinline__ void mma16_store_rows(const esmm_epilogue_para
 /* A block's sums to C. Each warp turns its own round in the ring, which is empty, 32 rows at a time. */
 template <class S>
 static __device__ __forceinline__ void mma16_store(const esmm_epilogue_params &e, char *ring,
-                                                 const float (&sum)[S::TILES_M][S::TILES_N][4], int64_t row0,
-                                                 int64_t col0)
+                                                   const float (&sum)[S::TILES_M][S::TILES_N][4], int64_t row0,
+                                                   int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, stride = S::WARP_COLS + 8;
   float *drawer = (float *)(ring + warp * S::DRAWER);

@@ -19,8 +19,8 @@
  * earlier, so waiting ends. Counters return to 0 by the last who leaves.
  */
 template <int SUMS>
-static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit, float (&sums)[SUMS],
-                                                 int row0, int &first, int &last)
+static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
+                                                 float (&sums)[SUMS], int row0, int &first, int &last)
 {
   /* As registers allow: parts that are on their way together; its own share stays with a block. */
   enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64 };
@@ -96,12 +96,12 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void store_lines(u
   }
 }
 
-/* By C's dtype, one of 16 bits. */
+/* By C's dtype, which is 16-bit. */
 static __device__ __forceinline__ void store_lines(int32_t dtype, uint32_t to, const float *sums)
 {
   if (dtype == ESMM_BF16)
     store_lines<ESMM_BF16>(to, sums);
-  else if (dtype == ESMM_F16)
+  else /* ESMM_F16 */
     store_lines<ESMM_F16>(to, sums);
 }
 
@@ -129,9 +129,10 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
 }
 
 /*
- * All sums of a warpgroup, 64 rows from `row` on, by TMA: 64 columns at a time through shared memory, a
- * panel each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the
- * warpgroup waits for that memory to be read.
+ * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
+ * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
+ * the others at `there`. One thread of the warpgroup starts the copies; let_go_held waits until that memory has been
+ * read.
  */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
