@@ -91,7 +91,7 @@ CU_SRC := $(sort $(shell find src/cuda -name '*.cu'))
 CU_NAMES := $(sort $(basename $(notdir $(CU_SRC))))
 vpath %.cu $(sort $(dir $(CU_SRC)))
 FATBINS := $(if $(NVCC_USED),$(CU_NAMES:%=$(FATBIN_DIR)/%.fatbin))
-NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Isrc -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))
+NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Iinclude -Isrc -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))
 CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
 CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 

@@ -96,7 +96,7 @@ static void multiply(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w,
     const esmm_status status = esmm_matmul(ctx, a, w, &c, &opts, &stats);
     if (!(force && status == ESMM_ERR_UNSUPPORTED))
       must(ctx, status);
-    esmm_verdict verdicts[4] = {{.size = sizeof verdicts[0]}};
+    esmm_verdict verdicts[4];
     int count = 4;
     must(ctx, force ? ESMM_OK : esmm_explain(ctx, a, w, &c, NULL, verdicts, sizeof *verdicts, &count));
     esmm_pattern_free(pattern);

@@ -2,8 +2,8 @@
  * params.h: what kernels are told. Included by host code (C11) and by device code (nvcc), so plain structs only, and
  * their sizes are asserted on both sides. Each kernel takes one of these by value.
  *
- * Pointers are device addresses. Elements are fp32 unless a dtype says otherwise; dtype and order are esmm_dtype and
- * esmm_order as int32_t.
+ * Pointers are device addresses. Elements are fp32 unless a dtype says otherwise; dtype, order and activation are
+ * esmm.h's enums as int32_t. Numbers that both sides rely on (tiles, threads, stages, bytes) are defined here, once.
  */
 #ifndef ESMM_CUDA_PARAMS_H
 #define ESMM_CUDA_PARAMS_H
@@ -61,6 +61,7 @@ ESMM_PARAMS_SIZE(esmm_epilogue_params, 64);
 
 #define ESMM_EXTRACT_CHUNK 128   /* k's of a block of esmm_extract, */
 #define ESMM_EXTRACT_THREADS 256 /* and the threads of all kernels there but the sample */
+#define ESMM_COPY_TILE 32        /* rows and columns that a block of esmm_pack_rows and esmm_convert takes at once */
 
 /* esmm_extract: bitmaps of A's strips and, where strips.data is not 0, their alive segments (all with write_all). */
 typedef struct esmm_extract_params {
@@ -91,6 +92,7 @@ typedef struct esmm_choice_device {
 ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 
 #define ESMM_SAMPLES 64
+#define ESMM_SAMPLE_WARPS 2 /* of a block: ESMM_SAMPLES / ESMM_SAMPLE_WARPS blocks, a warp a place */
 #define ESMM_SAMPLE_NOTES (16 + 16 * ESMM_SAMPLES) /* bytes of notes; zero before the first use, then left ready */
 
 /* esmm_sample: samples A, writes an esmm_choice_device: 1 (the skipping kernel) where base + per_strip * strip +
@@ -141,6 +143,7 @@ ESMM_PARAMS_SIZE(esmm_strips_product_params, 176);
 
 #define ESMM_SIMT_TILE 128    /* rows and columns of a block of joint_f32_simt and of the ladder, */
 #define ESMM_SIMT_THREADS 256 /* and its threads */
+#define ESMM_SIMT_BLOCKS 2    /* at once on a multiprocessor */
 #define ESMM_SIMT_WINDOW 4096 /* k's that joint_f32_simt sums in one chain */
 
 /*
@@ -158,6 +161,16 @@ typedef struct esmm_ladder_params {
 } esmm_ladder_params;
 ESMM_PARAMS_SIZE(esmm_ladder_params, 192);
 
+/* By number: rows of A's strips (0: it has no bitmaps), columns of B's. */
+#define ESMM_LADDER_10 0, 32
+#define ESMM_LADDER_17 0, 32
+#define ESMM_LADDER_20 64, 32
+#define ESMM_LADDER_21 8, 32
+#define ESMM_LADDER_25 64, 32
+#define ESMM_LADDER_28 8, 32
+#define ESMM_LADDER_29 32, 32
+#define ESMM_LADDER_30 8, 8
+
 /* Dynamic shared memory of the kernels of plain multiply-adds, bytes. */
 #define ESMM_LADDER_SHARED 68224
 #define ESMM_SIMT_SHARED(stages) (32768 * (stages) + 16384)
@@ -166,8 +179,10 @@ ESMM_PARAMS_SIZE(esmm_ladder_params, 192);
 #define ESMM_STRIPS_MMA_ROWS 96
 #define ESMM_STRIPS_MMA_COLS 128
 #define ESMM_STRIPS_MMA_THREADS 512
-#define ESMM_STRIPS_MMA_CHUNK_90 32 /* k's of a stage on sm_90 */
-#define ESMM_STRIPS_MMA_CHUNK 24    /* elsewhere */
+#define ESMM_STRIPS_MMA_CHUNK_90 32    /* k's of a stage on sm_90 */
+#define ESMM_STRIPS_MMA_CHUNK 24       /* elsewhere */
+#define ESMM_STRIPS_MMA_STAGES 7       /* most stages of the ring, */
+#define ESMM_STRIPS_MMA_LEAST_STAGES 4 /* and least: as many as producers */
 #define ESMM_STRIPS_MMA_SHARED(chunk, stages) ((stages) * (chunk)*896 + 12288)
 
 /* A 2-D tensor map, as cuTensorMapEncodeTiled writes it. */
@@ -193,7 +208,9 @@ typedef struct esmm_dense_params {
 } esmm_dense_params;
 ESMM_PARAMS_SIZE(esmm_dense_params, 448);
 
-/* Rows of a block, and its dynamic shared memory (1 KiB for the barriers). */
+/* Rows of a block: two sizes; and the dynamic shared memory of each (1 KiB for the barriers). */
+#define ESMM_DENSE_TALL 256
+#define ESMM_DENSE_LOW 128
 #define ESMM_DENSE_SHARED_256 (3 * 65536 + 1024)
 #define ESMM_DENSE_SHARED_128 (4 * 49152 + 1024)
 #define ESMM_DENSE_THREADS 384
@@ -223,17 +240,18 @@ typedef struct esmm_wgmma16_units {
 ESMM_PARAMS_SIZE(esmm_wgmma16_units, 32);
 
 typedef struct esmm_wgmma16_params {
-  esmm_tensor_map map_a;      /* boxes of 64 k's by 64 rows (row-major), of 64 rows by 64 k's (col-major) */
-  esmm_tensor_map map_b;      /* boxes of 64 columns by 64 k's */
-  esmm_tensor_map map_packed; /* boxes of 64 rows by 64 k's of packed, as one matrix of 64 columns */
-  esmm_tensor_map map_c;      /* boxes of 64 columns by 64 rows, where c_boxes is not 0 */
+  /* Boxes of ESMM_WGMMA16_BOX, contiguous side first: */
+  esmm_tensor_map map_a;      /* k's by rows (row-major), rows by k's (col-major) */
+  esmm_tensor_map map_b;      /* columns by k's */
+  esmm_tensor_map map_packed; /* rows by k's of packed, as one matrix of 64 columns */
+  esmm_tensor_map map_c;      /* columns by rows, where c_boxes is not 0 */
   esmm_selector selector;
   int32_t m, n, k;
   int32_t mode;       /* ESMM_WGMMA16_..., or, where choose is not 0, the skipping one to choose against dense */
   int32_t choose;     /* 1: sample A, then take dense unless base + per_strip * strip + per_joint * joint < dense */
   int32_t a_by_k;     /* A is col-major */
   int32_t segments;   /* parts of k that a strip of A is packed in, */
-  int32_t segment_k;  /* and their k's: a multiple of 128 */
+  int32_t segment_k;  /* and their k's: a multiple of ESMM_WGMMA16_SEGMENT_STEP */
   uint64_t a, b;      /* the matrices again: A for the sample, B to gather rows from */
   int64_t a_ld, b_ld; /* elements */
   uint64_t b_bits;    /* [b_ld / 128][b_words]: bitmaps of B's tiles; for SKIP_AB */
@@ -247,7 +265,7 @@ typedef struct esmm_wgmma16_params {
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
-  int32_t c_boxes; /* C has 16 bits, is row-major, aligned and not read: TMA can write it */
+  int32_t c_boxes; /* C is 16-bit, row-major, aligned and not read: TMA can write it */
   int32_t unused;
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
@@ -255,13 +273,27 @@ typedef struct esmm_wgmma16_params {
 ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 
 #define ESMM_WGMMA16_THREADS 384
-#define ESMM_WGMMA16_LOOK_THREADS 64 /* of esmm_wgmma16_look, one block */
+#define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
+#define ESMM_WGMMA16_NARROW 128 /* columns of a tile: two sizes */
+#define ESMM_WGMMA16_WIDE 256
+#define ESMM_WGMMA16_MOST_SIDE (1 << 23) /* of m, n and k: 32-bit places in units of 16 bytes */
 #define ESMM_WGMMA16_SHARED (4 * 49152 + 35840)
-#define ESMM_WGMMA16_K 64                    /* k's of a stage */
-#define ESMM_WGMMA16_PARTIAL (128 * 256 * 4) /* bytes of one part's sums */
-#define ESMM_WGMMA16_MEETING (8 + 8 * 256)   /* two words, and two a block of a split tile */
+#define ESMM_WGMMA16_K 64             /* k's of a stage */
+#define ESMM_WGMMA16_BOX 64           /* rows and columns of a box of the tensor maps */
+#define ESMM_WGMMA16_SEGMENT_STEP 128 /* segment_k is a multiple of it */
+#define ESMM_WGMMA16_LISTS_PAST 2048  /* bytes past the lists that are fetched and not used */
+#define ESMM_WGMMA16_PARTIAL (ESMM_TILE * ESMM_WGMMA16_WIDE * 4) /* bytes of one part's sums */
+#define ESMM_WGMMA16_MOST_BLOCKS 256                             /* that meet at split tiles */
+#define ESMM_WGMMA16_MEETING (8 + 8 * ESMM_WGMMA16_MOST_BLOCKS)  /* two words, and two a block of a split tile */
+#define ESMM_WGMMA16_LEAST_SAMPLED 8                             /* A is sampled where m and k are at least this */
+
+/* esmm_wgmma16_look: what a launch with the same esmm_wgmma16_params chooses, as an esmm_choice_device in report. One
+ * block of so many threads, no dynamic shared memory. */
+#define ESMM_WGMMA16_LOOK_THREADS 64
 
 /* ---- count.cu ---- */
+
+#define ESMM_COUNT_THREADS 256
 
 /* esmm_count_nonzero: *out, a uint64_t, grows by the number of elements of m that are not zero. */
 typedef struct esmm_nonzero_params {
@@ -270,8 +302,9 @@ typedef struct esmm_nonzero_params {
 } esmm_nonzero_params;
 ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
 
-/* ---- k_dense_mma16.cu, k_joint_mma16.cu: operands of 16 bits by mma.sync ---- */
+/* ---- k_dense_mma16.cu, k_joint_mma16.cu: 16-bit operands by mma.sync ---- */
 
+#define ESMM_MMA16_MOST_SIDE (1 << 30) /* m, n and k are below */
 #define ESMM_MMA16_K 32
 #define ESMM_MMA16_STAGES 4
 /* Of a block of so many rows and columns of C: dynamic shared memory for the ring, and threads. */
@@ -280,8 +313,8 @@ ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
 
 typedef struct esmm_mma16_params {
   esmm_selector selector;
-  int64_t m, n, k; /* below 2^30 */
-  uint64_t a, b;   /* B [k][b_ld], zeros past n; b_ld is a multiple of ESMM_TILE */
+  int64_t m, n, k;
+  uint64_t a, b; /* B [k][b_ld], zeros past n; b_ld is a multiple of ESMM_TILE */
   int64_t a_ld, b_ld;
   /* joint: A is k-major, the lines of a k a_ld apart, the strips of ESMM_TILE rows a_strip elements apart */
   int64_t a_strip, words;
@@ -293,7 +326,7 @@ ESMM_PARAMS_SIZE(esmm_mma16_params, 168);
 /* esmm_joint_mma16_extract: A's bitmaps and, where data is not 0, its alive lines. */
 typedef struct esmm_mma16_extract_params {
   esmm_selector selector;
-  esmm_device_matrix a; /* of 16 bits */
+  esmm_device_matrix a; /* 16-bit */
   uint64_t data;        /* [strips][32 * words][ESMM_TILE]; rows past the matrix are 0 */
   uint64_t bits;
   int64_t words;
@@ -309,13 +342,20 @@ ESMM_PARAMS_SIZE(esmm_mma16_extract_params, 80);
 
 #define ESMM_DECODE_ROWS 16
 #define ESMM_DECODE_THREADS 256
-#define ESMM_DECODE_COLS 64 /* columns of a warp, B of 16 bits; ESMM_STRIP for fp32 */
+#define ESMM_DECODE_COLS 64             /* columns of a warp where B is 16-bit; ESMM_STRIP for fp32 */
+#define ESMM_DECODE_MOST_SIDE (1 << 30) /* of B: counters have 32 bits */
+/* Blocks at once on a multiprocessor that has clusters: of the kernels for few rows (16-bit: 8; fp32: 1 and 4), and of
+ * those for more. */
+#define ESMM_DECODE_BLOCKS_FEW_ROWS 3
+#define ESMM_DECODE_BLOCKS 2
+#define ESMM_DECODE_STEP 16 /* listed k's that are multiplied at once */
 #define ESMM_DECODE_RANKS 8 /* most blocks that share a tile's k's: a cluster */
 #define ESMM_DECODE_K 64    /* range and chunk are multiples of it */
 #define ESMM_DECODE_SPARE 8 /* k's of room behind a chunk of A in shared memory; one is zeros */
-#define ESMM_DECODE_LIST(chunk) (((chunk) + 16) * 2) /* bytes of a list of k's that is filled up to whole steps */
-#define ESMM_DECODE_PAD 4                            /* floats behind each row of sums in shared memory */
-#define ESMM_DECODE_SHARED 98304                     /* most dynamic shared memory */
+/* Bytes of a list of k's that is filled up to whole steps. */
+#define ESMM_DECODE_LIST(chunk) (((chunk) + ESMM_DECODE_STEP) * 2)
+#define ESMM_DECODE_PAD 4        /* floats behind each row of sums in shared memory */
+#define ESMM_DECODE_SHARED 98304 /* most dynamic shared memory */
 
 typedef struct esmm_decode_params {
   esmm_selector selector;

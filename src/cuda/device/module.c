@@ -220,5 +220,6 @@ esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner,
 esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                     esmm_tensor_map *out)
 {
-  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, inner, outer, ld, 64, 64, out);
+  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, inner, outer, ld, ESMM_WGMMA16_BOX, ESMM_WGMMA16_BOX,
+                out);
 }

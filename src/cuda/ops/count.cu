@@ -7,7 +7,7 @@
  */
 #include "cuda/kernels/common/device.cuh"
 
-#define THREADS 256
+#define THREADS ESMM_COUNT_THREADS
 #define EACH 16 /* elements of a thread at a time */
 #define PIECE (THREADS * EACH)
 
@@ -26,7 +26,7 @@ template <typename T> static __device__ __forceinline__ unsigned count_piece(con
 /* This thread's share of all pieces: every gridDim.x-th. */
 template <typename T> static __device__ __forceinline__ unsigned long long count_lines(const esmm_device_matrix &m)
 {
-  const bool by_rows = m.order == ROW_MAJOR;
+  const bool by_rows = m.order == ESMM_ROW_MAJOR;
   int64_t lines = by_rows ? m.rows : m.cols, width = by_rows ? m.cols : m.rows;
   if (m.ld == width) { /* no gaps: one long line, so that narrow matrices fill their blocks too */
     width *= lines;
@@ -44,9 +44,8 @@ template <typename T> static __device__ __forceinline__ unsigned long long count
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_count_nonzero(const __grid_constant__ esmm_nonzero_params p)
 {
   __shared__ unsigned long long sums[THREADS / 32];
-  unsigned long long count = p.m.dtype == DTYPE_F32    ? count_lines<float>(p.m)
-                             : p.m.dtype == DTYPE_BF16 ? count_lines<__nv_bfloat16>(p.m)
-                                                       : count_lines<__half>(p.m);
+  unsigned long long count = 0;
+  with_dtype(p.m.dtype, [&](auto of) { count = count_lines<typename decltype(of)::element>(p.m); });
   for (int d = 16; d > 0; d /= 2)
     count += __shfl_xor_sync(~0u, count, d);
   if (threadIdx.x % 32 == 0)

@@ -89,7 +89,7 @@ static unsigned enough_blocks(const esmm_ctx *ctx, int64_t pieces)
 
 static int64_t tiles(int64_t rows, int64_t cols)
 {
-  return esmm_ceil_div(rows, 32) * esmm_ceil_div(cols, 32);
+  return esmm_ceil_div(rows, ESMM_COPY_TILE) * esmm_ceil_div(cols, ESMM_COPY_TILE);
 }
 
 esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld,
@@ -139,7 +139,9 @@ esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CU
   if (status != ESMM_OK)
     return status;
   mine.notes = notes;
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = ESMM_SAMPLES / 2, .threads = 64}, stream, &mine);
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = ESMM_SAMPLES / ESMM_SAMPLE_WARPS, .threads = 32 * ESMM_SAMPLE_WARPS},
+                          stream, &mine);
 }
 
 static esmm_status count(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_count_params *params,

@@ -5,7 +5,8 @@
  * Floor of esmm_extract: reads A once, writes the alive segments once. A block takes one strip by 128 k's, so a matrix
  * of any useful size has thousands of blocks and memory stays busy.
  */
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/sample.cuh"
 
 #define STRIP ESMM_STRIP
 #define CHUNK ESMM_EXTRACT_CHUNK
@@ -87,7 +88,7 @@ template <typename T>
 static __device__ __forceinline__ void extract(const esmm_extract_params &p, float (*tile)[STRIP + 1], int64_t strip,
                                                int64_t k0)
 {
-  if (p.a.order == COL_MAJOR)
+  if (p.a.order == ESMM_COL_MAJOR)
     extract_contiguous<T>(p, strip, k0);
   else
     extract_transposing<T>(p, tile, strip, k0);
@@ -102,12 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) esmm_extract(const __gr
   const int64_t strip = (int64_t)blockIdx.z * gridDim.y + blockIdx.y, k0 = (int64_t)blockIdx.x * CHUNK;
   if (strip >= p.strips.strips)
     return;
-  if (p.a.dtype == DTYPE_F32)
-    extract<float>(p, tile, strip, k0);
-  else if (p.a.dtype == DTYPE_BF16)
-    extract<__nv_bfloat16>(p, tile, strip, k0);
-  else
-    extract<__half>(p, tile, strip, k0);
+  with_dtype(p.a.dtype, [&](auto of) { extract<typename decltype(of)::element>(p, tile, strip, k0); });
 }
 
 /* ---- packing and conversion: tiles of 32 x 32 through shared memory, so that both sides are read along their lines -
@@ -116,35 +112,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) esmm_extract(const __gr
 static __device__ __forceinline__ void copy_tile(const esmm_device_matrix &from, const esmm_device_matrix &to,
                                                  int64_t row0, int64_t col0)
 {
-  __shared__ float tile[32][33];
-  const int x = (int)threadIdx.x % 32, y0 = (int)threadIdx.x / 32;
-  for (int y = y0; y < 32; y += WARPS) {
-    const int64_t row = row0 + (from.order == ROW_MAJOR ? y : x), col = col0 + (from.order == ROW_MAJOR ? x : y);
+  __shared__ float tile[ESMM_COPY_TILE][ESMM_COPY_TILE + 1];
+  const int x = (int)threadIdx.x % ESMM_COPY_TILE, y0 = (int)threadIdx.x / ESMM_COPY_TILE;
+  for (int y = y0; y < ESMM_COPY_TILE; y += WARPS) {
+    const int64_t row = row0 + (from.order == ESMM_ROW_MAJOR ? y : x),
+                  col = col0 + (from.order == ESMM_ROW_MAJOR ? x : y);
     const float value = row < from.rows && col < from.cols ? load_element(from, element_at(from, row, col)) : 0.0f;
-    tile[from.order == ROW_MAJOR ? y : x][from.order == ROW_MAJOR ? x : y] = value;
+    tile[from.order == ESMM_ROW_MAJOR ? y : x][from.order == ESMM_ROW_MAJOR ? x : y] = value;
   }
   __syncthreads();
-  for (int y = y0; y < 32; y += WARPS) {
-    const int i = to.order == ROW_MAJOR ? y : x, j = to.order == ROW_MAJOR ? x : y;
+  for (int y = y0; y < ESMM_COPY_TILE; y += WARPS) {
+    const int i = to.order == ESMM_ROW_MAJOR ? y : x, j = to.order == ESMM_ROW_MAJOR ? x : y;
     if (row0 + i < to.rows && col0 + j < to.cols)
       store_element(to, element_at(to, row0 + i, col0 + j), tile[i][j]);
   }
   __syncthreads();
 }
 
-/* Tiles of 32 x 32, one after the other: the grid is as large as it likes. */
+/* Tiles, one after the other: the grid is as large as it likes. */
 static __device__ __forceinline__ void copy_matrix(const esmm_device_matrix &from, const esmm_device_matrix &to)
 {
-  const int64_t across = (to.cols + 31) / 32, tiles = across * ((to.rows + 31) / 32);
+  const int64_t across = (to.cols + ESMM_COPY_TILE - 1) / ESMM_COPY_TILE;
+  const int64_t tiles = across * ((to.rows + ESMM_COPY_TILE - 1) / ESMM_COPY_TILE);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x)
-    copy_tile(from, to, tile / across * 32, tile % across * 32);
+    copy_tile(from, to, tile / across * ESMM_COPY_TILE, tile % across * ESMM_COPY_TILE);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_pack_rows(const __grid_constant__ esmm_pack_params p)
 {
   if (not_selected(p.selector))
     return;
-  const esmm_device_matrix out = {p.out, p.a.rows, p.ld, p.ld, DTYPE_F32, ROW_MAJOR};
+  const esmm_device_matrix out = {p.out, p.a.rows, p.ld, p.ld, ESMM_F32, ESMM_ROW_MAJOR};
   copy_matrix(p.a, out);
 }
 
@@ -157,29 +155,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_convert(const __grid_
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const __grid_constant__ esmm_finish_params p)
 {
   const esmm_device_matrix &c = p.epilogue.c;
-  const int64_t all = c.rows * c.cols, inner = c.order == ROW_MAJOR ? c.cols : c.rows;
+  const int64_t all = c.rows * c.cols, inner = c.order == ESMM_ROW_MAJOR ? c.cols : c.rows;
   for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS) {
     const int64_t outer_at = i / inner, inner_at = i % inner;
-    finish_element(p.epilogue, c.order == ROW_MAJOR ? outer_at : inner_at, c.order == ROW_MAJOR ? inner_at : outer_at,
-                   0.0f);
+    finish_element(p.epilogue, c.order == ESMM_ROW_MAJOR ? outer_at : inner_at,
+                   c.order == ESMM_ROW_MAJOR ? inner_at : outer_at, 0.0f);
   }
 }
 
 /*
  * ---- the plan's sample ----
- * 64 blocks of a strip's rows by 32 k's, spread over A by a hash, and the choice that follows. Each lies in another
- * part of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever
- * block ends last adds up what all have written, always in the same order.
+ * ESMM_SAMPLES places (sample.cuh) of a strip's rows by 32 k's, and the choice that follows. Each lies in another part
+ * of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever block
+ * ends last adds up what all have written, always in the same order.
  */
-#define SAMPLE_WARPS 2 /* of a block */
-
-/* Where in its stretch, part i of ESMM_SAMPLES of `total`, a sample lies: anywhere, but always the same. */
-static __device__ __forceinline__ int64_t sample_place(int i, int64_t total, uint32_t salt)
-{
-  const int64_t from = i * total / ESMM_SAMPLES, to = (i + 1) * total / ESMM_SAMPLES;
-  const uint32_t hash = (salt + 1) * 0x9e3779b9u;
-  return from + (int64_t)(((uint64_t)hash * (uint64_t)(to - from)) >> 32);
-}
 
 /* Which of 32 elements, `stride` apart, are not zero; the sign does not count. All loads first, then the tests. */
 template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(const T *from, int64_t stride, int count)
@@ -201,13 +190,13 @@ static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, 
   const int lane = (int)threadIdx.x % 32;
   const int rows = (int)min((int64_t)32, a.rows - row), ks = (int)min((int64_t)32, a.cols - k0);
   /* K contiguous: lanes are k's, j is a row. Rows contiguous: lanes are rows, j is a k. */
-  const bool by_rows = a.order == ROW_MAJOR;
+  const bool by_rows = a.order == ESMM_ROW_MAJOR;
   const int64_t at = element_at(a, row + (by_rows ? 0 : lane), k0 + (by_rows ? lane : 0));
   const int across = by_rows ? ks : rows, along = by_rows ? rows : ks;
   uint32_t set = 0; /* bit j: element j of this lane's line is not zero */
   if (lane < across)
-    set = a.dtype == DTYPE_F32 ? nonzero_bits((const uint32_t *)a.data + at, a.ld, along)
-                               : nonzero_bits((const uint16_t *)a.data + at, a.ld, along);
+    with_bits(a.dtype,
+              [&](auto of) { set = nonzero_bits((const typename decltype(of)::bits *)a.data + at, a.ld, along); });
   if (by_rows)
     return __popc(set);
   int nonzeros = 0;
@@ -218,13 +207,13 @@ static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, 
   return nonzeros;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
     esmm_sample(const __grid_constant__ esmm_sample_params p)
 {
-  const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + SAMPLE_WARPS * (int)blockIdx.x;
+  const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + ESMM_SAMPLE_WARPS * (int)blockIdx.x;
   const int64_t strips = (p.a.rows + p.height - 1) / p.height, words = (p.a.cols + 31) / 32;
-  const int64_t row0 = p.height * sample_place(i, strips, (uint32_t)i);
-  const int64_t k0 = 32 * sample_place((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
+  const int64_t row0 = p.height * sample_in_stretch(i, strips, (uint32_t)i);
+  const int64_t k0 = 32 * sample_in_stretch((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
   const int rows = (int)min((int64_t)p.height, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
   int nonzeros = 0; /* of this lane's k */
   for (int row = 0; row < rows; row += 32)
@@ -264,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
   out.element = total.x / total.w;
   out.strip = total.y / total.w;
   out.joint = total.z / total.w;
-  out.chosen = p.base + p.per_strip * out.strip + p.per_joint * out.joint < p.dense;
+  out.chosen = skipping_pays(p, out.strip, out.joint);
   *(esmm_choice_device *)p.out = out;
 }
 

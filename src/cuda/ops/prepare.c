@@ -7,8 +7,6 @@
 
 #include <string.h>
 
-#define COUNT_THREADS 256 /* of a block of count.cu */
-
 ESMM_FATBIN(count);
 
 /* ---- densities ---- */
@@ -22,8 +20,8 @@ static esmm_status count_elements(esmm_ctx *ctx, const esmm_matrix *b, esmm_weig
   uint64_t nonzero = 0;
   esmm_status status = esmm_cuda_zero(ctx, at, sizeof nonzero, stream);
   if (status == ESMM_OK)
-    status =
-        esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks, .threads = COUNT_THREADS}, stream, &params);
+    status = esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks, .threads = ESMM_COUNT_THREADS}, stream,
+                              &params);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(ctx, &nonzero, at, sizeof nonzero, stream);
   w->element_density = (double)nonzero / ((double)w->k * (double)w->n);

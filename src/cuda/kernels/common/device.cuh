@@ -1,18 +1,15 @@
 /*
- * device.cuh: what kernels share on the device: the selector, elements of any dtype and order, the epilogue.
+ * device.cuh: what kernels share on the device: the selector, elements of any dtype and order. Dtypes, orders and
+ * activations are esmm.h's.
  */
 #ifndef ESMM_CUDA_DEVICE_CUH
 #define ESMM_CUDA_DEVICE_CUH
 
 #include "cuda/params.h"
+#include "esmm.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-/* The values of esmm.h, which is not included here: it is a header for hosts. */
-enum { DTYPE_F32 = 0, DTYPE_BF16 = 1, DTYPE_F16 = 2 };
-enum { ROW_MAJOR = 0, COL_MAJOR = 1 };
-enum { ACTIVATION_NONE = 0, ACTIVATION_RELU = 1, ACTIVATION_RELU2 = 2 };
 
 /* True where the device has chosen another kernel. */
 static __device__ __forceinline__ bool not_selected(const esmm_selector &selector)
@@ -20,9 +17,65 @@ static __device__ __forceinline__ bool not_selected(const esmm_selector &selecto
   return selector.address != 0 && *(const uint32_t *)selector.address != selector.value;
 }
 
-static __device__ __forceinline__ int64_t element_at(const esmm_device_matrix &m, int64_t row, int64_t col)
+/* ---- dtypes ---- */
+
+/*
+ * Functions of a dtype have a case for each one, and the last one stands without a test: one more test costs registers
+ * in every kernel. So the build stops where esmm.h has a dtype that they do not know: is_dtype<V> is whether it has a
+ * name for V, which the compiler then writes where a number would stand.
+ */
+template <esmm_dtype V> static constexpr bool is_dtype(void)
 {
-  return m.order == ROW_MAJOR ? row * m.ld + col : col * m.ld + row;
+  const char *name = __PRETTY_FUNCTION__; /* ends in "V = ESMM_F16]" or in "V = (esmm_dtype)3]" */
+  const char *value = name;
+  for (; *name; name++)
+    if (*name == '=')
+      value = name + 1;
+  return value[0] == ' ' && value[1] == 'E';
+}
+static_assert(is_dtype<ESMM_F32>() && is_dtype<ESMM_BF16>() && is_dtype<ESMM_F16>(), "is_dtype does not work");
+static_assert(ESMM_F16 == 2 && !is_dtype<(esmm_dtype)3>(),
+              "a new dtype: each function here that takes a dtype needs its case, and so does store.cuh");
+
+/* What an element is, and the bits it has: all but the topmost, which is the sign, are zero where it is zero. */
+template <esmm_dtype DTYPE> struct dtype_of;
+template <> struct dtype_of<ESMM_F32> {
+  typedef float element;
+  typedef uint32_t bits;
+};
+template <> struct dtype_of<ESMM_BF16> {
+  typedef __nv_bfloat16 element;
+  typedef uint16_t bits;
+};
+template <> struct dtype_of<ESMM_F16> {
+  typedef __half element;
+  typedef uint16_t bits;
+};
+
+/* Calls f with the dtype_of of this dtype. */
+template <class F> static __device__ __forceinline__ void with_dtype(int32_t dtype, const F &f)
+{
+  if (dtype == ESMM_F32)
+    f(dtype_of<ESMM_F32>());
+  else if (dtype == ESMM_BF16)
+    f(dtype_of<ESMM_BF16>());
+  else /* ESMM_F16 */
+    f(dtype_of<ESMM_F16>());
+}
+
+/* The same for what looks at bits alone: dtypes of the same bits are one case. */
+template <class F> static __device__ __forceinline__ void with_bits(int32_t dtype, const F &f)
+{
+  if (dtype == ESMM_F32)
+    f(dtype_of<ESMM_F32>());
+  else /* ESMM_BF16, ESMM_F16 */
+    f(dtype_of<ESMM_F16>());
+}
+
+/* Bytes of an element. */
+static __device__ __forceinline__ int dtype_bytes(int32_t dtype)
+{
+  return dtype == ESMM_F32 ? 4 : 2; /* ESMM_BF16, ESMM_F16 */
 }
 
 static __device__ __forceinline__ float as_float(float x)
@@ -38,52 +91,43 @@ static __device__ __forceinline__ float as_float(__half x)
   return __half2float(x);
 }
 
+/* Two of a 16-bit dtype in a word, x in the lower half. */
+template <esmm_dtype DTYPE> static __device__ __forceinline__ uint32_t pair_of(float x, float y);
+template <> __device__ __forceinline__ uint32_t pair_of<ESMM_BF16>(float x, float y)
+{
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return *(const uint32_t *)&pair;
+}
+template <> __device__ __forceinline__ uint32_t pair_of<ESMM_F16>(float x, float y)
+{
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *(const uint32_t *)&pair;
+}
+
+/* ---- elements of a matrix ---- */
+
+static __device__ __forceinline__ int64_t element_at(const esmm_device_matrix &m, int64_t row, int64_t col)
+{
+  return m.order == ESMM_ROW_MAJOR ? row * m.ld + col : col * m.ld + row;
+}
+
 static __device__ __forceinline__ float load_element(const esmm_device_matrix &m, int64_t at)
 {
-  if (m.dtype == DTYPE_F32)
+  if (m.dtype == ESMM_F32)
     return ((const float *)m.data)[at];
-  if (m.dtype == DTYPE_BF16)
+  if (m.dtype == ESMM_BF16)
     return as_float(((const __nv_bfloat16 *)m.data)[at]);
-  return as_float(((const __half *)m.data)[at]);
+  return as_float(((const __half *)m.data)[at]); /* ESMM_F16 */
 }
 
 static __device__ __forceinline__ void store_element(const esmm_device_matrix &m, int64_t at, float x)
 {
-  if (m.dtype == DTYPE_F32)
+  if (m.dtype == ESMM_F32)
     ((float *)m.data)[at] = x;
-  else if (m.dtype == DTYPE_BF16)
+  else if (m.dtype == ESMM_BF16)
     ((__nv_bfloat16 *)m.data)[at] = __float2bfloat16_rn(x);
-  else
+  else /* ESMM_F16 */
     ((__half *)m.data)[at] = __float2half_rn(x);
-}
-
-/* NaN stays NaN. */
-static __device__ __forceinline__ float activate(int32_t activation, float x)
-{
-  if (activation == ACTIVATION_NONE)
-    return x;
-  const float positive = x < 0.0f ? 0.0f : x;
-  return activation == ACTIVATION_RELU2 ? positive * positive : positive;
-}
-
-/* One element of C; row and col lie inside it. Rounded as on a CPU: no contraction to a fused multiply-add. */
-static __device__ __forceinline__ void finish_element(const esmm_epilogue_params &e, int64_t row, int64_t col,
-                                                      float sum)
-{
-  const int64_t at = element_at(e.c, row, col);
-  float x = __fmul_rn(e.alpha, sum);
-  if (e.beta != 0.0f)
-    x = __fadd_rn(x, __fmul_rn(e.beta, load_element(e.c, at)));
-  if (e.bias)
-    x = __fadd_rn(x, ((const float *)e.bias)[col]);
-  store_element(e.c, at, activate(e.activation, x));
-}
-
-/* Sums may be stored as they are: fp32, row-major, alpha 1, beta 0, nothing after the sum. */
-static __device__ __forceinline__ bool is_plain(const esmm_epilogue_params &e)
-{
-  return e.c.dtype == DTYPE_F32 && e.c.order == ROW_MAJOR && e.alpha == 1.0f && e.beta == 0.0f && e.bias == 0 &&
-         e.activation == ACTIVATION_NONE;
 }
 
 #endif

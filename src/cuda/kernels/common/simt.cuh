@@ -11,7 +11,7 @@
 #ifndef ESMM_CUDA_SIMT_CUH
 #define ESMM_CUDA_SIMT_CUH
 
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define WARP_ROWS 64
 #define WARP_COLS 32
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void finish_sums(const esmm_epilogue_params &e
       }
   __syncwarp();
   const int rows = (int)min((int64_t)WARP_ROWS, e.c.rows - row0), cols = (int)min((int64_t)WARP_COLS, e.c.cols - col0);
-  if (e.c.order == ROW_MAJOR) {
+  if (e.c.order == ESMM_ROW_MAJOR) {
     for (int row = 0; row < rows; row++)
       if (lane < cols)
         finish_element(e, row0 + row, col0 + lane, buffer[row * WARP_COLS + (lane ^ (row & 31))]);

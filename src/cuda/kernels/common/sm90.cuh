@@ -191,7 +191,7 @@ static __device__ __forceinline__ void sm90_fence_async_all(void)
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/* Four 8 x 8 matrices of 16 bits, transposed: a lane gets two elements of column lane / 4 of each. */
+/* Four 8 x 8 matrices of 16-bit elements, transposed: a lane gets two elements of column lane / 4 of each. */
 static __device__ __forceinline__ void sm90_ldmatrix_trans_at(uint32_t from, uint32_t (&r)[4])
 {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

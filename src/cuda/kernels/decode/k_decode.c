@@ -10,10 +10,9 @@
 #include <stdio.h>
 
 #define WARPS (ESMM_DECODE_THREADS / 32)
-#define MOST_SHIFT 2                 /* four warps side by side, two for each column */
-#define MOST_SIDE ((int64_t)1 << 30) /* of B: counters have 32 bits */
-#define LEAST_RANGE 128              /* k's that are worth a block of their own */
-#define BLOCK_EXTRA 2048             /* shared memory that a block takes beside what it asks for */
+#define MOST_SHIFT 2     /* four warps side by side, two for each column */
+#define LEAST_RANGE 128  /* k's that are worth a block of their own */
+#define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
 
@@ -28,12 +27,14 @@ typedef struct width {
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-static const width bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, 3}, {FUNCTION("esmm_decode_bf16_16"), 16, 2}};
-static const width f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, 3}, {FUNCTION("esmm_decode_f16_16"), 16, 2}};
-static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, 3},
-                            {FUNCTION("esmm_decode_f32_4"), 4, 3},
-                            {FUNCTION("esmm_decode_f32_8"), 8, 2},
-                            {FUNCTION("esmm_decode_f32_16"), 16, 2}};
+static const width bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                             {FUNCTION("esmm_decode_bf16_16"), 16, ESMM_DECODE_BLOCKS}};
+static const width f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                            {FUNCTION("esmm_decode_f16_16"), 16, ESMM_DECODE_BLOCKS}};
+static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                            {FUNCTION("esmm_decode_f32_4"), 4, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                            {FUNCTION("esmm_decode_f32_8"), 8, ESMM_DECODE_BLOCKS},
+                            {FUNCTION("esmm_decode_f32_16"), 16, ESMM_DECODE_BLOCKS}};
 
 static const width *widths_of(esmm_dtype dtype)
 {
@@ -125,7 +126,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
   if (p->m > ESMM_DECODE_ROWS)
     (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
-  else if (p->n > MOST_SIDE || p->k > MOST_SIDE)
+  else if (p->n > ESMM_DECODE_MOST_SIDE || p->k > ESMM_DECODE_MOST_SIDE)
     (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
   else if (shared < ESMM_DECODE_SHARED)
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,

@@ -15,7 +15,7 @@
  * STAGES steps of 2 KiB ahead. What fills up the last step is replaced by zeros in both operands, so that no Inf of
  * either gets in.
  *
- * B of 16 bits: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
+ * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
  * another while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4)
  * wants columns 8g .. 8g+7 of its four k's, entries 4t .. 4t+3 of the step, which are k's 2t, 2t+1, 2t+8, 2t+9 of the
  * mma: 16 bytes of each row. Lane 8t + g loads them, as then 8 lanes side by side read 128 bytes of one row, and a
@@ -31,12 +31,12 @@
  *
  * Registers bound what is in flight: 3 blocks of 8 warps at 80 registers and two stages each, 2 at 128 where m > 8.
  */
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define THREADS ESMM_DECODE_THREADS
 #define WARPS (THREADS / 32)
-#define STEP 16 /* listed k's of a step */
-#define PART 8  /* k's whose bits one thread turns into list entries */
+#define STEP ESMM_DECODE_STEP /* listed k's of a step */
+#define PART 8                /* k's whose bits one thread turns into list entries */
 #define EVERY_LANE 0xffffffffu
 #define LOG_COLS 6
 #define LOG_STRIP 5
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void end_list(int count, uint16_t *list)
   __syncthreads();
 }
 
-/* Which of 8 elements of 16 bits are not zero; the sign does not count. */
+/* Which of eight 16-bit elements are not zero; the sign does not count. */
 static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
 {
   const uint32_t word[4] = {x.x, x.y, x.z, x.w};
@@ -372,7 +372,7 @@ static __device__ __forceinline__ void cut_step(stage &s, int left, int zeros, i
   }
 }
 
-/* ---- B of 16 bits ---- */
+/* ---- 16-bit B ---- */
 
 static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                            const __nv_bfloat16 *)
@@ -396,7 +396,7 @@ static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p
 {
   const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
   const uint16_t *a = (const uint16_t *)p.a.data;
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   a += k * k_step;
   if (p.vector) { /* each thread copies what it will look at: no barrier */
 #pragma unroll 1
@@ -559,7 +559,7 @@ static __device__ __forceinline__ void copy_chunk_32(const esmm_decode_params &p
                                                      uint32_t *bits)
 {
   const int m = (int)p.a.rows, lane = lane_id();
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   const float *a = (const float *)p.a.data + k * k_step;
 #pragma unroll 1
   for (int i = (int)threadIdx.x; i < ks; i += THREADS)
@@ -705,9 +705,9 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
 
 /* Without clusters there are fewer blocks, and no need for three of them at once. */
 #if __CUDA_ARCH__ >= 900
-#define MANY 3
+#define MANY ESMM_DECODE_BLOCKS_FEW_ROWS
 #else
-#define MANY 2
+#define MANY ESMM_DECODE_BLOCKS
 #endif
 
 #define DECODE(name, blocks, body)                                                                                 \
@@ -717,10 +717,10 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
   }
 
 DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2>))
-DECODE(esmm_decode_bf16_16, 2, (decode_16<__nv_bfloat16, 2, 3>))
+DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3>))
 DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2>))
-DECODE(esmm_decode_f16_16, 2, (decode_16<__half, 2, 3>))
+DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3>))
 DECODE(esmm_decode_f32_1, MANY, (decode_32<1, 3>))
 DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
-DECODE(esmm_decode_f32_8, 2, (decode_32<8, 3>))
-DECODE(esmm_decode_f32_16, 2, (decode_32<16, 2>))
+DECODE(esmm_decode_f32_8, ESMM_DECODE_BLOCKS, (decode_32<8, 3>))
+DECODE(esmm_decode_f32_16, ESMM_DECODE_BLOCKS, (decode_32<16, 2>))

@@ -40,7 +40,7 @@ static double rounds(const esmm_problem *p, int64_t rows)
 /* Blocks of 256 rows are faster for each row, those of 128 fill the GPU sooner. */
 static bool is_tall(const esmm_problem *p, const double *cost)
 {
-  return cost[0] * rounds(p, 256) <= cost[1] * rounds(p, 128);
+  return cost[0] * rounds(p, ESMM_DENSE_TALL) <= cost[1] * rounds(p, ESMM_DENSE_LOW);
 }
 
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
@@ -48,11 +48,12 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
 {
   (void)self;
   const bool use_tall = is_tall(p, cost);
-  units->base[use_tall ? 0 : 1] = rounds(p, use_tall ? 256 : 128) * (double)esmm_ceil_div(p->k, ESMM_DENSE_K);
+  units->base[use_tall ? 0 : 1] =
+      rounds(p, use_tall ? ESMM_DENSE_TALL : ESMM_DENSE_LOW) * (double)esmm_ceil_div(p->k, ESMM_DENSE_K);
   if (!as_it_is(&p->a))
     units->base[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
   units->base[3] = (double)p->m * (double)p->n;
-  *variant = use_tall ? 256 : 128;
+  *variant = use_tall ? ESMM_DENSE_TALL : ESMM_DENSE_LOW;
 }
 
 static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
@@ -94,7 +95,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     status = esmm_cuda_tensor_map(ctx, params.b, k_padded, p->n, k_padded, ESMM_DENSE_K, COLS, &params.map_b);
   if (status != ESMM_OK)
     return status;
-  const esmm_cuda_function *function = rows == 256 ? &tall : &low;
+  const esmm_cuda_function *function = rows == ESMM_DENSE_TALL ? &tall : &low;
   const int64_t blocks = esmm_ceil_div(p->m, rows) * esmm_ceil_div(p->n, COLS);
   const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, esmm_cuda_get(ctx)->multiprocessors),
                               .threads = ESMM_DENSE_THREADS,

@@ -1,11 +1,11 @@
 /*
  * k_dense_f32_sm90a.cu: dense product at fp32 accuracy on Hopper's tensor cores: wgmma, three TF32 products for one.
  *
- *   A [m,k]     fp32, row-major, as the caller has it, through TMA
+ *   A [m,k]     fp32, row-major, through TMA: as the caller has it, or packed where TMA could not read that
  *   B [n,k]     fp32, the columns form of the weights (k contiguous: wgmma takes TF32 no other way), through TMA
  *
  *   a block     HALVES * 128 rows by 128 columns of C, 32 k's a stage
- *   warps 0-3   fetch and split: thread 0 starts the copies; all of them write the low parts of B beside the high ones
+ *   warps 0-3   fetch and split: thread 0 starts the copies; all of them write the low part of B behind B
  *   warps 4-11  two warpgroups multiply: HALVES tiles of 64 x 128 each
  *
  * x = hi + lo. A comes through registers (ldmatrix), where splitting costs a few instructions for 1024 multiply-adds:
@@ -16,10 +16,10 @@
  * fp32 registers, which round to nearest. While one warpgroup adds, the other one's wgmmas keep the unit busy. A sum
  * that is not finite is made again with plain FMAs: splitting turns an infinity into a NaN.
  *
- * Floor at 4096^3: 3 * 2 * 4096^3 / 400 TFLOP/s (what TF32 sustains on an H200) = 1.03 ms. Shared memory: 64 KiB a
- * stage with HALVES = 2, three stages.
+ * Floor at 4096^3: 3 * 2 * 4096^3 / 400 TFLOP/s (what TF32 sustains on an H200) = 1.03 ms. Shared memory: three
+ * stages of 64 KiB with HALVES = 2, four of 48 KiB with HALVES = 1.
  */
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/sm90.cuh"
 
 #define DENSE_K ESMM_DENSE_K
@@ -79,6 +79,7 @@ template <int HALVES> struct dense_stage {
   enum { A = HALVES * 128 * DENSE_K * 4, B = DENSE_N * DENSE_K * 4, BYTES = A + 2 * B, COUNT = HALVES == 2 ? 3 : 4 };
 };
 
+static_assert(2 * ESMM_DENSE_ROWS == ESMM_DENSE_TALL && ESMM_DENSE_ROWS == ESMM_DENSE_LOW, "HALVES is 2 or 1");
 static_assert(dense_stage<2>::BYTES * dense_stage<2>::COUNT + 1024 == ESMM_DENSE_SHARED_256 &&
                   dense_stage<1>::BYTES * dense_stage<1>::COUNT + 1024 == ESMM_DENSE_SHARED_128,
               "params.h tells the host another size");
@@ -140,13 +141,16 @@ static __device__ __forceinline__ float plain_sum(const esmm_dense_params &p, in
   return sum;
 }
 
-/* 64 x 128 of C. Lane (g, t) of a warp holds columns 8j + 2t, 8j + 2t + 1 of rows g and g + 8. */
+/*
+ * 64 x 128 of C. Lane (g, t) of a warp holds columns 8j + 2t, 8j + 2t + 1 of rows g and g + 8: stored as pairs where
+ * nothing follows the sum, else one by one. Sums that are not finite are left out, and made again at the end.
+ */
 static __device__ __forceinline__ void store(const esmm_dense_params &p, const float (&acc)[64], int64_t row0,
                                              int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
   const esmm_epilogue_params &e = p.epilogue;
-  const bool pairs = is_plain(e) && e.c.ld % 2 == 0 && e.c.data % 8 == 0;
+  const bool pairs = is_plain<2>(e);
   const int64_t first_row = row0 + warp * 16 + lane / 4, first_col = col0 + lane % 4 * 2;
   uint64_t again = 0; /* sums that are not finite, by their place in acc */
 #pragma unroll
@@ -161,7 +165,7 @@ static __device__ __forceinline__ void store(const esmm_dense_params &p, const f
       const bool good[2] = {fabsf(out[0]) <= 3.402823466e38f, fabsf(out[1]) <= 3.402823466e38f};
       again |= ((uint64_t)!good[0] | (uint64_t)!good[1] << 1) << (4 * j + 2 * h);
       if (pairs && col + 2 <= p.n && good[0] && good[1]) {
-        *(float2 *)((float *)e.c.data + row * e.c.ld + col) = make_float2(out[0], out[1]);
+        store_plain(e, row, col, out);
       } else {
 #pragma unroll
         for (int i = 0; i < 2; i++)

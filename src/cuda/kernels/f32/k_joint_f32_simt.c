@@ -40,8 +40,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   (void)cost;
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  /* Whole rounds of blocks, two a multiprocessor. */
-  const double work = (double)esmm_round_up(blocks(p), 2 * (int64_t)esmm_cuda_sms(p)) * TILE * TILE * k;
+  /* Whole rounds of blocks. */
+  const double work = (double)esmm_round_up(blocks(p), ESMM_SIMT_BLOCKS * (int64_t)esmm_cuda_sms(p)) * TILE * TILE * k;
   units->per_joint[0] = work;
   esmm_cuda_union(p, TILE / ESMM_STRIP, work, &units->base[1], &units->per_strip[1]);
   units->base[2] = m * k * (double)esmm_dtype_size(p->a.dtype);

@@ -1,5 +1,5 @@
 /*
- * k_joint_f32_simt.cu: joint skipping at 32 x 32 with IEEE fp32 multiply-adds, for who wants no TF32 anywhere.
+ * k_joint_f32_simt.cu: joint skipping at 32 x 32 with IEEE fp32 multiply-adds, for those who want no TF32 anywhere.
  *
  * A block of 8 warps has 128 x 128 sums: 4 strips of A by 4 of B. It lists the k's that any of its 16 pairs of strips
  * needs, (a0|a1|a2|a3) & (b0|b1|b2|b3), with a byte that says which of the 8 strips have a nonzero there, and streams
@@ -241,14 +241,14 @@ template <int stages> static __device__ __forceinline__ void multiply(const esmm
                     (int64_t)tile_col * TILE + warp % STRIPS * WARP_COLS, sums, ring + warp * WARP_ROWS * WARP_COLS);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS)
     joint_f32_simt(const __grid_constant__ esmm_strips_product_params p)
 {
   if (!not_selected(p.selector))
     multiply<3>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS)
     joint_f32_simt_small(const __grid_constant__ esmm_strips_product_params p)
 {
   if (!not_selected(p.selector))

@@ -27,7 +27,7 @@
 #ifndef ESMM_CUDA_STRIPS_MMA_CUH
 #define ESMM_CUDA_STRIPS_MMA_CUH
 
-#include "cuda/params.h"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define MMA_ROWS 3
 #define MMA_COLS 4
@@ -37,7 +37,7 @@
 #else
 #define MMA_CHUNK ESMM_STRIPS_MMA_CHUNK
 #endif
-#define MMA_MOST_STAGES 7
+#define MMA_MOST_STAGES ESMM_STRIPS_MMA_STAGES
 #include "cuda/kernels/f32/strips_ring.cuh"
 
 #define MMA_LIST 64   /* entries a list can hold: fewer than MMA_ENOUGH, and a stage */
@@ -137,14 +137,15 @@ static __device__ __forceinline__ void multiply(float (&acc)[2][4][4], const cha
     acc[i / 16][i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4];
 }
 
-/* A subtile to C. Lane (g, t) holds 8 columns from 8t on of the rows 4g to 4g + 3. */
+/* A subtile to C. Lane (g, t) holds 8 columns from 8t on of the rows 4g to 4g + 3: stored by fours where nothing
+   follows the sum, else one by one. Sums that are not finite are left out, and made again at the end. */
 template <bool DENSE>
 static __device__ __forceinline__ void store(const esmm_strips_product_params &p, const float (&acc)[2][4][4],
                                              int64_t row0, int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32;
   const esmm_epilogue_params &e = p.epilogue;
-  const bool vectors = is_plain(e) && e.c.ld % 4 == 0 && e.c.data % 16 == 0;
+  const bool vectors = is_plain<4>(e);
   row0 += lane / 4 * 4;
   col0 += lane % 4 * 8;
   uint32_t again = 0; /* elements whose sum is not finite, by their place in these 4 x 8 */
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void store(const esmm_strips_product_params &p
       continue;
     again |= bad << (4 * i);
     if (vectors && col + 4 <= p.n && bad == 0) {
-      *(float4 *)((float *)e.c.data + row * e.c.ld + col) = make_float4(out[0], out[1], out[2], out[3]);
+      store_plain(e, row, col, out);
     } else {
 #pragma unroll
       for (int y = 0; y < 4; y++)

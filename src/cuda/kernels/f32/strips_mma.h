@@ -10,12 +10,12 @@
 
 /* The same function with rings of several depths: seven stages of 32 on sm_90; else of 24, or four where a
    block has less shared memory (sm_86, sm_89). Four is the least, see strips_mma.cuh. */
-#define ESMM_STRIPS_MMA_LEAST ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 4)
-#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                \
-  {                                                                            \
-    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK_90, 7)},  \
-        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, 7)}, \
-        {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                            \
+#define ESMM_STRIPS_MMA_LEAST ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, ESMM_STRIPS_MMA_LEAST_STAGES)
+#define ESMM_STRIPS_MMA_FUNCTIONS(fatbin, name)                                                     \
+  {                                                                                                 \
+    {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK_90, ESMM_STRIPS_MMA_STAGES)},  \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_SHARED(ESMM_STRIPS_MMA_CHUNK, ESMM_STRIPS_MMA_STAGES)}, \
+        {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                                                 \
   }
 
 static inline bool esmm_strips_mma_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)

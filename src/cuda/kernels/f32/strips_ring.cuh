@@ -2,10 +2,10 @@
  * strips_ring.cuh: a ring of stages in shared memory, and the producer warps that fill it with the k's that a block of
  * C needs. The consumers are the includer's (strips_mma.cuh), which defines the block's shape first:
  *
- *   MMA_ROWS, MMA_COLS   strips of A and of B in a block
+ *   MMA_ROWS, MMA_COLS  strips of A and of B in a block
  *   MMA_CONSUMERS       consumer warps; the producers are the warps behind them
  *   MMA_CHUNK           entries of a stage, 32 at most
- *   MMA_MOST_STAGES     stages, 7 at most and at least as many as producers
+ *   MMA_MOST_STAGES     most stages of the ring, 7 at most; it has at least as many as there are producers
  *
  * Producers walk the union of the block's bitmaps, (OR of A's strips) AND (OR of B's strips), and gather MMA_CHUNK of
  * its k's at a time into a stage: only the segments (one strip at one k, 128 bytes) whose own bit is set are loaded.
@@ -19,7 +19,7 @@
 
 #include "cuda/kernels/common/device.cuh"
 
-#define MMA_PRODUCERS 4
+#define MMA_PRODUCERS ESMM_STRIPS_MMA_LEAST_STAGES /* see produce */
 #define MMA_STRIPS (MMA_ROWS + MMA_COLS)
 #define MMA_THREADS (32 * (MMA_CONSUMERS + MMA_PRODUCERS))
 #define MMA_BATCH 1024 /* k's whose union is listed at once: a word a lane */
@@ -30,7 +30,7 @@
 typedef struct strips_ring {
   uint64_t full[MMA_MOST_STAGES];
   uint32_t masks[MMA_MOST_STAGES][MMA_STRIPS];
-  uint32_t last[MMA_MOST_STAGES];          /* 1: the block of C ends with this stage */
+  uint32_t last[MMA_MOST_STAGES];           /* 1: the block of C ends with this stage */
   uint16_t alive[MMA_PRODUCERS][MMA_BATCH]; /* the k's of a batch that are in the union, counted from its start */
 } strips_ring;
 

@@ -24,18 +24,18 @@ typedef struct ladder {
   bool fused;
 } ladder;
 
-#define VARIANT(number, rows, cols, skip, fused) \
-  static const ladder variant_##number = {       \
-      {&fatbin_k_ladder, "ladder_" #number, ESMM_LADDER_SHARED}, rows, cols, skip, fused}
+#define VARIANT(number, strips, skip, fused) \
+  static const ladder variant_##number = {   \
+      {&fatbin_k_ladder, "ladder_" #number, ESMM_LADDER_SHARED}, strips, skip, fused}
 
-VARIANT(10, 0, 32, DENSE, false);
-VARIANT(17, 0, 32, B_ONLY, false);
-VARIANT(20, 64, 32, JOINT, false);
-VARIANT(21, 8, 32, JOINT, false);
-VARIANT(25, 64, 32, JOINT, true);
-VARIANT(28, 8, 32, JOINT, true);
-VARIANT(29, 32, 32, JOINT, false);
-VARIANT(30, 8, 8, JOINT, false);
+VARIANT(10, ESMM_LADDER_10, DENSE, false);
+VARIANT(17, ESMM_LADDER_17, B_ONLY, false);
+VARIANT(20, ESMM_LADDER_20, JOINT, false);
+VARIANT(21, ESMM_LADDER_21, JOINT, false);
+VARIANT(25, ESMM_LADDER_25, JOINT, true);
+VARIANT(28, ESMM_LADDER_28, JOINT, true);
+VARIANT(29, ESMM_LADDER_29, JOINT, false);
+VARIANT(30, ESMM_LADDER_30, JOINT, false);
 
 static const esmm_cuda_function extract_8 = {&fatbin_k_ladder, "ladder_extract_8", 0};
 static const esmm_cuda_function extract_32 = {&fatbin_k_ladder, "ladder_extract_32", 0};

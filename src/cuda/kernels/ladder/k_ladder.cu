@@ -17,7 +17,7 @@
  *   iteration t    wait | copy chunk t+1 and the words of t+2 | multiply chunk t
  *
  * A's buffer is k-major, so that a lane loads its rows at once; k's four lie in rows xor 4 * (k / 4), which spreads the
- * transposing copies over all banks. Row -1 of both buffers is zero, for who walks bits and has run out of them.
+ * transposing copies over all banks. Row -1 of both buffers is zero, for a walk that has run out of bits.
  * Shared memory is 67 KB and registers 128 at most: two blocks a multiprocessor.
  *
  * A [m,k] any dtype and order; B in strips of 32 columns, fp32; C any dtype and order.
@@ -113,10 +113,10 @@ static __device__ __forceinline__ void copy_a(const esmm_ladder_params &p, const
 {
   const int q = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
   const int64_t k0 = (int64_t)chunk * CHUNK + 4 * q;
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   int64_t at = (place.row0 + r) * row_step + k0 * k_step;
   const int ks = (int)min((int64_t)4, p.k - k0);
-  if (p.a.dtype == DTYPE_F32) {
+  if (p.a.dtype == ESMM_F32) {
     const float *from = (const float *)p.a.data;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++, at += 32 * row_step)
@@ -351,7 +351,7 @@ static __device__ __forceinline__ uint32_t column_bits(const T *at, int64_t step
 template <int strip_rows> static __device__ __forceinline__ void extract(const esmm_ladder_params &p)
 {
   const int lane = (int)threadIdx.x % 32, words = (int)(p.b.k_padded / CHUNK);
-  const int64_t row_step = p.a.order == ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ROW_MAJOR ? 1 : p.a.ld;
+  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
   const uint32_t all = (uint32_t)((p.m + strip_rows - 1) / strip_rows) * (uint32_t)words;
   for (uint32_t i = blockIdx.x * WARPS + threadIdx.x / 32; i < all; i += gridDim.x * WARPS) {
     const int64_t row0 = (int64_t)(i / (uint32_t)words) * strip_rows;
@@ -359,8 +359,9 @@ template <int strip_rows> static __device__ __forceinline__ void extract(const e
     const int rows = (int)min((int64_t)strip_rows, p.m - row0);
     uint32_t any = 0;
     if (k < p.k)
-      any = p.a.dtype == DTYPE_F32 ? column_bits<strip_rows>((const uint32_t *)p.a.data + at, row_step, rows)
-                                   : column_bits<strip_rows>((const uint16_t *)p.a.data + at, row_step, rows);
+      with_bits(p.a.dtype, [&](auto of) {
+        any = column_bits<strip_rows>((const typename decltype(of)::bits *)p.a.data + at, row_step, rows);
+      });
     const uint32_t word = __ballot_sync(~0u, any != 0);
     if (lane == 0)
       ((uint32_t *)p.a_bits)[i] = word;
@@ -397,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ladder_b_bits8(const __gri
   extern "C" __global__ void __launch_bounds__(THREADS)                         \
       ladder_extract_##strip_rows(const __grid_constant__ esmm_ladder_params p) \
   {                                                                             \
-    if (!not_selected(p.selector))                                                   \
+    if (!not_selected(p.selector))                                              \
       extract<strip_rows>(p);                                                   \
   }
 
@@ -405,31 +406,31 @@ EXTRACT(8)
 EXTRACT(32)
 EXTRACT(64)
 
-#define APART(number, ...)                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)          \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p) \
-  {                                                                 \
-    if (!not_selected(p.selector))                                       \
-      multiply<Config<__VA_ARGS__>>(p);                             \
+#define APART(number, ...)                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
+      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
+  {                                                                       \
+    if (!not_selected(p.selector))                                        \
+      multiply<Config<__VA_ARGS__>>(p);                                   \
   }
 
 /* All blocks of the grid are there at once (a cooperative launch), and the selector is the same for all. */
-#define FUSED(number, strip_rows, ...)                              \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)          \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p) \
-  {                                                                 \
-    if (not_selected(p.selector))                                        \
-      return;                                                       \
-    extract<strip_rows>(p);                                         \
-    cooperative_groups::this_grid().sync();                         \
-    multiply<Config<strip_rows, __VA_ARGS__>>(p);                   \
+#define FUSED(number, ...)                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
+      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
+  {                                                                       \
+    if (not_selected(p.selector))                                         \
+      return;                                                             \
+    extract<Config<__VA_ARGS__>::ROWS>(p);                                \
+    cooperative_groups::this_grid().sync();                               \
+    multiply<Config<__VA_ARGS__>>(p);                                     \
   }
 
-APART(10, 0, 32, TEST_NOTHING)
-APART(17, 0, 32, TEST_B)
-APART(20, 64, 32, TEST_EACH_K)
-APART(21, 8, 32, TEST_EACH_K)
-FUSED(25, 64, 32, TEST_EACH_K)
-FUSED(28, 8, 32, WALK_WARP)
-APART(29, 32, 32, TEST_CACHED)
-APART(30, 8, 8, WALK_LANE)
+APART(10, ESMM_LADDER_10, TEST_NOTHING)
+APART(17, ESMM_LADDER_17, TEST_B)
+APART(20, ESMM_LADDER_20, TEST_EACH_K)
+APART(21, ESMM_LADDER_21, TEST_EACH_K)
+FUSED(25, ESMM_LADDER_25, TEST_EACH_K)
+FUSED(28, ESMM_LADDER_28, WALK_WARP)
+APART(29, ESMM_LADDER_29, TEST_CACHED)
+APART(30, ESMM_LADDER_30, WALK_LANE)

@@ -1,7 +1,7 @@
 /* k_dense_mma16.cu: see mma16.cuh. A and B as they lie; one block of C a block. */
 #include "cuda/kernels/mma16/mma16.cuh"
 
-template <class S, int DTYPE, int HOW> static __device__ __forceinline__ void dense(const esmm_mma16_params &p)
+template <class S, esmm_dtype DTYPE, int HOW> static __device__ __forceinline__ void dense(const esmm_mma16_params &p)
 {
   extern __shared__ __align__(128) char ring[];
   typedef mma16_share_k<S, S::COLS> share_b;
@@ -21,11 +21,11 @@ template <class S, int DTYPE, int HOW> static __device__ __forceinline__ void de
   mma16_store<S>(p.epilogue, ring, sum, row0, col0);
 }
 
-#define DENSE(shape, name, dtype, how)                                                    \
+#define DENSE(shape, name, dtype, how)                                                        \
   extern "C" __global__ void __launch_bounds__(mma16_##shape::THREADS, mma16_##shape::BLOCKS) \
-      esmm_dense_##name##_##shape(const __grid_constant__ esmm_mma16_params p)            \
-  {                                                                                       \
-    dense<mma16_##shape, dtype, how>(p);                                                    \
+      esmm_dense_##name##_##shape(const __grid_constant__ esmm_mma16_params p)                \
+  {                                                                                           \
+    dense<mma16_##shape, dtype, how>(p);                                                      \
   }
 #define DENSE_OF(name, dtype)                                \
   DENSE(256, name##_rows, dtype, M16_ROWS)                   \
@@ -39,5 +39,5 @@ template <class S, int DTYPE, int HOW> static __device__ __forceinline__ void de
   DENSE(256, name##_cols_elements, dtype, M16_COLS_ELEMENTS) \
   DENSE(64, name##_cols_elements, dtype, M16_COLS_ELEMENTS)
 
-DENSE_OF(bf16, DTYPE_BF16)
-DENSE_OF(f16, DTYPE_F16)
+DENSE_OF(bf16, ESMM_BF16)
+DENSE_OF(f16, ESMM_F16)

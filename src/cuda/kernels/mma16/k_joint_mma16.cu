@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(X_THREADS, 4)
   const uint32_t chunks = (uint32_t)((p.words * 32 + X_K - 1) / X_K);
   const int64_t strip = blockIdx.x / chunks, k0 = (int64_t)(blockIdx.x % chunks) * X_K;
   uint2 line[LINES];
-  if (p.a.order == ROW_MAJOR)
+  if (p.a.order == ESMM_ROW_MAJOR)
     lines_of_rows(p.a, tile, strip * STRIP, k0, line);
   else
     lines_of_cols(p.a, strip * STRIP, k0, line);
@@ -166,7 +166,7 @@ static __device__ __forceinline__ int make_list(joint_list *list, const uint32_t
   return (int)count;
 }
 
-template <int DTYPE> static __device__ __forceinline__ void joint(const esmm_mma16_params &p)
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void joint(const esmm_mma16_params &p)
 {
   extern __shared__ __align__(128) char ring[];
   joint_list *list = (joint_list *)(ring + M16_STAGES * shape::STAGE);
@@ -177,8 +177,8 @@ template <int DTYPE> static __device__ __forceinline__ void joint(const esmm_mma
   const int64_t strip = row0 / STRIP;
   const uint32_t *a_bits = (const uint32_t *)p.a_bits + strip * p.words;
   const uint32_t *b_bits = (const uint32_t *)p.b_bits + col0 / STRIP * p.words;
-  mma16_feed a =
-      mma16_feed_k<mma16_share_k<shape, shape::ROWS>, true>(p.a + (uint64_t)(strip * p.a_strip) * 2, p.a_ld, 0, p.m - row0);
+  mma16_feed a = mma16_feed_k<mma16_share_k<shape, shape::ROWS>, true>(p.a + (uint64_t)(strip * p.a_strip) * 2, p.a_ld,
+                                                                       0, p.m - row0);
   mma16_feed b = mma16_feed_k<mma16_share_k<shape, shape::COLS>, true>(p.b, p.b_ld, col0, p.b_ld);
   float sum[shape::TILES_M][shape::TILES_N][4];
   mma16_clear<shape>(sum);
@@ -196,11 +196,11 @@ template <int DTYPE> static __device__ __forceinline__ void joint(const esmm_mma
 extern "C" __global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS)
     esmm_joint_bf16(const __grid_constant__ esmm_mma16_params p)
 {
-  joint<DTYPE_BF16>(p);
+  joint<ESMM_BF16>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS)
     esmm_joint_f16(const __grid_constant__ esmm_mma16_params p)
 {
-  joint<DTYPE_F16>(p);
+  joint<ESMM_F16>(p);
 }

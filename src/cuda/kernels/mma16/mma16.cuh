@@ -1,5 +1,5 @@
 /*
- * mma16.cuh: the product of two operands of 16 bits on tensor cores, by mma.sync (sm_80 and later), fp32 sums.
+ * mma16.cuh: the product of two 16-bit operands on tensor cores, by mma.sync (sm_80 and later), fp32 sums.
  * k_dense_mma16.cu reads A as the caller has it; k_joint_mma16.cu reads the k's of a list.
  *
  *   block      warps         of C each   for
@@ -29,7 +29,7 @@
 #ifndef ESMM_CUDA_MMA16_CUH
 #define ESMM_CUDA_MMA16_CUH
 
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 
 #define M16_K ESMM_MMA16_K
 #define M16_STAGES ESMM_MMA16_STAGES
@@ -114,10 +114,11 @@ static __device__ __forceinline__ void mma16_load_transposed(uint32_t (&r)[4], u
                : "memory");
 }
 
-template <int DTYPE>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void mma16_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-  if (DTYPE == DTYPE_BF16)
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without an mma");
+  if (DTYPE == ESMM_BF16)
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -210,20 +211,20 @@ static __device__ __forceinline__ void mma16_feed_tile(mma16_feed &f, uint32_t t
 #pragma unroll
   for (int i = 0; i < SHARE::PIECES; i++)
     mma16_copy(to + i * SHARE::STEP * SHARE::CHUNKS * 16, f.from + i * f.piece,
-             mma16_bytes<SHARE, K_LINES>(f, i, k0, k_end));
+               mma16_bytes<SHARE, K_LINES>(f, i, k0, k_end));
   f.from += f.tile;
 }
 
 template <class SHARE>
 static __device__ __forceinline__ void mma16_feed_listed(const mma16_feed &f, uint32_t to, int k0, int k_end,
-                                                       const uint16_t *list)
+                                                         const uint16_t *list)
 {
 #pragma unroll
   for (int i = 0; i < SHARE::PIECES; i++) {
     const int at = k0 + f.line + i * SHARE::STEP;
     const uint32_t k = at < k_end ? list[at] : 0;
     mma16_copy(to + i * SHARE::STEP * SHARE::CHUNKS * 16, f.from + (uint64_t)k * (uint32_t)f.piece,
-             at < k_end ? f.inner : 0);
+               at < k_end ? f.inner : 0);
   }
 }
 
@@ -275,20 +276,20 @@ static __device__ __forceinline__ void mma16_load_fragments(mma16_fragments<S> &
   for (int i = 0; i < S::TILES_M; i++) {
     if (K_LINES)
       mma16_load_transposed(f.a[i],
-                          stage + step * 16 * S::ROWS * 2 +
-                              mma16_place<S::ROWS / 8>(lane % 8 + lane / 16 * 8, row0 / 8 + i * 2 + lane / 8 % 2));
+                            stage + step * 16 * S::ROWS * 2 +
+                                mma16_place<S::ROWS / 8>(lane % 8 + lane / 16 * 8, row0 / 8 + i * 2 + lane / 8 % 2));
     else
       mma16_load(f.a[i], stage + i * 16 * M16_K * 2 + mma16_place<M16_K / 8>(row0 + lane % 16, step * 2 + lane / 16));
   }
 #pragma unroll
   for (int j = 0; j < S::TILES_N / 2; j++)
     mma16_load_transposed(f.b[j], stage + S::A_BYTES + step * 16 * S::COLS * 2 +
-                                    mma16_place<S::COLS / 8>(lane % 16, col0 / 8 + j * 2 + lane / 16));
+                                      mma16_place<S::COLS / 8>(lane % 16, col0 / 8 + j * 2 + lane / 16));
 }
 
-template <class S, int DTYPE>
+template <class S, esmm_dtype DTYPE>
 static __device__ __forceinline__ void mma16_multiply_step(float (&sum)[S::TILES_M][S::TILES_N][4],
-                                                         const mma16_fragments<S> &f)
+                                                           const mma16_fragments<S> &f)
 {
 #pragma unroll
   for (int i = 0; i < S::TILES_M; i++)
@@ -300,9 +301,9 @@ static __device__ __forceinline__ void mma16_multiply_step(float (&sum)[S::TILES
 /* ---- the loop over k ---- */
 
 /* Adds the products of k's 0 .. k_end - 1 (with a list: of its entries) to sum. Leaves the ring empty. */
-template <class S, int DTYPE, int HOW>
-static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S::TILES_N][4], uint32_t ring, mma16_feed a,
-                                                    mma16_feed b, int k_end, const uint16_t *list)
+template <class S, esmm_dtype DTYPE, int HOW>
+static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S::TILES_N][4], uint32_t ring,
+                                                      mma16_feed a, mma16_feed b, int k_end, const uint16_t *list)
 {
   constexpr bool K_LINES = mma16_k_lines(HOW);
   typedef mma16_share_a<S, K_LINES> share_a;
@@ -363,83 +364,13 @@ static __device__ __forceinline__ void mma16_multiply(float (&sum)[S::TILES_M][S
 
 /* ---- from registers to C ---- */
 
-/* Lines of C start at multiples of 16 bytes, so that eight elements are one or two vectors. */
-static __device__ __forceinline__ bool mma16_c_vectors(const esmm_device_matrix &c)
-{
-  return c.order == ROW_MAJOR && c.data % 16 == 0 && c.ld % (c.dtype == DTYPE_F32 ? 4 : 8) == 0;
-}
-
-static __device__ __forceinline__ void mma16_read_8(const esmm_device_matrix &c, int64_t at, float (&x)[8])
-{
-  if (c.dtype == DTYPE_F32) {
-    const float4 *from = (const float4 *)((const float *)c.data + at);
-    const float4 low = from[0], high = from[1];
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    return;
-  }
-  const uint4 packed = *(const uint4 *)((const uint16_t *)c.data + at);
-  const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const uint16_t bits = (uint16_t)(pairs[i / 2] >> i % 2 * 16);
-    x[i] = c.dtype == DTYPE_BF16 ? as_float(__ushort_as_bfloat16(bits)) : as_float(__ushort_as_half(bits));
-  }
-}
-
-static __device__ __forceinline__ void mma16_write_8(const esmm_device_matrix &c, int64_t at, const float (&x)[8])
-{
-  if (c.dtype == DTYPE_F32) {
-    float4 *to = (float4 *)((float *)c.data + at);
-    to[0] = make_float4(x[0], x[1], x[2], x[3]);
-    to[1] = make_float4(x[4], x[5], x[6], x[7]);
-    return;
-  }
-  uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    if (c.dtype == DTYPE_BF16)
-      pairs[i] = (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(x[2 * i])) |
-                 (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(x[2 * i + 1])) << 16;
-    else
-      pairs[i] = (uint32_t)__half_as_ushort(__float2half_rn(x[2 * i])) |
-                 (uint32_t)__half_as_ushort(__float2half_rn(x[2 * i + 1])) << 16;
-  *(uint4 *)((uint16_t *)c.data + at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
-/* finish_element for eight columns of a row. */
-static __device__ __forceinline__ void mma16_finish_8(const esmm_epilogue_params &e, int64_t row, int64_t col,
-                                                    float (&x)[8])
-{
-  const int64_t at = row * e.c.ld + col;
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    x[i] = __fmul_rn(e.alpha, x[i]);
-  if (e.beta != 0.0f) {
-    float before[8];
-    mma16_read_8(e.c, at, before);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      x[i] = __fadd_rn(x[i], __fmul_rn(e.beta, before[i]));
-  }
-  if (e.bias) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      x[i] = __fadd_rn(x[i], ((const float *)e.bias)[col + i]);
-  }
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    x[i] = activate(e.activation, x[i]);
-  mma16_write_8(e.c, at, x);
-}
-
 /* 32 rows of a warp's sums, `stride` floats apart, to C from (row0, col0) on. */
 template <int COLS>
 static __device__ __forceinline__ void mma16_store_rows(const esmm_epilogue_params &e, const float *from, int stride,
-                                                      int64_t row0, int64_t col0)
+                                                        int64_t row0, int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32;
-  if (mma16_c_vectors(e.c) && col0 + COLS <= e.c.cols) {
+  if (has_vectors(e.c) && col0 + COLS <= e.c.cols) {
 #pragma unroll 2
     for (int i = lane; i < 32 * COLS / 8; i += 32) {
       const int row = i / (COLS / 8), col = i % (COLS / 8) * 8;
@@ -447,13 +378,13 @@ static __device__ __forceinline__ void mma16_store_rows(const esmm_epilogue_para
       const float4 low = at[0], high = at[1];
       float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       if (row0 + row < e.c.rows)
-        mma16_finish_8(e, row0 + row, col0 + col, x);
+        finish_8(e, row0 + row, col0 + col, x);
     }
     return;
   }
 #pragma unroll 1
   for (int i = 0; i < COLS; i++) { /* along C's lines: a row, or eight rows of four columns */
-    const bool along_rows = e.c.order == ROW_MAJOR;
+    const bool along_rows = e.c.order == ESMM_ROW_MAJOR;
     const int row = along_rows ? (i * 32 + lane) / COLS : i % 4 * 8 + lane % 8;
     const int col = along_rows ? (i * 32 + lane) % COLS : i / 4 * 4 + lane / 8;
     if (row0 + row < e.c.rows && col0 + col < e.c.cols)
@@ -464,8 +395,8 @@ static __device__ __forceinline__ void mma16_store_rows(const esmm_epilogue_para
 /* A block's sums to C. Each warp turns its own round in the ring, which is empty, 32 rows at a time. */
 template <class S>
 static __device__ __forceinline__ void mma16_store(const esmm_epilogue_params &e, char *ring,
-                                                 const float (&sum)[S::TILES_M][S::TILES_N][4], int64_t row0,
-                                                 int64_t col0)
+                                                   const float (&sum)[S::TILES_M][S::TILES_N][4], int64_t row0,
+                                                   int64_t col0)
 {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, stride = S::WARP_COLS + 8;
   float *drawer = (float *)(ring + warp * S::DRAWER);

@@ -20,7 +20,7 @@ static inline bool esmm_mma16_can_run(const esmm_problem *p, int shared, char *w
   const int has = esmm_cuda_get(p->ctx)->shared_per_block;
   if (has < shared)
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", has, shared);
-  else if (p->m >= 1 << 30 || p->n >= 1 << 30 || p->k >= 1 << 30 ||
+  else if (p->m >= ESMM_MMA16_MOST_SIDE || p->n >= ESMM_MMA16_MOST_SIDE || p->k >= ESMM_MMA16_MOST_SIDE ||
            esmm_ceil_div(p->m, 64) * esmm_ceil_div(p->n, 64) > INT32_MAX)
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);

@@ -19,6 +19,7 @@
 
 #define NOTHING 0xffffffffu /* an entry of a list that fills up */
 #define BOTH 3              /* blocks of a pair */
+static_assert(BOTH == (1 << ESMM_WGMMA16_CLUSTER) - 1, "a cluster is a pair");
 
 /* 16 bytes, or zeros. */
 static __device__ __forceinline__ void gather(uint32_t to, const void *from, bool there)
@@ -49,8 +50,8 @@ static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t byt
  * because one thread does all of this.
  */
 template <int COLS>
-static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, char *to, uint64_t *full, int row, int col,
-                                                  int k, int rank, bool share_b, bool low, bool tell)
+static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, char *to, uint64_t *full, int row,
+                                                  int col, int k, int rank, bool share_b, bool low, bool tell)
 {
   enum { PANELS = COLS / 64, BYTES = wgmma16_stage<COLS>::BYTES };
   char *b = to + wgmma16_stage<COLS>::A;
@@ -241,8 +242,8 @@ static __device__ __forceinline__ void gather_lines(const wgmma16_gather &h, uin
 }
 
 /* What consumers are told of the stage at h.slot, by one thread. */
-static __device__ __forceinline__ void stage_tell(wgmma16_shared *sh, const wgmma16_gather &h, uint32_t rows, int entries,
-                                                  bool last, const int4 &unit)
+static __device__ __forceinline__ void stage_tell(wgmma16_shared *sh, const wgmma16_gather &h, uint32_t rows,
+                                                  int entries, bool last, const int4 &unit)
 {
   sh->stage[h.slot] = rows | (uint32_t)ceil_div(entries, 16) | (last ? STAGE_LAST : 0);
   if (last)
@@ -280,7 +281,7 @@ static __device__ __forceinline__ void feed_end(wgmma16_shared *sh, const wgmma1
 typedef struct wgmma16_walk {
   int index;            /* of the unit: past work.count there are no more */
   int4 unit;            /* it, as it is told, */
-  wgmma16_unit next;       /* and the one after */
+  wgmma16_unit next;    /* and the one after */
   int segment, left;    /* of the strip; its entries from this stage on */
   int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
   int ahead;            /* entries of segment + 1 */
@@ -360,8 +361,8 @@ static __device__ __forceinline__ void walk_enter(const esmm_wgmma16_params &p, 
 }
 
 /* To the next stage; true where this one was its unit's last. Every unit has one at least, if an empty one. */
-static __device__ __forceinline__ bool walk_on(const esmm_wgmma16_params &p, const wgmma16_work &work, const wgmma16_gather &h,
-                                               wgmma16_walk &w)
+static __device__ __forceinline__ bool walk_on(const esmm_wgmma16_params &p, const wgmma16_work &work,
+                                               const wgmma16_gather &h, wgmma16_walk &w)
 {
   w.stages--;
   w.left -= ESMM_WGMMA16_K;
@@ -394,10 +395,11 @@ static __device__ __forceinline__ void chunk_fetch(const wgmma16_gather &h, wgmm
 
 /* The next eight stages' entries to shared memory, where the stage at w is not there yet, and those after on their way.
  */
-static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, const wgmma16_work &work, const wgmma16_gather &h,
-                                                wgmma16_walk &w)
+static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, const wgmma16_work &work,
+                                                const wgmma16_gather &h, wgmma16_walk &w)
 {
   enum { CHUNK = CHUNK_STAGES * ESMM_WGMMA16_K };
+  static_assert(CHUNK * sizeof(uint32_t) <= ESMM_WGMMA16_LISTS_PAST, "params.h tells the host to leave less room");
   if (w.at < w.chunk_end)
     return;
   const uint32_t *here = strip_list(p, w.unit.x, w.at);
@@ -422,7 +424,7 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
 static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh, int rank,
                                                 wgmma16_gather &h, wgmma16_walk &w)
 {
-  typedef wgmma16_stage<256> stage;
+  typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
   const int ready = (w.chunk_end - w.at) / ESMM_WGMMA16_K, run = min(min(w.left / ESMM_WGMMA16_K, ready), w.stages) - 1;
   if (!w.whole || run <= 0)
     return;
@@ -452,7 +454,7 @@ static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, ch
 
 static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  typedef wgmma16_stage<256> stage;
+  typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
   wgmma16_work work = work_of(p, ESMM_WGMMA16_SKIP_A);
   wgmma16_gather h = gather_of<false>(ring, sh);
   work.rank = __shfl_sync(~0u, work.rank, 0);
@@ -534,8 +536,8 @@ static __device__ __forceinline__ void words_fetch(const esmm_wgmma16_params &p,
  * The k's of `take`, bits of a feeder's word, to the ring from entry `at` on. mine: those that are
  * packed, the first as line `line` of the strip; k: the word's first.
  */
-static __device__ __forceinline__ void places_write(const wgmma16_gather &h, uint32_t take, uint32_t mine, uint32_t line,
-                                                    uint32_t k, uint32_t b_line, uint32_t at)
+static __device__ __forceinline__ void places_write(const wgmma16_gather &h, uint32_t take, uint32_t mine,
+                                                    uint32_t line, uint32_t k, uint32_t b_line, uint32_t at)
 {
   for (; take; take &= take - 1, at++) {
     const uint32_t low = take & (0u - take), bit = 31 - (uint32_t)__clz((int)low);
@@ -562,10 +564,10 @@ typedef struct wgmma16_task {
   int4 unit;     /* unit_told */
 } wgmma16_task;
 
-static __device__ __forceinline__ void round_feed(wgmma16_shared *sh, wgmma16_gather &h, wgmma16_round &r, const wgmma16_task &task,
-                                                  bool ends)
+static __device__ __forceinline__ void round_feed(wgmma16_shared *sh, wgmma16_gather &h, wgmma16_round &r,
+                                                  const wgmma16_task &task, bool ends)
 {
-  typedef wgmma16_stage<128> stage;
+  typedef wgmma16_stage<ESMM_WGMMA16_NARROW> stage;
   const int stages = ends ? max(1, ceil_div(r.waiting, ESMM_WGMMA16_K)) : r.waiting / ESMM_WGMMA16_K;
   if (ends && (int)threadIdx.x < stages * ESMM_WGMMA16_K - r.waiting) {
     const uint32_t to = AT(places, (r.head + (uint32_t)r.waiting + threadIdx.x) % PLACES, 4);
@@ -606,7 +608,7 @@ static __device__ __forceinline__ void feed_skip_ab(const esmm_wgmma16_params &p
     const wgmma16_unit unit = unit_at(work, i);
     const int64_t strip = unit.row / TILE;
     wgmma16_words at = {(const uint32_t *)p.a_bits + strip * p.b_words,
-                     (const uint32_t *)p.b_bits + unit.col / TILE * p.b_words, 0, 0};
+                        (const uint32_t *)p.b_bits + unit.col / TILE * p.b_words, 0, 0};
     task.base = base_of(h, h.is_b ? p.b + (uint32_t)unit.col * 2 + (uint32_t)h.panel * 128
                                   : p.packed + (uint64_t)packed_line(p, unit.row, h.panel, 0) * 128);
     task.rows = stage_rows(p, unit.row);

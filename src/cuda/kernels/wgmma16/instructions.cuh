@@ -10,6 +10,7 @@
 #define ESMM_CUDA_WGMMA16_INSTRUCTIONS_CUH
 
 #include "cuda/kernels/common/sm90.cuh"
+#include "esmm.h"
 
 #define WGMMA16_PANEL 8192 /* bytes of 64 lines */
 
@@ -52,20 +53,22 @@ static __device__ __forceinline__ uint64_t wgmma16_view(const void *tile)
                : "l"(a), "l"(b), "n"(A_LINES_ARE_K))
 
 /* d [64 x 256] += a [64 x 16] * b [16 x 256], b with n contiguous; A_LINES_ARE_K: a with m contiguous. */
-template <bool F16, int A_LINES_ARE_K>
+template <esmm_dtype DTYPE, int A_LINES_ARE_K>
 static __device__ __forceinline__ void wgmma16(float (&d)[128], uint64_t a, uint64_t b)
 {
-  if (F16)
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
+  if (DTYPE == ESMM_F16)
     WGMMA16_256("f16.f16");
   else
     WGMMA16_256("bf16.bf16");
 }
 
 /* d [64 x 128] += a [64 x 16] * b [16 x 128], b with n contiguous; A_LINES_ARE_K: a with m contiguous. */
-template <bool F16, int A_LINES_ARE_K>
+template <esmm_dtype DTYPE, int A_LINES_ARE_K>
 static __device__ __forceinline__ void wgmma16(float (&d)[64], uint64_t a, uint64_t b)
 {
-  if (F16)
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
+  if (DTYPE == ESMM_F16)
     WGMMA16_128("f16.f16");
   else
     WGMMA16_128("bf16.bf16");

@@ -10,17 +10,11 @@
 #include <math.h>
 #include <stdio.h>
 
-#define CLUSTER 2
-#define MOST_BLOCKS ((ESMM_WGMMA16_MEETING - 8) / 8) /* blocks of split tiles that have a place to meet */
-#define LARGEST ((int64_t)1 << 23)                   /* of m, n and k: 32-bit places in 16-byte units */
-#define PACK_STEP 128                                /* k's that a strip's segments are multiples of */
-#define ALIGN 1024                                   /* of the workspace's parts: what wgmma reads */
-#define LISTS_PAST 2048                              /* bytes past the lists that are fetched, and not used */
-#define LEAST_SIDE 8                                 /* of a sample */
-#define LEAST_STEPS 4                                /* stages that are worth a part of their own */
-#define STAYS 2.4e7                                  /* bytes of B that stay in half of the second-level cache */
-#define PARTS .55                                    /* of a launch: adding the parts of joint's split tiles */
-#define SEGMENTS .6                                  /* how many segments a strip has: see cut_segments */
+#define ALIGN 1024    /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4 /* stages that are worth a part of their own */
+#define STAYS 2.4e7   /* bytes of B that stay in half of the second-level cache */
+#define PARTS .55     /* of a launch: adding the parts of joint's split tiles */
+#define SEGMENTS .6   /* how many segments a strip has: see cut_segments */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
@@ -31,13 +25,13 @@ static const esmm_cuda_function f16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f1
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  if (p->m > LARGEST || p->n > LARGEST || p->k > LARGEST ||
+  if (p->m > ESMM_WGMMA16_MOST_SIDE || p->n > ESMM_WGMMA16_MOST_SIDE || p->k > ESMM_WGMMA16_MOST_SIDE ||
       (double)p->k * (double)esmm_cuda_b(p)->rows_ld / 8 > (double)UINT32_MAX)
     (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
                    (long long)p->m, (long long)p->k, (long long)p->n);
-  else if (esmm_cuda_sms(p) > MOST_BLOCKS)
+  else if (esmm_cuda_sms(p) > ESMM_WGMMA16_MOST_BLOCKS)
     (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
-                   MOST_BLOCKS);
+                   ESMM_WGMMA16_MOST_BLOCKS);
   else
     return true;
   return false;
@@ -46,7 +40,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 /* So large that its launch can sample A. */
 static bool can_choose(const esmm_problem *p)
 {
-  return p->m >= LEAST_SIDE && p->k >= LEAST_SIDE;
+  return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED;
 }
 
 static bool as_it_is(const esmm_matrix *a)
@@ -83,7 +77,7 @@ static int64_t count_tiles(const esmm_problem *p, int cols, int share)
 
 static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group)
 {
-  const int64_t clusters = esmm_cuda_sms(p) / CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
+  const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
   /* What is left after whole rounds is split along k, where that fills the GPU. */
   const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
@@ -99,8 +93,8 @@ static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, 
    cache, rows of A need not come together. */
 static esmm_wgmma16_units cut_dense(const esmm_problem *p)
 {
-  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, 256);
-  const int cols = wide < esmm_cuda_sms(p) * 15 / 16 ? 128 : 256;
+  const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, ESMM_WGMMA16_WIDE);
+  const int cols = wide < esmm_cuda_sms(p) * 15 / 16 ? ESMM_WGMMA16_NARROW : ESMM_WGMMA16_WIDE;
   const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
   return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group);
 }
@@ -109,16 +103,16 @@ static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE);
   if (mode == ESMM_WGMMA16_SKIP_A)
-    return cut_tiles(p, 256, ESMM_WGMMA16_SHARE_A, 32);
+    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32);
   return (esmm_wgmma16_units){
-      .cols = 128, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
+      .cols = ESMM_WGMMA16_NARROW, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
 
 /* Rounds of units, each as long as a whole tile, that the longest block has. */
 static double rounds(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
   const int64_t tiles = count_tiles(p, u->cols, u->share);
-  const int64_t workers = esmm_cuda_sms(p) / (u->share == ESMM_WGMMA16_ALONE ? 1 : CLUSTER);
+  const int64_t workers = esmm_cuda_sms(p) / (u->share == ESMM_WGMMA16_ALONE ? 1 : ESMM_WGMMA16_CLUSTER);
   return (double)esmm_ceil_div(u->whole, workers) + (tiles > u->whole ? 1.0 / u->splits : 0.0);
 }
 
@@ -138,9 +132,9 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
   const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = esmm_cuda_sms(p);
   const esmm_wgmma16_units u = cut_skip(p, skip_mode(p));
   const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K) / rounds(p, &u));
-  const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, PACK_STEP));
+  const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, ESMM_WGMMA16_SEGMENT_STEP));
   const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), most));
-  const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), PACK_STEP);
+  const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), ESMM_WGMMA16_SEGMENT_STEP);
   *segment_k = (int32_t)k;
   *segments = (int32_t)esmm_ceil_div(p->k, k);
 }
@@ -157,7 +151,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
-  const int narrow = u.cols == 256 ? 0 : 1;
+  const int narrow = u.cols == ESMM_WGMMA16_WIDE ? 0 : 1;
   units->base[2] = ESMM_CUDA_EXPOSED * written;
   if (cost[narrow] * stages >= cost[2] * read)
     units->base[narrow] = stages;
@@ -199,8 +193,8 @@ typedef struct layout {
 
 static size_t partial_bytes(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
-  const int64_t clusters = esmm_cuda_sms(p) / CLUSTER;
-  return u->splits > 1 ? (size_t)(CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
+  const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER;
+  return u->splits > 1 ? (size_t)(ESMM_WGMMA16_CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
 }
 
 static bool lay_out(const esmm_problem *p, bool packs, layout *l)
@@ -218,7 +212,7 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
          (!packs ||
           (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
-           esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + LISTS_PAST, ALIGN, &l->lists) &&
+           esmm_cuda_reserve(&l->bytes, entries * sizeof(uint32_t) + ESMM_WGMMA16_LISTS_PAST, ALIGN, &l->lists) &&
            esmm_cuda_reserve(&l->bytes, strips * (size_t)segments * sizeof(uint32_t), ALIGN, &l->counts) &&
            esmm_cuda_reserve(&l->bytes, strips * (size_t)esmm_cuda_b(p)->strips.k_padded / 8, ALIGN, &l->bits)));
 }
@@ -254,9 +248,9 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   if (status == ESMM_OK)
     status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
   if (status == ESMM_OK && params->packed)
-    status = esmm_cuda_tensor_map_16(ctx, params->packed, 64,
-                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k, 64,
-                                     &params->map_packed);
+    status = esmm_cuda_tensor_map_16(ctx, params->packed, ESMM_WGMMA16_BOX,
+                                     esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k,
+                                     ESMM_WGMMA16_BOX, &params->map_packed);
   if (status == ESMM_OK && params->c_boxes)
     status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, &params->map_c);
   return status;
@@ -357,11 +351,12 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   if (status != ESMM_OK)
     return status;
   /* Cooperative: parts of a tile, and all blocks after packing, wait for each other. */
-  const esmm_launch launch = {.grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / CLUSTER * CLUSTER),
-                              .threads = ESMM_WGMMA16_THREADS,
-                              .shared = ESMM_WGMMA16_SHARED,
-                              .cooperative = 1,
-                              .cluster = CLUSTER};
+  const esmm_launch launch = {
+      .grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / ESMM_WGMMA16_CLUSTER * ESMM_WGMMA16_CLUSTER),
+      .threads = ESMM_WGMMA16_THREADS,
+      .shared = ESMM_WGMMA16_SHARED,
+      .cooperative = 1,
+      .cluster = ESMM_WGMMA16_CLUSTER};
   return esmm_cuda_launch(ctx, self->own, &launch, call->stream, &params);
 }
 

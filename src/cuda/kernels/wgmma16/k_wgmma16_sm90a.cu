@@ -5,24 +5,28 @@
  *   B [k,n]   the rows form of the weights
  *   sums      fp32, in the tensor core
  *
- * One launch does it all, because a launch more is several per cent of a product of 100 us:
+ * One launch does it all, because one more costs several per cent of a product of 100 us:
  *
  *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
- *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if it is not wanted
- *   pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
- *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
+ *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if it is not
+ * wanted pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet multiply
+ * persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
  * A pair of blocks is a cluster: what both need is fetched once. Floors are in bench/SPEED.md.
  */
+#include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/pack.cuh"
 #include "cuda/kernels/wgmma16/store.cuh"
 
-/* Where sample i is: a strip and the first of 8 k's, spread over A. */
+/* ---- choosing ---- */
+
+/* Where sample i is: the first row of a strip and the first of 8 k's. */
 static __device__ __forceinline__ void sample_place(const esmm_wgmma16_params &p, int i, int &row, int &k)
 {
-  const uint32_t strips = (uint32_t)ceil_div(p.m, TILE), groups = (uint32_t)p.k / 8;
-  row = (int)__umulhi(((uint32_t)i + 1) * 2654435769u, strips) * TILE; /* the golden section, again and again */
-  k = (int)__umulhi((uint32_t)i * (0xffffffffu / SAMPLES) + (uint32_t)i * 0x1f3u, groups) * 8;
+  uint32_t strip, group;
+  sample_by_section<SAMPLES>(i, (uint32_t)ceil_div(p.m, TILE), (uint32_t)p.k / SAMPLE_SIDE, strip, group);
+  row = (int)strip * TILE;
+  k = (int)group * SAMPLE_SIDE;
 }
 
 /* Which of eight elements are not zero: bits 15 and 31, 14 and 30, 13 and 29, 12 and 28. */
@@ -39,16 +43,24 @@ static __device__ __forceinline__ uint32_t sample_bit(int j)
   return 0x8000u << (j % 2 * 16) >> (j / 2);
 }
 
+/* What the sample says. */
+typedef struct wgmma16_choice {
+  float strip, joint; /* densities */
+  bool skip;
+} wgmma16_choice;
+
 /*
- * Two warps of the loading warpgroup sample A and write the mode to sh->mode. Eight elements at a place: k's k to k + 7
- * of a row or, where A is col-major, eight rows of a k; m and k are 8 at least. Copies through shared memory are all on
- * their way at once though the loops stay loops, and these have to: code that is not in the cache comes slowly.
+ * SAMPLERS threads, two warps, sample A and choose; the first warp's lanes learn what. Eight elements at a place: k's k
+ * to k + 7 of a row or, where A is col-major, eight rows of a k; m and k are SAMPLE_SIDE at least. Copies through
+ * shared memory are all on their way at once though the loops stay loops, and these have to: code that is not in the
+ * cache comes slowly. A launch and a look at what it would choose both come here, so that they agree.
  */
-static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params &p, wgmma16_shared *sh)
+static __device__ __forceinline__ wgmma16_choice wgmma16_sample(const esmm_wgmma16_params &p, uint4 (*sample)[TILE],
+                                                                uint32_t (*sample_bits)[2])
 {
   const int r = (int)threadIdx.x % SAMPLERS, warp = r / 32, lane = r % 32;
   const uint16_t *a = (const uint16_t *)p.a;
-  const uint32_t seen = sm90_address(sh->sample) + (uint32_t)r * 16;
+  const uint32_t seen = sm90_address(sample) + (uint32_t)r * 16;
 #pragma unroll 1
   for (int i = 0; i < 2 * SAMPLES; i++) { /* rows r and r + 64 */
     int row, k;
@@ -68,18 +80,19 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
     const uint32_t by_k = (low ? sample_bit(r / 16) : 0) | (high ? sample_bit(r / 16 + 4) : 0);
     const uint32_t any = __reduce_or_sync(~0u, p.a_by_k ? by_k : low | high);
     if (lane == 0)
-      sh->sample_bits[i][warp] = any;
+      sample_bits[i][warp] = any;
   }
   meet<4, SAMPLERS>();
+  wgmma16_choice choice = {0.0f, 0.0f, false};
   if (warp == 1)
-    return;
+    return choice;
   const float *alive = (const float *)p.b_alive;
   int strips = 0;
   float joint = 0.0f;
   if (lane < SAMPLES) {
     int row, k;
     sample_place(p, lane, row, k);
-    const uint32_t any = sh->sample_bits[lane][0] | sh->sample_bits[lane][1];
+    const uint32_t any = sample_bits[lane][0] | sample_bits[lane][1];
     strips = __popc(any);
     if (p.per_joint != 0.0f)
 #pragma unroll 1
@@ -90,16 +103,24 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 #pragma unroll
   for (int d = 16; d > 0; d /= 2)
     joint += __shfl_xor_sync(~0u, joint, d);
-  const float strip_density = (float)strips / (SAMPLES * 8), joint_density = joint / (SAMPLES * 8);
-  const bool skip = p.base + p.per_strip * strip_density + p.per_joint * joint_density < p.dense;
-  if (lane == 0) {
-    sh->mode = skip ? (uint32_t)p.mode : ESMM_WGMMA16_DENSE;
+  choice.strip = (float)strips / (SAMPLES * 8);
+  choice.joint = joint / (SAMPLES * 8);
+  choice.skip = skipping_pays(p, choice.strip, choice.joint);
+  return choice;
+}
+
+/* Two warps of the loading warpgroup: the mode to sh->mode. */
+static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params &p, wgmma16_shared *sh)
+{
+  const wgmma16_choice choice = wgmma16_sample(p, sh->sample, sh->sample_bits);
+  if (threadIdx.x % SAMPLERS == 0) {
+    sh->mode = choice.skip ? (uint32_t)p.mode : ESMM_WGMMA16_DENSE;
     sm90_barrier_arrive(&sh->decided);
     if (blockIdx.x == 0 && p.report) {
       esmm_choice_device *report = (esmm_choice_device *)p.report;
-      report->chosen = skip;
-      report->strip = strip_density;
-      report->joint = joint_density;
+      report->chosen = choice.skip;
+      report->strip = choice.strip;
+      report->joint = choice.joint;
     }
   }
 }
@@ -117,8 +138,8 @@ typedef struct wgmma16_consumer {
   bool boxes;    /* C was, at least once */
 } wgmma16_consumer;
 
-static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh,
-                                                            int mode, int b_at)
+static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring,
+                                                               wgmma16_shared *sh, int mode, int b_at)
 {
   wgmma16_consumer c;
   const wgmma16_ring *barriers = mode == ESMM_WGMMA16_DENSE ? &sh->dense : &sh->skip;
@@ -161,7 +182,7 @@ static __device__ __forceinline__ void let_go_held(wgmma16_consumer &c)
 }
 
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
-template <int COLS, bool F16, bool A_BY_K>
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
                                                          uint32_t &at)
 {
@@ -183,13 +204,13 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, fl
       sm90_wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; s++)
-        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        wgmma16<DTYPE, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
       sm90_wgmma_commit();
     } else {
 #pragma unroll 1
       for (int s = 0; s < steps; s++) {
         sm90_wgmma_fence();
-        wgmma16<F16, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
+        wgmma16<DTYPE, A_BY_K>(sums, a + s * A_STEP, b + s * B_STEP);
         sm90_wgmma_commit();
       }
       sm90_wgmma_wait<0>();
@@ -240,14 +261,14 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
 }
 
 /* All stages; the loader says where they belong. False where they were called off. */
-template <int COLS, bool F16, bool A_BY_K>
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, int mode, char *ring, wgmma16_shared *sh)
 {
   wgmma16_consumer c = consumer_of(p, ring, sh, mode, wgmma16_stage<COLS>::A);
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, F16, A_BY_K>(c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -263,21 +284,21 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
 }
 
 /* The dense product. False where it was called off. */
-template <bool F16>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ bool multiply_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  if (p.units[ESMM_WGMMA16_DENSE].cols == 256)
-    return p.a_by_k ? multiply<256, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                    : multiply<256, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
-  return p.a_by_k ? multiply<128, F16, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                  : multiply<128, F16, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+    return p.a_by_k ? multiply<ESMM_WGMMA16_WIDE, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                    : multiply<ESMM_WGMMA16_WIDE, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  return p.a_by_k ? multiply<ESMM_WGMMA16_NARROW, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                  : multiply<ESMM_WGMMA16_NARROW, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
 }
 
 /* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
-template <bool F16>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<F16>(p, ring, sh))
+  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE>(p, ring, sh))
     return;
   if (p.a_by_k)
     pack<true>(p, ring, sh);
@@ -287,9 +308,9 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    (void)multiply<256, F16, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
+    (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
   else
-    (void)multiply<128, F16, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
+    (void)multiply<ESMM_WGMMA16_NARROW, DTYPE, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
 }
 
 /* ---- loading ---- */
@@ -328,7 +349,8 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
 {
   if (p.mode == ESMM_WGMMA16_DENSE || p.choose) {
     if (threadIdx.x == 0)
-      p.units[ESMM_WGMMA16_DENSE].cols == 256 ? feed_dense<256>(p, ring, sh) : feed_dense<128>(p, ring, sh);
+      p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE ? feed_dense<ESMM_WGMMA16_WIDE>(p, ring, sh)
+                                                            : feed_dense<ESMM_WGMMA16_NARROW>(p, ring, sh);
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       wgmma16_choose(p, sh);
     meet<3, FEEDERS>();
@@ -338,7 +360,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
   feed_skip_as(p, ring, sh);
 }
 
-template <bool F16> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   wgmma16_shared *sh = (wgmma16_shared *)(ring + RING_BYTES);
@@ -378,7 +400,7 @@ template <bool F16> static __device__ __forceinline__ void wgmma16_main(const es
     load_for(p, ring, sh);
   } else {
     sm90_registers_up<192>();
-    work_on<F16>(p, ring, sh);
+    work_on<DTYPE>(p, ring, sh);
   }
   cluster_sync(); /* the other block may still send here */
 }
@@ -387,12 +409,48 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_bf16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<false>(p);
+    wgmma16_main<ESMM_BF16>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_f16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<true>(p);
+    wgmma16_main<ESMM_F16>(p);
+}
+
+/*
+ * What a launch with these parameters chooses, to p.report: one block of SAMPLERS threads, no dynamic shared memory, no
+ * cluster. Reads m, k, mode, choose, a, a_ld, a_by_k, b_alive and the line; of neither dtype more than its zeros. Where
+ * the launch does not choose, no densities are known.
+ */
+extern "C" __global__ void __launch_bounds__(SAMPLERS) esmm_wgmma16_look(const __grid_constant__ esmm_wgmma16_params p)
+{
+  __shared__ alignas(16) uint4 sample[SAMPLES][TILE];
+  __shared__ uint32_t sample_bits[SAMPLES][2], found[2];
+  esmm_choice_device out = {};
+  if (!p.choose) {
+    out.chosen = p.mode != ESMM_WGMMA16_DENSE;
+  } else {
+    const wgmma16_choice choice = wgmma16_sample(p, sample, sample_bits);
+    int nonzeros = 0, all = 0; /* of what this thread looked at; of all */
+    for (int i = 0; i < SAMPLES; i++) {
+      int row, k;
+      sample_place(p, i, row, k);
+      const int rows = min(TILE, p.m - row);
+      all += (p.a_by_k ? rows / SAMPLE_SIDE * SAMPLE_SIDE : rows) * SAMPLE_SIDE;
+      for (int at = (int)threadIdx.x; at < TILE; at += SAMPLERS)
+        nonzeros += __popc(nonzero_bits(sample[i][at]));
+    }
+    nonzeros = __reduce_add_sync(~0u, nonzeros);
+    if (threadIdx.x % 32 == 0)
+      found[threadIdx.x / 32] = (uint32_t)nonzeros;
+    __syncthreads();
+    out.chosen = choice.skip;
+    out.element = (float)(found[0] + found[1]) / (float)max(all, 1);
+    out.strip = choice.strip;
+    out.joint = choice.joint;
+  }
+  if (threadIdx.x == 0)
+    *(esmm_choice_device *)p.report = out;
 }

@@ -29,6 +29,7 @@
 #define PACK_PANEL (PACK_BLOCKS * PANEL) /* the ring: all blocks' first panels, then their second ones */
 
 static_assert((PACK_WARPS + PACK_BLOCKS) * PACK_BYTES <= RING_BYTES, "packing uses the ring");
+static_assert(ESMM_WGMMA16_SEGMENT_STEP % PACK_K == 0, "a segment is whole steps");
 static_assert(PACK_K == ESMM_WGMMA16_K, "a block is what a stage takes");
 
 /* Steps of a segment. */
@@ -210,7 +211,8 @@ static __device__ __forceinline__ pack_place pack_turn(wgmma16_shared *sh, uint3
   return place;
 }
 
-template <bool BY_K> static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+template <bool BY_K>
+static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   const uint32_t thread = threadIdx.x - FEEDERS, warp = thread / 32, lane = thread % 32;
   const uint32_t blocks = sm90_address(ring) + PACK_WARPS * PACK_BYTES, spare = sm90_address(sh->spare[warp]);

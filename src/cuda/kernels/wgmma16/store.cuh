@@ -19,8 +19,8 @@
  * earlier, so waiting ends. Counters return to 0 by the last who leaves.
  */
 template <int SUMS>
-static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit, float (&sums)[SUMS],
-                                                 int row0, int &first, int &last)
+static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
+                                                 float (&sums)[SUMS], int row0, int &first, int &last)
 {
   /* As registers allow: parts that are on their way together; its own share stays with a block. */
   enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64 };
@@ -83,60 +83,26 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
 
 /* ---- the epilogue ---- */
 
-template <bool BF16> static __device__ __forceinline__ uint32_t pair_of(float x, float y)
-{
-  if (BF16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    return *(const uint32_t *)&pair;
-  }
-  const __half2 pair = __floats2half2_rn(x, y);
-  return *(const uint32_t *)&pair;
-}
-
 /* 16 rows by 64 columns, 128 bytes a row, swizzled. */
-template <bool BF16> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
 {
   const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
     const float *x = &sums[8 * i];
-    const uint32_t pairs[4] = {pair_of<BF16>(x[0], x[1]), pair_of<BF16>(x[2], x[3]), pair_of<BF16>(x[4], x[5]),
-                               pair_of<BF16>(x[6], x[7])};
+    const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
+                               pair_of<DTYPE>(x[6], x[7])};
     sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs);
   }
 }
 
-/*
- * Registers can only be named, not counted through, so whatever is done to all sums is 128 times in the code, and code
- * that is not in the cache costs more than what it does. Hence the plain product goes straight through, bias and
- * activation are steps of their own, and everything unusual is done slowly by a loop.
- */
-template <int SUMS>
-static __device__ __forceinline__ void finish_sums(const esmm_epilogue_params &e, float (&sums)[SUMS], int col)
+/* By C's dtype, which is 16-bit. */
+static __device__ __forceinline__ void store_lines(int32_t dtype, uint32_t to, const float *sums)
 {
-  if (e.alpha != 1.0f)
-#pragma unroll
-    for (int i = 0; i < SUMS; i++)
-      sums[i] = __fmul_rn(e.alpha, sums[i]);
-  if (e.bias) {
-    const float *bias = (const float *)e.bias + col;
-#pragma unroll
-    for (int i = 0; i < SUMS; i += 4)
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const float add = bias[i * 2 + j];
-        sums[i + j] = __fadd_rn(sums[i + j], add);
-        sums[i + 2 + j] = __fadd_rn(sums[i + 2 + j], add);
-      }
-  }
-  if (e.activation != ACTIVATION_NONE)
-#pragma unroll
-    for (int i = 0; i < SUMS; i++)
-      sums[i] = sums[i] < 0.0f ? 0.0f : sums[i];
-  if (e.activation == ACTIVATION_RELU2)
-#pragma unroll
-    for (int i = 0; i < SUMS; i++)
-      sums[i] *= sums[i];
+  if (dtype == ESMM_BF16)
+    store_lines<ESMM_BF16>(to, sums);
+  else /* ESMM_F16 */
+    store_lines<ESMM_F16>(to, sums);
 }
 
 /* Any C, element by element, 16 sums a turn through shared memory. The sums are lost. */
@@ -163,26 +129,23 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
 }
 
 /*
- * All sums of a warpgroup, 64 rows from `row` on, by TMA: 64 columns at a time through shared memory, a
- * panel each, the first `room` of the block's 2 * SUMS / 32 at `here`, the others at `there`. One thread of the
- * warpgroup waits for that memory to be read.
+ * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
+ * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
+ * the others at `there`. One thread of the warpgroup starts the copies; let_go_held waits until that memory has been
+ * read.
  */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
                                                    char *here, int room, char *there)
 {
-  const bool bf16 = p.epilogue.c.dtype == DTYPE_BF16;
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
-  finish_sums(p.epilogue, sums, col + thread % 4 * 2);
+  finish_values<in_fragments>(p.epilogue, sums, col + thread % 4 * 2);
 #pragma unroll
   for (int g = 0; g < SUMS / 32; g++) {
     const int panel = group * (SUMS / 32) + g;
     const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
                         (uint32_t)warp * (PANEL / 4);
-    if (bf16)
-      store_lines<true>(to, &sums[32 * g]);
-    else
-      store_lines<false>(to, &sums[32 * g]);
+    store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
   }
   sm90_fence_async();
   meet_group(7 + group);
@@ -203,16 +166,14 @@ static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, 
 {
   const esmm_epilogue_params &e = p.epilogue;
   const int lane = thread_now() % 32, t = lane % 4, row = row0 + lane / 4;
-  const bool single = e.c.dtype == DTYPE_F32;
   if (row0 >= p.m || col0 >= p.n)
     return;
-  if (e.c.order != ROW_MAJOR || e.beta != 0.0f || e.c.data % 16 || e.c.ld * (single ? 4 : 2) % 16 ||
-      col0 + 2 * SUMS > p.n) {
+  if (!has_vectors(e.c) || e.beta != 0.0f || col0 + 2 * SUMS > p.n) {
     store_slowly(p, sums, row, col0 + 2 * t, first, last, spare);
     return;
   }
-  finish_sums(e, sums, col0 + 2 * t);
-  if (single) {
+  finish_values<in_fragments>(e, sums, col0 + 2 * t);
+  if (e.c.dtype == ESMM_F32) {
     float *to = (float *)e.c.data + row * e.c.ld + col0 + 2 * t;
     const int64_t below = 8 * e.c.ld;
 #pragma unroll
@@ -225,17 +186,13 @@ static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, 
       }
   } else {
     /* 16 rows by 64 columns go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines. */
-    const bool bf16 = e.c.dtype == DTYPE_BF16;
     const uint32_t here = sm90_address(spare);
     uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col0 + lane % 8 * 8;
 #pragma unroll
     for (int g = 0; g < SUMS; g += 32)
       if (g + 32 > first && g < last) {
         const bool mine = g + lane % 8 * 4 >= first && g + lane % 8 * 4 < last;
-        if (bf16)
-          store_lines<true>(here, &sums[g]);
-        else
-          store_lines<false>(here, &sums[g]);
+        store_lines(e.c.dtype, here, &sums[g]);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -4,12 +4,13 @@
 #ifndef ESMM_CUDA_WGMMA16_CUH
 #define ESMM_CUDA_WGMMA16_CUH
 
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/sm90.cuh"
 #include "cuda/kernels/wgmma16/instructions.cuh"
 
 #define TILE ESMM_TILE
-#define PANEL WGMMA16_PANEL        /* 64 lines of 128 bytes */
+#define PANEL WGMMA16_PANEL /* 64 lines of 128 bytes: a box */
+static_assert(PANEL == ESMM_WGMMA16_BOX * ESMM_WGMMA16_BOX * 2 && ESMM_WGMMA16_BOX == ESMM_WGMMA16_K, "64 by 64");
 #define RING_BYTES (4 * 6 * PANEL) /* of all stages */
 #define FEEDERS 128                /* threads of the first warpgroup, which loads; the other two multiply */
 #define WORKERS 256
@@ -119,8 +120,8 @@ static __device__ __forceinline__ wgmma16_work work_of(const esmm_wgmma16_params
   w.tiles_m = w.u.share == ESMM_WGMMA16_SHARE_B ? (m + 1) / 2 : m;
   w.tiles_n = w.u.share == ESMM_WGMMA16_SHARE_A ? (n + 1) / 2 : n;
   w.count = w.u.whole + (w.tiles_m * w.tiles_n - w.u.whole) * w.u.splits;
-  w.first = pairs ? (int)blockIdx.x / 2 : (int)blockIdx.x;
-  w.step = pairs ? (int)gridDim.x / 2 : (int)gridDim.x;
+  w.first = pairs ? (int)blockIdx.x / ESMM_WGMMA16_CLUSTER : (int)blockIdx.x;
+  w.step = pairs ? (int)gridDim.x / ESMM_WGMMA16_CLUSTER : (int)gridDim.x;
   return w;
 }
 
@@ -141,8 +142,8 @@ static __device__ __forceinline__ wgmma16_unit unit_at(const wgmma16_work &w, in
 }
 
 /*
- * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether all was in vain,
- * whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
+ * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether the
+ * product is called off, whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
  */
 enum { STAGE_STEPS = 7, STAGE_STEPS_ALL = 4, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
 
@@ -162,8 +163,10 @@ static __device__ __forceinline__ wgmma16_unit unit_heard(const int4 &told)
 #define PLACES 2048     /* SKIP_AB: a ring of entries */
 #define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
 
-#define SAMPLERS 64 /* threads that look at A, two rows each */
-#define SAMPLES 8   /* places of 128 rows by 8 k's that a choice looks at */
+#define SAMPLERS ESMM_WGMMA16_LOOK_THREADS     /* threads that look at A, two rows each */
+#define SAMPLES 8                              /* places that a choice looks at: 128 rows */
+#define SAMPLE_SIDE ESMM_WGMMA16_LEAST_SAMPLED /* by so many k's */
+static_assert(SAMPLERS == TILE / 2 && SAMPLE_SIDE == 8, "a thread looks at 16 bytes of two lines");
 
 /* Barriers of the stages. */
 typedef struct wgmma16_ring {
@@ -172,7 +175,7 @@ typedef struct wgmma16_ring {
 
 typedef struct wgmma16_shared {
   uint64_t decided;                                           /* mode is there */
-  wgmma16_ring dense, skip;                                      /* stages of boxes, stages of gathered lines */
+  wgmma16_ring dense, skip;                                   /* stages of boxes, stages of gathered lines */
   uint64_t pack_full[PACK_WARPS], pack_empty[PACK_WARPS];     /* what comes, */
   uint64_t block_full[PACK_BLOCKS], block_empty[PACK_BLOCKS]; /* what leaves, */
   uint64_t turn_full[PACK_WARPS];                             /* which steps know their place */
