@@ -17,10 +17,10 @@ gpu-check:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' $(if $(STAGES),STAGES='$(STAGES)') sh bench/gpu_check.sh
 
 # Without debug information, and with the libraries that a bare machine may miss.
-GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes kernels overlap pattern threads values)
+GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes cuda_explain kernels overlap pattern threads values)
 gpu-programs: $(BUILD)/esmm $(GPU_TESTS:%=$(BUILD)/tests/%)
 	@rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib
-	@for file in $^; do strip --strip-debug -o "$(BUILD)/gpu/$${file##*/}" "$$file" || exit 1; done
+	@for file in $^; do strip -o "$(BUILD)/gpu/$${file##*/}" "$$file" || exit 1; done
 	@for file in $^; do ldd "$$file"; done | sed -n 's/.*=> \(\/.*\) (.*/\1/p' | sort -u | \
 	  grep -v -E '/lib(c|m|dl|rt|pthread)\.so|/ld-linux' | while read -r file; do cp -L "$$file" $(BUILD)/gpu/lib/; done
 	@sh bench/gpu_check.sh --id > $(BUILD)/gpu/id

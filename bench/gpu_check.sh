@@ -21,9 +21,11 @@ unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TES
 
 # Everything that the programs are made of.
 sources_id() {
-  for file in Makefile include/*.h src/*.[ch] src/*/*.[ch] src/*/*.cu src/*/*.cuh cli/*.[ch] io/*.[ch] tests/*.[ch]; do
-    [ ! -f "$file" ] || { echo "$file"; cat "$file"; }
-  done | sha256sum | cut -c1-16
+  find Makefile include src cli io tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name Makefile | sort |
+    while read -r file; do
+      echo "$file"
+      cat "$file"
+    done | sha256sum | cut -c1-16
 }
 case "$#${1:+ $1}" in
 0) ;;
@@ -130,7 +132,7 @@ command_works() { # WORDS...: a line of the command, which must succeed
 run_tests() {
   program test_kernels 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" & # most of its time is a CPU's
   table=$!
-  for name in test_accuracy test_values test_threads test_overlap test_pattern test_cuda16 test_cuda16_shapes; do
+  for name in test_accuracy test_values test_threads test_overlap test_pattern test_cuda16 test_cuda16_shapes test_cuda_explain; do
     program $name 200
     ran $name
   done
