@@ -121,5 +121,5 @@ double bench_error_bound(int64_t k)
 
 double bench_rounding(esmm_dtype dtype)
 {
-  return dtype == ESMM_BF16 ? 0x1p-8 : dtype == ESMM_F16 ? 0x1p-11 : 0;
+  return dtype == ESMM_F32 ? 0 : cli_unit_roundoff(dtype);
 }

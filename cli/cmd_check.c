@@ -220,6 +220,19 @@ static double activated(esmm_activation activation, double error, double y)
   return error;
 }
 
+/* What rounding to dtype may add to a number that is too small for a full significand: half the least subnormal. */
+static double least_of(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+  case ESMM_BF16: /* their exponents reach below all that is drawn here */
+    break;
+  case ESMM_F16:
+    return 0x1p-25;
+  }
+  return 0;
+}
+
 /* The bound on each element's error: (k + 8) u (|alpha| |A||B| + |beta| |C| + |bias|), carried through the epilogue. */
 static int bounds(esmm_ctx *ctx, const problem *p, data *d)
 {
@@ -233,8 +246,7 @@ static int bounds(esmm_ctx *ctx, const problem *p, data *d)
     status = branch(ctx, p, d, false, false, &up);
   if (status == CLI_GO && p->residual)
     status = cli_matrix_convert(ctx, "bound", &d->residual.m, ESMM_F32, &residual);
-  const double unit_c = p->dtype_c == ESMM_F32 ? UNIT : p->dtype_c == ESMM_BF16 ? 0x1p-8 : 0x1p-11;
-  const double least_c = p->dtype_c == ESMM_F16 ? 0x1p-25 : 0; /* half of the smallest subnormal */
+  const double unit_c = cli_unit_roundoff((esmm_dtype)p->dtype_c), least_c = least_of((esmm_dtype)p->dtype_c);
   for (int64_t i = 0; i < p->m * p->n && status == CLI_GO; i++) {
     float *bound = (float *)d->bound.m.data + i;
     const double sums = ((double)p->k + 8) * UNIT, size = fabs((double)((const float *)d->want.m.data)[i]);
