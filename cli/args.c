@@ -276,6 +276,22 @@ static int parse_choice(const cli_option *option, const char *what, const char *
   return cli_usage("%s: %s is none of %s", what, text[0] ? text : "''", option->choices);
 }
 
+static int parse_dtype(const cli_option *option, const char *what, const char *text)
+{
+  char names[128] = "";
+  size_t used = 0;
+  for (int i = 0; esmm_dtype_size((esmm_dtype)i) > 0; i++) {
+    const char *name = esmm_dtype_str((esmm_dtype)i);
+    if (strcmp(text, name) == 0) {
+      *(int *)option->target = i;
+      return CLI_GO;
+    }
+    if (used < sizeof names)
+      used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? "|" : "", name);
+  }
+  return cli_usage("%s: %s is none of %s", what, text[0] ? text : "''", names);
+}
+
 static void whole_limits(const cli_option *option, int64_t *min, int64_t *max)
 {
   *min = (int64_t)option->min;
@@ -342,6 +358,8 @@ static int parse_value(const cli_option *option, const char *what, const char *t
     return CLI_GO;
   case CLI_CHOICE:
     return parse_choice(option, what, text);
+  case CLI_DTYPE:
+    return parse_dtype(option, what, text);
   case CLI_DIMS:
     return parse_joined_dims(option, what, text);
   case CLI_FLAG:

@@ -230,11 +230,16 @@ static bool call_cublas(cublas_library *cublas, const bench_data *data, const be
   const int64_t m = data->m, k = data->k, n = data->n;
   const void *x = (c->dense_data ? g->dense_a : g->plain_a).data, *y = (c->dense_data ? g->dense_b : g->plain_b).data;
   const esmm_dtype dtype = data->library_dtype, dtype_c = g->plain_c.dtype;
-  if (dtype != ESMM_F32)
+  switch (dtype) {
+  case ESMM_F32:
+    return c->vector ? cublas_sgemv(cublas, k, n, x, y, g->transposed, g->plain_c.data)
+                     : cublas_sgemm(cublas, m, k, n, x, y, g->transposed, g->plain_c.data);
+  case ESMM_BF16:
+  case ESMM_F16:
     return c->vector ? cublas_gemv16(cublas, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data)
                      : cublas_gemm16(cublas, m, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data);
-  return c->vector ? cublas_sgemv(cublas, k, n, x, y, g->transposed, g->plain_c.data)
-                   : cublas_sgemm(cublas, m, k, n, x, y, g->transposed, g->plain_c.data);
+  }
+  return false; /* there is no routine for an unknown dtype */
 }
 
 esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats)

@@ -67,6 +67,7 @@ typedef enum cli_kind {
   CLI_STRING,   /* const char *, not empty */
   CLI_OPTIONAL, /* const char *: "" for --name alone; --name=value, or a separate word that is one of choices */
   CLI_CHOICE,   /* int: the index in choices, "any|decode|large-m" */
+  CLI_DTYPE,    /* int: an esmm_dtype, by its name */
   CLI_DIMS,     /* int64_t[3], each in [min, max]: --dims M K N, or --dims=MxKxN */
   CLI_HEADING   /* no option: help is a heading in the --help text */
 } cli_kind;
@@ -203,6 +204,7 @@ void cli_csv_record(FILE *out, const cli_field *fields, int count, bool heads);
  * from aligned_alloc or malloc, so that free() is right for it.
  */
 int cli_matrix_alloc(const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, io_matrix *out); /* row-major */
+double cli_unit_roundoff(esmm_dtype dtype); /* most that rounding to it changes a number by, over the number */
 /* A copy in another dtype, row-major and tightly packed. */
 int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, io_matrix *out);
 
@@ -327,11 +329,11 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
    "many as the file has: C is then [N, ...]; M of --dims is the file's",                                              \
    1, CLI_MAX_DIMENSION, NULL, NULL},                                                                                  \
   {NULL, CLI_HEADING, NULL, NULL, "How it is multiplied", 0, 0, NULL, NULL},                                           \
-  {"dtype", CLI_CHOICE, &(p)->dtype, "f32|bf16|f16", "of A, B and C (default f32; of a loaded file: its own)", 0, 0,   \
-   "f32|bf16|f16", &(p)->has_dtype},                                                                                   \
-  {"dtype-a", CLI_CHOICE, &(p)->dtype_a, "T", "of A only", 0, 0, "f32|bf16|f16", &(p)->has_dtype_a},                   \
-  {"dtype-b", CLI_CHOICE, &(p)->dtype_b, "T", "of B only", 0, 0, "f32|bf16|f16", &(p)->has_dtype_b},                   \
-  {"dtype-c", CLI_CHOICE, &(p)->dtype_c, "T", "of C only", 0, 0, "f32|bf16|f16", &(p)->has_dtype_c},                   \
+  {"dtype", CLI_DTYPE, &(p)->dtype, "f32|bf16|f16", "of A, B and C (default f32; of a loaded file: its own)", 0, 0,    \
+   NULL, &(p)->has_dtype},                                                                                             \
+  {"dtype-a", CLI_DTYPE, &(p)->dtype_a, "T", "of A only", 0, 0, NULL, &(p)->has_dtype_a},                              \
+  {"dtype-b", CLI_DTYPE, &(p)->dtype_b, "T", "of B only", 0, 0, NULL, &(p)->has_dtype_b},                              \
+  {"dtype-c", CLI_DTYPE, &(p)->dtype_c, "T", "of C only", 0, 0, NULL, &(p)->has_dtype_c},                              \
   {"use", CLI_CHOICE, &(p)->use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,                   \
    "any|decode|large-m", NULL},                                                                                        \
   {"format", CLI_STRING, &(p)->format, "F", "what B is prepared as: dense (default), bsr:R or bsr:RxC (blocks),\n"      \

@@ -52,20 +52,33 @@ static int parse_dims(const char *text, int64_t *rows, int64_t *cols)
   return status == CLI_GO ? cli_parse_int("--dims", text + length + 1, 0, (int64_t)CLI_MAX_DIMENSION, cols) : status;
 }
 
+/* Element i's bits less the sign; *infinity: what an Inf has there. */
+static uint32_t body_of(const esmm_matrix *m, int64_t i, uint32_t *infinity)
+{
+  uint32_t word;
+  switch (m->dtype) {
+  case ESMM_F32:
+    *infinity = 0x7f800000u;
+    memcpy(&word, (const float *)m->data + i, sizeof word);
+    return word & 0x7fffffffu;
+  case ESMM_BF16:
+    *infinity = 0x7f80u;
+    return ((const uint16_t *)m->data)[i] & 0x7fffu;
+  case ESMM_F16:
+    *infinity = 0x7c00u;
+    return ((const uint16_t *)m->data)[i] & 0x7fffu;
+  }
+  *infinity = 1; /* an unknown dtype has neither */
+  return 0;
+}
+
 static void count_special(const esmm_matrix *m, int64_t *nan_count, int64_t *inf_count)
 {
   const int64_t count = m->rows * m->cols; /* files are read tightly packed */
   *nan_count = *inf_count = 0;
   for (int64_t i = 0; i < count; i++) {
-    uint32_t body, infinity;
-    if (m->dtype == ESMM_F32) {
-      memcpy(&body, (const float *)m->data + i, sizeof body);
-      body &= 0x7fffffffu;
-      infinity = 0x7f800000u;
-    } else {
-      body = ((const uint16_t *)m->data)[i] & 0x7fffu;
-      infinity = 0x7c00u;
-    }
+    uint32_t infinity;
+    const uint32_t body = body_of(m, i, &infinity);
     *nan_count += body > infinity;
     *inf_count += body == infinity;
   }

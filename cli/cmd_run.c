@@ -241,8 +241,7 @@ static int save_product(esmm_ctx *ctx, const request *r, const operands *o, cons
   if (io_npy_write(r->out, &o->c.m, error, sizeof error) != 0)
     return cli_failed("--out: %s", error);
   printf("%s: %lld x %lld %s, by %s in %s\n", r->out, (long long)o->c.m.rows, (long long)o->c.m.cols,
-         esmm_dtype_str(o->c.m.dtype == ESMM_BF16 ? ESMM_F32 : o->c.m.dtype), stats->kernel,
-         cli_seconds(stats->seconds_total));
+         esmm_dtype_str(io_npy_dtype(o->c.m.dtype)), stats->kernel, cli_seconds(stats->seconds_total));
   if (r->stats)
     print_stats(ctx, o, stats);
   return CLI_GO;
@@ -295,8 +294,8 @@ int cmd_run(int argc, char **argv)
        0, 0, NULL, NULL},
       {"gate-bias", CLI_STRING, &r.gate_bias, "FILE", "N numbers, added to the gate's product", 0, 0, NULL, NULL},
       {"residual", CLI_STRING, &r.residual, "FILE", "[M,N], added last", 0, 0, NULL, NULL},
-      {"dtype-c", CLI_CHOICE, &r.dtype_c, "T", "f32, bf16 (rounded to it, written as f32) or f16 (default f32)", 0, 0,
-       "f32|bf16|f16", NULL},
+      {"dtype-c", CLI_DTYPE, &r.dtype_c, "T", "f32, bf16 (rounded to it, written as f32) or f16 (default f32)", 0, 0,
+       NULL, NULL},
       {NULL, CLI_HEADING, NULL, NULL, "How", 0, 0, NULL, NULL},
       {"force", CLI_STRING, &r.force, "NAME", "this kernel, or none (see 'esmm list')", 0, 0, NULL, NULL},
       {"strict", CLI_FLAG, &r.strict, NULL, "no skipping: zeros meet Inf and NaN as IEEE says", 0, 0, NULL, NULL},

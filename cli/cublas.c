@@ -217,7 +217,15 @@ bool cublas_sgemv(cublas_library *library, int64_t k, int64_t n, const float *a,
 
 static int type_of(esmm_dtype dtype)
 {
-  return dtype == ESMM_BF16 ? R_16BF : dtype == ESMM_F16 ? R_16F : R_32F;
+  switch (dtype) {
+  case ESMM_F32:
+    return R_32F;
+  case ESMM_BF16:
+    return R_16BF;
+  case ESMM_F16:
+    return R_16F;
+  }
+  return -1; /* cuBLAS refuses it */
 }
 
 bool cublas_gemm16(cublas_library *library, int64_t m, int64_t k, int64_t n, esmm_dtype dtype, const void *a,
@@ -237,14 +245,25 @@ bool cublas_gemm16(cublas_library *library, int64_t m, int64_t k, int64_t n, esm
   return status == 0 || failed(library, "cublasGemmEx", status);
 }
 
+/* H: fp16, T: bf16, S: fp32; of the operands, of the sums, of the result. "": there is none */
+static const char *gemv_of(esmm_dtype dtype, esmm_dtype dtype_c)
+{
+  const bool widens = dtype_c == ESMM_F32;
+  switch (dtype) {
+  case ESMM_F32:
+    break;
+  case ESMM_BF16:
+    return widens ? "cublasTSSgemvStridedBatched" : "cublasTSTgemvStridedBatched";
+  case ESMM_F16:
+    return widens ? "cublasHSSgemvStridedBatched" : "cublasHSHgemvStridedBatched";
+  }
+  return "";
+}
+
 bool cublas_gemv16(cublas_library *library, int64_t k, int64_t n, esmm_dtype dtype, const void *a, const void *b,
                    bool transposed, esmm_dtype dtype_c, void *c)
 {
-  /* H: fp16, T: bf16, S: fp32; of the operands, of the sums, of the result. */
-  const char *name = dtype == ESMM_BF16
-                         ? dtype_c == ESMM_F32 ? "cublasTSSgemvStridedBatched" : "cublasTSTgemvStridedBatched"
-                     : dtype_c == ESMM_F32 ? "cublasHSSgemvStridedBatched"
-                                           : "cublasHSHgemvStridedBatched";
+  const char *name = gemv_of(dtype, dtype_c);
   int (*gemv)(void *, int, int, int, const float *, const void *, int, long long, const void *, int, long long,
               const float *, void *, int, long long, int);
   const float one = 1, zero = 0;

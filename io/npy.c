@@ -363,7 +363,7 @@ static int data_convert(unsigned char *data, size_t bytes, const npy_header *h, 
   out->m.rows = h->rows;
   out->m.cols = h->cols;
   out->m.ld = h->fortran ? h->rows : h->cols;
-  out->m.dtype = h->dtype == IO_F16 ? ESMM_F16 : ESMM_F32;
+  (void)io_dtype_esmm(h->dtype == IO_F64 ? IO_F32 : h->dtype, &out->m.dtype); /* false: a tensor, no matrix */
   out->m.order = h->fortran ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
   out->m.place = ESMM_HOST;
   out->memory = data;
@@ -591,6 +591,18 @@ int io_raw_tensors(const unsigned char *bytes, size_t size, int64_t rows, int64_
 
 /* ---- writing ---- */
 
+esmm_dtype io_npy_dtype(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+  case ESMM_BF16:
+    return ESMM_F32;
+  case ESMM_F16:
+    return ESMM_F16;
+  }
+  return dtype; /* unknown: io_npy_write has refused it */
+}
+
 static bool write_bf16_line(const uint16_t *line, int64_t count, FILE *file)
 {
   float wide[1024];
@@ -607,13 +619,25 @@ static bool write_bf16_line(const uint16_t *line, int64_t count, FILE *file)
   return true;
 }
 
+static bool write_line(const void *line, esmm_dtype dtype, int64_t count, FILE *file)
+{
+  switch (dtype) {
+  case ESMM_BF16:
+    return write_bf16_line(line, count, file);
+  case ESMM_F32:
+  case ESMM_F16:
+    return fwrite(line, esmm_dtype_size(dtype), (size_t)count, file) == (size_t)count;
+  }
+  return false;
+}
+
 static bool write_all(const esmm_matrix *m, int64_t lines, int64_t length, int64_t ld, FILE *file)
 {
   char header[NPY_ALIGN * 3];
   char dictionary[NPY_ALIGN * 2];
   int used = snprintf(dictionary, sizeof dictionary, "{'descr': '%c%s', 'fortran_order': %s, 'shape': (%lld, %lld), }",
-                      NATIVE_ORDER, m->dtype == ESMM_F16 ? "f2" : "f4", m->order == ESMM_COL_MAJOR ? "True" : "False",
-                      (long long)m->rows, (long long)m->cols);
+                      NATIVE_ORDER, esmm_dtype_size(io_npy_dtype(m->dtype)) == 2 ? "f2" : "f4",
+                      m->order == ESMM_COL_MAJOR ? "True" : "False", (long long)m->rows, (long long)m->cols);
   size_t total = (10 + (size_t)used + 1 + NPY_ALIGN - 1) / NPY_ALIGN * NPY_ALIGN;
   memset(header, ' ', sizeof header);
   memcpy(header, NPY_MAGIC "\1\0", 8);
@@ -627,8 +651,7 @@ static bool write_all(const esmm_matrix *m, int64_t lines, int64_t length, int64
   size_t item = esmm_dtype_size(m->dtype);
   for (int64_t line = 0; length > 0 && line < lines; line++) {
     const unsigned char *at = (const unsigned char *)m->data + (size_t)line * (size_t)ld * item;
-    if (m->dtype == ESMM_BF16 ? !write_bf16_line((const uint16_t *)(const void *)at, length, file)
-                              : fwrite(at, item, (size_t)length, file) != (size_t)length)
+    if (!write_line(at, m->dtype, length, file))
       return false;
   }
   return true;

@@ -45,6 +45,8 @@ int io_matrix_read(const char *path, int64_t rows, int64_t cols, io_matrix *out,
  */
 int io_npy_write(const char *path, const esmm_matrix *m, char *error, size_t error_size);
 
+esmm_dtype io_npy_dtype(esmm_dtype dtype); /* what io_npy_write makes of it */
+
 void io_matrix_free(io_matrix *matrix); /* NULL is fine; leaves it all zero */
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -43,6 +44,16 @@ io_dtype io_dtype_find(const char *name)
   while (i < IO_DTYPES && strcmp(dtypes[i].name, name) != 0)
     i++;
   return (io_dtype)i;
+}
+
+bool io_dtype_esmm(io_dtype dtype, esmm_dtype *out)
+{
+  for (int i = 0; esmm_dtype_size((esmm_dtype)i) > 0; i++)
+    if (strcasecmp(esmm_dtype_str((esmm_dtype)i), io_dtype_str(dtype)) == 0) {
+      *out = (esmm_dtype)i;
+      return true;
+    }
+  return false;
 }
 
 /* ---- building a list ---- */
@@ -342,7 +353,8 @@ const char *io_tensor_refusal(const io_tensor *tensor)
 {
   if (tensor->dims != 2)
     return "a matrix has two dimensions";
-  if (tensor->dtype != IO_F32 && tensor->dtype != IO_BF16 && tensor->dtype != IO_F16)
+  esmm_dtype dtype;
+  if (!io_dtype_esmm(tensor->dtype, &dtype))
     return "only F32, BF16 and F16 can be multiplied";
   return in_lines(tensor, 0) || in_lines(tensor, 1)
              ? NULL
@@ -351,21 +363,22 @@ const char *io_tensor_refusal(const io_tensor *tensor)
 
 int io_tensor_matrix(io_tensors *tensors, size_t index, esmm_matrix *out, char *error, size_t error_size)
 {
-  static const esmm_dtype dtype[] = {[IO_F32] = ESMM_F32, [IO_BF16] = ESMM_BF16, [IO_F16] = ESMM_F16};
   const io_error e = {.name = tensors->path, .text = error, .size = error_size};
   const io_tensor *t = &tensors->list[index];
   const char *refusal = io_tensor_refusal(t);
+  esmm_dtype dtype = ESMM_F32;
   *out = (esmm_matrix){0};
   if (refusal)
     return io_fail(&e, "tensor '%.200s' (%s, %d dimensions): %s", t->name, io_dtype_str(t->dtype), t->dims, refusal);
   if (io_tensor_load(tensors, index, error, error_size) != 0)
     return -1;
   const int axis = in_lines(t, 0) ? 0 : 1;
+  (void)io_dtype_esmm(t->dtype, &dtype); /* it is one: io_tensor_refusal has seen that */
   *out = (esmm_matrix){.data = (void *)t->data,
                        .rows = t->shape[0],
                        .cols = t->shape[1],
                        .ld = t->shape[axis] > 1 ? t->stride[axis] : t->shape[1 - axis],
-                       .dtype = dtype[t->dtype],
+                       .dtype = dtype,
                        .order = axis == 0 ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR};
   return 0;
 }

@@ -44,9 +44,10 @@ typedef enum io_dtype {
   IO_DTYPES /* how many there are */
 } io_dtype;
 
-const char *io_dtype_str(io_dtype dtype); /* "F32", as safetensors calls it */
-unsigned io_dtype_bits(io_dtype dtype);   /* of an element */
-io_dtype io_dtype_find(const char *name); /* IO_DTYPES: there is none of that name */
+const char *io_dtype_str(io_dtype dtype);            /* "F32", as safetensors calls it */
+unsigned io_dtype_bits(io_dtype dtype);              /* of an element */
+io_dtype io_dtype_find(const char *name);            /* IO_DTYPES: there is none of that name */
+bool io_dtype_esmm(io_dtype dtype, esmm_dtype *out); /* false: the library does not have it; names are the same */
 
 typedef struct io_tensor {
   const char *name;

@@ -76,16 +76,6 @@ const char *esmm_status_str(esmm_status status)
   return "unknown status";
 }
 
-size_t esmm_dtype_size(esmm_dtype dtype)
-{
-  return dtype == ESMM_F32 ? 4 : dtype == ESMM_BF16 || dtype == ESMM_F16 ? 2 : 0;
-}
-
-const char *esmm_dtype_str(esmm_dtype dtype)
-{
-  return dtype == ESMM_F32 ? "f32" : dtype == ESMM_BF16 ? "bf16" : dtype == ESMM_F16 ? "f16" : "unknown";
-}
-
 /* ---- checks ---- */
 
 static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_matrix *m)
@@ -201,18 +191,19 @@ bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y)
 /* Along dst's own rows (or columns): writes stay together. */
 void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
 {
-  const bool by_rows = dst->order == ESMM_ROW_MAJOR;
-  const int64_t outer = by_rows ? dst->rows : dst->cols, inner = by_rows ? dst->cols : dst->rows;
+  const bool by_rows = dst->order == ESMM_ROW_MAJOR, along = src->order == dst->order;
+  const size_t size = esmm_dtype_size(src->dtype);
+  const int64_t inner = by_rows ? dst->cols : dst->rows;
+  const int64_t outer = inner == 0 ? 0 : by_rows ? dst->rows : dst->cols; /* without elements data may be NULL */
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < inner; i++) {
-      const int64_t row = by_rows ? o : i, col = by_rows ? i : o;
-      if (src->dtype == dst->dtype)
-        esmm_copy_element(dst->data, esmm_matrix_index(dst, row, col), src->data, esmm_matrix_index(src, row, col),
-                          src->dtype);
-      else
-        esmm_matrix_set(dst, row, col, esmm_matrix_get(src, row, col));
-    }
+  for (int64_t o = 0; o < outer; o++) {
+    const int64_t from = along ? o * src->ld : o, to = o * dst->ld, step = along ? 1 : src->ld;
+    if (src->dtype == dst->dtype)
+      esmm_copy_elements((char *)dst->data + (size_t)to * size, 1, (const char *)src->data + (size_t)from * size, step,
+                         inner, src->dtype);
+    else
+      esmm_convert_elements(src->data, src->dtype, from, step, inner, dst->data, dst->dtype, to);
+  }
   (void)ctx; /* unused without OpenMP */
 }
 

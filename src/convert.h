@@ -6,7 +6,7 @@
 #ifndef ESMM_CONVERT_H
 #define ESMM_CONVERT_H
 
-#include "esmm.h"
+#include "dtype.h"
 
 #include <string.h>
 
@@ -63,20 +63,88 @@ static inline uint16_t esmm_to_f16(float x)
   return (uint16_t)(sign | ((body + 0xfffu + ((body >> 13) & 1u)) >> 13));
 }
 
+/* An unknown dtype has no elements: it loads as 0, and nothing is stored. Public functions have refused it. */
+
 static inline float esmm_load_element(const void *data, esmm_dtype dtype, int64_t index)
 {
-  if (dtype == ESMM_F32)
+  switch (dtype) {
+  case ESMM_F32:
     return ((const float *)data)[index];
-  uint16_t h = ((const uint16_t *)data)[index];
-  return dtype == ESMM_BF16 ? esmm_from_bf16(h) : esmm_from_f16(h);
+  case ESMM_BF16:
+    return esmm_from_bf16(((const uint16_t *)data)[index]);
+  case ESMM_F16:
+    return esmm_from_f16(((const uint16_t *)data)[index]);
+  }
+  return 0.0f;
 }
 
 static inline void esmm_store_element(void *data, esmm_dtype dtype, int64_t index, float x)
 {
-  if (dtype == ESMM_F32)
+  switch (dtype) {
+  case ESMM_F32:
     ((float *)data)[index] = x;
-  else
-    ((uint16_t *)data)[index] = dtype == ESMM_BF16 ? esmm_to_bf16(x) : esmm_to_f16(x);
+    break;
+  case ESMM_BF16:
+    ((uint16_t *)data)[index] = esmm_to_bf16(x);
+    break;
+  case ESMM_F16:
+    ((uint16_t *)data)[index] = esmm_to_f16(x);
+    break;
+  }
+}
+
+/* The same for `count` elements from `at` on, `step` apart, and floats that lie `stride` apart. Loops want these: the
+   compiler does not take a switch out of them. */
+
+static inline void esmm_load_elements(const void *data, esmm_dtype dtype, int64_t at, int64_t step, int64_t count,
+                                      float *to, int64_t stride)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    for (int64_t i = 0; i < count; i++)
+      to[i * stride] = esmm_load_element(data, ESMM_F32, at + i * step);
+    break;
+  case ESMM_BF16:
+    for (int64_t i = 0; i < count; i++)
+      to[i * stride] = esmm_load_element(data, ESMM_BF16, at + i * step);
+    break;
+  case ESMM_F16:
+    for (int64_t i = 0; i < count; i++)
+      to[i * stride] = esmm_load_element(data, ESMM_F16, at + i * step);
+    break;
+  }
+}
+
+static inline void esmm_store_elements(void *data, esmm_dtype dtype, int64_t at, int64_t step, int64_t count,
+                                       const float *from, int64_t stride)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    for (int64_t i = 0; i < count; i++)
+      esmm_store_element(data, ESMM_F32, at + i * step, from[i * stride]);
+    break;
+  case ESMM_BF16:
+    for (int64_t i = 0; i < count; i++)
+      esmm_store_element(data, ESMM_BF16, at + i * step, from[i * stride]);
+    break;
+  case ESMM_F16:
+    for (int64_t i = 0; i < count; i++)
+      esmm_store_element(data, ESMM_F16, at + i * step, from[i * stride]);
+    break;
+  }
+}
+
+/* One line of a copy that converts: from elements `step` apart to elements that lie together. */
+static inline void esmm_convert_elements(const void *from, esmm_dtype dtype, int64_t at, int64_t step, int64_t count,
+                                         void *to, esmm_dtype to_dtype, int64_t to_at)
+{
+  enum { PART = 64 };
+  float part[PART];
+  for (int64_t i = 0; i < count; i += PART) {
+    const int64_t n = count - i < PART ? count - i : PART;
+    esmm_load_elements(from, dtype, at + i * step, step, n, part, 1);
+    esmm_store_elements(to, to_dtype, to_at + i, 1, n, part, 1);
+  }
 }
 
 static inline int64_t esmm_matrix_index(const esmm_matrix *m, int64_t row, int64_t col)

@@ -66,20 +66,11 @@ typedef struct job {
 static void store_tile(const job *j, float tile[TILE][TILE], int64_t outer, int64_t outers, int64_t k, int64_t ks)
 {
   if (j->k_contiguous)
-    for (int64_t o = 0; o < outers; o++) {
-      int64_t at = (outer + o) * j->out.ld + k;
-      if (j->out.dtype == ESMM_F32)
-        memcpy((float *)j->out.data + at, tile[o], (size_t)ks * sizeof(float));
-      else
-        for (int64_t i = 0; i < ks; i++)
-          esmm_store_element(j->out.data, j->out.dtype, at + i, tile[o][i]);
-    }
+    for (int64_t o = 0; o < outers; o++)
+      esmm_store_elements(j->out.data, j->out.dtype, (outer + o) * j->out.ld + k, 1, ks, tile[o], 1);
   else
-    for (int64_t i = 0; i < ks; i++) {
-      int64_t at = (k + i) * j->out.ld + outer;
-      for (int64_t o = 0; o < outers; o++)
-        esmm_store_element(j->out.data, j->out.dtype, at + o, tile[o][i]);
-    }
+    for (int64_t i = 0; i < ks; i++)
+      esmm_store_elements(j->out.data, j->out.dtype, (k + i) * j->out.ld + outer, 1, outers, &tile[0][i], TILE);
 }
 
 static void fill_tile(const job *j, float tile[TILE][TILE], int64_t outer, int64_t outers, int64_t k, int64_t ks)

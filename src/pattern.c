@@ -88,24 +88,15 @@ static void or_rows(unsigned char *restrict buffer, const unsigned char *data, s
 }
 
 /* Bitmap words of one strip for `count` k's from a multiple of STRETCH on; returns how many bits are set. */
-static int64_t extract_stretch(const esmm_matrix *a, size_t element, int64_t row, int64_t rows, int64_t from,
-                               int64_t count, uint64_t *words)
+static int64_t extract_stretch(const esmm_matrix *a, int64_t row, int64_t rows, int64_t from, int64_t count,
+                               uint64_t *words)
 {
-  union {
-    unsigned char bytes[STRETCH * 4];
-    uint32_t w32[STRETCH];
-    uint16_t w16[STRETCH];
-  } buffer;
+  _Alignas(uint64_t) unsigned char buffer[STRETCH * 4]; /* of elements, no larger than fp32 */
   unsigned char flag[STRETCH];
-  size_t stride = (size_t)a->ld * element;
+  const size_t element = esmm_dtype_bytes(a->dtype), stride = (size_t)a->ld * element;
   const unsigned char *data = (const unsigned char *)a->data + (size_t)row * stride + (size_t)from * element;
-  or_rows(buffer.bytes, data, stride, rows, (size_t)count * element);
-  if (element == 4)
-    for (int64_t i = 0; i < count; i++)
-      flag[i] = (buffer.w32[i] & 0x7fffffffu) != 0;
-  else
-    for (int64_t i = 0; i < count; i++)
-      flag[i] = (buffer.w16[i] & 0x7fffu) != 0;
+  or_rows(buffer, data, stride, rows, (size_t)count * element);
+  esmm_flag_nonzero(buffer, a->dtype, count, flag);
   int64_t padded = esmm_round_up(count, 64), set = 0;
   memset(flag + count, 0, (size_t)(padded - count));
   for (int64_t i = 0; i < padded; i += 64) {
@@ -118,13 +109,12 @@ static int64_t extract_stretch(const esmm_matrix *a, size_t element, int64_t row
 
 static void extract_k_contiguous(const esmm_matrix *a, int threads, esmm_pattern *p)
 {
-  size_t element = esmm_dtype_size(a->dtype);
   int64_t height = esmm_min(p->strip_rows, p->rows), stretches = esmm_ceil_div(p->k, STRETCH);
   int64_t tasks = p->strips * stretches, set = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
   for (int64_t task = 0; task < tasks; task++) {
     int64_t strip = task / stretches, from = task % stretches * STRETCH, row = strip * height;
-    set += extract_stretch(a, element, row, esmm_min(height, p->rows - row), from, esmm_min(STRETCH, p->k - from),
+    set += extract_stretch(a, row, esmm_min(height, p->rows - row), from, esmm_min(STRETCH, p->k - from),
                            p->bits + strip * p->words + from / 64);
   }
   p->set = set;
@@ -133,48 +123,56 @@ static void extract_k_contiguous(const esmm_matrix *a, int threads, esmm_pattern
 
 /* ---- k strided: A column-major, B row-major ---- */
 
-/* Sets bit `i` of each strip's word where its run of `bytes` in this column has a nonzero. Runs lie end to end. */
-static inline void test_runs(const unsigned char *column, size_t bytes, int64_t runs, size_t element, int64_t i,
-                             uint64_t *bits)
+/* Sets bit `i` of each strip's word where its run of `length` in this column has a nonzero. Runs lie end to end. */
+static inline __attribute__((always_inline)) void test_runs(const esmm_dtype dtype, const unsigned char *column,
+                                                            int64_t length, int64_t runs, int64_t i, uint64_t *bits)
 {
-  const uint64_t magnitude = element == 4 ? 0x7fffffff7fffffffu : 0x7fff7fff7fff7fffu;
+  const size_t element = esmm_dtype_bytes(dtype), bytes = (size_t)length * element;
+  const int64_t in_lane = 8 / (int64_t)element;
+  const uint64_t magnitude =
+      UINT64_MAX / (UINT64_MAX >> (64 - 8 * element)) * esmm_dtype_magnitude(dtype); /* a lane's */
   for (int64_t s = 0; s < runs; s++) {
     const unsigned char *run = column + (size_t)s * bytes;
     uint64_t all = 0;
-    size_t at = 0;
-    for (; at + 8 <= bytes; at += 8) { /* two or four elements a lane: which of them is nonzero does not matter */
+    for (size_t at = 0; at + 8 <= bytes; at += 8) { /* some elements a lane: which of them is nonzero does not matter */
       uint64_t lane;
       memcpy(&lane, run + at, 8);
       all |= lane;
     }
-    for (; at < bytes; at += element) {
-      if (element == 4) {
-        uint32_t lane;
-        memcpy(&lane, run + at, 4);
-        all |= lane;
-      } else {
-        uint16_t lane;
-        memcpy(&lane, run + at, 2);
-        all |= lane;
-      }
-    }
+    for (int64_t at = length / in_lane * in_lane; at < length; at++)
+      all |= esmm_bits_at(run, dtype, at);
     bits[s] |= (uint64_t)((all & magnitude) != 0) << i;
   }
 }
 
-/* One word of k's for up to STRIPS_AT_ONCE strips. */
-static int64_t extract_columns(const esmm_matrix *a, size_t element, esmm_pattern *p, int64_t height, int64_t word,
-                               int64_t first, int64_t count)
+static void test_runs_of(esmm_dtype dtype, const unsigned char *column, int64_t length, int64_t runs, int64_t i,
+                         uint64_t *bits)
 {
+  switch (dtype) { /* outside the loop: a run may be one element */
+  case ESMM_F32:
+    test_runs(ESMM_F32, column, length, runs, i, bits);
+    break;
+  case ESMM_BF16:
+  case ESMM_F16: /* a zero has the same bits */
+    test_runs(ESMM_F16, column, length, runs, i, bits);
+    break;
+  }
+}
+
+/* One word of k's for up to STRIPS_AT_ONCE strips. */
+static int64_t extract_columns(const esmm_matrix *a, esmm_pattern *p, int64_t height, int64_t word, int64_t first,
+                               int64_t count)
+{
+  const size_t element = esmm_dtype_bytes(a->dtype);
   uint64_t bits[STRIPS_AT_ONCE] = {0};
   const int64_t from = word * 64, ks = esmm_min(64, p->k - from), row = first * height;
   const int64_t whole = esmm_min(count, (p->rows - row) / height); /* the matrix may end in a short strip */
-  const size_t run = (size_t)height * element, short_run = (size_t)(p->rows - row - whole * height) * element;
+  const int64_t short_run = p->rows - row - whole * height;
   for (int64_t i = 0; i < ks; i++) {
     const unsigned char *column =
         (const unsigned char *)a->data + ((size_t)(from + i) * (size_t)a->ld + (size_t)row) * element;
-    test_runs(column, run, whole, element, i, bits);
-    test_runs(column + (size_t)whole * run, short_run, count - whole, element, i, bits + whole);
+    test_runs_of(a->dtype, column, height, whole, i, bits);
+    test_runs_of(a->dtype, column + (size_t)(whole * height) * element, short_run, count - whole, i, bits + whole);
   }
   int64_t set = 0;
   for (int64_t s = 0; s < count; s++) {
@@ -186,13 +184,12 @@ static int64_t extract_columns(const esmm_matrix *a, size_t element, esmm_patter
 
 static void extract_k_strided(const esmm_matrix *a, int threads, esmm_pattern *p)
 {
-  size_t element = esmm_dtype_size(a->dtype);
   int64_t height = esmm_min(p->strip_rows, p->rows), groups = esmm_ceil_div(p->strips, STRIPS_AT_ONCE);
   int64_t tasks = groups * p->words, set = 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
   for (int64_t task = 0; task < tasks; task++) {
     int64_t word = task / groups, first = task % groups * STRIPS_AT_ONCE;
-    set += extract_columns(a, element, p, height, word, first, esmm_min(STRIPS_AT_ONCE, p->strips - first));
+    set += extract_columns(a, p, height, word, first, esmm_min(STRIPS_AT_ONCE, p->strips - first));
   }
   p->set = set;
   (void)threads; /* unused without OpenMP */

@@ -32,7 +32,8 @@ double th_decode(const void *data, esmm_dtype dtype, int64_t index);
 void th_encode(void *data, esmm_dtype dtype, int64_t index, double value); /* through fp32, as the library rounds */
 double th_round(esmm_dtype dtype, double value);                           /* what th_encode would store */
 double th_roundoff(esmm_dtype dtype);                                      /* unit roundoff: 2^-24, 2^-8, 2^-11 */
-double th_largest(esmm_dtype dtype);                                       /* at and beyond this, Inf */
+size_t th_element_bytes(esmm_dtype dtype);
+double th_largest(esmm_dtype dtype); /* at and beyond this, Inf */
 
 /* ---- guarded memory ---- */
 typedef struct th_arena {

@@ -219,10 +219,24 @@ static void tear_down(setting *s)
   free(s->of_g.magnitude);
 }
 
+/* What storing may add to a number near 0: at least half the smallest subnormal. */
+static double least(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    return 0x1p-149;
+  case ESMM_BF16:
+    return 0x1p-134;
+  case ESMM_F16:
+    return 0x1p-25;
+  }
+  return 0;
+}
+
 static void check_values(const setting *s)
 {
   const esmm_dtype dtype = s->c.dtype;
-  const double smallest = dtype == ESMM_F16 ? 0x1p-25 : dtype == ESMM_BF16 ? 0x1p-134 : 0x1p-149;
+  const double smallest = least(dtype);
   for (int64_t i = 0; i < s->x->m; i++)
     for (int64_t j = 0; j < s->x->n; j++) {
       const number want = s->want[i * s->x->n + j];

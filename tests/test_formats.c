@@ -14,11 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t size_of(esmm_dtype dtype)
-{
-  return dtype == ESMM_F32 ? 4 : 2;
-}
-
 static bool is_zero(const esmm_matrix *m, int64_t row, int64_t col)
 {
   return th_get(m, row, col) == 0.0;
@@ -28,7 +23,8 @@ static bool is_zero(const esmm_matrix *m, int64_t row, int64_t col)
 static uint32_t bits_at(const esmm_matrix *m, int64_t row, int64_t col)
 {
   uint32_t bits = 0;
-  memcpy(&bits, (const char *)m->data + (size_t)th_index(m, row, col) * size_of(m->dtype), size_of(m->dtype));
+  memcpy(&bits, (const char *)m->data + (size_t)th_index(m, row, col) * th_element_bytes(m->dtype),
+         th_element_bytes(m->dtype));
   return is_zero(m, row, col) ? 0 : bits;
 }
 
@@ -124,7 +120,7 @@ static int64_t count_alive(const esmm_matrix *b, int rows, int cols, int64_t *al
 static void expect_bsr_layout(const esmm_weights *w, const esmm_matrix *b)
 {
   const esmm_bsr_form *f = &w->bsr;
-  const size_t size = size_of(b->dtype);
+  const size_t size = th_element_bytes(b->dtype);
   int64_t block = 0;
   for (int64_t s = 0; s * f->block_cols < b->cols; s++) {
     assert_int_equal(f->start[s], block);
@@ -224,7 +220,7 @@ static arrays make_arrays(const esmm_matrix *b, int rows, int cols, int bits, es
   const bool by_rows = order == ESMM_ROW_MAJOR;
   const int64_t levels = (b->rows + rows - 1) / rows, strips = (b->cols + cols - 1) / cols;
   const int64_t lines = by_rows ? levels : strips, places = by_rows ? strips : levels;
-  const size_t size = size_of(b->dtype);
+  const size_t size = th_element_bytes(b->dtype);
   arrays a = {.pointers = calloc((size_t)lines + 1, 8),
               .indices = calloc((size_t)(lines * places) + 1, 8),
               .values = malloc((size_t)(levels * strips) * (size_t)(rows * cols) * size + 8)};
@@ -493,7 +489,7 @@ static void expect_nm_layout(const esmm_weights *w, const esmm_matrix *b, int n,
   const esmm_nm_form *f = &w->nm;
   const int bits = bits_of(m);
   const int64_t short_group = b->rows % m, slots = b->rows / m * n + (short_group < n ? short_group : n);
-  const size_t size = size_of(b->dtype);
+  const size_t size = th_element_bytes(b->dtype);
   const int64_t list_bytes = (slots * bits + 63) / 64 * 8;
   assert_int_equal(f->bits, bits);
   assert_int_equal(f->slots, slots);
@@ -850,7 +846,7 @@ static void bytes_are_few(void **state)
                                     .format.group_cols = limits[i].cols,
                                     .max_bytes_ratio = 0.7};
     esmm_weights *w = prepare(ctx, &b, &opts);
-    const double share = (double)info_of(w).bytes / (1024.0 * 1024.0 * (double)size_of(limits[i].dtype));
+    const double share = (double)info_of(w).bytes / (1024.0 * 1024.0 * (double)th_element_bytes(limits[i].dtype));
     print_message("# %d:%d %s, %d columns together: %.4f of dense\n", limits[i].n, limits[i].m,
                   esmm_dtype_str(limits[i].dtype), limits[i].cols, share);
     assert_true(share <= limits[i].most);

@@ -298,7 +298,7 @@ static double check_elements(const product *p, const char *name, bool *wrong, ch
 /* Bytes of C that are no elements (between its rows) must be as they were. */
 static bool padding_intact(const product *p)
 {
-  size_t size = p->c.dtype == ESMM_F32 ? 4 : 2;
+  size_t size = th_element_bytes(p->c.dtype);
   int64_t lines = p->c.order == ESMM_ROW_MAJOR ? p->m : p->n, length = p->c.order == ESMM_ROW_MAJOR ? p->n : p->m;
   for (int64_t line = 0; line + 1 < lines; line++) {
     size_t from = (size_t)(line * p->c.ld + length) * size, to = (size_t)((line + 1) * p->c.ld) * size;

@@ -51,15 +51,28 @@ static uint32_t odd_bits(esmm_dtype dtype, int which)
                                  0xff800000u, 0x7fc00000u, 0x3f800000u};
   static const uint32_t bf16[] = {0x8000u, 0x0001u, 0x8001u, 0x7f80u, 0xff80u, 0x7fc0u, 0x3f80u};
   static const uint32_t f16[] = {0x8000u, 0x0001u, 0x8001u, 0x7c00u, 0xfc00u, 0x7e00u, 0x3c00u};
-  return dtype == ESMM_F32 ? f32[which] : dtype == ESMM_BF16 ? bf16[which] : f16[which];
+  switch (dtype) {
+  case ESMM_F32:
+    return f32[which];
+  case ESMM_BF16:
+    return bf16[which];
+  case ESMM_F16:
+    return f16[which];
+  }
+  return 0;
 }
 
 static void put_bits(const esmm_matrix *m, int64_t index, uint32_t bits)
 {
-  if (m->dtype == ESMM_F32)
+  switch (m->dtype) {
+  case ESMM_F32:
     ((uint32_t *)m->data)[index] = bits;
-  else
+    break;
+  case ESMM_BF16:
+  case ESMM_F16:
     ((uint16_t *)m->data)[index] = (uint16_t)bits;
+    break;
+  }
 }
 
 /* A matrix with no byte to spare at its end; gaps between rows are NaN, so that reading them shows. */

@@ -24,13 +24,6 @@ static bool bsr_few(const esmm_problem *p)
   return p->m <= FEW_ROWS && source_of(p->w, true) == FROM_BLOCKS;
 }
 
-ALWAYS vec few_load(const void *b, const esmm_dtype dtype, int64_t at)
-{
-  if (dtype == ESMM_F32)
-    return vec_load((const float *)b + at);
-  return dtype == ESMM_BF16 ? vec_from_bf16((const uint16_t *)b + at) : vec_from_f16((const uint16_t *)b + at);
-}
-
 /* out[0..count * VEC) += sum of values[i] * row ks[i] of b, whose rows are ld elements apart */
 ALWAYS void add_columns(const int count, const esmm_dtype dtype, const void *b, int64_t at, int64_t ld,
                         const float *values, const uint32_t *ks, int64_t n, float *out)
@@ -44,16 +37,16 @@ ALWAYS void add_columns(const int count, const esmm_dtype dtype, const void *b, 
     const vec x = vec_all(values + i), y = vec_all(values + i + 1);
 #pragma GCC unroll 8
     for (int v = 0; v < count; v++)
-      even[v] = vec_fma(x, few_load(b, dtype, at + ks[i] * ld + v * VEC), even[v]);
+      even[v] = vec_fma(x, esmm_vec_load(b, dtype, at + ks[i] * ld + v * VEC), even[v]);
 #pragma GCC unroll 8
     for (int v = 0; v < count; v++)
-      odd[v] = vec_fma(y, few_load(b, dtype, at + ks[i + 1] * ld + v * VEC), odd[v]);
+      odd[v] = vec_fma(y, esmm_vec_load(b, dtype, at + ks[i + 1] * ld + v * VEC), odd[v]);
   }
   if (i < n) {
     const vec x = vec_all(values + i);
 #pragma GCC unroll 8
     for (int v = 0; v < count; v++)
-      even[v] = vec_fma(x, few_load(b, dtype, at + ks[i] * ld + v * VEC), even[v]);
+      even[v] = vec_fma(x, esmm_vec_load(b, dtype, at + ks[i] * ld + v * VEC), even[v]);
   }
 #pragma GCC unroll 8
   for (int v = 0; v < count; v++)
@@ -87,6 +80,19 @@ typedef void add_block_function(const void *b, int64_t at, int64_t width, const 
 ADD_BLOCK(add_block_f32, ESMM_F32)
 ADD_BLOCK(add_block_bf16, ESMM_BF16)
 ADD_BLOCK(add_block_f16, ESMM_F16)
+
+static add_block_function *add_block_of(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    return add_block_f32;
+  case ESMM_BF16:
+    return add_block_bf16;
+  case ESMM_F16:
+    return add_block_f16;
+  }
+  return NULL; /* weights of an unknown dtype are not prepared */
+}
 
 /* Scratch: each row of A as a list, by block rows, and sums of each thread. */
 typedef struct few_layout {
@@ -149,9 +155,8 @@ static int64_t few_strip(const esmm_problem *p, const few_layout *l, const few_l
                          float *partial)
 {
   const esmm_bsr_form *form = &p->w->bsr;
-  const esmm_dtype dtype = p->w->dtype;
   const int64_t width = form->block_cols, cells = p->m * width;
-  add_block_function *add = dtype == ESMM_F32 ? add_block_f32 : dtype == ESMM_BF16 ? add_block_bf16 : add_block_f16;
+  add_block_function *add = add_block_of(p->w->dtype);
   int64_t terms = 0, since = 0; /* the k that the partial sum starts at */
   memset(sums, 0, (size_t)cells * sizeof *sums);
   memset(partial, 0, (size_t)cells * sizeof *partial);

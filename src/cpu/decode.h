@@ -79,13 +79,6 @@ static size_t decode_workspace(const esmm_kernel *self, const esmm_problem *p)
   return decode_lay_out(p).bytes;
 }
 
-ALWAYS vec load_b(const void *row, esmm_dtype dtype, int64_t j)
-{
-  if (dtype == ESMM_F32)
-    return vec_load((const float *)row + j);
-  return dtype == ESMM_BF16 ? vec_from_bf16((const uint16_t *)row + j) : vec_from_f16((const uint16_t *)row + j);
-}
-
 /* out[0..width) (+)= sum of values[i] * row ks[i] of b, for count rows at a time; width is a multiple of VEC. */
 ALWAYS void add_rows(const int count, const esmm_dtype dtype, const void *b, int64_t ld, const float *values,
                      const uint32_t *ks, int64_t width, float *out, bool first)
@@ -94,14 +87,14 @@ ALWAYS void add_rows(const int count, const esmm_dtype dtype, const void *b, int
   vec x[DECODE_AT_ONCE];
 #pragma GCC unroll 16
   for (int i = 0; i < count; i++) {
-    row[i] = (const char *)b + (size_t)((int64_t)ks[i] * ld) * (dtype == ESMM_F32 ? 4 : 2);
+    row[i] = (const char *)b + (size_t)((int64_t)ks[i] * ld) * esmm_dtype_bytes(dtype);
     x[i] = vec_all(values + i);
   }
   for (int64_t j = 0; j < width; j += VEC) {
-    vec sum = vec_mul(x[0], load_b(row[0], dtype, j));
+    vec sum = vec_mul(x[0], esmm_vec_load(row[0], dtype, j));
 #pragma GCC unroll 16
     for (int i = 1; i < count; i++)
-      sum = vec_fma(x[i], load_b(row[i], dtype, j), sum);
+      sum = vec_fma(x[i], esmm_vec_load(row[i], dtype, j), sum);
     vec_store(out + j, first ? sum : vec_add(sum, vec_load(out + j)));
   }
 }
@@ -138,6 +131,19 @@ ADD_LIST(add_list_f16, ESMM_F16)
 
 typedef void add_list_function(const void *b, int64_t ld, const float *values, const uint32_t *ks, int64_t count,
                                int64_t width, float *out, bool first);
+
+static add_list_function *add_list_of(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    return add_list_f32;
+  case ESMM_BF16:
+    return add_list_bf16;
+  case ESMM_F16:
+    return add_list_f16;
+  }
+  return NULL; /* weights of an unknown dtype are not prepared */
+}
 
 static void add_partial(float *sums, const float *partial, int64_t width)
 {
@@ -190,7 +196,7 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   float *values = scratch, *sums = (float *)(void *)((char *)scratch + l.at_sums);
   float *partial = (float *)(void *)((char *)scratch + l.at_partial);
   uint32_t *ks = (uint32_t *)(void *)((char *)scratch + l.at_ks);
-  add_list_function *add = w->dtype == ESMM_F32 ? add_list_f32 : w->dtype == ESMM_BF16 ? add_list_bf16 : add_list_f16;
+  add_list_function *add = add_list_of(w->dtype);
   const size_t size = esmm_dtype_size(w->dtype);
   int64_t count[DECODE_ROWS], nonzeros = 0;
   const double start = esmm_now();

@@ -23,6 +23,7 @@
 #endif
 
 #include "cpu/activate.h"
+#include "cpu/vec_dtype.h"
 
 /* Sums may be written or added straight into C: fp32, row-major, alpha 1, beta 0 or 1, nothing after the sum. */
 static inline bool esmm_is_plain(const esmm_problem *p)
@@ -52,11 +53,10 @@ static inline vec esmm_read_part(const esmm_matrix *m, int64_t row, int64_t col,
   if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32)
     return esmm_load_part((const float *)m->data + at, count);
   if (m->order == ESMM_ROW_MAJOR && count == VEC)
-    return m->dtype == ESMM_BF16 ? vec_from_bf16((const uint16_t *)m->data + at)
-                                 : vec_from_f16((const uint16_t *)m->data + at);
+    return esmm_vec_load(m->data, m->dtype, at);
   float part[VEC] = {0};
-  for (int64_t i = 0; i < count; i++)
-    part[i] = esmm_matrix_get(m, row, col + i);
+  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
+  esmm_load_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
   return vec_load(part);
 }
 
@@ -64,18 +64,13 @@ static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int
 {
   const int64_t at = row * m->ld + col;
   if (m->order == ESMM_ROW_MAJOR && count == VEC) {
-    if (m->dtype == ESMM_F32)
-      vec_store((float *)m->data + at, x);
-    else if (m->dtype == ESMM_BF16)
-      vec_to_bf16((uint16_t *)m->data + at, x);
-    else
-      vec_to_f16((uint16_t *)m->data + at, x);
+    esmm_vec_store(m->data, m->dtype, at, x);
     return;
   }
   float part[VEC];
   vec_store(part, x);
-  for (int64_t i = 0; i < count; i++)
-    esmm_matrix_set(m, row, col + i, part[i]);
+  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
+  esmm_store_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
 }
 
 /* What a problem does to its sums, out of the reach of stores to C: the compiler need not read it again after each. */
@@ -156,6 +151,7 @@ static inline void esmm_tally_block(const esmm_matrix *c, int64_t row, int64_t r
                                     int64_t at, esmm_tally *t)
 {
   uint32_t *restrict ors = t->ors + at, *restrict counts = t->counts + at;
+  const uint32_t magnitude = esmm_dtype_magnitude(c->dtype);
   if (c->order == ESMM_COL_MAJOR) {
     for (int64_t j = 0; j < cols; j++) {
       const size_t start = (size_t)((col + j) * c->ld + row) * esmm_dtype_size(c->dtype);
@@ -167,18 +163,22 @@ static inline void esmm_tally_block(const esmm_matrix *c, int64_t row, int64_t r
   }
   for (int64_t i = 0; i < rows; i++) {
     const int64_t start = (row + i) * c->ld + col;
-    if (c->dtype == ESMM_F32) {
-      const esmm_word32 *x = (const esmm_word32 *)c->data + start;
+    const esmm_word32 *words = (const esmm_word32 *)c->data + start;
+    const esmm_word16 *halves = (const esmm_word16 *)c->data + start;
+    switch (c->dtype) {
+    case ESMM_F32:
       for (int64_t j = 0; j < cols; j++) {
-        ors[j] |= x[j];
-        counts[j] += (x[j] & 0x7fffffffu) != 0;
+        ors[j] |= words[j];
+        counts[j] += (words[j] & magnitude) != 0;
       }
-    } else {
-      const esmm_word16 *x = (const esmm_word16 *)c->data + start;
+      break;
+    case ESMM_BF16:
+    case ESMM_F16:
       for (int64_t j = 0; j < cols; j++) {
-        ors[j] |= x[j] & 0x7fffu;
-        counts[j] += (x[j] & 0x7fffu) != 0;
+        ors[j] |= halves[j] & magnitude;
+        counts[j] += (halves[j] & magnitude) != 0;
       }
+      break;
     }
   }
 }

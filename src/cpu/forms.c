@@ -5,6 +5,8 @@
  */
 #include "cpu/forms.h"
 
+#include "bits.h"
+
 #include <string.h>
 
 /* ---- reading B ---- */
@@ -18,15 +20,7 @@ void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, vo
     memcpy(out, (const char *)b->data + (size_t)(k * b->ld + j0) * size, (size_t)cols * size);
     return;
   }
-  if (size == 4) {
-    const float *in = (const float *)b->data + j0 * b->ld + k;
-    for (int64_t j = 0; j < cols; j++)
-      memcpy((char *)out + 4 * j, &in[j * b->ld], 4);
-  } else {
-    const uint16_t *in = (const uint16_t *)b->data + j0 * b->ld + k;
-    for (int64_t j = 0; j < cols; j++)
-      memcpy((char *)out + 2 * j, &in[j * b->ld], 2);
-  }
+  esmm_copy_elements(out, 1, (const char *)b->data + (size_t)(j0 * b->ld + k) * size, b->ld, cols, b->dtype);
 }
 
 void esmm_read_rows(const esmm_matrix *b, int64_t k, int64_t rows, int64_t j0, int64_t cols, void *out, size_t stride)
@@ -37,15 +31,10 @@ void esmm_read_rows(const esmm_matrix *b, int64_t k, int64_t rows, int64_t j0, i
       esmm_read_row(b, k + r, j0, cols, (char *)out + (size_t)r * stride);
     return;
   }
+  const int64_t step = (int64_t)(stride / size);
   for (int64_t j = 0; j < cols; j++) {
     const char *in = (const char *)b->data + (size_t)((j0 + j) * b->ld + k) * size;
-    char *to = (char *)out + (size_t)j * size;
-    if (size == 4)
-      for (int64_t r = 0; r < rows; r++)
-        memcpy(to + (size_t)r * stride, in + 4 * r, 4);
-    else
-      for (int64_t r = 0; r < rows; r++)
-        memcpy(to + (size_t)r * stride, in + 2 * r, 2);
+    esmm_copy_elements((char *)out + (size_t)j * size, step, in, 1, rows, b->dtype);
   }
 }
 

@@ -22,15 +22,6 @@
 
 #define GEMM_STEP 0.75 /* time of a multiply-add of gemm.h, over that of one that selects */
 
-/* VEC of B's values, from the given one on */
-ALWAYS vec half_vector(const void *values, esmm_dtype dtype, int64_t at)
-{
-  if (dtype == ESMM_F32)
-    return vec_load((const float *)values + at);
-  const uint16_t *from = (const uint16_t *)values + at;
-  return dtype == ESMM_BF16 ? vec_from_bf16(from) : vec_from_f16(from);
-}
-
 #include "nm_lists.h"
 
 static bool nm_selects(const esmm_weights *w)
@@ -63,7 +54,7 @@ typedef struct slots {
 /* sums [rows] += the values of a slot times the a's that they name, of a [rows][span] from `base` on */
 ALWAYS void add_slot(const int rows, const bool two, const slots *b, int64_t slot, const float *a, int base, vec *sums)
 {
-  const vec x = half_vector(b->values, b->dtype, slot * ESMM_HALF);
+  const vec x = esmm_vec_load(b->values, b->dtype, slot * ESMM_HALF);
   const vec_index index = rows <= FEW ? index_unpack(&b->plan, b->packed + slot * b->index_bytes, base)
                                       : index_load(b->index + slot * ESMM_HALF, base);
   __asm__("" : "+r"(a)); /* else a's rows stay in registers from slot to slot, and there are too few */

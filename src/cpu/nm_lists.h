@@ -73,9 +73,9 @@ ALWAYS void add_listed(const esmm_dtype dtype, const void *b, const float *value
       for (; i + LISTS_CHAINS <= end; i += LISTS_CHAINS)
 #pragma GCC unroll 4
         for (int x = 0; x < LISTS_CHAINS; x++)
-          part[x] = vec_fma(vec_all(values + i + x), half_vector(b, dtype, offsets[i + x] + j), part[x]);
+          part[x] = vec_fma(vec_all(values + i + x), esmm_vec_load(b, dtype, offsets[i + x] + j), part[x]);
       for (; i < end; i++)
-        part[0] = vec_fma(vec_all(values + i), half_vector(b, dtype, offsets[i] + j), part[0]);
+        part[0] = vec_fma(vec_all(values + i), esmm_vec_load(b, dtype, offsets[i] + j), part[0]);
       all = vec_add(all, vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3])));
     }
     vec_store(sums + j, all);
@@ -109,12 +109,17 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
       const float *own = values + r * l->room;
       const uint32_t *places = offsets + r * l->room;
       float *to = sums + r * ld_sums + q * ESMM_HALF;
-      if (dtype == ESMM_F32)
+      switch (dtype) { /* each its own loop */
+      case ESMM_F32:
         add_listed(ESMM_F32, b, own, places, counts[r], to);
-      else if (dtype == ESMM_BF16)
+        break;
+      case ESMM_BF16:
         add_listed(ESMM_BF16, b, own, places, counts[r], to);
-      else
+        break;
+      case ESMM_F16:
         add_listed(ESMM_F16, b, own, places, counts[r], to);
+        break;
+      }
       t->terms += (double)counts[r] * (double)esmm_min(ESMM_HALF, p->n - (q0 + q) * ESMM_HALF);
     }
   }

@@ -18,6 +18,24 @@ ALWAYS size_t align_up(size_t bytes)
   return (bytes + 4095) / 4096 * 4096;
 }
 
+/* count (a multiple of VEC) elements from element `at` on, as fp32; the dtype is asked for once */
+ALWAYS void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    memcpy(to, (const float *)from + at, (size_t)count * sizeof *to);
+    break;
+  case ESMM_BF16:
+    for (int64_t i = 0; i < count; i += VEC)
+      vec_store(to + i, vec_from_bf16((const uint16_t *)from + at + i));
+    break;
+  case ESMM_F16:
+    for (int64_t i = 0; i < count; i += VEC)
+      vec_store(to + i, vec_from_f16((const uint16_t *)from + at + i));
+    break;
+  }
+}
+
 /* rows [r0, r0+rows) x k's [k0, k0+kc) of A as fp32 row-major: in place where it is so already, else through buffer. */
 ALWAYS const float *rows_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc, float *buffer,
                               int64_t *ld)
@@ -29,36 +47,16 @@ ALWAYS const float *rows_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, in
   *ld = kc;
   if (a->order == ESMM_COL_MAJOR) {
     for (int64_t k = 0; k < kc; k++)
-      for (int64_t r = 0; r < rows; r++)
-        buffer[r * kc + k] = esmm_matrix_get(a, r0 + r, k0 + k);
+      esmm_load_elements(a->data, a->dtype, (k0 + k) * a->ld + r0, 1, rows, buffer + k, kc);
     return buffer;
   }
   for (int64_t r = 0; r < rows; r++) {
-    const uint16_t *from = (const uint16_t *)a->data + (r0 + r) * a->ld + k0;
+    const int64_t at = (r0 + r) * a->ld + k0, whole = kc - kc % VEC;
     float *to = buffer + r * kc;
-    int64_t k = 0;
-    if (a->dtype == ESMM_BF16)
-      for (; k + VEC <= kc; k += VEC)
-        vec_store(to + k, vec_from_bf16(from + k));
-    else
-      for (; k + VEC <= kc; k += VEC)
-        vec_store(to + k, vec_from_f16(from + k));
-    for (; k < kc; k++)
-      to[k] = a->dtype == ESMM_BF16 ? esmm_from_bf16(from[k]) : esmm_from_f16(from[k]);
+    widen(a->data, a->dtype, at, whole, to);
+    esmm_load_elements(a->data, a->dtype, at + whole, 1, kc - whole, to + whole, 1);
   }
   return buffer;
-}
-
-/* count (a multiple of VEC) elements of bf16 or fp16 data from element `at` on */
-ALWAYS void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
-{
-  const uint16_t *h = (const uint16_t *)from + at;
-  if (dtype == ESMM_BF16)
-    for (int64_t i = 0; i < count; i += VEC)
-      vec_store(to + i, vec_from_bf16(h + i));
-  else
-    for (int64_t i = 0; i < count; i += VEC)
-      vec_store(to + i, vec_from_f16(h + i));
 }
 
 #endif

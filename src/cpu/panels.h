@@ -95,10 +95,7 @@ static panel panel_of_b(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc
 /* 16 columns of a row */
 ALWAYS void copy_half(const void *from, esmm_dtype dtype, int64_t at, float *to)
 {
-  if (dtype == ESMM_F32)
-    memcpy(to, (const float *)from + at, ESMM_HALF * sizeof *to);
-  else
-    widen(from, dtype, at, ESMM_HALF, to);
+  widen(from, dtype, at, ESMM_HALF, to);
 }
 
 /* Elements at + first .. at + end - 1 to the same places of `to` */
@@ -108,8 +105,7 @@ ALWAYS void copy_part(const void *from, esmm_dtype dtype, int64_t at, int64_t fi
     copy_half(from, dtype, at + first, to + first);
     return;
   }
-  for (int64_t j = first; j < end; j++)
-    to[j] = esmm_load_element(from, dtype, at + j);
+  esmm_load_elements(from, dtype, at + first, 1, end - first, to + first, 1);
 }
 
 /* A panel with every k, in the buffer. */

@@ -120,10 +120,7 @@ static void copy_b(const esmm_weights *w, int64_t k0, int64_t width, int64_t j0,
   const int64_t cols = esmm_min(ROW_COLS, w->rows_ld - j0);
   for (int64_t k = 0; k < width; k++, to += ROW_COLS) {
     const int64_t at = (k0 + k) * w->rows_ld + j0;
-    if (w->dtype == ESMM_F32)
-      memcpy(to, (const float *)w->rows + at, (size_t)cols * sizeof *to);
-    else
-      widen(w->rows, w->dtype, at, cols, to);
+    widen(w->rows, w->dtype, at, cols, to);
     if (cols < ROW_COLS)
       memset(to + cols, 0, (size_t)(ROW_COLS - cols) * sizeof *to);
   }

@@ -13,17 +13,12 @@ static uint64_t row_word(const esmm_matrix *a, int64_t row, int64_t k0)
 {
   unsigned char flags[64] = {0};
   const int64_t count = esmm_min(64, a->cols - k0);
-  if (a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR) {
-    const float *x = (const float *)a->data + row * a->ld + k0;
-    for (int64_t i = 0; i < count; i++)
-      flags[i] = x[i] != 0.0f;
-  } else if (a->order == ESMM_ROW_MAJOR) {
-    const esmm_word16 *x = (const esmm_word16 *)a->data + row * a->ld + k0;
-    for (int64_t i = 0; i < count; i++)
-      flags[i] = (x[i] & 0x7fffu) != 0;
+  if (a->order == ESMM_ROW_MAJOR) {
+    const size_t start = (size_t)(row * a->ld + k0) * esmm_dtype_bytes(a->dtype);
+    esmm_flag_nonzero((const char *)a->data + start, a->dtype, count, flags);
   } else {
     for (int64_t i = 0; i < count; i++)
-      flags[i] = esmm_matrix_get(a, row, k0 + i) != 0.0f;
+      flags[i] = esmm_nonzero_at(a->data, a->dtype, esmm_matrix_index(a, row, k0 + i));
   }
   return esmm_gather_bits(flags);
 }

@@ -134,11 +134,12 @@ static void count_columns(const esmm_ctx *ctx, const esmm_matrix *m, bool above,
   for (int64_t from = 0; from < m->cols; from += WIDTH) {
     const int64_t width = esmm_min(WIDTH, m->cols - from);
     memset(counts + from, 0, (size_t)width * sizeof *counts);
-    for (int64_t t = 0; t < m->rows; t++)
-      for (int64_t f = 0; f < width; f++) {
-        const float x = esmm_load_element(m->data, m->dtype, t * m->ld + from + f);
-        counts[from + f] += above ? !(x <= 0.0f) : x != 0.0f;
-      }
+    for (int64_t t = 0; t < m->rows; t++) {
+      float line[WIDTH];
+      esmm_load_elements(m->data, m->dtype, t * m->ld + from, 1, width, line, 1);
+      for (int64_t f = 0; f < width; f++)
+        counts[from + f] += above ? !(line[f] <= 0.0f) : line[f] != 0.0f;
+    }
   }
   (void)ctx; /* unused without OpenMP */
 }

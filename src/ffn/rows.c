@@ -15,12 +15,10 @@
 void ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out)
 {
   const int64_t from = row * m->ld;
-  if (m->dtype == ESMM_F32 && !order) {
-    memcpy(out, (const float *)m->data + from, (size_t)count * sizeof *out);
-    return;
-  }
-  for (int64_t i = 0; i < count; i++)
-    out[i] = esmm_load_element(m->data, m->dtype, from + (order ? order[i] : i));
+  if (!order)
+    esmm_load_elements(m->data, m->dtype, from, 1, count, out, 1);
+  for (int64_t i = 0; i < count && order; i++)
+    out[i] = esmm_load_element(m->data, m->dtype, from + order[i]);
 }
 
 /* Rows first..last of dst, where src's elements of one column lie together. */
@@ -30,9 +28,8 @@ static void gather_strided(const esmm_matrix *src, const int32_t *order, esmm_ma
     const int64_t end = esmm_min(col + BLOCK, dst->cols);
     for (int64_t i = first; i < last; i++) {
       const int64_t row = order ? order[i] : i;
-      for (int64_t c = col; c < end; c++)
-        esmm_store_element(dst->data, dst->dtype, i * dst->ld + c,
-                           esmm_load_element(src->data, src->dtype, c * src->ld + row));
+      esmm_convert_elements(src->data, src->dtype, col * src->ld + row, src->ld, end - col, dst->data, dst->dtype,
+                            i * dst->ld + col);
     }
   }
 }
@@ -54,9 +51,7 @@ void ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t 
         memcpy((char *)dst->data + (size_t)(i * dst->ld) * size,
                (const char *)src->data + (size_t)(row * src->ld) * size, (size_t)dst->cols * size);
       else
-        for (int64_t c = 0; c < dst->cols; c++)
-          esmm_store_element(dst->data, dst->dtype, i * dst->ld + c,
-                             esmm_load_element(src->data, src->dtype, row * src->ld + c));
+        esmm_convert_elements(src->data, src->dtype, row * src->ld, 1, dst->cols, dst->data, dst->dtype, i * dst->ld);
     }
   }
   (void)ctx; /* unused without OpenMP */
@@ -97,14 +92,21 @@ void ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t
 static void sum_columns(const esmm_matrix *m, int64_t from, int64_t width, double *sums)
 {
   memset(sums, 0, (size_t)width * sizeof *sums);
+  float line[WIDTH];
   if (m->order == ESMM_ROW_MAJOR)
-    for (int64_t row = 0; row < m->rows; row++)
+    for (int64_t row = 0; row < m->rows; row++) {
+      esmm_load_elements(m->data, m->dtype, row * m->ld + from, 1, width, line, 1);
       for (int64_t i = 0; i < width; i++)
-        sums[i] += (double)esmm_load_element(m->data, m->dtype, row * m->ld + from + i);
+        sums[i] += (double)line[i];
+    }
   else
     for (int64_t i = 0; i < width; i++)
-      for (int64_t row = 0; row < m->rows; row++)
-        sums[i] += (double)esmm_load_element(m->data, m->dtype, (from + i) * m->ld + row);
+      for (int64_t row = 0; row < m->rows; row += WIDTH) {
+        const int64_t rows = esmm_min(WIDTH, m->rows - row);
+        esmm_load_elements(m->data, m->dtype, (from + i) * m->ld + row, 1, rows, line, 1);
+        for (int64_t r = 0; r < rows; r++)
+          sums[i] += (double)line[r];
+      }
 }
 
 void ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out, bool add)

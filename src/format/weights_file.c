@@ -249,7 +249,7 @@ static esmm_status check_header(const file *f, const esmm_file_header *h)
   const int64_t most = INT64_MAX - ESMM_FILE_ALIGN; /* rounding up must not overflow */
   if (h->k < 0 || h->k > most || h->n < 0 || h->n > most)
     return fail_file(f, ESMM_ERR_FORMAT, "shape is %lld x %lld", (long long)h->k, (long long)h->n);
-  if (h->dtype > ESMM_F16)
+  if (esmm_dtype_size((esmm_dtype)h->dtype) == 0)
     return fail_file(f, ESMM_ERR_FORMAT, "dtype %u does not exist", h->dtype);
   if (h->use > ESMM_USE_LARGE_M)
     return fail_file(f, ESMM_ERR_FORMAT, "use %u does not exist", h->use);
