@@ -78,7 +78,7 @@ ifneq ($(ARCH),x86_64)
 LIB_SRC := $(filter-out %_avx2.c %_avx512.c,$(LIB_SRC))
 ALL_CFLAGS += -DESMM_PORTABLE
 endif
-CLI_SRC := $(sort $(wildcard cli/*.c io/*.c))
+CLI_SRC := $(sort $(wildcard cli/*.c cli/*/*.c io/*.c))
 KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
@@ -147,6 +147,7 @@ $(shell mkdir -p $(FATBIN_DIR); printf '%s' '$(NVCC_FLAGS_NOW)' > $(FATBIN_DIR)/
 endif
 endif
 
+$(BUILD)/obj/cli/%.o: ALL_CFLAGS += -Icli
 $(BUILD)/obj/%_avx2.o: ISA_FLAGS := $(AVX2_FLAGS)
 $(BUILD)/obj/%_avx512.o: ISA_FLAGS := $(AVX512_FLAGS)
 # Generated headers must be there; who includes one knows it by its .d file.

@@ -12,8 +12,8 @@
  * A GPU gets each product twice: with operands in the host's memory, which the library copies there and back, and with
  * operands in its own. Data, reference and bounds are made by the CPU.
  */
+#include "bench/error_bound.h"
 #include "cli.h"
-#include "error_bound.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  * cmd_info.c: esmm info: what a report of a problem or a measurement needs to say about the machine.
  */
 #include "../io/tensors.h"
-#include "blas.h"
+#include "bench/blas.h"
+#include "bench/cublas.h"
 #include "cli.h"
-#include "cublas.h"
 
 #include <sched.h>
 #include <string.h>

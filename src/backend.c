@@ -31,7 +31,7 @@ bool esmm_backend_register(const esmm_backend *backend)
   return true;
 }
 
-/* The number behind "cuda:", or -1. */
+/* The number behind the colon, or -1. */
 static int ordinal_of(const char *digits)
 {
   int ordinal = 0;

@@ -14,7 +14,7 @@ struct esmm_trial;
 struct esmm_tune_job;
 
 struct esmm_backend {
-  const char *name; /* "cpu", "cuda": its devices are called so, or "cuda:1" where they are numbered */
+  const char *name; /* "cpu": its device is called so; with ":1" behind it, where there may be several */
   const char *kind; /* "CPU", "GPU": for texts that people read */
   bool numbered;    /* there may be several of its devices */
   bool memory;      /* it has memory of its own: matrices of ESMM_DEVICE lie there */
@@ -75,7 +75,7 @@ struct esmm_backend {
   bool layer; /* esmm_ffn_... run on it */
 };
 
-/* What a context is called in texts: "CPU", "cuda:0". */
+/* What a context is called in texts: by its kind, or by its device where there may be several. */
 static inline const char *esmm_ctx_kind(const esmm_ctx *ctx)
 {
   return ctx->backend->numbered ? ctx->device : ctx->backend->kind;
@@ -90,6 +90,6 @@ const esmm_backend *esmm_backend_at(int index);
 bool esmm_backend_register(const esmm_backend *backend);
 /* The backend and the ordinal of a device's name; NULL where there is none of that name. */
 const esmm_backend *esmm_backend_find(const char *device, int *ordinal);
-void esmm_backend_names(char *out, size_t bytes); /* "'auto', 'cpu', 'cuda' or 'cuda:N' with N from 0 to 255" */
+void esmm_backend_names(char *out, size_t bytes); /* "'auto', 'cpu', ...": what a device may be called */
 
 #endif

@@ -3,7 +3,7 @@
  * say which one they read, and the plan refuses a kernel whose form is not there.
  *
  * A new form is a kind and a line of the table here, and a line in the table of the backend that makes it: for a CPU
- * cpu/forms.c, for a GPU cuda/ops/forms.c. docs/adding-a-format.md walks through one.
+ * cpu/forms.c, for a GPU ops/forms.c in its folder. docs/adding-a-format.md walks through one.
  */
 #ifndef ESMM_FORM_H
 #define ESMM_FORM_H

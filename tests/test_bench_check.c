@@ -8,7 +8,7 @@
  *
  *   ESMM_TEST_PRODUCTS=n   how many (default 40)
  */
-#include "bench.h"
+#include "bench/bench.h"
 #include "harness.h"
 
 #include <math.h>

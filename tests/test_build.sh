@@ -2,7 +2,7 @@
 # test_build.sh: what the build makes of its options and of a machine that misses something. Called by run_tests.sh with
 # TREE (the build) and WORK (scratch) set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 # report VARIABLES...: what `make` would say it builds. In a tree of its own: options are part of what is up to date.
 report() { "$MAKE" --no-print-directory BUILD="$WORK/tree" "$@" report 2>&1; }

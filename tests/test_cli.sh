@@ -4,7 +4,7 @@
 #
 # The expected texts are in tests/golden. After a wanted change, `make golden` writes them anew; read the diff.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh
 cd "$WORK" || exit 1

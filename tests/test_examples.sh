@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_examples.sh: the programs of examples/, run briefly. Called by run_tests.sh with TREE and WORK set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 train=$TREE/examples/ffn_train infer=$TREE/examples/ffn_inference
 

@@ -3,7 +3,7 @@
 # once; this says it by name, and checks that what was embedded is there. Called by run_tests.sh with TREE, WORK and
 # FATBIN_DIR set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 compiled() { # NAME: every entry function of the file was compiled for each target
   log=$FATBIN_DIR/$1.log

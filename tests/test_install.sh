@@ -2,7 +2,7 @@
 # test_install.sh: what is exported, what is needed, and whether a stranger's program builds against the installed tree.
 # Called by run_tests.sh with TREE (the build) and WORK (scratch) set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 # Exactly the functions that the headers declare: nothing internal leaks, nothing declared is missing.
 exported() {

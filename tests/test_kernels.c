@@ -18,7 +18,7 @@
  *   ESMM_TEST_DEVICE=cuda                        on a GPU, with operands in host and in device memory
  *   ESMM_TEST_REDUCED=1                          a few dozen small random cases, for compute-sanitizer
  */
-#include "error_bound.h"
+#include "bench/error_bound.h"
 #include "harness.h"
 #include "kernel_factors.h"
 #include "operands.h"

@@ -3,7 +3,7 @@
 # errors and run; any other must compile inside a function. Every `esmm` command line of the ```sh and ```console blocks
 # is run. The measured tables are those of the records. Called by run_tests.sh with TREE and WORK set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 flags="-std=c11 -Wall -Wextra -Werror -Iinclude"
 link="$TREE/libesmm.a -lm -lpthread -fopenmp"

@@ -2,7 +2,7 @@
 # test_style.sh: formatting over every C and CUDA file of the tree, and clang-tidy over every C file. Formatting differs between versions of
 # clang-format, so only the version that Debian 12 has decides. Called by run_tests.sh with TREE and WORK set.
 set -u
-. tests/tap.sh
+. tests/support/tap.sh
 
 files=$(find include src cli io tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 if have clang-format && clang-format --version | grep -q 'version 14\.'; then

@@ -12,12 +12,12 @@ TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/t
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 REPLAY_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/replay_%)
 FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
-TEST_SUPPORT := $(BUILD)/obj/tests/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
+TEST_SUPPORT := $(BUILD)/obj/tests/support/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
 # A CUDA driver on host memory, for tests of what happens when the driver fails.
 FAKE_CUDA := $(BUILD)/tests/fake/libcuda.so.1
-TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/fuzz/*.c))
+TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c))
 
-TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/fuzz/*.c examples/*.c))
+TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c))
 
 .PHONY: test test-programs tidy golden fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
@@ -32,14 +32,14 @@ tidy: $(TIDY)
 tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
 tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
 $(TIDY): tidy/%: $(GEN)
-	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests
+	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 
 golden: $(BUILD)/esmm
 	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden
 	@ESMM_GOLDEN_UPDATE=1 TREE='$(abspath $(BUILD))' WORK='$(abspath $(BUILD))/golden' sh tests/test_cli.sh | grep -v '^ok'; \
 	  echo "  tests/golden written"
 
-$(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests
+$(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests -Itests/support
 
 $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@mkdir -p $(@D)
@@ -49,23 +49,23 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 # The command's own check of results.
 $(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
-$(filter $(BUILD)/tests/test_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/ffn_oracle.o $(BUILD)/obj/tests/ffn_rig.o
+$(filter $(BUILD)/tests/test_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
-$(FAKE_CUDA): $(BUILD)/obj/tests/fake_cuda.o
+$(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) -shared -Wl,-soname,libcuda.so.1 $(LDFLAGS) $^ -o $@ -lpthread
 
 # A fuzz target with a plain main: its corpus is a test in every build, with any compiler.
 $(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o \
-  $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
+  $(filter-out $(BUILD)/obj/tests/support/harness.o,$(TEST_SUPPORT))
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $^ -o $@ $(IO_LIBS) $(LDLIBS)
 
 # The same targets with libFuzzer's main. Only `make fuzz` builds these, in a tree whose objects report coverage.
 $(FUZZ_PROGRAMS): $(BUILD)/tests/fuzz_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o \
-  $(filter-out $(BUILD)/obj/tests/harness.o,$(TEST_SUPPORT))
+  $(filter-out $(BUILD)/obj/tests/support/harness.o,$(TEST_SUPPORT))
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ -o $@ $(IO_LIBS) $(LDLIBS)

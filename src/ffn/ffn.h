@@ -14,8 +14,8 @@
 #ifndef ESMM_FFN_INTERNAL_H
 #define ESMM_FFN_INTERNAL_H
 
-#include "esmm_ffn.h"
 #include "backend.h"
+#include "esmm_ffn.h"
 
 #define FFN_STRIP 8     /* tokens that share one bitmap of h */
 #define FFN_SHARE 0.95  /* sparse_share, unless given */

@@ -5,8 +5,8 @@
  * What starts like a zip archive is read as one. Anything else is taken for a pickle and put into an archive with the
  * right checksums, which random bytes would never have, beside two storages that it may refer to.
  */
-#include "../zip_make.h"
 #include "tensors.h"
+#include "zip_make.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
