@@ -348,7 +348,7 @@ static bool padding_intact(const io_matrix *c)
   return true;
 }
 
-/* The plan's own choice may be cuBLAS, which may split k and then adds parts that it has rounded to a C of 16 bits. */
+/* The plan's own choice may be cuBLAS, which may split k and then adds parts that it has rounded to a 16-bit C. */
 static bool rounds_parts(const score *s)
 {
   return strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0;

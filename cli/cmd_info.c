@@ -41,7 +41,7 @@ static bool read_word(const char *directory, const char *name, char *out, size_t
   return found;
 }
 
-/* In a context of a GPU the CPU's name is another context's. */
+/* In a GPU context the CPU's name is another context's. */
 static void name_cpu(const esmm_ctx *ctx, char *out, size_t bytes)
 {
   esmm_ctx *other = NULL;

@@ -2,7 +2,7 @@
  * kernels.c: which kernels a list on the command line means.
  *
  * Numbers are places on the ladder of prior work, which is a ladder of CUDA kernels; they are kept so that its old
- * command lines work. In a context of the CPU the numbers are known too, and the error says why there is no GPU.
+ * command lines work. In a CPU context the numbers are known too, and the error says why there is no GPU.
  */
 #include "cli.h"
 

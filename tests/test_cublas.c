@@ -42,7 +42,7 @@ static void cublas_works(void **state)
   bench_stop(&b, "cuBLAS");
 }
 
-/* Operands of 16 bits, in all orders, C of both dtypes; what it does not take it names. */
+/* 16-bit operands, in all orders, C of both dtypes; what it does not take it names. */
 static void cublas_16(void **state)
 {
   (void)state;
@@ -80,7 +80,7 @@ static void cublas_16(void **state)
   assert_int_equal(fake->gemms, gemms + 32);
   esmm_ctx_free(ctx);
   assert_int_equal(m.live, 0);
-  check_balance("cuBLAS of 16 bits");
+  check_balance("16-bit cuBLAS");
 }
 
 /* Forced it fails, with the reason; the plan does without it. */

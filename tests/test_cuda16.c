@@ -1,5 +1,5 @@
 /*
- * test_cuda16.c: operands of 16 bits on a GPU: values at the ends of their range, choices that the device makes, the
+ * test_cuda16.c: 16-bit operands on a GPU: values at the ends of their range, choices that the device makes, the
  * same bits each time, weights in a file, errors beside cuBLAS's. test_cuda16_shapes.c has the shapes.
  *
  * Operands lie in device memory, and are moved by the driver's own copies.

@@ -1,5 +1,5 @@
 /*
- * test_cuda16_shapes.c: operands of 16 bits on a GPU, in shapes that no tile fits and lines that no TMA takes,
+ * test_cuda16_shapes.c: 16-bit operands on a GPU, in shapes that no tile fits and lines that no TMA takes,
  * with zeros in both. Sums of small integers are exact, so C is compared byte by byte, with what lies between its lines
  * and around it.
  */

@@ -47,7 +47,7 @@ static void weights_of_16_bits(void **state)
   }
   esmm_ctx_free(ctx);
   assert_int_equal(m.live, 0);
-  check_balance("weights of 16 bits");
+  check_balance("16-bit weights");
 }
 
 /* Formats other than dense are the CPU's, prepared here or loaded; what makes or checks them works on a copy. */
@@ -140,7 +140,7 @@ static int64_t launches_of(const char *force, esmm_dtype a, esmm_dtype b)
   return launched;
 }
 
-/* Kernels that read B as fp32 strips need a launch more where B is of 16 bits: whatever A is, they can run. */
+/* Kernels that read B as fp32 strips need a launch more where B is 16-bit: whatever A is, they can run. */
 static void strips_for_the_call(void **state)
 {
   (void)state;

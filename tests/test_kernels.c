@@ -261,7 +261,7 @@ static void make_expected(product *p)
     }
 }
 
-/* cuBLAS may split k and then adds parts that it has rounded to a C of 16 bits; the plan's choice may be cuBLAS. */
+/* cuBLAS may split k and then adds parts that it has rounded to a 16-bit C; the plan's choice may be cuBLAS. */
 static bool rounds_parts(const product *p, const char *name)
 {
   return gpu && p->c.dtype != ESMM_F32 && (strcmp(name, "auto") == 0 || strncmp(name, "cublas", strlen("cublas")) == 0);

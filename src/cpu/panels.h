@@ -4,7 +4,7 @@
  *
  * A panel is a set of k's and, for each of them, its columns as fp32. Forms that lie so in memory already are read in
  * place: dense panels, blocks whose width is a multiple of 16, N:M lists that 16 columns or more share. The others, and
- * those of 16 bits, are copied to a buffer once for a block of rows of A.
+ * 16-bit ones, are copied to a buffer once for a block of rows of A.
  */
 #ifndef ESMM_PANELS_H
 #define ESMM_PANELS_H

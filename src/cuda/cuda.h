@@ -1,13 +1,13 @@
 /*
  * cuda.h: the CUDA backend as its own files see it.
  *
- * backend.c         the table of backend.h
- * params.h          what kernels on the device are told
- * device/           driver.c opens libcuda; device.c a context's GPU: scratch, copies, timers; module.c embedded
- * fatbins, launches; copy.c matrices between host and GPU; meeting.c where the blocks of a launch meet ops/ extract.c
- * .cu bitmaps, strips, samples; prepare.c forms.c B on the GPU; pattern.c bitmaps for callers product/          plan.c
- * which kernel; stage.c operands in host memory; launch.c; stats.c; matmul.c the way through kernels/          by
- * family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
+ * backend.c   the table of backend.h
+ * params.h    what kernels on the device are told
+ * device/     libcuda (driver.c), a context's GPU (device.c), embedded fatbins and launches (module.c), copies
+ *             (copy.c), memory where the blocks of a launch meet (meeting.c)
+ * ops/        bitmaps, strips and samples of A (extract), B once (prepare, forms), bitmaps for callers (pattern)
+ * product/    one product: plan, stage, launch, statistics
+ * kernels/    by family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
  *
  * Every function that can fail returns esmm_status and has set the context's error text.
  */
@@ -309,8 +309,8 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 typedef struct esmm_cuda_weights {
   esmm_strips strips;  /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
   CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
-  CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (B of 16 bits, or decode) */
-  /* A B of 16 bits, in its own dtype; all 0 for fp32: */
+  CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
+  /* A 16-bit B, in its own dtype; all 0 for fp32: */
   CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */
   int64_t rows_ld;        /* elements, a multiple of ESMM_TILE */
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
@@ -330,7 +330,7 @@ static inline const esmm_cuda_weights *esmm_cuda_b(const esmm_problem *p)
 }
 
 void esmm_cuda_weights_free(esmm_weights *w);              /* the device part; needs no context */
-esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* B [k,n] of 16 bits, as the weights keep it */
+esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* 16-bit B [k,n], as the weights keep it */
 /* Weights of a CPU with the same B, for the weights file; and the other way round. */
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out);
 esmm_status esmm_cuda_weights_from_host(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);

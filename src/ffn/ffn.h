@@ -80,7 +80,7 @@ enum {
   FFN_GRADIENT,  /* a gradient of the alive features alone */
   FFN_DT,        /* [tokens, rank2] */
   FFN_DS,        /* [tokens, rank1] */
-  FFN_DX,        /* [tokens, d_model]: the up branch's part of a dx of 16 bits */
+  FFN_DX,        /* [tokens, d_model]: the up branch's part of a 16-bit dx */
   FFN_ROWS,      /* rows as fp32, a few a thread */
   FFN_BUFFERS
 };

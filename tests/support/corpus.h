@@ -5,8 +5,8 @@
 #ifndef ESMM_TESTS_CORPUS_H
 #define ESMM_TESTS_CORPUS_H
 
-#include "../io/npy.h"
-#include "../io/tensors.h"
+#include "npy.h"
+#include "tensors.h"
 
 #include <dirent.h>
 #include <setjmp.h>

@@ -558,7 +558,7 @@ int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const 
   return cublas_status("cublasSgemm", handle);
 }
 
-/* Where op(x) is [rows, cols] of 16 bits: its first and last element lie in device memory. */
+/* Where op(x) is 16-bit [rows, cols]: its first and last element lie in device memory. */
 static int operand_16(const void *x, int op, int rows, int cols, int ld)
 {
   const size_t lines = (size_t)(op ? rows : cols), width = (size_t)(op ? cols : rows);
