@@ -83,12 +83,13 @@ KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
-ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -type f) Makefile)
+ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh') Makefile)
 
 # GPU kernels: NAME.cu, wherever it lies in src/cuda, becomes $(FATBIN_DIR)/NAME.fatbin, which the library embeds.
 NVCC_USED := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh)
 CU_SRC := $(sort $(shell find src/cuda -name '*.cu'))
 CU_NAMES := $(sort $(basename $(notdir $(CU_SRC))))
+$(if $(filter-out $(words $(CU_SRC)),$(words $(CU_NAMES))),$(error two .cu files of one name in src/cuda))
 vpath %.cu $(sort $(dir $(CU_SRC)))
 FATBINS := $(if $(NVCC_USED),$(CU_NAMES:%=$(FATBIN_DIR)/%.fatbin))
 NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Iinclude -Isrc -t 0 $(if $(NVCC_CCBIN),-ccbin $(NVCC_CCBIN))

@@ -204,7 +204,6 @@ void cli_csv_record(FILE *out, const cli_field *fields, int count, bool heads);
  * from aligned_alloc or malloc, so that free() is right for it.
  */
 int cli_matrix_alloc(const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, io_matrix *out); /* row-major */
-double cli_unit_roundoff(esmm_dtype dtype); /* most that rounding to it changes a number by, over the number */
 /* A copy in another dtype, row-major and tightly packed. */
 int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, io_matrix *out);
 

@@ -44,19 +44,6 @@ int cli_matrix_alloc(const char *what, int64_t rows, int64_t cols, esmm_dtype dt
   return CLI_GO;
 }
 
-double cli_unit_roundoff(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return 0x1p-24;
-  case ESMM_BF16:
-    return 0x1p-8;
-  case ESMM_F16:
-    return 0x1p-11;
-  }
-  return 0; /* an unknown dtype: no error is forgiven */
-}
-
 int cli_matrix_convert(esmm_ctx *ctx, const char *what, const esmm_matrix *from, esmm_dtype dtype, io_matrix *out)
 {
   int status = cli_matrix_alloc(what, from->rows, from->cols, dtype, out);

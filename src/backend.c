@@ -21,16 +21,6 @@ const esmm_backend *esmm_backend_at(int index)
   return known[index];
 }
 
-bool esmm_backend_register(const esmm_backend *backend)
-{
-  if (count == ESMM_MAX_BACKENDS)
-    return false;
-  known[count] = known[count - 1];
-  known[count - 1] = backend;
-  count++;
-  return true;
-}
-
 /* The number behind the colon, or -1. */
 static int ordinal_of(const char *digits)
 {
@@ -60,6 +50,17 @@ const esmm_backend *esmm_backend_find(const char *device, int *ordinal)
     return *ordinal < 0 ? NULL : known[i];
   }
   return NULL;
+}
+
+bool esmm_backend_register(const esmm_backend *backend)
+{
+  int ordinal;
+  if (count == ESMM_MAX_BACKENDS || esmm_backend_find(backend->name, &ordinal))
+    return false;
+  known[count] = known[count - 1];
+  known[count - 1] = backend;
+  count++;
+  return true;
 }
 
 void esmm_backend_names(char *out, size_t bytes)

@@ -1,6 +1,7 @@
 /*
- * backend.h: what a device can do, as one table of functions. The core asks this table and nothing else: it includes no
- * header of a device and never asks which one it is. backend.c has the list of them.
+ * backend.h: what a device can do, as one table of functions. The core asks this table and nothing else: it never asks
+ * which device it is, and includes no header of one, but for the forms that weights have in host memory and in files,
+ * which are a CPU's. backend.c has the list of them.
  *
  * Arguments were checked by the core: pointers, shapes, dtypes, places, overlaps. A function that can fail returns a
  * status and has set the context's error text.
@@ -23,7 +24,7 @@ struct esmm_backend {
 
   /* ---- devices ---- */
   esmm_status (*count)(esmm_ctx *ctx, int *count); /* how many there are; fails with the reason where there are none */
-  /* Sets device, device_name, features, ordinal and state of ctx. */
+  /* Sets device, device_name, features and state of ctx; backend and ordinal are set. */
   esmm_status (*open)(esmm_ctx *ctx, int ordinal);
   void (*close)(esmm_ctx *ctx); /* waits for the context's work */
   esmm_status (*synchronize)(esmm_ctx *ctx);
@@ -38,19 +39,19 @@ struct esmm_backend {
   unsigned formats; /* of B that it can prepare: bits 1 << esmm_format_kind */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
   void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
-  /* The same B as a CPU's weights, and the other way round; both NULL where its weights are a CPU's. */
+  /* The same B as a CPU's weights, and the other way round; both NULL for the CPU alone. */
   esmm_status (*weights_to_host)(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **host);
   esmm_status (*weights_from_host)(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);
 
   /* ---- products ---- */
-  /* Refuses what it does not have of the epilogue, and says what to do instead. */
+  /* Refuses what of the epilogue it does not have, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
   /* C is not empty. With k or alpha 0 only the epilogue is to be done. s is filled in only where it is wanted. */
   esmm_status (*multiply)(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
                           esmm_stats *s);
   /* What multiply would choose, as esmm_plan_sampled gives it. */
   esmm_status (*explain)(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
-  /* Has the device what one of this backend's kernels needs? Else says why not. ctx NULL: as in a new context. */
+  /* Whether the device has what one of this backend's kernels needs; else says why not. ctx NULL: as in a new one. */
   bool (*has)(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes);
   /* May be NULL: the kernel that does the same better here, or NULL. Then this one runs only when named in full. */
   const esmm_kernel *(*superseded)(const esmm_ctx *ctx, const esmm_kernel *kernel);
@@ -63,7 +64,8 @@ struct esmm_backend {
   esmm_status (*timer_seconds)(esmm_ctx *ctx, void *timer, double *seconds); /* waits for the stop */
 
   /* ---- tuning ---- */
-  const struct esmm_trial *trials; /* products in which the terms of its kernels matter in turn (tune.h) */
+  const struct esmm_trial *trials; /* products in which the terms of its kernels matter in turn (tune.h);
+                                      NULL: it cannot be tuned */
   /* What the tuning of this device depends on beside its name, as part of a file name: "-avx2-2", "". */
   void (*tune_suffix)(const esmm_ctx *ctx, char *out, size_t bytes);
   /* Fills in p->sample for the trial. */
@@ -85,8 +87,8 @@ static inline const char *esmm_ctx_kind(const esmm_ctx *ctx)
 #define ESMM_MAX_BACKENDS 4
 int esmm_backend_count(void);
 const esmm_backend *esmm_backend_at(int index);
-/* Puts another in front of "auto"'s last resort. Before the first context is made: for programs that bring a device of
-   their own, and for tests. False where there is no room. */
+/* Puts another in front of "auto"'s last resort, before the first context is made: for tests. False where there is no
+   room, or one of that name. */
 bool esmm_backend_register(const esmm_backend *backend);
 /* The backend and the ordinal of a device's name; NULL where there is none of that name. */
 const esmm_backend *esmm_backend_find(const char *device, int *ordinal);

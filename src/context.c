@@ -273,7 +273,7 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-/* Of several failures the first is told: it is that of the GPU that was meant. */
+/* Of several failures the first is told: it is that of the device that was meant. */
 static void keep_reason(esmm_ctx *ctx)
 {
   if (!ctx->device_reason[0])
@@ -284,11 +284,11 @@ static void keep_reason(esmm_ctx *ctx)
 
 static esmm_status open_device(esmm_ctx *ctx, const esmm_backend *backend, int ordinal)
 {
+  ctx->backend = backend;
+  ctx->ordinal = ordinal;
   const esmm_status status = backend->open(ctx, ordinal);
-  if (status == ESMM_OK) {
-    ctx->backend = backend;
-    ctx->ordinal = ordinal;
-  }
+  if (status != ESMM_OK)
+    ctx->backend = NULL; /* there is nothing to close */
   return status;
 }
 

@@ -94,7 +94,8 @@ struct esmm_weights {
                    full, densities, bytes, format and panels */
 };
 
-/* B again, in its dtype: out is a row-major host matrix [k, n] of that dtype. Zeros that no form kept are +0. */
+/* cpu/forms.c. B again, in its dtype: out is a row-major host matrix [k, n] of that dtype. Zeros that no form kept are
+ * +0. */
 void esmm_weights_unpack(const esmm_weights *weights, esmm_matrix *out);
 
 /* Allocates a weights object with bits and alive, and with rows or panels as use says, or with what the format keeps as
@@ -107,7 +108,7 @@ void esmm_weights_set_densities(esmm_weights *weights, int64_t nonzero, int64_t 
 void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
 void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
 
-/* Row k of a host matrix, columns j0 and so many more, as the bits of its dtype. */
+/* cpu/forms.c. Row k of a host matrix, columns j0 and so many more, as the bits of its dtype. */
 void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out);
 
 /* api.c: the options with every default filled in, checked against the context; see esmm_format_settle */
@@ -115,7 +116,7 @@ void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, vo
 esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts, int block_rows, int block_cols,
                                     esmm_prepare_opts *o);
 
-/* prepare.c: b lies in host memory; it and opts were checked */
+/* cpu/prepare.c: b lies in host memory; it and opts were checked */
 #define ESMM_BYTES_RATIO 2.0 /* max_bytes_ratio, unless given */
 esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
                                  esmm_weights **out);

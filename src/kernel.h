@@ -1,5 +1,6 @@
 /*
- * kernel.h: the kernel descriptor. Adding a kernel is adding one file, src/<backend>/k_<name>.c, that ends in
+ * kernel.h: the kernel descriptor. Adding a kernel is adding one file, src/cpu/k_<name>.c (a GPU's: a pair in
+ * src/cuda/kernels), that ends in
  *
  *     ESMM_KERNEL(joint_f32_avx2) = { .doc = "...", .backend = &esmm_cpu_backend, .terms = ..., .run = ... };
  *
@@ -63,7 +64,7 @@ struct esmm_kernel {
   unsigned dtypes;     /* A and B are of the same dtype, one of these, ESMM_DTYPE_BIT(...); 0: of any, mixed too */
   bool variant_strips; /* its variant is the height of A's strips, in rows: told in statistics and explanations */
   const void *device;  /* a struct of its backend's own, for what only such kernels need to say; NULL: nothing */
-  const void *own;     /* the same of the kernel's file: tables that its functions choose from */
+  const void *own;     /* private to the kernel's file: tables that its functions choose from */
 
   /* May be NULL: what this machine lacks that the kernel needs beside its CPU or GPU ("libcublas was not found"), or
      NULL where all is there. */
@@ -110,7 +111,7 @@ bool esmm_kernel_matches(const esmm_kernel *kernel,
                          const char *name); /* its full name, or its idea before the first _ */
 bool esmm_force_known(const char *name);    /* some kernel matches */
 /* Its backend is the context's and the device has what it needs; else says why not. why may be NULL. Without a context:
-   as in one of the last backend. */
+   as in a context of the last backend. */
 bool esmm_kernel_available(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes);
 /* The kernel that does the same better on this device, or NULL: then this one runs only when named in full. */
 const esmm_kernel *esmm_kernel_superseded(const esmm_ctx *ctx, const esmm_kernel *kernel);
@@ -122,6 +123,8 @@ bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel);
 
 /* The context has what the kernel needs, strict allows it, and it can do this problem; else says why not. */
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes);
+/* "forced by 'joint'", or by ESMM_FORCE. */
+void esmm_plan_forced_text(const esmm_ctx *ctx, const char *force, char *text, size_t bytes);
 /* Is it one to choose from: of those that force names, or, where that is NULL, of those that compete? */
 bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force);
 /* The cost model at p->sample. units [ESMM_COST_TERMS] may be NULL. */

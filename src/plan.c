@@ -33,7 +33,7 @@ static bool has_form(const esmm_weights *w, const esmm_kernel *kernel, char *why
   if (!(kernel->reads & esmm_forms_of_format(w->format)))
     return no(why, why_bytes, "reads %s weights, and these are %s", esmm_format_str(first_form(kernel->reads)->format),
               esmm_format_str(w->format));
-  const esmm_form *form = first_form(kernel->reads);
+  const esmm_form *form = first_form(kernel->reads & esmm_forms_of_format(w->format));
   return no(why, why_bytes, "%s: they have no %s", form->absent, form->name);
 }
 
@@ -42,8 +42,12 @@ static bool has_dtypes(const esmm_problem *p, const esmm_kernel *kernel, char *w
   const esmm_dtype a = p->a.dtype, b = p->w->dtype;
   if (!kernel->dtypes || (a == b && kernel->dtypes & ESMM_DTYPE_BIT(a)))
     return true;
-  return no(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(a), esmm_dtype_str(b),
-            esmm_dtype_str((esmm_dtype)__builtin_ctz(kernel->dtypes)));
+  char names[64] = "";
+  size_t used = 0;
+  for (unsigned left = kernel->dtypes; left && used < sizeof names; left &= left - 1)
+    used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? " or " : "",
+                             esmm_dtype_str((esmm_dtype)__builtin_ctz(left)));
+  return no(why, why_bytes, "a is %s and b %s, it takes %s only", esmm_dtype_str(a), esmm_dtype_str(b), names);
 }
 
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
@@ -103,8 +107,18 @@ static const char *only_when_forced(const esmm_kernel *kernel)
                                                 : NULL;
 }
 
+static bool from_env(const esmm_ctx *ctx, const char *force)
+{
+  return force == ctx->force && ctx->force_from_env;
+}
+
+void esmm_plan_forced_text(const esmm_ctx *ctx, const char *force, char *text, size_t bytes)
+{
+  (void)snprintf(text, bytes, from_env(ctx, force) ? "forced by ESMM_FORCE=%.40s" : "forced by '%.40s'", force);
+}
+
 /* Nothing can run: the best reason there is. */
-static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *choices, int refused)
+static esmm_status say_why_not(esmm_ctx *ctx, const char *force, const esmm_choice *choices, int refused)
 {
   for (int i = 0; refused < 0 && force && i < esmm_registry_count(); i++)
     if (esmm_kernel_matches(choices[i].kernel, force)) /* an idea of the other backend */
@@ -115,6 +129,17 @@ static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *c
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                    best->kernel->backend == ctx->backend ? "%s cannot run this product: %s" : "%s %s",
                    best->kernel->name, best->text);
+}
+
+/* A name from the environment is not in the caller's program, where it would be looked for. */
+static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *choices, int refused)
+{
+  const esmm_status status = say_why_not(ctx, force, choices, refused);
+  const size_t used = strlen(ctx->error);
+  if (force && from_env(ctx, force))
+    (void)snprintf(ctx->error + used, sizeof ctx->error - used,
+                   " (ESMM_FORCE=%s asks for it: unset that, or set it to one that `esmm list` says runs here)", force);
+  return status;
 }
 
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
@@ -159,9 +184,7 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
     return refuse(ctx, force, choices, refused);
   char text[sizeof choices[best].text];
   if (force)
-    (void)snprintf(text, sizeof text,
-                   force == ctx->force && ctx->force_from_env ? "forced by ESMM_FORCE=%.40s" : "forced by '%.40s'",
-                   force);
+    esmm_plan_forced_text(ctx, force, text, sizeof text);
   else if (next >= 0)
     (void)snprintf(text, sizeof text, "cheapest of %d: %.3g ms, then %s with %.3g ms", runnable,
                    1e3 * choices[best].seconds, choices[next].kernel->name, 1e3 * choices[next].seconds);

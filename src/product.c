@@ -162,16 +162,6 @@ static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
   return esmm_fail(ctx, ESMM_ERR_UNKNOWN_KERNEL, "force is '%.60s', which is no kernel; `esmm list` names them", force);
 }
 
-/* A name from the environment is not in the caller's program, where it would be looked for. */
-static esmm_status name_force(esmm_ctx *ctx, const char *force, esmm_status status)
-{
-  const size_t used = strlen(ctx->error);
-  if (status == ESMM_ERR_UNSUPPORTED && force == ctx->force && ctx->force_from_env)
-    (void)snprintf(ctx->error + used, sizeof ctx->error - used,
-                   " (ESMM_FORCE=%s asks for it: unset that, or set it to one that `esmm list` says runs here)", force);
-  return status;
-}
-
 /* ---- the interface ---- */
 
 /* Empty bitmaps for C. */
@@ -198,7 +188,7 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
   (void)snprintf(s->kernel, sizeof s->kernel, "none");
   if (empty) {
     (void)snprintf(s->reason, sizeof s->reason, "c is empty");
-    if (p->nonzeros && p->n > 0)
+    if (p->nonzeros && p->n > 0 && p->c.place == ESMM_HOST)
       memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
     return ESMM_OK;
   }
@@ -237,7 +227,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   if (o.c_pattern)
     status = make_bitmaps(ctx, &o, &p);
   if (status == ESMM_OK)
-    status = name_force(ctx, force, run(ctx, &p, &o, force, stats != NULL, &s));
+    status = run(ctx, &p, &o, force, stats != NULL, &s);
   if (status != ESMM_OK) {
     esmm_pattern_free(p.bitmaps);
     return status;
@@ -293,7 +283,7 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   int chosen;
   status = ctx->backend->explain(ctx, &p, force, choices, &chosen);
   if (status != ESMM_OK)
-    return name_force(ctx, force, status);
+    return status;
   for (int i = 0; i < total; i++) {
     esmm_verdict v = {.kernel = choices[i].kernel->name,
                       .flags = choices[i].kernel->flags,

@@ -22,9 +22,8 @@
 #define CACHE_MAGIC "esmm-tune 1"
 #define COST_UNIT 1e18       /* the file holds whole attoseconds: decimal points follow the locale */
 #define TEMPORARY_BYTES 4112 /* a path and a suffix */
-#define MAX_SAMPLES 64
-#define MOST_CHANGE 4.0 /* a fitted constant is at most so many times the shipped one, or so many times less */
-#define PULL 0.01       /* towards the shipped constants */
+#define MOST_CHANGE 4.0      /* a fitted constant is at most so many times the shipped one, or so many times less */
+#define PULL 0.01            /* towards the shipped constants */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 
@@ -224,7 +223,7 @@ static esmm_status write_cache(esmm_ctx *ctx)
 
 typedef struct fit {
   int count;
-  double units[MAX_SAMPLES][ESMM_COST_TERMS], seconds[MAX_SAMPLES];
+  double units[ESMM_MOST_TRIALS][ESMM_COST_TERMS], seconds[ESMM_MOST_TRIALS];
 } fit;
 
 static double estimate(const double *units, const double *cost)
@@ -244,7 +243,7 @@ static int by_value(const void *x, const void *y)
 /* How much slower than the shipped constants say this machine is, over all kernels and trials: the middle ratio. */
 static double machine_scale(const esmm_ctx *ctx, const fit *fits)
 {
-  double ratios[ESMM_MAX_KERNELS * MAX_SAMPLES];
+  double ratios[ESMM_MAX_KERNELS * ESMM_MOST_TRIALS];
   size_t count = 0;
   for (int k = 0; k < esmm_registry_count(); k++)
     for (int i = 0; i < fits[k].count; i++)
@@ -263,7 +262,7 @@ static double machine_scale(const esmm_ctx *ctx, const fit *fits)
  */
 static void solve(const fit *f, double scale, double *cost)
 {
-  double start[ESMM_COST_TERMS], weight[MAX_SAMPLES];
+  double start[ESMM_COST_TERMS], weight[ESMM_MOST_TRIALS];
   for (int t = 0; t < ESMM_COST_TERMS; t++)
     cost[t] = start[t] = scale * cost[t];
   for (int i = 0; i < f->count; i++)
@@ -424,6 +423,12 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
+  const esmm_trial *trials = ctx->backend->trials;
+  int count = 0;
+  while (trials && trials[count].m > 0)
+    count++;
+  if (count == 0)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s has nothing to tune", ctx->device);
   if (!ctx->tune_path[0])
     set_path(ctx);
   if (save) {
@@ -438,10 +443,6 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
   memset(fits, 0, bytes);
   esmm_status status = ESMM_OK;
   esmm_tune_job x = {0};
-  const esmm_trial *trials = ctx->backend->trials;
-  int count = 0;
-  while (trials && count < MAX_SAMPLES && trials[count].m > 0)
-    count++;
   for (int i = 0; status == ESMM_OK && i < count; i++) {
     if (progress)
       progress(user, i, count);

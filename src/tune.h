@@ -5,9 +5,10 @@
 #include "backend.h"
 #include "esmm_tools.h"
 
-#define ESMM_TUNE_COPIES 8 /* of A when m is small: rows of B that the last run left in cache must not look cheap */
+#define ESMM_MOST_TRIALS 64 /* of a backend, the end mark apart */
+#define ESMM_TUNE_COPIES 8  /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
-/* One product. A list of them ends with m = 0, and has 64 at most. */
+/* One product. A list of them ends with m = 0. */
 typedef struct esmm_trial {
   int64_t m, k, n;
   esmm_generator_kind kind;

@@ -347,10 +347,10 @@ static void masked_products_agree(void **state)
   (void)state;
   static const int64_t sizes[][3] = {{1, 1, 1}, {3, 31, 40}, {130, 33, 300}, {5, 0, 7}, {7, 1024, 270}};
   static void (*const all[])(int, const ffn_masked *) = {
-    ffn_masked_portable,
+    esmm_ffn_masked_portable,
 #if !defined(ESMM_PORTABLE)
-    ffn_masked_avx2,
-    ffn_masked_avx512,
+    esmm_ffn_masked_avx2,
+    esmm_ffn_masked_avx512,
 #endif
   };
   const unsigned needs[] = {0, ESMM_CPU_AVX2, ESMM_CPU_AVX512};

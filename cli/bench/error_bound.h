@@ -26,7 +26,15 @@ typedef struct error_rule {
 
 static inline double error_unit(esmm_dtype dtype)
 {
-  return dtype == ESMM_BF16 ? 0x1p-8 : dtype == ESMM_F16 ? 0x1p-11 : ERROR_UNIT;
+  switch (dtype) {
+  case ESMM_F32:
+    return ERROR_UNIT;
+  case ESMM_BF16:
+    return 0x1p-8;
+  case ESMM_F16:
+    return 0x1p-11;
+  }
+  return 0; /* no such dtype: nothing is forgiven */
 }
 
 static inline double error_largest(esmm_dtype dtype)

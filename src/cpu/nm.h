@@ -129,8 +129,10 @@ ALWAYS void select_tile(const int rows, const bool two, const slots *of_b, const
   if (rows <= FEW && !two) {
     IF_B_IS(ESMM_F32, 2, 4, 2)
     IF_B_IS(ESMM_BF16, 2, 4, 2)
+    IF_B_IS(ESMM_F16, 2, 4, 2)
     IF_B_IS(ESMM_F32, 4, 8, 3)
     IF_B_IS(ESMM_BF16, 4, 8, 3)
+    IF_B_IS(ESMM_F16, 4, 8, 3)
   }
   b.known = false;
   select_groups(rows, two, &b, a, list, count, c, ldc, add);

@@ -54,6 +54,7 @@ const esmm_trial esmm_cpu_trials[] = {
     {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1)},
     {.m = 0},
 };
+_Static_assert(sizeof esmm_cpu_trials / sizeof esmm_cpu_trials[0] <= ESMM_MOST_TRIALS + 1, "raise ESMM_MOST_TRIALS");
 
 /*
  * The best of several runs, or for small m their lower quarter: which rows of B are still in cache is part of its cost.

@@ -18,7 +18,7 @@ static bool has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_
 
 static esmm_status memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
 {
-  enum { LEAST = 256 }; /* nobody can have none of it */
+  enum { LEAST = 256 }; /* the driver refuses an allocation of 0 bytes */
   CUdeviceptr device = 0;
   const esmm_status status = esmm_cuda_alloc(ctx, bytes ? bytes : LEAST, &device);
   if (status == ESMM_OK)

@@ -20,9 +20,9 @@
 
 #include <string.h>
 
-/* ---- device.c ---- */
+extern const esmm_backend esmm_cuda_backend; /* backend.c */
 
-extern const esmm_backend esmm_cuda_backend;
+/* ---- device.c ---- */
 
 /* How many GPUs the driver shows. Fails with ESMM_ERR_DRIVER or ESMM_ERR_DEVICE and the reason where there are none. */
 esmm_status esmm_cuda_count(esmm_ctx *ctx, int *count);
@@ -60,7 +60,7 @@ esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what);
 /* Waits for all work of the context that was put between begin and end. */
 esmm_status esmm_cuda_synchronize(esmm_ctx *ctx);
 
-/* Makes the device's primary context current for this thread, for who calls another library of CUDA (cuBLAS); leave
+/* Makes the device's primary context current for this thread, for callers of another CUDA library (cuBLAS); leave
    restores what was current. Everything declared here does that by itself. */
 typedef struct esmm_cuda_scope {
   bool pushed;
@@ -108,7 +108,7 @@ esmm_status esmm_cuda_timer_seconds(esmm_ctx *ctx, esmm_cuda_timer *timer, doubl
 
 /* ---- module.c ---- */
 
-/* A fatbin that the build embedded: src/cuda/<name>.cu becomes esmm_fatbin_<name>. */
+/* A fatbin that the build embedded: <name>.cu, anywhere in src/cuda, becomes esmm_fatbin_<name>. */
 typedef struct esmm_fatbin {
   const char *name;
   const unsigned char *image, *end; /* equal when the build had no nvcc */
@@ -149,7 +149,7 @@ esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inn
 
 /* ---- meeting.c ---- */
 
-/* Memory of the context where the blocks of a launch meet: zero at first, and left ready for the next by who used it.
+/* Memory of the context where the blocks of a launch meet: zero at first; each user leaves it ready for the next.
  */
 typedef enum esmm_cuda_meeting_point { ESMM_MEETING_SAMPLE, ESMM_MEETING_WGMMA16 } esmm_cuda_meeting_point;
 esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUstream stream, CUdeviceptr *memory);
@@ -209,7 +209,7 @@ typedef struct esmm_cuda_call {
   CUevent extracted;      /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
   esmm_strips *a_strips;  /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                              joint bits from them. strips = 0: it has none */
-  esmm_strips b;          /* B's strips with their data, for kernels that say reads_strips */
+  esmm_strips b;          /* B's strips with their data, for kernels that read those */
   bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
   CUdeviceptr
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
@@ -222,7 +222,7 @@ static inline const esmm_cuda_call *esmm_cuda_call_of(const esmm_problem *p)
 }
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 
-/* matmul.c: as backend.h says; operands may lie in host memory */
+/* product/matmul.c: as backend.h says; operands may lie in host memory */
 esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                                bool want_stats, esmm_stats *s);
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
@@ -295,7 +295,7 @@ esmm_matrix esmm_cuda_tight(const esmm_matrix *m, esmm_place place, void *data);
 /* Between host and device, of equal shape, dtype and order: elements, not padding. They wait. */
 esmm_status esmm_cuda_upload(esmm_ctx *ctx, const esmm_matrix *host, const esmm_matrix *device, CUstream stream);
 esmm_status esmm_cuda_download(esmm_ctx *ctx, const esmm_matrix *device, const esmm_matrix *host, CUstream stream);
-/* esmm_matrix_copy where src, dst or both lie on the GPU, on the default stream. Waits where one lies in host memory;
+/* esmm_matrix_copy, on the context's stream. Waits where one lies in host memory;
    from device to device it does not. */
 esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
 

@@ -110,7 +110,7 @@ static esmm_status check_outputs(const pass *p, outputs *out)
     if (!w[i].allowed)
       return esmm_fail(p->ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no such parameter",
                        w[i].name);
-    const esmm_status status = ffn_check_shape(p->ctx, w[i].name, w[i].given, w[i].rows, w[i].cols, w[i].out);
+    const esmm_status status = esmm_ffn_check_shape(p->ctx, w[i].name, w[i].given, w[i].rows, w[i].cols, w[i].out);
     if (status != ESMM_OK)
       return status;
   }
@@ -161,8 +161,8 @@ static esmm_status sparsified(pass *p, ffn_axis axis, ffn_operand operand, const
   if (!ffn_is_lossy(p->ffn))
     return ESMM_OK;
   const ffn_sparsify how = {.axis = axis, .seed = ffn_seed(p->ffn, p->cache, operand), .places = p->places};
-  const esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_SPARSE, m->rows, m->cols, m->dtype, out);
-  return status == ESMM_OK ? ffn_sparsify_matrix(p->ctx, p->cache, &how, m, out, drop) : status;
+  const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_SPARSE, m->rows, m->cols, m->dtype, out);
+  return status == ESMM_OK ? esmm_ffn_sparsify_matrix(p->ctx, p->cache, &how, m, out, drop) : status;
 }
 
 /* The gradient of rows that belong to features: out [d_hidden, d] (+)= m' b, m [tokens, features], b [tokens, d]. */
@@ -173,11 +173,11 @@ static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, const e
   if (!p->order)
     return multiply(p, &turned, b, out, add ? out : NULL);
   esmm_matrix compact;
-  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
   if (status == ESMM_OK)
     status = multiply(p, &turned, b, &compact, NULL);
   if (status == ESMM_OK)
-    ffn_scatter_rows(p->ctx, &compact, p->places, out, add);
+    esmm_ffn_scatter_rows(p->ctx, &compact, p->places, out, add);
   return status;
 }
 
@@ -187,13 +187,14 @@ static esmm_status choose_features(pass *p)
 {
   const int64_t all = p->ffn->o.d_hidden;
   p->features = all;
-  p->h = ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
+  p->h = esmm_ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
   if (p->ffn->o.mode == ESMM_FFN_DENSE || (double)p->cache->alive > FFN_COMPACT * (double)all)
     return ESMM_OK;
   esmm_matrix compact;
-  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, p->cache->alive, p->h.dtype, &compact);
+  esmm_status status =
+      esmm_ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, p->cache->alive, p->h.dtype, &compact);
   if (status == ESMM_OK)
-    status = ffn_reserve(p->ctx, p->cache, FFN_PLACES, 1, all, sizeof(int32_t));
+    status = esmm_ffn_reserve(p->ctx, p->cache, FFN_PLACES, 1, all, sizeof(int32_t));
   if (status != ESMM_OK)
     return status;
   p->features = p->cache->alive;
@@ -204,7 +205,7 @@ static esmm_status choose_features(pass *p)
   for (int64_t i = 0; i < p->features; i++)
     places[p->order[i]] = (int32_t)i;
   p->places = places;
-  ffn_gather_columns(p->ctx, &p->h, p->order, &compact);
+  esmm_ffn_gather_columns(p->ctx, &p->h, p->order, &compact);
   p->h = compact;
   return ESMM_OK;
 }
@@ -218,14 +219,14 @@ static esmm_status output_side(pass *p, outputs *out)
   esmm_status status = ESMM_OK;
   p->dt = p->dy;
   if (p->g.b2)
-    ffn_column_sums(p->ctx, &p->dy, NULL, p->dy.cols, p->g.b2, add);
+    esmm_ffn_column_sums(p->ctx, &p->dy, NULL, p->dy.cols, p->g.b2, add);
   if (p->ffn->o.rank2) {
     const esmm_matrix restore = ffn_transposed(params->restore.matrix);
-    const esmm_matrix t = ffn_transposed(ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
+    const esmm_matrix t = ffn_transposed(esmm_ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
     if (p->g.w2_v)
       status = multiply(p, &t, &p->dy, &out->restore, add ? &out->restore : NULL);
     if (status == ESMM_OK)
-      status = ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, ESMM_F32, &p->dt);
+      status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, ESMM_F32, &p->dt);
     if (status == ESMM_OK)
       status = multiply(p, &p->dy, &restore, &p->dt, NULL);
   }
@@ -245,9 +246,9 @@ static esmm_status as_rows(const pass *p, int buffer, const esmm_matrix *m, cons
   *out = *m;
   if (m->dtype == ESMM_F32 && m->order == ESMM_ROW_MAJOR)
     return ESMM_OK;
-  const esmm_status status = ffn_matrix(p->ctx, p->cache, buffer, rows, m->cols, ESMM_F32, out);
+  const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, buffer, rows, m->cols, ESMM_F32, out);
   if (status == ESMM_OK)
-    ffn_gather_rows(p->ctx, m, *order, out);
+    esmm_ffn_gather_rows(p->ctx, m, *order, out);
   *order = NULL;
   return status;
 }
@@ -259,14 +260,14 @@ static esmm_status masked_dh(const pass *p, esmm_matrix *dh)
   const int32_t *none = NULL;
   ffn_masked job = {.out = *dh, .w_rows = p->order, .alive = p->h};
   if (gated) {
-    job.alive = ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+    job.alive = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
     job.columns = p->order;
   }
   esmm_status status = as_rows(p, FFN_WIDE_DT, &p->dt, &none, p->tokens, &job.dt);
   if (status == ESMM_OK)
     status = as_rows(p, FFN_WEIGHTS, &ffn->params.contract.matrix, &job.w_rows, p->features, &job.w);
   if (status == ESMM_OK)
-    ffn_masked_run(p->ctx, &job);
+    esmm_ffn_masked_run(p->ctx, &job);
   return status;
 }
 
@@ -275,10 +276,11 @@ static esmm_status dense_dh(const pass *p, esmm_matrix *dh)
   esmm_matrix rows = p->ffn->params.contract.matrix, turned = ffn_transposed(*dh);
   const esmm_matrix dt = ffn_transposed(p->dt);
   if (p->order) {
-    const esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, rows.cols, rows.dtype, &rows);
+    const esmm_status status =
+        esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, rows.cols, rows.dtype, &rows);
     if (status != ESMM_OK)
       return status;
-    ffn_gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
+    esmm_ffn_gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
   }
   return multiply(p, &rows, &dt, &turned, NULL);
 }
@@ -300,8 +302,8 @@ static void through_activation(const pass *p, float *rows)
   const esmm_ffn *ffn = p->ffn;
   const esmm_activation activation = ffn->o.activation;
   const bool gated = ffn->branches > 1, from_result = !gated && ffn_makes_zeros(ffn);
-  const esmm_matrix up = ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
-  const esmm_matrix gate = ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const esmm_matrix up = esmm_ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const esmm_matrix gate = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const int64_t n = p->features;
   esmm_matrix dpre = p->dpre[FFN_UP];
   int next = 0;
@@ -315,19 +317,19 @@ static void through_activation(const pass *p, float *rows)
     for (int64_t t = 0; t < p->tokens; t++) {
       float *d = (float *)dpre.data + t * n;
       if (from_result) {
-        ffn_load_row(&p->h, t, NULL, n, a);
+        esmm_ffn_load_row(&p->h, t, NULL, n, a);
         for (int64_t i = 0; i < n; i++)
           d[i] *= ffn_slope_of_result(activation, a[i]);
         continue;
       }
-      ffn_load_row(&up, t, p->order, n, a);
+      esmm_ffn_load_row(&up, t, p->order, n, a);
       if (!gated) {
         for (int64_t i = 0; i < n; i++)
           d[i] *= ffn_slope(activation, a[i]);
         continue;
       }
       float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
-      ffn_load_row(&gate, t, p->order, n, b);
+      esmm_ffn_load_row(&gate, t, p->order, n, b);
       for (int64_t i = 0; i < n; i++)
         d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
       for (int64_t i = 0; i < n; i += VEC) {
@@ -343,10 +345,10 @@ static esmm_status make_dpre(pass *p)
 {
   esmm_status status = ESMM_OK;
   for (int i = 0; i < p->ffn->branches && status == ESMM_OK; i++)
-    status = ffn_matrix(p->ctx, p->cache, i == FFN_UP ? FFN_DPRE_UP : FFN_DPRE_GATE, p->tokens, p->features, ESMM_F32,
-                        &p->dpre[i]);
+    status = esmm_ffn_matrix(p->ctx, p->cache, i == FFN_UP ? FFN_DPRE_UP : FFN_DPRE_GATE, p->tokens, p->features,
+                             ESMM_F32, &p->dpre[i]);
   if (status == ESMM_OK)
-    status = ffn_reserve(p->ctx, p->cache, FFN_ROWS, 2 * (int64_t)p->ctx->threads, p->features, sizeof(float));
+    status = esmm_ffn_reserve(p->ctx, p->cache, FFN_ROWS, 2 * (int64_t)p->ctx->threads, p->features, sizeof(float));
   if (status != ESMM_OK)
     return status;
   const bool masked = p->ffn->o.mode != ESMM_FFN_DENSE && ffn_makes_zeros(p->ffn) && alive_density(p) < FFN_MASKED;
@@ -366,9 +368,9 @@ static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const es
   esmm_matrix rows = expand, operand;
   esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, &p->dpre[branch], &p->report.dx, &operand);
   if (status == ESMM_OK && (p->order || expand.order == ESMM_COL_MAJOR)) { /* esmm_prepare wants rows, too */
-    status = ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, expand.cols, expand.dtype, &rows);
+    status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, expand.cols, expand.dtype, &rows);
     if (status == ESMM_OK)
-      ffn_gather_rows(p->ctx, &expand, p->order, &rows);
+      esmm_ffn_gather_rows(p->ctx, &expand, p->order, &rows);
   }
   return status == ESMM_OK ? multiply(p, &operand, &rows, ds, plus) : status;
 }
@@ -377,7 +379,7 @@ static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
 {
   const bool up = branch == FFN_UP;
   const esmm_matrix in =
-      p->ffn->o.rank1 ? ffn_view(p->cache, up ? FFN_IN_UP : FFN_IN_GATE, p->tokens, p->ffn->d_in, p->ffn->o.dtype)
+      p->ffn->o.rank1 ? esmm_ffn_view(p->cache, up ? FFN_IN_UP : FFN_IN_GATE, p->tokens, p->ffn->d_in, p->ffn->o.dtype)
                       : p->cache->x;
   esmm_matrix operand, turned = ffn_transposed(*out);
   const esmm_status status = sparsified(p, FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE, &p->dpre[branch],
@@ -391,7 +393,7 @@ static esmm_status through_reduce(pass *p, int branch, esmm_matrix *d_reduce, es
   const esmm_matrix x = ffn_transposed(p->cache->x);
   const esmm_matrix reduce = ffn_transposed(p->ffn->params.in[branch].reduce.matrix);
   esmm_matrix ds;
-  esmm_status status = ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, ESMM_F32, &ds);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, ESMM_F32, &ds);
   if (status == ESMM_OK)
     status = through_expand(p, branch, &ds, NULL);
   if (status == ESMM_OK && d_reduce)
@@ -414,12 +416,12 @@ static esmm_status input_side(pass *p, outputs *out)
     any = any || want[i].outer || want[i].inner || want[i].bias;
   esmm_status status = any ? make_dpre(p) : ESMM_OK;
   if (status == ESMM_OK && dx && p->ffn->branches > 1 && dx->dtype != ESMM_F32) { /* two products, one rounding */
-    status = ffn_matrix(p->ctx, p->cache, FFN_DX, p->tokens, p->ffn->o.d_model, ESMM_F32, &wide);
+    status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DX, p->tokens, p->ffn->o.d_model, ESMM_F32, &wide);
     sum = &wide;
   }
   for (int i = 0; any && i < p->ffn->branches && status == ESMM_OK; i++) {
     if (want[i].bias)
-      ffn_column_sums(p->ctx, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias, p->g.accumulate != 0);
+      esmm_ffn_column_sums(p->ctx, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias, p->g.accumulate != 0);
     if (low ? want[i].inner : want[i].outer)
       status = expand_gradient(p, i, &out->expand[i]);
     if (status != ESMM_OK)
@@ -448,13 +450,13 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
   outputs out = {0};
   status = esmm_take_opts(ctx, "grads", grads, sizeof p.g, &p.g);
   if (status == ESMM_OK)
-    status = ffn_check_shape(ctx, "dy", dy, p.tokens, ffn->o.d_model, &p.dy);
+    status = esmm_ffn_check_shape(ctx, "dy", dy, p.tokens, ffn->o.d_model, &p.dy);
   if (status == ESMM_OK)
     status = check_outputs(&p, &out);
   if (status == ESMM_OK)
-    status = ffn_check_report(ctx, report);
+    status = esmm_ffn_check_report(ctx, report);
   if (status == ESMM_OK && (ffn->o.mode != ESMM_FFN_DENSE || report))
-    status = ffn_take_statistics(ctx, ffn, cache);
+    status = esmm_ffn_take_statistics(ctx, ffn, cache);
   if (status == ESMM_OK)
     status = choose_features(&p);
   if (status == ESMM_OK)
@@ -462,6 +464,6 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
   if (status == ESMM_OK)
     status = input_side(&p, &out);
   if (status == ESMM_OK && report)
-    ffn_fill_report(ffn, cache, &p.report, report);
+    esmm_ffn_fill_report(ffn, cache, &p.report, report);
   return status;
 }

@@ -110,22 +110,24 @@ struct esmm_ffn_cache {
 /* ---- layer.c ---- */
 
 /* Room for rows x cols elements of `element` bytes, in cache->buffers[buffer].data. */
-esmm_status ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, size_t element);
+esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols,
+                             size_t element);
 /* The same as a tight row-major matrix. */
-esmm_status ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype,
-                       esmm_matrix *out);
+esmm_status esmm_ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols,
+                            esmm_dtype dtype, esmm_matrix *out);
 /* A buffer that holds a matrix already. */
-esmm_matrix ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype);
+esmm_matrix esmm_ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype);
 static inline const int32_t *ffn_numbers(const esmm_ffn_cache *cache, int buffer)
 {
   return cache->buffers[buffer].data;
 }
 
-esmm_status ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
-                            esmm_matrix *out);
-esmm_status ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report);
+esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
+                                 esmm_matrix *out);
+esmm_status esmm_ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report);
 /* What a pass found out of h, copied to the caller's report; `all` has the drops. */
-void ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all, esmm_ffn_report *report);
+void esmm_ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all,
+                          esmm_ffn_report *report);
 
 static inline esmm_matrix ffn_transposed(esmm_matrix m)
 {
@@ -176,7 +178,7 @@ static inline uint64_t ffn_seed(const esmm_ffn *ffn, const esmm_ffn_cache *cache
 /* ---- forward.c ---- */
 
 /* Counts, order, columns and pattern of the h that the cache holds, unless it has them. */
-esmm_status ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+esmm_status esmm_ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
 
 /* ---- sparsify.c ---- */
 
@@ -190,22 +192,24 @@ typedef struct ffn_sparsify {
 
 /* dst = src with at most two nonzeros in each group of four, in the columns that the cache says; both [tokens, .] of
    one dtype, row-major. Adds to *drop. */
-esmm_status ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
-                                esmm_matrix *dst, esmm_ffn_drop *drop);
+esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how,
+                                     const esmm_matrix *src, esmm_matrix *dst, esmm_ffn_drop *drop);
 
 /* ---- rows.c ---- */
 
 /* Elements order[0..count) of row `row` of m (all of it where order is NULL) as fp32. */
-void ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out);
+void esmm_ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out);
 /* dst = rows order[0..dst->rows) of src (row-major; order NULL: all); converts where dst has another dtype. */
-void ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
+void esmm_ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
 /* The same of columns, both of one dtype and row-major. */
-void ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
+void esmm_ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
 /* Row i of src (fp32, row-major) to row f of dst where places[f] is i; rows of dst that have no place become zero. With
    add, src is added and they stay. */
-void ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst, bool add);
+void esmm_ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
+                           bool add);
 /* out[order[c]] (+)= the sum of column c of m; order NULL: out[c]. The others of out's n become 0, unless added to. */
-void ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out, bool add);
+void esmm_ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out,
+                          bool add);
 
 /* ---- masked.h ---- */
 
@@ -217,9 +221,9 @@ typedef struct ffn_masked {
   const int32_t *w_rows, *columns; /* NULL: i */
 } ffn_masked;
 
-void ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job);
-void ffn_masked_avx512(int threads, const ffn_masked *job);
-void ffn_masked_avx2(int threads, const ffn_masked *job);
-void ffn_masked_portable(int threads, const ffn_masked *job);
+void esmm_ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job);
+void esmm_ffn_masked_avx512(int threads, const ffn_masked *job);
+void esmm_ffn_masked_avx2(int threads, const ffn_masked *job);
+void esmm_ffn_masked_portable(int threads, const ffn_masked *job);
 
 #endif

@@ -27,8 +27,8 @@ static esmm_status input_of(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *
   *in = cache->x;
   if (!ffn->o.rank1)
     return ESMM_OK;
-  const esmm_status status =
-      ffn_matrix(ctx, cache, branch == FFN_UP ? FFN_IN_UP : FFN_IN_GATE, cache->tokens, ffn->d_in, ffn->o.dtype, in);
+  const esmm_status status = esmm_ffn_matrix(ctx, cache, branch == FFN_UP ? FFN_IN_UP : FFN_IN_GATE, cache->tokens,
+                                             ffn->d_in, ffn->o.dtype, in);
   return status == ESMM_OK ? multiply(ctx, ffn, &cache->x, &ffn->params.in[branch].reduce, in, (esmm_matmul_opts){0})
                            : status;
 }
@@ -40,8 +40,8 @@ static esmm_status before_activation(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ff
   esmm_matrix in;
   esmm_status status = input_of(ctx, ffn, cache, branch, &in);
   if (status == ESMM_OK)
-    status = ffn_matrix(ctx, cache, branch == FFN_UP ? FFN_PRE_UP : FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden,
-                        ffn->o.dtype, pre);
+    status = esmm_ffn_matrix(ctx, cache, branch == FFN_UP ? FFN_PRE_UP : FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden,
+                             ffn->o.dtype, pre);
   const ffn_branch *b = &ffn->params.in[branch];
   return status == ESMM_OK ? multiply(ctx, ffn, &in, &b->expand, pre, (esmm_matmul_opts){.bias = b->bias}) : status;
 }
@@ -76,7 +76,7 @@ static esmm_status reserve_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_f
                 {FFN_KEYS, ffn->o.d_hidden, sizeof(uint64_t)},  {FFN_TOKENS, cache->tokens, sizeof(int32_t)}};
   esmm_status status = ESMM_OK;
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted && status == ESMM_OK; i++)
-    status = ffn_reserve(ctx, cache, wanted[i].buffer, 1, wanted[i].count, wanted[i].size);
+    status = esmm_ffn_reserve(ctx, cache, wanted[i].buffer, 1, wanted[i].count, wanted[i].size);
   return status;
 }
 
@@ -109,7 +109,7 @@ static esmm_status make_h(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 {
   const bool gated = ffn->branches > 1;
   esmm_matrix up, gate;
-  esmm_status status = ffn_matrix(ctx, cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype, h);
+  esmm_status status = esmm_ffn_matrix(ctx, cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype, h);
   if (status == ESMM_OK && statistics)
     status = reserve_statistics(ctx, ffn, cache);
   if (status != ESMM_OK)
@@ -202,7 +202,7 @@ static void shuffle_tokens(uint64_t seed, int64_t tokens, int32_t *order)
 static void rank(const esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
 {
   if (!once && ffn->branches > 1 && ffn_makes_zeros(ffn)) {
-    const esmm_matrix gate = ffn_view(cache, FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
+    const esmm_matrix gate = esmm_ffn_view(cache, FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
     count_columns(ctx, &gate, true, cache->buffers[FFN_OPEN].data);
   }
   rank_columns(ffn, cache, once);
@@ -213,14 +213,14 @@ static void rank(const esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache
 /* Of an h that the product before did not count. */
 static esmm_status count(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
-  const esmm_matrix h = ffn_view(cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const esmm_matrix h = esmm_ffn_view(cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const esmm_status status = esmm_pattern_extract(ctx, &h, FFN_STRIP, &cache->pattern);
   if (status == ESMM_OK)
     count_columns(ctx, &h, false, cache->buffers[FFN_COUNTS].data);
   return status;
 }
 
-esmm_status ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+esmm_status esmm_ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
   if (cache->pattern)
     return ESMM_OK;
@@ -243,14 +243,14 @@ static esmm_status make_y(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   esmm_status status = ESMM_OK;
   cache->drop_y = (esmm_ffn_drop){0};
   if (ffn_is_lossy(ffn)) {
-    status = ffn_matrix(ctx, cache, FFN_SPARSE, h->rows, h->cols, h->dtype, &operand);
+    status = esmm_ffn_matrix(ctx, cache, FFN_SPARSE, h->rows, h->cols, h->dtype, &operand);
     const ffn_sparsify how = {.axis = FFN_ALONG_FEATURES, .seed = ffn_seed(ffn, cache, FFN_OPERAND_Y)};
     if (status == ESMM_OK)
-      status = ffn_sparsify_matrix(ctx, cache, &how, h, &operand, &cache->drop_y);
+      status = esmm_ffn_sparsify_matrix(ctx, cache, &how, h, &operand, &cache->drop_y);
     opts.a_pattern = NULL; /* there are fewer nonzeros now */
   }
   if (ffn->o.rank2 && status == ESMM_OK)
-    status = ffn_matrix(ctx, cache, FFN_T, h->rows, ffn->d_out, ffn->o.dtype, &t);
+    status = esmm_ffn_matrix(ctx, cache, FFN_T, h->rows, ffn->d_out, ffn->o.dtype, &t);
   if (status != ESMM_OK)
     return status;
   opts.bias = ffn->o.rank2 ? NULL : p->b2;
@@ -274,9 +274,9 @@ static esmm_status check_forward(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_
                      cache->ffn ? "another layer" : "a layer that was freed");
   if (!x)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "x is NULL");
-  esmm_status status = ffn_check_shape(ctx, "x", x, x->rows, ffn->o.d_model, x_out);
+  esmm_status status = esmm_ffn_check_shape(ctx, "x", x, x->rows, ffn->o.d_model, x_out);
   if (status == ESMM_OK)
-    status = ffn_check_shape(ctx, "y", y, x->rows, ffn->o.d_model, y_out);
+    status = esmm_ffn_check_shape(ctx, "y", y, x->rows, ffn->o.d_model, y_out);
   if (status != ESMM_OK)
     return status;
   if (x->rows > INT32_MAX)
@@ -295,7 +295,7 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
   esmm_matrix from, to, h;
   esmm_status status = check_forward(ctx, ffn, x, y, cache, &from, &to);
   if (status == ESMM_OK)
-    status = ffn_check_report(ctx, report);
+    status = esmm_ffn_check_report(ctx, report);
   if (status != ESMM_OK)
     return status;
   const bool once = !cache, statistics = report || ffn_is_lossy(ffn) || (ffn->o.mode == ESMM_FFN_EXACT && !once);
@@ -324,6 +324,6 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
   cache->generation = ffn->generation;
   esmm_ffn_report all = {0};
   if (report)
-    ffn_fill_report(ffn, cache, &all, report);
+    esmm_ffn_fill_report(ffn, cache, &all, report);
   return ESMM_OK;
 }

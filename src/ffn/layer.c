@@ -31,8 +31,9 @@ static esmm_status check_opts(esmm_ctx *ctx, esmm_ffn_opts *o)
   if (o->sparsifier < ESMM_SPARSIFY_TOP_N || o->sparsifier > ESMM_SPARSIFY_MVUE)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->sparsifier is %d, which is no esmm_sparsifier", (int)o->sparsifier);
   if (!(o->sparse_share >= 0.0 && o->sparse_share <= 1.0))
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->sparse_share is %g; it must be above 0 to 1, or 0 for %g",
-                     o->sparse_share, FFN_SHARE);
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                     "opts->sparse_share is %g; it must be greater than 0 and at most 1, or 0 for %g", o->sparse_share,
+                     FFN_SHARE);
   if (o->activation == ESMM_ACT_NONE)
     o->activation = ESMM_ACT_RELU2;
   if (o->sparse_share == 0.0)
@@ -83,8 +84,8 @@ static void free_params(const esmm_ffn *ffn, ffn_params *p)
   esmm_mem_free(&ffn->allocator, p->b2, (size_t)ffn->o.d_model * sizeof(float));
 }
 
-esmm_status ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
-                            esmm_matrix *out)
+esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
+                                 esmm_matrix *out)
 {
   const esmm_status status = esmm_check_matrix(ctx, what, m, out);
   if (status != ESMM_OK)
@@ -102,7 +103,7 @@ static esmm_status take_factor(esmm_ctx *ctx, const char *what, const esmm_matri
     return !given
                ? ESMM_OK
                : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no such matrix", what);
-  const esmm_status status = ffn_check_shape(ctx, what, given, rows, cols, &factor->matrix);
+  const esmm_status status = esmm_ffn_check_shape(ctx, what, given, rows, cols, &factor->matrix);
   return status == ESMM_OK ? esmm_prepare(ctx, &factor->matrix, prepare, &factor->prepared) : status;
 }
 
@@ -243,7 +244,8 @@ void esmm_ffn_cache_free(esmm_ffn_cache *cache)
   esmm_mem_free(&allocator, cache, sizeof *cache);
 }
 
-esmm_status ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, size_t element)
+esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols,
+                             size_t element)
 {
   ffn_buffer *b = &cache->buffers[buffer];
   size_t elements, bytes;
@@ -259,22 +261,22 @@ esmm_status ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_
   return b->data ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of the layer's cache", bytes);
 }
 
-esmm_matrix ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype)
+esmm_matrix esmm_ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype)
 {
   return (esmm_matrix){.data = cache->buffers[buffer].data, .rows = rows, .cols = cols, .ld = cols, .dtype = dtype};
 }
 
-esmm_status ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype,
-                       esmm_matrix *out)
+esmm_status esmm_ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols,
+                            esmm_dtype dtype, esmm_matrix *out)
 {
-  const esmm_status status = ffn_reserve(ctx, cache, buffer, rows, cols, esmm_dtype_size(dtype));
-  *out = ffn_view(cache, buffer, rows, cols, dtype);
+  const esmm_status status = esmm_ffn_reserve(ctx, cache, buffer, rows, cols, esmm_dtype_size(dtype));
+  *out = esmm_ffn_view(cache, buffer, rows, cols, dtype);
   return status;
 }
 
 /* ---- reports ---- */
 
-esmm_status ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report)
+esmm_status esmm_ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report)
 {
   if (report && !esmm_struct_size(report->size, sizeof *report))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "report->size is %zu; set it to sizeof *report, %zu in this version",
@@ -282,7 +284,8 @@ esmm_status ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report)
   return ESMM_OK;
 }
 
-void ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all, esmm_ffn_report *report)
+void esmm_ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all,
+                          esmm_ffn_report *report)
 {
   const double elements = (double)cache->tokens * (double)ffn->o.d_hidden;
   all->size = report->size;

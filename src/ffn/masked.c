@@ -1,14 +1,14 @@
 /* masked.c: picks the widest masked product that the machine has. See masked.h. */
 #include "ffn.h"
 
-void ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job)
+void esmm_ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job)
 {
 #if !defined(ESMM_PORTABLE) /* such a build has left the others out */
   if (ctx->cpu & ESMM_CPU_AVX512)
-    ffn_masked_avx512(ctx->threads, job);
+    esmm_ffn_masked_avx512(ctx->threads, job);
   else if (ctx->cpu & ESMM_CPU_AVX2)
-    ffn_masked_avx2(ctx->threads, job);
+    esmm_ffn_masked_avx2(ctx->threads, job);
   else
 #endif
-    ffn_masked_portable(ctx->threads, job);
+    esmm_ffn_masked_portable(ctx->threads, job);
 }

@@ -12,7 +12,7 @@
 #define BLOCK 16  /* columns moved at a time where rows are strided */
 #define WIDTH 256 /* columns summed at a time */
 
-void ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out)
+void esmm_ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out)
 {
   const int64_t from = row * m->ld;
   if (!order)
@@ -34,7 +34,7 @@ static void gather_strided(const esmm_matrix *src, const int32_t *order, esmm_ma
   }
 }
 
-void ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+void esmm_ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
 {
   enum { STEP = 64 };
   const size_t size = esmm_dtype_size(src->dtype);
@@ -57,7 +57,7 @@ void ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t 
   (void)ctx; /* unused without OpenMP */
 }
 
-void ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+void esmm_ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
 {
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
   for (int64_t row = 0; row < dst->rows; row++)
@@ -67,7 +67,8 @@ void ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32
   (void)ctx; /* unused without OpenMP */
 }
 
-void ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst, bool add)
+void esmm_ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
+                           bool add)
 {
   /* Along dst's own lines: rows of it, or blocks of its columns. */
   const bool by_rows = dst->order == ESMM_ROW_MAJOR;
@@ -109,7 +110,8 @@ static void sum_columns(const esmm_matrix *m, int64_t from, int64_t width, doubl
       }
 }
 
-void ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out, bool add)
+void esmm_ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out,
+                          bool add)
 {
   if (order && !add) /* columns that are not there */
     memset(out, 0, (size_t)n * sizeof *out);

@@ -213,8 +213,8 @@ static void scale_row(const job *j, int64_t row, float factor)
   }
 }
 
-esmm_status ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
-                                esmm_matrix *dst, esmm_ffn_drop *drop)
+esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how,
+                                     const esmm_matrix *src, esmm_matrix *dst, esmm_ffn_drop *drop)
 {
   const esmm_ffn_opts *o = &cache->ffn->o;
   const job j = {.how = how,
@@ -226,7 +226,7 @@ esmm_status ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_
                  .tokens = o->permute_tokens ? ffn_numbers(cache, FFN_TOKENS) : NULL};
   const bool features = how->axis == FFN_ALONG_FEATURES;
   const int64_t tokens = src->rows, tasks = features ? tokens : esmm_ceil_div(tokens, GROUP);
-  const esmm_status status = ffn_reserve(ctx, cache, FFN_PARTIAL, 1, tokens, sizeof(record));
+  const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_PARTIAL, 1, tokens, sizeof(record));
   if (status != ESMM_OK)
     return status;
   record *records = cache->buffers[FFN_PARTIAL].data, all = {0};

@@ -383,8 +383,8 @@ esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepar
     status = esmm_prepare_opts_check(ctx, opts, arrays.block_rows, arrays.block_cols, &o);
   if (status != ESMM_OK)
     return status;
-  if (o.format.kind == ESMM_FORMAT_BSR && o.format.block_rows == arrays.block_rows &&
-      o.format.block_cols == arrays.block_cols) {
+  if (ctx->backend->prepare == esmm_prepare_checked && o.format.kind == ESMM_FORMAT_BSR &&
+      o.format.block_rows == arrays.block_rows && o.format.block_cols == arrays.block_cols) {
     const esmm_matrix shape = {.rows = arrays.rows, .cols = arrays.cols, .dtype = arrays.dtype};
     esmm_weights *w = NULL;
     status = esmm_weights_alloc(ctx, &shape, &o, &w);

@@ -11,7 +11,6 @@
 
 #include <stdbool.h>
 
-#define ESMM_FORMATS 3 /* how many there are */
 #define ESMM_FORM_SLACK 64
 #define ESMM_MAX_BLOCK 256
 #define ESMM_MAX_GROUP 32

@@ -467,7 +467,7 @@ static esmm_status read_sections(const file *f, const esmm_file_header *h, esmm_
   return status == ESMM_OK ? check_elements(f, w) : status;
 }
 
-/* What the header alone says how large it is: a dense B's panels, the blocks of a BSR. */
+/* Buffers whose size only the header gives: a dense B's panels, the blocks of a BSR. */
 static esmm_status alloc_contents(esmm_ctx *ctx, const esmm_file_header *h, esmm_weights *w)
 {
   if (h->format == ESMM_FORMAT_BSR)

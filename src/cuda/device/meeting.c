@@ -30,7 +30,7 @@ static esmm_status make(esmm_ctx *ctx, const void *key, CUstream stream, meeting
         "the capture");
   meeting *m = esmm_mem_alloc(&ctx->allocator, sizeof *m);
   if (!m)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the plan's notes");
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the counters where blocks meet");
   *m = (meeting){.allocator = ctx->allocator, .ordinal = ctx->ordinal};
   esmm_status status = esmm_cuda_alloc(ctx, BYTES, &m->memory);
   if (status == ESMM_OK)

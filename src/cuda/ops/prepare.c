@@ -193,7 +193,7 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_
                         esmm_weights **out)
 {
   esmm_weights *w = NULL;
-  esmm_status status = esmm_cuda_refuse_capture(ctx, "the preparing of weights");
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "preparing weights");
   if (status == ESMM_OK)
     status = weights_alloc(ctx, b, opts, l, &w);
   if (status != ESMM_OK)

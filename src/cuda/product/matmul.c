@@ -99,7 +99,8 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   if (!esmm_cuda_capturing(ctx))
     return ESMM_OK;
   if (want_stats)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "stats cannot be taken while the stream is captured: they wait");
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "stats wait for the GPU, so they cannot be taken while the stream is captured");
   if (p->a.place == ESMM_HOST || p->c.place == ESMM_HOST)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "%s lies in host memory: while the stream is captured, operands must be on the GPU",
@@ -132,11 +133,10 @@ esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
                                           : activation;
   if (!what)
     return ESMM_OK;
-  return esmm_fail(
-      ctx, ESMM_ERR_UNSUPPORTED,
-      "%s, which only a CPU has yet: leave it out here and do that step on C yourself, or make this product "
-      "in a CPU context",
-      what);
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                   "%s, which only a CPU has so far: do that step on C yourself, or make this product "
+                   "in a CPU context",
+                   what);
 }
 
 esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
@@ -181,7 +181,7 @@ static esmm_status sample_heights(run *r)
 static esmm_status look(run *r, const char *force, esmm_choice_device *choice)
 {
   size_t moved = 0;
-  esmm_status status = esmm_cuda_refuse_capture(r->ctx, "an explained plan");
+  esmm_status status = esmm_cuda_refuse_capture(r->ctx, "esmm_explain");
   if (status == ESMM_OK)
     status = esmm_run_stage(r->ctx, r->p, true, &r->st);
   if (status == ESMM_OK)
@@ -216,8 +216,8 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   const candidate *c = &r.d.of[one];
   if (*chosen != c->index) /* the host named its candidates before it knew A */
     (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
-                   "cheaper here, but not one that the GPU was given to choose from");
+                   "cheaper for this A, but not among the kernels that the GPU could choose from");
   *chosen = c->index;
-  esmm_run_reason(&r.d, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
+  esmm_run_reason(ctx, &r.d, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
   return ESMM_OK;
 }

@@ -66,7 +66,7 @@ static candidate look_at(const esmm_problem *p, int index)
   const double *cost = p->ctx->cost[index];
   candidate c = {.kernel = kernel, .index = index, .b = density_of_b(p, kernel)};
   const esmm_cuda_units units = units_of(kernel, p, cost, &c.variant);
-  c.base = esmm_cuda_seconds_before(kernel, p);
+  c.base = kernel->seconds_before ? kernel->seconds_before(kernel, p) : 0.0;
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
@@ -211,12 +211,12 @@ esmm_cuda_line esmm_run_line(const decision *d)
 }
 
 /* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
-void esmm_run_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice, char *text,
-                     size_t bytes)
+void esmm_run_reason(const esmm_ctx *ctx, const decision *d, const char *force, which chosen,
+                     const esmm_choice_device *choice, char *text, size_t bytes)
 {
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
   if (force) {
-    (void)snprintf(text, bytes, "forced by '%.40s'", force);
+    esmm_plan_forced_text(ctx, force, text, bytes);
     return;
   }
   if (!other->kernel) {

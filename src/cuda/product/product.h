@@ -97,8 +97,8 @@ esmm_status esmm_run_choose(esmm_ctx *ctx, esmm_problem *p, const char *force, d
 double esmm_run_seconds_at(const candidate *c, double strip, double joint);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
-void esmm_run_reason(const decision *d, const char *force, which chosen, const esmm_choice_device *choice, char *text,
-                     size_t bytes);
+void esmm_run_reason(const esmm_ctx *ctx, const decision *d, const char *force, which chosen,
+                     const esmm_choice_device *choice, char *text, size_t bytes);
 
 /* launch.c */
 esmm_status esmm_run_mark(const run *r, int which_mark);

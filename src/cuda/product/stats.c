@@ -124,7 +124,7 @@ esmm_status esmm_run_stats(run *r, const char *force, esmm_stats *s)
   *s = r->stats[chosen];
   s->staged_bytes = moved;
   (void)snprintf(s->kernel, sizeof s->kernel, "%s", r->d.of[chosen].kernel->name);
-  esmm_run_reason(&r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
+  esmm_run_reason(r->ctx, &r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
   status = take_times(r, r->d.pair ? RUN_SKIP : chosen, &seen.report, s);
   return status == ESMM_OK ? take_densities(r, chosen, &seen.choice, s) : status;
 }

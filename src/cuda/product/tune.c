@@ -30,6 +30,7 @@ const esmm_trial esmm_cuda_trials[] = {
     {4096, 4096, 4096, ESMM_GEN_BLOCKWISE, .1, .1, DENSE_B},
     {.m = 0},
 };
+_Static_assert(sizeof esmm_cuda_trials / sizeof esmm_cuda_trials[0] <= ESMM_MOST_TRIALS + 1, "raise ESMM_MOST_TRIALS");
 
 /* Seconds of `calls` calls in a row, on the device. */
 static esmm_status time_calls(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *x, esmm_timer *timer,

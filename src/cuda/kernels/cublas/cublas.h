@@ -25,7 +25,7 @@ bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why
 
 /*
  * p's product on its stream, without bias and activation. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
- * eyes. A and B of fp32: IEEE multiply-adds. Of 16 bits: both of one dtype, C of fp32 or of that; sums in fp32.
+ * eyes. A and B of fp32: IEEE multiply-adds. 16-bit: both of one dtype, C of fp32 or of that; sums in fp32.
  * workspace: ESMM_CUBLAS_WORKSPACE bytes. Only after esmm_cublas_start.
  */
 typedef struct esmm_cublas_operand {
