@@ -24,7 +24,8 @@
  *   system refuses it threads.
  * - Options structs start with their size in bytes (`.size = sizeof opts`). A zero field means the default; a NULL
  *   pointer to the struct means all defaults. A smaller size than the library's is an older program's and fine. A
- *   larger one, or an unknown enum value, is an error, never a guess. Fields called `reserved` must be 0.
+ *   larger one, or an unknown enum value, is an error, never a guess. In fields that say yes or no, anything but 0 is
+ *   yes. Fields called `reserved` must be 0.
  * - Every _free accepts NULL.
  * - Dimensions are int64_t and may be 0. With k = 0 the product is zero, and the epilogue still applies.
  * - Threads: a context belongs to one caller thread at a time; two contexts may run at once. esmm_weights and
@@ -113,8 +114,8 @@ typedef struct esmm_ctx_opts {
   const char *force;               /* kernel for every call; NULL: ESMM_FORCE, else the plan decides */
   const esmm_allocator *allocator; /* NULL: the system's. Must outlive the context and all weights made with it */
   int no_tuning_cache;             /* 1: use the shipped cost constants, do not look for a cache file */
-  char *error;                     /* if not NULL, receives the error text when creation fails, even if size is too
-                                      large; not used where size is too small to include it */
+  char *error;                     /* if not NULL, receives the error text when creation fails, even if size is
+                                      somewhat too large; not used where size is too small to include it */
   size_t error_size;
 } esmm_ctx_opts;
 

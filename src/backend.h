@@ -36,7 +36,7 @@ struct esmm_backend {
   esmm_status (*pattern)(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
 
   /* ---- weights ---- */
-  unsigned formats; /* of B that it can prepare: bits 1 << esmm_format_kind */
+  unsigned (*formats)(void); /* of B that it can prepare: bits 1 << esmm_format_kind */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
   void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
   /* The same B as a CPU's weights, and the other way round; both NULL for the CPU alone. */

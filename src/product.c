@@ -257,9 +257,10 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
 {
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  if (!count || *count < 0 || (*count > 0 && !verdicts))
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is %d with verdicts %s", count ? *count : -1,
-                     verdicts ? "set" : "NULL");
+  if (!count)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is NULL");
+  if (*count < 0 || (*count > 0 && !verdicts))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "count is %d with verdicts %s", *count, verdicts ? "set" : "NULL");
   esmm_problem p;
   esmm_matmul_opts o = {.size = sizeof o};
   esmm_choice choices[ESMM_MAX_KERNELS];

@@ -1,11 +1,11 @@
 #!/bin/sh
 # random_products.sh: random small products through `esmm bench auto`, all of which must be called right.
 #
-#   sh tests/random_products.sh ESMM [COUNT [SEED]]    40 of them, from seed 1; a line for each that is not right
+#   sh tests/random_products.sh [ESMM [COUNT [SEED]]]    build/esmm, 40 of them, from seed 1; a line for each that is not right
 #
 # Whether the same check sees a broken product is tests/test_bench_check.c's to say.
 set -u
-esmm=$1 count=${2:-40} seed=${3:-1}
+esmm=${1:-build/esmm} count=${2:-${ESMM_TEST_PRODUCTS:-40}} seed=${3:-1}
 awk -v count="$count" -v seed="$seed" '
   function size(most) { return int(exp(rand() * log(most + 1))) }
   function density(    all) { split(".01 .1 .3 .5 .9", all, " "); return all[1 + int(5 * rand())] }

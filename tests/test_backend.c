@@ -122,6 +122,11 @@ static esmm_status toy_from_host(esmm_ctx *ctx, const esmm_weights *host, esmm_w
   return status;
 }
 
+static unsigned toy_formats(void)
+{
+  return 1u << ESMM_FORMAT_DENSE;
+}
+
 static esmm_status toy_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
 {
   return o->residual ? esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "a toy has no residual") : ESMM_OK;
@@ -188,7 +193,7 @@ static int bring_toy(void **state)
                        .memory_free = toy_free,
                        .copy = toy_copy,
                        .pattern = toy_pattern,
-                       .formats = 1u << ESMM_FORMAT_DENSE,
+                       .formats = toy_formats,
                        .prepare = toy_prepare,
                        .weights_free = toy_weights_free,
                        .weights_to_host = toy_to_host,

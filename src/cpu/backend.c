@@ -1,5 +1,6 @@
 /* backend.c: the CPU as a backend (backend.h). Its memory is the host's, its calls are done when they return. */
 #include "cpu/cpu.h"
+#include "cpu/forms.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -168,7 +169,7 @@ const esmm_backend esmm_cpu_backend = {
     .memory_free = memory_free,
     .copy = copy,
     .pattern = esmm_pattern_host,
-    .formats = 1u << ESMM_FORMAT_DENSE | 1u << ESMM_FORMAT_BSR | 1u << ESMM_FORMAT_NM,
+    .formats = esmm_forms_formats,
     .prepare = esmm_prepare_checked,
     .weights_free = esmm_cpu_weights_free,
     .check_epilogue = check_epilogue,

@@ -277,7 +277,7 @@ static bool nm_sizes(const esmm_file_header *h, const esmm_weights *w, size_t si
 
 /* ---- the table ---- */
 
-const esmm_host_form esmm_host_forms[ESMM_HOST_FORMS] = {
+const esmm_host_form esmm_host_forms[] = {
     {.kind = ESMM_FORM_ROWS,
      .not_for = ESMM_USE_LARGE_M,
      .alloc = alloc_rows,
@@ -322,6 +322,16 @@ const esmm_host_form esmm_host_forms[ESMM_HOST_FORMS] = {
      .section_sizes = nm_sizes},
 };
 
+const int esmm_host_form_count = sizeof esmm_host_forms / sizeof esmm_host_forms[0];
+
+unsigned esmm_forms_formats(void)
+{
+  unsigned formats = 0;
+  for (int i = 0; i < esmm_host_form_count; i++)
+    formats |= 1u << esmm_form_table[esmm_host_forms[i].kind].format;
+  return formats;
+}
+
 bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use)
 {
   return esmm_form_table[form->kind].format == format && (form->not_for == ESMM_USE_ANY || form->not_for != use);
@@ -335,7 +345,7 @@ static bool keeps(const esmm_weights *w, const esmm_host_form *form)
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w)
 {
   esmm_status status = ESMM_OK;
-  for (int i = 0; status == ESMM_OK && i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; status == ESMM_OK && i < esmm_host_form_count; i++)
     if (esmm_form_wanted(&esmm_host_forms[i], w->format, w->use)) {
       w->forms |= 1u << esmm_host_forms[i].kind;
       status = esmm_host_forms[i].alloc(ctx, opts, w);
@@ -346,7 +356,7 @@ esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_
 esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   esmm_status status = ESMM_OK;
-  for (int i = 0; status == ESMM_OK && i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; status == ESMM_OK && i < esmm_host_form_count; i++)
     if (keeps(w, &esmm_host_forms[i]))
       status = esmm_host_forms[i].fill(ctx, b, w);
   return status;
@@ -354,7 +364,7 @@ esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w
 
 void esmm_forms_free(esmm_weights *w)
 {
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     if (keeps(w, &esmm_host_forms[i]))
       esmm_host_forms[i].free(w);
 }
@@ -362,7 +372,7 @@ void esmm_forms_free(esmm_weights *w)
 size_t esmm_forms_bytes(const esmm_weights *w)
 {
   size_t bytes = 0;
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     bytes += keeps(w, &esmm_host_forms[i]) ? esmm_host_forms[i].bytes(w) : 0;
   return bytes;
 }
@@ -370,14 +380,14 @@ size_t esmm_forms_bytes(const esmm_weights *w)
 size_t esmm_forms_held(const esmm_weights *w)
 {
   size_t bytes = 0;
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     bytes += keeps(w, &esmm_host_forms[i]) ? esmm_host_forms[i].held(w) : 0;
   return bytes;
 }
 
 void esmm_weights_unpack(const esmm_weights *w, esmm_matrix *out)
 {
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     if (keeps(w, &esmm_host_forms[i])) { /* any of them has all of B */
       esmm_host_forms[i].unpack(w, out);
       return;

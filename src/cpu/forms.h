@@ -27,11 +27,13 @@ typedef struct esmm_host_form {
   bool (*section_sizes)(const esmm_file_header *h, const esmm_weights *w, size_t size[ESMM_FILE_SECTIONS]);
 } esmm_host_form;
 
-#define ESMM_HOST_FORMS 4
-extern const esmm_host_form esmm_host_forms[ESMM_HOST_FORMS];
+extern const esmm_host_form esmm_host_forms[];
+extern const int esmm_host_form_count;
 
 /* Is it kept of a B of this format, prepared for this use? */
 bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use);
+
+unsigned esmm_forms_formats(void); /* that there are forms for */
 
 /* Of all forms that w keeps. alloc sets w->forms. */
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);

@@ -1,5 +1,5 @@
 /* backend.c: an NVIDIA GPU as a backend (backend.h). */
-#include "cuda/cuda.h"
+#include "cuda/ops/forms.h"
 
 #include <stdio.h>
 
@@ -89,7 +89,7 @@ const esmm_backend esmm_cuda_backend = {
     .memory_free = memory_free,
     .copy = esmm_cuda_matrix_copy,
     .pattern = esmm_cuda_pattern,
-    .formats = 1u << ESMM_FORMAT_DENSE,
+    .formats = esmm_cuda_forms_formats,
     .prepare = esmm_cuda_prepare,
     .weights_free = esmm_cuda_weights_free,
     .weights_to_host = esmm_cuda_weights_to_host,

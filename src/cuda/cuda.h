@@ -307,8 +307,9 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 /* ---- prepare.c ---- */
 
 typedef struct esmm_cuda_weights {
-  esmm_strips strips;  /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
-  CUdeviceptr alive;   /* [k_padded] fp32: share of strips whose bitmap has this k */
+  CUdeviceptr form[ESMM_FORM_KINDS]; /* where each form begins; 0 where it is not kept */
+  esmm_strips strips;                /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
+  CUdeviceptr alive;                 /* [k_padded] fp32: share of strips whose bitmap has this k */
   CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
   CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */

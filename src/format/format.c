@@ -77,7 +77,7 @@ esmm_status esmm_format_settle(esmm_ctx *ctx, const char *what, esmm_format *for
 
 esmm_status esmm_format_supported(esmm_ctx *ctx, esmm_format_kind kind)
 {
-  if (ctx->backend->formats & 1u << kind)
+  if (ctx->backend->formats() & 1u << kind)
     return ESMM_OK;
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s weights are for the CPU, and this is a %s context: use dense ones",
                    esmm_format_str(kind), esmm_ctx_kind(ctx));

@@ -66,7 +66,7 @@ static bool keeps(const esmm_file_header *h, const esmm_host_form *form)
 
 static bool keeps_kind(const esmm_file_header *h, esmm_form_kind kind)
 {
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     if (esmm_host_forms[i].kind == kind)
       return keeps(h, &esmm_host_forms[i]);
   return false;
@@ -85,7 +85,7 @@ static bool keeps_panels(const esmm_file_header *h)
 /* The form that a section holds in weights of this format; NULL: the bitmaps, or a section that it does not have. */
 static const esmm_host_form *form_of(uint32_t format, int section)
 {
-  for (int i = 0; i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; i < esmm_host_form_count; i++)
     if (esmm_form_table[esmm_host_forms[i].kind].format == (esmm_format_kind)format &&
         esmm_host_forms[i].sections[section])
       return &esmm_host_forms[i];
@@ -125,7 +125,7 @@ static bool lay_out_forms(const esmm_file_header *h, size_t size[ESMM_FILE_SECTI
     esmm_form_shape(&opts.format, &w);
   }
   w.bsr.blocks = h->blocks;
-  for (int i = 0; fits && i < ESMM_HOST_FORMS; i++)
+  for (int i = 0; fits && i < esmm_host_form_count; i++)
     if (keeps(h, &esmm_host_forms[i]))
       fits = esmm_host_forms[i].section_sizes(h, &w, size);
   return fits;

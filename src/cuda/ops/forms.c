@@ -17,8 +17,8 @@
 
 typedef struct cuda_form {
   esmm_form_kind kind;
-  bool (*wanted)(const esmm_matrix *b, esmm_use use, double ratio);
-  size_t (*bytes)(int64_t k, int64_t n); /* SIZE_MAX on overflow */
+  bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
+  size_t (*bytes)(int64_t k, int64_t n);                                             /* SIZE_MAX on overflow */
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
   /* NULL where another form of the same weights is read back. */
@@ -51,9 +51,9 @@ static esmm_matrix transposed(const esmm_matrix *m)
 
 /* ---- strips ---- */
 
-static bool strips_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+static bool strips_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
-  (void)use;
+  (void)opts;
   (void)ratio;
   return b->dtype == ESMM_F32;
 }
@@ -118,9 +118,9 @@ static esmm_status read_strips(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
 /* ---- columns ---- */
 
 /* Without them the dense kernels read strips, so nothing becomes impossible. */
-static bool columns_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+static bool columns_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
-  return b->dtype == ESMM_F32 && use != ESMM_USE_DECODE && ratio >= 2.0;
+  return b->dtype == ESMM_F32 && opts->use != ESMM_USE_DECODE && ratio >= 2.0;
 }
 
 static size_t columns_bytes(int64_t k, int64_t n)
@@ -145,9 +145,9 @@ static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
 
 /* ---- 16-bit rows: the rows, then bitmaps of strips, bitmaps of tiles, the tiles' shares ---- */
 
-static bool rows16_wanted(const esmm_matrix *b, esmm_use use, double ratio)
+static bool rows16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
-  (void)use;
+  (void)opts;
   (void)ratio;
   return esmm_dtype_is_16bit(b->dtype);
 }
@@ -209,21 +209,31 @@ static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
 
 /* ---- the table ---- */
 
-static const cuda_form forms[ESMM_CUDA_FORMS] = {
+static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
     {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
 };
 
-bool esmm_cuda_forms_lay_out(const esmm_matrix *b, esmm_use use, double ratio, esmm_cuda_layout *l)
+enum { COUNT = sizeof forms / sizeof forms[0] };
+
+unsigned esmm_cuda_forms_formats(void)
+{
+  unsigned formats = 0;
+  for (int i = 0; i < COUNT; i++)
+    formats |= 1u << esmm_form_table[forms[i].kind].format;
+  return formats;
+}
+
+bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l)
 {
   const int64_t k = b->rows, n = b->cols;
   *l = (esmm_cuda_layout){0};
-  for (int i = 0; i < ESMM_CUDA_FORMS; i++) {
-    if (!forms[i].wanted(b, use, ratio))
+  for (int i = 0; i < COUNT; i++) {
+    if (esmm_form_table[forms[i].kind].format != opts->format.kind || !forms[i].wanted(b, opts, ratio))
       continue;
     const size_t bytes = forms[i].bytes(k, n);
-    if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[i]))
+    if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[forms[i].kind]))
       return false;
     l->forms |= 1u << forms[i].kind;
   }
@@ -233,15 +243,17 @@ bool esmm_cuda_forms_lay_out(const esmm_matrix *b, esmm_use use, double ratio, e
 void esmm_cuda_forms_place(const esmm_cuda_layout *l, int64_t k, int64_t n, esmm_cuda_weights *device)
 {
   device->alive = device->memory + l->alive_at;
-  for (int i = 0; i < ESMM_CUDA_FORMS; i++)
-    if (l->forms & 1u << forms[i].kind)
-      forms[i].place(device, device->memory + l->at[i], k, n);
+  for (int i = 0; i < COUNT; i++)
+    if (l->forms & 1u << forms[i].kind) {
+      device->form[forms[i].kind] = device->memory + l->at[forms[i].kind];
+      forms[i].place(device, device->form[forms[i].kind], k, n);
+    }
 }
 
 esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
   esmm_status status = ESMM_OK;
-  for (int i = 0; status == ESMM_OK && i < ESMM_CUDA_FORMS; i++)
+  for (int i = 0; status == ESMM_OK && i < COUNT; i++)
     if (w->forms & 1u << forms[i].kind)
       status = forms[i].fill(ctx, b, w, stream);
   return status;
@@ -249,7 +261,7 @@ esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm
 
 esmm_status esmm_cuda_forms_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
 {
-  for (int i = 0; i < ESMM_CUDA_FORMS; i++)
+  for (int i = 0; i < COUNT; i++)
     if (w->forms & 1u << forms[i].kind && forms[i].read)
       return forms[i].read(ctx, w, b, stream);
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "the weights have no form that can be read back");

@@ -4,17 +4,17 @@
 
 #include "cuda/cuda.h"
 
-#define ESMM_CUDA_FORMS 3
-
 /* Where the forms lie in the one allocation of the weights. */
 typedef struct esmm_cuda_layout {
   unsigned forms; /* that are kept: ESMM_FORM(...) */
-  size_t at[ESMM_CUDA_FORMS];
+  size_t at[ESMM_FORM_KINDS];
   size_t alive_at, bytes;
 } esmm_cuda_layout;
 
-/* What is kept of b, prepared for this use within so many times its bytes; false on overflow. */
-bool esmm_cuda_forms_lay_out(const esmm_matrix *b, esmm_use use, double ratio, esmm_cuda_layout *l);
+unsigned esmm_cuda_forms_formats(void); /* that there are forms for */
+
+/* What is kept of b, prepared so, within so many times its bytes; false on overflow. */
+bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l);
 /* Sets the addresses in device, whose memory is there. */
 void esmm_cuda_forms_place(const esmm_cuda_layout *l, int64_t k, int64_t n, esmm_cuda_weights *device);
 /* b lies on the GPU. Fills the forms and the bitmaps of strips. */

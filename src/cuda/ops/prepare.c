@@ -153,6 +153,7 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   w->n = b->cols;
   w->dtype = b->dtype;
   w->use = opts->use;
+  w->format = opts->format.kind;
   w->strict = opts->strict != 0;
   w->full = true; /* until a strip without some k is found */
   w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
@@ -182,7 +183,7 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
   if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "prepared weights would hold 1.00 times b's bytes, and max_bytes_ratio allows %.2f", ratio);
-  if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts->use, ratio, l))
+  if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts, ratio, l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);
   return ESMM_OK;

@@ -8,9 +8,9 @@
  * One launch does it all, because one more costs several per cent of a product of 100 us:
  *
  *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
- *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if it is not
- * wanted pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet multiply
- * persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
+ *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if not wanted
+ *   pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
+ *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
  * A pair of blocks is a cluster: what both need is fetched once. Floors are in bench/SPEED.md.
  */
