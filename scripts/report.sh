@@ -29,8 +29,8 @@ echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"
 echo "BLIS       $(library libblis.so.4 'apt-get install libblis4-pthread')"
 [ "$JANSSON" = 1 ] && jansson='found: the command reads safetensors' ||
-  jansson='not used: the command reads no safetensors (where it is not installed: apt-get install libjansson-dev)'
+  jansson="not found, or off (JANSSON=$JANSSON): the command reads no safetensors (apt-get install libjansson-dev)"
 [ "$LIBZIP" = 1 ] && libzip='found: the command reads .pt' ||
-  libzip='not used: the command reads no .pt (where it is not installed: apt-get install libzip-dev)'
+  libzip="not found, or off (LIBZIP=$LIBZIP): the command reads no .pt (apt-get install libzip-dev)"
 echo "jansson    $jansson"
 echo "libzip     $libzip"

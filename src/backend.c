@@ -6,7 +6,7 @@
 
 #define MOST_DEVICES 256 /* ordinals are below this: more than any machine has */
 
-extern const esmm_backend esmm_cpu_backend, esmm_cuda_backend;
+extern const esmm_backend esmm_cuda_backend;
 
 static const esmm_backend *known[ESMM_MAX_BACKENDS] = {&esmm_cuda_backend, &esmm_cpu_backend};
 static int count = 2;

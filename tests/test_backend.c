@@ -358,10 +358,11 @@ static void files_timers_refusals(void **state)
   esmm_timer_free(timer);
 
   w = NULL;
-  refused(
-      ctx,
-      esmm_prepare(ctx, &b, &(esmm_prepare_opts){.size = sizeof(esmm_prepare_opts), .format = {ESMM_FORMAT_BSR}}, &w),
-      ESMM_ERR_UNSUPPORTED, "toy:0 context");
+  refused(ctx,
+          esmm_prepare(ctx, &b,
+                       &(esmm_prepare_opts){.size = sizeof(esmm_prepare_opts), .format = {.kind = ESMM_FORMAT_BSR}},
+                       &w),
+          ESMM_ERR_UNSUPPORTED, "toy:0 context");
   esmm_ffn *ffn = NULL;
   refused(ctx, esmm_ffn_create(ctx, &(esmm_ffn_opts){.size = sizeof(esmm_ffn_opts), .d_model = 2, .d_hidden = 2}, &ffn),
           ESMM_ERR_UNSUPPORTED, "toy:0 context");

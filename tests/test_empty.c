@@ -58,13 +58,13 @@ static void copies(esmm_ctx *ctx, const esmm_matrix *m)
     must(ctx, esmm_matrix_copy(ctx, m, &to));
     const esmm_generator g = {.size = sizeof g, .kind = ESMM_GEN_RANDOM, .density = 0.5, .seed = 1};
     must(ctx, esmm_generate(ctx, &g, &to));
-    const esmm_prune_opts blocks = {.size = sizeof blocks, .format = {ESMM_FORMAT_BSR}, .density = 0.5},
-                          groups = {.size = sizeof groups, .format = {ESMM_FORMAT_NM, .keep = 2, .group = 4}};
+    const esmm_prune_opts blocks = {.size = sizeof blocks, .format = {.kind = ESMM_FORMAT_BSR}, .density = 0.5},
+                          groups = {.size = sizeof groups, .format = {.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4}};
     esmm_prune_report report = {.size = sizeof report};
     must(ctx, esmm_prune(ctx, &to, &blocks, &report));
     must(ctx, esmm_prune(ctx, &to, &groups, &report));
     int64_t k, col;
-    must(ctx, esmm_format_check(ctx, &to, &(esmm_format){ESMM_FORMAT_NM, .keep = 2, .group = 4}, &k, &col));
+    must(ctx, esmm_format_check(ctx, &to, &(esmm_format){.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4}, &k, &col));
     free(to.data);
   }
 }
@@ -113,11 +113,13 @@ static void weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matrix *b, c
       {.size = sizeof *forms, .use = ESMM_USE_DECODE},
       {.size = sizeof *forms, .use = ESMM_USE_LARGE_M},
       {.size = sizeof *forms, .strict = 1},
-      {.size = sizeof *forms, .format = {ESMM_FORMAT_BSR, .block_rows = 2, .block_cols = 2}, .max_bytes_ratio = 100},
-      {.size = sizeof *forms, .format = {ESMM_FORMAT_BSR}, .max_bytes_ratio = 1e6},
-      {.size = sizeof *forms, .format = {ESMM_FORMAT_NM, .keep = 4, .group = 4}, .max_bytes_ratio = 100},
       {.size = sizeof *forms,
-       .format = {ESMM_FORMAT_NM, .keep = 4, .group = 4, .group_cols = 4},
+       .format = {.kind = ESMM_FORMAT_BSR, .block_rows = 2, .block_cols = 2},
+       .max_bytes_ratio = 100},
+      {.size = sizeof *forms, .format = {.kind = ESMM_FORMAT_BSR}, .max_bytes_ratio = 1e6},
+      {.size = sizeof *forms, .format = {.kind = ESMM_FORMAT_NM, .keep = 4, .group = 4}, .max_bytes_ratio = 100},
+      {.size = sizeof *forms,
+       .format = {.kind = ESMM_FORMAT_NM, .keep = 4, .group = 4, .group_cols = 4},
        .max_bytes_ratio = 100}};
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
     esmm_weights *w = NULL, *again = NULL;
