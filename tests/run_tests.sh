@@ -142,6 +142,7 @@ fi
 section 'style'
 shell_test style
 
+export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
 section 'clang'
 if ! works clang; then
   skip 'clang' 'clang is not installed'
@@ -151,7 +152,6 @@ else
   build clang CC=clang all $TEST_TARGETS && programs clang
 fi
 
-export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
 section 'one thread, portable C, no GPU kernels, no jansson or libzip'
 build portable CC=gcc OPENMP=0 ARCH=portable CUDA=0 JANSSON=0 LIBZIP=0 all $TEST_TARGETS && programs portable
 
@@ -165,7 +165,7 @@ else
   skip 'asan' 'gcc has no sanitizers here'
 fi
 
-export ESMM_TEST_CASES=100
+export ESMM_TEST_CASES=30
 section 'ThreadSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
