@@ -281,7 +281,8 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 #define ESMM_WGMMA16_K 64             /* k's of a stage */
 #define ESMM_WGMMA16_BOX 64           /* rows and columns of a box of the tensor maps */
 #define ESMM_WGMMA16_SEGMENT_STEP 128 /* segment_k is a multiple of it */
-#define ESMM_WGMMA16_LISTS_PAST 2048  /* bytes past the lists that are fetched and not used */
+#define ESMM_WGMMA16_MOST_SEGMENTS 32
+#define ESMM_WGMMA16_LISTS_PAST 2048 /* bytes past the lists that are fetched and not used */
 #define ESMM_WGMMA16_PARTIAL (ESMM_TILE * ESMM_WGMMA16_WIDE * 4) /* bytes of one part's sums */
 #define ESMM_WGMMA16_MOST_BLOCKS 256                             /* that meet at split tiles */
 #define ESMM_WGMMA16_MEETING (8 + 8 * ESMM_WGMMA16_MOST_BLOCKS)  /* two words, and two a block of a split tile */
@@ -290,6 +291,36 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 /* esmm_wgmma16_look: what a launch with the same esmm_wgmma16_params chooses, as an esmm_choice_device in report. One
  * block of so many threads, no dynamic shared memory. */
 #define ESMM_WGMMA16_LOOK_THREADS 64
+
+/* ---- k_fused16_sm90a.cu: 16-bit operands with few or middling rows on Hopper ---- */
+
+#define ESMM_FUSED16_ROWS 64  /* of a tile of C, and of a strip of A */
+#define ESMM_FUSED16_COLS 256 /* of a tile of C */
+#define ESMM_FUSED16_THREADS 256
+#define ESMM_FUSED16_BLOCKS 2   /* at once on a multiprocessor */
+#define ESMM_FUSED16_RANKS 8    /* most blocks that share a tile's k's: a cluster */
+#define ESMM_FUSED16_CHUNK 256  /* k's of A that a block looks at at once */
+#define ESMM_FUSED16_STAGE_K 32 /* listed k's of a stage of B, */
+#define ESMM_FUSED16_STAGES 3   /* and how many there are */
+/* Dynamic shared memory: the ring of B, two chunks of A, a list, words and barriers. */
+#define ESMM_FUSED16_SHARED                                             \
+  (ESMM_FUSED16_STAGES * ESMM_FUSED16_STAGE_K * ESMM_FUSED16_COLS * 2 + \
+   2 * ESMM_FUSED16_CHUNK * ESMM_FUSED16_ROWS * 2 + 1024)
+
+typedef struct esmm_fused16_params {
+  esmm_tensor_map map_a; /* boxes of 64 by 64, contiguous side first */
+  esmm_selector selector;
+  int32_t m, n, k;
+  int32_t tiles; /* of columns */
+  int32_t ranks; /* blocks that share a tile's k's: a power of two */
+  int32_t range; /* k's of a block, a multiple of 64 */
+  int32_t unused[2];
+  uint64_t b;    /* rows [k][n padded to 128] */
+  int64_t b_row; /* bytes from a k to the next */
+  uint64_t unused_too[2];
+  esmm_epilogue_params epilogue;
+} esmm_fused16_params;
+ESMM_PARAMS_SIZE(esmm_fused16_params, 320);
 
 /* ---- count.cu ---- */
 

@@ -284,7 +284,8 @@ typedef struct wgmma16_walk {
   wgmma16_unit next;    /* and the one after */
   int segment, left;    /* of the strip; its entries from this stage on */
   int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
-  int ahead;            /* entries of segment + 1 */
+  int counts;           /* lane i's: entries of segment i; */
+  int next_counts;      /* the same of the next unit's strip, on their way */
   uint64_t base;        /* of B: this lane's panel; */
   bool inside;          /* it is there; */
   bool whole, none;     /* every lane's is, no lane's is: the second block of a pair may lie past B */
@@ -293,10 +294,19 @@ typedef struct wgmma16_walk {
   const uint32_t *from; /* and from where */
 } wgmma16_walk;
 
-static __device__ __forceinline__ int walk_count(const esmm_wgmma16_params &p, const wgmma16_walk &w, int segment)
+/* Entries of all segments of the strip of that row, one a lane: a load of one segment after the other would wait for
+   each. */
+static __device__ __forceinline__ int strip_counts(const esmm_wgmma16_params &p, const wgmma16_gather &h, int row)
 {
-  const uint32_t *counts = (const uint32_t *)p.counts + (int64_t)(w.unit.x / TILE) * p.segments;
-  return segment < p.segments ? __shfl_sync(~0u, (int)counts[segment], 0) : 0;
+  const uint32_t *counts = (const uint32_t *)p.counts + (int64_t)(row / TILE) * p.segments;
+  static_assert(ESMM_WGMMA16_MOST_SEGMENTS == 32, "one a lane");
+  return h.lane < p.segments ? (int)counts[h.lane] : 0;
+}
+
+static __device__ __forceinline__ int walk_count(const wgmma16_walk &w, int segment)
+{
+  const int count = __shfl_sync(~0u, w.counts, segment);
+  return segment < ESMM_WGMMA16_MOST_SEGMENTS ? count : 0;
 }
 
 /* To the next segment with entries; `segments` where there is none. */
@@ -305,8 +315,7 @@ static __device__ __forceinline__ void walk_segment(const esmm_wgmma16_params &p
   while (w.left <= 0 && w.segment < p.segments) {
     w.segment++;
     w.at = w.segment * p.segment_k;
-    w.left = w.ahead;
-    w.ahead = walk_count(p, w, w.segment + 1);
+    w.left = walk_count(w, w.segment);
   }
   w.chunk_end = w.at;
 }
@@ -316,12 +325,9 @@ static __device__ __forceinline__ int walk_entries(const esmm_wgmma16_params &p,
   return w.stages <= 0 || w.segment >= p.segments ? 0 : min(w.left, ESMM_WGMMA16_K);
 }
 
-static __device__ __forceinline__ int strip_stages(const esmm_wgmma16_params &p, const wgmma16_walk &w)
+static __device__ __forceinline__ int strip_stages(const wgmma16_walk &w)
 {
-  int stages = 0;
-  for (int i = 0; i < p.segments; i++)
-    stages += ceil_div(walk_count(p, w, i), ESMM_WGMMA16_K);
-  return stages;
+  return __reduce_add_sync(~0u, ceil_div(w.counts, ESMM_WGMMA16_K));
 }
 
 /* Entry `at` of the strip of that row. */
@@ -336,8 +342,11 @@ static __device__ __forceinline__ void walk_enter(const esmm_wgmma16_params &p, 
   if (w.index >= work.count)
     return;
   const wgmma16_unit unit = w.next;
-  if (w.index + work.step < work.count)
+  w.counts = w.next_counts;
+  if (w.index + work.step < work.count) {
     w.next = unit_at(work, w.index + work.step);
+    w.next_counts = strip_counts(p, h, w.next.row);
+  }
   w.unit = unit_told(unit);
   w.inside = (int64_t)unit.col + h.panel * 64 < p.b_ld;
   w.whole = __all_sync(~0u, w.inside);
@@ -346,11 +355,10 @@ static __device__ __forceinline__ void walk_enter(const esmm_wgmma16_params &p, 
   w.segment = -1;
   w.left = 0;
   w.stages = INT32_MAX;
-  w.ahead = walk_count(p, w, 0);
   walk_segment(p, w);
   if (unit.parts > 1) {
     int from, to;
-    share(strip_stages(p, w), unit.part, unit.parts, from, to);
+    share(strip_stages(w), unit.part, unit.parts, from, to);
     w.stages = to - from;
     for (; from > 0; from--) {
       w.left -= ESMM_WGMMA16_K;
@@ -411,7 +419,7 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
   w.chunk_end = w.at + CHUNK;
   if (w.left > CHUNK)
     chunk_fetch(h, w, here + CHUNK);
-  else if (w.ahead > 0)
+  else if (walk_count(w, w.segment + 1) > 0)
     chunk_fetch(h, w, strip_list(p, w.unit.x, (w.segment + 1) * p.segment_k));
   else if (w.index + work.step < work.count)
     chunk_fetch(h, w, strip_list(p, w.next.row, 0));
@@ -461,8 +469,10 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p,
   wgmma16_walk w;
   w.index = work.first;
   w.from = NULL;
-  if (w.index < work.count)
+  if (w.index < work.count) {
     w.next = unit_at(work, w.index);
+    w.next_counts = strip_counts(p, h, w.next.row);
+  }
   walk_enter(p, work, h, w);
   while (w.index < work.count) {
     if (walk_entries(p, w) > 0) {

@@ -74,4 +74,26 @@ static __device__ __forceinline__ void wgmma16(float (&d)[64], uint64_t a, uint6
     WGMMA16_128("bf16.bf16");
 }
 
+#define WGMMA16_REGISTERS_128(types)                                                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." types " {"                           \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+               "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                            \
+               : WGMMA16_SUMS_64(0)                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/* d [64 x 128] += a [64 x 16] * b [16 x 128], b with n contiguous; a in registers, as mma.m16n8k16 has it, 16 rows a
+   warp. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void wgmma16_registers(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
+{
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
+  if (DTYPE == ESMM_F16)
+    WGMMA16_REGISTERS_128("f16.f16");
+  else
+    WGMMA16_REGISTERS_128("bf16.bf16");
+}
+
 #endif

@@ -5,16 +5,18 @@
  * The joint kernel chooses between itself and its dense partner in its own launch, when it is told to. A is read as it
  * is where TMA can do that (16 bits, 16-byte lines), else copied first.
  */
-#include "cuda/cuda.h"
+#include "cuda/kernels/common/aligned.h"
 
 #include <math.h>
 #include <stdio.h>
 
-#define ALIGN 1024    /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4 /* stages that are worth a part of their own */
-#define STAYS 2.4e7   /* bytes of B that stay in half of the second-level cache */
-#define PARTS .55     /* of a launch: adding the parts of joint's split tiles */
-#define SEGMENTS .6   /* how many segments a strip has: see cut_segments */
+#define ALIGN 1024     /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4  /* stages that are worth a part of their own */
+#define STAYS 2.4e7    /* bytes of B that stay in half of the second-level cache */
+#define PARTS .55      /* of a launch: adding the parts of joint's split tiles, */
+#define PART_STAGES 13 /* or as long as so many stages */
+#define KEPT .25       /* k's that A is expected to leave, when joint decides whether to split tiles */
+#define SEGMENTS .6    /* how many segments a strip has: see cut_segments */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
@@ -43,28 +45,6 @@ static bool can_choose(const esmm_problem *p)
   return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED;
 }
 
-static bool as_it_is(const esmm_matrix *a)
-{
-  return esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 38; /* TMA's lines lie at most 2^40 bytes apart */
-}
-
-/* A copy with 16-byte lines, of the same order. */
-static esmm_matrix aligned_copy(const esmm_matrix *a, CUdeviceptr at)
-{
-  esmm_matrix copy = *a;
-  copy.data = esmm_cuda_pointer(at);
-  copy.ld = esmm_round_up(a->order == ESMM_ROW_MAJOR ? a->cols : a->rows, 8);
-  return copy;
-}
-
-static size_t copy_bytes(const esmm_matrix *a)
-{
-  const esmm_matrix copy = aligned_copy(a, 0);
-  size_t bytes;
-  const size_t lines = (size_t)(a->order == ESMM_ROW_MAJOR ? a->rows : a->cols);
-  return esmm_size_mul((size_t)copy.ld * 2, lines, &bytes) ? bytes : SIZE_MAX;
-}
-
 /* ---- how a product is cut ---- */
 
 /* Of C, or pairs of them where two blocks share an operand. */
@@ -75,18 +55,26 @@ static int64_t count_tiles(const esmm_problem *p, int cols, int share)
          (share == ESMM_WGMMA16_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
 }
 
-static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group)
+/* Parts are worth their adding where each is saved more stages than that takes; kept: the share of them that stays. */
+static bool parts_pay(int64_t splits, int64_t steps, double kept)
+{
+  return (1.0 - 1.0 / (double)splits) * kept * (double)steps > PART_STAGES;
+}
+
+/* kept: the share of k's that A is expected to leave. */
+static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
   /* What is left after whole rounds is split along k, where that fills the GPU. */
   const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
-  const int64_t splits = rest > 0 ? esmm_min(clusters / rest, steps / LEAST_STEPS) : 1;
+  const int64_t most = rest > 0 ? esmm_min(clusters / rest, steps / LEAST_STEPS) : 1;
+  const int64_t splits = most > 1 && parts_pay(most, steps, kept) ? most : 1;
   return (esmm_wgmma16_units){.cols = cols,
                               .share = share,
                               .group = group,
                               .whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
-                              .splits = (int32_t)esmm_max(splits, 1)};
+                              .splits = (int32_t)splits};
 }
 
 /* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. Where B stays in the second-level
@@ -96,14 +84,14 @@ static esmm_wgmma16_units cut_dense(const esmm_problem *p)
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, ESMM_WGMMA16_WIDE);
   const int cols = wide < esmm_cuda_sms(p) * 15 / 16 ? ESMM_WGMMA16_NARROW : ESMM_WGMMA16_WIDE;
   const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
-  return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group);
+  return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group, 1.0);
 }
 
 static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE);
   if (mode == ESMM_WGMMA16_SKIP_A)
-    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32);
+    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32, KEPT);
   return (esmm_wgmma16_units){
       .cols = ESMM_WGMMA16_NARROW, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
@@ -133,7 +121,7 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
   const esmm_wgmma16_units u = cut_skip(p, skip_mode(p));
   const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K) / rounds(p, &u));
   const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, ESMM_WGMMA16_SEGMENT_STEP));
-  const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), most));
+  const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), esmm_min(most, ESMM_WGMMA16_MOST_SEGMENTS)));
   const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), ESMM_WGMMA16_SEGMENT_STEP);
   *segment_k = (int32_t)k;
   *segments = (int32_t)esmm_ceil_div(p->k, k);
@@ -158,7 +146,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   else
     units->base[2] += read;
   units->base[3] = u.splits > 1 ? 1.0 : 0.0;
-  units->base[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  units->base[4] = esmm_cuda_copy_units(p);
   *variant = 0;
 }
 
@@ -180,7 +168,7 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   else
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
-  units->base[4] = as_it_is(&p->a) ? 0.0 : 1.0 + m * k * 1e-6;
+  units->base[4] = esmm_cuda_copy_units(p);
   units->base[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
   *variant = ESMM_TILE;
 }
@@ -208,7 +196,7 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
   size_t entries;
   *l = (layout){0};
   return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
-         esmm_cuda_reserve(&l->bytes, as_it_is(&p->a) ? 0 : copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
          (!packs ||
           (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
@@ -236,7 +224,8 @@ static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 /* TMA can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
 static bool writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
 {
-  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f && as_it_is(&p->c);
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f &&
+         esmm_cuda_as_it_is(&p->c);
 }
 
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
@@ -315,17 +304,6 @@ static int mode_of(const esmm_kernel *self, const esmm_problem *p)
   return self->flags & ESMM_KERNEL_SKIPS ? skip_mode(p) : ESMM_WGMMA16_DENSE;
 }
 
-/* A as the launch reads it: itself, or a copy in scratch. */
-static esmm_status align_a(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr scratch, const layout *l, esmm_matrix *a)
-{
-  const esmm_cuda_call *call = esmm_cuda_call_of(p);
-  *a = p->a;
-  if (as_it_is(&p->a))
-    return ESMM_OK;
-  *a = aligned_copy(&p->a, scratch + l->copy);
-  return esmm_cuda_convert(ctx, &p->a, a, call->selector, call->stream);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   const esmm_cuda_call *call = esmm_cuda_call_of(p);
@@ -338,9 +316,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
   esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_WGMMA16, call->stream, &meeting);
   if (status == ESMM_OK)
-    status = align_a(ctx, p, at, &l, &a);
-  if (status == ESMM_OK && !as_it_is(&p->a))
-    status = esmm_cuda_mark_extracted(ctx, p);
+    status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_wgmma16_params params = params_of(p, &a, mode, at, &l);
@@ -369,7 +345,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   layout l;
   if (!lay_out(p, true, &l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  const esmm_status status = align_a(ctx, p, at, &l, &a);
+  const esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   const esmm_wgmma16_params params = params_of(p, &a, mode_of(self, p), at, &l);

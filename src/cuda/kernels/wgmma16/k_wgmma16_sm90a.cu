@@ -372,7 +372,10 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_WGMMA16_DENSE].share == ESMM_WGMMA16_ALONE ? 8 : 16);
     }
+    if (p.c_boxes)
+      sm90_prefetch_map(&p.map_c);
     if (p.mode != ESMM_WGMMA16_DENSE) {
+      sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
         sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);

@@ -23,6 +23,7 @@
 #define ESMM_CUDA_WGMMA16_PACK_CUH
 
 #include "cuda/kernels/wgmma16/feed.cuh"
+#include "cuda/kernels/wgmma16/lines.cuh"
 
 #define PACK_K 64
 #define PACK_BYTES (TILE * PACK_K * 2)   /* of a step, and of a block */
@@ -88,24 +89,6 @@ static __device__ __forceinline__ void pack_send(const esmm_wgmma16_params &p, c
   __threadfence();
 }
 
-/*
- * Eight k's of a step, the g-th of 8, in 32 of its rows, the i-th of 4: lane (q, t) = (lane / 4, lane % 4) gets k q of
- * rows 2t and 2t + 1 of each 8. at: pack_reader.
- */
-template <bool BY_K> static __device__ __forceinline__ void pack_read(uint32_t at, int g, int i, uint32_t (&r)[4])
-{
-  if (BY_K)
-    sm90_ldmatrix_at((at ^ (uint32_t)(i % 2 * 64)) + (uint32_t)(i / 2 * PANEL + g * 1024), r);
-  else
-    sm90_ldmatrix_trans_at((at ^ (uint32_t)(g * 16)) + (uint32_t)(i * 4096), r);
-}
-
-/* A lane's place in a step's buffer, for pack_read: of a row of 64 k's or, where A is col-major, of a k of 64 rows. */
-template <bool BY_K> static __device__ __forceinline__ uint32_t pack_reader(uint32_t buffer, uint32_t lane)
-{
-  return BY_K ? buffer + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16 : buffer + lane * 128 + lane % 8 * 16;
-}
-
 /* Bitmap of a step: lane i learns of k's i and 32 + i. */
 template <bool BY_K> static __device__ __forceinline__ uint2 pack_look(uint32_t at, uint32_t lane)
 {
@@ -116,7 +99,7 @@ template <bool BY_K> static __device__ __forceinline__ uint2 pack_look(uint32_t 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       uint32_t r[4];
-      pack_read<BY_K>(at, g, i, r);
+      read_lines<BY_K>(at, g, i, r);
       any |= r[0] | r[1] | r[2] | r[3];
     }
     mine |= (any & 0x7fff7fffu) != 0 ? 1u << g : 0;
@@ -151,7 +134,7 @@ static __device__ __forceinline__ void pack_write(uint32_t at, uint32_t blocks, 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       uint32_t r[4];
-      pack_read<BY_K>(at, g, i, r);
+      read_lines<BY_K>(at, g, i, r);
       sm90_stmatrix_at((to ^ (uint32_t)(i % 2 * 64)) + (i < 2 ? 0 : panel), r);
     }
   }
@@ -216,7 +199,7 @@ static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *
 {
   const uint32_t thread = threadIdx.x - FEEDERS, warp = thread / 32, lane = thread % 32;
   const uint32_t blocks = sm90_address(ring) + PACK_WARPS * PACK_BYTES, spare = sm90_address(sh->spare[warp]);
-  const uint32_t at = pack_reader<BY_K>(sm90_address(ring) + warp * PACK_BYTES, lane), b_line = (uint32_t)(p.b_ld / 8);
+  const uint32_t at = line_reader<BY_K>(sm90_address(ring) + warp * PACK_BYTES, lane), b_line = (uint32_t)(p.b_ld / 8);
   const int items = pack_items(p);
   uint32_t turn = 0, phase = 0; /* of the segment's first step; of this warp's buffer */
   for (int item = (int)blockIdx.x; item < items; item += (int)gridDim.x) {
