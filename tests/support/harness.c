@@ -409,6 +409,7 @@ void th_clean_environment(void)
 {
   unsetenv("ESMM_FORCE");
   unsetenv("ESMM_THREADS");
+  unsetenv("ESMM_REMEMBER");
   setenv("ESMM_DEVICE", th_device(), 1);
 }
 
