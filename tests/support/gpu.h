@@ -124,6 +124,7 @@ static inline bool use_gpu(const char *name, int *status)
   static char reason[400] = "a GPU: ";
   device_name = th_on_gpu() ? th_device() : "cuda:0";
   th_clean_environment();
+  setenv("ESMM_REMEMBER", "0", 1); /* the same call, the same bits */
   const size_t head = strlen(reason);
   const esmm_ctx_opts opts = {.size = sizeof opts,
                               .device = device_name,

@@ -175,9 +175,9 @@ static memory state_of(const esmm_ctx *ctx, const slots *all, const esmm_seen *s
 {
   if (seen && seen->known)
     return MEMORY_KNOWN;
-  if (!all || !all->host)
+  if (all && !all->host)
     return MEMORY_REFUSED;
-  return seen && all->dead[esmm_recall_place(ctx, seen)] ? MEMORY_SILENT : MEMORY_EMPTY;
+  return seen && all && all->dead[esmm_recall_place(ctx, seen)] ? MEMORY_SILENT : MEMORY_EMPTY;
 }
 
 void esmm_run_recall(run *r, const verdict *v, bool counts)
@@ -190,7 +190,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   if (!ctx->recall || p->strict || p->pattern)
     return;
   const bool captured = esmm_cuda_capturing(ctx);
-  slots *all = slots_of(ctx, !captured);
+  slots *all = slots_of(ctx, counts && !captured);
   r->seen = counts && !captured ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
   if (r->seen && !captured && all && all->host)
     collect(ctx, all, r->seen, r->seen->calls - v->delay);
