@@ -610,7 +610,8 @@ static void second_call_is_short(void **state)
   call(&x, NULL, NULL);
   assert_true(ran_dense());
   assert_int_equal(esmm_recall_verdicts_made(x.ctx), made);
-  assert_true(fake->calls - before <= 5); /* the current context, asked for, set and put back; capture; stream. cuBLAS is apart */
+  /* The current context, asked for, set and put back; capture; stream. cuBLAS is apart. */
+  assert_true(fake->calls - before <= 5);
   x.a.rows = x.c.rows = M - 1;
   call(&x, NULL, NULL);
   assert_int_equal(esmm_recall_verdicts_made(x.ctx), made + 1);
