@@ -96,6 +96,7 @@ static void what_kernels_look_at_is_told_apart(void **state)
   float *room = calloc(2 * ROOM, sizeof *room), bias[N] = {0}, one = 1.0f, half = 0.5f;
   int32_t counts[N];
   assert_non_null(room);
+  esmm_matrix wide_a = th_matrix_alloc(K, K, ESMM_F32), wide_c = th_matrix_alloc(N, N, ESMM_F32);
   esmm_matrix residual = {.data = room + ROOM, .rows = M, .cols = N}, by_column = residual, small = residual;
   by_column.order = ESMM_COL_MAJOR;
   small.dtype = ESMM_BF16;
@@ -134,7 +135,10 @@ static void what_kernels_look_at_is_told_apart(void **state)
   calls[6].a.dtype = ESMM_BF16;
   calls[7].c.dtype = ESMM_F16;
   calls[8].a.order = calls[9].c.order = ESMM_COL_MAJOR;
-  calls[8].a.ld = calls[9].c.ld = M;
+  calls[8].a.data = wide_a.data; /* with room for as many columns as there are rows: the ld is the same */
+  calls[9].c.data = wide_c.data;
+  calls[8].a.ld = K;
+  calls[9].c.ld = N;
   calls[6].a.ld = K;
   calls[7].c.ld = N;
   for (int i = 0; i < COUNT; i++) {
@@ -146,6 +150,8 @@ static void what_kernels_look_at_is_told_apart(void **state)
   for (int i = 0; i < COUNT; i++)
     run(&x, &calls[i].a, &calls[i].c, &calls[i].opts);
   assert_int_equal(made(&x), COUNT);
+  free(wide_a.data);
+  free(wide_c.data);
   free(room);
   stop(&x);
 }
