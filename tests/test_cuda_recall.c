@@ -301,6 +301,29 @@ static void zeros_are_used_after_the_delay(void **state)
   stop(&x);
 }
 
+/* A kernel that reports itself does so more often than it would be sampled, and is not sampled. */
+static void skipping_kernels_report(void **state)
+{
+  (void)state;
+  rig x;
+  bool itself = false;
+  start(&x);
+  const pace p = pace_of(&x);
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (strcmp(esmm_registry_at(i)->name, "joint_bf16_sm90a") == 0)
+      itself = esmm_cuda_about(esmm_registry_at(i))->reports;
+  gpu.strip = 0.05f;
+  expect_strips(&x, 0.05);
+  for (int i = 0; i <= 2 * p.sample; i++) {
+    call(&x, NULL, NULL);
+    assert_true(ran_joint());
+    if (gpu.self != (itself && i % p.self == 0) || gpu.samples != (!itself && i % p.sample == 0))
+      fail_msg("call %d: %d samples, %d reports of the kernel", i, gpu.samples, gpu.self);
+  }
+  assert_int_equal(recall_of(&x, M).reports, 1 + (2 * p.sample - p.delay) / (itself ? p.self : p.sample));
+  stop(&x);
+}
+
 /* The products of a sequence of calls whose zeros come and go. */
 static void record(rig *x, bool with_stats, char log[CALLS][64])
 {
@@ -678,15 +701,23 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {
-      TEST(zeros_are_used_after_the_delay), TEST(same_calls_same_kernels),
-      TEST(late_reports_are_waited_for),    TEST(missing_reports_are_given_up),
-      TEST(reasons_and_explanations),       TEST(kernels_do_not_flip),
-      TEST(captured_calls_change_nothing),  TEST(captured_calls_start_no_library),
-      TEST(host_operands_are_remembered),   TEST(forced_and_strict_calls_are_not_remembered),
-      TEST(remembering_can_be_turned_off),  TEST(pinned_memory_is_refused),
-      TEST(more_weights_than_entries),      TEST(weights_at_the_same_address),
-      TEST(library_does_not_start),         TEST(second_call_is_short)};
+  const struct CMUnitTest with[] = {TEST(zeros_are_used_after_the_delay),
+                                    TEST(skipping_kernels_report),
+                                    TEST(same_calls_same_kernels),
+                                    TEST(late_reports_are_waited_for),
+                                    TEST(missing_reports_are_given_up),
+                                    TEST(reasons_and_explanations),
+                                    TEST(kernels_do_not_flip),
+                                    TEST(captured_calls_change_nothing),
+                                    TEST(captured_calls_start_no_library),
+                                    TEST(host_operands_are_remembered),
+                                    TEST(forced_and_strict_calls_are_not_remembered),
+                                    TEST(remembering_can_be_turned_off),
+                                    TEST(pinned_memory_is_refused),
+                                    TEST(more_weights_than_entries),
+                                    TEST(weights_at_the_same_address),
+                                    TEST(library_does_not_start),
+                                    TEST(second_call_is_short)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda recall, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda recall", with, NULL, NULL);
