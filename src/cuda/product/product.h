@@ -148,7 +148,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts);
 void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */
 void esmm_run_expect_report(run *r);                    /* once it is launched */
 /* The report of a call that has read A's densities itself. */
-void esmm_run_report(run *r, const esmm_choice_device *densities, bool tall);
+void esmm_run_report(run *r, const esmm_choice_device *densities);
 
 /* launch.c */
 esmm_status esmm_run_mark(const run *r, int which_mark);

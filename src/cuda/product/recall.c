@@ -228,12 +228,11 @@ void esmm_run_expect_report(run *r)
     r->seen->pending |= bit_of(r->call);
 }
 
-void esmm_run_report(run *r, const esmm_choice_device *densities, bool tall)
+void esmm_run_report(run *r, const esmm_choice_device *densities)
 {
   if (!r->report)
     return;
   *r->report = *densities;
   r->report->ready = 1;
-  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(tall);
   esmm_run_expect_report(r);
 }

@@ -105,12 +105,13 @@ static esmm_status read_notes(run *r, notes *seen)
     status = esmm_cuda_to_host(r->ctx, seen, note_at(r, 0), offsetof(notes, joint), r->stream);
   if (status != ESMM_OK)
     return status;
-  const bool told = r->d.pair || seen->report.strip > 0.0f || seen->report.ready;
-  if (told) {
+  const esmm_choice_device sample = seen->choice;
+  if (r->d.pair || seen->report.strip > 0.0f || seen->report.ready) {
     seen->choice.strip = seen->report.strip;
     seen->choice.joint = seen->report.joint;
   }
-  esmm_run_report(r, &seen->choice, told && r->d.run != RUN_DENSE ? is_tall(r->d.of[RUN_SKIP].kernel) : r->d.tall);
+  /* What is remembered is what it would be without statistics. */
+  esmm_run_report(r, r->reports_itself ? &seen->choice : &sample);
   return ESMM_OK;
 }
 
