@@ -11,6 +11,7 @@
 #include "harness.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static esmm_ctx *gpu, *cpu;
