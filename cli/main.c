@@ -54,6 +54,7 @@ static void print_overview(FILE *out)
                "  ESMM_DEVICE     auto, cpu, cuda or cuda:N (default auto: the first GPU that works, else the CPU)\n"
                "  ESMM_THREADS    threads to use (default: the CPUs this process may run on)\n"
                "  ESMM_FORCE      kernel for every product\n"
+               "  ESMM_REMEMBER   0: each product is planned by itself, whatever those before it saw (default 1)\n"
                "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_CUBLAS\n"
                "                  library files that bench compares with; cublas_f32, cublas_bf16 and cublas_f16\n"
                "                  use the last one too\n"

@@ -39,7 +39,9 @@
  *   IEEE propagation, set `strict`: it turns all skipping off.
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
  * - The same call on the same data in the same context gives the same bits, for every kernel with the
- *   ESMM_KERNEL_DETERMINISTIC flag; all that the plan chooses from have it. Other tuning may choose another kernel.
+ *   ESMM_KERNEL_DETERMINISTIC flag; all that the plan chooses from have it. Other tuning may choose another kernel. On
+ * a GPU so may what the context remembers of earlier calls (see esmm_recall): there the same sequence of calls gives
+ * the same bits, or, with remember = -1, the same call does.
  */
 #ifndef ESMM_H
 #define ESMM_H
@@ -117,6 +119,8 @@ typedef struct esmm_ctx_opts {
   char *error;                     /* if not NULL, receives the error text when creation fails, even if size is
                                       somewhat too large; not used where size is too small to include it */
   size_t error_size;
+  int remember; /* 1: the context remembers densities and verdicts from call to call (see esmm_recall); -1: it does
+                   not, each call is planned by itself; 0: ESMM_REMEMBER (0 or 1), else yes */
 } esmm_ctx_opts;
 
 ESMM_API esmm_status esmm_ctx_create(esmm_ctx **ctx, const esmm_ctx_opts *opts);
@@ -150,8 +154,8 @@ ESMM_API const char *esmm_ctx_device_reason(const esmm_ctx *ctx);
  * A graph works in its context's scratch memory, and the library does not see it run, so you must order its launches
  * yourself. It must not run at the same time as other calls of that context, or as another graph captured from it. The
  * context, the weights and the operands must outlive it. esmm_ctx_synchronize does not wait for it. The capture settles
- * which kernels a graph holds, from sizes and weights; where the choice between them depends on how dense A is, the GPU
- * makes it anew each time the graph runs.
+ * which kernels a graph holds, from sizes, weights and what is remembered then (see esmm_recall); where nothing is, and
+ * the choice between them depends on how dense A is, the GPU makes it anew each time the graph runs.
  */
 ESMM_API esmm_status esmm_ctx_set_stream(esmm_ctx *ctx, void *stream);
 ESMM_API void *esmm_ctx_stream(const esmm_ctx *ctx);      /* the current one */
@@ -461,6 +465,48 @@ typedef struct esmm_verdict {
 ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights,
                                   const esmm_matrix *c, const esmm_matmul_opts *opts, esmm_verdict *verdicts,
                                   size_t verdict_size, int *count);
+
+/* ------------------------------------------------------------------------------------------------ what is remembered
+ */
+
+/*
+ * A context remembers which kernels can do a product, and does not ask them all again in the next call of that shape
+ * on the same weights. It drops that when the cost constants change. On a GPU, which has to choose before it has seen
+ * A, it also remembers how dense A was, for each pair of weights and of a class of rows (1, 2, 3 to 4, 5 to 8, ..., 33
+ * to 64, 65 and more), and runs the one kernel that is cheapest for such an A.
+ *
+ * - Some calls report what they saw: the first, then one in every few, the more often the longer a product takes. Call
+ *   N with the same weights and class decides on what call N - L and those before it reported; L is 2 to 16, and the
+ *   larger the shorter the products are. It does not depend on how fast the GPU is, so the same sequence of calls gives
+ *   the same bits.
+ * - A call may therefore have to wait until call N - L has begun on the GPU, which it nearly always has. If that has
+ *   not happened after two seconds (the stream waits for something that this thread is still to do), the call goes on:
+ *   these densities count as unknown from then on, and are not asked for again.
+ * - Calls with force, strict or a_pattern neither use nor report densities. Captured calls use what is known, report
+ *   nothing and change nothing: a graph holds what was known at its capture.
+ * - Where nothing is known yet, the plan is that of a context that does not remember.
+ * - The tables have room for 256 shapes and 256 pairs; what was not used for longest is dropped.
+ *
+ * A CPU sees A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every call
+ * all the same.
+ */
+typedef struct esmm_recollection {
+  size_t size;
+  int known;              /* 0: no density is remembered, and those below are 0 */
+  double density_a;       /* element density of A; 0 where nobody counted it */
+  double strip_density_a; /* at strip_rows */
+  double joint_density;   /* of A's strips with B's. For esmm_expect: 0 means strip_density_a times B's density */
+  int64_t strip_rows;     /* 32 or 128; for esmm_expect also 0: right for every kernel */
+  int64_t calls, reports; /* so far, and how many of them reported. esmm_expect does not look at them, nor at known */
+} esmm_recollection;
+
+/* What is remembered for products of m rows with these weights. Set out->size. */
+ESMM_API esmm_status esmm_recall(esmm_ctx *ctx, const esmm_weights *weights, int64_t m, esmm_recollection *out);
+/* Sets it, so that the first call knows: later reports replace it. ESMM_ERR_UNSUPPORTED where the context does not
+   remember. */
+ESMM_API esmm_status esmm_expect(esmm_ctx *ctx, const esmm_weights *weights, int64_t m, const esmm_recollection *in);
+/* Forgets everything. It may wait, as a call may, for reports that are under way. */
+ESMM_API esmm_status esmm_forget(esmm_ctx *ctx);
 
 #ifdef __cplusplus
 }

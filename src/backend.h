@@ -11,6 +11,7 @@
 
 #include "kernel.h"
 
+struct esmm_seen;
 struct esmm_trial;
 struct esmm_tune_job;
 
@@ -51,6 +52,8 @@ struct esmm_backend {
                           esmm_stats *s);
   /* What multiply would choose, as esmm_plan_sampled gives it. */
   esmm_status (*explain)(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
+  /* Waits for the reports that an entry of recall.h expects, and takes none. NULL: its products send none. */
+  void (*settle_reports)(esmm_ctx *ctx, struct esmm_seen *seen);
   /* Whether the device has what one of this backend's kernels needs; else says why not. ctx NULL: as in a new one. */
   bool (*has)(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes);
   /* May be NULL: the kernel that does the same better here, or NULL. Then this one runs only when named in full. */

@@ -6,6 +6,7 @@
  */
 #include "backend.h"
 #include "esmm_tools.h"
+#include "recall.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -273,6 +274,20 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
+static esmm_status choose_remember(esmm_ctx *ctx, int asked)
+{
+  if (asked < -1 || asked > 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "remember is %d; it must be 1, -1 for no, or 0 for the default", asked);
+  const char *env = getenv("ESMM_REMEMBER");
+  if (asked == 0 && env && *env) {
+    if (strcmp(env, "0") != 0 && strcmp(env, "1") != 0)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ESMM_REMEMBER is '%.40s'; it must be 0 or 1", env);
+    asked = *env == '1' ? 1 : -1;
+  }
+  ctx->remember = asked >= 0;
+  return ESMM_OK;
+}
+
 /* Of several failures the first is told: it is that of the device that was meant. */
 static void keep_reason(esmm_ctx *ctx)
 {
@@ -342,6 +357,10 @@ static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
   if (status == ESMM_OK)
     status = choose_force(ctx, opts->force);
   if (status == ESMM_OK)
+    status = choose_remember(ctx, opts->remember);
+  if (status == ESMM_OK)
+    status = esmm_recall_open(ctx);
+  if (status == ESMM_OK)
     status = choose_device(ctx, opts->device);
   if (status != ESMM_OK)
     return status;
@@ -396,6 +415,7 @@ void esmm_ctx_free(esmm_ctx *ctx)
   esmm_allocator allocator = ctx->allocator;
   if (ctx->backend)
     ctx->backend->close(ctx);
+  esmm_recall_close(ctx);
   esmm_mem_free(&allocator, ctx->scratch, ctx->scratch_bytes);
   esmm_mem_free(&allocator, ctx, sizeof *ctx);
 }

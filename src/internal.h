@@ -43,6 +43,8 @@ struct esmm_ctx {
   double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS]; /* seconds per unit of each term, by registry index */
   void *scratch; /* grows, never shrinks: no allocation after the first call of a shape */
   size_t scratch_bytes;
+  bool remember;                     /* from call to call: recall.h */
+  struct esmm_recall_tables *recall; /* NULL where not */
   char error[ESMM_ERROR_BYTES];
 };
 
@@ -60,6 +62,7 @@ struct esmm_ctx {
  */
 struct esmm_weights {
   esmm_allocator allocator;
+  uint64_t serial; /* other weights have other numbers, also at the same address (recall.h) */
   int64_t k, n;
   esmm_dtype dtype;
   esmm_use use;

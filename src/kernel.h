@@ -130,6 +130,18 @@ bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const 
 /* The cost model at p->sample. units [ESMM_COST_TERMS] may be NULL. */
 double esmm_plan_seconds(const esmm_problem *p, int index, double *units, int64_t *variant);
 
+/* Kernels to choose from. */
+typedef struct esmm_shortlist {
+  int count;
+  bool sees_a;                     /* what one of them costs, or how it goes about it, depends on A's densities */
+  uint8_t index[ESMM_MAX_KERNELS]; /* in the registry, rising */
+} esmm_shortlist;
+
+/* Those that compete and can do this problem. */
+void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list);
+/* The cheapest of a list that is not empty, at p->sample, as esmm_plan_sampled has it; its registry index. */
+int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant);
+
 typedef struct esmm_choice {
   const esmm_kernel *kernel;
   int index;

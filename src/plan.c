@@ -142,55 +142,97 @@ static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *c
   return status;
 }
 
+/* Places in seconds[count] of the least, the first of equals, and of the next; -1: there is none. */
+static void rank(const double *seconds, int count, int *best, int *next)
+{
+  *best = *next = -1;
+  for (int i = 0; i < count; i++)
+    if (*best < 0 || seconds[i] < seconds[*best]) {
+      *next = *best;
+      *best = i;
+    } else if (*next < 0 || seconds[i] < seconds[*next]) {
+      *next = i;
+    }
+}
+
+static void list_kernel(esmm_shortlist *list, int index)
+{
+  list->index[list->count++] = (uint8_t)index;
+  list->sees_a = list->sees_a || esmm_registry_at(index)->flags & ESMM_KERNEL_SKIPS;
+}
+
+void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list)
+{
+  char why[160];
+  list->count = 0;
+  list->sees_a = false;
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (esmm_plan_may_choose(p->ctx, esmm_registry_at(i), NULL) &&
+        esmm_plan_can_run(p, esmm_registry_at(i), why, sizeof why))
+      list_kernel(list, i);
+}
+
+int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant)
+{
+  double seconds[ESMM_MAX_KERNELS];
+  int64_t variants[ESMM_MAX_KERNELS];
+  int best, next;
+  for (int i = 0; i < list->count; i++)
+    seconds[i] = esmm_plan_seconds(p, list->index[i], NULL, &variants[i]);
+  rank(seconds, list->count, &best, &next);
+  *variant = variants[best];
+  return list->index[best];
+}
+
+/* The verdict on one kernel. */
+static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int index, esmm_choice *choice)
+{
+  memset(choice, 0, sizeof *choice);
+  choice->kernel = esmm_registry_at(index);
+  choice->index = index;
+  choice->can_run = esmm_plan_can_run(p, choice->kernel, choice->text, sizeof choice->text);
+  choice->competes = esmm_plan_may_choose(ctx, choice->kernel, force);
+  if (!choice->can_run)
+    return;
+  const esmm_kernel *better = choice->competes ? NULL : esmm_kernel_superseded(ctx, choice->kernel);
+  const char *kept = choice->competes ? NULL : only_when_forced(choice->kernel);
+  if (better)
+    (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
+  else if (kept)
+    (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s", kept);
+  else
+    estimate(p, choice);
+}
+
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
                               int *chosen)
 {
-  int best = -1, next = -1, runnable = 0, refused = -1;
+  esmm_shortlist list = {0};
+  double seconds[ESMM_MAX_KERNELS];
+  int refused = -1, best, next;
   for (int i = 0; i < esmm_registry_count(); i++) {
-    esmm_choice *choice = &choices[i];
-    memset(choice, 0, sizeof *choice);
-    choice->kernel = esmm_registry_at(i);
-    choice->index = i;
-    choice->can_run = esmm_plan_can_run(p, choice->kernel, choice->text, sizeof choice->text);
-    choice->competes = esmm_plan_may_choose(ctx, choice->kernel, force);
-    if (!choice->can_run) {
+    judge(ctx, p, force, i, &choices[i]);
+    if (!choices[i].competes)
+      continue;
+    if (choices[i].can_run) {
+      seconds[list.count] = choices[i].seconds;
+      list_kernel(&list, i);
+    } else if (refused < 0 || !(choices[i].kernel->flags & ESMM_KERNEL_SKIPS)) {
       /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
-      if (choice->competes && (refused < 0 || !(choice->kernel->flags & ESMM_KERNEL_SKIPS)))
-        refused = i;
-      continue;
-    }
-    const esmm_kernel *better = esmm_kernel_superseded(ctx, choice->kernel);
-    if (!choice->competes && better) {
-      (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s does the same", better->name);
-      continue;
-    }
-    const char *kept = only_when_forced(choice->kernel);
-    if (!choice->competes && kept) {
-      (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s", kept);
-      continue;
-    }
-    estimate(p, choice);
-    if (!choice->competes)
-      continue;
-    runnable++;
-    if (best < 0 || choice->seconds < choices[best].seconds) {
-      next = best;
-      best = i;
-    } else if (next < 0 || choice->seconds < choices[next].seconds) {
-      next = i;
+      refused = i;
     }
   }
-  if (best < 0)
+  if (list.count == 0)
     return refuse(ctx, force, choices, refused);
-  char text[sizeof choices[best].text];
+  rank(seconds, list.count, &best, &next);
+  *chosen = list.index[best];
+  esmm_choice *choice = &choices[*chosen];
   if (force)
-    esmm_plan_forced_text(ctx, force, text, sizeof text);
+    esmm_plan_forced_text(ctx, force, choice->text, sizeof choice->text);
   else if (next >= 0)
-    (void)snprintf(text, sizeof text, "cheapest of %d: %.3g ms, then %s with %.3g ms", runnable,
-                   1e3 * choices[best].seconds, choices[next].kernel->name, 1e3 * choices[next].seconds);
+    (void)snprintf(choice->text, sizeof choice->text, "cheapest of %d: %.3g ms, then %s with %.3g ms", list.count,
+                   1e3 * seconds[best], choices[list.index[next]].kernel->name, 1e3 * seconds[next]);
   else
-    (void)snprintf(text, sizeof text, "the only one that can run");
-  memcpy(choices[best].text, text, sizeof text);
-  *chosen = best;
+    (void)snprintf(choice->text, sizeof choice->text, "the only one that can run");
   return ESMM_OK;
 }

@@ -9,6 +9,7 @@
  * Which products, and how a kernel is timed, a backend says. Operands lie in its memory where it has some.
  */
 #include "tune.h"
+#include "recall.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -127,6 +128,7 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
       return false;
   }
   memcpy(ctx->cost, cost, sizeof cost);
+  esmm_recall_clear_verdicts(ctx);
   return true;
 }
 
@@ -458,6 +460,7 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
       if (fits[i].count > 0)
         solve(&fits[i], scale, ctx->cost[i]);
     ctx->tuned = true;
+    esmm_recall_clear_verdicts(ctx);
     if (save)
       status = write_cache(ctx);
   }

@@ -311,6 +311,7 @@ int main(int argc, char **argv)
 {
   (void)argc;
   (void)use_fake(argv);
+  setenv("ESMM_REMEMBER", "0", 1); /* each call planned by itself; test_cuda_recall.c has the others */
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
   const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
                                     TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),

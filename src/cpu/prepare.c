@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "cpu/cpu.h"
 #include "cpu/forms.h"
+#include "recall.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -41,6 +42,7 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_p
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
   memset(w, 0, sizeof *w);
   w->allocator = ctx->allocator;
+  w->serial = esmm_weights_serial();
   w->backend = &esmm_cpu_backend;
   w->k = k;
   w->n = n;

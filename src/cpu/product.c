@@ -4,6 +4,7 @@
  */
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
+#include "recall.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -78,11 +79,33 @@ typedef struct planned {
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
-static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force, planned *out)
+/* The kernels to choose from, looked for once for each shape of call; NULL where that is not remembered. */
+static const esmm_shortlist *recall_shortlist(const esmm_problem *p)
+{
+  _Static_assert(sizeof(esmm_shortlist) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
+  esmm_shortlist *list = esmm_recall_verdict(p, true);
+  if (list)
+    return list;
+  list = esmm_recall_add_verdict(p);
+  if (list)
+    esmm_plan_shortlist(p, list);
+  return list;
+}
+
+/* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
+static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool told, planned *out)
 {
   esmm_choice choices[ESMM_MAX_KERNELS];
   int chosen;
   out->p = *p;
+  out->reason[0] = '\0';
+  const esmm_shortlist *list = force || told ? NULL : recall_shortlist(p);
+  if (list && list->count > 0) {
+    if (list->sees_a)
+      esmm_sample_a(&p->a, p->w, &out->p.sample);
+    out->kernel = esmm_registry_at(esmm_plan_cheapest(&out->p, list, &out->p.variant));
+    return ESMM_OK;
+  }
   const esmm_status status = esmm_cpu_explain(ctx, &out->p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
@@ -94,8 +117,9 @@ static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force,
 
 static void note_plan(const planned *x, esmm_stats *s)
 {
-  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
-  (void)snprintf(s->reason, sizeof s->reason, "%s", x->reason);
+  memcpy(s->reason, x->reason, sizeof s->reason);
+  if (x->reason[0])
+    (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
   s->strip_rows = x->kernel->variant_strips ? x->p.variant : 0;
   s->density_a = x->p.sample.element;
   for (int i = 0; i < ESMM_CPU_HEIGHTS; i++)
@@ -108,11 +132,11 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
 }
 
-static esmm_status run_planned(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_stats *s)
+static esmm_status run_planned(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool told, esmm_stats *s)
 {
   planned x;
   const double start = esmm_now();
-  const esmm_status status = plan(ctx, p, force, &x);
+  const esmm_status status = plan(ctx, p, force, told, &x);
   if (status != ESMM_OK)
     return status;
   const size_t bytes = esmm_kernel_workspace(x.kernel, &x.p);
@@ -215,14 +239,14 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
 }
 
 static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                             esmm_stats *s)
+                             bool told, esmm_stats *s)
 {
   planned x, gate;
   const esmm_problem branch = gate_problem(p, o);
   const double start = esmm_now();
-  esmm_status status = plan(ctx, p, force, &x);
+  esmm_status status = plan(ctx, p, force, told, &x);
   if (status == ESMM_OK)
-    status = plan(ctx, &branch, force, &gate);
+    status = plan(ctx, &branch, force, told, &gate);
   if (status != ESMM_OK)
     return status;
   const int64_t room = esmm_min(p->m, esmm_max(GATE_ROWS, GATE_BYTES / (int64_t)sizeof(float) / p->n));
@@ -263,8 +287,7 @@ esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, 
 esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                               bool want_stats, esmm_stats *s)
 {
-  (void)want_stats; /* they cost nothing here */
   if (p->k == 0 || p->alpha == 0.0f)
     return run_epilogue_only(ctx, p, o);
-  return o->gate ? run_gated(ctx, p, o, force, s) : run_planned(ctx, p, force, s);
+  return o->gate ? run_gated(ctx, p, o, force, want_stats, s) : run_planned(ctx, p, force, want_stats, s);
 }

@@ -97,6 +97,7 @@ const esmm_backend esmm_cuda_backend = {
     .check_epilogue = esmm_cuda_check_epilogue,
     .multiply = esmm_cuda_multiply,
     .explain = esmm_cuda_explain,
+    .settle_reports = esmm_cuda_settle_reports,
     .has = has,
     .timer_create = timer_create,
     .timer_free = timer_free,

@@ -16,6 +16,7 @@
 
 #include "cuda/device/driver.h"
 #include "cuda/params.h"
+#include "recall.h"
 #include "tune.h"
 
 #include <string.h>
@@ -165,6 +166,8 @@ typedef struct esmm_cuda_units {
 typedef struct esmm_cuda_kernel {
   int sm;       /* the least compute capability, 80 or 90 */
   bool exact;   /* built for that one only (sm_90a) */
+  bool reports; /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
+                   see all of A anyway */
   bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
@@ -227,6 +230,9 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
                                bool want_stats, esmm_stats *s);
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
+
+/* product/recall.c */
+void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen);
 
 /* tune.c */
 extern const esmm_trial esmm_cuda_trials[];

@@ -87,7 +87,8 @@ typedef struct esmm_choice_device {
   uint32_t chosen;             /* 0: the first kernel of the pair, 1: the second */
   float element, strip, joint; /* densities of A's sample: elements, strips, joint with B */
   uint32_t extract_ns;         /* what the extraction took, where it is not a launch of its own; else 0 */
-  uint32_t unused[3];
+  uint32_t ready;              /* 1: all of the above is there. In host memory it is written last of all */
+  uint32_t unused[2];
 } esmm_choice_device;
 ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 

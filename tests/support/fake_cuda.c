@@ -365,6 +365,28 @@ RELEASE("cuMemFreeAsync", cuMemFreeAsync, (CUdeviceptr ptr, CUstream stream), {
     given = give("cuMemFreeAsync", ptr);
 })
 
+CALL("cuMemHostAlloc", cuMemHostAlloc, (void **host, size_t bytes, unsigned flags), count_current, {
+  if (fake_cuda.captured)
+    result = mistake("cuMemHostAlloc", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  else if (bytes == 0 || flags & ~3u)
+    result = mistake("cuMemHostAlloc", "0 bytes, or flags that there are not", CUDA_ERROR_INVALID_VALUE);
+  else
+    *host = calloc(1, bytes);
+  if (result == CUDA_SUCCESS && !*host)
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  fake_cuda.pinned += result == CUDA_SUCCESS;
+})
+CALL("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2, (CUdeviceptr * ptr, void *host, unsigned flags),
+     count_current, {
+       *ptr = (CUdeviceptr)(uintptr_t)host;
+       if (flags != 0)
+         result = mistake("cuMemHostGetDevicePointer", "flags, which must be 0", CUDA_ERROR_INVALID_VALUE);
+     })
+RELEASE("cuMemFreeHost", cuMemFreeHost, (void *host), {
+  free(host);
+  fake_cuda.pinned--;
+})
+
 CALL("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream),
      count_current, {
        (void)stream;

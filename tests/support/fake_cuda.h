@@ -32,7 +32,7 @@ typedef struct fake_cuda_state {
   void (*kernel)(const char *name, const void *params);
 
   /* What is there now */
-  int64_t blocks, bytes, events, modules, retained, handles;
+  int64_t blocks, bytes, events, modules, retained, handles, pinned;
   /* What was done so far */
   int64_t calls, allocations, launches, waits, records, sgemms, gemms;
   int64_t synchronizations; /* of a stream or an event */

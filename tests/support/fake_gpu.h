@@ -103,10 +103,13 @@ static inline void check_balance(const char *what)
   fake->sticky = 0;
   fake->fail_at = 0;
   (void)get_current(&current);
-  if (fake->blocks || fake->bytes || fake->events || fake->modules || fake->retained || fake->handles || current)
-    fail_msg("%s: %lld blocks with %lld bytes, %lld events, %lld modules, %lld contexts, %lld handles are left%s", what,
-             (long long)fake->blocks, (long long)fake->bytes, (long long)fake->events, (long long)fake->modules,
-             (long long)fake->retained, (long long)fake->handles, current ? ", and a context is still current" : "");
+  if (fake->blocks || fake->bytes || fake->events || fake->modules || fake->retained || fake->handles || fake->pinned ||
+      current)
+    fail_msg("%s: %lld blocks with %lld bytes, %lld events, %lld modules, %lld contexts, %lld handles, %lld pinned are "
+             "left%s",
+             what, (long long)fake->blocks, (long long)fake->bytes, (long long)fake->events, (long long)fake->modules,
+             (long long)fake->retained, (long long)fake->handles, (long long)fake->pinned,
+             current ? ", and a context is still current" : "");
   if (fake->mistakes)
     fail_msg("%s: %lld calls that are wrong, the last: %s", what, (long long)fake->mistakes, fake->mistake);
 }

@@ -80,6 +80,8 @@ esmm_status esmm_cuda_enter(esmm_ctx *ctx, esmm_cuda_scope *scope)
   scope->pushed = false;
   if (atomic_load(&device->lost))
     return fail_lost(ctx, device);
+  if (esmm_cuda_state(ctx)->inside)
+    return ESMM_OK;
   return esmm_cuda_check(ctx, enter(device, scope), "cuCtxPushCurrent");
 }
 
@@ -323,9 +325,10 @@ static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
   /* A captured call is ordered by its graph; it could not wait for work that is not in the graph. */
   if (cuda->capturing || !cuda->done_recorded)
     return ESMM_OK;
-  unsigned long long id = 0; /* unlike the handle, it is never that of a stream which has been destroyed */
-  status = esmm_cuda_check(ctx, cu()->cuStreamGetId(stream, &id), "cuStreamGetId");
-  if (status != ESMM_OK || id == cuda->done_stream)
+  /* Unlike the handle, an id is never that of a stream which has been destroyed. */
+  status = esmm_cuda_check(ctx, cu()->cuStreamGetId(stream, &cuda->stream_id), "cuStreamGetId");
+  cuda->stream_id_known = status == ESMM_OK;
+  if (status != ESMM_OK || cuda->stream_id == cuda->done_stream)
     return status;
   status = esmm_cuda_check(ctx, record_owed(cuda), "cuEventRecord");
   if (status == ESMM_OK)
@@ -337,13 +340,14 @@ static esmm_status order_streams(esmm_ctx *ctx, CUstream stream)
 esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream)
 {
   struct esmm_cuda *cuda = esmm_cuda_state(ctx);
-  cuda->capturing = false;
+  cuda->capturing = cuda->inside = cuda->stream_id_known = false;
   esmm_status status = esmm_cuda_enter(ctx, &cuda->scope);
   if (status != ESMM_OK)
     return status;
+  cuda->inside = true;
   status = order_streams(ctx, stream);
   if (status != ESMM_OK) {
-    cuda->capturing = false;
+    cuda->capturing = cuda->inside = false;
     esmm_cuda_leave(cuda->scope);
   }
   return status;
@@ -351,15 +355,14 @@ esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream)
 
 static CUresult note_done(struct esmm_cuda *cuda, CUstream stream, const char **call)
 {
-  unsigned long long id = 0;
   *call = "cuStreamGetId";
-  CUresult result = cu()->cuStreamGetId(stream, &id);
+  CUresult result = cuda->stream_id_known ? CUDA_SUCCESS : cu()->cuStreamGetId(stream, &cuda->stream_id);
   if (result == CUDA_SUCCESS && stream) {
     *call = "cuEventRecord";
     result = cu()->cuEventRecord(cuda->done, stream);
   }
   if (result == CUDA_SUCCESS) {
-    cuda->done_stream = id;
+    cuda->done_stream = cuda->stream_id;
     cuda->done_recorded = true;
     cuda->done_owed = !stream;
   } else {
@@ -377,7 +380,7 @@ esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status)
     if (status == ESMM_OK)
       status = esmm_cuda_check(ctx, result, "%s", call);
   }
-  cuda->capturing = false;
+  cuda->capturing = cuda->inside = false;
   esmm_cuda_leave(cuda->scope);
   return status;
 }

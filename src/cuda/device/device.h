@@ -12,7 +12,7 @@
 #define MAX_MODULES 64
 #define FUNCTION_SLOTS 512 /* a power of two, well above the functions there are */
 #define MAX_RETIRED 128    /* scratch grows by half each time, so that it cannot be replaced as often as that */
-#define MAX_ATTACHED 4
+#define MAX_ATTACHED 6
 
 /*
  * One per GPU and process. Its primary context is retained and its modules are loaded while it has users: contexts and
@@ -35,7 +35,7 @@ typedef struct esmm_cuda_device {
   } modules[MAX_MODULES];
   int module_count;
   struct {
-    const esmm_cuda_function *key;
+    _Atomic(const esmm_cuda_function *) key; /* set behind the function: who finds it needs no lock */
     CUfunction function;
   } functions[FUNCTION_SLOTS];
 } esmm_cuda_device;
@@ -45,8 +45,11 @@ struct esmm_cuda {
   CUevent done;                   /* behind the last call's work */
   unsigned long long done_stream; /* id of the stream it was recorded on */
   bool done_recorded;
-  bool done_owed;        /* work on the default stream has come since: it is recorded when somebody needs to know */
-  bool capturing;        /* between begin and end: this call's stream is being captured */
+  bool done_owed; /* work on the default stream has come since: it is recorded when somebody needs to know */
+  bool capturing; /* between begin and end: this call's stream is being captured */
+  bool inside;    /* the same: the primary context is current, and who needs it so need not ask */
+  unsigned long long stream_id; /* the same: id of the call's stream, where it was asked for */
+  bool stream_id_known;
   esmm_cuda_scope scope; /* the same: what end leaves */
 
   CUdeviceptr scratch;

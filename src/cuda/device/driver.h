@@ -65,6 +65,7 @@ enum {
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
+enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
 enum {
@@ -118,45 +119,48 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
  * Every driver function we call: our name, the library's symbol, its parameters. The symbols with a suffix are the
  * current versions of functions that once had 32-bit sizes; cuda.h renames them so.
  */
-#define ESMM_CUDA_CALLS(X)                                                                                     \
-  X(cuGetErrorName, "cuGetErrorName", (CUresult error, const char **name))                                     \
-  X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                        \
-  X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                              \
-  X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                              \
-  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                \
-  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))              \
-  X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                              \
-  X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext * context))                                                 \
-  X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                              \
-  X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                              \
-  X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                              \
-  X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                              \
-  X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                                       \
-  X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))    \
-  X(cuFuncSetAttribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                 \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                \
-    (int *blocks, CUfunction function, int threads, size_t shared))                                            \
-  X(cuLaunchKernelEx, "cuLaunchKernelEx",                                                                      \
-    (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))                          \
-  X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * ptr, size_t bytes))                                            \
-  X(cuMemFree, "cuMemFree_v2", (CUdeviceptr ptr))                                                              \
-  X(cuMemAllocAsync, "cuMemAllocAsync", (CUdeviceptr * ptr, size_t bytes, CUstream stream))                    \
-  X(cuMemFreeAsync, "cuMemFreeAsync", (CUdeviceptr ptr, CUstream stream))                                      \
-  X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t bytes, CUstream s))   \
-  X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t bytes, CUstream s))         \
-  X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *copy, CUstream stream))                       \
-  X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream)) \
-  X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                             \
-  X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, int *status))                                \
-  X(cuStreamGetId, "cuStreamGetId", (CUstream stream, unsigned long long *id))                                 \
-  X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned flags))                  \
-  X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned flags))                                         \
-  X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                      \
-  X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                          \
-  X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                 \
-  X(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, CUevent from, CUevent to))                 \
-  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                          \
-    (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,         \
+#define ESMM_CUDA_CALLS(X)                                                                                      \
+  X(cuGetErrorName, "cuGetErrorName", (CUresult error, const char **name))                                      \
+  X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                         \
+  X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                               \
+  X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                               \
+  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                 \
+  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))               \
+  X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice device))                               \
+  X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext * context))                                                  \
+  X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext context))                                               \
+  X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext * context))                                               \
+  X(cuCtxSynchronize, "cuCtxSynchronize", (void))                                                               \
+  X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                               \
+  X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                                        \
+  X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))     \
+  X(cuFuncSetAttribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                  \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                 \
+    (int *blocks, CUfunction function, int threads, size_t shared))                                             \
+  X(cuLaunchKernelEx, "cuLaunchKernelEx",                                                                       \
+    (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))                           \
+  X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * ptr, size_t bytes))                                             \
+  X(cuMemFree, "cuMemFree_v2", (CUdeviceptr ptr))                                                               \
+  X(cuMemAllocAsync, "cuMemAllocAsync", (CUdeviceptr * ptr, size_t bytes, CUstream stream))                     \
+  X(cuMemFreeAsync, "cuMemFreeAsync", (CUdeviceptr ptr, CUstream stream))                                       \
+  X(cuMemHostAlloc, "cuMemHostAlloc", (void **host, size_t bytes, unsigned flags))                              \
+  X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (CUdeviceptr * ptr, void *host, unsigned flags)) \
+  X(cuMemFreeHost, "cuMemFreeHost", (void *host))                                                               \
+  X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t bytes, CUstream s))    \
+  X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t bytes, CUstream s))          \
+  X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *copy, CUstream stream))                        \
+  X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream))  \
+  X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                              \
+  X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, int *status))                                 \
+  X(cuStreamGetId, "cuStreamGetId", (CUstream stream, unsigned long long *id))                                  \
+  X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned flags))                   \
+  X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned flags))                                          \
+  X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                       \
+  X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                           \
+  X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                  \
+  X(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, CUevent from, CUevent to))                  \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                           \
+    (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,          \
      const uint32_t *box, const uint32_t *element_strides, int interleave, int swizzle, int promotion, int fill))
 
 typedef struct esmm_cuda_driver {

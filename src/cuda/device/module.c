@@ -70,24 +70,33 @@ static outcome load_function(esmm_cuda_device *d, const esmm_cuda_function *f, C
   return o;
 }
 
-static outcome find_function(esmm_cuda_device *d, const esmm_cuda_function *f, CUfunction *out)
+/* The slot of a function, or the free one where it is to go; FUNCTION_SLOTS where all are taken. Needs no lock. */
+static size_t find_slot(esmm_cuda_device *d, const esmm_cuda_function *f, bool *found)
 {
   size_t slot = ((uintptr_t)f >> 3) % FUNCTION_SLOTS;
   for (int tries = 0; tries < FUNCTION_SLOTS; tries++, slot = (slot + 1) % FUNCTION_SLOTS) {
-    if (d->functions[slot].key == f) {
-      *out = d->functions[slot].function;
-      return (outcome){CUDA_SUCCESS, ""};
-    }
-    if (!d->functions[slot].key) {
-      const outcome o = load_function(d, f, out);
-      if (o.result == CUDA_SUCCESS) {
-        d->functions[slot].key = f;
-        d->functions[slot].function = *out;
-      }
-      return o;
-    }
+    const esmm_cuda_function *key = atomic_load_explicit(&d->functions[slot].key, memory_order_acquire);
+    *found = key == f;
+    if (!key || *found)
+      return slot;
   }
-  return (outcome){CUDA_ERROR_OUT_OF_MEMORY, "the table of functions"};
+  return FUNCTION_SLOTS;
+}
+
+static outcome find_function(esmm_cuda_device *d, const esmm_cuda_function *f, CUfunction *out)
+{
+  bool found = false;
+  const size_t slot = find_slot(d, f, &found);
+  if (slot == FUNCTION_SLOTS)
+    return (outcome){CUDA_ERROR_OUT_OF_MEMORY, "the table of functions"};
+  outcome o = {CUDA_SUCCESS, ""};
+  if (!found) {
+    o = load_function(d, f, &d->functions[slot].function);
+    if (o.result == CUDA_SUCCESS)
+      atomic_store_explicit(&d->functions[slot].key, f, memory_order_release);
+  }
+  *out = d->functions[slot].function;
+  return o;
 }
 
 static esmm_status check_function(esmm_ctx *ctx, const esmm_cuda_function *f, outcome o)
@@ -116,12 +125,19 @@ void esmm_cuda_unload(esmm_cuda_device *device)
   for (int i = 0; i < device->module_count; i++)
     (void)cu()->cuModuleUnload(device->modules[i].module);
   device->module_count = 0;
-  memset(device->functions, 0, sizeof device->functions);
+  for (int i = 0; i < FUNCTION_SLOTS; i++)
+    atomic_store_explicit(&device->functions[i].key, NULL, memory_order_relaxed);
 }
 
 static esmm_status get_function(esmm_ctx *ctx, const esmm_cuda_function *f, CUfunction *out)
 {
   esmm_cuda_device *device = esmm_cuda_state(ctx)->device;
+  bool found = false;
+  const size_t slot = find_slot(device, f, &found);
+  if (found) {
+    *out = device->functions[slot].function;
+    return ESMM_OK;
+  }
   (void)pthread_mutex_lock(&device->lock);
   const outcome o = find_function(device, f, out);
   (void)pthread_mutex_unlock(&device->lock);

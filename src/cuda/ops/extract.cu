@@ -255,6 +255,8 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
   out.joint = total.z / total.w;
   out.chosen = skipping_pays(p, out.strip, out.joint);
   *(esmm_choice_device *)p.out = out;
+  __threadfence_system(); /* the host may be waiting for the densities */
+  *(volatile uint32_t *)&((esmm_choice_device *)p.out)->ready = 1;
 }
 
 /* ---- counts ---- */

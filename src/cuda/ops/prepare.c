@@ -4,6 +4,7 @@
  * device multiplies with that.
  */
 #include "cuda/ops/forms.h"
+#include "recall.h"
 
 #include <string.h>
 
@@ -147,6 +148,7 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   memset(w, 0, sizeof *w);
   *device = (esmm_cuda_weights){0};
   w->allocator = ctx->allocator;
+  w->serial = esmm_weights_serial();
   w->backend = ctx->backend;
   w->ordinal = ctx->ordinal;
   w->k = b->rows;

@@ -68,7 +68,9 @@ static esmm_status launch(run *r, which one, bool selectable, const esmm_cuda_li
                          .extracted = r->mark[EXTRACTED + (int)one],
                          .a_strips = &r->a_strips[one],
                          .all_of_b = &r->all_of_b[one],
-                         .report = r->timed ? note_at(r, offsetof(notes, report)) : 0,
+                         .report = r->timed                         ? note_at(r, offsetof(notes, report))
+                                   : r->report && r->reports_itself ? r->report_at
+                                                                    : 0,
                          .choose = line};
   if (selectable)
     call.selector = (esmm_selector){
@@ -104,27 +106,35 @@ static esmm_status launch_both(run *r)
   return status == ESMM_OK ? launch(r, RUN_DENSE, true, NULL) : status;
 }
 
+static esmm_status launch_alone(run *r)
+{
+  const esmm_status status = esmm_run_mark(r, PLANNED);
+  return status == ESMM_OK ? launch(r, r->d.run, false, NULL) : status;
+}
+
 esmm_status esmm_run_launch(run *r)
 {
   esmm_status status = esmm_run_mark(r, STAGED);
+  if (status == ESMM_OK && r->report && !r->timed && !r->reports_itself)
+    status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, r->report_at, r->stream);
   if (status != ESMM_OK)
     return status;
-  if (r->d.run == DEVICE_CHOOSES)
-    return r->d.pair ? launch_pair(r) : launch_both(r);
-  status = esmm_run_mark(r, PLANNED);
-  return status == ESMM_OK ? launch(r, r->d.run, false, NULL) : status;
+  status = r->d.run != DEVICE_CHOOSES ? launch_alone(r) : r->d.pair ? launch_pair(r) : launch_both(r);
+  if (status == ESMM_OK && !r->timed) /* who takes times reads them, and reports then */
+    esmm_run_expect_report(r);
+  return status;
 }
 
 esmm_status esmm_run_look(run *r, CUdeviceptr out)
 {
   const candidate *skip = &r->d.of[RUN_SKIP];
-  const esmm_kernel *at = skip->kernel ? skip->kernel : r->d.of[RUN_DENSE].kernel;
   if (!r->d.pair)
-    return esmm_run_sample(r->ctx, r->p, &r->d, is_tall(at), out, r->stream);
+    return esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, out, r->stream);
   const esmm_cuda_line line = esmm_run_line(&r->d);
   const esmm_cuda_call call = {.stream = r->stream, .report = out, .choose = &line};
   esmm_problem mine = *r->p;
   mine.variant = skip->variant;
   mine.call = &call;
-  return esmm_cuda_about(at)->look(at, r->ctx, &mine, esmm_cuda_pointer(r->scratch + r->st.work_at));
+  return esmm_cuda_about(skip->kernel)
+      ->look(skip->kernel, r->ctx, &mine, esmm_cuda_pointer(r->scratch + r->st.work_at));
 }

@@ -8,15 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static size_t workspace(const esmm_problem *p, const candidate *c)
-{
-  esmm_problem mine = *p;
-  if (!c->kernel)
-    return 0;
-  mine.variant = c->variant;
-  return esmm_kernel_workspace(c->kernel, &mine);
-}
-
 /* strips: room for B's, too. */
 static esmm_status get_scratch(run *r, bool strips, size_t work)
 {
@@ -40,7 +31,7 @@ static esmm_status get_product_scratch(run *r)
   for (int i = RUN_DENSE; i <= RUN_SKIP; i++) {
     if (!both && (int)d->run != i)
       continue;
-    const size_t bytes = workspace(r->p, &d->of[i]);
+    const size_t bytes = d->of[i].kernel ? d->of[i].work : 0;
     most = bytes > most ? bytes : most;
     strips = strips || wants_strips(r->p, d->of[i].kernel);
   }
@@ -73,10 +64,11 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   esmm_problem *p = r->p;
   esmm_status status = esmm_run_stage(r->ctx, p, true, &r->st);
   if (status == ESMM_OK)
-    status = esmm_run_choose(r->ctx, p, force, &r->d);
+    status = esmm_run_choose(r, force, true);
   if (status != ESMM_OK)
     return status;
-  r->stats[0] = r->stats[1] = *s;
+  if (r->timed)
+    r->stats[0] = r->stats[1] = *s;
   status = get_product_scratch(r);
   if (status == ESMM_OK && r->timed) /* who has nothing to report leaves this */
     status = esmm_cuda_zero(r->ctx, note_at(r, offsetof(notes, report)), sizeof(esmm_choice_device), r->stream);
@@ -185,7 +177,7 @@ static esmm_status look(run *r, const char *force, esmm_choice_device *choice)
   if (status == ESMM_OK)
     status = esmm_run_stage(r->ctx, r->p, true, &r->st);
   if (status == ESMM_OK)
-    status = esmm_run_choose(r->ctx, r->p, force, &r->d);
+    status = esmm_run_choose(r, force, false);
   if (status == ESMM_OK)
     status = get_product_scratch(r);
   if (status == ESMM_OK)
@@ -216,8 +208,10 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   const candidate *c = &r.d.of[one];
   if (*chosen != c->index) /* the host named its candidates before it knew A */
     (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
-                   "cheaper for this A, but not among the kernels that the GPU could choose from");
+                   r.d.memory == MEMORY_KNOWN
+                       ? "cheaper for this A, but not for what is remembered"
+                       : "cheaper for this A, but not among the kernels that the GPU could choose from");
   *chosen = c->index;
-  esmm_run_reason(ctx, &r.d, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
+  esmm_run_reason(&r, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
   return ESMM_OK;
 }

@@ -14,6 +14,9 @@
  *
  * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
  * partner's work inside its own launch where that is the cheaper one.
+ *
+ * Where earlier calls have told how dense A was (recall.c), the host chooses among all kernels, a library's too, and
+ * runs the one.
  */
 #include "cuda/product/product.h"
 
@@ -26,6 +29,7 @@
 #define STRIPS_SECONDS 5e-6 /* a launch that makes B's strips, */
 #define STRIPS_RATE 2.5e12  /* and its bytes a second, read and written */
 #define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
+#define STAY .97            /* another kernel must take less than this share of the last one's time to replace it */
 
 /* ---- what a kernel costs ---- */
 
@@ -65,6 +69,7 @@ static candidate look_at(const esmm_problem *p, int index)
   const esmm_kernel *kernel = esmm_registry_at(index);
   const double *cost = p->ctx->cost[index];
   candidate c = {.kernel = kernel, .index = index, .b = density_of_b(p, kernel)};
+  esmm_problem mine = *p;
   const esmm_cuda_units units = units_of(kernel, p, cost, &c.variant);
   c.base = kernel->seconds_before ? kernel->seconds_before(kernel, p) : 0.0;
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
@@ -72,6 +77,8 @@ static candidate look_at(const esmm_problem *p, int index)
     c.per_strip += cost[i] * units.per_strip[i];
     c.per_joint += cost[i] * units.per_joint[i];
   }
+  mine.variant = c.variant;
+  c.work = esmm_kernel_workspace(kernel, &mine);
   return c;
 }
 
@@ -145,60 +152,192 @@ static bool may_run(const esmm_problem *p, const esmm_kernel *kernel, const char
          esmm_plan_can_run(p, kernel, why, sizeof why);
 }
 
+/* ---- what there is to choose from ---- */
+
+/* Of more kernels than there is room for, those that cost least with A half dense. */
+static void add_candidate(verdict *v, const candidate *c)
+{
+  int at = v->count;
+  if (at == MOST_CANDIDATES) {
+    at = 0;
+    for (int i = 1; i < v->count; i++)
+      if (middle(&v->all[i]) > middle(&v->all[at]))
+        at = i;
+    if (middle(c) >= middle(&v->all[at]))
+      return;
+    v->count--;
+    memmove(&v->all[at], &v->all[at + 1], (size_t)(v->count - at) * sizeof *v->all);
+  }
+  v->all[v->count++] = *c;
+}
+
 /* The partner of a skipping kernel, where it has one that can run, and A can be sampled by both. */
-static candidate find_partner(const esmm_problem *p, const esmm_kernel *skip)
+static candidate find_partner(const esmm_problem *p, const verdict *v, const esmm_kernel *skip)
 {
   const esmm_cuda_kernel *about = skip ? esmm_cuda_about(skip) : NULL;
-  for (int i = 0; about && about->partner && about->can_choose(p) && i < esmm_registry_count(); i++) {
-    const esmm_kernel *kernel = esmm_registry_at(i);
-    if (strcmp(kernel->name, about->partner) == 0 && may_run(p, kernel, NULL))
-      return look_at(p, i);
-  }
+  if (about && about->partner && about->can_choose(p))
+    for (int i = 0; i < v->count; i++)
+      if (strcmp(v->all[i].kernel->name, about->partner) == 0)
+        return v->all[i];
   return (candidate){0};
 }
 
-static esmm_status choose(esmm_ctx *ctx, const esmm_problem *p, const char *force, decision *d)
+static bool skips(const candidate *c)
 {
+  return c->kernel->flags & ESMM_KERNEL_SKIPS;
+}
+
+/* Runs one of them, whatever A holds. */
+static void run_alone(decision *d, const candidate *c)
+{
+  d->run = skips(c) ? RUN_SKIP : RUN_DENSE;
+  d->pair = false;
+  d->of[d->run] = *c;
+  d->of[!d->run].kernel = NULL;
+}
+
+/* The decision where A's densities are not known. */
+static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
+{
+  decision *d = &v->unseen;
   candidate selectable = {0}, only = {0};
-  *d = (decision){0};
-  for (int i = 0; i < esmm_registry_count(); i++) {
-    const esmm_kernel *kernel = esmm_registry_at(i);
-    if (!may_run(p, kernel, force))
-      continue;
-    const candidate c = look_at(p, i);
-    candidate *best = &d->of[kernel->flags & ESMM_KERNEL_SKIPS ? RUN_SKIP : RUN_DENSE];
-    d->considered++;
-    if (middle(&c) < middle(best))
-      *best = c;
-    if (middle(&c) < middle(&only))
-      only = c;
-    if (!(kernel->flags & ESMM_KERNEL_SKIPS) && !esmm_cuda_about(kernel)->library && middle(&c) < middle(&selectable))
-      selectable = c;
+  for (int i = 0; i < v->count; i++) {
+    const candidate *c = &v->all[i];
+    candidate *best = &d->of[skips(c) ? RUN_SKIP : RUN_DENSE];
+    if (middle(c) < middle(best))
+      *best = *c;
+    if (middle(c) < middle(&only))
+      only = *c;
+    if (!skips(c) && !esmm_cuda_about(c->kernel)->library && middle(c) < middle(&selectable))
+      selectable = *c;
   }
-  if (d->considered == 0) {
+  const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  v->skips = skip->kernel && v->count > 1;
+  d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
+  esmm_run_set_pace(v, dense->kernel ? dense->base : most(skip));
+  if (force) {
+    run_alone(d, &only);
+    d->tall = is_tall(only.kernel);
+    return;
+  }
+  const candidate partner = find_partner(p, v, skip->kernel);
+  settle(p, d, &selectable, &partner);
+}
+
+/* Asks every kernel. */
+static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char *force, verdict *v)
+{
+  v->unseen = (decision){0};
+  v->count = 0;
+  v->last = -1;
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (may_run(p, esmm_registry_at(i), force)) {
+      const candidate c = look_at(p, i);
+      add_candidate(v, &c);
+      v->unseen.considered++;
+    }
+  if (v->count == 0) {
     esmm_choice choices[ESMM_MAX_KERNELS];
     int chosen;
     return esmm_plan_sampled(ctx, p, force, choices, &chosen); /* fails, and knows why */
   }
-  if (force) {
-    d->run = only.kernel->flags & ESMM_KERNEL_SKIPS ? RUN_SKIP : RUN_DENSE;
-    d->of[d->run] = only;
-    d->of[!d->run].kernel = NULL;
-  } else {
-    const candidate partner = find_partner(p, d->of[RUN_SKIP].kernel);
-    settle(p, d, &selectable, &partner);
+  decide_unseen(p, force, v);
+  return ESMM_OK;
+}
+
+/*
+ * The context's, made where it has none, or *own where it keeps none: forced calls, and those that are captured, for
+ * which some kernels cannot run that otherwise can. These know which kernel was chosen last all the same.
+ */
+static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool counts, verdict *own,
+                                verdict **v)
+{
+  const bool keep = counts && !force && !esmm_cuda_capturing(ctx);
+  verdict *kept = force ? NULL : esmm_recall_verdict(p, keep);
+  *v = kept;
+  if (kept && !esmm_cuda_capturing(ctx))
+    return ESMM_OK;
+  const esmm_status status = make_verdict(ctx, p, force, own);
+  *v = own;
+  if (status != ESMM_OK)
+    return status;
+  for (int i = 0; kept && kept->last >= 0 && i < own->count; i++)
+    if (own->all[i].index == kept->all[kept->last].index)
+      own->last = i;
+  kept = keep ? esmm_recall_add_verdict(p) : NULL;
+  if (kept) {
+    *kept = *own;
+    *v = kept;
   }
   return ESMM_OK;
 }
 
-/* Chooses what can be started. A kernel that cannot says so when it is asked again, so this ends. */
-esmm_status esmm_run_choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d)
+/* ---- the decision where densities are remembered ---- */
+
+/* Densities at lower strips than the kernel's say nothing of it; at taller ones they are no less than its own. */
+static double seconds_seen(const candidate *c, const esmm_seen *seen)
 {
-  const esmm_status status = choose(ctx, p, force, d);
-  if (status != ESMM_OK || d->run == DEVICE_CHOOSES)
+  if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
+    return most(c);
+  return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b);
+}
+
+/* The cheapest of all; one that was chosen before stays until another is cheaper by more than densities waver. */
+static int choose_seen(const verdict *v, const esmm_seen *seen, decision *d)
+{
+  double seconds[MOST_CANDIDATES] = {0};
+  int best = 0, next = -1;
+  for (int i = 0; i < v->count; i++) {
+    seconds[i] = seconds_seen(&v->all[i], seen);
+    if (seconds[i] < seconds[best])
+      best = i;
+  }
+  if (v->last >= 0 && seconds[best] > STAY * seconds[v->last])
+    best = v->last;
+  for (int i = 0; i < v->count; i++)
+    if (i != best && (next < 0 || seconds[i] < seconds[next]))
+      next = i;
+  run_alone(d, &v->all[best]);
+  d->seconds = seconds[best];
+  d->next = next < 0 ? NULL : v->all[next].kernel;
+  d->next_seconds = next < 0 ? 0.0 : seconds[next];
+  return best;
+}
+
+static esmm_status choose(run *r, const char *force, bool counts)
+{
+  verdict own, *v;
+  const esmm_status status = find_verdict(r->ctx, r->p, force, counts, &own, &v);
+  if (status != ESMM_OK)
     return status;
-  const esmm_kernel *kernel = d->of[d->run].kernel;
-  return !esmm_cuda_about(kernel)->start || esmm_cuda_about(kernel)->start(ctx) ? ESMM_OK : choose(ctx, p, force, d);
+  r->d = v->unseen;
+  if (force)
+    return ESMM_OK;
+  esmm_run_recall(r, v, counts);
+  if (r->d.memory == MEMORY_KNOWN) {
+    const int chosen = choose_seen(v, r->seen, &r->d);
+    if (r->call >= 0)
+      v->last = chosen;
+  }
+  if (counts)
+    esmm_run_ask_for_report(r, v);
+  return ESMM_OK;
+}
+
+/* Chooses what can be started. A kernel that cannot says so when it is asked again, so this ends. */
+esmm_status esmm_run_choose(run *r, const char *force, bool counts)
+{
+  r->call = -1;
+  const esmm_status status = choose(r, force, counts);
+  if (status != ESMM_OK || r->d.run == DEVICE_CHOOSES)
+    return status;
+  const esmm_cuda_kernel *about = esmm_cuda_about(r->d.of[r->d.run].kernel);
+  if (!about->start || about->start(r->ctx))
+    return ESMM_OK;
+  esmm_recall_clear_verdicts(r->ctx);
+  if (r->call >= 0)
+    r->seen->calls--; /* it is the same call */
+  return choose(r, force, counts);
 }
 
 esmm_cuda_line esmm_run_line(const decision *d)
@@ -210,15 +349,60 @@ esmm_cuda_line esmm_run_line(const decision *d)
                           .per_joint = (float)skip->per_joint};
 }
 
-/* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
-void esmm_run_reason(const esmm_ctx *ctx, const decision *d, const char *force, which chosen,
-                     const esmm_choice_device *choice, char *text, size_t bytes)
+static void remembered_reason(const decision *d, const esmm_seen *seen, char *text, size_t bytes)
 {
+  const int used = seen->reports > 0
+                       ? snprintf(text, bytes, "remembered from %lld call%s: strips %.3g %%; ",
+                                  (long long)seen->reports, seen->reports == 1 ? "" : "s", 100.0 * seen->strip)
+                       : snprintf(text, bytes, "expected: strips %.3g %%; ", 100.0 * seen->strip);
+  text += used;
+  bytes -= (size_t)used;
+  if (d->next && d->seconds <= d->next_seconds)
+    (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, 1e3 * d->seconds,
+                   d->next->name, 1e3 * d->next_seconds);
+  else if (d->next)
+    (void)snprintf(text, bytes, "%.3g ms, kept: %s with %.3g ms is hardly cheaper", 1e3 * d->seconds, d->next->name,
+                   1e3 * d->next_seconds);
+  else
+    (void)snprintf(text, bytes, "the only one that can run");
+}
+
+/* What is said in front of the reason of a call that knew no densities. */
+static const char *before_reason(memory what)
+{
+  switch (what) {
+  case MEMORY_EMPTY:
+    return "nothing remembered yet: ";
+  case MEMORY_REFUSED:
+    return "no pinned memory to remember: ";
+  case MEMORY_SILENT:
+    return "a report never came: ";
+  case MEMORY_OFF:
+  case MEMORY_KNOWN:
+    break;
+  }
+  return "";
+}
+
+/* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
+void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,
+                     size_t bytes)
+{
+  const esmm_ctx *ctx = r->ctx;
+  const decision *d = &r->d;
+  const esmm_seen *seen = r->seen;
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
   if (force) {
     esmm_plan_forced_text(ctx, force, text, bytes);
     return;
   }
+  if (d->memory == MEMORY_KNOWN) {
+    remembered_reason(d, seen, text, bytes);
+    return;
+  }
+  const int used = snprintf(text, bytes, "%s", before_reason(d->memory));
+  text += used;
+  bytes -= (size_t)used;
   if (!other->kernel) {
     (void)snprintf(text, bytes, "%s", d->considered > 1 ? "the cheapest that can run" : "the only one that can run");
     return;

@@ -3,7 +3,8 @@
  *
  *   matmul.c   stage, choose, launch, copy back, count     plan.c    which kernel, and who chooses: host or device
  *   stage.c    operands in host memory                     launch.c  launches, marks in the stream's time
- *   stats.c    what a call tells of itself: these wait     tune.c    how kernels are measured
+ *   stats.c    what a call tells of itself: these wait     recall.c  densities that earlier calls saw
+ *   tune.c     how kernels are measured
  *
  * Scratch holds, in this order: staged A, C and bias, the notes, B's strips, the kernels' workspace.
  */
@@ -36,17 +37,46 @@ typedef struct candidate {
   int index;
   int64_t variant;
   double base, per_strip, per_joint;
-  double b; /* B's density at its strips: no A has more of it as its joint */
+  double b;    /* B's density at its strips: no A has more of it as its joint */
+  size_t work; /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
+
+/* What a call knows of A's densities before it sees A. */
+typedef enum memory {
+  MEMORY_OFF,     /* it does not ask */
+  MEMORY_EMPTY,   /* nothing yet */
+  MEMORY_REFUSED, /* there is no pinned memory for reports */
+  MEMORY_SILENT,  /* a report never came */
+  MEMORY_KNOWN
+} memory;
 
 typedef struct decision {
   candidate of[2]; /* RUN_DENSE, RUN_SKIP */
   which run;
   bool pair; /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
+  bool tall; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
+  memory memory;
+  /* With MEMORY_KNOWN, for the reason that is told: */
+  const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
+  double seconds, next_seconds;
 } decision;
+
+/* What there is to choose from for calls of one shape, whatever A holds: kept in the context (recall.h). */
+#define MOST_CANDIDATES 16
+typedef struct verdict {
+  decision unseen; /* where A's densities are not known */
+  int count;
+  bool skips;       /* a skipping kernel and another are among them: A's densities matter */
+  int last;         /* which was chosen when densities were last known; -1: never */
+  int sample_every; /* calls from one report to the next, by a sampling launch, */
+  int report_every; /* or by a kernel that reports itself */
+  int delay;        /* calls until a report is used */
+  candidate all[MOST_CANDIDATES];
+} verdict;
+_Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
 
 /* Marks in the stream's time; the kernels of a pair run one after the other, so each has its own. */
 enum { START, STAGED, PLANNED, EXTRACTED, DONE = EXTRACTED + 2, END = DONE + 2, MARKS };
@@ -63,6 +93,12 @@ typedef struct run {
   esmm_strips a_strips[2];
   bool all_of_b[2];
   esmm_stats stats[2]; /* as each kernel fills them */
+
+  esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
+  int64_t call;               /* number of this one among them; -1: it does not count */
+  esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
+  CUdeviceptr report_at;      /* the same for the device */
+  bool reports_itself;        /* the kernel does; else a sampling launch goes before it */
 } run;
 
 static inline CUdeviceptr note_at(const run *r, size_t offset)
@@ -74,6 +110,10 @@ static inline CUdeviceptr note_at(const run *r, size_t offset)
 static inline bool is_tall(const esmm_kernel *kernel)
 {
   return kernel->reads & ESMM_FORM(ROWS16);
+}
+static inline int64_t strip_rows(bool tall)
+{
+  return tall ? ESMM_TILE : ESMM_STRIP;
 }
 static inline int sample_level(const esmm_kernel *kernel)
 {
@@ -93,12 +133,22 @@ esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdev
 esmm_status esmm_run_copy_back(run *r, size_t *moved);
 
 /* plan.c */
-esmm_status esmm_run_choose(esmm_ctx *ctx, esmm_problem *p, const char *force, decision *d);
+/* Sets r's decision. counts: a product follows, which is one more call to remember; else it is only asked for. */
+esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 double esmm_run_seconds_at(const candidate *c, double strip, double joint);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
-void esmm_run_reason(const esmm_ctx *ctx, const decision *d, const char *force, which chosen,
-                     const esmm_choice_device *choice, char *text, size_t bytes);
+void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,
+                     size_t bytes);
+
+/* recall.c */
+void esmm_run_set_pace(verdict *v, double dense_seconds); /* how often products of such length report, and how late */
+/* Looks up what is known for this call, and takes the reports that are due. */
+void esmm_run_recall(run *r, const verdict *v, bool counts);
+void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */
+void esmm_run_expect_report(run *r);                    /* once it is launched */
+/* The report of a call that has read A's densities itself. */
+void esmm_run_report(run *r, const esmm_choice_device *densities);
 
 /* launch.c */
 esmm_status esmm_run_mark(const run *r, int which_mark);

@@ -99,17 +99,20 @@ static esmm_status read_notes(run *r, notes *seen)
 {
   const bool sampled = r->d.run == DEVICE_CHOOSES && !r->d.pair;
   esmm_status status = ESMM_OK;
-  const candidate *skip = &r->d.of[RUN_SKIP];
-  const esmm_kernel *at = skip->kernel ? skip->kernel : r->d.of[RUN_DENSE].kernel;
   if (!sampled) /* for the densities alone */
-    status = esmm_run_sample(r->ctx, r->p, &r->d, is_tall(at), note_at(r, offsetof(notes, choice)), r->stream);
+    status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, note_at(r, offsetof(notes, choice)), r->stream);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(r->ctx, seen, note_at(r, 0), offsetof(notes, joint), r->stream);
-  if (status == ESMM_OK && (r->d.pair || seen->report.strip > 0.0f)) {
+  if (status != ESMM_OK)
+    return status;
+  const esmm_choice_device sample = seen->choice;
+  if (r->d.pair || seen->report.strip > 0.0f || seen->report.ready) {
     seen->choice.strip = seen->report.strip;
     seen->choice.joint = seen->report.joint;
   }
-  return status;
+  /* What is remembered is what it would be without statistics. */
+  esmm_run_report(r, r->reports_itself ? &seen->choice : &sample);
+  return ESMM_OK;
 }
 
 esmm_status esmm_run_stats(run *r, const char *force, esmm_stats *s)
@@ -124,7 +127,7 @@ esmm_status esmm_run_stats(run *r, const char *force, esmm_stats *s)
   *s = r->stats[chosen];
   s->staged_bytes = moved;
   (void)snprintf(s->kernel, sizeof s->kernel, "%s", r->d.of[chosen].kernel->name);
-  esmm_run_reason(r->ctx, &r->d, force, chosen, &seen.choice, s->reason, sizeof s->reason);
+  esmm_run_reason(r, force, chosen, &seen.choice, s->reason, sizeof s->reason);
   status = take_times(r, r->d.pair ? RUN_SKIP : chosen, &seen.report, s);
   return status == ESMM_OK ? take_densities(r, chosen, &seen.choice, s) : status;
 }

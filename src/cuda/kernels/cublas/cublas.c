@@ -82,12 +82,25 @@ static esmm_status check(esmm_ctx *ctx, int status, const char *call)
                    call, cublas.status_name(status));
 }
 
-/* What a context keeps: its handle, or the name of the status that it got instead of one. */
-static const char handle_key, failure_key;
+/* What a context keeps: its handle, and what that was last told; or the name of the status that it got instead. */
+typedef struct library {
+  esmm_allocator allocator;
+  void *handle;
+  bool set; /* the rest was told */
+  CUstream stream;
+  void *workspace;
+  bool f32;
+} library;
 
-static void release(void *handle)
+static const char library_key, failure_key;
+
+static void release(void *object)
 {
-  (void)cublas.destroy(handle);
+  library *l = object;
+  const esmm_allocator allocator = l->allocator;
+  if (l->handle)
+    (void)cublas.destroy(l->handle);
+  esmm_mem_free(&allocator, l, sizeof *l);
 }
 
 static void forget(void *name)
@@ -97,14 +110,16 @@ static void forget(void *name)
 
 bool esmm_cublas_start(esmm_ctx *ctx)
 {
-  void *handle = NULL;
-  if (esmm_cuda_attached(ctx, &handle_key))
+  if (esmm_cuda_attached(ctx, &library_key))
     return true;
-  const int status = cublas.create(&handle);
-  if (status == CUBLAS_STATUS_SUCCESS) {
-    if (esmm_cuda_attach(ctx, &handle_key, handle, release) == ESMM_OK)
+  library *l = esmm_mem_alloc(&ctx->allocator, sizeof *l);
+  int status = CUBLAS_STATUS_ALLOC_FAILED;
+  if (l) {
+    *l = (library){.allocator = ctx->allocator};
+    status = cublas.create(&l->handle);
+    if (status == CUBLAS_STATUS_SUCCESS && esmm_cuda_attach(ctx, &library_key, l, release) == ESMM_OK)
       return true;
-    release(handle);
+    release(l);
   }
   (void)esmm_cuda_attach(ctx, &failure_key, (void *)cublas.status_name(status), forget);
   return false;
@@ -113,7 +128,7 @@ bool esmm_cublas_start(esmm_ctx *ctx)
 bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes)
 {
   const char *failure = esmm_cuda_attached(ctx, &failure_key);
-  if (esmm_cuda_attached(ctx, &handle_key))
+  if (esmm_cuda_attached(ctx, &library_key))
     return true;
   if (failure)
     (void)snprintf(why, why_bytes, "cuBLAS did not start: cublasCreate gave %s", failure);
@@ -176,36 +191,42 @@ static int type(esmm_dtype dtype)
   return -1; /* cuBLAS refuses it */
 }
 
-static esmm_status set_up(esmm_ctx *ctx, void *handle, CUstream stream, bool f32, void *workspace)
+/* Tells the handle what has changed since the last call. */
+static esmm_status set_up(esmm_ctx *ctx, library *l, CUstream stream, bool f32, void *workspace)
 {
-  esmm_status status = check(ctx, cublas.set_stream(handle, stream), "cublasSetStream");
+  const bool moved = !l->set || l->stream != stream, other = moved || l->workspace != workspace;
+  esmm_status status = moved ? check(ctx, cublas.set_stream(l->handle, stream), "cublasSetStream") : ESMM_OK;
   /* After the stream, which resets it. With memory of its own a handle gives the same bits in every run. */
-  if (status == ESMM_OK)
-    status = check(ctx, cublas.set_workspace(handle, workspace, ESMM_CUBLAS_WORKSPACE), "cublasSetWorkspace");
-  if (status == ESMM_OK)
+  if (status == ESMM_OK && other)
+    status = check(ctx, cublas.set_workspace(l->handle, workspace, ESMM_CUBLAS_WORKSPACE), "cublasSetWorkspace");
+  if (status == ESMM_OK && (!l->set || l->f32 != f32))
     status = check(
         ctx,
-        cublas.set_math_mode(handle, f32 ? CUBLAS_PEDANTIC_MATH : CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
+        cublas.set_math_mode(l->handle, f32 ? CUBLAS_PEDANTIC_MATH : CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
         "cublasSetMathMode");
+  l->set = status == ESMM_OK;
+  l->stream = stream;
+  l->workspace = workspace;
+  l->f32 = f32;
   return status;
 }
 
 static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace)
 {
-  void *handle = esmm_cuda_attached(ctx, &handle_key);
+  library *l = esmm_cuda_attached(ctx, &library_key);
   const bool f32 = p->a.dtype == ESMM_F32;
   const gemm g = as_gemm(p, b);
   const int data = type(p->a.dtype);
-  const esmm_status status = set_up(ctx, handle, esmm_cuda_call_of(p)->stream, f32, workspace);
+  const esmm_status status = set_up(ctx, l, esmm_cuda_call_of(p)->stream, f32, workspace);
   if (status != ESMM_OK)
     return status;
   if (f32)
     return check(ctx,
-                 cublas.sgemm(handle, op(g.x), op(g.y), g.m, g.n, g.k, &p->alpha, esmm_cuda_pointer(g.x.data),
+                 cublas.sgemm(l->handle, op(g.x), op(g.y), g.m, g.n, g.k, &p->alpha, esmm_cuda_pointer(g.x.data),
                               (int)g.x.ld, esmm_cuda_pointer(g.y.data), (int)g.y.ld, &p->beta, p->c.data, (int)p->c.ld),
                  "cublasSgemm");
   return check(ctx,
-               cublas.gemm_ex(handle, op(g.x), op(g.y), g.m, g.n, g.k, &p->alpha, esmm_cuda_pointer(g.x.data), data,
+               cublas.gemm_ex(l->handle, op(g.x), op(g.y), g.m, g.n, g.k, &p->alpha, esmm_cuda_pointer(g.x.data), data,
                               (int)g.x.ld, esmm_cuda_pointer(g.y.data), data, (int)g.y.ld, &p->beta, p->c.data,
                               type(p->c.dtype), (int)p->c.ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                "cublasGemmEx");

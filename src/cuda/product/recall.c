@@ -1,0 +1,238 @@
+/*
+ * recall.c: what products of a GPU tell of A's densities, and what the next ones make of it.
+ *
+ * A call that is to report is given a slot in pinned host memory: a kernel writes the densities there, then the word
+ * `ready`. The slots are a ring for each entry of the context's table of densities (src/recall.h): call N of an entry
+ * has slot N modulo ESMM_REPORTS. What call N reports is taken at call N + L, never before, even if it is there: so the
+ * choice does not depend on how fast the GPU is. L is so long that the report nearly always is there by then; where it
+ * is not, the host waits for it, without a call of the driver.
+ */
+#include "cuda/product/product.h"
+
+#include <math.h>
+#include <time.h>
+
+#define SAMPLE_SECONDS 2e-6  /* what a sampling launch before the product costs the GPU */
+#define REPORT_SECONDS 1e-6  /* what reporting costs a kernel that does it itself */
+#define REPORT_SHARE 0.005   /* of a dense product's time, which reports may take in the mean */
+#define MOST_SAMPLE_EVERY 32 /* calls from one sampling launch to the next, at most */
+#define MOST_REPORT_EVERY 16 /* the same for kernels that report themselves */
+#define AHEAD_SECONDS 150e-6 /* how far the host may be ahead of the GPU without having to wait for a report */
+#define LEAST_DELAY 2        /* calls until a report is used */
+#define MOST_DELAY 16        /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
+#define SPIN_SECONDS 20e-6   /* a wait so short does not let go of the processor */
+#define NAP_NANOSECONDS 20000
+#define GIVE_UP_SECONDS 2.0 /* the stream waits for something else: no report is expected any more */
+
+_Static_assert(MOST_DELAY < ESMM_REPORTS, "a slot would be used again before it is read");
+
+/* ---- how often, how late ---- */
+
+static int clamp_calls(double calls, int least, int most)
+{
+  return calls >= (double)most ? most : calls <= (double)least ? least : (int)ceil(calls);
+}
+
+void esmm_run_set_pace(verdict *v, double dense_seconds)
+{
+  const double share = REPORT_SHARE * dense_seconds;
+  v->sample_every = clamp_calls(SAMPLE_SECONDS / share, 1, MOST_SAMPLE_EVERY);
+  v->report_every = clamp_calls(REPORT_SECONDS / share, 1, MOST_REPORT_EVERY);
+  v->delay = clamp_calls(AHEAD_SECONDS / dense_seconds, LEAST_DELAY, MOST_DELAY);
+}
+
+/* ---- pinned memory ---- */
+
+typedef struct slots {
+  esmm_allocator allocator;
+  esmm_choice_device *host; /* [ESMM_RECALL_ENTRIES][ESMM_REPORTS]; NULL: could not be had, and is not tried again */
+  CUdeviceptr device;       /* the same memory, as kernels see it */
+  bool dead[ESMM_RECALL_ENTRIES]; /* a report never came in here, and may still come: not to be used again */
+} slots;
+
+#define SLOT_BYTES (ESMM_RECALL_ENTRIES * ESMM_REPORTS * sizeof(esmm_choice_device))
+
+static void release(void *object)
+{
+  slots *all = object;
+  const esmm_allocator allocator = all->allocator;
+  if (all->host)
+    (void)esmm_cuda_driver_get()->cuMemFreeHost(all->host);
+  esmm_mem_free(&allocator, all, sizeof *all);
+}
+
+/* Between begin and end. What fails here costs the context its memory, and nothing else. */
+static void pin(slots *all)
+{
+  const esmm_cuda_driver *cu = esmm_cuda_driver_get();
+  void *host = NULL;
+  if (cu->cuMemHostAlloc(&host, SLOT_BYTES, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)
+    return;
+  if (cu->cuMemHostGetDevicePointer(&all->device, host, 0) == CUDA_SUCCESS)
+    all->host = host;
+  else
+    (void)cu->cuMemFreeHost(host);
+}
+
+/* make: where there are none yet. NULL: there are none, and none could be made. */
+static slots *slots_of(esmm_ctx *ctx, bool make)
+{
+  static const char key;
+  slots *all = esmm_cuda_attached(ctx, &key);
+  if (all || !make)
+    return all;
+  all = esmm_mem_alloc(&ctx->allocator, sizeof *all);
+  if (!all)
+    return NULL;
+  *all = (slots){.allocator = ctx->allocator};
+  pin(all);
+  if (esmm_cuda_attach(ctx, &key, all, release) == ESMM_OK)
+    return all;
+  release(all);
+  return NULL;
+}
+
+static size_t slot_number(const esmm_ctx *ctx, const esmm_seen *seen, int64_t call)
+{
+  return (size_t)esmm_recall_place(ctx, seen) * ESMM_REPORTS + (size_t)(call % ESMM_REPORTS);
+}
+
+/* ---- waiting ---- */
+
+static bool is_ready(const esmm_choice_device *slot)
+{
+  return __atomic_load_n(&slot->ready, __ATOMIC_ACQUIRE) != 0;
+}
+
+static bool wait_for(const esmm_choice_device *slot)
+{
+  if (is_ready(slot))
+    return true;
+  const double start = esmm_now();
+  for (double waited = 0.0; waited < GIVE_UP_SECONDS; waited = esmm_now() - start) {
+    if (is_ready(slot))
+      return true;
+    if (waited > SPIN_SECONDS)
+      (void)nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
+  }
+  return is_ready(slot);
+}
+
+static void give_up(slots *all, const esmm_ctx *ctx, esmm_seen *seen)
+{
+  all->dead[esmm_recall_place(ctx, seen)] = true;
+  seen->known = false;
+  seen->pending = 0;
+}
+
+static uint32_t bit_of(int64_t call)
+{
+  return (uint32_t)1 << call % ESMM_REPORTS;
+}
+
+static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
+{
+  seen->known = seen->joint_known = true;
+  if (slot->element > 0.0f || slot->strip == 0.0f) /* who does not count elements says 0 */
+    seen->element = (double)slot->element;
+  seen->strip = (double)slot->strip;
+  seen->joint = (double)slot->joint;
+  seen->strip_rows = seen->rows_of[call % ESMM_REPORTS];
+  seen->reports++;
+}
+
+/* Reports of the entry's calls up to `last`, in their order. */
+static void collect(const esmm_ctx *ctx, slots *all, esmm_seen *seen, int64_t last)
+{
+  for (int64_t call = esmm_max(0, seen->calls - ESMM_REPORTS); seen->pending && call <= last; call++) {
+    const esmm_choice_device *slot = &all->host[slot_number(ctx, seen, call)];
+    if (!(seen->pending & bit_of(call)))
+      continue;
+    if (!wait_for(slot)) {
+      give_up(all, ctx, seen);
+      return;
+    }
+    take(seen, slot, call);
+    seen->pending &= ~bit_of(call);
+  }
+}
+
+void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen)
+{
+  slots *all = slots_of(ctx, false);
+  for (int64_t call = esmm_max(0, seen->calls - ESMM_REPORTS); call < seen->calls; call++)
+    if (seen->pending & bit_of(call) && !wait_for(&all->host[slot_number(ctx, seen, call)])) {
+      give_up(all, ctx, seen);
+      return;
+    }
+  seen->pending = 0;
+}
+
+/* ---- one call ---- */
+
+/* Whether it can be told anything: for the reason that a call gives. */
+static memory state_of(const esmm_ctx *ctx, const slots *all, const esmm_seen *seen)
+{
+  if (seen && seen->known)
+    return MEMORY_KNOWN;
+  if (all && !all->host)
+    return MEMORY_REFUSED;
+  return seen && all && all->dead[esmm_recall_place(ctx, seen)] ? MEMORY_SILENT : MEMORY_EMPTY;
+}
+
+void esmm_run_recall(run *r, const verdict *v, bool counts)
+{
+  esmm_ctx *ctx = r->ctx;
+  const esmm_problem *p = r->p;
+  r->seen = NULL;
+  r->call = -1;
+  r->d.memory = MEMORY_OFF;
+  if (!ctx->recall || p->strict || p->pattern)
+    return;
+  const bool captured = esmm_cuda_capturing(ctx);
+  slots *all = slots_of(ctx, counts && !captured);
+  r->seen = counts && !captured ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
+  if (r->seen && !captured && all && all->host)
+    collect(ctx, all, r->seen, r->seen->calls - v->delay);
+  if (r->seen && !captured && counts)
+    r->call = r->seen->calls++;
+  r->d.memory = state_of(ctx, all, r->seen);
+}
+
+/* The kernel that always runs, whatever the device chooses; NULL: it may be either of two. */
+static const esmm_kernel *sure_kernel(const decision *d)
+{
+  return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
+}
+
+void esmm_run_ask_for_report(run *r, const verdict *v)
+{
+  const slots *all = r->call >= 0 && v->skips ? slots_of(r->ctx, false) : NULL;
+  r->report = NULL;
+  if (!all || !all->host || all->dead[esmm_recall_place(r->ctx, r->seen)])
+    return;
+  const esmm_kernel *kernel = sure_kernel(&r->d);
+  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports;
+  if (r->call % (r->reports_itself ? v->report_every : v->sample_every) != 0)
+    return;
+  const size_t number = slot_number(r->ctx, r->seen, r->call);
+  r->report = &all->host[number];
+  r->report_at = all->device + number * sizeof(esmm_choice_device);
+  __atomic_store_n(&r->report->ready, 0, __ATOMIC_RELEASE);
+  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
+}
+
+void esmm_run_expect_report(run *r)
+{
+  if (r->report)
+    r->seen->pending |= bit_of(r->call);
+}
+
+void esmm_run_report(run *r, const esmm_choice_device *densities)
+{
+  if (!r->report)
+    return;
+  *r->report = *densities;
+  r->report->ready = 1;
+  esmm_run_expect_report(r);
+}
