@@ -190,7 +190,8 @@ static int try_candidate(bench *b, bench_data *data, const streams *s, const ben
   for (int i = 0; i < TRIALS; i++) {
     double now = INFINITY;
     const esmm_status status = stream(b, data, s, by, at, calls, calls, &now);
-    if (status == ESMM_ERR_UNSUPPORTED || (status == ESMM_ERR_DRIVER_CALL && c->vector))
+    const bool fits = status != ESMM_ERR_UNSUPPORTED && status != ESMM_ERR_MEMORY && status != ESMM_ERR_DEVICE_MEMORY;
+    if (!fits || (status == ESMM_ERR_DRIVER_CALL && c->vector))
       return CLI_GO;
     if (status != ESMM_OK)
       return bench_call_failed(b, c, status);
