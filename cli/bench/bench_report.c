@@ -105,7 +105,7 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
       TEXT("device_name", esmm_ctx_device_name(b->ctx)),
       {"gpu", b->gpu ? esmm_ctx_device_name(b->ctx) : NULL, NAN, false},
       NUMBER("threads", b->threads),
-      NUMBER("line", b->line ? b->line : NAN),
+      NUMBER("line", b->line ? (double)b->line : NAN),
       NUMBER("m", (double)data->m),
       NUMBER("n", (double)data->n),
       NUMBER("k", (double)data->k),

@@ -268,7 +268,7 @@ static void add_stream(cli_table *t, const char *a, const char *by, double ms, d
   cli_table_cell(t, CLI_PLAIN, "%s", a);
   cli_table_cell(t, CLI_PLAIN, "%s", by);
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(ms, 4));
-  cli_table_cell(t, CLI_PLAIN, isnan(ratio) ? "" : "%.3f", ratio);
+  cli_table_cell(t, CLI_PLAIN, isnan(ratio) ? "-" : "%.3f", ratio);
 }
 
 static void report_switch(const bench *b, const bench_data *data, const streams *s, int rounds,
