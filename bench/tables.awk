@@ -300,11 +300,11 @@ BEGIN {
   title["gpu-switch"] = "product|A"
   title["gpu-host"] = "product|nonzeros>"
   head["gpu16-best"] = "### `auto` against the best of all\n\nThe same products, with every kernel that could have " \
-    "run forced beside `auto`: our dense kernel, joint, decode\nup to 16 rows, and cuBLAS. Means are geometric."
+    "run forced beside `auto`: our dense kernel, joint, decode\nup to 16 rows, and cuBLAS. Figures are of speed, so 1 is as fast; means\nare geometric."
   head["gpu-storm"] = "### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, " \
     "in strips or as in activations."
-  head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16; ms are of a call. " \
-    "1 is as fast as if the plan had known each A before."
+  head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \
+    "of time, ms of a call: at 1.00 `auto` is as fast as if it\nhad known each A before."
   head["gpu-host"] = "### Host time\n\nWhat a call of `auto` costs the host once the plan knows it, bf16. The GPU " \
     "works meanwhile."
   for (size = 1024; size <= 16384; size *= 2) # the record has 4096 first
@@ -367,10 +367,10 @@ END {
   if (rivals)
     best_of_all()
   if (stormed)
-    text["gpu-storm"] = "Of " stormed " products, " (storm_below ? storm_below " (" \
-      percent(storm_below / stormed) "): those above" : "none") " took `auto` longer than 1/0.95 of cuBLAS's time. " \
-      "The worst is " storm_worst ": " sprintf("%.3f", lowest["storm"]) " times cuBLAS. In the geometric mean `auto` " \
-      "is " times(exp(storm_sum / stormed)) " times as fast."
+    text["gpu-storm"] = "`auto` is below 0.95 times cuBLAS on " (storm_below ? storm_below : "none") " of " stormed \
+      " products" (storm_below ? " (" percent(storm_below / stormed) "), those above" : "") ". It is at its worst on " \
+      storm_worst ": " sprintf("%.3f", lowest["storm"]) " times cuBLAS. In the geometric mean it is " \
+      times(exp(storm_sum / stormed)) " times as fast."
 
   for (name in title) {
     file = blocks "/" name

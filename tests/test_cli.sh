@@ -239,7 +239,7 @@ tr ',' '\n' <out.json | sed -n 's/^{*"\([a-z0-9_]*\)":.*/\1/p' | sed -E 's/^dens
 head -n 1 out.csv | tr ',' '\n' | compare bench_csv_columns
 json_fields() {
   for field in '"kernel":"joint_f32_portable"' '"m":3,' '"n":20,' '"k":40,' '"dtype":"f32"' '"generator":"random"' \
-    '"outcome":"ok"' '"threads":1,' "\"source_id\":\"$(esmm --version | sed 's/.*source \([0-9a-f]*\).*/\1/')\""; do
+    '"outcome":"ok"' '"threads":1,' '"line":null,' '"ms_first":null,' "\"source_id\":\"$(esmm --version | sed 's/.*source \([0-9a-f]*\).*/\1/')\""; do
     grep -q -F "$field" out.json || { echo "no $field in:"; cat out.json; return 1; }
   done
 }
@@ -351,6 +351,24 @@ reorders() { # two kinds of rows in turn; nothing where there is but one strip, 
 }
 check 'explain says what sorted rows would give' reorders
 # ---- devices ----
+fake_gpu() { LD_LIBRARY_PATH="$TREE/tests/fake" ESMM_DEVICE=cuda "$@"; } # its kernels do nothing: what they give is not checked
+learns() { # auto has a first call; a kernel that is forced learns nothing
+  fake_gpu esmm bench auto,decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --json fake.json >fake.out 2>&1 || { cat fake.out; return 1; }
+  grep -q '"requested":"auto",.*"ms_first":[0-9.]*,' fake.json && grep -q '"requested":"decode_bf16",.*"ms_first":null,' fake.json ||
+    { cat fake.out fake.json; return 1; }
+}
+streams() {
+  fake_gpu esmm bench auto --host-time --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"host_ns":[0-9.]*,' fake.json &&
+    fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }
+}
+if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
+  check 'bench lets auto learn on a GPU' learns
+  check 'bench streams calls to a GPU' streams
+else
+  skip 'bench on a GPU' 'this build has no fake driver'
+fi
 no_gpu() { # CUDA_VISIBLE_DEVICES hides the GPUs of a machine that has some
   CUDA_VISIBLE_DEVICES= ESMM_DEVICE= "$@"
 }
