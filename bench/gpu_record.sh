@@ -1,16 +1,20 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about four minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about five minutes on an H200. `make gpu-check` runs
 # it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
-# dtype on the same data and on random dense data), with what was asked for, the driver and the date in front of it.
+# dtype on the same data and on random dense data; the suites switch and host are not checked), with what was asked for,
+# the driver and the date in front of it. auto is measured once it has learnt from its calls.
 # OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right.
 #
 #   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder
 #   dense16    bf16 without zeros, and fp16      strips16   A sparse by strips of 128
 #   joint16    A and B sparse by strips of 128   error16    bf16 and fp16 with C in fp32, where errors show
-#   sweep16    auto over 147 products            random16   auto where zeros are anywhere
+#   sweep16    147 products, auto and all that   random16   auto where zeros are anywhere
+#              it could have taken
 #   decode16   1, 4 and 16 rows                  real16     activations of a trained net, from files
+#   storm      200 random products (python3)     switch     auto where A turns from dense to sparse and back
+#   host       what a call costs the host
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
@@ -24,7 +28,7 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
-all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16'
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host'
 SUITES=${SUITES:-$all}
 
 die() {
@@ -88,12 +92,16 @@ row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
 
 value=$(cat bench/json.awk)
 
-# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is the density, or - for A's of each line.
-measure() {
-  suite=$1 asked=$2 kernels=$3 product=$4
-  shift 4
+# bench SUITE ASKED KERNELS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the record; ASKED
+# is the density, or - for A's of each line.
+bench() {
+  suite=$1 asked=$2 kernels=$3
+  shift 3
   "$ESMM" bench "$kernels" "$RUNS" --device "$DEVICE" --no-tune "$@" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
+  if [ -n "$may_lack" ]; then # a kernel that cannot run this product is no contestant
+    sed -i '/"outcome":"unsupported"/d' "$work/lines" || die "sed failed"
+  fi
   [ -s "$work/lines" ] || die "esmm bench $kernels $* wrote no line"
   awk -v numbers="$work/numbers" -v suite="$suite" -v asked="$asked" \
     -v stamp="$stamp" "$value"'
@@ -102,14 +110,25 @@ measure() {
       sub(/^{/, "")
       print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp ",\"number\":" (number[value("kernel")] + 0) "," $0 }' \
     "$work/lines" >>"$work/record" || die "awk failed"
+}
+may_lack=
+
+# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: the same, results looked at; PRODUCT - is that of each line.
+measure() {
+  measured=$4
+  suite=$1 asked=$2 kernels=$3
+  shift 4
+  bench "$suite" "$asked" "$kernels" "$@"
   ! grep '"bit_identical":false' "$work/lines" || die "a result was not the same twice; the record stays as it was"
   ! grep -v '"outcome":"ok"' "$work/lines" || die "a result was not right; the record stays as it was"
-  awk -v asked="$asked" "$value"'
+  awk -v asked="$asked" -v product="$measured" "$value"'
     { e = value("rel_err_baseline") + 0
-      printf "%s %s %.4f %.4f %.4f %.2f %.2f\n", asked == "-" ? value("asked_density_a") : asked, value("kernel"), \
+      printf "%s %s %s %.4f %.4f %.4f %.2f %.2f\n", \
+        product == "-" ? value("m") "," value("n") "," value("k") : product, \
+        asked == "-" ? value("asked_density_a") : asked, value("kernel"), \
         value("ms"), value("ms_extract"), value("ms_baseline"), value("speedup"), (e > 0 ? value("rel_err") / e : 0) }' \
     "$work/lines" >"$work/rows" || die "awk failed"
-  while read -r nonzeros kernel ms extract dense_ms speedup error; do
+  while read -r product nonzeros kernel ms extract dense_ms speedup error; do
     row "$suite" "$product" "$nonzeros" "$kernel" "$ms" "$extract" "$dense_ms" "$speedup" "$error"
   done <"$work/rows"
 }
@@ -134,7 +153,7 @@ suite_fp32() {
     measure only-b $density auto 4096^3 --size 4096 --blockwise --density-a 1 --density-b $density
   done
   for density in 1 .5; do
-    measure long-k $density "auto,$joint,$dense" '1024 x 16384 x 1024' \
+    measure long-k $density "auto,$joint,$dense" 1024,1024,16384 \
       --dims 1024 16384 1024 --blockwise --density $density
   done
   ladder=
@@ -159,10 +178,11 @@ dims() { # M,N,K: the option of esmm bench
 dense16=$(also dense_bf16_sm90a dense_bf16_mma dense_bf16)
 joint16=$(also joint_bf16_sm90a joint_bf16_mma joint_bf16)
 decode16=$(also decode_bf16)
+cublas16=$(also cublas_bf16)
 
 suite_dense16() {
   for product in 4096,4096,4096 8192,8192,8192 4096,4096,14336 4096,14336,4096 1024,4096,14336 128,4096,14336; do
-    measure dense16 1 "auto$dense16$(also cublas_bf16)" $product --dtype bf16 "$(dims $product)" --dense
+    measure dense16 1 "auto$dense16$cublas16" $product --dtype bf16 "$(dims $product)" --dense
   done
   for product in 4096,4096,4096 4096,4096,14336; do
     measure dense16 1 "auto$(also dense_f16_sm90a dense_f16_mma dense_f16)$(also cublas_f16)" $product \
@@ -193,14 +213,18 @@ suite_error16() {
   done
 }
 
-# Never slower: one process for each row of the table, which makes B once.
+# auto against everything that it could have taken: one process for each row of the table, which makes B once.
 suite_sweep16() {
+  may_lack=1
   for sides in 14336,4096 4096,14336 4096,4096; do
     for m in 1 4 16 64 256 1024 4096; do
-      measure sweep16 - auto $m,$sides --dtype bf16 "$(dims "$m,$sides")" --blockwise --strip 128 \
-        --sweep 1,.9,.75,.5,.25,.125,.05 --density-b 1
+      few=
+      [ $m -gt 16 ] || few=$decode16
+      measure sweep16 - "auto$dense16$joint16$cublas16$few" $m,$sides --dtype bf16 "$(dims "$m,$sides")" --blockwise \
+        --strip 128 --sweep 1,.9,.75,.5,.25,.125,.05 --density-b 1
     done
   done
+  may_lack=
 }
 
 suite_random16() {
@@ -232,9 +256,36 @@ suite_real16() {
     else
       cp "$place/$layer.npy" "$work/$layer.npy" || die "cannot read $place/$layer.npy"
     fi
-    measure real16 $layer "auto$joint16" 2048,768,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 768
-    measure real16 $layer "auto$joint16" 8192,3072,3072 --dtype bf16 --load-a "$work/$layer.npy" --dims 2048 3072 3072 \
-      --tile-rows 8192
+    for n in 768 3072; do
+      measure real16 $layer "auto$joint16$cublas16" 2048,$n,3072 --dtype bf16 --load-a "$work/$layer.npy" \
+        --dims 2048 3072 $n
+      measure real16 $layer "auto$joint16$cublas16" 8192,$n,3072 --dtype bf16 --load-a "$work/$layer.npy" \
+        --dims 2048 3072 $n --tile-rows 8192
+    done
+  done
+}
+
+suite_storm() {
+  if ! command -v python3 >/dev/null; then
+    echo 'storm      left out: there is no python3'
+    return
+  fi
+  python3 bench/storm.py "$ESMM" --device cuda --seed 2026 --count 200 --list "$work/storm" || die "bench/storm.py failed"
+  measure storm - auto - --list "$work/storm"
+}
+
+suite_switch() {
+  bench switch .05 auto --switch 50 --dims 4096 14336 4096 --dtype bf16 --blockwise --strip 128 --density-a .05 --density-b 1
+  awk "$value"'
+    { printf "switch     auto over the best kernel for each A: %.3f; over cuBLAS where A stays dense: %.3f\n", \
+        value("switch_ratio"), value("dense_ratio") }' "$work/lines"
+}
+
+suite_host() {
+  for product in 1,4096,4096 16,4096,14336 256,4096,4096; do
+    bench host .05 auto --host-time --dtype bf16 "$(dims $product)" --blockwise --strip 128 --density-a .05 --density-b 1
+    awk -v product=$product "$value"'
+      { printf "host       %-20s %8s  %-18s %6.0f ns\n", product, "", value("kernel"), value("host_ns") }' "$work/lines"
   done
 }
 

@@ -1,6 +1,8 @@
 # tables.awk: the tables and sentences of README.md and docs/PERFORMANCE.md, from the records of a CPU and of a GPU.
 # tables.sh runs it, with json.awk. Block NAME, a table and the text below it, goes to the file `blocks`/NAME.
 #
+# A block may start with a heading of its own: a record without the suites that fill it then leaves nothing behind.
+#
 # A table is a grid. put() fills cells; rows and columns keep the order in which they first come. The > at the end of a
 # column's name aligns it to the right; | within a row's name or title starts another column.
 
@@ -142,6 +144,106 @@ function gpu_line() {
     summary("none, long k")
 }
 
+# A product of the sweep: what auto took, and the best of all that it could have taken.
+function sweep_line(   key) {
+  key = product() " at " percent(asked)
+  if (!(key in best) || baseline < best[key]) {
+    best[key] = baseline
+    best_kernel[key] = "cuBLAS"
+  }
+  if (t < best[key]) {
+    best[key] = t
+    best_kernel[key] = kernel
+  }
+  if (!automatic) {
+    rivals = 1
+    return
+  }
+  grid("gpu16-sweep", product())
+  swept_key[++swept] = key
+  swept_auto[key] = t
+  swept_kernel[key] = kernel
+  swept_base[key] = baseline
+  swept_first[key] = value("ms_first") + 0
+  swept_sparse[key] = need("m") >= 16 && asked >= .05 && asked <= .5
+  least(lowest, suite, speedup)
+  if (speedup == lowest[suite])
+    lowest_at = product() " at " percent(asked) ", where it took " kernel
+}
+function best_row(row, sparse,   i, key, share, n, over, most_over, sum, worst_share, under, under_base) {
+  worst_share = 1
+  for (i = 1; i <= swept; i++) {
+    key = swept_key[i]
+    if (sparse && !swept_sparse[key])
+      continue
+    share = best[key] / swept_auto[key]
+    n++
+    over += log(swept_base[key] / swept_auto[key])
+    most_over += log(swept_base[key] / best[key])
+    sum += log(share)
+    under += share < .97
+    under_base += swept_base[key] / swept_auto[key] < .97
+    if (share <= worst_share) {
+      worst_share = share
+      furthest = key
+    }
+  }
+  if (n)
+    put("gpu16-best", row, "number>|`auto` over cuBLAS>|the best over cuBLAS>|`auto` over the best>|at its worst>|" \
+      "below 0.97 of the best>|below 0.97 of cuBLAS>", n "|" times(exp(over / n)) "|" times(exp(most_over / n)) "|" \
+      sprintf("%.3f|%.3f", exp(sum / n), worst_share) "|" (under + 0) "|" (under_base + 0))
+}
+function best_of_all(   i, key, n, sum, ratio_first, worst_first, worst_first_at) {
+  best_row("16 rows and more, 5 to 50 %", 1)
+  best_row("all", 0)
+  text["gpu16-best"] = "Furthest from the best: " furthest ", where it took " swept_kernel[furthest] " and " \
+    best_kernel[furthest] " is the fastest."
+  for (i = 1; i <= swept; i++) {
+    key = swept_key[i]
+    if (swept_first[key] <= 0)
+      continue
+    ratio_first = swept_first[key] / swept_auto[key]
+    n++
+    sum += log(ratio_first)
+    if (ratio_first > worst_first) {
+      worst_first = ratio_first
+      worst_first_at = key
+    }
+  }
+  if (n)
+    text["gpu16-best"] = text["gpu16-best"] " A first call, which knows nothing of A yet, takes " \
+      times(exp(sum / n)) " times as long as a later one in the geometric mean, " times(worst_first) \
+      " times at most (" worst_first_at ")."
+}
+
+function storm_line(   zeros) {
+  zeros = need("generator") ", A " percent(value("density_a")) ", B " percent(value("density_b"))
+  stormed++
+  storm_sum += log(speedup)
+  least(lowest, suite, speedup)
+  if (speedup == lowest[suite])
+    storm_worst = product() " (" dtype ", " zeros "), where it took " kernel
+  if (speedup >= .95)
+    return
+  storm_below++
+  put("gpu-storm", need("line") "|" product() "|" dtype "|" zeros, "kernel chosen|ms>|cuBLAS ms>|times faster>",
+    kernel "|" ms(t) "|" ms(baseline) "|" times(speedup))
+}
+
+# Streams of calls: neither has a time of one call.
+function switch_line(   turning) {
+  turning = "turns from dense to " percent(need("asked")) " and back every " need("switch_every") " calls"
+  put("gpu-switch", product() "|" turning, "the best for it|its ms>|`auto` ms>|`auto` over it>",
+    need("best_dense") ", " need("best_sparse") "|" ms(need("ms_best")) "|" ms(need("ms_auto")) "|" \
+    sprintf("%.3f", need("switch_ratio")))
+  put("gpu-switch", product() "|stays dense", "the best for it|its ms>|`auto` ms>|`auto` over it>",
+    "cuBLAS|" ms(need("ms_baseline_dense")) "|" ms(need("ms_auto_dense")) "|" sprintf("%.3f", need("dense_ratio")))
+}
+function host_line() {
+  put("gpu-host", product() "|" percent(need("asked")), "kernel chosen|us a call, of the host>",
+    kernel "|" sprintf("%.2f", need("host_ns") / 1000))
+}
+
 function gpu16_line(   columns, texts) {
   if (kernel !~ /^cublas/)
     most(worst, suite == "error16" ? suite : "16", ratio)
@@ -160,17 +262,12 @@ function gpu16_line(   columns, texts) {
   else if (suite == "real16" && automatic)
     put("gpu16-trained", need("asked") "|" product(), "nonzeros>|in strips of 128>|" columns,
       percent(value("density_a")) "|" percent(value("strip128_density_a")) "|" texts)
-  else if (suite == "real16")
+  else if (suite == "real16" && kernel ~ /^joint/)
     put("gpu16-trained", need("asked") "|" product(), "joint forced>", times(speedup))
   else if (suite == "random16")
     put("gpu16-anywhere", product() "|" percent(asked), columns, texts)
-  else if (suite == "sweep16") {
-    grid("gpu16-sweep", product())
-    swept++
-    least(lowest, suite, speedup)
-    if (speedup == lowest[suite])
-      lowest_at = product() " at " percent(asked) ", where it took " kernel
-  }
+  else if (suite == "sweep16")
+    sweep_line()
   if (suite == "dense16" && automatic) {
     least(lowest, suite, speedup)
     if (speedup == lowest[suite])
@@ -180,7 +277,7 @@ function gpu16_line(   columns, texts) {
     summary("strips of 128 in A")
   if (suite == "decode16" && automatic && need("m") == 1 && need("k") == 14336 && asked == .1)
     summary("anywhere in A, one row")
-  if (suite == "real16" && automatic && need("m") == 8192 && need("asked") ~ /1$/)
+  if (suite == "real16" && automatic && need("m") == 8192 && need("n") == 3072 && need("asked") ~ /1$/)
     summary("of a trained net, early layer")
 }
 
@@ -198,14 +295,24 @@ BEGIN {
   title["gpu16-anywhere"] = "product|nonzeros>"
   title["gpu16-trained"] = "activations|product"
   title["gpu16-sweep"] = "product"
+  title["gpu16-best"] = "products"
+  title["gpu-storm"] = "line>|product|dtype|zeros"
+  title["gpu-switch"] = "product|A"
+  title["gpu-host"] = "product|nonzeros>"
+  head["gpu16-best"] = "### `auto` against the best of all\n\nThe same products, with every kernel that could have " \
+    "run forced beside `auto`: our dense kernel, joint, decode\nup to 16 rows, and cuBLAS. Figures are of speed, so 1 is as fast; means\nare geometric."
+  head["gpu-storm"] = "### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, " \
+    "in strips or as in activations."
+  head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \
+    "of time, ms of a call: at 1.00 `auto` is as fast as if it\nhad known each A before."
+  head["gpu-host"] = "### Host time\n\nWhat a call of `auto` costs the host once the plan knows it, bf16. The GPU " \
+    "works meanwhile."
   for (size = 1024; size <= 16384; size *= 2) # the record has 4096 first
     put("gpu-sizes", size "³", "", "")
 }
 {
   suite = need("suite"); asked = need("asked") + 0; kernel = need("kernel"); automatic = need("requested") == "auto"
-  t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
-  speedup = need("speedup") + 0; dtype = need("dtype")
-  ratio = need("rel_err_baseline") + 0 > 0 ? value("rel_err") / value("rel_err_baseline") : 0
+  dtype = need("dtype")
   on = need("device") == "cpu" ? "CPU" : "GPU"
   sub(/^f/, "fp", dtype)
   what = need("device_name") " (" need("features") ", " \
@@ -215,10 +322,19 @@ BEGIN {
     record[on] = what
   if (what != record[on])
     fail("not of the same build, machine and day as the first line")
+}
+suite == "switch" { switch_line(); next }
+suite == "host" { host_line(); next }
+{
+  t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
+  speedup = need("speedup") + 0
+  ratio = need("rel_err_baseline") + 0 > 0 ? value("rel_err") / value("rel_err_baseline") : 0
   if (need("outcome") != "ok" || need("bit_identical") != "true" || t <= 0 || baseline <= 0)
     fail("outcome " value("outcome") ", bit_identical " value("bit_identical") ", ms " t ", ms_baseline " baseline)
   if (on == "CPU")
     cpu_line()
+  else if (suite == "storm")
+    storm_line()
   else if (suite ~ /16$/)
     gpu16_line()
   else
@@ -248,9 +364,21 @@ END {
       "most " times(worst["16"]) " times cuBLAS's, " \
       times(worst["error16"]) " times where C is fp32; every one gave the same bits twice."
 
+  if (rivals)
+    best_of_all()
+  if (stormed)
+    text["gpu-storm"] = "`auto` is below 0.95 times cuBLAS on " (storm_below ? storm_below : "none") " of " stormed \
+      " products" (storm_below ? " (" percent(storm_below / stormed) "), those above" : "") ". It is at its worst on " \
+      storm_worst ": " sprintf("%.3f", lowest["storm"]) " times cuBLAS. In the geometric mean it is " \
+      times(exp(storm_sum / stormed)) " times as fast."
+
   for (name in title) {
     file = blocks "/" name
     printf "" > file
+    if (name in head && (columns_of[name] || name in text))
+      print head[name] > file
+    if (columns_of[name] && name in head)
+      print "" > file
     if (columns_of[name])
       write_table(name, file)
     if (name in text) {

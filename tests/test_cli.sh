@@ -6,7 +6,7 @@
 set -u
 . tests/support/tap.sh
 
-golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh
+golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh storm=$(pwd)/bench/storm.py
 cd "$WORK" || exit 1
 mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
 export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
@@ -27,6 +27,8 @@ f32() {
   done
 }
 mkdir empty
+printf '# no product\n\n' >nothing.txt
+printf '%s\n' '--dims 3 0 2' '--dims 4 x' '--help' '--device cuda' '--size 8 --banana' 'word' '--random --dense' >wrong.txt
 f32 1 2 3 4 >a.f32
 f32 0 1 1 0 >swap.f32
 f32 2 -1 >bias.f32
@@ -144,6 +146,16 @@ done
   said esmm bench 10-30 --size 64
   said esmm bench lader --size 64
   said esmm bench auto --size 64 --once --json x.json
+  said esmm bench --switch 0
+  said esmm bench --switch 3 --sweep 1,.5
+  said esmm bench --switch 3 --size 16 --dense --no-tune
+  said esmm bench --host-time --switch 3
+  said esmm bench --host-time --skip-stats
+  said esmm bench --once --list list.txt
+  said esmm bench --list nowhere.txt
+  said esmm bench --list nothing.txt
+  said esmm bench --list wrong.txt --no-tune
+  said esmm bench --list wrong.txt --json ./wrong.txt
   said esmm profile
   said esmm profile --device cpu
   said esmm profile --device cuda auto 7
@@ -227,7 +239,7 @@ tr ',' '\n' <out.json | sed -n 's/^{*"\([a-z0-9_]*\)":.*/\1/p' | sed -E 's/^dens
 head -n 1 out.csv | tr ',' '\n' | compare bench_csv_columns
 json_fields() {
   for field in '"kernel":"joint_f32_portable"' '"m":3,' '"n":20,' '"k":40,' '"dtype":"f32"' '"generator":"random"' \
-    '"outcome":"ok"' '"threads":1,' "\"source_id\":\"$(esmm --version | sed 's/.*source \([0-9a-f]*\).*/\1/')\""; do
+    '"outcome":"ok"' '"threads":1,' '"line":null,' '"ms_first":null,' "\"source_id\":\"$(esmm --version | sed 's/.*source \([0-9a-f]*\).*/\1/')\""; do
     grep -q -F "$field" out.json || { echo "no $field in:"; cat out.json; return 1; }
   done
 }
@@ -285,6 +297,47 @@ swept() {
 check 'a sweep is at most 120 columns wide' swept
 once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out ]; }
 check 'bench --once runs and says nothing' once
+host_time() { # a line for each kernel, and no library is asked
+  esmm bench $portable --host-time --dims 1 16 16 --threads 1 --no-tune --json host.json >host.out 2>&1 || { cat host.out; return 1; }
+  [ "$(grep -c '"m":1,"n":16,"k":16,.*"host_ns":[0-9.]*,.*"calls":[0-9]*,' host.json)" = 2 ] && grep -q '^kernel  *ns a call' host.out ||
+    { cat host.out host.json; return 1; }
+}
+check 'bench --host-time gives nanoseconds' host_time
+switched() { # what is best on each A is among the kernels named
+  without_libraries esmm bench $portable 1 --switch 2 --dims 32 64 64 --random --density-a .1 --density-b 1 --threads 1 --no-tune \
+    --json switch.json >switch.out 2>&1 || { cat switch.out; return 1; }
+  grep -q '"switch_every":2,"calls":16,"runs":1,"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,"best_dense":"[a-z]*_f32_portable","best_sparse":"[a-z]*_f32_portable",' \
+    switch.json && grep -q '^switching  *auto ' switch.out || { cat switch.out switch.json; return 1; }
+}
+check 'bench --switch gives ratios' switched
+listed_products() { # the command line's options hold where a line says nothing; a line that fails is named, and no more
+  printf '%s\n' '# sizes' '--dims 3 7 5' '' '--dims 2 4' '--size 9 --dtype f16 --random --density-a .5' >list.txt
+  without_libraries esmm bench $portable 1 --list list.txt --dtype bf16 --threads 1 --no-tune --json list.json >list.out 2>list.err
+  [ $? = 1 ] && [ "$(wc -l <list.json)" = 4 ] && [ "$(grep -c '"line":2,"m":3,"n":5,"k":7,"dtype":"bf16",.*"outcome":"ok"' list.json)" = 2 ] &&
+    [ "$(grep -c '"line":5,"m":9,"n":9,"k":9,"dtype":"f16","generator":"random",.*"outcome":"ok"' list.json)" = 2 ] &&
+    grep -q '^esmm: bench: list.txt:4: --dims: needs three' list.err && grep -q '1 of 3 products failed' list.err &&
+    ! grep -n '.\{121\}' list.out || { cat list.out list.err list.json; return 1; }
+}
+check 'bench --list measures every line that it can' listed_products
+stormy() { # the same products of a seed; what is slow or fails is named
+  python3 "$storm" esmm --device cuda --seed 3 --count 5 --list one.txt && python3 "$storm" esmm --device cuda --seed 3 --count 5 --list two.txt &&
+    cmp one.txt two.txt && [ "$(wc -l <one.txt)" = 5 ] && python3 "$storm" esmm --seed 4 --count 5 --list two.txt &&
+    ! cmp -s one.txt two.txt || return 1
+  cat >storm.esmm <<'END'
+#!/bin/sh
+while [ "$1" != --list ]; do shift; done
+echo '{"line":1,"speedup":0.5,"kernel":"slow","ms":2,"ms_baseline":1,"outcome":"ok","reason":""}'
+echo '{"line":2,"speedup":null,"kernel":"bad","ms":null,"ms_baseline":1,"outcome":"wrong","reason":"C is off"}'
+echo "esmm: bench: $2:3: out of luck" >&2
+exit 1
+END
+  chmod +x storm.esmm
+  python3 "$storm" ./storm.esmm --seed 3 --count 3 --json storm.json >storm.out
+  [ $? = 1 ] && grep -q '^0.50  --dims .*  slow 2.0000 ms, dense 1.0000$' storm.out && grep -q '^FAILED --dims .* wrong: C is off$' storm.out &&
+    grep -q '^FAILED --dims .* out of luck$' storm.out && grep -q '^1 products, 2 failed, 1 below 0.95' storm.out &&
+    grep -q '"args": "--dims ' storm.json || { cat storm.out; return 1; }
+}
+if have python3; then check 'storm.py names what is slow and what fails' stormy; else skip 'storm.py names what is slow and what fails' 'no python3'; fi
 explained() { esmm explain --size 64 --no-such 2>/dev/null; [ $? = 2 ] && esmm explain --size 64 | grep -q '^\* '; }
 check 'explain marks its choice' explained
 reorders() { # two kinds of rows in turn; nothing where there is but one strip, or nothing to gain
@@ -298,6 +351,24 @@ reorders() { # two kinds of rows in turn; nothing where there is but one strip, 
 }
 check 'explain says what sorted rows would give' reorders
 # ---- devices ----
+fake_gpu() { LD_LIBRARY_PATH="$TREE/tests/fake" ESMM_DEVICE=cuda "$@"; } # its kernels do nothing: what they give is not checked
+learns() { # auto has a first call; a kernel that is forced learns nothing
+  fake_gpu esmm bench auto,decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --json fake.json >fake.out 2>&1 || { cat fake.out; return 1; }
+  grep -q '"requested":"auto",.*"ms_first":[0-9.]*,' fake.json && grep -q '"requested":"decode_bf16",.*"ms_first":null,' fake.json ||
+    { cat fake.out fake.json; return 1; }
+}
+streams() {
+  fake_gpu esmm bench auto --host-time --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"host_ns":[0-9.]*,' fake.json &&
+    fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }
+}
+if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
+  check 'bench lets auto learn on a GPU' learns
+  check 'bench streams calls to a GPU' streams
+else
+  skip 'bench on a GPU' 'this build has no fake driver'
+fi
 no_gpu() { # CUDA_VISIBLE_DEVICES hides the GPUs of a machine that has some
   CUDA_VISIBLE_DEVICES= ESMM_DEVICE= "$@"
 }

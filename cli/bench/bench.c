@@ -27,6 +27,14 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  A GPU's operands lie in its memory; its L2 cache is emptied before each call, and its own clock measures.\n"
     "  cuBLAS gets A and B as they are where both are bf16 or both f16, and C is the same or f32; else all in f32.\n"
     "  A kernel that promises the same bits each time is wrong if it gives others after the measurement.\n"
+    "  On a GPU auto learns from its calls: it is measured once it has learnt. ms_first of --json and --csv is a call\n"
+    "  that knows nothing yet.\n"
+    "\n"
+    "What else can be measured\n"
+    "  --host-time: 20000 calls of each kernel, on a CPU 2 s at most; on a GPU they are launched, not waited for.\n"
+    "  --switch N: 8 N calls with the same weights; candidates are the kernels named, all by default, and the dense\n"
+    "  libraries. 1.00 is as fast as if the plan had known; beside it, the same with an A that stays dense.\n"
+    "  --list: options of the command line hold for every line; a line that fails is named, the others are measured.\n"
     "\n"
     "Exit status: 0 all right; 1 a wrong result, or nothing could be measured; 2 wrong words.\n"
     "\n"
@@ -35,7 +43,47 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  esmm bench all 7 --dims 1 4096 4096 --random --density-a 10% --density-b 1\n"
     "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n"
     "  esmm bench 29,15,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n"
+    "  esmm bench auto 5 --device cuda --dims 4096 14336 4096 --dtype bf16 --blockwise --strip 128 --density-a .05\n"
+    "             --switch 50\n"
     "  esmm bench auto --device cuda --dtype bf16 --size 8192 --blockwise --strip 128 --sweep 1,.5,.25 --density-b 1\n";
+
+/* Ways to measure something else, of which one at most can be asked for. */
+static int check_modes(const bench *b, bool sweep)
+{
+  const char *modes[5];
+  int count = 0;
+  if (b->once)
+    modes[count++] = "--once";
+  if (b->host_time)
+    modes[count++] = "--host-time";
+  if (b->switch_every)
+    modes[count++] = "--switch";
+  if (b->list)
+    modes[count++] = "--list";
+  if (sweep && !b->once)
+    modes[count++] = "--sweep";
+  if (count > 1)
+    return cli_usage("%s and %s cannot both be given", modes[0], modes[1]);
+  if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
+    return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
+  if (count && !sweep && (b->skip_stats || b->extraction))
+    return cli_usage("%s and %s cannot both be given", modes[0], b->skip_stats ? "--skip-stats" : "--extraction");
+  return CLI_GO;
+}
+
+static int check_files(const bench *b)
+{
+  if (b->json && b->csv && strcmp(b->json, "-") == 0 && strcmp(b->csv, "-") == 0)
+    return cli_usage("--json and --csv cannot both go to stdout");
+  int status = cli_output_spares("--json", b->json, "--csv", b->csv);
+  if (status == CLI_GO)
+    status = cli_output_spares("--json", b->json, "--list", b->list);
+  if (status == CLI_GO)
+    status = cli_output_spares("--csv", b->csv, "--list", b->list);
+  if (status == CLI_GO)
+    status = cli_problem_spared(&b->problem, "--json", b->json);
+  return status == CLI_GO ? cli_problem_spared(&b->problem, "--csv", b->csv) : status;
+}
 
 static int parse(bench *b, int argc, char **argv)
 {
@@ -53,6 +101,16 @@ static int parse(bench *b, int argc, char **argv)
       {"extraction", CLI_FLAG, &b->extraction, NULL, "speed of extraction beside that of memcpy", 0, 0, NULL, NULL},
       {"once", CLI_FLAG, &b->once, NULL, "only run each kernel, once, and measure nothing: for profilers", 0, 0, NULL,
        NULL},
+      {"host-time", CLI_FLAG, &b->host_time, NULL, "what a call costs the host, once the plan knows it: nanoseconds", 0,
+       0, NULL, NULL},
+      {"switch", CLI_INT, &b->switch_every, "N",
+       "a stream of calls whose A turns from dense to what is asked for\n"
+       "and back every N calls: auto over the best kernel for each",
+       1, 1000000, NULL, NULL},
+      {"list", CLI_STRING, &b->list, "FILE",
+       "many products in one process: a line of FILE has the options of\n"
+       "one, for shape, zeros and dtypes",
+       0, 0, NULL, NULL},
       {"json", CLI_STRING, &b->json, "FILE",
        "a line of JSON for each measurement; '-' is stdout, and the\n"
        "table then goes to stderr",
@@ -80,16 +138,13 @@ static int parse(bench *b, int argc, char **argv)
     status =
         cli_parse_densities("--sweep", sweep, b->sweep, (int)(sizeof b->sweep / sizeof *b->sweep), &b->sweep_count);
   }
-  if (status == CLI_GO && b->json && b->csv && strcmp(b->json, "-") == 0 && strcmp(b->csv, "-") == 0)
-    status = cli_usage("--json and --csv cannot both go to stdout");
   if (status == CLI_GO)
-    status = cli_output_spares("--json", b->json, "--csv", b->csv);
+    status = check_files(b);
   if (status == CLI_GO)
-    status = cli_problem_spared(&b->problem, "--json", b->json);
-  if (status == CLI_GO)
-    status = cli_problem_spared(&b->problem, "--csv", b->csv);
-  if (status == CLI_GO && b->once && (b->json || b->csv || b->skip_stats || b->extraction))
-    status = cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
+    status = check_modes(b, sweep);
+  b->alone = b->once || b->host_time;
+  if (status != CLI_GO || b->list) /* a line resolves its own problem */
+    return status;
   for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)
     status = cli_problem_resolve(&b->problem, b->sweep[i]);
   if (status == CLI_GO && b->sweep_count == 0)
@@ -104,7 +159,6 @@ static int parse(bench *b, int argc, char **argv)
 /* One problem of the sweep; data is that of the one before. */
 static int step(bench *b, double density, bool first, bench_data *data, bench_report *report)
 {
-  bench_result result = {0};
   int status = cli_problem_resolve(&b->problem, density);
   if (status != CLI_GO)
     return status;
@@ -114,12 +168,27 @@ static int step(bench *b, double density, bool first, bench_data *data, bench_re
     bench_data_free(b, data);
     status = bench_data_make(b, data);
   }
-  if (b->once)
-    return status == CLI_GO ? bench_once(b, data) : status;
-  if (status == CLI_GO && first && !b->no_tune) /* after the data, so that a file that is not there is said at once */
-    status = cli_tune_once(b->ctx);
   if (status == CLI_GO)
-    status = bench_measure(b, data, &result);
+    status = b->once ? bench_once(b, data) : bench_product(b, data, report);
+  if (status == CLI_GO && b->extraction && first)
+    status = bench_extraction(b, data, report);
+  return status;
+}
+
+int bench_product(bench *b, bench_data *data, bench_report *report)
+{
+  bench_result result = {0};
+  const bool first = !report->table;
+  int status = CLI_GO;
+  if (first && !b->no_tune) /* after the data, so that a file that is not there is said at once */
+    status = cli_tune_once(b->ctx);
+  if (status != CLI_GO)
+    return status;
+  if (b->host_time)
+    return bench_host_time(b, data, report);
+  if (b->switch_every)
+    return bench_switch(b, data, report);
+  status = bench_measure(b, data, &result);
   if (status == CLI_GO) {
     cli_progress_end(&b->progress);
     if (first)
@@ -128,15 +197,13 @@ static int step(bench *b, double density, bool first, bench_data *data, bench_re
     if (b->skip_stats)
       status = bench_skip_stats(b, data, report);
   }
-  if (status == CLI_GO && b->extraction && first)
-    status = bench_extraction(b, data, report);
   bench_result_free(&result);
   return status;
 }
 
 void bench_open_libraries(bench *b)
 {
-  if (b->once)
+  if (b->alone)
     return;
   if (!b->gpu) {
     b->library_count = blas_open(b->libraries, b->threads);
@@ -161,7 +228,9 @@ static int walk(bench *b, bench_report *report)
   b->total = 100 * steps;
   bench_open_libraries(b);
   cli_progress_start(&b->progress, "bench");
-  for (int i = 0; i < steps && status == CLI_GO; i++) {
+  if (b->list)
+    status = bench_list(b, report);
+  for (int i = 0; i < steps && status == CLI_GO && !b->list; i++) {
     b->done = 100 * i;
     status = step(b, b->sweep_count ? b->sweep[i] : NAN, i == 0, &data, report);
   }
@@ -179,7 +248,9 @@ static int run(bench *b)
     status = cli_context(&b->problem.machine, NULL, &b->ctx);
   if (status == CLI_GO) {
     b->gpu = cli_on_gpu(b->ctx);
-    status = cli_kernels(b->ctx, "kernels", b->kernel_words, &b->kernels, &b->kernel_count);
+    /* auto is held against others: all of them, unless some are named */
+    const bool others = b->switch_every && strcmp(b->kernel_words, "auto") == 0;
+    status = cli_kernels(b->ctx, "kernels", others ? "all" : b->kernel_words, &b->kernels, &b->kernel_count);
   }
   if (status == CLI_GO && b->gpu && b->extraction)
     status = cli_usage("--extraction: it measures a CPU's scan (--device cpu); a GPU's is the column extract");
@@ -187,10 +258,10 @@ static int run(bench *b)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)
     status = bench_report_close(&report);
-  if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0)
+  if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0 && report.failed == 0)
     status = cli_failed("none of the kernels asked for can run this product");
   else if (status == CLI_GO)
-    status = report.wrong ? CLI_FAILED : CLI_OK;
+    status = report.wrong || report.failed ? CLI_FAILED : CLI_OK;
   bench_report_discard(&report);
   esmm_ctx_free(b->ctx);
   return status;

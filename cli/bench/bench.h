@@ -3,7 +3,7 @@
  *
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
- * bench_extra.c has --skip-stats and --extraction.
+ * bench_extra.c has --skip-stats and --extraction, bench_stream.c --host-time and --switch, bench_list.c --list.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -20,7 +20,10 @@ typedef struct bench {
   const char **kernels;     /* what they mean; "" is auto */
   int kernel_count;
   int64_t runs;
-  bool no_check, no_tune, skip_stats, extraction, once;
+  bool no_check, no_tune, skip_stats, extraction, once, host_time;
+  bool alone;           /* --once, --host-time: no dense library and no random data beside ours */
+  int64_t switch_every; /* 0: not asked for */
+  const char *list;     /* NULL: not asked for */
   const char *json, *csv;
   double sweep[64];
   int sweep_count; /* 0: none asked for */
@@ -33,6 +36,7 @@ typedef struct bench {
   cublas_library cublas; /* on a GPU: libraries[0] is this one by name and title */
   cli_progress progress;
   int done, total; /* for the progress line */
+  int line;        /* of the list; 0 without one */
 } bench;
 
 /* ---- bench.c ---- */
@@ -92,6 +96,9 @@ void bench_data_free(const bench *b, bench_data *data);
 
 /* Borrowed where the matrix is fp32, row-major and tight already (then memory is NULL), else a copy. */
 int bench_plain(esmm_ctx *ctx, const char *what, const esmm_matrix *m, bool always_copy, io_matrix *out);
+/* A matrix of the host without zeros. */
+int bench_dense(const bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
+                esmm_dtype dtype, io_matrix *out);
 /* How many copies of so many bytes are needed to come from memory, as far as there is room for them. */
 int bench_copies(size_t bytes);
 
@@ -138,7 +145,7 @@ typedef struct bench_contestant {
   char reason[256]; /* why this kernel, or why not */
   double rel_err;
   bench_error error; /* the worst of its checks */
-  int checks;        /* how often it was compared, into C full of NaN */
+  int checks;        /* how often that kernel was compared, into C full of NaN */
   uint64_t bits;     /* of what was compared last */
   bool varies;       /* the checks found different bits */
   double *seconds;   /* every timed call */
@@ -146,6 +153,7 @@ typedef struct bench_contestant {
   double estimate;
   double median, p95, fastest; /* seconds; NAN when there is none */
   double extract, plan;        /* medians, ours only */
+  double first;                /* median of a call that knows nothing of those before; auto on a GPU only */
   esmm_stats stats;            /* of the checked call, ours only */
 } bench_contestant;
 
@@ -158,6 +166,11 @@ typedef struct bench_result {
 } bench_result;
 
 int bench_measure(bench *b, bench_data *data, bench_result *result); /* CLI_GO or a status */
+/* One product; turn picks the copies. On a GPU it is put on the stream. */
+esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats);
+int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status);
+/* Calls until the plan knows what c's calls look like, where it learns from them: auto on a GPU. */
+int bench_settle(bench *b, bench_data *data, const bench_contestant *c);
 void bench_result_free(bench_result *result);
 int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
 double bench_median(double *values, int count); /* sorts them; NAN for none */
@@ -173,6 +186,10 @@ esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c
 /* The cache emptied, then a call, `count` times; seconds of the GPU's own clock. */
 esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c, double *seconds, int count);
 esmm_status bench_gpu_flush(const bench *b, bench_data *data);
+/* Forgets, then calls until the plan remembers enough. */
+esmm_status bench_gpu_settle(bench *b, bench_data *data, const bench_contestant *c);
+/* The median of calls that follow a forgetting. */
+esmm_status bench_gpu_first(bench *b, bench_data *data, const bench_contestant *c, double *seconds);
 /* NaN into the rows of C that are checked; the error of what is there later, and a hash of it. */
 esmm_status bench_gpu_poison(const bench *b, bench_data *data, const bench_contestant *c,
                              const bench_reference *reference);
@@ -191,13 +208,17 @@ typedef struct bench_report {
   char *text;
   size_t bytes;
   int wrong, measured;
+  int failed; /* products of a list */
   bool noisy, starred;
 } bench_report;
 
 int bench_report_open(const bench *b, bench_report *report);
-/* The lines above the table: the machine and the problem, whose first step was just measured. */
+/* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+/* A record of its own fields beside those that say what was asked for. */
+void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
+                         const char *requested, const cli_field *own, int count);
 int bench_report_close(bench_report *report); /* prints the tables, replaces the files */
 void bench_report_discard(bench_report *report);
 
@@ -206,5 +227,21 @@ void bench_report_discard(bench_report *report);
 /* Both add rows to a table of the report, which they make when it is not there yet. */
 int bench_skip_stats(const bench *b, const bench_data *data, bench_report *report);
 int bench_extraction(const bench *b, const bench_data *data, bench_report *report);
+
+/* ---- bench_stream.c ---- */
+
+/* Both print their own table through the report, and write a record. */
+int bench_host_time(bench *b, bench_data *data, bench_report *report);
+int bench_switch(bench *b, bench_data *data, bench_report *report);
+
+/* ---- bench.c ---- */
+
+/* Measures and reports the product whose operands were made. */
+int bench_product(bench *b, bench_data *data, bench_report *report); /* CLI_GO or a status */
+
+/* ---- bench_list.c ---- */
+
+/* The products of b->list, each with the options of the command line and those of its line. */
+int bench_list(bench *b, bench_report *report);
 
 #endif

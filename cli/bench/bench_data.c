@@ -70,8 +70,8 @@ static double element_density(const float *x, int64_t count, int threads)
   return count ? (double)set / (double)count : 0;
 }
 
-static int make_dense(bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
-                      esmm_dtype dtype, io_matrix *out)
+int bench_dense(const bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
+                esmm_dtype dtype, io_matrix *out)
 {
   int status = cli_matrix_alloc(what, rows, cols, dtype, out);
   if (status != CLI_GO)
@@ -103,9 +103,9 @@ static int make_variants(bench *b, bench_data *data)
 static int make_dense_a(bench *b, bench_data *data)
 {
   int status = CLI_GO;
-  for (int i = 0; i < data->variants && status == CLI_GO && !b->once; i++)
-    status = make_dense(b, "dense A", ESMM_OPERAND_A, 1000 + (uint64_t)i, data->m, data->k, data->library_dtype,
-                        &data->dense_a[i]);
+  for (int i = 0; i < data->variants && status == CLI_GO && !b->alone; i++)
+    status = bench_dense(b, "dense A", ESMM_OPERAND_A, 1000 + (uint64_t)i, data->m, data->k, data->library_dtype,
+                         &data->dense_a[i]);
   return status;
 }
 
@@ -117,11 +117,11 @@ static int make_copies(bench *b, bench_data *data)
                   g->kind != ESMM_GEN_PATTERN && g->kind != ESMM_GEN_ACTIVATIONS;
   bool share = !b->problem.b.path && no_zeros;
   int status = bench_plain(b->ctx, "B in f32", &data->b.m, false, &data->plain_b[0]);
-  if (status == CLI_GO && !share && !b->once)
-    status = make_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, data->library_dtype, &data->dense_b[0]);
+  if (status == CLI_GO && !share && !b->alone)
+    status = bench_dense(b, "dense B", ESMM_OPERAND_B, 2000, data->k, data->n, data->library_dtype, &data->dense_b[0]);
   for (int i = 1; i < data->copies && status == CLI_GO; i++) {
     status = bench_plain(b->ctx, "B in f32", &data->plain_b[0].m, true, &data->plain_b[i]);
-    if (status == CLI_GO && !share && !b->once)
+    if (status == CLI_GO && !share && !b->alone)
       status = bench_plain(b->ctx, "dense B", &data->dense_b[0].m, true, &data->dense_b[i]);
   }
   for (int i = 0; i < data->copies && share; i++)
@@ -138,7 +138,7 @@ static int prepare(bench *b, bench_data *data)
     double start = cli_now();
     status = esmm_prepare(b->ctx, &data->b.m, &opts, &data->weights[i]);
     seconds[i] = cli_now() - start;
-    if (status == ESMM_OK && b->library_count == 0 && !b->once)
+    if (status == ESMM_OK && b->library_count == 0 && !b->alone)
       status = esmm_prepare(b->ctx, &data->dense_b[i].m, &dense, &data->dense_weights[i]);
   }
   data->seconds_prepare = bench_median(seconds, data->copies);
@@ -187,7 +187,7 @@ int bench_data_make(bench *b, bench_data *data)
   data->n = p->n;
   data->source_b = p->b;
   data->library_dtype = library_dtype(b);
-  bool rotate = data->m <= FEW_ROWS && !b->gpu && !b->once;
+  bool rotate = data->m <= FEW_ROWS && !b->gpu && !b->alone && !b->switch_every;
   data->copies = rotate ? bench_copies((size_t)data->k * (size_t)data->n * sizeof(float)) : 1;
   data->variants = rotate && !p->a.path ? MOST_VARIANTS : 1;
   data->a = cli_alloc((size_t)data->variants, sizeof *data->a);

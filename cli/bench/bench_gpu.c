@@ -80,7 +80,7 @@ static int copy_operands(const bench *b, bench_data *data)
         copy_in(b, g, "B", data->b.m.dtype == wanted ? &data->b.m : &data->plain_b[0].m, ESMM_ROW_MAJOR, &g->plain_b);
   if (status == CLI_GO)
     status = reserve(b, g, "C", data->m, data->n, dtype_c, &g->c);
-  if (status != CLI_GO || b->once)
+  if (status != CLI_GO || b->alone)
     return status;
   if (a->dtype == wanted && a->order == ESMM_ROW_MAJOR)
     g->plain_a = g->a;
@@ -104,13 +104,13 @@ static int prepare(bench *b, bench_data *data)
     return status;
   /* Twice where it is measured: the first call also loads what it needs. */
   esmm_status done = ESMM_OK;
-  for (int i = b->once ? 1 : 0; i < 2 && done == ESMM_OK; i++) {
+  for (int i = b->alone ? 1 : 0; i < 2 && done == ESMM_OK; i++) {
     esmm_weights_free(data->weights[0]);
     double start = cli_now();
     done = esmm_prepare(b->ctx, &near, &opts, &data->weights[0]);
     data->seconds_prepare = cli_now() - start;
   }
-  if (done == ESMM_OK && b->library_count == 0 && !b->once)
+  if (done == ESMM_OK && b->library_count == 0 && !b->alone)
     done = esmm_prepare(b->ctx, &g->dense_b, &opts, &data->dense_weights[0]);
   if (done == ESMM_OK) {
     data->info = (esmm_weights_info){.size = sizeof data->info};
@@ -195,7 +195,7 @@ int bench_gpu_make(bench *b, bench_data *data)
   int status = copy_operands(b, data);
   if (status == CLI_GO)
     status = prepare(b, data);
-  if (status == CLI_GO && !b->once)
+  if (status == CLI_GO && !b->alone)
     status = make_clock(b, &data->gpu);
   if (status == CLI_GO && b->library_count > 0 && data->library_dtype == ESMM_F32)
     status = choose_layout(b, data);
@@ -280,6 +280,63 @@ esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c
     for (int i = 0; i < batch && status == ESMM_OK; i++)
       status = esmm_timer_seconds(timers[i], &seconds[first + i]);
   }
+  return status;
+}
+
+/* ---- what a plan has learnt ---- */
+
+/*
+ * A plan that has seen nothing knows nothing, and a call decides on what one some calls before it saw. What is measured
+ * is the state after that: a few reports, and as many calls as any of them may wait to be used. Slow calls are waited
+ * for one by one, and fewer of them have to do.
+ */
+enum { SETTLE_CALLS = 64, SETTLE_FEWEST = 32, SETTLE_SLOW = 6, SETTLE_BATCH = 16, SETTLE_REPORTS = 3 };
+
+static const double slow_call = 2e-3; /* seconds */
+
+static esmm_status call_and_wait(bench *b, bench_data *data, const bench_contestant *c, int count)
+{
+  esmm_status status = ESMM_OK;
+  for (int i = 0; i < count && status == ESMM_OK; i++)
+    status = bench_gpu_call(b, data, c, NULL);
+  return status == ESMM_OK ? esmm_ctx_synchronize(b->ctx) : status;
+}
+
+esmm_status bench_gpu_settle(bench *b, bench_data *data, const bench_contestant *c)
+{
+  esmm_recollection known = {.size = sizeof known};
+  esmm_status status = esmm_forget(b->ctx);
+  if (status == ESMM_OK)
+    status = call_and_wait(b, data, c, 1); /* also loads what it needs */
+  const double start = cli_now();
+  if (status == ESMM_OK)
+    status = call_and_wait(b, data, c, 1);
+  const bool slow = cli_now() - start > slow_call;
+  const int most = slow ? SETTLE_SLOW : SETTLE_CALLS;
+  for (int calls = 2; calls < most && status == ESMM_OK;) {
+    status = esmm_recall(b->ctx, data->weights[0], data->m, &known);
+    if (status == ESMM_OK && known.known && (slow || (calls >= SETTLE_FEWEST && known.reports >= SETTLE_REPORTS)))
+      break;
+    const int batch = slow ? 1 : most - calls < SETTLE_BATCH ? most - calls : SETTLE_BATCH;
+    if (status == ESMM_OK)
+      status = call_and_wait(b, data, c, batch);
+    calls += batch;
+  }
+  return status;
+}
+
+esmm_status bench_gpu_first(bench *b, bench_data *data, const bench_contestant *c, double *seconds)
+{
+  enum { CALLS = 5 };
+  double times[CALLS];
+  esmm_status status = ESMM_OK;
+  for (int i = 0; i < CALLS && status == ESMM_OK; i++) {
+    status = esmm_forget(b->ctx);
+    if (status == ESMM_OK)
+      status = bench_gpu_time(b, data, c, &times[i], 1);
+  }
+  if (status == ESMM_OK)
+    *seconds = bench_median(times, CALLS);
   return status;
 }
 

@@ -19,7 +19,7 @@
   {                          \
     name, NULL, value, false \
   }
-enum { MOST_FIELDS = 48 };
+enum { MOST_FIELDS = 64 };
 
 static const char on_random[] = "_on_random"; /* how the name of a baseline on random dense data ends */
 
@@ -83,24 +83,35 @@ static const char *baseline_title(const bench_contestant *best)
   return best->library ? best->library->title : "ESMM's own dense kernel";
 }
 
-static int make_fields(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
-                       const char *generator, const char *dtype, const char *seed, cli_field *out)
+/* Texts that fields point to. */
+typedef struct labels {
+  char generator[32], dtype[48], seed[32];
+} labels;
+
+static labels make_labels(const bench *b)
 {
-  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
-  const bool ran = c->outcome != BENCH_UNSUPPORTED;
+  labels l;
+  snprintf(l.seed, sizeof l.seed, "%llu", (unsigned long long)b->problem.seed);
+  generator_text(&b->problem, l.generator, sizeof l.generator);
+  dtype_text(&b->problem, l.dtype, sizeof l.dtype);
+  return l;
+}
+
+/* Where, and what: the same for every kernel. */
+static int problem_fields(const bench *b, const bench_data *data, const labels *l, cli_field *out)
+{
   const cli_field fields[] = {
-      TEXT("kernel", c->name),
-      TEXT("requested", c->force[0] ? c->force : "auto"),
       TEXT("device", esmm_ctx_device(b->ctx)),
       TEXT("device_name", esmm_ctx_device_name(b->ctx)),
       {"gpu", b->gpu ? esmm_ctx_device_name(b->ctx) : NULL, NAN, false},
       NUMBER("threads", b->threads),
+      NUMBER("line", b->line ? (double)b->line : NAN),
       NUMBER("m", (double)data->m),
       NUMBER("n", (double)data->n),
       NUMBER("k", (double)data->k),
-      TEXT("dtype", dtype),
-      TEXT("generator", generator),
-      {"seed", seed, 0, true},
+      TEXT("dtype", l->dtype),
+      TEXT("generator", l->generator),
+      {"seed", l->seed, 0, true},
       NUMBER("asked_density_a", asked_density(&b->problem.a)),
       NUMBER("asked_density_b", asked_density(&b->problem.b)),
       NUMBER("density_a", data->density_a),
@@ -108,6 +119,17 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       TEXT("format", b->problem.format ? b->problem.format : "dense"),
       NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
+  };
+  memcpy(out, fields, sizeof fields);
+  return sizeof fields / sizeof *fields;
+}
+
+static int contestant_fields(const bench_data *data, const bench_result *result, const bench_contestant *c,
+                             cli_field *out)
+{
+  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
+  const bool ran = c->outcome != BENCH_UNSUPPORTED;
+  const cli_field fields[] = {
       NUMBER("strip_rows", ran ? (double)c->stats.strip_rows : NAN),
       NUMBER("strip_density_a", ran ? c->stats.strip_density_a : NAN),
       NUMBER("strip_density_b", ran ? c->stats.strip_density_b : NAN),
@@ -116,6 +138,7 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       NUMBER("ms", 1e3 * c->median),
       NUMBER("ms_p95", 1e3 * c->p95),
       NUMBER("ms_min", 1e3 * c->fastest),
+      NUMBER("ms_first", 1e3 * c->first),
       NUMBER("ms_plan", 1e3 * c->plan),
       NUMBER("ms_extract", 1e3 * c->extract),
       NUMBER("ms_prepare", 1e3 * data->seconds_prepare),
@@ -137,28 +160,49 @@ static int make_fields(const bench *b, const bench_data *data, const bench_resul
       NUMBER("weight_copies", data->copies),
       TEXT("outcome", bench_outcome_str(c->outcome)),
       TEXT("reason", c->reason),
-      TEXT("version", esmm_version_str()),
-      TEXT("source_id", esmm_source_id()),
   };
-  enum { COUNT = sizeof fields / sizeof *fields };
-  _Static_assert((int)COUNT <= (int)MOST_FIELDS, "room for every field");
   memcpy(out, fields, sizeof fields);
-  return COUNT;
+  return sizeof fields / sizeof *fields;
 }
 
 static void print_json(FILE *out, const cli_field *fields, int count, const bench_result *result)
 {
   fputc('{', out);
   cli_json_fields(out, fields, count);
-  fputs(",\"dense_ms\":{", out);
-  for (int i = result->ours; i < result->count; i++) {
+  if (result)
+    fputs(",\"dense_ms\":{", out);
+  for (int i = result ? result->ours : 0; result && i < result->count; i++) {
     fputs(i > result->ours ? "," : "", out);
     cli_json_string(out, result->contestants[i].name);
     fputc(':', out);
     cli_json_number(out, 1e3 * result->contestants[i].median);
   }
-  fputs("}}\n", out);
+  fputs(result ? "}}\n" : "}\n", out);
   fflush(out);
+}
+
+/* result: whose dense libraries a line of JSON lists; NULL: none. */
+static void write_record(const bench *b, const bench_data *data, const bench_result *result, bench_report *report,
+                         const char *kernel, const char *requested, const cli_field *own, int own_count)
+{
+  const labels l = make_labels(b);
+  cli_field fields[MOST_FIELDS] = {TEXT("kernel", kernel), TEXT("requested", requested[0] ? requested : "auto")};
+  int count = 2 + problem_fields(b, data, &l, fields + 2);
+  memcpy(fields + count, own, (size_t)own_count * sizeof *own);
+  count += own_count;
+  fields[count++] = (cli_field)TEXT("version", esmm_version_str());
+  fields[count++] = (cli_field)TEXT("source_id", esmm_source_id());
+  if (report->json.file)
+    print_json(report->json.file, fields, count, result);
+  if (report->csv.file)
+    cli_csv_record(report->csv.file, fields, count, !report->csv_started);
+  report->csv_started = true;
+}
+
+void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
+                         const char *requested, const cli_field *own, int count)
+{
+  write_record(b, data, NULL, report, kernel, requested, own, count);
 }
 
 /* ---- the table ---- */
@@ -201,17 +245,24 @@ static void print_libraries(const bench *b, const bench_data *data, FILE *out)
   for (int i = 0; i < b->library_count; i++)
     fprintf(out, "%s%s", i ? ", " : "", b->libraries[i].title);
   const bool wide = data->library_dtype == ESMM_F32;
-  if (wide)
+  if (b->list)
+    fputs(" (gemm, and gemv for one row)", out);
+  else if (wide)
     fprintf(out, "%s%s", data->m == 1 ? " (sgemm and sgemv)" : " (sgemm)", b->gpu ? ", pedantic" : "");
   else
     fprintf(out, " (%s in %s)", data->m == 1 ? "gemm and gemv" : "gemm", esmm_dtype_str(data->library_dtype));
-  if (b->gpu)
+  if (b->gpu && !b->list)
     fprintf(out, ", B %s-major", data->gpu.transposed ? "column" : "row");
   fprintf(out, ", on this data and on random dense data; the fastest counts\n");
-  if (!wide)
+  if (!wide || b->list)
     return;
   if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || b->problem.dtype_c != ESMM_F32)
     fprintf(out, "          they multiply in fp32, with operands converted beforehand\n");
+}
+
+static bool is_many(const bench *b)
+{
+  return b->sweep_count || b->list;
 }
 
 /* A sweep repeats its rows: it leaves out what the others tell, and fits in 120 columns. */
@@ -220,36 +271,54 @@ static cli_table *new_table(const bench *b)
   const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";
   const char *const one[] = {"kernel", "ms",     "p95",   "extract", "dense ms", "speedup",
                              flops,    "useful", "error", "dense's", "joint"};
-  const char *const swept[] = {"density", "kernel", "ms",    "p95",   "extract",      "dense ms",
-                               "speedup", flops,    "error", "joint", "fastest dense"};
-  return b->sweep_count ? cli_table_new("rlrrrrrrrrl", swept) : cli_table_new("lrrrrrrrrrr", one);
+  const char *const many[] = {b->list ? "line" : "density",
+                              "kernel",
+                              "ms",
+                              "p95",
+                              "extract",
+                              "dense ms",
+                              "speedup",
+                              flops,
+                              "error",
+                              "joint",
+                              "fastest dense"};
+  return is_many(b) ? cli_table_new("rlrrrrrrrrl", many) : cli_table_new("lrrrrrrrrrr", one);
 }
 
-void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
+static void print_problem(const bench *b, const bench_data *data, FILE *out)
 {
   const cli_problem *p = &b->problem;
-  FILE *out = report->out;
-  char dtype[48];
-  dtype_text(p, dtype, sizeof dtype);
-  report->table = new_table(b);
-  fprintf(out, "machine   %s, %s; %s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), cli_workers(b->ctx));
-  cli_print_no_gpu(b->ctx, 9, out);
+  const labels l = make_labels(b);
   fprintf(out, "problem   C [%lld,%lld] = A [%lld,%lld] x B [%lld,%lld], %s\n", (long long)data->m, (long long)data->n,
-          (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, dtype);
+          (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, l.dtype);
   print_operand("A", &p->a, data->density_a, data->strip_density_a, b->sweep_count && isnan(p->density_a), out);
   print_operand("B", &p->b, data->info.element_density, NAN, b->sweep_count && isnan(p->density_b), out);
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
-  if (b->gpu)
+}
+
+void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
+{
+  FILE *out = report->out;
+  fprintf(out, "machine   %s, %s; %s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), cli_workers(b->ctx));
+  cli_print_no_gpu(b->ctx, 9, out);
+  if (b->list)
+    fprintf(out, "products  those of %s, by its lines", b->list);
+  else
+    print_problem(b, data, out);
+  if (result && b->gpu)
     fprintf(out, "; the L2 cache is emptied before each call");
   fputc('\n', out);
-  print_libraries(b, data, out);
-  if (b->no_check)
-    fprintf(out, "check     none\n");
-  else
-    fprintf(out, "check     %lld of %lld rows of C against float64\n", (long long)result->checked_rows,
-            (long long)data->m);
+  if (result) {
+    report->table = new_table(b);
+    print_libraries(b, data, out);
+    if (b->no_check)
+      fprintf(out, "check     none\n");
+    else if (!b->list)
+      fprintf(out, "check     %lld of %lld rows of C against float64\n", (long long)result->checked_rows,
+              (long long)data->m);
+  }
   fputc('\n', out);
 }
 
@@ -275,7 +344,9 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool wrong = c->outcome == BENCH_WRONG;
   const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
-  if (b->sweep_count)
+  if (b->list)
+    cli_table_cell(t, CLI_PLAIN, "%d", b->line);
+  else if (b->sweep_count)
     cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
   cli_table_cell(t, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->name);
   cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
@@ -284,16 +355,16 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(best ? 1e3 * best->median : NAN, 4));
   cli_table_cell(t, speed_style(ratio), isfinite(ratio) ? "%.2f x" : "-", ratio);
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(unit * dense_gflops(data, c->median), 3));
-  if (!b->sweep_count)
+  if (!is_many(b))
     cli_table_cell(t, CLI_PLAIN, "%s", cli_number(unit * 1e-9 * c->stats.flop_useful / c->median, 3));
   cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", error_text(c->rel_err));
-  if (!b->sweep_count)
+  if (!is_many(b))
     cli_table_cell(t, CLI_PLAIN, "%s", cli_number(result->baseline_err, 2));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(c->stats.joint_density, 3));
-  if (b->sweep_count && best)
+  if (is_many(b) && best)
     cli_table_cell(t, CLI_FAINT, "%.*s%s", (int)(strlen(best->name) - (best->dense_data ? strlen(on_random) : 0)),
                    best->name, best->dense_data ? "*" : "");
-  else if (b->sweep_count)
+  else if (is_many(b))
     cli_table_cell(t, CLI_FAINT, "none");
 }
 
@@ -325,26 +396,22 @@ static void add_remarks(const bench *b, const bench_contestant *c, bench_report 
     cli_print(report->remarks, CLI_BAD, "%s is WRONG: %s\n", c->name, c->reason);
   else if (c->outcome == BENCH_UNSUPPORTED)
     fprintf(report->remarks, "%s\n", c->reason);
-  else if (!c->is_baseline && !c->force[0] && !b->sweep_count)
+  else if (!c->is_baseline && !c->force[0] && !is_many(b))
     fprintf(report->remarks, "auto chose %s: %s\n", c->name, c->reason);
 }
 
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report)
 {
-  char generator[32], dtype[48], seed[32];
-  snprintf(seed, sizeof seed, "%llu", (unsigned long long)b->problem.seed);
-  generator_text(&b->problem, generator, sizeof generator);
-  dtype_text(&b->problem, dtype, sizeof dtype);
-  if (b->sweep_count && result->best >= 0)
+  if (is_many(b) && result->best >= 0)
     report->starred = report->starred || result->contestants[result->best].dense_data;
   for (int i = 0; i < result->count; i++) {
     const bench_contestant *c = &result->contestants[i];
-    /* A sweep has its baseline in a column: rows for every library would drown what is being compared. */
-    if (i == result->ours && !b->sweep_count)
+    /* A sweep or a list has its baseline in a column: rows for every library would drown what is being compared. */
+    if (i == result->ours && !is_many(b))
       cli_table_rule(report->table);
     if (c->outcome != BENCH_UNSUPPORTED && i < result->ours)
       add_our_row(b, data, result, c, report->table);
-    else if (c->outcome != BENCH_UNSUPPORTED && !b->sweep_count)
+    else if (c->outcome != BENCH_UNSUPPORTED && !is_many(b))
       add_baseline_row(b, data, result, c, report->table);
     add_remarks(b, c, report);
     report->noisy = report->noisy || ((i < result->ours || i == result->best) && is_noisy(c));
@@ -353,12 +420,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     report->wrong += c->outcome == BENCH_WRONG;
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
     cli_field fields[MOST_FIELDS];
-    int count = make_fields(b, data, result, c, generator, dtype, seed, fields);
-    if (report->json.file)
-      print_json(report->json.file, fields, count, result);
-    if (report->csv.file)
-      cli_csv_record(report->csv.file, fields, count, !report->csv_started);
-    report->csv_started = true;
+    int count = contestant_fields(data, result, c, fields);
+    write_record(b, data, result, report, c->name, c->force, fields, count);
   }
 }
 
@@ -372,7 +435,8 @@ static void print_part(const bench_report *report, const char *title, const cli_
 
 int bench_report_close(bench_report *report)
 {
-  cli_table_print(report->table, report->out);
+  if (report->table)
+    cli_table_print(report->table, report->out);
   if (report->starred)
     fprintf(report->remarks, "* on random dense data\n");
   if (report->noisy)

@@ -1,0 +1,127 @@
+/*
+ * bench_list.c: esmm bench --list FILE: many products in one process, one a line.
+ *
+ * A line holds the words of the command's own options for shape, zeros and dtypes. What the command line says holds for
+ * every line that does not say otherwise. A driver and a dense library take longer to start than most products to
+ * measure: here they start once. Every line gets operands and weights of its own, and one that fails is named and does
+ * not keep the others from being measured. Empty lines and those that start with # are left out.
+ */
+#include "bench.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_WORDS = 64 };
+
+typedef struct lines {
+  char **text; /* [count]: NULL for a line that is left out */
+  int count, products;
+} lines;
+
+static void free_lines(lines *all)
+{
+  for (int i = 0; i < all->count; i++)
+    free(all->text[i]);
+  free(all->text);
+}
+
+static int read_lines(const char *path, lines *all)
+{
+  FILE *file = fopen(path, "r");
+  char *text = NULL;
+  size_t room = 0;
+  *all = (lines){0};
+  if (!file)
+    return cli_failed("--list: %s: %s", path, strerror(errno));
+  while (getline(&text, &room, file) >= 0) {
+    const size_t first = strspn(text, " \t\r\n");
+    all->text = cli_grow(all->text, (size_t)all->count + 1, sizeof *all->text);
+    all->text[all->count++] = NULL;
+    if (!text[first] || text[first] == '#')
+      continue;
+    all->text[all->count - 1] = text;
+    all->products++;
+    text = NULL;
+    room = 0;
+  }
+  const bool bad = ferror(file);
+  free(text);
+  fclose(file);
+  if (bad)
+    return cli_failed("--list: %s cannot be read", path);
+  return all->products ? CLI_GO : cli_failed("--list: %s has no product", path);
+}
+
+/* The options of a line on top of those of the command line. text is cut into words, which the problem points to. */
+static int parse_line(char *text, cli_problem *problem)
+{
+  char command[] = "bench";
+  char *argv[MOST_WORDS + 1] = {command}, *rest = NULL;
+  const char *words[1];
+  int argc = 1, count;
+  const char *device = problem->machine.device;
+  const int64_t threads = problem->machine.threads;
+  for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
+    if (argc == MOST_WORDS)
+      return cli_usage("more than %d words", MOST_WORDS - 1);
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+      return cli_usage("%s: it is no option of a product", word);
+    argv[argc++] = word;
+  }
+  const cli_option options[] = {CLI_PROBLEM_OPTIONS(problem), {0}};
+  const cli_parser parser = {.options = options, .words_are = "no words beside its options"};
+  const int status = cli_parse(&parser, argc, argv, words, &count);
+  if (status == CLI_GO && (problem->machine.device != device || problem->machine.threads != threads))
+    return cli_usage("%s: all lines have the same: give it on the command line",
+                     problem->machine.device != device ? "--device" : "--threads");
+  return status;
+}
+
+static int measure_line(bench *b, char *text, bench_report *report)
+{
+  bench_data data = {0};
+  cli_problem *p = &b->problem;
+  int status = parse_line(text, p);
+  if (status == CLI_GO)
+    status = cli_problem_resolve(p, NAN);
+  if (status == CLI_GO)
+    status = cli_problem_spared(p, "--json", b->json);
+  if (status == CLI_GO)
+    status = cli_problem_spared(p, "--csv", b->csv);
+  if (status == CLI_GO)
+    status = bench_data_make(b, &data);
+  if (status == CLI_GO)
+    status = bench_product(b, &data, report);
+  bench_data_free(b, &data);
+  return status;
+}
+
+int bench_list(bench *b, bench_report *report)
+{
+  const cli_problem given = b->problem;
+  lines all;
+  char subject[256];
+  int done = 0, failed = 0, status = read_lines(b->list, &all);
+  b->total = 100 * all.products;
+  for (int i = 0; i < all.count && status == CLI_GO; i++) {
+    if (!all.text[i])
+      continue;
+    snprintf(subject, sizeof subject, "%.200s:%d", b->list, i + 1);
+    cli_set_subject(subject);
+    b->line = i + 1;
+    b->done = 100 * done++;
+    b->problem = given;
+    failed += measure_line(b, all.text[i], report) != CLI_GO;
+  }
+  cli_set_subject("");
+  b->problem = given;
+  b->line = 0;
+  free_lines(&all);
+  if (status == CLI_GO && failed) {
+    report->failed = failed;
+    cli_note("--list: %d of %d products failed", failed, done);
+  }
+  return status;
+}
