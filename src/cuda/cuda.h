@@ -166,6 +166,7 @@ typedef struct esmm_cuda_units {
 typedef struct esmm_cuda_kernel {
   int sm;       /* the least compute capability, 80 or 90 */
   bool exact;   /* built for that one only (sm_90a) */
+  bool steady;  /* its cost model is right to a few per cent */
   bool reports; /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
                    see all of A anyway */
   bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */

@@ -93,7 +93,7 @@ typedef struct esmm_choice_device {
 ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 
 #define ESMM_SAMPLES 64
-#define ESMM_SAMPLE_WARPS 2 /* of a block: ESMM_SAMPLES / ESMM_SAMPLE_WARPS blocks, a warp a place */
+#define ESMM_SAMPLE_WARPS 4 /* of a block: one block a place, a warp for each 32 rows of the strip */
 #define ESMM_SAMPLE_NOTES (16 + 16 * ESMM_SAMPLES) /* bytes of notes; zero before the first use, then left ready */
 
 /* esmm_sample: samples A, writes an esmm_choice_device: 1 (the skipping kernel) where base + per_strip * strip +
@@ -266,8 +266,8 @@ typedef struct esmm_wgmma16_params {
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
-  int32_t c_boxes; /* C is 16-bit, row-major, aligned and not read: TMA can write it */
-  int32_t unused;
+  int32_t c_boxes;             /* C is 16-bit, row-major, aligned and not read: TMA can write it */
+  float b_density;             /* share of B's tiles that need a k, in the mean; for the report */
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
 } esmm_wgmma16_params;

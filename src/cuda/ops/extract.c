@@ -139,8 +139,7 @@ esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CU
   if (status != ESMM_OK)
     return status;
   mine.notes = notes;
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = ESMM_SAMPLES / ESMM_SAMPLE_WARPS, .threads = 32 * ESMM_SAMPLE_WARPS},
+  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = ESMM_SAMPLES, .threads = 32 * ESMM_SAMPLE_WARPS},
                           stream, &mine);
 }
 

@@ -210,31 +210,36 @@ static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, 
 extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
     esmm_sample(const __grid_constant__ esmm_sample_params p)
 {
-  const int lane = (int)threadIdx.x % 32, i = (int)threadIdx.x / 32 + ESMM_SAMPLE_WARPS * (int)blockIdx.x;
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, i = (int)blockIdx.x;
   const int64_t strips = (p.a.rows + p.height - 1) / p.height, words = (p.a.cols + 31) / 32;
   const int64_t row0 = p.height * sample_in_stretch(i, strips, (uint32_t)i);
   const int64_t k0 = 32 * sample_in_stretch((i * 37) % ESMM_SAMPLES, words, (uint32_t)(100 + i));
   const int rows = (int)min((int64_t)p.height, p.a.rows - row0), ks = (int)min((int64_t)32, p.a.cols - k0);
+  const float alive = warp == 0 ? ((const float *)p.alive)[k0 + lane] : 0.0f; /* padded to a multiple of 32 */
+  __shared__ int found[ESMM_SAMPLE_WARPS][32];                                /* by k, in the 32 rows of each warp */
+  found[warp][lane] = 32 * warp < rows ? count_sample(p.a, row0 + 32 * warp, k0) : 0;
+  __syncthreads();
+  if (warp > 0)
+    return;
   int nonzeros = 0; /* of this lane's k */
-  for (int row = 0; row < rows; row += 32)
-    nonzeros += count_sample(p.a, row0 + row, k0);
-  float values[4] = {(float)nonzeros / (float)rows, nonzeros > 0 ? 1.0f : 0.0f,
-                     nonzeros > 0 ? ((const float *)p.alive)[k0 + lane] : 0.0f, lane < ks ? 1.0f : 0.0f};
+#pragma unroll
+  for (int w = 0; w < ESMM_SAMPLE_WARPS; w++)
+    nonzeros += found[w][lane];
+  float values[4] = {(float)nonzeros / (float)rows, nonzeros > 0 ? 1.0f : 0.0f, nonzeros > 0 ? alive : 0.0f,
+                     lane < ks ? 1.0f : 0.0f};
 #pragma unroll
   for (int d = 16; d > 0; d /= 2)
 #pragma unroll
     for (int v = 0; v < 4; v++)
       values[v] += __shfl_xor_sync(~0u, values[v], d);
   float4 *all = (float4 *)(p.notes + 16);
-  if (lane == 0)
+  bool last = false;
+  if (lane == 0) { /* counts to the last block and starts again */
     all[i] = make_float4(values[0], values[1], values[2], values[3]);
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) /* counts to the last block and starts again */
+    __threadfence();
     last = atomicInc((uint32_t *)p.notes, gridDim.x - 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!last || threadIdx.x >= 32)
+  }
+  if (!__any_sync(~0u, last))
     return;
   __threadfence();
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -254,9 +259,7 @@ extern "C" __global__ void __launch_bounds__(32 * ESMM_SAMPLE_WARPS)
   out.strip = total.y / total.w;
   out.joint = total.z / total.w;
   out.chosen = skipping_pays(p, out.strip, out.joint);
-  *(esmm_choice_device *)p.out = out;
-  __threadfence_system(); /* the host may be waiting for the densities */
-  *(volatile uint32_t *)&((esmm_choice_device *)p.out)->ready = 1;
+  report_choice(p.out, out);
 }
 
 /* ---- counts ---- */

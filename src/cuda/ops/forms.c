@@ -4,6 +4,8 @@
  *   strips    fp32: strips of 32 columns with their bitmaps, as the skipping kernels read them
  *   columns   fp32: B transposed, for the dense kernels; where the limit of bytes allows a second form
  *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128
+ *   tight16   16-bit: the rows again without padding, for cuBLAS, where n is small or odd: it then multiplies them
+ * faster
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
@@ -207,12 +209,44 @@ static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
   return esmm_cuda_download(ctx, &rows, b, stream);
 }
 
+/* ---- tight 16-bit rows ---- */
+
+static bool tight16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  (void)opts;
+  return esmm_dtype_is_16bit(b->dtype) && ratio >= 2.0 && b->cols % ESMM_TILE != 0 &&
+         (b->cols < ESMM_TILE || b->cols % 8 != 0);
+}
+
+static size_t tight16_bytes(int64_t k, int64_t n)
+{
+  size_t bytes;
+  return esmm_size_mul((size_t)n * sizeof(uint16_t), (size_t)k, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void place_tight16(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  (void)device; /* form[] has it */
+  (void)at;
+  (void)k;
+  (void)n;
+}
+
+static esmm_status fill_tight16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  esmm_matrix rows = esmm_cuda_weights_rows(w);
+  rows.data = esmm_cuda_pointer(esmm_cuda_of(w)->form[ESMM_FORM_TIGHT16]);
+  rows.ld = w->n;
+  return esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream);
+}
+
 /* ---- the table ---- */
 
 static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
     {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
+    {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight16, fill_tight16, NULL},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };

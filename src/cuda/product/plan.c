@@ -29,7 +29,9 @@
 #define STRIPS_SECONDS 5e-6 /* a launch that makes B's strips, */
 #define STRIPS_RATE 2.5e12  /* and its bytes a second, read and written */
 #define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
-#define STAY .97            /* another kernel must take less than this share of the last one's time to replace it */
+#define HANDICAP 1.05
+#define STEADY_HANDICAP 1.02
+#define STAY .97 /* another kernel must take less than this share of the last one's time to replace it */
 
 /* ---- what a kernel costs ---- */
 
@@ -282,13 +284,22 @@ static double seconds_seen(const candidate *c, const esmm_seen *seen)
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b);
 }
 
+/* What a kernel has to be predicted at so that it replaces the library, whose times are the ones not to be beaten: the
+   predictions of dense and skipping kernels waver more than those of decode, which does little but read. */
+static double handicap(const candidate *c)
+{
+  if (esmm_cuda_about(c->kernel)->library)
+    return 1.0;
+  return esmm_cuda_about(c->kernel)->steady ? STEADY_HANDICAP : HANDICAP;
+}
+
 /* The cheapest of all; one that was chosen before stays until another is cheaper by more than densities waver. */
 static int choose_seen(const verdict *v, const esmm_seen *seen, decision *d)
 {
   double seconds[MOST_CANDIDATES] = {0};
   int best = 0, next = -1;
   for (int i = 0; i < v->count; i++) {
-    seconds[i] = seconds_seen(&v->all[i], seen);
+    seconds[i] = handicap(&v->all[i]) * seconds_seen(&v->all[i], seen);
     if (seconds[i] < seconds[best])
       best = i;
   }
@@ -298,9 +309,9 @@ static int choose_seen(const verdict *v, const esmm_seen *seen, decision *d)
     if (i != best && (next < 0 || seconds[i] < seconds[next]))
       next = i;
   run_alone(d, &v->all[best]);
-  d->seconds = seconds[best];
+  d->seconds = seconds[best] / handicap(&v->all[best]);
   d->next = next < 0 ? NULL : v->all[next].kernel;
-  d->next_seconds = next < 0 ? 0.0 : seconds[next];
+  d->next_seconds = next < 0 ? 0.0 : seconds[next] / handicap(&v->all[next]);
   return best;
 }
 

@@ -69,11 +69,10 @@ typedef struct decision {
 typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
-  bool skips;       /* a skipping kernel and another are among them: A's densities matter */
-  int last;         /* which was chosen when densities were last known; -1: never */
-  int sample_every; /* calls from one report to the next, by a sampling launch, */
-  int report_every; /* or by a kernel that reports itself */
-  int delay;        /* calls until a report is used */
+  bool skips;   /* a skipping kernel and another are among them: A's densities matter */
+  int last;     /* which was chosen when densities were last known; -1: never */
+  int delay;    /* calls until a report is used */
+  double dense; /* seconds of the cheapest dense kernel */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");

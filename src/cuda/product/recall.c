@@ -12,15 +12,15 @@
 #include <math.h>
 #include <time.h>
 
-#define SAMPLE_SECONDS 2e-6  /* what a sampling launch before the product costs the GPU */
-#define REPORT_SECONDS 1e-6  /* what reporting costs a kernel that does it itself */
-#define REPORT_SHARE 0.005   /* of a dense product's time, which reports may take in the mean */
-#define MOST_SAMPLE_EVERY 32 /* calls from one sampling launch to the next, at most */
-#define MOST_REPORT_EVERY 16 /* the same for kernels that report themselves */
-#define AHEAD_SECONDS 150e-6 /* how far the host may be ahead of the GPU without having to wait for a report */
-#define LEAST_DELAY 2        /* calls until a report is used */
-#define MOST_DELAY 16        /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
-#define SPIN_SECONDS 20e-6   /* a wait so short does not let go of the processor */
+#define SAMPLE_SECONDS 1.2e-5 /* what a sampling launch before the product costs the GPU: its own time, and gaps */
+#define REPORT_SECONDS 1e-6   /* what reporting costs a kernel that does it itself */
+#define REPORT_SHARE 0.007    /* of a product's time, which reports may take in the mean */
+#define MOST_SAMPLE_EVERY 32  /* calls from one sampling launch to the next, at most */
+#define MOST_REPORT_EVERY 16  /* the same for kernels that report themselves */
+#define AHEAD_SECONDS 300e-6  /* how far the host may be ahead of the GPU without having to wait for a report */
+#define LEAST_DELAY 1         /* calls until a report is used: those of long products come before their end */
+#define MOST_DELAY 16         /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
+#define SPIN_SECONDS 20e-6    /* a wait so short does not let go of the processor */
 #define NAP_NANOSECONDS 20000
 #define GIVE_UP_SECONDS 2.0 /* the stream waits for something else: no report is expected any more */
 
@@ -35,10 +35,16 @@ static int clamp_calls(double calls, int least, int most)
 
 void esmm_run_set_pace(verdict *v, double dense_seconds)
 {
-  const double share = REPORT_SHARE * dense_seconds;
-  v->sample_every = clamp_calls(SAMPLE_SECONDS / share, 1, MOST_SAMPLE_EVERY);
-  v->report_every = clamp_calls(REPORT_SECONDS / share, 1, MOST_REPORT_EVERY);
+  v->dense = dense_seconds;
   v->delay = clamp_calls(AHEAD_SECONDS / dense_seconds, LEAST_DELAY, MOST_DELAY);
+}
+
+/* Calls from one report to the next: the faster the kernel that runs, the more a report would cost it. */
+static int pace(const run *r, const verdict *v)
+{
+  const double share = REPORT_SHARE * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : v->dense);
+  return r->reports_itself ? clamp_calls(REPORT_SECONDS / share, 1, MOST_REPORT_EVERY)
+                           : clamp_calls(SAMPLE_SECONDS / share, 1, MOST_SAMPLE_EVERY);
 }
 
 /* ---- pinned memory ---- */
@@ -213,7 +219,7 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports;
-  if (r->call % (r->reports_itself ? v->report_every : v->sample_every) != 0)
+  if (r->call % pace(r, v) != 0)
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
   r->report = &all->host[number];

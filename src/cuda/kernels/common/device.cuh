@@ -104,6 +104,17 @@ template <> __device__ __forceinline__ uint32_t pair_of<ESMM_F16>(float x, float
   return *(const uint32_t *)&pair;
 }
 
+/* ---- reports ---- */
+
+/* What was seen of A, to memory of the device or of the host, which may be waiting for it. One thread. */
+static __device__ __forceinline__ void report_choice(uint64_t at, const esmm_choice_device &seen)
+{
+  esmm_choice_device *out = (esmm_choice_device *)at;
+  *out = seen;
+  __threadfence_system();
+  *(volatile uint32_t *)&out->ready = 1;
+}
+
 /* ---- elements of a matrix ---- */
 
 static __device__ __forceinline__ int64_t element_at(const esmm_device_matrix &m, int64_t row, int64_t col)

@@ -8,7 +8,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#define UNEVEN 1.08 /* what rounds that do not come out even cost at most */
+#define UNEVEN 1.08   /* what rounds that do not come out even cost at most */
+#define ODD_BYTES 2.6 /* reading and writing where lines are not of 16 bytes, beside where they are */
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -21,10 +22,17 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return esmm_cublas_fits(p, esmm_cuda_b(p)->rows_ld, why, why_bytes) && esmm_cublas_usable(p->ctx, why, why_bytes);
 }
 
+/* Lines of 16 bytes in A, B and C: without them the library takes kernels that load element by element. */
+static bool in_lines(const esmm_problem *p)
+{
+  return esmm_cuda_in_lines(&p->a) && esmm_cuda_in_lines(&p->c) &&
+         (!esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16] || p->n % 8 == 0);
+}
+
 /*
  * Arithmetic and reading work side by side: whichever takes longer is what the product takes. Where there are enough
  * tiles for all multiprocessors, the library's go in rounds, as ours do, but a last round that is far from full costs
- * it less; where not, it finds other ways to keep them busy.
+ * it less; where not, it finds other ways to keep them busy. A long k costs a small product time of its own.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -35,33 +43,45 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double work = m * n * k, read = 2.0 * k * (m + n);
   const double rounds = fmin((double)esmm_ceil_div(tiles, gpu), UNEVEN * (double)tiles / (double)gpu);
   const double stages = rounds * (double)esmm_ceil_div(p->k, 64);
-  units->base[1] = ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
-  if (tiles >= gpu * 3 / 4)
+  const double written = (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
+  *variant = 0;
+  if (!in_lines(p)) {
+    units->base[1] = ODD_BYTES * (read + written);
+    units->base[3] = work;
+    units->base[4] = (p->n == 1 ? 2.5 : 8.0) * fmin(k, 1024.0);
+    return;
+  }
+  units->base[1] = ESMM_CUDA_EXPOSED * written;
+  if (tiles >= gpu * 3 / 4) {
     units->base[2] = stages;
-  else if (cost[0] * work >= cost[1] * read)
+    return;
+  }
+  units->base[4] = fmin(k, 4096.0);
+  if (cost[0] * work >= cost[1] * read)
     units->base[0] = work;
   else
     units->base[1] += read;
-  *variant = 0;
 }
 
-/* B's rows are the columns of its transpose, which is what cuBLAS sees in them. */
+/* B's rows are the columns of its transpose, which is what cuBLAS sees in them. Those without padding where there are
+   such: a user of cuBLAS would have them. */
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
   (void)stats;
-  const esmm_cublas_operand b = {esmm_cuda_b(p)->rows, esmm_cuda_b(p)->rows_ld, true};
+  const CUdeviceptr tight = esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16];
+  const esmm_cublas_operand b = {tight ? tight : esmm_cuda_b(p)->rows, tight ? p->n : esmm_cuda_b(p)->rows_ld, true};
   return esmm_cublas_multiply(ctx, p, b, scratch);
 }
 
 /* Deterministic for the reasons that k_cublas_f32.c gives. */
-#define DESCRIPTOR(id, dtype)                                                                            \
-  .name = "cublas_" #id, .doc = "cuBLAS, " #id " with sums in fp32: dense, where the library is there",  \
-  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),         \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .missing = esmm_cublas_missing, .can_run = can_run, \
-  .terms = esmm_cuda_terms,                                                                              \
-  .term_names = {"multiply-adds", "reading and writing", "stages of 256 columns", "", "", "launches"},   \
-  .cost = {2.5e-15, 2.8e-13, 6.5e-7, 0.0, 0.0, 7e-6}, .workspace = esmm_cublas_workspace, .run = run
+#define DESCRIPTOR(id, dtype)                                                                                   \
+  .name = "cublas_" #id, .doc = "cuBLAS, " #id " with sums in fp32: dense, where the library is there",         \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),                \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .missing = esmm_cublas_missing, .can_run = can_run,        \
+  .terms = esmm_cuda_terms, .term_names = {"multiply-adds",     "reading and writing", "stages of 256 columns", \
+                                           "odd multiply-adds", "k's in a row",        "launches"},             \
+  .cost = {2.77e-15, 2.56e-13, 6.32e-7, 1.39e-14, 8.65e-10, 5.95e-6}, .workspace = esmm_cublas_workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .library = true, .start = esmm_cublas_start, .line = line};
 

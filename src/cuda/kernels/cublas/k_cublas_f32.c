@@ -30,6 +30,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   units->base[0] = m * n * k;
   units->base[1] = sizeof(float) * (m * k + k * n + m * n);
+  units->base[2] = k < 2048.0 ? k : 2048.0;
   *variant = 0;
 }
 
@@ -55,8 +56,8 @@ ESMM_KERNEL(cublas_f32) = {
     .missing = esmm_cublas_missing,
     .can_run = can_run,
     .terms = esmm_cuda_terms,
-    .term_names = {"multiply-adds", "reading and writing", "", "", "", "launches"},
-    .cost = {3.75e-14, 2.5e-13, 0.0, 0.0, 0.0, 2e-5},
+    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "", "", "launches"},
+    .cost = {3.8e-14, 2.7e-13, 3.8e-9, 0.0, 0.0, 6.1e-6},
     .workspace = esmm_cublas_workspace,
     .run = run,
 };

@@ -7,6 +7,7 @@
  */
 #include "cuda/cuda.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #define WARPS (ESMM_DECODE_THREADS / 32)
@@ -81,7 +82,7 @@ static cut find_cut(const esmm_problem *p, int64_t most_ranks)
   for (int shift = 0; shift <= MOST_SHIFT; shift++)
     for (int64_t ranks = 1; ranks <= most_ranks && (ranks == 1 || ranks * LEAST_RANGE <= p->k); ranks *= 2) {
       const int64_t tiles = esmm_ceil_div(slices, 1 << shift), busy = esmm_min(slices * ranks >> shift, enough);
-      if (tiles * ranks <= (ranks == 1 ? at_once : at_once - 1) * gpu && busy >= best_busy) {
+      if (tiles * ranks <= (ranks == 1 || at_once == 2 ? at_once : at_once - 1) * gpu && busy >= best_busy) {
         best = (cut){.shift = shift, .ranks = ranks, .tiles = tiles};
         best_busy = busy;
       }
@@ -136,19 +137,32 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return false;
 }
 
-static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
-                 int64_t *variant)
+/* A strip is all of A: its density is the union's. More rows than a fragment of 8, or than registers like, cost; the
+   less the more blocks there are. */
+static void line_16(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                    int64_t *variant)
 {
   (void)self;
   (void)cost;
-  const double m = (double)p->m, k = (double)p->k, element = (double)esmm_dtype_size(p->w->dtype);
-  const double cols = (double)esmm_round_up(p->n, columns_of_warp(p));
-  /* A strip is all of A: its density is the union's. More rows than a fragment of 8, or than registers like, cost. */
-  const bool wide = p->w->dtype == ESMM_F32 ? p->m > 4 : p->m > 8;
-  units->per_strip[0] = k * cols * element * (wide ? 1.25 : 1.0);
-  units->base[1] = m * k * element * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
-  units->base[2] = m * (double)p->n;
-  units->base[3] = p->w->dtype == ESMM_F32 && wide ? 10.0 * m : m;
+  const cut c = find_cut(p, ESMM_DECODE_RANKS);
+  const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_DECODE_COLS);
+  const double wide = p->m <= 8 ? 1.0 : c.tiles * c.ranks <= esmm_cuda_sms(p) ? 1.23 : 1.04;
+  units->per_strip[0] = 2.0 * k * cols * wide;
+  units->base[1] = 2.0 * m * k * (double)c.tiles;
+  units->base[2] = fmin(k, 4096.0);
+  units->base[3] = m;
+  *variant = p->m;
+}
+
+static void line_f32(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                     int64_t *variant)
+{
+  (void)self;
+  (void)cost;
+  const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_STRIP);
+  units->per_strip[0] = k * cols * sizeof(float) * (p->m > 4 ? 1.25 : 1.0);
+  units->base[1] = m * k * sizeof(float) * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
+  units->base[3] = p->m > 4 ? 10.0 * m : m;
   *variant = p->m;
 }
 
@@ -189,15 +203,17 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 #define DESCRIPTOR(id, dtype, form)                                                                                \
   .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(form), \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .can_run = can_run,                   \
-  .terms = esmm_cuda_terms,                                                                                        \
-  .term_names = {"reading of b", "scanning of a", "writing of c", "rows of a", "", "launches"},                    \
-  .cost = {2.45e-13, 1e-13, 1e-12, 1.5e-7, 0.0, 7.5e-6}, .run = run
+  .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .can_run = can_run, .terms = esmm_cuda_terms,           \
+  .term_names = {"reading of b", "scanning of a", "k's in a row", "rows of a", "", "launches"}, .run = run
 
-static const esmm_cuda_kernel about = {.sm = 80, .line = line};
+#define COST_16 .device = &about_16, .cost = {2.56e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
-ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16)};
+static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true};
+static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
 
-ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16)};
+ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};
 
-ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS)};
+ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16), COST_16};
+
+ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS), .device = &about_f32,
+                           .cost = {3.2e-13, 5e-13, 0.0, 1e-7, 0.0, 6.5e-6}};

@@ -327,9 +327,11 @@ static __device__ __forceinline__ void finish(const esmm_decode_params &p, int l
 #pragma unroll 1
     for (int rank = 0; rank < ranks; rank++)
       listed += counts[rank];
-    esmm_choice_device *out = (esmm_choice_device *)p.report;
-    out->strip = out->joint = (float)listed / (float)p.a.cols;
-    out->extract_ns = max(n.spent, 1u);
+    esmm_choice_device seen = {};
+    seen.chosen = 1;
+    seen.strip = seen.joint = (float)listed / (float)p.a.cols;
+    seen.extract_ns = max(n.spent, 1u);
+    report_choice(p.report, seen);
   }
 }
 

@@ -6,10 +6,15 @@
  */
 #include "cuda/kernels/common/aligned.h"
 
+#include <math.h>
 #include <stdio.h>
 
-#define ALIGN 256       /* of the copy of A */
-#define LEAST_RANGE 256 /* k's that are worth a block of their own */
+#define ALIGN 256        /* of the copy of A */
+#define LEAST_RANGE 256  /* k's that are worth a block of their own */
+#define MOST_AT_ONCE 1.7 /* blocks a multiprocessor: clusters do not find room for two everywhere */
+#define TWO_BLOCKS 1.16
+#define SENDING .26
+#define ODD 3.5e-5
 #define MOST_BLOCKS 1e9 /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
@@ -38,7 +43,7 @@ static cut find_cut(const esmm_problem *p)
   cut c = {
       .strips = esmm_ceil_div(p->m, ESMM_FUSED16_ROWS), .tiles = esmm_ceil_div(p->n, ESMM_FUSED16_COLS), .ranks = 1};
   const int64_t units = c.strips * c.tiles;
-  while (c.ranks < ESMM_FUSED16_RANKS && 2 * c.ranks * units <= ESMM_FUSED16_BLOCKS * gpu &&
+  while (c.ranks < ESMM_FUSED16_RANKS && (double)(2 * c.ranks * units) <= MOST_AT_ONCE * (double)gpu &&
          2 * c.ranks * LEAST_RANGE <= p->k)
     c.ranks *= 2;
   c.range = esmm_round_up(esmm_ceil_div(p->k, c.ranks), 64);
@@ -60,8 +65,9 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 }
 
 /*
- * Every tile of columns reads A, every strip of A what it needs of B: from memory once, then from the second-level
- * cache. A chunk costs its latencies, however little it has.
+ * A chunk costs its latencies, however little of it is alive; what is, costs stages. Two blocks of a multiprocessor
+ * slow each other down a little. In launches: blocks of a cluster send each other sums, and a C whose lines are not of
+ * 16 bytes is written element by element.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -69,15 +75,17 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   (void)cost;
   const cut c = find_cut(p);
-  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  const double slots = (double)esmm_cuda_sms(p) * ESMM_FUSED16_BLOCKS;
-  const double waves = (double)(c.strips * c.tiles * c.ranks) / slots;
+  const double n = (double)p->n, k = (double)p->k, rows = (double)esmm_min(p->m, ESMM_FUSED16_ROWS);
+  const int64_t blocks = c.strips * c.tiles * c.ranks, gpu = esmm_cuda_sms(p);
+  const double waves = fmax(1.0, (double)blocks / (double)(ESMM_FUSED16_BLOCKS * gpu));
+  const double chunks = waves * (double)esmm_ceil_div(c.range, ESMM_FUSED16_CHUNK);
+  const double odd = esmm_cuda_as_it_is(&p->c) ? 0.0 : ODD * waves * rows * ESMM_FUSED16_COLS / (double)c.ranks;
   units->per_strip[0] = 2.0 * k * n;
-  units->per_strip[1] = 2.0 * k * n * (double)(c.strips - 1);
-  units->base[1] = 2.0 * m * k * (double)c.tiles;
-  units->base[2] = (waves < 1.0 ? 1.0 : waves) * (double)esmm_ceil_div(c.range, ESMM_FUSED16_CHUNK);
-  units->base[3] = (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[1] = chunks;
+  units->per_strip[2] = (blocks > gpu ? TWO_BLOCKS : 1.0) * chunks * (ESMM_FUSED16_CHUNK / ESMM_FUSED16_STAGE_K);
+  units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n;
   units->base[4] = esmm_cuda_copy_units(p);
+  units->base[5] = 1.0 + (c.ranks > 1 ? SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
 }
 
@@ -127,8 +135,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
-  .term_names = {"reading of b", "reading again", "chunks of k", "writing of c", "copying of a", "launches"},        \
-  .cost = {2.6e-13, 1.2e-13, 1.5e-6, 3e-13, 4e-6, 6e-6}, .workspace = workspace, .run = run
+  .term_names = {"reading of b", "chunks of k", "stages", "writing of c", "copying of a", "launches"},               \
+  .cost = {9.5e-14, 1.32e-6, 7.15e-7, 3.5e-13, 3.7e-6, 9e-6}, .workspace = workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
 

@@ -122,7 +122,7 @@ template <bool BY_K> static __device__ __forceinline__ uint32_t other_half(uint3
   return BY_K ? at ^ 16 : at + 8 * LINE;
 }
 
-static __device__ __forceinline__ uint32_t load_element(uint32_t at)
+static __device__ __forceinline__ uint32_t load_shared_16(uint32_t at)
 {
   uint16_t x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
@@ -142,8 +142,8 @@ template <bool BY_K> static __device__ __forceinline__ void take_step(int which,
     const uint32_t x = element_at<BY_K>(boxes, row, listed & (CHUNK - 1));
     const uint32_t y = element_at<BY_K>(boxes, row, listed >> 16 & (CHUNK - 1));
     const uint32_t mask = (entry < count ? 0xffffu : 0) | (entry + 1 < count ? 0xffff0000u : 0);
-    a[2 * i] = (load_element(x) | load_element(y) << 16) & mask;
-    a[2 * i + 1] = (load_element(other_half<BY_K>(x)) | load_element(other_half<BY_K>(y)) << 16) & mask;
+    a[2 * i] = (load_shared_16(x) | load_shared_16(y) << 16) & mask;
+    a[2 * i + 1] = (load_shared_16(other_half<BY_K>(x)) | load_shared_16(other_half<BY_K>(y)) << 16) & mask;
   }
 }
 

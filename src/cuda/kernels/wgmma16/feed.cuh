@@ -472,6 +472,7 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p,
   if (w.index < work.count) {
     w.next = unit_at(work, w.index);
     w.next_counts = strip_counts(p, h, w.next.row);
+    chunk_fetch(h, w, strip_list(p, w.next.row, 0));
   }
   walk_enter(p, work, h, w);
   while (w.index < work.count) {

@@ -10,13 +10,18 @@
 #include <math.h>
 #include <stdio.h>
 
-#define ALIGN 1024     /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4  /* stages that are worth a part of their own */
-#define STAYS 2.4e7    /* bytes of B that stay in half of the second-level cache */
-#define PARTS .55      /* of a launch: adding the parts of joint's split tiles, */
-#define PART_STAGES 13 /* or as long as so many stages */
-#define KEPT .25       /* k's that A is expected to leave, when joint decides whether to split tiles */
-#define SEGMENTS .6    /* how many segments a strip has: see cut_segments */
+#define ALIGN 1024    /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4 /* stages that are worth a part of their own */
+#define STAYS 2.4e7   /* bytes of B that stay in half of the second-level cache */
+#define DENSE_EDGE .42
+#define DENSE_ODD 5.8e-7
+#define JOINT_EDGE .63
+#define JOINT_ODD 4.1e-7
+#define JOINT_EXPOSED .69 /* of the time that writing C takes, what joint does not hide */
+#define PARTS .51         /* of a launch: adding the parts of joint's split tiles, */
+#define PART_STAGES 13    /* or as long as so many stages */
+#define KEPT .25          /* k's that A is expected to leave, when joint decides whether to split tiles */
+#define SEGMENTS .6       /* how many segments a strip has: see cut_segments */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
@@ -129,6 +134,14 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* ---- what it costs ---- */
 
+/* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
+   element. */
+static double edges(const esmm_problem *p, int cols, double edge, double odd)
+{
+  const bool lines = esmm_cuda_as_it_is(&p->c);
+  return (p->n % cols != 0 || !lines ? edge : 0.0) + (lines ? 0.0 : odd * (double)p->m * (double)p->n);
+}
+
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
    part. */
 static void dense_line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
@@ -147,6 +160,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
     units->base[2] += read;
   units->base[3] = u.splits > 1 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(p);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, DENSE_EDGE, DENSE_ODD);
   *variant = 0;
 }
 
@@ -162,14 +176,14 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  units->base[2] = 2.0 * k * m + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[2] = 2.0 * k * m + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
     per_density[narrow] = stages;
   else
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = u.splits > 1 ? 1.0 + PARTS : 1.0;
+  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) + edges(p, u.cols, JOINT_EDGE, JOINT_ODD);
   *variant = ESMM_TILE;
 }
 
@@ -266,6 +280,7 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
       .b_bits = w->tiles,
       .b_alive = w->tile_alive,
       .b_words = w->strips.k_padded / 32,
+      .b_density = p->w->full ? 1.0f : (float)w->tile_density,
       .partial = scratch + l->partial,
       .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
@@ -354,10 +369,20 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
 }
 
 static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line};
-static const esmm_cuda_kernel about_joint_bf16 = {
-    .sm = 90, .exact = true, .line = joint_line, .partner = "dense_bf16_sm90a", .can_choose = can_choose, .look = look};
-static const esmm_cuda_kernel about_joint_f16 = {
-    .sm = 90, .exact = true, .line = joint_line, .partner = "dense_f16_sm90a", .can_choose = can_choose, .look = look};
+static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
+                                                  .exact = true,
+                                                  .line = joint_line,
+                                                  .partner = "dense_bf16_sm90a",
+                                                  .can_choose = can_choose,
+                                                  .look = look,
+                                                  .reports = true};
+static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
+                                                 .exact = true,
+                                                 .line = joint_line,
+                                                 .partner = "dense_f16_sm90a",
+                                                 .can_choose = can_choose,
+                                                 .look = look,
+                                                 .reports = true};
 
 #define COMMON(id, dtype)                                                                                 \
   .backend = &esmm_cuda_backend, .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, \
@@ -368,7 +393,7 @@ static const esmm_cuda_kernel about_joint_f16 = {
   .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id, dtype), .device = &about_dense,                         \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "reading and writing",                \
                  "adding of parts",       "copying of a",          "launches"},                          \
-  .cost = {6.55e-7, 3.6e-7, 3e-13, 6e-6, 4e-6, 1.04e-5}, .workspace = dense_workspace
+  .cost = {6.42e-7, 3.71e-7, 2.8e-13, 4.65e-6, 3.93e-6, 8.75e-6}, .workspace = dense_workspace
 
 #define JOINT(id, dtype)                                                                                        \
   .name = "joint_" #id "_sm90a",                                                                                \
@@ -377,7 +402,7 @@ static const esmm_cuda_kernel about_joint_f16 = {
   .device = &about_joint_##id,                                                                                  \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c",                \
                  "segments of tiles",     "copying of a",          "launches"},                                 \
-  .cost = {7.67e-7, 5.2e-7, 2.25e-13, 1.13e-6, 4e-6, 2.3e-5}, .workspace = joint_workspace
+  .cost = {7.48e-7, 5.12e-7, 3.23e-13, 1.05e-6, 3.66e-6, 1.61e-5}, .workspace = joint_workspace
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16, ESMM_BF16)};
 

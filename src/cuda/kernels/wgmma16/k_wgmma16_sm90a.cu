@@ -109,6 +109,17 @@ static __device__ __forceinline__ wgmma16_choice wgmma16_sample(const esmm_wgmma
   return choice;
 }
 
+/* What the host is to know of A, last of all. What else the report has, was written before, or is nothing. */
+static __device__ __forceinline__ void report_densities(const esmm_wgmma16_params &p, float strip, float joint)
+{
+  esmm_choice_device *report = (esmm_choice_device *)p.report;
+  report->element = 0.0f;
+  report->strip = strip;
+  report->joint = joint;
+  __threadfence_system();
+  *(volatile uint32_t *)&report->ready = 1;
+}
+
 /* Two warps of the loading warpgroup: the mode to sh->mode. */
 static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
@@ -119,8 +130,12 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
     if (blockIdx.x == 0 && p.report) {
       esmm_choice_device *report = (esmm_choice_device *)p.report;
       report->chosen = choice.skip;
-      report->strip = choice.strip;
-      report->joint = choice.joint;
+      if (choice.skip) { /* counted exactly later on */
+        report->strip = choice.strip;
+        report->joint = choice.joint;
+      } else {
+        report_densities(p, choice.strip, choice.joint);
+      }
     }
   }
 }
@@ -315,6 +330,23 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
 
 /* ---- loading ---- */
 
+/* A warp, when all is packed: how many k's of A's strips are alive. The host has it while the product is multiplied. */
+static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p)
+{
+  const int items = pack_items(p), lane = (int)threadIdx.x % 32;
+  int64_t alive = 0;
+#pragma unroll 4
+  for (int i = lane; i < items; i += 32)
+    alive += __ldcg((const uint32_t *)p.counts + i);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+    alive += __shfl_xor_sync(~0u, alive, d);
+  if (lane == 0) {
+    const float strip = (float)alive / ((float)ceil_div(p.m, TILE) * (float)p.k);
+    report_densities(p, strip, strip * p.b_density);
+  }
+}
+
 static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   uint64_t began = 0;
@@ -336,6 +368,8 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
     }
   }
   meet<3, FEEDERS>();
+  if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
+    report_counts(p);
   if (p.mode == ESMM_WGMMA16_SKIP_A)
     feed_skip_a(p, ring, sh);
   else
