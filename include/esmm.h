@@ -237,15 +237,17 @@ typedef enum esmm_use {
                           32 columns: narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
-} esmm_use; /* on a GPU a 16-bit B is kept once, as its rows; an fp32 B as strips of 32 columns, and in a second form
-               for dense kernels, unless it is for decode or max_bytes_ratio is below 2 */
+} esmm_use; /* on a GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8
+               does not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of
+               32 columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio
+               below 2), and as its rows for cuBLAS (not below 3) */
 
 typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;           /* of a dense B; other formats keep one form for every m */
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2. Padding to whole panels,
-                             cache lines and blocks is not counted */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2, on a GPU 3. Padding to whole
+                             panels, cache lines and blocks is not counted */
   esmm_format format;     /* NM: B must fit; esmm_format_check and esmm_prune (esmm_tools.h) help */
 } esmm_prepare_opts;
 

@@ -11,8 +11,8 @@
 
 /* ---- host time ---- */
 
-/* On a GPU a call may wait for what one some calls before it saw: so few in a batch have none to wait for. */
-enum { HOST_CALLS = 20000, HOST_BATCH = 256, HOST_BATCH_GPU = 2 };
+/* On a GPU a call may wait for what one some calls before it saw: so few short ones have none to wait for. */
+enum { HOST_CALLS = 20000, HOST_BATCH = 256, HOST_BATCH_GPU = 8 };
 
 static const double host_seconds = 2;      /* on a CPU, where a call is the product itself */
 static const double host_seconds_gpu = 10; /* so that a slow product ends too */

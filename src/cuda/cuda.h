@@ -164,12 +164,13 @@ typedef struct esmm_cuda_units {
 
 /* What only a GPU's kernel has to say of itself: esmm_kernel.device. */
 typedef struct esmm_cuda_kernel {
-  int sm;       /* the least compute capability, 80 or 90 */
-  bool exact;   /* built for that one only (sm_90a) */
-  bool steady;  /* its cost model is right to a few per cent */
-  bool reports; /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
-                   see all of A anyway */
-  bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
+  int sm;        /* the least compute capability, 80 or 90 */
+  bool exact;    /* built for that one only (sm_90a) */
+  bool steady;   /* its cost model is right to a few per cent */
+  bool stand_in; /* for kernels of sm_90a, where those cannot run: where they can, it is not to replace a library */
+  bool reports;  /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
+                    see all of A anyway */
+  bool library;  /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
      set to 1. */

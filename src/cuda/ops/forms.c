@@ -209,34 +209,53 @@ static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
   return esmm_cuda_download(ctx, &rows, b, stream);
 }
 
-/* ---- tight 16-bit rows ---- */
+/* ---- rows without padding: what a user of the library would have ---- */
 
 static bool tight16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
   (void)opts;
-  return esmm_dtype_is_16bit(b->dtype) && ratio >= 2.0 && b->cols % ESMM_TILE != 0 &&
-         (b->cols < ESMM_TILE || b->cols % 8 != 0);
+  return esmm_dtype_is_16bit(b->dtype) && ratio >= 2.0 && (b->cols < ESMM_TILE || b->cols % 8 != 0);
+}
+
+static bool tight32_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  return b->dtype == ESMM_F32 && opts->use != ESMM_USE_DECODE && ratio >= 3.0;
+}
+
+static size_t tight_bytes(int64_t k, int64_t n, size_t element)
+{
+  size_t bytes;
+  return esmm_size_mul((size_t)n * element, (size_t)k, &bytes) ? bytes : SIZE_MAX;
 }
 
 static size_t tight16_bytes(int64_t k, int64_t n)
 {
-  size_t bytes;
-  return esmm_size_mul((size_t)n * sizeof(uint16_t), (size_t)k, &bytes) ? bytes : SIZE_MAX;
+  return tight_bytes(k, n, sizeof(uint16_t));
 }
 
-static void place_tight16(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+static size_t tight32_bytes(int64_t k, int64_t n)
 {
-  (void)device; /* form[] has it */
+  return tight_bytes(k, n, sizeof(float));
+}
+
+/* form[] has it, and that is all. */
+static void place_tight(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  (void)device;
   (void)at;
   (void)k;
   (void)n;
 }
 
-static esmm_status fill_tight16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+static esmm_status fill_tight(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  esmm_matrix rows = esmm_cuda_weights_rows(w);
-  rows.data = esmm_cuda_pointer(esmm_cuda_of(w)->form[ESMM_FORM_TIGHT16]);
-  rows.ld = w->n;
+  const esmm_form_kind kind = w->dtype == ESMM_F32 ? ESMM_FORM_TIGHT32 : ESMM_FORM_TIGHT16;
+  const esmm_matrix rows = {.data = esmm_cuda_pointer(esmm_cuda_of(w)->form[kind]),
+                            .rows = w->k,
+                            .cols = w->n,
+                            .ld = w->n,
+                            .dtype = w->dtype,
+                            .place = ESMM_DEVICE};
   return esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream);
 }
 
@@ -246,7 +265,8 @@ static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
     {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
-    {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight16, fill_tight16, NULL},
+    {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
+    {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };

@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#define DEFAULT_RATIO 3.0 /* max_bytes_ratio, unless given */
+
 ESMM_FATBIN(count);
 
 /* ---- densities ---- */
@@ -176,12 +178,12 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
 _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU are counted alike");
 
 /*
- * What may be kept? One form of B in its own dtype; a second, for fp32 only, where the ratio allows it. Without it the
- * dense kernels read strips too, so nothing becomes impossible. Padding and bitmaps are not counted.
+ * What may be kept? One form of B in its own dtype; a second, and for fp32 a third, where the ratio allows it. Without
+ * them the dense kernels read the first too, so nothing becomes impossible. Padding and bitmaps are not counted.
  */
 static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_cuda_layout *l)
 {
-  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
+  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
   if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "prepared weights would hold 1.00 times b's bytes, and max_bytes_ratio allows %.2f", ratio);

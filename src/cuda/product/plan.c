@@ -31,6 +31,7 @@
 #define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
 #define HANDICAP 1.05
 #define STEADY_HANDICAP 1.02
+#define STAND_IN_HANDICAP 3.0
 #define STAY .97 /* another kernel must take less than this share of the last one's time to replace it */
 
 /* ---- what a kernel costs ---- */
@@ -284,22 +285,27 @@ static double seconds_seen(const candidate *c, const esmm_seen *seen)
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b);
 }
 
-/* What a kernel has to be predicted at so that it replaces the library, whose times are the ones not to be beaten: the
-   predictions of dense and skipping kernels waver more than those of decode, which does little but read. */
-static double handicap(const candidate *c)
+/*
+ * By how much a kernel has to be predicted cheaper than the library to replace it, whose times are the ones not to be
+ * beaten: the predictions of most waver more than those of decode, which does little but read.
+ */
+static double handicap(const esmm_ctx *ctx, const candidate *c)
 {
-  if (esmm_cuda_about(c->kernel)->library)
+  const esmm_cuda_kernel *about = esmm_cuda_about(c->kernel);
+  if (about->library)
     return 1.0;
-  return esmm_cuda_about(c->kernel)->steady ? STEADY_HANDICAP : HANDICAP;
+  if (about->stand_in && esmm_cuda_get(ctx)->sm == 90)
+    return STAND_IN_HANDICAP;
+  return about->steady ? STEADY_HANDICAP : HANDICAP;
 }
 
 /* The cheapest of all; one that was chosen before stays until another is cheaper by more than densities waver. */
-static int choose_seen(const verdict *v, const esmm_seen *seen, decision *d)
+static int choose_seen(const esmm_ctx *ctx, const verdict *v, const esmm_seen *seen, decision *d)
 {
   double seconds[MOST_CANDIDATES] = {0};
   int best = 0, next = -1;
   for (int i = 0; i < v->count; i++) {
-    seconds[i] = handicap(&v->all[i]) * seconds_seen(&v->all[i], seen);
+    seconds[i] = handicap(ctx, &v->all[i]) * seconds_seen(&v->all[i], seen);
     if (seconds[i] < seconds[best])
       best = i;
   }
@@ -309,9 +315,9 @@ static int choose_seen(const verdict *v, const esmm_seen *seen, decision *d)
     if (i != best && (next < 0 || seconds[i] < seconds[next]))
       next = i;
   run_alone(d, &v->all[best]);
-  d->seconds = seconds[best] / handicap(&v->all[best]);
+  d->seconds = seconds[best] / handicap(ctx, &v->all[best]);
   d->next = next < 0 ? NULL : v->all[next].kernel;
-  d->next_seconds = next < 0 ? 0.0 : seconds[next] / handicap(&v->all[next]);
+  d->next_seconds = next < 0 ? 0.0 : seconds[next] / handicap(ctx, &v->all[next]);
   return best;
 }
 
@@ -326,7 +332,7 @@ static esmm_status choose(run *r, const char *force, bool counts)
     return ESMM_OK;
   esmm_run_recall(r, v, counts);
   if (r->d.memory == MEMORY_KNOWN) {
-    const int chosen = choose_seen(v, r->seen, &r->d);
+    const int chosen = choose_seen(r->ctx, v, r->seen, &r->d);
     if (r->call >= 0)
       v->last = chosen;
   }

@@ -48,7 +48,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   if (!in_lines(p)) {
     units->base[1] = ODD_BYTES * (read + written);
     units->base[3] = work;
-    units->base[4] = (p->n == 1 ? 2.5 : 8.0) * fmin(k, 1024.0);
+    units->base[4] = (p->n == 1 ? 3.0 : 10.0) * fmin(k, 1024.0);
     return;
   }
   units->base[1] = ESMM_CUDA_EXPOSED * written;
@@ -81,7 +81,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .missing = esmm_cublas_missing, .can_run = can_run,        \
   .terms = esmm_cuda_terms, .term_names = {"multiply-adds",     "reading and writing", "stages of 256 columns", \
                                            "odd multiply-adds", "k's in a row",        "launches"},             \
-  .cost = {2.77e-15, 2.56e-13, 6.32e-7, 1.39e-14, 8.65e-10, 5.95e-6}, .workspace = esmm_cublas_workspace, .run = run
+  .cost = {2.5e-15, 2.6e-13, 6.32e-7, 1.39e-14, 6.5e-10, 5.95e-6}, .workspace = esmm_cublas_workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .library = true, .start = esmm_cublas_start, .line = line};
 

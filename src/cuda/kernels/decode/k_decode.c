@@ -72,6 +72,12 @@ static int64_t columns_of_warp(const esmm_problem *p)
   return p->w->dtype == ESMM_F32 ? ESMM_STRIP : ESMM_DECODE_COLS;
 }
 
+/* Blocks that run at once: a cluster's have to find room side by side. */
+static int64_t most_blocks(int64_t at_once, int64_t ranks, int64_t gpu)
+{
+  return ranks == 1 ? at_once * gpu : at_once == 2 ? 17 * gpu / 10 : (at_once - 1) * gpu;
+}
+
 /* The most columns in a block with which the GPU is nearly full; where it will not be, what fills it best. */
 static cut find_cut(const esmm_problem *p, int64_t most_ranks)
 {
@@ -82,7 +88,7 @@ static cut find_cut(const esmm_problem *p, int64_t most_ranks)
   for (int shift = 0; shift <= MOST_SHIFT; shift++)
     for (int64_t ranks = 1; ranks <= most_ranks && (ranks == 1 || ranks * LEAST_RANGE <= p->k); ranks *= 2) {
       const int64_t tiles = esmm_ceil_div(slices, 1 << shift), busy = esmm_min(slices * ranks >> shift, enough);
-      if (tiles * ranks <= (ranks == 1 || at_once == 2 ? at_once : at_once - 1) * gpu && busy >= best_busy) {
+      if (tiles * ranks <= most_blocks(at_once, ranks, gpu) && busy >= best_busy) {
         best = (cut){.shift = shift, .ranks = ranks, .tiles = tiles};
         best_busy = busy;
       }
@@ -162,7 +168,7 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_STRIP);
   units->per_strip[0] = k * cols * sizeof(float) * (p->m > 4 ? 1.25 : 1.0);
   units->base[1] = m * k * sizeof(float) * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
-  units->base[3] = p->m > 4 ? 10.0 * m : m;
+  units->base[3] = p->m > 4 ? m / 2 : m;
   *variant = p->m;
 }
 
@@ -216,4 +222,4 @@ ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};
 ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16), COST_16};
 
 ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS), .device = &about_f32,
-                           .cost = {3.2e-13, 5e-13, 0.0, 1e-7, 0.0, 6.5e-6}};
+                           .cost = {3.62e-13, 1.09e-12, 0.0, 1.69e-7, 0.0, 6.05e-6}};

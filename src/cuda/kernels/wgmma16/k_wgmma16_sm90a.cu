@@ -134,7 +134,7 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
         report->strip = choice.strip;
         report->joint = choice.joint;
       } else {
-        report_densities(p, choice.strip, choice.joint);
+        report_densities(p, choice.strip, p.per_joint != 0.0f ? choice.joint : choice.strip * p.b_density);
       }
     }
   }
