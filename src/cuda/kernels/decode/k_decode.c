@@ -165,10 +165,12 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
 {
   (void)self;
   (void)cost;
+  const cut c = find_cut(p, ESMM_DECODE_RANKS);
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_STRIP);
   units->per_strip[0] = k * cols * sizeof(float) * (p->m > 4 ? 1.25 : 1.0);
-  units->base[1] = m * k * sizeof(float) * (double)find_cut(p, ESMM_DECODE_RANKS).tiles;
-  units->base[3] = p->m > 4 ? m / 2 : m;
+  units->base[1] = m * k * sizeof(float) * (double)c.tiles;
+  units->base[2] = m * (double)esmm_ceil_div(p->k, c.ranks); /* a block copies them one by one */
+  units->base[3] = m;
   *variant = p->m;
 }
 
@@ -210,7 +212,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .name = "decode_" #id, .doc = "m of 1 to 16, " #id ": reads only the rows of B that some row of A needs",        \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(form), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .can_run = can_run, .terms = esmm_cuda_terms,           \
-  .term_names = {"reading of b", "scanning of a", "k's in a row", "rows of a", "", "launches"}, .run = run
+  .term_names = {"reading of b", "scanning of a", "k's of a block", "rows of a", "", "launches"}, .run = run
 
 #define COST_16 .device = &about_16, .cost = {2.56e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
@@ -222,4 +224,4 @@ ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};
 ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16), COST_16};
 
 ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS), .device = &about_f32,
-                           .cost = {3.62e-13, 1.09e-12, 0.0, 1.69e-7, 0.0, 6.05e-6}};
+                           .cost = {4.23e-13, 1.18e-13, 6.06e-10, 7.2e-8, 0.0, 5.95e-6}};

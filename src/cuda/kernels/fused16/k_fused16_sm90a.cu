@@ -339,6 +339,9 @@ static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int 
         send(shared + ((to * ROWS + from) * 4 << log_mine), shared + OUTBOX_BYTES + (rank - (rank > to)) * bytes,
              (uint32_t)bytes, to, arrived);
       sm90_barrier_wait(arrived, (uint32_t)(from / most) & 1);
+      __syncwarp();
+      if (from + most >= all)
+        cluster_arrive(); /* what was sent to this block has come */
     } else {
       __syncthreads();
     }
@@ -349,10 +352,8 @@ static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int 
         finish_columns(p, row0, col, from + row, row, rows, swapped(from + row, mine, log_mine), rank, log_mine);
     }
   }
-  if (p.ranks > 1) {
-    cluster_arrive();
-    cluster_wait(); /* what this block has sent has come */
-  }
+  if (p.ranks > 1)
+    cluster_wait(); /* and what it has sent, too */
 }
 
 /* ---- a block ---- */
