@@ -56,8 +56,8 @@ static void print_overview(FILE *out)
                "  ESMM_FORCE      kernel for every product\n"
                "  ESMM_REMEMBER   0: each product is planned by itself, whatever those before it saw (default 1)\n"
                "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_CUBLAS\n"
-               "                  library files that bench compares with; cublas_f32, cublas_bf16 and cublas_f16\n"
-               "                  use the last one too\n"
+               "                  library files that bench compares with; kernels named cublas_... use the last\n"
+               "                  one too\n"
                "  ESMM_NCU        Nsight Compute's ncu, for profile\n"
                "  XDG_CACHE_HOME  where the tuning cache lies (default: ~/.cache)\n"
                "  NO_COLOR        no colour on a terminal\n");

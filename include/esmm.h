@@ -478,11 +478,12 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  * to 64, 65 and more), and runs the one kernel that is cheapest for such an A.
  *
  * - Some calls report what they saw: the first, then one in every few, the more often the longer a product takes. Call
- *   N with the same weights and class decides on what call N - L and those before it reported; L is 2 to 16, and the
+ *   N with the same weights and class decides on what call N - L and those before it reported; L is 1 to 16, and the
  *   larger the shorter the products are. It does not depend on how fast the GPU is, so the same sequence of calls gives
  *   the same bits.
- * - A call may therefore have to wait until call N - L has begun on the GPU, which it nearly always has. If that has
- *   not happened after two seconds (the stream waits for something that this thread is still to do), the call goes on:
+ * - A call may therefore have to wait until call N - L has begun on the GPU, or, where it has 16 rows or fewer, has
+ *   ended. Where other products are between them it nearly always has; in a row of long products on the same weights
+ *   the host stays that many ahead. If that has not happened after two seconds (the stream waits for something that this thread is still to do), the call goes on:
  *   these densities count as unknown from then on, and are not asked for again.
  * - Calls with force, strict or a_pattern neither use nor report densities. Captured calls use what is known, report
  *   nothing and change nothing: a graph holds what was known at its capture.

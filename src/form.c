@@ -12,7 +12,8 @@ const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {
     [ESMM_FORM_ROWS16] = {"16-bit rows", ESMM_FORMAT_DENSE, "b is fp32"},
     [ESMM_FORM_TIGHT32] = {"fp32 rows", ESMM_FORMAT_DENSE,
                            "b is not fp32, or it was prepared for decode, or max_bytes_ratio is below 3"},
-    [ESMM_FORM_TIGHT16] = {"tight 16-bit rows", ESMM_FORMAT_DENSE, "b is fp32, or padding does not slow it down"},
+    [ESMM_FORM_TIGHT16] = {"tight 16-bit rows", ESMM_FORMAT_DENSE,
+                           "b is fp32, or has enough columns in multiples of 8, or max_bytes_ratio is below 2"},
 };
 
 unsigned esmm_forms_of_format(esmm_format_kind format)

@@ -4,8 +4,8 @@
  *   strips    fp32: strips of 32 columns with their bitmaps, as the skipping kernels read them
  *   columns   fp32: B transposed, for the dense kernels; where the limit of bytes allows a second form
  *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128
- *   tight16   16-bit: the rows again without padding, for cuBLAS, where n is small or odd: it then multiplies them
- * faster
+ *   tight16   16-bit: the rows again without padding, for cuBLAS, which is faster with them where n is small or odd
+ *   tight32   fp32: rows without padding, for cuBLAS; where the limit of bytes allows a third form
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.

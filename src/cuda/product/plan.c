@@ -1,7 +1,7 @@
 /*
  * plan.c: which kernel of a GPU, and who chooses.
  *
- * The host never waits for the GPU in order to choose. What a dense kernel costs does not depend on the data; what a
+ * The host does not wait for A in order to choose. What a dense kernel costs does not depend on the data; what a
  * skipping kernel costs is a line in two densities of A, those of its strips and of their joint with B:
  *
  *     seconds = base + per_strip * strip + per_joint * joint
@@ -217,7 +217,7 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   v->skips = skip->kernel && v->count > 1;
   d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
-  esmm_run_set_pace(v, dense->kernel ? dense->base : most(skip));
+  esmm_run_set_pace(v, p->m, dense->kernel ? dense->base : most(skip));
   if (force) {
     run_alone(d, &only);
     d->tall = is_tall(only.kernel);

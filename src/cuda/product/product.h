@@ -141,7 +141,7 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
                      size_t bytes);
 
 /* recall.c */
-void esmm_run_set_pace(verdict *v, double dense_seconds); /* how often products of such length report, and how late */
+void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds); /* how late reports of such products are used */
 /* Looks up what is known for this call, and takes the reports that are due. */
 void esmm_run_recall(run *r, const verdict *v, bool counts);
 void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */

@@ -33,10 +33,12 @@ static int clamp_calls(double calls, int least, int most)
   return calls >= (double)most ? most : calls <= (double)least ? least : (int)ceil(calls);
 }
 
-void esmm_run_set_pace(verdict *v, double dense_seconds)
+/* Decode, for few rows, reports at its end: the next call must not wait for that. */
+void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds)
 {
   v->dense = dense_seconds;
-  v->delay = clamp_calls(AHEAD_SECONDS / dense_seconds, LEAST_DELAY, MOST_DELAY);
+  v->delay =
+      clamp_calls(AHEAD_SECONDS / dense_seconds, m > ESMM_DECODE_ROWS ? LEAST_DELAY : LEAST_DELAY + 1, MOST_DELAY);
 }
 
 /* Calls from one report to the next: the faster the kernel that runs, the more a report would cost it. */

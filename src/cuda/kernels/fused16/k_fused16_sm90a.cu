@@ -13,8 +13,7 @@
  *                same list go from the boxes to registers, and both are multiplied. Each of the two warpgroups has 128
  *                columns
  *   the next     TMA has brought its boxes, 64 k's by 64 rows; while the first rows of B are on their way a warp looks
- *                which of 32 k's have a nonzero in the 64 rows (-0 is a zero). Then it is listed, and TMA brings the
- * one after it
+ *                which of 32 k's have a nonzero in the 64 rows (-0 is a zero). Then it is listed
  *
  * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks.
  * What fills up the last stage is zeros in both operands, so that no Inf of either gets in.
