@@ -303,6 +303,7 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 #define ESMM_FUSED16_CHUNK 256  /* k's of A that a block looks at at once */
 #define ESMM_FUSED16_STAGE_K 32 /* listed k's of a stage of B, */
 #define ESMM_FUSED16_STAGES 3   /* and how many there are */
+#define ESMM_FUSED16_PARTIAL (ESMM_FUSED16_ROWS * ESMM_FUSED16_COLS * 4)
 /* Dynamic shared memory: the ring of B, two chunks of A, a list, words and barriers. */
 #define ESMM_FUSED16_SHARED                                             \
   (ESMM_FUSED16_STAGES * ESMM_FUSED16_STAGE_K * ESMM_FUSED16_COLS * 2 + \
@@ -318,7 +319,9 @@ typedef struct esmm_fused16_params {
   int32_t unused[2];
   uint64_t b;    /* rows [k][n padded to 128] */
   int64_t b_row; /* bytes from a k to the next */
-  uint64_t unused_too[2];
+  uint64_t
+      partial; /* sums that blocks of a cluster hand over: ESMM_FUSED16_PARTIAL bytes a block; 0 where ranks is 1 */
+  uint64_t unused_too;
   esmm_epilogue_params epilogue;
 } esmm_fused16_params;
 ESMM_PARAMS_SIZE(esmm_fused16_params, 320);

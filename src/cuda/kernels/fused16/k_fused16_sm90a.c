@@ -88,10 +88,25 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = ESMM_FUSED16_ROWS;
 }
 
+/* A copy of A where it needs one, then sums. */
+typedef struct layout {
+  size_t copy, partial, bytes;
+} layout;
+
+static bool lay_out(const esmm_problem *p, const cut *c, layout *l)
+{
+  *l = (layout){0};
+  const size_t blocks = c->ranks > 1 ? (size_t)(c->strips * c->tiles * c->ranks) : 0; /* few: they run at once */
+  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, blocks * ESMM_FUSED16_PARTIAL, ALIGN, &l->partial);
+}
+
 static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
-  return esmm_cuda_copy_bytes(&p->a);
+  const cut c = find_cut(p);
+  layout l;
+  return lay_out(p, &c, &l) ? l.bytes : SIZE_MAX;
 }
 
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
@@ -100,8 +115,12 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   const esmm_cuda_weights *w = esmm_cuda_b(p);
   const cut c = find_cut(p);
   const bool by_k = p->a.order == ESMM_COL_MAJOR;
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
   esmm_matrix a;
-  esmm_status status = esmm_cuda_align_a(ctx, p, (CUdeviceptr)(uintptr_t)scratch, &a);
+  layout l;
+  if (!lay_out(p, &c, &l)) /* its size was asked for before */
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
+  esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_fused16_params params = {.selector = call->selector,
@@ -113,6 +132,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                 .range = (int32_t)c.range,
                                 .b = w->rows,
                                 .b_row = w->rows_ld * 2,
+                                .partial = c.ranks > 1 ? at + l.partial : 0,
                                 .epilogue = esmm_cuda_epilogue(p)};
   status =
       esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&a), by_k ? p->m : p->k, by_k ? p->k : p->m, a.ld, &params.map_a);

@@ -41,10 +41,8 @@ struct block_memory {
   alignas(1024) char ring[STAGES][STAGE_BYTES]; /* rows of B */
   char boxes[2][BOXES][BOX_BYTES];              /* of A: two chunks */
   uint16_t list[CHUNK];                         /* alive k's of this chunk */
-  char unused[256];
-  uint32_t words[WARPS]; /* which k's of the next one are alive */
-  uint64_t full[2];      /* boxes have come */
-  uint64_t arrived;      /* so have the others' sums */
+  uint32_t words[WARPS];                        /* which k's of the next one are alive */
+  uint64_t full[2];                             /* boxes have come */
 };
 static_assert(sizeof(block_memory) == ESMM_FUSED16_SHARED, "params.h tells the host another size");
 
@@ -229,32 +227,20 @@ static __device__ __forceinline__ void multiply_chunk(const esmm_fused16_params 
   sm90_wgmma_wait<0>();
 }
 
-/* ---- C: blocks of a cluster send each other their sums ---- */
+/* ---- C: blocks of a cluster add up their sums ---- */
 
 /*
- * Sums in shared memory, where the operands lay:
- *   outbox [owner][row][its columns]   of this block, for the block that finishes these columns
- *   inbox  [sender][row][own columns]  of the others, as many rows as there is room for
+ * Sums in shared memory, where the operands lay: [owner][row][its columns], for the block that finishes these columns.
+ * What is another's goes through memory, which is faster than from one shared memory to another:
+ *   p.partial [unit][owner][sender][row][the owner's columns]
  * Groups of eight columns are swapped by row, so that the rows of a store do not meet in the same banks.
  */
-#define OUTBOX_BYTES (ROWS * COLS * 4)
-#define INBOX_BYTES (ESMM_FUSED16_SHARED - 256 - OUTBOX_BYTES) /* but for the last of all, the barriers */
-static_assert(INBOX_BYTES >= 7 * 32 * (COLS / 8) * 4 && INBOX_BYTES >= 3 * 64 * (COLS / 4) * 4, "rows of a round");
+static_assert(ROWS * COLS * 4 <= ESMM_FUSED16_SHARED, "sums lie where the operands lay");
 
 /* Where a row's column is, among an owner's 1 << log_mine columns. */
 static __device__ __forceinline__ int swapped(int row, int col, int log_mine)
 {
   return col ^ (row * 8 & ((1 << log_mine) - 1) & 56);
-}
-
-static __device__ __forceinline__ void cluster_arrive(void)
-{
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void cluster_wait(void)
-{
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 static __device__ __forceinline__ void store_sums(int log_mine, const float (&sums)[SUMS])
@@ -270,89 +256,111 @@ static __device__ __forceinline__ void store_sums(int log_mine, const float (&su
   }
 }
 
-/* One thread: `bytes` of the outbox to the inbox of block `rank`. */
-static __device__ __forceinline__ void send(const char *from, char *to, uint32_t bytes, int rank, uint64_t *arrived)
+/* The sums that `sender` has for `owner`. */
+static __device__ __forceinline__ float *partial_of(const esmm_fused16_params &p, int unit, int owner, int sender,
+                                                    int log_mine)
 {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   sm90_address_at(to, (uint32_t)rank)),
-               "r"(sm90_address(from)), "r"(bytes), "r"(sm90_address_at(arrived, (uint32_t)rank))
-               : "memory");
+  const int64_t part = ((int64_t)unit * p.ranks + owner) * p.ranks + sender;
+  return (float *)p.partial + (part * ROWS << log_mine);
 }
 
-/* Where block r's sums of a row begin: this block's own, or those that came. row: of the tile; inbox_row: of `rows`
-   rows that have come. */
-static __device__ __forceinline__ const float *sums_of(int r, int rank, int row, int inbox_row, int rows, int log_mine)
+/* One thread for each other block of the cluster: its sums, so many rows, to memory. */
+static __device__ __forceinline__ void send(const esmm_fused16_params &p, int unit, int rank, int rows, int log_mine)
 {
-  const int line = r == rank ? rank * ROWS + row : (r - (r > rank)) * rows + inbox_row;
-  return (const float *)(shared + (r == rank ? 0 : OUTBOX_BYTES)) + (line << log_mine);
+  const int owner = (int)threadIdx.x;
+  if (owner >= p.ranks || owner == rank)
+    return;
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(partial_of(p, unit, owner, rank, log_mine)),
+      "r"(sm90_address((float *)shared + (owner * ROWS << log_mine))), "r"(rows * 4 << log_mine)
+      : "memory");
+  sm90_bulk_commit();
+  sm90_bulk_wait();
+  sm90_fence_async_all();
+  __threadfence();
+}
+
+/* Everything that the cluster's blocks have written is there. */
+static __device__ __forceinline__ void cluster_sync(void)
+{
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Four sums of a row from block r, `at` on: this block's own, or from memory. */
+static __device__ __forceinline__ float4 read_sums(const esmm_fused16_params &p, int unit, int rank, int r, int row,
+                                                   int at, int log_mine)
+{
+  if (r == rank)
+    return *(const float4 *)((const float *)shared + ((rank * ROWS + row) << log_mine) + at);
+  return __ldcg((const float4 *)(partial_of(p, unit, rank, r, log_mine) + (row << log_mine) + at));
 }
 
 /* Eight columns of a row, from `col` on: the sums of all blocks in the order of the ranks, and what follows. at: where
    they are in a row of sums. */
-static __device__ __forceinline__ void finish_columns(const esmm_fused16_params &p, int row0, int col, int row,
-                                                      int inbox_row, int rows, int at, int rank, int log_mine)
+template <int RANKS>
+static __device__ __forceinline__ void finish_columns(const esmm_fused16_params &p, int unit, int rank, int row0,
+                                                      int row, int col, int at, int log_mine)
 {
-  if (!has_vectors(p.epilogue.c) || col + 8 > p.n) { /* one by one: little code */
-#pragma unroll 1
-    for (int i = 0; i < min(8, p.n - col); i++) {
-      float sum = 0.0f;
-#pragma unroll 1
-      for (int r = 0; r < p.ranks; r++)
-        sum = r == 0 ? *(sums_of(r, rank, row, inbox_row, rows, log_mine) + at + i)
-                     : sum + *(sums_of(r, rank, row, inbox_row, rows, log_mine) + at + i);
-      finish_element(p.epilogue, row0 + row, col + i, sum);
-    }
-    return;
+  float4 low[RANKS], high[RANKS];
+#pragma unroll
+  for (int r = 0; r < RANKS; r++) { /* all are asked for before the first is needed */
+    low[r] = read_sums(p, unit, rank, r, row, at, log_mine);
+    high[r] = read_sums(p, unit, rank, r, row, at + 4, log_mine);
   }
-  float x[8];
-#pragma unroll 2
-  for (int r = 0; r < p.ranks; r++) {
-    const float4 *from = (const float4 *)(sums_of(r, rank, row, inbox_row, rows, log_mine) + at);
-    const float4 low = from[0], high = from[1];
-    const float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  float x[8] = {low[0].x, low[0].y, low[0].z, low[0].w, high[0].x, high[0].y, high[0].z, high[0].w};
+#pragma unroll
+  for (int r = 1; r < RANKS; r++) {
+    const float y[8] = {low[r].x, low[r].y, low[r].z, low[r].w, high[r].x, high[r].y, high[r].z, high[r].w};
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      x[i] = r == 0 ? y[i] : x[i] + y[i];
+      x[i] += y[i];
   }
-  finish_8(p.epilogue, row0 + row, col, x);
+  if (has_vectors(p.epilogue.c) && col + 8 <= p.n) {
+    finish_8(p.epilogue, row0 + row, col, x);
+    return;
+  }
+  float *spare = (float *)shared + ((rank * ROWS + row) << log_mine) + at; /* nobody else reads it: one by one */
+  *(float4 *)spare = make_float4(x[0], x[1], x[2], x[3]);
+  *(float4 *)(spare + 4) = make_float4(x[4], x[5], x[6], x[7]);
+#pragma unroll 1
+  for (int i = 0; i < min(8, p.n - col); i++)
+    finish_element(p.epilogue, row0 + row, col + i, spare[i]);
+}
+
+template <int RANKS>
+static __device__ __forceinline__ void finish_rows(const esmm_fused16_params &p, int unit, int rank, int row0, int col0,
+                                                   int rows, int log_mine)
+{
+#pragma unroll 1
+  for (int e = (int)threadIdx.x * 8; e < rows << log_mine; e += THREADS * 8) {
+    const int row = e >> log_mine, mine = e & ((1 << log_mine) - 1), col = col0 + (rank << log_mine) + mine;
+    if (col < p.n)
+      finish_columns<RANKS>(p, unit, rank, row0, row, col, swapped(row, mine, log_mine), log_mine);
+  }
 }
 
 /* Every block of a cluster finishes its share of the tile's columns. Nobody multiplies any more. */
-static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int row0, int col0, int rank,
+static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int unit, int rank, int row0, int col0,
                                               const float (&sums)[SUMS])
 {
-  const int log_mine = 31 - __clz(COLS / p.ranks), all = min(ROWS, p.m - row0), most = p.ranks == 8 ? 32 : ROWS;
-  uint64_t *arrived = &memory()->arrived;
+  const int log_mine = 31 - __clz(COLS / p.ranks), rows = min(ROWS, p.m - row0);
   store_sums(log_mine, sums);
   sm90_fence_async();
-  for (int from = 0; from < all; from += most) {
-    const int rows = min(most, all - from), bytes = rows * 4 << log_mine;
-    if (p.ranks > 1) {
-      if (threadIdx.x == 0)
-        sm90_barrier_expect(arrived, (uint32_t)((p.ranks - 1) * bytes));
-      __syncwarp();
-      cluster_arrive(); /* this block's inbox is free, */
-      cluster_wait();   /* and so are all */
-      const int to = (int)threadIdx.x;
-      if (to < p.ranks && to != rank)
-        send(shared + ((to * ROWS + from) * 4 << log_mine), shared + OUTBOX_BYTES + (rank - (rank > to)) * bytes,
-             (uint32_t)bytes, to, arrived);
-      sm90_barrier_wait(arrived, (uint32_t)(from / most) & 1);
-      __syncwarp();
-      if (from + most >= all)
-        cluster_arrive(); /* what was sent to this block has come */
-    } else {
-      __syncthreads();
-    }
-#pragma unroll 1
-    for (int e = (int)threadIdx.x * 8; e < rows << log_mine; e += THREADS * 8) {
-      const int row = e >> log_mine, mine = e & ((1 << log_mine) - 1), col = col0 + (rank << log_mine) + mine;
-      if (col < p.n)
-        finish_columns(p, row0, col, from + row, row, rows, swapped(from + row, mine, log_mine), rank, log_mine);
-    }
+  __syncthreads();
+  if (p.ranks > 1) {
+    send(p, unit, rank, rows, log_mine);
+    __syncwarp();
+    cluster_sync();
   }
-  if (p.ranks > 1)
-    cluster_wait(); /* and what it has sent, too */
+  static_assert(ESMM_FUSED16_RANKS == 8, "a case for each");
+  if (p.ranks == 8)
+    finish_rows<8>(p, unit, rank, row0, col0, rows, log_mine);
+  else if (p.ranks == 4)
+    finish_rows<4>(p, unit, rank, row0, col0, rows, log_mine);
+  else if (p.ranks == 2)
+    finish_rows<2>(p, unit, rank, row0, col0, rows, log_mine);
+  else
+    finish_rows<1>(p, unit, rank, row0, col0, rows, log_mine);
 }
 
 /* ---- a block ---- */
@@ -368,7 +376,6 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fu
   if (threadIdx.x == 0) {
     sm90_barrier_init(&memory()->full[0], 1);
     sm90_barrier_init(&memory()->full[1], 1);
-    sm90_barrier_init(&memory()->arrived, 1);
     sm90_fence_init();
     for (int i = 0; i < 2; i++)
       if (first + i * CHUNK < last)
@@ -410,7 +417,7 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fu
       count = write_list();
     __syncthreads();
   }
-  finish(p, row0, col0, rank, sums);
+  finish(p, unit, rank, row0, col0, sums);
 }
 
 #define FUSED16(name, dtype, by_k)                                           \
