@@ -22,13 +22,15 @@ typedef enum zeros {
   NO_ZEROS,
   ZEROS_OF_A,    /* some strips of A are empty, some full */
   ZEROS_OF_BOTH, /* half the k's of a strip of A, and of a tile of B */
+  ALL_OF_A,      /* A has nothing else */
+  ALL_BUT_ONE,   /* one k is alive */
   ZERO_KINDS
 } zeros;
 
 static double strip_density(zeros kind, int64_t strip)
 {
   static const double of_a[] = {0.3, 0, 1};
-  return kind == NO_ZEROS ? 1 : kind == ZEROS_OF_A ? of_a[strip % 3] : 0.5;
+  return kind == NO_ZEROS ? 1 : kind == ZEROS_OF_A ? of_a[strip % 3] : kind == ZEROS_OF_BOTH ? 0.5 : 0;
 }
 
 /* Is k alive in that strip? The same for all its lines. */
@@ -50,7 +52,7 @@ static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t se
   th_rng rng = {seed};
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++)
-      if (alive(seed, i / TALL, p, strip_density(kind, i / TALL)))
+      if (alive(seed, i / TALL, p, strip_density(kind, i / TALL)) || (kind == ALL_BUT_ONE && p == (int64_t)seed % k))
         s.a[i * k + p] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t p = 0; p < k; p++)
     for (int64_t j = 0; j < n; j++)
@@ -128,6 +130,7 @@ typedef struct epilogue {
 static const epilogue EPILOGUES[] = {{1, 0, false, ESMM_ACT_NONE},
                                      {0.5f, 2, false, ESMM_ACT_NONE},
                                      {1, 0, true, ESMM_ACT_RELU},
+                                     {0.5f, 1, true, ESMM_ACT_RELU2},
                                      {-1, 1, true, ESMM_ACT_RELU}};
 
 static float bias_at(int64_t j)
@@ -149,7 +152,9 @@ static void expected(const shape *s, const epilogue *e, esmm_matrix *before, esm
         x += (double)e->beta * (double)((i + 3 * j) % 9 - 4);
       if (e->bias)
         x += (double)bias_at(j);
-      th_set(want, i, j, e->activation == ESMM_ACT_RELU && !(x > 0) ? 0 : x);
+      if (e->activation != ESMM_ACT_NONE && !(x > 0))
+        x = 0;
+      th_set(want, i, j, e->activation == ESMM_ACT_RELU2 ? x * x : x);
     }
 }
 
@@ -167,6 +172,14 @@ static void find_difference(esmm_matrix *got, const esmm_matrix *want, const cha
     fail_msg("%s: what lies between the lines of C was written", what);
 }
 
+/* cuBLAS may split a long k, and then adds parts that it has rounded to a 16-bit C: those sums are not exact. The
+   plan's choice may be cuBLAS. */
+static bool rounds_parts(const shape *s, const layout *l, const char *name)
+{
+  enum { LONG = 2100 };
+  return s->k > LONG && l->dtype_c != ESMM_F32 && (strcmp(name, "auto") == 0 || strncmp(name, "cublas", 6) == 0);
+}
+
 static void check_ragged(const shape *s, const layout *l, esmm_dtype dtype, const esmm_weights *w, kernels *all)
 {
   const epilogue *e = &EPILOGUES[l->epilogue];
@@ -177,6 +190,8 @@ static void check_ragged(const shape *s, const layout *l, esmm_dtype dtype, cons
   expected(s, e, &before, &want);
   const esmm_matrix da = on_device(&a, &device_a);
   for (int i = 0; i < all->count; i++) {
+    if (rounds_parts(s, l, all->name[i]))
+      continue;
     char what[240];
     (void)snprintf(what, sizeof what,
                    "%s, %d x %d x %d, A of order %d, C of order %d and %s, odd %d, moved %d, epilogue %d", all->name[i],
@@ -258,17 +273,22 @@ static void close_rooms(void)
   free(room_before);
 }
 
-static const int64_t RAGGED_N[] = {8, 129, 255, 257, 513}, RAGGED_K[] = {8, 63, 65, 1000};
+/* Sizes of each side, all with all. */
+typedef struct sides {
+  int64_t m[8], n[8], k[8]; /* up to a 0 */
+  int layouts;              /* of each shape */
+} sides;
 
-static void check_heights(const int64_t *heights, int count, kernels all[2])
+static void check_sides(const sides *of, kernels all[2])
 {
   uint64_t turn = 0;
   open_rooms();
-  for (int i = 0; i < count; i++)
-    for (int j = 0; j < COUNT(RAGGED_N); j++)
-      for (int p = 0; p < COUNT(RAGGED_K); p++, turn++) {
-        shape s = make_shape(heights[i], RAGGED_N[j], RAGGED_K[p], (zeros)(turn % ZERO_KINDS), 100 + turn);
-        check_shape(&s, 16, turn, all);
+  for (int i = 0; i < 8 && of->m[i]; i++)
+    for (int j = 0; j < 8 && of->n[j]; j++)
+      for (int p = 0; p < 8 && of->k[p]; p++, turn++) {
+        const zeros kind = (zeros)((turn + (uint64_t)i) % ZERO_KINDS); /* each height has all kinds */
+        shape s = make_shape(of->m[i], of->n[j], of->k[p], kind, 100 + turn);
+        check_shape(&s, of->layouts, turn, all);
         end_shape(&s);
       }
   close_rooms();
@@ -277,9 +297,9 @@ static void check_heights(const int64_t *heights, int count, kernels all[2])
 static void ragged_shapes(void **state)
 {
   (void)state;
-  static const int64_t heights[] = {17, 127, 128, 129, 257};
+  static const sides ragged = {{17, 127, 128, 129, 257}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16};
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
-  check_heights(heights, COUNT(heights), all);
+  check_sides(&ragged, all);
   for (int d = 0; d < 2; d++)
     for (int i = 0; i < all[d].count; i++)
       if ((all[d].ran[i] == 0) != is_decode(all[d].name[i]))
@@ -289,9 +309,20 @@ static void ragged_shapes(void **state)
 static void ragged_shapes_of_few_rows(void **state)
 {
   (void)state;
-  static const int64_t heights[] = {1, 2, 7, 8, 9, 16};
+  static const sides ragged = {{1, 2, 7, 8, 9, 16}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16};
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
-  check_heights(heights, COUNT(heights), all);
+  check_sides(&ragged, all);
+  expect_all_ran(&all[0]);
+  expect_all_ran(&all[1]);
+}
+
+/* Around 64 rows, 256 columns and 256 k's, which some kernels have as their tiles; k's that blocks share. */
+static void around_the_edges_of_tiles(void **state)
+{
+  (void)state;
+  static const sides edges = {{1, 63, 64, 65, 200}, {1, 255, 256, 257, 1000}, {1, 63, 64, 255, 256, 257, 3000}, 4};
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  check_sides(&edges, all);
   expect_all_ran(&all[0]);
   expect_all_ran(&all[1]);
 }
@@ -305,7 +336,7 @@ static void zeros_of_both_operands(void **state)
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
   open_rooms();
   for (int i = 0; i < COUNT(sizes); i++)
-    for (int kind = ZEROS_OF_A; kind < ZERO_KINDS; kind++) {
+    for (int kind = ZEROS_OF_A; kind <= ZEROS_OF_BOTH; kind++) {
       shape s = make_shape(sizes[i][0], sizes[i][1], sizes[i][2], (zeros)kind, 900 + (uint64_t)i);
       check_shape(&s, 4, (uint64_t)(i * 5 + kind), all);
       end_shape(&s);
@@ -321,7 +352,7 @@ static void tiles_of_several_rounds(void **state)
   (void)state;
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
   open_rooms();
-  for (int kind = ZEROS_OF_A; kind < ZERO_KINDS; kind++) {
+  for (int kind = ZEROS_OF_A; kind <= ZEROS_OF_BOTH; kind++) {
     shape s = make_shape(4300, 1992, 520, (zeros)kind, 950 + (uint64_t)kind);
     check_shape(&s, 1, 0, all); /* the first layout: row-major, lines of 16 bytes, C of A's dtype */
     end_shape(&s);
@@ -337,6 +368,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(ragged_shapes),
       cmocka_unit_test(ragged_shapes_of_few_rows),
+      cmocka_unit_test(around_the_edges_of_tiles),
       cmocka_unit_test(zeros_of_both_operands),
       cmocka_unit_test(tiles_of_several_rounds),
   };

@@ -7,7 +7,6 @@
 #include "cuda/cuda.h"
 #include "fake_gpu.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -153,30 +152,36 @@ static double seconds_of(rig *x, const char *kernel, float strip)
 }
 
 /* Times of the test's own: cuBLAS, which is the cheapest dense kernel, our own, joint without zeros and with nothing
-   else. Any other kernel takes far longer. */
-#define LIBRARY_SECONDS 20e-6
-#define DENSE_SECONDS 30e-6
-#define JOINT_SECONDS 40e-6
-#define ZEROS_SECONDS 3e-6
+   else. Any other kernel takes far longer. So there is no doubt what is cheapest where A is dense, or is not. */
+#define LIBRARY_SECONDS 200e-6
+#define DENSE_SECONDS 300e-6
+#define JOINT_SECONDS 400e-6
+#define ZEROS_SECONDS 30e-6
+#define NEVER_SECONDS 1.0
 
-static void set_costs(rig *x)
+static double *cost_of(rig *x, const char *kernel)
 {
-  double *joint = NULL;
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (strcmp(esmm_registry_at(i)->name, kernel) == 0)
+      return x->ctx->cost[i];
+  fail_msg("there is no %s", kernel);
+  return NULL;
+}
+
+/* These times, all of them so many times as long. */
+static void set_costs(rig *x, double longer)
+{
   for (int i = 0; i < esmm_registry_count(); i++) {
-    const char *name = esmm_registry_at(i)->name;
-    double *cost = x->ctx->cost[i];
-    memset(cost, 0, sizeof x->ctx->cost[i]);
-    cost[ESMM_COST_TERMS - 1] = strcmp(name, "cublas_bf16") == 0        ? LIBRARY_SECONDS
-                                : strcmp(name, "dense_bf16_sm90a") == 0 ? DENSE_SECONDS
-                                : strcmp(name, "joint_bf16_sm90a") == 0 ? ZEROS_SECONDS
-                                                                        : 1.0;
-    if (strcmp(name, "joint_bf16_sm90a") == 0)
-      joint = cost;
+    memset(x->ctx->cost[i], 0, sizeof x->ctx->cost[i]);
+    x->ctx->cost[i][ESMM_COST_TERMS - 1] = NEVER_SECONDS;
   }
-  assert_non_null(joint);
+  double *joint = cost_of(x, "joint_bf16_sm90a");
+  cost_of(x, "cublas_bf16")[ESMM_COST_TERMS - 1] = longer * LIBRARY_SECONDS;
+  cost_of(x, "dense_bf16_sm90a")[ESMM_COST_TERMS - 1] = longer * DENSE_SECONDS;
+  joint[ESMM_COST_TERMS - 1] = longer * ZEROS_SECONDS;
   const double zeros = seconds_of(x, "joint_bf16_sm90a", 0);
   joint[0] = 1e-6; /* its stages, which zeros save */
-  joint[0] *= (JOINT_SECONDS - zeros) / (seconds_of(x, "joint_bf16_sm90a", 1) - zeros);
+  joint[0] *= (longer * JOINT_SECONDS - zeros) / (seconds_of(x, "joint_bf16_sm90a", 1) - zeros);
 }
 
 static void start_of(rig *x, int64_t m, int64_t k, int64_t n)
@@ -194,7 +199,7 @@ static void start_of(rig *x, int64_t m, int64_t k, int64_t n)
   gpu.strip = 1.0f;
   gpu.when = AT_ONCE;
   fake->kernel = note_launch;
-  set_costs(x);
+  set_costs(x, 1);
 }
 
 static void start(rig *x)
@@ -252,51 +257,109 @@ static void expect_strips(rig *x, double strip)
   assert_int_equal(esmm_expect(x->ctx, x->w, M, &r), ESMM_OK);
 }
 
-/* How often such products report, and after how many calls that is used: as the design says. */
-typedef struct pace {
-  int sample, self, delay;
-} pace;
-
-static int between(double calls, int least, int most)
+/* Calls until what is remembered is this density; the last of them has used it. */
+static void call_until(rig *x, float strip)
 {
-  return (int)fmin(fmax(ceil(calls), least), most);
+  gpu.strip = strip;
+  for (int i = 0; i < CALLS; i++) {
+    call(x, NULL, NULL);
+    const esmm_recollection r = recall_of(x, M);
+    if (r.known && r.strip_density_a == (double)strip)
+      return;
+  }
+  fail_msg("%g is not known after %d calls", (double)strip, CALLS);
 }
 
-static pace pace_of(rig *x)
+/* How often such products report, and after how many calls that is used. Not taken from the code: watched. */
+typedef struct rhythm {
+  int delay;   /* from the call that reports to the one that uses it */
+  int sampled; /* calls from one sampling launch to the next, where the library runs */
+  int told;    /* calls from one report to the next, where joint runs and reports itself */
+} rhythm;
+
+/* Calls from one report to the next; reports: where call() counts them. */
+static int find_gap(rig *x, const int *reports)
 {
-  const double dense = fmin(seconds_of(x, "cublas_bf16", 1), seconds_of(x, "dense_bf16_sm90a", 1));
-  const pace p = {.sample = between(2e-6 / (0.005 * dense), 1, 32),
-                  .self = between(1e-6 / (0.005 * dense), 1, 16),
-                  .delay = between(150e-6 / dense, 2, 16)};
-  assert_true(p.delay < p.sample && p.sample > 2 && 2 * p.sample + p.delay < CALLS); /* or these tests show nothing */
-  return p;
+  int last = -1;
+  for (int i = 0; i < CALLS; i++) {
+    call(x, NULL, NULL);
+    if (*reports && last >= 0)
+      return i - last;
+    if (*reports)
+      last = i;
+  }
+  fail_msg("no two reports in %d calls", CALLS);
+  return 0;
+}
+
+static rhythm watch(double longer)
+{
+  rig x;
+  rhythm found = {0};
+  start(&x);
+  set_costs(&x, longer);
+  call(&x, NULL, NULL);
+  assert_int_equal(gpu.samples + gpu.self, 1); /* the first always reports */
+  for (found.delay = 1; found.delay < CALLS; found.delay++) {
+    call(&x, NULL, NULL);
+    if (recall_of(&x, M).known)
+      break;
+  }
+  assert_true(ran_dense());
+  found.sampled = find_gap(&x, &gpu.samples);
+  assert_true(ran_dense());
+  call_until(&x, 0.05f);
+  assert_true(ran_joint());
+  found.told = find_gap(&x, &gpu.self);
+  assert_true(ran_joint());
+  stop(&x);
+  return found;
+}
+
+static rhythm usual_rhythm(void)
+{
+  const rhythm r = watch(1);
+  assert_true(1 < r.told && r.told < r.sampled && r.delay < r.sampled); /* or these tests show nothing */
+  assert_true(3 * r.sampled + r.delay < CALLS);
+  return r;
 }
 
 /* ---- when a report is used ---- */
 
-static void zeros_are_used_after_the_delay(void **state)
+/* Each call has a density of its own, so that it can be told whose report is used. */
+static void reports_are_used_after_the_delay(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
+  bool reported[CALLS];
+  int dense = 0, joint = 0;
   start(&x);
-  const pace p = pace_of(&x);
-  for (int i = 0; i < p.sample + p.delay; i++) {
-    gpu.strip = i == 0 ? 1.0f : 0.05f;
+  for (int i = 0; i < CALLS; i++) {
+    int used = -1, reports = 0;
+    gpu.strip = (float)i / 4096 + (i / (2 * h.sampled) % 2 ? 0.0f : 0.9f);
     call(&x, NULL, NULL);
-    if (gpu.samples + gpu.self != (i % p.sample == 0))
-      fail_msg("call %d: %d samples, %d reports of the kernel, one every %d calls", i, gpu.samples, gpu.self, p.sample);
-    if (i >= p.delay && !ran_dense())
-      fail_msg("call %d of %d + %d: %s", i, p.sample, p.delay, gpu.product);
-    assert_int_equal(recall_of(&x, M).known, i >= p.delay);
+    reported[i] = gpu.samples + gpu.self > 0;
+    assert_true(gpu.samples + gpu.self <= 1);
+    for (int j = 0; j <= i - h.delay; j++)
+      if (reported[j]) {
+        used = j;
+        reports++;
+      }
+    const esmm_recollection r = recall_of(&x, M);
+    assert_int_equal(r.known, used >= 0);
+    assert_int_equal(r.reports, reports);
+    assert_int_equal(r.calls, i + 1);
+    const bool sparse = used >= 0 && used / (2 * h.sampled) % 2;
+    const double strip = used < 0 ? 0 : (double)((float)used / 4096 + (sparse ? 0.0f : 0.9f));
+    if (r.strip_density_a != strip || r.joint_density != strip || (used >= 0 && r.strip_rows != ESMM_TILE))
+      fail_msg("call %d is to use the report of call %d: %g, not %g", i, used, strip, r.strip_density_a);
+    if (!(sparse ? ran_joint() : ran_dense()))
+      fail_msg("call %d at %g: %s", i, strip, gpu.product);
+    dense += !sparse;
+    joint += sparse;
   }
-  esmm_recollection r = recall_of(&x, M);
-  assert_true(r.strip_density_a == 1 && r.reports == 1 && r.calls == p.sample + p.delay);
-  call(&x, NULL, NULL);
-  if (!ran_joint())
-    fail_msg("call %d + %d: %s", p.sample, p.delay, gpu.product);
-  r = recall_of(&x, M);
-  assert_true(fabs(r.strip_density_a - 0.05) < 1e-6 && fabs(r.joint_density - 0.05) < 1e-6);
-  assert_true(r.strip_rows == ESMM_TILE && r.reports == 2 && r.known);
+  assert_true(dense > 10 && joint > 10);
   assert_false(recall_of(&x, 8).known); /* another class of rows */
   stop(&x);
 }
@@ -305,23 +368,33 @@ static void zeros_are_used_after_the_delay(void **state)
 static void skipping_kernels_report(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
-  bool itself = false;
   start(&x);
-  const pace p = pace_of(&x);
-  for (int i = 0; i < esmm_registry_count(); i++)
-    if (strcmp(esmm_registry_at(i)->name, "joint_bf16_sm90a") == 0)
-      itself = esmm_cuda_about(esmm_registry_at(i))->reports;
   gpu.strip = 0.05f;
   expect_strips(&x, 0.05);
-  for (int i = 0; i <= 2 * p.sample; i++) {
+  for (int i = 0; i <= 2 * h.sampled; i++) {
     call(&x, NULL, NULL);
     assert_true(ran_joint());
-    if (gpu.self != (itself && i % p.self == 0) || gpu.samples != (!itself && i % p.sample == 0))
+    if (gpu.self != (i % h.told == 0) || gpu.samples)
       fail_msg("call %d: %d samples, %d reports of the kernel", i, gpu.samples, gpu.self);
   }
-  assert_int_equal(recall_of(&x, M).reports, 1 + (2 * p.sample - p.delay) / (itself ? p.self : p.sample));
+  assert_int_equal(recall_of(&x, M).reports, 1 + (2 * h.sampled - h.delay) / h.told);
   stop(&x);
+}
+
+/* A report costs a short product more, and the host is more of them ahead of the GPU. */
+static void short_products_report_less_often(void **state)
+{
+  (void)state;
+  const rhythm of[] = {watch(0.1), watch(1), watch(10)};
+  for (int i = 1; i < 3; i++) {
+    assert_true(of[i].delay < of[i - 1].delay);
+    assert_true(of[i].sampled < of[i - 1].sampled);
+    assert_true(of[i].told < of[i - 1].told);
+  }
+  assert_int_equal(of[2].sampled, 1); /* long ones always do */
+  assert_true(of[0].delay < ESMM_REPORTS && of[0].sampled <= ESMM_REPORTS);
 }
 
 /* The products of a sequence of calls whose zeros come and go. */
@@ -331,7 +404,7 @@ static void record(rig *x, bool with_stats, char log[CALLS][64])
   for (int i = 0; i < CALLS; i++) {
     esmm_stats stats;
     random = random * 1664525u + 1013904223u;
-    gpu.strip = i % 24 < 12 ? 0.9f + 0.1f * (float)(random >> 28) / 16.0f : 0.04f;
+    gpu.strip = i % (CALLS / 2) < CALLS / 4 ? 0.9f + 0.1f * (float)(random >> 28) / 16.0f : 0.04f;
     call(x, NULL, with_stats ? &stats : NULL);
     (void)snprintf(log[i], sizeof log[i], "%s%s", gpu.product, gpu.chooses ? ", chooses" : "");
   }
@@ -367,13 +440,13 @@ static void same_calls_same_kernels(void **state)
 static void late_reports_are_waited_for(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
   start(&x);
-  const pace p = pace_of(&x);
   start_late(1);
   gpu.when = LATER;
   gpu.strip = 0.05f;
-  for (int i = 0; i <= p.delay; i++)
+  for (int i = 0; i <= h.delay; i++)
     call(&x, NULL, NULL);
   assert_true(ran_joint() && recall_of(&x, M).known);
   stop_late();
@@ -383,14 +456,14 @@ static void late_reports_are_waited_for(void **state)
 static void missing_reports_are_given_up(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
-  start(&x);
-  const pace p = pace_of(&x);
   char unknown[64];
+  start(&x);
   gpu.when = NEVER;
   call(&x, NULL, NULL);
   (void)snprintf(unknown, sizeof unknown, "%s", gpu.product);
-  for (int i = 1; i < p.delay; i++)
+  for (int i = 1; i < h.delay; i++)
     call(&x, NULL, NULL);
   const double begun = esmm_now();
   call(&x, NULL, NULL);
@@ -413,29 +486,41 @@ static void missing_reports_are_given_up(void **state)
 
 /* ---- what a call says ---- */
 
+/* An explanation says what the next call does. */
+static void explain(rig *x, esmm_verdict *chosen)
+{
+  esmm_verdict verdicts[ESMM_MAX_KERNELS];
+  int count = ESMM_MAX_KERNELS;
+  assert_int_equal(esmm_explain(x->ctx, &x->a, x->w, &x->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
+  for (int i = 0; i < count; i++)
+    if (verdicts[i].chosen) {
+      *chosen = verdicts[i];
+      return;
+    }
+  fail_msg("no kernel is chosen");
+}
+
 static void reasons_and_explanations(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
   esmm_stats stats;
+  esmm_verdict chosen;
   start(&x);
-  const pace p = pace_of(&x);
   gpu.strip = 0.05f;
-  call(&x, NULL, &stats);
-  assert_non_null(strstr(stats.reason, "nothing remembered yet: "));
-  for (int i = 1; i < p.delay; i++)
-    call(&x, NULL, NULL);
-  esmm_verdict verdicts[ESMM_MAX_KERNELS];
-  int count = ESMM_MAX_KERNELS;
-  assert_int_equal(esmm_explain(x.ctx, &x.a, x.w, &x.c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
-  assert_string_equal(verdicts[0].kernel, "joint_bf16_sm90a");
-  assert_true(verdicts[0].chosen);
-  call(&x, NULL, &stats);
-  assert_string_equal(stats.kernel, "joint_bf16_sm90a");
+  for (int i = 0; i <= h.delay; i++) {
+    explain(&x, &chosen);
+    call(&x, NULL, &stats);
+    assert_string_equal(chosen.kernel, stats.kernel);
+    assert_string_equal(stats.kernel, i < h.delay ? "cublas_bf16" : "joint_bf16_sm90a");
+    if (i < h.delay)
+      assert_non_null(strstr(stats.reason, "nothing remembered yet: "));
+  }
   const char *const parts[] = {"remembered from 1 call: strips 5 %; cheapest of ", " ms, then "};
   for (int i = 0; i < 2; i++)
-    if (!strstr(stats.reason, parts[i]) || !strstr(verdicts[0].text, parts[i]))
-      fail_msg("'%s' is not in '%s', or not in '%s'", parts[i], stats.reason, verdicts[0].text);
+    if (!strstr(stats.reason, parts[i]) || !strstr(chosen.text, parts[i]))
+      fail_msg("'%s' is not in '%s', or not in '%s'", parts[i], stats.reason, chosen.text);
   assert_int_equal(esmm_forget(x.ctx), ESMM_OK);
   assert_true(!recall_of(&x, M).known && recall_of(&x, M).calls == 0);
   expect_strips(&x, 0.125);
@@ -444,28 +529,57 @@ static void reasons_and_explanations(void **state)
   stop(&x);
 }
 
-/* Near the line the kernel stays; 3 % are enough to change it. */
+/* The ratio of joint's time and cuBLAS's, on the way from one to another, at which the other kernel begins to run. */
+static double find_flip(rig *x, double from, double to, bool to_joint)
+{
+  enum { STEPS = 60 };
+  const double base = ZEROS_SECONDS, slope = JOINT_SECONDS - ZEROS_SECONDS;
+  for (int i = 0; i <= STEPS; i++) {
+    const double ratio = from + (to - from) * i / STEPS;
+    call_until(x, (float)((ratio * LIBRARY_SECONDS - base) / slope));
+    if (to_joint ? ran_joint() : ran_dense())
+      return ratio;
+    if (!(to_joint ? ran_dense() : ran_joint()))
+      fail_msg("joint takes %g times as long as cuBLAS: %s", ratio, gpu.product);
+  }
+  fail_msg("no other kernel runs, though joint's time goes from %g to %g times that of cuBLAS", from, to);
+  return 0;
+}
+
+/* The library is replaced only by what is cheaper, and near the line what ran before stays. */
 static void kernels_do_not_flip(void **state)
 {
   (void)state;
   rig x;
   start(&x);
-  const pace p = pace_of(&x);
-  const double dense = seconds_of(&x, "cublas_bf16", 1), base = seconds_of(&x, "joint_bf16_sm90a", 0);
-  const double slope = seconds_of(&x, "joint_bf16_sm90a", 1) - base;
-  const struct {
-    double ratio; /* of joint's time and cuBLAS's */
-    bool joint;
-  } steps[] = {{1.1, false}, {0.98, false}, {0.96, true}, {0.98, true}, {1.02, true}, {1.04, false}};
-  const int count = (int)(sizeof steps / sizeof *steps);
-  assert_true(count <= p.delay); /* no report is taken meanwhile */
-  for (int i = 0; i < count; i++) {
-    expect_strips(&x, (steps[i].ratio * dense - base) / slope);
-    call(&x, NULL, NULL);
-    if (!(steps[i].joint ? ran_joint() : ran_dense()))
-      fail_msg("joint takes %g times as long as cuBLAS: %s", steps[i].ratio, gpu.product);
-  }
+  const double down = find_flip(&x, 1.3, 0.7, true), up = find_flip(&x, 0.7, 1.3, false);
+  if (!(down > 0.8 && down < 0.99 && up > down + 0.02 && up < 1.1))
+    fail_msg("joint runs from %g times the time of cuBLAS on, and cuBLAS again from %g on", down, up);
   stop(&x);
+}
+
+/* Kernels for GPUs without those of sm_90a do not replace the library where these can run, and stay of use where there
+   is no library. */
+static void stand_ins_do_not_replace_the_library(void **state)
+{
+  (void)state;
+  for (int library = 0; library < 2; library++) {
+    rig x;
+    esmm_stats stats;
+    start(&x);
+    cost_of(&x, "dense_bf16_sm90a")[ESMM_COST_TERMS - 1] = NEVER_SECONDS;
+    cost_of(&x, "joint_bf16_sm90a")[ESMM_COST_TERMS - 1] = NEVER_SECONDS;
+    for (int i = 0; i < esmm_registry_count(); i++)
+      if (esmm_registry_at(i)->device && esmm_registry_at(i)->backend == x.ctx->backend &&
+          esmm_cuda_about(esmm_registry_at(i))->stand_in)
+        x.ctx->cost[i][ESMM_COST_TERMS - 1] = LIBRARY_SECONDS / 2;
+    fake->cublas = library ? 0 : NO_CUBLAS;
+    expect_strips(&x, 0.05);
+    call(&x, NULL, &stats);
+    if (library ? !ran_dense() : !strstr(stats.kernel, "bf16_mma"))
+      fail_msg("with library %d: %s", library, stats.kernel);
+    stop(&x);
+  }
 }
 
 /* ---- calls that do not count ---- */
@@ -527,17 +641,17 @@ static void captured_calls_start_no_library(void **state)
 static void host_operands_are_remembered(void **state)
 {
   (void)state;
+  const rhythm h = usual_rhythm();
   rig x;
   start(&x);
-  const pace p = pace_of(&x);
   rig host = x;
   host.a = th_matrix_alloc(M, K, ESMM_BF16);
   host.c = th_matrix_alloc(M, N, ESMM_BF16);
   gpu.strip = 0.05f;
-  for (int i = 0; i <= p.delay; i++) {
+  for (int i = 0; i <= h.delay; i++) {
     call(i % 2 ? &x : &host, NULL, NULL);
     assert_int_equal(gpu.samples + gpu.self, i == 0);
-    assert_int_equal(ran_joint(), i == p.delay);
+    assert_int_equal(ran_joint(), i == h.delay);
   }
   free(host.a.data);
   free(host.c.data);
@@ -638,15 +752,17 @@ static void more_weights_than_entries(void **state)
   stop(&x);
 }
 
-/* What was remembered of weights that are gone is not taken for what lies there now. */
+/* What was remembered of weights that are gone, or is still to be reported, is not taken for what lies there now. */
 static void weights_at_the_same_address(void **state)
 {
   (void)state;
   rig x;
   int same = 0;
   start(&x);
-  for (int i = 0; i < 3; i++) {
+  start_late(1);
+  for (int i = 0; i < 6; i++) {
     const esmm_weights *old = x.w;
+    gpu.when = i % 2 ? LATER : AT_ONCE;
     expect_strips(&x, 0.05);
     call(&x, NULL, NULL);
     assert_true(ran_joint());
@@ -655,7 +771,8 @@ static void weights_at_the_same_address(void **state)
     same += x.w == old;
     assert_true(!recall_of(&x, M).known && recall_of(&x, M).calls == 0);
   }
-  print_message("# the same address %d times of 3\n", same);
+  print_message("# the same address %d times of 6\n", same);
+  stop_late();
   stop(&x);
 }
 
@@ -681,11 +798,11 @@ static void second_call_is_short(void **state)
   (void)state;
   rig x;
   start(&x);
-  for (int i = 0; i < 41; i++) /* the next one is not to report */
-    call(&x, NULL, NULL);
+  call_until(&x, 1.0f);
+  assert_true(find_gap(&x, &gpu.samples) > 1); /* so the next one is not to report */
   const int64_t made = esmm_recall_verdicts_made(x.ctx), before = fake->calls;
   call(&x, NULL, NULL);
-  assert_true(ran_dense());
+  assert_true(ran_dense() && gpu.samples == 0);
   assert_int_equal(esmm_recall_verdicts_made(x.ctx), made);
   /* The current context, asked for, set and put back; capture; stream. cuBLAS is apart. */
   assert_true(fake->calls - before <= 5);
@@ -701,13 +818,15 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(zeros_are_used_after_the_delay),
+  const struct CMUnitTest with[] = {TEST(reports_are_used_after_the_delay),
                                     TEST(skipping_kernels_report),
+                                    TEST(short_products_report_less_often),
                                     TEST(same_calls_same_kernels),
                                     TEST(late_reports_are_waited_for),
                                     TEST(missing_reports_are_given_up),
                                     TEST(reasons_and_explanations),
                                     TEST(kernels_do_not_flip),
+                                    TEST(stand_ins_do_not_replace_the_library),
                                     TEST(captured_calls_change_nothing),
                                     TEST(captured_calls_start_no_library),
                                     TEST(host_operands_are_remembered),
