@@ -40,8 +40,8 @@
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
  * - The same call on the same data in the same context gives the same bits, for every kernel with the
  *   ESMM_KERNEL_DETERMINISTIC flag; all that the plan chooses from have it. Other tuning may choose another kernel. On
- * a GPU so may what the context remembers of earlier calls (see esmm_recall): there the same sequence of calls gives
- * the same bits, or, with remember = -1, the same call does.
+ *   a GPU so may what the context remembers of earlier calls (see esmm_recall): there the same sequence of calls gives
+ *   the same bits, or, with remember = -1, the same call does.
  */
 #ifndef ESMM_H
 #define ESMM_H
@@ -468,8 +468,7 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
                                   const esmm_matrix *c, const esmm_matmul_opts *opts, esmm_verdict *verdicts,
                                   size_t verdict_size, int *count);
 
-/* ------------------------------------------------------------------------------------------------ what is remembered
- */
+/* ------------------------------------------------------------------------------------------------ memory of calls */
 
 /*
  * A context remembers which kernels can do a product, and does not ask them all again in the next call of that shape
@@ -481,14 +480,15 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  *   N with the same weights and class decides on what call N - L and those before it reported; L is 1 to 16, and the
  *   larger the shorter the products are. It does not depend on how fast the GPU is, so the same sequence of calls gives
  *   the same bits.
- * - A call may therefore have to wait until call N - L has begun on the GPU, or, where it has 16 rows or fewer, has
- *   ended. Where other products are between them it nearly always has; in a row of long products on the same weights
- *   the host stays that many ahead. If that has not happened after two seconds (the stream waits for something that this thread is still to do), the call goes on:
- *   these densities count as unknown from then on, and are not asked for again.
+ * - A call may therefore have to wait until call N - L has scanned its A on the GPU or, where that has 16 rows or
+ *   fewer, has ended. Where other products are between them it nearly always has; in a row of long products on the same
+ *   weights the host stays that many ahead. It waits two seconds at most, which is the one thing here that depends on
+ *   time: if the stream waits for longer (for something that this thread is still to do), the call goes on, these
+ *   densities count as unknown until the report has come after all, and no other call waits before one has come.
  * - Calls with force, strict or a_pattern neither use nor report densities. Captured calls use what is known, report
  *   nothing and change nothing: a graph holds what was known at its capture.
  * - Where nothing is known yet, the plan is that of a context that does not remember.
- * - The tables have room for 256 shapes and 256 pairs; what was not used for longest is dropped.
+ * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *
  * A CPU sees A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every call
  * all the same.

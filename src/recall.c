@@ -269,9 +269,11 @@ esmm_seen *esmm_recall_use_seen(esmm_ctx *ctx, const esmm_weights *w, int64_t m)
   }
   i = directory_room(&t->of_seen);
   esmm_seen *seen = &t->seen[i];
-  if (i < t->of_seen.used)
+  const bool full = i < t->of_seen.used;
+  if (full)
     settle(ctx, seen);
   memset(seen, 0, sizeof *seen);
+  seen->replaced = full;
   seen->serial = w->serial;
   seen->row_class = esmm_row_class(m);
   directory_add(&t->of_seen, i, hash_seen(w, seen->row_class));
@@ -358,6 +360,8 @@ esmm_status esmm_expect(esmm_ctx *ctx, const esmm_weights *weights, int64_t m, c
   if (!seen)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "this context does not remember (remember is -1, or ESMM_REMEMBER 0)");
   seen->known = true;
+  seen->reports = 0;
+  seen->from = seen->calls;
   seen->joint_known = r.joint_density > 0.0 || r.strip_density_a == 0.0;
   seen->element = r.density_a;
   seen->strip = r.strip_density_a;

@@ -16,18 +16,20 @@
 
 #include "kernel.h"
 
-#define ESMM_RECALL_ENTRIES 256 /* of either table */
-#define ESMM_VERDICT_BYTES 1408 /* what a backend may keep of a verdict */
-#define ESMM_REPORTS 32         /* calls whose reports may be under way; a power of two */
+#define ESMM_RECALL_ENTRIES 1024 /* of either table */
+#define ESMM_VERDICT_BYTES 1408  /* what a backend may keep of a verdict */
+#define ESMM_REPORTS 32          /* calls whose reports may be under way; a power of two */
 
 /* Densities that products of one B with about so many rows saw. */
 typedef struct esmm_seen {
   uint64_t serial;               /* of the weights */
   int64_t row_class;             /* see esmm_row_class */
   bool known;                    /* the densities below are there */
+  bool replaced;                 /* another entry had to go for it: more pairs are in use than there is room for */
   bool joint_known;              /* joint too; else it is strip times B's density */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
   int64_t strip_rows;            /* rows of those strips; 0: of whatever the kernel has */
+  int64_t from;                  /* reports of earlier calls than this do not count: densities were set then */
   int64_t calls, reports;        /* products so far; how many of them told what they saw, as far as it was taken */
   uint32_t pending;              /* bit i: call i modulo ESMM_REPORTS will report, and that was not taken yet */
   uint8_t rows_of[ESMM_REPORTS]; /* rows of the strips in those reports */

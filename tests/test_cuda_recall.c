@@ -725,7 +725,7 @@ static void pinned_memory_is_refused(void **state)
 static void more_weights_than_entries(void **state)
 {
   (void)state;
-  enum { WEIGHTS = 300 };
+  enum { WEIGHTS = ESMM_RECALL_ENTRIES + 44 };
   static esmm_weights *w[WEIGHTS];
   rig x;
   start_of(&x, 8, 64, 64);

@@ -42,8 +42,9 @@ static esmm_status time_host(bench *b, bench_data *data, const bench_contestant 
   esmm_status status = time_batch(b, data, c, time); /* warms up, and says how many make a batch */
   const double calls = b->gpu ? HOST_BATCH_GPU : batch_seconds / (1e-9 * time->ns[0] + 1e-9);
   *time = (host_time){.batch = calls < 1 ? 1 : calls > HOST_BATCH ? HOST_BATCH : (int)calls};
-  while (status == ESMM_OK && time->calls < HOST_CALLS && cli_now() - began < most)
-    status = time_batch(b, data, c, time);
+  do
+    status = status == ESMM_OK ? time_batch(b, data, c, time) : status;
+  while (status == ESMM_OK && time->calls < HOST_CALLS && cli_now() - began < most);
   return status == ESMM_OK ? esmm_ctx_synchronize(b->ctx) : status;
 }
 

@@ -58,6 +58,7 @@ esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status);
 bool esmm_cuda_capturing(const esmm_ctx *ctx); /* between begin and end: the stream is being captured */
 /* The same, for calls that cannot be part of a graph: fails where it is, naming what cannot ("weights"). */
 esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what);
+bool esmm_cuda_lost(const esmm_ctx *ctx); /* a sticky error: nothing on this device works any more */
 /* Waits for all work of the context that was put between begin and end. */
 esmm_status esmm_cuda_synchronize(esmm_ctx *ctx);
 

@@ -385,6 +385,11 @@ esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status)
   return status;
 }
 
+bool esmm_cuda_lost(const esmm_ctx *ctx)
+{
+  return atomic_load(&esmm_cuda_state(ctx)->device->lost);
+}
+
 bool esmm_cuda_capturing(const esmm_ctx *ctx)
 {
   return esmm_cuda_state(ctx)->capturing;

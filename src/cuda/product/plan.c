@@ -24,15 +24,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SELECT_SECONDS 5e-6 /* sampling, and a launch that returns at once */
-#define PAIR_SECONDS 5e-7   /* what choosing costs a kernel that does it in its own launch, where A has no zeros */
-#define STRIPS_SECONDS 5e-6 /* a launch that makes B's strips, */
-#define STRIPS_RATE 2.5e12  /* and its bytes a second, read and written */
-#define MIDDLE_STRIP .5     /* A's density at which skipping kernels are compared with each other */
-#define HANDICAP 1.05
-#define STEADY_HANDICAP 1.02
-#define STAND_IN_HANDICAP 3.0
-#define STAY .97 /* another kernel must take less than this share of the last one's time to replace it */
+#define SELECT_SECONDS 5e-6   /* sampling, and a launch that returns at once */
+#define PAIR_SECONDS 5e-7     /* what choosing costs a kernel that does it in its own launch, where A has no zeros */
+#define STRIPS_SECONDS 5e-6   /* a launch that makes B's strips, */
+#define STRIPS_RATE 2.5e12    /* and its bytes a second, read and written */
+#define MIDDLE_STRIP .5       /* A's density at which skipping kernels are compared with each other */
+#define HANDICAP 1.05         /* see handicap() */
+#define STEADY_HANDICAP 1.02  /* where the cost model is steady */
+#define STAND_IN_HANDICAP 3.0 /* where the kernel's place is taken */
+#define STAY .97              /* another kernel must take less than this share of the last one's time to replace it */
 
 /* ---- what a kernel costs ---- */
 
@@ -378,8 +378,8 @@ static void remembered_reason(const decision *d, const esmm_seen *seen, char *te
     (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, 1e3 * d->seconds,
                    d->next->name, 1e3 * d->next_seconds);
   else if (d->next)
-    (void)snprintf(text, bytes, "%.3g ms, kept: %s with %.3g ms is hardly cheaper", 1e3 * d->seconds, d->next->name,
-                   1e3 * d->next_seconds);
+    (void)snprintf(text, bytes, "%.3g ms; %s, predicted at %.3g ms, is not surely faster", 1e3 * d->seconds,
+                   d->next->name, 1e3 * d->next_seconds);
   else
     (void)snprintf(text, bytes, "the only one that can run");
 }

@@ -55,7 +55,9 @@ typedef struct slots {
   esmm_allocator allocator;
   esmm_choice_device *host; /* [ESMM_RECALL_ENTRIES][ESMM_REPORTS]; NULL: could not be had, and is not tried again */
   CUdeviceptr device;       /* the same memory, as kernels see it */
-  bool dead[ESMM_RECALL_ENTRIES]; /* a report never came in here, and may still come: not to be used again */
+  uint32_t missing[ESMM_RECALL_ENTRIES]; /* slots whose reports did not come in time: until they do, none is asked for
+                                            in this place of the table */
+  bool impatient;                        /* none has come since: the next wait would be as long */
 } slots;
 
 #define SLOT_BYTES (ESMM_RECALL_ENTRIES * ESMM_REPORTS * sizeof(esmm_choice_device))
@@ -112,10 +114,15 @@ static bool is_ready(const esmm_choice_device *slot)
   return __atomic_load_n(&slot->ready, __ATOMIC_ACQUIRE) != 0;
 }
 
-static bool wait_for(const esmm_choice_device *slot)
+/* Where the stream waits for what this thread is still to do, only one call waits for a report. */
+static bool wait_for(const esmm_ctx *ctx, slots *all, const esmm_choice_device *slot)
 {
-  if (is_ready(slot))
+  if (is_ready(slot)) {
+    all->impatient = false;
     return true;
+  }
+  if (all->impatient || esmm_cuda_lost(ctx))
+    return false;
   const double start = esmm_now();
   for (double waited = 0.0; waited < GIVE_UP_SECONDS; waited = esmm_now() - start) {
     if (is_ready(slot))
@@ -123,14 +130,25 @@ static bool wait_for(const esmm_choice_device *slot)
     if (waited > SPIN_SECONDS)
       (void)nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
   }
-  return is_ready(slot);
+  all->impatient = !is_ready(slot);
+  return !all->impatient;
 }
 
 static void give_up(slots *all, const esmm_ctx *ctx, esmm_seen *seen)
 {
-  all->dead[esmm_recall_place(ctx, seen)] = true;
+  all->missing[esmm_recall_place(ctx, seen)] |= seen->pending;
   seen->known = false;
   seen->pending = 0;
+}
+
+/* Something is still to come in an entry's place of the table. */
+static bool is_silent(slots *all, const esmm_ctx *ctx, const esmm_seen *seen)
+{
+  const int place = esmm_recall_place(ctx, seen);
+  for (uint32_t left = all->missing[place]; left; left &= left - 1)
+    if (is_ready(&all->host[place * ESMM_REPORTS + __builtin_ctz(left)]))
+      all->missing[place] &= ~(left & (0u - left));
+  return all->missing[place] != 0;
 }
 
 static uint32_t bit_of(int64_t call)
@@ -138,9 +156,13 @@ static uint32_t bit_of(int64_t call)
   return (uint32_t)1 << call % ESMM_REPORTS;
 }
 
+/* Who does not know B's part in it says that joint is strip. */
 static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
 {
-  seen->known = seen->joint_known = true;
+  if (call < seen->from)
+    return;
+  seen->known = true;
+  seen->joint_known = slot->joint < slot->strip;
   if (slot->element > 0.0f || slot->strip == 0.0f) /* who does not count elements says 0 */
     seen->element = (double)slot->element;
   seen->strip = (double)slot->strip;
@@ -156,7 +178,7 @@ static void collect(const esmm_ctx *ctx, slots *all, esmm_seen *seen, int64_t la
     const esmm_choice_device *slot = &all->host[slot_number(ctx, seen, call)];
     if (!(seen->pending & bit_of(call)))
       continue;
-    if (!wait_for(slot)) {
+    if (!wait_for(ctx, all, slot)) {
       give_up(all, ctx, seen);
       return;
     }
@@ -169,7 +191,7 @@ void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen)
 {
   slots *all = slots_of(ctx, false);
   for (int64_t call = esmm_max(0, seen->calls - ESMM_REPORTS); call < seen->calls; call++)
-    if (seen->pending & bit_of(call) && !wait_for(&all->host[slot_number(ctx, seen, call)])) {
+    if (seen->pending & bit_of(call) && !wait_for(ctx, all, &all->host[slot_number(ctx, seen, call)])) {
       give_up(all, ctx, seen);
       return;
     }
@@ -179,13 +201,13 @@ void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen)
 /* ---- one call ---- */
 
 /* Whether it can be told anything: for the reason that a call gives. */
-static memory state_of(const esmm_ctx *ctx, const slots *all, const esmm_seen *seen)
+static memory state_of(const esmm_ctx *ctx, slots *all, const esmm_seen *seen)
 {
   if (seen && seen->known)
     return MEMORY_KNOWN;
   if (all && !all->host)
     return MEMORY_REFUSED;
-  return seen && all && all->dead[esmm_recall_place(ctx, seen)] ? MEMORY_SILENT : MEMORY_EMPTY;
+  return seen && all && is_silent(all, ctx, seen) ? MEMORY_SILENT : MEMORY_EMPTY;
 }
 
 void esmm_run_recall(run *r, const verdict *v, bool counts)
@@ -195,12 +217,12 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   r->seen = NULL;
   r->call = -1;
   r->d.memory = MEMORY_OFF;
-  if (!ctx->recall || p->strict || p->pattern)
+  if (!ctx->recall || p->strict || p->pattern || !v->skips)
     return;
   const bool captured = esmm_cuda_capturing(ctx);
   slots *all = slots_of(ctx, counts && !captured);
   r->seen = counts && !captured ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
-  if (r->seen && !captured && all && all->host)
+  if (r->seen && !captured && counts && all && all->host)
     collect(ctx, all, r->seen, r->seen->calls - v->delay);
   if (r->seen && !captured && counts)
     r->call = r->seen->calls++;
@@ -215,13 +237,14 @@ static const esmm_kernel *sure_kernel(const decision *d)
 
 void esmm_run_ask_for_report(run *r, const verdict *v)
 {
-  const slots *all = r->call >= 0 && v->skips ? slots_of(r->ctx, false) : NULL;
+  slots *all = r->call >= 0 ? slots_of(r->ctx, false) : NULL;
   r->report = NULL;
-  if (!all || !all->host || all->dead[esmm_recall_place(r->ctx, r->seen)])
+  if (!all || !all->host || is_silent(all, r->ctx, r->seen))
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports;
-  if (r->call % pace(r, v) != 0)
+  const int every = pace(r, v);
+  if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* who is soon replaced need not be asked at once */
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
   r->report = &all->host[number];

@@ -214,6 +214,8 @@ static esmm_status set_up(esmm_ctx *ctx, library *l, CUstream stream, bool f32, 
 static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace)
 {
   library *l = esmm_cuda_attached(ctx, &library_key);
+  if (!l)
+    return esmm_fail(ctx, ESMM_ERR_DRIVER_CALL, "cuBLAS did not start");
   const bool f32 = p->a.dtype == ESMM_F32;
   const gemm g = as_gemm(p, b);
   const int data = type(p->a.dtype);

@@ -72,6 +72,12 @@ static int64_t columns_of_warp(const esmm_problem *p)
   return p->w->dtype == ESMM_F32 ? ESMM_STRIP : ESMM_DECODE_COLS;
 }
 
+/* Clusters are sm_90's. */
+static int64_t most_ranks(const esmm_problem *p)
+{
+  return esmm_cuda_get(p->ctx)->sm == 90 ? ESMM_DECODE_RANKS : 1;
+}
+
 /* Blocks that run at once: a cluster's have to find room side by side. */
 static int64_t most_blocks(int64_t at_once, int64_t ranks, int64_t gpu)
 {
@@ -150,7 +156,7 @@ static void line_16(const esmm_kernel *self, const esmm_problem *p, const double
 {
   (void)self;
   (void)cost;
-  const cut c = find_cut(p, ESMM_DECODE_RANKS);
+  const cut c = find_cut(p, most_ranks(p));
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_DECODE_COLS);
   const double wide = p->m <= 8 ? 1.0 : c.tiles * c.ranks <= esmm_cuda_sms(p) ? 1.23 : 1.04;
   units->per_strip[0] = 2.0 * k * cols * wide;
@@ -165,7 +171,7 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
 {
   (void)self;
   (void)cost;
-  const cut c = find_cut(p, ESMM_DECODE_RANKS);
+  const cut c = find_cut(p, most_ranks(p));
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_STRIP);
   units->per_strip[0] = k * cols * sizeof(float) * (p->m > 4 ? 1.25 : 1.0);
   units->base[1] = m * k * sizeof(float) * (double)c.tiles;
@@ -187,7 +193,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   (void)scratch;
   const esmm_cuda_weights *w = esmm_cuda_b(p);
   const bool is_f32 = p->w->dtype == ESMM_F32;
-  const cut c = find_cut(p, esmm_cuda_get(ctx)->sm == 90 ? ESMM_DECODE_RANKS : 1);
+  const cut c = find_cut(p, most_ranks(p));
   esmm_decode_params params = {
       .selector = esmm_cuda_call_of(p)->selector,
       .a = esmm_cuda_matrix(&p->a),

@@ -106,7 +106,7 @@ static __device__ __forceinline__ void cluster_wait_arrived(uint64_t *arrived)
 #if __CUDA_ARCH__ >= 900
   uint32_t done = 0;
   while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;"
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;"
                  " selp.u32 %0, 1, 0, p; }"
                  : "=r"(done)
                  : "r"((uint32_t)__cvta_generic_to_shared(arrived))

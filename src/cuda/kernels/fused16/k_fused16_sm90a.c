@@ -11,10 +11,10 @@
 #define ALIGN 256        /* of the copy of A */
 #define LEAST_RANGE 256  /* k's that are worth a block of their own */
 #define MOST_AT_ONCE 1.7 /* blocks a multiprocessor: clusters do not find room for two everywhere */
-#define TWO_BLOCKS 1.16
-#define SENDING .26
-#define ODD 3.5e-5
-#define MOST_BLOCKS 1e9 /* of a launch */
+#define TWO_BLOCKS 1.16  /* what stages take where two blocks share a multiprocessor */
+#define SENDING .26      /* of a launch: sums of 64 rows from block to block */
+#define ODD 3.5e-5       /* of a launch, for each element of C that a block writes one by one */
+#define MOST_BLOCKS 1e9  /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
 

@@ -10,12 +10,12 @@
 #include <math.h>
 #include <stdio.h>
 
-#define ALIGN 1024    /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4 /* stages that are worth a part of their own */
-#define STAYS 2.4e7   /* bytes of B that stay in half of the second-level cache */
-#define DENSE_EDGE .42
-#define DENSE_ODD 5.8e-7
-#define JOINT_EDGE .63
+#define ALIGN 1024       /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4    /* stages that are worth a part of their own */
+#define STAYS 2.4e7      /* bytes of B that stay in half of the second-level cache */
+#define DENSE_EDGE .42   /* of a launch: tiles over C's edge, */
+#define DENSE_ODD 5.8e-7 /* and each element of a C with odd lines */
+#define JOINT_EDGE .63   /* the same for joint */
 #define JOINT_ODD 4.1e-7
 #define JOINT_EXPOSED .69 /* of the time that writing C takes, what joint does not hide */
 #define PARTS .51         /* of a launch: adding the parts of joint's split tiles, */
