@@ -535,17 +535,24 @@ static int cublas_status(const char *call, const void *handle)
   return bad ? CUBLAS_INVALID_VALUE : 0;
 }
 
+static void add(int64_t *what, int by)
+{
+  (void)pthread_mutex_lock(&lock);
+  *what += by;
+  (void)pthread_mutex_unlock(&lock);
+}
+
 int cublasCreate_v2(void **handle)
 {
   const int status = fake_cuda.cublas ? fake_cuda.cublas : cublas_status("cublasCreate", handle);
   *handle = status == 0 ? &fake_cuda : NULL;
-  fake_cuda.handles += status == 0;
+  add(&fake_cuda.handles, status == 0);
   return status;
 }
 
 int cublasDestroy_v2(void *handle)
 {
-  fake_cuda.handles--;
+  add(&fake_cuda.handles, -1);
   return cublas_status("cublasDestroy", handle);
 }
 
@@ -574,7 +581,7 @@ int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const 
 {
   (void)alpha;
   (void)beta;
-  fake_cuda.sgemms++;
+  add(&fake_cuda.sgemms, 1);
   if (!a || !b || !c || lda < (op_a ? k : m) || ldb < (op_b ? n : k) || ldc < m)
     return CUBLAS_INVALID_VALUE;
   return cublas_status("cublasSgemm", handle);
@@ -598,7 +605,7 @@ int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const vo
                  int compute, int algorithm)
 {
   enum { F32 = 0, F16 = 2, BF16 = 14, COMPUTE_32F = 68, DEFAULT = -1 };
-  fake_cuda.gemms++;
+  add(&fake_cuda.gemms, 1);
   if (!alpha || !beta || !operand_16(a, op_a, m, k, lda) || !operand_16(b, op_b, k, n, ldb) ||
       !operand_16(c, 0, m, n, ldc) || (a_type != F16 && a_type != BF16) || b_type != a_type ||
       (c_type != a_type && c_type != F32) || compute != COMPUTE_32F || algorithm != DEFAULT)
