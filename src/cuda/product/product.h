@@ -94,6 +94,7 @@ typedef struct run {
   esmm_stats stats[2]; /* as each kernel fills them */
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
+  esmm_seen view;             /* a copy of it, for explanations */
   int64_t call;               /* number of this one among them; -1: it does not count */
   esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
   CUdeviceptr report_at;      /* the same for the device */

@@ -171,15 +171,16 @@ static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
   seen->reports++;
 }
 
-/* Reports of the entry's calls up to `last`, in their order. */
-static void collect(const esmm_ctx *ctx, slots *all, esmm_seen *seen, int64_t last)
+/* Reports of the entry's calls up to `last`, in their order; seen: the entry, or a copy that explains. */
+static void collect(const esmm_ctx *ctx, slots *all, const esmm_seen *entry, esmm_seen *seen, int64_t last)
 {
   for (int64_t call = esmm_max(0, seen->calls - ESMM_REPORTS); seen->pending && call <= last; call++) {
-    const esmm_choice_device *slot = &all->host[slot_number(ctx, seen, call)];
+    const esmm_choice_device *slot = &all->host[slot_number(ctx, entry, call)];
     if (!(seen->pending & bit_of(call)))
       continue;
     if (!wait_for(ctx, all, slot)) {
-      give_up(all, ctx, seen);
+      if (seen == entry)
+        give_up(all, ctx, seen);
       return;
     }
     take(seen, slot, call);
@@ -200,11 +201,9 @@ void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen)
 
 /* ---- one call ---- */
 
-/* Whether it can be told anything: for the reason that a call gives. */
+/* Nothing is known: whether it can be told anything, for the reason that a call gives. */
 static memory state_of(const esmm_ctx *ctx, slots *all, const esmm_seen *seen)
 {
-  if (seen && seen->known)
-    return MEMORY_KNOWN;
   if (all && !all->host)
     return MEMORY_REFUSED;
   return seen && all && is_silent(all, ctx, seen) ? MEMORY_SILENT : MEMORY_EMPTY;
@@ -222,11 +221,16 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   const bool captured = esmm_cuda_capturing(ctx);
   slots *all = slots_of(ctx, counts && !captured);
   r->seen = counts && !captured ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
-  if (r->seen && !captured && counts && all && all->host)
-    collect(ctx, all, r->seen, r->seen->calls - v->delay);
-  if (r->seen && !captured && counts)
-    r->call = r->seen->calls++;
-  r->d.memory = state_of(ctx, all, r->seen);
+  esmm_seen *entry = r->seen;
+  if (entry && !counts) { /* it is only asked what a product would do */
+    r->view = *entry;
+    r->seen = &r->view;
+  }
+  if (entry && !captured && all && all->host)
+    collect(ctx, all, entry, r->seen, entry->calls - v->delay);
+  if (entry && !captured && counts)
+    r->call = entry->calls++;
+  r->d.memory = r->seen && r->seen->known ? MEMORY_KNOWN : state_of(ctx, all, entry);
 }
 
 /* The kernel that always runs, whatever the device chooses; NULL: it may be either of two. */
