@@ -165,7 +165,7 @@ function sweep_line(   key) {
   swept_kernel[key] = kernel
   swept_base[key] = baseline
   swept_first[key] = value("ms_first") + 0
-  swept_sparse[key] = need("m") >= 16 && asked >= .05 && asked <= .5
+  swept_sparse[key] = need("m") + 0 >= 16 && asked >= .05 && asked <= .5
   least(lowest, suite, speedup)
   if (speedup == lowest[suite])
     lowest_at = product() " at " percent(asked) ", where it took " kernel
@@ -300,7 +300,7 @@ BEGIN {
   title["gpu-switch"] = "product|A"
   title["gpu-host"] = "product|nonzeros>"
   head["gpu16-best"] = "### `auto` against the best of all\n\nThe same products, with every kernel that could have " \
-    "run forced beside `auto`: our dense kernel, joint, decode\nup to 16 rows, and cuBLAS. Figures are of speed, so 1 is as fast; means\nare geometric."
+    "run forced beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures are of speed, so 1 is as fast; means are geometric."
   head["gpu-storm"] = "### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, " \
     "in strips or as in activations."
   head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \
