@@ -59,7 +59,10 @@ def measure(options, lines):
         command = [options.esmm, "bench", "auto", "3", "--device", options.device, "--no-tune", "--list", listed.name]
         if options.device == "cpu":
             command += ["--threads", str(options.threads)]
-        child = subprocess.Popen([*command, "--json", "-"], stdout=subprocess.PIPE, stderr=said, text=True)
+        try:
+            child = subprocess.Popen([*command, "--json", "-"], stdout=subprocess.PIPE, stderr=said, text=True)
+        except OSError as error:
+            sys.exit(f"storm.py: {options.esmm}: {error.strerror}")
         records = {}
         for line in child.stdout:
             if line.startswith("{"):
@@ -71,9 +74,15 @@ def measure(options, lines):
         if sys.stderr.isatty():
             print("\r", end="", file=sys.stderr)
         said.seek(0)
-        errors = {}
-        for number, text in re.findall(re.escape(listed.name) + r":(\d+): (.*)", said.read()):
-            errors[int(number)] = text
+        errors, rest = {}, ""
+        for text in said.read().splitlines():
+            found = re.search(re.escape(listed.name) + r":(\d+): (.*)", text)
+            if found:
+                errors[int(found.group(1))] = found.group(2)
+            elif text.startswith("esmm"):
+                rest = text
+    if not records and not errors:
+        sys.exit(rest or f"storm.py: {options.esmm} bench ended with {status} and said nothing")
     for number in range(1, len(lines) + 1):
         record = records.get(number)
         error = errors.get(number, f"nothing was said; esmm bench ended with {status}")
@@ -95,15 +104,24 @@ def parse():
     options = parser.parse_args()
     if options.count < 1:
         parser.error(f"--count: {options.count} is not a positive whole number")
+    if not options.below > 0:
+        parser.error(f"--below: {options.below} is not a positive number")
+    if options.list and options.json:
+        parser.error("--list measures nothing, so there is nothing for --json")
     return options
 
 
 def main():
     options = parse()
     lines = products(options)
+    path = options.list or options.json
+    try:
+        out = open(path, "w", encoding="utf-8") if path else None
+    except OSError as error:
+        sys.exit(f"storm.py: {path}: {error.strerror}")
     if options.list:
-        with open(options.list, "w", encoding="utf-8") as file:
-            write_list(file, lines)
+        write_list(out, lines)
+        out.close()
         return 0
     kept, speeds, failed = [], [], 0
     for number, record, error in measure(options, lines):
@@ -117,9 +135,9 @@ def main():
         if record["speedup"] < options.below:
             print(f"{record['speedup']:.2f}  {record['args']}  {record['kernel']} {record['ms']:.4f} ms, "
                   f"dense {record['ms_baseline']:.4f}")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in kept))
+    if out:
+        with out:
+            out.write("".join(json.dumps(record) + "\n" for record in kept))
     if speeds:
         mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
         print(f"{len(speeds)} products, {failed} failed, {sum(s < options.below for s in speeds)} below {options.below}, "

@@ -54,6 +54,19 @@ static int read_lines(const char *path, lines *all)
   return all->products ? CLI_GO : cli_failed("--list: %s has no product", path);
 }
 
+/* An option of the command that is not one of a product's. */
+static bool is_of_the_command(const char *word)
+{
+  static const char *const names[] = {"-h",        "--help",       "--json",      "--csv",       "--list",
+                                      "--sweep",   "--once",       "--switch",    "--host-time", "--no-check",
+                                      "--no-tune", "--skip-stats", "--extraction"};
+  const size_t length = strcspn(word, "=");
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (strlen(names[i]) == length && strncmp(word, names[i], length) == 0)
+      return true;
+  return false;
+}
+
 /* The options of a line on top of those of the command line. text is cut into words, which the problem points to. */
 static int parse_line(char *text, cli_problem *problem)
 {
@@ -66,8 +79,8 @@ static int parse_line(char *text, cli_problem *problem)
   for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
     if (argc == MOST_WORDS)
       return cli_usage("more than %d words", MOST_WORDS - 1);
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
-      return cli_usage("%s: it is no option of a product", word);
+    if (is_of_the_command(word))
+      return cli_usage("%.40s: it is no option of a product: give it on the command line", word);
     argv[argc++] = word;
   }
   const cli_option options[] = {CLI_PROBLEM_OPTIONS(problem), {0}};
