@@ -149,7 +149,7 @@ typedef struct bench_contestant {
   uint64_t bits;     /* of what was compared last */
   bool varies;       /* the checks found different bits */
   double *seconds;   /* every timed call */
-  int count, per_round;
+  int count, calls, per_round;
   double estimate;
   double median, p95, fastest; /* seconds; NAN when there is none */
   double extract, plan;        /* medians, ours only */

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_ROUNDS = 10, ENOUGH_CALLS = 50 };
+enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
@@ -336,6 +336,7 @@ static int plan_calls(bench *b, bench_data *data, bench_contestant *c, int round
     calls = ENOUGH_CALLS;
   if (calls < (double)b->runs)
     calls = (double)b->runs;
+  c->calls = (int)calls;
   c->per_round = (int)ceil(calls / rounds);
   c->seconds = cli_alloc((size_t)c->per_round * (size_t)rounds, sizeof *c->seconds);
   return CLI_GO;
@@ -367,7 +368,7 @@ static esmm_status time_on_cpu(bench *b, bench_data *data, bench_contestant *c, 
 
 static esmm_status time_on_gpu(bench *b, bench_data *data, bench_contestant *c)
 {
-  enum { WARM = 2 };
+  enum { WARM = 1 };
   double warm[WARM];
   esmm_status status = ESMM_OK;
   if (c->estimate < slow_on_gpu)
@@ -411,10 +412,16 @@ static void summarise(bench_contestant *c, double *extract, double *plan, int ro
   c->plan = bench_median(plan, seen);
 }
 
+/* A GPU's clock goes down and up with its power: there, turns are short, so that all contestants see the same. */
+static int count_rounds(const bench *b)
+{
+  const int64_t wanted = b->gpu ? 3 * b->runs : b->runs, most = b->gpu ? MOST_GPU_ROUNDS : MOST_ROUNDS;
+  return (int)(wanted < most ? wanted : most);
+}
+
 static int time_all(bench *b, bench_data *data, bench_result *result)
 {
-  int rounds = b->runs < MOST_ROUNDS ? (int)b->runs : MOST_ROUNDS;
-  int count = result->count, status = CLI_GO;
+  int rounds = count_rounds(b), count = result->count, status = CLI_GO;
   int *turns = cli_alloc((size_t)count, sizeof *turns);
   double *extract = cli_alloc((size_t)count * (size_t)rounds, sizeof *extract);
   double *plan = cli_alloc((size_t)count * (size_t)rounds, sizeof *plan);
@@ -430,7 +437,7 @@ static int time_all(bench *b, bench_data *data, bench_result *result)
     for (int i = 0; i < count && status == CLI_GO; i++) {
       int at = (round + i) % count;
       bench_contestant *c = &result->contestants[at];
-      if (runs(c))
+      if (runs(c) && c->count < c->calls)
         status = take_turn(b, data, c, &turns[at], &extract[at * rounds + round], &plan[at * rounds + round]);
       b->done = before + (round * count + i) * 100 / (rounds * count);
       cli_progress_update(&b->progress, b->done, b->total);

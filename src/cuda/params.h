@@ -297,26 +297,28 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
 
 #define ESMM_FUSED16_ROWS 64  /* of a tile of C, and of a strip of A */
 #define ESMM_FUSED16_COLS 256 /* of a tile of C */
-#define ESMM_FUSED16_THREADS 256
-#define ESMM_FUSED16_BLOCKS 2   /* at once on a multiprocessor */
+#define ESMM_FUSED16_THREADS 384
+#define ESMM_FUSED16_BLOCKS 1   /* at once on a multiprocessor */
 #define ESMM_FUSED16_RANKS 8    /* most blocks that share a tile's k's: a cluster */
-#define ESMM_FUSED16_CHUNK 256  /* k's of A that a block looks at at once */
-#define ESMM_FUSED16_STAGE_K 32 /* listed k's of a stage of B, */
-#define ESMM_FUSED16_STAGES 3   /* and how many there are */
+#define ESMM_FUSED16_BOXES 8    /* of 64 k's of A, that are on their way */
+#define ESMM_FUSED16_LINES 512  /* alive k's of A that there is room for */
+#define ESMM_FUSED16_STAGE_K 32 /* alive k's of a stage, */
+#define ESMM_FUSED16_STAGES 4   /* and how many there are */
 #define ESMM_FUSED16_PARTIAL (ESMM_FUSED16_ROWS * ESMM_FUSED16_COLS * 4)
-/* Dynamic shared memory: the ring of B, two chunks of A, a list, words and barriers. */
+/* Dynamic shared memory: stages of B, lines of A and their k's, boxes of A, barriers. */
 #define ESMM_FUSED16_SHARED                                             \
   (ESMM_FUSED16_STAGES * ESMM_FUSED16_STAGE_K * ESMM_FUSED16_COLS * 2 + \
-   2 * ESMM_FUSED16_CHUNK * ESMM_FUSED16_ROWS * 2 + 1024)
+   ESMM_FUSED16_LINES * (ESMM_FUSED16_ROWS * 2 + 4) + ESMM_FUSED16_BOXES * 64 * ESMM_FUSED16_ROWS * 2 + 1024)
 
 typedef struct esmm_fused16_params {
   esmm_tensor_map map_a; /* boxes of 64 by 64, contiguous side first */
   esmm_selector selector;
   int32_t m, n, k;
-  int32_t tiles; /* of columns */
+  int32_t tiles; /* of columns, */
+  int32_t each;  /* of which a block does so many: 1 where ranks is more */
   int32_t ranks; /* blocks that share a tile's k's: a power of two */
   int32_t range; /* k's of a block, a multiple of 64 */
-  int32_t unused[2];
+  int32_t unused;
   uint64_t b;    /* rows [k][n padded to 128] */
   int64_t b_row; /* bytes from a k to the next */
   uint64_t

@@ -30,7 +30,7 @@
 #define STRIPS_RATE 2.5e12    /* and its bytes a second, read and written */
 #define MIDDLE_STRIP .5       /* A's density at which skipping kernels are compared with each other */
 #define HANDICAP 1.05         /* see handicap() */
-#define STEADY_HANDICAP 1.02  /* where the cost model is steady */
+#define STEADY_HANDICAP 1.01  /* where the cost model is steady */
 #define STAND_IN_HANDICAP 3.0 /* where the kernel's place is taken */
 #define STAY .97              /* another kernel must take less than this share of the last one's time to replace it */
 

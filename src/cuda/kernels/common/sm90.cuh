@@ -16,6 +16,12 @@ static __device__ __forceinline__ void sm90_barrier_init(uint64_t *b, uint32_t c
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(b)), "r"(count) : "memory");
 }
 
+/* Before it is initialised again. */
+static __device__ __forceinline__ void sm90_barrier_end(uint64_t *b)
+{
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(sm90_address(b)) : "memory");
+}
+
 /* After the inits, so that TMA sees them. */
 static __device__ __forceinline__ void sm90_fence_init(void)
 {

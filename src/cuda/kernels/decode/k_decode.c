@@ -13,6 +13,8 @@
 #define WARPS (ESMM_DECODE_THREADS / 32)
 #define MOST_SHIFT 2     /* four warps side by side, two for each column */
 #define LEAST_RANGE 128  /* k's that are worth a block of their own */
+#define FEW_BLOCKS 16    /* so few wait for B's rows one after the other, */
+#define ALONE 6.6        /* and a k takes so many times as long */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
@@ -162,6 +164,7 @@ static void line_16(const esmm_kernel *self, const esmm_problem *p, const double
   units->per_strip[0] = 2.0 * k * cols * wide;
   units->base[1] = 2.0 * m * k * (double)c.tiles;
   units->base[2] = fmin(k, 4096.0);
+  units->per_strip[2] = c.tiles * c.ranks <= FEW_BLOCKS ? ALONE * k / (double)c.ranks : 0.0;
   units->base[3] = m;
   *variant = p->m;
 }
@@ -220,7 +223,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .can_run = can_run, .terms = esmm_cuda_terms,           \
   .term_names = {"reading of b", "scanning of a", "k's of a block", "rows of a", "", "launches"}, .run = run
 
-#define COST_16 .device = &about_16, .cost = {2.56e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
+#define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
 static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};

@@ -1,20 +1,23 @@
 /*
  * k_fused16_sm90a.c: bf16 and fp16 with few or middling rows, on Hopper. See k_fused16_sm90a.cu.
  *
- * How C is cut: a block has 64 rows and 256 columns. Where tiles do not fill the GPU, up to 8 blocks share a tile's
- * k's.
+ * How C is cut: a tile has 64 rows and 256 columns. Where tiles do not fill the GPU, up to 8 blocks share a tile's k's;
+ * where there are too many of them, a block does several, and scans A once for all.
  */
 #include "cuda/kernels/common/aligned.h"
 
+#include <math.h>
 #include <stdio.h>
 
-#define ALIGN 256        /* of the copy of A */
-#define LEAST_RANGE 256  /* k's that are worth a block of their own */
-#define MOST_AT_ONCE 1.7 /* blocks a multiprocessor: clusters do not find room for two everywhere */
-#define TWO_BLOCKS 1.16  /* what stages take where two blocks share a multiprocessor */
-#define SENDING .26      /* of a launch: sums of 64 rows from block to block */
-#define ODD 3.5e-5       /* of a launch, for each element of C that a block writes one by one */
-#define MOST_BLOCKS 1e9  /* of a launch */
+#define ALIGN 256       /* of the copy of A */
+#define CHUNK 256       /* k's that scanning is counted in */
+#define LEAST_RANGE 256 /* k's that are worth a block of their own */
+#define MOST_EACH 64    /* tiles of a block */
+#define TILE_CHUNKS 3.0 /* so many chunks' time a tile takes, beside its stages */
+#define SENDING .38     /* of a launch: sums of 64 rows from block to block */
+#define ODD 5.5e-5      /* of a launch, for each element of C that a block writes one by one */
+#define READING_A .3    /* of what a byte of C takes */
+#define MOST_BLOCKS 1e9 /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
 
@@ -33,18 +36,49 @@ static const functions f16 = {FUNCTION("esmm_fused16_f16"), FUNCTION("esmm_fused
 /* ---- how a product is cut ---- */
 
 typedef struct cut {
-  int64_t strips, tiles, ranks, range;
+  int64_t strips, tiles;
+  int64_t each;   /* tiles of a block */
+  int64_t groups; /* of tiles: strips * groups * ranks blocks */
+  int64_t ranks, range;
 } cut;
+
+/* How many tiles a block should do: more of them scan A less often, but may leave multiprocessors without work. */
+static int64_t find_each(const cut *c, int64_t k, int64_t gpu)
+{
+  const double scan = (double)esmm_ceil_div(k, CHUNK);
+  int64_t best = 1;
+  double least = INFINITY;
+  for (int64_t each = 1; each <= esmm_min(c->tiles, MOST_EACH); each++) {
+    const int64_t waves = esmm_ceil_div(c->strips * esmm_ceil_div(c->tiles, each), gpu);
+    const double seconds = (double)waves * (scan + TILE_CHUNKS * (double)each);
+    if (seconds < least) {
+      least = seconds;
+      best = each;
+    }
+  }
+  return best;
+}
+
+/* Blocks that run at once: larger clusters do not find room on every multiprocessor. */
+static int64_t room_for(int64_t ranks, int64_t gpu)
+{
+  return ranks > 2 ? gpu - gpu / 8 : gpu;
+}
 
 static cut find_cut(const esmm_problem *p)
 {
   const int64_t gpu = esmm_cuda_sms(p);
-  cut c = {
-      .strips = esmm_ceil_div(p->m, ESMM_FUSED16_ROWS), .tiles = esmm_ceil_div(p->n, ESMM_FUSED16_COLS), .ranks = 1};
+  cut c = {.strips = esmm_ceil_div(p->m, ESMM_FUSED16_ROWS),
+           .tiles = esmm_ceil_div(p->n, ESMM_FUSED16_COLS),
+           .each = 1,
+           .ranks = 1};
   const int64_t units = c.strips * c.tiles;
-  while (c.ranks < ESMM_FUSED16_RANKS && (double)(2 * c.ranks * units) <= MOST_AT_ONCE * (double)gpu &&
+  while (c.ranks < ESMM_FUSED16_RANKS && 2 * c.ranks * units <= room_for(2 * c.ranks, gpu) &&
          2 * c.ranks * LEAST_RANGE <= p->k)
     c.ranks *= 2;
+  if (units > gpu)
+    c.each = find_each(&c, p->k, gpu);
+  c.groups = esmm_ceil_div(c.tiles, c.each);
   c.range = esmm_round_up(esmm_ceil_div(p->k, c.ranks), 64);
   return c;
 }
@@ -64,9 +98,10 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 }
 
 /*
- * A chunk costs its latencies, however little of it is alive; what is, costs stages. Two blocks of a multiprocessor
- * slow each other down a little. In launches: blocks of a cluster send each other sums, and a C whose lines are not of
- * 16 bytes is written element by element.
+ * A chunk of k's costs its latencies, however little of it is alive; what is, costs stages, for each tile. A line
+ * cannot say that A is scanned for every tile where more k's are alive than there is room for: below that it costs more
+ * than it does. In launches: blocks of a cluster send each other sums, and a C whose lines are not of 16 bytes is
+ * written element by element.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -75,14 +110,14 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)cost;
   const cut c = find_cut(p);
   const double n = (double)p->n, k = (double)p->k, rows = (double)esmm_min(p->m, ESMM_FUSED16_ROWS);
-  const int64_t blocks = c.strips * c.tiles * c.ranks, gpu = esmm_cuda_sms(p);
-  const double waves = (double)esmm_ceil_div(blocks, ESMM_FUSED16_BLOCKS * gpu);
-  const double chunks = waves * (double)esmm_ceil_div(c.range, ESMM_FUSED16_CHUNK);
-  const double odd = esmm_cuda_as_it_is(&p->c) ? 0.0 : ODD * waves * rows * ESMM_FUSED16_COLS / (double)c.ranks;
+  const double waves = (double)esmm_ceil_div(c.strips * c.groups * c.ranks, esmm_cuda_sms(p)), each = (double)c.each;
+  const double chunks = waves * (double)esmm_ceil_div(c.range, CHUNK);
+  const double odd = esmm_cuda_as_it_is(&p->c) ? 0.0 : ODD * waves * each * rows * ESMM_FUSED16_COLS / (double)c.ranks;
   units->per_strip[0] = 2.0 * k * n;
-  units->base[1] = chunks;
-  units->per_strip[2] = (blocks > gpu ? TWO_BLOCKS : 1.0) * chunks * (ESMM_FUSED16_CHUNK / ESMM_FUSED16_STAGE_K);
-  units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n;
+  units->base[1] = chunks + TILE_CHUNKS * waves * (each - 1.0);
+  units->per_strip[1] = chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
+  units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
+  units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
   units->base[4] = esmm_cuda_copy_units(p);
   units->base[5] = 1.0 + (c.ranks > 1 ? SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
@@ -96,7 +131,7 @@ typedef struct layout {
 static bool lay_out(const esmm_problem *p, const cut *c, layout *l)
 {
   *l = (layout){0};
-  const size_t blocks = c->ranks > 1 ? (size_t)(c->strips * c->tiles * c->ranks) : 0; /* few: they run at once */
+  const size_t blocks = c->ranks > 1 ? (size_t)(c->strips * c->groups * c->ranks) : 0; /* few: they run at once */
   return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, blocks * ESMM_FUSED16_PARTIAL, ALIGN, &l->partial);
 }
@@ -128,6 +163,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                 .n = (int32_t)p->n,
                                 .k = (int32_t)p->k,
                                 .tiles = (int32_t)c.tiles,
+                                .each = (int32_t)c.each,
                                 .ranks = (int32_t)c.ranks,
                                 .range = (int32_t)c.range,
                                 .b = w->rows,
@@ -139,7 +175,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   if (status != ESMM_OK)
     return status;
   const functions *f = self->own;
-  const esmm_launch launch = {.grid_x = (unsigned)(c.strips * c.tiles * c.ranks),
+  const esmm_launch launch = {.grid_x = (unsigned)(c.strips * c.groups * c.ranks),
                               .threads = ESMM_FUSED16_THREADS,
                               .shared = ESMM_FUSED16_SHARED,
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
@@ -154,8 +190,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
-  .term_names = {"reading of b", "chunks of k", "stages", "writing of c", "copying of a", "launches"},               \
-  .cost = {9.5e-14, 1.32e-6, 7.15e-7, 3.5e-13, 3.7e-6, 9.6e-6}, .workspace = workspace, .run = run
+  .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
+  .cost = {2.3e-13, 6.3e-7, 3.9e-7, 4.1e-13, 4.7e-6, 7.2e-6}, .workspace = workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
 

@@ -1,19 +1,19 @@
 /*
  * k_fused16_sm90a.cu: products of 16-bit operands with few or middling rows on Hopper: A is scanned and multiplied by
- * one block, in its shared memory. Nothing is packed and no block waits for all others, which is what
+ * one block, in its shared memory. Nothing is packed for others and no block waits for all of them, which is what
  * k_wgmma16_sm90a.cu spends most of a small product on; instead every tile of columns scans A again.
  *
  *   A [m,k]   bf16 or fp16, either order; strips of 64 rows
  *   B [k,n]   the rows form of the weights
- *   C         tiles of 64 rows by 256 columns; up to 8 blocks, a cluster, share a tile's k's
+ *   C         tiles of 64 rows by 256 columns; up to 8 blocks, a cluster, share a tile's k's, or a block does several
+ *             tiles of the same rows
  *
- * A block takes its k's in chunks of 256, and works on two of them:
+ * TMA brings A in boxes of 64 k's. Eight warps take these in turn; a warp finds the k's that have a nonzero in the 64
+ * rows (-0 is a zero), hears from the box before how many there are so far, and puts its own behind those, into stages
+ * of 32: their elements of A, and their rows of B, which it gathers. Four warps multiply stages as they fill up.
  *
- *   this chunk   rows of B by the list of its alive k's are gathered into a ring, 32 k's a stage; A's elements by the
- *                same list go from the boxes to registers, and both are multiplied. Each of the two warpgroups has 128
- *                columns
- *   the next     TMA has brought its boxes, 64 k's by 64 rows; while the first rows of B are on their way a warp looks
- *                which of 32 k's have a nonzero in the 64 rows (-0 is a zero). Then it is listed
+ * Lines of A stay where they are put, and where there is room for all of them the next tile needs B's rows only.
+ * Otherwise A is scanned again.
  *
  * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks.
  * What fills up the last stage is zeros in both operands, so that no Inf of either gets in.
@@ -23,28 +23,37 @@
 
 #define ROWS ESMM_FUSED16_ROWS
 #define COLS ESMM_FUSED16_COLS
-#define CHUNK ESMM_FUSED16_CHUNK
+#define BOXES ESMM_FUSED16_BOXES
 #define STAGE_K ESMM_FUSED16_STAGE_K
 #define STAGES ESMM_FUSED16_STAGES
 #define THREADS ESMM_FUSED16_THREADS
-#define WARPS (THREADS / 32)
+#define FINDERS 256 /* threads that find; the others multiply */
+#define FIND_WARPS (FINDERS / 32)
+#define MULTIPLIERS (THREADS - FINDERS)
+#define BOX_K 64
 #define BOX_BYTES WGMMA16_PANEL
-#define BOXES (CHUNK / 64)
-#define LINE 128 /* bytes of a line of a box of A, and of a panel of B */
-#define PANEL_BYTES (STAGE_K * LINE)
-#define STAGE_BYTES (COLS / 64 * PANEL_BYTES)
+#define LINE 128                 /* bytes of a k: 64 rows of A, or columns of a panel of B */
+#define LINES (STAGES * STAGE_K) /* of B, in all stages */
+#define LINES_A ESMM_FUSED16_LINES
+#define STAGE_STEP (STAGE_K * LINE >> 4) /* in a view, from stage to stage */
 #define STEPS (STAGE_K / 16)
-#define SUMS 64 /* of a thread: 64 rows by 128 columns over a warpgroup */
-static_assert(WARPS * 4 == STAGE_K && WARPS * 32 == CHUNK, "a warp gathers four lines of a stage, looks at 32 k's");
+#define SUMS 128 /* of a thread that multiplies: 64 rows by 256 columns over a warpgroup */
+#define LAST 8   /* told of a stage, with its steps: no other follows in this tile */
+#define STEPS_MASK 7
+static_assert(MULTIPLIERS == 128, "a warpgroup");
+static_assert(BOXES % FIND_WARPS == 0, "a warp loads again where it has looked");
 
 struct block_memory {
-  alignas(1024) char ring[STAGES][STAGE_BYTES]; /* rows of B */
-  char boxes[2][BOXES][BOX_BYTES];              /* of A: two chunks */
-  uint16_t list[CHUNK];                         /* alive k's of this chunk */
-  uint32_t words[WARPS];                        /* which k's of the next one are alive */
-  uint64_t full[2];                             /* boxes have come */
+  alignas(1024) char b[COLS / 64][LINES][LINE]; /* what is multiplied: rows of B in panels of 64 columns, */
+  char a[LINES_A][LINE];                        /* and 64 rows of A */
+  char boxes[BOXES][BOX_BYTES];                 /* of A */
+  uint64_t come[BOXES], heard[BOXES];           /* a box has come; how many alive k's are before it is known, */
+  uint32_t before[BOXES];                       /* so many */
+  uint32_t listed[LINES_A];                     /* k's of the lines of A */
+  uint32_t told[STAGES];                        /* steps of 16 k's, and whether it is the last */
+  uint64_t full[STAGES], empty[STAGES];
 };
-static_assert(sizeof(block_memory) == ESMM_FUSED16_SHARED, "params.h tells the host another size");
+static_assert(sizeof(block_memory) <= ESMM_FUSED16_SHARED, "params.h tells the host another size");
 
 extern __shared__ __align__(1024) char shared[];
 
@@ -53,98 +62,52 @@ static __device__ __forceinline__ block_memory *memory(void)
   return (block_memory *)shared;
 }
 
-/* ---- A ---- */
+/* ---- eight warps find ---- */
 
-/* One thread: the chunk that begins at k and ends before `last`. */
+/* One thread: box i, which begins at k. */
 template <bool BY_K>
-static __device__ __forceinline__ void load_chunk(const esmm_fused16_params &p, int which, int row, int k, int last)
+static __device__ __forceinline__ void load_box(const esmm_fused16_params &p, uint32_t i, int row, int k)
 {
-  const int boxes = min(BOXES, (last - k + 63) / 64);
-  sm90_fence_async(); /* everybody has read what was there */
-  sm90_barrier_expect(&memory()->full[which], (uint32_t)boxes * BOX_BYTES);
-  for (int i = 0; i < boxes; i++, k += 64)
-    sm90_tma_load(memory()->boxes[which][i], &p.map_a, BY_K ? row : k, BY_K ? k : row, &memory()->full[which]);
+  uint64_t *come = &memory()->come[i % BOXES];
+  sm90_barrier_expect(come, BOX_BYTES);
+  sm90_tma_load(memory()->boxes[i % BOXES], &p.map_a, BY_K ? row : k, BY_K ? k : row, come);
 }
 
-/* A warp's 32 k's of a chunk: which are alive. Those that were not loaded are not. */
-template <bool BY_K> static __device__ __forceinline__ uint32_t look(int which, int ks)
+/* A box in registers: lane (q, t) has k 8g + q of rows 8j + 2t and the next, for all g and j. */
+struct found_lines {
+  uint32_t x[8][8];
+};
+
+/* Alive k's of a box: bit 4q + g % 4 is k 8g + q, of g below 4 and from 4 on. */
+struct found {
+  uint32_t low, high;
+};
+
+template <bool BY_K> static __device__ __forceinline__ found look(uint32_t i, found_lines &lines)
 {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t at = line_reader<BY_K>(sm90_address(memory()->boxes[which][warp / 2]), lane);
-  uint32_t mine = 0; /* bit g: k 8g + lane / 4 in this lane's rows */
-  if ((int)warp * 32 >= ks)
-    return 0;
+  const uint32_t at = line_reader<BY_K>(sm90_address(memory()->boxes[i % BOXES]), threadIdx.x % 32);
+  found alive = {0, 0};
 #pragma unroll
-  for (int g = 0; g < 4; g++) {
+  for (int g = 0; g < 8; g++) {
     uint32_t x[4], y[4];
-    read_lines<BY_K>(at, 4 * (int)(warp % 2) + g, 0, x);
-    read_lines<BY_K>(at, 4 * (int)(warp % 2) + g, 1, y);
-    const uint32_t any = x[0] | x[1] | x[2] | x[3] | y[0] | y[1] | y[2] | y[3];
-    mine |= (any & 0x7fff7fffu) != 0 ? 1u << g : 0;
-  }
-  mine |= __shfl_xor_sync(~0u, mine, 1);
-  mine |= __shfl_xor_sync(~0u, mine, 2);
-  mine = __shfl_sync(~0u, mine, (int)(lane % 8 * 4)) >> lane / 8;
-  return __ballot_sync(~0u, mine & 1);
-}
-
-/* The list from the words; returns how many k's it has. */
-static __device__ __forceinline__ int write_list(void)
-{
-  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const uint4 low = *(const uint4 *)memory()->words, high = *((const uint4 *)memory()->words + 1);
-  const uint32_t words[WARPS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  int count = 0, before = 0;
-  uint32_t mine = 0;
+    read_lines<BY_K>(at, g, 0, x);
+    read_lines<BY_K>(at, g, 1, y);
 #pragma unroll
-  for (int i = 0; i < WARPS; i++) {
-    before += i < warp ? __popc(words[i]) : 0;
-    count += __popc(words[i]);
-    mine = i == warp ? words[i] : mine;
+    for (int j = 0; j < 4; j++) {
+      lines.x[g][j] = x[j];
+      lines.x[g][4 + j] = y[j];
+    }
   }
-  if (mine >> lane & 1)
-    memory()->list[before + __popc(mine & ((1u << lane) - 1))] = (uint16_t)(32 * warp + lane);
-  return count;
-}
-
-/* Where a lane's element of a listed k is: of row `row` in the boxes of its chunk; other_half: that of row + 8. */
-template <bool BY_K> static __device__ __forceinline__ uint32_t element_at(uint32_t boxes, uint32_t row, uint32_t k)
-{
-  const uint32_t line = BY_K ? k % 64 : row, place = BY_K ? row : k % 64;
-  return boxes + k / 64 * BOX_BYTES + line * LINE + ((place ^ line * 8) & 56) * 2 + place % 8 * 2;
-}
-
-template <bool BY_K> static __device__ __forceinline__ uint32_t other_half(uint32_t at)
-{
-  return BY_K ? at ^ 16 : at + 8 * LINE;
-}
-
-static __device__ __forceinline__ uint32_t load_shared_16(uint32_t at)
-{
-  uint16_t x;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
-  return x;
-}
-
-/* A's operand of one step of 16 listed k's, from entry `from` on, as wgmma wants it in registers. What is not listed is
-   zeros. */
-template <bool BY_K> static __device__ __forceinline__ void take_step(int which, int from, int count, uint32_t (&a)[4])
-{
-  const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const uint32_t boxes = sm90_address(memory()->boxes[which]);
 #pragma unroll
-  for (int i = 0; i < 2; i++) { /* k's 2t and 2t + 1 of lane (g, t), then 8 on */
-    const int entry = from + 8 * i + 2 * (int)(lane % 4);
-    const uint32_t listed = entry < count ? *(const uint32_t *)&memory()->list[entry] : 0;
-    const uint32_t x = element_at<BY_K>(boxes, row, listed & (CHUNK - 1));
-    const uint32_t y = element_at<BY_K>(boxes, row, listed >> 16 & (CHUNK - 1));
-    const uint32_t mask = (entry < count ? 0xffffu : 0) | (entry + 1 < count ? 0xffff0000u : 0);
-    a[2 * i] = (load_shared_16(x) | load_shared_16(y) << 16) & mask;
-    a[2 * i + 1] = (load_shared_16(other_half<BY_K>(x)) | load_shared_16(other_half<BY_K>(y)) << 16) & mask;
+  for (int g = 0; g < 8; g++) {
+    const uint32_t *x = lines.x[g], any = x[0] | x[1] | x[2] | x[3] | x[4] | x[5] | x[6] | x[7];
+    uint32_t lanes = __ballot_sync(~0u, (any & 0x7fff7fffu) != 0);
+    lanes |= lanes >> 1;
+    lanes |= lanes >> 2;
+    *(g < 4 ? &alive.low : &alive.high) |= (lanes & 0x11111111u) << g % 4;
   }
+  return alive;
 }
-
-/* ---- B ---- */
 
 /* 16 bytes, or zeros. */
 static __device__ __forceinline__ void gather(uint32_t to, const void *from, bool there)
@@ -152,90 +115,283 @@ static __device__ __forceinline__ void gather(uint32_t to, const void *from, boo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
-/* Four lines of stage s, a warp's own; those that are not listed are zeros. b: the lane's columns of the chunk's first
-   k. */
-static __device__ __forceinline__ void gather_stage(const esmm_fused16_params &p, const char *b, bool inside, int s,
-                                                    int count)
-{
-  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, first = s * STAGE_K + 4 * warp;
-  if (s * STAGE_K < count) {
-    const uint32_t to = sm90_address(memory()->ring[s % STAGES]) + (uint32_t)(lane / 8 * PANEL_BYTES);
-    const uint2 listed = *(const uint2 *)&memory()->list[first]; /* past the count they are anything */
-    const uint32_t k[4] = {listed.x & 0xffff, listed.x >> 16, listed.y & 0xffff, listed.y >> 16};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int line = 4 * warp + i;
-      const bool there = inside && first + i < count;
-      gather(to + (uint32_t)(line * LINE + (lane % 8 ^ line % 8) * 16), there ? b + (int64_t)k[i] * p.b_row : b, there);
-    }
-  }
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+/* A warp's way through the stages. */
+struct finder {
+  uint32_t entered; /* stages that it may write, or has left: those before this one */
+  uint32_t left;    /* stages that it has left */
+  uint32_t base;    /* the tile's first stage */
+};
 
-/* A warpgroup's two panels of B in a stage: 64 columns each, STAGE_K lines. */
-static __device__ __forceinline__ uint64_t view_of_b(void)
+/* Waits until stage x may be written. */
+static __device__ __forceinline__ void enter(finder &f, uint32_t x)
 {
-  const uint32_t at = sm90_address(memory()->ring) + threadIdx.x / 128 * (2 * PANEL_BYTES);
-  return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)(PANEL_BYTES >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-         (uint64_t)1 << 62;
-}
-
-/* A stage, once its rows of B have come. All threads. */
-template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void multiply_stage(uint64_t view, int s, const uint32_t (&a)[STEPS][4],
-                                                      float (&sums)[SUMS])
-{
-  sm90_fence_async();
-  __syncthreads();
-  sm90_wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < STEPS; i++)
-    wgmma16_registers<DTYPE>(sums, a[i], view + (uint64_t)((s % STAGES * STAGE_BYTES + i * 16 * LINE) >> 4));
-  sm90_wgmma_commit();
-}
-
-template <bool BY_K>
-static __device__ __forceinline__ void take_stage(int which, int s, int count, uint32_t (&a)[STEPS][4])
-{
-#pragma unroll
-  for (int i = 0; i < STEPS; i++)
-    take_step<BY_K>(which, s * STAGE_K + i * 16, count, a[i]);
-}
-
-/* What is listed, times B. The first stages are on their way; a: A's operands of the first. */
-template <esmm_dtype DTYPE, bool BY_K>
-static __device__ __forceinline__ void multiply_chunk(const esmm_fused16_params &p, const char *b, bool inside,
-                                                      int which, int count, const uint32_t (&first)[STEPS][4],
-                                                      float (&sums)[SUMS])
-{
-  const uint64_t view = view_of_b();
-  if (count > 0) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    multiply_stage<DTYPE>(view, 0, first, sums);
-    gather_stage(p, b, inside, STAGES - 1, count);
-  }
 #pragma unroll 1
-  for (int s = 1; s * STAGE_K < count; s++) {
-    uint32_t a[STEPS][4];
-    sm90_wgmma_wait<0>(); /* the stage before, which reads the same registers */
-    take_stage<BY_K>(which, s, count, a);
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    multiply_stage<DTYPE>(view, s, a, sums);
-    gather_stage(p, b, inside, s + STAGES - 1, count); /* where the stage before was */
+  for (; f.entered <= x; f.entered++)
+    sm90_barrier_wait(&memory()->empty[f.entered % STAGES], (f.entered / STAGES & 1) ^ 1);
+}
+
+/* It has put all that it has into the stages before x. told: of the last of them; the others are full. */
+static __device__ __forceinline__ void leave(finder &f, uint32_t x, uint32_t told)
+{
+#pragma unroll 1
+  for (; f.left < x; f.left++) {
+    uint64_t *full = &memory()->full[f.left % STAGES];
+    enter(f, f.left);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(sm90_address(full)) : "memory");
+    __syncwarp();
+    if (threadIdx.x == 0)
+      memory()->told[f.left % STAGES] = told;
+    if (threadIdx.x % 32 == 0)
+      sm90_barrier_arrive(full);
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* A lane's 16 bytes of a row of B. line: its place in the ring. */
+static __device__ __forceinline__ uint32_t place_of_b(uint32_t line)
+{
+  const uint32_t lane = threadIdx.x % 32;
+  return sm90_address(memory()->b[lane / 8]) + line * LINE + ((lane ^ line) & 7) * 16;
+}
+
+/* Four groups of eight k's of A, those of `word`, to places from `entry` on. */
+static __device__ __forceinline__ void put_lines(const uint32_t (&lines)[4][8], uint32_t word, uint32_t entry)
+{
+  const uint32_t lane = threadIdx.x % 32, to = sm90_address(memory()->a) + lane % 4 * 4;
+#pragma unroll
+  for (uint32_t g = 0; g < 4; g++) {
+    const uint32_t bit = 1u << ((lane & ~3u) + g), line = (entry + (uint32_t)__popc(word & (bit - 1))) % LINES_A;
+    const uint32_t at = to + line * LINE + line % 8 * 16;
+    if (word & bit)
+#pragma unroll
+      for (uint32_t j = 0; j < 8; j++)
+        sm90_store(at ^ j * 16, lines[g][j]);
+  }
+}
+
+/* A tile's columns of B that a lane gathers. */
+struct columns {
+  const char *at; /* of k 0 */
+  bool inside;
+};
+
+static __device__ __forceinline__ void put_row(const esmm_fused16_params &p, const columns &b, uint32_t line,
+                                               uint32_t k)
+{
+  gather(place_of_b(line % LINES), b.at + (uint64_t)k * (uint32_t)p.b_row, b.inside);
+}
+
+/* The rows of B, and k's, of `word` of 32 k's from k0 on. */
+static __device__ __forceinline__ void put_rows(const esmm_fused16_params &p, const finder &f, const columns &b,
+                                                uint32_t word, uint32_t entry, uint32_t k0)
+{
+#pragma unroll 1
+  for (; word; word &= word - 1, entry++) {
+    const uint32_t bit = (uint32_t)__ffs((int)word) - 1, k = k0 + bit % 4 * 8 + bit / 4;
+    put_row(p, b, f.base * STAGE_K + entry, k);
+    if (threadIdx.x % 32 == 0)
+      memory()->listed[entry % LINES_A] = k;
+  }
+}
+
+/* How many alive k's are before box i. */
+static __device__ __forceinline__ uint32_t hear(uint32_t i)
+{
+  sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
+  return memory()->before[i % BOXES];
+}
+
+/* One thread tells it. */
+static __device__ __forceinline__ void tell(uint32_t i, uint32_t before)
+{
+  memory()->before[i % BOXES] = before;
+  sm90_barrier_arrive(&memory()->heard[i % BOXES]);
+}
+
+static __device__ __forceinline__ bool stays(uint32_t entries)
+{
+  return entries <= LINES_A;
+}
+
+static __device__ __forceinline__ uint32_t steps_of(uint32_t entries)
+{
+  return (entries % STAGE_K + 15) / 16;
+}
+
+/* The tile's last stage: zeros up to a whole step. */
+static __device__ __forceinline__ void fill_up(finder &f, uint32_t entries)
+{
+  const uint32_t x = f.base + entries / STAGE_K, end = entries / STAGE_K * STAGE_K + steps_of(entries) * 16;
+  leave(f, x, STEPS);
+  enter(f, x);
+  for (uint32_t entry = entries + threadIdx.x / 32; entry < end; entry += FIND_WARPS) {
+    sm90_store(sm90_address(memory()->a[entry % LINES_A]) + threadIdx.x % 32 * 4, 0);
+    sm90_store4(place_of_b((f.base * STAGE_K + entry) % LINES), make_uint4(0, 0, 0, 0));
+  }
+  leave(f, x + 1, steps_of(entries) | LAST);
+}
+
+/* k's [first, last) of 64 rows; returns how many are alive. */
+template <bool BY_K>
+static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, finder &f, int row0, int first, int last,
+                                                const columns &b)
+{
+  const uint32_t warp = threadIdx.x / 32;
+  int k = first + BOX_K * (int)warp;
+#pragma unroll 1
+  for (uint32_t i = warp; k < last; i += FIND_WARPS, k += BOX_K * FIND_WARPS) {
+    found_lines lines;
+    sm90_barrier_wait(&memory()->come[i % BOXES], i / BOXES & 1);
+    const found alive = look<BY_K>(i, lines);
+    const uint32_t low = (uint32_t)__popc(alive.low), count = low + (uint32_t)__popc(alive.high);
+    const uint32_t entry = hear(i);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      tell(i + 1, entry + count);
+      if (k + BOXES * BOX_K < last)
+        load_box<BY_K>(p, i + BOXES, row0, k + BOXES * BOX_K);
+    }
+    __syncwarp();
+    leave(f, f.base + entry / STAGE_K, STEPS); /* or the stages that it waits for might wait for it */
+    if (count == 0)
+      continue;
+    enter(f, f.base + (entry + count - 1) / STAGE_K);
+    put_rows(p, f, b, alive.low, entry, (uint32_t)k);
+    put_rows(p, f, b, alive.high, entry + low, (uint32_t)k + 32);
+    put_lines(*(const uint32_t(*)[4][8])lines.x, alive.low, entry);
+    put_lines(*(const uint32_t(*)[4][8]) & lines.x[4], alive.high, entry + low);
+    leave(f, f.base + (entry + count) / STAGE_K, STEPS);
+  }
+  const uint32_t entries = hear((uint32_t)max(0, (last - first + BOX_K - 1) / BOX_K));
+  fill_up(f, entries);
+  return entries;
+}
+
+/*
+ * The same entries once more, for another tile: A's lines are there. Stages from `from` on; of those that there is room
+ * for at once, `from` 0 does all, and leaves the rest.
+ */
+static __device__ __forceinline__ void find_again(const esmm_fused16_params &p, finder &f, uint32_t entries,
+                                                  const columns &b, uint32_t from)
+{
+  const uint32_t last = entries / STAGE_K, end = last * STAGE_K + steps_of(entries) * 16;
+  const uint32_t to = from ? last : min(last, (uint32_t)STAGES - 1);
+  enum { EACH = STAGE_K / FIND_WARPS };
+#pragma unroll 1
+  for (uint32_t x = from; x <= to; x++) {
+    const uint32_t first = x * STAGE_K + threadIdx.x / 32 * EACH;
+    enter(f, f.base + x);
+#pragma unroll
+    for (uint32_t entry = first; entry < first + EACH; entry++)
+      if (entry < entries)
+        put_row(p, b, f.base * STAGE_K + entry, memory()->listed[entry]);
+      else if (entry < end)
+        sm90_store4(place_of_b((f.base * STAGE_K + entry) % LINES), make_uint4(0, 0, 0, 0));
+    leave(f, f.base + x + 1, x < last ? STEPS : steps_of(entries) | LAST);
+  }
+}
+
+/* One thread: boxes are to come, and nothing is known of them. */
+template <bool BY_K>
+static __device__ __forceinline__ void begin_scan(const esmm_fused16_params &p, int row0, int first, int last)
+{
+  for (int i = 0; i < BOXES; i++) {
+    sm90_barrier_init(&memory()->come[i], 1);
+    sm90_barrier_init(&memory()->heard[i], 1);
+  }
+  sm90_fence_init();
+  for (int i = 0; i < BOXES && first + i * BOX_K < last; i++)
+    load_box<BY_K>(p, (uint32_t)i, row0, first + i * BOX_K);
+  tell(0, 0);
+}
+
+/* One thread: everybody has heard of all boxes. */
+static __device__ __forceinline__ void end_scan(void)
+{
+  for (int i = 0; i < BOXES; i++) {
+    sm90_barrier_end(&memory()->come[i]);
+    sm90_barrier_end(&memory()->heard[i]);
+  }
+}
+
+/* Finders meet. */
+static __device__ __forceinline__ void find_meet(void)
+{
+  asm volatile("bar.sync 1, %0;" ::"n"(FINDERS) : "memory");
+}
+
+/* ---- four multiply ---- */
+
+/* Where in the ring the next stage is. */
+struct multiplier {
+  uint32_t slot, phase;
+};
+
+/* The stages of a tile. */
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(multiplier &x, float (&sums)[SUMS])
+{
+  const uint64_t a = wgmma16_view(memory()->a);
+  const uint64_t b = (uint64_t)((sm90_address(memory()->b) & 0x3ffffu) >> 4) | (uint64_t)(LINES * LINE >> 4) << 16 |
+                     (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+  enum { STEP = 16 * LINE >> 4 };
+  uint32_t before = STAGES;
+#pragma unroll
+  for (int j = 0; j < SUMS; j++)
+    sums[j] = 0.0f;
+#pragma unroll 1
+  for (uint32_t stage = 0;; stage++) {
+    const uint64_t at = a + stage % (LINES_A / STAGE_K) * STAGE_STEP, bt = b + x.slot * STAGE_STEP;
+    sm90_barrier_wait(&memory()->full[x.slot], x.phase);
+    const uint32_t told = memory()->told[x.slot];
+    sm90_fence_async(); /* it was not TMA that filled it */
+    if ((told & STEPS_MASK) == STEPS) {
+      sm90_wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < STEPS; i++)
+        wgmma16<DTYPE, 1>(sums, at + i * STEP, bt + i * STEP);
+      sm90_wgmma_commit();
+    } else if (told & STEPS_MASK) {
+      sm90_wgmma_fence();
+      wgmma16<DTYPE, 1>(sums, at, bt);
+      sm90_wgmma_commit();
+    }
+    if (before < STAGES) {
+      sm90_wgmma_wait<1>();
+      if (threadIdx.x % 32 == 0)
+        sm90_barrier_arrive(&memory()->empty[before]);
+    }
+    before = x.slot;
+    if (++x.slot == STAGES) {
+      x.slot = 0;
+      x.phase ^= 1;
+    }
+    if (told & LAST)
+      break;
+  }
   sm90_wgmma_wait<0>();
+  if (threadIdx.x % 32 == 0)
+    sm90_barrier_arrive(&memory()->empty[before]);
 }
 
 /* ---- C: blocks of a cluster add up their sums ---- */
 
 /*
- * Sums in shared memory, where the operands lay: [owner][row][its columns], for the block that finishes these columns.
+ * Sums in shared memory, where the boxes lay: [owner][row][its columns], for the block that finishes these columns.
  * What is another's goes through memory, which is faster than from one shared memory to another:
  *   p.partial [unit][owner][sender][row][the owner's columns]
  * Groups of eight columns are swapped by row, so that the rows of a store do not meet in the same banks.
  */
-static_assert(ROWS * COLS * 4 <= ESMM_FUSED16_SHARED, "sums lie where the operands lay");
+static_assert(ROWS * COLS * 4 <= BOXES * BOX_BYTES, "sums lie where the boxes lay");
+
+static __device__ __forceinline__ float *sums_at(void)
+{
+  return (float *)(void *)memory()->boxes;
+}
+
+/* Of each block's share of a tile's columns. */
+static __device__ __forceinline__ int log_columns(const esmm_fused16_params &p)
+{
+  return 31 - __clz(COLS / p.ranks);
+}
 
 /* Where a row's column is, among an owner's 1 << log_mine columns. */
 static __device__ __forceinline__ int swapped(int row, int col, int log_mine)
@@ -243,14 +399,16 @@ static __device__ __forceinline__ int swapped(int row, int col, int log_mine)
   return col ^ (row * 8 & ((1 << log_mine) - 1) & 56);
 }
 
-static __device__ __forceinline__ void store_sums(int log_mine, const float (&sums)[SUMS])
+/* The warpgroup that has multiplied: its sums, where nothing is read any more. */
+static __device__ __forceinline__ void store_sums(const esmm_fused16_params &p, const float (&sums)[SUMS])
 {
+  const int log_mine = log_columns(p);
   const int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32, row = warp * 16 + lane / 4;
-  const int first = (int)threadIdx.x / 128 * (COLS / 2) + lane % 4 * 2;
+  const int first = lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < SUMS; j += 4) {
     const int col = first + j * 2, at = swapped(row, col & ((1 << log_mine) - 1), log_mine);
-    float *to = (float *)shared + (((col >> log_mine) * ROWS + row) << log_mine) + at;
+    float *to = sums_at() + (((col >> log_mine) * ROWS + row) << log_mine) + at;
     *(float2 *)to = make_float2(sums[j], sums[j + 1]);
     *(float2 *)(to + (8 << log_mine)) = make_float2(sums[j + 2], sums[j + 3]);
   }
@@ -272,7 +430,7 @@ static __device__ __forceinline__ void send(const esmm_fused16_params &p, int un
     return;
   asm volatile(
       "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(partial_of(p, unit, owner, rank, log_mine)),
-      "r"(sm90_address((float *)shared + (owner * ROWS << log_mine))), "r"(rows * 4 << log_mine)
+      "r"(sm90_address(sums_at() + (owner * ROWS << log_mine))), "r"(rows * 4 << log_mine)
       : "memory");
   sm90_bulk_commit();
   sm90_bulk_wait();
@@ -291,7 +449,7 @@ static __device__ __forceinline__ float4 read_sums(const esmm_fused16_params &p,
                                                    int at, int log_mine)
 {
   if (r == rank)
-    return *(const float4 *)((const float *)shared + ((rank * ROWS + row) << log_mine) + at);
+    return *(const float4 *)(sums_at() + ((rank * ROWS + row) << log_mine) + at);
   return __ldcg((const float4 *)(partial_of(p, unit, rank, r, log_mine) + (row << log_mine) + at));
 }
 
@@ -319,7 +477,7 @@ static __device__ __forceinline__ void finish_columns(const esmm_fused16_params 
     finish_8(p.epilogue, row0 + row, col, x);
     return;
   }
-  float *spare = (float *)shared + ((rank * ROWS + row) << log_mine) + at; /* nobody else reads it: one by one */
+  float *spare = sums_at() + ((rank * ROWS + row) << log_mine) + at; /* nobody else reads it: one by one */
   *(float4 *)spare = make_float4(x[0], x[1], x[2], x[3]);
   *(float4 *)(spare + 4) = make_float4(x[4], x[5], x[6], x[7]);
 #pragma unroll 1
@@ -339,14 +497,10 @@ static __device__ __forceinline__ void finish_rows(const esmm_fused16_params &p,
   }
 }
 
-/* Every block of a cluster finishes its share of the tile's columns. Nobody multiplies any more. */
-static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int unit, int rank, int row0, int col0,
-                                              const float (&sums)[SUMS])
+/* Every block of a cluster finishes its share of the tile's columns. The sums are there. */
+static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int unit, int rank, int row0, int col0)
 {
-  const int log_mine = 31 - __clz(COLS / p.ranks), rows = min(ROWS, p.m - row0);
-  store_sums(log_mine, sums);
-  sm90_fence_async();
-  __syncthreads();
+  const int log_mine = log_columns(p), rows = min(ROWS, p.m - row0);
   if (p.ranks > 1) {
     send(p, unit, rank, rows, log_mine);
     __syncwarp();
@@ -365,59 +519,71 @@ static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int 
 
 /* ---- a block ---- */
 
+/* A tile's columns of B. */
+static __device__ __forceinline__ columns columns_of(const esmm_fused16_params &p, int tile)
+{
+  const int64_t col = (int64_t)tile * (COLS * 2) + (int)threadIdx.x % 32 * 16; /* bytes */
+  return {(const char *)p.b + (col < p.b_row ? col : 0), col < p.b_row};
+}
+
+/* A finder's part of tile t, and of the next one where A's lines stay: as many stages as there are. */
+template <bool BY_K>
+static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, finder &f, uint32_t &entries, int row0,
+                                                 int first, int last, int tile, bool again, bool more)
+{
+  if (again && stays(entries)) {
+    find_again(p, f, entries, columns_of(p, tile), STAGES);
+  } else {
+    if (again) {
+      if (threadIdx.x == 0) {
+        end_scan();
+        begin_scan<BY_K>(p, row0, first, last);
+      }
+      find_meet();
+    }
+    entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
+  }
+  f.base = f.left;
+  if (more && stays(entries)) {
+    find_meet(); /* all k's are listed */
+    find_again(p, f, entries, columns_of(p, tile + 1), 0);
+  }
+}
+
 template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
 {
-  const int rank = (int)blockIdx.x % p.ranks, unit = (int)blockIdx.x / p.ranks;
-  const int row0 = unit / p.tiles * ROWS, col0 = unit % p.tiles * COLS;
+  const int rank = (int)blockIdx.x % p.ranks, unit = (int)blockIdx.x / p.ranks,
+            groups = (p.tiles + p.each - 1) / p.each;
+  const int row0 = unit / groups * ROWS, tile0 = unit % groups * p.each, tiles = min(p.each, p.tiles - tile0);
   const int first = rank * p.range, last = min(p.k, first + p.range);
-  const int64_t b_col = (int64_t)col0 * 2 + (int)threadIdx.x % 32 * 16; /* bytes */
-  const bool inside = b_col < p.b_row;
-  const char *b = (const char *)p.b + (inside ? b_col : 0);
   if (threadIdx.x == 0) {
-    sm90_barrier_init(&memory()->full[0], 1);
-    sm90_barrier_init(&memory()->full[1], 1);
-    sm90_fence_init();
-    for (int i = 0; i < 2; i++)
-      if (first + i * CHUNK < last)
-        load_chunk<BY_K>(p, i, row0, first + i * CHUNK, last);
+    for (int i = 0; i < STAGES; i++) {
+      sm90_barrier_init(&memory()->full[i], FINDERS + FIND_WARPS);
+      sm90_barrier_init(&memory()->empty[i], MULTIPLIERS / 32);
+    }
+    begin_scan<BY_K>(p, row0, first, last);
   }
   __syncthreads();
-  float sums[SUMS];
-#pragma unroll
-  for (int j = 0; j < SUMS; j++)
-    sums[j] = 0.0f;
-  int count = 0;
+  finder f = {0, 0, 0};
+  multiplier x = {0, 0};
+  uint32_t entries = 0;
 #pragma unroll 1
-  for (int i = -1; first + i * CHUNK < last; i++) { /* chunk i is multiplied, i + 1 looked at */
-    const int k = first + i * CHUNK, which = i & 1, next = last - k - CHUNK;
-    const bool early = count <= STAGE_K; /* all of A's operands are taken at once, and the boxes are free */
-    const bool loads = threadIdx.x == 0 && i >= 0 && k + 2 * CHUNK < last;
-    const char *rows = b + (int64_t)k * p.b_row;
-    uint32_t a[STEPS][4];
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-      gather_stage(p, rows, inside, s, count);
-    take_stage<BY_K>(which, 0, count, a);
-    if (early) {
-      __syncthreads();
-      if (loads)
-        load_chunk<BY_K>(p, which, row0, k + 2 * CHUNK, last);
+  for (int t = 0;; t++) {
+    if (threadIdx.x < FINDERS) {
+      find_tile<BY_K>(p, f, entries, row0, first, last, tile0 + t, t > 0, t + 1 < tiles);
+    } else {
+      float sums[SUMS];
+      multiply<DTYPE>(x, sums);
+      store_sums(p, sums); /* where boxes were, which nobody reads any more */
+      sm90_fence_async();
     }
-    if (next > 0) {
-      sm90_barrier_wait(&memory()->full[!which], (uint32_t)(i + 1) / 2 & 1);
-      const uint32_t word = look<BY_K>(!which, next);
-      if (threadIdx.x % 32 == 0)
-        memory()->words[threadIdx.x / 32] = word;
-    }
-    multiply_chunk<DTYPE, BY_K>(p, rows, inside, which, count, a, sums);
-    __syncthreads(); /* boxes and list are free, the words are there */
-    if (!early && loads)
-      load_chunk<BY_K>(p, which, row0, k + 2 * CHUNK, last);
-    if (next > 0)
-      count = write_list();
+    __syncthreads();
+    finish(p, unit, rank, row0, (tile0 + t) * COLS);
+    if (t + 1 == tiles)
+      break;
+    sm90_fence_async(); /* boxes may come again */
     __syncthreads();
   }
-  finish(p, unit, rank, row0, col0, sums);
 }
 
 #define FUSED16(name, dtype, by_k)                                           \
