@@ -177,6 +177,7 @@ typedef struct esmm_cuda_kernel {
      set to 1. */
   void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                int64_t *variant);
+  double knee, past_knee; /* above the strip density `knee` it takes past_knee times what the line says; 0: no knee */
   /* May be NULL: called before run() where it was chosen, to get what is got only when needed (a library's handle).
      False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */
   bool (*start)(esmm_ctx *ctx);
@@ -192,6 +193,12 @@ typedef struct esmm_cuda_kernel {
 static inline const esmm_cuda_kernel *esmm_cuda_about(const esmm_kernel *kernel)
 {
   return kernel->device;
+}
+
+/* What the line of a kernel is multiplied with at a strip density. */
+static inline double esmm_cuda_past_knee(const esmm_cuda_kernel *about, double strip)
+{
+  return about->knee > 0.0 && strip > about->knee ? about->past_knee : 1.0;
 }
 
 /* Descriptor functions that all of them share: terms from the line at p->sample, the seconds that making fp32 strips of

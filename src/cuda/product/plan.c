@@ -58,8 +58,9 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
 {
   const esmm_cuda_units line = units_of(self, p, cost, variant);
   const double strip = p->sample.strip[sample_level(self)], joint = p->sample.joint[sample_level(self)];
+  const double past = esmm_cuda_past_knee(esmm_cuda_about(self), strip);
   for (int i = 0; i < ESMM_COST_TERMS; i++)
-    units[i] = line.base[i] + line.per_strip[i] * strip + line.per_joint[i] * joint;
+    units[i] = past * (line.base[i] + line.per_strip[i] * strip + line.per_joint[i] * joint);
 }
 
 static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
@@ -87,7 +88,8 @@ static candidate look_at(const esmm_problem *p, int index)
 
 double esmm_run_seconds_at(const candidate *c, double strip, double joint)
 {
-  return c->base + c->per_strip * strip + c->per_joint * joint;
+  return esmm_cuda_past_knee(esmm_cuda_about(c->kernel), strip) *
+         (c->base + c->per_strip * strip + c->per_joint * joint);
 }
 
 static double middle(const candidate *c)

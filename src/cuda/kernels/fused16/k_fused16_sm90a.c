@@ -13,10 +13,13 @@
 #define CHUNK 256       /* k's that scanning is counted in */
 #define LEAST_RANGE 256 /* k's that are worth a block of their own */
 #define MOST_EACH 64    /* tiles of a block */
-#define TILE_CHUNKS 3.0 /* so many chunks' time a tile takes, beside its stages */
-#define SENDING .38     /* of a launch: sums of 64 rows from block to block */
-#define ODD 5.5e-5      /* of a launch, for each element of C that a block writes one by one */
-#define READING_A .3    /* of what a byte of C takes */
+#define TILE_CHUNKS 2.8 /* so many chunks' time a tile takes, beside its stages */
+#define AGAIN .3        /* of the scans for every tile that more alive k's than there is room for would cost */
+#define SENDING .27     /* of a launch: sums of 64 rows from block to block */
+#define ODD 6.2e-5      /* of a launch, for each element of C that a block writes one by one */
+#define READING_A .18   /* of what a byte of C takes */
+#define KNEE .3         /* alive k's, above which gathering is late: */
+#define PAST_KNEE 1.45  /* so many times the line */
 #define MOST_BLOCKS 1e9 /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
@@ -99,9 +102,9 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 
 /*
  * A chunk of k's costs its latencies, however little of it is alive; what is, costs stages, for each tile. A line
- * cannot say that A is scanned for every tile where more k's are alive than there is room for: below that it costs more
- * than it does. In launches: blocks of a cluster send each other sums, and a C whose lines are not of 16 bytes is
- * written element by element.
+ * cannot say that A is scanned for every tile where more k's are alive than there is room for; there, others are
+ * faster. In launches: blocks of a cluster send each other sums, and a C whose lines are not of 16 bytes is written
+ * element by element.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -115,7 +118,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double odd = esmm_cuda_as_it_is(&p->c) ? 0.0 : ODD * waves * each * rows * ESMM_FUSED16_COLS / (double)c.ranks;
   units->per_strip[0] = 2.0 * k * n;
   units->base[1] = chunks + TILE_CHUNKS * waves * (each - 1.0);
-  units->per_strip[1] = chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
+  units->per_strip[1] = AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
   units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
   units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
   units->base[4] = esmm_cuda_copy_units(p);
@@ -191,9 +194,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
   .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
-  .cost = {2.3e-13, 6.3e-7, 3.9e-7, 4.1e-13, 4.7e-6, 7.2e-6}, .workspace = workspace, .run = run
+  .cost = {1.1e-13, 5.6e-7, 4.7e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
 
-static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
+static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .knee = KNEE, .past_knee = PAST_KNEE};
 
 ESMM_KERNEL(fused_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

@@ -180,15 +180,39 @@ static __device__ __forceinline__ void put_row(const esmm_fused16_params &p, con
   gather(place_of_b(line % LINES), b.at + (uint64_t)k * (uint32_t)p.b_row, b.inside);
 }
 
+/* The k of a word's first bit, which is taken away. */
+static __device__ __forceinline__ uint32_t next_k(uint32_t &word, uint32_t k0)
+{
+  const uint32_t bit = (uint32_t)__ffs((int)word) - 1;
+  word &= word - 1;
+  return k0 + bit % 4 * 8 + bit / 4;
+}
+
 /* The rows of B, and k's, of `word` of 32 k's from k0 on. */
 static __device__ __forceinline__ void put_rows(const esmm_fused16_params &p, const finder &f, const columns &b,
                                                 uint32_t word, uint32_t entry, uint32_t k0)
 {
+  enum { TOGETHER = 4 };
+  const uint32_t lane = threadIdx.x % 32, line = f.base * STAGE_K;
 #pragma unroll 1
-  for (; word; word &= word - 1, entry++) {
-    const uint32_t bit = (uint32_t)__ffs((int)word) - 1, k = k0 + bit % 4 * 8 + bit / 4;
-    put_row(p, b, f.base * STAGE_K + entry, k);
-    if (threadIdx.x % 32 == 0)
+  for (int left = __popc(word); left >= TOGETHER; left -= TOGETHER, entry += TOGETHER) {
+    uint32_t k[TOGETHER], mine = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < TOGETHER; i++) {
+      k[i] = next_k(word, k0);
+      mine = lane == i ? k[i] : mine;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < TOGETHER; i++)
+      put_row(p, b, line + entry + i, k[i]);
+    if (lane < TOGETHER)
+      memory()->listed[(entry + lane) % LINES_A] = mine;
+  }
+#pragma unroll 1
+  for (; word; entry++) {
+    const uint32_t k = next_k(word, k0);
+    put_row(p, b, line + entry, k);
+    if (lane == 0)
       memory()->listed[entry % LINES_A] = k;
   }
 }

@@ -19,6 +19,7 @@
 #define JOINT_ODD 4.1e-7
 #define JOINT_EXPOSED .69 /* of the time that writing C takes, what joint does not hide */
 #define PARTS .51         /* of a launch: adding the parts of joint's split tiles, */
+#define FEW_STRIPS 2.8e-5 /* of a launch, for each k: one or two strips are packed by few blocks */
 #define PART_STAGES 13    /* or as long as so many stages */
 #define KEPT .25          /* k's that A is expected to leave, when joint decides whether to split tiles */
 #define SEGMENTS .6       /* how many segments a strip has: see cut_segments */
@@ -183,7 +184,8 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) + edges(p, u.cols, JOINT_EDGE, JOINT_ODD);
+  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) + edges(p, u.cols, JOINT_EDGE, JOINT_ODD) +
+                                     (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
   *variant = ESMM_TILE;
 }
 
