@@ -8,7 +8,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#define UNEVEN 1.08   /* what rounds that do not come out even cost at most */
+#define UNEVEN 1.08    /* what rounds that do not come out even cost at most */
+#define MUCH_WORK 1e11 /* multiply-adds, with which the GPU's clock goes down */
+#define HOT 1.06
 #define ODD_BYTES 2.6 /* reading and writing where lines are not of 16 bytes, beside where they are */
 #define ODD .85       /* those products vary: what most of them take at least */
 
@@ -61,7 +63,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   }
   units->base[1] = ESMM_CUDA_EXPOSED * written;
   if (tiles >= gpu * 3 / 4) {
-    units->base[2] = stages;
+    units->base[2] = work >= MUCH_WORK ? HOT * stages : stages;
     return;
   }
   units->base[4] = fmin(k, 4096.0);

@@ -43,7 +43,7 @@ ESMM_KERNEL(dense_f32_mma) = {
     .terms = esmm_cuda_terms,
     .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},
-    .cost = {3.6e-14, 3e-13, 1e-12, 0.0, 0.0, 1.2e-5},
+    .cost = {3.6e-14, 3e-13, 2.5e-12, 0.0, 0.0, 1.2e-5},
     .workspace = workspace,
     .run = run,
 };
