@@ -278,7 +278,6 @@ void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b
 {
   memset(sum, 0, (size_t)(m * n) * sizeof *sum);
   memset(magnitude, 0, (size_t)(m * n) * sizeof *magnitude);
-#pragma omp parallel for schedule(dynamic) if (m * n * k > 1 << 22)
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++) {
       double x = a[i * k + p];
