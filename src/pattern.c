@@ -217,8 +217,8 @@ esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
     esmm_for(ctx, ctx->threads, p->strips * j.parts, esmm_at_once(j.height, STRETCH * size), k_contiguous_piece, &j);
   } else {
     j.parts = esmm_ceil_div(p->strips, STRIPS_AT_ONCE);
-    esmm_for(ctx, ctx->threads, p->words * j.parts, esmm_at_once(j.height, 64 * STRIPS_AT_ONCE * size),
-             k_strided_piece, &j);
+    esmm_for(ctx, ctx->threads, p->words * j.parts, esmm_at_once(j.height, 64 * STRIPS_AT_ONCE * size), k_strided_piece,
+             &j);
   }
   p->set = j.set;
   *pattern = p;
@@ -415,7 +415,8 @@ esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const 
                      (long long)b->k);
   skips s = {.a = a, .b = b, .block_k = all.block_k ? all.block_k : 64, .warp_k = all.warp_k ? all.warp_k : 8};
   if (a->words > 0) /* k = 0: no work for any number of strips */
-    esmm_for(ctx, ctx->threads, a->strips, esmm_at_once(b->strips, a->words * (int64_t)sizeof(uint64_t)), count_skips, &s);
+    esmm_for(ctx, ctx->threads, a->strips, esmm_at_once(b->strips, a->words * (int64_t)sizeof(uint64_t)), count_skips,
+             &s);
   const double pairs = (double)a->strips * (double)b->strips;
   all.block_skipped = skipped_share(s.blocks, pairs, esmm_ceil_div(a->k, s.block_k));
   all.warp_skipped = skipped_share(s.warps, pairs, esmm_ceil_div(a->k, s.warp_k));

@@ -1,5 +1,5 @@
 /*
- * threads.h: loops that a context's threads share. threads.c says how, and why not with OpenMP.
+ * threads.h: loops that a context's threads share. threads.c says how, docs/design.md why not OpenMP.
  *
  * A loop is cut into pieces of some items. Each thread starts with a share of its own, so that it meets the same data
  * from call to call, and then takes pieces of the others' shares: a thread that comes late, or not at all, holds nobody

@@ -15,6 +15,7 @@
 #define DECODE_ROWS 16
 #define DECODE_AT_ONCE (VEC == 16 ? 16 : 8) /* rows of B read side by side: as many as there are registers for */
 #define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
+#define DECODE_NARROW 512                   /* columns that are still worth a range of their own */
 #define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
 #define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
 #define PARTIAL 256                         /* listed k's in a partial sum when m = 1 */
@@ -58,8 +59,10 @@ typedef struct decode_layout {
 static decode_layout decode_lay_out(const esmm_problem *p)
 {
   const int64_t line = 64 / (int64_t)sizeof(float);
-  /* Every thread the same number of column ranges, each of whole cache lines. */
-  const int64_t ranges = esmm_round_up(esmm_ceil_div(p->n, DECODE_COLS), p->threads);
+  /* Every thread the same number of column ranges, each of whole cache lines; of one row two, so that another takes
+     half of a late thread's. With more rows narrow ranges cost more than that: a list has few k's of a block. */
+  const int64_t least = p->m == 1 && p->threads > 1 ? esmm_min(2 * p->threads, esmm_ceil_div(p->n, DECODE_NARROW)) : 1;
+  const int64_t ranges = esmm_round_up(esmm_max(least, esmm_ceil_div(p->n, DECODE_COLS)), p->threads);
   decode_layout l = {.room = p->k + 64};
   l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), 2 * line);
   l.items = esmm_ceil_div(p->n, l.width);

@@ -169,13 +169,12 @@ static void list_bands(void *arg, int64_t first, int64_t end, int worker)
 {
   row_job *x = arg;
   const row_layout *l = x->l;
-  float *buffer =
-      worker_sums(x, worker) + align_up((size_t)(l->block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
+  float *buffer = worker_sums(x, worker) + align_up((size_t)(l->block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
   int64_t nonzeros = 0;
   for (int64_t i = first; i < end; i++)
     nonzeros += list_band(x->p, l, x->row0 + i * BAND, esmm_min(BAND, x->block_rows - i * BAND),
-                          x->values + i * l->entries, x->offsets + i * l->entries,
-                          x->counts + i * l->stretches * BAND, x->starts + i * l->stretches, buffer);
+                          x->values + i * l->entries, x->offsets + i * l->entries, x->counts + i * l->stretches * BAND,
+                          x->starts + i * l->stretches, buffer);
   x->nonzeros += nonzeros;
 }
 

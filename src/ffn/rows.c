@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#define BLOCK 16  /* columns moved at a time where rows are strided */
+#define BLOCK 16   /* columns moved at a time where rows are strided */
 #define STRIDED 64 /* such rows gathered side by side: they share cache lines */
 #define WIDTH 256  /* columns summed at a time */
 

@@ -252,12 +252,12 @@ esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const
 {
   const esmm_ffn_opts *o = &cache->ffn->o;
   job j = {.how = how,
-                 .kind = o->sparsifier,
-                 .src = src,
-                 .dst = dst,
-                 .columns = ffn_numbers(cache, FFN_COLUMNS),
-                 .count = cache->sparse,
-                 .tokens = o->permute_tokens ? ffn_numbers(cache, FFN_TOKENS) : NULL};
+           .kind = o->sparsifier,
+           .src = src,
+           .dst = dst,
+           .columns = ffn_numbers(cache, FFN_COLUMNS),
+           .count = cache->sparse,
+           .tokens = o->permute_tokens ? ffn_numbers(cache, FFN_TOKENS) : NULL};
   const bool features = how->axis == FFN_ALONG_FEATURES;
   const int64_t tokens = src->rows, tasks = features ? tokens : esmm_ceil_div(tokens, GROUP);
   const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_PARTIAL, 1, tokens, sizeof(record));
