@@ -151,6 +151,9 @@ static void those_inside_are_waited_for(void **state)
     assert_int_equal(m.unblocked, 0);
     assert_true(m.others > 0);
   }
+  sigset_t blocked;
+  assert_int_equal(pthread_sigmask(SIG_SETMASK, NULL, &blocked), 0);
+  assert_int_equal(sigismember(&blocked, SIGUSR1), 0); /* the caller's are as they were */
   esmm_ctx_free(ctx);
 }
 
