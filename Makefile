@@ -5,7 +5,7 @@
 #   make test            every test; closes with one line 'N passed, N failed, N skipped'
 #   make install PREFIX=/usr/local
 #
-# Options: CC=clang, WERROR=1, OPENMP=0, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
+# Options: CC=clang, WERROR=1, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
 # NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
 # JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt). For 0 also no, off, false; for 1 yes, on, true.
 
@@ -15,7 +15,6 @@ endif
 BUILD ?= build
 PREFIX ?= /usr/local
 DESTDIR ?=
-OPENMP ?= 1
 WERROR ?= 0
 SANITIZE ?=
 EXTRA_CFLAGS ?=
@@ -29,7 +28,6 @@ NO := 0 no No NO off Off OFF false False FALSE
 switch = $(if $(filter $(YES),$($(1))),1,$(if $(filter $(NO),$($(1))),0,$(error $(1)='$($(1))' is not understood: 1, yes, \
   on or true, or 0, no, off or false)))
 override CUDA := $(call switch,CUDA)
-override OPENMP := $(call switch,OPENMP)
 override WERROR := $(call switch,WERROR)
 # One spelling of the path for all builds that share it: the .d files there have it, too.
 override FATBIN_DIR := $(abspath $(FATBIN_DIR))
@@ -57,12 +55,6 @@ ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fvisibility=hidden -fPIC
 LDLIBS := -lm -ldl -lpthread
 ifeq ($(WERROR),1)
 ALL_CFLAGS += -Werror
-endif
-ifeq ($(OPENMP),1)
-ALL_CFLAGS += -fopenmp
-LDFLAGS += -fopenmp
-else
-ALL_CFLAGS += -Wno-unknown-pragmas
 endif
 ifneq ($(SANITIZE),)
 ALL_CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all
@@ -101,7 +93,7 @@ all: report $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
 report:
-	@CC='$(CC)' OPENMP='$(OPENMP)' ARCH='$(ARCH)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' \
+	@CC='$(CC)' ARCH='$(ARCH)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' \
 	  JANSSON='$(JANSSON)' LIBZIP='$(LIBZIP)' sh scripts/report.sh
 
 $(BUILD)/gen/registry.inc: $(KERNEL_SRC) Makefile

@@ -16,7 +16,7 @@
 # elsewhere can be carried here; otherwise make builds. `gpu_check.sh --id` prints the hash that tells.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-export LC_ALL=C CMOCKA_MESSAGE_OUTPUT=TAP OMP_WAIT_POLICY=passive
+export LC_ALL=C CMOCKA_MESSAGE_OUTPUT=TAP
 unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_REDUCED ESMM_DEVICE SUITES
 
 # Everything that the programs are made of.

@@ -56,6 +56,11 @@ void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void *cli_alloc(size_t count, size_t size); /* zeroed */
 void *cli_grow(void *ptr, size_t count, size_t size);
 
+/* ---- loops (parallel.c) ---- */
+
+typedef void cli_item(void *arg, int64_t i);
+void cli_parallel(int threads, int64_t items, cli_item *item, void *arg); /* items 0 to items - 1, in any order */
+
 /* ---- options (args.c) ---- */
 
 typedef enum cli_kind {

@@ -20,8 +20,7 @@
  * - Every function that can fail returns esmm_status. After a failure esmm_ctx_error(ctx) names the argument and its
  *   value, new handles are NULL, C keeps what it held (on a GPU: unless work on it had begun), and files keep their old
  *   content. Functions that take no context, or a const one, have only the status.
- * - The library never prints, exits or aborts. The OpenMP runtime it is built with may: GNU's ends the process when the
- *   system refuses it threads.
+ * - The library never prints, exits or aborts. Where the system refuses it threads, it goes on with those it has.
  * - Options structs start with their size in bytes (`.size = sizeof opts`). A zero field means the default; a NULL
  *   pointer to the struct means all defaults. A smaller size than the library's is an older program's and fine. A
  *   larger one, or an unknown enum value, is an error, never a guess. In fields that say yes or no, anything but 0 is
@@ -30,6 +29,8 @@
  * - Dimensions are int64_t and may be 0. With k = 0 the product is zero, and the epilogue still applies.
  * - Threads: a context belongs to one caller thread at a time; two contexts may run at once. esmm_weights and
  *   esmm_pattern are immutable, and any number of contexts may share them. Free them when nobody uses them any more.
+ *   A context starts its threads when a call first needs them; they block all signals, and end with the context. After
+ *   a fork the child may use and free the contexts of a CPU that no call was running on; they start threads anew.
  *
  * Numbers
  * - A, B and C are fp32, bf16 or fp16 in any mix; products are accumulated in fp32. Rounding to bf16 and fp16 is to

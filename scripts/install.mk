@@ -7,7 +7,7 @@ INSTALL_ROOT := $(DESTDIR)$(PREFIX)
 HEADERS := $(wildcard include/*.h)
 INSTALL_CMAKE := $(INSTALL_ROOT)/$(LIBDIR)/cmake/esmm
 MAN_PAGES := $(wildcard cli/man/*.1)
-PRIVATE_LIBS := -lm -lpthread -ldl $(if $(filter 1,$(OPENMP)),-fopenmp)
+PRIVATE_LIBS := -lm -lpthread -ldl
 FILL_IN = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
   -e 's|@SOVERSION@|$(SOVERSION)|g' -e 's|@PRIVATE@|$(PRIVATE_LIBS)|g' \
   -e 's|@UP@|../../$(shell echo $(LIBDIR) | sed 's|[^/][^/]*|..|g')|g'

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says what the build found: compiler, OpenMP, nvcc, the dense libraries that the benchmark will open, and what the
+# Says what the build found: compiler, nvcc, the dense libraries that the benchmark will open, and what the
 # command reads model files with. Fails where nothing can be compiled: each file would say so in its own words.
 library() {
   for dir in /usr/lib /usr/lib64 /usr/local/lib "/usr/lib/$(uname -m)-linux-gnu" $(printf '%s' "${LD_LIBRARY_PATH:-}" | tr ':' ' '); do
@@ -17,14 +17,7 @@ if ! printf '#include <stdint.h>\n#include <stdio.h>\n' | ${CC:-gcc} -fsyntax-on
   echo "libc       its headers are not found: $CC can compile nothing (apt-get install libc6-dev)"
   exit 1
 fi
-if [ "$OPENMP" = 1 ]; then
-  printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' |
-    ${CC:-gcc} -fopenmp -x c - -o /dev/null 2>/dev/null && openmp=yes || openmp="not usable with $CC: build with OPENMP=0"
-else
-  openmp="off (OPENMP=0): one thread"
-fi
 echo "compiler   $version for $ARCH"
-echo "OpenMP     $openmp"
 echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"
 echo "BLIS       $(library libblis.so.4 'apt-get install libblis4-pthread')"

@@ -46,8 +46,6 @@ if [ "$mode" = test ]; then
   printf '%s\n' '#include <setjmp.h>' '#include <stdarg.h>' '#include <stddef.h>' '#include <stdint.h>' \
     '#include <cmocka.h>' 'int main(void) { return 0; }' | compiles "${CC:-gcc}" -lcmocka || want libcmocka-dev
   have clang || want clang
-  printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' | compiles clang -fopenmp ||
-    want libomp-dev
   printf 'int main(void) { return 0; }\n' | compiles clang -fsanitize=thread || want libclang-rt-dev
   have clang-format || want clang-format
   have clang-tidy || want clang-tidy

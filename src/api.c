@@ -6,6 +6,7 @@
 #include "bits.h"
 #include "convert.h"
 #include "source_id.h"
+#include "threads.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -188,15 +189,22 @@ bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y)
 
 /* ---- matrices ---- */
 
-/* Along dst's own rows (or columns): writes stay together. */
-void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+typedef struct copying {
+  const esmm_matrix *src;
+  esmm_matrix *dst;
+  int64_t inner; /* elements of a line */
+} copying;
+
+static void copy_lines(void *arg, int64_t first, int64_t end, int worker)
 {
-  const bool by_rows = dst->order == ESMM_ROW_MAJOR, along = src->order == dst->order;
+  (void)worker;
+  const copying *x = arg;
+  const esmm_matrix *src = x->src;
+  esmm_matrix *dst = x->dst;
+  const int64_t inner = x->inner;
+  const bool along = src->order == dst->order;
   const size_t size = esmm_dtype_size(src->dtype);
-  const int64_t inner = by_rows ? dst->cols : dst->rows;
-  const int64_t outer = inner == 0 ? 0 : by_rows ? dst->rows : dst->cols; /* without elements data may be NULL */
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t o = 0; o < outer; o++) {
+  for (int64_t o = first; o < end; o++) {
     const int64_t from = along ? o * src->ld : o, to = o * dst->ld, step = along ? 1 : src->ld;
     if (src->dtype == dst->dtype)
       esmm_copy_elements((char *)dst->data + (size_t)to * size, 1, (const char *)src->data + (size_t)from * size, step,
@@ -204,7 +212,16 @@ void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *ds
     else
       esmm_convert_elements(src->data, src->dtype, from, step, inner, dst->data, dst->dtype, to);
   }
-  (void)ctx; /* unused without OpenMP */
+}
+
+/* Along dst's own rows (or columns): writes stay together. */
+void esmm_copy_host(const esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
+{
+  const bool by_rows = dst->order == ESMM_ROW_MAJOR;
+  copying x = {.src = src, .dst = dst, .inner = by_rows ? dst->cols : dst->rows};
+  if (x.inner > 0) /* without elements data may be NULL */
+    esmm_for(ctx, ctx->threads, by_rows ? dst->rows : dst->cols,
+             esmm_at_once(x.inner, (int64_t)esmm_dtype_size(dst->dtype)), copy_lines, &x);
 }
 
 esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)

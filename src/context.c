@@ -1,12 +1,12 @@
 /*
  * context.c: contexts, their devices, memory, timers and error text. What a device does, its backend does.
  *
- * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc and the OpenMP
- * runtime have their own.
+ * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
  */
 #include "backend.h"
 #include "esmm_tools.h"
 #include "recall.h"
+#include "threads.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,6 +19,8 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
+/* A sleeper comes 20 to 40 us after it was called: as long as a million multiply-adds take, two threads' share. */
+#define THREAD_WORK 5e5
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -252,6 +254,7 @@ static esmm_status choose_threads(esmm_ctx *ctx, int asked)
     asked = (int)value;
   }
   ctx->threads = asked ? asked : usable_cpus();
+  ctx->thread_work = THREAD_WORK;
   return ESMM_OK;
 }
 
@@ -355,6 +358,8 @@ static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
   ctx->cpu = esmm_cpu_detect();
   esmm_status status = choose_threads(ctx, opts->threads);
   if (status == ESMM_OK)
+    status = esmm_threads_open(ctx);
+  if (status == ESMM_OK)
     status = choose_force(ctx, opts->force);
   if (status == ESMM_OK)
     status = choose_remember(ctx, opts->remember);
@@ -416,6 +421,7 @@ void esmm_ctx_free(esmm_ctx *ctx)
   if (ctx->backend)
     ctx->backend->close(ctx);
   esmm_recall_close(ctx);
+  esmm_threads_close(ctx);
   esmm_mem_free(&allocator, ctx->scratch, ctx->scratch_bytes);
   esmm_mem_free(&allocator, ctx, sizeof *ctx);
 }

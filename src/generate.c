@@ -12,7 +12,7 @@
  */
 #include "convert.h"
 #include "esmm_tools.h"
-#include "internal.h"
+#include "threads.h"
 
 #include <math.h>
 #include <string.h>
@@ -98,18 +98,18 @@ static void fill_tile(const job *j, float tile[TILE][TILE], int64_t outer, int64
   }
 }
 
-static void generate_tiles(const job *j, int threads)
+static void generate_tiles(void *arg, int64_t first, int64_t end, int worker)
 {
-  const int64_t across = esmm_ceil_div(j->k, TILE), tiles = across * esmm_ceil_div(j->outer, TILE);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t t = 0; t < tiles; t++) {
+  (void)worker;
+  const job *j = arg;
+  const int64_t across = esmm_ceil_div(j->k, TILE);
+  for (int64_t t = first; t < end; t++) {
     float tile[TILE][TILE];
     int64_t outer = t / across * TILE, k = t % across * TILE;
     int64_t outers = esmm_min(TILE, j->outer - outer), ks = esmm_min(TILE, j->k - k);
     fill_tile(j, tile, outer, outers, k, ks);
     store_tile(j, tile, outer, outers, k, ks);
   }
-  (void)threads; /* unused without OpenMP */
 }
 
 /* ---- activations ----
@@ -328,14 +328,30 @@ static int64_t generate_features(const job *j, const latent *l, const calibratio
   return active;
 }
 
-static int64_t generate_rows(const job *j, const latent *l, const calibration *c, bool store, int threads)
+typedef struct rows_job {
+  const job *j;
+  const latent *l;
+  const calibration *c;
+  bool store;
+  _Atomic int64_t active;
+} rows_job;
+
+/* first, end: in TILEs of features */
+static void generate_stretches(void *arg, int64_t first, int64_t end, int worker)
 {
+  (void)worker;
+  rows_job *r = arg;
   int64_t active = 0;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) reduction(+ : active)
-  for (int64_t k = 0; k < j->k; k += TILE)
-    active += generate_features(j, l, c, k, store);
-  (void)threads; /* unused without OpenMP */
-  return active;
+  for (int64_t i = first; i < end; i++)
+    active += generate_features(r->j, r->l, r->c, i * TILE, r->store);
+  r->active += active;
+}
+
+static int64_t generate_rows(const esmm_ctx *ctx, const job *j, const latent *l, const calibration *c, bool store)
+{
+  rows_job r = {.j = j, .l = l, .c = c, .store = store};
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(j->k, TILE), 1, generate_stretches, &r);
+  return r.active;
 }
 
 static esmm_status generate_activations(esmm_ctx *ctx, const job *j)
@@ -351,8 +367,8 @@ static esmm_status generate_activations(esmm_ctx *ctx, const job *j)
   const recipe r = make_recipe(j);
   set_thresholds(j, &r, l);
   if (r.alive > 0 && r.c.rho > LONG_MEMORY)
-    correct_thresholds(j, &r, generate_rows(j, l, &r.c, false, ctx->threads), l);
-  (void)generate_rows(j, l, &r.c, true, ctx->threads);
+    correct_thresholds(j, &r, generate_rows(ctx, j, l, &r.c, false), l);
+  (void)generate_rows(ctx, j, l, &r.c, true);
   esmm_mem_free(&ctx->allocator, l, bytes);
   return ESMM_OK;
 }
@@ -467,7 +483,7 @@ esmm_status esmm_generate(esmm_ctx *ctx, const esmm_generator *generator, esmm_m
   j.limit = has_density ? (uint64_t)(j.gen.density * 0x1p32) : 0;
   if (j.gen.kind == ESMM_GEN_ACTIVATIONS)
     return generate_activations(ctx, &j);
-  generate_tiles(&j, ctx->threads);
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(j.k, TILE) * esmm_ceil_div(j.outer, TILE), 4, generate_tiles, &j);
   return ESMM_OK;
 }
 

@@ -27,6 +27,8 @@ enum {
 struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
+  double thread_work;                 /* multiply-adds of a product that are worth a thread */
+  struct esmm_threads *pool;          /* those there are (threads.h) */
   unsigned cpu;                       /* ESMM_CPU_... */
   char force[64];                     /* "" when the plan decides */
   bool force_from_env;                /* it is ESMM_FORCE's */

@@ -9,8 +9,9 @@
  */
 #include "bits.h"
 #include "esmm_tools.h"
-#include "internal.h"
+#include "threads.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 enum {
@@ -107,18 +108,27 @@ static int64_t extract_stretch(const esmm_matrix *a, int64_t row, int64_t rows, 
   return set;
 }
 
-static void extract_k_contiguous(const esmm_matrix *a, int threads, esmm_pattern *p)
+/* An extraction, shared out. */
+typedef struct job {
+  const esmm_matrix *a;
+  esmm_pattern *p;
+  int64_t height; /* of strips */
+  int64_t parts;  /* of each strip, or of each word of k's */
+  _Atomic int64_t set;
+} job;
+
+static void k_contiguous_piece(void *arg, int64_t first, int64_t end, int worker)
 {
-  int64_t height = esmm_min(p->strip_rows, p->rows), stretches = esmm_ceil_div(p->k, STRETCH);
-  int64_t tasks = p->strips * stretches, set = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
-  for (int64_t task = 0; task < tasks; task++) {
-    int64_t strip = task / stretches, from = task % stretches * STRETCH, row = strip * height;
-    set += extract_stretch(a, row, esmm_min(height, p->rows - row), from, esmm_min(STRETCH, p->k - from),
+  (void)worker;
+  job *j = arg;
+  esmm_pattern *p = j->p;
+  int64_t set = 0;
+  for (int64_t task = first; task < end; task++) {
+    int64_t strip = task / j->parts, from = task % j->parts * STRETCH, row = strip * j->height;
+    set += extract_stretch(j->a, row, esmm_min(j->height, p->rows - row), from, esmm_min(STRETCH, p->k - from),
                            p->bits + strip * p->words + from / 64);
   }
-  p->set = set;
-  (void)threads; /* unused without OpenMP */
+  j->set += set;
 }
 
 /* ---- k strided: A column-major, B row-major ---- */
@@ -182,17 +192,16 @@ static int64_t extract_columns(const esmm_matrix *a, esmm_pattern *p, int64_t he
   return set;
 }
 
-static void extract_k_strided(const esmm_matrix *a, int threads, esmm_pattern *p)
+static void k_strided_piece(void *arg, int64_t first, int64_t end, int worker)
 {
-  int64_t height = esmm_min(p->strip_rows, p->rows), groups = esmm_ceil_div(p->strips, STRIPS_AT_ONCE);
-  int64_t tasks = groups * p->words, set = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : set)
-  for (int64_t task = 0; task < tasks; task++) {
-    int64_t word = task / groups, first = task % groups * STRIPS_AT_ONCE;
-    set += extract_columns(a, p, height, word, first, esmm_min(STRIPS_AT_ONCE, p->strips - first));
+  (void)worker;
+  job *j = arg;
+  int64_t set = 0;
+  for (int64_t task = first; task < end; task++) {
+    int64_t word = task / j->parts, strip = task % j->parts * STRIPS_AT_ONCE;
+    set += extract_columns(j->a, j->p, j->height, word, strip, esmm_min(STRIPS_AT_ONCE, j->p->strips - strip));
   }
-  p->set = set;
-  (void)threads; /* unused without OpenMP */
+  j->set += set;
 }
 
 esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
@@ -201,10 +210,17 @@ esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
   const esmm_status status = esmm_pattern_alloc(ctx, a->rows, a->cols, strip_rows, &p);
   if (status != ESMM_OK)
     return status;
-  if (a->order == ESMM_ROW_MAJOR)
-    extract_k_contiguous(a, ctx->threads, p);
-  else
-    extract_k_strided(a, ctx->threads, p);
+  job j = {.a = a, .p = p, .height = esmm_min(p->strip_rows, p->rows)};
+  const int64_t size = (int64_t)esmm_dtype_size(a->dtype);
+  if (a->order == ESMM_ROW_MAJOR) {
+    j.parts = esmm_ceil_div(p->k, STRETCH);
+    esmm_for(ctx, ctx->threads, p->strips * j.parts, esmm_at_once(j.height, STRETCH * size), k_contiguous_piece, &j);
+  } else {
+    j.parts = esmm_ceil_div(p->strips, STRIPS_AT_ONCE);
+    esmm_for(ctx, ctx->threads, p->words * j.parts, esmm_at_once(j.height, 64 * STRIPS_AT_ONCE * size), k_strided_piece,
+             &j);
+  }
+  p->set = j.set;
   *pattern = p;
   return ESMM_OK;
 }
@@ -354,6 +370,32 @@ static double skipped_share(int64_t executed, double pairs, int64_t stretches)
   return all > 0 ? 1 - (double)executed / all : 1;
 }
 
+typedef struct skips {
+  const esmm_pattern *a, *b;
+  int64_t block_k, warp_k;
+  _Atomic int64_t blocks, warps, dots;
+} skips;
+
+static void count_skips(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  skips *s = arg;
+  const int64_t words = s->a->words;
+  int64_t blocks = 0, warps = 0, dots = 0;
+  for (int64_t i = first; i < end; i++) {
+    const uint64_t *left = s->a->bits + i * words;
+    for (int64_t j = 0; j < s->b->strips; j++) {
+      const uint64_t *right = s->b->bits + j * words;
+      blocks += count_stretches(left, right, words, s->block_k);
+      warps += count_stretches(left, right, words, s->warp_k);
+      dots += count_stretches(left, right, words, 1);
+    }
+  }
+  s->blocks += blocks;
+  s->warps += warps;
+  s->dots += dots;
+}
+
 esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const esmm_pattern *b, esmm_skip_stats *stats)
 {
   if (!ctx)
@@ -371,23 +413,14 @@ esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const 
   if (a->k != b->k)
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "pattern a has k = %lld, pattern b has k = %lld", (long long)a->k,
                      (long long)b->k);
-  const int64_t block_k = all.block_k ? all.block_k : 64, warp_k = all.warp_k ? all.warp_k : 8;
-  const int64_t words = a->words, a_strips = words > 0 ? a->strips : 0; /* k = 0: no work for any number of strips */
-  int64_t blocks = 0, warps = 0, dots = 0;
-#pragma omp parallel for schedule(static) num_threads(ctx->threads) reduction(+ : blocks, warps, dots)
-  for (int64_t i = 0; i < a_strips; i++) {
-    const uint64_t *left = a->bits + i * words;
-    for (int64_t j = 0; j < b->strips; j++) {
-      const uint64_t *right = b->bits + j * words;
-      blocks += count_stretches(left, right, words, block_k);
-      warps += count_stretches(left, right, words, warp_k);
-      dots += count_stretches(left, right, words, 1);
-    }
-  }
+  skips s = {.a = a, .b = b, .block_k = all.block_k ? all.block_k : 64, .warp_k = all.warp_k ? all.warp_k : 8};
+  if (a->words > 0) /* k = 0: no work for any number of strips */
+    esmm_for(ctx, ctx->threads, a->strips, esmm_at_once(b->strips, a->words * (int64_t)sizeof(uint64_t)), count_skips,
+             &s);
   const double pairs = (double)a->strips * (double)b->strips;
-  all.block_skipped = skipped_share(blocks, pairs, esmm_ceil_div(a->k, block_k));
-  all.warp_skipped = skipped_share(warps, pairs, esmm_ceil_div(a->k, warp_k));
-  all.dot_skipped = skipped_share(dots, pairs, a->k);
+  all.block_skipped = skipped_share(s.blocks, pairs, esmm_ceil_div(a->k, s.block_k));
+  all.warp_skipped = skipped_share(s.warps, pairs, esmm_ceil_div(a->k, s.warp_k));
+  all.dot_skipped = skipped_share(s.dots, pairs, a->k);
   all.joint_density = 1 - all.dot_skipped;
   memcpy(stats, &all, all.size);
   return ESMM_OK;

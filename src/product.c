@@ -145,8 +145,7 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->nonzeros = o->column_nonzeros;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
-  /* Waking a thread takes as long as some hundred thousand multiply-adds. */
-  const double work = (double)p->m * (double)p->n * (double)p->k / 1e5;
+  const double work = (double)p->m * (double)p->n * (double)p->k / ctx->thread_work;
   p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
   return ESMM_OK;
 }

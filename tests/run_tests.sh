@@ -16,14 +16,13 @@ mkdir -p "$OUT/log" "$OUT/work" "$OUT/cache"
 JOBS=$(nproc 2>/dev/null || echo 2)
 export FATBIN_DIR="${OUT%/*}/fatbin" # GPU kernels do not depend on the host's compiler: one set for all builds
 
-# The caller's settings must not change what is tested; idle OpenMP threads must not take the other tests' time.
+# The caller's settings must not change what is tested.
 unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_DEVICE ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_DEVICE
-export MAKE OMP_WAIT_POLICY=passive XDG_CACHE_HOME="$OUT/cache" CMOCKA_MESSAGE_OUTPUT=TAP LC_ALL=C
+export MAKE XDG_CACHE_HOME="$OUT/cache" CMOCKA_MESSAGE_OUTPUT=TAP LC_ALL=C
 # Crashes are the sanitizer's to report, not cmocka's to catch.
 export ASAN_OPTIONS=allocator_may_return_null=1:handle_segv=2:handle_sigbus=2:handle_sigfpe=2:handle_sigill=2:handle_abort=2
 export UBSAN_OPTIONS=print_stacktrace=1
-# libomp itself is not instrumented; libarcher, which it loads by itself, tells ThreadSanitizer about its barriers.
-export TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=66
+export TSAN_OPTIONS=halt_on_error=0:exitcode=66
 
 passed=0 failed=0 skipped=0 began=$(date +%s)
 failed_names=
@@ -148,14 +147,12 @@ export ESMM_TEST_CASES=1500 # from here on a part of the table is enough
 section 'clang'
 if ! works clang; then
   skip 'clang' 'clang is not installed'
-elif ! works clang -fopenmp; then
-  build clang_without_openmp CC=clang OPENMP=0 all $TEST_TARGETS && programs clang_without_openmp
 else
   build clang CC=clang all $TEST_TARGETS && programs clang
 fi
 
-section 'one thread, portable C, no GPU kernels, no jansson or libzip'
-build portable CC=gcc OPENMP=0 ARCH=portable CUDA=0 JANSSON=0 LIBZIP=0 all $TEST_TARGETS && programs portable
+section 'portable C, no GPU kernels, no jansson or libzip'
+build portable CC=gcc ARCH=portable CUDA=0 JANSSON=0 LIBZIP=0 all $TEST_TARGETS && programs portable
 
 section 'AddressSanitizer and UndefinedBehaviorSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
@@ -173,7 +170,7 @@ export ESMM_TEST_CASES=100
 section 'ThreadSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
-elif works clang -fopenmp -fsanitize=thread; then
+elif works clang -fsanitize=thread; then
   raced="threads kernels epilogue cuda_faults ffn" # what starts threads; no other program is built
   # shellcheck disable=SC2086 # names without spaces
   if build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $(printf "$OUT/tsan/tests/test_%s " $raced) \
@@ -181,7 +178,7 @@ elif works clang -fopenmp -fsanitize=thread; then
     for name in $raced; do programs tsan "$name"; done
   fi
 else
-  skip 'tsan' 'clang with OpenMP and ThreadSanitizer is not installed'
+  skip 'tsan' 'clang with ThreadSanitizer is not installed'
 fi
 
 printf '\n'

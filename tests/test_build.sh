@@ -9,21 +9,21 @@ report() { "$MAKE" --no-print-directory BUILD="$WORK/tree" "$@" report 2>&1; }
 
 words_for_no() {
   for word in 0 no NO No off OFF false; do
-    report CUDA=$word OPENMP=$word JANSSON=$word LIBZIP=$word >"$WORK/report" || return 1
-    for line in 'nvcc  *not used' 'OpenMP  *off' 'jansson  *not found' 'libzip  *not found'; do
+    report CUDA=$word JANSSON=$word LIBZIP=$word >"$WORK/report" || return 1
+    for line in 'nvcc  *not used' 'jansson  *not found' 'libzip  *not found'; do
       grep -q "^$line" "$WORK/report" || { echo "$word: no line '$line'" && cat "$WORK/report" && return 1; }
     done
   done
 }
-check 'CUDA, OPENMP, JANSSON and LIBZIP take 0, no, off and false' words_for_no
+check 'CUDA, JANSSON and LIBZIP take 0, no, off and false' words_for_no
 words_for_yes() {
   for word in 1 yes YES on true; do
-    ! report CUDA=$word OPENMP=$word | grep -E '^(nvcc  *not used|OpenMP  *off)' || return 1
+    ! report CUDA=$word | grep -E '^nvcc  *not used' || return 1
   done
 }
-check 'CUDA and OPENMP take 1, yes, on and true' words_for_yes
+check 'CUDA takes 1, yes, on and true' words_for_yes
 mistakes() {
-  for name in CUDA OPENMP WERROR JANSSON LIBZIP; do
+  for name in CUDA WERROR JANSSON LIBZIP; do
     ! report $name=maybe >"$WORK/report" && grep -q "$name='maybe' is not understood" "$WORK/report" ||
       { echo "$name" && cat "$WORK/report" && return 1; }
   done
@@ -40,7 +40,7 @@ printf '#!/bin/sh\ncase "$*" in *--version*) echo "gcc (bare) 1.0" ;; *-dumpmach
 chmod +x "$WORK/bare/gcc"
 no_headers() {
   ! report CC="$WORK/bare/gcc" >"$WORK/report" && grep -q '^libc .*apt-get install libc6-dev' "$WORK/report" &&
-    ! grep OpenMP "$WORK/report"
+    ! grep nvcc "$WORK/report"
 }
 check "without libc's headers the build stops and names them" no_headers
 no_compiler() { ! report CC="$WORK/nowhere" >"$WORK/report" && grep -q 'not found (apt-get install gcc' "$WORK/report"; }

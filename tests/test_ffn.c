@@ -345,8 +345,9 @@ static void caches_are_apart(void **state)
 static void masked_products_agree(void **state)
 {
   (void)state;
+  esmm_ctx *ctx = th_ctx(2);
   static const int64_t sizes[][3] = {{1, 1, 1}, {3, 31, 40}, {130, 33, 300}, {5, 0, 7}, {7, 1024, 270}};
-  static void (*const all[])(int, const ffn_masked *) = {
+  static void (*const all[])(const esmm_ctx *, const ffn_masked *) = {
     esmm_ffn_masked_portable,
 #if !defined(ESMM_PORTABLE)
     esmm_ffn_masked_avx2,
@@ -372,7 +373,7 @@ static void masked_products_agree(void **state)
       if ((esmm_cpu_detect() & needs[v]) != needs[v])
         continue;
       memset(job.out.data, 0xff, (size_t)(tokens * features) * sizeof(float));
-      all[v](2, &job);
+      all[v](ctx, &job);
       for (int64_t t = 0; t < tokens; t++)
         for (int64_t f = 0; f < features; f++) {
           double want = 0;
@@ -389,6 +390,7 @@ static void masked_products_agree(void **state)
     free(job.alive.data);
     free(job.out.data);
   }
+  esmm_ctx_free(ctx);
 }
 
 /* One layer, a context and a cache each: two threads at once get what one gets. */

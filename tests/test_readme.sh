@@ -6,7 +6,7 @@ set -u
 . tests/support/tap.sh
 
 flags="-std=c11 -Wall -Wextra -Werror -Iinclude"
-link="$TREE/libesmm.a -lm -lpthread -fopenmp"
+link="$TREE/libesmm.a -lm -lpthread"
 compile_and_run() { gcc $flags "$block.c" -o "$block.out" $link && (cd "$WORK" && timeout 60 "$block.out"); }
 run_line() { (cd "$WORK" && timeout 120 sh -c "$TREE/esmm ${line#*esmm }" </dev/null); }
 

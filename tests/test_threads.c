@@ -54,7 +54,7 @@ static void *call(void *arg)
   return NULL;
 }
 
-/* Integers: exact, so that results of one and of two OpenMP threads are the same bits too. */
+/* Integers: exact, so that results of one and of two threads are the same bits too. */
 static int64_t share(int64_t m, esmm_dtype dtype, const char *force, int threads)
 {
   const int64_t n = 100, k = 260;

@@ -75,7 +75,7 @@ fuzz-programs: $(FUZZ_PROGRAMS)
 # New finds go to $(BUILD)/fuzz/corpus, so that the tree's own corpus stays what it was; a crash leaves its input in
 # $(BUILD)/fuzz, and belongs into tests/fuzz/corpus once it is mended.
 fuzz:
-	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' FATBIN_DIR='$(FATBIN_DIR)' CC=clang OPENMP=0 SANITIZE=address,undefined \
+	@$(MAKE) --no-print-directory BUILD='$(BUILD)/fuzz' FATBIN_DIR='$(FATBIN_DIR)' CC=clang SANITIZE=address,undefined \
 	  EXTRA_CFLAGS='-O1 -fsanitize=fuzzer-no-link' fuzz-programs
 	@for target in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
 	  mkdir -p $(BUILD)/fuzz/corpus/$$target; \

@@ -50,6 +50,20 @@ static int64_t reference_row(int64_t k, int64_t n, const float *a, const float *
   return terms;
 }
 
+typedef struct reference_job {
+  const bench_reference *to;
+  int64_t k;
+  const float *a, *b;
+} reference_job;
+
+static void make_row(void *arg, int64_t i)
+{
+  const reference_job *j = arg;
+  const bench_reference *r = j->to;
+  r->terms[i] =
+      reference_row(j->k, r->n, j->a + r->rows[i] * j->k, j->b, r->values + i * r->n, r->magnitudes + i * r->n);
+}
+
 int bench_reference_make(int threads, int64_t m, int64_t k, int64_t n, const float *a, const float *b,
                          bench_reference *reference)
 {
@@ -72,10 +86,8 @@ int bench_reference_make(int threads, int64_t m, int64_t k, int64_t n, const flo
   for (int64_t i = 0; i < rows; i++)
     reference->rows[i] = rows == m ? i : sampled_row(m, rows, i);
 
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < rows; i++)
-    reference->terms[i] =
-        reference_row(k, n, a + reference->rows[i] * k, b, reference->values + i * n, reference->magnitudes + i * n);
+  reference_job job = {.to = reference, .k = k, .a = a, .b = b};
+  cli_parallel(threads, rows, make_row, &job);
   bool finite = true;
   for (size_t i = 0; i < values; i++) {
     finite = finite && isfinite(reference->magnitudes[i]);

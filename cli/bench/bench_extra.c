@@ -114,18 +114,6 @@ int bench_skip_stats(const bench *b, const bench_data *data, bench_report *repor
 
 /* ---- extraction ---- */
 
-static void copy_parallel(void *to, const void *from, size_t bytes, int threads)
-{
-  const size_t piece = (size_t)1 << 20;
-  const int64_t pieces = (int64_t)((bytes + piece - 1) / piece);
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < pieces; i++) {
-    size_t at = (size_t)i * piece;
-    memcpy((char *)to + at, (const char *)from + at, bytes - at < piece ? bytes - at : piece);
-  }
-  (void)threads; /* a build without OpenMP does not use it */
-}
-
 /* Every bit against the definition. */
 static bool pattern_is_right(esmm_ctx *ctx, const esmm_pattern *pattern, const float *a, int64_t m, int64_t k)
 {
@@ -201,7 +189,7 @@ int bench_extraction(const bench *b, const bench_data *data, bench_report *repor
       esmm_status extracted = ESMM_OK;
       double start = cli_now();
       if (i == HEIGHTS)
-        copy_parallel(e.to.memory, a->memory, a->bytes, b->threads);
+        extracted = esmm_matrix_copy(b->ctx, &a->m, &e.to.m); /* memcpy, by the same threads */
       else
         extracted = esmm_pattern_extract(b->ctx, &a->m, heights[i], &pattern);
       if (round >= 0)

@@ -178,31 +178,41 @@ static int64_t few_strip(const esmm_problem *p, const few_layout *l, const few_l
   return terms;
 }
 
+typedef struct few_job {
+  const esmm_problem *p;
+  const few_layout *l;
+  const few_lists *a;
+  char *sums;
+  _Atomic int64_t terms;
+} few_job;
+
+static void few_strips(void *arg, int64_t first, int64_t end, int worker)
+{
+  few_job *x = arg;
+  const esmm_problem *p = x->p;
+  const int64_t width = p->w->bsr.block_cols;
+  float *sums = (float *)(void *)(x->sums + (size_t)worker * x->l->sums_bytes);
+  int64_t terms = 0;
+  for (int64_t s = first; s < end; s++) {
+    const int64_t col0 = s * width, cols = esmm_min(width, p->n - col0);
+    terms += cols * few_strip(p, x->l, x->a, s, sums, sums + p->m * width);
+    esmm_finish(p, 0, p->m, col0, cols, sums, width);
+  }
+  x->terms += terms;
+}
+
 static void few_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   const few_layout l = few_lay_out(p);
-  const esmm_bsr_form *form = &p->w->bsr;
   const few_lists a = {.values = scratch,
                        .ks = (uint32_t *)(void *)((char *)scratch + l.at_ks),
                        .starts = (uint32_t *)(void *)((char *)scratch + l.at_starts)};
   const double start = esmm_now();
   const int64_t nonzeros = few_list(p, &l, (float *)(void *)((char *)scratch + l.at_row), &a);
-  double terms = 0.0;
-  int next = 0;
   stats->seconds_extract = esmm_now() - start;
-#pragma omp parallel num_threads(p->threads) reduction(+ : terms)
-  {
-    int mine;
-#pragma omp atomic capture
-    mine = next++;
-    float *sums = (float *)(void *)((char *)scratch + l.at_sums + (size_t)mine * l.sums_bytes);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t s = 0; s < form->strips; s++) {
-      const int64_t col0 = s * form->block_cols, cols = esmm_min(form->block_cols, p->n - col0);
-      terms += (double)cols * (double)few_strip(p, &l, &a, s, sums, sums + p->m * form->block_cols);
-      esmm_finish(p, 0, p->m, col0, cols, sums, form->block_cols);
-    }
-  }
+  few_job x = {.p = p, .l = &l, .a = &a, .sums = (char *)scratch + l.at_sums};
+  esmm_for(p->ctx, p->threads, p->w->bsr.strips, 1, few_strips, &x);
+  const double terms = (double)x.terms;
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
   stats->strip_density_a = stats->density_a;
   stats->joint_density = terms / ((double)p->m * (double)p->n * (double)p->k);

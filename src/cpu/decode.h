@@ -15,6 +15,7 @@
 #define DECODE_ROWS 16
 #define DECODE_AT_ONCE (VEC == 16 ? 16 : 8) /* rows of B read side by side: as many as there are registers for */
 #define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
+#define DECODE_NARROW 512                   /* columns that are still worth a range of their own */
 #define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
 #define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
 #define PARTIAL 256                         /* listed k's in a partial sum when m = 1 */
@@ -58,8 +59,10 @@ typedef struct decode_layout {
 static decode_layout decode_lay_out(const esmm_problem *p)
 {
   const int64_t line = 64 / (int64_t)sizeof(float);
-  /* Every thread the same number of column ranges, each of whole cache lines. */
-  const int64_t ranges = esmm_round_up(esmm_ceil_div(p->n, DECODE_COLS), p->threads);
+  /* Every thread the same number of column ranges, each of whole cache lines; of one row two, so that another takes
+     half of a late thread's. With more rows narrow ranges cost more than that: a list has few k's of a block. */
+  const int64_t least = p->m == 1 && p->threads > 1 ? esmm_min(2 * p->threads, esmm_ceil_div(p->n, DECODE_NARROW)) : 1;
+  const int64_t ranges = esmm_round_up(esmm_max(least, esmm_ceil_div(p->n, DECODE_COLS)), p->threads);
   decode_layout l = {.room = p->k + 64};
   l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), 2 * line);
   l.items = esmm_ceil_div(p->n, l.width);
@@ -186,47 +189,62 @@ static void decode_rows(const esmm_problem *p, add_list_function *add, const voi
   }
 }
 
+typedef struct decode_job {
+  const esmm_problem *p;
+  const decode_layout *l;
+  float *values, *sums, *partial;
+  uint32_t *ks;
+  int64_t count[DECODE_ROWS]; /* entries of each row's list */
+} decode_job;
+
+static void decode_items(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const decode_job *x = arg;
+  const esmm_problem *p = x->p;
+  const decode_layout *l = x->l;
+  const esmm_weights *w = p->w;
+  add_list_function *add = add_list_of(w->dtype);
+  for (int64_t item = first; item < end; item++) {
+    const int64_t j0 = item * l->width, cols = esmm_min(l->width, p->n - j0);
+    const int64_t width = esmm_min(l->width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */
+    const char *b = (const char *)w->rows + (size_t)j0 * esmm_dtype_size(w->dtype);
+    float *sums = x->sums + item * p->m * l->width, *partial = x->partial + item * p->m * l->width;
+    memset(sums, 0, (size_t)(p->m * l->width) * sizeof *sums);
+    if (p->m == 1)
+      decode_one(add, b, w->rows_ld, x->values, x->ks, x->count[0], width, sums, partial);
+    else
+      decode_rows(p, add, b, x->values, x->ks, l->room, x->count, width, l->width, sums, partial);
+    esmm_finish(p, 0, p->m, j0, cols, sums, l->width);
+  }
+}
+
 static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                               esmm_stats *stats)
 {
   (void)self;
-  (void)ctx;
   const decode_layout l = decode_lay_out(p);
-  const esmm_weights *w = p->w;
-  float *values = scratch, *sums = (float *)(void *)((char *)scratch + l.at_sums);
-  float *partial = (float *)(void *)((char *)scratch + l.at_partial);
-  uint32_t *ks = (uint32_t *)(void *)((char *)scratch + l.at_ks);
-  add_list_function *add = add_list_of(w->dtype);
-  const size_t size = esmm_dtype_size(w->dtype);
-  int64_t count[DECODE_ROWS], nonzeros = 0;
+  decode_job x = {.p = p,
+                  .l = &l,
+                  .values = scratch,
+                  .sums = (float *)(void *)((char *)scratch + l.at_sums),
+                  .partial = (float *)(void *)((char *)scratch + l.at_partial),
+                  .ks = (uint32_t *)(void *)((char *)scratch + l.at_ks)};
+  int64_t nonzeros = 0;
   const double start = esmm_now();
   for (int64_t m = 0; m < p->m; m++) {
-    float *mine = values + m * l.room;
-    count[m] = 0;
+    int64_t *count = &x.count[m];
     for (int64_t k0 = 0; k0 < p->k; k0 += DECODE_SCAN) {
       float buffer[DECODE_SCAN];
       int64_t ld;
       const int64_t width = esmm_min(DECODE_SCAN, p->k - k0);
       const float *row = rows_of_a(&p->a, m, 1, k0, width, buffer, &ld);
-      count[m] += list_nonzeros(row, width, (uint32_t)k0, 1, mine + count[m], ks + m * l.room + count[m]);
+      *count += list_nonzeros(row, width, (uint32_t)k0, 1, x.values + m * l.room + *count, x.ks + m * l.room + *count);
     }
-    nonzeros += count[m];
+    nonzeros += *count;
   }
   stats->seconds_extract = esmm_now() - start;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int64_t item = 0; item < l.items; item++) {
-    const int64_t j0 = item * l.width, cols = esmm_min(l.width, p->n - j0);
-    const int64_t width = esmm_min(l.width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */
-    const char *b = (const char *)w->rows + (size_t)j0 * size;
-    float *own = sums + item * p->m * l.width;
-    float *own_partial = partial + item * p->m * l.width;
-    memset(own, 0, (size_t)(p->m * l.width) * sizeof *own);
-    if (p->m == 1)
-      decode_one(add, b, w->rows_ld, values, ks, count[0], width, own, own_partial);
-    else
-      decode_rows(p, add, b, values, ks, l.room, count, width, l.width, own, own_partial);
-    esmm_finish(p, 0, p->m, j0, cols, own, l.width);
-  }
+  esmm_for(ctx, p->threads, l.items, 1, decode_items, &x);
   stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
   stats->strip_density_a = stats->joint_density = stats->density_a;
   stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;

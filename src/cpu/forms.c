@@ -101,16 +101,28 @@ static void lay_out_panels(esmm_weights *w)
   w->panel_bytes = (size_t)at * esmm_dtype_size(w->dtype);
 }
 
+typedef struct filling {
+  const esmm_matrix *b;
+  esmm_weights *w;
+} filling;
+
+static void fill_some_panels(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const filling *x = arg;
+  for (int64_t q = first; q < end; q++)
+    fill_panel(x->b, x->w, q);
+}
+
 static esmm_status fill_panels(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   lay_out_panels(w);
   w->panel_data = esmm_mem_alloc(&w->allocator, w->panel_bytes);
   if (!w->panel_data)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of panels", w->panel_bytes);
-  const int64_t filled = w->k > 0 ? w->panels : 0;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t q = 0; q < filled; q++)
-    fill_panel(b, w, q);
+  filling x = {.b = b, .w = w};
+  if (w->k > 0)
+    esmm_for(ctx, ctx->threads, w->panels, esmm_panels_at_once(w), fill_some_panels, &x);
   return ESMM_OK;
 }
 
@@ -187,18 +199,27 @@ static esmm_status alloc_rows(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm
                              (long long)w->n);
 }
 
-static esmm_status fill_rows(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+/* first, end: in ESMM_READ_ROWS rows */
+static void fill_some_rows(void *arg, int64_t first, int64_t end, int worker)
 {
+  (void)worker;
+  const filling *x = arg;
+  const esmm_weights *w = x->w;
   const size_t size = esmm_dtype_size(w->dtype), ld_bytes = (size_t)w->rows_ld * size;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t k = 0; k < w->k; k += ESMM_READ_ROWS) {
+  for (int64_t k = first * ESMM_READ_ROWS; k < esmm_min(end * ESMM_READ_ROWS, w->k); k += ESMM_READ_ROWS) {
     const int64_t count = esmm_min(ESMM_READ_ROWS, w->k - k);
     char *row = (char *)w->rows + (size_t)k * ld_bytes;
-    esmm_read_rows(b, k, count, 0, w->n, row, ld_bytes);
+    esmm_read_rows(x->b, k, count, 0, w->n, row, ld_bytes);
     for (int64_t r = 0; r < count; r++, row += ld_bytes)
       memset(row + (size_t)w->n * size, 0, ld_bytes - (size_t)w->n * size);
   }
-  (void)ctx; /* unused without OpenMP */
+}
+
+static esmm_status fill_rows(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+{
+  filling x = {.b = b, .w = w};
+  const int64_t at_once = esmm_at_once(ESMM_READ_ROWS, w->rows_ld * (int64_t)esmm_dtype_size(w->dtype));
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(w->k, ESMM_READ_ROWS), at_once, fill_some_rows, &x);
   return ESMM_OK;
 }
 

@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "format/weights_file.h"
+#include "threads.h"
 
 typedef struct esmm_host_form {
   esmm_form_kind kind;
@@ -45,5 +46,11 @@ size_t esmm_forms_held(const esmm_weights *w);
 /* Rows k..k+rows-1 of the columns j0..j0+cols-1 of b, `stride` bytes from one to the next. */
 #define ESMM_READ_ROWS 16 /* read together, a column-major B gives a whole cache line of each column */
 void esmm_read_rows(const esmm_matrix *b, int64_t k, int64_t rows, int64_t j0, int64_t cols, void *out, size_t stride);
+
+/* Panels of B that make a piece of a loop (threads.h). */
+static inline int64_t esmm_panels_at_once(const esmm_weights *w)
+{
+  return esmm_at_once(w->k, ESMM_PANEL * (int64_t)esmm_dtype_size(w->dtype));
+}
 
 #endif

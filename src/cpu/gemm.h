@@ -22,6 +22,8 @@
 
 #include "panels.h"
 
+#include <math.h>
+
 #define TILE_COLS (2 * VEC)
 #define STRAIGHT_CHAIN 320 /* terms summed before they are added to C where nothing is skipped */
 #define MOST_PAIRED 96     /* entries of a list that is summed in two chains side by side */
@@ -607,40 +609,59 @@ static inline void cheapest_strip(const esmm_problem *p, const double *cost,
   }
 }
 
+typedef void block_function(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t);
+
+typedef struct blocks_job {
+  const esmm_problem *p;
+  block_function *multiply;
+  const void *plan;
+  char *scratch; /* of each worker: a tally, then what multiply gets */
+  size_t bytes;  /* both */
+} blocks_job;
+
+#define TALLY_BYTES align_up(sizeof(tally))
+
+static void multiply_blocks(void *arg, int64_t first, int64_t end, int worker)
+{
+  const blocks_job *x = arg;
+  char *own = x->scratch + (size_t)worker * x->bytes;
+  for (int64_t block = first; block < end; block++)
+    x->multiply(x->p, x->plan, block, own + TALLY_BYTES, (tally *)(void *)own);
+}
+
+/* Where multiply needs so many bytes. */
+static size_t blocks_workspace(const esmm_problem *p, size_t bytes)
+{
+  size_t all;
+  return esmm_size_mul(TALLY_BYTES + bytes, (size_t)p->threads, &all) ? all : SIZE_MAX;
+}
+
 static size_t gemm_workspace(const esmm_problem *p, bool skip)
 {
-  size_t bytes;
-  return esmm_size_mul(plan_blocks(p, skip).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+  return blocks_workspace(p, plan_blocks(p, skip).bytes);
 }
 
 /* Runs all blocks of C, `bytes` of scratch a thread, and fills in the statistics. */
-static void run_blocks(const esmm_problem *p,
-                       void (*multiply)(const esmm_problem *p, const void *plan, int64_t block, char *scratch,
-                                        tally *t),
-                       const void *plan, int64_t blocks, size_t bytes, void *scratch, esmm_stats *stats)
+static void run_blocks(const esmm_problem *p, block_function *multiply, const void *plan, int64_t blocks, size_t bytes,
+                       void *scratch, esmm_stats *stats)
 {
-  double extract = 0.0, terms = 0.0, kept = 0.0, seen = 0.0;
-  int next = 0;
-#pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : terms, kept, seen)
-  {
-    int mine;
-#pragma omp atomic capture
-    mine = next++;
-    char *own = (char *)scratch + (size_t)mine * bytes;
-    tally t = {0};
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t block = 0; block < blocks; block++)
-      multiply(p, plan, block, own, &t);
-    extract = t.extract;
-    terms = t.terms;
-    kept = t.kept;
-    seen = t.seen;
+  blocks_job x = {.p = p, .multiply = multiply, .plan = plan, .scratch = scratch, .bytes = TALLY_BYTES + bytes};
+  for (int i = 0; i < p->threads; i++)
+    memset(x.scratch + (size_t)i * x.bytes, 0, sizeof(tally));
+  esmm_for(p->ctx, p->threads, blocks, 1, multiply_blocks, &x);
+  tally all = {0};
+  for (int i = 0; i < p->threads; i++) {
+    const tally *t = (const tally *)(void *)(x.scratch + (size_t)i * x.bytes);
+    all.extract = fmax(all.extract, t->extract);
+    all.terms += t->terms; /* whole numbers: the order does not matter */
+    all.kept += t->kept;
+    all.seen += t->seen;
   }
-  stats->seconds_extract = extract;
-  stats->flop_useful = 2.0 * terms;
-  stats->joint_density = terms / ((double)p->m * (double)p->n * (double)p->k);
-  if (seen > 0)
-    stats->strip_density_a = kept / seen;
+  stats->seconds_extract = all.extract;
+  stats->flop_useful = 2.0 * all.terms;
+  stats->joint_density = all.terms / ((double)p->m * (double)p->n * (double)p->k);
+  if (all.seen > 0)
+    stats->strip_density_a = all.kept / all.seen;
 }
 
 static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)

@@ -393,8 +393,7 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
 
 static size_t select_workspace(const esmm_problem *p)
 {
-  size_t bytes;
-  return esmm_size_mul(select_lay_out(p).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+  return blocks_workspace(p, select_lay_out(p).bytes);
 }
 
 static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)

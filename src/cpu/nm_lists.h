@@ -129,8 +129,7 @@ static void lists_multiply(const esmm_problem *p, const void *plan, int64_t bloc
 
 static size_t lists_workspace(const esmm_problem *p)
 {
-  size_t bytes;
-  return esmm_size_mul(lists_lay_out(p).bytes, (size_t)p->threads, &bytes) ? bytes : SIZE_MAX;
+  return blocks_workspace(p, lists_lay_out(p).bytes);
 }
 
 static void lists_run(const esmm_problem *p, void *scratch, esmm_stats *stats)

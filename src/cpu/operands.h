@@ -7,6 +7,7 @@
 #include "bits.h"
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
+#include "threads.h"
 
 #include <string.h>
 

@@ -113,16 +113,31 @@ static void set_all_bits(esmm_weights *w)
     }
 }
 
+typedef struct scan {
+  const esmm_matrix *b;
+  esmm_weights *w;
+  _Atomic int64_t nonzero;
+} scan;
+
+static void scan_panels(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  scan *s = arg;
+  int64_t nonzero = 0;
+  for (int64_t q = first; q < end; q++)
+    nonzero += scan_panel(s->b, s->w, q);
+  s->nonzero += nonzero;
+}
+
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, bool strict, esmm_weights *w)
 {
-  int64_t nonzero = 0, set = 0;
+  scan s = {.b = b, .w = w};
+  int64_t set = 0;
   const int64_t scanned = w->k > 0 ? w->panels : 0; /* without k there is nothing in a panel, however many there are */
-#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(+ : nonzero)
-  for (int64_t q = 0; q < scanned; q++)
-    nonzero += scan_panel(b, w, q);
+  esmm_for(ctx, ctx->threads, scanned, esmm_panels_at_once(w), scan_panels, &s);
   for (int64_t i = 0; i < scanned * w->words; i++)
     set += __builtin_popcountll(w->bits[i]);
-  esmm_weights_set_densities(w, nonzero, set);
+  esmm_weights_set_densities(w, s.nonzero, set);
   w->strict = strict;
   w->full = w->full || strict;
   if (strict)

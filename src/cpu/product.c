@@ -5,6 +5,7 @@
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
 #include "recall.h"
+#include "threads.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,16 +39,24 @@ static void begin_counts(const esmm_problem *p)
 
 /* ---- nothing to sum: k or alpha is 0 ---- */
 
+enum { ZERO_ROWS = 64, ZERO_COLS = ESMM_TALLY_COLS };
+
+/* first, end: in ZERO_ROWS rows */
+static void finish_zero_rows(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  static const float zeros[ZERO_COLS];
+  const esmm_problem *p = arg;
+  for (int64_t i = first * ZERO_ROWS; i < esmm_min(end * ZERO_ROWS, p->m); i += ZERO_ROWS)
+    for (int64_t j = 0; j < p->n; j += ZERO_COLS)
+      esmm_finish(p, i, esmm_min(ZERO_ROWS, p->m - i), j, esmm_min(ZERO_COLS, p->n - j), zeros, 0);
+}
+
 static void finish_zeros(const esmm_problem *p)
 {
-  enum { ROWS = 64, COLS = ESMM_TALLY_COLS };
-  static const float zeros[COLS];
   esmm_problem without = *p;
   without.alpha = 1.0f;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int64_t i = 0; i < p->m; i += ROWS)
-    for (int64_t j = 0; j < p->n; j += COLS)
-      esmm_finish(&without, i, esmm_min(ROWS, p->m - i), j, esmm_min(COLS, p->n - j), zeros, 0);
+  esmm_for(p->ctx, p->threads, esmm_ceil_div(p->m, ZERO_ROWS), 1, finish_zero_rows, &without);
 }
 
 /* The gate's branch is one row then, the same for all. */

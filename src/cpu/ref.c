@@ -5,6 +5,7 @@
  * It reads the prepared weights, so what it checks is the kernels; tests check prepare with a loop of their own.
  */
 #include "cpu/epilogue.h"
+#include "threads.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -115,29 +116,37 @@ static double finish(const esmm_problem *p, int64_t row, int64_t col, double sum
   return x;
 }
 
+typedef struct job {
+  const esmm_problem *p;
+  double *columns; /* a worker's is [k] */
+} job;
+
+static void multiply_columns(void *arg, int64_t first, int64_t end, int worker)
+{
+  const job *x = arg;
+  const esmm_problem *p = x->p;
+  double *column = x->columns + worker * p->k;
+  esmm_matrix c = p->c;
+  for (int64_t j = first; j < end; j++) {
+    read_column(p->w, j, column);
+    for (int64_t i = 0; i < p->m; i++) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < p->k; k++) {
+        const double a = (double)esmm_matrix_get(&p->a, i, k);
+        if (p->strict || (a != 0.0 && column[k] != 0.0))
+          sum += a * column[k];
+      }
+      esmm_matrix_set(&c, i, j, (float)finish(p, i, j, sum));
+    }
+  }
+  esmm_finish_plain(p, 0, p->m, first, end - first);
+}
+
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
-  (void)ctx;
-  esmm_matrix c = p->c;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int part = 0; part < p->threads; part++) {
-    double *column = (double *)scratch + (int64_t)part * p->k;
-    const int64_t first = p->n * part / p->threads, end = p->n * (part + 1) / p->threads;
-    for (int64_t j = first; j < end; j++) {
-      read_column(p->w, j, column);
-      for (int64_t i = 0; i < p->m; i++) {
-        double sum = 0.0;
-        for (int64_t k = 0; k < p->k; k++) {
-          const double a = (double)esmm_matrix_get(&p->a, i, k);
-          if (p->strict || (a != 0.0 && column[k] != 0.0))
-            sum += a * column[k];
-        }
-        esmm_matrix_set(&c, i, j, (float)finish(p, i, j, sum));
-      }
-    }
-    esmm_finish_plain(p, 0, p->m, first, end - first);
-  }
+  job x = {.p = p, .columns = scratch};
+  esmm_for(ctx, p->threads, p->n, 16, multiply_columns, &x);
   stats->joint_density = 1.0;
   stats->flop_useful = stats->flop_dense;
   return ESMM_OK;

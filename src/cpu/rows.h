@@ -148,59 +148,89 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
   }
 }
 
+typedef struct row_job {
+  const esmm_problem *p;
+  const row_layout *l;
+  float *values;
+  uint32_t *offsets, *starts;
+  uint8_t *counts;
+  char *own;                       /* thread_bytes of each worker: B's buffer, sums, rows of A as fp32 */
+  int64_t row0, block_rows, bands; /* the block of rows */
+  _Atomic int64_t nonzeros;
+} row_job;
+
+static float *worker_sums(const row_job *x, int worker)
+{
+  return (float *)(void *)(x->own + (size_t)worker * x->l->thread_bytes +
+                           align_up((size_t)ROW_K * ROW_COLS * sizeof(float)));
+}
+
+static void list_bands(void *arg, int64_t first, int64_t end, int worker)
+{
+  row_job *x = arg;
+  const row_layout *l = x->l;
+  float *buffer = worker_sums(x, worker) + align_up((size_t)(l->block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
+  int64_t nonzeros = 0;
+  for (int64_t i = first; i < end; i++)
+    nonzeros += list_band(x->p, l, x->row0 + i * BAND, esmm_min(BAND, x->block_rows - i * BAND),
+                          x->values + i * l->entries, x->offsets + i * l->entries, x->counts + i * l->stretches * BAND,
+                          x->starts + i * l->stretches, buffer);
+  x->nonzeros += nonzeros;
+}
+
+/* An item is ROW_COLS columns of some of the block's bands. */
+static void multiply_item(const row_job *x, int64_t item, float *b, float *sums)
+{
+  const esmm_problem *p = x->p;
+  const row_layout *l = x->l;
+  const int64_t j0 = item / l->splits * ROW_COLS, split = item % l->splits;
+  const int64_t band0 = x->bands * split / l->splits, band1 = x->bands * (split + 1) / l->splits;
+  const int64_t first_row = band0 * BAND, rows = esmm_min(band1 * BAND, x->block_rows) - first_row;
+  for (int64_t s = 0; s < l->stretches && rows > 0; s++) {
+    copy_b(p->w, s * ROW_K, esmm_min(ROW_K, p->k - s * ROW_K), j0, b);
+    for (int64_t i = band0; i < band1; i++) {
+      const int64_t at = i * l->entries + x->starts[i * l->stretches + s];
+      add_band(x->values + at, x->offsets + at, x->counts + (i * l->stretches + s) * BAND,
+               esmm_min(BAND, x->block_rows - i * BAND), b, sums + (i - band0) * BAND * ROW_COLS, s == 0);
+    }
+  }
+  if (rows > 0)
+    esmm_finish(p, x->row0 + first_row, rows, j0, esmm_min(ROW_COLS, p->n - j0), sums, ROW_COLS);
+}
+
+static void multiply_items(void *arg, int64_t first, int64_t end, int worker)
+{
+  const row_job *x = arg;
+  float *b = (float *)(void *)(x->own + (size_t)worker * x->l->thread_bytes);
+  for (int64_t item = first; item < end; item++)
+    multiply_item(x, item, b, worker_sums(x, worker));
+}
+
 static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                             esmm_stats *stats)
 {
   (void)self;
-  (void)ctx;
   const row_layout l = rows_layout(p);
-  float *values = scratch;
-  uint32_t *offsets = (uint32_t *)(void *)((char *)scratch + l.at_offsets);
-  uint8_t *counts = (uint8_t *)scratch + l.at_counts;
-  uint32_t *starts = (uint32_t *)(void *)((char *)scratch + l.at_starts);
+  char *at = scratch;
+  row_job x = {.p = p,
+               .l = &l,
+               .values = scratch,
+               .offsets = (uint32_t *)(void *)(at + l.at_offsets),
+               .starts = (uint32_t *)(void *)(at + l.at_starts),
+               .counts = (uint8_t *)at + l.at_counts,
+               .own = at + l.at_threads};
   double extract = 0.0;
-  int64_t nonzeros = 0;
-  int next = 0;
-#pragma omp parallel num_threads(p->threads) reduction(max : extract) reduction(+ : nonzeros)
-  {
-    int mine;
-    double spent = 0.0;
-#pragma omp atomic capture
-    mine = next++;
-    float *b = (float *)(void *)((char *)scratch + l.at_threads + (size_t)mine * l.thread_bytes);
-    float *sums = b + align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) / sizeof(float);
-    float *buffer = sums + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
-    for (int64_t row0 = 0; row0 < p->m; row0 += l.block_rows) {
-      const int64_t block_rows = esmm_min(l.block_rows, p->m - row0), bands = esmm_ceil_div(block_rows, BAND);
-      const double start = esmm_now();
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < bands; i++)
-        nonzeros +=
-            list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
-                      offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
-      spent += esmm_now() - start;
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t item = 0; item < l.panels * l.splits; item++) {
-        const int64_t j0 = item / l.splits * ROW_COLS, split = item % l.splits;
-        const int64_t band0 = bands * split / l.splits, band1 = bands * (split + 1) / l.splits;
-        const int64_t first_row = band0 * BAND, rows = esmm_min(band1 * BAND, block_rows) - first_row;
-        for (int64_t s = 0; s < l.stretches && rows > 0; s++) {
-          copy_b(p->w, s * ROW_K, esmm_min(ROW_K, p->k - s * ROW_K), j0, b);
-          for (int64_t i = band0; i < band1; i++) {
-            const int64_t at = i * l.entries + starts[i * l.stretches + s];
-            add_band(values + at, offsets + at, counts + (i * l.stretches + s) * BAND,
-                     esmm_min(BAND, block_rows - i * BAND), b, sums + (i - band0) * BAND * ROW_COLS, s == 0);
-          }
-        }
-        if (rows > 0)
-          esmm_finish(p, row0 + first_row, rows, j0, esmm_min(ROW_COLS, p->n - j0), sums, ROW_COLS);
-      }
-    }
-    extract = spent;
+  for (; x.row0 < p->m; x.row0 += l.block_rows) {
+    x.block_rows = esmm_min(l.block_rows, p->m - x.row0);
+    x.bands = esmm_ceil_div(x.block_rows, BAND);
+    const double start = esmm_now();
+    esmm_for(ctx, p->threads, x.bands, 1, list_bands, &x);
+    extract += esmm_now() - start;
+    esmm_for(ctx, p->threads, l.panels * l.splits, 1, multiply_items, &x);
   }
   stats->seconds_extract = extract;
-  stats->density_a = (double)nonzeros / ((double)p->m * (double)p->k);
+  stats->density_a = (double)x.nonzeros / ((double)p->m * (double)p->k);
   stats->strip_density_a = stats->joint_density = stats->density_a;
-  stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
+  stats->flop_useful = 2.0 * (double)x.nonzeros * (double)p->n;
   return ESMM_OK;
 }

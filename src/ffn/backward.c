@@ -21,6 +21,7 @@
 #include "convert.h"
 #include "cpu/epilogue.h"
 #include "ffn.h"
+#include "threads.h"
 
 #include <string.h>
 
@@ -296,47 +297,40 @@ static double alive_density(const pass *p)
   return all > 0 ? sum / all : 1.0;
 }
 
-/* dh becomes dpre of the up branch, and of the gate. */
-static void through_activation(const pass *p, float *rows)
+/* dh of some tokens becomes dpre of the up branch, and of the gate. */
+static void through_activation(void *arg, int64_t first, int64_t end, int worker)
 {
+  pass *p = arg;
   const esmm_ffn *ffn = p->ffn;
   const esmm_activation activation = ffn->o.activation;
   const bool gated = ffn->branches > 1, from_result = !gated && ffn_makes_zeros(ffn);
   const esmm_matrix up = esmm_ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const esmm_matrix gate = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const int64_t n = p->features;
-  esmm_matrix dpre = p->dpre[FFN_UP];
-  int next = 0;
-#pragma omp parallel num_threads(p->ctx->threads)
-  {
-    int mine;
-#pragma omp atomic capture
-    mine = next++;
-    float *a = rows + (size_t)mine * 2 * (size_t)n, *b = a + n;
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < p->tokens; t++) {
-      float *d = (float *)dpre.data + t * n;
-      if (from_result) {
-        esmm_ffn_load_row(&p->h, t, NULL, n, a);
-        for (int64_t i = 0; i < n; i++)
-          d[i] *= ffn_slope_of_result(activation, a[i]);
-        continue;
-      }
-      esmm_ffn_load_row(&up, t, p->order, n, a);
-      if (!gated) {
-        for (int64_t i = 0; i < n; i++)
-          d[i] *= ffn_slope(activation, a[i]);
-        continue;
-      }
-      float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
-      esmm_ffn_load_row(&gate, t, p->order, n, b);
+  esmm_matrix *dpre = &p->dpre[FFN_UP];
+  float *a = (float *)p->cache->buffers[FFN_ROWS].data + 2 * n * worker, *b = a + n;
+  for (int64_t t = first; t < end; t++) {
+    float *d = (float *)dpre->data + t * n;
+    if (from_result) {
+      esmm_ffn_load_row(&p->h, t, NULL, n, a);
       for (int64_t i = 0; i < n; i++)
-        d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
-      for (int64_t i = 0; i < n; i += VEC) {
-        const int64_t count = esmm_min(VEC, n - i);
-        const vec y = esmm_activate_vec(activation, esmm_load_part(b + i, count));
-        esmm_write_part(&dpre, t, i, count, vec_mul(esmm_load_part(d + i, count), y));
-      }
+        d[i] *= ffn_slope_of_result(activation, a[i]);
+      continue;
+    }
+    esmm_ffn_load_row(&up, t, p->order, n, a);
+    if (!gated) {
+      for (int64_t i = 0; i < n; i++)
+        d[i] *= ffn_slope(activation, a[i]);
+      continue;
+    }
+    float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
+    esmm_ffn_load_row(&gate, t, p->order, n, b);
+    for (int64_t i = 0; i < n; i++)
+      d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
+    for (int64_t i = 0; i < n; i += VEC) {
+      const int64_t count = esmm_min(VEC, n - i);
+      const vec y = esmm_activate_vec(activation, esmm_load_part(b + i, count));
+      esmm_write_part(dpre, t, i, count, vec_mul(esmm_load_part(d + i, count), y));
     }
   }
 }
@@ -354,7 +348,8 @@ static esmm_status make_dpre(pass *p)
   const bool masked = p->ffn->o.mode != ESMM_FFN_DENSE && ffn_makes_zeros(p->ffn) && alive_density(p) < FFN_MASKED;
   status = masked ? masked_dh(p, &p->dpre[FFN_UP]) : dense_dh(p, &p->dpre[FFN_UP]);
   if (status == ESMM_OK)
-    through_activation(p, p->cache->buffers[FFN_ROWS].data);
+    esmm_for(p->ctx, p->ctx->threads, p->tokens, esmm_at_once(1, p->features * (int64_t)sizeof(float)),
+             through_activation, p);
   return status;
 }
 

@@ -222,8 +222,8 @@ typedef struct ffn_masked {
 } ffn_masked;
 
 void esmm_ffn_masked_run(const esmm_ctx *ctx, const ffn_masked *job);
-void esmm_ffn_masked_avx512(int threads, const ffn_masked *job);
-void esmm_ffn_masked_avx2(int threads, const ffn_masked *job);
-void esmm_ffn_masked_portable(int threads, const ffn_masked *job);
+void esmm_ffn_masked_avx512(const esmm_ctx *ctx, const ffn_masked *job);
+void esmm_ffn_masked_avx2(const esmm_ctx *ctx, const ffn_masked *job);
+void esmm_ffn_masked_portable(const esmm_ctx *ctx, const ffn_masked *job);
 
 #endif

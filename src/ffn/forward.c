@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "cpu/epilogue.h"
 #include "ffn.h"
+#include "threads.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,20 +50,31 @@ static esmm_status before_activation(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ff
 /* ---- h ---- */
 
 /* h = act(gate) * up, or act(up) where there is no gate. */
+typedef struct activating {
+  esmm_activation activation;
+  const esmm_matrix *up, *gate; /* gate may be NULL */
+  esmm_matrix *h;
+} activating;
+
+static void activate_rows(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const activating *a = arg;
+  for (int64_t t = first; t < end; t++)
+    for (int64_t f = 0; f < a->h->cols; f += VEC) {
+      const int64_t count = esmm_min(VEC, a->h->cols - f);
+      const vec x = esmm_read_part(a->up, t, f, count);
+      const vec y = a->gate ? vec_mul(esmm_activate_vec(a->activation, esmm_read_part(a->gate, t, f, count)), x)
+                            : esmm_activate_vec(a->activation, x);
+      esmm_write_part(a->h, t, f, count, y);
+    }
+}
+
 static void activate(const esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matrix *up, const esmm_matrix *gate,
                      esmm_matrix *h)
 {
-  const esmm_activation activation = ffn->o.activation;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t t = 0; t < h->rows; t++)
-    for (int64_t f = 0; f < h->cols; f += VEC) {
-      const int64_t count = esmm_min(VEC, h->cols - f);
-      const vec x = esmm_read_part(up, t, f, count);
-      const vec y = gate ? vec_mul(esmm_activate_vec(activation, esmm_read_part(gate, t, f, count)), x)
-                         : esmm_activate_vec(activation, x);
-      esmm_write_part(h, t, f, count, y);
-    }
-  (void)ctx; /* unused without OpenMP */
+  activating a = {.activation = ffn->o.activation, .up = up, .gate = gate, .h = h};
+  esmm_for(ctx, ctx->threads, h->rows, esmm_at_once(1, h->cols * (int64_t)sizeof(float)), activate_rows, &a);
 }
 
 static esmm_status reserve_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
@@ -126,22 +138,39 @@ static esmm_status make_h(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 
 /* ---- statistics ---- */
 
-/* counts[f]: elements of column f of m that are not zero, or, with `above`, that are not zero or less. */
-static void count_columns(const esmm_ctx *ctx, const esmm_matrix *m, bool above, int32_t *counts)
+typedef struct counting {
+  const esmm_matrix *m;
+  bool above;
+  int32_t *counts;
+} counting;
+
+enum { WIDTH = 512 };
+
+/* first, end: in stretches of WIDTH columns */
+static void count_stretches(void *arg, int64_t first, int64_t end, int worker)
 {
-  enum { WIDTH = 512 };
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t from = 0; from < m->cols; from += WIDTH) {
+  (void)worker;
+  const counting *x = arg;
+  const esmm_matrix *m = x->m;
+  for (int64_t from = first * WIDTH; from < esmm_min(end * WIDTH, m->cols); from += WIDTH) {
     const int64_t width = esmm_min(WIDTH, m->cols - from);
-    memset(counts + from, 0, (size_t)width * sizeof *counts);
+    int32_t *counts = x->counts + from;
+    memset(counts, 0, (size_t)width * sizeof *counts);
     for (int64_t t = 0; t < m->rows; t++) {
       float line[WIDTH];
       esmm_load_elements(m->data, m->dtype, t * m->ld + from, 1, width, line, 1);
       for (int64_t f = 0; f < width; f++)
-        counts[from + f] += above ? !(line[f] <= 0.0f) : line[f] != 0.0f;
+        counts[f] += x->above ? !(line[f] <= 0.0f) : line[f] != 0.0f;
     }
   }
-  (void)ctx; /* unused without OpenMP */
+}
+
+/* counts[f]: elements of column f of m that are not zero, or, with `above`, that are not zero or less. */
+static void count_columns(const esmm_ctx *ctx, const esmm_matrix *m, bool above, int32_t *counts)
+{
+  counting x = {.m = m, .above = above, .counts = counts};
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(m->cols, WIDTH), esmm_at_once(m->rows, WIDTH * (int64_t)sizeof(float)),
+           count_stretches, &x);
 }
 
 static int by_key(const void *x, const void *y)

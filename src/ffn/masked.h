@@ -8,6 +8,7 @@
  */
 #include "convert.h"
 #include "ffn.h"
+#include "threads.h"
 
 #include <string.h>
 
@@ -95,15 +96,25 @@ static void masked_block(const ffn_masked *job, int64_t first, int64_t last, int
   }
 }
 
-static void masked_all(int threads, const ffn_masked *job)
+typedef struct masked_tasks {
+  const ffn_masked *job;
+  int64_t wide, bands;
+} masked_tasks;
+
+static void masked_piece(void *arg, int64_t first, int64_t end, int worker)
 {
-  const int64_t tokens = job->out.rows, features = job->out.cols, bytes = 4 * esmm_max(1, job->w.ld);
-  const int64_t wide = esmm_max(16, esmm_min(MOST_FEATURES, CACHED / bytes));
-  const int64_t stretches = esmm_ceil_div(features, wide), bands = esmm_ceil_div(tokens, TOKENS);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t task = 0; task < stretches * bands; task++) {
-    const int64_t first = task / bands * wide, from = task % bands * TOKENS;
-    masked_block(job, first, esmm_min(first + wide, features), from, esmm_min(from + TOKENS, tokens));
+  (void)worker;
+  const masked_tasks *x = arg;
+  const int64_t tokens = x->job->out.rows, features = x->job->out.cols;
+  for (int64_t task = first; task < end; task++) {
+    const int64_t feature = task / x->bands * x->wide, from = task % x->bands * TOKENS;
+    masked_block(x->job, feature, esmm_min(feature + x->wide, features), from, esmm_min(from + TOKENS, tokens));
   }
-  (void)threads; /* unused without OpenMP */
+}
+
+static void masked_all(const esmm_ctx *ctx, const ffn_masked *job)
+{
+  const int64_t bytes = 4 * esmm_max(1, job->w.ld), wide = esmm_max(16, esmm_min(MOST_FEATURES, CACHED / bytes));
+  masked_tasks x = {.job = job, .wide = wide, .bands = esmm_ceil_div(job->out.rows, TOKENS)};
+  esmm_for(ctx, ctx->threads, x.bands * esmm_ceil_div(job->out.cols, wide), 1, masked_piece, &x);
 }

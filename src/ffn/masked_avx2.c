@@ -2,7 +2,7 @@
 #include "cpu/vec_avx2.h"
 #include "masked.h"
 
-void esmm_ffn_masked_avx2(int threads, const ffn_masked *job)
+void esmm_ffn_masked_avx2(const esmm_ctx *ctx, const ffn_masked *job)
 {
-  masked_all(threads, job);
+  masked_all(ctx, job);
 }

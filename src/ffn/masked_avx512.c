@@ -2,7 +2,7 @@
 #include "cpu/vec_avx512.h"
 #include "masked.h"
 
-void esmm_ffn_masked_avx512(int threads, const ffn_masked *job)
+void esmm_ffn_masked_avx512(const esmm_ctx *ctx, const ffn_masked *job)
 {
-  masked_all(threads, job);
+  masked_all(ctx, job);
 }

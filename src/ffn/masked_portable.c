@@ -2,7 +2,7 @@
 #include "cpu/vec_portable.h"
 #include "masked.h"
 
-void esmm_ffn_masked_portable(int threads, const ffn_masked *job)
+void esmm_ffn_masked_portable(const esmm_ctx *ctx, const ffn_masked *job)
 {
-  masked_all(threads, job);
+  masked_all(ctx, job);
 }

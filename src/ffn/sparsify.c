@@ -7,6 +7,7 @@
  */
 #include "convert.h"
 #include "ffn.h"
+#include "threads.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,6 +29,8 @@ typedef struct job {
   const int32_t *columns; /* features that go sparse */
   int64_t count;
   const int32_t *tokens; /* order of tokens, NULL: as they are */
+  record *records;       /* of each token, or group of them */
+  float factor;          /* soft threshold: of all that was shrunk */
 } job;
 
 /* ---- one group ---- */
@@ -213,45 +216,64 @@ static void scale_row(const job *j, int64_t row, float factor)
   }
 }
 
+static void copy_rows(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const job *j = arg;
+  const size_t line = (size_t)j->src->cols * esmm_dtype_size(j->src->dtype);
+  memcpy((char *)j->dst->data + (size_t)first * line, (const char *)j->src->data + (size_t)first * line,
+         (size_t)(end - first) * line);
+}
+
+static void do_tasks(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const job *j = arg;
+  for (int64_t task = first; task < end; task++)
+    if (j->how->axis == FFN_ALONG_FEATURES)
+      along_features(j, task, &j->records[task]);
+    else
+      along_tokens(j, task, &j->records[task]);
+}
+
+static void finish_rows(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const job *j = arg;
+  for (int64_t t = first; t < end; t++) {
+    if (j->kind == ESMM_SPARSIFY_SOFT && j->factor != 1.0f)
+      scale_row(j, t, j->factor);
+    note_row(j, t, &j->records[t]);
+  }
+}
+
 esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how,
                                      const esmm_matrix *src, esmm_matrix *dst, esmm_ffn_drop *drop)
 {
   const esmm_ffn_opts *o = &cache->ffn->o;
-  const job j = {.how = how,
-                 .kind = o->sparsifier,
-                 .src = src,
-                 .dst = dst,
-                 .columns = ffn_numbers(cache, FFN_COLUMNS),
-                 .count = cache->sparse,
-                 .tokens = o->permute_tokens ? ffn_numbers(cache, FFN_TOKENS) : NULL};
+  job j = {.how = how,
+           .kind = o->sparsifier,
+           .src = src,
+           .dst = dst,
+           .columns = ffn_numbers(cache, FFN_COLUMNS),
+           .count = cache->sparse,
+           .tokens = o->permute_tokens ? ffn_numbers(cache, FFN_TOKENS) : NULL};
   const bool features = how->axis == FFN_ALONG_FEATURES;
   const int64_t tokens = src->rows, tasks = features ? tokens : esmm_ceil_div(tokens, GROUP);
   const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_PARTIAL, 1, tokens, sizeof(record));
   if (status != ESMM_OK)
     return status;
-  record *records = cache->buffers[FFN_PARTIAL].data, all = {0};
+  record *records = j.records = cache->buffers[FFN_PARTIAL].data, all = {0};
   memset(records, 0, (size_t)tokens * sizeof *records);
-  const size_t line = (size_t)src->cols * esmm_dtype_size(src->dtype);
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t t = 0; t < tokens; t++)
-    memcpy((char *)dst->data + (size_t)t * line, (const char *)src->data + (size_t)t * line, line);
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t task = 0; task < tasks; task++)
-    if (features)
-      along_features(&j, task, &records[task]);
-    else
-      along_tokens(&j, task, &records[task]);
+  const int64_t rows = esmm_at_once(src->cols, (int64_t)esmm_dtype_size(src->dtype)), few = esmm_ceil_div(rows, GROUP);
+  esmm_for(ctx, ctx->threads, tokens, rows, copy_rows, &j);
+  esmm_for(ctx, ctx->threads, tasks, few, do_tasks, &j);
   for (int64_t task = 0; task < tasks; task++) {
     all.fit += records[task].fit;
     all.own += records[task].own;
   }
-  const float factor = all.own > 0.0 ? (float)(all.fit / all.own) : 1.0f;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t t = 0; t < tokens; t++) {
-    if (j.kind == ESMM_SPARSIFY_SOFT && factor != 1.0f)
-      scale_row(&j, t, factor);
-    note_row(&j, t, &records[t]);
-  }
+  j.factor = all.own > 0.0 ? (float)(all.fit / all.own) : 1.0f;
+  esmm_for(ctx, ctx->threads, tokens, few, finish_rows, &j);
   for (int64_t t = 0; t < tokens; t++) {
     drop->kept += records[t].kept;
     drop->dropped += records[t].dropped;

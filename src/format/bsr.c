@@ -4,6 +4,7 @@
  */
 #include "backend.h"
 #include "bits.h"
+#include "threads.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -67,24 +68,43 @@ static void fill_strip(const esmm_matrix *b, esmm_weights *w, int64_t strip)
   }
 }
 
+typedef struct filling {
+  const esmm_matrix *b;
+  esmm_weights *w;
+} filling;
+
+static void count_strips(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const filling *x = arg;
+  for (int64_t s = first; s < end; s++) {
+    int32_t count = 0;
+    for (int64_t level = 0; level < x->w->bsr.levels; level++) {
+      const area a = area_of(x->w, level, s);
+      count += is_alive(x->b, &a);
+    }
+    x->w->bsr.start[s + 1] = count;
+  }
+}
+
+static void fill_strips(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const filling *x = arg;
+  for (int64_t s = first; s < end; s++)
+    fill_strip(x->b, x->w, s);
+}
+
 esmm_status esmm_bsr_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   esmm_bsr_form *f = &w->bsr;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t s = 0; s < f->strips; s++) {
-    int32_t count = 0;
-    for (int64_t level = 0; level < f->levels; level++) {
-      const area a = area_of(w, level, s);
-      count += is_alive(b, &a);
-    }
-    f->start[s + 1] = count;
-  }
+  filling x = {.b = b, .w = w};
+  const int64_t at_once = esmm_at_once(w->k, f->block_cols * (int64_t)esmm_dtype_size(w->dtype));
+  esmm_for(ctx, ctx->threads, f->strips, at_once, count_strips, &x);
   const esmm_status status = esmm_bsr_alloc_blocks(ctx, sum_starts(f), w);
   if (status != ESMM_OK)
     return status;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t s = 0; s < f->strips; s++)
-    fill_strip(b, w, s);
+  esmm_for(ctx, ctx->threads, f->strips, at_once, fill_strips, &x);
   return ESMM_OK;
 }
 
@@ -314,6 +334,24 @@ static bool given_alive(const esmm_bsr *b, const given *g)
   return false;
 }
 
+typedef struct copying {
+  const esmm_bsr *from;
+  esmm_matrix *to;
+} copying;
+
+static void copy_lines(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const copying *x = arg;
+  const esmm_bsr *b = x->from;
+  const size_t size = esmm_dtype_size(b->dtype);
+  for (int64_t line = first; line < end; line++)
+    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+      const given g = given_block(b, line, i);
+      copy_given(b, &g, (char *)x->to->data + (size_t)(g.area.row * b->cols + g.area.col) * size, b->cols);
+    }
+}
+
 /* The arrays as a tight row-major matrix in host memory; free it with esmm_host_twin_free. */
 static esmm_status to_dense(esmm_ctx *ctx, const char *what, const esmm_bsr *b, esmm_matrix *dense)
 {
@@ -328,12 +366,8 @@ static esmm_status to_dense(esmm_ctx *ctx, const char *what, const esmm_bsr *b, 
   if (status != ESMM_OK)
     return status;
   memset(dense->data, 0, bytes);
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t line = 0; line < lines_of(b); line++)
-    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
-      const given g = given_block(b, line, i);
-      copy_given(b, &g, (char *)dense->data + (size_t)(g.area.row * b->cols + g.area.col) * size, b->cols);
-    }
+  copying x = {.from = b, .to = dense};
+  esmm_for(ctx, ctx->threads, lines_of(b), esmm_at_once(b->block_rows, b->cols * (int64_t)size), copy_lines, &x);
   return ESMM_OK;
 }
 

@@ -2,6 +2,7 @@
  * format.c: what the formats of B have in common: their options, memory, and what a form says about B's zeros.
  */
 #include "backend.h"
+#include "threads.h"
 
 #include <string.h>
 
@@ -241,19 +242,33 @@ bool esmm_form_valid(const esmm_weights *w, char *why, size_t why_bytes)
   return w->format == ESMM_FORMAT_BSR ? esmm_bsr_valid(w, why, why_bytes) : esmm_nm_valid(w, why, why_bytes);
 }
 
-void esmm_form_scan(esmm_ctx *ctx, esmm_weights *w)
+typedef struct scan {
+  esmm_weights *w;
+  _Atomic int64_t nonzero, set;
+} scan;
+
+static void scan_panels(void *arg, int64_t first, int64_t end, int worker)
 {
+  (void)worker;
+  scan *s = arg;
+  const esmm_weights *w = s->w;
   int64_t nonzero = 0, set = 0;
-  const int64_t scanned = w->k > 0 ? w->panels : 0; /* without k there is nothing in a panel, however many there are */
-#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(+ : nonzero, set)
-  for (int64_t q = 0; q < scanned; q++) {
+  for (int64_t q = first; q < end; q++) {
     uint64_t *bits = w->bits + q * w->words;
     memset(bits, 0, (size_t)w->words * sizeof *bits);
     nonzero += w->format == ESMM_FORMAT_BSR ? esmm_bsr_scan_panel(w, q, bits) : esmm_nm_scan_panel(w, q, bits);
     for (int64_t i = 0; i < w->words; i++)
       set += __builtin_popcountll(bits[i]);
   }
-  (void)ctx; /* unused without OpenMP */
-  esmm_weights_set_densities(w, nonzero, set);
+  s->nonzero += nonzero;
+  s->set += set;
+}
+
+void esmm_form_scan(esmm_ctx *ctx, esmm_weights *w)
+{
+  scan s = {.w = w};
+  if (w->k > 0) /* without k there is nothing in a panel, however many there are */
+    esmm_for(ctx, ctx->threads, w->panels, 1, scan_panels, &s);
+  esmm_weights_set_densities(w, s.nonzero, s.set);
   esmm_weights_set_alive(w);
 }

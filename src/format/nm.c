@@ -6,8 +6,9 @@
 #include "bits.h"
 #include "convert.h"
 #include "esmm_tools.h"
-#include "internal.h"
+#include "threads.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -51,25 +52,40 @@ static int64_t first_offence(const esmm_matrix *b, const esmm_format *f, int64_t
   return limit;
 }
 
+typedef struct offence {
+  const esmm_matrix *b;
+  const esmm_format *f;
+  int64_t strips;
+  _Atomic int64_t group; /* the first one found so far */
+} offence;
+
+static void find_first(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  offence *o = arg;
+  for (int64_t i = first; i < end; i++) {
+    int64_t at = 0, best = o->group;
+    const int64_t s = i * CHUNK, found = first_offence(o->b, o->f, s, esmm_min(CHUNK, o->strips - s), best, &at);
+    while (found < best && !atomic_compare_exchange_weak(&o->group, &best, found))
+      ;
+  }
+}
+
 /* The group of the lowest k, there the lowest strip, that has more than `keep` k's; false where there is none. */
 static bool find_offence(const esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, int64_t *group,
                          int64_t *strip)
 {
   const int64_t groups = groups_of(b->rows, f->group);
   const int64_t strips = groups > 0 ? esmm_ceil_div(b->cols, f->group_cols) : 0; /* without k any n is legal */
-  int64_t best = groups, where = -1;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static) reduction(min : best)
-  for (int64_t s = 0; s < strips; s += CHUNK) {
-    int64_t at = 0;
-    best = esmm_min(best, first_offence(b, f, s, esmm_min(CHUNK, strips - s), groups, &at));
-  }
+  offence o = {.b = b, .f = f, .strips = strips, .group = groups};
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(strips, CHUNK), 1, find_first, &o);
+  int64_t best = o.group, where = -1;
   /* And the lowest strip of that group, once more: threads that note a pair would have to take turns. */
   for (int64_t s = 0; best < groups && where < 0; s += CHUNK) {
     int64_t at = 0;
     if (first_offence(b, f, s, esmm_min(CHUNK, strips - s), best + 1, &at) == best)
       where = at;
   }
-  (void)ctx; /* unused without OpenMP */
   *group = best;
   *strip = where;
   return best < groups;
@@ -158,6 +174,28 @@ static void fill_values(const esmm_matrix *b, const esmm_weights *w, int64_t pan
         esmm_store_element(f->values, w->dtype, esmm_nm_value(f, j, s), 0.0f);
 }
 
+typedef struct filling {
+  const esmm_matrix *b;
+  const esmm_weights *w;
+  int64_t strips;
+} filling;
+
+static void choose_chunks(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const filling *x = arg;
+  for (int64_t s = first * CHUNK; s < esmm_min(end * CHUNK, x->strips); s += CHUNK)
+    choose(x->b, &x->w->nm, s, esmm_min(CHUNK, x->strips - s));
+}
+
+static void fill_panels(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const filling *x = arg;
+  for (int64_t p = first; p < end; p++)
+    fill_values(x->b, x->w, p);
+}
+
 esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   const esmm_nm_form *f = &w->nm;
@@ -176,12 +214,9 @@ esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
   }
   memset(f->index, 0, esmm_form_sizes(w).index);
   const int64_t strips = f->group_cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t s = 0; s < strips; s += CHUNK)
-    choose(b, f, s, esmm_min(CHUNK, strips - s));
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t p = 0; p < f->panels; p++)
-    fill_values(b, w, p);
+  filling x = {.b = b, .w = w, .strips = strips};
+  esmm_for(ctx, ctx->threads, esmm_ceil_div(strips, CHUNK), 1, choose_chunks, &x);
+  esmm_for(ctx, ctx->threads, f->panels, 1, fill_panels, &x);
   return ESMM_OK;
 }
 

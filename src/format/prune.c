@@ -5,24 +5,27 @@
 #include "bits.h"
 #include "convert.h"
 #include "esmm_tools.h"
-#include "internal.h"
+#include "threads.h"
 
 #include <math.h>
 #include <string.h>
 
 #define CHUNK 16 /* strips of columns gone through side by side: a cache line of B's rows serves all of them */
 
-typedef struct job {
-  esmm_matrix b;
-  esmm_format f;      /* settled */
-  const float *norms; /* NULL: all 1 */
-} job;
-
 /* Of one stretch of B. Every stretch has its own, added up in order: sums do not depend on the threads. */
 typedef struct tally {
   int64_t kept, dropped;
   double squares, squares_dropped;
 } tally;
+
+typedef struct job {
+  esmm_matrix b;
+  esmm_format f;      /* settled */
+  const float *norms; /* NULL: all 1 */
+  int64_t strips;
+  tally *tallies; /* N:M: of each CHUNK strips */
+  uint64_t *keys; /* BSR: of each block */
+} job;
 
 /* Nonzeros come before zeros, whatever their score: what fits already stays as it is. */
 static uint64_t key_of(bool nonzero, double score)
@@ -109,28 +112,33 @@ static void prune_group(job *j, int64_t k0, int64_t strip, tally *t)
     settle_area(j, k0 + r, 1, col, cols, chosen >> r & 1, t);
 }
 
+static void prune_chunks(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  job *j = arg;
+  for (int64_t i = first; i < end; i++) {
+    j->tallies[i] = (tally){0};
+    for (int64_t k0 = 0; k0 < j->b.rows; k0 += j->f.group)
+      for (int64_t s = i * CHUNK; s < esmm_min((i + 1) * CHUNK, j->strips); s++)
+        prune_group(j, k0, s, &j->tallies[i]);
+  }
+}
+
 static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
 {
-  const int64_t strips =
-      j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->f.group_cols) : 0; /* no k, no work: any n is legal */
-  const int64_t chunks = esmm_ceil_div(strips, CHUNK);
+  j->strips = j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->f.group_cols) : 0; /* no k, no work: any n is legal */
+  const int64_t chunks = esmm_ceil_div(j->strips, CHUNK);
   void *array;
   const esmm_status status = alloc_array(ctx, chunks, sizeof(tally), &array);
   if (status != ESMM_OK)
     return status;
-  tally *tallies = array;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+  j->tallies = array;
+  esmm_for(ctx, ctx->threads, chunks, 1, prune_chunks, j);
   for (int64_t i = 0; i < chunks; i++) {
-    tallies[i] = (tally){0};
-    for (int64_t k0 = 0; k0 < j->b.rows; k0 += j->f.group)
-      for (int64_t s = i * CHUNK; s < esmm_min((i + 1) * CHUNK, strips); s++)
-        prune_group(j, k0, s, &tallies[i]);
-  }
-  for (int64_t i = 0; i < chunks; i++) {
-    all->kept += tallies[i].kept;
-    all->dropped += tallies[i].dropped;
-    all->squares += tallies[i].squares;
-    all->squares_dropped += tallies[i].squares_dropped;
+    all->kept += j->tallies[i].kept;
+    all->dropped += j->tallies[i].dropped;
+    all->squares += j->tallies[i].squares;
+    all->squares_dropped += j->tallies[i].squares_dropped;
   }
   esmm_mem_free(&ctx->allocator, array, (size_t)chunks * sizeof(tally));
   return ESMM_OK;
@@ -159,6 +167,17 @@ static uint64_t threshold_of(const uint64_t *keys, int64_t count, int64_t keep, 
   return found;
 }
 
+static void find_keys(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  job *j = arg;
+  for (int64_t i = first; i < end; i++) {
+    const int64_t k = i / j->strips * j->f.block_rows, col = i % j->strips * j->f.block_cols;
+    j->keys[i] =
+        key_of_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col));
+  }
+}
+
 static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *all)
 {
   const int64_t levels = esmm_ceil_div(j->b.rows, j->f.block_rows), strips = esmm_ceil_div(j->b.cols, j->f.block_cols);
@@ -170,13 +189,10 @@ static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *al
   const esmm_status status = alloc_array(ctx, blocks, sizeof(uint64_t), &array);
   if (status != ESMM_OK)
     return status;
-  uint64_t *keys = array;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static)
-  for (int64_t i = 0; i < blocks; i++) {
-    const int64_t k = i / strips * j->f.block_rows, col = i % strips * j->f.block_cols;
-    keys[i] =
-        key_of_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col));
-  }
+  uint64_t *keys = j->keys = array;
+  j->strips = strips;
+  esmm_for(ctx, ctx->threads, blocks,
+           esmm_at_once(j->f.block_rows, j->f.block_cols * (int64_t)esmm_dtype_size(j->b.dtype)), find_keys, j);
   const int64_t keep = llround(density * (double)blocks);
   int64_t equal = 0;
   const uint64_t least = keep > 0 ? threshold_of(keys, blocks, keep, &equal) : UINT64_MAX;

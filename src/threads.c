@@ -1,0 +1,275 @@
+/*
+ * threads.c: a context's threads. The caller works, too: it is worker 0.
+ *
+ * One word, `state`, says how many threads the loop that is open wants, and how many of the others are inside. A thread
+ * enters by adding one to it, which works only while the loop is open; whoever finds no piece left closes it. The
+ * caller then waits for those inside, and for no one else: a thread that was late finds the loop closed.
+ *
+ * Who has nothing to do looks for SPIN seconds, then sleeps on a futex: the threads of a program that does something
+ * else take no time from it. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept
+ * from its own pieces.
+ *
+ * After a fork the child has none of these threads. A counter that the fork raises tells, and the child starts its own.
+ */
+#include "threads.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPIN 20e-6                /* seconds: about what waking a thread takes */
+#define AGAIN 1.0                 /* seconds until the system is asked anew for threads that it refused */
+#define STACK ((size_t)512 << 10) /* several times what a kernel needs */
+
+/* state: threads wanted, the caller sleeps, others inside */
+#define WANTED_SHIFT 16
+#define WANTED_MASK 0xffff0000u
+#define CALLER_SLEEPS 0x8000u
+#define INSIDE_MASK 0x7fffu
+#define QUIT WANTED_MASK /* more than any loop wants: all come, and leave */
+
+typedef struct worker {
+  _Alignas(64) _Atomic int64_t next; /* the first piece of its share that nobody has taken */
+  _Atomic uint32_t asleep;
+  int id;
+  struct esmm_threads *pool;
+  pthread_t thread;
+} worker;
+
+typedef struct esmm_threads {
+  _Alignas(64) _Atomic uint32_t state;
+  _Atomic int to_wake; /* the first worker that nobody has looked after yet */
+  /* The loop; those inside read it, and the caller writes it when nobody is. */
+  esmm_piece *piece;
+  void *arg;
+  int64_t items, at_once, pieces;
+  int threads;
+  /* The caller's own */
+  int most, running; /* workers that there is room for, that there are, 0 among both */
+  unsigned forks;    /* as the counter was when the first was started */
+  double not_before; /* 0, or when to ask again for more */
+  worker worker[];
+} esmm_threads;
+
+static _Atomic unsigned forks; /* between the first process and this one, those without an exec */
+static bool forks_counted;
+
+static void count_fork(void)
+{
+  atomic_fetch_add(&forks, 1);
+}
+
+static void count_forks(void)
+{
+  forks_counted = pthread_atfork(NULL, NULL, count_fork) == 0;
+}
+
+static void sleep_while(_Atomic uint32_t *word, uint32_t value)
+{
+  (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word)
+{
+  (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static inline void relax(void)
+{
+  for (int i = 0; i < 4; i++) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+  }
+}
+
+/* The state, once a loop wants this worker. */
+static uint32_t wait_for_loop(worker *me)
+{
+  _Atomic uint32_t *state = &me->pool->state;
+  for (;;) {
+    const double end = esmm_now() + SPIN;
+    do {
+      const uint32_t now = atomic_load(state);
+      if (now >> WANTED_SHIFT > (uint32_t)me->id)
+        return now;
+      relax();
+    } while (esmm_now() < end);
+    atomic_store(&me->asleep, 1); /* who opens a loop looks at this after it is open: one of the two sees the other */
+    if (atomic_load(state) >> WANTED_SHIFT <= (uint32_t)me->id)
+      sleep_while(&me->asleep, 1);
+    atomic_store(&me->asleep, 0);
+  }
+}
+
+static bool wake_worker(worker *w)
+{
+  if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, 0))
+    return false;
+  wake(&w->asleep);
+  return true;
+}
+
+static void wake_two(esmm_threads *p)
+{
+  int woken = 0;
+  for (int i; woken < 2 && (i = atomic_fetch_add(&p->to_wake, 1)) < p->threads;)
+    woken += wake_worker(&p->worker[i]);
+}
+
+static int64_t share_start(const esmm_threads *p, int id)
+{
+  return p->pieces / p->threads * id + esmm_min(id, p->pieces % p->threads);
+}
+
+/* Pieces until there are none, of this worker's share first. */
+static void do_pieces(esmm_threads *p, int me)
+{
+  for (int i = 0; i < p->threads; i++) {
+    const int whose = me + i < p->threads ? me + i : me + i - p->threads;
+    _Atomic int64_t *next = &p->worker[whose].next;
+    const int64_t end = share_start(p, whose + 1);
+    while (atomic_load_explicit(next, memory_order_relaxed) < end) {
+      const int64_t piece = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
+      if (piece < end)
+        p->piece(p->arg, piece * p->at_once, esmm_min(p->items, (piece + 1) * p->at_once), me);
+    }
+  }
+  atomic_fetch_and(&p->state, ~WANTED_MASK); /* closed: there is nothing to come for */
+}
+
+static void *work(void *arg)
+{
+  worker *me = arg;
+  esmm_threads *p = me->pool;
+  (void)pthread_setname_np(pthread_self(), "esmm");
+  for (;;) {
+    uint32_t state = wait_for_loop(me);
+    if ((state & WANTED_MASK) == QUIT)
+      return NULL;
+    if (!atomic_compare_exchange_weak(&p->state, &state, state + 1))
+      continue;
+    wake_two(p);
+    do_pieces(p, me->id);
+    state = atomic_fetch_sub(&p->state, 1);
+    if (state == (CALLER_SLEEPS | 1))
+      wake(&p->state);
+  }
+}
+
+/* The loop is closed: those inside finish their last piece. */
+static void wait_for_others(esmm_threads *p)
+{
+  for (const double end = esmm_now() + SPIN; esmm_now() < end; relax())
+    if (!(atomic_load(&p->state) & INSIDE_MASK))
+      return;
+  atomic_fetch_or(&p->state, CALLER_SLEEPS);
+  for (uint32_t state; (state = atomic_load(&p->state)) & INSIDE_MASK;)
+    sleep_while(&p->state, state);
+}
+
+static bool start_worker(esmm_threads *p, int id)
+{
+  worker *w = &p->worker[id];
+  pthread_attr_t attr;
+  *w = (worker){.id = id, .pool = p};
+  if (pthread_attr_init(&attr) != 0)
+    return false;
+  /* Where a program's thread-local data alone is larger than this, the default has to do. */
+  bool started = pthread_attr_setstacksize(&attr, STACK) == 0 && pthread_create(&w->thread, &attr, work, w) == 0;
+  (void)pthread_attr_destroy(&attr);
+  return started || pthread_create(&w->thread, NULL, work, w) == 0;
+}
+
+/* Signals are for the program's own threads: these inherit that all are blocked. */
+static void start_workers(esmm_threads *p, int threads)
+{
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  sigset_t all, before;
+  (void)pthread_once(&once, count_forks);
+  if (!forks_counted || sigfillset(&all) != 0 || pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
+    return;
+  while (p->running < threads && start_worker(p, p->running))
+    p->running++;
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* How many of the threads wanted there are. */
+static int have_threads(esmm_threads *p, int wanted)
+{
+  if (p->forks != atomic_load_explicit(&forks, memory_order_relaxed)) {
+    p->forks = atomic_load(&forks);
+    p->running = 1;
+    p->not_before = 0.0;
+  }
+  wanted = wanted < p->most ? wanted : p->most;
+  if (p->running < wanted && (p->not_before == 0.0 || esmm_now() >= p->not_before)) {
+    start_workers(p, wanted);
+    p->not_before = p->running < wanted ? esmm_now() + AGAIN : 0.0;
+  }
+  return p->running < wanted ? p->running : wanted;
+}
+
+void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, esmm_piece *piece, void *arg)
+{
+  esmm_threads *p = ctx->pool;
+  const int64_t pieces = esmm_ceil_div(items, at_once);
+  threads = pieces > 1 && threads > 1 ? have_threads(p, (int)esmm_min(threads, pieces)) : 1;
+  if (threads == 1) {
+    if (items > 0)
+      piece(arg, 0, items, 0);
+    return;
+  }
+  p->piece = piece;
+  p->arg = arg;
+  p->items = items;
+  p->at_once = at_once;
+  p->pieces = pieces;
+  p->threads = threads;
+  for (int i = 0; i < threads; i++)
+    atomic_store_explicit(&p->worker[i].next, share_start(p, i), memory_order_relaxed);
+  atomic_store_explicit(&p->to_wake, 1, memory_order_relaxed);
+  atomic_store(&p->state, (uint32_t)threads << WANTED_SHIFT);
+  wake_two(p);
+  do_pieces(p, 0);
+  wait_for_others(p);
+}
+
+static size_t bytes_of(int threads)
+{
+  return sizeof(esmm_threads) + (size_t)threads * sizeof(worker);
+}
+
+esmm_status esmm_threads_open(esmm_ctx *ctx)
+{
+  ctx->pool = esmm_mem_alloc(&ctx->allocator, bytes_of(ctx->threads));
+  if (!ctx->pool)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %d threads", ctx->threads);
+  memset(ctx->pool, 0, bytes_of(ctx->threads));
+  ctx->pool->most = ctx->threads;
+  ctx->pool->running = 1;
+  ctx->pool->forks = atomic_load(&forks);
+  return ESMM_OK;
+}
+
+void esmm_threads_close(esmm_ctx *ctx)
+{
+  esmm_threads *p = ctx->pool;
+  if (!p)
+    return;
+  if (p->forks == atomic_load(&forks)) {
+    atomic_store(&p->state, QUIT);
+    for (int i = 1; i < p->running; i++)
+      (void)wake_worker(&p->worker[i]);
+    for (int i = 1; i < p->running; i++)
+      (void)pthread_join(p->worker[i].thread, NULL);
+  }
+  esmm_mem_free(&ctx->allocator, p, bytes_of(ctx->threads));
+}
