@@ -184,6 +184,31 @@ int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_
   return list->index[best];
 }
 
+void esmm_sample_fill(esmm_sample *sample, double density)
+{
+  sample->element = density;
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
+    sample->strip[i] = sample->joint[i] = density;
+}
+
+bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look_seconds)
+{
+  double least[ESMM_MAX_KERNELS], most[ESMM_MAX_KERNELS];
+  int64_t variant;
+  int best, next;
+  esmm_sample_fill(&p->sample, 0.0);
+  for (int i = 0; i < list->count; i++)
+    least[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
+  esmm_sample_fill(&p->sample, 1.0);
+  for (int i = 0; i < list->count; i++)
+    most[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
+  rank(most, list->count, &best, &next);
+  for (int i = 0; i < list->count; i++)
+    if (i != best && most[best] > least[i] + look_seconds)
+      return false;
+  return true;
+}
+
 /* The verdict on one kernel. */
 static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int index, esmm_choice *choice)
 {

@@ -15,6 +15,7 @@
 
 /* sample.c: fills in the heights of p->sample that a CPU has */
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+double esmm_sample_seconds(const esmm_matrix *a); /* about how long that takes */
 
 /* product.c */
 esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,

@@ -38,12 +38,7 @@ static inline bool esmm_is_plain(const esmm_problem *p)
 /* count (VEC at most) floats; 0 past them */
 static inline vec esmm_load_part(const float *from, int64_t count)
 {
-  float part[VEC] = {0};
-  if (count == VEC)
-    return vec_load(from);
-  for (int64_t i = 0; i < count; i++)
-    part[i] = from[i];
-  return vec_load(part);
+  return count == VEC ? vec_load(from) : vec_load_first(from, count);
 }
 
 /* count (VEC at most) elements of a row, from (row, col) on */
@@ -65,6 +60,10 @@ static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int
   const int64_t at = row * m->ld + col;
   if (m->order == ESMM_ROW_MAJOR && count == VEC) {
     esmm_vec_store(m->data, m->dtype, at, x);
+    return;
+  }
+  if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32) {
+    vec_store_first((float *)m->data + at, count, x);
     return;
   }
   float part[VEC];

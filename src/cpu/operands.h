@@ -18,6 +18,12 @@ ALWAYS size_t align_up(size_t bytes)
   return (bytes + 4095) / 4096 * 4096;
 }
 
+/* The clock, where seconds are wanted. */
+ALWAYS double now_if_timed(const esmm_problem *p)
+{
+  return p->timed ? esmm_now() : 0.0;
+}
+
 /* count (a multiple of VEC) elements from element `at` on, as fp32; the dtype is asked for once */
 ALWAYS void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
 {

@@ -172,13 +172,13 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
     float *buffer = sums + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) / sizeof(float);
     for (int64_t row0 = 0; row0 < p->m; row0 += l.block_rows) {
       const int64_t block_rows = esmm_min(l.block_rows, p->m - row0), bands = esmm_ceil_div(block_rows, BAND);
-      const double start = esmm_now();
+      const double start = now_if_timed(p);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t i = 0; i < bands; i++)
         nonzeros +=
             list_band(p, &l, row0 + i * BAND, esmm_min(BAND, block_rows - i * BAND), values + i * l.entries,
                       offsets + i * l.entries, counts + i * l.stretches * BAND, starts + i * l.stretches, buffer);
-      spent += esmm_now() - start;
+      spent += now_if_timed(p) - start;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t item = 0; item < l.panels * l.splits; item++) {
         const int64_t j0 = item / l.splits * ROW_COLS, split = item % l.splits;

@@ -8,6 +8,10 @@
 
 #define GROUP 32 /* rows of a sampled block: the tallest strip */
 
+/* About what a look at 64 k's of a row takes, and what is done with a block of them then. */
+#define ROW_SECONDS 2.5e-8
+#define PLACE_SECONDS 4e-7
+
 /* Bits of one row's nonzeros at k0..k0+63. */
 static uint64_t row_word(const esmm_matrix *a, int64_t row, int64_t k0)
 {
@@ -43,11 +47,27 @@ static int64_t place(int64_t i, int64_t parts, int64_t total, uint64_t salt)
   return from + (int64_t)((hash >> 32) % (uint64_t)esmm_max(1, to - from));
 }
 
+/* How many strips are looked at, and in how many places each. */
+static void extent(const esmm_matrix *a, int64_t *groups, int64_t *spread)
+{
+  const int64_t strips = esmm_ceil_div(a->rows, GROUP), words = esmm_ceil_div(a->cols, 64);
+  *groups = esmm_min(strips, esmm_max(4, esmm_min(12, strips / 4)));
+  *spread = strips == 1 ? esmm_min(words, 64) : esmm_max(esmm_min(words, 2), esmm_min(5, words / 4));
+}
+
+double esmm_sample_seconds(const esmm_matrix *a)
+{
+  int64_t groups, spread;
+  extent(a, &groups, &spread);
+  const double places = (double)(groups * spread);
+  return places * (PLACE_SECONDS + ROW_SECONDS * (double)esmm_min(GROUP, a->rows));
+}
+
 void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample)
 {
   const int64_t strips = esmm_ceil_div(a->rows, GROUP), words = esmm_ceil_div(a->cols, 64);
-  const int64_t groups = esmm_min(strips, esmm_max(4, esmm_min(12, strips / 4)));
-  const int64_t spread = strips == 1 ? esmm_min(words, 64) : esmm_max(esmm_min(words, 2), esmm_min(5, words / 4));
+  int64_t groups, spread;
+  extent(a, &groups, &spread);
   double set[ESMM_CPU_HEIGHTS] = {0}, joint[ESMM_CPU_HEIGHTS] = {0}, bits[ESMM_CPU_HEIGHTS] = {0};
   for (int64_t g = 0; g < groups; g++) {
     const int64_t row0 = place(g, groups, strips, (uint64_t)g) * GROUP, rows = esmm_min(GROUP, a->rows - row0);

@@ -34,9 +34,23 @@ static inline void vec_store(float *p, vec x)
 {
   _mm512_storeu_ps(p, x);
 }
+/* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
+static inline vec vec_load_first(const float *p, int64_t count)
+{
+  return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p);
+}
+static inline void vec_store_first(float *p, int64_t count, vec x)
+{
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), x);
+}
 static inline vec vec_add(vec x, vec y)
 {
   return _mm512_add_ps(x, y);
+}
+/* The sum of all lanes. */
+static inline float vec_sum(vec x)
+{
+  return _mm512_reduce_add_ps(x);
 }
 static inline vec vec_mul(vec x, vec y)
 {

@@ -33,9 +33,25 @@ static inline void vec_store(float *p, vec x)
 {
   memcpy(p, &x, sizeof x);
 }
+/* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
+static inline vec vec_load_first(const float *p, int64_t count)
+{
+  vec x = {0};
+  memcpy(&x, p, (size_t)count * sizeof *p);
+  return x;
+}
+static inline void vec_store_first(float *p, int64_t count, vec x)
+{
+  memcpy(p, &x, (size_t)count * sizeof *p);
+}
 static inline vec vec_add(vec x, vec y)
 {
   return x + y;
+}
+/* The sum of all lanes. */
+static inline float vec_sum(vec x)
+{
+  return (x[0] + x[2]) + (x[1] + x[3]);
 }
 static inline vec vec_mul(vec x, vec y)
 {

@@ -1,0 +1,228 @@
+/*
+ * direct.h: small products, and those with few k's. A and B's rows are multiplied where they lie: nothing is packed,
+ * listed or padded to whole stretches of k's, which would take longer than the product. Included after vec_*.h.
+ *
+ *     tile: rows x vectors of C in registers      sums[r][v] += a[r][k] * b[k][v]      for each k
+ *
+ * The floor is multiply-adds, for few k's the writing of C. B is read again for every MR rows of A, and a tile touches
+ * a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused.
+ *
+ * Nothing is skipped. Sums of 320 k's are added to C, or to the sums of a few rows of C where something follows them.
+ */
+#include "operands.h"
+
+#include <stdio.h>
+
+#define DIRECT_BYTES ((int64_t)512 << 10) /* most of B's rows */
+#define DIRECT_CHAIN 320
+#define DIRECT_WIDE 4 /* most vectors of a tile */
+
+static bool direct_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  if (p->w->rows_bytes > (size_t)DIRECT_BYTES) {
+    (void)snprintf(why, why_bytes, "b's rows have %zu KB, direct takes %lld at most", p->w->rows_bytes >> 10,
+                   (long long)DIRECT_BYTES >> 10);
+    return false;
+  }
+  return true;
+}
+
+static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                         int64_t *variant)
+{
+  (void)self;
+  (void)cost;
+  *variant = 0;
+  const double m = (double)p->m, k = (double)p->k, vectors = (double)esmm_ceil_div(p->n, VEC);
+  const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
+  /* A tile of one row, or of one vector, waits for its own sums. */
+  const double rows = (double)(p->m / MR * MR) + (double)(p->m % MR) * (p->m % MR == 1 ? 2.0 : 1.25);
+  units[0] = rows * k * (vectors + (p->n % (2 * VEC) <= VEC && p->n % (2 * VEC) > 0 ? 0.5 : 0.0));
+  units[1] = (double)esmm_ceil_div(p->m, MR) * (double)p->w->rows_bytes;
+  units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
+  units[3] = m * vectors * VEC * ((double)esmm_ceil_div(p->k, DIRECT_CHAIN) + (esmm_is_plain(p) ? 0.0 : 4.0));
+  units[5] = 1.0;
+}
+
+#define DIRECT_TERM_NAMES                                                                         \
+  {                                                                                               \
+    "multiply-adds", "reading of b", "widening of a", "updates of c", "", "starting threads" \
+  }
+
+/*
+ * c [rows, cols] (+)= a [rows, kc] x b [kc, cols]: cols lie in `vectors` vectors, of which the last may be cut; b begins
+ * at element `at` of B's rows.
+ */
+ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const float *a, int64_t lda,
+                        const void *b, int64_t at, int64_t ldb, int64_t kc, float *c, int64_t ldc, int64_t cols,
+                        bool add)
+{
+  vec x[MR][DIRECT_WIDE], y[DIRECT_WIDE];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++)
+      x[r][v] = vec_zero();
+  for (int64_t k = 0; k < kc; k++, at += ldb) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+      y[v] = esmm_vec_load(b, dtype, at + v * VEC);
+      VEC_KEEP(y[v]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      const vec z = vec_all(a + r * lda + k);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++)
+        x[r][v] = vec_fma(z, y[v], x[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+      float *to = c + r * ldc + v * VEC;
+      const int64_t count = v + 1 < vectors ? VEC : cols - v * VEC;
+      if (count == VEC)
+        vec_store(to, add ? vec_add(x[r][v], vec_load(to)) : x[r][v]);
+      else
+        vec_store_first(to, count, add ? vec_add(x[r][v], vec_load_first(to, count)) : x[r][v]);
+    }
+}
+
+typedef void direct_function(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *c,
+                             int64_t ldc, int64_t cols, bool add);
+
+#define DIRECT(name, rows, vectors, dtype)                                                                         \
+  static __attribute__((noinline)) void name(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
+                                             int64_t kc, float *c, int64_t ldc, int64_t cols, bool add)            \
+  {                                                                                                                \
+    direct_tile(rows, vectors, dtype, a, lda, b, at, ldb, kc, c, ldc, cols, add);                                  \
+  }
+
+/* By rows, MR, 4, 2 and 1: a wide tile, and one of a single vector. */
+enum { DIRECT_HEIGHTS = 4 };
+static const int direct_rows[DIRECT_HEIGHTS] = {MR, 4, 2, 1}, direct_wide[DIRECT_HEIGHTS] = {2, 2, 4, 4};
+typedef direct_function *direct_set[DIRECT_HEIGHTS][2];
+
+#define DIRECT_SET(suffix, dtype)                                                                    \
+  DIRECT(wide_most_##suffix, MR, 2, dtype)                                                           \
+  DIRECT(wide_4_##suffix, 4, 2, dtype)                                                               \
+  DIRECT(wide_2_##suffix, 2, 4, dtype)                                                               \
+  DIRECT(wide_1_##suffix, 1, 4, dtype)                                                               \
+  DIRECT(narrow_most_##suffix, MR, 1, dtype)                                                         \
+  DIRECT(narrow_4_##suffix, 4, 1, dtype)                                                             \
+  DIRECT(narrow_2_##suffix, 2, 1, dtype)                                                             \
+  DIRECT(narrow_1_##suffix, 1, 1, dtype)                                                             \
+  static const direct_set direct_##suffix = {{wide_most_##suffix, narrow_most_##suffix},             \
+                                             {wide_4_##suffix, narrow_4_##suffix},                   \
+                                             {wide_2_##suffix, narrow_2_##suffix},                   \
+                                             {wide_1_##suffix, narrow_1_##suffix}};
+DIRECT_SET(f32, ESMM_F32)
+DIRECT_SET(bf16, ESMM_BF16)
+DIRECT_SET(f16, ESMM_F16)
+
+static const direct_set *direct_of(esmm_dtype dtype)
+{
+  switch (dtype) {
+  case ESMM_F32:
+    return &direct_f32;
+  case ESMM_BF16:
+    return &direct_bf16;
+  case ESMM_F16:
+    return &direct_f16;
+  }
+  return NULL; /* weights of an unknown dtype are not prepared */
+}
+
+/* A thread's part of C, and its scratch: sums where something follows them, rows of A as fp32 where they are not. */
+typedef struct direct_part {
+  bool by_rows;       /* parts are rows of C, else columns */
+  int64_t rows, cols; /* of a part; the last ones may have less, or nothing */
+  int64_t ld;         /* of sums; 0: none */
+  size_t at_rows, bytes;
+} direct_part;
+
+static direct_part direct_lay_out(const esmm_problem *p)
+{
+  direct_part x = {.by_rows = p->m >= 2 * MR * p->threads, .rows = p->m, .cols = p->n};
+  if (x.by_rows)
+    x.rows = esmm_round_up(esmm_ceil_div(p->m, p->threads), MR);
+  else if (p->threads > 1)
+    x.cols = esmm_round_up(esmm_ceil_div(p->n, p->threads), 64);
+  x.ld = esmm_is_plain(p) ? 0 : esmm_round_up(x.cols, VEC);
+  x.at_rows = (size_t)(MR * x.ld) * sizeof(float);
+  x.bytes = x.at_rows;
+  if (p->a.dtype != ESMM_F32 || p->a.order != ESMM_ROW_MAJOR)
+    x.bytes += (size_t)(MR * esmm_min(DIRECT_CHAIN, p->k)) * sizeof(float);
+  if (p->threads > 1)
+    x.bytes = align_up(x.bytes);
+  return x;
+}
+
+static size_t direct_workspace(const esmm_kernel *self, const esmm_problem *p)
+{
+  (void)self;
+  return direct_lay_out(p).bytes * (size_t)p->threads;
+}
+
+/* A few rows, as many as a tile has, of columns [col0, col0 + cols): c (+)= their sums. */
+static void direct_band(const esmm_problem *p, const direct_set *set, int height, int64_t row0, int64_t col0,
+                        int64_t cols, float *buffer, float *c, int64_t ldc, bool add)
+{
+  const esmm_weights *w = p->w;
+  const int64_t wide = (int64_t)direct_wide[height] * VEC;
+  for (int64_t k0 = 0; k0 < p->k; k0 += DIRECT_CHAIN, add = true) {
+    int64_t lda;
+    const int64_t kc = esmm_min(DIRECT_CHAIN, p->k - k0);
+    const float *a = rows_of_a(&p->a, row0, direct_rows[height], k0, kc, buffer, &lda);
+    for (int64_t j = 0, step; j < cols; j += step) {
+      const bool narrow = cols - j <= wide - VEC; /* a wide tile would have a vector of nothing but padding */
+      step = narrow ? VEC : wide;
+      (*set)[height][narrow](a, lda, w->rows, k0 * w->rows_ld + col0 + j, w->rows_ld, kc, c + j, ldc,
+                             esmm_min(step, cols - j), add);
+    }
+  }
+}
+
+static void direct_block(const esmm_problem *p, const direct_part *x, int64_t row0, int64_t col0, char *scratch)
+{
+  const direct_set *set = direct_of(p->w->dtype);
+  const int64_t end = esmm_min(p->m, row0 + x->rows), cols = esmm_min(x->cols, p->n - col0);
+  float *sums = (float *)(void *)scratch, *buffer = (float *)(void *)(scratch + x->at_rows);
+  if (cols <= 0)
+    return;
+  int height = 0;
+  for (int64_t r = row0; r < end; r += direct_rows[height]) {
+    while (end - r < direct_rows[height])
+      height++;
+    if (x->ld) {
+      direct_band(p, set, height, r, col0, cols, buffer, sums, x->ld, false);
+      esmm_finish(p, r, direct_rows[height], col0, cols, sums, x->ld);
+    } else {
+      float *c = (float *)p->c.data + r * p->c.ld + col0;
+      direct_band(p, set, height, r, col0, cols, buffer, c, p->c.ld, p->beta == 1.0f);
+      esmm_finish_plain(p, r, direct_rows[height], col0, cols);
+    }
+  }
+}
+
+static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                              esmm_stats *stats)
+{
+  (void)self;
+  (void)ctx;
+  const direct_part x = direct_lay_out(p);
+  if (p->threads == 1) {
+    direct_block(p, &x, 0, 0, scratch);
+  } else {
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+    for (int part = 0; part < p->threads; part++)
+      direct_block(p, &x, x.by_rows ? part * x.rows : 0, x.by_rows ? 0 : part * x.cols,
+                   (char *)scratch + (size_t)part * x.bytes);
+  }
+  stats->flop_useful = 2.0 * (double)p->m * (double)p->n * (double)p->k;
+  stats->joint_density = 1.0;
+  return ESMM_OK;
+}
