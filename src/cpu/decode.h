@@ -41,7 +41,7 @@ static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const d
   units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
   units[2] = m * k;
   units[3] = m * n * (p->m > 1 ? (double)esmm_ceil_div(p->k, DECODE_K) : 1.0);
-  units[5] = 1.0;
+  units[5] = p->threads > 1 ? 1.0 : 0.2;
 }
 
 #define DECODE_TERM_NAMES                                                                                \

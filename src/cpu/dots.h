@@ -14,7 +14,6 @@
 
 #define DOTS_K (256 * VEC)             /* k's of a stretch: their sums are then added up */
 #define DOTS_BLOCK 64                  /* rows of A whose sums are finished together */
-#define DOTS_LD 16                     /* their leading dimension */
 #define DOTS_WIDE (VEC == 16 ? 4 : 2)  /* most columns of a tile */
 #define DOTS_TALL2 (VEC == 16 ? 8 : 4) /* rows of a tile of 2 columns */
 #define DOTS_TALL(cols) ((cols) == 1 ? 8 : (cols) == 2 ? DOTS_TALL2 : 4)
@@ -32,7 +31,7 @@ static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   units[0] = m * n * (double)esmm_ceil_div(p->k, VEC);
   units[1] = m * k * (double)esmm_dtype_size(p->a.dtype);
   units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
-  units[3] = m * n * (esmm_is_plain(p) ? 1.0 : 4.0);
+  units[3] = m * n * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
@@ -41,9 +40,9 @@ static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const dou
     "multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads" \
   }
 
-/* sums [rows][DOTS_LD] (+)= a [rows, kc] x b [cols, kc]; b begins at element `at` of turned columns */
+/* sums [rows, cols] (+)= a [rows, kc] x b [cols, kc]; b begins at element `at` of turned columns */
 ALWAYS void dots_tile(const int rows, const int cols, const int chains, const esmm_dtype dtype, const float *a,
-                      int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums, bool add)
+                      int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums, int64_t ld, bool add)
 {
   vec x[DOTS_ROWS][DOTS_WIDE][DOTS_CHAINS], y[DOTS_WIDE];
 #pragma GCC unroll 8
@@ -83,26 +82,37 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
         x[r][j][0] = vec_fma(z, y[j], x[r][j][0]);
     }
   }
+  vec flat[DOTS_ROWS * DOTS_WIDE];
+  float lanes[DOTS_ROWS * DOTS_WIDE];
+#pragma GCC unroll 32
+  for (int i = 0; i < rows * cols; i++) {
+    flat[i] = x[i / cols][i % cols][0];
+#pragma GCC unroll 4
+    for (int u = 1; u < chains; u++)
+      flat[i] = vec_add(flat[i], x[i / cols][i % cols][u]);
+  }
+  const int together = rows * cols - rows * cols % 8;
+#pragma GCC unroll 4
+  for (int i = 0; i < together; i += 8)
+    vec_sums(flat + i, lanes + i);
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int j = 0; j < cols; j++) {
-#pragma GCC unroll 4
-      for (int u = 1; u < chains; u++)
-        x[r][j][0] = vec_add(x[r][j][0], x[r][j][u]);
-      float *to = sums + r * DOTS_LD + j;
-      *to = vec_sum(x[r][j][0]) + (add ? *to : 0.0f);
-    }
+  for (int i = together; i < rows * cols; i++)
+    lanes[i] = vec_sum(flat[i]);
+#pragma GCC unroll 32
+  for (int i = 0; i < rows * cols; i++) {
+    float *to = sums + i / cols * ld + i % cols;
+    *to = add ? *to + lanes[i] : lanes[i];
+  }
 }
 
 typedef void dots_function(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums,
-                           bool add);
+                           int64_t ld, bool add);
 
 #define DOTS(name, rows, cols, chains, dtype)                                                                      \
   static __attribute__((noinline)) void name(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
-                                             int64_t kc, float *sums, bool add)                                    \
+                                             int64_t kc, float *sums, int64_t ld, bool add)                        \
   {                                                                                                                \
-    dots_tile(rows, cols, chains, dtype, a, lda, b, at, ldb, kc, sums, add);                                       \
+    dots_tile(rows, cols, chains, dtype, a, lda, b, at, ldb, kc, sums, ld, add);                                       \
   }
 
 /* By columns: a tall tile, and one of a single row. */
@@ -163,7 +173,7 @@ static size_t dots_workspace(const esmm_kernel *self, const esmm_problem *p)
   return dots_room(p) * (size_t)p->threads;
 }
 
-/* sums [rows][DOTS_LD] of rows from row0 on, DOTS_BLOCK at most. */
+/* sums [rows, n] of rows from row0 on, DOTS_BLOCK at most. */
 static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0, int64_t rows, float *buffer,
                        float *sums)
 {
@@ -180,7 +190,7 @@ static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0,
         for (int64_t x = 0, step; x < count; x += step) {
           step = count - x >= tall ? tall : 1;
           (step == 1 ? set->single : set->tall)[cols](a + x * lda, lda, w->turned, j * w->turned_ld + k0, w->turned_ld,
-                                                      kc, sums + (r + x) * DOTS_LD + j, k0 > 0);
+                                                      kc, sums + (r + x) * p->n + j, p->n, k0 > 0);
         }
       }
     }
@@ -191,7 +201,7 @@ static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0,
 static void dots_store(const esmm_problem *p, int64_t row0, int64_t rows, const float *sums)
 {
   float *c = (float *)p->c.data + row0 * p->c.ld;
-  for (int64_t r = 0; r < rows; r++, c += p->c.ld, sums += DOTS_LD)
+  for (int64_t r = 0; r < rows; r++, c += p->c.ld, sums += p->n)
     for (int64_t j = 0; j < p->n; j++)
       c[j] = p->beta == 0.0f ? sums[j] : c[j] + sums[j];
 }
@@ -201,7 +211,7 @@ static void dots_rows(const esmm_problem *p, int64_t row0, int64_t end, float *b
 {
   const dots_set *set = dots_of(p->w->dtype);
   const bool plain = esmm_is_plain(p);
-  _Alignas(64) float sums[DOTS_BLOCK * DOTS_LD];
+  _Alignas(64) float sums[DOTS_BLOCK * ESMM_TURNED_COLS];
   for (; row0 < end; row0 += DOTS_BLOCK) {
     const int64_t rows = esmm_min(DOTS_BLOCK, end - row0);
     dots_block(p, set, row0, rows, buffer, sums);
@@ -209,7 +219,7 @@ static void dots_rows(const esmm_problem *p, int64_t row0, int64_t end, float *b
       dots_store(p, row0, rows, sums);
       esmm_finish_plain(p, row0, rows, 0, p->n);
     } else {
-      esmm_finish(p, row0, rows, 0, p->n, sums, DOTS_LD);
+      esmm_finish(p, row0, rows, 0, p->n, sums, p->n);
     }
   }
 }

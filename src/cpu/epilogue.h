@@ -45,31 +45,23 @@ static inline vec esmm_load_part(const float *from, int64_t count)
 static inline vec esmm_read_part(const esmm_matrix *m, int64_t row, int64_t col, int64_t count)
 {
   const int64_t at = row * m->ld + col;
-  if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32)
-    return esmm_load_part((const float *)m->data + at, count);
-  if (m->order == ESMM_ROW_MAJOR && count == VEC)
-    return esmm_vec_load(m->data, m->dtype, at);
+  if (m->order == ESMM_ROW_MAJOR)
+    return esmm_vec_load_first(m->data, m->dtype, at, count);
   float part[VEC] = {0};
-  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
-  esmm_load_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
+  esmm_load_elements(m->data, m->dtype, col * m->ld + row, m->ld, count, part, 1);
   return vec_load(part);
 }
 
 static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int64_t count, vec x)
 {
   const int64_t at = row * m->ld + col;
-  if (m->order == ESMM_ROW_MAJOR && count == VEC) {
-    esmm_vec_store(m->data, m->dtype, at, x);
-    return;
-  }
-  if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32) {
-    vec_store_first((float *)m->data + at, count, x);
+  if (m->order == ESMM_ROW_MAJOR) {
+    esmm_vec_store_first(m->data, m->dtype, at, count, x);
     return;
   }
   float part[VEC];
   vec_store(part, x);
-  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
-  esmm_store_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
+  esmm_store_elements(m->data, m->dtype, col * m->ld + row, m->ld, count, part, 1);
 }
 
 /* What a problem does to its sums, out of the reach of stores to C: the compiler need not read it again after each. */
@@ -117,6 +109,10 @@ static inline void esmm_finish_sums(const esmm_problem *p, int64_t row0, int64_t
                    .reads_c = p->beta != 0.0f,
                    .activation = p->activation};
   const bool by_rows = e.c.order == ESMM_ROW_MAJOR;
+  if (by_rows && ld == cols && e.c.ld == cols && !e.bias && !e.factor && !e.residual.data) {
+    cols *= rows; /* short rows without a gap between them are one long row */
+    rows = 1;
+  }
   const bool simple = by_rows && e.c.dtype == ESMM_F32 && !e.reads_c && !e.factor && !e.residual.data;
   const int64_t whole = by_rows ? cols - cols % VEC : 0; /* columns, along the rows of a row-major C */
   for (int64_t i = 0; i < rows; i++)

@@ -13,7 +13,7 @@ ESMM_KERNEL(direct_f32_avx2) = {
     .can_run = direct_can_run,
     .terms = direct_terms,
     .term_names = DIRECT_TERM_NAMES,
-    .cost = {1.6e-10, 2e-12, 4e-10, 1.5e-10, 0, 5e-8},
+    .cost = {1.6e-10, 3e-11, 4e-11, 1e-9, 2e-12, 5e-8},
     .workspace = direct_workspace,
     .run = direct_run,
 };

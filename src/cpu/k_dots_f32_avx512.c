@@ -12,7 +12,7 @@ ESMM_KERNEL(dots_f32_avx512) = {
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
     .terms = dots_terms,
     .term_names = DOTS_TERM_NAMES,
-    .cost = {2.8e-10, 1.2e-11, 2e-10, 3e-9, 0, 3e-8},
+    .cost = {2.8e-10, 1.3e-11, 2.5e-11, 8e-10, 0, 5e-8},
     .workspace = dots_workspace,
     .run = dots_run,
 };

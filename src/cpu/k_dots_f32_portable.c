@@ -12,7 +12,7 @@ ESMM_KERNEL(dots_f32_portable) = {
     .cpu = 0,
     .terms = dots_terms,
     .term_names = DOTS_TERM_NAMES,
-    .cost = {2.5e-10, 1.2e-11, 5e-10, 4e-9, 0, 3e-8},
+    .cost = {2.5e-10, 1.3e-11, 3e-10, 2e-9, 0, 5e-8},
     .workspace = dots_workspace,
     .run = dots_run,
 };

@@ -121,7 +121,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
   p->variant = choices[chosen].variant;
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
   if (told)
-    esmm_sample_a(&p->a, p->w, &out->seen);
+    esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
   return ESMM_OK;
 }
 
@@ -141,7 +141,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
     return ESMM_OK;
   }
   if (v->list.sees_a)
-    esmm_sample_a(&p->a, p->w, &p->sample);
+    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   out->kernel = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &p->variant));
   return ESMM_OK;
 }
@@ -317,7 +317,7 @@ esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, 
   if (!force)
     judge(p, &v);
   if (force || !v.outright)
-    esmm_sample_a(&p->a, p->w, &p->sample);
+    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   return esmm_plan_sampled(ctx, p, force, choices, chosen);
 }
 

@@ -61,6 +61,12 @@ static inline vec vec_fma(vec x, vec y, vec sum)
 {
   return sum + x * y;
 }
+/* The sums of the lanes of eight vectors. */
+static inline void vec_sums(const vec x[8], float out[8])
+{
+  for (int i = 0; i < 8; i++)
+    out[i] = vec_sum(x[i]);
+}
 #define VEC_KEEP(x) (void)(x)
 
 static inline vec vec_from_bf16(const uint16_t *p)
