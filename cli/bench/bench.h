@@ -167,7 +167,7 @@ typedef struct bench_result {
 } bench_result;
 
 int bench_measure(bench *b, bench_data *data, bench_result *result); /* CLI_GO or a status */
-int bench_routines(const bench *b, const bench_data *data);           /* of a library for this product: 1, or 2 */
+int bench_routines(const bench *b, const bench_data *data);          /* of a library for this product: 1, or 2 */
 /* One product; turn picks the copies. On a GPU it is put on the stream. */
 esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats);
 int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status);

@@ -20,7 +20,7 @@ void esmm_sample_avx512(const esmm_matrix *a, const esmm_weights *w, esmm_sample
 void esmm_sample_avx2(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
 void esmm_sample_portable(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
 void esmm_sample_extent(const esmm_matrix *a, int64_t *groups, int64_t *spread); /* blocks down and across A */
-double esmm_sample_seconds(const esmm_matrix *a); /* about how long that takes */
+double esmm_sample_seconds(const esmm_matrix *a);                                /* about how long that takes */
 
 /* product.c */
 esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,

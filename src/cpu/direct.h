@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #define DIRECT_BYTES ((int64_t)512 << 10) /* most of B's rows */
+#define DIRECT_CACHED ((size_t)128 << 10)
 #define DIRECT_CHAIN 320
 #define DIRECT_WIDE 4    /* most vectors of a tile */
 #define DIRECT_SUMS 4096 /* that are finished together, or those of a tile's rows */
@@ -38,15 +39,17 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   const double m = (double)p->m, k = (double)p->k, vectors = (double)esmm_ceil_div(p->n, VEC);
   const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
   units[0] = m * k * vectors;
-  units[1] = (double)p->w->rows_bytes * (p->n > DIRECT_WIDE * VEC ? 2.5 : 1.0); /* parts of long rows come slowly */
+  /* So small a B is in the second-level cache. From memory, parts of long rows come slowly. */
+  units[1] =
+      p->w->rows_bytes <= DIRECT_CACHED ? 0.0 : (double)p->w->rows_bytes * (p->n > DIRECT_WIDE * VEC ? 2.5 : 1.0);
   units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
   units[3] = m * vectors * ((double)esmm_ceil_div(p->k, DIRECT_CHAIN) + (esmm_is_plain(p) ? 0.0 : 1.0));
   units[4] = (double)(p->m / MR) * (double)p->w->rows_bytes;
   units[5] = 1.0;
 }
 
-#define DIRECT_TERM_NAMES                                                                         \
-  {                                                                                               \
+#define DIRECT_TERM_NAMES                                                                                      \
+  {                                                                                                            \
     "multiply-adds", "reading of b", "widening of a", "updates of c", "reading of b again", "starting threads" \
   }
 
@@ -70,8 +73,9 @@ ALWAYS void direct_step(const int rows, const int vectors, const int u, const es
 }
 
 /*
- * c [rows, cols] (+)= a [rows, kc] x b [kc, cols]: cols lie in `vectors` vectors, of which the last may be cut; b begins
- * at element `at` of B's rows. Low and narrow tiles have several chains, so that they need not wait for their own sums.
+ * c [rows, cols] (+)= a [rows, kc] x b [kc, cols]: cols lie in `vectors` vectors, of which the last may be cut; b
+ * begins at element `at` of B's rows. Low and narrow tiles have several chains, so that they need not wait for their
+ * own sums.
  */
 ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const float *a, int64_t lda,
                         const void *b, int64_t at, int64_t ldb, int64_t kc, float *c, int64_t ldc, int64_t cols,
@@ -112,11 +116,11 @@ ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtyp
 typedef void direct_function(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *c,
                              int64_t ldc, int64_t cols, bool add);
 
-#define DIRECT(name, rows, vectors, dtype)                                                                         \
+#define DIRECT(name, rows, vectors, dtype)                                                                        \
   static __attribute__((noinline)) void name(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
-                                             int64_t kc, float *c, int64_t ldc, int64_t cols, bool add)            \
-  {                                                                                                                \
-    direct_tile(rows, vectors, dtype, a, lda, b, at, ldb, kc, c, ldc, cols, add);                                  \
+                                             int64_t kc, float *c, int64_t ldc, int64_t cols, bool add)           \
+  {                                                                                                               \
+    direct_tile(rows, vectors, dtype, a, lda, b, at, ldb, kc, c, ldc, cols, add);                                 \
   }
 
 /* By rows, MR, 4, 2 and 1, and by vectors: 4 (for one row or two alone), 2 and 1. */
@@ -124,20 +128,20 @@ enum { DIRECT_HEIGHTS = 4, DIRECT_WIDTHS = 3 };
 static const int direct_rows[DIRECT_HEIGHTS] = {MR, 4, 2, 1}, direct_widest[DIRECT_HEIGHTS] = {1, 1, 0, 0};
 typedef direct_function *direct_set[DIRECT_HEIGHTS][DIRECT_WIDTHS];
 
-#define DIRECT_SET(suffix, dtype)                                                               \
-  DIRECT(most_2_##suffix, MR, 2, dtype)                                                         \
-  DIRECT(most_1_##suffix, MR, 1, dtype)                                                         \
-  DIRECT(four_2_##suffix, 4, 2, dtype)                                                          \
-  DIRECT(four_1_##suffix, 4, 1, dtype)                                                          \
-  DIRECT(two_4_##suffix, 2, 4, dtype)                                                           \
-  DIRECT(two_2_##suffix, 2, 2, dtype)                                                           \
-  DIRECT(two_1_##suffix, 2, 1, dtype)                                                           \
-  DIRECT(one_4_##suffix, 1, 4, dtype)                                                           \
-  DIRECT(one_2_##suffix, 1, 2, dtype)                                                           \
-  DIRECT(one_1_##suffix, 1, 1, dtype)                                                           \
-  static const direct_set direct_##suffix = {{NULL, most_2_##suffix, most_1_##suffix},          \
-                                             {NULL, four_2_##suffix, four_1_##suffix},          \
-                                             {two_4_##suffix, two_2_##suffix, two_1_##suffix},  \
+#define DIRECT_SET(suffix, dtype)                                                              \
+  DIRECT(most_2_##suffix, MR, 2, dtype)                                                        \
+  DIRECT(most_1_##suffix, MR, 1, dtype)                                                        \
+  DIRECT(four_2_##suffix, 4, 2, dtype)                                                         \
+  DIRECT(four_1_##suffix, 4, 1, dtype)                                                         \
+  DIRECT(two_4_##suffix, 2, 4, dtype)                                                          \
+  DIRECT(two_2_##suffix, 2, 2, dtype)                                                          \
+  DIRECT(two_1_##suffix, 2, 1, dtype)                                                          \
+  DIRECT(one_4_##suffix, 1, 4, dtype)                                                          \
+  DIRECT(one_2_##suffix, 1, 2, dtype)                                                          \
+  DIRECT(one_1_##suffix, 1, 1, dtype)                                                          \
+  static const direct_set direct_##suffix = {{NULL, most_2_##suffix, most_1_##suffix},         \
+                                             {NULL, four_2_##suffix, four_1_##suffix},         \
+                                             {two_4_##suffix, two_2_##suffix, two_1_##suffix}, \
                                              {one_4_##suffix, one_2_##suffix, one_1_##suffix}};
 DIRECT_SET(f32, ESMM_F32)
 DIRECT_SET(bf16, ESMM_BF16)

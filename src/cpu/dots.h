@@ -13,12 +13,20 @@
 #include "operands.h"
 
 #define DOTS_K (256 * VEC)             /* k's of a stretch: their sums are then added up */
+#define DOTS_SHORT 64                  /* k's: shorter rows of 16 bits are widened together */
 #define DOTS_BLOCK 64                  /* rows of A whose sums are finished together */
 #define DOTS_WIDE (VEC == 16 ? 4 : 2)  /* most columns of a tile */
 #define DOTS_TALL2 (VEC == 16 ? 8 : 4) /* rows of a tile of 2 columns */
 #define DOTS_TALL(cols) ((cols) == 1 ? 8 : (cols) == 2 ? DOTS_TALL2 : 4)
 #define DOTS_CHAINS 4 /* of a single row */
 #define DOTS_ROWS 8   /* most rows of a tile */
+
+/* A is read where it lies: its rows go on one k after another, in fp32 or, where they are not short, in B's dtype. Else
+   it becomes fp32 first. */
+static bool dots_in_place(const esmm_problem *p)
+{
+  return p->a.order == ESMM_ROW_MAJOR && (p->a.dtype == ESMM_F32 || (p->a.dtype == p->w->dtype && p->k >= DOTS_SHORT));
+}
 
 static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                        int64_t *variant)
@@ -27,22 +35,22 @@ static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   (void)cost;
   *variant = 0;
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
   units[0] = m * n * (double)esmm_ceil_div(p->k, VEC);
   units[1] = m * k * (double)esmm_dtype_size(p->a.dtype);
-  units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
+  units[2] = dots_in_place(p) ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
   units[3] = m * n * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
-#define DOTS_TERM_NAMES                                                                                \
-  {                                                                                                    \
+#define DOTS_TERM_NAMES                                                                           \
+  {                                                                                               \
     "multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads" \
   }
 
 /* sums [rows, cols] (+)= a [rows, kc] x b [cols, kc]; b begins at element `at` of turned columns */
-ALWAYS void dots_tile(const int rows, const int cols, const int chains, const esmm_dtype dtype, const float *a,
-                      int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums, int64_t ld, bool add)
+ALWAYS void dots_tile(const int rows, const int cols, const int chains, const esmm_dtype of_a, const esmm_dtype dtype,
+                      const void *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums,
+                      int64_t ld, bool add)
 {
   vec x[DOTS_ROWS][DOTS_WIDE][DOTS_CHAINS], y[DOTS_WIDE];
 #pragma GCC unroll 8
@@ -63,7 +71,7 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
       }
 #pragma GCC unroll 8
       for (int r = 0; r < rows; r++) {
-        const vec z = vec_load(a + r * lda + k + u * VEC);
+        const vec z = esmm_vec_load(a, of_a, r * lda + k + u * VEC);
 #pragma GCC unroll 4
         for (int j = 0; j < cols; j++)
           x[r][j][u] = vec_fma(z, y[j], x[r][j][u]);
@@ -76,7 +84,7 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
       y[j] = esmm_vec_load(b, dtype, at + j * ldb + k);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-      const vec z = esmm_load_part(a + r * lda + k, count);
+      const vec z = esmm_vec_load_first(a, of_a, r * lda + k, count);
 #pragma GCC unroll 4
       for (int j = 0; j < cols; j++)
         x[r][j][0] = vec_fma(z, y[j], x[r][j][0]);
@@ -105,14 +113,14 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
   }
 }
 
-typedef void dots_function(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums,
+typedef void dots_function(const void *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums,
                            int64_t ld, bool add);
 
-#define DOTS(name, rows, cols, chains, dtype)                                                                      \
-  static __attribute__((noinline)) void name(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
-                                             int64_t kc, float *sums, int64_t ld, bool add)                        \
-  {                                                                                                                \
-    dots_tile(rows, cols, chains, dtype, a, lda, b, at, ldb, kc, sums, ld, add);                                       \
+#define DOTS(name, rows, cols, chains, of_a, dtype)                                                              \
+  static __attribute__((noinline)) void name(const void *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
+                                             int64_t kc, float *sums, int64_t ld, bool add)                      \
+  {                                                                                                              \
+    dots_tile(rows, cols, chains, of_a, dtype, a, lda, b, at, ldb, kc, sums, ld, add);                           \
   }
 
 /* By columns: a tall tile, and one of a single row. */
@@ -121,40 +129,43 @@ typedef struct dots_set {
 } dots_set;
 
 #if VEC == 16
-#define DOTS_SET(suffix, dtype)                                                                                        \
-  DOTS(tall_1_##suffix, 8, 1, 1, dtype)                                                                                \
-  DOTS(tall_2_##suffix, DOTS_TALL2, 2, 1, dtype)                                                                       \
-  DOTS(tall_3_##suffix, 4, 3, 1, dtype)                                                                                \
-  DOTS(tall_4_##suffix, 4, 4, 1, dtype)                                                                                \
-  DOTS(single_1_##suffix, 1, 1, DOTS_CHAINS, dtype)                                                                    \
-  DOTS(single_2_##suffix, 1, 2, DOTS_CHAINS, dtype)                                                                    \
-  DOTS(single_3_##suffix, 1, 3, DOTS_CHAINS, dtype)                                                                    \
-  DOTS(single_4_##suffix, 1, 4, DOTS_CHAINS, dtype)                                                                    \
-  static const dots_set dots_##suffix = {{NULL, tall_1_##suffix, tall_2_##suffix, tall_3_##suffix, tall_4_##suffix},   \
-                                         {NULL, single_1_##suffix, single_2_##suffix, single_3_##suffix,               \
-                                          single_4_##suffix}};
+#define DOTS_SET(suffix, of_a, dtype)                                             \
+  DOTS(tall_1_##suffix, 8, 1, 1, of_a, dtype)                                     \
+  DOTS(tall_2_##suffix, DOTS_TALL2, 2, 1, of_a, dtype)                            \
+  DOTS(tall_3_##suffix, 4, 3, 1, of_a, dtype)                                     \
+  DOTS(tall_4_##suffix, 4, 4, 1, of_a, dtype)                                     \
+  DOTS(single_1_##suffix, 1, 1, DOTS_CHAINS, of_a, dtype)                         \
+  DOTS(single_2_##suffix, 1, 2, DOTS_CHAINS, of_a, dtype)                         \
+  DOTS(single_3_##suffix, 1, 3, DOTS_CHAINS, of_a, dtype)                         \
+  DOTS(single_4_##suffix, 1, 4, DOTS_CHAINS, of_a, dtype)                         \
+  static const dots_set dots_##suffix = {                                         \
+      {NULL, tall_1_##suffix, tall_2_##suffix, tall_3_##suffix, tall_4_##suffix}, \
+      {NULL, single_1_##suffix, single_2_##suffix, single_3_##suffix, single_4_##suffix}};
 #else
-#define DOTS_SET(suffix, dtype)                                                                 \
-  DOTS(tall_1_##suffix, 8, 1, 1, dtype)                                                         \
-  DOTS(tall_2_##suffix, DOTS_TALL2, 2, 1, dtype)                                                \
-  DOTS(single_1_##suffix, 1, 1, DOTS_CHAINS, dtype)                                             \
-  DOTS(single_2_##suffix, 1, 2, DOTS_CHAINS, dtype)                                             \
-  static const dots_set dots_##suffix = {{NULL, tall_1_##suffix, tall_2_##suffix},              \
+#define DOTS_SET(suffix, of_a, dtype)                                              \
+  DOTS(tall_1_##suffix, 8, 1, 1, of_a, dtype)                                      \
+  DOTS(tall_2_##suffix, DOTS_TALL2, 2, 1, of_a, dtype)                             \
+  DOTS(single_1_##suffix, 1, 1, DOTS_CHAINS, of_a, dtype)                          \
+  DOTS(single_2_##suffix, 1, 2, DOTS_CHAINS, of_a, dtype)                          \
+  static const dots_set dots_##suffix = {{NULL, tall_1_##suffix, tall_2_##suffix}, \
                                          {NULL, single_1_##suffix, single_2_##suffix}};
 #endif
-DOTS_SET(f32, ESMM_F32)
-DOTS_SET(bf16, ESMM_BF16)
-DOTS_SET(f16, ESMM_F16)
+DOTS_SET(f32, ESMM_F32, ESMM_F32)
+DOTS_SET(f32_bf16, ESMM_F32, ESMM_BF16)
+DOTS_SET(f32_f16, ESMM_F32, ESMM_F16)
+DOTS_SET(bf16, ESMM_BF16, ESMM_BF16)
+DOTS_SET(f16, ESMM_F16, ESMM_F16)
 
-static const dots_set *dots_of(esmm_dtype dtype)
+static const dots_set *dots_of(const esmm_problem *p)
 {
-  switch (dtype) {
+  const bool same = p->a.dtype == p->w->dtype && dots_in_place(p);
+  switch (p->w->dtype) {
   case ESMM_F32:
     return &dots_f32;
   case ESMM_BF16:
-    return &dots_bf16;
+    return same ? &dots_bf16 : &dots_f32_bf16;
   case ESMM_F16:
-    return &dots_f16;
+    return same ? &dots_f16 : &dots_f32_f16;
   }
   return NULL; /* weights of an unknown dtype are not prepared */
 }
@@ -162,7 +173,7 @@ static const dots_set *dots_of(esmm_dtype dtype)
 /* Bytes of a thread's scratch: rows of A as fp32 where they are not. */
 static size_t dots_room(const esmm_problem *p)
 {
-  if (p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR)
+  if (dots_in_place(p))
     return 0;
   return align_up((size_t)(DOTS_ROWS * esmm_min(DOTS_K, p->k)) * sizeof(float));
 }
@@ -178,19 +189,23 @@ static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0,
                        float *sums)
 {
   const esmm_weights *w = p->w;
+  const bool in_place = dots_in_place(p);
+  const size_t size = in_place ? esmm_dtype_size(p->a.dtype) : sizeof(float);
   for (int64_t k0 = 0; k0 < p->k; k0 += DOTS_K) {
     const int64_t kc = esmm_min(DOTS_K, p->k - k0);
     for (int64_t r = 0; r < rows; r += DOTS_ROWS) {
-      int64_t lda;
+      int64_t lda = p->a.ld;
       const int64_t count = esmm_min(DOTS_ROWS, rows - r);
-      const float *a = rows_of_a(&p->a, row0 + r, count, k0, kc, buffer, &lda);
+      const char *a = in_place ? (const char *)p->a.data + (size_t)((row0 + r) * lda + k0) * size
+                               : (const void *)rows_of_a(&p->a, row0 + r, count, k0, kc, buffer, &lda);
       for (int64_t j = 0, cols; j < p->n; j += cols) {
         cols = esmm_min(DOTS_WIDE, p->n - j);
         const int64_t tall = DOTS_TALL(cols);
         for (int64_t x = 0, step; x < count; x += step) {
           step = count - x >= tall ? tall : 1;
-          (step == 1 ? set->single : set->tall)[cols](a + x * lda, lda, w->turned, j * w->turned_ld + k0, w->turned_ld,
-                                                      kc, sums + (r + x) * p->n + j, p->n, k0 > 0);
+          (step == 1 ? set->single : set->tall)[cols](a + (size_t)(x * lda) * size, lda, w->turned,
+                                                      j * w->turned_ld + k0, w->turned_ld, kc,
+                                                      sums + (r + x) * p->n + j, p->n, k0 > 0);
         }
       }
     }
@@ -209,7 +224,7 @@ static void dots_store(const esmm_problem *p, int64_t row0, int64_t rows, const 
 /* Rows [row0, end) of C. */
 static void dots_rows(const esmm_problem *p, int64_t row0, int64_t end, float *buffer)
 {
-  const dots_set *set = dots_of(p->w->dtype);
+  const dots_set *set = dots_of(p);
   const bool plain = esmm_is_plain(p);
   _Alignas(64) float sums[DOTS_BLOCK * ESMM_TURNED_COLS];
   for (; row0 < end; row0 += DOTS_BLOCK) {

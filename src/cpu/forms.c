@@ -1,7 +1,7 @@
 /*
  * forms.c: the forms of B that a CPU keeps: panels, rows and turned columns of a dense B (internal.h draws them), and
- * those of the other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel, which is
- * done once for many rows of A.
+ * those of the other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel,
+ * which is done once for many rows of A.
  */
 #include "cpu/forms.h"
 

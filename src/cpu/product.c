@@ -270,8 +270,8 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
   return status;
 }
 
-static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                             bool told, esmm_stats *s)
+static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool told,
+                             esmm_stats *s)
 {
   planned x, gate;
   esmm_problem branch = gate_problem(p, o);

@@ -72,8 +72,8 @@ static inline void vec_sums(const vec x[8], float out[8])
     quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[i], half[i + 2], 0x88),
                                _mm512_shuffle_f32x4(half[i], half[i + 2], 0xdd));
   /* Blocks of four lanes: of x0, x4, x2, x6, and of x1, x5, x3, x7. */
-  const __m512 pair = _mm512_add_ps(_mm512_shuffle_ps(quarter[0], quarter[1], 0x44),
-                                    _mm512_shuffle_ps(quarter[0], quarter[1], 0xee));
+  const __m512 pair =
+      _mm512_add_ps(_mm512_shuffle_ps(quarter[0], quarter[1], 0x44), _mm512_shuffle_ps(quarter[0], quarter[1], 0xee));
   const __m512 sums = _mm512_add_ps(pair, _mm512_shuffle_ps(pair, pair, 0xb1));
   const __m512i places = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 12, 6, 4, 10, 8, 2, 0);
   _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(places, sums)));
