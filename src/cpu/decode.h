@@ -41,7 +41,8 @@ static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const d
   units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
   units[2] = m * k;
   /* To start on a row's part of a block takes as long as to update some hundred columns. */
-  units[3] = p->m > 1 ? m * (n + 200.0) * (double)esmm_ceil_div(p->k, DECODE_K) : n;
+  units[3] = p->m > 1 ? m * (n + 200.0) * (double)esmm_ceil_div(p->k, DECODE_K)
+                      : n + 200.0 * k * p->sample.element / DECODE_AT_ONCE;
   units[5] = p->threads > 1 ? 1.0 : 0.2;
 }
 

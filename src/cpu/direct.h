@@ -38,7 +38,7 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   *variant = 0;
   const double m = (double)p->m, k = (double)p->k, vectors = (double)esmm_ceil_div(p->n, VEC);
   const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
-  units[0] = m * k * vectors;
+  units[0] = m * k * vectors * (p->w->dtype == ESMM_F32 ? 1.0 : 1.1); /* B is widened again for each tile */
   /* So small a B is in the second-level cache. From memory, parts of long rows come slowly. */
   units[1] =
       p->w->rows_bytes <= DIRECT_CACHED ? 0.0 : (double)p->w->rows_bytes * (p->n > DIRECT_WIDE * VEC ? 2.5 : 1.0);
@@ -176,7 +176,7 @@ static direct_part direct_lay_out(const esmm_problem *p)
   else if (p->threads > 1)
     x.cols = esmm_round_up(esmm_ceil_div(p->n, p->threads), 64);
   if (!esmm_is_plain(p)) {
-    x.ld = x.cols < DIRECT_SUMS / 64 ? x.cols : esmm_round_up(x.cols, VEC); /* short rows: as C's, without a gap */
+    x.ld = x.cols == p->n ? x.cols : esmm_round_up(x.cols, VEC); /* whole rows: as C's, without a gap */
     x.lines = esmm_max(1, esmm_min(DIRECT_SUMS / x.ld, x.rows) / MR) * MR;
   }
   x.at_rows = (size_t)esmm_round_up(x.lines * x.ld, VEC) * sizeof(float);

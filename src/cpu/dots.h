@@ -21,11 +21,12 @@
 #define DOTS_CHAINS 4 /* of a single row */
 #define DOTS_ROWS 8   /* most rows of a tile */
 
-/* A is read where it lies: its rows go on one k after another, in fp32 or, where they are not short, in B's dtype. Else
-   it becomes fp32 first. */
+/* A is read where it lies: its rows go on one k after another, in fp32 or, where they are not short and not read for
+   many columns, in B's dtype. Else it becomes fp32 first. */
 static bool dots_in_place(const esmm_problem *p)
 {
-  return p->a.order == ESMM_ROW_MAJOR && (p->a.dtype == ESMM_F32 || (p->a.dtype == p->w->dtype && p->k >= DOTS_SHORT));
+  return p->a.order == ESMM_ROW_MAJOR &&
+         (p->a.dtype == ESMM_F32 || (p->a.dtype == p->w->dtype && p->k >= DOTS_SHORT && p->n <= 2));
 }
 
 static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
@@ -91,6 +92,7 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
     }
   }
   vec flat[DOTS_ROWS * DOTS_WIDE];
+  const bool alone = rows == 8 && cols == 1 && ld == 1 && !add; /* sums that lie together */
   float lanes[DOTS_ROWS * DOTS_WIDE];
 #pragma GCC unroll 32
   for (int i = 0; i < rows * cols; i++) {
@@ -102,7 +104,9 @@ ALWAYS void dots_tile(const int rows, const int cols, const int chains, const es
   const int together = rows * cols - rows * cols % 8;
 #pragma GCC unroll 4
   for (int i = 0; i < together; i += 8)
-    vec_sums(flat + i, lanes + i);
+    vec_sums(flat + i, alone ? sums : lanes + i);
+  if (alone)
+    return;
 #pragma GCC unroll 8
   for (int i = together; i < rows * cols; i++)
     lanes[i] = vec_sum(flat[i]);
@@ -213,12 +217,17 @@ static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0,
 }
 
 /* Where nothing follows the sums. */
-static void dots_store(const esmm_problem *p, int64_t row0, int64_t rows, const float *sums)
+static void dots_store(const esmm_problem *p, int64_t row0, int64_t rows, const float *restrict sums)
 {
-  float *c = (float *)p->c.data + row0 * p->c.ld;
-  for (int64_t r = 0; r < rows; r++, c += p->c.ld, sums += p->n)
-    for (int64_t j = 0; j < p->n; j++)
-      c[j] = p->beta == 0.0f ? sums[j] : c[j] + sums[j];
+  const bool adds = p->beta != 0.0f, tight = p->c.ld == p->n;
+  const int64_t lines = tight ? 1 : rows, n = tight ? rows * p->n : p->n, ld = p->c.ld;
+  float *restrict c = (float *)p->c.data + row0 * ld;
+  for (int64_t r = 0; r < lines; r++, c += ld, sums += n)
+    if (adds)
+      for (int64_t j = 0; j < n; j++)
+        c[j] += sums[j];
+    else
+      memcpy(c, sums, (size_t)n * sizeof *c);
 }
 
 /* Rows [row0, end) of C. */
