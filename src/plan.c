@@ -229,6 +229,13 @@ static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int i
     estimate(p, choice);
 }
 
+/* How much a kernel's refusal says: a dense one's most, if it reads any form: it refuses only what the weights do not
+   allow. */
+static int says(const esmm_kernel *kernel)
+{
+  return kernel->flags & ESMM_KERNEL_SKIPS ? 0 : kernel->reads ? 1 : 2;
+}
+
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
                               int *chosen)
 {
@@ -242,8 +249,8 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
     if (choices[i].can_run) {
       seconds[list.count] = choices[i].seconds;
       list_kernel(&list, i);
-    } else if (refused < 0 || !(choices[i].kernel->flags & ESMM_KERNEL_SKIPS)) {
-      /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
+    } else if (refused < 0 ||
+               (says(choices[i].kernel) > 0 && says(choices[i].kernel) >= says(choices[refused].kernel))) {
       refused = i;
     }
   }
