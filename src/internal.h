@@ -50,12 +50,17 @@ struct esmm_ctx {
   char error[ESMM_ERROR_BYTES];
 };
 
-/* ---- prepared weights: two forms of a dense B, or one of another format (format/format.h), in B's own dtype ---- */
+/* ---- prepared weights: two or three forms of a dense B, or one of another format (format/format.h), in B's own dtype
+ * ---- */
 
 #define ESMM_PANEL 32 /* columns of B that share one bitmap and one panel */
 #define ESMM_HALF 16  /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
 
+#define ESMM_TURNED_COLS 15 /* most columns of a B that is kept turned too: less than a vector of the widest */
+
 /*
+ * turned: [n][turned_ld], B transposed, turned_ld padded to a cache line with zeros. Where n is ESMM_TURNED_COLS at
+ *         most, beside the others. For dot products.
  * rows:   [k][rows_ld], row-major, rows_ld padded to a cache line. For decode and the row kernel.
  * panels: for each panel of 32 columns, only the k's with a nonzero in it (all k's when strict), compacted:
  *           first half  [kept][16]   columns 0..15
@@ -90,6 +95,9 @@ struct esmm_weights {
   size_t panel_bytes;
   uint32_t *before;   /* [panels][words + 1]: k's kept before word w */
   uint64_t *panel_at; /* [panels + 1]: where each panel starts in panel_data, in elements */
+
+  void *turned; /* NULL when not kept */
+  int64_t turned_ld;
 
   const struct esmm_backend *backend; /* where they were prepared, */
   int ordinal;                        /* on which of its devices */

@@ -44,6 +44,7 @@ typedef struct esmm_problem {
   esmm_pattern *bitmaps; /* into which C's strips are ORed; NULL: not wanted */
   int64_t row0;          /* row of the whole C, in bitmaps, that is row 0 of this one */
   bool strict;
+  bool timed;                  /* seconds are wanted: else no clock need be read */
   const esmm_pattern *pattern; /* NULL: scan A */
   int threads;
   esmm_sample sample;
@@ -141,6 +142,11 @@ typedef struct esmm_shortlist {
 void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list);
 /* The cheapest of a list that is not empty, at p->sample, as esmm_plan_sampled has it; its registry index. */
 int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant);
+
+void esmm_sample_fill(esmm_sample *sample, double density); /* the same at all heights */
+/* Would a look at A, which takes so long, cost more than it could save, whatever A holds? Leaves p->sample full: what
+   is cheapest there is then chosen outright. */
+bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look_seconds);
 
 typedef struct esmm_choice {
   const esmm_kernel *kernel;

@@ -184,6 +184,31 @@ int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_
   return list->index[best];
 }
 
+void esmm_sample_fill(esmm_sample *sample, double density)
+{
+  sample->element = density;
+  for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
+    sample->strip[i] = sample->joint[i] = density;
+}
+
+bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look_seconds)
+{
+  double least[ESMM_MAX_KERNELS], most[ESMM_MAX_KERNELS];
+  int64_t variant;
+  int best, next;
+  esmm_sample_fill(&p->sample, 0.0);
+  for (int i = 0; i < list->count; i++)
+    least[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
+  esmm_sample_fill(&p->sample, 1.0);
+  for (int i = 0; i < list->count; i++)
+    most[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
+  rank(most, list->count, &best, &next);
+  for (int i = 0; i < list->count; i++)
+    if (i != best && most[best] > least[i] + look_seconds)
+      return false;
+  return true;
+}
+
 /* The verdict on one kernel. */
 static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int index, esmm_choice *choice)
 {
@@ -204,6 +229,13 @@ static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int i
     estimate(p, choice);
 }
 
+/* How much a kernel's refusal says: a dense one's most, if it reads any form: it refuses only what the weights do not
+   allow. */
+static int says(const esmm_kernel *kernel)
+{
+  return kernel->flags & ESMM_KERNEL_SKIPS ? 0 : kernel->reads ? 1 : 2;
+}
+
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
                               int *chosen)
 {
@@ -217,8 +249,8 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
     if (choices[i].can_run) {
       seconds[list.count] = choices[i].seconds;
       list_kernel(&list, i);
-    } else if (refused < 0 || !(choices[i].kernel->flags & ESMM_KERNEL_SKIPS)) {
-      /* Of several reasons, a dense kernel's says most: it refuses only what the weights do not allow. */
+    } else if (refused < 0 ||
+               (says(choices[i].kernel) > 0 && says(choices[i].kernel) >= says(choices[refused].kernel))) {
       refused = i;
     }
   }

@@ -137,7 +137,7 @@ const char *bench_outcome_str(bench_outcome outcome); /* "ok", "wrong", "unsuppo
 typedef struct bench_contestant {
   const blas_library *library; /* NULL: ours */
   const char *force;           /* ours: a kernel, "" for auto */
-  bool vector;                 /* a library's routine for one row: sgemv */
+  bool vector;                 /* a library's routine for one row, or for one column: sgemv */
   bool dense_data;             /* on the random dense operands */
   bool is_baseline;
   char name[64]; /* "joint_f32_avx2", "openblas_sgemm", "openblas_sgemm_on_random", "cublas_gemm_bf16" */
@@ -150,6 +150,7 @@ typedef struct bench_contestant {
   bool varies;       /* the checks found different bits */
   double *seconds;   /* every timed call */
   int count, calls, per_round;
+  int batch; /* calls that are timed together */
   double estimate;
   double median, p95, fastest; /* seconds; NAN when there is none */
   double extract, plan;        /* medians, ours only */
@@ -166,6 +167,7 @@ typedef struct bench_result {
 } bench_result;
 
 int bench_measure(bench *b, bench_data *data, bench_result *result); /* CLI_GO or a status */
+int bench_routines(const bench *b, const bench_data *data);          /* of a library for this product: 1, or 2 */
 /* One product; turn picks the copies. On a GPU it is put on the stream. */
 esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats);
 int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status);

@@ -6,6 +6,7 @@
  *   then give the same bits, if they promise to. What is wrong has no speed.
  * - Contestants take turns, round after round, each round starting with another one: a machine that slows down or
  *   speeds up meanwhile does so for all.
+ * - Calls of a few microseconds are timed several together, theirs and ours alike.
  * - Each turn: a pause (another library's worker threads spin for some milliseconds before they sleep, and would take
  *   our processor time), a warm-up, then the timed calls.
  * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
@@ -26,6 +27,7 @@ enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
+static const double batch_seconds = 2e-5; /* calls shorter than this are timed together: a clock takes part of one */
 static const double slow_seconds = 0.5;   /* calls longer than this need no warm-up after the first round */
 static const double slow_on_gpu = 20e-3;  /* the same on a GPU, which others kept busy */
 
@@ -67,9 +69,14 @@ static void name_baseline(const bench_data *data, bench_contestant *c)
            wide ? "" : "_", wide ? "" : esmm_dtype_str(data->library_dtype), c->dense_data ? "_on_random" : "");
 }
 
+int bench_routines(const bench *b, const bench_data *data)
+{
+  return data->m == 1 || (data->n == 1 && !b->gpu) ? 2 : 1;
+}
+
 static void add_contestants(const bench *b, const bench_data *data, bench_result *result)
 {
-  int routines = data->m == 1 ? 2 : 1;
+  int routines = bench_routines(b, data);
   int most = b->kernel_count + 2 * routines * (b->library_count ? b->library_count : 1);
   result->contestants = cli_alloc((size_t)most, sizeof *result->contestants);
   for (int i = 0; i < b->kernel_count; i++)
@@ -103,7 +110,7 @@ esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, in
     const float *x = (c->dense_data ? data->dense_a : data->plain_a)[variant].m.data;
     const float *y = (c->dense_data ? data->dense_b : data->plain_b)[copy].m.data;
     if (c->vector)
-      blas_sgemv(c->library, data->k, data->n, x, y, data->plain_c.m.data);
+      blas_sgemv(c->library, data->m, data->k, data->n, x, y, data->plain_c.m.data);
     else
       blas_sgemm(c->library, data->m, data->k, data->n, x, y, data->plain_c.m.data);
     return ESMM_OK;
@@ -338,6 +345,7 @@ static int plan_calls(bench *b, bench_data *data, bench_contestant *c, int round
     calls = (double)b->runs;
   c->calls = (int)calls;
   c->per_round = (int)ceil(calls / rounds);
+  c->batch = 1;
   c->seconds = cli_alloc((size_t)c->per_round * (size_t)rounds, sizeof *c->seconds);
   return CLI_GO;
 }
@@ -352,16 +360,24 @@ static void pause_for_others(const bench *b)
 static esmm_status time_on_cpu(bench *b, bench_data *data, bench_contestant *c, int *turn)
 {
   esmm_status status = ESMM_OK;
-  if (c->count == 0 || c->estimate < slow_seconds)
-    for (double start = cli_now(); status == ESMM_OK;) {
+  if (c->count == 0 || c->estimate < slow_seconds) {
+    const double start = cli_now();
+    const bool fast = c->estimate < slow_seconds;
+    double now = start;
+    int calls = 0;
+    do { /* at first every copy of B once: a first call plans */
       status = bench_call(b, data, c, (*turn)++, NULL);
-      if (cli_now() - start >= warm_seconds)
-        break;
-    }
+      calls++;
+      now = cli_now();
+    } while (status == ESMM_OK && (now - start < warm_seconds || (fast && c->count == 0 && calls < data->copies)));
+    if (c->count == 0)
+      c->batch = (int)fmax(1, batch_seconds * calls / (now - start));
+  }
   for (int i = 0; i < c->per_round && status == ESMM_OK; i++) {
     double start = cli_now();
-    status = bench_call(b, data, c, (*turn)++, NULL);
-    c->seconds[c->count++] = cli_now() - start;
+    for (int j = 0; j < c->batch && status == ESMM_OK; j++)
+      status = bench_call(b, data, c, (*turn)++, NULL);
+    c->seconds[c->count++] = (cli_now() - start) / c->batch;
   }
   return status;
 }

@@ -136,7 +136,7 @@ static int make_sides(bench *b, bench_data *data, streams *s)
 /* auto is what the others are held against, and no candidate. */
 static void add_candidates(const bench *b, const bench_data *data, streams *s)
 {
-  const int routines = data->m == 1 ? 2 : 1;
+  const int routines = bench_routines(b, data);
   s->candidates = cli_alloc((size_t)(b->kernel_count + routines * b->library_count), sizeof *s->candidates);
   for (int i = 0; i < b->kernel_count; i++)
     if (b->kernels[i][0]) {

@@ -98,9 +98,12 @@ void blas_sgemm(const blas_library *library, int64_t m, int64_t k, int64_t n, co
   library->sgemm("N", "N", &rows, &cols, &depth, &one, b, &rows, a, &depth, &zero, c, &rows);
 }
 
-void blas_sgemv(const blas_library *library, int64_t k, int64_t n, const float *a, const float *b, float *c)
+void blas_sgemv(const blas_library *library, int64_t m, int64_t k, int64_t n, const float *a, const float *b, float *c)
 {
   const float one = 1, zero = 0;
-  const int rows = (int)n, cols = (int)k, step = 1;
-  library->sgemv("N", &rows, &cols, &one, b, &rows, a, &step, &zero, c, &step);
+  const int depth = (int)k, lines = (int)(m == 1 ? n : m), step = 1;
+  if (m == 1)
+    library->sgemv("N", &lines, &depth, &one, b, &lines, a, &step, &zero, c, &step);
+  else
+    library->sgemv("T", &depth, &lines, &one, a, &depth, b, &step, &zero, c, &step);
 }

@@ -25,7 +25,7 @@ int blas_open(blas_library *libraries, int threads);
 
 /* C [m,n] = A [m,k] x B [k,n], all row-major and tightly packed; every dimension must fit an int. */
 void blas_sgemm(const blas_library *library, int64_t m, int64_t k, int64_t n, const float *a, const float *b, float *c);
-/* The same for m = 1, by sgemv. */
-void blas_sgemv(const blas_library *library, int64_t k, int64_t n, const float *a, const float *b, float *c);
+/* The same for m = 1 or n = 1, by sgemv. */
+void blas_sgemv(const blas_library *library, int64_t m, int64_t k, int64_t n, const float *a, const float *b, float *c);
 
 #endif

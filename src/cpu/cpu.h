@@ -14,7 +14,13 @@
 #define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: what a CPU samples of esmm_sample */
 
 /* sample.c: fills in the heights of p->sample that a CPU has */
-void esmm_sample_a(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+#define ESMM_SAMPLE_ROWS 32 /* of a sampled block: the tallest strip */
+void esmm_sample_a(const esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+void esmm_sample_avx512(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+void esmm_sample_avx2(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+void esmm_sample_portable(const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample);
+void esmm_sample_extent(const esmm_matrix *a, int64_t *groups, int64_t *spread); /* blocks down and across A */
+double esmm_sample_seconds(const esmm_matrix *a);                                /* about how long that takes */
 
 /* product.c */
 esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,

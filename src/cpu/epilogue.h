@@ -38,39 +38,30 @@ static inline bool esmm_is_plain(const esmm_problem *p)
 /* count (VEC at most) floats; 0 past them */
 static inline vec esmm_load_part(const float *from, int64_t count)
 {
-  float part[VEC] = {0};
-  if (count == VEC)
-    return vec_load(from);
-  for (int64_t i = 0; i < count; i++)
-    part[i] = from[i];
-  return vec_load(part);
+  return count == VEC ? vec_load(from) : vec_load_first(from, count);
 }
 
 /* count (VEC at most) elements of a row, from (row, col) on */
 static inline vec esmm_read_part(const esmm_matrix *m, int64_t row, int64_t col, int64_t count)
 {
   const int64_t at = row * m->ld + col;
-  if (m->order == ESMM_ROW_MAJOR && m->dtype == ESMM_F32)
-    return esmm_load_part((const float *)m->data + at, count);
-  if (m->order == ESMM_ROW_MAJOR && count == VEC)
-    return esmm_vec_load(m->data, m->dtype, at);
+  if (m->order == ESMM_ROW_MAJOR)
+    return esmm_vec_load_first(m->data, m->dtype, at, count);
   float part[VEC] = {0};
-  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
-  esmm_load_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
+  esmm_load_elements(m->data, m->dtype, col * m->ld + row, m->ld, count, part, 1);
   return vec_load(part);
 }
 
 static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int64_t count, vec x)
 {
   const int64_t at = row * m->ld + col;
-  if (m->order == ESMM_ROW_MAJOR && count == VEC) {
-    esmm_vec_store(m->data, m->dtype, at, x);
+  if (m->order == ESMM_ROW_MAJOR) {
+    esmm_vec_store_first(m->data, m->dtype, at, count, x);
     return;
   }
   float part[VEC];
   vec_store(part, x);
-  const int64_t step = m->order == ESMM_ROW_MAJOR ? 1 : m->ld;
-  esmm_store_elements(m->data, m->dtype, esmm_matrix_index(m, row, col), step, count, part, 1);
+  esmm_store_elements(m->data, m->dtype, col * m->ld + row, m->ld, count, part, 1);
 }
 
 /* What a problem does to its sums, out of the reach of stores to C: the compiler need not read it again after each. */
@@ -83,9 +74,11 @@ typedef struct esmm_ending {
   esmm_activation activation;
 } esmm_ending;
 
-/* count (VEC at most) elements. simple: C is fp32, row-major and not read, and there is no factor and no residual. */
-static inline __attribute__((always_inline)) void esmm_finish_part(esmm_ending *e, const bool simple, int64_t row,
-                                                                   int64_t col, int64_t count, const float *sum)
+/* count (VEC at most) elements. simple: C is row-major, of this dtype and not read, and there is no factor and no
+   residual. */
+static inline __attribute__((always_inline)) void esmm_finish_part(esmm_ending *e, const bool simple,
+                                                                   const esmm_dtype dtype, int64_t row, int64_t col,
+                                                                   int64_t count, const float *sum)
 {
   vec x = vec_mul(e->alpha, esmm_load_part(sum, count));
   if (!simple && e->reads_c)
@@ -94,7 +87,7 @@ static inline __attribute__((always_inline)) void esmm_finish_part(esmm_ending *
     x = vec_add(x, esmm_load_part(e->bias + col, count));
   x = esmm_activate_vec(e->activation, x);
   if (simple) {
-    vec_store((float *)e->c.data + row * e->c.ld + col, x);
+    esmm_vec_store_first(e->c.data, dtype, row * e->c.ld + col, count, x);
     return;
   }
   if (e->factor)
@@ -102,6 +95,19 @@ static inline __attribute__((always_inline)) void esmm_finish_part(esmm_ending *
   if (e->residual.data)
     x = vec_add(x, esmm_read_part(&e->residual, row, col, count));
   esmm_write_part(&e->c, row, col, count, x);
+}
+
+static inline __attribute__((always_inline)) void esmm_finish_simple(esmm_ending *e, const esmm_dtype dtype,
+                                                                     int64_t row0, int64_t rows, int64_t col0,
+                                                                     int64_t cols, const float *sums, int64_t ld)
+{
+  for (int64_t i = 0; i < rows; i++) {
+    int64_t j = 0;
+    for (; j + VEC <= cols; j += VEC)
+      esmm_finish_part(e, true, dtype, row0 + i, col0 + j, VEC, sums + i * ld + j);
+    if (j < cols)
+      esmm_finish_part(e, true, dtype, row0 + i, col0 + j, cols - j, sums + i * ld + j);
+  }
 }
 
 /* sums: [rows,cols] row-major with leading dimension ld, for C from (row0, col0) on. */
@@ -118,18 +124,31 @@ static inline void esmm_finish_sums(const esmm_problem *p, int64_t row0, int64_t
                    .reads_c = p->beta != 0.0f,
                    .activation = p->activation};
   const bool by_rows = e.c.order == ESMM_ROW_MAJOR;
-  const bool simple = by_rows && e.c.dtype == ESMM_F32 && !e.reads_c && !e.factor && !e.residual.data;
+  if (by_rows && ld == cols && e.c.ld == cols && !e.bias && !e.factor && !e.residual.data) {
+    cols *= rows; /* short rows without a gap between them are one long row */
+    rows = 1;
+  }
+  if (by_rows && !e.reads_c && !e.factor && !e.residual.data) {
+    switch (e.c.dtype) {
+    case ESMM_F32:
+      esmm_finish_simple(&e, ESMM_F32, row0, rows, col0, cols, sums, ld);
+      break;
+    case ESMM_BF16:
+      esmm_finish_simple(&e, ESMM_BF16, row0, rows, col0, cols, sums, ld);
+      break;
+    case ESMM_F16:
+      esmm_finish_simple(&e, ESMM_F16, row0, rows, col0, cols, sums, ld);
+      break;
+    }
+    return;
+  }
   const int64_t whole = by_rows ? cols - cols % VEC : 0; /* columns, along the rows of a row-major C */
   for (int64_t i = 0; i < rows; i++)
-    if (simple)
-      for (int64_t j = 0; j < whole; j += VEC)
-        esmm_finish_part(&e, true, row0 + i, col0 + j, VEC, sums + i * ld + j);
-    else
-      for (int64_t j = 0; j < whole; j += VEC)
-        esmm_finish_part(&e, false, row0 + i, col0 + j, VEC, sums + i * ld + j);
+    for (int64_t j = 0; j < whole; j += VEC)
+      esmm_finish_part(&e, false, e.c.dtype, row0 + i, col0 + j, VEC, sums + i * ld + j);
   for (int64_t j = whole; j < cols; j += VEC) /* down a few columns at a time of the other, and of the last ones */
     for (int64_t i = 0; i < rows; i++)
-      esmm_finish_part(&e, false, row0 + i, col0 + j, esmm_min(VEC, cols - j), sums + i * ld + j);
+      esmm_finish_part(&e, false, e.c.dtype, row0 + i, col0 + j, esmm_min(VEC, cols - j), sums + i * ld + j);
 }
 
 /* ---- statistics of C ---- */

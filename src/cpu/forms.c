@@ -1,7 +1,7 @@
 /*
- * forms.c: the forms of B that a CPU keeps: panels and rows of a dense B (internal.h draws them), and those of the
- * other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel, which is
- * done once for many rows of A.
+ * forms.c: the forms of B that a CPU keeps: panels, rows and turned columns of a dense B (internal.h draws them), and
+ * those of the other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel,
+ * which is done once for many rows of A.
  */
 #include "cpu/forms.h"
 
@@ -254,6 +254,63 @@ static bool rows_sizes(const esmm_file_header *h, const esmm_weights *w, size_t 
          esmm_size_mul(size[ESMM_FILE_ROWS], esmm_dtype_size((esmm_dtype)h->dtype), &size[ESMM_FILE_ROWS]);
 }
 
+/* ---- turned ---- */
+
+static size_t turned_bytes(const esmm_weights *w)
+{
+  return (size_t)(w->n * w->turned_ld) * esmm_dtype_size(w->dtype);
+}
+
+static esmm_status alloc_turned(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w)
+{
+  (void)opts;
+  w->turned_ld = esmm_rows_ld(w->k, w->dtype);
+  w->turned = esmm_mem_alloc(&w->allocator, turned_bytes(w));
+  return w->turned ? ESMM_OK
+                   : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the weights of a %lld x %lld matrix",
+                               (long long)w->k, (long long)w->n);
+}
+
+static esmm_status fill_turned(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+{
+  (void)ctx;
+  const size_t size = esmm_dtype_size(w->dtype);
+  const int64_t across = b->order == ESMM_ROW_MAJOR ? 1 : b->ld, along = b->order == ESMM_ROW_MAJOR ? b->ld : 1;
+  memset(w->turned, 0, turned_bytes(w));
+  for (int64_t j = 0; j < w->n && w->k > 0; j++)
+    esmm_copy_elements((char *)w->turned + (size_t)(j * w->turned_ld) * size, 1,
+                       (const char *)b->data + (size_t)(j * across) * size, along, w->k, w->dtype);
+  return ESMM_OK;
+}
+
+static void free_turned(esmm_weights *w)
+{
+  esmm_mem_free(&w->allocator, w->turned, turned_bytes(w));
+}
+
+static void unpack_turned(const esmm_weights *w, esmm_matrix *out)
+{
+  const size_t size = esmm_dtype_size(w->dtype);
+  for (int64_t j = 0; j < w->n && w->k > 0; j++)
+    esmm_copy_elements((char *)out->data + (size_t)j * size, out->ld,
+                       (const char *)w->turned + (size_t)(j * w->turned_ld) * size, 1, w->k, w->dtype);
+}
+
+/* Less than what other forms pad so narrow a B with, which the limit leaves out too. */
+static size_t turned_held(const esmm_weights *w)
+{
+  (void)w;
+  return 0;
+}
+
+static bool turned_sizes(const esmm_file_header *h, const esmm_weights *w, size_t size[ESMM_FILE_SECTIONS])
+{
+  (void)h;
+  (void)w;
+  (void)size;
+  return true;
+}
+
 /* ---- the other formats ---- */
 
 static esmm_status alloc_format(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w)
@@ -341,6 +398,15 @@ const esmm_host_form esmm_host_forms[] = {
      .sections = {[ESMM_FILE_INDEX] = "index", [ESMM_FILE_VALUES] = "values"},
      .section = nm_section,
      .section_sizes = nm_sizes},
+    {.kind = ESMM_FORM_TURNED, /* behind those that files hold: it is remade from one */
+     .most_n = ESMM_TURNED_COLS,
+     .alloc = alloc_turned,
+     .fill = fill_turned,
+     .free = free_turned,
+     .unpack = unpack_turned,
+     .bytes = turned_bytes,
+     .held = turned_held,
+     .section_sizes = turned_sizes},
 };
 
 const int esmm_host_form_count = sizeof esmm_host_forms / sizeof esmm_host_forms[0];
@@ -353,9 +419,10 @@ unsigned esmm_forms_formats(void)
   return formats;
 }
 
-bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use)
+bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t n)
 {
-  return esmm_form_table[form->kind].format == format && (form->not_for == ESMM_USE_ANY || form->not_for != use);
+  return esmm_form_table[form->kind].format == format && (form->not_for == ESMM_USE_ANY || form->not_for != use) &&
+         (form->most_n == 0 || n <= form->most_n);
 }
 
 static bool keeps(const esmm_weights *w, const esmm_host_form *form)
@@ -367,7 +434,7 @@ esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_
 {
   esmm_status status = ESMM_OK;
   for (int i = 0; status == ESMM_OK && i < esmm_host_form_count; i++)
-    if (esmm_form_wanted(&esmm_host_forms[i], w->format, w->use)) {
+    if (esmm_form_wanted(&esmm_host_forms[i], w->format, w->use, w->n)) {
       w->forms |= 1u << esmm_host_forms[i].kind;
       status = esmm_host_forms[i].alloc(ctx, opts, w);
     }
@@ -380,6 +447,21 @@ esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w
   for (int i = 0; status == ESMM_OK && i < esmm_host_form_count; i++)
     if (keeps(w, &esmm_host_forms[i]))
       status = esmm_host_forms[i].fill(ctx, b, w);
+  return status;
+}
+
+esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w)
+{
+  if (!(w->forms & ESMM_FORM(TURNED)))
+    return ESMM_OK;
+  const size_t bytes = (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
+  esmm_matrix b = {.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
+  b.data = esmm_mem_alloc(&w->allocator, bytes);
+  if (!b.data)
+    return ESMM_ERR_MEMORY;
+  esmm_weights_unpack(w, &b);
+  const esmm_status status = fill_turned(ctx, &b, w);
+  esmm_mem_free(&w->allocator, b.data, bytes);
   return status;
 }
 

@@ -12,6 +12,7 @@
 typedef struct esmm_host_form {
   esmm_form_kind kind;
   esmm_use not_for; /* a use of dense weights that does without it; ESMM_USE_ANY: none does */
+  int64_t most_n;   /* kept where B has so many columns at most; 0: however many */
 
   /* What can be allocated before the contents are known. Sizes were checked for overflow. */
   esmm_status (*alloc)(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
@@ -31,14 +32,16 @@ typedef struct esmm_host_form {
 extern const esmm_host_form esmm_host_forms[];
 extern const int esmm_host_form_count;
 
-/* Is it kept of a B of this format, prepared for this use? */
-bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use);
+/* Is it kept of a B of this format and so many columns, prepared for this use? */
+bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t n);
 
 unsigned esmm_forms_formats(void); /* that there are forms for */
 
 /* Of all forms that w keeps. alloc sets w->forms. */
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
 esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+/* Those that files do not hold, from one that they do. */
+esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w);
 void esmm_forms_free(esmm_weights *w);
 size_t esmm_forms_bytes(const esmm_weights *w);
 size_t esmm_forms_held(const esmm_weights *w);

@@ -534,7 +534,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
     const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
     const bool add = k0 > 0 || (plain && p->beta == 1.0f);
-    const double start = esmm_now();
+    const double start = now_if_timed(p);
     for (int64_t i = 0; i < strips; i++) {
       strip *s = &strip_of[i];
       s->row0 = i * g->strip_rows;
@@ -556,7 +556,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
                          ESMM_HALF * sizeof(float), 1);
         }
     }
-    t->extract += esmm_now() - start;
+    t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
       const panel b = make_panel(p->w, g->from, q0 + q, g->width, k0, kc, &room);
       const int64_t real = esmm_min(g->width, p->n - (q0 + q) * g->width), cols = plain ? real : g->width;

@@ -14,7 +14,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
   const double pairs = strips * (double)p->w->panels;
   units[0] = m * columns * k * p->sample.joint[level] / VEC;
-  units[1] = m * k * (0.5 + p->sample.strip[level]);
+  units[1] = m * k * (0.5 + p->sample.strip[level] + (p->a.dtype == ESMM_F32 ? 0.0 : 0.5));
   /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
    */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *

@@ -366,12 +366,12 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
              .length = form->group};
   for (int64_t k0 = 0; k0 < p->k; k0 += l->at_once * l->kc) {
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
-    const double start = esmm_now();
+    const double start = now_if_timed(p);
     for (int64_t i = 0; i < stretches; i++) {
       const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
       pack_block(p, l, &x, scratch);
     }
-    t->extract += esmm_now() - start;
+    t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++)
       for (int64_t i = 0; i < stretches; i++) {
         const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);

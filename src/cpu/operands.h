@@ -19,6 +19,12 @@ ALWAYS size_t align_up(size_t bytes)
   return (bytes + 4095) / 4096 * 4096;
 }
 
+/* The clock, where seconds are wanted. */
+ALWAYS double now_if_timed(const esmm_problem *p)
+{
+  return p->timed ? esmm_now() : 0.0;
+}
+
 /* count (a multiple of VEC) elements from element `at` on, as fp32; the dtype is asked for once */
 ALWAYS void widen(const void *from, esmm_dtype dtype, int64_t at, int64_t count, float *to)
 {
@@ -51,11 +57,13 @@ ALWAYS const float *rows_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, in
       esmm_load_elements(a->data, a->dtype, (k0 + k) * a->ld + r0, 1, rows, buffer + k, kc);
     return buffer;
   }
-  for (int64_t r = 0; r < rows; r++) {
-    const int64_t at = (r0 + r) * a->ld + k0, whole = kc - kc % VEC;
+  const int64_t lines = a->ld == kc ? 1 : rows, length = a->ld == kc ? rows * kc : kc; /* rows side by side are one */
+  for (int64_t r = 0; r < lines; r++) {
+    const int64_t at = (r0 + r) * a->ld + k0, whole = length - length % VEC;
     float *to = buffer + r * kc;
     widen(a->data, a->dtype, at, whole, to);
-    esmm_load_elements(a->data, a->dtype, at + whole, 1, kc - whole, to + whole, 1);
+    if (length > whole)
+      vec_store_first(to + whole, length - whole, esmm_vec_load_first(a->data, a->dtype, at + whole, length - whole));
   }
   return buffer;
 }

@@ -83,57 +83,87 @@ static esmm_status run_epilogue_only(esmm_ctx *ctx, esmm_problem *p, const esmm_
 
 /* A product with its kernel. */
 typedef struct planned {
-  esmm_problem p;
+  esmm_problem *p; /* the plan fills in sample and variant */
   const esmm_kernel *kernel;
+  esmm_sample seen; /* A's densities, and why this kernel: where that is to be told */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
-/* The kernels to choose from, looked for once for each shape of call; NULL where that is not remembered. */
-static const esmm_shortlist *recall_shortlist(const esmm_problem *p)
+/* What is remembered of a shape of call: the kernels to choose from, or the choice. */
+typedef struct verdict {
+  esmm_shortlist list;
+  const esmm_kernel *outright; /* NULL: A decides */
+  int64_t variant;
+} verdict;
+
+/* Leaves p->sample full where one is chosen outright. */
+static void judge(esmm_problem *p, verdict *v)
 {
-  _Static_assert(sizeof(esmm_shortlist) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
-  esmm_shortlist *list = esmm_recall_verdict(p, true);
-  if (list)
-    return list;
-  list = esmm_recall_add_verdict(p);
-  if (list)
-    esmm_plan_shortlist(p, list);
-  return list;
+  esmm_plan_shortlist(p, &v->list);
+  v->outright = NULL;
+  if (v->list.count > 0 && esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a)))
+    v->outright = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &v->variant));
 }
 
-/* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
-static esmm_status plan(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool told, planned *out)
+/* Looked for once for each shape of call; NULL where that is not remembered. */
+static const verdict *recall_verdict(esmm_problem *p)
+{
+  _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
+  verdict *v = esmm_recall_verdict(p, true);
+  if (v)
+    return v;
+  v = esmm_recall_add_verdict(p);
+  if (v)
+    judge(p, v);
+  return v;
+}
+
+static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told,
+                                                       planned *out)
 {
   esmm_choice choices[ESMM_MAX_KERNELS];
   int chosen;
-  out->p = *p;
-  out->reason[0] = '\0';
-  const esmm_shortlist *list = force || told ? NULL : recall_shortlist(p);
-  if (list && list->count > 0) {
-    if (list->sees_a)
-      esmm_sample_a(&p->a, p->w, &out->p.sample);
-    out->kernel = esmm_registry_at(esmm_plan_cheapest(&out->p, list, &out->p.variant));
-    return ESMM_OK;
-  }
-  const esmm_status status = esmm_cpu_explain(ctx, &out->p, force, choices, &chosen);
+  const esmm_status status = esmm_cpu_explain(ctx, p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
   out->kernel = choices[chosen].kernel;
-  out->p.variant = choices[chosen].variant;
+  p->variant = choices[chosen].variant;
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
+  if (told)
+    esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
+  return ESMM_OK;
+}
+
+/* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
+static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
+{
+  out->p = p;
+  out->reason[0] = '\0';
+  const verdict *v = force || told ? NULL : recall_verdict(p);
+  if (!v || v->list.count == 0)
+    return plan_anew(ctx, p, force, told, out);
+  if (v->outright) {
+    out->kernel = v->outright;
+    p->variant = v->variant;
+    if (v->outright->flags & ESMM_KERNEL_SKIPS)
+      esmm_sample_fill(&p->sample, 1.0);
+    return ESMM_OK;
+  }
+  if (v->list.sees_a)
+    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
+  out->kernel = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &p->variant));
   return ESMM_OK;
 }
 
 static void note_plan(const planned *x, esmm_stats *s)
 {
   memcpy(s->reason, x->reason, sizeof s->reason);
-  if (x->reason[0])
-    (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
-  s->strip_rows = x->kernel->variant_strips ? x->p.variant : 0;
-  s->density_a = x->p.sample.element;
+  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
+  s->strip_rows = x->kernel->variant_strips ? x->p->variant : 0;
+  s->density_a = x->seen.element;
   for (int i = 0; i < ESMM_CPU_HEIGHTS; i++)
     if (s->strip_rows == (int64_t)1 << i)
-      s->strip_density_a = x->p.sample.strip[i];
+      s->strip_density_a = x->seen.strip[i];
 }
 
 static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
@@ -141,21 +171,23 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
 }
 
-static esmm_status run_planned(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool told, esmm_stats *s)
+static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
 {
   planned x;
-  const double start = esmm_now();
+  const double start = told ? esmm_now() : 0.0;
   const esmm_status status = plan(ctx, p, force, told, &x);
   if (status != ESMM_OK)
     return status;
-  const size_t bytes = esmm_kernel_workspace(x.kernel, &x.p);
+  const size_t bytes = esmm_kernel_workspace(x.kernel, p);
   void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
   if (!scratch)
     return no_scratch(ctx, bytes, &x);
+  begin_counts(p);
+  if (!told)
+    return x.kernel->run(x.kernel, ctx, p, scratch, s);
   s->seconds_plan = esmm_now() - start;
   note_plan(&x, s);
-  begin_counts(p);
-  const esmm_status ran = x.kernel->run(x.kernel, ctx, &x.p, scratch, s);
+  const esmm_status ran = x.kernel->run(x.kernel, ctx, p, scratch, s);
   s->seconds_total = esmm_now() - start;
   s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
   return ran;
@@ -209,11 +241,11 @@ static int64_t part_rows(const esmm_problem *p, int64_t row0, int64_t room)
 static size_t parts_workspace(const planned *x, const planned *gate, int64_t room)
 {
   size_t most = 0;
-  for (int64_t row0 = 0, rows; row0 < x->p.m; row0 += rows) {
+  for (int64_t row0 = 0, rows; row0 < x->p->m; row0 += rows) {
     esmm_pattern view;
-    rows = part_rows(&x->p, row0, room);
-    const esmm_problem part = problem_rows(&x->p, row0, rows, &view);
-    const esmm_problem gate_part = problem_rows(&gate->p, row0, rows, &view);
+    rows = part_rows(x->p, row0, room);
+    const esmm_problem part = problem_rows(x->p, row0, rows, &view);
+    const esmm_problem gate_part = problem_rows(gate->p, row0, rows, &view);
     const size_t one = esmm_kernel_workspace(x->kernel, &part), other = esmm_kernel_workspace(gate->kernel, &gate_part);
     most = one > most ? one : most;
     most = other > most ? other : most;
@@ -228,16 +260,16 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
 {
   esmm_pattern view;
   esmm_stats own = *noted, others = *noted;
-  esmm_problem part = problem_rows(&gate->p, row0, rows, &view);
+  esmm_problem part = problem_rows(gate->p, row0, rows, &view);
   part.c.data = branch;
   part.c.rows = rows;
   esmm_status status = gate->kernel->run(gate->kernel, ctx, &part, scratch, &others);
   if (status != ESMM_OK)
     return status;
-  part = problem_rows(&x->p, row0, rows, &view);
-  part.c = matrix_rows(&x->p.c, row0, rows);
+  part = problem_rows(x->p, row0, rows, &view);
+  part.c = matrix_rows(&x->p->c, row0, rows);
   part.factor = branch;
-  part.factor_ld = x->p.n;
+  part.factor_ld = x->p->n;
   status = x->kernel->run(x->kernel, ctx, &part, scratch, &own);
   s->density_a += (double)rows * own.density_a;
   s->strip_density_a += (double)rows * own.strip_density_a;
@@ -247,11 +279,11 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
   return status;
 }
 
-static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                             bool told, esmm_stats *s)
+static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool told,
+                             esmm_stats *s)
 {
   planned x, gate;
-  const esmm_problem branch = gate_problem(p, o);
+  esmm_problem branch = gate_problem(p, o);
   const double start = esmm_now();
   esmm_status status = plan(ctx, p, force, told, &x);
   if (status == ESMM_OK)
@@ -268,7 +300,8 @@ static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
     return no_scratch(ctx, total, &x);
   s->seconds_plan = esmm_now() - start;
   esmm_stats noted = {0};
-  note_plan(&x, &noted);
+  if (told)
+    note_plan(&x, &noted);
   memcpy(s->kernel, noted.kernel, sizeof s->kernel);
   memcpy(s->reason, noted.reason, sizeof s->reason);
   s->strip_rows = noted.strip_rows;
@@ -289,13 +322,18 @@ static esmm_status run_gated(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
 
 esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
-  esmm_sample_a(&p->a, p->w, &p->sample);
+  verdict v;
+  if (!force)
+    judge(p, &v);
+  if (force || !v.outright)
+    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   return esmm_plan_sampled(ctx, p, force, choices, chosen);
 }
 
 esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                               bool want_stats, esmm_stats *s)
 {
+  p->timed = want_stats;
   if (p->k == 0 || p->alpha == 0.0f)
     return run_epilogue_only(ctx, p, o);
   return o->gate ? run_gated(ctx, p, o, force, want_stats, s) : run_planned(ctx, p, force, want_stats, s);

@@ -223,9 +223,9 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   for (; x.row0 < p->m; x.row0 += l.block_rows) {
     x.block_rows = esmm_min(l.block_rows, p->m - x.row0);
     x.bands = esmm_ceil_div(x.block_rows, BAND);
-    const double start = esmm_now();
+    const double start = now_if_timed(p);
     esmm_for(ctx, p->threads, x.bands, 1, list_bands, &x);
-    extract += esmm_now() - start;
+    extract += now_if_timed(p) - start;
     esmm_for(ctx, p->threads, l.panels * l.splits, 1, multiply_items, &x);
   }
   stats->seconds_extract = extract;

@@ -98,6 +98,6 @@ esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, cons
 esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p)
 {
   (void)ctx;
-  esmm_sample_a(&p->a, p->w, &p->sample);
+  esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   return ESMM_OK;
 }

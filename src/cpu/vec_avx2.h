@@ -34,9 +34,30 @@ static inline void vec_store(float *p, vec x)
 {
   _mm256_storeu_ps(p, x);
 }
+/* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
+static inline __m256i vec_first_mask(int64_t count)
+{
+  const __m256i iota = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), iota);
+}
+static inline vec vec_load_first(const float *p, int64_t count)
+{
+  return _mm256_maskload_ps(p, vec_first_mask(count));
+}
+static inline void vec_store_first(float *p, int64_t count, vec x)
+{
+  _mm256_maskstore_ps(p, vec_first_mask(count), x);
+}
 static inline vec vec_add(vec x, vec y)
 {
   return _mm256_add_ps(x, y);
+}
+/* The sum of all lanes. */
+static inline float vec_sum(vec x)
+{
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 static inline vec vec_mul(vec x, vec y)
 {
@@ -45,6 +66,14 @@ static inline vec vec_mul(vec x, vec y)
 static inline vec vec_fma(vec x, vec y, vec sum)
 {
   return _mm256_fmadd_ps(x, y, sum);
+}
+/* The sums of the lanes of eight vectors. */
+static inline void vec_sums(const vec x[8], float out[8])
+{
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+  _mm256_storeu_ps(out,
+                   _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)));
 }
 /* Keeps the compiler from folding the load of B into every multiply-add that uses it. */
 #define VEC_KEEP(x) __asm__("" : "+x"(x))

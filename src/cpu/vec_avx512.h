@@ -34,9 +34,23 @@ static inline void vec_store(float *p, vec x)
 {
   _mm512_storeu_ps(p, x);
 }
+/* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
+static inline vec vec_load_first(const float *p, int64_t count)
+{
+  return _mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p);
+}
+static inline void vec_store_first(float *p, int64_t count, vec x)
+{
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), x);
+}
 static inline vec vec_add(vec x, vec y)
 {
   return _mm512_add_ps(x, y);
+}
+/* The sum of all lanes. */
+static inline float vec_sum(vec x)
+{
+  return _mm512_reduce_add_ps(x);
 }
 static inline vec vec_mul(vec x, vec y)
 {
@@ -45,6 +59,24 @@ static inline vec vec_mul(vec x, vec y)
 static inline vec vec_fma(vec x, vec y, vec sum)
 {
   return _mm512_fmadd_ps(x, y, sum);
+}
+/* The sums of the lanes of eight vectors: halves meet, then quarters, pairs and neighbours, two vectors in one. */
+static inline void vec_sums(const vec x[8], float out[8])
+{
+  __m512 half[4], quarter[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i], x[i + 4], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 4], 0xee));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++)
+    quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[i], half[i + 2], 0x88),
+                               _mm512_shuffle_f32x4(half[i], half[i + 2], 0xdd));
+  /* Blocks of four lanes: of x0, x4, x2, x6, and of x1, x5, x3, x7. */
+  const __m512 pair =
+      _mm512_add_ps(_mm512_shuffle_ps(quarter[0], quarter[1], 0x44), _mm512_shuffle_ps(quarter[0], quarter[1], 0xee));
+  const __m512 sums = _mm512_add_ps(pair, _mm512_shuffle_ps(pair, pair, 0xb1));
+  const __m512i places = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 14, 12, 6, 4, 10, 8, 2, 0);
+  _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(places, sums)));
 }
 /* Keeps the compiler from folding the load of B into every multiply-add that uses it. */
 #define VEC_KEEP(x) __asm__("" : "+v"(x))

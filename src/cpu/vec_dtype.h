@@ -37,4 +37,33 @@ static inline __attribute__((always_inline)) void esmm_vec_store(void *data, con
   }
 }
 
+/* The first count (VEC at most) elements; lanes past them are 0, and no other memory is touched. */
+static inline __attribute__((always_inline)) vec esmm_vec_load_first(const void *data, const esmm_dtype dtype,
+                                                                     int64_t at, int64_t count)
+{
+  if (count == VEC)
+    return esmm_vec_load(data, dtype, at);
+  if (dtype == ESMM_F32)
+    return vec_load_first((const float *)data + at, count);
+  uint16_t part[VEC] = {0};
+  for (int64_t i = 0; i < count; i++)
+    part[i] = ((const uint16_t *)data)[at + i];
+  return esmm_vec_load(part, dtype, 0);
+}
+
+static inline __attribute__((always_inline)) void esmm_vec_store_first(void *data, const esmm_dtype dtype, int64_t at,
+                                                                       int64_t count, vec x)
+{
+  if (count == VEC) {
+    esmm_vec_store(data, dtype, at, x);
+  } else if (dtype == ESMM_F32) {
+    vec_store_first((float *)data + at, count, x);
+  } else {
+    uint16_t part[VEC];
+    esmm_vec_store(part, dtype, 0, x);
+    for (int64_t i = 0; i < count; i++)
+      ((uint16_t *)data)[at + i] = part[i];
+  }
+}
+
 #endif

@@ -33,9 +33,25 @@ static inline void vec_store(float *p, vec x)
 {
   memcpy(p, &x, sizeof x);
 }
+/* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
+static inline vec vec_load_first(const float *p, int64_t count)
+{
+  vec x = {0};
+  memcpy(&x, p, (size_t)count * sizeof *p);
+  return x;
+}
+static inline void vec_store_first(float *p, int64_t count, vec x)
+{
+  memcpy(p, &x, (size_t)count * sizeof *p);
+}
 static inline vec vec_add(vec x, vec y)
 {
   return x + y;
+}
+/* The sum of all lanes. */
+static inline float vec_sum(vec x)
+{
+  return (x[0] + x[2]) + (x[1] + x[3]);
 }
 static inline vec vec_mul(vec x, vec y)
 {
@@ -44,6 +60,12 @@ static inline vec vec_mul(vec x, vec y)
 static inline vec vec_fma(vec x, vec y, vec sum)
 {
   return sum + x * y;
+}
+/* The sums of the lanes of eight vectors. */
+static inline void vec_sums(const vec x[8], float out[8])
+{
+  for (int i = 0; i < 8; i++)
+    out[i] = vec_sum(x[i]);
 }
 #define VEC_KEEP(x) (void)(x)
 

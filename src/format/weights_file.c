@@ -61,7 +61,7 @@ static esmm_status fail_file(const file *f, esmm_status status, const char *form
 
 static bool keeps(const esmm_file_header *h, const esmm_host_form *form)
 {
-  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use);
+  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use, h->n);
 }
 
 static bool keeps_kind(const esmm_file_header *h, esmm_form_kind kind)
@@ -509,6 +509,8 @@ static esmm_status read_weights(const file *f, esmm_weights **weights)
     status = fail_field(f, "rows_ld", h.rows_ld, w->rows_ld);
   if (status == ESMM_OK)
     status = read_sections(f, &h, w);
+  if (status == ESMM_OK && esmm_forms_remake(f->ctx, w) != ESMM_OK)
+    status = fail_file(f, ESMM_ERR_MEMORY, "no memory for %lld x %lld weights", (long long)h.k, (long long)h.n);
   if (status != ESMM_OK) {
     esmm_weights_free(w);
     return status;
