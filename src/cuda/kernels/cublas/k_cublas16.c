@@ -32,10 +32,10 @@ static bool in_lines(const esmm_problem *p)
          (!esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16] || p->n % 8 == 0);
 }
 
-/* What the longer of two takes that work side by side; the shorter takes `share` of that alone. */
-static double more(double share)
+/* By how much the longer of two that work side by side takes longer than alone. */
+static double slowed(double longer, double shorter)
 {
-  return pow(1.0 + pow(share, 2.5), 0.4);
+  return longer > 0.0 ? pow(1.0 + pow(shorter / longer, 2.5), 0.4) : 1.0;
 }
 
 /*
@@ -69,9 +69,9 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[4] = fmin(k, 4096.0);
   const double counting = cost[0] * work, reading = cost[1] * read;
   if (counting >= reading)
-    units->base[0] = work * more(reading / counting);
+    units->base[0] = work * slowed(counting, reading);
   else
-    units->base[1] += read * more(counting / reading);
+    units->base[1] += read * slowed(reading, counting);
 }
 
 /* B's rows are the columns of its transpose, which is what cuBLAS sees in them. Those without padding where there are
