@@ -8,6 +8,7 @@
 #define BUCKETS (2 * ESMM_RECALL_ENTRIES)
 #define MOST_ROW_CLASS 7
 #define NONE (-1)
+#define ROUNDED 1e-6 /* densities that were measured are fp32 */
 
 /* All that can_run() and terms() of a kernel may look at, but for A's values. Zeroed before it is filled in, so that it
    can be compared as bytes. */
@@ -337,9 +338,19 @@ static esmm_status check_densities(esmm_ctx *ctx, const esmm_recollection *in)
       {"density_a", in->density_a}, {"strip_density_a", in->strip_density_a}, {"joint_density", in->joint_density}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!(all[i].value >= 0.0 && all[i].value <= 1.0))
-      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "in->%s is %g; a density is from 0 to 1", all[i].name, all[i].value);
-  if (in->strip_rows < 0)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "in->strip_rows is %lld; it must be positive, or 0 for any",
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "in->%s is %.9g; a density is from 0 to 1", all[i].name, all[i].value);
+  if (in->density_a > in->strip_density_a + ROUNDED)
+    return esmm_fail(
+        ctx, ESMM_ERR_ARGUMENT,
+        "in->density_a is %.9g and in->strip_density_a %.9g: a strip has a nonzero where an element is one",
+        in->density_a, in->strip_density_a);
+  if (in->joint_density > in->strip_density_a + ROUNDED)
+    return esmm_fail(
+        ctx, ESMM_ERR_ARGUMENT,
+        "in->joint_density is %.9g and in->strip_density_a %.9g: no more can be in both than in A's strips",
+        in->joint_density, in->strip_density_a);
+  if (in->strip_rows != 0 && in->strip_rows != 32 && in->strip_rows != 128)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "in->strip_rows is %lld; it is 32, 128, or 0 for any",
                      (long long)in->strip_rows);
   return ESMM_OK;
 }

@@ -278,7 +278,11 @@ static void wrong_arguments(void **state)
   } wrong[] = {{"density_a", "1.5", {.density_a = 1.5}},
                {"strip_density_a", "-0.1", {.strip_density_a = -0.1}},
                {"joint_density", "nan", {.joint_density = NAN}},
-               {"strip_rows", "-3", {.strip_rows = -3}}};
+               {"strip_density_a", "0.125", {.density_a = 0.5, .strip_density_a = 0.125}},
+               {"density_a", "1.25", {.density_a = 1.25, .strip_density_a = 1}},
+               {"joint_density", "0.75", {.strip_density_a = 0.5, .joint_density = 0.75}},
+               {"strip_rows", "-3", {.strip_rows = -3}},
+               {"strip_rows", "64", {.strip_rows = 64}}};
   assert_int_equal(esmm_recall(NULL, x.w, 1, &good), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_expect(NULL, x.w, 1, &good), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_forget(NULL), ESMM_ERR_ARGUMENT);
