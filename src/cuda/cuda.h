@@ -326,7 +326,8 @@ typedef struct esmm_cuda_weights {
   CUdeviceptr form[ESMM_FORM_KINDS]; /* where each form begins; 0 where it is not kept */
   esmm_strips strips;                /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
   CUdeviceptr alive;                 /* [k_padded] fp32: share of strips whose bitmap has this k */
-  CUdeviceptr columns; /* [n][k_padded] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
+  CUdeviceptr columns; /* [n][columns_ld] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
+  int64_t columns_ld;
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
   CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */
   int64_t rows_ld;        /* elements, a multiple of ESMM_TILE */

@@ -125,24 +125,38 @@ static bool columns_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, 
   return b->dtype == ESMM_F32 && opts->use != ESMM_USE_DECODE && ratio >= 2.0;
 }
 
+/* Padding to 64 k's would be most of a shorter column: such are kept as a user of the library would have them. */
+static int64_t columns_ld(int64_t k)
+{
+  return k < 64 ? k : esmm_cuda_k_padded(k);
+}
+
 static size_t columns_bytes(int64_t k, int64_t n)
 {
   size_t bytes;
-  return esmm_size_mul((size_t)n * sizeof(float), (size_t)esmm_cuda_k_padded(k), &bytes) ? bytes : SIZE_MAX;
+  return esmm_size_mul((size_t)n * sizeof(float), (size_t)columns_ld(k), &bytes) ? bytes : SIZE_MAX;
 }
 
 static void place_columns(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
 {
-  (void)k;
   (void)n;
   device->columns = at;
+  device->columns_ld = columns_ld(k);
 }
 
 static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
   const esmm_matrix t = transposed(b);
-  return esmm_cuda_pack_rows(ctx, &t, esmm_cuda_of(w)->columns, esmm_cuda_of(w)->strips.k_padded, (esmm_selector){0},
-                             stream);
+  const esmm_cuda_weights *device = esmm_cuda_of(w);
+  if (device->columns_ld == device->strips.k_padded)
+    return esmm_cuda_pack_rows(ctx, &t, device->columns, device->columns_ld, (esmm_selector){0}, stream);
+  const esmm_matrix columns = {.data = esmm_cuda_pointer(device->columns),
+                               .rows = w->n,
+                               .cols = w->k,
+                               .ld = device->columns_ld,
+                               .dtype = ESMM_F32,
+                               .place = ESMM_DEVICE};
+  return esmm_cuda_convert(ctx, &t, &columns, (esmm_selector){0}, stream);
 }
 
 /* ---- 16-bit rows: the rows, then bitmaps of strips, bitmaps of tiles, the tiles' shares ---- */

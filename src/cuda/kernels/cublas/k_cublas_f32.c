@@ -1,7 +1,7 @@
 /*
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's columns [n][k_padded] or its rows [k][n], writes C itself and knows no epilogue but alpha
+ * It reads A as it is and B's columns [n][k] or its rows [k][n], writes C itself and knows no epilogue but alpha
  * and beta. Which of B's layouts it multiplies faster depends on the shape, so there are two kernels.
  */
 #include "cuda/kernels/cublas/cublas.h"
@@ -75,7 +75,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 {
   (void)self;
   (void)stats;
-  const esmm_cublas_operand b = {esmm_cuda_b(p)->columns, esmm_cuda_b(p)->strips.k_padded, false};
+  const esmm_cublas_operand b = {esmm_cuda_b(p)->columns, esmm_cuda_b(p)->columns_ld, false};
   return esmm_cublas_multiply(ctx, p, b, scratch);
 }
 

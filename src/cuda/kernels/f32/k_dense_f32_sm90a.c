@@ -21,7 +21,12 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
                    (long long)p->m, (long long)p->k, (long long)p->n);
     return false;
   }
-  return true;
+  if (esmm_cuda_b(p)->columns_ld % 4 == 0)
+    return true;
+  (void)snprintf(why, why_bytes,
+                 "k is %lld: so short columns of B are kept without padding, and it reads 16 bytes of them",
+                 (long long)p->k);
+  return false;
 }
 
 static bool as_it_is(const esmm_matrix *a)
@@ -79,7 +84,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .a = esmm_cuda_address(&p->a),
                               .b = w->columns,
                               .a_ld = p->a.ld,
-                              .b_ld = k_padded,
+                              .b_ld = w->columns_ld,
                               .epilogue = esmm_cuda_epilogue(p)};
   esmm_status status = ESMM_OK;
   stats->strip_rows = 0;
@@ -94,7 +99,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   if (status == ESMM_OK)
     status = esmm_cuda_tensor_map(ctx, params.a, p->k, p->m, params.a_ld, ESMM_DENSE_K, ESMM_DENSE_ROWS, &params.map_a);
   if (status == ESMM_OK)
-    status = esmm_cuda_tensor_map(ctx, params.b, k_padded, p->n, k_padded, ESMM_DENSE_K, COLS, &params.map_b);
+    status = esmm_cuda_tensor_map(ctx, params.b, w->columns_ld, p->n, w->columns_ld, ESMM_DENSE_K, COLS, &params.map_b);
   if (status != ESMM_OK)
     return status;
   const esmm_cuda_function *function = rows == ESMM_DENSE_TALL ? &tall : &low;
