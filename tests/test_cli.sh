@@ -149,8 +149,8 @@ done
   said esmm bench --switch 0
   said esmm bench --switch 3 --sweep 1,.5
   said esmm bench --switch 3 --size 16 --dense --no-tune
-  said esmm bench --host-time --switch 3
-  said esmm bench --host-time --skip-stats
+  said esmm bench --calls --switch 3
+  said esmm bench --calls --skip-stats
   said esmm bench --once --list list.txt
   said esmm bench --list nowhere.txt
   said esmm bench --list nothing.txt
@@ -297,12 +297,16 @@ swept() {
 check 'a sweep is at most 120 columns wide' swept
 once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out ]; }
 check 'bench --once runs and says nothing' once
-host_time() { # a line for each kernel, and no library is asked
-  esmm bench $portable --host-time --dims 1 16 16 --threads 1 --no-tune --json host.json >host.out 2>&1 || { cat host.out; return 1; }
-  [ "$(grep -c '"m":1,"n":16,"k":16,.*"host_ns":[0-9.]*,.*"calls":[0-9]*,' host.json)" = 2 ] && grep -q '^kernel  *ns a call' host.out ||
-    { cat host.out host.json; return 1; }
+call_cost() { # a line for each kernel, the least no more than the median, and no library is asked
+  for threads in 1 2; do
+    esmm bench $portable --calls --dims 1 1 1 --threads $threads --no-tune --json calls.json >calls.out 2>&1 || { cat calls.out; return 1; }
+    [ "$(grep -c "\"threads\":$threads,.*\"m\":1,\"n\":1,\"k\":1,.*\"host_ns\":[0-9.]*,.*\"calls\":[0-9]*," calls.json)" = 2 ] &&
+      grep -q '^kernel  *ns a call, median  *least  *calls' calls.out &&
+      awk '/_portable / { lines++; if (!($2 >= $3 && $3 > 0 && $4 > 0)) wrong = 1 } END { exit wrong || lines != 2 }' calls.out ||
+      { cat calls.out calls.json; return 1; }
+  done
 }
-check 'bench --host-time gives nanoseconds' host_time
+check 'bench --calls gives nanoseconds' call_cost
 switched() { # what is best on each A is among the kernels named
   without_libraries esmm bench $portable 1 --switch 2 --dims 32 64 64 --random --density-a .1 --density-b 1 --threads 1 --no-tune \
     --json switch.json >switch.out 2>&1 || { cat switch.out; return 1; }
@@ -358,7 +362,7 @@ learns() { # auto has a first call; a kernel that is forced learns nothing
     { cat fake.out fake.json; return 1; }
 }
 streams() {
-  fake_gpu esmm bench auto --host-time --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+  fake_gpu esmm bench auto --calls --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"host_ns":[0-9.]*,' fake.json &&
     fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }
