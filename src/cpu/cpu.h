@@ -36,4 +36,7 @@ esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
 esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job, esmm_problem *p,
                                   double *seconds);
 
+/* load.c */
+double esmm_cpu_load(esmm_ctx *ctx, double seconds);
+
 #endif
