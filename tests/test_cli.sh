@@ -288,6 +288,44 @@ listed() { # every kernel is listed once, in order
   esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 && /^[a-z]/ { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
 }
 check 'list is in order' listed
+# tuning LOAD: a tuning cache of one thread, in a directory of its own, measured while others took so much of the CPUs
+tuning() {
+  rm -rf tuned
+  mkdir -p tuned/esmm
+  tuning_path=$(here esmm info --device cpu --threads 1 --json | sed -n 's/.*"tune_path": "\(.*\)",/\1/p')
+  { echo "esmm-tune 2 $(esmm info --json | sed -n 's/.*"source_id": "\(.*\)",/\1/p')"
+    echo "load $1"
+    esmm list --device cpu --names | sed 's/$/ 1000 1000 1000 1000 1000 1000/'; } >"$tuning_path"
+}
+here() { XDG_CACHE_HOME=$PWD/tuned "$@"; }
+informed() { # LOAD TEXT NUMBER: what info says of it
+  tuning "$1" && here esmm info --device cpu --threads 1 | grep -q "^tuned  *$2\$" &&
+    here esmm info --device cpu --threads 1 --json | grep -q "\"tune_load\": $3,\$" ||
+    { here esmm info --device cpu --threads 1; return 1; }
+}
+check 'info: tuned on an idle machine' informed 10 'yes, machine idle' 10
+check 'info: tuned on a busy machine' informed 38 "yes, while others took 38 % of the CPUs: run 'esmm tune' when they do not" 38
+check 'info: a tuning of no load is none' informed 101 "no: the plan uses shipped constants; run 'esmm tune'" null
+tunes_again() { # a busy tuning: not on a busy machine, and not where the caller says so; on an idle one, and once
+  tuning 60
+  cp "$tuning_path" before.tune
+  measured='esmm bench joint_f32_portable 1 --device cpu --dims 3 5 7 --threads 1'
+  here faked 30 $measured >again.out 2>again.err && grep -q 'while others took 60 % of the CPUs, and they take 30 % now' again.err &&
+    here faked 0 $measured --no-tune >again.out 2>again.err && [ ! -s again.err ] && cmp before.tune "$tuning_path" &&
+    here faked 0 $measured >again.out 2>again.err && grep -q 'for the plan again: last time others took 60 %' again.err &&
+    grep -qx 'load 0' "$tuning_path" && here faked 0 $measured >again.out 2>again.err && [ ! -s again.err ] &&
+    here faked 25 esmm tune --device cpu --threads 1 >again.out 2>again.err && grep -q '^measured in ' again.out &&
+    grep -q "others took 25 % of the CPUs meanwhile, .*; run 'esmm tune' again" again.err && grep -qx 'load 25' "$tuning_path" ||
+    { cat again.out again.err "$tuning_path"; return 1; }
+}
+faked() { # LOAD COMMAND...
+  faked_load=$1
+  shift
+  LD_PRELOAD="$TREE/tests/fake/clock.so" ESMM_FAKE_LOAD=$faked_load "$@"
+}
+if [ -e "$TREE/tests/fake/clock.so" ]; then check 'bench tunes again when the machine is idle' tunes_again; else
+  skip 'bench tunes again when the machine is idle' 'this build has no fake clock'
+fi
 narrow() { esmm list >list.out && ! grep -n '.\{121\}' list.out; }
 check 'list is at most 120 columns wide' narrow
 swept() {
