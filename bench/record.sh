@@ -57,13 +57,14 @@ for isa in avx512 avx2 portable; do
 done
 skipping=joint_f32_$isa,rows_f32_$isa
 
-# Constants of its own, measured now; what they cost is the same for every suite.
+# Constants of its own, measured now: an old cache may have been filled while the machine was busy.
 export XDG_CACHE_HOME="$work/cache"
 echo "$cpu, $THREADS threads; dense: $libraries"
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0)
 case $load in 0.[0-4]*) ;; *) echo "The load is $load: on a busy machine the figures are worth little." ;; esac
-for threads in 1 "$THREADS"; do
+for threads in $(printf '%s\n' 1 "$THREADS" | sort -u); do
   "$ESMM" tune --device cpu --threads "$threads" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
+  sed -n 's/^esmm: tune: \(others took .*CPUs\) .*/constants: \1 while they were measured/p' "$work/tune"
 done
 
 row() { printf '%-12s %-18s %8s  %-22s %10s %10s %8s\n' "$@"; }
@@ -84,15 +85,14 @@ bench() {
 
 # measure SUITE ASKED KERNELS PRODUCT OPTIONS...: the same on all threads, and a row for each kernel.
 measure() {
-  measured=$4
-  suite=$1 asked=$2 kernels=$3
+  suite=$1 asked=$2 kernels=$3 product=$4
   shift 4
   bench "$suite" "$asked" "$kernels" "$THREADS" "$@"
   awk "$value"'
     { printf "%s %.3f %.3f %.2f\n", value("kernel"), value("ms"), value("ms_baseline"), value("speedup") }' \
     "$work/lines" |
     while read -r kernel ms dense speedup; do
-      row "$suite" "$measured" "$asked" "$kernel" "$ms" "$dense" "$speedup"
+      row "$suite" "$product" "$asked" "$kernel" "$ms" "$dense" "$speedup"
     done
 }
 
@@ -136,13 +136,12 @@ suite_over() {
 
 # call M K N DTYPE: on one thread, and on all there are.
 call() {
-  for threads in 1 "$THREADS"; do
+  for threads in $(printf '%s\n' 1 "$THREADS" | sort -u); do
     bench calls 1 auto "$threads" --calls --dims "$1" "$2" "$3" --dense --dtype "$4"
     awk -v product="$1 x $2 x $3 $4" -v threads="$threads" "$value"'
       { printf "calls        %-18s %9s %-22s %7.0f ns, %.0f at least\n", product, \
           threads (threads == 1 ? " thread" : " threads"), value("kernel"), value("host_ns"), value("host_ns_min") }' \
       "$work/lines"
-    [ "$THREADS" != 1 ] || break
   done
 }
 

@@ -4,6 +4,7 @@
  * backend.c   the table of backend.h               product.c   a product: sample, choose, run
  * prepare.c   B's bitmaps and its forms (forms.c)  sample.c    the cheap look at A that the plan decides on
  * cpuid.c     instruction sets                     tune.c      how kernels are measured
+ * load.c      how busy others keep the CPUs
  * k_*.c       one kernel a file, made of idea (dense.h, joint.h, rows.h, ...) and instruction set (vec_*.h)
  */
 #ifndef ESMM_CPU_CPU_H
