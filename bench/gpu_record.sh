@@ -285,7 +285,7 @@ suite_switch() {
 
 suite_host() {
   for product in 1,4096,4096 16,4096,14336 256,4096,4096; do
-    bench host .05 auto --host-time --dtype bf16 "$(dims $product)" --blockwise --strip 128 --density-a .05 --density-b 1
+    bench host .05 auto --calls --dtype bf16 "$(dims $product)" --blockwise --strip 128 --density-a .05 --density-b 1
     awk -v product=$product "$value"'
       { printf "host       %-20s %8s  %-18s %6.0f ns\n", product, "", value("kernel"), value("host_ns") }' "$work/lines"
   done

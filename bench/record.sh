@@ -6,15 +6,21 @@
 # what was asked for, the machine's features and the date in front of it. The file bench/results/<cpu>/cpu.jsonl is
 # replaced only when every measurement succeeded and every result was right.
 #
-# From the environment: ESMM (build/esmm), THREADS (the CPUs there are, 8 at most), RUNS (7), RESULTS (bench/results).
-set -u
+#   blockwise    strips of 32 in A and B        unstructured  zeros anywhere in A
+#   decode       1, 4 and 16 rows               activations   as of a trained net, by presets
+#   over         where dense wins               calls         what a call of a small product costs (not checked)
+#
+# From the environment: ESMM (build/esmm), THREADS (the CPUs there are, 8 at most), RUNS (7), RESULTS (bench/results),
+# SUITES (all of the above; some of them make a record only where RESULTS says so).
+set -uf # words of SUITES are names, not files
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
 unset ESMM_FORCE ESMM_THREADS ESMM_DEVICE
 
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
-RESULTS=${RESULTS:-bench/results}
+all='blockwise unstructured decode activations over calls'
+SUITES=${SUITES:-$all}
 cpus=$(nproc 2>/dev/null || echo 1)
 THREADS=${THREADS:-$((cpus < 8 ? cpus : 8))}
 
@@ -23,6 +29,12 @@ die() {
   exit 1
 }
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
+for word in $SUITES; do
+  case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
+done
+[ "$SUITES" = "$all" ] || [ -n "${RESULTS:-}" ] ||
+  die "SUITES: a record of some suites only is no record: RESULTS must say where"
+RESULTS=${RESULTS:-bench/results}
 mkdir -p "$RESULTS" || die "cannot make $RESULTS"
 work=$(mktemp -d "$RESULTS/.record.XXXXXX") || die "cannot write in $RESULTS"
 trap 'rm -rf "$work"' EXIT
@@ -50,19 +62,33 @@ export XDG_CACHE_HOME="$work/cache"
 echo "$cpu, $THREADS threads; dense: $libraries"
 load=$(cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0)
 case $load in 0.[0-4]*) ;; *) echo "The load is $load: on a busy machine the figures are worth little." ;; esac
-"$ESMM" tune --device cpu --threads "$THREADS" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
+for threads in $(printf '%s\n' 1 "$THREADS" | sort -u); do
+  "$ESMM" tune --device cpu --threads "$threads" >"$work/tune" 2>&1 || { cat "$work/tune" >&2; die "esmm tune failed"; }
+  sed -n 's/^esmm: tune: \(others took .*CPUs\) .*/constants: \1 while they were measured/p' "$work/tune"
+done
 
 row() { printf '%-12s %-18s %8s  %-22s %10s %10s %8s\n' "$@"; }
 row suite product nonzeros kernel ms 'dense ms' speedup
 
-# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: one call of esmm bench; ASKED is a density or a preset.
+value=$(cat bench/json.awk)
+
+# bench SUITE ASKED KERNELS THREADS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the
+# record; ASKED is a density or a preset.
+bench() {
+  suite=$1 asked=$2 kernels=$3 threads=$4
+  shift 4
+  "$ESMM" bench "$kernels" "$RUNS" --device cpu --threads "$threads" --no-tune "$@" --json "$work/lines" \
+    >"$work/table" 2>&1 ||
+    { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
+  sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
+}
+
+# measure SUITE ASKED KERNELS PRODUCT OPTIONS...: the same on all threads, and a row for each kernel.
 measure() {
   suite=$1 asked=$2 kernels=$3 product=$4
   shift 4
-  "$ESMM" bench "$kernels" "$RUNS" --device cpu --threads "$THREADS" "$@" --json "$work/lines" >"$work/table" 2>&1 ||
-    { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
-  sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
-  awk "$(cat bench/json.awk)"'
+  bench "$suite" "$asked" "$kernels" "$THREADS" "$@"
+  awk "$value"'
     { printf "%s %.3f %.3f %.2f\n", value("kernel"), value("ms"), value("ms_baseline"), value("speedup") }' \
     "$work/lines" |
     while read -r kernel ms dense speedup; do
@@ -70,28 +96,66 @@ measure() {
     done
 }
 
-for size in 512 1024 2048; do
-  for density in 1 .75 .5 .25 .125; do
-    measure blockwise $density auto "$size^3" --size $size --blockwise --density $density
+suite_blockwise() {
+  for size in 512 1024 2048; do
+    for density in 1 .75 .5 .25 .125; do
+      measure blockwise $density auto "$size^3" --size $size --blockwise --density $density
+    done
   done
-done
-for density in .1 .05; do
-  measure unstructured $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1
-done
-for rows in 1 4 16; do
-  for density in 1 .5 .1; do
-    measure decode $density auto "$rows x 4096 x 4096" \
-      --dims $rows 4096 4096 --random --density-a $density --density-b 1
+}
+
+suite_unstructured() {
+  for density in .1 .05; do
+    measure unstructured $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1
   done
-done
-for preset in early middle late; do
-  measure activations $preset auto '2048 x 3072 x 768' --dims 2048 3072 768 --activations=$preset
-done
-for density in 1 .95 .9 .75; do
-  measure over-strips $density $skipping 1024^3 --size 1024 --blockwise --density $density
-done
-for density in .5 .4 .3 .25 .2; do
-  measure over-single $density $skipping 1024^3 --size 1024 --random --density-a $density --density-b 1
+}
+
+suite_decode() {
+  for rows in 1 4 16; do
+    for density in 1 .5 .1; do
+      measure decode $density auto "$rows x 4096 x 4096" \
+        --dims $rows 4096 4096 --random --density-a $density --density-b 1
+    done
+  done
+}
+
+suite_activations() {
+  for preset in early middle late; do
+    measure activations $preset auto '2048 x 3072 x 768' --dims 2048 3072 768 --activations=$preset
+  done
+}
+
+suite_over() {
+  for density in 1 .95 .9 .75; do
+    measure over-strips $density $skipping 1024^3 --size 1024 --blockwise --density $density
+  done
+  for density in .5 .4 .3 .25 .2; do
+    measure over-single $density $skipping 1024^3 --size 1024 --random --density-a $density --density-b 1
+  done
+}
+
+# call M K N DTYPE: on one thread, and on all there are.
+call() {
+  for threads in $(printf '%s\n' 1 "$THREADS" | sort -u); do
+    bench calls 1 auto "$threads" --calls --dims "$1" "$2" "$3" --dense --dtype "$4"
+    awk -v product="$1 x $2 x $3 $4" -v threads="$threads" "$value"'
+      { printf "calls        %-18s %9s %-22s %7.0f ns, %.0f at least\n", product, \
+          threads (threads == 1 ? " thread" : " threads"), value("kernel"), value("host_ns"), value("host_ns_min") }' \
+      "$work/lines"
+  done
+}
+
+suite_calls() {
+  call 1 1 1 f32
+  call 1 64 64 f32
+  call 17 64 1 f32
+  call 1 1024 1 f32
+  call 64 64 64 f32
+  call 1 64 64 bf16
+}
+
+for word in $SUITES; do
+  suite_$word
 done
 
 mkdir -p "$RESULTS/$slug" && chmod 644 "$work/record" && sync "$work/record" &&

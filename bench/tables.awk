@@ -239,6 +239,10 @@ function switch_line(   turning) {
   put("gpu-switch", product() "|stays dense", "the best for it|its ms>|`auto` ms>|`auto` over it>",
     "cuBLAS|" ms(need("ms_baseline_dense")) "|" ms(need("ms_auto_dense")) "|" sprintf("%.3f", need("dense_ratio")))
 }
+function calls_line() {
+  put("cpu-calls", product() "|" dtype "|" need("threads"), "kernel chosen|ns a call, median>|least>",
+    kernel "|" sprintf("%.0f", need("host_ns")) "|" sprintf("%.0f", need("host_ns_min")))
+}
 function host_line() {
   put("gpu-host", product() "|" percent(need("asked")), "kernel chosen|us a call, of the host>",
     kernel "|" sprintf("%.2f", need("host_ns") / 1000))
@@ -285,6 +289,7 @@ BEGIN {
   title["summary"] = "|zeros"
   title["cpu"] = "zeros|product"
   title["cpu-activations"] = "layers|product"
+  title["cpu-calls"] = "product|dtype|threads>"
   title["gpu"] = title["gpu-long-k"] = "nonzeros>"
   title["gpu-sizes"] = "times faster, by size"
   title["gpu-one-operand"] = "sparse"
@@ -299,6 +304,8 @@ BEGIN {
   title["gpu-storm"] = "line>|product|dtype|zeros"
   title["gpu-switch"] = "product|A"
   title["gpu-host"] = "product|nonzeros>"
+  head["cpu-calls"] = "### What a call costs\n\nSmall products, without zeros, call after call on the same operands: " \
+    "what `auto` takes once the plan knows them."
   head["gpu16-best"] = "### `auto` against the best of all\n\nThe same products, with every kernel that could have " \
     "run forced beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures are of speed, so 1 is as fast; means are geometric."
   head["gpu-storm"] = "### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, " \
@@ -315,9 +322,11 @@ BEGIN {
   dtype = need("dtype")
   on = need("device") == "cpu" ? "CPU" : "GPU"
   sub(/^f/, "fp", dtype)
+  if (FNR == 1)
+    threads = value("threads")
   what = need("device_name") " (" need("features") ", " \
-    (on == "CPU" ? need("threads") " threads" : "driver " need("driver")) "), " need("libraries") ", " \
-    need("date") ", source `" need("source_id") "`"
+    (on == "CPU" ? (suite == "calls" ? threads : need("threads")) " threads" : "driver " need("driver")) "), " \
+    need("libraries") ", " need("date") ", source `" need("source_id") "`"
   if (FNR == 1)
     record[on] = what
   if (what != record[on])
@@ -325,6 +334,7 @@ BEGIN {
 }
 suite == "switch" { switch_line(); next }
 suite == "host" { host_line(); next }
+suite == "calls" { calls_line(); next }
 {
   t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
   speedup = need("speedup") + 0

@@ -245,8 +245,10 @@ void cli_device_free(esmm_ctx *ctx, esmm_matrix *matrix);
 int cli_device_view(esmm_ctx *ctx, const char *what, const esmm_matrix *host, esmm_matrix *out);
 void cli_device_view_free(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *view);
 
-/* Unless there is a tuning cache: measures, saves, and says so in one line on stderr. */
+/* Unless there is a tuning cache: measures, saves, and says so in one line on stderr. Again where that was done on a
+   busy machine, and this one is idle now. */
 int cli_tune_once(esmm_ctx *ctx);
+void cli_warn_busy_tuning(const esmm_ctx *ctx); /* after tuning, where others used the machine: one line on stderr */
 
 /*
  * Where A and B come from. Put CLI_PROBLEM_OPTIONS(&problem) into the option table, cli_problem_init() before the

@@ -146,7 +146,16 @@ static void print_table(const esmm_ctx *ctx, const machine *m)
   add_row(table, "kernels", text);
   const char *path = esmm_tune_path(ctx);
   add_row(table, "tuning cache", path[0] ? path : "none: neither XDG_CACHE_HOME nor HOME is set");
-  add_row(table, "tuned", esmm_is_tuned(ctx) ? "yes" : "no: the plan uses shipped constants; run 'esmm tune'");
+  if (!esmm_is_tuned(ctx))
+    snprintf(text, sizeof text, "no: the plan uses shipped constants; run 'esmm tune'");
+  else if (gpu)
+    snprintf(text, sizeof text, "yes");
+  else if (esmm_tune_load(ctx) <= ESMM_BUSY)
+    snprintf(text, sizeof text, "yes, machine idle");
+  else
+    snprintf(text, sizeof text, "yes, while others took %d %% of the CPUs: run 'esmm tune' when they do not",
+             esmm_tune_load(ctx));
+  add_row(table, "tuned", text);
   for (int i = 0; i < m->library_count; i++)
     add_row(table, i == 0 ? "dense library" : "", m->libraries[i]);
   if (m->library_count == 0)
@@ -205,7 +214,12 @@ static void print_json(const esmm_ctx *ctx, const machine *m)
   json_field("tune_path", esmm_tune_path(ctx));
   printf("  \"reads_safetensors\": %s,\n  \"reads_pt\": %s,\n", io_safetensors_missing()[0] ? "false" : "true",
          io_pt_missing()[0] ? "false" : "true");
-  printf("  \"tuned\": %s,\n  \"dense_libraries\": [", esmm_is_tuned(ctx) ? "true" : "false");
+  printf("  \"tuned\": %s,\n", esmm_is_tuned(ctx) ? "true" : "false");
+  if (esmm_is_tuned(ctx) && !cli_on_gpu(ctx)) /* per cent of the CPUs; of a GPU it says nothing */
+    printf("  \"tune_load\": %d,\n", esmm_tune_load(ctx));
+  else
+    printf("  \"tune_load\": null,\n");
+  printf("  \"dense_libraries\": [");
   for (int i = 0; i < m->library_count; i++) {
     printf("%s", i ? ", " : "");
     cli_json_string(stdout, m->libraries[i]);

@@ -14,7 +14,9 @@ int cmd_tune(int argc, char **argv)
       .synopsis = "tune [--dry-run] [--device NAME] [--threads N]",
       .about =
           "Measures how fast each kernel is on this device. The plan uses the result to choose between them; it is\n"
-          "kept in a file that later runs find. Do it again after a change of hardware, on an idle machine.",
+          "kept in a file that later runs find. Do it again after a change of hardware, on an idle machine. The file\n"
+          "says what share of the CPUs others took meanwhile ('esmm info' shows it); above 10 % 'esmm bench' measures\n"
+          "again once they do not.",
       .options = options};
   int count;
   int status = cli_parse(&parser, argc, argv, NULL, &count);
@@ -40,6 +42,7 @@ int cmd_tune(int argc, char **argv)
     } else {
       printf("measured in %s %s %s, ", cli_seconds(seconds), cli_on_gpu(ctx) ? "on" : "with", cli_workers(ctx));
       printf(dry_run ? "not saved\n" : "saved in %s\n", path);
+      cli_warn_busy_tuning(ctx);
       status = CLI_OK;
     }
   }

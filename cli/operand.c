@@ -200,14 +200,33 @@ void cli_device_view_free(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *v
 
 /* ---- tuning ---- */
 
+void cli_warn_busy_tuning(const esmm_ctx *ctx)
+{
+  if (esmm_tune_load(ctx) > ESMM_BUSY)
+    cli_note(
+        "others took %d %% of the CPUs meanwhile, so the plan may choose worse than it could; run 'esmm tune' again "
+        "when the machine is idle ('esmm bench' then does so by itself)",
+        esmm_tune_load(ctx));
+}
+
 int cli_tune_once(esmm_ctx *ctx)
 {
   /* The constants that kernels of a GPU ship with were measured on an H200, with more care than a few seconds allow. */
   const bool shipped = cli_on_gpu(ctx) && strstr(esmm_ctx_device_name(ctx), "H200");
-  if (esmm_is_tuned(ctx) || shipped)
+  if (shipped || (esmm_is_tuned(ctx) && esmm_tune_load(ctx) <= ESMM_BUSY))
     return CLI_GO;
   const char *path = esmm_tune_path(ctx);
-  if (path[0])
+  if (esmm_is_tuned(ctx)) {
+    const int now = esmm_load(ctx);
+    if (now > ESMM_BUSY) {
+      cli_note(
+          "the plan's constants were measured while others took %d %% of the CPUs, and they take %d %% now; they are "
+          "measured again when the machine is idle",
+          esmm_tune_load(ctx), now);
+      return CLI_GO;
+    }
+    cli_note("measuring this machine for the plan again: last time others took %d %% of the CPUs", esmm_tune_load(ctx));
+  } else if (path[0])
     cli_note("measuring this machine for the plan, once; the result is kept in %s", path);
   else
     cli_note("measuring this machine for the plan; neither XDG_CACHE_HOME nor HOME is set, so it is not kept");
@@ -219,6 +238,8 @@ int cli_tune_once(esmm_ctx *ctx)
     status = esmm_tune(ctx, 0, cli_progress_update, &progress);
   }
   cli_progress_end(&progress);
+  if (status == ESMM_OK)
+    cli_warn_busy_tuning(ctx);
   return status == ESMM_OK ? CLI_GO : cli_status(ctx, "tune", status);
 }
 

@@ -101,6 +101,16 @@ ESMM_API const char *
 esmm_tune_path(const esmm_ctx *ctx);             /* "" without XDG_CACHE_HOME and HOME, or with no_tuning_cache */
 ESMM_API int esmm_is_tuned(const esmm_ctx *ctx); /* 1: constants were measured here, not shipped */
 
+/*
+ * Constants that were measured while others used the machine are worth less. esmm_tune_load is the share of the CPUs,
+ * in per cent, that others took meanwhile; it is kept with the constants. esmm_load measures the same now: it keeps the
+ * context's threads busy for a tenth of a second. More than ESMM_BUSY is a busy machine: tune again when it is idle.
+ * Both are 0 on a GPU, whose own clock measures, and for shipped constants.
+ */
+#define ESMM_BUSY 10
+ESMM_API int esmm_tune_load(const esmm_ctx *ctx);
+ESMM_API int esmm_load(esmm_ctx *ctx);
+
 /* ------------------------------------------------------------------------------------------------ timers */
 
 /* Seconds of device time between start and stop, each on the stream that is the context's at that call; on a CPU,

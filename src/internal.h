@@ -42,6 +42,7 @@ struct esmm_ctx {
   char features[128];
   char tune_path[4096];
   bool tuned;
+  int tune_load;                                  /* per cent of the CPUs that others took while it was measured */
   double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS]; /* seconds per unit of each term, by registry index */
   void *scratch; /* grows, never shrinks: no allocation after the first call of a shape */
   size_t scratch_bytes;

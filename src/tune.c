@@ -4,7 +4,8 @@
  * Measuring: every kernel that competes runs a set of products for which the terms of its cost model differ, and the
  * constants are fitted so that the relative error of the estimates is least, none of them negative. The cache is one
  * text file a machine and number of threads, or a GPU; a file that does not parse, or is of another machine or version,
- * is ignored: the shipped constants serve.
+ * is ignored: the shipped constants serve. It says how busy others kept the machine meanwhile, so that whoever tunes
+ * can do it again on an idle one.
  *
  * Which products, and how a kernel is timed, a backend says. Operands lie in its memory where it has some.
  */
@@ -20,11 +21,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define CACHE_MAGIC "esmm-tune 1"
+#define CACHE_MAGIC "esmm-tune 2"
 #define COST_UNIT 1e18       /* the file holds whole attoseconds: decimal points follow the locale */
 #define TEMPORARY_BYTES 4112 /* a path and a suffix */
 #define MOST_CHANGE 4.0      /* a fitted constant is at most so many times the shipped one, or so many times less */
 #define PULL 0.01            /* towards the shipped constants */
+#define LOAD_SECONDS 0.1     /* for which esmm_load measures */
+#define TRIAL_SECONDS 0.01   /* the same before each trial: two or three turns of a scheduler */
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 
@@ -43,6 +46,26 @@ void esmm_tune_defaults(esmm_ctx *ctx)
 int esmm_is_tuned(const esmm_ctx *ctx)
 {
   return ctx && ctx->tuned;
+}
+
+int esmm_tune_load(const esmm_ctx *ctx)
+{
+  return ctx && ctx->tuned ? ctx->tune_load : 0;
+}
+
+static double load_for(esmm_ctx *ctx, double seconds)
+{
+  return ctx->backend->load ? ctx->backend->load(ctx, seconds) : 0.0;
+}
+
+static int in_percent(double share)
+{
+  return (int)lround(100.0 * fmin(fmax(share, 0.0), 1.0));
+}
+
+int esmm_load(esmm_ctx *ctx)
+{
+  return ctx ? in_percent(load_for(ctx, LOAD_SECONDS)) : 0;
 }
 
 const char *esmm_tune_path(const esmm_ctx *ctx)
@@ -91,8 +114,22 @@ static void set_path(esmm_ctx *ctx)
     ctx->tune_path[0] = '\0';
 }
 
+/* "load 38": per cent. */
+static bool read_load(FILE *f, int *load)
+{
+  static const char word[] = "load ";
+  char line[32], *end;
+  if (!fgets(line, sizeof line, f) || strncmp(line, word, sizeof word - 1) != 0)
+    return false;
+  const char *digits = line + sizeof word - 1;
+  const long value = strtol(digits, &end, 10);
+  *load = (int)value;
+  return *digits >= '0' && *digits <= '9' && *end == '\n' && value <= 100;
+}
+
 static bool read_cache(esmm_ctx *ctx, FILE *f)
 {
+  int load;
   double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS];
   bool seen[ESMM_MAX_KERNELS] = {false};
   char line[512], name[64];
@@ -102,6 +139,8 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
   line[strcspn(line, "\n")] = '\0';
   if (strcmp(line + strlen(CACHE_MAGIC) + 1, esmm_source_id()) != 0)
     return false; /* measured with other kernels */
+  if (!read_load(f, &load))
+    return false;
   while (fgets(line, sizeof line, f)) {
     int used = 0;
     if (sscanf(line, "%63s%n", name, &used) != 1)
@@ -128,6 +167,7 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
       return false;
   }
   memcpy(ctx->cost, cost, sizeof cost);
+  ctx->tune_load = load;
   esmm_recall_clear_verdicts(ctx);
   return true;
 }
@@ -200,7 +240,7 @@ static esmm_status write_cache(esmm_ctx *ctx)
   const esmm_status status = open_temporary(ctx, temporary, sizeof temporary, &f);
   if (status != ESMM_OK)
     return status;
-  bool ok = fprintf(f, CACHE_MAGIC " %s\n", esmm_source_id()) > 0;
+  bool ok = fprintf(f, CACHE_MAGIC " %s\nload %d\n", esmm_source_id(), ctx->tune_load) > 0;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     if (!esmm_kernel_competes(ctx, kernel))
@@ -445,9 +485,11 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
   memset(fits, 0, bytes);
   esmm_status status = ESMM_OK;
   esmm_tune_job x = {0};
+  double load = 0.0;
   for (int i = 0; status == ESMM_OK && i < count; i++) {
     if (progress)
       progress(user, i, count);
+    load += load_for(ctx, TRIAL_SECONDS) / count;
     status = try_all(ctx, &trials[i], &x, fits);
   }
   bench_free(ctx, &x, true);
@@ -460,6 +502,7 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
       if (fits[i].count > 0)
         solve(&fits[i], scale, ctx->cost[i]);
     ctx->tuned = true;
+    ctx->tune_load = in_percent(load);
     esmm_recall_clear_verdicts(ctx);
     if (save)
       status = write_cache(ctx);

@@ -304,6 +304,8 @@ static void null_arguments(void **state)
   assert_non_null(esmm_ctx_features(NULL));
   assert_non_null(esmm_tune_path(NULL));
   assert_int_equal(esmm_is_tuned(NULL), 0);
+  assert_int_equal(esmm_tune_load(NULL), 0);
+  assert_int_equal(esmm_load(NULL), 0);
   esmm_pattern_info pattern_info = {.size = sizeof pattern_info};
   uint64_t bits;
   assert_int_equal(esmm_pattern_get_info(NULL, NULL, &pattern_info), ESMM_ERR_ARGUMENT);

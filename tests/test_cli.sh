@@ -149,8 +149,8 @@ done
   said esmm bench --switch 0
   said esmm bench --switch 3 --sweep 1,.5
   said esmm bench --switch 3 --size 16 --dense --no-tune
-  said esmm bench --host-time --switch 3
-  said esmm bench --host-time --skip-stats
+  said esmm bench --calls --switch 3
+  said esmm bench --calls --skip-stats
   said esmm bench --once --list list.txt
   said esmm bench --list nowhere.txt
   said esmm bench --list nothing.txt
@@ -288,6 +288,44 @@ listed() { # every kernel is listed once, in order
   esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 && /^[a-z]/ { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
 }
 check 'list is in order' listed
+# tuning LOAD: a tuning cache of one thread, in a directory of its own, measured while others took so much of the CPUs
+tuning() {
+  rm -rf tuned
+  mkdir -p tuned/esmm
+  tuning_path=$(here esmm info --device cpu --threads 1 --json | sed -n 's/.*"tune_path": "\(.*\)",/\1/p')
+  { echo "esmm-tune 2 $(esmm info --json | sed -n 's/.*"source_id": "\(.*\)",/\1/p')"
+    echo "load $1"
+    esmm list --device cpu --names | sed 's/$/ 1000 1000 1000 1000 1000 1000/'; } >"$tuning_path"
+}
+here() { XDG_CACHE_HOME=$PWD/tuned "$@"; }
+informed() { # LOAD TEXT NUMBER: what info says of it
+  tuning "$1" && here esmm info --device cpu --threads 1 | grep -q "^tuned  *$2\$" &&
+    here esmm info --device cpu --threads 1 --json | grep -q "\"tune_load\": $3,\$" ||
+    { here esmm info --device cpu --threads 1; return 1; }
+}
+check 'info: tuned on an idle machine' informed 10 'yes, machine idle' 10
+check 'info: tuned on a busy machine' informed 38 "yes, while others took 38 % of the CPUs: run 'esmm tune' when they do not" 38
+check 'info: a tuning of no load is none' informed 101 "no: the plan uses shipped constants; run 'esmm tune'" null
+tunes_again() { # a busy tuning: not on a busy machine, and not where the caller says so; on an idle one, and once
+  tuning 60
+  cp "$tuning_path" before.tune
+  measured='esmm bench joint_f32_portable 1 --device cpu --dims 3 5 7 --threads 1'
+  here faked 30 $measured >again.out 2>again.err && grep -q 'while others took 60 % of the CPUs, and they take 3[0-9] % now' again.err &&
+    here faked 0 $measured --no-tune >again.out 2>again.err && [ ! -s again.err ] && cmp before.tune "$tuning_path" &&
+    here faked 0 $measured >again.out 2>again.err && grep -q 'for the plan again: last time others took 60 %' again.err &&
+    grep -qx 'load [0-9]' "$tuning_path" && here faked 0 $measured >again.out 2>again.err && [ ! -s again.err ] &&
+    here faked 25 esmm tune --device cpu --threads 1 >again.out 2>again.err && grep -q '^measured in ' again.out &&
+    grep -q "others took 2[5-9] % of the CPUs meanwhile, .*; run 'esmm tune' again" again.err && grep -qx 'load 2[5-9]' "$tuning_path" ||
+    { cat again.out again.err "$tuning_path"; return 1; }
+}
+faked() { # LOAD COMMAND...
+  faked_load=$1
+  shift
+  LD_PRELOAD="$TREE/tests/fake/clock.so" ESMM_FAKE_LOAD=$faked_load "$@"
+}
+if [ -e "$TREE/tests/fake/clock.so" ]; then check 'bench tunes again when the machine is idle' tunes_again; else
+  skip 'bench tunes again when the machine is idle' 'this build has no fake clock'
+fi
 narrow() { esmm list >list.out && ! grep -n '.\{121\}' list.out; }
 check 'list is at most 120 columns wide' narrow
 swept() {
@@ -297,12 +335,16 @@ swept() {
 check 'a sweep is at most 120 columns wide' swept
 once() { esmm bench $portable --size 48 --once >once.out 2>&1 && [ ! -s once.out ]; }
 check 'bench --once runs and says nothing' once
-host_time() { # a line for each kernel, and no library is asked
-  esmm bench $portable --host-time --dims 1 16 16 --threads 1 --no-tune --json host.json >host.out 2>&1 || { cat host.out; return 1; }
-  [ "$(grep -c '"m":1,"n":16,"k":16,.*"host_ns":[0-9.]*,.*"calls":[0-9]*,' host.json)" = 2 ] && grep -q '^kernel  *ns a call' host.out ||
-    { cat host.out host.json; return 1; }
+call_cost() { # a line for each kernel, the least no more than the median, and no library is asked
+  for threads in 1 2; do
+    esmm bench $portable --calls --dims 1 1 1 --threads $threads --no-tune --json calls.json >calls.out 2>&1 || { cat calls.out; return 1; }
+    [ "$(grep -c "\"threads\":$threads,.*\"m\":1,\"n\":1,\"k\":1,.*\"host_ns\":[0-9.]*,.*\"calls\":[0-9]*," calls.json)" = 2 ] &&
+      grep -q '^kernel  *ns a call, median  *least  *calls' calls.out &&
+      awk '/_portable / { lines++; if (!($2 >= $3 && $3 > 0 && $4 > 0)) wrong = 1 } END { exit wrong || lines != 2 }' calls.out ||
+      { cat calls.out calls.json; return 1; }
+  done
 }
-check 'bench --host-time gives nanoseconds' host_time
+check 'bench --calls gives nanoseconds' call_cost
 switched() { # what is best on each A is among the kernels named
   without_libraries esmm bench $portable 1 --switch 2 --dims 32 64 64 --random --density-a .1 --density-b 1 --threads 1 --no-tune \
     --json switch.json >switch.out 2>&1 || { cat switch.out; return 1; }
@@ -358,7 +400,7 @@ learns() { # auto has a first call; a kernel that is forced learns nothing
     { cat fake.out fake.json; return 1; }
 }
 streams() {
-  fake_gpu esmm bench auto --host-time --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
+  fake_gpu esmm bench auto --calls --dims 8 64 64 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"host_ns":[0-9.]*,' fake.json &&
     fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }

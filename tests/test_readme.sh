@@ -83,7 +83,21 @@ check 'tables of a made-up record' made_rows
 made_none() { # a record without these suites leaves nothing behind
   made sweep16 1 own auto 1 2 2 '"ms_first":null' >"$WORK/made.jsonl"
   made_tables && [ -s "$blocks/gpu16-sweep" ] || return 1
-  for name in gpu16-best gpu-storm gpu-switch gpu-host; do [ ! -s "$blocks/$name" ] || return 1; done
+  for name in gpu16-best gpu-storm gpu-switch gpu-host cpu-calls; do [ ! -s "$blocks/$name" ] || return 1; done
 }
 check 'tables of a record that lacks suites' made_none
+made_calls() { # on one thread and on the record's own number; another suite on another number is another record
+  {
+    made blockwise 1 own auto 512 2 2 '"threads":2,"host_ns":null'
+    made calls 1 own auto 1 1 1 '"threads":1,"host_ns":123.4,"host_ns_min":99.6'
+    made calls 1 own auto 1 1 1 '"threads":2,"host_ns":124.6,"host_ns_min":100'
+  } | sed 's/"cuda:0"/"cpu"/' >"$WORK/made.jsonl"
+  made_tables && grep -q '^### What a call costs' "$blocks/cpu-calls" &&
+    grep -q -F '| 1 × 8, k 16 | bf16 | 1 | own | 123 | 100 |' "$blocks/cpu-calls" &&
+    grep -q -F '| 1 × 8, k 16 | bf16 | 2 | own | 125 | 100 |' "$blocks/cpu-calls" || { cat "$blocks/cpu-calls"; return 1; }
+  sed 's/"suite":"calls"/"suite":"decode"/' "$WORK/made.jsonl" >"$WORK/other.jsonl"
+  mv "$WORK/other.jsonl" "$WORK/made.jsonl"
+  ! made_tables 2>"$WORK/made.err" && grep -q 'not of the same build' "$WORK/made.err"
+}
+check 'tables of calls' made_calls
 finish

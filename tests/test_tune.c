@@ -6,6 +6,7 @@
 #include "harness.h"
 
 #include "recall.h"
+#include "tune.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +51,7 @@ static int tear_down(void **state)
 /* A good file, in which every kernel costs dear but those whose name starts with cheap. */
 static size_t make_file(char *out, size_t room, const char *cheap)
 {
-  size_t used = (size_t)snprintf(out, room, "esmm-tune 1 %s\n", esmm_source_id());
+  size_t used = (size_t)snprintf(out, room, "esmm-tune 2 %s\nload 38\n", esmm_source_id());
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     if (!esmm_kernel_competes(NULL, kernel))
@@ -144,12 +145,14 @@ static void constants_of_the_file_decide(void **state)
     write_file(text, make_file(text, sizeof text, ideas[i]));
     esmm_ctx *ctx = context();
     assert_int_equal(esmm_is_tuned(ctx), 1);
+    assert_int_equal(esmm_tune_load(ctx), 38); /* busy as it was, it is used */
     chosen(ctx, kernel, sizeof kernel);
     if (strncmp(kernel, ideas[i], strlen(ideas[i])) != 0)
       fail_msg("with a file in which %s is cheapest, %s ran", ideas[i], kernel);
     esmm_ctx_free(ctx);
     esmm_ctx *shipped = th_ctx(1); /* no_tuning_cache */
     assert_int_equal(esmm_is_tuned(shipped), 0);
+    assert_int_equal(esmm_tune_load(shipped), 0);
     esmm_ctx_free(shipped);
   }
 }
@@ -178,9 +181,18 @@ static void bad_files_are_ignored(void **state)
     expect_ignored("that was cut off", good, cut);
   static const char *const numbers[] = {"nan", "-1", "1.5", "99999999999999999999999", "x", ""};
   for (int i = 0; i < 6; i++) {
-    const char *first = strchr(strchr(good, '\n') + 1, ' ') + 1, *rest = strchr(first, ' ');
+    const char *first = strchr(strstr(good, "load 38\n") + 8, ' ') + 1, *rest = strchr(first, ' ');
     int length = snprintf(bad, sizeof bad, "%.*s%s%s", (int)(first - good), good, numbers[i], rest);
     expect_ignored(numbers[i], bad, (size_t)length);
+  }
+  static const char *const loads[] = {
+      "",           "load\n",      "load \n",    "load x\n",
+      "load -1\n",  "load 101\n",  "load 38x\n", "load  38\n",
+      "load 3.8\n", "load 38 1\n", "land 38\n",  "load 99999999999999999999999999999999999\n"};
+  for (size_t i = 0; i < sizeof loads / sizeof *loads; i++) {
+    const char *line = strstr(good, "load 38\n");
+    int length = snprintf(bad, sizeof bad, "%.*s%s%s", (int)(line - good), good, loads[i], line + 8);
+    expect_ignored(loads[i][0] ? loads[i] : "without its load", bad, (size_t)length);
   }
   memcpy(bad, good, bytes);
   bad[13] = bad[13] == '0' ? '1' : '0'; /* the source id: measured with other kernels */
@@ -192,6 +204,47 @@ static void bad_files_are_ignored(void **state)
   expect_ignored("of one endless line", bad, sizeof bad);
   memset(bad, 0, sizeof bad);
   expect_ignored("of zeros", bad, sizeof bad);
+}
+
+static double fake_load;
+
+static double give_load(esmm_ctx *ctx, double seconds)
+{
+  (void)ctx;
+  assert_true(seconds > 0 && seconds < 1);
+  return fake_load;
+}
+
+/* A backend that says what its load is, and has one small trial. */
+static void the_load_is_the_backend_s(void **state)
+{
+  (void)state;
+  static const esmm_trial one[] = {{.m = 2, .k = 2, .n = 2, .kind = ESMM_GEN_DENSE, .density_a = 1, .density_b = 1},
+                                   {.m = 0}};
+  esmm_ctx *ctx = th_ctx(2);
+  const esmm_backend *own = ctx->backend;
+  const int now = esmm_load(ctx);
+  assert_true(now >= 0 && now <= 100);
+  esmm_backend other = *own;
+  other.trials = one;
+  other.load = give_load;
+  ctx->backend = &other;
+  static const struct {
+    double share;
+    int percent;
+  } loads[] = {{0, 0}, {.104, 10}, {.106, 11}, {.377, 38}, {1, 100}, {1.5, 100}, {-.5, 0}};
+  for (size_t i = 0; i < sizeof loads / sizeof *loads; i++) {
+    fake_load = loads[i].share;
+    assert_int_equal(esmm_load(ctx), loads[i].percent);
+    assert_int_equal(esmm_tune(ctx, 0, NULL, NULL), ESMM_OK);
+    assert_int_equal(esmm_tune_load(ctx), loads[i].percent);
+  }
+  other.load = NULL; /* it cannot tell */
+  assert_int_equal(esmm_load(ctx), 0);
+  assert_int_equal(esmm_tune(ctx, 0, NULL, NULL), ESMM_OK);
+  assert_int_equal(esmm_tune_load(ctx), 0);
+  ctx->backend = own;
+  esmm_ctx_free(ctx);
 }
 
 typedef struct progress {
@@ -237,6 +290,7 @@ static void tuning_measures_and_saves(void **state)
   assert_true(p.calls >= 2 && p.last == p.total);
   esmm_ctx *later = context();
   assert_int_equal(esmm_is_tuned(later), 1);
+  assert_int_equal(esmm_tune_load(later), esmm_tune_load(ctx));
   for (int i = 0; i < ESMM_MAX_KERNELS; i++)
     for (int t = 0; t < ESMM_COST_TERMS; t++) {
       double saved = ctx->cost[i][t], loaded = later->cost[i][t];
@@ -264,6 +318,7 @@ int main(void)
       cmocka_unit_test(the_path_follows_the_environment),
       cmocka_unit_test(constants_of_the_file_decide),
       cmocka_unit_test(bad_files_are_ignored),
+      cmocka_unit_test(the_load_is_the_backend_s),
       cmocka_unit_test(tuning_measures_and_saves),
       cmocka_unit_test(a_place_that_cannot_be_written),
   };

@@ -15,6 +15,8 @@ FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
 TEST_SUPPORT := $(BUILD)/obj/tests/support/harness.o $(filter $(BUILD)/obj/io/%,$(CLI_OBJ)) $(BUILD)/libesmm.a
 # A CUDA driver on host memory, for tests of what happens when the driver fails.
 FAKE_CUDA := $(BUILD)/tests/fake/libcuda.so.1
+# A clock by which others take a part of the CPUs, or none.
+FAKE_CLOCK := $(BUILD)/tests/fake/clock.so
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c))
 
 TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c))
@@ -25,7 +27,7 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(wildcard tests/*.c tests/suppo
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA)
+test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK)
 
 tidy: $(TIDY)
 
@@ -55,6 +57,11 @@ $(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) -shared -Wl,-soname,libcuda.so.1 $(LDFLAGS) $^ -o $@ -lpthread
+
+$(FAKE_CLOCK): $(BUILD)/obj/tests/support/fake_clock.o
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) -shared $(LDFLAGS) $^ -o $@
 
 # A fuzz target with a plain main: its corpus is a test in every build, with any compiler.
 $(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o \

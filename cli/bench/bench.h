@@ -3,7 +3,7 @@
  *
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
- * bench_extra.c has --skip-stats and --extraction, bench_stream.c --host-time and --switch, bench_list.c --list.
+ * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -20,8 +20,8 @@ typedef struct bench {
   const char **kernels;     /* what they mean; "" is auto */
   int kernel_count;
   int64_t runs;
-  bool no_check, no_tune, skip_stats, extraction, once, host_time;
-  bool alone;           /* --once, --host-time: no dense library and no random data beside ours */
+  bool no_check, no_tune, skip_stats, extraction, once, calls;
+  bool alone;           /* --once, --calls: no dense library and no random data beside ours */
   int64_t switch_every; /* 0: not asked for */
   const char *list;     /* NULL: not asked for */
   const char *json, *csv;
@@ -233,7 +233,7 @@ int bench_extraction(const bench *b, const bench_data *data, bench_report *repor
 /* ---- bench_stream.c ---- */
 
 /* Both print their own table through the report, and write a record. */
-int bench_host_time(bench *b, bench_data *data, bench_report *report);
+int bench_calls(bench *b, bench_data *data, bench_report *report);
 int bench_switch(bench *b, bench_data *data, bench_report *report);
 
 /* ---- bench.c ---- */

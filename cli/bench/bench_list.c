@@ -57,8 +57,8 @@ static int read_lines(const char *path, lines *all)
 /* An option of the command that is not one of a product's. */
 static bool is_of_the_command(const char *word)
 {
-  static const char *const names[] = {"-h",        "--help",       "--json",      "--csv",       "--list",
-                                      "--sweep",   "--once",       "--switch",    "--host-time", "--no-check",
+  static const char *const names[] = {"-h",        "--help",       "--json",      "--csv",   "--list",
+                                      "--sweep",   "--once",       "--switch",    "--calls", "--no-check",
                                       "--no-tune", "--skip-stats", "--extraction"};
   const size_t length = strcspn(word, "=");
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)

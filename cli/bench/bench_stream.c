@@ -1,6 +1,6 @@
 /*
- * bench_stream.c: calls in a row, as a program makes them: what one costs the host (--host-time), and what a plan that
- * decides by earlier calls loses where A changes (--switch). All calls take the same weights, and nothing empties a
+ * bench_stream.c: calls in a row, as a program makes them: what one costs (--calls), and what a plan that decides by
+ * earlier calls loses where A changes (--switch). All calls take the same weights, and nothing empties a
  * cache between them.
  */
 #include "bench.h"
@@ -9,22 +9,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- host time ---- */
+/* ---- the cost of a call ---- */
 
 /* On a GPU a call may wait for what one some calls before it saw: so few short ones have none to wait for. */
-enum { HOST_CALLS = 20000, HOST_BATCH = 256, HOST_BATCH_GPU = 8 };
+enum { CALLS = 20000, BATCHES = 20000, BATCH = 256, BATCH_GPU = 8 };
 
-static const double host_seconds = 2;      /* on a CPU, where a call is the product itself */
-static const double host_seconds_gpu = 10; /* so that a slow product ends too */
+static const double call_seconds = 2;      /* at most, on a CPU, where a call is the product itself */
+static const double call_seconds_gpu = 10; /* so that a slow product ends too */
+static const double least_seconds = 0.2;   /* on a CPU: 20000 short calls would all fall into one disturbance */
 static const double batch_seconds = 0.02;  /* on a CPU */
 
-typedef struct host_time {
-  double ns[HOST_CALLS]; /* of a call, by batches */
+typedef struct call_time {
+  double ns[BATCHES]; /* of a call, the mean of a batch */
   int batches, batch, calls;
-} host_time;
+} call_time;
 
 /* The GPU is idle when a batch starts, and what it does then is not waited for. */
-static esmm_status time_batch(bench *b, bench_data *data, const bench_contestant *c, host_time *time)
+static esmm_status time_batch(bench *b, bench_data *data, const bench_contestant *c, call_time *time)
 {
   esmm_status status = esmm_ctx_synchronize(b->ctx);
   const double start = cli_now();
@@ -35,20 +36,23 @@ static esmm_status time_batch(bench *b, bench_data *data, const bench_contestant
   return status;
 }
 
-static esmm_status time_host(bench *b, bench_data *data, const bench_contestant *c, host_time *time)
+static esmm_status time_calls(bench *b, bench_data *data, const bench_contestant *c, call_time *time)
 {
-  const double began = cli_now(), most = b->gpu ? host_seconds_gpu : host_seconds;
-  *time = (host_time){.batch = 1};
+  const double began = cli_now(), most = b->gpu ? call_seconds_gpu : call_seconds, least = b->gpu ? 0 : least_seconds;
+  *time = (call_time){.batch = 1};
   esmm_status status = time_batch(b, data, c, time); /* warms up, and says how many make a batch */
-  const double calls = b->gpu ? HOST_BATCH_GPU : batch_seconds / (1e-9 * time->ns[0] + 1e-9);
-  *time = (host_time){.batch = calls < 1 ? 1 : calls > HOST_BATCH ? HOST_BATCH : (int)calls};
-  do
-    status = status == ESMM_OK ? time_batch(b, data, c, time) : status;
-  while (status == ESMM_OK && time->calls < HOST_CALLS && cli_now() - began < most);
+  const double calls = b->gpu ? BATCH_GPU : batch_seconds / (1e-9 * time->ns[0] + 1e-9);
+  *time = (call_time){.batch = calls < 1 ? 1 : calls > BATCH ? BATCH : (int)calls};
+  double spent = 0;
+  while (status == ESMM_OK && time->batches < BATCHES &&
+         (time->batches == 0 || (spent < most && (spent < least || time->calls < CALLS)))) {
+    status = time_batch(b, data, c, time);
+    spent = cli_now() - began;
+  }
   return status == ESMM_OK ? esmm_ctx_synchronize(b->ctx) : status;
 }
 
-static void add_host_time(const bench *b, const bench_data *data, const bench_contestant *c, host_time *time,
+static void add_call_time(const bench *b, const bench_data *data, const bench_contestant *c, call_time *time,
                           bench_report *report)
 {
   const double median = bench_median(time->ns, time->batches);
@@ -65,10 +69,10 @@ static void add_host_time(const bench *b, const bench_data *data, const bench_co
   report->measured++;
 }
 
-int bench_host_time(bench *b, bench_data *data, bench_report *report)
+int bench_calls(bench *b, bench_data *data, bench_report *report)
 {
-  static const char *const heads[] = {"kernel", "ns a call", "fastest", "calls"};
-  host_time *time = cli_alloc(1, sizeof *time);
+  static const char *const heads[] = {"kernel", "ns a call, median", "least", "calls"};
+  call_time *time = cli_alloc(1, sizeof *time);
   int status = CLI_GO;
   bench_report_head(b, data, NULL, report);
   report->table = cli_table_new("lrrr", heads);
@@ -77,13 +81,13 @@ int bench_host_time(bench *b, bench_data *data, bench_report *report)
     status = bench_settle(b, data, &c);
     esmm_status done = status == CLI_GO ? bench_call(b, data, &c, 0, &c.stats) : ESMM_OK;
     if (status == CLI_GO && done == ESMM_OK)
-      done = time_host(b, data, &c, time);
+      done = time_calls(b, data, &c, time);
     if (done == ESMM_ERR_UNSUPPORTED)
       fprintf(report->remarks, "%s\n", esmm_ctx_error(b->ctx));
     else if (done != ESMM_OK)
       status = bench_call_failed(b, &c, done);
     else if (status == CLI_GO)
-      add_host_time(b, data, &c, time, report);
+      add_call_time(b, data, &c, time, report);
   }
   free(time);
   return status;

@@ -186,5 +186,6 @@ const esmm_backend esmm_cpu_backend = {
     .tune_suffix = tune_suffix,
     .tune_sample = esmm_cpu_tune_sample,
     .tune_measure = esmm_cpu_tune_measure,
+    .load = esmm_cpu_load,
     .layer = true,
 };

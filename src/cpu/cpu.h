@@ -4,6 +4,7 @@
  * backend.c   the table of backend.h               product.c   a product: sample, choose, run
  * prepare.c   B's bitmaps and its forms (forms.c)  sample.c    the cheap look at A that the plan decides on
  * cpuid.c     instruction sets                     tune.c      how kernels are measured
+ * load.c      how busy others keep the CPUs
  * k_*.c       one kernel a file, made of idea (dense.h, joint.h, rows.h, ...) and instruction set (vec_*.h)
  */
 #ifndef ESMM_CPU_CPU_H
@@ -35,5 +36,8 @@ extern const esmm_trial esmm_cpu_trials[];
 esmm_status esmm_cpu_tune_sample(esmm_ctx *ctx, esmm_problem *p);
 esmm_status esmm_cpu_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *job, esmm_problem *p,
                                   double *seconds);
+
+/* load.c */
+double esmm_cpu_load(esmm_ctx *ctx, double seconds);
 
 #endif
