@@ -21,6 +21,7 @@
 #define DIRECT_WIDE 4            /* most vectors of a tile */
 #define DIRECT_SUMS 4096         /* that are finished together, or those of a tile's rows */
 #define DIRECT_ROWS (32 << 10)   /* elements of A in a block, where it is read in place */
+#define DIRECT_LONG 1024         /* columns: parts of many longer rows of C are pages apart */
 #define DIRECT_WIDENED (8 << 10) /* where it is not */
 
 static bool direct_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
@@ -116,7 +117,7 @@ static __attribute__((noinline)) void direct_round(const float *sums, int64_t ld
 }
 
 /* One tile. Low and narrow ones have several chains, so that they need not wait for their own sums. */
-ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const direct_tiles *t,
+ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const direct_tiles *restrict t,
                         const float *a, int64_t to)
 {
   const int chains = rows * vectors >= 8 ? 1 : rows * vectors >= 4 ? 2 : 4;
@@ -163,14 +164,13 @@ ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtyp
     }
 }
 
-typedef void direct_function(const direct_tiles *tiles);
+typedef void direct_function(const direct_tiles *restrict t);
 
-#define DIRECT(name, rows, vectors, dtype)                                                    \
-  static __attribute__((noinline)) void name(const direct_tiles *tiles)                       \
-  {                                                                                           \
-    const direct_tiles t = *tiles; /* out of the reach of stores to C */                      \
-    for (int64_t i = 0; i < t.count; i++)                                                     \
-      direct_tile(rows, vectors, dtype, &t, t.a + i * (rows)*t.lda, t.to + i * (rows)*t.ldc); \
+#define DIRECT(name, rows, vectors, dtype)                                                       \
+  static __attribute__((noinline)) void name(const direct_tiles *restrict t)                     \
+  {                                                                                              \
+    for (int64_t i = 0; i < t->count; i++)                                                       \
+      direct_tile(rows, vectors, dtype, t, t->a + i * (rows)*t->lda, t->to + i * (rows)*t->ldc); \
   }
 
 /* By rows, MR, 4, 2 and 1, and by vectors: 4 (for one row or two alone), 2 and 1. */
@@ -230,6 +230,8 @@ static direct_part direct_lay_out(const esmm_problem *p)
   const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
   const int64_t k = esmm_min(DIRECT_CHAIN, p->k);
   x.lines = (in_place ? DIRECT_ROWS : DIRECT_WIDENED) / k;
+  if (x.cols > DIRECT_LONG)
+    x.lines = MR;
   if (!x.stored) {
     x.ld = x.cols == p->n ? x.cols : esmm_round_up(x.cols, VEC); /* whole rows: as C's, without a gap */
     x.lines = esmm_min(x.lines, DIRECT_SUMS / x.ld);
