@@ -140,8 +140,9 @@ typedef struct esmm_shortlist {
 
 /* Those that compete and can do this problem. */
 void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list);
-/* The cheapest of a list that is not empty, at p->sample, as esmm_plan_sampled has it; its registry index. */
-int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant);
+/* The cheapest of a list that is not empty, at p->sample, as esmm_plan_sampled has it, and its seconds; its registry
+   index. */
+int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant, double *least);
 
 void esmm_sample_fill(esmm_sample *sample, double density); /* the same at all heights */
 /* Would a look at A, which takes so long, cost more than it could save, whatever A holds? Leaves p->sample full: what

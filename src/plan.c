@@ -172,7 +172,7 @@ void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list)
       list_kernel(list, i);
 }
 
-int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant)
+int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant, double *least)
 {
   double seconds[ESMM_MAX_KERNELS];
   int64_t variants[ESMM_MAX_KERNELS];
@@ -181,6 +181,7 @@ int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_
     seconds[i] = esmm_plan_seconds(p, list->index[i], NULL, &variants[i]);
   rank(seconds, list->count, &best, &next);
   *variant = variants[best];
+  *least = seconds[best];
   return list->index[best];
 }
 

@@ -55,9 +55,9 @@ static void *call(void *arg)
 }
 
 /* Integers: exact, so that results of one and of two threads are the same bits too. */
-static int64_t share(int64_t m, esmm_dtype dtype, const char *force, int threads)
+static int64_t share(int64_t m, int64_t n, esmm_dtype dtype, const char *force, int threads)
 {
-  const int64_t n = 100, k = 260;
+  const int64_t k = 260;
   esmm_ctx *ctx = th_ctx(1);
   shared s = {.a = th_matrix_alloc(m, k, dtype), .force = force};
   esmm_matrix b = th_matrix_alloc(k, n, dtype), alone = th_matrix_alloc(m, n, ESMM_F32);
@@ -105,7 +105,9 @@ static int64_t share(int64_t m, esmm_dtype dtype, const char *force, int threads
 
 static void share_with_every_kernel(int threads)
 {
-  static const int64_t heights[] = {3, 70};
+  static const struct {
+    int64_t m, n;
+  } shapes[] = {{3, 100}, {70, 100}, {500, 9}};
   esmm_ctx *ctx = th_ctx(1);
   for (int i = 0; i <= esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info, .name = NULL};
@@ -116,8 +118,8 @@ static void share_with_every_kernel(int threads)
       continue;
     /* A kernel with the first dtype of operands that it takes; the plan with each. */
     for (int dtype = ESMM_F32; dtype <= ESMM_F16 && (ran == 0 || !info.name); dtype++)
-      for (int h = 0; h < 2; h++)
-        ran += share(heights[h], (esmm_dtype)dtype, info.name, threads);
+      for (size_t h = 0; h < sizeof shapes / sizeof *shapes; h++)
+        ran += share(shapes[h].m, shapes[h].n, (esmm_dtype)dtype, info.name, threads);
     if (ran == 0)
       fail_msg("%s ran nowhere", info.name ? info.name : "auto");
   }

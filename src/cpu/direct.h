@@ -4,10 +4,12 @@
  *
  *     tile: rows x vectors of C in registers      sums[r][v] += a[r][k] * b[k][v]      for each k
  *
- * The floor is multiply-adds, for few k's the writing of C. B is read again for every MR rows of A, and a tile touches
- * a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused.
+ * The floor is multiply-adds, for few k's the writing of C. Rows go in blocks, and tiles of a block down its rows
+ * first: the columns of B that they share stay in the first-level cache. B is read again for every block, and a tile
+ * touches a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused.
  *
- * Nothing is skipped. Sums of 320 k's are added to C, or to the sums of a few rows of C where something follows them.
+ * Nothing is skipped. Sums of 320 k's are added to C, or to the sums of a block where something follows them; a tile
+ * that is done with all k's rounds its sums to C's dtype by itself.
  */
 #include "operands.h"
 
@@ -16,8 +18,11 @@
 #define DIRECT_BYTES ((int64_t)512 << 10) /* most of B's rows */
 #define DIRECT_CACHED ((size_t)128 << 10)
 #define DIRECT_CHAIN 320
-#define DIRECT_WIDE 4    /* most vectors of a tile */
-#define DIRECT_SUMS 4096 /* that are finished together, or those of a tile's rows */
+#define DIRECT_WIDE 4            /* most vectors of a tile */
+#define DIRECT_SUMS 4096         /* that are finished together, or those of a tile's rows */
+#define DIRECT_ROWS (32 << 10)   /* elements of A in a block, where it is read in place */
+#define DIRECT_LONG 1024         /* columns: parts of many longer rows of C are pages apart */
+#define DIRECT_WIDENED (8 << 10) /* where it is not */
 
 static bool direct_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -72,14 +77,48 @@ ALWAYS void direct_step(const int rows, const int vectors, const int u, const es
   }
 }
 
-/*
- * c [rows, cols] (+)= a [rows, kc] x b [kc, cols]: cols lie in `vectors` vectors, of which the last may be cut; b
- * begins at element `at` of B's rows. Low and narrow tiles have several chains, so that they need not wait for their
- * own sums.
- */
-ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const float *a, int64_t lda,
-                        const void *b, int64_t at, int64_t ldb, int64_t kc, float *c, int64_t ldc, int64_t cols,
-                        bool add)
+/* Tiles one below the other: c [count * rows, cols] (+)= a [count * rows, kc] x b [kc, cols]. */
+typedef struct direct_tiles {
+  const float *a;
+  int64_t lda;
+  const void *b;
+  int64_t at, ldb; /* the first element in B's rows */
+  int64_t kc;
+  void *c;
+  int64_t to, ldc; /* the first element in c */
+  esmm_dtype of_c; /* f32 where sums are added */
+  int64_t cols;    /* the last vector of a tile may be cut */
+  int64_t count;
+  bool add;
+} direct_tiles;
+
+ALWAYS void direct_round_to(const esmm_dtype dtype, const float *sums, int64_t ld, int rows, int64_t cols, void *c,
+                            int64_t to, int64_t ldc)
+{
+  for (int r = 0; r < rows; r++, to += ldc, sums += ld)
+    for (int64_t j = 0; j < cols; j += VEC)
+      esmm_vec_store_first(c, dtype, to + j, esmm_min(VEC, cols - j), vec_load(sums + j));
+}
+
+/* sums [rows, ld], of which cols are stored in C from element `to` on, in its dtype */
+static __attribute__((noinline)) void direct_round(const float *sums, int64_t ld, int rows, const direct_tiles *t,
+                                                   int64_t to)
+{
+  switch (t->of_c) {
+  case ESMM_F32:
+    break; /* is stored by the tile */
+  case ESMM_BF16:
+    direct_round_to(ESMM_BF16, sums, ld, rows, t->cols, t->c, to, t->ldc);
+    break;
+  case ESMM_F16:
+    direct_round_to(ESMM_F16, sums, ld, rows, t->cols, t->c, to, t->ldc);
+    break;
+  }
+}
+
+/* One tile. Low and narrow ones have several chains, so that they need not wait for their own sums. */
+ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const direct_tiles *restrict t,
+                        const float *a, int64_t to)
 {
   const int chains = rows * vectors >= 8 ? 1 : rows * vectors >= 4 ? 2 : 4;
   vec x[MR][DIRECT_WIDE][4];
@@ -90,37 +129,48 @@ ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtyp
 #pragma GCC unroll 4
       for (int u = 0; u < chains; u++)
         x[r][v][u] = vec_zero();
-  int64_t k = 0;
-  for (; k + chains <= kc; k += chains)
+  int64_t k = 0, at = t->at;
+  for (; k + chains <= t->kc; k += chains)
 #pragma GCC unroll 4
-    for (int u = 0; u < chains; u++, at += ldb)
-      direct_step(rows, vectors, u, dtype, a + k + u, lda, b, at, x);
-  for (; k < kc; k++, at += ldb)
-    direct_step(rows, vectors, 0, dtype, a + k, lda, b, at, x);
+    for (int u = 0; u < chains; u++, at += t->ldb)
+      direct_step(rows, vectors, u, dtype, a + k + u, t->lda, t->b, at, x);
+  for (; k < t->kc; k++, at += t->ldb)
+    direct_step(rows, vectors, 0, dtype, a + k, t->lda, t->b, at, x);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 4
+      for (int u = 1; u < chains; u++)
+        x[r][v][0] = vec_add(x[r][v][0], x[r][v][u]);
+  if (t->of_c != ESMM_F32) {
+    _Alignas(64) float sums[MR * DIRECT_WIDE * VEC];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++)
+        vec_store(sums + (r * vectors + v) * VEC, x[r][v][0]);
+    direct_round(sums, vectors * VEC, rows, t, to);
+    return;
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-      float *to = c + r * ldc + v * VEC;
-      const int64_t count = v + 1 < vectors ? VEC : cols - v * VEC;
-      vec sum = x[r][v][0];
-#pragma GCC unroll 4
-      for (int u = 1; u < chains; u++)
-        sum = vec_add(sum, x[r][v][u]);
-      if (add)
-        sum = vec_add(sum, esmm_load_part(to, count));
-      esmm_vec_store_first(to, ESMM_F32, 0, count, sum);
+      float *c = (float *)t->c + to + r * t->ldc + v * VEC;
+      const int64_t count = v + 1 < vectors ? VEC : t->cols - v * VEC;
+      const vec sum = t->add ? vec_add(x[r][v][0], esmm_load_part(c, count)) : x[r][v][0];
+      esmm_vec_store_first(c, ESMM_F32, 0, count, sum);
     }
 }
 
-typedef void direct_function(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *c,
-                             int64_t ldc, int64_t cols, bool add);
+typedef void direct_function(const direct_tiles *restrict t);
 
-#define DIRECT(name, rows, vectors, dtype)                                                                        \
-  static __attribute__((noinline)) void name(const float *a, int64_t lda, const void *b, int64_t at, int64_t ldb, \
-                                             int64_t kc, float *c, int64_t ldc, int64_t cols, bool add)           \
-  {                                                                                                               \
-    direct_tile(rows, vectors, dtype, a, lda, b, at, ldb, kc, c, ldc, cols, add);                                 \
+#define DIRECT(name, rows, vectors, dtype)                                                       \
+  static __attribute__((noinline)) void name(const direct_tiles *restrict t)                     \
+  {                                                                                              \
+    for (int64_t i = 0; i < t->count; i++)                                                       \
+      direct_tile(rows, vectors, dtype, t, t->a + i * (rows)*t->lda, t->to + i * (rows)*t->ldc); \
   }
 
 /* By rows, MR, 4, 2 and 1, and by vectors: 4 (for one row or two alone), 2 and 1. */
@@ -163,26 +213,34 @@ static const direct_set *direct_of(esmm_dtype dtype)
 /* A thread's part of C, and its scratch: sums where something follows them, rows of A as fp32 where they are not. */
 typedef struct direct_part {
   bool by_rows;       /* parts are rows of C, else columns */
+  bool stored;        /* by the tiles, in C; else sums are kept, and finished */
   int64_t rows, cols; /* of a part; the last ones may have less, or nothing */
-  int64_t ld, lines;  /* of sums, and how many rows are finished together; 0: none */
+  int64_t lines, ld;  /* rows of a block; of sums */
   size_t at_rows, bytes;
 } direct_part;
 
 static direct_part direct_lay_out(const esmm_problem *p)
 {
   direct_part x = {.by_rows = p->m >= 2 * MR * p->threads, .rows = p->m, .cols = p->n};
+  x.stored = esmm_is_plain(p) || (p->k <= DIRECT_CHAIN && esmm_is_rounded(p));
   if (x.by_rows)
     x.rows = esmm_round_up(esmm_ceil_div(p->m, p->threads), MR);
   else if (p->threads > 1)
     x.cols = esmm_round_up(esmm_ceil_div(p->n, p->threads), 64);
-  if (!esmm_is_plain(p)) {
+  const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
+  const int64_t k = esmm_min(DIRECT_CHAIN, p->k);
+  x.lines = (in_place ? DIRECT_ROWS : DIRECT_WIDENED) / k;
+  if (x.cols > DIRECT_LONG)
+    x.lines = MR;
+  if (!x.stored) {
     x.ld = x.cols == p->n ? x.cols : esmm_round_up(x.cols, VEC); /* whole rows: as C's, without a gap */
-    x.lines = esmm_max(1, esmm_min(DIRECT_SUMS / x.ld, x.rows) / MR) * MR;
+    x.lines = esmm_min(x.lines, DIRECT_SUMS / x.ld);
   }
+  x.lines = esmm_max(1, esmm_min(x.lines, esmm_round_up(x.rows, MR)) / MR) * MR;
   x.at_rows = (size_t)esmm_round_up(x.lines * x.ld, VEC) * sizeof(float);
   x.bytes = x.at_rows;
-  if (p->a.dtype != ESMM_F32 || p->a.order != ESMM_ROW_MAJOR)
-    x.bytes += (size_t)(MR * esmm_min(DIRECT_CHAIN, p->k)) * sizeof(float);
+  if (!in_place)
+    x.bytes += (size_t)(x.lines * k) * sizeof(float);
   if (p->threads > 1)
     x.bytes = align_up(x.bytes);
   return x;
@@ -194,22 +252,30 @@ static size_t direct_workspace(const esmm_kernel *self, const esmm_problem *p)
   return direct_lay_out(p).bytes * (size_t)p->threads;
 }
 
-/* A few rows, as many as a tile has, of columns [col0, col0 + cols): c (+)= their sums. */
-static void direct_band(const esmm_problem *p, const direct_set *set, int height, int64_t row0, int64_t col0,
-                        int64_t cols, float *buffer, float *c, int64_t ldc, bool add)
+/* Rows of a block, columns [col0, col0 + cols): sums of all k's, added to c, or in its place. */
+static void direct_sums(const esmm_problem *p, const direct_set *set, int64_t row0, int64_t rows, int64_t col0,
+                        int64_t cols, float *buffer, direct_tiles t)
 {
   const esmm_weights *w = p->w;
-  for (int64_t k0 = 0; k0 < p->k; k0 += DIRECT_CHAIN, add = true) {
-    int64_t lda;
-    const int64_t kc = esmm_min(DIRECT_CHAIN, p->k - k0);
-    const float *a = rows_of_a(&p->a, row0, direct_rows[height], k0, kc, buffer, &lda);
-    int width = direct_widest[height];
-    for (int64_t j = 0, step; j < cols; j += step) {
-      while (cols - j <= ((4 >> width) - 1) * VEC) /* its last vector would be nothing but padding */
-        width++;
-      step = (4 >> width) * VEC;
-      (*set)[height][width](a, lda, w->rows, k0 * w->rows_ld + col0 + j, w->rows_ld, kc, c + j, ldc,
-                            esmm_min(step, cols - j), add);
+  const int64_t first = t.to;
+  t.b = w->rows;
+  t.ldb = w->rows_ld;
+  for (int64_t k0 = 0; k0 < p->k; k0 += DIRECT_CHAIN, t.add = true) {
+    t.kc = esmm_min(DIRECT_CHAIN, p->k - k0);
+    const float *a = rows_of_a(&p->a, row0, rows, k0, t.kc, buffer, &t.lda);
+    for (int64_t r = 0, height = 0; r < rows; r += t.count * direct_rows[height], height++) {
+      t.a = a + r * t.lda;
+      t.count = (rows - r) / direct_rows[height];
+      int width = direct_widest[height];
+      for (int64_t j = 0, step; t.count > 0 && j < cols; j += step) {
+        while (cols - j <= ((4 >> width) - 1) * VEC) /* its last vector would be nothing but padding */
+          width++;
+        step = (4 >> width) * VEC;
+        t.cols = esmm_min(step, cols - j);
+        t.at = k0 * t.ldb + col0 + j;
+        t.to = first + r * t.ldc + j;
+        (*set)[height][width](&t);
+      }
     }
   }
 }
@@ -221,21 +287,19 @@ static void direct_block(const esmm_problem *p, const direct_part *x, int64_t ro
   float *sums = (float *)(void *)scratch, *buffer = (float *)(void *)(scratch + x->at_rows);
   if (row0 >= end || cols <= 0)
     return;
-  int height = 0;
-  for (int64_t r = row0, from = row0; r < end;) {
-    while (end - r < direct_rows[height])
-      height++;
-    float *c = x->ld ? sums + (r - from) * x->ld : (float *)p->c.data + r * p->c.ld + col0;
-    direct_band(p, set, height, r, col0, cols, buffer, c, x->ld ? x->ld : p->c.ld, !x->ld && p->beta == 1.0f);
-    r += direct_rows[height];
-    if (!x->ld)
+  for (int64_t r = row0; r < end; r += x->lines) {
+    const int64_t rows = esmm_min(x->lines, end - r);
+    if (x->stored) {
+      direct_sums(
+          p, set, r, rows, col0, cols, buffer,
+          (direct_tiles){
+              .c = p->c.data, .to = r * p->c.ld + col0, .ldc = p->c.ld, .of_c = p->c.dtype, .add = p->beta == 1.0f});
       continue;
-    if (r == end || r - from == x->lines) {
-      esmm_finish(p, from, r - from, col0, cols, sums, x->ld);
-      from = r;
     }
+    direct_sums(p, set, r, rows, col0, cols, buffer, (direct_tiles){.c = sums, .ldc = x->ld, .of_c = ESMM_F32});
+    esmm_finish(p, r, rows, col0, cols, sums, x->ld);
   }
-  if (!x->ld)
+  if (x->stored)
     esmm_finish_plain(p, row0, end - row0, col0, cols);
 }
 

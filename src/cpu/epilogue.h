@@ -25,12 +25,23 @@
 #include "cpu/activate.h"
 #include "cpu/vec_dtype.h"
 
+/* Nothing is done to sums, but for what beta and C's dtype ask for, and C is row-major. */
+static inline bool esmm_is_bare(const esmm_problem *p)
+{
+  return p->c.order == ESMM_ROW_MAJOR && p->alpha == 1.0f && !p->bias && p->activation == ESMM_ACT_NONE && !p->gated &&
+         !p->residual.data;
+}
+
 /* Sums may be written or added straight into C: fp32, row-major, alpha 1, beta 0 or 1, nothing after the sum. */
 static inline bool esmm_is_plain(const esmm_problem *p)
 {
-  return p->c.dtype == ESMM_F32 && p->c.order == ESMM_ROW_MAJOR && p->alpha == 1.0f &&
-         (p->beta == 0.0f || p->beta == 1.0f) && !p->bias && p->activation == ESMM_ACT_NONE && !p->gated &&
-         !p->residual.data;
+  return p->c.dtype == ESMM_F32 && (p->beta == 0.0f || p->beta == 1.0f) && esmm_is_bare(p);
+}
+
+/* A sum of all k's may be written straight into C, rounded to its dtype. */
+static inline bool esmm_is_rounded(const esmm_problem *p)
+{
+  return p->beta == 0.0f && esmm_is_bare(p);
 }
 
 /* ---- C ---- */

@@ -12,6 +12,7 @@
 
 #define GATE_BYTES ((int64_t)16 << 20) /* scratch for the gate's branch, where that is at least GATE_ROWS rows */
 #define GATE_ROWS 128
+#define WORK_SECONDS 3e-11 /* about what a multiply-add takes where none is skipped */
 
 /* The gate's branch, row-major in fp32, into memory that is still to be had. */
 static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o)
@@ -94,15 +95,26 @@ typedef struct verdict {
   esmm_shortlist list;
   const esmm_kernel *outright; /* NULL: A decides */
   int64_t variant;
+  int threads;
 } verdict;
+
+/* What skips most of its work is worth fewer threads. seconds: as the plan predicts them, on all threads. */
+static int worth_threads(const esmm_problem *p, double seconds)
+{
+  const double most = seconds * (double)p->ctx->threads / (p->ctx->thread_work * WORK_SECONDS);
+  return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
+}
 
 /* Leaves p->sample full where one is chosen outright. */
 static void judge(esmm_problem *p, verdict *v)
 {
   esmm_plan_shortlist(p, &v->list);
   v->outright = NULL;
-  if (v->list.count > 0 && esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a)))
-    v->outright = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &v->variant));
+  if (v->list.count == 0 || !esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a)))
+    return;
+  double seconds;
+  v->outright = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &v->variant, &seconds));
+  v->threads = worth_threads(p, seconds);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
@@ -128,6 +140,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
     return status;
   out->kernel = choices[chosen].kernel;
   p->variant = choices[chosen].variant;
+  p->threads = worth_threads(p, choices[chosen].seconds);
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
   if (told)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
@@ -145,13 +158,16 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
   if (v->outright) {
     out->kernel = v->outright;
     p->variant = v->variant;
+    p->threads = v->threads;
     if (v->outright->flags & ESMM_KERNEL_SKIPS)
       esmm_sample_fill(&p->sample, 1.0);
     return ESMM_OK;
   }
   if (v->list.sees_a)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
-  out->kernel = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &p->variant));
+  double seconds;
+  out->kernel = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &p->variant, &seconds));
+  p->threads = worth_threads(p, seconds);
   return ESMM_OK;
 }
 
@@ -159,6 +175,7 @@ static void note_plan(const planned *x, esmm_stats *s)
 {
   memcpy(s->reason, x->reason, sizeof s->reason);
   (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
+  s->threads = x->p->threads;
   s->strip_rows = x->kernel->variant_strips ? x->p->variant : 0;
   s->density_a = x->seen.element;
   for (int i = 0; i < ESMM_CPU_HEIGHTS; i++)

@@ -105,6 +105,18 @@ static inline void vec_to_f16(uint16_t *p, vec x)
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* The first count (VEC at most) of VEC 16-bit words; words past them are 0, and no other memory is touched. */
+static inline void halves_load_first(uint16_t *words, const uint16_t *p, int64_t count)
+{
+  for (int64_t i = 0; i < VEC; i++)
+    words[i] = i < count ? p[i] : 0;
+}
+static inline void halves_store_first(uint16_t *p, int64_t count, const uint16_t *words)
+{
+  for (int64_t i = 0; i < count; i++)
+    p[i] = words[i];
+}
+
 /* NaN stays NaN: of two operands, one of which is, these instructions take the second. */
 static inline vec vec_at_least(vec x, float least)
 {

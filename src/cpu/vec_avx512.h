@@ -98,7 +98,18 @@ static inline void vec_to_bf16(uint16_t *p, vec x)
   const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   const __m512i h = _mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x400000));
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(h, 16)));
+  const __m512i odds = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015, 0x130011, 0xf000d,
+                                        0xb0009, 0x70005, 0x30001);
+  _mm256_storeu_si256((__m256i *)p, _mm512_castsi512_si256(_mm512_permutexvar_epi16(odds, h)));
+}
+/* The first count (VEC at most) of VEC 16-bit words; words past them are 0, and no other memory is touched. */
+static inline void halves_load_first(uint16_t *words, const uint16_t *p, int64_t count)
+{
+  _mm256_storeu_si256((__m256i *)words, _mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1u), p));
+}
+static inline void halves_store_first(uint16_t *p, int64_t count, const uint16_t *words)
+{
+  _mm256_mask_storeu_epi16(p, (__mmask16)((1u << count) - 1u), _mm256_loadu_si256((const __m256i *)words));
 }
 
 static inline void vec_to_f16(uint16_t *p, vec x)

@@ -45,9 +45,8 @@ static inline __attribute__((always_inline)) vec esmm_vec_load_first(const void 
     return esmm_vec_load(data, dtype, at);
   if (dtype == ESMM_F32)
     return vec_load_first((const float *)data + at, count);
-  uint16_t part[VEC] = {0};
-  for (int64_t i = 0; i < count; i++)
-    part[i] = ((const uint16_t *)data)[at + i];
+  uint16_t part[VEC];
+  halves_load_first(part, (const uint16_t *)data + at, count);
   return esmm_vec_load(part, dtype, 0);
 }
 
@@ -59,10 +58,9 @@ static inline __attribute__((always_inline)) void esmm_vec_store_first(void *dat
   } else if (dtype == ESMM_F32) {
     vec_store_first((float *)data + at, count, x);
   } else {
-    uint16_t part[VEC];
+    uint16_t part[VEC] = {0};
     esmm_vec_store(part, dtype, 0, x);
-    for (int64_t i = 0; i < count; i++)
-      ((uint16_t *)data)[at + i] = part[i];
+    halves_store_first((uint16_t *)data + at, count, part);
   }
 }
 

@@ -91,6 +91,18 @@ static inline void vec_to_f16(uint16_t *p, vec x)
     p[i] = esmm_to_f16(x[i]);
 }
 
+/* The first count (VEC at most) of VEC 16-bit words; words past them are 0, and no other memory is touched. */
+static inline void halves_load_first(uint16_t *words, const uint16_t *p, int64_t count)
+{
+  for (int64_t i = 0; i < VEC; i++)
+    words[i] = i < count ? p[i] : 0;
+}
+static inline void halves_store_first(uint16_t *p, int64_t count, const uint16_t *words)
+{
+  for (int64_t i = 0; i < count; i++)
+    p[i] = words[i];
+}
+
 /* NaN stays NaN. */
 static inline vec vec_at_least(vec x, float least)
 {
