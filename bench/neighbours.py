@@ -68,7 +68,8 @@ class Product:
             self.torch_c = torch.empty(m, n)
 
     def ours(self):
-        self.library.esmm_matmul(self.ctx, ctypes.byref(self.a), self.weights, ctypes.byref(self.c), None, None)
+        check(self.library.esmm_matmul(self.ctx, ctypes.byref(self.a), self.weights, ctypes.byref(self.c), None, None),
+              "esmm_matmul")
 
     def torchs(self):
         torch.mm(self.torch_a, self.torch_b, out=self.torch_c)
@@ -112,6 +113,10 @@ def with_busy_loops(count, call, calls):
     return times
 
 
+def ratio(seconds, first, second):
+    return f"{seconds[first] / seconds[second]:.2f}" if seconds[first] and seconds[second] else "-"
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("library", nargs="?", default=os.path.join(HERE, "..", "build", "libesmm.so"))
@@ -145,9 +150,9 @@ def main():
             if o.busy:
                 times["busy"] += with_busy_loops(o.busy, x.ours, o.calls)
         t = {name: statistics.median(seconds) if seconds else None for name, seconds in times.items()}
-        ratio = lambda a, b: f"{t[a] / t[b]:.2f}" if t[a] and t[b] else "-"
-        print(f"{f'{m} x {k} x {n}':16} {1e3 * t['ours']:9.3f} {ratio('ours_turn', 'ours'):>11} {ratio('busy', 'ours'):>6}"
-              f"   {1e3 * t['torch'] if t['torch'] else 0:14.3f} {ratio('torch_turn', 'torch'):>8}")
+        print(f"{f'{m} x {k} x {n}':16} {1e3 * t['ours']:9.3f} {ratio(t, 'ours_turn', 'ours'):>11} "
+              f"{ratio(t, 'busy', 'ours'):>6}   {1e3 * t['torch'] if t['torch'] else 0:14.3f} "
+              f"{ratio(t, 'torch_turn', 'torch'):>8}")
         library.esmm_weights_free(x.weights)
     library.esmm_ctx_free(ctx)
 

@@ -235,7 +235,8 @@ typedef struct esmm_weights esmm_weights;
 
 typedef enum esmm_use {
   ESMM_USE_ANY = 0,    /* any m: keeps two forms of B, at most twice its bytes (rows are padded to 64 bytes, panels to
-                          32 columns: narrow matrices take more) */
+                          32 columns, and a B of 15 columns or fewer is kept a third time, turned, whatever the use:
+                          narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
 } esmm_use; /* on a GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8
@@ -491,8 +492,8 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  * - Where nothing is known yet, the plan is that of a context that does not remember.
  * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *
- * A CPU sees A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every call
- * all the same.
+ * A CPU can see A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every
+ * call all the same, but for products so small that the look would take longer than it could save.
  */
 typedef struct esmm_recollection {
   size_t size;

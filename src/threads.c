@@ -24,7 +24,7 @@
 
 #define SPIN 20e-6                /* seconds: about what waking a thread takes */
 #define AGAIN 1.0                 /* seconds until the system is asked anew for threads that it refused */
-#define STACK ((size_t)512 << 10) /* several times what a kernel needs */
+#define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data take of it, too */
 
 /* state: threads wanted, the caller sleeps, others inside */
 #define WANTED_SHIFT 16
@@ -188,13 +188,18 @@ static bool start_worker(esmm_threads *p, int id)
   return started || pthread_create(&w->thread, NULL, work, w) == 0;
 }
 
-/* Signals are for the program's own threads: these inherit that all are blocked. */
+/* Signals are for the program's own threads: these inherit that all are blocked but those of a thread's own faults. */
 static void start_workers(esmm_threads *p, int threads)
 {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
   sigset_t all, before;
   (void)pthread_once(&once, count_forks);
-  if (!forks_counted || sigfillset(&all) != 0 || pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
+  if (!forks_counted || sigfillset(&all) != 0)
+    return;
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+    (void)sigdelset(&all, faults[i]);
+  if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
     return;
   while (p->running < threads && start_worker(p, p->running))
     p->running++;

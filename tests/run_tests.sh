@@ -171,7 +171,7 @@ section 'ThreadSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
 elif works clang -fsanitize=thread; then
-  raced="threads kernels epilogue cuda_faults ffn" # what starts threads; no other program is built
+  raced="pool threads kernels small epilogue cuda_faults ffn" # what starts threads; no other program is built
   # shellcheck disable=SC2086 # names without spaces
   if build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $(printf "$OUT/tsan/tests/test_%s " $raced) \
     "$OUT/tsan/tests/fake/libcuda.so.1"; then

@@ -23,7 +23,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  dense ms: the fastest dense library on this data or on random dense data. speedup: over that.\n"
     "  GFLOP/s (TFLOP/s on a GPU): counting 2 M N K, useful: counting what was multiplied. error: max |C - exact|\n"
     "  / max |exact|, ours and that library's. joint: the share of (tile, k) that was multiplied.\n"
-    "  With M up to 64 the weights rotate through several copies, so that they come from memory as in real use.\n"
+    "  With M up to 64 weights of over 128 KB rotate through several copies, so that they come from memory.\n"
     "  A GPU's operands lie in its memory; its L2 cache is emptied before each call, and its own clock measures.\n"
     "  cuBLAS gets A and B as they are where both are bf16 or both f16, and C is the same or f32; else all in f32.\n"
     "  A kernel that promises the same bits each time is wrong if it gives others after the measurement.\n"

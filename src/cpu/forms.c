@@ -218,7 +218,7 @@ static void fill_some_rows(void *arg, int64_t first, int64_t end, int worker)
 static esmm_status fill_rows(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   filling x = {.b = b, .w = w};
-  const int64_t at_once = esmm_at_once(ESMM_READ_ROWS, w->rows_ld * (int64_t)esmm_dtype_size(w->dtype));
+  const int64_t at_once = esmm_at_once(w->rows_ld, ESMM_READ_ROWS * (int64_t)esmm_dtype_size(w->dtype));
   esmm_for(ctx, ctx->threads, esmm_ceil_div(w->k, ESMM_READ_ROWS), at_once, fill_some_rows, &x);
   return ESMM_OK;
 }
@@ -296,7 +296,7 @@ static void unpack_turned(const esmm_weights *w, esmm_matrix *out)
                        (const char *)w->turned + (size_t)(j * w->turned_ld) * size, 1, w->k, w->dtype);
 }
 
-/* Less than what other forms pad so narrow a B with, which the limit leaves out too. */
+/* 15 columns at most: no more than other forms pad so narrow a B with, or nearly so, and that the limit leaves out, too. */
 static size_t turned_held(const esmm_weights *w)
 {
   (void)w;

@@ -1,6 +1,6 @@
 /*
  * prepare.c: B, once: bitmaps of its 32-column strips, its densities, and the forms that kernels read (forms.c), each
- * of them in B's own dtype, so that the two of a dense B hold at most twice its bytes.
+ * of them in B's own dtype, so that rows and panels of a dense B hold at most twice its bytes.
  */
 #include "bits.h"
 #include "convert.h"

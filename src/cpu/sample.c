@@ -29,7 +29,7 @@ double esmm_sample_seconds(const esmm_matrix *a)
 
 void esmm_sample_a(const esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample)
 {
-#if defined(__x86_64__)
+#if !defined(ESMM_PORTABLE)
   if (ctx->cpu & ESMM_CPU_AVX512) {
     esmm_sample_avx512(a, w, sample);
     return;

@@ -367,7 +367,7 @@ static esmm_status to_dense(esmm_ctx *ctx, const char *what, const esmm_bsr *b, 
     return status;
   memset(dense->data, 0, bytes);
   copying x = {.from = b, .to = dense};
-  esmm_for(ctx, ctx->threads, lines_of(b), esmm_at_once(b->block_rows, b->cols * (int64_t)size), copy_lines, &x);
+  esmm_for(ctx, ctx->threads, lines_of(b), esmm_at_once(b->cols, b->block_rows * (int64_t)size), copy_lines, &x);
   return ESMM_OK;
 }
 

@@ -125,7 +125,7 @@ static bool columns_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, 
   return b->dtype == ESMM_F32 && opts->use != ESMM_USE_DECODE && ratio >= 2.0;
 }
 
-/* Padding to 64 k's would be most of a shorter column: such are kept as a user of the library would have them. */
+/* Padding is much of a short column: those are kept as a user of the library would have them. */
 static int64_t columns_ld(int64_t k)
 {
   return k < 64 ? k : esmm_cuda_k_padded(k);

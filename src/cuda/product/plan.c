@@ -359,13 +359,15 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
   return choose(r, force, counts);
 }
 
+/* The device's choice knows no knee: it is given what holds above it. */
 esmm_cuda_line esmm_run_line(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  const double past = esmm_cuda_past_knee(esmm_cuda_about(skip->kernel), 1.0);
   return (esmm_cuda_line){.dense = (float)dense->base,
-                          .base = (float)skip->base,
-                          .per_strip = (float)skip->per_strip,
-                          .per_joint = (float)skip->per_joint};
+                          .base = (float)(past * skip->base),
+                          .per_strip = (float)(past * skip->per_strip),
+                          .per_joint = (float)(past * skip->per_joint)};
 }
 
 static void remembered_reason(const decision *d, const esmm_seen *seen, char *text, size_t bytes)

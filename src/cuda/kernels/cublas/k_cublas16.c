@@ -40,9 +40,9 @@ static double slowed(double longer, double shorter)
 
 /*
  * Arithmetic and reading work side by side: whichever takes longer is what the product takes, and somewhat more where
- * they take about the same. Where there are enough
- * tiles for all multiprocessors, the library's go in rounds, as ours do, but a last round that is far from full costs
- * it less; where not, it finds other ways to keep them busy. A long k costs a small product time of its own.
+ * they take about the same. Where there are enough tiles for all multiprocessors, the library's go in rounds, as ours
+ * do, but a last round that is far from full costs it less; where not, it finds other ways to keep them busy. A long k
+ * costs a small product time of its own.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)

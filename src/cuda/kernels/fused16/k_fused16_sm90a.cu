@@ -367,17 +367,15 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
     sm90_barrier_wait(&memory()->full[x.slot], x.phase);
     const uint32_t told = memory()->told[x.slot];
     sm90_fence_async(); /* it was not TMA that filled it */
+    sm90_wgmma_fence();
     if ((told & STEPS_MASK) == STEPS) {
-      sm90_wgmma_fence();
 #pragma unroll
       for (int i = 0; i < STEPS; i++)
         wgmma16<DTYPE, 1>(sums, at + i * STEP, bt + i * STEP);
-      sm90_wgmma_commit();
     } else if (told & STEPS_MASK) {
-      sm90_wgmma_fence();
       wgmma16<DTYPE, 1>(sums, at, bt);
-      sm90_wgmma_commit();
     }
+    sm90_wgmma_commit(); /* a stage without steps, too: the wait below counts groups */
     if (before < STAGES) {
       sm90_wgmma_wait<1>();
       if (threadIdx.x % 32 == 0)
