@@ -204,8 +204,10 @@ bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look
   for (int i = 0; i < list->count; i++)
     most[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
   rank(most, list->count, &best, &next);
+  /* They are of all the context's threads, and the look is one's. */
+  const double slower = (double)p->ctx->threads / (double)p->threads;
   for (int i = 0; i < list->count; i++)
-    if (i != best && most[best] > least[i] + look_seconds)
+    if (i != best && slower * (most[best] - least[i]) > look_seconds)
       return false;
   return true;
 }

@@ -22,8 +22,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPIN 20e-6                /* seconds: about what waking a thread takes */
-#define AGAIN 1.0                 /* seconds until the system is asked anew for threads that it refused */
+#define SPIN 20e-6              /* seconds: about what waking a thread takes */
+#define AGAIN 1.0               /* seconds until the system is asked anew for threads that it refused */
 #define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data take of it, too */
 
 /* state: threads wanted, the caller sleeps, others inside */

@@ -221,7 +221,8 @@ typedef struct direct_part {
 
 static direct_part direct_lay_out(const esmm_problem *p)
 {
-  direct_part x = {.by_rows = p->m >= 2 * MR * p->threads, .rows = p->m, .cols = p->n};
+  direct_part x = {.rows = p->m, .cols = p->n};
+  x.by_rows = p->m >= 2 * MR * p->threads || esmm_ceil_div(p->n, 64) < p->threads;
   x.stored = esmm_is_plain(p) || (p->k <= DIRECT_CHAIN && esmm_is_rounded(p));
   if (x.by_rows)
     x.rows = esmm_round_up(esmm_ceil_div(p->m, p->threads), MR);

@@ -296,7 +296,8 @@ static void unpack_turned(const esmm_weights *w, esmm_matrix *out)
                        (const char *)w->turned + (size_t)(j * w->turned_ld) * size, 1, w->k, w->dtype);
 }
 
-/* 15 columns at most: no more than other forms pad so narrow a B with, or nearly so, and that the limit leaves out, too. */
+/* 15 columns at most: no more than other forms pad so narrow a B with, or nearly so, and that the limit leaves out,
+ * too. */
 static size_t turned_held(const esmm_weights *w)
 {
   (void)w;

@@ -98,10 +98,12 @@ typedef struct verdict {
   int threads;
 } verdict;
 
-/* What skips most of its work is worth fewer threads. seconds: as the plan predicts them, on all threads. */
-static int worth_threads(const esmm_problem *p, double seconds)
+/* What skips most of its work is worth fewer threads. seconds: as the plan predicts them for the kernel of that index,
+   on all threads but for what any call costs. */
+static int worth_threads(const esmm_problem *p, int index, double seconds)
 {
-  const double most = seconds * (double)p->ctx->threads / (p->ctx->thread_work * WORK_SECONDS);
+  const double work = (seconds - p->ctx->cost[index][ESMM_COST_TERMS - 1]) * (double)p->ctx->threads;
+  const double most = work / (p->ctx->thread_work * WORK_SECONDS);
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
 }
 
@@ -113,8 +115,9 @@ static void judge(esmm_problem *p, verdict *v)
   if (v->list.count == 0 || !esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a)))
     return;
   double seconds;
-  v->outright = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &v->variant, &seconds));
-  v->threads = worth_threads(p, seconds);
+  const int index = esmm_plan_cheapest(p, &v->list, &v->variant, &seconds);
+  v->outright = esmm_registry_at(index);
+  v->threads = worth_threads(p, index, seconds);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
@@ -140,7 +143,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
     return status;
   out->kernel = choices[chosen].kernel;
   p->variant = choices[chosen].variant;
-  p->threads = worth_threads(p, choices[chosen].seconds);
+  p->threads = worth_threads(p, chosen, choices[chosen].seconds);
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
   if (told)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
@@ -166,8 +169,9 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
   if (v->list.sees_a)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   double seconds;
-  out->kernel = esmm_registry_at(esmm_plan_cheapest(p, &v->list, &p->variant, &seconds));
-  p->threads = worth_threads(p, seconds);
+  const int index = esmm_plan_cheapest(p, &v->list, &p->variant, &seconds);
+  out->kernel = esmm_registry_at(index);
+  p->threads = worth_threads(p, index, seconds);
   return ESMM_OK;
 }
 
@@ -322,6 +326,7 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_o
   memcpy(s->kernel, noted.kernel, sizeof s->kernel);
   memcpy(s->reason, noted.reason, sizeof s->reason);
   s->strip_rows = noted.strip_rows;
+  s->threads = (int)esmm_max(x.p->threads, gate.p->threads);
   begin_counts(p);
   for (int64_t row0 = 0, rows; status == ESMM_OK && row0 < p->m; row0 += rows) {
     rows = part_rows(p, row0, room);

@@ -10,6 +10,10 @@
 /* Products in which multiply-adds, packing, lists, tile starts, bytes of B and fixed costs dominate in turn. */
 const esmm_trial esmm_cpu_trials[] = {
     {32, 64, 64, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {512, 1024, 1, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {256, 512, 8, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {1024, 64, 4, ESMM_GEN_DENSE, 1, 1, DENSE_B},
+    {256, 16, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
     {128, 256, 256, ESMM_GEN_DENSE, 1, 1, DENSE_B},
     {384, 1024, 384, ESMM_GEN_DENSE, 1, 1, DENSE_B},
     {768, 768, 768, ESMM_GEN_DENSE, 1, 1, DENSE_B},

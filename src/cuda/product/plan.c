@@ -363,7 +363,7 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
 esmm_cuda_line esmm_run_line(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
-  const double past = esmm_cuda_past_knee(esmm_cuda_about(skip->kernel), 1.0);
+  const double past = skip->kernel ? esmm_cuda_past_knee(esmm_cuda_about(skip->kernel), 1.0) : 1.0;
   return (esmm_cuda_line){.dense = (float)dense->base,
                           .base = (float)(past * skip->base),
                           .per_strip = (float)(past * skip->per_strip),
