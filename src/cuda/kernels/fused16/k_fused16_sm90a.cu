@@ -217,11 +217,15 @@ static __device__ __forceinline__ void put_rows(const esmm_fused16_params &p, co
   }
 }
 
-/* How many alive k's are before box i. */
+/* How many alive k's are before box i. One lane reads it, the one that tells the next box. */
 static __device__ __forceinline__ uint32_t hear(uint32_t i)
 {
-  sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
-  return memory()->before[i % BOXES];
+  uint32_t before = 0;
+  if (threadIdx.x % 32 == 0) {
+    sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
+    before = memory()->before[i % BOXES];
+  }
+  return __shfl_sync(~0u, before, 0);
 }
 
 /* One thread tells it. */
@@ -268,7 +272,6 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
     const found alive = look<BY_K>(i, lines);
     const uint32_t low = (uint32_t)__popc(alive.low), count = low + (uint32_t)__popc(alive.high);
     const uint32_t entry = hear(i);
-    __syncwarp();
     if (threadIdx.x % 32 == 0) {
       tell(i + 1, entry + count);
       if (k + BOXES * BOX_K < last)
@@ -365,14 +368,16 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
   for (uint32_t stage = 0;; stage++) {
     const uint64_t at = a + stage % (LINES_A / STAGE_K) * STAGE_STEP, bt = b + x.slot * STAGE_STEP;
     sm90_barrier_wait(&memory()->full[x.slot], x.phase);
-    const uint32_t told = memory()->told[x.slot];
+    /* Read by the lane that lets go of the stage. */
+    const uint32_t told = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? memory()->told[x.slot] : 0, 0);
     sm90_fence_async(); /* it was not TMA that filled it */
-    sm90_wgmma_fence();
     if ((told & STEPS_MASK) == STEPS) {
+      sm90_wgmma_fence();
 #pragma unroll
       for (int i = 0; i < STEPS; i++)
         wgmma16<DTYPE, 1>(sums, at + i * STEP, bt + i * STEP);
     } else if (told & STEPS_MASK) {
+      sm90_wgmma_fence();
       wgmma16<DTYPE, 1>(sums, at, bt);
     }
     sm90_wgmma_commit(); /* a stage without steps, too: the wait below counts groups */
@@ -541,6 +546,8 @@ static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int 
 
 /* ---- a block ---- */
 
+#define BOXES_READ 2 /* a barrier: finders have read all boxes of a tile */
+
 /* A tile's columns of B. */
 static __device__ __forceinline__ columns columns_of(const esmm_fused16_params &p, int tile)
 {
@@ -566,6 +573,7 @@ static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, f
     entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
   }
   f.base = f.left;
+  asm volatile("bar.arrive %0, %1;" ::"n"(BOXES_READ), "n"(THREADS) : "memory");
   if (more && stays(entries)) {
     find_meet(); /* all k's are listed */
     find_again(p, f, entries, columns_of(p, tile + 1), 0);
@@ -596,7 +604,8 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fu
     } else {
       float sums[SUMS];
       multiply<DTYPE>(x, sums);
-      store_sums(p, sums); /* where boxes were, which nobody reads any more */
+      asm volatile("bar.sync %0, %1;" ::"n"(BOXES_READ), "n"(THREADS) : "memory");
+      store_sums(p, sums); /* where boxes were */
       sm90_fence_async();
     }
     __syncthreads();
