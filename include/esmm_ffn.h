@@ -18,12 +18,12 @@
  * what meets a nonzero of h is computed; dx and the weights' gradients are products that look for the zeros of h and of
  * dpre again.
  *
- * Modes. Exact (the default) and dense give the same result; exact skips, dense does not (zeros then meet Inf and NaN
- * as IEEE says). In sparse mode the products of h and of dpre (the gradient before the activation) get at most two of
- * every four values, 2:4, chosen by the sparsifier. Split mode ranks the columns of h by their nonzeros in this forward
- * pass (ties go to the lower index) and treats only the sparsest share of them like that; the others are multiplied as
- * they are, and both parts are added. Gradients pass straight through: they are those of the layer without the dropped
- * values.
+ * Modes. Exact (the default) and dense give the same result; exact skips where that pays, dense never (zeros then meet
+ * Inf and NaN as IEEE says). In sparse mode the products of h and of dpre (the gradient before the activation) get at
+ * most two of every four values, 2:4, chosen by the sparsifier. Split mode ranks the columns of h by their nonzeros in
+ * this forward pass (ties go to the lower index) and treats only the sparsest share of them like that; the others are
+ * multiplied as they are, and both parts are added. Gradients pass straight through: they are those of the layer
+ * without the dropped values.
  *
  * The reduction axis rule: the four values of a group must lie side by side along the axis that is summed.
  *   y = h W2, dx = dpre W1'      sum over features: four features of one token

@@ -56,8 +56,7 @@ typedef struct esmm_threads {
   void *arg;
   int64_t items, at_once, pieces;
   int threads;
-  int load_file; /* /proc/loadavg, or -1 */
-  long cpus;
+  long cpus; /* of this machine */
   /* The caller's own */
   int most, running; /* workers that there is room for, that there are, 0 among both */
   unsigned forks;    /* as the counter was when the first was started */
@@ -103,7 +102,10 @@ static inline void relax(void)
 static bool is_crowded(const esmm_threads *p)
 {
   char text[128];
-  const ssize_t length = p->load_file < 0 ? 0 : pread(p->load_file, text, sizeof text - 1, 0);
+  const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  const ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+  if (file >= 0)
+    (void)close(file);
   if (length <= 0)
     return false;
   text[length] = '\0';
@@ -307,7 +309,6 @@ esmm_status esmm_threads_open(esmm_ctx *ctx)
   memset(ctx->pool, 0, bytes_of(ctx->threads));
   ctx->pool->most = ctx->threads;
   ctx->pool->cpus = sysconf(_SC_NPROCESSORS_ONLN);
-  ctx->pool->load_file = ctx->threads > 1 ? open("/proc/loadavg", O_RDONLY | O_CLOEXEC) : -1;
   ctx->pool->running = 1;
   ctx->pool->forks = atomic_load(&forks);
   return ESMM_OK;
@@ -325,7 +326,5 @@ void esmm_threads_close(esmm_ctx *ctx)
     for (int i = 1; i < p->running; i++)
       (void)pthread_join(p->worker[i].thread, NULL);
   }
-  if (p->load_file >= 0)
-    (void)close(p->load_file);
   esmm_mem_free(&ctx->allocator, p, bytes_of(ctx->threads));
 }

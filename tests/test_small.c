@@ -289,7 +289,7 @@ static void changing_calls_are_right(void **state)
       memcpy(way ? got : want, start, sizeof got);
       c.data = way ? got : want;
       assert_int_equal(esmm_matmul(way ? ctx : anew, &a, w[which], &c, &opts, way == 2 ? &stats : NULL), ESMM_OK);
-      if (way && memcmp(got, want, sizeof got) != 0)
+      if (way && memcmp((const char *)got, (const char *)want, sizeof got) != 0)
         fail_msg("call %d, way %d: other bits than planned anew (%s)", call, way, stats.kernel);
     }
   }

@@ -1,8 +1,8 @@
 /*
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], writes C itself and knows no epilogue but alpha
- * and beta. Which of B's layouts it multiplies faster depends on the shape, so there are two kernels.
+ * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], writes C itself and knows no epilogue but
+ * alpha and beta. Which of B's layouts it multiplies faster depends on the shape, so there are two kernels.
  */
 #include "cuda/kernels/cublas/cublas.h"
 
