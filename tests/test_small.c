@@ -115,13 +115,17 @@ static void check_c(const product *p, const char *what, const esmm_pattern *patt
   const esmm_pattern_info info = pattern ? th_pattern(ctx, pattern) : (esmm_pattern_info){0};
   for (int64_t j = 0; j < p->c.cols; j++) {
     int nonzeros = 0;
+    bool alive = false; /* is there a nonzero in this strip? */
     for (int64_t i = 0; i < p->c.rows; i++) {
       const double got = th_get(&p->c, i, j), want = p->want[i * p->c.cols + j];
       nonzeros += want != 0;
       if (!(got == want))
         fail_msg("%s: C[%d,%d] is %g, not %g", what, (int)i, (int)j, got, want);
-      if (bits && want != 0)
-        assert_true(bits[i / info.strip_rows * info.words + j / 64] >> (j % 64) & 1);
+      alive = alive || want != 0;
+      if (bits && (i + 1 == p->c.rows || (i + 1) % info.strip_rows == 0)) { /* the last row of a strip */
+        assert_int_equal(bits[i / info.strip_rows * info.words + j / 64] >> (j % 64) & 1, alive);
+        alive = false;
+      }
     }
     if (p->counted && p->counts[j] != nonzeros)
       fail_msg("%s: %d nonzeros in column %d, not %d", what, (int)p->counts[j], (int)j, nonzeros);
