@@ -158,9 +158,13 @@ esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUst
 
 /* ---- one product ---- */
 
-/* Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each. */
+/*
+ * Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each.
+ * at_most: base + per_strip * strip of that term is no more than this times strip, which few alive k's stay below; 0:
+ * no such bound. Only the host knows it; the device, where it chooses, has the line.
+ */
 typedef struct esmm_cuda_units {
-  double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS];
+  double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS], at_most[ESMM_COST_TERMS];
 } esmm_cuda_units;
 
 /* What only a GPU's kernel has to say of itself: esmm_kernel.device. */
@@ -273,11 +277,11 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
                               CUstream stream);
 
 /*
- * `work` times the share of k's that a block of C has to list and load: those alive in any of its strips of A and in
- * any of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it is
- * right to a sixth where skipping and dense kernels are level.
+ * `work` times the share of k's that a block of C has to list and load: those alive in any of its `rows` strips of A
+ * and in any of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it
+ * is right to a sixth where skipping and dense kernels are level. Where few are alive, at_most is closer.
  */
-void esmm_cuda_union(const esmm_problem *p, int cols, double work, double *base, double *per_strip);
+void esmm_cuda_union(const esmm_problem *p, int rows, int cols, double work, int term, esmm_cuda_units *units);
 
 /* ---- copy.c ---- */
 

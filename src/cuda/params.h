@@ -375,6 +375,26 @@ ESMM_PARAMS_SIZE(esmm_mma16_extract_params, 80);
 #define ESMM_MMA16_WINDOW 8192 /* k's that a block of joint lists at once */
 #define ESMM_MMA16_JOINT_SHARED (ESMM_MMA16_SHARED(128, 128) + 2 * ESMM_MMA16_WINDOW + 16)
 
+/* ---- k_small.cu: products of a few microseconds ---- */
+
+#define ESMM_SMALL_TILE 32     /* rows and columns of C of a block, */
+#define ESMM_SMALL_THREADS 256 /* and its threads */
+#define ESMM_SMALL_BLOCKS 2    /* at once on a multiprocessor */
+#define ESMM_SMALL_CHUNK 16    /* k's that a warp takes at once */
+#define ESMM_SMALL_RANKS 8     /* most blocks that share a tile's k's: a cluster */
+
+typedef struct esmm_small_params {
+  esmm_selector selector;
+  esmm_device_matrix a; /* fp32; offsets in it and in B are below 2^32 */
+  uint64_t b;           /* rows [k][n] */
+  int32_t n;
+  int32_t tiles; /* of columns */
+  int32_t ranks; /* blocks that share a tile: a power of two */
+  int32_t unused;
+  esmm_epilogue_params epilogue;
+} esmm_small_params;
+ESMM_PARAMS_SIZE(esmm_small_params, 144);
+
 /* ---- k_decode.cu: C of at most 16 rows, from the rows of B that A needs ---- */
 
 #define ESMM_DECODE_ROWS 16

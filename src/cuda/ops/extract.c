@@ -33,13 +33,14 @@ int64_t esmm_cuda_k_padded(int64_t k)
   return esmm_round_up(k, 32);
 }
 
-void esmm_cuda_union(const esmm_problem *p, int cols, double work, double *base, double *per_strip)
+void esmm_cuda_union(const esmm_problem *p, int rows, int cols, double work, int term, esmm_cuda_units *units)
 {
   double dead = 1.0;
   for (int i = 0; i < cols; i++)
     dead *= 1.0 - p->w->strip_density;
-  *base = work * (1.0 - dead) * 0.45;
-  *per_strip = work * (1.0 - dead) * 0.6;
+  units->base[term] = work * (1.0 - dead) * 0.45;
+  units->per_strip[term] = work * (1.0 - dead) * 0.6;
+  units->at_most[term] = work * (1.0 - dead) * rows;
 }
 
 /* Bitmaps first, then segments, both at multiples of 256 bytes. */

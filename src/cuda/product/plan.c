@@ -59,8 +59,10 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
   const esmm_cuda_units line = units_of(self, p, cost, variant);
   const double strip = p->sample.strip[sample_level(self)], joint = p->sample.joint[sample_level(self)];
   const double past = esmm_cuda_past_knee(esmm_cuda_about(self), strip);
-  for (int i = 0; i < ESMM_COST_TERMS; i++)
-    units[i] = past * (line.base[i] + line.per_strip[i] * strip + line.per_joint[i] * joint);
+  for (int i = 0; i < ESMM_COST_TERMS; i++) {
+    const double by_strip = line.base[i] + line.per_strip[i] * strip, most = line.at_most[i] * strip;
+    units[i] = past * ((line.at_most[i] > 0.0 ? fmin(by_strip, most) : by_strip) + line.per_joint[i] * joint);
+  }
 }
 
 static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
@@ -80,6 +82,10 @@ static candidate look_at(const esmm_problem *p, int index)
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
     c.per_joint += cost[i] * units.per_joint[i];
+    if (units.at_most[i] > 0.0) {
+      c.over += cost[i] * units.base[i];
+      c.over_per_strip += cost[i] * (units.per_strip[i] - units.at_most[i]);
+    }
   }
   mine.variant = c.variant;
   c.work = esmm_kernel_workspace(kernel, &mine);
@@ -88,8 +94,9 @@ static candidate look_at(const esmm_problem *p, int index)
 
 double esmm_run_seconds_at(const candidate *c, double strip, double joint)
 {
+  const double over = fmax(0.0, c->over + c->over_per_strip * strip);
   return esmm_cuda_past_knee(esmm_cuda_about(c->kernel), strip) *
-         (c->base + c->per_strip * strip + c->per_joint * joint);
+         (c->base + c->per_strip * strip + c->per_joint * joint - over);
 }
 
 static double middle(const candidate *c)

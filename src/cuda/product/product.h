@@ -37,8 +37,9 @@ typedef struct candidate {
   int index;
   int64_t variant;
   double base, per_strip, per_joint;
-  double b;    /* B's density at its strips: no A has more of it as its joint */
-  size_t work; /* its workspace, bytes; SIZE_MAX: too large */
+  double over, over_per_strip; /* seconds by which that line is too high, at a strip density; below 0: it is not */
+  double b;                    /* B's density at its strips: no A has more of it as its joint */
+  size_t work;                 /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;

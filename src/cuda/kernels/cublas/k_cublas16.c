@@ -10,9 +10,7 @@
 
 #define UNEVEN 1.08    /* what rounds that do not come out even cost at most */
 #define MUCH_WORK 1e11 /* multiply-adds, with which the GPU's clock goes down */
-#define HOT 1.06
-#define ODD_BYTES 2.6 /* reading and writing where lines are not of 16 bytes, beside where they are */
-#define ODD .85       /* those products vary: what most of them take at least */
+#define HOT 1.08
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -30,6 +28,24 @@ static bool in_lines(const esmm_problem *p)
 {
   return esmm_cuda_in_lines(&p->a) && esmm_cuda_in_lines(&p->c) &&
          (!esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16] || p->n % 8 == 0);
+}
+
+/*
+ * Where lines are not of 16 bytes: what a byte costs beside one where they are, a multiply-add beside the term's, and a
+ * k of the first 1024. Those products vary; these are what most of them take at least.
+ */
+typedef struct odd {
+  double bytes, work, ks;
+} odd;
+
+static odd odd_lines(const esmm_problem *p)
+{
+  const bool a_in_lines = esmm_cuda_in_lines(&p->a);
+  if (p->m == 1 || p->n == 1)
+    return (odd){1.5, 0.0, p->n == 1 || a_in_lines ? 2.0 : 8.0};
+  if (p->n % 2 == 0 && p->a.ld % 2 == 0 && p->c.ld % 2 == 0) /* it loads two or four elements at a time */
+    return (odd){1.7, 0.55, 7.5};
+  return (odd){2.2, 0.85, a_in_lines ? 5.5 : 8.5};
 }
 
 /* By how much the longer of two that work side by side takes longer than alone. */
@@ -56,9 +72,10 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double written = (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
   *variant = 0;
   if (!in_lines(p)) {
-    units->base[1] = ODD * ODD_BYTES * (read + written);
-    units->base[3] = ODD * work;
-    units->base[4] = ODD * (p->m == 1 || p->n == 1 ? 3.0 : 10.0) * fmin(k, 1024.0);
+    const odd lines = odd_lines(p);
+    units->base[1] = lines.bytes * (read + written);
+    units->base[3] = lines.work * work;
+    units->base[4] = lines.ks * fmin(k, 1024.0);
     return;
   }
   units->base[1] = ESMM_CUDA_EXPOSED * written;

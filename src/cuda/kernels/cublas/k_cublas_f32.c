@@ -27,30 +27,53 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 }
 
 /*
- * Which layout of B it multiplies faster: there is no rule in it, and up to 2.3 times between them. These limits were
- * fitted to 504 products on an H200; one in twelve of those loses more than a twentieth by them.
+ * Which layout of B it multiplies faster: there is little of a rule in it, and up to 4 times between them. These limits
+ * were fitted to 990 products on an H200; one in ten of those loses more than a twentieth by them.
  */
 static bool rows_are_faster(const esmm_problem *p)
 {
-  const double m = (double)p->m, n = (double)p->n, k = (double)p->k, tall = m / n;
-  if (p->k > 64 && p->k <= 128 && p->n > 256 && p->n < 1000)
+  const double m = (double)p->m, n = (double)p->n;
+  if (p->k == 1)
+    return true;
+  if (p->m == 1)
+    return p->k <= 16 || (p->n >= 4096 && p->k >= 1024);
+  if (p->k > 64 && p->k <= 128 && p->n > 256 && p->n < 1024 && p->m <= 16)
     return true; /* or 27 us instead of 9, with some n of these */
-  if (m * k <= 6800.0)
-    return k <= 0.0056 * n || tall > 1.0 || k > 32.0 * n;
-  if (tall > 12.0)
-    return m * k > 1.6e7 || (tall > 24.0 && p->k % 4 != 0 && p->m <= 836);
-  if (p->n <= 15)
-    return tall <= 3.5;
-  return tall > 0.00087 && (m * k <= 7.2e6 || m * k > 1.1e7);
+  if (p->m <= 8)
+    return p->k <= 130 ? p->n >= 8192 : p->n <= 1200 || (p->k > 1024 && p->m > 4);
+  if (p->k <= 128)
+    return m * n > (p->k <= 33 ? 65536.0 : 5e5);
+  return p->n > 16 || m <= 3.5 * n || p->m > 2048;
+}
+
+/* What a kind of product costs beside the terms of .cost, which are those of one row or column. */
+typedef struct kind {
+  double work, bytes, ks, launches;
+} kind;
+
+static kind kind_of(const esmm_problem *p)
+{
+  if (p->m == 1 || p->n == 1)
+    return (kind){0.0, p->n == 1 ? 1.0 : 1.3, 1.0, 1.0};
+  if (p->m <= 8 && p->k <= 130)
+    return (kind){0.0, 3.7, 3.8, 1.0};
+  if (p->k > 1 && p->k <= 128 && p->m > 16 && (p->n <= 33 || (p->n <= 128 && (p->k <= 33 || p->m <= 200))))
+    return (kind){0.0, 2.5, 0.0, 1.72};
+  if (p->k <= 33)
+    return (kind){1.05, 1.5, 23.0, 1.0};
+  if (p->k <= 128)
+    return (kind){1.05, 1.0, 31.0, 0.85};
+  return (kind){1.0, 1.8, 1.1, 1.8};
 }
 
 static void line_of(const esmm_problem *p, bool faster, esmm_cuda_units *units)
 {
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k, slower = faster ? 1.0 : OTHER_LAYOUT;
-  units->base[0] = slower * m * n * k;
-  units->base[1] = slower * sizeof(float) * (m * k + k * n + m * n);
-  units->base[2] = slower * fmin(k, 2048.0);
-  units->base[3] = slower * fmin(k, 512.0) * fmin(m * n / 65536.0, 1.0);
+  const kind x = kind_of(p);
+  units->base[0] = slower * x.work * m * n * k;
+  units->base[1] = slower * x.bytes * sizeof(float) * (m * k + k * n + m * n);
+  units->base[2] = slower * x.ks * fmin(k, 2048.0);
+  units->base[5] = slower * x.launches;
 }
 
 static void line_columns(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
@@ -99,8 +122,8 @@ ESMM_KERNEL(cublas_f32_rows) = {
     .missing = esmm_cublas_missing,
     .can_run = can_run,
     .terms = esmm_cuda_terms,
-    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "the first k's", "", "launches"},
-    .cost = {3.8e-14, 3.1e-13, 3e-9, 1.25e-8, 0.0, 6.2e-6},
+    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "", "", "launches"},
+    .cost = {4.1e-14, 2.4e-13, 1.2e-9, 0.0, 0.0, 5e-6},
     .workspace = esmm_cublas_workspace,
     .run = run_rows,
 };
@@ -119,8 +142,8 @@ ESMM_KERNEL(cublas_f32) = {
     .missing = esmm_cublas_missing,
     .can_run = can_run,
     .terms = esmm_cuda_terms,
-    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "the first k's", "", "launches"},
-    .cost = {3.8e-14, 3.1e-13, 3e-9, 1.25e-8, 0.0, 6.2e-6},
+    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "", "", "launches"},
+    .cost = {4.1e-14, 2.4e-13, 1.2e-9, 0.0, 0.0, 5e-6},
     .workspace = esmm_cublas_workspace,
     .run = run,
 };

@@ -16,7 +16,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)cost;
   const double work = esmm_strips_mma_work(p), elements = (double)p->m * (double)p->k;
   units->per_joint[0] = work;
-  esmm_cuda_union(p, ESMM_STRIPS_MMA_COLS / ESMM_STRIP, work, &units->base[1], &units->per_strip[1]);
+  esmm_cuda_union(p, ESMM_STRIPS_MMA_ROWS / ESMM_STRIP, ESMM_STRIPS_MMA_COLS / ESMM_STRIP, work, 1, units);
   units->base[2] = elements * (double)esmm_dtype_size(p->a.dtype);
   units->per_strip[2] = elements * sizeof(float);
   units->base[3] = (double)p->m * (double)p->n;

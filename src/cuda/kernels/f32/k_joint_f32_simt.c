@@ -43,7 +43,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   /* Whole rounds of blocks. */
   const double work = (double)esmm_round_up(blocks(p), ESMM_SIMT_BLOCKS * (int64_t)esmm_cuda_sms(p)) * TILE * TILE * k;
   units->per_joint[0] = work;
-  esmm_cuda_union(p, TILE / ESMM_STRIP, work, &units->base[1], &units->per_strip[1]);
+  esmm_cuda_union(p, TILE / ESMM_STRIP, TILE / ESMM_STRIP, work, 1, units);
   units->base[2] = m * k * (double)esmm_dtype_size(p->a.dtype);
   units->per_strip[2] = m * k * sizeof(float);
   units->base[3] = m * n;

@@ -15,7 +15,8 @@
 #define MOST_EACH 64    /* tiles of a block */
 #define TILE_CHUNKS 2.8 /* so many chunks' time a tile takes, beside its stages */
 #define AGAIN .3        /* of the scans for every tile that more alive k's than there is room for would cost */
-#define SENDING .27     /* of a launch: sums of 64 rows from block to block */
+#define SENDING .15     /* of a launch: sums of 64 rows from block to block, */
+#define MEETING .12     /* and that they wait for each other */
 #define ODD 6.2e-5      /* of a launch, for each element of C that a block writes one by one */
 #define READING_A .18   /* of what a byte of C takes */
 #define KNEE .3         /* alive k's, above which gathering is late: */
@@ -122,7 +123,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
   units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[5] = 1.0 + (c.ranks > 1 ? SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
+  units->base[5] = 1.0 + (c.ranks > 1 ? MEETING + SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
 }
 
@@ -194,7 +195,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
   .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
-  .cost = {1.1e-13, 5.6e-7, 4.7e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
+  .cost = {1.1e-13, 4.6e-7, 6.2e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .knee = KNEE, .past_knee = PAST_KNEE};
 

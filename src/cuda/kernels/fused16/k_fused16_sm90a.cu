@@ -52,6 +52,7 @@ struct block_memory {
   uint32_t listed[LINES_A];                     /* k's of the lines of A */
   uint32_t told[STAGES];                        /* steps of 16 k's, and whether it is the last */
   uint64_t full[STAGES], empty[STAGES];
+  uint64_t read; /* finders have read all boxes of a tile */
 };
 static_assert(sizeof(block_memory) <= ESMM_FUSED16_SHARED, "params.h tells the host another size");
 
@@ -217,22 +218,30 @@ static __device__ __forceinline__ void put_rows(const esmm_fused16_params &p, co
   }
 }
 
-/* How many alive k's are before box i. One lane reads it, the one that tells the next box. */
-static __device__ __forceinline__ uint32_t hear(uint32_t i)
-{
-  uint32_t before = 0;
-  if (threadIdx.x % 32 == 0) {
-    sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
-    before = memory()->before[i % BOXES];
-  }
-  return __shfl_sync(~0u, before, 0);
-}
-
-/* One thread tells it. */
+/* One thread tells how many alive k's are before box i, */
 static __device__ __forceinline__ void tell(uint32_t i, uint32_t before)
 {
   memory()->before[i % BOXES] = before;
   sm90_barrier_arrive(&memory()->heard[i % BOXES]);
+}
+
+/* and one hears it. */
+static __device__ __forceinline__ uint32_t hear(uint32_t i)
+{
+  sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
+  return memory()->before[i % BOXES];
+}
+
+/* A warp: what is before its box i, which has so many; the next box hears of those, too. All boxes wait for each other
+   here, so nothing else comes between. */
+static __device__ __forceinline__ uint32_t pass_on(uint32_t i, uint32_t count)
+{
+  uint32_t before = 0;
+  if (threadIdx.x % 32 == 0) {
+    before = hear(i);
+    tell(i + 1, before + count);
+  }
+  return __shfl_sync(~0u, before, 0);
 }
 
 static __device__ __forceinline__ bool stays(uint32_t entries)
@@ -271,12 +280,9 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
     sm90_barrier_wait(&memory()->come[i % BOXES], i / BOXES & 1);
     const found alive = look<BY_K>(i, lines);
     const uint32_t low = (uint32_t)__popc(alive.low), count = low + (uint32_t)__popc(alive.high);
-    const uint32_t entry = hear(i);
-    if (threadIdx.x % 32 == 0) {
-      tell(i + 1, entry + count);
-      if (k + BOXES * BOX_K < last)
-        load_box<BY_K>(p, i + BOXES, row0, k + BOXES * BOX_K);
-    }
+    const uint32_t entry = pass_on(i, count);
+    if (threadIdx.x % 32 == 0 && k + BOXES * BOX_K < last)
+      load_box<BY_K>(p, i + BOXES, row0, k + BOXES * BOX_K);
     __syncwarp();
     leave(f, f.base + entry / STAGE_K, STEPS); /* or the stages that it waits for might wait for it */
     if (count == 0)
@@ -288,7 +294,8 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
     put_lines(*(const uint32_t(*)[4][8]) & lines.x[4], alive.high, entry + low);
     leave(f, f.base + (entry + count) / STAGE_K, STEPS);
   }
-  const uint32_t entries = hear((uint32_t)max(0, (last - first + BOX_K - 1) / BOX_K));
+  const uint32_t boxes = (uint32_t)max(0, (last - first + BOX_K - 1) / BOX_K);
+  const uint32_t entries = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? hear(boxes) : 0, 0);
   fill_up(f, entries);
   return entries;
 }
@@ -546,8 +553,6 @@ static __device__ __forceinline__ void finish(const esmm_fused16_params &p, int 
 
 /* ---- a block ---- */
 
-#define BOXES_READ 2 /* a barrier: finders have read all boxes of a tile */
-
 /* A tile's columns of B. */
 static __device__ __forceinline__ columns columns_of(const esmm_fused16_params &p, int tile)
 {
@@ -573,7 +578,9 @@ static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, f
     entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
   }
   f.base = f.left;
-  asm volatile("bar.arrive %0, %1;" ::"n"(BOXES_READ), "n"(THREADS) : "memory");
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    sm90_barrier_arrive(&memory()->read);
   if (more && stays(entries)) {
     find_meet(); /* all k's are listed */
     find_again(p, f, entries, columns_of(p, tile + 1), 0);
@@ -591,6 +598,7 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fu
       sm90_barrier_init(&memory()->full[i], FINDERS + FIND_WARPS);
       sm90_barrier_init(&memory()->empty[i], MULTIPLIERS / 32);
     }
+    sm90_barrier_init(&memory()->read, FIND_WARPS);
     begin_scan<BY_K>(p, row0, first, last);
   }
   __syncthreads();
@@ -604,7 +612,7 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fu
     } else {
       float sums[SUMS];
       multiply<DTYPE>(x, sums);
-      asm volatile("bar.sync %0, %1;" ::"n"(BOXES_READ), "n"(THREADS) : "memory");
+      sm90_barrier_wait(&memory()->read, (uint32_t)t & 1);
       store_sums(p, sums); /* where boxes were */
       sm90_fence_async();
     }
