@@ -31,6 +31,7 @@
 #define MIDDLE_STRIP .5       /* A's density at which skipping kernels are compared with each other */
 #define HANDICAP 1.05         /* see handicap() */
 #define STEADY_HANDICAP 1.01  /* where the cost model is steady */
+#define DENSE_HANDICAP 1.08   /* where it skips nothing */
 #define STAND_IN_HANDICAP 3.0 /* where the kernel's place is taken */
 #define STAY .97              /* another kernel must take less than this share of the last one's time to replace it */
 
@@ -296,7 +297,8 @@ static double seconds_seen(const candidate *c, const esmm_seen *seen)
 
 /*
  * By how much a kernel has to be predicted cheaper than the library to replace it, whose times are the ones not to be
- * beaten: the predictions of most waver more than those of decode, which does little but read.
+ * beaten: the predictions of most waver more than those of decode, which does little but read. A dense kernel that is
+ * level with the library has nothing to win.
  */
 static double handicap(const esmm_ctx *ctx, const candidate *c)
 {
@@ -305,6 +307,8 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
     return 1.0;
   if (about->stand_in && esmm_cuda_get(ctx)->sm == 90)
     return STAND_IN_HANDICAP;
+  if (!skips(c))
+    return DENSE_HANDICAP;
   return about->steady ? STEADY_HANDICAP : HANDICAP;
 }
 

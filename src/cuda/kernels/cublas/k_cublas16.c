@@ -31,21 +31,21 @@ static bool in_lines(const esmm_problem *p)
 }
 
 /*
- * Where lines are not of 16 bytes: what a byte costs beside one where they are, a multiply-add beside the term's, and a
- * k of the first 1024. Those products vary; these are what most of them take at least.
+ * Where lines are not of 16 bytes: what a byte costs beside one where they are, a multiply-add beside the term's, a k
+ * of the first 1024, and the launch. Those products vary; these are what most of them take at least.
  */
 typedef struct odd {
-  double bytes, work, ks;
+  double bytes, work, ks, launches;
 } odd;
 
 static odd odd_lines(const esmm_problem *p)
 {
   const bool a_in_lines = esmm_cuda_in_lines(&p->a);
   if (p->m == 1 || p->n == 1)
-    return (odd){1.5, 0.0, p->n == 1 || a_in_lines ? 2.0 : 8.0};
+    return (odd){1.5, 0.0, p->n == 1 || a_in_lines ? 2.0 : 8.0, 0.85};
   if (p->n % 2 == 0 && p->a.ld % 2 == 0 && p->c.ld % 2 == 0) /* it loads two or four elements at a time */
-    return (odd){1.7, 0.55, 7.5};
-  return (odd){2.2, 0.85, a_in_lines ? 5.5 : 8.5};
+    return (odd){1.7, 0.55, 7.5, 1.0};
+  return (odd){2.2, 0.85, a_in_lines ? 5.5 : 8.5, 1.0};
 }
 
 /* By how much the longer of two that work side by side takes longer than alone. */
@@ -76,6 +76,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
     units->base[1] = lines.bytes * (read + written);
     units->base[3] = lines.work * work;
     units->base[4] = lines.ks * fmin(k, 1024.0);
+    units->base[5] = lines.launches;
     return;
   }
   units->base[1] = ESMM_CUDA_EXPOSED * written;

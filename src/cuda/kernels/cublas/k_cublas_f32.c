@@ -57,7 +57,8 @@ static kind kind_of(const esmm_problem *p)
     return (kind){0.0, p->n == 1 ? 1.0 : 1.3, 1.0, 1.0};
   if (p->m <= 8 && p->k <= 130)
     return (kind){0.0, 3.7, 3.8, 1.0};
-  if (p->k > 1 && p->k <= 128 && p->m > 16 && (p->n <= 33 || (p->n <= 128 && (p->k <= 33 || p->m <= 200))))
+  if (p->k > 1 && p->k <= 128 && p->m > 16 && p->m <= 2048 &&
+      (p->n <= 33 || (p->n <= 128 && (p->k <= 33 || p->m <= 200))))
     return (kind){0.0, 2.5, 0.0, 1.72};
   if (p->k <= 33)
     return (kind){1.05, 1.5, 23.0, 1.0};
