@@ -5,11 +5,13 @@
  * enters by adding one to it, which works only while the loop is open; whoever finds no piece left closes it. The
  * caller then waits for those inside, and for no one else: a thread that was late finds the loop closed.
  *
- * Who has nothing to do looks for the next loop, after SPIN seconds only while nobody else wants its CPU, and after
- * LINGER sleeps on a futex: the threads of a program that does something else take no time from it. Waking one takes 40
- * to 100 us, as long as a small product; but where more threads want to run than there are CPUs, one that sleeps is
- * given a CPU sooner than one that waits for its turn, so there nobody lingers. Sleepers are woken two by two, each of
- * whom wakes two more, so that the caller is not kept from its own pieces.
+ * Who has nothing to do looks for the next loop for SPIN seconds, then sleeps on a futex: the threads of a program that
+ * does something else take no time from it. Waking one takes 40 to 100 us, as long as a small product. So where loops
+ * have been following each other, the threads look on, up to LINGER, and let others have their CPU meanwhile. Where
+ * more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one that
+ * waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept from
+ * its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are idle,
+ * and there it would wait for milliseconds: it is kept from that CPU until it has worked.
  *
  * After a fork the child has none of these threads. A counter that the fork raises tells, and the child starts its own.
  */
@@ -28,7 +30,8 @@
 #include <unistd.h>
 
 #define SPIN 20e-6              /* seconds that a worker looks for the next loop without letting go of its CPU, */
-#define LINGER 1e-3             /* and while others may have it */
+#define LINGER 1e-3             /* and while others may have it, where the loop before */
+#define SOON 1e-4               /* came within so many seconds */
 #define PATIENCE 2e-4           /* seconds that the caller looks whether the last pieces are done */
 #define AGAIN 1.0               /* seconds until the system is asked anew for threads that it refused */
 #define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data take of it, too */
@@ -43,6 +46,9 @@
 typedef struct worker {
   _Alignas(64) _Atomic int64_t next; /* the first piece of its share that nobody has taken */
   _Atomic uint32_t asleep;
+  _Atomic bool moved; /* it may not run on every CPU of `allowed` now */
+  cpu_set_t allowed;
+  pid_t tid;
   int id;
   struct esmm_threads *pool;
   pthread_t thread;
@@ -56,11 +62,14 @@ typedef struct esmm_threads {
   void *arg;
   int64_t items, at_once, pieces;
   int threads;
-  long cpus; /* of this machine */
+  long cpus;         /* of this machine */
+  _Atomic bool soon; /* the loop came soon after the one before */
+  _Atomic int cpu;   /* the caller's, when it opened the loop */
   /* The caller's own */
   int most, running; /* workers that there is room for, that there are, 0 among both */
   unsigned forks;    /* as the counter was when the first was started */
   double not_before; /* 0, or when to ask again for more */
+  double ended;      /* when the last loop was done */
   worker worker[];
 } esmm_threads;
 
@@ -115,8 +124,29 @@ static bool is_crowded(const esmm_threads *p)
   return running && strtol(running, NULL, 10) > p->cpus;
 }
 
+/* Keeps a worker from this CPU. The worker itself calls this, or who wakes it. */
+static void send_elsewhere(worker *w, int cpu)
+{
+  cpu_set_t elsewhere;
+  if (atomic_load(&w->moved) || cpu < 0 || cpu >= CPU_SETSIZE ||
+      sched_getaffinity(w->tid, sizeof w->allowed, &w->allowed) != 0)
+    return;
+  elsewhere = w->allowed;
+  CPU_CLR((size_t)cpu, &elsewhere);
+  if (CPU_COUNT(&elsewhere) > 0)
+    atomic_store(&w->moved, sched_setaffinity(w->tid, sizeof elsewhere, &elsewhere) == 0);
+}
+
+static void come_back(worker *me)
+{
+  if (atomic_load(&me->moved)) {
+    (void)sched_setaffinity(0, sizeof me->allowed, &me->allowed);
+    atomic_store(&me->moved, false);
+  }
+}
+
 /* Looks whether a loop wants this worker, for a while; *state is then the pool's. */
-static bool look_for_loop(const worker *me, uint32_t *state)
+static bool look_for_loop(worker *me, uint32_t *state)
 {
   double most = SPIN;
   const double start = esmm_now();
@@ -124,11 +154,13 @@ static bool look_for_loop(const worker *me, uint32_t *state)
     *state = atomic_load(&me->pool->state);
     if (*state >> WANTED_SHIFT > (uint32_t)me->id)
       return true;
-    if (most > SPIN)
+    if (most > SPIN && sched_getcpu() == atomic_load(&me->pool->cpu))
+      send_elsewhere(me, sched_getcpu());
+    else if (most > SPIN)
       (void)sched_yield();
     else if (spent < SPIN / 2)
       relax();
-    else if (!is_crowded(me->pool))
+    else if (atomic_load(&me->pool->soon) && !is_crowded(me->pool))
       most = LINGER;
     else
       return false;
@@ -153,6 +185,7 @@ static bool wake_worker(worker *w)
 {
   if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, 0))
     return false;
+  send_elsewhere(w, sched_getcpu());
   wake(&w->asleep);
   return true;
 }
@@ -190,6 +223,7 @@ static void *work(void *arg)
   worker *me = arg;
   esmm_threads *p = me->pool;
   (void)pthread_setname_np(pthread_self(), "esmm");
+  me->tid = (pid_t)syscall(SYS_gettid);
   for (;;) {
     uint32_t state = wait_for_loop(me);
     if ((state & WANTED_MASK) == QUIT)
@@ -201,6 +235,7 @@ static void *work(void *arg)
     state = atomic_fetch_sub(&p->state, 1);
     if (state == (CALLER_SLEEPS | 1))
       wake(&p->state);
+    come_back(me);
   }
 }
 
@@ -287,6 +322,8 @@ void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, 
   p->at_once = at_once;
   p->pieces = pieces;
   p->threads = threads;
+  atomic_store_explicit(&p->cpu, sched_getcpu(), memory_order_relaxed);
+  atomic_store_explicit(&p->soon, esmm_now() - p->ended < SOON, memory_order_relaxed);
   for (int i = 0; i < threads; i++)
     atomic_store_explicit(&p->worker[i].next, share_start(p, i), memory_order_relaxed);
   atomic_store_explicit(&p->to_wake, 1, memory_order_relaxed);
@@ -294,6 +331,7 @@ void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, 
   wake_two(p);
   do_pieces(p, 0);
   wait_for_others(p);
+  p->ended = esmm_now();
 }
 
 static size_t bytes_of(int threads)
