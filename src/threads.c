@@ -11,7 +11,7 @@
  * more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one that
  * waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept from
  * its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are idle,
- * and there it would wait for milliseconds: it is kept from that CPU until it has worked.
+ * and there it would wait for milliseconds: it is kept from that CPU until it runs on another.
  *
  * After a fork the child has none of these threads. A counter that the fork raises tells, and the child starts its own.
  */
@@ -46,7 +46,7 @@
 typedef struct worker {
   _Alignas(64) _Atomic int64_t next; /* the first piece of its share that nobody has taken */
   _Atomic uint32_t asleep;
-  _Atomic bool moved; /* it may not run on every CPU of `allowed` now */
+  _Atomic bool moved; /* it may not run on every CPU of `allowed` at present */
   cpu_set_t allowed;
   pid_t tid;
   int id;
@@ -124,7 +124,7 @@ static bool is_crowded(const esmm_threads *p)
   return running && strtol(running, NULL, 10) > p->cpus;
 }
 
-/* Keeps a worker from this CPU. The worker itself calls this, or who wakes it. */
+/* Keeps a worker from this CPU. The worker itself calls this, or who wakes it; */
 static void send_elsewhere(worker *w, int cpu)
 {
   cpu_set_t elsewhere;
@@ -137,7 +137,8 @@ static void send_elsewhere(worker *w, int cpu)
     atomic_store(&w->moved, sched_setaffinity(w->tid, sizeof elsewhere, &elsewhere) == 0);
 }
 
-static void come_back(worker *me)
+/* once it runs elsewhere, it may again run anywhere. */
+static void free_again(worker *me)
 {
   if (atomic_load(&me->moved)) {
     (void)sched_setaffinity(0, sizeof me->allowed, &me->allowed);
@@ -154,11 +155,12 @@ static bool look_for_loop(worker *me, uint32_t *state)
     *state = atomic_load(&me->pool->state);
     if (*state >> WANTED_SHIFT > (uint32_t)me->id)
       return true;
-    if (most > SPIN && sched_getcpu() == atomic_load(&me->pool->cpu))
+    if (most > SPIN && sched_getcpu() == atomic_load(&me->pool->cpu)) {
       send_elsewhere(me, sched_getcpu());
-    else if (most > SPIN)
+      free_again(me);
+    } else if (most > SPIN) {
       (void)sched_yield();
-    else if (spent < SPIN / 2)
+    } else if (spent < SPIN / 2)
       relax();
     else if (atomic_load(&me->pool->soon) && !is_crowded(me->pool))
       most = LINGER;
@@ -177,6 +179,7 @@ static uint32_t wait_for_loop(worker *me)
     if (atomic_load(&me->pool->state) >> WANTED_SHIFT <= (uint32_t)me->id)
       sleep_while(&me->asleep, 1);
     atomic_store(&me->asleep, 0);
+    free_again(me);
   }
   return state;
 }
@@ -235,7 +238,6 @@ static void *work(void *arg)
     state = atomic_fetch_sub(&p->state, 1);
     if (state == (CALLER_SLEEPS | 1))
       wake(&p->state);
-    come_back(me);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -195,6 +196,36 @@ static bool threads_become(int count)
   for (int i = 0; i < 1000 * PATIENCE && threads_now() != count; i++)
     nap(1e-3);
   return threads_now() == count;
+}
+
+/* How many of this process's threads may not run on all of its CPUs. */
+static int threads_kept_from_cpus(void)
+{
+  cpu_set_t own, its;
+  int count = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  assert_non_null(tasks);
+  assert_int_equal(sched_getaffinity(0, sizeof own, &own), 0);
+  for (const struct dirent *task; (task = readdir(tasks));)
+    if (task->d_name[0] != '.' && sched_getaffinity(atoi(task->d_name), sizeof its, &its) == 0)
+      count += !CPU_EQUAL(&own, &its);
+  (void)closedir(tasks);
+  return count;
+}
+
+/* Waking a thread keeps it from a CPU for a moment; it is not to stay so, late or not. */
+static void threads_may_run_anywhere(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = th_ctx(4);
+  for (int i = 0; i < 20; i++) {
+    check_loop(ctx, 4, 100, 1);
+    nap(i % 2 ? 3e-3 : 0.0); /* asleep, or not */
+  }
+  for (int i = 0; threads_kept_from_cpus() && i < 100 * PATIENCE; i++)
+    nap(0.01);
+  assert_int_equal(threads_kept_from_cpus(), 0);
+  esmm_ctx_free(ctx);
 }
 
 static void threads_end_with_their_context(void **state)
@@ -391,6 +422,7 @@ int main(void)
     cmocka_unit_test(others_take_part),
     cmocka_unit_test(those_inside_are_waited_for),
     cmocka_unit_test(idle_threads_take_no_time),
+    cmocka_unit_test(threads_may_run_anywhere),
     cmocka_unit_test(threads_end_with_their_context),
 #if !defined(RACES_WATCHED)
     cmocka_unit_test(children_multiply),
