@@ -19,8 +19,10 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-/* A sleeper comes 20 to 40 us after it was called: as long as a million multiply-adds take, two threads' share. */
-#define THREAD_WORK 5e5
+/* What is handed over to a thread that is awake comes back 1 to 2 us later, as long as this takes; one that sleeps has
+   to be worth WAKE_SECONDS. */
+#define THREAD_WORK 5e4
+#define WAKE_SECONDS 3e-5
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -255,6 +257,7 @@ static esmm_status choose_threads(esmm_ctx *ctx, int asked)
   }
   ctx->threads = asked ? asked : usable_cpus();
   ctx->thread_work = THREAD_WORK;
+  ctx->wake_seconds = WAKE_SECONDS;
   return ESMM_OK;
 }
 

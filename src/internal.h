@@ -27,7 +27,9 @@ enum {
 struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
-  double thread_work;                 /* multiply-adds of a product that are worth a thread */
+  double thread_work;                 /* multiply-adds of a product that are worth a thread that is awake */
+  double wake_seconds;                /* of a product, those that are worth waking others */
+  bool brief;                         /* the product that runs is not */
   struct esmm_threads *pool;          /* those there are (threads.h) */
   unsigned cpu;                       /* ESMM_CPU_... */
   char force[64];                     /* "" when the plan decides */

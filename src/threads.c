@@ -7,11 +7,12 @@
  *
  * Who has nothing to do looks for the next loop for SPIN seconds, then sleeps on a futex: the threads of a program that
  * does something else take no time from it. Waking one takes 40 to 100 us, as long as a small product. So where loops
- * have been following each other, the threads look on, up to LINGER, and let others have their CPU meanwhile. Where
- * more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one that
- * waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept from
- * its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are idle,
- * and there it would wait for milliseconds: it is kept from that CPU until it runs on another.
+ * have been following each other, the threads look on, up to LINGER, and let others have their CPU meanwhile; and a
+ * product that is not worth waking anybody (ctx->brief) wakes them only where loops follow each other, and seldom.
+ * Where more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one
+ * that waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept
+ * from its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are
+ * idle, and there it would wait for milliseconds: it is kept from that CPU until it runs on another.
  *
  * After a fork the child has none of these threads. A counter that the fork raises tells, and the child starts its own.
  */
@@ -32,6 +33,7 @@
 #define SPIN 20e-6              /* seconds that a worker looks for the next loop without letting go of its CPU, */
 #define LINGER 1e-3             /* and while others may have it, where the loop before */
 #define SOON 1e-4               /* came within so many seconds */
+#define REST 2e-4               /* seconds between two attempts to wake others for brief products */
 #define PATIENCE 2e-4           /* seconds that the caller looks whether the last pieces are done */
 #define AGAIN 1.0               /* seconds until the system is asked anew for threads that it refused */
 #define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data take of it, too */
@@ -56,7 +58,7 @@ typedef struct worker {
 
 typedef struct esmm_threads {
   _Alignas(64) _Atomic uint32_t state;
-  _Atomic int to_wake; /* the first worker that nobody has looked after yet */
+  _Atomic int to_wake; /* the first worker that nobody has looked after yet; none: past the last one */
   /* The loop; those inside read it, and the caller writes it when nobody is. */
   esmm_piece *piece;
   void *arg;
@@ -70,6 +72,7 @@ typedef struct esmm_threads {
   unsigned forks;    /* as the counter was when the first was started */
   double not_before; /* 0, or when to ask again for more */
   double ended;      /* when the last loop was done */
+  double woke;       /* when sleepers were last woken */
   worker worker[];
 } esmm_threads;
 
@@ -324,11 +327,15 @@ void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, 
   p->at_once = at_once;
   p->pieces = pieces;
   p->threads = threads;
+  const double now = esmm_now();
+  const bool soon = now - p->ended < SOON, wakes = !ctx->brief || (soon && now - p->woke > REST);
+  if (wakes)
+    p->woke = now;
   atomic_store_explicit(&p->cpu, sched_getcpu(), memory_order_relaxed);
-  atomic_store_explicit(&p->soon, esmm_now() - p->ended < SOON, memory_order_relaxed);
+  atomic_store_explicit(&p->soon, soon, memory_order_relaxed);
   for (int i = 0; i < threads; i++)
     atomic_store_explicit(&p->worker[i].next, share_start(p, i), memory_order_relaxed);
-  atomic_store_explicit(&p->to_wake, 1, memory_order_relaxed);
+  atomic_store_explicit(&p->to_wake, wakes ? 1 : threads, memory_order_relaxed);
   atomic_store(&p->state, (uint32_t)threads << WANTED_SHIFT);
   wake_two(p);
   do_pieces(p, 0);

@@ -87,6 +87,7 @@ typedef struct planned {
   esmm_problem *p; /* the plan fills in sample and variant */
   const esmm_kernel *kernel;
   esmm_sample seen; /* A's densities, and why this kernel: where that is to be told */
+  bool brief;       /* sleeping threads are not to be woken for it */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
@@ -96,14 +97,16 @@ typedef struct verdict {
   const esmm_kernel *outright; /* NULL: A decides */
   int64_t variant;
   int threads;
+  bool brief;
 } verdict;
 
 /* What skips most of its work is worth fewer threads. seconds: as the plan predicts them for the kernel of that index,
    on all threads but for what any call costs. */
-static int worth_threads(const esmm_problem *p, int index, double seconds)
+static int worth_threads(const esmm_problem *p, int index, double seconds, bool *brief)
 {
   const double work = (seconds - p->ctx->cost[index][ESMM_COST_TERMS - 1]) * (double)p->ctx->threads;
   const double most = work / (p->ctx->thread_work * WORK_SECONDS);
+  *brief = work < p->ctx->wake_seconds;
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
 }
 
@@ -117,7 +120,7 @@ static void judge(esmm_problem *p, verdict *v)
   double seconds;
   const int index = esmm_plan_cheapest(p, &v->list, &v->variant, &seconds);
   v->outright = esmm_registry_at(index);
-  v->threads = worth_threads(p, index, seconds);
+  v->threads = worth_threads(p, index, seconds, &v->brief);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
@@ -143,7 +146,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
     return status;
   out->kernel = choices[chosen].kernel;
   p->variant = choices[chosen].variant;
-  p->threads = worth_threads(p, chosen, choices[chosen].seconds);
+  p->threads = worth_threads(p, chosen, choices[chosen].seconds, &out->brief);
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
   if (told)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
@@ -162,6 +165,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
     out->kernel = v->outright;
     p->variant = v->variant;
     p->threads = v->threads;
+    out->brief = v->brief;
     if (v->outright->flags & ESMM_KERNEL_SKIPS)
       esmm_sample_fill(&p->sample, 1.0);
     return ESMM_OK;
@@ -171,7 +175,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
   double seconds;
   const int index = esmm_plan_cheapest(p, &v->list, &p->variant, &seconds);
   out->kernel = esmm_registry_at(index);
-  p->threads = worth_threads(p, index, seconds);
+  p->threads = worth_threads(p, index, seconds, &out->brief);
   return ESMM_OK;
 }
 
@@ -192,6 +196,14 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
 }
 
+static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, void *scratch, esmm_stats *s)
+{
+  ctx->brief = x->brief;
+  const esmm_status status = x->kernel->run(x->kernel, ctx, x->p, scratch, s);
+  ctx->brief = false;
+  return status;
+}
+
 static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
 {
   planned x;
@@ -205,10 +217,10 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
     return no_scratch(ctx, bytes, &x);
   begin_counts(p);
   if (!told)
-    return x.kernel->run(x.kernel, ctx, p, scratch, s);
+    return run_kernel(ctx, &x, scratch, s);
   s->seconds_plan = esmm_now() - start;
   note_plan(&x, s);
-  const esmm_status ran = x.kernel->run(x.kernel, ctx, p, scratch, s);
+  const esmm_status ran = run_kernel(ctx, &x, scratch, s);
   s->seconds_total = esmm_now() - start;
   s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
   return ran;
