@@ -21,7 +21,7 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 /* What is handed over to a thread that is awake comes back 1 to 2 us later, as long as this takes; one that sleeps has
    to be worth WAKE_SECONDS. */
-#define THREAD_WORK 5e4
+#define THREAD_WORK 3e4
 #define WAKE_SECONDS 3e-5
 
 static void *system_alloc(void *user, size_t bytes, size_t align)

@@ -113,6 +113,15 @@ ALWAYS void tile_listed(const int rows, const float *a, const float *b0, const f
   } while (n > 0);
 }
 
+ALWAYS void half_store(const int rows, const vec even[MR], const vec odd[MR], float *c, int64_t ldc, bool add)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const vec sum = vec_add(even[r], odd[r]);
+    vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
+  }
+}
+
 /*
  * The same for short lists where registers allow (AVX-512): half a tile at a time, and even and odd entries with sums
  * of their own, so that chains are half as long without another pass over c.
@@ -143,11 +152,33 @@ ALWAYS void half_paired(const int rows, const float *a, const float *b, const ui
     for (int r = 0; r < rows; r++)
       even[r] = vec_fma(vec_all(a0 + r), x0, even[r]);
   }
+  half_store(rows, even, odd, c, ldc, add);
+}
+
+/* And where the k's are one after another: b [n][step] */
+ALWAYS void half_straight(const int rows, const float *a, const float *b, int64_t step, int64_t n, float *c,
+                          int64_t ldc, bool add)
+{
+  vec even[MR], odd[MR];
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    const vec sum = vec_add(even[r], odd[r]);
-    vec_store(c + r * ldc, add ? vec_add(sum, vec_load(c + r * ldc)) : sum);
+  for (int r = 0; r < rows; r++)
+    even[r] = odd[r] = vec_zero();
+  int64_t i = 0;
+  for (; i + 2 <= n; i += 2, a += 2 * MR, b += 2 * step) {
+    const vec x0 = vec_load(b), x1 = vec_load(b + step);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      even[r] = vec_fma(vec_all(a + r), x0, even[r]);
+      odd[r] = vec_fma(vec_all(a + MR + r), x1, odd[r]);
+    }
   }
+  if (i < n) {
+    const vec x0 = vec_load(b);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+      even[r] = vec_fma(vec_all(a + r), x0, even[r]);
+  }
+  half_store(rows, even, odd, c, ldc, add);
 }
 
 ALWAYS void tile_paired(const int rows, const float *a, const float *b0, const float *b1, const uint32_t *list_a,
@@ -158,7 +189,8 @@ ALWAYS void tile_paired(const int rows, const float *a, const float *b0, const f
   half_paired(rows, a, b1, list_a, list_b, n, c + VEC, ldc, add);
 }
 
-/* The same on a panel of 16 columns, where a tile is half as wide (AVX-512): b1 is then NULL in the calls below. */
+/* The same where half a tile is enough, for the last columns or on a narrow panel: b1 is then NULL in the calls below.
+ */
 ALWAYS void tile_narrow(const int rows, const float *a, const float *b, const uint32_t *list_a, const uint32_t *list_b,
                         int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
 {
@@ -175,7 +207,10 @@ typedef void listed_function(const float *a, const float *b0, const float *b1, c
   static __attribute__((noinline)) void straight_##rows(const float *a, const float *b0, const float *b1,         \
                                                         int64_t step, int64_t n, float *c, int64_t ldc, bool add) \
   {                                                                                                               \
-    tile_straight(rows, a, b0, b1, step, n, c, ldc, add);                                                         \
+    if (b1)                                                                                                       \
+      tile_straight(rows, a, b0, b1, step, n, c, ldc, add);                                                       \
+    else                                                                                                          \
+      half_straight(rows, a, b0, step, n, c, ldc, add);                                                           \
   }                                                                                                               \
   static __attribute__((noinline)) void listed_##rows(const float *a, const float *b0, const float *b1,           \
                                                       const uint32_t *list_a, const uint32_t *list_b, int64_t n,  \
@@ -471,7 +506,8 @@ ALWAYS void multiply_tile(int64_t rows, const float *a, const float *b0, const f
     return;
   }
   for (int64_t i = 0; i < n; i += STRAIGHT_CHAIN) {
-    straight[rows](a + i * MR, b0 + i * step, b1 + i * step, step, esmm_min(STRAIGHT_CHAIN, n - i), c, ldc, add);
+    straight[rows](a + i * MR, b0 + i * step, b1 ? b1 + i * step : NULL, step, esmm_min(STRAIGHT_CHAIN, n - i), c, ldc,
+                   add);
     add = true;
   }
 }
@@ -483,10 +519,10 @@ ALWAYS bool is_narrow(int64_t width)
 }
 
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed k's, `chain` at a time,
-   or over all of them. */
+   or over all of them. Of cols, `room` may be written to. */
 static void multiply_strip(const strip *s, const panel *b, int64_t width, const uint32_t *list_a,
                            const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, int64_t cols,
-                           bool add)
+                           int64_t room, bool add)
 {
   if (n == 0 && add)
     return;
@@ -496,9 +532,10 @@ static void multiply_strip(const strip *s, const panel *b, int64_t width, const 
     const float *a = s->tiles + t * s->tile_stride;
     for (int64_t j = 0; j < cols; j += tile_cols) {
       const float *b0 = (j < ESMM_HALF ? b->first : b->second) + j % ESMM_HALF;
-      const float *b1 = is_narrow(width) ? NULL : (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
+      const bool half = is_narrow(width) || cols - j <= VEC;
+      const float *b1 = half ? NULL : (j + VEC < ESMM_HALF ? b->first : b->second) + (j + VEC) % ESMM_HALF;
       float *to = c + r * ldc + j;
-      if (cols - j >= tile_cols) {
+      if (room - j >= (half ? VEC : TILE_COLS)) {
         multiply_tile(rows, a, b0, b1, b->step, list_a, list_b, n, chain, to, ldc, add);
         continue;
       }
@@ -559,22 +596,22 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
       const panel b = make_panel(p->w, g->from, q0 + q, g->width, k0, kc, &room);
-      const int64_t real = esmm_min(g->width, p->n - (q0 + q) * g->width), cols = plain ? real : g->width;
+      const int64_t cols = esmm_min(g->width, p->n - (q0 + q) * g->width), mine = plain ? cols : g->width;
       int64_t n = -1; /* of the list there is, that of a full strip */
       for (int64_t i = 0; i < strips; i++) {
         const strip *s = &strip_of[i];
         float *to = c + s->row0 * ldc + q * g->width;
         if (s->kept == kc && b.kept == kc && !is_narrow(g->width)) {
           n = kc;
-          multiply_strip(s, &b, g->width, NULL, NULL, kc, 0, to, ldc, cols, add);
+          multiply_strip(s, &b, g->width, NULL, NULL, kc, 0, to, ldc, cols, mine, add);
         } else {
           if (shared_list)
             n = s->kept;
           else if (n < 0 || s->kept < kc)
             n = join(s, &b, words, s->list_a, s->list_b);
-          multiply_strip(s, &b, g->width, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, add);
+          multiply_strip(s, &b, g->width, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, mine, add);
         }
-        t->terms += (double)n * (double)s->rows * (double)real;
+        t->terms += (double)n * (double)s->rows * (double)cols;
         if (s->kept < kc)
           n = -1; /* its list is its own */
       }
