@@ -150,8 +150,9 @@ def main():
             if o.busy:
                 times["busy"] += with_busy_loops(o.busy, x.ours, o.calls)
         t = {name: statistics.median(seconds) if seconds else None for name, seconds in times.items()}
+        alone_torch = f"{1e3 * t['torch']:.3f}" if t["torch"] else "-"
         print(f"{f'{m} x {k} x {n}':16} {1e3 * t['ours']:9.3f} {ratio(t, 'ours_turn', 'ours'):>11} "
-              f"{ratio(t, 'busy', 'ours'):>6}   {1e3 * t['torch'] if t['torch'] else 0:14.3f} "
+              f"{ratio(t, 'busy', 'ours'):>6}   {alone_torch:>14} "
               f"{ratio(t, 'torch_turn', 'torch'):>8}")
         library.esmm_weights_free(x.weights)
     library.esmm_ctx_free(ctx)

@@ -304,7 +304,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
    "else the CPU", 0, 0, NULL, NULL}
 #define CLI_MACHINE_OPTIONS(p)                                                                                         \
   CLI_DEVICE_OPTION(&(p)->device),                                                                                     \
-  {"threads", CLI_INT, &(p)->threads, "N", "default: ESMM_THREADS, else the CPUs there are", 1, 1024, NULL, NULL}
+  {"threads", CLI_INT, &(p)->threads, "N", "default: ESMM_THREADS, else the CPUs it may run on", 1, 1024, NULL, NULL}
 
 #define CLI_PROBLEM_OPTIONS(p)                                                                                         \
   {NULL, CLI_HEADING, NULL, NULL, "Shape", 0, 0, NULL, NULL},                                                          \

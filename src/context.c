@@ -19,10 +19,11 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-/* What is handed over to a thread that is awake comes back 1 to 2 us later, as long as this takes; one that sleeps has
-   to be worth WAKE_SECONDS. */
-#define THREAD_WORK 3e4
-#define WAKE_SECONDS 3e-5
+/* To hand work to a thread that is awake takes 1 to 2 us, and more the more there are of them: two of them are worth it
+   where each has twice this, three where each has thrice. One that sleeps comes 40 to 100 us later, but holds nobody
+   up. */
+#define THREAD_WORK 2e4
+#define WAKE_SECONDS 1.5e-5
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -258,6 +259,7 @@ static esmm_status choose_threads(esmm_ctx *ctx, int asked)
   ctx->threads = asked ? asked : usable_cpus();
   ctx->thread_work = THREAD_WORK;
   ctx->wake_seconds = WAKE_SECONDS;
+  ctx->wakes = INT_MAX;
   return ESMM_OK;
 }
 

@@ -22,7 +22,7 @@ typedef enum esmm_form_kind {
   ESMM_FORM_COLUMNS, /* GPU: fp32, B transposed */
   ESMM_FORM_ROWS16,  /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */
   ESMM_FORM_TIGHT16, /* GPU: the same rows without padding, where a library is faster with those */
-  ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding, for a library */
+  ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

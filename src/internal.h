@@ -27,13 +27,13 @@ enum {
 struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
-  double thread_work;                 /* multiply-adds of a product that are worth a thread that is awake */
-  double wake_seconds;                /* of a product, those that are worth waking others */
-  bool brief;                         /* the product that runs is not */
-  struct esmm_threads *pool;          /* those there are (threads.h) */
-  unsigned cpu;                       /* ESMM_CPU_... */
-  char force[64];                     /* "" when the plan decides */
-  bool force_from_env;                /* it is ESMM_FORCE's */
+  double thread_work;        /* multiply-adds: t threads that are awake are worth it where each has t times this */
+  double wake_seconds;       /* of a product, those that are worth waking a thread */
+  int wakes;                 /* how many the product that runs is worth; INT_MAX: as many as there are */
+  struct esmm_threads *pool; /* those there are (threads.h) */
+  unsigned cpu;              /* ESMM_CPU_... */
+  char force[64];            /* "" when the plan decides */
+  bool force_from_env;       /* it is ESMM_FORCE's */
   const struct esmm_backend *backend; /* what the device can do (backend.h) */
   int ordinal;                        /* which of its devices */
   void *state;                        /* the backend's own part of the context */

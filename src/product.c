@@ -145,8 +145,8 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->nonzeros = o->column_nonzeros;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
-  const double work = (double)p->m * (double)p->n * (double)p->k / ctx->thread_work;
-  p->threads = work >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, work);
+  const double most = sqrt((double)p->m * (double)p->n * (double)p->k / ctx->thread_work);
+  p->threads = most >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, most);
   return ESMM_OK;
 }
 

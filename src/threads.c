@@ -8,7 +8,7 @@
  * Who has nothing to do looks for the next loop for SPIN seconds, then sleeps on a futex: the threads of a program that
  * does something else take no time from it. Waking one takes 40 to 100 us, as long as a small product. So where loops
  * have been following each other, the threads look on, up to LINGER, and let others have their CPU meanwhile; and a
- * product that is not worth waking anybody (ctx->brief) wakes them only where loops follow each other, and seldom.
+ * product that is not worth waking them (ctx->wakes) does so only where loops follow each other, and seldom.
  * Where more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one
  * that waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept
  * from its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are
@@ -45,11 +45,13 @@
 #define INSIDE_MASK 0x7fffu
 #define QUIT WANTED_MASK /* more than any loop wants: all come, and leave */
 
+enum { AWAKE, ASLEEP, WAKING };
+
 typedef struct worker {
   _Alignas(64) _Atomic int64_t next; /* the first piece of its share that nobody has taken */
-  _Atomic uint32_t asleep;
-  _Atomic bool moved; /* it may not run on every CPU of `allowed` at present */
-  cpu_set_t allowed;
+  _Atomic uint32_t asleep;           /* AWAKE, ASLEEP or WAKING */
+  bool moved; /* it may not run on every CPU of `allowed` at present; its waker's while WAKING, else its own */
+  cpu_set_t allowed, elsewhere;
   pid_t tid;
   int id;
   struct esmm_threads *pool;
@@ -58,7 +60,8 @@ typedef struct worker {
 
 typedef struct esmm_threads {
   _Alignas(64) _Atomic uint32_t state;
-  _Atomic int to_wake; /* the first worker that nobody has looked after yet; none: past the last one */
+  _Atomic int to_wake; /* the first worker that nobody has looked after yet */
+  int wake_end;        /* past the last one that is to be woken */
   /* The loop; those inside read it, and the caller writes it when nobody is. */
   esmm_piece *piece;
   void *arg;
@@ -130,35 +133,35 @@ static bool is_crowded(const esmm_threads *p)
 /* Keeps a worker from this CPU. The worker itself calls this, or who wakes it; */
 static void send_elsewhere(worker *w, int cpu)
 {
-  cpu_set_t elsewhere;
-  if (atomic_load(&w->moved) || cpu < 0 || cpu >= CPU_SETSIZE ||
-      sched_getaffinity(w->tid, sizeof w->allowed, &w->allowed) != 0)
+  if (w->moved || cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(w->tid, sizeof w->allowed, &w->allowed) != 0)
     return;
-  elsewhere = w->allowed;
-  CPU_CLR((size_t)cpu, &elsewhere);
-  if (CPU_COUNT(&elsewhere) > 0)
-    atomic_store(&w->moved, sched_setaffinity(w->tid, sizeof elsewhere, &elsewhere) == 0);
+  w->elsewhere = w->allowed;
+  CPU_CLR((size_t)cpu, &w->elsewhere);
+  if (CPU_COUNT(&w->elsewhere) > 0)
+    w->moved = sched_setaffinity(w->tid, sizeof w->elsewhere, &w->elsewhere) == 0;
 }
 
-/* once it runs elsewhere, it may again run anywhere. */
+/* once it runs elsewhere, it may again run anywhere, unless somebody has said otherwise meanwhile. */
 static void free_again(worker *me)
 {
-  if (atomic_load(&me->moved)) {
+  cpu_set_t now;
+  if (me->moved && sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &me->elsewhere))
     (void)sched_setaffinity(0, sizeof me->allowed, &me->allowed);
-    atomic_store(&me->moved, false);
-  }
+  me->moved = false;
 }
 
 /* Looks whether a loop wants this worker, for a while; *state is then the pool's. */
 static bool look_for_loop(worker *me, uint32_t *state)
 {
   double most = SPIN;
+  bool apart = false; /* it was tried, at least */
   const double start = esmm_now();
   for (double spent = 0.0; spent < most; spent = esmm_now() - start) {
     *state = atomic_load(&me->pool->state);
     if (*state >> WANTED_SHIFT > (uint32_t)me->id)
       return true;
-    if (most > SPIN && sched_getcpu() == atomic_load(&me->pool->cpu)) {
+    if (most > SPIN && !apart && sched_getcpu() == atomic_load(&me->pool->cpu)) {
+      apart = true;
       send_elsewhere(me, sched_getcpu());
       free_again(me);
     } else if (most > SPIN) {
@@ -173,25 +176,38 @@ static bool look_for_loop(worker *me, uint32_t *state)
   return false;
 }
 
+/* Back from sleep, of itself or because it was woken: who wakes it may not be done with it. */
+static void wake_up(worker *me)
+{
+  uint32_t was = ASLEEP;
+  if (!atomic_compare_exchange_strong(&me->asleep, &was, AWAKE))
+    while (atomic_load(&me->asleep) != AWAKE)
+      (void)sched_yield();
+  free_again(me);
+}
+
 /* The state, once a loop wants this worker. */
 static uint32_t wait_for_loop(worker *me)
 {
   uint32_t state;
   while (!look_for_loop(me, &state)) {
-    atomic_store(&me->asleep, 1); /* who opens a loop looks at this after it is open: one of the two sees the other */
+    /* Who opens a loop looks at this after it is open: one of the two sees the other. */
+    atomic_store(&me->asleep, ASLEEP);
     if (atomic_load(&me->pool->state) >> WANTED_SHIFT <= (uint32_t)me->id)
-      sleep_while(&me->asleep, 1);
-    atomic_store(&me->asleep, 0);
-    free_again(me);
+      sleep_while(&me->asleep, ASLEEP);
+    wake_up(me);
   }
   return state;
 }
 
-static bool wake_worker(worker *w)
+static bool wake_worker(worker *w, bool elsewhere)
 {
-  if (!atomic_load(&w->asleep) || !atomic_exchange(&w->asleep, 0))
+  uint32_t was = ASLEEP;
+  if (atomic_load(&w->asleep) != ASLEEP || !atomic_compare_exchange_strong(&w->asleep, &was, WAKING))
     return false;
-  send_elsewhere(w, sched_getcpu());
+  if (elsewhere)
+    send_elsewhere(w, sched_getcpu());
+  atomic_store(&w->asleep, AWAKE);
   wake(&w->asleep);
   return true;
 }
@@ -199,8 +215,9 @@ static bool wake_worker(worker *w)
 static void wake_two(esmm_threads *p)
 {
   int woken = 0;
-  for (int i; woken < 2 && (i = atomic_fetch_add(&p->to_wake, 1)) < p->threads;)
-    woken += wake_worker(&p->worker[i]);
+  for (int i;
+       woken < 2 && atomic_load(&p->state) & WANTED_MASK && (i = atomic_fetch_add(&p->to_wake, 1)) < p->wake_end;)
+    woken += wake_worker(&p->worker[i], true);
 }
 
 static int64_t share_start(const esmm_threads *p, int id)
@@ -295,8 +312,8 @@ static void start_workers(esmm_threads *p, int threads)
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* How many of the threads wanted there are. */
-static int have_threads(esmm_threads *p, int wanted)
+/* How many of the threads wanted there are, or can be started. */
+static int have_threads(esmm_threads *p, int wanted, bool start)
 {
   if (p->forks != atomic_load_explicit(&forks, memory_order_relaxed)) {
     p->forks = atomic_load(&forks);
@@ -304,7 +321,7 @@ static int have_threads(esmm_threads *p, int wanted)
     p->not_before = 0.0;
   }
   wanted = wanted < p->most ? wanted : p->most;
-  if (p->running < wanted && (p->not_before == 0.0 || esmm_now() >= p->not_before)) {
+  if (start && p->running < wanted && (p->not_before == 0.0 || esmm_now() >= p->not_before)) {
     start_workers(p, wanted);
     p->not_before = p->running < wanted ? esmm_now() + AGAIN : 0.0;
   }
@@ -315,10 +332,20 @@ void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, 
 {
   esmm_threads *p = ctx->pool;
   const int64_t pieces = esmm_ceil_div(items, at_once);
-  threads = pieces > 1 && threads > 1 ? have_threads(p, (int)esmm_min(threads, pieces)) : 1;
-  if (threads == 1) {
+  double now = 0.0;
+  bool soon = false;
+  int wakes = ctx->wakes;
+  if (pieces > 1 && threads > 1) {
+    now = esmm_now();
+    soon = now - p->ended < SOON;
+    if (soon && now - p->woke > REST)
+      wakes = threads - 1;
+    threads = have_threads(p, (int)esmm_min(threads, pieces), wakes > 0);
+  }
+  if (pieces <= 1 || threads <= 1) {
     if (items > 0)
       piece(arg, 0, items, 0);
+    p->ended = now > 0.0 ? esmm_now() : p->ended;
     return;
   }
   p->piece = piece;
@@ -327,15 +354,14 @@ void esmm_for(const esmm_ctx *ctx, int threads, int64_t items, int64_t at_once, 
   p->at_once = at_once;
   p->pieces = pieces;
   p->threads = threads;
-  const double now = esmm_now();
-  const bool soon = now - p->ended < SOON, wakes = !ctx->brief || (soon && now - p->woke > REST);
-  if (wakes)
+  p->wake_end = 1 + (int)esmm_min(wakes, threads - 1);
+  if (wakes > 0)
     p->woke = now;
   atomic_store_explicit(&p->cpu, sched_getcpu(), memory_order_relaxed);
   atomic_store_explicit(&p->soon, soon, memory_order_relaxed);
   for (int i = 0; i < threads; i++)
     atomic_store_explicit(&p->worker[i].next, share_start(p, i), memory_order_relaxed);
-  atomic_store_explicit(&p->to_wake, wakes ? 1 : threads, memory_order_relaxed);
+  atomic_store_explicit(&p->to_wake, 1, memory_order_relaxed);
   atomic_store(&p->state, (uint32_t)threads << WANTED_SHIFT);
   wake_two(p);
   do_pieces(p, 0);
@@ -369,7 +395,7 @@ void esmm_threads_close(esmm_ctx *ctx)
   if (p->forks == atomic_load(&forks)) {
     atomic_store(&p->state, QUIT);
     for (int i = 1; i < p->running; i++)
-      (void)wake_worker(&p->worker[i]);
+      (void)wake_worker(&p->worker[i], false); /* it may be gone at any moment */
     for (int i = 1; i < p->running; i++)
       (void)pthread_join(p->worker[i].thread, NULL);
   }

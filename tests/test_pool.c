@@ -6,6 +6,7 @@
 #include "threads.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
@@ -196,6 +197,33 @@ static bool threads_become(int count)
   for (int i = 0; i < 1000 * PATIENCE && threads_now() != count; i++)
     nap(1e-3);
   return threads_now() == count;
+}
+
+static void note_worker(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)first;
+  (void)end;
+  if (worker > 0)
+    atomic_store((_Atomic bool *)arg, true);
+  nap(1e-4);
+}
+
+/* A loop that is worth waking nobody is the caller's alone where all sleep, and they come to the next one. */
+static void sleepers_are_left_alone(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = th_ctx(4);
+  assert_true(others_come(ctx, 4));
+  _Atomic bool others = false;
+  for (int i = 0; i < 5; i++) {
+    nap(0.02); /* all fall asleep, and the next loop does not come soon */
+    ctx->wakes = 0;
+    esmm_for(ctx, 4, 40, 1, note_worker, &others);
+    ctx->wakes = INT_MAX;
+  }
+  assert_false(others);
+  assert_true(others_come(ctx, 4));
+  esmm_ctx_free(ctx);
 }
 
 /* How many of this process's threads may not run on all of its CPUs. */
@@ -422,6 +450,7 @@ int main(void)
     cmocka_unit_test(others_take_part),
     cmocka_unit_test(those_inside_are_waited_for),
     cmocka_unit_test(idle_threads_take_no_time),
+    cmocka_unit_test(sleepers_are_left_alone),
     cmocka_unit_test(threads_may_run_anywhere),
     cmocka_unit_test(threads_end_with_their_context),
 #if !defined(RACES_WATCHED)

@@ -7,6 +7,8 @@
 #include "recall.h"
 #include "threads.h"
 
+#include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -87,7 +89,7 @@ typedef struct planned {
   esmm_problem *p; /* the plan fills in sample and variant */
   const esmm_kernel *kernel;
   esmm_sample seen; /* A's densities, and why this kernel: where that is to be told */
-  bool brief;       /* sleeping threads are not to be woken for it */
+  int wakes;        /* sleeping threads that it is worth waking */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
@@ -96,17 +98,19 @@ typedef struct verdict {
   esmm_shortlist list;
   const esmm_kernel *outright; /* NULL: A decides */
   int64_t variant;
-  int threads;
-  bool brief;
+  int threads, wakes;
 } verdict;
 
-/* What skips most of its work is worth fewer threads. seconds: as the plan predicts them for the kernel of that index,
-   on all threads but for what any call costs. */
-static int worth_threads(const esmm_problem *p, int index, double seconds, bool *brief)
+/*
+ * What skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: as the plan
+ * predicts them for the kernel of that index, on all threads but for what any call costs.
+ */
+static int worth_threads(const esmm_problem *p, int index, double seconds, int *wakes)
 {
   const double work = (seconds - p->ctx->cost[index][ESMM_COST_TERMS - 1]) * (double)p->ctx->threads;
-  const double most = work / (p->ctx->thread_work * WORK_SECONDS);
-  *brief = work < p->ctx->wake_seconds;
+  const double most = sqrt(fmax(0.0, work / (p->ctx->thread_work * WORK_SECONDS)));
+  const double awake = work / p->ctx->wake_seconds;
+  *wakes = awake >= (double)p->threads ? p->threads : (int)fmax(0.0, awake - 1.0);
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
 }
 
@@ -120,7 +124,7 @@ static void judge(esmm_problem *p, verdict *v)
   double seconds;
   const int index = esmm_plan_cheapest(p, &v->list, &v->variant, &seconds);
   v->outright = esmm_registry_at(index);
-  v->threads = worth_threads(p, index, seconds, &v->brief);
+  v->threads = worth_threads(p, index, seconds, &v->wakes);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
@@ -146,7 +150,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
     return status;
   out->kernel = choices[chosen].kernel;
   p->variant = choices[chosen].variant;
-  p->threads = worth_threads(p, chosen, choices[chosen].seconds, &out->brief);
+  p->threads = worth_threads(p, chosen, choices[chosen].seconds, &out->wakes);
   memcpy(out->reason, choices[chosen].text, sizeof out->reason);
   if (told)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
@@ -165,7 +169,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
     out->kernel = v->outright;
     p->variant = v->variant;
     p->threads = v->threads;
-    out->brief = v->brief;
+    out->wakes = v->wakes;
     if (v->outright->flags & ESMM_KERNEL_SKIPS)
       esmm_sample_fill(&p->sample, 1.0);
     return ESMM_OK;
@@ -175,7 +179,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
   double seconds;
   const int index = esmm_plan_cheapest(p, &v->list, &p->variant, &seconds);
   out->kernel = esmm_registry_at(index);
-  p->threads = worth_threads(p, index, seconds, &out->brief);
+  p->threads = worth_threads(p, index, seconds, &out->wakes);
   return ESMM_OK;
 }
 
@@ -198,9 +202,9 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
 
 static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, void *scratch, esmm_stats *s)
 {
-  ctx->brief = x->brief;
+  ctx->wakes = x->wakes;
   const esmm_status status = x->kernel->run(x->kernel, ctx, x->p, scratch, s);
-  ctx->brief = false;
+  ctx->wakes = INT_MAX;
   return status;
 }
 

@@ -429,7 +429,7 @@ esmm_ctx *th_ctx_on(const char *device, int threads)
   if (status != ESMM_OK)
     fail_msg("esmm_ctx_create: %s: %s", esmm_status_str(status), error);
   ctx->thread_work = 5e3; /* several threads for small products, too: that is where mistakes show */
-  ctx->wake_seconds = 0.0;
+  ctx->wake_seconds = 1e-12;
   return ctx;
 }
 
