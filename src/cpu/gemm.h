@@ -189,8 +189,7 @@ ALWAYS void tile_paired(const int rows, const float *a, const float *b0, const f
   half_paired(rows, a, b1, list_a, list_b, n, c + VEC, ldc, add);
 }
 
-/* The same where half a tile is enough, for the last columns or on a narrow panel: b1 is then NULL in the calls below.
- */
+/* The same where half a tile is enough, for the last columns or on a narrow panel: b1 is NULL in the calls below. */
 ALWAYS void tile_narrow(const int rows, const float *a, const float *b, const uint32_t *list_a, const uint32_t *list_b,
                         int64_t n, int64_t chain, float *c, int64_t ldc, bool add)
 {
@@ -519,7 +518,7 @@ ALWAYS bool is_narrow(int64_t width)
 }
 
 /* One strip by one panel: c [rows, cols] of the block's output (+)= strip * panel over n listed k's, `chain` at a time,
-   or over all of them. Of cols, `room` may be written to. */
+   or over all of them. Columns behind those, up to `room`, may be written to. */
 static void multiply_strip(const strip *s, const panel *b, int64_t width, const uint32_t *list_a,
                            const uint32_t *list_b, int64_t n, int64_t chain, float *c, int64_t ldc, int64_t cols,
                            int64_t room, bool add)
