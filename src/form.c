@@ -15,6 +15,7 @@ const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {
                            "b is not fp32, or it was prepared for decode, or max_bytes_ratio is below 3"},
     [ESMM_FORM_TIGHT16] = {"tight 16-bit rows", ESMM_FORMAT_DENSE,
                            "b is fp32, or has enough columns in multiples of 8, or max_bytes_ratio is below 2"},
+    [ESMM_FORM_CELLS16] = {"cells", ESMM_FORMAT_BSR, "b is fp32"},
 };
 
 unsigned esmm_forms_of_format(esmm_format_kind format)

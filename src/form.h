@@ -23,6 +23,7 @@ typedef enum esmm_form_kind {
   ESMM_FORM_ROWS16,  /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */
   ESMM_FORM_TIGHT16, /* GPU: the same rows without padding, where a library is faster with those */
   ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding */
+  ESMM_FORM_CELLS16, /* GPU: 16-bit cells of a BSR B that have a nonzero */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

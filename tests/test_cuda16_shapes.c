@@ -24,13 +24,17 @@ typedef enum zeros {
   ZEROS_OF_BOTH, /* half the k's of a strip of A, and of a tile of B */
   ALL_OF_A,      /* A has nothing else */
   ALL_BUT_ONE,   /* one k is alive */
+  BLOCKS_OF_B,   /* B has no more than a part of its blocks of 32 x 32 */
   ZERO_KINDS
 } zeros;
 
 static double strip_density(zeros kind, int64_t strip)
 {
   static const double of_a[] = {0.3, 0, 1};
-  return kind == NO_ZEROS ? 1 : kind == ZEROS_OF_A ? of_a[strip % 3] : kind == ZEROS_OF_BOTH ? 0.5 : 0;
+  return kind == NO_ZEROS || kind == BLOCKS_OF_B ? 1
+         : kind == ZEROS_OF_A                    ? of_a[strip % 3]
+         : kind == ZEROS_OF_BOTH                 ? 0.5
+                                                 : 0;
 }
 
 /* Is k alive in that strip? The same for all its lines. */
@@ -38,6 +42,14 @@ static bool alive(uint64_t seed, int64_t strip, int64_t k, double density)
 {
   th_rng rng = {seed + (uint64_t)(strip * 100003 + k) * 0x9e3779b97f4a7c15u};
   return th_unit(&rng) < density;
+}
+
+/* Does B have that element? Of its blocks a third, and none in some columns. */
+static bool in_b(zeros kind, uint64_t seed, int64_t k, int64_t j)
+{
+  if (kind == BLOCKS_OF_B)
+    return j / 96 % 4 != 3 && alive(seed + 1, j / 32, k / 32, 0.35);
+  return kind != ZEROS_OF_BOTH || alive(seed + 1, j / TALL, k, 0.5);
 }
 
 static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t seed)
@@ -56,7 +68,7 @@ static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t se
         s.a[i * k + p] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t p = 0; p < k; p++)
     for (int64_t j = 0; j < n; j++)
-      if (kind != ZEROS_OF_BOTH || alive(seed + 1, j / TALL, p, 0.5))
+      if (in_b(kind, seed, p, j))
         s.b[p * n + j] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++) {
@@ -217,15 +229,18 @@ static void check_ragged(const shape *s, const layout *l, esmm_dtype dtype, cons
   }
 }
 
-/* A shape in `layouts` of 32 layouts; epilogues and B's order take turns. */
-static void check_shape(const shape *s, int layouts, uint64_t turn, kernels all[2])
+/* A shape in `layouts` of 32 layouts; epilogues and B's order take turns. format NULL: B is dense. */
+static void check_shape(const shape *s, const esmm_format *format, int layouts, uint64_t turn, kernels all[2])
 {
+  esmm_prepare_opts prepare = {.size = sizeof prepare};
+  if (format)
+    prepare.format = *format;
   for (int d = 0; d < 2; d++) {
     const esmm_order order_b = turn % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
     esmm_matrix b = lay_out(room_a, s->k, s->n, DTYPES[d], order_b, &(layout){.odd = turn % 3 == 0});
     esmm_weights *w = NULL;
     encode(s->b, &b);
-    expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
+    expect_ok(gpu, esmm_prepare(gpu, &b, &prepare, &w));
     for (int i = 0; i < layouts; i++) {
       const int bits = (int)((turn + (uint64_t)i * 13) % 32); /* each once */
       const layout l = {.a = bits & 1 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR,
@@ -277,6 +292,8 @@ static void close_rooms(void)
 typedef struct sides {
   int64_t m[8], n[8], k[8]; /* up to a 0 */
   int layouts;              /* of each shape */
+  const esmm_format *formats;
+  int format_count; /* shapes take turns; 0: dense */
 } sides;
 
 static void check_sides(const sides *of, kernels all[2])
@@ -286,9 +303,10 @@ static void check_sides(const sides *of, kernels all[2])
   for (int i = 0; i < 8 && of->m[i]; i++)
     for (int j = 0; j < 8 && of->n[j]; j++)
       for (int p = 0; p < 8 && of->k[p]; p++, turn++) {
-        const zeros kind = (zeros)((turn + (uint64_t)i) % ZERO_KINDS); /* each height has all kinds */
-        shape s = make_shape(of->m[i], of->n[j], of->k[p], kind, 100 + turn);
-        check_shape(&s, of->layouts, turn, all);
+        const esmm_format *format = of->format_count ? &of->formats[turn % (uint64_t)of->format_count] : NULL;
+        const zeros kind = turn % 3 && format ? BLOCKS_OF_B : (zeros)((turn + (uint64_t)i) % ZERO_KINDS);
+        shape s = make_shape(of->m[i], of->n[j], of->k[p], kind, 100 + turn); /* each height has all kinds */
+        check_shape(&s, format, of->layouts, turn, all);
         end_shape(&s);
       }
   close_rooms();
@@ -297,7 +315,7 @@ static void check_sides(const sides *of, kernels all[2])
 static void ragged_shapes(void **state)
 {
   (void)state;
-  static const sides ragged = {{17, 127, 128, 129, 257}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16};
+  static const sides ragged = {{17, 127, 128, 129, 257}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16, NULL, 0};
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
   check_sides(&ragged, all);
   for (int d = 0; d < 2; d++)
@@ -309,7 +327,7 @@ static void ragged_shapes(void **state)
 static void ragged_shapes_of_few_rows(void **state)
 {
   (void)state;
-  static const sides ragged = {{1, 2, 7, 8, 9, 16}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16};
+  static const sides ragged = {{1, 2, 7, 8, 9, 16}, {8, 129, 255, 257, 513}, {8, 63, 65, 1000}, 16, NULL, 0};
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
   check_sides(&ragged, all);
   expect_all_ran(&all[0]);
@@ -320,7 +338,8 @@ static void ragged_shapes_of_few_rows(void **state)
 static void around_the_edges_of_tiles(void **state)
 {
   (void)state;
-  static const sides edges = {{1, 63, 64, 65, 200}, {1, 255, 256, 257, 1000}, {1, 63, 64, 255, 256, 257, 3000}, 4};
+  static const sides edges = {
+      {1, 63, 64, 65, 200}, {1, 255, 256, 257, 1000}, {1, 63, 64, 255, 256, 257, 3000}, 4, NULL, 0};
   kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
   check_sides(&edges, all);
   expect_all_ran(&all[0]);
@@ -338,7 +357,7 @@ static void zeros_of_both_operands(void **state)
   for (int i = 0; i < COUNT(sizes); i++)
     for (int kind = ZEROS_OF_A; kind <= ZEROS_OF_BOTH; kind++) {
       shape s = make_shape(sizes[i][0], sizes[i][1], sizes[i][2], (zeros)kind, 900 + (uint64_t)i);
-      check_shape(&s, 4, (uint64_t)(i * 5 + kind), all);
+      check_shape(&s, NULL, 4, (uint64_t)(i * 5 + kind), all);
       end_shape(&s);
     }
   close_rooms();
@@ -356,7 +375,55 @@ static void tiles_of_several_rounds(void **state)
   for (int i = 0; i < COUNT(ks); i++)
     for (int kind = ZEROS_OF_A; kind <= (i ? ZEROS_OF_A : ZEROS_OF_BOTH); kind++) {
       shape s = make_shape(4300, 1992, ks[i], (zeros)kind, 950 + (uint64_t)kind);
-      check_shape(&s, 1, 0, all); /* the first layout: row-major, lines of 16 bytes, C of A's dtype */
+      check_shape(&s, NULL, 1, 0, all); /* the first layout: row-major, lines of 16 bytes, C of A's dtype */
+      end_shape(&s);
+    }
+  close_rooms();
+}
+
+/* ---- B as blocks ---- */
+
+#define BLOCK(rows, cols)                                               \
+  {                                                                     \
+    .kind = ESMM_FORMAT_BSR, .block_rows = (rows), .block_cols = (cols) \
+  }
+static const esmm_format BLOCKS[] = {BLOCK(32, 32),  BLOCK(64, 64), BLOCK(128, 128), BLOCK(64, 128), BLOCK(128, 64),
+                                     BLOCK(16, 256), BLOCK(1, 1),   BLOCK(33, 7),    BLOCK(256, 32)};
+
+static void blocks_of_b(void **state)
+{
+  (void)state;
+  static const sides ragged = {
+      {17, 64, 127, 129, 300}, {8, 129, 257, 513, 1000}, {8, 63, 65, 129, 1000}, 8, BLOCKS, COUNT(BLOCKS)};
+  kernels all[2] = {kernels_of_format(ESMM_BF16, ESMM_FORMAT_BSR), kernels_of_format(ESMM_F16, ESMM_FORMAT_BSR)};
+  check_sides(&ragged, all);
+  for (int d = 0; d < 2; d++)
+    for (int i = 0; i < all[d].count; i++)
+      if ((all[d].ran[i] == 0) != is_decode(all[d].name[i]))
+        fail_msg("%s ran %d of these products", all[d].name[i], (int)all[d].ran[i]);
+}
+
+static void blocks_of_b_for_few_rows(void **state)
+{
+  (void)state;
+  static const sides ragged = {{1, 2, 7, 8, 9, 16}, {8, 129, 257, 1000}, {8, 63, 1000, 4100}, 8, BLOCKS, COUNT(BLOCKS)};
+  kernels all[2] = {kernels_of_format(ESMM_BF16, ESMM_FORMAT_BSR), kernels_of_format(ESMM_F16, ESMM_FORMAT_BSR)};
+  check_sides(&ragged, all);
+  expect_all_ran(&all[0]);
+  expect_all_ran(&all[1]);
+}
+
+/* More tiles than fit on a GPU at once, and lists that are cut because there are too few. */
+static void blocks_of_many_tiles(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][3] = {{4300, 1992, 520}, {300, 512, 4096}, {130, 256, 8192}, {2500, 3000, 1024}};
+  kernels all[2] = {kernels_of_format(ESMM_BF16, ESMM_FORMAT_BSR), kernels_of_format(ESMM_F16, ESMM_FORMAT_BSR)};
+  open_rooms();
+  for (int i = 0; i < COUNT(sizes); i++)
+    for (int f = 0; f < 3; f++) {
+      shape s = make_shape(sizes[i][0], sizes[i][1], sizes[i][2], BLOCKS_OF_B, 970 + (uint64_t)i);
+      check_shape(&s, &BLOCKS[f], 1, 0, all);
       end_shape(&s);
     }
   close_rooms();
@@ -373,6 +440,9 @@ int main(void)
       cmocka_unit_test(around_the_edges_of_tiles),
       cmocka_unit_test(zeros_of_both_operands),
       cmocka_unit_test(tiles_of_several_rounds),
+      cmocka_unit_test(blocks_of_b),
+      cmocka_unit_test(blocks_of_b_for_few_rows),
+      cmocka_unit_test(blocks_of_many_tiles),
   };
   status = cmocka_run_group_tests_name("cuda16 shapes", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

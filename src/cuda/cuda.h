@@ -145,15 +145,22 @@ esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *functio
 esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                  unsigned box_inner, unsigned box_outer, esmm_tensor_map *out);
 
-/* The same for 16-bit elements, in boxes of 64 by 64. */
+/* The same for 16-bit elements, in boxes of 64 by 64; and in boxes of 32 or 64 by any: as wide as a box is the swizzle,
+   64 or 128 bytes. */
 esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                     esmm_tensor_map *out);
+esmm_status esmm_cuda_tensor_map_boxes_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                          unsigned box_inner, unsigned box_outer, esmm_tensor_map *out);
 
 /* ---- meeting.c ---- */
 
 /* Memory of the context where the blocks of a launch meet: zero at first; each user leaves it ready for the next.
  */
-typedef enum esmm_cuda_meeting_point { ESMM_MEETING_SAMPLE, ESMM_MEETING_WGMMA16 } esmm_cuda_meeting_point;
+typedef enum esmm_cuda_meeting_point {
+  ESMM_MEETING_SAMPLE,
+  ESMM_MEETING_WGMMA16,
+  ESMM_MEETING_BSR16
+} esmm_cuda_meeting_point;
 esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUstream stream, CUdeviceptr *memory);
 
 /* ---- one product ---- */
@@ -326,6 +333,27 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 
 /* ---- prepare.c ---- */
 
+/* The columns of a tile of 256: of a BSR B, as params.h says of k_bsr16_sm90a.cu. */
+typedef struct esmm_cuda_tile_column {
+  uint32_t tile, first, entries, unused;
+} esmm_cuda_tile_column;
+
+/* A BSR B of 16 bits, as cells (blocks.c). */
+typedef struct esmm_cuda_blocks {
+  int cell_k;          /* k's of a cell, 32 or 64; it has ESMM_CELL_COLS columns */
+  bool paired;         /* cells of neighbouring panels come together */
+  int64_t chunks;      /* ceil(k / cell_k) */
+  int64_t cells;       /* with a nonzero, */
+  int64_t kept;        /* and the caller's blocks with one */
+  int64_t entry_count; /* of all tiles */
+  CUdeviceptr values;  /* [cells][cell_k][ESMM_CELL_COLS] */
+  CUdeviceptr which;   /* [cells] uint2: chunk, panel of 64 columns */
+  CUdeviceptr entries, columns, places;
+  esmm_cuda_tile_column *by_length; /* columns again, in host memory */
+  CUdeviceptr memory;               /* the one allocation that these lie in */
+  size_t bytes;
+} esmm_cuda_blocks;
+
 typedef struct esmm_cuda_weights {
   CUdeviceptr form[ESMM_FORM_KINDS]; /* where each form begins; 0 where it is not kept */
   esmm_strips strips;                /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
@@ -338,7 +366,8 @@ typedef struct esmm_cuda_weights {
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
   CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
   double tile_density;    /* share of the tiles' bits that are set */
-  CUdeviceptr memory;     /* the one allocation that all of these lie in */
+  esmm_cuda_blocks blocks; /* all 0 unless the format is BSR; rows is then 0, the bitmaps are there */
+  CUdeviceptr memory;      /* the one allocation that all of these lie in */
 } esmm_cuda_weights;
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);

@@ -430,4 +430,90 @@ typedef struct esmm_decode_params {
 } esmm_decode_params;
 ESMM_PARAMS_SIZE(esmm_decode_params, 168);
 
+/* ---- blocks.cu: a B of blocks, kept as cells of 64 columns ---- */
+
+#define ESMM_CELL_COLS 64 /* columns of a cell; it has 32 or 64 k's */
+#define ESMM_BLOCKS_THREADS 256
+
+/* esmm_blocks_scan: which blocks of so many rows and columns have a nonzero. Blocks are numbered down their columns. */
+typedef struct esmm_blocks_scan_params {
+  esmm_device_matrix b;
+  int32_t block_rows, block_cols;
+  uint64_t flags; /* [block columns][block rows] bytes, 1 or 0; 0: not wanted */
+  uint64_t count; /* a uint64_t that grows by how many there are */
+} esmm_blocks_scan_params;
+ESMM_PARAMS_SIZE(esmm_blocks_scan_params, 64);
+
+/* esmm_blocks_pack: cells from B, a block each; esmm_blocks_unpack: B, which is zeros, from cells. */
+typedef struct esmm_blocks_copy_params {
+  esmm_device_matrix b;
+  uint64_t cells; /* [cell][cell_k][64], in B's dtype; zeros past B */
+  uint64_t which; /* [cells] uint2: chunk of k's, panel of columns */
+  int64_t count;
+  int32_t cell_k;
+  int32_t unused;
+} esmm_blocks_copy_params;
+ESMM_PARAMS_SIZE(esmm_blocks_copy_params, 72);
+
+/* ---- k_bsr16_sm90a.cu: 16-bit A times cells, on Hopper ---- */
+
+#define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
+#define ESMM_BSR16_STAGES 4
+#define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 18432)
+#define ESMM_BSR16_MOST_SPLIT 1024 /* tiles whose list is cut: a counter each */
+
+/*
+ * An entry is a chunk of cell_k k's that some of the four panels of a tile of 256 columns have a cell of: uint2
+ * (chunk | panels << 28, its first cell); the others follow in the order of the panels.
+ * Columns of tiles come in the order of their entries, most first: uint4 (tile, first entry, entries, 0).
+ */
+typedef struct esmm_bsr16_params {
+  esmm_wgmma16_params w; /* m, n, k, a_by_k, map_a (boxes of cell_k k's by 64 rows), map_c, c_boxes, partial, meeting,
+                            epilogue; the rest is not used */
+  esmm_tensor_map map_cells; /* all cells as lines of 64, boxes of a cell */
+  uint64_t columns, entries;
+  int32_t cell_k;
+  int32_t pairs;                   /* the two blocks of a cluster have neighbouring rows and the same columns */
+  int32_t group;                   /* tile rows that come together */
+  int32_t parts[ESMM_BSR16_PARTS]; /* parts[q]: columns that have a part q; [0]: all */
+  int32_t all_parts;               /* their sum */
+  int32_t paired;                  /* panels 0 and 1, and 2 and 3, have their cells together */
+  uint32_t unused[7];
+} esmm_bsr16_params;
+ESMM_PARAMS_SIZE(esmm_bsr16_params, 1152);
+
+/* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
+
+#define ESMM_BSR16_MMA_ROWS 64
+
+typedef struct esmm_bsr16_mma_params {
+  esmm_selector selector;
+  int64_t m, n, k;
+  uint64_t a;
+  int64_t a_ld;
+  uint64_t cells, places; /* places [panels][chunks]: the cell there, or ESMM_NO_CELL */
+  int32_t chunks, cell_k;
+  esmm_epilogue_params epilogue;
+} esmm_bsr16_mma_params;
+ESMM_PARAMS_SIZE(esmm_bsr16_mma_params, 144);
+#define ESMM_NO_CELL 0xffffffffu
+
+/* ---- k_bsr16_decode.cu: at most 16 rows ---- */
+
+#define ESMM_BSR16_DECODE_ROWS 16
+#define ESMM_BSR16_DECODE_THREADS 256
+#define ESMM_BSR16_DECODE_RANKS 8 /* most blocks that share a panel's cells: a cluster */
+#define ESMM_BSR16_DECODE_SHARED(tiles) (8192 + 64 + (tiles)*8 * 8 * 68 * 4) /* bytes, for 8 rows a tile */
+
+typedef struct esmm_bsr16_decode_params {
+  esmm_selector selector;
+  esmm_device_matrix a;
+  uint64_t cells, places;
+  int32_t chunks, cell_k;
+  int32_t vector; /* A is row-major, its rows begin at multiples of 8 bytes */
+  int32_t unused;
+  esmm_epilogue_params epilogue;
+} esmm_bsr16_decode_params;
+ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 152);
+
 #endif

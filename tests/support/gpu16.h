@@ -13,7 +13,7 @@ static const esmm_dtype DTYPES[] = {ESMM_BF16, ESMM_F16};
 
 /* ---- kernels ---- */
 
-/* Those of this GPU for operands of one dtype; the last is the plan. */
+/* Those of this GPU for operands of one dtype, B in one format; the last is the plan. */
 typedef struct kernels {
   int count;
   const char *force[65]; /* NULL: the plan */
@@ -22,7 +22,7 @@ typedef struct kernels {
   int64_t ran[65];
 } kernels;
 
-static inline kernels kernels_of(esmm_dtype dtype)
+static inline kernels kernels_of_format(esmm_dtype dtype, esmm_format_kind format)
 {
   kernels all = {0};
   char part[8];
@@ -30,7 +30,7 @@ static inline kernels kernels_of(esmm_dtype dtype)
   for (int i = 0; i < esmm_kernel_count() && all.count < 64; i++) {
     esmm_kernel_info info = {.size = sizeof info};
     expect_ok(gpu, esmm_kernel_get(gpu, i, &info));
-    if (!info.available || !strstr(info.name, part))
+    if (!info.available || !strstr(info.name, part) || !(info.formats & 1u << format))
       continue;
     all.flags[all.count] = info.flags;
     all.force[all.count] = all.name[all.count] = info.name;
@@ -39,6 +39,11 @@ static inline kernels kernels_of(esmm_dtype dtype)
   assert_true(all.count > 0);
   all.name[all.count++] = "auto";
   return all;
+}
+
+static inline kernels kernels_of(esmm_dtype dtype)
+{
+  return kernels_of_format(dtype, ESMM_FORMAT_DENSE);
 }
 
 static inline bool skips(const kernels *all, int i)

@@ -11,7 +11,8 @@ typedef struct meeting {
 } meeting;
 
 #define WGMMA16_AT ((ESMM_SAMPLE_NOTES + 255) / 256 * 256)
-#define BYTES (WGMMA16_AT + ESMM_WGMMA16_MEETING)
+#define BSR16_AT ((WGMMA16_AT + ESMM_WGMMA16_MEETING + 255) / 256 * 256)
+#define BYTES (BSR16_AT + ESMM_BSR16_MOST_SPLIT * sizeof(uint32_t))
 
 static void release(void *object)
 {
@@ -48,9 +49,11 @@ static esmm_status make(esmm_ctx *ctx, const void *key, CUstream stream, meeting
 esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUstream stream, CUdeviceptr *memory)
 {
   static const char key;
+  static const size_t at[] = {
+      [ESMM_MEETING_SAMPLE] = 0, [ESMM_MEETING_WGMMA16] = WGMMA16_AT, [ESMM_MEETING_BSR16] = BSR16_AT};
   meeting *m = esmm_cuda_attached(ctx, &key);
   const esmm_status status = m ? ESMM_OK : make(ctx, &key, stream, &m);
   if (status == ESMM_OK)
-    *memory = m->memory + (point == ESMM_MEETING_WGMMA16 ? WGMMA16_AT : 0);
+    *memory = m->memory + at[point];
   return status;
 }

@@ -211,18 +211,19 @@ esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *functio
   return status;
 }
 
+/* Swizzled as wide as a box is: 64 or 128 bytes. */
 static esmm_status encode(esmm_ctx *ctx, int type, size_t element, CUdeviceptr data, int64_t inner, int64_t outer,
                           int64_t ld, unsigned box_inner, unsigned box_outer, esmm_tensor_map *out)
 {
   _Static_assert(sizeof(esmm_tensor_map) == 128, "as in cuda.h");
   const uint64_t dims[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)ld * element};
   const uint32_t box[2] = {box_inner, box_outer}, element_strides[2] = {1, 1};
+  const int swizzle = box_inner * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   void *address = NULL;
   memcpy(&address, &data, sizeof address);
   return esmm_cuda_check(ctx,
                          cu()->cuTensorMapEncodeTiled(out, type, 2, address, dims, strides, box, element_strides, 0,
-                                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                      0),
+                                                      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0),
                          "cuTensorMapEncodeTiled of %lld x %lld, ld %lld, box %u x %u", (long long)outer,
                          (long long)inner, (long long)ld, box_outer, box_inner);
 }
@@ -233,9 +234,14 @@ esmm_status esmm_cuda_tensor_map(esmm_ctx *ctx, CUdeviceptr data, int64_t inner,
   return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, sizeof(float), data, inner, outer, ld, box_inner, box_outer, out);
 }
 
+esmm_status esmm_cuda_tensor_map_boxes_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
+                                          unsigned box_inner, unsigned box_outer, esmm_tensor_map *out)
+{
+  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, inner, outer, ld, box_inner, box_outer, out);
+}
+
 esmm_status esmm_cuda_tensor_map_16(esmm_ctx *ctx, CUdeviceptr data, int64_t inner, int64_t outer, int64_t ld,
                                     esmm_tensor_map *out)
 {
-  return encode(ctx, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, data, inner, outer, ld, ESMM_WGMMA16_BOX, ESMM_WGMMA16_BOX,
-                out);
+  return esmm_cuda_tensor_map_boxes_16(ctx, data, inner, outer, ld, ESMM_WGMMA16_BOX, ESMM_WGMMA16_BOX, out);
 }

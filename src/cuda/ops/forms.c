@@ -6,6 +6,7 @@
  *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128
  *   tight16   16-bit: the rows again without padding, for cuBLAS, which is faster with them where n is small or odd
  *   tight32   fp32: rows without padding, for cuBLAS; where the limit of bytes allows a third form
+ *   cells16   16-bit, BSR: cells with a nonzero, in memory of their own (blocks.c); here lie the bitmaps, as of rows16
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
@@ -13,6 +14,7 @@
 #include "cuda/ops/forms.h"
 
 #include "convert.h"
+#include "cuda/ops/blocks.h"
 #include "dtype.h"
 
 #define ALIGN 256 /* of the parts of the one allocation */
@@ -159,42 +161,55 @@ static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
   return esmm_cuda_convert(ctx, &t, &columns, (esmm_selector){0}, stream);
 }
 
-/* ---- 16-bit rows: the rows, then bitmaps of strips, bitmaps of tiles, the tiles' shares ---- */
+/* ---- 16-bit rows: bitmaps of strips, bitmaps of tiles, the tiles' shares; then the rows ---- */
 
-static bool rows16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+static bool is_16bit(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
   (void)opts;
   (void)ratio;
   return esmm_dtype_is_16bit(b->dtype);
 }
 
-static bool lay_out_rows16(int64_t k, int64_t n, size_t at[4], size_t *bytes)
+/* What a 16-bit B has beside its elements. */
+static bool lay_out_bits(int64_t k, int64_t n, size_t at[3], size_t *bytes)
 {
-  size_t rows;
   *bytes = 0;
-  return esmm_size_mul((size_t)esmm_cuda_tiles(n) * ESMM_TILE * sizeof(uint16_t), (size_t)k, &rows) &&
-         esmm_cuda_reserve(bytes, rows, ALIGN, &at[0]) &&
-         esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), ALIGN, &at[1]) &&
-         esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_cuda_tiles(n), k), ALIGN, &at[2]) &&
-         esmm_cuda_reserve(bytes, share_bytes(k), ALIGN, &at[3]);
+  return esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k), ALIGN, &at[0]) &&
+         esmm_cuda_reserve(bytes, esmm_cuda_bitmap_bytes(esmm_cuda_tiles(n), k), ALIGN, &at[1]) &&
+         esmm_cuda_reserve(bytes, share_bytes(k), ALIGN, &at[2]);
+}
+
+static size_t bits_bytes(int64_t k, int64_t n)
+{
+  size_t at[3] = {0}, bytes;
+  return lay_out_bits(k, n, at, &bytes) ? bytes : SIZE_MAX;
+}
+
+static void place_bits(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, int64_t n)
+{
+  size_t at[3] = {0}, bytes;
+  (void)lay_out_bits(k, n, at, &bytes); /* its size was asked for before */
+  device->strips =
+      (esmm_strips){.bits = base + at[0], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+  device->tiles = base + at[1];
+  device->tile_alive = base + at[2];
 }
 
 static size_t rows16_bytes(int64_t k, int64_t n)
 {
-  size_t at[4] = {0}, bytes;
-  return lay_out_rows16(k, n, at, &bytes) ? bytes : SIZE_MAX;
+  const size_t bits = bits_bytes(k, n);
+  size_t rows, bytes;
+  return esmm_size_mul((size_t)esmm_cuda_tiles(n) * ESMM_TILE * sizeof(uint16_t), (size_t)k, &rows) &&
+                 bits != SIZE_MAX && esmm_size_add(rows, bits, &bytes)
+             ? bytes
+             : SIZE_MAX;
 }
 
 static void place_rows16(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, int64_t n)
 {
-  size_t at[4] = {0}, bytes;
-  (void)lay_out_rows16(k, n, at, &bytes); /* its size was asked for before */
-  device->rows = base + at[0];
+  place_bits(device, base, k, n);
+  device->rows = base + bits_bytes(k, n);
   device->rows_ld = esmm_cuda_tiles(n) * ESMM_TILE;
-  device->strips =
-      (esmm_strips){.bits = base + at[1], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
-  device->tiles = base + at[2];
-  device->tile_alive = base + at[3];
 }
 
 esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w)
@@ -221,6 +236,16 @@ static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
 {
   const esmm_matrix rows = esmm_cuda_weights_rows(w);
   return esmm_cuda_download(ctx, &rows, b, stream);
+}
+
+/* ---- cells ---- */
+
+/* The bitmaps, by which joint products skip k's within cells, and the plan counts. */
+static esmm_status fill_cells16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  const esmm_status status = esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
+  return status == ESMM_OK ? esmm_cuda_blocks_fill(ctx, b, w, stream) : status;
 }
 
 /* ---- rows without padding: what a user of the library would have ---- */
@@ -278,9 +303,10 @@ static esmm_status fill_tight(esmm_ctx *ctx, const esmm_matrix *b, const esmm_we
 static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
-    {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
+    {ESMM_FORM_ROWS16, is_16bit, rows16_bytes, place_rows16, fill_rows16, read_rows16},
     {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
+    {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_bits, fill_cells16, esmm_cuda_blocks_read},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };

@@ -3,6 +3,7 @@
  * of tiles of 128 where it is 16-bit, and for each k the share of strips and of tiles that need it: the plan on the
  * device multiplies with that.
  */
+#include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "recall.h"
 
@@ -162,7 +163,9 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   w->full = true; /* until a strip without some k is found */
   w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
   w->forms = l->forms;
-  w->makes = ESMM_FORM(STRIPS);
+  if (w->format != ESMM_FORMAT_DENSE)
+    esmm_form_shape(&opts->format, w);
+  w->makes = w->format == ESMM_FORMAT_DENSE ? ESMM_FORM(STRIPS) : 0;
   w->bytes = sizeof *w + sizeof *device + l->bytes;
   w->device = device;
   const esmm_status status = l->bytes > 0 ? esmm_cuda_alloc(ctx, l->bytes, &device->memory) : ESMM_OK;
@@ -190,6 +193,11 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
   if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts, ratio, l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);
+  if (!l->forms)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "b is %s: a GPU keeps %s weights in bf16 and fp16. Convert b, or "
+                     "prepare it dense",
+                     esmm_dtype_str(b->dtype), esmm_format_str(opts->format.kind));
   return ESMM_OK;
 }
 
@@ -205,6 +213,8 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_
     return status;
   if (w->k > 0 && w->n > 0)
     status = fill_from(ctx, b, w, ctx->stream);
+  w->bsr.blocks = esmm_cuda_of(w)->blocks.kept;
+  w->bytes += esmm_cuda_of(w)->blocks.bytes;
   *out = w;
   return status;
 }
@@ -232,6 +242,7 @@ esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_pr
 void esmm_cuda_weights_free(esmm_weights *w)
 {
   esmm_cuda_weights *device = w->device;
+  esmm_cuda_blocks_free(w);
   if (device->memory)
     esmm_cuda_free_at(w->ordinal, device->memory);
   esmm_mem_free(&w->allocator, device, sizeof *device);
@@ -242,6 +253,16 @@ void esmm_cuda_weights_free(esmm_weights *w)
 static esmm_matrix host_b(const esmm_weights *w)
 {
   return (esmm_matrix){.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
+}
+
+static esmm_format format_of(const esmm_weights *w)
+{
+  return (esmm_format){.kind = w->format,
+                       .block_rows = w->bsr.block_rows,
+                       .block_cols = w->bsr.block_cols,
+                       .keep = w->nm.keep,
+                       .group = w->nm.group,
+                       .group_cols = w->nm.group_cols};
 }
 
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out)
@@ -257,7 +278,8 @@ esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm
       status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_forms_read(ctx, w, &b, ctx->stream));
   }
   if (status == ESMM_OK) { /* the ratio was looked at when these were prepared */
-    const esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};
+    esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};
+    opts.format = format_of(w);
     status = esmm_prepare_checked(ctx, &b, &opts, out);
   }
   esmm_host_twin_free(ctx, &b);
@@ -272,7 +294,8 @@ esmm_status esmm_cuda_weights_from_host(esmm_ctx *ctx, const esmm_weights *host,
   if (status != ESMM_OK)
     return status;
   esmm_weights_unpack(host, &b);
-  const esmm_prepare_opts opts = {.size = sizeof opts, .use = host->use, .strict = host->strict};
+  const esmm_prepare_opts opts = {
+      .size = sizeof opts, .use = host->use, .strict = host->strict, .format = format_of(host)};
   status = esmm_cuda_prepare(ctx, &b, &opts, out);
   esmm_host_twin_free(ctx, &b);
   return status;

@@ -155,7 +155,7 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
 static esmm_status sample_heights(run *r)
 {
   const CUdeviceptr at = note_at(r, offsetof(notes, choice));
-  const bool tiles = r->p->w->forms & ESMM_FORM(ROWS16);
+  const bool tiles = esmm_cuda_b(r->p)->tiles != 0;
   esmm_status status = ESMM_OK;
   for (int tall = 0; status == ESMM_OK && tall <= tiles; tall++) {
     esmm_choice_device seen = {0};

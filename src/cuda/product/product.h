@@ -110,7 +110,7 @@ static inline CUdeviceptr note_at(const run *r, size_t offset)
 /* The strips that the kernel counts A's densities at have 128 rows, or 32; index into esmm_sample. */
 static inline bool is_tall(const esmm_kernel *kernel)
 {
-  return kernel->reads & ESMM_FORM(ROWS16);
+  return kernel->reads & (ESMM_FORM(ROWS16) | ESMM_FORM(CELLS16));
 }
 static inline int64_t strip_rows(bool tall)
 {

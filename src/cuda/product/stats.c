@@ -51,7 +51,7 @@ static esmm_status read_strip_density(const run *r, const esmm_strips *strips, d
 static esmm_status count_joint(const run *r, const esmm_strips *a, bool tall, double *density)
 {
   const esmm_cuda_weights *b = esmm_cuda_b(r->p);
-  const int64_t b_strips = tall ? b->rows_ld / ESMM_TILE : b->strips.strips;
+  const int64_t b_strips = tall ? esmm_ceil_div(r->p->n, ESMM_TILE) : b->strips.strips;
   const CUdeviceptr out = note_at(r, offsetof(notes, joint));
   const esmm_count_params params = {.a_bits = a->bits,
                                     .b_bits = tall ? b->tiles : b->strips.bits,

@@ -1,6 +1,6 @@
 /*
  * aligned.h: a 16-bit A for kernels that read it through TMA: as it is where its lines allow that, else a copy in the
- * kernel's workspace.
+ * kernel's workspace; and whether TMA can write C.
  */
 #ifndef ESMM_CUDA_ALIGNED_H
 #define ESMM_CUDA_ALIGNED_H
@@ -11,6 +11,13 @@
 static inline bool esmm_cuda_as_it_is(const esmm_matrix *a)
 {
   return esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 38;
+}
+
+/* TMA can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
+static inline bool esmm_cuda_writes_boxes(const esmm_problem *p)
+{
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
+         esmm_cuda_as_it_is(&p->c);
 }
 
 /* The copy: of the same order. */

@@ -237,13 +237,6 @@ static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 
 /* ---- running ---- */
 
-/* TMA can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
-static bool writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
-{
-  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f &&
-         esmm_cuda_as_it_is(&p->c);
-}
-
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
 {
   const esmm_cuda_weights *w = esmm_cuda_b(p);
@@ -287,7 +280,7 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
       .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
       .epilogue = esmm_cuda_epilogue(p)};
-  params.c_boxes = writes_boxes(p, &params.epilogue);
+  params.c_boxes = esmm_cuda_writes_boxes(p);
   if (mode != ESMM_WGMMA16_DENSE) {
     params.packed = scratch + l->packed;
     params.lists = scratch + l->lists;

@@ -1,0 +1,296 @@
+/*
+ * blocks.c: a B of blocks on the GPU. Whatever the caller's blocks are, it is kept as cells: cell_k k's, 64 where those
+ * divide the blocks' rows, else 32, by 64 columns, each with a nonzero. Kernels find them in three ways:
+ *
+ *   entries   of a tile of 256 columns: the chunks of k that one of its four panels has a cell of, and which (params.h)
+ *   columns   of tiles, those with most entries first: long ones begin first, so that all blocks end together
+ *   places    [panels][chunks] of 64 columns each: the cell there, or ESMM_NO_CELL
+ *
+ * Where the caller's blocks have 128 columns or a multiple, the cells of panels 0 and 1, 2 and 3 ... come in pairs, of
+ * which one may hold zeros alone: the tensor core takes both at once. A cell's number counts tile by tile, chunk by
+ * chunk, panel by panel: the cells of an entry follow each other.
+ */
+#include "cuda/ops/blocks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGN 1024
+#define PANELS (ESMM_WGMMA16_WIDE / ESMM_CELL_COLS) /* of a tile */
+
+ESMM_FATBIN(blocks);
+
+typedef struct two {
+  uint32_t x, y;
+} two;
+
+/* What of it is counted on the host, in one allocation. */
+typedef struct tables {
+  unsigned char *flags;           /* [panels][chunks] */
+  uint32_t *places;               /* the same */
+  two *which;                     /* [cells] chunk, panel */
+  two *entries;                   /* [entry_count] */
+  esmm_cuda_tile_column *columns; /* [tiles] */
+  int64_t entry_count;
+  void *memory;
+  size_t bytes;
+} tables;
+
+/* Panels that have cells: where these come in pairs the last one has a partner. */
+static int64_t panels_of(const esmm_weights *w)
+{
+  const int64_t panels = esmm_ceil_div(w->n, ESMM_CELL_COLS);
+  return esmm_cuda_of(w)->blocks.paired ? esmm_round_up(panels, 2) : panels;
+}
+
+static int64_t tiles_of(const esmm_weights *w)
+{
+  return esmm_ceil_div(w->n, ESMM_WGMMA16_WIDE);
+}
+
+static unsigned blocks_for(int64_t items)
+{
+  return (unsigned)esmm_max(1, esmm_min(items, 1 << 20));
+}
+
+/* ---- which cells there are ---- */
+
+/* How many blocks of so many rows and columns have a nonzero and, where flags is not 0, which. `at`: 8 bytes of device
+   memory for the count. */
+static esmm_status scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags, CUdeviceptr at,
+                        int64_t *count, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_blocks, "esmm_blocks_scan", 0};
+  const esmm_blocks_scan_params params = {
+      .b = esmm_cuda_matrix(b), .block_rows = rows, .block_cols = cols, .flags = flags, .count = at};
+  const int64_t all = esmm_ceil_div(b->rows, rows) * esmm_ceil_div(b->cols, cols);
+  uint64_t found = 0;
+  esmm_status status = esmm_cuda_zero(ctx, at, sizeof found, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &function,
+                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32)),
+                                             .threads = ESMM_BLOCKS_THREADS},
+                              stream, &params);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
+  *count = (int64_t)found;
+  return status;
+}
+
+/* How many cells there are; a cell whose partner has none becomes a pair. */
+static int64_t count_cells(const esmm_weights *w, unsigned char *flags)
+{
+  const int64_t chunks = esmm_cuda_of(w)->blocks.chunks;
+  int64_t cells = 0;
+  for (int64_t i = 0; i < panels_of(w); i++)
+    for (int64_t c = 0; c < chunks; c++) {
+      unsigned char *here = &flags[i * chunks + c];
+      if (esmm_cuda_of(w)->blocks.paired && i % 2 == 0)
+        *here = here[chunks] = *here | here[chunks];
+      cells += *here;
+    }
+  return cells;
+}
+
+/* Where a tile's panels have a cell of that chunk: a bit each. */
+static uint32_t panels_at(const esmm_weights *w, const tables *t, int64_t tile, int64_t chunk)
+{
+  uint32_t alive = 0;
+  for (int64_t i = 0; i < PANELS && tile * PANELS + i < panels_of(w); i++)
+    alive |= (uint32_t)t->flags[(tile * PANELS + i) * esmm_cuda_of(w)->blocks.chunks + chunk] << i;
+  return alive;
+}
+
+static int longer_first(const void *x, const void *y)
+{
+  const esmm_cuda_tile_column *a = x, *b = y;
+  if (a->entries != b->entries)
+    return a->entries > b->entries ? -1 : 1;
+  return a->tile < b->tile ? -1 : a->tile > b->tile;
+}
+
+/* Numbers the cells, and lists them. */
+static void fill_tables(const esmm_weights *w, tables *t)
+{
+  const int64_t chunks = esmm_cuda_of(w)->blocks.chunks;
+  uint32_t cell = 0;
+  int64_t entries = 0;
+  _Static_assert(ESMM_NO_CELL == UINT32_MAX, "bytes of 0xff");
+  memset(t->places, 0xff, (size_t)(panels_of(w) * chunks) * sizeof *t->places);
+  for (int64_t tile = 0; tile < tiles_of(w); tile++) {
+    esmm_cuda_tile_column *column = &t->columns[tile];
+    *column = (esmm_cuda_tile_column){.tile = (uint32_t)tile, .first = (uint32_t)entries};
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+      const uint32_t alive = panels_at(w, t, tile, chunk);
+      if (!alive)
+        continue;
+      t->entries[entries].x = (uint32_t)chunk | alive << 28;
+      t->entries[entries++].y = cell;
+      for (int i = 0; i < PANELS; i++)
+        if (alive >> i & 1) {
+          t->places[(tile * PANELS + i) * chunks + chunk] = cell;
+          t->which[cell].x = (uint32_t)chunk;
+          t->which[cell++].y = (uint32_t)(tile * PANELS + i);
+        }
+    }
+    column->entries = (uint32_t)(entries - column->first);
+  }
+  t->entry_count = entries;
+  qsort(t->columns, (size_t)tiles_of(w), sizeof *t->columns, longer_first);
+}
+
+static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
+{
+  const size_t cells = (size_t)esmm_cuda_of(w)->blocks.cells; /* as yet all that may be */
+  const size_t places = (size_t)(panels_of(w) * esmm_cuda_of(w)->blocks.chunks), tiles = (size_t)tiles_of(w);
+  t->bytes = places * (sizeof *t->places + 1) + cells * (sizeof *t->which + sizeof *t->entries) +
+             tiles * sizeof *t->columns; /* all are less than B has elements, so this fits */
+  t->memory = esmm_mem_alloc(&ctx->allocator, t->bytes);
+  if (!t->memory)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", t->bytes);
+  t->columns = t->memory;
+  t->which = (void *)(t->columns + tiles);
+  t->entries = (void *)(t->which + cells);
+  t->places = (void *)(t->entries + cells);
+  t->flags = (void *)(t->places + places);
+  return ESMM_OK;
+}
+
+/* ---- to the device ---- */
+
+static esmm_status alloc_blocks(esmm_ctx *ctx, const esmm_weights *w, const tables *t, esmm_cuda_blocks *blocks)
+{
+  const size_t cell = (size_t)blocks->cell_k * ESMM_CELL_COLS * sizeof(uint16_t);
+  size_t bytes = 0, at[5], values;
+  if (!esmm_size_mul((size_t)blocks->cells, cell, &values) || !esmm_cuda_reserve(&bytes, values, ALIGN, &at[0]) ||
+      !esmm_cuda_reserve(&bytes, (size_t)blocks->cells * sizeof *t->which, ALIGN, &at[1]) ||
+      !esmm_cuda_reserve(&bytes, (size_t)t->entry_count * sizeof *t->entries, ALIGN, &at[2]) ||
+      !esmm_cuda_reserve(&bytes, (size_t)tiles_of(w) * sizeof *t->columns, ALIGN, &at[3]) ||
+      !esmm_cuda_reserve(&bytes, (size_t)(panels_of(w) * blocks->chunks) * sizeof *t->places, ALIGN, &at[4]))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%lld cells of %d x %d would not fit in memory", (long long)blocks->cells,
+                     blocks->cell_k, ESMM_CELL_COLS);
+  const esmm_status status = esmm_cuda_alloc(ctx, bytes, &blocks->memory);
+  blocks->values = blocks->memory + at[0];
+  blocks->which = blocks->memory + at[1];
+  blocks->entries = blocks->memory + at[2];
+  blocks->columns = blocks->memory + at[3];
+  blocks->places = blocks->memory + at[4];
+  blocks->bytes = bytes;
+  return status;
+}
+
+/* The columns stay with the host, too: it cuts long ones. */
+static esmm_status keep_columns(esmm_ctx *ctx, const esmm_weights *w, const tables *t, esmm_cuda_blocks *blocks)
+{
+  const size_t bytes = (size_t)tiles_of(w) * sizeof *t->columns;
+  blocks->by_length = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!blocks->by_length)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", bytes);
+  memcpy(blocks->by_length, t->columns, bytes);
+  return ESMM_OK;
+}
+
+static esmm_status upload(esmm_ctx *ctx, const esmm_weights *w, const tables *t, const esmm_cuda_blocks *blocks,
+                          CUstream stream)
+{
+  const struct {
+    CUdeviceptr to;
+    const void *from;
+    size_t bytes;
+  } all[] = {{blocks->which, t->which, (size_t)blocks->cells * sizeof *t->which},
+             {blocks->entries, t->entries, (size_t)t->entry_count * sizeof *t->entries},
+             {blocks->columns, t->columns, (size_t)tiles_of(w) * sizeof *t->columns},
+             {blocks->places, t->places, (size_t)(panels_of(w) * blocks->chunks) * sizeof *t->places}};
+  esmm_status status = ESMM_OK;
+  for (size_t i = 0; status == ESMM_OK && i < sizeof all / sizeof *all; i++)
+    if (all[i].bytes > 0)
+      status = esmm_cuda_to_device(ctx, all[i].to, all[i].from, all[i].bytes, stream);
+  return status;
+}
+
+static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_matrix *b,
+                              const esmm_cuda_blocks *blocks, CUstream stream)
+{
+  const esmm_blocks_copy_params params = {.b = esmm_cuda_matrix(b),
+                                          .cells = blocks->values,
+                                          .which = blocks->which,
+                                          .count = blocks->cells,
+                                          .cell_k = blocks->cell_k};
+  if (blocks->cells == 0)
+    return ESMM_OK;
+  return esmm_cuda_launch(ctx, function,
+                          &(esmm_launch){.grid_x = blocks_for(blocks->cells), .threads = ESMM_BLOCKS_THREADS}, stream,
+                          &params);
+}
+
+static esmm_status fill_from_flags(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr flags,
+                                   tables *t, CUstream stream)
+{
+  static const esmm_cuda_function pack = {&fatbin_blocks, "esmm_blocks_pack", 0};
+  esmm_cuda_blocks *blocks = &((esmm_cuda_weights *)w->device)->blocks;
+  esmm_status status = alloc_tables(ctx, w, t);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(ctx, t->flags, flags, (size_t)(panels_of(w) * blocks->chunks), stream);
+  if (status != ESMM_OK)
+    return status;
+  blocks->cells = count_cells(w, t->flags);
+  fill_tables(w, t);
+  status = alloc_blocks(ctx, w, t, blocks);
+  if (status == ESMM_OK)
+    status = keep_columns(ctx, w, t, blocks);
+  if (status == ESMM_OK)
+    status = upload(ctx, w, t, blocks, stream);
+  blocks->entry_count = t->entry_count;
+  return status == ESMM_OK ? copy_cells(ctx, &pack, b, blocks, stream) : status;
+}
+
+esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  esmm_cuda_blocks *blocks = &((esmm_cuda_weights *)w->device)->blocks;
+  CUdeviceptr memory;
+  tables t = {0};
+  blocks->cell_k = w->bsr.block_rows % 64 == 0 ? 64 : 32;
+  blocks->paired = w->bsr.block_cols % (2 * ESMM_CELL_COLS) == 0;
+  blocks->chunks = esmm_ceil_div(w->k, blocks->cell_k);
+  const size_t flags = (size_t)(panels_of(w) * blocks->chunks);
+  esmm_status status = esmm_cuda_alloc(ctx, flags + ALIGN, &memory); /* the count, then the flags */
+  if (status != ESMM_OK)
+    return status;
+  status = scan(ctx, b, w->bsr.block_rows, w->bsr.block_cols, 0, memory, &blocks->kept, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_zero(ctx, memory + ALIGN, flags, stream); /* the last panel's partner is not B's */
+  if (status == ESMM_OK)
+    status = scan(ctx, b, blocks->cell_k, ESMM_CELL_COLS, memory + ALIGN, memory, &blocks->cells, stream);
+  blocks->cells *= 2; /* those that become pairs */
+  if (status == ESMM_OK)
+    status = fill_from_flags(ctx, b, w, memory + ALIGN, &t, stream);
+  esmm_mem_free(&ctx->allocator, t.memory, t.bytes);
+  esmm_cuda_free(ctx, memory);
+  return status;
+}
+
+esmm_status esmm_cuda_blocks_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
+{
+  static const esmm_cuda_function unpack = {&fatbin_blocks, "esmm_blocks_unpack", 0};
+  const size_t bytes = esmm_cuda_tight_bytes(b);
+  CUdeviceptr memory;
+  esmm_status status = esmm_cuda_alloc(ctx, bytes, &memory);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_matrix dense = esmm_cuda_tight(b, ESMM_DEVICE, esmm_cuda_pointer(memory));
+  status = esmm_cuda_zero(ctx, memory, bytes, stream);
+  if (status == ESMM_OK)
+    status = copy_cells(ctx, &unpack, &dense, &esmm_cuda_of(w)->blocks, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_download(ctx, &dense, b, stream);
+  esmm_cuda_free(ctx, memory);
+  return status;
+}
+
+void esmm_cuda_blocks_free(esmm_weights *w)
+{
+  esmm_cuda_blocks *blocks = &((esmm_cuda_weights *)w->device)->blocks;
+  if (blocks->memory)
+    esmm_cuda_free_at(w->ordinal, blocks->memory);
+  esmm_mem_free(&w->allocator, blocks->by_length, (size_t)tiles_of(w) * sizeof *blocks->by_length);
+}

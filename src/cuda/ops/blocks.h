@@ -1,0 +1,13 @@
+/* blocks.h: B as cells (blocks.c), for forms.c and who reads weights back. */
+#ifndef ESMM_CUDA_BLOCKS_H
+#define ESMM_CUDA_BLOCKS_H
+
+#include "cuda/cuda.h"
+
+/* b lies on the GPU, is 16-bit and not empty. Finds its cells and keeps them, in memory of their own. Waits. */
+esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
+/* B again, into a tight row-major matrix in host memory. Between begin and end; waits. */
+esmm_status esmm_cuda_blocks_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
+void esmm_cuda_blocks_free(esmm_weights *w);
+
+#endif
