@@ -333,7 +333,7 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 
 /* ---- prepare.c ---- */
 
-/* The columns of a tile of 256: of a BSR B, as params.h says of k_bsr16_sm90a.cu. */
+/* The columns of a tile of 128: of a BSR B, as params.h says of k_bsr16_sm90a.cu. */
 typedef struct esmm_cuda_tile_column {
   uint32_t tile, first, entries, unused;
 } esmm_cuda_tile_column;
@@ -341,7 +341,6 @@ typedef struct esmm_cuda_tile_column {
 /* A BSR B of 16 bits, as cells (blocks.c). */
 typedef struct esmm_cuda_blocks {
   int cell_k;          /* k's of a cell, 32 or 64; it has ESMM_CELL_COLS columns */
-  bool paired;         /* cells of neighbouring panels come together */
   int64_t chunks;      /* ceil(k / cell_k) */
   int64_t cells;       /* with a nonzero, */
   int64_t kept;        /* and the caller's blocks with one */

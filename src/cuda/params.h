@@ -457,30 +457,40 @@ ESMM_PARAMS_SIZE(esmm_blocks_copy_params, 72);
 
 /* ---- k_bsr16_sm90a.cu: 16-bit A times cells, on Hopper ---- */
 
+#define ESMM_BSR16_COLS 128 /* of a tile of C: two panels */
+#define ESMM_BSR16_ROWS 256 /* of a tile, or half as many where m is small */
 #define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 18432)
 #define ESMM_BSR16_MOST_SPLIT 1024 /* tiles whose list is cut: a counter each */
+#define ESMM_BSR16_PARTIAL(rows) ((rows)*ESMM_BSR16_COLS * 4) /* bytes of one part's sums */
 
 /*
- * An entry is a chunk of cell_k k's that some of the four panels of a tile of 256 columns have a cell of: uint2
- * (chunk | panels << 28, its first cell); the others follow in the order of the panels.
+ * An entry is a chunk of cell_k k's that a panel of a tile has a cell of: uint2 (chunk | panels << 28, its first cell);
+ * the second panel's follows.
  * Columns of tiles come in the order of their entries, most first: uint4 (tile, first entry, entries, 0).
  */
 typedef struct esmm_bsr16_params {
-  esmm_wgmma16_params w; /* m, n, k, a_by_k, map_a (boxes of cell_k k's by 64 rows), map_c, c_boxes, partial, meeting,
-                            epilogue; the rest is not used */
+  esmm_tensor_map map_a;     /* boxes of cell_k k's by `rows` rows, or 64 rows by cell_k k's where A is col-major */
   esmm_tensor_map map_cells; /* all cells as lines of 64, boxes of a cell */
-  uint64_t columns, entries;
+  esmm_tensor_map map_c;     /* boxes of 64 by 64, where c_boxes is not 0 */
+  esmm_selector selector;
+  int32_t m, n;
+  int32_t a_by_k;  /* A is col-major */
+  int32_t c_boxes; /* C is 16-bit, row-major, aligned and not read: TMA can write it */
+  int32_t rows;    /* of a tile */
   int32_t cell_k;
-  int32_t pairs;                   /* the two blocks of a cluster have neighbouring rows and the same columns */
-  int32_t group;                   /* tile rows that come together */
+  int32_t pairs; /* the two blocks of a cluster have neighbouring rows and the same columns */
+  int32_t group; /* tile rows, or pairs, that come together */
+  uint64_t columns, entries;
+  uint64_t partial;                /* sums of parts, ESMM_BSR16_PARTIAL bytes each */
+  uint64_t counters;               /* [ESMM_BSR16_MOST_SPLIT] uint32_t: zero, and left so */
   int32_t parts[ESMM_BSR16_PARTS]; /* parts[q]: columns that have a part q; [0]: all */
   int32_t all_parts;               /* their sum */
-  int32_t paired;                  /* panels 0 and 1, and 2 and 3, have their cells together */
-  uint32_t unused[7];
+  int32_t unused;
+  esmm_epilogue_params epilogue;
 } esmm_bsr16_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_params, 1152);
+ESMM_PARAMS_SIZE(esmm_bsr16_params, 640);
 
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 

@@ -2,12 +2,11 @@
  * blocks.c: a B of blocks on the GPU. Whatever the caller's blocks are, it is kept as cells: cell_k k's, 64 where those
  * divide the blocks' rows, else 32, by 64 columns, each with a nonzero. Kernels find them in three ways:
  *
- *   entries   of a tile of 256 columns: the chunks of k that one of its four panels has a cell of, and which (params.h)
+ *   entries   of a tile of 128 columns: the chunks of k that one of its two panels has a cell of, and which (params.h)
  *   columns   of tiles, those with most entries first: long ones begin first, so that all blocks end together
  *   places    [panels][chunks] of 64 columns each: the cell there, or ESMM_NO_CELL
  *
- * Where the caller's blocks have 128 columns or a multiple, the cells of panels 0 and 1, 2 and 3 ... come in pairs, of
- * which one may hold zeros alone: the tensor core takes both at once. A cell's number counts tile by tile, chunk by
+ * A cell's number counts tile by tile, chunk by
  * chunk, panel by panel: the cells of an entry follow each other.
  */
 #include "cuda/ops/blocks.h"
@@ -16,7 +15,7 @@
 #include <string.h>
 
 #define ALIGN 1024
-#define PANELS (ESMM_WGMMA16_WIDE / ESMM_CELL_COLS) /* of a tile */
+#define PANELS (ESMM_BSR16_COLS / ESMM_CELL_COLS) /* of a tile */
 
 ESMM_FATBIN(blocks);
 
@@ -36,16 +35,14 @@ typedef struct tables {
   size_t bytes;
 } tables;
 
-/* Panels that have cells: where these come in pairs the last one has a partner. */
 static int64_t panels_of(const esmm_weights *w)
 {
-  const int64_t panels = esmm_ceil_div(w->n, ESMM_CELL_COLS);
-  return esmm_cuda_of(w)->blocks.paired ? esmm_round_up(panels, 2) : panels;
+  return esmm_ceil_div(w->n, ESMM_CELL_COLS);
 }
 
 static int64_t tiles_of(const esmm_weights *w)
 {
-  return esmm_ceil_div(w->n, ESMM_WGMMA16_WIDE);
+  return esmm_ceil_div(w->n, ESMM_BSR16_COLS);
 }
 
 static unsigned blocks_for(int64_t items)
@@ -75,21 +72,6 @@ static esmm_status scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols,
     status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
   *count = (int64_t)found;
   return status;
-}
-
-/* How many cells there are; a cell whose partner has none becomes a pair. */
-static int64_t count_cells(const esmm_weights *w, unsigned char *flags)
-{
-  const int64_t chunks = esmm_cuda_of(w)->blocks.chunks;
-  int64_t cells = 0;
-  for (int64_t i = 0; i < panels_of(w); i++)
-    for (int64_t c = 0; c < chunks; c++) {
-      unsigned char *here = &flags[i * chunks + c];
-      if (esmm_cuda_of(w)->blocks.paired && i % 2 == 0)
-        *here = here[chunks] = *here | here[chunks];
-      cells += *here;
-    }
-  return cells;
 }
 
 /* Where a tile's panels have a cell of that chunk: a bit each. */
@@ -141,7 +123,7 @@ static void fill_tables(const esmm_weights *w, tables *t)
 
 static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
 {
-  const size_t cells = (size_t)esmm_cuda_of(w)->blocks.cells; /* as yet all that may be */
+  const size_t cells = (size_t)esmm_cuda_of(w)->blocks.cells;
   const size_t places = (size_t)(panels_of(w) * esmm_cuda_of(w)->blocks.chunks), tiles = (size_t)tiles_of(w);
   t->bytes = places * (sizeof *t->places + 1) + cells * (sizeof *t->which + sizeof *t->entries) +
              tiles * sizeof *t->columns; /* all are less than B has elements, so this fits */
@@ -233,7 +215,6 @@ static esmm_status fill_from_flags(esmm_ctx *ctx, const esmm_matrix *b, const es
     status = esmm_cuda_to_host(ctx, t->flags, flags, (size_t)(panels_of(w) * blocks->chunks), stream);
   if (status != ESMM_OK)
     return status;
-  blocks->cells = count_cells(w, t->flags);
   fill_tables(w, t);
   status = alloc_blocks(ctx, w, t, blocks);
   if (status == ESMM_OK)
@@ -250,7 +231,6 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
   CUdeviceptr memory;
   tables t = {0};
   blocks->cell_k = w->bsr.block_rows % 64 == 0 ? 64 : 32;
-  blocks->paired = w->bsr.block_cols % (2 * ESMM_CELL_COLS) == 0;
   blocks->chunks = esmm_ceil_div(w->k, blocks->cell_k);
   const size_t flags = (size_t)(panels_of(w) * blocks->chunks);
   esmm_status status = esmm_cuda_alloc(ctx, flags + ALIGN, &memory); /* the count, then the flags */
@@ -258,10 +238,7 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
     return status;
   status = scan(ctx, b, w->bsr.block_rows, w->bsr.block_cols, 0, memory, &blocks->kept, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_zero(ctx, memory + ALIGN, flags, stream); /* the last panel's partner is not B's */
-  if (status == ESMM_OK)
     status = scan(ctx, b, blocks->cell_k, ESMM_CELL_COLS, memory + ALIGN, memory, &blocks->cells, stream);
-  blocks->cells *= 2; /* those that become pairs */
   if (status == ESMM_OK)
     status = fill_from_flags(ctx, b, w, memory + ALIGN, &t, stream);
   esmm_mem_free(&ctx->allocator, t.memory, t.bytes);

@@ -38,6 +38,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 /* Which columns of tiles have how many parts: parts[q] have a part q. */
 typedef struct cut {
   bool pairs;
+  int32_t tile; /* rows of a tile */
   int64_t rows; /* of tiles, or of pairs of them */
   int32_t parts[ESMM_BSR16_PARTS], all;
   double entries; /* that the busiest blocks go through, as it is predicted */
@@ -70,9 +71,10 @@ static double predict(const esmm_problem *p, const esmm_cuda_blocks *b, uint32_t
 static cut cut_lists(const esmm_problem *p)
 {
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const int64_t tiles = esmm_ceil_div(p->n, ESMM_WGMMA16_WIDE), tile_rows = esmm_ceil_div(p->m, ESMM_TILE);
+  const int32_t tile = p->m > ESMM_BSR16_ROWS / 2 ? ESMM_BSR16_ROWS : ESMM_BSR16_ROWS / 2;
+  const int64_t tiles = esmm_ceil_div(p->n, ESMM_BSR16_COLS), tile_rows = esmm_ceil_div(p->m, tile);
   const uint32_t longest = b->by_length[0].entries;
-  cut best = {.pairs = tile_rows > 1, .rows = tile_rows > 1 ? esmm_ceil_div(tile_rows, 2) : tile_rows};
+  cut best = {.tile = tile, .pairs = tile_rows > 1, .rows = tile_rows > 1 ? esmm_ceil_div(tile_rows, 2) : tile_rows};
   const int64_t counted = best.pairs ? 2 * best.rows : best.rows;
   cut_at(b, tiles, UINT32_MAX, &best);
   best.entries = predict(p, b, longest, &best);
@@ -82,7 +84,7 @@ static cut cut_lists(const esmm_problem *p)
     cut_at(b, tiles, most, &c);
     c.entries = predict(p, b, most, &c);
     if (counted * c.parts[1] <= ESMM_BSR16_MOST_SPLIT &&
-        (double)(counted * c.all) * ESMM_WGMMA16_PARTIAL <= SPLIT_BYTES && c.entries < best.entries)
+        (double)(counted * c.all) * ESMM_BSR16_PARTIAL(tile) <= SPLIT_BYTES && c.entries < best.entries)
       best = c;
   }
   return best;
@@ -99,7 +101,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const cut c = cut_lists(p);
   const double cells = b->entry_count > 0 ? (double)b->cells / (double)b->entry_count : 0.0; /* of an entry */
-  const double bytes = c.entries * b->cell_k * (256.0 + 128.0 * cells / (c.pairs ? 2.0 : 1.0));
+  const double bytes = c.entries * b->cell_k * (2.0 * c.tile + 128.0 * cells / (c.pairs ? 2.0 : 1.0));
   const double columns = c.entries * b->cell_k / 64.0 * cells;
   const double m = (double)p->m, moved = 2.0 * m * (double)p->k + 128.0 * b->cell_k * (double)b->cells +
                                          (double)esmm_dtype_size(p->c.dtype) * m * (double)p->n;
@@ -124,7 +126,8 @@ static bool lay_out(const esmm_problem *p, const cut *c, layout *l)
   const int64_t rows = c->pairs ? 2 * c->rows : c->rows;
   *l = (layout){0};
   return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
-         esmm_cuda_reserve(&l->bytes, c->parts[1] > 0 ? (size_t)(rows * c->all) * ESMM_WGMMA16_PARTIAL : 0, ALIGN,
+         esmm_cuda_reserve(&l->bytes,
+                           c->parts[1] > 0 ? (size_t)(rows * c->all) * (size_t)ESMM_BSR16_PARTIAL(c->tile) : 0, ALIGN,
                            &l->partial);
 }
 
@@ -140,16 +143,17 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_bsr16_params *params)
 {
+  const unsigned rows = (unsigned)params->rows;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const bool by_k = a->order == ESMM_COL_MAJOR;
   const unsigned cell_k = (unsigned)b->cell_k;
   esmm_status status = esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m,
-                                                     a->ld, by_k ? 64 : cell_k, by_k ? cell_k : 64, &params->w.map_a);
+                                                     a->ld, by_k ? 64 : cell_k, by_k ? cell_k : rows, &params->map_a);
   if (status == ESMM_OK && b->cells > 0)
     status = esmm_cuda_tensor_map_boxes_16(ctx, b->values, ESMM_CELL_COLS, b->cells * b->cell_k, ESMM_CELL_COLS,
                                            ESMM_CELL_COLS, cell_k, &params->map_cells);
-  if (status == ESMM_OK && params->w.c_boxes)
-    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, &params->w.map_c);
+  if (status == ESMM_OK && params->c_boxes)
+    status = esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, &params->map_c);
   return status;
 }
 
@@ -169,23 +173,22 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
-  esmm_bsr16_params params = {.w = {.selector = call->selector,
-                                    .m = (int32_t)p->m,
-                                    .n = (int32_t)p->n,
-                                    .k = (int32_t)p->k,
-                                    .a_by_k = a.order == ESMM_COL_MAJOR,
-                                    .partial = at + l.partial,
-                                    .meeting = meeting,
-                                    .epilogue = esmm_cuda_epilogue(p)},
-                              .columns = b->columns,
-                              .entries = b->entries,
+  esmm_bsr16_params params = {.selector = call->selector,
+                              .m = (int32_t)p->m,
+                              .n = (int32_t)p->n,
+                              .a_by_k = a.order == ESMM_COL_MAJOR,
+                              .c_boxes = esmm_cuda_writes_boxes(p),
+                              .rows = c.tile,
                               .cell_k = b->cell_k,
-                              .paired = b->paired,
                               .pairs = c.pairs,
                               .group = GROUP,
-                              .all_parts = c.all};
+                              .columns = b->columns,
+                              .entries = b->entries,
+                              .partial = at + l.partial,
+                              .counters = meeting,
+                              .all_parts = c.all,
+                              .epilogue = esmm_cuda_epilogue(p)};
   memcpy(params.parts, c.parts, sizeof params.parts);
-  params.w.c_boxes = esmm_cuda_writes_boxes(p);
   esmm_bsr16_note(p, stats);
   status = make_maps(ctx, p, &a, &params);
   if (status != ESMM_OK)

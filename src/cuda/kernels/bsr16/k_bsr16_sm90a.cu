@@ -5,32 +5,33 @@
  *   B         cells of 64 columns and 32 or 64 k's (ops/blocks.c)
  *   sums      fp32, in the tensor core
  *
- * A tile is 128 rows by 256 columns, four panels of cells. Its list has an entry for each chunk of k that one of them
- * has a cell of. For an entry A's chunk is brought once, and the cells that are there, close together:
+ * What bounds wgmma is how often it reads its operands from shared memory: with 256 columns an instruction it reaches
+ * 80 % of its rate, with 64 half of it. A cell has 64 columns. So C is computed transposed: a cell is the operand of 64
+ * rows, and 256 rows of A that of 256 columns.
  *
- *                     panels 0 1 2 3                     a stage: 48 KiB
- *   chunk 0                  x . . x    entry 0, 1001      A 128 x 64 | cell | cell |      |
- *   chunk 1                  . . . .
- *   chunk 2                  x x . .    entry 2, 0011      A 128 x 64 | cell | cell |      |
+ *     cells, transposed         A, transposed: 256 rows
+ *     64 columns [ x . x ] 0    [ chunk 0          ]         [ C transposed, warpgroup 0 ]
+ *     64 columns [ x . . ] 1  x [ chunk 1: not read]    =    [               warpgroup 1 ]
+ *                                [ chunk 2          ]
  *
- * With cells of 32 k's a stage has two entries. Where blocks have 128 columns or multiples, cells come in pairs, which
- * are one instruction of 128 columns; else they are 64 columns each.
+ * A tile is 256 rows by 128 columns of C, two panels of cells, one for each multiplying warpgroup. Its list has an
+ * entry for each chunk of k that one of them has a cell of. A stage holds an entry: A's chunk, and the cells that are
+ * there; or two entries, where a cell has 32 k's.
  *
  * Persistent blocks in pairs, a cluster: rows differ, columns and so lists are the same, and each cell is fetched once
- * for both. One warp loads, two warpgroups multiply 64 rows each. Lists that are long, or too few to fill the GPU, are
- * cut; who finishes a tile's last part adds up all of them in their order.
+ * for both. One warp loads. Lists that are long, or too few to fill the GPU, are cut; who finishes a tile's last part
+ * adds up all of them in their order. Tiles of 128 rows where m is small.
  */
-#include "cuda/kernels/wgmma16/store.cuh"
+#include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define STAGES ESMM_BSR16_STAGES
 #define STAGE_BYTES (6 * PANEL)
-#define A_BYTES (2 * PANEL) /* of a stage */
-#define TILE_COLS ESMM_WGMMA16_WIDE
-#define BOTH 3 /* blocks of a pair */
+#define A_BYTES (4 * PANEL) /* of a stage; its cells are behind them */
+#define BOTH 3              /* blocks of a pair */
 
 /* What consumers are told of a stage: the panels of its first and second entry, whether it is its unit's last, whether
-   there are no more; from TOLD_ROWS on, the rows that its tile has. */
-enum { TOLD_SECOND = 4, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9, TOLD_ROWS = 16 };
+   there are no more. */
+enum { TOLD_SECOND = 2, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
 
 typedef struct bsr16_shared {
   uint64_t full[STAGES], empty[STAGES];
@@ -57,7 +58,7 @@ static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
 {
   bsr16_work w;
   w.rank = p.pairs ? (int)cluster_rank() : 0;
-  w.rows = ceil_div(p.w.m, p.pairs ? 2 * TILE : TILE);
+  w.rows = ceil_div(p.m, p.pairs ? 2 * p.rows : p.rows);
   w.count = w.rows * p.all_parts;
   w.first = p.pairs ? (int)blockIdx.x / ESMM_WGMMA16_CLUSTER : (int)blockIdx.x;
   w.step = p.pairs ? (int)gridDim.x / ESMM_WGMMA16_CLUSTER : (int)gridDim.x;
@@ -70,7 +71,7 @@ static __device__ __forceinline__ bsr16_unit unit_at(const esmm_bsr16_params &p,
   bsr16_unit unit;
   const int in_group = p.group * p.all_parts, group = index / in_group, place = index % in_group;
   const int height = min(p.group, w.rows - group * p.group), i = group * p.group + place % height;
-  unit.row = (p.pairs ? 2 * i + w.rank : i) * TILE;
+  unit.row = (p.pairs ? 2 * i + w.rank : i) * p.rows;
   unit.place = place / height;
   unit.part = 0;
   while (unit.place >= p.parts[unit.part])
@@ -94,7 +95,7 @@ static __device__ __forceinline__ bsr16_list list_of(const esmm_bsr16_params &p,
 {
   const uint4 column = __ldg((const uint4 *)p.columns + unit.place);
   bsr16_list list;
-  list.col = (int)column.x * TILE_COLS;
+  list.col = (int)column.x * ESMM_BSR16_COLS;
   list.from = (const uint2 *)p.entries + column.y;
   share((int)column.z, unit.part, unit.parts, list.first, list.after);
   return list;
@@ -111,29 +112,32 @@ template <int CELL_K>
 static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
                                                   uint2 entry, int number, int rank, int turn)
 {
-  enum { A_PANEL = 64 * CELL_K * 2, CELL = CELL_K * ESMM_CELL_COLS * 2, ENTRY = 4 * CELL };
-  const int k = (int)(entry.x & 0xfffffff) * CELL_K, cells = __popc(entry.x >> 28);
-  char *a = stage + number * (2 * A_PANEL), *b = stage + A_BYTES + number * ENTRY;
-  if (p.w.a_by_k) {
-    sm90_tma_load(a, &p.w.map_a, row, k, full);
-    sm90_tma_load(a + A_PANEL, &p.w.map_a, row + 64, k, full);
-  } else {
-    sm90_tma_load(a, &p.w.map_a, k, row, full);
-    sm90_tma_load(a + A_PANEL, &p.w.map_a, k, row + 64, full);
-  }
+  enum { A_PANEL = 64 * CELL_K * 2, CELL = CELL_K * ESMM_CELL_COLS * 2 };
+  const int k = (int)(entry.x & 0xfffffff) * CELL_K;
+  char *a = stage + number * (4 * A_PANEL), *b = stage + A_BYTES + number * (2 * CELL);
+  if (p.a_by_k) {
 #pragma unroll 1
-  for (int i = 0; i < cells; i++) {
-    const int line = ((int)entry.y + i) * CELL_K;
+    for (int i = 0; i < p.rows / 64; i++)
+      sm90_tma_load(a + i * A_PANEL, &p.map_a, row + i * 64, k, full);
+  } else {
+    sm90_tma_load(a, &p.map_a, k, row, full);
+  }
+  int line = (int)entry.y * CELL_K;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (!(entry.x >> (28 + i) & 1))
+      continue;
     if (!p.pairs)
       sm90_tma_load(b + i * CELL, &p.map_cells, 0, line, full);
     else if ((i + turn) % 2 == rank)
       sm90_tma_load_multicast(b + i * CELL, &p.map_cells, 0, line, full, BOTH);
+    line += CELL_K;
   }
 }
 
-template <int CELL_K> static __device__ __forceinline__ uint32_t entry_bytes(uint2 entry)
+template <int CELL_K> static __device__ __forceinline__ uint32_t entry_bytes(const esmm_bsr16_params &p, uint2 entry)
 {
-  return 128 * CELL_K * 2 + (uint32_t)__popc(entry.x >> 28) * (CELL_K * ESMM_CELL_COLS * 2);
+  return (uint32_t)(p.rows + __popc(entry.x >> 28) * ESMM_CELL_COLS) * (CELL_K * 2);
 }
 
 template <int CELL_K>
@@ -162,7 +166,6 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
       next_list = list_of(p, next);
       next_mine = entry_at(next_list, next_list.first + lane);
     }
-    const uint32_t rows = (uint32_t)max(0, min(p.w.m - unit.row, TILE)) << TOLD_ROWS;
     for (int at = list.first, base = at; at < list.after || at == list.first; at += EACH) {
       if (at - base == 32) {
         base = at;
@@ -175,12 +178,12 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
       for (int i = 0; i < EACH; i++)
         entry[i] = make_uint2(__shfl_sync(~0u, mine.x, at - base + i), __shfl_sync(~0u, mine.y, at - base + i));
       if (lane == 0) {
-        uint32_t told = rows | (last ? TOLD_LAST : 0), bytes = 0;
+        uint32_t told = last ? TOLD_LAST : 0, bytes = 0;
         sm90_barrier_wait(&sh->empty[slot], phase);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
           told |= entry[i].x >> 28 << (TOLD_SECOND * i);
-          bytes += entry[i].x >> 28 ? entry_bytes<CELL_K>(entry[i]) : 0;
+          bytes += entry[i].x >> 28 ? entry_bytes<CELL_K>(p, entry[i]) : 0;
         }
         sh->told[slot] = told;
         if (last)
@@ -215,79 +218,16 @@ static __device__ __forceinline__ uint64_t view_of(const void *at, uint32_t pane
          (uint64_t)(wide ? 1 : 2) << 62;
 }
 
-/*
- * The multiplications of an entry. Panels come in pairs, 128 columns an instruction, or by themselves, 64; never both
- * in one kernel: the compiler keeps the tensor core busy only where it always gets the same registers at once.
- */
-template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, bool PAIRED> struct bsr16_steps {
-  enum {
-    COUNT = CELL_K / 16,
-    A = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, /* from 16 k's to the next, in 16 bytes */
-    B = 16 * 128 >> 4,
-    CELL = CELL_K * 128 >> 4,
-    COLS = PAIRED ? 128 : 64
-  };
-  /* Where panel or pair `PANEL_` is alive; b: its cell. */
-  template <int PANEL_, int PANELS>
-  static __device__ __forceinline__ void part(float (&sums)[128], uint64_t a, uint64_t &b)
-  {
-    if constexpr ((PANELS >> (PAIRED ? 2 * PANEL_ : PANEL_) & 1) != 0) {
-#pragma unroll
-      for (int s = 0; s < COUNT; s++)
-        wgmma16_part<DTYPE, A_BY_K, COLS, PANEL_ * COLS / 2>(sums, a + s * A, b + s * B);
-      b += COLS / 64 * CELL;
-    }
-  }
-  template <int PANELS> static __device__ __forceinline__ void these(float (&sums)[128], uint64_t a, uint64_t b)
-  {
-    sm90_wgmma_fence();
-    part<0, PANELS>(sums, a, b);
-    part<1, PANELS>(sums, a, b);
-    if constexpr (!PAIRED) {
-      part<2, PANELS>(sums, a, b);
-      part<3, PANELS>(sums, a, b);
-    }
-    sm90_wgmma_commit();
-  }
-  /* A branch for each: the instructions are under way together only where nothing stands between them. */
-  static __device__ __forceinline__ void entry(float (&sums)[128], uint64_t a, uint64_t b, uint32_t panels)
-  {
-#define CASE(x)           \
-  case x:                 \
-    these<x>(sums, a, b); \
-    break
-    if constexpr (PAIRED)
-      switch (panels) {
-        CASE(3);
-        CASE(12);
-        CASE(15);
-      }
-    else
-      switch (panels) {
-        CASE(1);
-        CASE(2);
-        CASE(3);
-        CASE(4);
-        CASE(5);
-        CASE(6);
-        CASE(7);
-        CASE(8);
-        CASE(9);
-        CASE(10);
-        CASE(11);
-        CASE(12);
-        CASE(13);
-        CASE(14);
-        CASE(15);
-      }
-#undef CASE
-  }
-};
+/* Which of the two multiplying warpgroups this is. */
+static __device__ __forceinline__ int group_now(void)
+{
+  return (thread_now() - FEEDERS) / 128;
+}
 
 typedef struct bsr16_consumer {
   uint32_t full, empty, told; /* addresses of shared memory */
   uint64_t a_view, b_view;
-  int lane, group, shares, reader;
+  int lane, shares, reader;
   uint32_t slot, phase;
   uint32_t held; /* a stage from which C is being written; STAGES: none */
   bool boxes;    /* C was, at least once */
@@ -299,15 +239,14 @@ static __device__ __forceinline__ bsr16_consumer consumer_of(const esmm_bsr16_pa
   bsr16_consumer c;
   const bool wide = A_BY_K || CELL_K == 64;
   c.lane = (int)threadIdx.x % 32;
-  c.group = ((int)threadIdx.x - FEEDERS) / 128;
   c.shares = p.pairs ? 2 : 1;
   c.reader = p.pairs ? (int)cluster_rank() : 0;
   c.full = sm90_address(sh->full);
   c.told = sm90_address(sh->told);
   c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
   asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
-  c.a_view = view_of(ring + c.group * (64 * CELL_K * 2), PANEL, wide ? 1024 : 512, wide);
-  c.b_view = view_of(ring + A_BYTES, CELL_K * 128, 1024, true);
+  c.a_view = view_of(ring, CELL_K * 128, wide ? 1024 : 512, wide);
+  c.b_view = view_of(ring + A_BYTES + group_now() * (CELL_K * ESMM_CELL_COLS * 2), PANEL, 1024, true);
   c.slot = c.phase = 0;
   c.held = STAGES;
   c.boxes = false;
@@ -335,25 +274,47 @@ static __device__ __forceinline__ void let_go_held(bsr16_consumer &c)
   c.held = STAGES;
 }
 
-/* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
-template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, bool PAIRED>
-static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, float (&sums)[128], uint32_t &at)
+/* A chunk of A with a cell. */
+template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
+static __device__ __forceinline__ void multiply_entry(float (&sums)[SUMS], uint64_t a, uint64_t b)
 {
-  typedef bsr16_steps<DTYPE, A_BY_K, CELL_K, PAIRED> steps;
-  enum { EACH = 64 / CELL_K, A_ENTRY = 128 * CELL_K * 2 >> 4, B_ENTRY = 4 * steps::CELL };
+  enum { A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
+#pragma unroll
+  for (int s = 0; s < CELL_K / 16; s++)
+    wgmma16_turned<DTYPE, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
+}
+
+/* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
+template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
+static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, float (&sums)[SUMS], uint32_t &at)
+{
+  enum {
+    EACH = 64 / CELL_K,
+    A_ENTRY = 256 * CELL_K * 2 >> 4, /* in 16 bytes, as views count */
+    B_ENTRY = 2 * CELL_K * ESMM_CELL_COLS * 2 >> 4
+  };
   uint32_t before = STAGES, what = 0;
 #pragma unroll
-  for (int j = 0; j < 128; j++)
+  for (int j = 0; j < SUMS; j++)
     sums[j] = 0.0f;
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
     const uint64_t a = c.a_view + c.slot * (STAGE_BYTES >> 4), b = c.b_view + c.slot * (STAGE_BYTES >> 4);
-    if (c.group * 64 < (int)(what >> TOLD_ROWS)) {
-#pragma unroll
-      for (int i = 0; i < EACH; i++)
-        steps::entry(sums, a + i * A_ENTRY, b + i * B_ENTRY, what >> (TOLD_SECOND * i) & 15);
+    const uint32_t mine = what >> group_now() & (EACH == 2 ? 5 : 1); /* of the panels of its entries */
+    /* Each branch by itself: instructions are under way together only where nothing stands between them. */
+    if (mine == 5) {
+      sm90_wgmma_fence();
+      multiply_entry<DTYPE, A_BY_K, CELL_K>(sums, a, b);
+      multiply_entry<DTYPE, A_BY_K, CELL_K>(sums, a + A_ENTRY, b + B_ENTRY);
+      sm90_wgmma_commit();
+    } else if (mine) {
+      sm90_wgmma_fence();
+      multiply_entry<DTYPE, A_BY_K, CELL_K>(sums, a + (mine == 4 ? A_ENTRY : 0), b + (mine == 4 ? B_ENTRY : 0));
+      sm90_wgmma_commit();
+    } else {
+      sm90_wgmma_wait<0>();
     }
     if (before < STAGES) {
       sm90_wgmma_wait<1>();
@@ -384,18 +345,18 @@ static __device__ __forceinline__ int part_place(const esmm_bsr16_params &p, int
 
 /* Leaves a part's sums in memory. True for who comes last: it then has the sums of all of them, added in their order.
  */
-static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr16_shared *sh, int row, int row0,
-                                                 int place, int part, int parts, float (&sums)[128])
+template <int SUMS>
+static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr16_shared *sh, int row, int place,
+                                                 int part, int parts, float (&sums)[SUMS])
 {
-  const int thread = thread_now() - FEEDERS, tile_row = row / TILE;
-  float4 *all = (float4 *)p.w.partial + ((int64_t)tile_row * p.all_parts + place) * (32 * WORKERS) + thread;
-  float4 *mine = all + (int64_t)part_place(p, part) * (32 * WORKERS);
-  uint32_t *come = (uint32_t *)p.w.meeting + tile_row * p.parts[1] + place;
-  if (row0 < p.w.m) {
+  enum { EACH = SUMS / 4 * WORKERS }; /* vectors of a part */
+  const int thread = thread_now() - FEEDERS, tile_row = row / p.rows;
+  float4 *all = (float4 *)p.partial + ((int64_t)tile_row * p.all_parts + place) * EACH + thread;
+  float4 *mine = all + (int64_t)part_place(p, part) * EACH;
+  uint32_t *come = (uint32_t *)p.counters + tile_row * p.parts[1] + place;
 #pragma unroll
-    for (int i = 0; i < 128; i += 4)
-      __stcg(mine + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
-  }
+  for (int i = 0; i < SUMS; i += 4)
+    __stcg(mine + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
   __threadfence();
   meet<1, WORKERS>();
   if (thread == 0) {
@@ -408,16 +369,14 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr
   meet<1, WORKERS>();
   if ((int)sh->come != parts - 1)
     return false;
-  if (row0 >= p.w.m)
-    return true;
 #pragma unroll
-  for (int i = 0; i < 128; i++)
+  for (int i = 0; i < SUMS; i++)
     sums[i] = 0.0f;
 #pragma unroll 1
   for (int q = 0; q < parts; q++) {
-    const float4 *from = all + (int64_t)part_place(p, q) * (32 * WORKERS);
+    const float4 *from = all + (int64_t)part_place(p, q) * EACH;
 #pragma unroll
-    for (int i = 0; i < 128; i += 4) {
+    for (int i = 0; i < SUMS; i += 4) {
       const float4 x = __ldcg(from + i / 4 * WORKERS);
       sums[i] += x.x;
       sums[i + 1] += x.y;
@@ -428,36 +387,128 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr
   return true;
 }
 
-/* What becomes of the sums; as finish_unit of k_wgmma16_sm90a.cu. at: the unit's last stage. */
+/* ---- the epilogue ---- */
+
+/* A thread has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row
+   8j + lane % 4 * 2 + e. */
+struct in_turned_fragments {
+  static __device__ __forceinline__ constexpr int column(int i) { return i / 2 % 2 * 8; }
+};
+
+/* 16 rows by 16 columns to panels of 64 rows by 64 columns, 128 bytes a row, swizzled. line: of the first row. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void store_turned(uint32_t panel, int line, int warp, const float *x)
+{
+  const int lane = thread_now() % 32, row = line + lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+  const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
+                             pair_of<DTYPE>(x[6], x[7])};
+  sm90_stmatrix_trans_at(panel + (uint32_t)(row * 128 + (chunk ^ row % 8) * 16), pairs);
+}
+
+/* Finishes a warpgroup's sums and has TMA write them; as store_boxes of store.cuh. */
+template <int SUMS>
+static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
+                                                   char *here, char *there)
+{
+  enum { BOXES = SUMS / 32, ROOM = STAGE_BYTES / PANEL };
+  const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
+  finish_values<in_turned_fragments>(p.epilogue, sums, col + warp * 16 + thread % 32 / 4);
+#pragma unroll
+  for (int g = 0; g < BOXES; g++) {
+    const int panel = group * BOXES + g;
+    const uint32_t to = sm90_address(panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
+#pragma unroll
+    for (int i = 0; i < 4; i++) /* 16 rows */
+      if (p.epilogue.c.dtype == ESMM_BF16)
+        store_turned<ESMM_BF16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
+      else /* ESMM_F16 */
+        store_turned<ESMM_F16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
+  }
+  sm90_fence_async();
+  meet_group(7 + group);
+  if (thread % 128 == 0) {
+#pragma unroll
+    for (int g = 0; g < BOXES; g++) {
+      const int panel = group * BOXES + g;
+      sm90_tma_store(&p.map_c, col, row + 64 * g, panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
+    }
+    sm90_bulk_commit();
+  }
+}
+
+/* Any C: 32 rows by 16 columns a turn through the warp's own shared memory. The sums are lost. */
+template <int SUMS>
+static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
+                                                  float *spare)
+{
+  enum { LINE = 16 };
+  const esmm_epilogue_params &e = p.epilogue;
+  const int lane = thread_now() % 32;
+  const bool vectors = has_vectors(e.c) && col + LINE <= p.n;
+#pragma unroll 1
+  for (int g = 0; g < SUMS; g += 16, row += 32) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      spare[(i / 4 * 8 + lane % 4 * 2 + i % 2) * LINE + lane / 4 + i / 2 % 2 * 8] = sums[i];
+#pragma unroll
+    for (int i = 0; i + 16 < SUMS; i++)
+      sums[i] = sums[i + 16];
+    __syncwarp();
+    if (vectors) {
+#pragma unroll 1
+      for (int i = 0; i < 2; i++) {
+        const int r = i * 16 + lane / 2;
+        const float4 *from = (const float4 *)(spare + r * LINE + lane % 2 * 8);
+        const float4 low = from[0], high = from[1];
+        float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (row + r < p.m)
+          finish_8(e, row + r, col + lane % 2 * 8, x);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 16; i++) {
+        const int r = i * 2 + lane / 16, c = lane % 16;
+        if (row + r < p.m && col + c < p.n)
+          finish_element(e, row + r, col + c, spare[r * LINE + c]);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+/* What becomes of the sums. at: the unit's last stage. Where TMA can write C, it does so from that stage's memory while
+   the next unit is multiplied, and the stage is held until then; else it is let go of. */
+template <int SUMS>
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, char *ring,
-                                                   bsr16_shared *sh, bsr16_consumer &c, uint32_t at, float (&sums)[128])
+                                                   bsr16_shared *sh, bsr16_consumer &c, uint32_t at,
+                                                   float (&sums)[SUMS])
 {
   const int row = told.x, col = told.y, parts = told.w >> 16, part = told.w & 0xffff;
-  const int warp = (thread_now() - FEEDERS) / 32, row0 = row + warp * 16;
-  const bool boxes = p.w.c_boxes && parts == 1 && col + TILE_COLS <= p.w.n;
+  const int warp = (thread_now() - FEEDERS) / 32;
+  const bool boxes = p.c_boxes && parts == 1 && col + ESMM_BSR16_COLS <= p.n;
   let_go_held(c);
   if (boxes || c.boxes)
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
     c.boxes = true;
-    store_boxes(p.w, sums, row + c.group * 64, col, ring + at * STAGE_BYTES, STAGE_BYTES / PANEL, (char *)sh->spare);
+    store_boxes(p, sums, row, col + group_now() * ESMM_CELL_COLS, ring + at * STAGE_BYTES, (char *)sh->spare);
     c.held = at;
     return;
   }
   let_go(c, at);
-  if (parts > 1 && !add_parts(p, sh, row, row0, told.z, part, parts, sums))
+  if (parts > 1 && !add_parts(p, sh, row, told.z, part, parts, sums))
     return;
-  store_sums(p.w, sums, row0, col, 0, 128, sh->spare[warp]);
+  store_sums(p, sums, row, col + warp * 16, sh->spare[warp]);
 }
 
-template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, bool PAIRED>
+template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
   bsr16_consumer c = consumer_of<A_BY_K, CELL_K>(p, ring, sh);
   for (;;) {
-    float sums[128];
+    float sums[SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<DTYPE, A_BY_K, CELL_K, PAIRED>(c, sums, at);
+    const uint32_t what = multiply_unit<DTYPE, A_BY_K, CELL_K>(c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -471,13 +522,22 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
   }
 }
 
+template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K>
+static __device__ __forceinline__ void multiply_of(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
+{
+  if (p.rows == ESMM_BSR16_ROWS)
+    multiply<DTYPE, A_BY_K, CELL_K, 128>(p, ring, sh);
+  else
+    multiply<DTYPE, A_BY_K, CELL_K, 64>(p, ring, sh);
+}
+
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ void multiply_as(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
   if (p.cell_k == 64)
-    p.paired ? multiply<DTYPE, A_BY_K, 64, true>(p, ring, sh) : multiply<DTYPE, A_BY_K, 64, false>(p, ring, sh);
+    multiply_of<DTYPE, A_BY_K, 64>(p, ring, sh);
   else
-    p.paired ? multiply<DTYPE, A_BY_K, 32, true>(p, ring, sh) : multiply<DTYPE, A_BY_K, 32, false>(p, ring, sh);
+    multiply_of<DTYPE, A_BY_K, 32>(p, ring, sh);
 }
 
 template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(const esmm_bsr16_params &p)
@@ -485,10 +545,10 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   bsr16_shared *sh = (bsr16_shared *)(ring + STAGES * STAGE_BYTES);
   if (threadIdx.x == 0) {
-    sm90_prefetch_map(&p.w.map_a);
+    sm90_prefetch_map(&p.map_a);
     sm90_prefetch_map(&p.map_cells);
-    if (p.w.c_boxes)
-      sm90_prefetch_map(&p.w.map_c);
+    if (p.c_boxes)
+      sm90_prefetch_map(&p.map_c);
     for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->full[i], 1);
       sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
@@ -498,7 +558,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
-    sm90_registers_down<56>();
+    sm90_registers_down<72>();
     if (threadIdx.x < 32) {
       if (p.cell_k == 64)
         feed<64>(p, ring, sh);
@@ -506,8 +566,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
         feed<32>(p, ring, sh);
     }
   } else {
-    sm90_registers_up<224>();
-    if (p.w.a_by_k)
+    sm90_registers_up<216>();
+    if (p.a_by_k)
       multiply_as<DTYPE, true>(p, ring, sh);
     else
       multiply_as<DTYPE, false>(p, ring, sh);
@@ -518,13 +578,13 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_bsr16_bf16(const __grid_constant__ esmm_bsr16_params p)
 {
-  if (!not_selected(p.w.selector))
+  if (!not_selected(p.selector))
     bsr16_main<ESMM_BF16>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_bsr16_f16(const __grid_constant__ esmm_bsr16_params p)
 {
-  if (!not_selected(p.w.selector))
+  if (!not_selected(p.selector))
     bsr16_main<ESMM_F16>(p);
 }

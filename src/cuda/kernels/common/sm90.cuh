@@ -227,6 +227,14 @@ static __device__ __forceinline__ void sm90_stmatrix_at(uint32_t to, const uint3
                : "memory");
 }
 
+/* The same, each matrix transposed. */
+static __device__ __forceinline__ void sm90_stmatrix_trans_at(uint32_t to, const uint32_t (&r)[4])
+{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /* wgmma's view of a tile of 128-byte rows (32 fp32 k's), 128-byte swizzle, aligned to 1024 bytes; 32 bytes (a k8 step)
    further is + 2. */
 static __device__ __forceinline__ uint64_t sm90_descriptor(const void *tile)
