@@ -44,6 +44,13 @@ typedef struct cut {
   double entries; /* that the busiest blocks go through, as it is predicted */
 } cut;
 
+/* Tile rows, or pairs of them, that come together: as many as stay in the second-level cache. */
+static int32_t group_of(const esmm_problem *p, const cut *c)
+{
+  const double bytes = (c->pairs ? 2.0 : 1.0) * c->tile * 2.0 * (double)p->k;
+  return (int32_t)fmax(1.0, fmin(8.0, STAYS / bytes));
+}
+
 /* Columns come longest first, so those with a part q are the first parts[q]. */
 static void cut_at(const esmm_cuda_blocks *b, int64_t tiles, uint32_t most, cut *c)
 {
@@ -181,7 +188,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .rows = c.tile,
                               .cell_k = b->cell_k,
                               .pairs = c.pairs,
-                              .group = GROUP,
+                              .group = group_of(p, &c),
                               .columns = b->columns,
                               .entries = b->entries,
                               .partial = at + l.partial,

@@ -91,14 +91,20 @@ typedef struct bsr16_list {
   int first, after; /* entries */
 } bsr16_list;
 
-static __device__ __forceinline__ bsr16_list list_of(const esmm_bsr16_params &p, const bsr16_unit &unit)
+/* column: as params.h has it. */
+static __device__ __forceinline__ bsr16_list list_of(const esmm_bsr16_params &p, const bsr16_unit &unit,
+                                                     const uint4 &column)
 {
-  const uint4 column = __ldg((const uint4 *)p.columns + unit.place);
   bsr16_list list;
   list.col = (int)column.x * ESMM_BSR16_COLS;
   list.from = (const uint2 *)p.entries + column.y;
   share((int)column.z, unit.part, unit.parts, list.first, list.after);
   return list;
+}
+
+static __device__ __forceinline__ uint4 column_at(const esmm_bsr16_params &p, const bsr16_unit &unit)
+{
+  return __ldg((const uint4 *)p.columns + unit.place);
 }
 
 static __device__ __forceinline__ uint2 entry_at(const bsr16_list &list, int at)
@@ -148,24 +154,25 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   const int lane = (int)threadIdx.x;
   int slot = 0;
   uint32_t phase = 1;
-  bsr16_unit unit = {}, next = {};
+  /* Lists are long on their way: of the next unit the first entries are fetched, of the one after its column. */
+  bsr16_unit unit = {}, next = {}, after = {};
   bsr16_list list = {}, next_list = {};
+  uint4 after_column = {};
   uint2 mine = {}, ahead = {}, next_mine = {}; /* lane i's: entry i of 32; of the 32 after; of the next unit's first */
   if (work.first < work.count) {
     next = unit_at(p, work, work.first);
-    next_list = list_of(p, next);
+    next_list = list_of(p, next, column_at(p, next));
     next_mine = entry_at(next_list, next_list.first + lane);
+  }
+  if (work.first + work.step < work.count) {
+    after = unit_at(p, work, work.first + work.step);
+    after_column = column_at(p, after);
   }
   for (int index = work.first; index < work.count; index += work.step) {
     unit = next;
     list = next_list;
     mine = next_mine;
     ahead = entry_at(list, list.first + 32 + lane);
-    if (index + work.step < work.count) {
-      next = unit_at(p, work, index + work.step);
-      next_list = list_of(p, next);
-      next_mine = entry_at(next_list, next_list.first + lane);
-    }
     for (int at = list.first, base = at; at < list.after || at == list.first; at += EACH) {
       if (at - base == 32) {
         base = at;
@@ -198,6 +205,17 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
       if (++slot == STAGES) {
         slot = 0;
         phase ^= 1;
+      }
+      if (at == list.first) { /* while the first stage is on its way */
+        if (index + work.step < work.count) {
+          next = after;
+          next_list = list_of(p, next, after_column);
+          next_mine = entry_at(next_list, next_list.first + lane);
+        }
+        if (index + 2 * work.step < work.count) {
+          after = unit_at(p, work, index + 2 * work.step);
+          after_column = column_at(p, after);
+        }
       }
     }
   }
