@@ -278,6 +278,8 @@ esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUst
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 /* p's C from sums that are there, fp32 in C's order, or from none (NULL): the epilogue alone. Notes nothing of C. */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream);
+/* Sets the counts and bitmaps that p wants to 0: kernels add to them. */
+esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
 /* What p wants noted of C, from C as it is stored, where the kernel has not: added to what is there. */
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
@@ -331,10 +333,10 @@ esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_ma
 /* esmm_pattern_extract of a checked matrix on the GPU; waits, and gives one in host memory. */
 esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
 /*
- * Patterns of C, which stay on the GPU. place gives an empty one its memory, zeroed on the stream; placed notes that
+ * Patterns of C, which stay on the GPU. place gives an empty one its memory; placed notes that
  * the stream has come behind what fills it. Both between begin and end, and not while the stream is captured.
  */
-esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, CUstream stream);
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern);
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream);
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,

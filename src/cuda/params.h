@@ -50,7 +50,7 @@ ESMM_PARAMS_SIZE(esmm_strips, 32);
 /* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
  */
 enum {
-  ESMM_EXTRA_VALUES = 1, /* another activation, a factor or a residual */
+  ESMM_EXTRA_VALUES = 1, /* another activation, a factor, a residual, or a bias that is not aligned to 8 bytes */
   ESMM_EXTRA_TALLY = 2   /* counts or bits */
 };
 
@@ -347,6 +347,13 @@ ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 
 #define ESMM_TALLY_THREADS 256
 #define ESMM_TALLY_ROWS 128 /* of C that a warp takes, by 32 columns */
+
+/* esmm_tally_begin: counts and bitmaps are 0, in one launch. */
+typedef struct esmm_tally_begin_params {
+  uint64_t counts, bits;             /* either may be 0 */
+  int64_t count_words, bitmap_words; /* of 32 bits */
+} esmm_tally_begin_params;
+ESMM_PARAMS_SIZE(esmm_tally_begin_params, 32);
 
 /* esmm_tally: what is noted of C, from C as it is stored. */
 typedef struct esmm_tally_params {

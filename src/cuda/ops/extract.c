@@ -22,7 +22,8 @@ esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m)
 
 esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p)
 {
-  const bool values = p->activation > ESMM_ACT_RELU2 || p->factor || p->residual.data;
+  const bool values =
+      p->activation > ESMM_ACT_RELU2 || p->factor || p->residual.data || (uintptr_t)p->bias % (2 * sizeof(float)) != 0;
   esmm_epilogue_params e = {.c = esmm_cuda_matrix(&p->c),
                             .bias = (uint64_t)(uintptr_t)p->bias,
                             .alpha = p->alpha,
@@ -181,6 +182,23 @@ esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params
   static const esmm_cuda_function function = {&fatbin_extract, "esmm_count_joint", 0};
   const esmm_status status = esmm_cuda_zero(ctx, params->out, sizeof(uint64_t), stream);
   return status == ESMM_OK ? count(ctx, &function, params, stream) : status;
+}
+
+esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_begin", 0};
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  const esmm_tally_begin_params params = {.counts = e.counts,
+                                          .bits = e.bits,
+                                          .count_words = e.counts ? p->n : 0,
+                                          .bitmap_words = e.bits ? p->bitmaps->strips * e.words : 0};
+  const int64_t words = esmm_max(params.count_words, params.bitmap_words);
+  if (words == 0)
+    return ESMM_OK;
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
+                                         .threads = ESMM_TALLY_THREADS},
+                          stream, &params);
 }
 
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream)

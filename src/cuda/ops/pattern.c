@@ -220,7 +220,7 @@ static size_t bytes_of(const esmm_pattern *p)
   return (size_t)(p->strips * p->words) * sizeof(uint64_t);
 }
 
-esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, CUstream stream)
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
 {
   const size_t bytes = bytes_of(pattern);
   placed *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
@@ -238,7 +238,7 @@ esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, CUstre
   p->from->users++;
   (void)pthread_mutex_unlock(&p->from->lock);
   pattern->device = p;
-  return esmm_cuda_zero(ctx, p->it.memory, bytes, stream);
+  return ESMM_OK;
 }
 
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)

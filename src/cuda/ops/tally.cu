@@ -79,3 +79,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_tally(const __grid_co
     tally(p, row, min(row + ESMM_TALLY_ROWS, p.c.rows), i % across * 32);
   }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_tally_begin(const __grid_constant__ esmm_tally_begin_params p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  for (int64_t i = first; p.counts && i < p.count_words; i += step)
+    ((uint32_t *)p.counts)[i] = 0;
+  for (int64_t i = first; p.bits && i < p.bitmap_words; i += step)
+    ((uint32_t *)p.bits)[i] = 0;
+}

@@ -45,14 +45,12 @@ static esmm_status get_product_scratch(run *r)
   return get_scratch(r, strips, most);
 }
 
-/* Counts and bitmaps of C, which kernels add to. */
+/* Counts and bitmaps of C are 0: kernels add to them. */
 static esmm_status begin_tally(const run *r)
 {
   const esmm_problem *p = r->p;
-  esmm_status status = ESMM_OK;
-  if (p->nonzeros)
-    status = esmm_cuda_zero(r->ctx, (CUdeviceptr)(uintptr_t)p->nonzeros, (size_t)p->n * sizeof *p->nonzeros, r->stream);
-  return status == ESMM_OK && p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps, r->stream) : status;
+  const esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps) : ESMM_OK;
+  return status == ESMM_OK ? esmm_cuda_tally_begin(r->ctx, p, r->stream) : status;
 }
 
 static esmm_status end_tally(const run *r)

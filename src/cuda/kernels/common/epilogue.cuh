@@ -5,7 +5,7 @@
  *     C = activation(alpha * sum + beta * C + bias) * factor + residual
  *
  * alpha * sum, beta * C, each addition and the factor round, nothing is contracted to a fused multiply-add: a GPU gives
- * the bits that a CPU gives for the same sum.
+ * the bits that a CPU gives for the same sum, but for the sign of a zero.
  *
  *   finish_element   a sum, any C
  *   begin_line, end_line  a few sums of a row or column, any C: what is read is read at once; the activation is the
@@ -28,10 +28,12 @@
 
 /* ---- activations ---- */
 
-/* NaN stays NaN, and -0 stays -0. */
+/* max(x, 0) in one instruction. NaN stays NaN; a zero's sign is not kept. */
 static __device__ __forceinline__ float rectify(float x)
 {
-  return x < 0.0f ? 0.0f : x;
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 /*
@@ -162,14 +164,10 @@ static __device__ __forceinline__ void finish_element(const esmm_epilogue_params
 
 /* ---- sums in registers ---- */
 
-/* In which column, counted from a thread's first, its i-th value lies. */
-struct in_a_row {
-  static __device__ __forceinline__ constexpr int column(int i) { return i; }
-};
-/* Tiles of 8 columns, of which a thread has two columns in two rows: as mma and wgmma leave their sums. */
-struct in_fragments {
-  static __device__ __forceinline__ constexpr int column(int i) { return i / 4 * 8 + i % 2; }
-};
+/* How a thread's values lie: side by side in a row; or as mma and wgmma leave their sums, in tiles of 8 columns, of
+   which a thread has two columns in two rows. */
+struct in_a_row {};
+struct in_fragments {};
 
 template <int COUNT> static __device__ __forceinline__ void scale(const esmm_epilogue_params &e, float (&x)[COUNT])
 {
@@ -180,14 +178,32 @@ template <int COUNT> static __device__ __forceinline__ void scale(const esmm_epi
 }
 
 /* col: of the thread's first value. */
-template <class PLACES, int COUNT>
-static __device__ __forceinline__ void add_bias(const esmm_epilogue_params &e, float (&x)[COUNT], int64_t col)
+template <int COUNT>
+static __device__ __forceinline__ void add_bias(in_a_row, const esmm_epilogue_params &e, float (&x)[COUNT], int64_t col)
 {
   if (e.bias) {
     const float *bias = (const float *)e.bias + col;
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-      x[i] = __fadd_rn(x[i], bias[PLACES::column(i)]);
+      x[i] = __fadd_rn(x[i], bias[i]);
+  }
+}
+
+/* The same; col is even, and the bias aligned to 8 bytes, or else something of ESMM_EXTRA_VALUES. */
+template <int COUNT>
+static __device__ __forceinline__ void add_bias(in_fragments, const esmm_epilogue_params &e, float (&x)[COUNT],
+                                                int64_t col)
+{
+  if (e.bias) {
+    const float2 *bias = (const float2 *)((const float *)e.bias + col);
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 4) { /* 8 columns further on */
+      const float2 b = bias[i];
+      x[i] = __fadd_rn(x[i], b.x);
+      x[i + 1] = __fadd_rn(x[i + 1], b.y);
+      x[i + 2] = __fadd_rn(x[i + 2], b.x);
+      x[i + 3] = __fadd_rn(x[i + 3], b.y);
+    }
   }
 }
 
@@ -197,7 +213,7 @@ template <class PLACES, int COUNT>
 static __device__ __forceinline__ void finish_values(const esmm_epilogue_params &e, float (&x)[COUNT], int64_t col)
 {
   scale(e, x);
-  add_bias<PLACES>(e, x, col);
+  add_bias(PLACES(), e, x, col);
   activate(e.activation, x);
 }
 
@@ -377,7 +393,7 @@ static __device__ __forceinline__ void finish_8(const esmm_epilogue_params &e, i
     for (int i = 0; i < 8; i++)
       x[i] = __fadd_rn(x[i], __fmul_rn(e.beta, before[i]));
   }
-  add_bias<in_a_row>(e, x, col);
+  add_bias(in_a_row(), e, x, col);
   if (e.extra & ESMM_EXTRA_VALUES)
     finish_extra_8(e, row, col, x);
   else

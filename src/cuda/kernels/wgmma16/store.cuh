@@ -128,8 +128,22 @@ static __device__ __forceinline__ void add_count(const esmm_epilogue_params &e, 
     atomicAdd((int *)e.counts + col, count);
 }
 
+/* 64 columns from col on, of which each lane has how often two are not zero. */
+static __device__ __forceinline__ void tally_bits(uint32_t *bitmap, int col, __half2 nonzeros)
+{
+  if (!bitmap)
+    return;
+  const uint32_t lane = (uint32_t)thread_now() % 32;
+  const uint32_t low = __low2float(nonzeros) != 0.0f, high = __high2float(nonzeros) != 0.0f;
+  const uint32_t two = (low | high << 1) << (lane % 16 * 2);
+  const uint32_t first = __reduce_or_sync(~0u, lane < 16 ? two : 0);
+  const uint32_t second = __reduce_or_sync(~0u, lane < 16 ? 0 : two);
+  if (lane < 2)
+    add_bits(bitmap, col + 32 * (int)lane, lane ? second : first);
+}
+
 /*
- * 16 rows by 64 columns of a 16-bit C, from (row, col) on, as store_lines has left them in shared memory at a multiple
+ * 16 rows by 64 columns of a 16-bit C, from col on, as store_lines has left them in shared memory at a multiple
  * of 1024. The first `rows` are C's; the others are cleared. upper, lower: the bitmaps of rows 0 to 7 and 8 to 15.
  * mine: this lane's two columns are to be noted. Both dtypes are compared as fp16: which is zero, bits alone say;
  * counts are exact.
@@ -156,23 +170,13 @@ static __device__ __forceinline__ void tally_lines(const esmm_epilogue_params &e
     }
   if (!mine)
     nonzeros[0] = nonzeros[1] = zero;
-  if (upper) {
-    uint32_t words[2][2]; /* by rows, by columns */
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const float low = __low2float(nonzeros[h]), high = __high2float(nonzeros[h]);
-      const uint32_t two = ((uint32_t)(low != 0.0f) | (uint32_t)(high != 0.0f) << 1) << (lane % 16 * 2);
-      words[h][0] = __reduce_or_sync(~0u, lane < 16 ? two : 0);
-      words[h][1] = __reduce_or_sync(~0u, lane < 16 ? 0 : two);
-    }
-    if (lane < 2) {
-      const uint32_t first = lane ? words[0][1] : words[0][0], second = lane ? words[1][1] : words[1][0];
-      add_bits(upper, col + 32 * (int)lane, upper == lower ? first | second : first);
-      if (upper != lower)
-        add_bits(lower, col + 32 * (int)lane, second);
-    }
-  }
   const __half2 all = __hadd2(nonzeros[0], nonzeros[1]);
+  if (upper == lower) {
+    tally_bits(upper, col, all);
+  } else {
+    tally_bits(upper, col, nonzeros[0]);
+    tally_bits(lower, col, nonzeros[1]);
+  }
   add_count(e, col + 2 * (int)lane, (int)__low2float(all));
   add_count(e, col + 2 * (int)lane + 1, (int)__high2float(all));
 }
@@ -267,7 +271,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   if (p.epilogue.extra & ESMM_EXTRA_TALLY) {
     const int first = row + warp * 16;
     uint32_t *upper = bitmap_of(p.epilogue, first), *lower = bitmap_of(p.epilogue, first + 8);
-#pragma unroll 1
+#pragma unroll 2
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;
       const uint32_t at = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
