@@ -46,9 +46,10 @@ typedef struct data {
   int32_t *counts;       /* [n]: nonzeros of C's columns */
   esmm_pattern *pattern; /* of C */
   /* GPU only */
-  esmm_weights *gpu_weights;
-  esmm_matrix gpu_a, gpu_c, gpu_bias; /* gpu_c: all the bytes of C, padding too, as one row of fp32 */
-  io_matrix bytes;                    /* the same on the host */
+  esmm_weights *gpu_weights, *gpu_gate;
+  esmm_matrix gpu_a, gpu_bias, gpu_gate_bias, gpu_counts; /* counts: as words of fp32 */
+  esmm_matrix gpu_c; /* gpu_c: all the bytes of C, padding too, as one row of fp32 */
+  io_matrix bytes;   /* the same on the host */
 } data;
 
 typedef struct score {
@@ -123,9 +124,10 @@ static void free_data(esmm_ctx *ctx, data *d)
   esmm_pattern_free(d->pattern);
   free(d->counts);
   esmm_weights_free(d->gpu_weights);
-  cli_device_free(ctx, &d->gpu_a);
-  cli_device_free(ctx, &d->gpu_c);
-  cli_device_free(ctx, &d->gpu_bias);
+  esmm_weights_free(d->gpu_gate);
+  esmm_matrix *on_gpu[] = {&d->gpu_a, &d->gpu_c, &d->gpu_bias, &d->gpu_gate_bias, &d->gpu_counts};
+  for (size_t i = 0; i < sizeof on_gpu / sizeof *on_gpu; i++)
+    cli_device_free(ctx, on_gpu[i]);
 }
 
 /* ---- what the result should be ---- */
@@ -309,12 +311,18 @@ static int make_gpu_data(esmm_ctx *ctx, const problem *p, data *d)
     status = cli_matrix_alloc("C", 1, words, ESMM_F32, &d->bytes);
   if (status == CLI_GO)
     status = cli_device_alloc(ctx, "C", 1, words, ESMM_F32, ESMM_ROW_MAJOR, &d->gpu_c);
+  if (status == CLI_GO && p->gate)
+    status = cli_device_copy(ctx, "the gate's bias", &d->gate_bias.m, ESMM_F32, ESMM_ROW_MAJOR, &d->gpu_gate_bias);
+  if (status == CLI_GO && p->statistics)
+    status = cli_device_alloc(ctx, "counts", 1, p->n, ESMM_F32, ESMM_ROW_MAJOR, &d->gpu_counts);
   if (status == CLI_GO && copied)
     status = cli_device_copy(ctx, "B", &d->b.m, p->dtype_b, p->order_b, &near);
   if (status != CLI_GO)
     return status;
   memset(d->bytes.memory, 0xff, d->bytes.bytes);
   esmm_status done = esmm_prepare(ctx, copied ? &near : &d->b.m, NULL, &d->gpu_weights);
+  if (done == ESMM_OK && p->gate)
+    done = esmm_prepare(ctx, &d->gate.m, NULL, &d->gpu_gate);
   if (done != ESMM_OK)
     status = cli_status(ctx, "prepare", done);
   cli_device_free(ctx, &near);
@@ -420,7 +428,7 @@ static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_for
                               const esmm_weights **weights, const esmm_weights **gate)
 {
   *weights = d->gpu_weights ? d->gpu_weights : d->weights;
-  *gate = d->gate_weights;
+  *gate = d->gpu_weights ? d->gpu_gate : d->gate_weights;
   if (format == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   esmm_status done = in_format(ctx, &d->b.m, format, &d->formats[format]);
@@ -429,6 +437,19 @@ static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_for
   *weights = d->formats[format];
   *gate = d->gate_formats[format];
   return done;
+}
+
+/* Asks for counts and bitmaps. */
+static void want_statistics(const problem *p, data *d, int32_t *counts, esmm_matmul_opts *opts)
+{
+  if (!p->statistics)
+    return;
+  esmm_pattern_free(d->pattern);
+  d->pattern = NULL;
+  memset(d->counts, 0xff, (size_t)p->n * sizeof *d->counts);
+  opts->column_nonzeros = counts;
+  opts->c_strip_rows = 1 + (int64_t)(p->seed % 9);
+  opts->c_pattern = &d->pattern;
 }
 
 /* C and its padding go to the GPU and back as plain words, so that no conversion touches the marks. */
@@ -440,12 +461,19 @@ static esmm_status multiply_on_gpu(esmm_ctx *ctx, const problem *p, data *d, con
   c.device = d->gpu_c.device;
   esmm_matmul_opts opts = options_of(p, d, force);
   opts.bias = p->bias ? d->gpu_bias.data : NULL;
+  opts.gate = d->gpu_gate;
+  opts.gate_bias = p->gate ? d->gpu_gate_bias.data : NULL;
+  want_statistics(p, d, d->gpu_counts.data, &opts);
   memcpy(d->bytes.memory, d->start.memory, d->start.bytes);
   esmm_status done = esmm_matrix_copy(ctx, &d->bytes.m, &d->gpu_c);
   if (done == ESMM_OK)
     done = esmm_matmul(ctx, &d->gpu_a, d->gpu_weights, &c, &opts, NULL);
   if (done == ESMM_OK)
     done = esmm_matrix_copy(ctx, &d->gpu_c, &d->bytes.m);
+  if (done == ESMM_OK && p->statistics) {
+    esmm_matrix counts = {.data = d->counts, .rows = 1, .cols = p->n};
+    done = esmm_matrix_copy(ctx, &d->gpu_counts, &counts);
+  }
   memcpy(d->got.memory, d->bytes.memory, d->got.bytes);
   return done;
 }
@@ -456,14 +484,7 @@ static esmm_status multiply(esmm_ctx *ctx, const problem *p, data *d, const scor
   const esmm_weights *weights = NULL;
   esmm_matmul_opts opts = options_of(p, d, s->force);
   esmm_status done = weights_of(ctx, p, d, s->format, &weights, &opts.gate);
-  if (p->statistics) {
-    esmm_pattern_free(d->pattern);
-    d->pattern = NULL;
-    memset(d->counts, 0xff, (size_t)p->n * sizeof *d->counts);
-    opts.column_nonzeros = d->counts;
-    opts.c_strip_rows = 1 + (int64_t)(p->seed % 9);
-    opts.c_pattern = &d->pattern;
-  }
+  want_statistics(p, d, d->counts, &opts);
   return done == ESMM_OK ? esmm_matmul(ctx, &d->a.m, weights, &d->got.m, &opts, NULL) : done;
 }
 
@@ -484,7 +505,7 @@ static int try_kernel(esmm_ctx *one, esmm_ctx *ctx, const problem *p, data *d, s
     return cli_status(one, "copy", done);
   compare(p, d, s, cli_on_gpu(ctx));
   if (p->statistics)
-    compare_statistics(one, p, d, s);
+    compare_statistics(ctx, p, d, s);
   return CLI_GO;
 }
 
@@ -513,7 +534,7 @@ enum {
  * Shape, zeros and integers or not in full; fp32 for each, and one of the other mixes. Orders and epilogues take turns:
  * strides that are coprime to the rest let each meet each.
  */
-static problem problem_at(int index, bool gpu)
+static problem problem_at(int index)
 {
   static const float alphas[] = {1, 1, 0.5f, -2, 1}, betas[] = {0, 1, 0.5f, 0, 0};
   static const esmm_activation activations[] = {ESMM_ACT_NONE, ESMM_ACT_NONE, ESMM_ACT_NONE, ESMM_ACT_RELU,
@@ -521,10 +542,10 @@ static problem problem_at(int index, bool gpu)
   int shape = index % SHAPES, kind = index / SHAPES % ZEROS;
   bool other = index / (SHAPES * ZEROS) % 2, integers = index / (SHAPES * ZEROS * 2);
   const esmm_dtype *dtype = dtypes[other ? 1 + (shape + kind) % (DTYPES - 1) : 0];
-  /* What only a CPU has yet. Integers go without gates and curves: those round. */
+  /* Integers go without gates and curves: those round. */
   static const esmm_activation curves[] = {ESMM_ACT_NONE, ESMM_ACT_RELU,      ESMM_ACT_RELU2,
                                            ESMM_ACT_GELU, ESMM_ACT_GELU_TANH, ESMM_ACT_SILU};
-  const bool more = !gpu && (shape + index / SHAPES) % 2 == 0;
+  const bool more = (shape + index / SHAPES) % 2 == 0;
   int turn = shape * 3 + kind * 7 + (other ? 5 : 0) + (integers ? 11 : 0), epilogue = turn % 5, orders = turn % 8;
   return (problem){.m = shapes[shape][0],
                    .k = shapes[shape][1],
@@ -544,7 +565,7 @@ static problem problem_at(int index, bool gpu)
                    .activation = more && !integers ? curves[(shape + index / SHAPES / 2) % 6] : activations[epilogue],
                    .residual = more && turn % 3 == 0,
                    .gate = more && !integers && turn % 4 < 2,
-                   .statistics = !gpu && turn % 5 < 3,
+                   .statistics = turn % 5 < 3,
                    .padding = turn % 2 ? 3 : 8, /* of 8: rows stay aligned to 16 bytes, which some kernels ask for */
                    .seed = (uint64_t)index + 1};
 }
@@ -582,7 +603,7 @@ static int run_problems(esmm_ctx *one, esmm_ctx *all, score *scores, int count)
   int status = CLI_GO;
   for (int i = 0; i < PROBLEMS && status == CLI_GO; i++) {
     esmm_ctx *ctx = gpu || i % 7 == 0 ? all : one;
-    problem p = problem_at(i, gpu);
+    problem p = problem_at(i);
     data d = {0};
     status = make_data(one, &p, &d, gpu);
     if (status == CLI_GO && gpu)

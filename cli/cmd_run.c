@@ -214,7 +214,7 @@ static int multiply(esmm_ctx *ctx, const request *r, operands *o, esmm_stats *st
                            .gate = o->gate,
                            .gate_bias = o->gate_bias.m.data,
                            .residual = r->residual ? &o->residual.m : NULL};
-  if (r->stats && !cli_on_gpu(ctx)) { /* a GPU counts none of it yet */
+  if (r->stats) {
     o->nonzeros = calloc((size_t)o->info.cols + 1, sizeof *o->nonzeros);
     if (!o->nonzeros)
       return cli_failed("--stats: out of memory: %lld counts", (long long)o->info.cols);

@@ -148,7 +148,7 @@ ESMM_API const char *esmm_ctx_device_reason(const esmm_ctx *ctx);
  * CUDA runtime, PyTorch and others are valid here, and the other way round.
  *
  * Graphs. esmm_matmul may be captured into a CUDA graph once the same call has run outside the capture. Calls that wait
- * (statistics, operands in host memory), timers and esmm_prepare are refused during a capture with
+ * (statistics, operands in host memory), c_pattern, timers and esmm_prepare are refused during a capture with
  * ESMM_ERR_UNSUPPORTED, before anything is captured. Do not allocate or free device memory, contexts or weights during
  * a capture.
  *
@@ -332,7 +332,7 @@ ESMM_API esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, i
 /* The bitmaps of B's column strips: what esmm_pattern_extract gives for B transposed. */
 ESMM_API esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols,
                                             esmm_pattern **pattern);
-/* ORs neighbouring strips: strip_rows must be a multiple of the pattern's own. */
+/* ORs neighbouring strips: strip_rows must be a multiple of the pattern's own. The result lies in host memory. */
 ESMM_API esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip_rows,
                                           esmm_pattern **coarser);
 ESMM_API void esmm_pattern_free(esmm_pattern *pattern);
@@ -365,8 +365,11 @@ typedef enum esmm_activation {
  * The statistics (column_nonzeros, c_pattern) are of C as it is stored: after that rounding, with -0.0 as zero and NaN
  * and Inf as nonzero. They are right for any m, and for k = 0 and alpha = 0 too.
  *
- * A GPU has the bias and the activations NONE, RELU and RELU2. It refuses the rest (other activations, residual, gate,
- * gate_bias, column_nonzeros, c_pattern) with ESMM_ERR_UNSUPPORTED before it does anything.
+ * On a GPU the gate's branch is finished into scratch of m * n numbers of fp32 before the other product. Where C lies
+ * in device memory so do the biases and column_nonzeros, and all of it is asynchronous. *c_pattern's bitmaps stay on
+ * the GPU: only contexts of that GPU take them, and esmm_pattern_get_info, esmm_pattern_bits and esmm_pattern_coarsen,
+ * whose result lies in host memory, wait for them. It is new memory, so c_pattern is refused while a stream is
+ * captured.
  *
  * residual may be C itself (the same data, ld, dtype and order). Nothing else that is read may share memory with C, and
  * column_nonzeros may share memory with nothing.
@@ -381,14 +384,16 @@ typedef struct esmm_matmul_opts {
   int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
   const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
                                     anything to multiply. Overrides the context's */
-  const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A. Must be
-                                    of this A: a term whose bit is 0 may or may not be part of the sum */
+  const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
+                                    GPU chooses its kernel by them, if they lie in host memory. Must be of this A: a
+                                    term whose bit is 0 may or may not be part of the sum */
   const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
   const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
                                     differ. Each product has its own plan; force and strict are for both. NULL: none */
-  const float *gate_bias;        /* [n], only with a gate; NULL: none */
-  int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; m is at most
-                                    2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged after a failure. NULL: not wanted */
+  const float *gate_bias;        /* [n], only with a gate; where bias would lie. NULL: none */
+  int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; in device memory if
+                                    C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged
+                                    after a failure (on a GPU: unless work had begun). NULL: not wanted */
   int64_t c_strip_rows;          /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
   esmm_pattern **c_pattern;      /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
                                     it as the a_pattern of the product that takes C as its A, then free it. NULL after a
@@ -487,8 +492,8 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  *   weights the host stays that many ahead. It waits two seconds at most, which is the one thing here that depends on
  *   time: if the stream waits for longer (for something that this thread is still to do), the call goes on, these
  *   densities count as unknown until the report has come after all, and no other call waits before one has come.
- * - Calls with force, strict or a_pattern neither use nor report densities. Captured calls use what is known, report
- *   nothing and change nothing: a graph holds what was known at its capture.
+ * - Calls with force, strict or an a_pattern in host memory neither use nor report densities. Captured calls use what
+ *   is known, report nothing and change nothing: a graph holds what was known at its capture.
  * - Where nothing is known yet, the plan is that of a context that does not remember.
  * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *

@@ -35,6 +35,11 @@ struct esmm_backend {
   void (*memory_free)(esmm_ctx *ctx, void *ptr);
   esmm_status (*copy)(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst);
   esmm_status (*pattern)(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
+  /* Patterns of C lie on the device: multiply gives p->bitmaps their memory. Copies bits to the host, and waits. NULL:
+     they lie in host memory. */
+  esmm_status (*pattern_bits)(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
+                              uint64_t *bits);
+  void (*pattern_free)(esmm_pattern *pattern); /* its part of them; needs no context */
 
   /* ---- weights ---- */
   unsigned (*formats)(void); /* of B that it can prepare: bits 1 << esmm_format_kind */
@@ -47,7 +52,8 @@ struct esmm_backend {
   /* ---- products ---- */
   /* Refuses what of the epilogue it does not have, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
-  /* C is not empty. With k or alpha 0 only the epilogue is to be done. s is filled in only where it is wanted. */
+  /* C is not empty, unless column counts in the device's memory are to become 0. With k or alpha 0 only the epilogue is
+     to be done. s is filled in only where it is wanted. */
   esmm_status (*multiply)(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
                           esmm_stats *s);
   /* What multiply would choose, as esmm_plan_sampled gives it. */

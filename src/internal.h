@@ -148,14 +148,24 @@ struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;
   int64_t strip_rows, strips, words;
-  int64_t set;    /* bits set in all */
-  uint64_t *bits; /* [strips][words] */
+  int64_t set;    /* bits set in all; where they lie on a device nobody has counted them, and it is 0 */
+  uint64_t *bits; /* [strips][words]; NULL where they lie on a device */
+  const struct esmm_backend *backend; /* whose memory they lie in; NULL: the host's */
+  int ordinal;                        /* on which of its devices */
+  void *device;                       /* the backend's own */
 };
 
-/* pattern.c: a was checked; the first one's bits and set are not filled in, the other's a lies in host memory */
+/* pattern.c: a was checked; the first one's bits and set are not filled in, the second has none yet: they will be the
+   context's backend's. The third one's a lies in host memory. */
 esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern);
+esmm_status esmm_pattern_shell(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern);
 esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
-void esmm_pattern_count(esmm_pattern *pattern);           /* set, from the bits */
+void esmm_pattern_count(esmm_pattern *pattern); /* set, from the bits */
+/* Its bitmaps lie in host memory, or on the context's device; `what` names it in the error text. */
+esmm_status esmm_check_pattern(esmm_ctx *ctx, const char *what, const esmm_pattern *pattern);
+/* The same pattern with its bits in host memory: itself, or a copy, which waits; leave frees that. */
+esmm_status esmm_pattern_enter(esmm_ctx *ctx, const char *what, const esmm_pattern *pattern, const esmm_pattern **host);
+void esmm_pattern_leave(const esmm_pattern *pattern, const esmm_pattern *host);
 double esmm_pattern_density(const esmm_pattern *pattern); /* 0 for an empty one, and for NULL */
 
 /* ---- errors ---- */

@@ -7,6 +7,7 @@
  * k is the strided direction (column-major A, row-major B) a strip's elements lie together instead, and each k's few
  * bytes are folded into one bit directly.
  */
+#include "backend.h"
 #include "bits.h"
 #include "esmm_tools.h"
 #include "threads.h"
@@ -27,17 +28,24 @@ static inline int64_t popcount(uint64_t x)
   return (int64_t)((x * 0x0101010101010101u) >> 56);
 }
 
-esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
+static size_t bits_bytes(const esmm_pattern *p)
+{
+  return (size_t)(p->strips * p->words + 1) * sizeof(uint64_t); /* never zero: an empty bitmap still has an address */
+}
+
+/* with_bits: in host memory. */
+static esmm_status make_pattern(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, bool with_bits,
+                                esmm_pattern **pattern)
 {
   int64_t strips = esmm_ceil_div(rows, strip_rows), words = esmm_ceil_div(k, 64);
   size_t bytes;
   if (!esmm_size_mul((size_t)strips, (size_t)words, &bytes) || !esmm_size_mul(bytes, sizeof(uint64_t), &bytes) ||
-      !esmm_size_add(bytes, sizeof(uint64_t), &bytes)) /* never zero bytes: an empty bitmap still has an address */
+      !esmm_size_add(bytes, sizeof(uint64_t), &bytes))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "bitmaps of %lld strips by %lld words do not fit in memory",
                      (long long)strips, (long long)words);
   esmm_pattern *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
-  uint64_t *bits = p ? esmm_mem_alloc(&ctx->allocator, bytes) : NULL;
-  if (!bits) {
+  uint64_t *bits = p && with_bits ? esmm_mem_alloc(&ctx->allocator, bytes) : NULL;
+  if (!p || (with_bits && !bits)) {
     esmm_mem_free(&ctx->allocator, p, sizeof *p);
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "out of memory: %zu bytes for bitmaps", bytes);
   }
@@ -50,6 +58,60 @@ esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t s
                       .bits = bits};
   *pattern = p;
   return ESMM_OK;
+}
+
+esmm_status esmm_pattern_alloc(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
+{
+  return make_pattern(ctx, rows, k, strip_rows, true, pattern);
+}
+
+esmm_status esmm_pattern_shell(esmm_ctx *ctx, int64_t rows, int64_t k, int64_t strip_rows, esmm_pattern **pattern)
+{
+  const esmm_status status = make_pattern(ctx, rows, k, strip_rows, false, pattern);
+  if (status == ESMM_OK) {
+    (*pattern)->backend = ctx->backend;
+    (*pattern)->ordinal = ctx->ordinal;
+  }
+  return status;
+}
+
+/* ---- patterns on a device ---- */
+
+esmm_status esmm_check_pattern(esmm_ctx *ctx, const char *what, const esmm_pattern *pattern)
+{
+  if (!pattern->backend || (pattern->backend == ctx->backend && pattern->ordinal == ctx->ordinal))
+    return ESMM_OK;
+  return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                   "%s lies on %s:%d, but this is a %s context: esmm_pattern_coarsen in a context of that device makes "
+                   "one in host memory",
+                   what, pattern->backend->name, pattern->ordinal, esmm_ctx_kind(ctx));
+}
+
+esmm_status esmm_pattern_enter(esmm_ctx *ctx, const char *what, const esmm_pattern *pattern, const esmm_pattern **host)
+{
+  esmm_pattern *copy = NULL;
+  *host = pattern;
+  if (!pattern->backend)
+    return ESMM_OK;
+  esmm_status status = esmm_check_pattern(ctx, what, pattern);
+  if (status == ESMM_OK)
+    status = esmm_pattern_alloc(ctx, pattern->rows, pattern->k, pattern->strip_rows, &copy);
+  if (status != ESMM_OK)
+    return status;
+  status = ctx->backend->pattern_bits(ctx, pattern, 0, pattern->strips, copy->bits);
+  if (status != ESMM_OK) {
+    esmm_pattern_free(copy);
+    return status;
+  }
+  esmm_pattern_count(copy);
+  *host = copy;
+  return ESMM_OK;
+}
+
+void esmm_pattern_leave(const esmm_pattern *pattern, const esmm_pattern *host)
+{
+  if (host != pattern)
+    esmm_pattern_free((esmm_pattern *)(uintptr_t)host); /* a copy that enter made */
 }
 
 void esmm_pattern_count(esmm_pattern *pattern)
@@ -238,21 +300,28 @@ esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be a multiple of the pattern's %lld",
                      (long long)strip_rows, (long long)pattern->strip_rows);
   esmm_pattern *p = NULL;
-  esmm_status status = esmm_pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);
+  const esmm_pattern *from;
+  esmm_status status = esmm_pattern_enter(ctx, "pattern", pattern, &from);
   if (status != ESMM_OK)
     return status;
+  status = esmm_pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);
+  if (status != ESMM_OK) {
+    esmm_pattern_leave(pattern, from);
+    return status;
+  }
   int64_t ratio = strip_rows / pattern->strip_rows;
   int64_t strips = p->words > 0 ? p->strips : 0; /* with k = 0 there may be any number of strips, and no work */
   for (int64_t s = 0; s < strips; s++) {
     uint64_t *to = p->bits + s * p->words;
     int64_t first = s * ratio, count = esmm_min(ratio, pattern->strips - first);
-    memcpy(to, pattern->bits + first * p->words, (size_t)p->words * sizeof *to);
+    memcpy(to, from->bits + first * p->words, (size_t)p->words * sizeof *to);
     for (int64_t i = 1; i < count; i++)
       for (int64_t w = 0; w < p->words; w++)
-        to[w] |= pattern->bits[(first + i) * p->words + w];
+        to[w] |= from->bits[(first + i) * p->words + w];
     for (int64_t w = 0; w < p->words; w++)
       p->set += popcount(to[w]);
   }
+  esmm_pattern_leave(pattern, from);
   *coarser = p;
   return ESMM_OK;
 }
@@ -262,7 +331,10 @@ void esmm_pattern_free(esmm_pattern *pattern)
   if (!pattern)
     return;
   esmm_allocator allocator = pattern->allocator;
-  esmm_mem_free(&allocator, pattern->bits, (size_t)(pattern->strips * pattern->words + 1) * sizeof(uint64_t));
+  if (pattern->backend)
+    pattern->backend->pattern_free(pattern);
+  if (pattern->bits)
+    esmm_mem_free(&allocator, pattern->bits, bits_bytes(pattern));
   esmm_mem_free(&allocator, pattern, sizeof *pattern);
 }
 
@@ -282,13 +354,18 @@ esmm_status esmm_pattern_get_info(esmm_ctx *ctx, const esmm_pattern *pattern, es
   if (!esmm_struct_size(info->size, sizeof *info))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "info->size is %zu; set it to sizeof *info, %zu in this version",
                      info->size, sizeof *info);
+  const esmm_pattern *host;
+  const esmm_status status = esmm_pattern_enter(ctx, "pattern", pattern, &host);
+  if (status != ESMM_OK)
+    return status;
   const esmm_pattern_info all = {.size = info->size,
                                  .rows = pattern->rows,
                                  .k = pattern->k,
                                  .strip_rows = pattern->strip_rows,
                                  .strips = pattern->strips,
                                  .words = pattern->words,
-                                 .density = esmm_pattern_density(pattern)};
+                                 .density = esmm_pattern_density(host)};
+  esmm_pattern_leave(pattern, host);
   memcpy(info, &all, info->size);
   return ESMM_OK;
 }
@@ -302,6 +379,10 @@ esmm_status esmm_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_
   if (strip < 0 || strips < 0 || strip > pattern->strips || strips > pattern->strips - strip)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip and strips are %lld and %lld, but the pattern has %lld strips",
                      (long long)strip, (long long)strips, (long long)pattern->strips);
+  if (pattern->backend) {
+    const esmm_status status = esmm_check_pattern(ctx, "pattern", pattern);
+    return status == ESMM_OK ? ctx->backend->pattern_bits(ctx, pattern, strip, strips, bits) : status;
+  }
   memcpy(bits, pattern->bits + strip * pattern->words, (size_t)(strips * pattern->words) * sizeof *bits);
   return ESMM_OK;
 }
@@ -413,7 +494,15 @@ esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const 
   if (a->k != b->k)
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "pattern a has k = %lld, pattern b has k = %lld", (long long)a->k,
                      (long long)b->k);
-  skips s = {.a = a, .b = b, .block_k = all.block_k ? all.block_k : 64, .warp_k = all.warp_k ? all.warp_k : 8};
+  skips s = {.block_k = all.block_k ? all.block_k : 64, .warp_k = all.warp_k ? all.warp_k : 8};
+  esmm_status status = esmm_pattern_enter(ctx, "a", a, &s.a);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_pattern_enter(ctx, "b", b, &s.b);
+  if (status != ESMM_OK) {
+    esmm_pattern_leave(a, s.a);
+    return status;
+  }
   if (a->words > 0) /* k = 0: no work for any number of strips */
     esmm_for(ctx, ctx->threads, a->strips, esmm_at_once(b->strips, a->words * (int64_t)sizeof(uint64_t)), count_skips,
              &s);
@@ -423,5 +512,7 @@ esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *a, const 
   all.dot_skipped = skipped_share(s.dots, pairs, a->k);
   all.joint_density = 1 - all.dot_skipped;
   memcpy(stats, &all, all.size);
+  esmm_pattern_leave(a, s.a);
+  esmm_pattern_leave(b, s.b);
   return ESMM_OK;
 }

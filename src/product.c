@@ -128,6 +128,9 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   if (o->a_pattern && (o->a_pattern->rows != a->rows || o->a_pattern->k != a->cols))
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "opts->a_pattern is of a %lld x %lld matrix, a is %lld x %lld",
                      (long long)o->a_pattern->rows, (long long)o->a_pattern->k, (long long)a->rows, (long long)a->cols);
+  status = o->a_pattern ? esmm_check_pattern(ctx, "opts->a_pattern", o->a_pattern) : ESMM_OK;
+  if (status != ESMM_OK)
+    return status;
   p->m = a->rows;
   p->n = w->n;
   p->k = w->k;
@@ -163,10 +166,17 @@ static esmm_status unknown_kernel(esmm_ctx *ctx, const char *force)
 
 /* ---- the interface ---- */
 
+static int64_t strip_rows_of(const esmm_matmul_opts *o)
+{
+  return o->c_strip_rows ? o->c_strip_rows : C_STRIP_ROWS;
+}
+
 /* Empty bitmaps for C. */
 static esmm_status make_bitmaps(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm_problem *p)
 {
-  const int64_t height = o->c_strip_rows ? o->c_strip_rows : C_STRIP_ROWS;
+  const int64_t height = strip_rows_of(o);
+  if (ctx->backend->pattern_bits)
+    return esmm_pattern_shell(ctx, p->m, p->n, height, &p->bitmaps);
   const esmm_status status = esmm_pattern_alloc(ctx, p->m, p->n, height, &p->bitmaps);
   if (status == ESMM_OK)
     memset(p->bitmaps->bits, 0, (size_t)(p->bitmaps->strips * p->bitmaps->words) * sizeof *p->bitmaps->bits);
@@ -187,8 +197,11 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
   (void)snprintf(s->kernel, sizeof s->kernel, "none");
   if (empty) {
     (void)snprintf(s->reason, sizeof s->reason, "c is empty");
-    if (p->nonzeros && p->n > 0 && p->c.place == ESMM_HOST)
-      memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
+    if (!p->nonzeros || p->n == 0)
+      return ESMM_OK;
+    if (p->c.place == ESMM_DEVICE)
+      return ctx->backend->multiply(ctx, p, o, NULL, want_stats, s);
+    memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
     return ESMM_OK;
   }
   (void)snprintf(s->reason, sizeof s->reason, "%s is 0: only the epilogue", p->k == 0 ? "k" : "alpha");
@@ -232,7 +245,8 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
     return status;
   }
   if (o.c_pattern) {
-    esmm_pattern_count(p.bitmaps);
+    if (p.bitmaps->bits)
+      esmm_pattern_count(p.bitmaps);
     *o.c_pattern = p.bitmaps;
   }
   if (stats) {
@@ -281,6 +295,8 @@ esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     return ESMM_OK;
   }
   int chosen;
+  esmm_pattern wanted = {.rows = p.m, .k = p.n, .strip_rows = strip_rows_of(&o)}; /* kernels may ask if there is one */
+  p.bitmaps = o.c_pattern ? &wanted : NULL;
   status = ctx->backend->explain(ctx, &p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;

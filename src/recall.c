@@ -166,7 +166,7 @@ static key key_of(const esmm_problem *p)
   k.residual_dtype = k.residual ? (uint8_t)p->residual.dtype : 0;
   k.residual_order = k.residual ? (uint8_t)p->residual.order : 0;
   k.nonzeros = p->nonzeros != NULL;
-  k.bitmaps = p->bitmaps != NULL;
+  k.bitmaps = !p->bitmaps ? 0 : p->bitmaps->strip_rows % 8 == 0 ? 1 : 2;
   k.strict = p->strict;
   k.pattern = p->pattern != NULL;
   return k;

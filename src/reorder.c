@@ -232,9 +232,15 @@ esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_
   if (strip_rows < 1)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
   esmm_pattern *p = NULL;
-  esmm_status status = esmm_pattern_alloc(ctx, rows->rows, rows->k, strip_rows, &p);
+  const esmm_pattern *given = rows;
+  esmm_status status = esmm_pattern_enter(ctx, "rows", given, &rows);
   if (status != ESMM_OK)
     return status;
+  status = esmm_pattern_alloc(ctx, rows->rows, rows->k, strip_rows, &p);
+  if (status != ESMM_OK) {
+    esmm_pattern_leave(given, rows);
+    return status;
+  }
   in_order(order, rows->strips);
   or_strips(rows, order, p);
   const int64_t before = p->set;
@@ -247,6 +253,7 @@ esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_
       or_strips(rows, order, p);
     }
   }
+  esmm_pattern_leave(given, rows);
   if (status == ESMM_OK && reordered)
     *reordered = p;
   else

@@ -228,8 +228,21 @@ static void session(const data *d, meter *m, esmm_status expected)
   esmm_matrix a, c, host = d->c;
   esmm_stats stats = {.size = sizeof stats};
   double seconds = 0;
+  int32_t host_counts[72];
+  void *counts = NULL;
+  esmm_pattern *of_host = NULL, *of_device = NULL;
+  uint64_t bits[5 * 2];
+  esmm_pattern_info info = {.size = sizeof info};
   STEP("create", create(m, "cuda", &ctx, text, sizeof text));
   STEP("prepare", esmm_prepare(ctx, &d->b, NULL, &w));
+  const esmm_matmul_opts with_host = {.size = sizeof with_host,
+                                      .activation = ESMM_ACT_SILU,
+                                      .residual = &d->c,
+                                      .gate = w,
+                                      .column_nonzeros = host_counts,
+                                      .c_pattern = &of_host};
+  /* First what needs most scratch: where that grows, it may be refused more than is needed. */
+  STEP("the whole epilogue, host operands", esmm_matmul(ctx, &d->a, w, &host, &with_host, &stats));
   STEP("matmul with host operands", esmm_matmul(ctx, &d->a, w, &host, NULL, &stats));
   STEP("alloc", place(ctx, &d->a, &a));
   STEP("alloc", place(ctx, &d->c, &c));
@@ -240,14 +253,25 @@ static void session(const data *d, meter *m, esmm_status expected)
   STEP("timer stop", esmm_timer_stop(timer));
   STEP("timer seconds", esmm_timer_seconds(timer, &seconds));
   STEP("matmul with statistics", esmm_matmul(ctx, &a, w, &c, NULL, &stats));
+  STEP("alloc", esmm_memory_alloc(ctx, sizeof host_counts, &counts));
+  const esmm_matmul_opts with_device = {
+      .size = sizeof with_device, .residual = &c, .gate = w, .column_nonzeros = counts, .c_pattern = &of_device};
+  STEP("the whole epilogue", esmm_matmul(ctx, &a, w, &c, &with_device, NULL));
+  STEP("pattern bits", esmm_pattern_bits(ctx, of_device, 0, 5, bits));
+  STEP("pattern info", esmm_pattern_get_info(ctx, of_host, &info));
+  esmm_pattern_free(of_host);
+  STEP("the memory of a pattern again", esmm_matmul(ctx, &d->a, w, &host, &with_host, NULL));
   STEP("synchronize", esmm_ctx_synchronize(ctx));
   STEP("copy out", esmm_matrix_copy(ctx, &c, &host));
   assert_true(seconds > 0);
   esmm_timer_free(timer);
   esmm_memory_free(ctx, a.data);
   esmm_memory_free(ctx, c.data);
+  esmm_memory_free(ctx, counts);
+  esmm_pattern_free(of_host);
   esmm_ctx_free(ctx);
   esmm_weights_free(w); /* they may outlive their context */
+  esmm_pattern_free(of_device);
 }
 
 static void fail_each_call_of(const char *name, data d, int pools, int result, esmm_status expected)
@@ -309,11 +333,21 @@ static void fail_each_allocation(data d)
     esmm_ctx *ctx = NULL;
     esmm_weights *w = NULL;
     esmm_stats stats = {.size = sizeof stats};
+    esmm_pattern *pattern = NULL;
+    int32_t counts[72];
     esmm_status status = create(&m, "cuda", &ctx, text, sizeof text);
     if (status == ESMM_OK)
       status = esmm_prepare(ctx, &d.b, NULL, &w);
     if (status == ESMM_OK)
       status = esmm_matmul(ctx, &d.a, w, &d.c, NULL, &stats);
+    const esmm_matmul_opts opts = {
+        .size = sizeof opts, .residual = &d.c, .gate = w, .column_nonzeros = counts, .c_pattern = &pattern};
+    if (status == ESMM_OK)
+      status = esmm_matmul(ctx, &d.a, w, &d.c, &opts, NULL);
+    esmm_pattern_info info = {.size = sizeof info};
+    if (status == ESMM_OK)
+      status = esmm_pattern_get_info(ctx, pattern, &info);
+    esmm_pattern_free(pattern);
     if (status != ESMM_OK && (status != ESMM_ERR_MEMORY || !m.failed))
       fail_msg("allocation %lld failed, the status is %s (%s)", (long long)n, esmm_status_str(status), text_of(ctx));
     esmm_weights_free(w);

@@ -51,6 +51,11 @@ static int count_of(const char *start)
   return count;
 }
 
+static int count_passes(void) /* over C, for its statistics */
+{
+  return count_of("esmm_tally") - count_of("esmm_tally_begin");
+}
+
 /* A square product of one dtype whose B has no zeros. */
 typedef struct square {
   meter m;
@@ -269,42 +274,126 @@ static void others_have_selectors(void **state)
   }
 }
 
-/* What kernels of a GPU lack of the epilogue is refused before anything is done, and the text says what to do. */
-static void parts_of_the_epilogue_are_refused(void **state)
+/* Every part of an epilogue runs: in the kernel, a gate as a product before it, statistics as a pass behind it. */
+static void every_part_of_the_epilogue_runs(void **state)
 {
   (void)state;
   bench b;
+  esmm_pattern *pattern = NULL;
+  void *counts = NULL;
   bench_start(&b);
+  assert_int_equal(esmm_memory_alloc(b.ctx, 72 * sizeof(int32_t), &counts), ESMM_OK);
   fake->kernel = note_launch;
-  seen.count = 0;
-  esmm_pattern *pattern = (esmm_pattern *)(void *)&b;
-  int32_t counts[72] = {0};
   const struct {
     const char *word;
     esmm_matmul_opts opts;
-  } parts[] = {{"GELU", {.activation = ESMM_ACT_GELU}},
-               {"GELU_TANH", {.activation = ESMM_ACT_GELU_TANH}},
-               {"SILU", {.activation = ESMM_ACT_SILU}},
-               {"opts->residual", {.residual = &b.c}},
-               {"opts->gate", {.gate = b.w}},
-               {"opts->column_nonzeros", {.column_nonzeros = counts}},
-               {"opts->c_pattern", {.c_pattern = &pattern}}};
+    int products, passes;
+  } parts[] = {{"nothing", {0}, 1, 0},
+               {"GELU", {.activation = ESMM_ACT_GELU}, 1, 0},
+               {"GELU_TANH", {.activation = ESMM_ACT_GELU_TANH}, 1, 0},
+               {"SILU", {.activation = ESMM_ACT_SILU}, 1, 0},
+               {"residual", {.residual = &b.c}, 1, 0},
+               {"gate", {.gate = b.w}, 2, 0},
+               {"counts", {.column_nonzeros = counts}, 1, 1},
+               {"pattern", {.c_pattern = &pattern}, 1, 1},
+               {"all", {.gate = b.w, .residual = &b.c, .column_nonzeros = counts, .c_pattern = &pattern}, 2, 1}};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
     esmm_matmul_opts opts = parts[i].opts;
     int count = 0;
     opts.size = sizeof opts;
-    th_expect(parts[i].word, esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL), ESMM_ERR_UNSUPPORTED,
-              esmm_ctx_error(b.ctx), parts[i].word, "CPU context");
-    th_expect(parts[i].word, esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, 0, &count), ESMM_ERR_UNSUPPORTED,
-              esmm_ctx_error(b.ctx), parts[i].word, "CPU context");
+    opts.force = "joint_f32_simt";
+    assert_int_equal(esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, 0, &count), ESMM_OK);
+    assert_null(pattern);
+    seen.count = 0;
+    if (esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL) != ESMM_OK)
+      fail_msg("%s: %s", parts[i].word, esmm_ctx_error(b.ctx));
+    if (count_of("joint_f32_simt") != parts[i].products || count_passes() != parts[i].passes)
+      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("joint_f32_simt"), count_passes());
+    const float alpha = 0;
+    opts.alpha = &alpha;
+    esmm_pattern_free(pattern);
+    pattern = NULL;
+    seen.count = 0;
+    if (esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL) != ESMM_OK)
+      fail_msg("%s: %s", parts[i].word, esmm_ctx_error(b.ctx));
+    assert_int_equal(count_of("esmm_finish"), parts[i].products);
+    assert_int_equal(count_passes(), parts[i].passes);
+    esmm_pattern_free(pattern);
+    pattern = NULL;
   }
-  assert_null(pattern);
-  assert_int_equal(seen.count, 0);
   const esmm_matmul_opts wrong = {.size = sizeof wrong, .activation = (esmm_activation)6};
   th_expect("no activation", esmm_matmul(b.ctx, &b.a, b.w, &b.c, &wrong, NULL), ESMM_ERR_ARGUMENT,
             esmm_ctx_error(b.ctx), "activation", "6");
   fake->kernel = NULL;
-  bench_stop(&b, "refused epilogues");
+  esmm_memory_free(b.ctx, counts);
+  bench_stop(&b, "every part of an epilogue");
+}
+
+/* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. */
+static void wgmma16_tallies_itself(void **state)
+{
+  (void)state;
+  static const struct {
+    esmm_order order;
+    int64_t strip_rows;
+    bool itself;
+  } cases[] = {
+      {ESMM_ROW_MAJOR, 128, true}, {ESMM_ROW_MAJOR, 8, true}, {ESMM_ROW_MAJOR, 12, false}, {ESMM_COL_MAJOR, 8, false}};
+  square s;
+  void *counts = NULL;
+  square_start(&s, ESMM_BF16);
+  assert_int_equal(esmm_memory_alloc(s.ctx, SIZE * sizeof(int32_t), &counts), ESMM_OK);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    esmm_pattern *pattern = NULL;
+    const esmm_matmul_opts opts = {.size = sizeof opts,
+                                   .force = s.dense,
+                                   .activation = ESMM_ACT_RELU2,
+                                   .column_nonzeros = counts,
+                                   .c_strip_rows = cases[i].strip_rows,
+                                   .c_pattern = &pattern};
+    esmm_matrix c = s.c;
+    c.order = cases[i].order;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &c, &opts, NULL), ESMM_OK);
+    assert_int_equal(count_passes(), !cases[i].itself);
+    assert_int_equal(seen.wgmma16.epilogue.extra, cases[i].itself ? ESMM_EXTRA_TALLY : 0);
+    assert_int_equal(seen.wgmma16.epilogue.counts != 0, cases[i].itself);
+    assert_int_equal(seen.wgmma16.epilogue.bits != 0, cases[i].itself);
+    assert_int_equal(seen.wgmma16.c_boxes, cases[i].order == ESMM_ROW_MAJOR);
+    if (cases[i].itself)
+      assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
+    esmm_pattern_free(pattern);
+  }
+  esmm_memory_free(s.ctx, counts);
+  square_stop(&s);
+}
+
+/* A pattern in host memory says how dense A is: the host chooses, and nothing is sampled. */
+static void a_pattern_tells_densities(void **state)
+{
+  (void)state;
+  square s;
+  square_start(&s, ESMM_BF16);
+  for (int full = 0; full < 2; full++) {
+    esmm_matrix host = th_matrix_alloc(SIZE, SIZE, ESMM_BF16);
+    th_fill(&host, 1, full ? 1.0 : 0.0, true);
+    for (int64_t j = 0; j < SIZE; j++)
+      th_set(&host, j, j / 64, 1);
+    esmm_pattern *pattern = NULL;
+    assert_int_equal(esmm_pattern_extract(s.ctx, &host, 8, &pattern), ESMM_OK);
+    const esmm_matmul_opts opts = {.size = sizeof opts, .a_pattern = pattern};
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
+    assert_int_equal(count_of("esmm_sample"), 0);
+    assert_int_equal(seen.count, 1);
+    esmm_stats stats = {.size = sizeof stats};
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, &stats), ESMM_OK);
+    assert_non_null(strstr(stats.reason, "a_pattern"));
+    assert_int_equal(strcmp(stats.kernel, s.dense) == 0, full);
+    esmm_pattern_free(pattern);
+    free(host.data);
+  }
+  square_stop(&s);
 }
 
 int main(int argc, char **argv)
@@ -315,7 +404,8 @@ int main(int argc, char **argv)
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
   const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
                                     TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
-                                    TEST(others_have_selectors),     TEST(parts_of_the_epilogue_are_refused)};
+                                    TEST(others_have_selectors),     TEST(every_part_of_the_epilogue_runs),
+                                    TEST(wgmma16_tallies_itself),    TEST(a_pattern_tells_densities)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);

@@ -95,6 +95,8 @@ esmm_status esmm_cuda_zero(esmm_ctx *ctx, CUdeviceptr dst, size_t bytes, CUstrea
 /* Points in a stream's time. free accepts NULL; seconds waits for `to`. */
 esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out);
 void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event);
+void esmm_cuda_event_free_at(int ordinal, CUevent event);       /* without a context, while the device is held */
+esmm_status esmm_cuda_event_wait(esmm_ctx *ctx, CUevent event); /* the host does */
 esmm_status esmm_cuda_event_record(esmm_ctx *ctx, CUevent event, CUstream stream);
 esmm_status esmm_cuda_event_seconds(esmm_ctx *ctx, CUevent from, CUevent to, double *seconds);
 
@@ -182,7 +184,9 @@ typedef struct esmm_cuda_kernel {
   bool stand_in; /* for kernels of sm_90a, where those cannot run: where they can, it is not to replace a library */
   bool reports;  /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
                     see all of A anyway */
-  bool library;  /* its launches are a library's and look at no selector: it runs only where the host can choose */
+  bool (*tallies)(const esmm_problem *p); /* its launch notes of C what p wants noted; NULL, or false: a pass over C
+                                             does, behind it */
+  bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
      set to 1. */
@@ -263,8 +267,8 @@ esmm_status esmm_cuda_tune_measure(esmm_ctx *ctx, const esmm_kernel *kernel, con
 
 /* ---- extract.c ---- */
 
-esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m); /* m lies on the device */
-esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p);
+esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m);      /* m lies on the device */
+esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p); /* all operands lie on the device */
 int64_t esmm_cuda_k_padded(int64_t k);
 /* Bytes of the bitmaps and segments of `rows` rows; SIZE_MAX on overflow. */
 size_t esmm_cuda_strips_bytes(int64_t rows, int64_t k);
@@ -279,7 +283,12 @@ esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
 esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
-esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
+/* p's C from sums that are there, fp32 in C's order, or from none (NULL): the epilogue alone. Notes nothing of C. */
+esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream);
+/* Sets the counts and bitmaps that p wants to 0: kernels add to them. */
+esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
+/* What p wants noted of C, from C as it is stored, where the kernel has not: added to what is there. */
+esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
                               CUstream stream);
 
@@ -328,8 +337,18 @@ esmm_status esmm_cuda_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_ma
 
 /* ---- pattern.c ---- */
 
-/* esmm_pattern_extract of a checked matrix on the GPU; waits. */
+/* esmm_pattern_extract of a checked matrix on the GPU; waits, and gives one in host memory. */
 esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern);
+/*
+ * Patterns of C, which stay on the GPU. place gives an empty one its memory; placed notes that
+ * the stream has come behind what fills it. Both between begin and end, and not while the stream is captured.
+ */
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern);
+esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream);
+CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
+esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
+                                   uint64_t *bits); /* waits */
+void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */
 
 /* ---- prepare.c ---- */
 

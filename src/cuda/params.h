@@ -47,15 +47,28 @@ typedef struct esmm_strips {
 } esmm_strips;
 ESMM_PARAMS_SIZE(esmm_strips, 32);
 
-/* C = activation(alpha * sum + beta * C + bias), as in epilogue.h. */
+/* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
+ */
+enum {
+  ESMM_EXTRA_VALUES = 1, /* another activation, a factor, a residual, or a bias that is not aligned to 8 bytes */
+  ESMM_EXTRA_TALLY = 2   /* counts or bits */
+};
+
+/* C = activation(alpha * sum + beta * C + bias) * factor + residual, as in epilogue.h. */
 typedef struct esmm_epilogue_params {
   esmm_device_matrix c;
   uint64_t bias; /* [n] fp32, or 0 */
   float alpha, beta;
   int32_t activation;
-  int32_t unused;
+  uint32_t extra;              /* ESMM_EXTRA_...: where a bit is not set, what it is about is 0 */
+  esmm_device_matrix residual; /* data is 0: none */
+  uint64_t factor;             /* [m][factor_ld] fp32, aligned to 16 bytes, or 0 */
+  int64_t factor_ld;           /* a multiple of 4; 0: the same row for all */
+  uint64_t counts;             /* [n] int32, to which the nonzeros of C's columns are added, or 0 */
+  uint64_t bits;               /* [ceil(m / strip_rows)][words] uint32, into which C's strips are ORed, or 0 */
+  int64_t strip_rows, words;
 } esmm_epilogue_params;
-ESMM_PARAMS_SIZE(esmm_epilogue_params, 64);
+ESMM_PARAMS_SIZE(esmm_epilogue_params, 152);
 
 /* ---- extract.cu ---- */
 
@@ -117,11 +130,12 @@ typedef struct esmm_count_params {
 } esmm_count_params;
 ESMM_PARAMS_SIZE(esmm_count_params, 56);
 
-/* esmm_epilogue_only: C where there is nothing to sum. */
+/* esmm_finish: C from sums that are there, or where there is nothing to sum. Notes nothing of C. */
 typedef struct esmm_finish_params {
   esmm_epilogue_params epilogue;
+  esmm_device_matrix sums; /* fp32, in C's order; data is 0: all are 0 */
 } esmm_finish_params;
-ESMM_PARAMS_SIZE(esmm_finish_params, 64);
+ESMM_PARAMS_SIZE(esmm_finish_params, 192);
 
 /* esmm_convert: dst = src, elementwise, any dtype and order. */
 typedef struct esmm_convert_params {
@@ -140,7 +154,7 @@ typedef struct esmm_strips_product_params {
   esmm_epilogue_params epilogue;
   uint64_t bank; /* joint_f32_simt: sums of earlier windows of k, 64 KiB a tile; 0 where one window is all */
 } esmm_strips_product_params;
-ESMM_PARAMS_SIZE(esmm_strips_product_params, 176);
+ESMM_PARAMS_SIZE(esmm_strips_product_params, 264);
 
 #define ESMM_SIMT_TILE 128    /* rows and columns of a block of joint_f32_simt and of the ladder, */
 #define ESMM_SIMT_THREADS 256 /* and its threads */
@@ -160,7 +174,7 @@ typedef struct esmm_ladder_params {
   uint64_t b_bits8; /* of strips of 8 columns; 0 where those of 32 are used */
   esmm_epilogue_params epilogue;
 } esmm_ladder_params;
-ESMM_PARAMS_SIZE(esmm_ladder_params, 192);
+ESMM_PARAMS_SIZE(esmm_ladder_params, 280);
 
 /* By number: rows of A's strips (0: it has no bitmaps), columns of B's. */
 #define ESMM_LADDER_10 0, 32
@@ -207,7 +221,7 @@ typedef struct esmm_dense_params {
   esmm_epilogue_params epilogue;
   uint64_t unused[3];
 } esmm_dense_params;
-ESMM_PARAMS_SIZE(esmm_dense_params, 448);
+ESMM_PARAMS_SIZE(esmm_dense_params, 512);
 
 /* Rows of a block: two sizes; and the dynamic shared memory of each (1 KiB for the barriers). */
 #define ESMM_DENSE_TALL 256
@@ -266,12 +280,13 @@ typedef struct esmm_wgmma16_params {
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
-  int32_t c_boxes;             /* C is 16-bit, row-major, aligned and not read: TMA can write it */
+  int32_t c_boxes;             /* C is 16-bit, row-major, aligned and not read, nothing follows but what finish_values
+                                  does: TMA can write it */
   float b_density;             /* share of B's tiles that need a k, in the mean; for the report */
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
 } esmm_wgmma16_params;
-ESMM_PARAMS_SIZE(esmm_wgmma16_params, 896);
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 960);
 
 #define ESMM_WGMMA16_THREADS 384
 #define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
@@ -326,7 +341,28 @@ typedef struct esmm_fused16_params {
   uint64_t unused_too;
   esmm_epilogue_params epilogue;
 } esmm_fused16_params;
-ESMM_PARAMS_SIZE(esmm_fused16_params, 320);
+ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
+
+/* ---- tally.cu ---- */
+
+#define ESMM_TALLY_THREADS 256
+#define ESMM_TALLY_ROWS 128 /* of C that a warp takes, by 32 columns */
+
+/* esmm_tally_begin: counts and bitmaps are 0, in one launch. */
+typedef struct esmm_tally_begin_params {
+  uint64_t counts, bits;             /* either may be 0 */
+  int64_t count_words, bitmap_words; /* of 32 bits */
+} esmm_tally_begin_params;
+ESMM_PARAMS_SIZE(esmm_tally_begin_params, 32);
+
+/* esmm_tally: what is noted of C, from C as it is stored. */
+typedef struct esmm_tally_params {
+  esmm_selector selector;
+  esmm_device_matrix c;
+  uint64_t counts, bits; /* as in esmm_epilogue_params */
+  int64_t strip_rows, words;
+} esmm_tally_params;
+ESMM_PARAMS_SIZE(esmm_tally_params, 88);
 
 /* ---- count.cu ---- */
 
@@ -358,7 +394,7 @@ typedef struct esmm_mma16_params {
   uint64_t a_bits, b_bits; /* [strips][words], [b_ld / ESMM_TILE][words]; lines of A whose bit is 0 hold anything */
   esmm_epilogue_params epilogue;
 } esmm_mma16_params;
-ESMM_PARAMS_SIZE(esmm_mma16_params, 168);
+ESMM_PARAMS_SIZE(esmm_mma16_params, 256);
 
 /* esmm_joint_mma16_extract: A's bitmaps and, where data is not 0, its alive lines. */
 typedef struct esmm_mma16_extract_params {
@@ -393,7 +429,7 @@ typedef struct esmm_small_params {
   int32_t unused;
   esmm_epilogue_params epilogue;
 } esmm_small_params;
-ESMM_PARAMS_SIZE(esmm_small_params, 144);
+ESMM_PARAMS_SIZE(esmm_small_params, 232);
 
 /* ---- k_decode.cu: C of at most 16 rows, from the rows of B that A needs ---- */
 
@@ -428,7 +464,7 @@ typedef struct esmm_decode_params {
   uint64_t report;     /* esmm_choice_device, or 0 */
   esmm_epilogue_params epilogue;
 } esmm_decode_params;
-ESMM_PARAMS_SIZE(esmm_decode_params, 168);
+ESMM_PARAMS_SIZE(esmm_decode_params, 256);
 
 /* ---- blocks.cu: a B of blocks, kept as cells of 64 columns ---- */
 
@@ -490,7 +526,7 @@ typedef struct esmm_bsr16_params {
   int32_t unused;
   esmm_epilogue_params epilogue;
 } esmm_bsr16_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_params, 640);
+ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 
@@ -505,7 +541,7 @@ typedef struct esmm_bsr16_mma_params {
   int32_t chunks, cell_k;
   esmm_epilogue_params epilogue;
 } esmm_bsr16_mma_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_mma_params, 144);
+ESMM_PARAMS_SIZE(esmm_bsr16_mma_params, 232);
 #define ESMM_NO_CELL 0xffffffffu
 
 /* ---- k_bsr16_decode.cu: at most 16 rows ---- */
@@ -524,6 +560,6 @@ typedef struct esmm_bsr16_decode_params {
   int32_t unused;
   esmm_epilogue_params epilogue;
 } esmm_bsr16_decode_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 152);
+ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 240);
 
 #endif

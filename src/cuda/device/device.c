@@ -658,14 +658,30 @@ esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out)
   return status;
 }
 
-void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event)
+void esmm_cuda_event_free_at(int ordinal, CUevent event)
 {
   if (!event)
     return;
   esmm_cuda_scope scope;
-  (void)enter(esmm_cuda_state(ctx)->device, &scope);
+  (void)enter(&devices[ordinal], &scope);
   (void)cu()->cuEventDestroy(event);
   esmm_cuda_leave(scope);
+}
+
+void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event)
+{
+  esmm_cuda_event_free_at(esmm_cuda_state(ctx)->device->properties.ordinal, event);
+}
+
+esmm_status esmm_cuda_event_wait(esmm_ctx *ctx, CUevent event)
+{
+  esmm_cuda_scope scope;
+  esmm_status status = esmm_cuda_enter(ctx, &scope);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_cuda_check(ctx, cu()->cuEventSynchronize(event), "cuEventSynchronize");
+  esmm_cuda_leave(scope);
+  return status;
 }
 
 esmm_status esmm_cuda_event_record(esmm_ctx *ctx, CUevent event, CUstream stream)

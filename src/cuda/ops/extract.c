@@ -1,5 +1,5 @@
 /*
- * extract.c: launches of extract.cu. Shapes were checked before; what is empty is not launched.
+ * extract.c: launches of extract.cu and tally.cu. Shapes were checked before; what is empty is not launched.
  */
 #include "cuda/cuda.h"
 
@@ -8,6 +8,7 @@
 #define MOST_Y 32768
 
 ESMM_FATBIN(extract);
+ESMM_FATBIN(tally);
 
 esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m)
 {
@@ -21,11 +22,26 @@ esmm_device_matrix esmm_cuda_matrix(const esmm_matrix *m)
 
 esmm_epilogue_params esmm_cuda_epilogue(const esmm_problem *p)
 {
-  return (esmm_epilogue_params){.c = esmm_cuda_matrix(&p->c),
-                                .bias = (uint64_t)(uintptr_t)p->bias,
-                                .alpha = p->alpha,
-                                .beta = p->beta,
-                                .activation = (int32_t)p->activation};
+  const bool values =
+      p->activation > ESMM_ACT_RELU2 || p->factor || p->residual.data || (uintptr_t)p->bias % (2 * sizeof(float)) != 0;
+  esmm_epilogue_params e = {.c = esmm_cuda_matrix(&p->c),
+                            .bias = (uint64_t)(uintptr_t)p->bias,
+                            .alpha = p->alpha,
+                            .beta = p->beta,
+                            .activation = (int32_t)p->activation,
+                            .extra =
+                                (values ? ESMM_EXTRA_VALUES : 0u) | (p->nonzeros || p->bitmaps ? ESMM_EXTRA_TALLY : 0u),
+                            .factor = (uint64_t)(uintptr_t)p->factor,
+                            .factor_ld = p->factor_ld,
+                            .counts = (uint64_t)(uintptr_t)p->nonzeros};
+  if (p->residual.data)
+    e.residual = esmm_cuda_matrix(&p->residual);
+  if (p->bitmaps) {
+    e.bits = esmm_cuda_pattern_address(p->bitmaps);
+    e.strip_rows = p->bitmaps->strip_rows;
+    e.words = 2 * p->bitmaps->words;
+  }
+  return e;
 }
 
 int64_t esmm_cuda_k_padded(int64_t k)
@@ -117,10 +133,11 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
                           stream, &params);
 }
 
-esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
+esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream)
 {
-  static const esmm_cuda_function function = {&fatbin_extract, "esmm_epilogue_only", 0};
-  const esmm_finish_params params = {.epilogue = esmm_cuda_epilogue(p)};
+  static const esmm_cuda_function function = {&fatbin_extract, "esmm_finish", 0};
+  const esmm_finish_params params = {.epilogue = esmm_cuda_epilogue(p),
+                                     .sums = sums ? esmm_cuda_matrix(sums) : (esmm_device_matrix){0}};
   const double elements = (double)p->m * (double)p->n;
   if (elements == 0)
     return ESMM_OK;
@@ -165,4 +182,36 @@ esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params
   static const esmm_cuda_function function = {&fatbin_extract, "esmm_count_joint", 0};
   const esmm_status status = esmm_cuda_zero(ctx, params->out, sizeof(uint64_t), stream);
   return status == ESMM_OK ? count(ctx, &function, params, stream) : status;
+}
+
+esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_begin", 0};
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  const esmm_tally_begin_params params = {.counts = e.counts,
+                                          .bits = e.bits,
+                                          .count_words = e.counts ? p->n : 0,
+                                          .bitmap_words = e.bits ? p->bitmaps->strips * e.words : 0};
+  const int64_t words = esmm_max(params.count_words, params.bitmap_words);
+  if (words == 0)
+    return ESMM_OK;
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
+                                         .threads = ESMM_TALLY_THREADS},
+                          stream, &params);
+}
+
+esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally", 0};
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  const esmm_tally_params params = {
+      .selector = selector, .c = e.c, .counts = e.counts, .bits = e.bits, .strip_rows = e.strip_rows, .words = e.words};
+  const int64_t warps = esmm_ceil_div(p->m, ESMM_TALLY_ROWS) * esmm_ceil_div(p->n, 32);
+  if (warps == 0 || !(e.extra & ESMM_EXTRA_TALLY))
+    return ESMM_OK;
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(warps, ESMM_TALLY_THREADS / 32)),
+                                         .threads = ESMM_TALLY_THREADS},
+                          stream, &params);
 }

@@ -1,6 +1,6 @@
 /*
  * extract.cu: what is done to A on every call, and to B once: bitmaps of strips of 32, their alive segments k-major,
- * packing, the plan's sample, counts, and the epilogue where there is nothing to sum.
+ * packing, the plan's sample, counts, and the epilogue of sums that no kernel of ours has made.
  *
  * Floor of esmm_extract: reads A once, writes the alive segments once. A block takes one strip by 128 k's, so a matrix
  * of any useful size has thousands of blocks and memory stays busy.
@@ -152,15 +152,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_convert(const __grid_
     copy_matrix(p.src, p.dst);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const __grid_constant__ esmm_finish_params p)
+/* ---- the epilogue of sums that are in memory, or of none ---- */
+
+/* Eight columns at a time where C's lines, and those of the sums, begin at multiples of 16 bytes. */
+static __device__ __forceinline__ bool by_eights(const esmm_finish_params &p)
+{
+  return has_vectors(p.epilogue.c) && (p.sums.data == 0 || has_vectors(p.sums));
+}
+
+/* Its columns from `first` on, in the order in which they lie. */
+static __device__ __forceinline__ void finish_columns(const esmm_finish_params &p, int64_t first)
 {
   const esmm_device_matrix &c = p.epilogue.c;
-  const int64_t all = c.rows * c.cols, inner = c.order == ESMM_ROW_MAJOR ? c.cols : c.rows;
+  const bool by_rows = c.order == ESMM_ROW_MAJOR;
+  const int64_t cols = c.cols - first, all = c.rows * cols, inner = by_rows ? cols : c.rows;
   for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS) {
     const int64_t outer_at = i / inner, inner_at = i % inner;
-    finish_element(p.epilogue, c.order == ESMM_ROW_MAJOR ? outer_at : inner_at,
-                   c.order == ESMM_ROW_MAJOR ? inner_at : outer_at, 0.0f);
+    const int64_t row = by_rows ? outer_at : inner_at, col = first + (by_rows ? inner_at : outer_at);
+    const float sum = p.sums.data ? ((const float *)p.sums.data)[element_at(p.sums, row, col)] : 0.0f;
+    finish_element(p.epilogue, row, col, sum);
   }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_finish(const __grid_constant__ esmm_finish_params p)
+{
+  const esmm_device_matrix &c = p.epilogue.c;
+  if (!by_eights(p)) {
+    finish_columns(p, 0);
+    return;
+  }
+  const int64_t across = c.cols / 8, all = c.rows * across;
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS) {
+    const int64_t row = i / across, col = i % across * 8;
+    float x[8] = {};
+    if (p.sums.data)
+      read_8(dtype_of<ESMM_F32>(), p.sums.data, row * p.sums.ld + col, x);
+    finish_8(p.epilogue, row, col, x);
+  }
+  if (across * 8 < c.cols)
+    finish_columns(p, across * 8);
 }
 
 /*
@@ -169,20 +199,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_epilogue_only(const _
  * of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever block
  * ends last adds up what all have written, always in the same order.
  */
-
-/* Which of 32 elements, `stride` apart, are not zero; the sign does not count. All loads first, then the tests. */
-template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(const T *from, int64_t stride, int count)
-{
-  T x[32];
-#pragma unroll
-  for (int j = 0; j < 32; j++)
-    x[j] = j < count ? from[j * stride] : (T)0;
-  uint32_t bits = 0;
-#pragma unroll
-  for (int j = 0; j < 32; j++)
-    bits |= (uint32_t)((T)(x[j] << 1) != 0) << j;
-  return bits;
-}
 
 /* Of 32 rows from row on and 32 k's from k0 on, those that there are: how many of lane's k are not zero. */
 static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0)

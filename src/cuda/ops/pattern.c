@@ -1,8 +1,11 @@
 /*
  * pattern.c: bitmaps of a matrix on the GPU. It extracts strips of 32 rows, which the host ORs into taller ones; strips
- * of other heights come from a copy of the matrix in host memory.
+ * of other heights come from a copy of the matrix in host memory. And the patterns of C that products fill, which stay
+ * where they are.
  */
 #include "cuda/cuda.h"
+
+#include <pthread.h>
 
 /* Its bitmaps of 32 rows, [strips][words] of 32 bits each, ORed into p's taller strips. */
 static void fold_strips(const uint32_t *bits, int64_t strips, int64_t words, esmm_pattern *p)
@@ -82,4 +85,203 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
   }
   *pattern = p;
   return ESMM_OK;
+}
+
+/* ---- patterns of C, which stay on the GPU ---- */
+
+/*
+ * Their memory. cuMemAlloc and cuMemFree wait for the GPU, so a context keeps what its freed patterns leave for its
+ * next ones. Its calls come one after the other on the GPU, so who gets memory again writes behind who used it before.
+ * The shelf is shared by the context and its patterns, each of which may be the last to go.
+ */
+#define SHELF 4 /* pieces of memory that are kept */
+
+typedef struct piece {
+  CUdeviceptr memory;
+  size_t bytes;
+  CUevent filled; /* recorded behind the product that fills it */
+} piece;
+
+typedef struct shelf {
+  esmm_allocator allocator;
+  pthread_mutex_t lock;
+  int users;
+  bool open; /* its context is there */
+  int ordinal;
+  piece kept[SHELF];
+} shelf;
+
+/* esmm_pattern.device */
+typedef struct placed {
+  shelf *from;
+  piece it;
+} placed;
+
+static void free_piece(int ordinal, const piece *it)
+{
+  esmm_cuda_event_free_at(ordinal, it->filled); /* the memory holds the device */
+  esmm_cuda_free_at(ordinal, it->memory);
+}
+
+/* The caller was a user of it. */
+static void leave_shelf(shelf *s)
+{
+  (void)pthread_mutex_lock(&s->lock);
+  const bool last = --s->users == 0;
+  (void)pthread_mutex_unlock(&s->lock);
+  if (!last)
+    return;
+  const esmm_allocator allocator = s->allocator;
+  (void)pthread_mutex_destroy(&s->lock);
+  esmm_mem_free(&allocator, s, sizeof *s);
+}
+
+static void close_shelf(void *object)
+{
+  shelf *s = object;
+  piece kept[SHELF];
+  (void)pthread_mutex_lock(&s->lock);
+  s->open = false;
+  memcpy(kept, s->kept, sizeof kept);
+  (void)pthread_mutex_unlock(&s->lock);
+  for (int i = 0; i < SHELF; i++)
+    if (kept[i].memory)
+      free_piece(s->ordinal, &kept[i]);
+  leave_shelf(s);
+}
+
+/* The context's, made when it is first asked for. */
+static esmm_status find_shelf(esmm_ctx *ctx, shelf **out)
+{
+  static const char key;
+  shelf *s = esmm_cuda_attached(ctx, &key);
+  *out = s;
+  if (s)
+    return ESMM_OK;
+  s = esmm_mem_alloc(&ctx->allocator, sizeof *s);
+  if (!s)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a pattern");
+  *s = (shelf){.allocator = ctx->allocator, .users = 1, .open = true, .ordinal = ctx->ordinal};
+  (void)pthread_mutex_init(&s->lock, NULL);
+  const esmm_status status = esmm_cuda_attach(ctx, &key, s, close_shelf);
+  if (status != ESMM_OK) {
+    leave_shelf(s);
+    return status;
+  }
+  *out = s;
+  return ESMM_OK;
+}
+
+/* The smallest that is large enough; false where there is none. */
+static bool take_from(shelf *s, size_t bytes, piece *out)
+{
+  int best = -1;
+  (void)pthread_mutex_lock(&s->lock);
+  for (int i = 0; i < SHELF; i++)
+    if (s->kept[i].memory && s->kept[i].bytes >= bytes && (best < 0 || s->kept[i].bytes < s->kept[best].bytes))
+      best = i;
+  if (best >= 0) {
+    *out = s->kept[best];
+    s->kept[best] = (piece){0};
+  }
+  (void)pthread_mutex_unlock(&s->lock);
+  return best >= 0;
+}
+
+/* Into a free place, or in place of a smaller one. What has no place is left in *it; memory 0: nothing is. */
+static void put_on(shelf *s, piece *it)
+{
+  (void)pthread_mutex_lock(&s->lock);
+  int at = 0;
+  for (int i = 1; i < SHELF; i++)
+    if (s->kept[i].bytes < s->kept[at].bytes)
+      at = i;
+  if (s->open && s->kept[at].bytes < it->bytes) {
+    const piece out = s->kept[at];
+    s->kept[at] = *it;
+    *it = out;
+  }
+  (void)pthread_mutex_unlock(&s->lock);
+}
+
+static esmm_status make_piece(esmm_ctx *ctx, size_t bytes, piece *out)
+{
+  *out = (piece){.bytes = bytes};
+  esmm_status status = esmm_cuda_alloc(ctx, bytes, &out->memory);
+  if (status == ESMM_OK)
+    status = esmm_cuda_event_create(ctx, &out->filled);
+  if (status != ESMM_OK)
+    free_piece(ctx->ordinal, out);
+  return status;
+}
+
+static size_t bytes_of(const esmm_pattern *p)
+{
+  return (size_t)(p->strips * p->words) * sizeof(uint64_t);
+}
+
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
+{
+  const size_t bytes = bytes_of(pattern);
+  placed *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
+  if (!p)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a pattern");
+  *p = (placed){0};
+  esmm_status status = find_shelf(ctx, &p->from);
+  if (status == ESMM_OK && !take_from(p->from, bytes, &p->it))
+    status = make_piece(ctx, bytes, &p->it);
+  if (status != ESMM_OK) {
+    esmm_mem_free(&ctx->allocator, p, sizeof *p);
+    return status;
+  }
+  (void)pthread_mutex_lock(&p->from->lock);
+  p->from->users++;
+  (void)pthread_mutex_unlock(&p->from->lock);
+  pattern->device = p;
+  return ESMM_OK;
+}
+
+esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
+{
+  const placed *p = pattern->device;
+  return esmm_cuda_event_record(ctx, p->it.filled, stream);
+}
+
+CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  return p ? p->it.memory : 0;
+}
+
+/* Another context may have filled it, on a stream that this one's is not behind. */
+esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
+                                   uint64_t *bits)
+{
+  const placed *p = pattern->device;
+  const size_t from = (size_t)(strip * pattern->words) * sizeof *bits,
+               bytes = (size_t)(strips * pattern->words) * sizeof *bits;
+  if (!p || bytes == 0)
+    return ESMM_OK; /* C is empty */
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  if (status != ESMM_OK)
+    return status;
+  status = esmm_cuda_refuse_capture(ctx, "reading a pattern");
+  if (status == ESMM_OK)
+    status = esmm_cuda_event_wait(ctx, p->it.filled);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(ctx, bits, p->it.memory + from, bytes, ctx->stream);
+  return esmm_cuda_end(ctx, ctx->stream, status);
+}
+
+void esmm_cuda_pattern_free(esmm_pattern *pattern)
+{
+  placed *p = pattern->device;
+  if (!p)
+    return;
+  put_on(p->from, &p->it);
+  if (p->it.memory)
+    free_piece(pattern->ordinal, &p->it);
+  leave_shelf(p->from);
+  const esmm_allocator allocator = pattern->allocator;
+  esmm_mem_free(&allocator, p, sizeof *p);
 }

@@ -76,13 +76,21 @@ static esmm_status launch(run *r, which one, bool selectable, const esmm_cuda_li
     call.selector = (esmm_selector){
         .address = note_at(r, offsetof(notes, choice) + offsetof(esmm_choice_device, chosen)), .value = (uint32_t)one};
   esmm_problem mine = *r->p;
+  const esmm_cuda_kernel *about = esmm_cuda_about(c->kernel);
+  const bool tallies = about->tallies && about->tallies(r->p);
   mine.variant = c->variant;
   mine.call = &call;
+  if (!tallies) {
+    mine.nonzeros = NULL;
+    mine.bitmaps = NULL;
+  }
   esmm_status status = c->kernel->reads & ESMM_FORM(STRIPS) ? give_strips(r, c->kernel, &call) : ESMM_OK;
   if (status == ESMM_OK)
     status = esmm_run_mark(r, EXTRACTED + (int)one); /* stays here where the kernel has no extraction of its own */
   if (status == ESMM_OK)
     status = c->kernel->run(c->kernel, r->ctx, &mine, esmm_cuda_pointer(r->scratch + r->st.work_at), &r->stats[one]);
+  if (status == ESMM_OK && !tallies)
+    status = esmm_cuda_tally(r->ctx, r->p, call.selector, r->stream);
   return status == ESMM_OK ? esmm_run_mark(r, DONE + (int)one) : status;
 }
 

@@ -1,6 +1,9 @@
 /*
  * matmul.c: the way of a product through the GPU: stage (stage.c), choose (plan.c), launch (launch.c), copy back, count
  * (stats.c). And the same without the product, for explain.
+ *
+ * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by that
+ * one's epilogue.
  */
 #include "cuda/product/product.h"
 
@@ -21,37 +24,115 @@ static esmm_status get_scratch(run *r, bool strips, size_t work)
   return esmm_cuda_scratch(r->ctx, bytes, r->stream, &r->scratch);
 }
 
-/* For the kernels that the decision launches. */
-static esmm_status get_product_scratch(run *r)
+/* What the kernels that the decision launches need: workspace, and whether B's strips are to be made. */
+static void add_needs(const run *r, size_t *most, bool *strips)
 {
   const decision *d = &r->d;
-  const bool both = d->run == DEVICE_CHOOSES;
-  size_t most = 0;
-  bool strips = false;
   for (int i = RUN_DENSE; i <= RUN_SKIP; i++) {
-    if (!both && (int)d->run != i)
+    if (d->run != DEVICE_CHOOSES && (int)d->run != i)
       continue;
     const size_t bytes = d->of[i].kernel ? d->of[i].work : 0;
-    most = bytes > most ? bytes : most;
-    strips = strips || wants_strips(r->p, d->of[i].kernel);
+    *most = bytes > *most ? bytes : *most;
+    *strips = *strips || wants_strips(r->p, d->of[i].kernel);
   }
+}
+
+static esmm_status get_product_scratch(run *r)
+{
+  size_t most = 0;
+  bool strips = false;
+  add_needs(r, &most, &strips);
   return get_scratch(r, strips, most);
 }
 
-/* No sum to make (k or alpha is 0): only the epilogue. */
-static esmm_status finish_only(run *r, esmm_stats *s)
+/* Counts and bitmaps of C are 0: kernels add to them. */
+static esmm_status begin_tally(const run *r)
+{
+  const esmm_problem *p = r->p;
+  const esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps) : ESMM_OK;
+  return status == ESMM_OK ? esmm_cuda_tally_begin(r->ctx, p, r->stream) : status;
+}
+
+static esmm_status end_tally(const run *r)
+{
+  return r->p->bitmaps ? esmm_cuda_pattern_placed(r->ctx, r->p->bitmaps, r->stream) : ESMM_OK;
+}
+
+/* ---- the gate's branch ---- */
+
+/* Row-major in fp32, lines at multiples of 16 bytes. */
+static int64_t factor_ld(const esmm_problem *p)
+{
+  return esmm_round_up(p->n, 4);
+}
+
+/* Bytes of so many rows; SIZE_MAX on overflow. */
+static size_t factor_bytes(const esmm_problem *p, int64_t rows)
+{
+  size_t bytes;
+  return esmm_size_mul((size_t)factor_ld(p) * sizeof(float), (size_t)rows, &bytes) ? bytes : SIZE_MAX;
+}
+
+/* The branch as a product of its own. Its memory and its bias are known once they are there. */
+static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o, int64_t rows)
+{
+  esmm_problem g = *p;
+  g.w = o->gate;
+  g.m = rows;
+  g.c = (esmm_matrix){.data = esmm_cuda_pointer(SCRATCH_ALIGN),
+                      .rows = rows,
+                      .cols = p->n,
+                      .ld = factor_ld(p),
+                      .place = ESMM_DEVICE,
+                      .device = p->ctx->ordinal};
+  g.beta = 0.0f;
+  g.bias = o->gate_bias;
+  g.activation = o->activation;
+  g.gated = false;
+  g.residual.data = NULL;
+  g.nonzeros = NULL;
+  g.bitmaps = NULL;
+  return g;
+}
+
+/* Where it lies, once scratch is there: for the branch, and for the product that takes it as its factor. */
+static void place_factor(const run *r, esmm_problem *branch, int64_t ld)
+{
+  branch->a = r->p->a;
+  branch->bias = esmm_run_gate_bias(r);
+  branch->c.data = esmm_cuda_pointer(r->scratch + r->st.factor_at);
+  r->p->factor = branch->c.data;
+  r->p->factor_ld = ld;
+}
+
+/* ---- products ---- */
+
+/* No sum to make (k or alpha is 0): only the epilogue. The gate's branch is one row then, the same for all. */
+static esmm_status finish_only(run *r, const esmm_matmul_opts *o, esmm_stats *s)
 {
   esmm_problem *p = r->p;
-  esmm_status status = esmm_run_stage(r->ctx, p, false, &r->st);
+  const bool gated = o->gate && p->m > 0;
+  esmm_problem branch = gate_problem(p, o, 1);
+  esmm_status status = esmm_run_stage(r, false, o->gate_bias, gated ? factor_bytes(p, 1) : 0);
   if (status == ESMM_OK)
     status = get_scratch(r, false, 0);
   if (status == ESMM_OK)
     status = esmm_run_mark(r, START);
   if (status == ESMM_OK)
-    status = esmm_run_upload(r->ctx, &r->st, p->beta != 0.0f, r->scratch, p, r->stream, &s->staged_bytes);
-  p->alpha = 1.0f; /* times a sum that is 0 */
+    status = esmm_run_upload(r, true, &s->staged_bytes);
+  p->alpha = branch.alpha = 1.0f; /* times a sum that is 0 */
+  if (status == ESMM_OK && gated) {
+    place_factor(r, &branch, 0);
+    status = esmm_cuda_finish(r->ctx, &branch, NULL, r->stream);
+  }
   if (status == ESMM_OK)
-    status = esmm_cuda_finish(r->ctx, p, r->stream);
+    status = begin_tally(r);
+  if (status == ESMM_OK)
+    status = esmm_cuda_finish(r->ctx, p, NULL, r->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_tally(r->ctx, p, (esmm_selector){0}, r->stream);
+  if (status == ESMM_OK)
+    status = end_tally(r);
   if (status == ESMM_OK)
     status = esmm_run_copy_back(r, &s->staged_bytes);
   if (status == ESMM_OK)
@@ -59,10 +140,31 @@ static esmm_status finish_only(run *r, esmm_stats *s)
   return status == ESMM_OK && r->timed ? esmm_run_seconds_between(r, START, END, &s->seconds_total) : status;
 }
 
+/* Who has nothing to report leaves what this writes. */
+static esmm_status clear_report(const run *r)
+{
+  return r->timed ? esmm_cuda_zero(r->ctx, note_at(r, offsetof(notes, report)), sizeof(esmm_choice_device), r->stream)
+                  : ESMM_OK;
+}
+
+/* From the launch to the end, once operands are there. */
+static esmm_status finish_product(run *r, const char *force, esmm_stats *s)
+{
+  esmm_status status = begin_tally(r);
+  if (status == ESMM_OK)
+    status = esmm_run_launch(r);
+  if (status == ESMM_OK)
+    status = end_tally(r);
+  if (status == ESMM_OK)
+    status = esmm_run_copy_back(r, &s->staged_bytes);
+  if (status == ESMM_OK)
+    status = esmm_run_mark(r, END);
+  return status == ESMM_OK && r->timed ? esmm_run_stats(r, force, s) : status;
+}
+
 static esmm_status multiply(run *r, const char *force, esmm_stats *s)
 {
-  esmm_problem *p = r->p;
-  esmm_status status = esmm_run_stage(r->ctx, p, true, &r->st);
+  esmm_status status = esmm_run_stage(r, true, NULL, 0);
   if (status == ESMM_OK)
     status = esmm_run_choose(r, force, true);
   if (status != ESMM_OK)
@@ -70,19 +172,63 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   if (r->timed)
     r->stats[0] = r->stats[1] = *s;
   status = get_product_scratch(r);
-  if (status == ESMM_OK && r->timed) /* who has nothing to report leaves this */
-    status = esmm_cuda_zero(r->ctx, note_at(r, offsetof(notes, report)), sizeof(esmm_choice_device), r->stream);
+  if (status == ESMM_OK)
+    status = clear_report(r);
   if (status == ESMM_OK)
     status = esmm_run_mark(r, START);
   if (status == ESMM_OK)
-    status = esmm_run_upload(r->ctx, &r->st, p->beta != 0.0f, r->scratch, p, r->stream, &s->staged_bytes);
+    status = esmm_run_upload(r, true, &s->staged_bytes);
+  return status == ESMM_OK ? finish_product(r, force, s) : status;
+}
+
+/* Both products have the same scratch, one after the other. gate: the branch's run; its marks are there. */
+static esmm_status multiply_gated(run *r, run *gate, const esmm_matmul_opts *o, const char *force, esmm_stats *s)
+{
+  size_t most = 0;
+  bool strips = false;
+  esmm_stats of_gate = *s;
+  esmm_status status = esmm_run_stage(r, true, o->gate_bias, factor_bytes(r->p, r->p->m));
+  gate->p->a = r->p->a;
   if (status == ESMM_OK)
-    status = esmm_run_launch(r);
+    status = esmm_run_choose(r, force, true);
   if (status == ESMM_OK)
-    status = esmm_run_copy_back(r, &s->staged_bytes);
+    status = esmm_run_choose(gate, force, true);
+  if (status != ESMM_OK)
+    return status;
+  s->flop_dense = of_gate.flop_dense = s->flop_dense / 2.0; /* each has a half */
+  of_gate.strip_density_b = o->gate->strip_density;
+  r->stats[0] = r->stats[1] = *s;
+  gate->stats[0] = gate->stats[1] = of_gate;
+  add_needs(r, &most, &strips);
+  add_needs(gate, &most, &strips);
+  status = get_scratch(r, strips, most);
+  if (status != ESMM_OK)
+    return status;
+  gate->st = r->st;
+  gate->st.c_staged = false; /* its C is the factor */
+  gate->scratch = r->scratch;
+  status = clear_report(gate);
   if (status == ESMM_OK)
-    status = esmm_run_mark(r, END);
-  return status == ESMM_OK && r->timed ? esmm_run_stats(r, force, s) : status;
+    status = esmm_run_mark(gate, START);
+  if (status == ESMM_OK)
+    status = esmm_run_upload(r, true, &s->staged_bytes);
+  if (status != ESMM_OK)
+    return status;
+  place_factor(r, gate->p, factor_ld(r->p));
+  status = finish_product(gate, force, &of_gate);
+  if (status == ESMM_OK)
+    status = clear_report(r);
+  if (status == ESMM_OK)
+    status = esmm_run_mark(r, START);
+  if (status == ESMM_OK)
+    status = finish_product(r, force, s);
+  s->seconds_plan += of_gate.seconds_plan;
+  s->seconds_extract += of_gate.seconds_extract;
+  s->seconds_multiply += of_gate.seconds_multiply;
+  s->seconds_total += of_gate.seconds_total;
+  s->flop_useful += of_gate.flop_useful;
+  s->flop_dense *= 2.0;
+  return status;
 }
 
 /* What would wait cannot be part of a graph: said before anything is captured. */
@@ -93,59 +239,48 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   if (want_stats)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "stats wait for the GPU, so they cannot be taken while the stream is captured");
-  if (p->a.place == ESMM_HOST || p->c.place == ESMM_HOST)
+  if (p->bitmaps)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "opts->c_pattern is new memory, which cannot be had while the stream is captured");
+  const bool residual = p->residual.data && p->residual.place == ESMM_HOST;
+  if (p->a.place == ESMM_HOST || p->c.place == ESMM_HOST || residual)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "%s lies in host memory: while the stream is captured, operands must be on the GPU",
-                     p->a.place == ESMM_HOST ? "a" : "c");
+                     p->a.place == ESMM_HOST   ? "a"
+                     : p->c.place == ESMM_HOST ? "c"
+                                               : "opts->residual");
   return ESMM_OK;
 }
 
 esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
 {
-  const char *activation = NULL;
-  switch (o->activation) {
-  case ESMM_ACT_NONE:
-  case ESMM_ACT_RELU:
-  case ESMM_ACT_RELU2:
-    break;
-  case ESMM_ACT_GELU:
-    activation = "opts->activation is GELU";
-    break;
-  case ESMM_ACT_GELU_TANH:
-    activation = "opts->activation is GELU_TANH";
-    break;
-  case ESMM_ACT_SILU:
-    activation = "opts->activation is SILU";
-    break;
-  }
-  const char *what = o->residual          ? "opts->residual is set"
-                     : o->gate            ? "opts->gate is set"
-                     : o->column_nonzeros ? "opts->column_nonzeros is set"
-                     : o->c_pattern       ? "opts->c_pattern is set"
-                                          : activation;
-  if (!what)
-    return ESMM_OK;
-  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                   "%s, which only a CPU has so far: do that step on C yourself, or make this product "
-                   "in a CPU context",
-                   what);
+  (void)ctx;
+  (void)o; /* it has all of it */
+  return ESMM_OK;
 }
 
 esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                                bool want_stats, esmm_stats *s)
 {
-  (void)o; /* what it has beside p was refused */
+  const bool nothing = p->m == 0 || p->k == 0 || p->alpha == 0.0f;
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
+  esmm_problem branch = gate_problem(p, o, p->m);
+  run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
   if (status != ESMM_OK)
     return status;
   status = check_capture(ctx, p, want_stats);
   if (status == ESMM_OK)
     status = esmm_run_make_marks(&r);
+  if (status == ESMM_OK && o->gate && !nothing)
+    status = esmm_run_make_marks(&gate);
   if (status == ESMM_OK)
-    status = p->k == 0 || p->alpha == 0.0f ? finish_only(&r, s) : multiply(&r, force, s);
+    status = nothing   ? finish_only(&r, o, s)
+             : o->gate ? multiply_gated(&r, &gate, o, force, s)
+                       : multiply(&r, force, s);
   status = esmm_cuda_end(ctx, r.stream, status);
   esmm_run_free_marks(&r);
+  esmm_run_free_marks(&gate);
   return status;
 }
 
@@ -175,13 +310,13 @@ static esmm_status look(run *r, const char *force, esmm_choice_device *choice)
   size_t moved = 0;
   esmm_status status = esmm_cuda_refuse_capture(r->ctx, "esmm_explain");
   if (status == ESMM_OK)
-    status = esmm_run_stage(r->ctx, r->p, true, &r->st);
+    status = esmm_run_stage(r, true, NULL, 0);
   if (status == ESMM_OK)
     status = esmm_run_choose(r, force, false);
   if (status == ESMM_OK)
     status = get_product_scratch(r);
   if (status == ESMM_OK)
-    status = esmm_run_upload(r->ctx, &r->st, false, r->scratch, r->p, r->stream, &moved);
+    status = esmm_run_upload(r, false, &moved);
   if (status == ESMM_OK)
     status = sample_heights(r);
   const CUdeviceptr at = note_at(r, offsetof(notes, report));

@@ -15,8 +15,8 @@
  * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
  * partner's work inside its own launch where that is the cheaper one.
  *
- * Where earlier calls have told how dense A was (recall.c), the host chooses among all kernels, a library's too, and
- * runs the one.
+ * Where earlier calls have told how dense A was (recall.c), or the call has A's pattern in host memory, the host
+ * chooses among all kernels, a library's too, and runs the one.
  */
 #include "cuda/product/product.h"
 
@@ -28,6 +28,8 @@
 #define PAIR_SECONDS 5e-7     /* what choosing costs a kernel that does it in its own launch, where A has no zeros */
 #define STRIPS_SECONDS 5e-6   /* a launch that makes B's strips, */
 #define STRIPS_RATE 2.5e12    /* and its bytes a second, read and written */
+#define TALLY_SECONDS 4e-6    /* a pass over C that notes its nonzeros, */
+#define TALLY_RATE 2.5e12     /* and its bytes a second */
 #define MIDDLE_STRIP .5       /* A's density at which skipping kernels are compared with each other */
 #define HANDICAP 1.05         /* see handicap() */
 #define STEADY_HANDICAP 1.01  /* where the cost model is steady */
@@ -71,6 +73,15 @@ static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
   return p->w->full ? 1.0 : is_tall(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
 }
 
+/* What is to be noted of C, and the kernel does not note: a pass over it. */
+static double seconds_behind(const esmm_kernel *kernel, const esmm_problem *p)
+{
+  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
+  if ((!p->nonzeros && !p->bitmaps) || (about->tallies && about->tallies(p)))
+    return 0.0;
+  return TALLY_SECONDS + (double)p->m * (double)p->n * (double)esmm_dtype_size(p->c.dtype) / TALLY_RATE;
+}
+
 static candidate look_at(const esmm_problem *p, int index)
 {
   const esmm_kernel *kernel = esmm_registry_at(index);
@@ -78,7 +89,7 @@ static candidate look_at(const esmm_problem *p, int index)
   candidate c = {.kernel = kernel, .index = index, .b = density_of_b(p, kernel)};
   esmm_problem mine = *p;
   const esmm_cuda_units units = units_of(kernel, p, cost, &c.variant);
-  c.base = kernel->seconds_before ? kernel->seconds_before(kernel, p) : 0.0;
+  c.base = (kernel->seconds_before ? kernel->seconds_before(kernel, p) : 0.0) + seconds_behind(kernel, p);
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
@@ -288,8 +299,9 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
 /* ---- the decision where densities are remembered ---- */
 
 /* Densities at lower strips than the kernel's say nothing of it; at taller ones they are no less than its own. */
-static double seconds_seen(const candidate *c, const esmm_seen *seen)
+static double seconds_seen(const candidate *c, const run *r)
 {
+  const esmm_seen *seen = r->d.told && is_tall(c->kernel) ? &r->tall : r->seen;
   if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
     return most(c);
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b);
@@ -313,12 +325,14 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
 }
 
 /* The cheapest of all; one that was chosen before stays until another is cheaper by more than densities waver. */
-static int choose_seen(const esmm_ctx *ctx, const verdict *v, const esmm_seen *seen, decision *d)
+static int choose_seen(run *r, const verdict *v)
 {
+  const esmm_ctx *ctx = r->ctx;
+  decision *d = &r->d;
   double seconds[MOST_CANDIDATES] = {0};
   int best = 0, next = -1;
   for (int i = 0; i < v->count; i++) {
-    seconds[i] = handicap(ctx, &v->all[i]) * seconds_seen(&v->all[i], seen);
+    seconds[i] = handicap(ctx, &v->all[i]) * seconds_seen(&v->all[i], r);
     if (seconds[i] < seconds[best])
       best = i;
   }
@@ -345,7 +359,7 @@ static esmm_status choose(run *r, const char *force, bool counts)
     return ESMM_OK;
   esmm_run_recall(r, v, counts);
   if (r->d.memory == MEMORY_KNOWN) {
-    const int chosen = choose_seen(r->ctx, v, r->seen, &r->d);
+    const int chosen = choose_seen(r, v);
     if (r->call >= 0)
       v->last = chosen;
   }
@@ -383,7 +397,8 @@ esmm_cuda_line esmm_run_line(const decision *d)
 
 static void remembered_reason(const decision *d, const esmm_seen *seen, char *text, size_t bytes)
 {
-  const int used = seen->reports > 0
+  const int used = d->told ? snprintf(text, bytes, "by a_pattern; ")
+                   : seen->reports > 0
                        ? snprintf(text, bytes, "remembered from %lld call%s: strips %.3g %%; ",
                                   (long long)seen->reports, seen->reports == 1 ? "" : "s", 100.0 * seen->strip)
                        : snprintf(text, bytes, "expected: strips %.3g %%; ", 100.0 * seen->strip);

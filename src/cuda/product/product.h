@@ -6,7 +6,8 @@
  *   stats.c    what a call tells of itself: these wait     recall.c  densities that earlier calls saw
  *   tune.c     how kernels are measured
  *
- * Scratch holds, in this order: staged A, C and bias, the notes, B's strips, the kernels' workspace.
+ * Scratch holds, in this order: staged A, C, biases, residual and counts, the gate's branch, the notes, B's strips, the
+ * kernels' workspace.
  */
 #ifndef ESMM_CUDA_PRODUCT_H
 #define ESMM_CUDA_PRODUCT_H
@@ -17,10 +18,14 @@
 
 /* What of a call lies in host memory, and where in scratch it is staged. */
 typedef struct staging {
-  bool a_staged, c_staged, bias_staged;
-  esmm_matrix a, c; /* the caller's */
-  const float *bias;
-  size_t a_at, c_at, bias_at, notes_at, b_at, work_at;
+  bool a_staged, c_staged, bias_staged, gate_bias_staged, residual_staged, counts_staged;
+  bool residual_is_c;         /* and C is staged */
+  esmm_matrix a, c, residual; /* the caller's */
+  const float *bias, *gate_bias;
+  int32_t *counts;
+  size_t a_at, c_at, bias_at, gate_bias_at, residual_at, counts_at;
+  size_t factor_at; /* the gate's branch, where there is one */
+  size_t notes_at, b_at, work_at;
   size_t bytes; /* of all scratch up to the notes */
 } staging;
 
@@ -60,6 +65,7 @@ typedef struct decision {
   bool tall; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
   memory memory;
+  bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
   /* With MEMORY_KNOWN, for the reason that is told: */
   const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
   double seconds, next_seconds;
@@ -95,7 +101,8 @@ typedef struct run {
   esmm_stats stats[2]; /* as each kernel fills them */
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
-  esmm_seen view;             /* a copy of it, for explanations */
+  esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
+  esmm_seen tall;             /* and that at strips of 128 rows, where view is at 32 */
   int64_t call;               /* number of this one among them; -1: it does not count */
   esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
   CUdeviceptr report_at;      /* the same for the device */
@@ -128,10 +135,16 @@ static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel
 }
 
 /* stage.c */
-esmm_status esmm_run_stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *st);
-esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p,
-                            CUstream stream, size_t *moved);
+/* Lays out r's staging, and gives its problem operands of the device, whose addresses are not known yet. gate_bias:
+   that of a gated product; factor: bytes of the gate's branch. */
+esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias, size_t factor);
+/* Their addresses, and copies of what has to be there before the product; without the epilogue, of A alone. */
+esmm_status esmm_run_upload(run *r, bool epilogue, size_t *moved);
 esmm_status esmm_run_copy_back(run *r, size_t *moved);
+static inline const float *esmm_run_gate_bias(const run *r) /* where it is after the upload */
+{
+  return r->st.gate_bias_staged ? esmm_cuda_pointer(r->scratch + r->st.gate_bias_at) : r->st.gate_bias;
+}
 
 /* plan.c */
 /* Sets r's decision. counts: a product follows, which is one more call to remember; else it is only asked for. */

@@ -1,58 +1,105 @@
-/* stage.c: operands in host memory are copied to scratch on the device before a product, and C back after it. */
+/*
+ * stage.c: operands in host memory are copied to scratch on the device before a product, and C, and the counts of its
+ * columns, back after it.
+ */
 #include "cuda/product/product.h"
 
-/*
- * Gives p operands of the device. Their addresses are not known yet, but their alignment is: kernels may look at it
- * when they say how much workspace they need.
- */
-esmm_status esmm_run_stage(esmm_ctx *ctx, esmm_problem *p, bool with_a, staging *st)
+static bool same_matrix(const esmm_matrix *x, const esmm_matrix *y)
 {
+  return x->data == y->data && x->place == y->place;
+}
+
+/*
+ * The addresses are not known yet, but their alignment is: kernels may look at it when they say how much workspace they
+ * need.
+ */
+esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias, size_t factor)
+{
+  esmm_problem *p = r->p;
+  staging *st = &r->st;
   void *const anywhere = esmm_cuda_pointer(SCRATCH_ALIGN);
-  *st = (staging){.a = p->a, .c = p->c, .bias = p->bias};
+  const size_t row = (size_t)p->n * sizeof(float);
+  *st = (staging){
+      .a = p->a, .c = p->c, .residual = p->residual, .bias = p->bias, .gate_bias = gate_bias, .counts = p->nonzeros};
   st->a_staged = with_a && p->a.place == ESMM_HOST;
   st->c_staged = p->c.place == ESMM_HOST;
   st->bias_staged = p->bias && st->c_staged;
+  st->gate_bias_staged = gate_bias && st->c_staged;
+  st->counts_staged = p->nonzeros && st->c_staged;
+  st->residual_is_c = p->residual.data && st->c_staged && same_matrix(&p->residual, &p->c);
+  st->residual_staged = p->residual.data && p->residual.place == ESMM_HOST && !st->residual_is_c;
+  const struct {
+    bool wanted;
+    size_t bytes, *at;
+  } parts[] = {{st->a_staged, esmm_cuda_tight_bytes(&p->a), &st->a_at},
+               {st->c_staged, esmm_cuda_tight_bytes(&p->c), &st->c_at},
+               {st->bias_staged, row, &st->bias_at},
+               {st->gate_bias_staged, row, &st->gate_bias_at},
+               {st->residual_staged, esmm_cuda_tight_bytes(&p->residual), &st->residual_at},
+               {st->counts_staged, row, &st->counts_at},
+               {factor > 0, factor, &st->factor_at},
+               {true, sizeof(notes), &st->notes_at}};
   size_t total = 0;
-  if (!esmm_cuda_reserve(&total, st->a_staged ? esmm_cuda_tight_bytes(&p->a) : 0, SCRATCH_ALIGN, &st->a_at) ||
-      !esmm_cuda_reserve(&total, st->c_staged ? esmm_cuda_tight_bytes(&p->c) : 0, SCRATCH_ALIGN, &st->c_at) ||
-      !esmm_cuda_reserve(&total, st->bias_staged ? (size_t)p->n * sizeof(float) : 0, SCRATCH_ALIGN, &st->bias_at) ||
-      !esmm_cuda_reserve(&total, sizeof(notes), SCRATCH_ALIGN, &st->notes_at))
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "a is %lld x %lld, c is %lld x %lld: too large to be copied to the GPU",
-                     (long long)p->m, (long long)p->k, (long long)p->m, (long long)p->n);
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    if (!esmm_cuda_reserve(&total, parts[i].wanted ? parts[i].bytes : 0, SCRATCH_ALIGN, parts[i].at))
+      return esmm_fail(r->ctx, ESMM_ERR_OVERFLOW,
+                       "a is %lld x %lld, c is %lld x %lld: too large to be copied to the GPU", (long long)p->m,
+                       (long long)p->k, (long long)p->m, (long long)p->n);
   st->bytes = total;
   if (st->a_staged)
     p->a = esmm_cuda_tight(&p->a, ESMM_DEVICE, anywhere);
   if (st->c_staged)
     p->c = esmm_cuda_tight(&p->c, ESMM_DEVICE, anywhere);
+  if (st->residual_staged || st->residual_is_c)
+    p->residual = esmm_cuda_tight(&p->residual, ESMM_DEVICE, anywhere);
   if (st->bias_staged)
     p->bias = anywhere;
+  if (st->counts_staged)
+    p->nonzeros = anywhere;
   return ESMM_OK;
 }
 
-/* Copies what has to be there before the product; with_c where C is read. */
-esmm_status esmm_run_upload(esmm_ctx *ctx, const staging *st, bool with_c, CUdeviceptr scratch, esmm_problem *p,
-                            CUstream stream, size_t *moved)
+/* A row of numbers that lies beside C. */
+static esmm_status upload_row(run *r, size_t at, const float *from, size_t *moved)
 {
-  esmm_status status = ESMM_OK;
-  if (st->a_staged) {
-    p->a.data = esmm_cuda_pointer(scratch + st->a_at);
-    status = esmm_cuda_upload(ctx, &st->a, &p->a, stream);
-    *moved += esmm_cuda_tight_bytes(&st->a);
-  }
-  if (st->c_staged) {
-    p->c.data = esmm_cuda_pointer(scratch + st->c_at);
-    if (status == ESMM_OK && with_c) {
-      status = esmm_cuda_upload(ctx, &st->c, &p->c, stream);
-      *moved += esmm_cuda_tight_bytes(&st->c);
-    }
-  }
-  if (st->bias_staged) {
-    const size_t bytes = (size_t)p->n * sizeof(float);
-    p->bias = esmm_cuda_pointer(scratch + st->bias_at);
-    if (status == ESMM_OK)
-      status = esmm_cuda_to_device(ctx, scratch + st->bias_at, st->bias, bytes, stream);
-    *moved += bytes;
-  }
+  const size_t bytes = (size_t)r->p->n * sizeof *from;
+  *moved += bytes;
+  return esmm_cuda_to_device(r->ctx, r->scratch + at, from, bytes, r->stream);
+}
+
+static esmm_status upload_matrix(run *r, const esmm_matrix *host, const esmm_matrix *device, size_t *moved)
+{
+  *moved += esmm_cuda_tight_bytes(host);
+  return esmm_cuda_upload(r->ctx, host, device, r->stream);
+}
+
+esmm_status esmm_run_upload(run *r, bool epilogue, size_t *moved)
+{
+  const staging *st = &r->st;
+  esmm_problem *p = r->p;
+  if (st->a_staged)
+    p->a.data = esmm_cuda_pointer(r->scratch + st->a_at);
+  if (st->c_staged)
+    p->c.data = esmm_cuda_pointer(r->scratch + st->c_at);
+  if (st->residual_staged)
+    p->residual.data = esmm_cuda_pointer(r->scratch + st->residual_at);
+  if (st->residual_is_c)
+    p->residual.data = p->c.data;
+  if (st->bias_staged)
+    p->bias = esmm_cuda_pointer(r->scratch + st->bias_at);
+  if (st->counts_staged)
+    p->nonzeros = esmm_cuda_pointer(r->scratch + st->counts_at);
+  esmm_status status = st->a_staged ? upload_matrix(r, &st->a, &p->a, moved) : ESMM_OK;
+  if (!epilogue)
+    return status;
+  if (status == ESMM_OK && st->c_staged && (p->beta != 0.0f || st->residual_is_c))
+    status = upload_matrix(r, &st->c, &p->c, moved);
+  if (status == ESMM_OK && st->residual_staged)
+    status = upload_matrix(r, &st->residual, &p->residual, moved);
+  if (status == ESMM_OK && st->bias_staged)
+    status = upload_row(r, st->bias_at, st->bias, moved);
+  if (status == ESMM_OK && st->gate_bias_staged)
+    status = upload_row(r, st->gate_bias_at, st->gate_bias, moved);
   return status;
 }
 
@@ -61,5 +108,10 @@ esmm_status esmm_run_copy_back(run *r, size_t *moved)
   if (!r->st.c_staged)
     return ESMM_OK;
   *moved += esmm_cuda_tight_bytes(&r->st.c);
-  return esmm_cuda_download(r->ctx, &r->p->c, &r->st.c, r->stream);
+  const esmm_status status = esmm_cuda_download(r->ctx, &r->p->c, &r->st.c, r->stream);
+  if (status != ESMM_OK || !r->st.counts_staged)
+    return status;
+  const size_t bytes = (size_t)r->p->n * sizeof *r->st.counts;
+  *moved += bytes;
+  return esmm_cuda_to_host(r->ctx, r->st.counts, r->scratch + r->st.counts_at, bytes, r->stream);
 }

@@ -184,7 +184,6 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .m = (int32_t)p->m,
                               .n = (int32_t)p->n,
                               .a_by_k = a.order == ESMM_COL_MAJOR,
-                              .c_boxes = esmm_cuda_writes_boxes(p),
                               .rows = c.tile,
                               .cell_k = b->cell_k,
                               .pairs = c.pairs,
@@ -195,6 +194,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .counters = meeting,
                               .all_parts = c.all,
                               .epilogue = esmm_cuda_epilogue(p)};
+  params.c_boxes = esmm_cuda_writes_boxes(p, &params.epilogue);
   memcpy(params.parts, c.parts, sizeof params.parts);
   esmm_bsr16_note(p, stats);
   status = make_maps(ctx, p, &a, &params);

@@ -410,8 +410,19 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr
 /* A thread has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row
    8j + lane % 4 * 2 + e. */
 struct in_turned_fragments {
-  static __device__ __forceinline__ constexpr int column(int i) { return i / 2 % 2 * 8; }
 };
+
+template <int COUNT>
+static __device__ __forceinline__ void add_bias(in_turned_fragments, const esmm_epilogue_params &e, float (&x)[COUNT],
+                                                int64_t col)
+{
+  if (e.bias) {
+    const float first = ((const float *)e.bias)[col], second = ((const float *)e.bias)[col + 8];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      x[i] = __fadd_rn(x[i], i / 2 % 2 ? second : first);
+  }
+}
 
 /* 16 rows by 16 columns to panels of 64 rows by 64 columns, 128 bytes a row, swizzled. line: of the first row. */
 template <esmm_dtype DTYPE>

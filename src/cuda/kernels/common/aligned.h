@@ -13,11 +13,11 @@ static inline bool esmm_cuda_as_it_is(const esmm_matrix *a)
   return esmm_cuda_in_lines(a) && a->ld < (int64_t)1 << 38;
 }
 
-/* TMA can write C: 16 bits, lines of 16 bytes, nothing of it is read. */
-static inline bool esmm_cuda_writes_boxes(const esmm_problem *p)
+/* TMA can write C: 16 bits, lines of 16 bytes, nothing is read but the bias. */
+static inline bool esmm_cuda_writes_boxes(const esmm_problem *p, const esmm_epilogue_params *e)
 {
-  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
-         esmm_cuda_as_it_is(&p->c);
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && e->beta == 0.0f &&
+         !(e->extra & ESMM_EXTRA_VALUES) && esmm_cuda_as_it_is(&p->c);
 }
 
 /* The copy: of the same order. */

@@ -104,6 +104,34 @@ template <> __device__ __forceinline__ uint32_t pair_of<ESMM_F16>(float x, float
   return *(const uint32_t *)&pair;
 }
 
+/* The element that x is rounded to. */
+static __device__ __forceinline__ float rounded(dtype_of<ESMM_F32>, float x)
+{
+  return x;
+}
+static __device__ __forceinline__ __nv_bfloat16 rounded(dtype_of<ESMM_BF16>, float x)
+{
+  return __float2bfloat16_rn(x);
+}
+static __device__ __forceinline__ __half rounded(dtype_of<ESMM_F16>, float x)
+{
+  return __float2half_rn(x);
+}
+
+/* Which of 32 elements, `stride` apart, are not zero; the sign does not count. All loads first, then the tests. */
+template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(const T *from, int64_t stride, int count)
+{
+  T x[32];
+#pragma unroll
+  for (int j = 0; j < 32; j++)
+    x[j] = j < count ? from[j * stride] : (T)0;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < 32; j++)
+    bits |= (uint32_t)((T)(x[j] << 1) != 0) << j;
+  return bits;
+}
+
 /* ---- reports ---- */
 
 /* What was seen of A, to memory of the device or of the host, which may be waiting for it. One thread. */

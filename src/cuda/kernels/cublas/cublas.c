@@ -60,11 +60,46 @@ static void open_library(void)
       find(library, "cublasGemmEx", &cublas.gemm_ex) && find(library, "cublasGetStatusName", &cublas.status_name);
 }
 
+bool esmm_cublas_passes(const esmm_problem *p)
+{
+  return p->bias || p->activation != ESMM_ACT_NONE || p->gated || p->residual.data ||
+         (p->c.dtype != ESMM_F32 && p->c.dtype != p->a.dtype);
+}
+
+double esmm_cublas_pass_bytes(const esmm_problem *p)
+{
+  if (!esmm_cublas_passes(p))
+    return 0.0;
+  const double c = (double)esmm_dtype_size(p->c.dtype);
+  const double each = sizeof(float) + (p->beta == 0.0f ? c : 2.0 * c) + (p->gated ? sizeof(float) : 0.0) +
+                      (p->residual.data ? (double)esmm_dtype_size(p->residual.dtype) : 0.0);
+  return each * (double)p->m * (double)p->n;
+}
+
+/* The sums, in C's order, so that the pass reads both along their lines. */
+static esmm_matrix sums_of(const esmm_problem *p, CUdeviceptr at)
+{
+  const bool by_rows = p->c.order == ESMM_ROW_MAJOR;
+  return (esmm_matrix){.data = esmm_cuda_pointer(at),
+                       .rows = p->m,
+                       .cols = p->n,
+                       .ld = esmm_round_up(by_rows ? p->n : p->m, 4),
+                       .order = p->c.order,
+                       .place = ESMM_DEVICE,
+                       .device = p->c.device};
+}
+
 size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
-  (void)p;
-  return ESMM_CUBLAS_WORKSPACE;
+  if (!esmm_cublas_passes(p))
+    return ESMM_CUBLAS_WORKSPACE;
+  const esmm_matrix sums = sums_of(p, 0);
+  size_t bytes;
+  return esmm_size_mul((size_t)sums.ld * sizeof(float), (size_t)(sums.order == ESMM_ROW_MAJOR ? p->m : p->n), &bytes) &&
+                 esmm_size_add(bytes, ESMM_CUBLAS_WORKSPACE, &bytes)
+             ? bytes
+             : SIZE_MAX;
 }
 
 const char *esmm_cublas_missing(const esmm_kernel *self)
@@ -148,10 +183,8 @@ static bool no(char *why, size_t why_bytes, const char *text)
 
 bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why_bytes)
 {
-  if (p->bias || p->activation != ESMM_ACT_NONE)
-    return no(why, why_bytes, "it has no bias and no activation");
-  if (p->m > INT32_MAX || p->n > INT32_MAX || p->k > INT32_MAX || b_ld > INT32_MAX || p->a.ld > INT32_MAX ||
-      p->c.ld > INT32_MAX)
+  const int64_t most = INT32_MAX - 3; /* lines of sums are filled up to multiples of four */
+  if (p->m > most || p->n > most || p->k > INT32_MAX || b_ld > INT32_MAX || p->a.ld > INT32_MAX || p->c.ld > INT32_MAX)
     return no(why, why_bytes, "a side or a leading dimension is 2^31 or more");
   return true;
 }
@@ -211,6 +244,7 @@ static esmm_status set_up(esmm_ctx *ctx, library *l, CUstream stream, bool f32, 
   return status;
 }
 
+/* C = alpha * sums + beta * C. */
 static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace)
 {
   library *l = esmm_cuda_attached(ctx, &library_key);
@@ -236,11 +270,19 @@ static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_op
 
 esmm_status esmm_cublas_multiply(esmm_ctx *ctx, const esmm_problem *p, esmm_cublas_operand b, void *workspace)
 {
+  const esmm_matrix sums = sums_of(p, (CUdeviceptr)(uintptr_t)workspace + ESMM_CUBLAS_WORKSPACE);
+  const bool passes = esmm_cublas_passes(p);
+  esmm_problem bare = *p;
+  if (passes) { /* alpha and beta are the pass's, too: each operation rounds as it does elsewhere */
+    bare.c = sums;
+    bare.alpha = 1.0f;
+    bare.beta = 0.0f;
+  }
   esmm_cuda_scope scope;
   esmm_status status = esmm_cuda_enter(ctx, &scope);
   if (status != ESMM_OK)
     return status;
-  status = multiply(ctx, p, b, workspace);
+  status = multiply(ctx, &bare, b, workspace);
   esmm_cuda_leave(scope);
-  return status;
+  return status == ESMM_OK && passes ? esmm_cuda_finish(ctx, p, &sums, esmm_cuda_call_of(p)->stream) : status;
 }

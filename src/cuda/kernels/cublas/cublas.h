@@ -8,7 +8,8 @@
 
 #define ESMM_CUBLAS_WORKSPACE ((size_t)32 << 20) /* bytes; what NVIDIA advises for sm_90 */
 
-size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p); /* that, whatever p is */
+/* That, and room for sums where the library cannot write C itself; SIZE_MAX on overflow. */
+size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p);
 
 /* NULL where the library is there, else a text that says it is not. */
 const char *esmm_cublas_missing(const esmm_kernel *self);
@@ -20,13 +21,19 @@ bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes);
  */
 bool esmm_cublas_start(esmm_ctx *ctx);
 
-/* What every cuBLAS kernel refuses: an epilogue beyond alpha and beta, sizes that are no int. b_ld: as below. */
+/* What every cuBLAS kernel refuses: sizes that are no int. b_ld: as below. */
 bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why_bytes);
+/* The library writes fp32 sums to the workspace, and a pass behind it makes C of them: where the epilogue has more than
+   alpha and beta, or C is of a dtype that is neither fp32 nor A's. */
+bool esmm_cublas_passes(const esmm_problem *p);
+/* Bytes that the pass reads and writes; 0 where there is none. And what it takes beside them, in launches. */
+double esmm_cublas_pass_bytes(const esmm_problem *p);
+#define ESMM_CUBLAS_PASS 0.5
 
 /*
- * p's product on its stream, without bias and activation. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
- * eyes. A and B of fp32: IEEE multiply-adds. 16-bit: both of one dtype, C of fp32 or of that; sums in fp32.
- * workspace: ESMM_CUBLAS_WORKSPACE bytes. Only after esmm_cublas_start.
+ * p's product on its stream. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
+ * eyes. A and B of fp32: IEEE multiply-adds. 16-bit: both of one dtype; sums in fp32. workspace: as asked for. Only
+ * after esmm_cublas_start.
  */
 typedef struct esmm_cublas_operand {
   CUdeviceptr data;

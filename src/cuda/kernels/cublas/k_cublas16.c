@@ -1,7 +1,8 @@
 /*
  * k_cublas16.c: NVIDIA's dense library for bf16 and fp16, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's rows, writes C itself and knows no epilogue but alpha and beta.
+ * It reads A as it is and B's rows, and writes C itself where nothing but alpha and beta follows the sums; else a pass
+ * over the sums makes C of them (cublas.h).
  */
 #include "cuda/kernels/cublas/cublas.h"
 
@@ -15,18 +16,13 @@
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  if (p->c.dtype != p->a.dtype && p->c.dtype != ESMM_F32) {
-    (void)snprintf(why, why_bytes, "c is %s, it takes C of %s or f32", esmm_dtype_str(p->c.dtype),
-                   esmm_dtype_str(p->a.dtype));
-    return false;
-  }
   return esmm_cublas_fits(p, esmm_cuda_b(p)->rows_ld, why, why_bytes) && esmm_cublas_usable(p->ctx, why, why_bytes);
 }
 
 /* Lines of 16 bytes in A, B and C: without them the library takes kernels that load element by element. */
 static bool in_lines(const esmm_problem *p)
 {
-  return esmm_cuda_in_lines(&p->a) && esmm_cuda_in_lines(&p->c) &&
+  return esmm_cuda_in_lines(&p->a) && (esmm_cublas_passes(p) || esmm_cuda_in_lines(&p->c)) &&
          (!esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16] || p->n % 8 == 0);
 }
 
@@ -69,17 +65,21 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double work = m * n * k, read = 2.0 * k * (m + n);
   const double rounds = fmin((double)esmm_ceil_div(tiles, gpu), UNEVEN * (double)tiles / (double)gpu);
   const double stages = rounds * (double)esmm_ceil_div(p->k, 64);
-  const double written = (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
+  const bool passes = esmm_cublas_passes(p);
+  const double written =
+      passes ? sizeof(float) * m * n : (double)esmm_dtype_size(p->c.dtype) * m * n * (p->beta == 0.0f ? 1.0 : 2.0);
+  const double after = esmm_cublas_pass_bytes(p), launches = passes ? ESMM_CUBLAS_PASS : 0.0;
   *variant = 0;
   if (!in_lines(p)) {
     const odd lines = odd_lines(p);
-    units->base[1] = lines.bytes * (read + written);
+    units->base[1] = lines.bytes * (read + written) + after;
     units->base[3] = lines.work * work;
     units->base[4] = lines.ks * fmin(k, 1024.0);
-    units->base[5] = lines.launches;
+    units->base[5] = lines.launches + launches;
     return;
   }
-  units->base[1] = ESMM_CUDA_EXPOSED * written;
+  units->base[1] = ESMM_CUDA_EXPOSED * written + after;
+  units->base[5] = 1.0 + launches;
   if (tiles >= gpu * 3 / 4) {
     units->base[2] = work >= MUCH_WORK ? HOT * stages : stages;
     return;

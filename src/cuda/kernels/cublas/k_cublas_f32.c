@@ -1,27 +1,19 @@
 /*
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], writes C itself and knows no epilogue but
- * alpha and beta. Which of B's layouts it multiplies faster depends on the shape, so there are two kernels.
+ * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], and writes C itself where nothing but alpha
+ * and beta follows the sums and C is fp32; else a pass over the sums makes C of them (cublas.h). Which of B's layouts
+ * it multiplies faster depends on the shape, so there are two kernels.
  */
 #include "cuda/kernels/cublas/cublas.h"
 
 #include <math.h>
-#include <stdio.h>
 
 #define OTHER_LAYOUT 1.3 /* what the slower layout of B costs, about */
-
-static bool no(char *why, size_t why_bytes, const char *text)
-{
-  (void)snprintf(why, why_bytes, "%s", text);
-  return false;
-}
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  if (p->c.dtype != ESMM_F32)
-    return no(why, why_bytes, "it takes C of f32 only");
   return esmm_cublas_fits(p, esmm_cuda_b(p)->strips.k_padded, why, why_bytes) &&
          esmm_cublas_usable(p->ctx, why, why_bytes);
 }
@@ -72,9 +64,9 @@ static void line_of(const esmm_problem *p, bool faster, esmm_cuda_units *units)
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k, slower = faster ? 1.0 : OTHER_LAYOUT;
   const kind x = kind_of(p);
   units->base[0] = slower * x.work * m * n * k;
-  units->base[1] = slower * x.bytes * sizeof(float) * (m * k + k * n + m * n);
+  units->base[1] = slower * x.bytes * sizeof(float) * (m * k + k * n + m * n) + esmm_cublas_pass_bytes(p);
   units->base[2] = slower * x.ks * fmin(k, 2048.0);
-  units->base[5] = slower * x.launches;
+  units->base[5] = slower * x.launches + (esmm_cublas_passes(p) ? ESMM_CUBLAS_PASS : 0.0);
 }
 
 static void line_columns(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,

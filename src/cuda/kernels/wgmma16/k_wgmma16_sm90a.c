@@ -17,12 +17,14 @@
 #define DENSE_ODD 5.8e-7 /* and each element of a C with odd lines */
 #define JOINT_EDGE .63   /* the same for joint */
 #define JOINT_ODD 4.1e-7
-#define JOINT_EXPOSED .69 /* of the time that writing C takes, what joint does not hide */
-#define PARTS .51         /* of a launch: adding the parts of joint's split tiles, */
-#define FEW_STRIPS 2.8e-5 /* of a launch, for each k: one or two strips are packed by few blocks */
-#define PART_STAGES 13    /* or as long as so many stages */
-#define KEPT .25          /* k's that A is expected to leave, when joint decides whether to split tiles */
-#define SEGMENTS .6       /* how many segments a strip has: see cut_segments */
+#define JOINT_EXPOSED .69         /* of the time that writing C takes, what joint does not hide */
+#define PARTS .51                 /* of a launch: adding the parts of joint's split tiles, */
+#define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
+#define PART_STAGES 13            /* or as long as so many stages */
+#define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
+#define FOLLOWS .4                /* of an element with odd lines: one that a gate, a residual or a curve follows */
+#define SEGMENTS .6               /* how many segments a strip has: see cut_segments */
+#define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
@@ -136,10 +138,12 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 /* ---- what it costs ---- */
 
 /* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
-   element. */
+   element, and so it is where more follows a sum than registers have room for. */
 static double edges(const esmm_problem *p, int cols, double edge, double odd)
 {
-  const bool lines = esmm_cuda_as_it_is(&p->c);
+  const bool lines = esmm_cuda_as_it_is(&p->c), more = p->activation > ESMM_ACT_RELU2 || p->gated || p->residual.data;
+  if (lines && more)
+    return FOLLOWS * odd * (double)p->m * (double)p->n;
   return (p->n % cols != 0 || !lines ? edge : 0.0) + (lines ? 0.0 : odd * (double)p->m * (double)p->n);
 }
 
@@ -237,6 +241,12 @@ static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
 
 /* ---- running ---- */
 
+/* A warp notes what it has of C, eight rows at a time. */
+static bool tallies(const esmm_problem *p)
+{
+  return p->c.order == ESMM_ROW_MAJOR && (!p->bitmaps || p->bitmaps->strip_rows % 8 == 0);
+}
+
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
 {
   const esmm_cuda_weights *w = esmm_cuda_b(p);
@@ -280,7 +290,8 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
       .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
       .epilogue = esmm_cuda_epilogue(p)};
-  params.c_boxes = esmm_cuda_writes_boxes(p);
+  params.c_boxes = esmm_cuda_writes_boxes(p, &params.epilogue);
+  params.epilogue.strip_rows = esmm_min(params.epilogue.strip_rows, MOST_STRIP_ROWS);
   if (mode != ESMM_WGMMA16_DENSE) {
     params.packed = scratch + l->packed;
     params.lists = scratch + l->lists;
@@ -363,13 +374,14 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   return esmm_cuda_launch(ctx, &function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line};
+static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line, .tallies = tallies};
 static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .exact = true,
                                                   .line = joint_line,
                                                   .partner = "dense_bf16_sm90a",
                                                   .can_choose = can_choose,
                                                   .look = look,
+                                                  .tallies = tallies,
                                                   .reports = true};
 static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .exact = true,
@@ -377,6 +389,7 @@ static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .partner = "dense_f16_sm90a",
                                                  .can_choose = can_choose,
                                                  .look = look,
+                                                 .tallies = tallies,
                                                  .reports = true};
 
 #define COMMON(id, dtype)                                                                                 \

@@ -105,34 +105,155 @@ static __device__ __forceinline__ void store_lines(int32_t dtype, uint32_t to, c
     store_lines<ESMM_F16>(to, sums);
 }
 
-/* Any C, element by element, 16 sums a turn through shared memory. The sums are lost. */
-template <int SUMS>
-static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
-                                                    int first, int last, float *spare)
+/* ---- what is noted of C ---- */
+
+/* The bitmap of the strip of C that has this row; NULL where none is noted. The host has made strip_rows fit. */
+static __device__ __forceinline__ uint32_t *bitmap_of(const esmm_epilogue_params &e, int row)
 {
-  const int lane = (int)threadIdx.x % 32;
+  if (!e.bits)
+    return nullptr;
+  return (uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words;
+}
+
+/* Bits of 32 columns from col on; by one lane. */
+static __device__ __forceinline__ void add_bits(uint32_t *bitmap, int col, uint32_t word)
+{
+  if (word)
+    atomicOr(bitmap + col / 32, word);
+}
+
+static __device__ __forceinline__ void add_count(const esmm_epilogue_params &e, int col, int count)
+{
+  if (e.counts && count)
+    atomicAdd((int *)e.counts + col, count);
+}
+
+/* 64 columns from col on, of which each lane has how often two are not zero. */
+static __device__ __forceinline__ void tally_bits(uint32_t *bitmap, int col, __half2 nonzeros)
+{
+  if (!bitmap)
+    return;
+  const uint32_t lane = (uint32_t)thread_now() % 32;
+  const uint32_t low = __low2float(nonzeros) != 0.0f, high = __high2float(nonzeros) != 0.0f;
+  const uint32_t two = (low | high << 1) << (lane % 16 * 2);
+  const uint32_t first = __reduce_or_sync(~0u, lane < 16 ? two : 0);
+  const uint32_t second = __reduce_or_sync(~0u, lane < 16 ? 0 : two);
+  if (lane < 2)
+    add_bits(bitmap, col + 32 * (int)lane, lane ? second : first);
+}
+
+/*
+ * 16 rows by 64 columns of a 16-bit C, from col on, as store_lines has left them in shared memory at a multiple
+ * of 1024. The first `rows` are C's; the others are cleared. upper, lower: the bitmaps of rows 0 to 7 and 8 to 15.
+ * mine: this lane's two columns are to be noted. Both dtypes are compared as fp16: which is zero, bits alone say;
+ * counts are exact.
+ */
+static __device__ __forceinline__ void tally_lines(const esmm_epilogue_params &e, uint32_t at, int rows, int col,
+                                                   uint32_t *upper, uint32_t *lower, bool mine)
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32;
+  const __half2 zero = __float2half2_rn(0.0f);
+  __syncwarp();
+  if (rows < 16) {
+#pragma unroll 1
+    for (int r = max(rows, 0); r < 16; r++)
+      sm90_store(at + (uint32_t)r * 128 + lane * 4, 0);
+    __syncwarp();
+  }
+  __half2 nonzeros[2] = {zero, zero}; /* of rows 0 to 7, 8 to 15 */
+#pragma unroll
+  for (uint32_t r = 0; r < 8; r++)
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+      const uint32_t pair = sm90_load(((at + lane * 4) ^ r * (128 + 16)) + h * 1024);
+      nonzeros[h] = __hadd2(nonzeros[h], __hneu2(*(const __half2 *)&pair, zero));
+    }
+  if (!mine)
+    nonzeros[0] = nonzeros[1] = zero;
+  const __half2 all = __hadd2(nonzeros[0], nonzeros[1]);
+  if (upper == lower) {
+    tally_bits(upper, col, all);
+  } else {
+    tally_bits(upper, col, nonzeros[0]);
+    tally_bits(lower, col, nonzeros[1]);
+  }
+  add_count(e, col + 2 * (int)lane, (int)__low2float(all));
+  add_count(e, col + 2 * (int)lane + 1, (int)__high2float(all));
+}
+
+/* ---- C that is not written in one of the fast ways ---- */
+
+/* Where a row's column is in a warp's spare memory: no two of what a warp writes or reads at once share a bank. */
+static __device__ __forceinline__ int spare_at(int row, int col)
+{
+  return row * 32 + (col ^ ((row & 3) * 8 + (row >> 2 & 1)));
+}
+
+/* C's order, read where it is used, as thread_now is: what follows from it is not kept over a loop either. */
+static __device__ __forceinline__ int order_now(const esmm_epilogue_params &e)
+{
+  int order = e.c.order;
+  asm volatile("" : "+r"(order));
+  return order;
+}
+
+/*
+ * Any C and all that may follow a sum: 16 sums a turn, which are 16 rows by 32 columns of a warp, through shared
+ * memory. They are finished along C's lines, eight at once a lane. The sums are lost. Where C's strips are noted it is
+ * row-major, and they have a multiple of 8 rows.
+ */
+template <int SUMS>
+static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row0,
+                                                    int col0, int first, int last, float *spare)
+{
+  const esmm_epilogue_params &e = p.epilogue;
 #pragma unroll 1
   for (int g = 0; g < last; g += 16) {
+    const int from = thread_now() % 32;
 #pragma unroll
     for (int i = 0; i < 16; i++)
-      spare[i * 32 + lane] = sums[i];
+      spare[spare_at(from / 4 + i / 2 % 2 * 8, i / 4 * 8 + from % 4 * 2 + i % 2)] = sums[i];
 #pragma unroll
     for (int i = 0; i + 16 < SUMS; i++)
       sums[i] = sums[i + 16];
+    __syncwarp();
+    int count = 0;
+    if (g >= first)
 #pragma unroll 1
-    for (int i = 0; i < 16; i++) {
-      const int r = row + i / 2 % 2 * 8, c = col + g * 2 + i / 4 * 8 + i % 2;
-      if (g >= first && r < p.m && c < p.n)
-        finish_element(p.epilogue, r, c, spare[i * 32 + lane]);
-    }
+      for (int h = 0; h < 4; h++) { /* rows 4h to 4h + 3 of a column, or every other column of a row */
+        const int lane = thread_now() % 32;
+        const bool by_rows = order_now(e) == ESMM_ROW_MAJOR;
+        const int row = by_rows ? 4 * h : lane % 16, col = by_rows ? lane : 8 * h + lane / 16;
+        const line_of_c line = {row0 + row, col0 + 2 * g + col, by_rows ? 1 : 0, by_rows ? 0 : 2};
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          x[i] = spare[spare_at(row + (by_rows ? i : 0), col + (by_rows ? 0 : 2 * i))];
+        begin_line(e, line, x);
+        if (is_smooth(e.activation))
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            x[i] = smooth(e.activation, x[i]);
+        else
+          activate(e.activation, x);
+        const uint32_t nonzeros = end_line(e, line, x);
+        if (e.bits) {
+          const uint32_t word = __ballot_sync(~0u, nonzeros != 0);
+          if (lane == 0)
+            add_bits(bitmap_of(e, row0 + 4 * h), col0 + 2 * g, word);
+        }
+        count += __popc(nonzeros);
+      }
+    add_count(e, col0 + 2 * g + thread_now() % 32, count);
+    __syncwarp();
   }
 }
 
 /*
  * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
- * the others at `there`. One thread of the warpgroup starts the copies; let_go_held waits until that memory has been
- * read.
+ * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows. One thread of
+ * the warpgroup starts the copies; let_go_held waits until that memory has been read.
  */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
@@ -146,6 +267,17 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
     const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
                         (uint32_t)warp * (PANEL / 4);
     store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
+  }
+  if (p.epilogue.extra & ESMM_EXTRA_TALLY) {
+    const int first = row + warp * 16;
+    uint32_t *upper = bitmap_of(p.epilogue, first), *lower = bitmap_of(p.epilogue, first + 8);
+#pragma unroll 2
+    for (int g = 0; g < SUMS / 32; g++) {
+      const int panel = group * (SUMS / 32) + g;
+      const uint32_t at = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
+                          (uint32_t)warp * (PANEL / 4);
+      tally_lines(p.epilogue, at, p.m - first, col + 64 * g, upper, lower, true);
+    }
   }
   sm90_fence_async();
   meet_group(7 + group);
@@ -168,8 +300,9 @@ static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, 
   const int lane = thread_now() % 32, t = lane % 4, row = row0 + lane / 4;
   if (row0 >= p.m || col0 >= p.n)
     return;
-  if (!has_vectors(e.c) || e.beta != 0.0f || col0 + 2 * SUMS > p.n) {
-    store_slowly(p, sums, row, col0 + 2 * t, first, last, spare);
+  if (!has_vectors(e.c) || e.beta != 0.0f || col0 + 2 * SUMS > p.n || e.extra & ESMM_EXTRA_VALUES ||
+      (e.extra & ESMM_EXTRA_TALLY && e.c.dtype == ESMM_F32)) {
+    store_slowly(p, sums, row0, col0, first, last, spare);
     return;
   }
   finish_values<in_fragments>(e, sums, col0 + 2 * t);
@@ -202,6 +335,11 @@ static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, 
             *(uint4 *)(to + i * 4 * e.c.ld + 2 * g) = words;
         }
         __syncwarp();
+        if (e.extra & ESMM_EXTRA_TALLY) {
+          tally_lines(e, here, p.m - row0, col0 + 2 * g, bitmap_of(e, row0), bitmap_of(e, row0 + 8),
+                      g + lane / 4 * 4 >= first && g + lane / 4 * 4 < last);
+          __syncwarp();
+        }
       }
   }
 }
