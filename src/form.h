@@ -23,6 +23,8 @@ typedef enum esmm_form_kind {
   ESMM_FORM_ROWS16,  /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */
   ESMM_FORM_TIGHT16, /* GPU: the same rows without padding, where a library is faster with those */
   ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding */
+  ESMM_FORM_NM16,    /* GPU: 2:4, 16-bit: blocks of values and places for the sparse tensor core */
+  ESMM_FORM_SLOTS16, /* GPU: any other N:M, 16-bit: rows of values and rows of places */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

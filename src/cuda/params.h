@@ -446,18 +446,19 @@ ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
  * esmm_nm_check: *out = the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too many.
  * esmm_nm_fill_blocks, esmm_nm_fill_slots: the forms nm16 and slots16 (nm_layout.h) at out.
  * esmm_nm_prune: b in place, a tally for each block to out.
+ * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
  */
 typedef struct esmm_nm_params {
   esmm_device_matrix b;
   int32_t keep, group;
   int64_t group_cols;
-  int64_t strips; /* of group_cols columns */
+  int64_t strips, groups; /* of group_cols columns, of `group` k's */
   uint64_t out;
   uint64_t places; /* slots16 */
   int64_t ld;      /* slots16: columns of a row of values */
   uint64_t norms;  /* prune: [k] fp32, or 0 */
 } esmm_nm_params;
-ESMM_PARAMS_SIZE(esmm_nm_params, 96);
+ESMM_PARAMS_SIZE(esmm_nm_params, 104);
 
 /* ---- k_nm16_sm90a.cu: 2:4 weights on Hopper ---- */
 

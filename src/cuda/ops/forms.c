@@ -6,6 +6,8 @@
  *   rows16    16-bit: B's rows in its own dtype, bitmaps of strips of 32 columns and of tiles of 128
  *   tight16   16-bit: the rows again without padding, for cuBLAS, which is faster with them where n is small or odd
  *   tight32   fp32: rows without padding, for cuBLAS; where the limit of bytes allows a third form
+ *   nm16      16-bit N:M that fits 2:4: values and places in blocks; slots16: any other. With rows16 beside them, as a
+ *             dense copy, where the limit of bytes allows it
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
@@ -13,6 +15,7 @@
 #include "cuda/ops/forms.h"
 
 #include "convert.h"
+#include "cuda/ops/nm.h"
 #include "dtype.h"
 
 #define ALIGN 256 /* of the parts of the one allocation */
@@ -20,7 +23,8 @@
 typedef struct cuda_form {
   esmm_form_kind kind;
   bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
-  size_t (*bytes)(int64_t k, int64_t n);                                             /* SIZE_MAX on overflow */
+  /* SIZE_MAX on overflow. NULL: it follows from the format too, nm_bytes. */
+  size_t (*bytes)(int64_t k, int64_t n);
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
   /* NULL where another form of the same weights is read back. */
@@ -161,11 +165,11 @@ static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
 
 /* ---- 16-bit rows: the rows, then bitmaps of strips, bitmaps of tiles, the tiles' shares ---- */
 
+/* Beside N:M weights they are a dense copy, for the products that dense kernels do faster. */
 static bool rows16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
 {
-  (void)opts;
-  (void)ratio;
-  return esmm_dtype_is_16bit(b->dtype);
+  return esmm_dtype_is_16bit(b->dtype) &&
+         (opts->format.kind != ESMM_FORMAT_NM || ratio >= 1.0 + esmm_cuda_nm_ratio(&opts->format));
 }
 
 static bool lay_out_rows16(int64_t k, int64_t n, size_t at[4], size_t *bytes)
@@ -273,6 +277,50 @@ static esmm_status fill_tight(esmm_ctx *ctx, const esmm_matrix *b, const esmm_we
   return esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream);
 }
 
+/* ---- N:M: bitmaps of strips, then values and places (nm.c) ---- */
+
+static bool nm16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  (void)ratio;
+  return esmm_dtype_is_16bit(b->dtype) && esmm_cuda_fits_nm16(&opts->format);
+}
+
+static bool slots16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  (void)ratio;
+  return esmm_dtype_is_16bit(b->dtype) && !esmm_cuda_fits_nm16(&opts->format);
+}
+
+static size_t nm_bits_bytes(int64_t k, int64_t n)
+{
+  return (esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k) + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static size_t nm_bytes(int64_t k, int64_t n, const esmm_format *f)
+{
+  const size_t held = esmm_cuda_fits_nm16(f) ? esmm_cuda_nm16_bytes(k, n) : esmm_cuda_slots16_bytes(k, n, f);
+  size_t bytes;
+  return held != SIZE_MAX && esmm_size_add(held, nm_bits_bytes(k, n), &bytes) ? bytes : SIZE_MAX;
+}
+
+/* Where a dense copy has bitmaps, those are the weights'. */
+static void place_nm(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  device->nm = at + nm_bits_bytes(k, n);
+  if (!device->strips.bits)
+    device->strips =
+        (esmm_strips){.bits = at, .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+}
+
+static esmm_status fill_nm(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  const esmm_status status = w->forms & ESMM_FORM(ROWS16) ? ESMM_OK
+                                                          : esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true,
+                                                                              (esmm_selector){0}, stream);
+  return status == ESMM_OK ? esmm_cuda_nm_fill(ctx, b, w, stream) : status;
+}
+
 /* ---- the table ---- */
 
 static const cuda_form forms[] = {
@@ -281,6 +329,8 @@ static const cuda_form forms[] = {
     {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
     {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
+    {ESMM_FORM_NM16, nm16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
+    {ESMM_FORM_SLOTS16, slots16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };
@@ -293,14 +343,20 @@ unsigned esmm_cuda_forms_formats(void)
   return formats;
 }
 
+/* Of weights of this format? N:M weights may have 16-bit rows too. */
+static bool is_for(esmm_form_kind kind, esmm_format_kind format)
+{
+  return esmm_form_table[kind].format == format || (kind == ESMM_FORM_ROWS16 && format == ESMM_FORMAT_NM);
+}
+
 bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l)
 {
   const int64_t k = b->rows, n = b->cols;
   *l = (esmm_cuda_layout){0};
   for (int i = 0; i < COUNT; i++) {
-    if (esmm_form_table[forms[i].kind].format != opts->format.kind || !forms[i].wanted(b, opts, ratio))
+    if (!is_for(forms[i].kind, opts->format.kind) || !forms[i].wanted(b, opts, ratio))
       continue;
-    const size_t bytes = forms[i].bytes(k, n);
+    const size_t bytes = forms[i].bytes ? forms[i].bytes(k, n) : nm_bytes(k, n, &opts->format);
     if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[forms[i].kind]))
       return false;
     l->forms |= 1u << forms[i].kind;

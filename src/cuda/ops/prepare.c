@@ -4,6 +4,7 @@
  * device multiplies with that.
  */
 #include "cuda/ops/forms.h"
+#include "cuda/ops/nm.h"
 #include "recall.h"
 
 #include <string.h>
@@ -110,7 +111,10 @@ static esmm_status fill_alive(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr 
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
   const esmm_cuda_weights *device = w->device;
-  esmm_status status = esmm_cuda_forms_fill(ctx, b, w, stream);
+  const esmm_format nm = esmm_cuda_nm_format(w);
+  esmm_status status = w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_check(ctx, b, &nm, device->alive, stream) : ESMM_OK;
+  if (status == ESMM_OK)
+    status = esmm_cuda_forms_fill(ctx, b, w, stream);
   if (status == ESMM_OK)
     status = finish_bits(ctx, w, stream);
   if (status == ESMM_OK)
@@ -162,7 +166,9 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   w->full = true; /* until a strip without some k is found */
   w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
   w->forms = l->forms;
-  w->makes = ESMM_FORM(STRIPS);
+  w->makes = l->forms & (ESMM_FORM(STRIPS) | ESMM_FORM(ROWS16)) ? ESMM_FORM(STRIPS) : 0;
+  if (w->format == ESMM_FORMAT_NM)
+    esmm_form_shape(&opts->format, w);
   w->bytes = sizeof *w + sizeof *device + l->bytes;
   w->device = device;
   const esmm_status status = l->bytes > 0 ? esmm_cuda_alloc(ctx, l->bytes, &device->memory) : ESMM_OK;
@@ -184,9 +190,14 @@ _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU ar
 static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_cuda_layout *l)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
-  if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
+  const bool nm = opts->format.kind == ESMM_FORMAT_NM;
+  const double least = nm ? esmm_cuda_nm_ratio(&opts->format) : 1.0;
+  if (nm && !esmm_dtype_is_16bit(b->dtype))
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "nm weights of %s are for the CPU, and this is a %s context: use %s",
+                     esmm_dtype_str(b->dtype), esmm_ctx_kind(ctx), "bf16 or f16, or dense ones");
+  if (ratio < least && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "prepared weights would hold 1.00 times b's bytes, and max_bytes_ratio allows %.2f", ratio);
+                     "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", least, ratio);
   if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts, ratio, l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);
@@ -244,6 +255,11 @@ static esmm_matrix host_b(const esmm_weights *w)
   return (esmm_matrix){.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
 }
 
+static esmm_format format_of(const esmm_weights *w)
+{
+  return w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_format(w) : (esmm_format){.kind = w->format};
+}
+
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out)
 {
   const esmm_matrix shape = host_b(w);
@@ -257,7 +273,8 @@ esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm
       status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_forms_read(ctx, w, &b, ctx->stream));
   }
   if (status == ESMM_OK) { /* the ratio was looked at when these were prepared */
-    const esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};
+    const esmm_prepare_opts opts = {
+        .size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9, .format = format_of(w)};
     status = esmm_prepare_checked(ctx, &b, &opts, out);
   }
   esmm_host_twin_free(ctx, &b);
@@ -272,7 +289,8 @@ esmm_status esmm_cuda_weights_from_host(esmm_ctx *ctx, const esmm_weights *host,
   if (status != ESMM_OK)
     return status;
   esmm_weights_unpack(host, &b);
-  const esmm_prepare_opts opts = {.size = sizeof opts, .use = host->use, .strict = host->strict};
+  const esmm_prepare_opts opts = {
+      .size = sizeof opts, .use = host->use, .strict = host->strict, .format = format_of(host)};
   status = esmm_cuda_prepare(ctx, &b, &opts, out);
   esmm_host_twin_free(ctx, &b);
   return status;
