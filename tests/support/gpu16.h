@@ -1,6 +1,6 @@
 /*
  * gpu16.h: what the tests of 16-bit operands on a GPU share: both dtypes, and every kernel of the GPU that takes one of
- * them, the plan's own choice last.
+ * them with dense weights, the plan's own choice last.
  */
 #ifndef ESMM_TEST_GPU16_H
 #define ESMM_TEST_GPU16_H
@@ -30,7 +30,7 @@ static inline kernels kernels_of(esmm_dtype dtype)
   for (int i = 0; i < esmm_kernel_count() && all.count < 64; i++) {
     esmm_kernel_info info = {.size = sizeof info};
     expect_ok(gpu, esmm_kernel_get(gpu, i, &info));
-    if (!info.available || !strstr(info.name, part))
+    if (!info.available || !strstr(info.name, part) || !(info.formats & 1u << ESMM_FORMAT_DENSE))
       continue;
     all.flags[all.count] = info.flags;
     all.force[all.count] = all.name[all.count] = info.name;
