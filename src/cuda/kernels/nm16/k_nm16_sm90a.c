@@ -59,12 +59,19 @@ static cut cut_tall(const esmm_problem *p)
                .stages = (double)(esmm_ceil_div(tiles, workers) * esmm_nm16_blocks(p->k))};
 }
 
+/* Blocks that run at once, in clusters of so many: those of a larger one have to find room side by side. */
+static int64_t most_blocks(int64_t at_once, int64_t ranks)
+{
+  return ranks <= 2 ? at_once : 17 * at_once / 20;
+}
+
 /* Parts along k where tiles do not fill the GPU; blocks of up to 64 rows lie two on a multiprocessor. */
 static cut cut_low(const esmm_problem *p, int rows)
 {
   const int64_t blocks = esmm_nm16_blocks(p->k), at_once = esmm_cuda_sms(p) * (rows <= 64 ? 2 : 1);
   cut c = {.rows = rows, .tiles = esmm_nm16_tiles(p->n) * esmm_ceil_div(p->m, rows), .ranks = 1};
-  while (c.ranks < ESMM_NM16_RANKS && 2 * c.ranks * c.tiles <= at_once && 2 * c.ranks * LEAST_BLOCKS <= blocks)
+  while (c.ranks < ESMM_NM16_RANKS && 2 * c.ranks * c.tiles <= most_blocks(at_once, 2 * c.ranks) &&
+         2 * c.ranks * LEAST_BLOCKS <= blocks)
     c.ranks *= 2;
   c.stages = (double)(esmm_ceil_div(c.tiles * c.ranks, at_once) * esmm_ceil_div(blocks, c.ranks));
   return c;

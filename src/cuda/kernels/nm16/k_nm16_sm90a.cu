@@ -241,32 +241,41 @@ template <int ROWS> struct low_stage {
                 "params.h tells the host another size");
 };
 
-/* Rows of a tile that this block finishes: sums of all parts, in the order of the ranks. */
+/* Rows of a tile that this block finishes, every so many: sums of all parts, in the order of the ranks. */
 template <int ROWS>
 static __device__ __forceinline__ void finish_low(const esmm_nm16_params &p, float *sums, int row0, int col0)
 {
-  const uint32_t rank = cluster_rank(), ranks = cluster_ranks();
+  enum { AT_ONCE = 4 }; /* parts that are on their way together */
+  const int rank = (int)cluster_rank(), ranks = (int)cluster_ranks(), col = col0 + (int)threadIdx.x % 16 * 8;
   const bool vectors = has_vectors(p.epilogue.c);
 #pragma unroll 1
-  for (uint32_t i = rank * LOADER + threadIdx.x; i < ROWS * 16; i += ranks * LOADER) {
-    const int row = row0 + (int)i / 16, col = col0 + (int)i % 16 * 8;
-    if (row >= p.m || col >= p.n)
+  for (int r = (int)threadIdx.x / 16 * ranks + rank; r < ROWS; r += LOADER / 16 * ranks) {
+    if (row0 + r >= p.m || col >= p.n)
       continue;
-    float *mine = sums + i / 16 * SUMS_LD + i % 16 * 8;
+    float *mine = sums + r * SUMS_LD + threadIdx.x % 16 * 8;
     float x[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-    for (uint32_t part = 0; part < ranks; part++) {
-      const uint32_t from = sm90_address_at(mine, part);
-      const float4 a = cluster_load4(from), b = cluster_load4(from + 16);
-      const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    for (int part = 0; part < ranks; part += AT_ONCE) {
+      float4 y[AT_ONCE][2];
 #pragma unroll
-      for (int j = 0; j < 8; j++)
-        x[j] += y[j];
+      for (int j = 0; j < AT_ONCE; j++) {
+        const uint32_t from = sm90_address_at(mine, (uint32_t)min(part + j, ranks - 1));
+        y[j][0] = cluster_load4(from);
+        y[j][1] = cluster_load4(from + 16);
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++)
+        if (part + j < ranks) {
+          const float z[8] = {y[j][0].x, y[j][0].y, y[j][0].z, y[j][0].w, y[j][1].x, y[j][1].y, y[j][1].z, y[j][1].w};
+#pragma unroll
+          for (int i = 0; i < 8; i++)
+            x[i] += z[i];
+        }
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++) /* nobody else reads this place of this block's */
-      mine[j] = x[j];
-    finish_row_of_8(p.epilogue, row, col, p.n, vectors, x, mine);
+    for (int i = 0; i < 8; i++) /* nobody else reads this place of this block's */
+      mine[i] = x[i];
+    finish_row_of_8(p.epilogue, row0 + r, col, p.n, vectors, x, mine);
   }
 }
 
