@@ -174,32 +174,54 @@ static __device__ __forceinline__ void settle(const esmm_nm_params &p, int64_t a
   store_element(p.b, at, 0.0f);
 }
 
+/* Without norms a score is |b| itself: a key of 32 bits orders like those of 64. */
+template <bool NORMS> struct column_key {
+  typedef uint32_t type;
+  static __device__ __forceinline__ type of(const esmm_nm_params &, int64_t, float x)
+  {
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    return bits == 0 ? 0 : min(bits, 0x7f800000u) + 1;
+  }
+};
+template <> struct column_key<true> {
+  typedef unsigned long long type;
+  static __device__ __forceinline__ type of(const esmm_nm_params &p, int64_t k, float x)
+  {
+    return key_of(x != 0.0f, weigh(p, k, x));
+  }
+};
+
 /* A column's own group of at most GROUP k's. A k stays if fewer than `keep` come before it: larger keys, and equal ones
    of lower k's. */
-template <int GROUP>
+template <int GROUP, bool NORMS>
 static __device__ __forceinline__ void prune_column(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
 {
   float x[GROUP];
-  unsigned long long keys[GROUP];
+  typename column_key<NORMS>::type keys[GROUP];
 #pragma unroll
   for (int r = 0; r < GROUP; r++)
-    if (r < g.rows)
-      x[r] = load_element(p.b, element_at(p.b, g.k0 + r, g.j0));
+    x[r] = r < g.rows ? load_element(p.b, element_at(p.b, g.k0 + r, g.j0)) : 0.0f;
 #pragma unroll
   for (int r = 0; r < GROUP; r++)
-    if (r < g.rows)
-      keys[r] = key_of(x[r] != 0.0f, weigh(p, g.k0 + r, x[r]));
+    keys[r] = r < g.rows ? column_key<NORMS>::of(p, g.k0 + r, x[r]) : 0; /* behind all that there are */
 #pragma unroll
   for (int r = 0; r < GROUP; r++) {
-    if (r >= g.rows)
-      break;
     int before = 0;
 #pragma unroll
     for (int i = 0; i < GROUP; i++)
-      if (i < g.rows)
-        before += keys[i] > keys[r] || (keys[i] == keys[r] && i < r);
-    settle(p, element_at(p.b, g.k0 + r, g.j0), x[r], before < p.keep, t);
+      before += i < r ? keys[i] >= keys[r] : keys[i] > keys[r];
+    if (r < g.rows)
+      settle(p, element_at(p.b, g.k0 + r, g.j0), x[r], before < p.keep, t);
   }
+}
+
+/* Groups of one column, which are all that prune_column takes. */
+template <int GROUP> static __device__ __forceinline__ void prune_columns(const esmm_nm_params &p, esmm_nm_tally &t)
+{
+  if (p.norms)
+    for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, true>(p, g, t); });
+  else
+    for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, false>(p, g, t); });
 }
 
 /* The same for longer groups, whose k's are read again and again from the cache. */
@@ -278,9 +300,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_prune(const __grid
   if (p.group_cols > 1)
     for_groups<32>(p, [&](const nm_group &g) { prune_strip(p, g, t); });
   else if (p.group <= 4)
-    for_groups<1>(p, [&](const nm_group &g) { prune_column<4>(p, g, t); });
+    prune_columns<4>(p, t);
   else if (p.group <= 8)
-    for_groups<1>(p, [&](const nm_group &g) { prune_column<8>(p, g, t); });
+    prune_columns<8>(p, t);
   else
     for_groups<1>(p, [&](const nm_group &g) { prune_long_column(p, g, t); });
   add_up(t, (esmm_nm_tally *)p.out + blockIdx.y * gridDim.x + blockIdx.x);

@@ -222,7 +222,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, \
   .term_names = {"stages of 256 rows", "stages of 128 rows", "reading and writing",                            \
                  "adding of parts",    "copying of a",       "launches"},                                      \
-  .cost = {4.6e-7, 2.8e-7, 2.9e-13, 1.5e-6, 3.9e-6, 7e-6}, .workspace = workspace, .run = run
+  .cost = {4.35e-7, 2.6e-7, 2.6e-13, 1.5e-6, 3.9e-6, 6.5e-6}, .workspace = workspace, .run = run
 
 ESMM_KERNEL(nm_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 
