@@ -191,8 +191,9 @@ static void unpack_slots(const esmm_weights *w, const esmm_cuda_slots *s, const 
     memset(to + k * b->ld, 0, (size_t)w->n * sizeof *to);
   for (int64_t slot = 0; slot < s->count; slot++)
     for (int64_t j = 0; j < w->n; j++) {
-      const int64_t place = places[slot * s->strips + j / w->nm.group_cols];
-      to[(slot / w->nm.keep * w->nm.group + place) * b->ld + j] = values[slot * s->ld + j];
+      const int64_t k = slot / w->nm.keep * w->nm.group + places[slot * s->strips + j / w->nm.group_cols];
+      if (k < w->k)
+        to[k * b->ld + j] = values[slot * s->ld + j];
     }
 }
 

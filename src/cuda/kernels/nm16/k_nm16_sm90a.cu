@@ -148,6 +148,7 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
                                                      uint64_t *empty, int pairs, int rows, int rank)
 {
   const int count = pairs * rows, thread = (int)threadIdx.x - 128, group = thread / 128, lane = thread % 32;
+  const uint32_t stages = sm90_address(memory), full_at = sm90_address(full);
   char *staging = memory + TALL_STAGES * TALL_STAGE + group * ESMM_NM16_STAGING;
   int slot = 0, before = 0;
   uint32_t phase = 0;
@@ -162,8 +163,8 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
     for (int j = 0; j < TALL / 2; j++)
       sums[j] = 0.0f;
     const auto step = [&](int block) {
-      const uint32_t stage = sm90_address(memory) + (uint32_t)(slot * TALL_STAGE);
-      sm90_barrier_wait(&full[slot], phase);
+      const uint32_t stage = stages + (uint32_t)(slot * TALL_STAGE);
+      sm90_barrier_wait_at(full_at + (uint32_t)slot * 8, phase);
       multiply_stage<DTYPE, BY_K>(sums, stage, stage + TALL_A + (uint32_t)(group * ESMM_NM16_HALF),
                                   (uint32_t)thread % 128);
       if (block > 0) {
