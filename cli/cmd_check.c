@@ -416,12 +416,18 @@ static void compare(const problem *p, const data *d, score *s, bool gpu)
   }
 }
 
-/* b in the kernel's own format. Every matrix is 4:4, and has blocks. */
+/* b in the kernel's own format. Every matrix is 4:4, and has blocks; one that is 2:4 is prepared so. */
 static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, esmm_weights **weights)
 {
-  const int group = format == ESMM_FORMAT_NM ? 4 : 0;
-  const esmm_prepare_opts opts = {.size = sizeof opts, .format = {.kind = format, .keep = group, .group = group}};
-  return *weights ? ESMM_OK : esmm_prepare(ctx, b, &opts, weights);
+  esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = format};
+  int64_t k = -1, col = -1;
+  if (*weights)
+    return ESMM_OK;
+  const esmm_status done =
+      format == ESMM_FORMAT_NM ? esmm_format_check(ctx, b, &opts.format, &k, &col) : ESMM_OK; /* 2:4 */
+  if (k >= 0)
+    opts.format.keep = opts.format.group = 4;
+  return done == ESMM_OK ? esmm_prepare(ctx, b, &opts, weights) : done;
 }
 
 static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_format_kind format,

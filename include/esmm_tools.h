@@ -52,7 +52,8 @@ typedef struct esmm_prune_report {
   double norm_dropped; /* of what was dropped */
 } esmm_prune_report;
 
-/* report may be NULL. b may lie on the GPU: it is then copied to the host and back. */
+/* report may be NULL. b may lie on the GPU: NM is pruned there, with the same choices; for BSR it is copied to the host
+   and back. It waits. */
 ESMM_API esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report);
 
 /* ------------------------------------------------------------------------------------------------ patterns */

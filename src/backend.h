@@ -48,6 +48,13 @@ struct esmm_backend {
   /* The same B as a CPU's weights, and the other way round; both NULL for the CPU alone. */
   esmm_status (*weights_to_host)(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **host);
   esmm_status (*weights_from_host)(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);
+  /* Of a matrix in the device's memory and a settled N:M format: the group of the lowest k, there the lowest strip,
+     that has too many nonzeros, or -1; and pruning, with norms of B's k's in host memory or NULL. Both may be NULL:
+     then the host does it in a copy. */
+  esmm_status (*format_check)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *group,
+                              int64_t *strip);
+  esmm_status (*prune)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
+                       esmm_prune_tally *tally);
 
   /* ---- products ---- */
   /* Refuses what of the epilogue it does not have, and says what to do instead. */

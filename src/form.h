@@ -24,6 +24,8 @@ typedef enum esmm_form_kind {
   ESMM_FORM_TIGHT16, /* GPU: the same rows without padding, where a library is faster with those */
   ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding */
   ESMM_FORM_CELLS16, /* GPU: 16-bit cells of a BSR B that have a nonzero */
+  ESMM_FORM_NM16,    /* GPU: 2:4, 16-bit: blocks of values and places for the sparse tensor core */
+  ESMM_FORM_SLOTS16, /* GPU: any other N:M, 16-bit: rows of values and rows of places */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

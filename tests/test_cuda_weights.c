@@ -50,7 +50,7 @@ static void weights_of_16_bits(void **state)
   check_balance("16-bit weights");
 }
 
-/* Formats other than dense are the CPU's, prepared here or loaded; what makes or checks them works on a copy. */
+/* Of fp32, formats other than dense are the CPU's, prepared here or loaded. */
 static void formats_are_refused(void **state)
 {
   (void)state;
@@ -70,7 +70,7 @@ static void formats_are_refused(void **state)
   (void)snprintf(path, sizeof path, "/tmp/esmm_cuda_formats_%ld", (long)getpid());
   meter m = {0};
   esmm_ctx *ctx = must_create(&m), *cpu = th_ctx_on("cpu", 1);
-  esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32), on_gpu;
+  esmm_matrix b = th_matrix_alloc(8, 8, ESMM_F32);
   for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++) {
     const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = (esmm_format_kind)format};
     esmm_weights *w = NULL;
@@ -90,25 +90,116 @@ static void formats_are_refused(void **state)
   assert_int_equal(esmm_prepare_bsr(ctx, &bsr, NULL, &w), ESMM_OK); /* dense weights of blocks */
   esmm_weights_free(w);
 
-  for (int i = 0; i < 64; i++)
-    ((float *)b.data)[i] = (float)(i + 1);
-  assert_int_equal(place(ctx, &b, &on_gpu), ESMM_OK);
-  assert_int_equal(esmm_matrix_copy(ctx, &b, &on_gpu), ESMM_OK);
-  const esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM};
-  esmm_prune_report report = {.size = sizeof report};
-  int64_t k, col;
-  assert_int_equal(esmm_format_check(ctx, &on_gpu, &prune.format, &k, &col), ESMM_OK);
-  assert_true(k == 0 && col == 0);
-  assert_int_equal(esmm_prune(ctx, &on_gpu, &prune, &report), ESMM_OK);
-  assert_int_equal(report.dropped, 32);
-  assert_int_equal(esmm_format_check(ctx, &on_gpu, &prune.format, &k, &col), ESMM_OK);
-  assert_int_equal(k, -1);
-  esmm_memory_free(ctx, on_gpu.data);
   free(b.data);
   esmm_ctx_free(cpu);
   esmm_ctx_free(ctx);
   assert_int_equal(m.live, 0);
   check_balance("formats");
+}
+
+/* Launches and what is kept of N:M weights, by their format and the limit of bytes. */
+static void weights_of_groups(void **state)
+{
+  (void)state;
+  static const struct {
+    int keep, group, cols;
+    double ratio;
+    unsigned forms;
+  } rows[] = {
+      {2, 4, 1, 0, ESMM_FORM(NM16) | ESMM_FORM(ROWS16)},
+      {2, 4, 1, 1.5, ESMM_FORM(NM16)},
+      {2, 4, 1, 1.6, ESMM_FORM(NM16) | ESMM_FORM(ROWS16)},
+      {2, 4, 5, 0.6, ESMM_FORM(NM16)},
+      {1, 3, 1, 0.6, ESMM_FORM(NM16)},
+      {2, 8, 1, 0.6, ESMM_FORM(NM16)},
+      {2, 6, 1, 0.6, ESMM_FORM(SLOTS16)},
+      {4, 8, 1, 1, ESMM_FORM(SLOTS16)},
+      {4, 8, 16, 2, ESMM_FORM(SLOTS16) | ESMM_FORM(ROWS16)},
+      {2, 4, 1, 0.5, 0},
+      {7, 8, 1, 1.3, 0},
+  };
+  meter m = {0};
+  esmm_ctx *ctx = must_create(&m);
+  for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+    const int64_t k = 200, n = 300;
+    esmm_matrix b = th_matrix_alloc(k, n, i % 2 ? ESMM_F16 : ESMM_BF16);
+    const esmm_prepare_opts opts = {.size = sizeof opts,
+                                    .max_bytes_ratio = rows[i / 2].ratio,
+                                    .format = {.kind = ESMM_FORMAT_NM,
+                                               .keep = rows[i / 2].keep,
+                                               .group = rows[i / 2].group,
+                                               .group_cols = rows[i / 2].cols}};
+    esmm_weights *w = NULL;
+    const esmm_status status = esmm_prepare(ctx, &b, &opts, &w);
+    if (rows[i / 2].forms == 0) {
+      th_expect("prepare", status, ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "max_bytes_ratio", "");
+    } else {
+      assert_int_equal(status, ESMM_OK);
+      assert_int_equal(w->forms, rows[i / 2].forms);
+      assert_int_equal(w->makes, w->forms & ESMM_FORM(ROWS16) ? ESMM_FORM(STRIPS) : 0);
+      const esmm_cuda_weights *device = esmm_cuda_of(w);
+      assert_int_equal(device->nm % 256, 0);
+      assert_true(device->strips.bits && device->strips.strips == (n + 31) / 32);
+      assert_true((device->rows != 0) == ((w->forms & ESMM_FORM(ROWS16)) != 0));
+      esmm_weights_info info = {.size = sizeof info};
+      assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+      assert_true(info.format.kind == ESMM_FORMAT_NM && info.format.keep == rows[i / 2].keep &&
+                  info.format.group == rows[i / 2].group && info.format.group_cols == rows[i / 2].cols);
+    }
+    esmm_weights_free(w);
+    free(b.data);
+  }
+  esmm_ctx_free(ctx);
+  assert_int_equal(m.live, 0);
+  check_balance("groups");
+}
+
+/* A product with 2:4 weights: the kernels that read them, and the dense ones where there is a copy for those. */
+static void groups_and_their_copy(void **state)
+{
+  (void)state;
+  static const int kinds[] = {80, 90, 100};
+  for (int i = 0; i < 3 * 2 * 2; i++) {
+    meter m = {0};
+    fake->sm = kinds[i % 3];
+    const bool copy = i / 3 % 2;
+    const esmm_dtype dtype = i / 6 ? ESMM_F16 : ESMM_BF16;
+    const char *name = dtype == ESMM_F16 ? "f16" : "bf16";
+    data d = make_data_of(dtype, dtype);
+    esmm_ctx *ctx = must_create(&m);
+    esmm_weights *w = NULL;
+    const esmm_prepare_opts opts = {
+        .size = sizeof opts, .format.kind = ESMM_FORMAT_NM, .max_bytes_ratio = copy ? 3 : 0.6};
+    assert_int_equal(esmm_prepare(ctx, &d.b, &opts, &w), ESMM_OK);
+    const struct {
+      const char *kernel;
+      bool runs;
+    } rows[] = {{"nm_%s_sm90a", fake->sm == 90},
+                {"nm_generic_%s", true},
+                {"dense_%s_mma", copy},
+                {"decode_%s", false},
+                {"dense_%s_sm90a", copy && fake->sm == 90}};
+    for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
+      char force[64];
+      (void)snprintf(force, sizeof force, rows[j].kernel, name);
+      const esmm_matmul_opts o = {.size = sizeof o, .force = force};
+      const esmm_status status = esmm_matmul(ctx, &d.a, w, &d.c, &o, NULL);
+      if (status != (rows[j].runs ? ESMM_OK : ESMM_ERR_UNSUPPORTED))
+        fail_msg("%s on sm_%d, copy %d: %s: %s", force, fake->sm, copy, esmm_status_str(status), esmm_ctx_error(ctx));
+    }
+    esmm_verdict verdicts[64];
+    int count = 64;
+    assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_OK);
+    assert_int_equal(esmm_explain(ctx, &d.a, w, &d.c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
+    for (int j = 0; j < count; j++)
+      if (verdicts[j].chosen)
+        assert_true((strstr(verdicts[j].text, "dense copy") != NULL) == (strncmp(verdicts[j].kernel, "nm_", 3) != 0));
+    esmm_weights_free(w);
+    esmm_ctx_free(ctx);
+    free_data(&d);
+    assert_int_equal(m.live, 0);
+    check_balance("groups and their copy");
+  }
 }
 
 /* ---- what is made of it for a call ---- */
@@ -171,8 +262,8 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(weights_of_16_bits), TEST(formats_are_refused), TEST(strips_for_the_call),
-                                    TEST(every_dtype_runs)};
+  const struct CMUnitTest with[] = {TEST(weights_of_16_bits),    TEST(formats_are_refused), TEST(weights_of_groups),
+                                    TEST(groups_and_their_copy), TEST(strips_for_the_call), TEST(every_dtype_runs)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("weights, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("weights", with, NULL, NULL);

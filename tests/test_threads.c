@@ -114,7 +114,7 @@ static void share_with_every_kernel(int threads)
     if (i < esmm_kernel_count())
       assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
     int64_t ran = 0;
-    if (info.name && !info.available)
+    if (info.name && (!info.available || (th_on_gpu() && !(info.formats & 1u << ESMM_FORMAT_DENSE))))
       continue;
     /* A kernel with the first dtype of operands that it takes; the plan with each. */
     for (int dtype = ESMM_F32; dtype <= ESMM_F16 && (ran == 0 || !info.name); dtype++)

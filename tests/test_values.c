@@ -24,7 +24,7 @@ static kernels available(void)
   for (int i = 0; i < esmm_kernel_count() && all.count < 65; i++) {
     esmm_kernel_info info = {.size = sizeof info};
     assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
-    if (info.available) {
+    if (info.available && (!th_on_gpu() || info.formats & 1u << ESMM_FORMAT_DENSE)) { /* else: test_cuda_formats.c */
       all.name[all.count] = info.name;
       all.flags[all.count++] = info.flags;
     }

@@ -1,5 +1,6 @@
 /* backend.c: an NVIDIA GPU as a backend (backend.h). */
 #include "cuda/ops/forms.h"
+#include "cuda/ops/nm.h"
 
 #include <stdio.h>
 
@@ -96,6 +97,8 @@ const esmm_backend esmm_cuda_backend = {
     .weights_free = esmm_cuda_weights_free,
     .weights_to_host = esmm_cuda_weights_to_host,
     .weights_from_host = esmm_cuda_weights_from_host,
+    .format_check = esmm_cuda_format_check,
+    .prune = esmm_cuda_prune,
     .check_epilogue = esmm_cuda_check_epilogue,
     .multiply = esmm_cuda_multiply,
     .explain = esmm_cuda_explain,

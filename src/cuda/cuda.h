@@ -384,7 +384,8 @@ typedef struct esmm_cuda_weights {
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
   CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
   double tile_density;    /* share of the tiles' bits that are set */
-  esmm_cuda_blocks blocks; /* all 0 unless the format is BSR; rows is then 0, the bitmaps are there */
+  esmm_cuda_blocks blocks; /* BSR: its cells, in memory of their own */
+  CUdeviceptr nm;          /* N:M: the values and places of its form (ops/nm_layout.h), behind its bitmaps */
   CUdeviceptr memory;      /* the one allocation that all of these lie in */
 } esmm_cuda_weights;
 

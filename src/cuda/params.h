@@ -498,7 +498,7 @@ ESMM_PARAMS_SIZE(esmm_blocks_copy_params, 72);
 #define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 18432)
-#define ESMM_BSR16_MOST_SPLIT 1024 /* tiles whose list is cut: a counter each */
+#define ESMM_BSR16_MOST_SPLIT 1024                            /* tiles whose list is cut: a counter each */
 #define ESMM_BSR16_PARTIAL(rows) ((rows)*ESMM_BSR16_COLS * 4) /* bytes of one part's sums */
 
 /*
@@ -561,5 +561,85 @@ typedef struct esmm_bsr16_decode_params {
   esmm_epilogue_params epilogue;
 } esmm_bsr16_decode_params;
 ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 240);
+
+/* ---- ops/nm.cu: N:M on the device ---- */
+
+#define ESMM_NM_THREADS 256
+#define ESMM_NM_FITS UINT64_MAX /* esmm_nm_check: B has at most `keep` nonzeros in every group */
+
+/* What esmm_nm_prune did; a block's own, or all of them added up. */
+typedef struct esmm_nm_tally {
+  int64_t kept, dropped;
+  double squares, squares_dropped;
+} esmm_nm_tally;
+ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
+
+/*
+ * esmm_nm_check: *out = the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too many.
+ * esmm_nm_fill_blocks, esmm_nm_fill_slots: the forms nm16 and slots16 (nm_layout.h) at out.
+ * esmm_nm_prune: b in place, a tally for each block to out.
+ * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
+ */
+typedef struct esmm_nm_params {
+  esmm_device_matrix b;
+  int32_t keep, group;
+  int64_t group_cols;
+  int64_t strips, groups; /* of group_cols columns, of `group` k's */
+  uint64_t out;
+  uint64_t places; /* slots16 */
+  int64_t ld;      /* slots16: columns of a row of values */
+  uint64_t norms;  /* prune: [k] fp32, or 0 */
+} esmm_nm_params;
+ESMM_PARAMS_SIZE(esmm_nm_params, 104);
+
+/* ---- k_nm16_sm90a.cu: 2:4 weights on Hopper ---- */
+
+#define ESMM_NM16_MOST_SIDE (1 << 30)
+#define ESMM_NM16_TALL 256 /* rows of a tile of the persistent kernel; its blocks work in pairs */
+#define ESMM_NM16_CLUSTER 2
+#define ESMM_NM16_TALL_THREADS 384
+#define ESMM_NM16_TALL_STAGES 5
+#define ESMM_NM16_STAGING 8704 /* bytes of a warpgroup, through which its sums go to C */
+#define ESMM_NM16_TALL_SHARED (ESMM_NM16_TALL_STAGES * (32768 + 9216) + 2 * ESMM_NM16_STAGING + 128)
+
+/* Tiles of 16 to 128 rows: the blocks of a cluster share k. */
+#define ESMM_NM16_LOW 128 /* most rows */
+#define ESMM_NM16_LOW_THREADS 288
+#define ESMM_NM16_RANKS 8
+#define ESMM_NM16_LOW_STAGES(rows) ((rows) > 64 ? 8 : 6)
+#define ESMM_NM16_LOW_SHARED(rows) \
+  (ESMM_NM16_LOW_STAGES(rows) * (((rows) > 64 ? 16384 : 8192) + 9216) + 16 * ESMM_NM16_LOW_STAGES(rows))
+
+typedef struct esmm_nm16_params {
+  esmm_tensor_map map_a; /* boxes of 64 by 64; k's or rows are contiguous */
+  esmm_selector selector;
+  uint64_t b;        /* the form nm16 */
+  int32_t m, n;      /* of C */
+  int32_t blocks;    /* of 64 k's */
+  int32_t group;     /* pairs of column tiles that come together */
+  int32_t registers; /* nothing but scaling, bias and activation follows the sums, and C takes 16-byte stores of 16-bit
+                        elements: they are finished in registers where a tile lies inside C */
+  int32_t unused;
+  esmm_epilogue_params epilogue;
+} esmm_nm16_params;
+ESMM_PARAMS_SIZE(esmm_nm16_params, (176 + sizeof(esmm_epilogue_params) + 63) / 64 * 64);
+
+/* ---- k_nm_generic.cu: N:M weights on any GPU ---- */
+
+#define ESMM_NM_GENERIC_TILE 64 /* rows and columns of a block */
+#define ESMM_NM_GENERIC_THREADS 256
+#define ESMM_NM_GENERIC_K 64 /* most k's at a time, whole groups */
+
+typedef struct esmm_nm_generic_params {
+  esmm_selector selector;
+  esmm_device_matrix a;
+  int64_t n;
+  uint64_t values; /* of slots16, or the form nm16 where places is 0 */
+  uint64_t places;
+  int64_t ld, strips, group_cols;
+  int32_t keep, group;
+  esmm_epilogue_params epilogue;
+} esmm_nm_generic_params;
+ESMM_PARAMS_SIZE(esmm_nm_generic_params, 112 + sizeof(esmm_epilogue_params));
 
 #endif

@@ -117,6 +117,16 @@ void esmm_form_scan(esmm_ctx *ctx, esmm_weights *w);
 /* Does the form, out of a file, keep the rules above? Else says why not. */
 bool esmm_form_valid(const esmm_weights *w, char *why, size_t why_bytes);
 
+/* What pruning did. */
+typedef struct esmm_prune_tally {
+  int64_t kept, dropped;
+  double squares, squares_dropped;
+} esmm_prune_tally;
+
+/* Says that B [k,n] does not fit f: that group of that strip has `count` nonzero k's. */
+esmm_status esmm_nm_misfit(esmm_ctx *ctx, const esmm_format *f, int64_t k, int64_t n, int64_t group, int64_t strip,
+                           int count);
+
 /* bsr.c, nm.c: the same of each format */
 esmm_status esmm_bsr_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
 void esmm_bsr_unpack(const esmm_weights *w, esmm_matrix *out);

@@ -3,6 +3,7 @@
  * keeps is its choice, a word of `group` bits: the k's that are not zero and, where those are fewer than `keep`, the
  * lowest others, so that every group keeps the same number and positions differ.
  */
+#include "backend.h"
 #include "bits.h"
 #include "convert.h"
 #include "esmm_tools.h"
@@ -108,20 +109,26 @@ esmm_status esmm_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_fo
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "format->kind is %s, which every matrix fits: only nm can be checked",
                      esmm_format_str(f.kind));
   esmm_matrix checked, twin = {0};
+  int64_t group = -1, strip = -1;
   status = esmm_check_matrix(ctx, "b", b, &checked);
-  if (status == ESMM_OK && checked.place == ESMM_DEVICE) {
-    status = esmm_host_twin_read(ctx, &checked, &twin);
-    checked = twin;
-  }
   if (status != ESMM_OK)
     return status;
-  int64_t group, strip;
-  if (find_offence(ctx, &checked, &f, &group, &strip)) {
+  if (checked.place == ESMM_DEVICE && ctx->backend->format_check) {
+    status = ctx->backend->format_check(ctx, &checked, &f, &group, &strip);
+  } else {
+    if (checked.place == ESMM_DEVICE) {
+      status = esmm_host_twin_read(ctx, &checked, &twin);
+      checked = twin;
+    }
+    if (status == ESMM_OK && !find_offence(ctx, &checked, &f, &group, &strip))
+      group = -1;
+    esmm_host_twin_free(ctx, &twin);
+  }
+  if (status == ESMM_OK && group >= 0) {
     *k = group * f.group;
     *col = strip * f.group_cols;
   }
-  esmm_host_twin_free(ctx, &twin);
-  return ESMM_OK;
+  return status;
 }
 
 /* ---- B's form ---- */
@@ -196,6 +203,17 @@ static void fill_panels(void *arg, int64_t first, int64_t end, int worker)
     fill_values(x->b, x->w, p);
 }
 
+esmm_status esmm_nm_misfit(esmm_ctx *ctx, const esmm_format *f, int64_t k, int64_t n, int64_t group, int64_t strip,
+                           int count)
+{
+  const int64_t k0 = group * f->group, j0 = strip * f->group_cols, cols = esmm_min(f->group_cols, n - j0);
+  return esmm_fail(
+      ctx, ESMM_ERR_ARGUMENT,
+      "b does not fit %d:%d: k %lld to %lld of column%s %lld%s has %d nonzero k's; esmm_prune makes it fit", f->keep,
+      f->group, (long long)k0, (long long)(esmm_min(k0 + f->group, k) - 1), cols > 1 ? "s from" : "", (long long)j0,
+      cols > 1 ? ", which share their choice," : "", count);
+}
+
 esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
 {
   const esmm_nm_form *f = &w->nm;
@@ -206,11 +224,7 @@ esmm_status esmm_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
   if (find_offence(ctx, b, &format, &group, &strip)) {
     const int64_t k0 = group * f->group, j0 = strip * f->group_cols, cols = esmm_min(f->group_cols, w->n - j0);
     const int count = __builtin_popcount(nonzeros(b, k0, esmm_min(f->group, w->k - k0), j0, cols));
-    return esmm_fail(
-        ctx, ESMM_ERR_ARGUMENT,
-        "b does not fit %d:%d: k %lld to %lld of column%s %lld%s has %d nonzero k's; esmm_prune makes it fit", f->keep,
-        f->group, (long long)k0, (long long)(esmm_min(k0 + f->group, w->k) - 1), cols > 1 ? "s from" : "",
-        (long long)j0, cols > 1 ? ", which share their choice," : "", count);
+    return esmm_nm_misfit(ctx, &format, w->k, w->n, group, strip, count);
   }
   memset(f->index, 0, esmm_form_sizes(w).index);
   const int64_t strips = f->group_cols == 1 ? f->panels * ESMM_NM_PANEL : f->strips;

@@ -2,6 +2,7 @@
  * prune.c: zeros where a format needs them. What stays is decided by keys: 64-bit numbers that order like the scores
  * they stand for, so that a group's choice and a threshold over all blocks are the same comparison.
  */
+#include "backend.h"
 #include "bits.h"
 #include "convert.h"
 #include "esmm_tools.h"
@@ -13,10 +14,7 @@
 #define CHUNK 16 /* strips of columns gone through side by side: a cache line of B's rows serves all of them */
 
 /* Of one stretch of B. Every stretch has its own, added up in order: sums do not depend on the threads. */
-typedef struct tally {
-  int64_t kept, dropped;
-  double squares, squares_dropped;
-} tally;
+typedef esmm_prune_tally tally;
 
 typedef struct job {
   esmm_matrix b;
@@ -226,10 +224,12 @@ static esmm_status prune(esmm_ctx *ctx, job *j, double density, tally *t)
   return j->f.kind == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, density, t);
 }
 
-/* In a copy, which goes back when all went well. */
+/* By the device itself where it can, else in a copy, which goes back when all went well. */
 static esmm_status prune_on_gpu(esmm_ctx *ctx, job *j, double density, tally *t)
 {
   const esmm_matrix device = j->b;
+  if (j->f.kind == ESMM_FORMAT_NM && ctx->backend->prune)
+    return ctx->backend->prune(ctx, &device, &j->f, j->norms, t);
   esmm_status status = esmm_host_twin_read(ctx, &device, &j->b);
   if (status != ESMM_OK)
     return status;

@@ -1,6 +1,6 @@
 /*
  * gpu16.h: what the tests of 16-bit operands on a GPU share: both dtypes, and every kernel of the GPU that takes one of
- * them, the plan's own choice last.
+ * them with dense weights, the plan's own choice last.
  */
 #ifndef ESMM_TEST_GPU16_H
 #define ESMM_TEST_GPU16_H

@@ -7,6 +7,8 @@
  *   tight16   16-bit: the rows again without padding, for cuBLAS, which is faster with them where n is small or odd
  *   tight32   fp32: rows without padding, for cuBLAS; where the limit of bytes allows a third form
  *   cells16   16-bit, BSR: cells with a nonzero, in memory of their own (blocks.c); here lie the bitmaps, as of rows16
+ *   nm16      16-bit N:M that fits 2:4: values and places in blocks; slots16: any other. With rows16 beside them, as a
+ *             dense copy, where the limit of bytes allows it
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
@@ -15,6 +17,7 @@
 
 #include "convert.h"
 #include "cuda/ops/blocks.h"
+#include "cuda/ops/nm.h"
 #include "dtype.h"
 
 #define ALIGN 256 /* of the parts of the one allocation */
@@ -22,7 +25,8 @@
 typedef struct cuda_form {
   esmm_form_kind kind;
   bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
-  size_t (*bytes)(int64_t k, int64_t n);                                             /* SIZE_MAX on overflow */
+  /* SIZE_MAX on overflow. NULL: it follows from the format too, nm_bytes. */
+  size_t (*bytes)(int64_t k, int64_t n);
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
   /* NULL where another form of the same weights is read back. */
@@ -170,6 +174,15 @@ static bool is_16bit(const esmm_matrix *b, const esmm_prepare_opts *opts, double
   return esmm_dtype_is_16bit(b->dtype);
 }
 
+/* Beside BSR and N:M weights they are a dense copy, for the products that dense and joint kernels do faster. */
+static bool rows16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  const double others = opts->format.kind == ESMM_FORMAT_NM    ? esmm_cuda_nm_ratio(&opts->format)
+                        : opts->format.kind == ESMM_FORMAT_BSR ? 1.0 /* at most */
+                                                               : 0.0;
+  return esmm_dtype_is_16bit(b->dtype) && ratio >= 1.0 + others;
+}
+
 /* What a 16-bit B has beside its elements. */
 static bool lay_out_bits(int64_t k, int64_t n, size_t at[3], size_t *bytes)
 {
@@ -193,6 +206,13 @@ static void place_bits(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, i
       (esmm_strips){.bits = base + at[0], .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
   device->tiles = base + at[1];
   device->tile_alive = base + at[2];
+}
+
+/* The same, unless a dense copy has them. */
+static void place_cells16(esmm_cuda_weights *device, CUdeviceptr base, int64_t k, int64_t n)
+{
+  if (!device->strips.bits)
+    place_bits(device, base, k, n);
 }
 
 static size_t rows16_bytes(int64_t k, int64_t n)
@@ -240,11 +260,19 @@ static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix
 
 /* ---- cells ---- */
 
+/* The bitmaps of strips, where no dense copy has filled them. */
+static esmm_status fill_bits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_matrix t = transposed(b);
+  return w->forms & ESMM_FORM(ROWS16)
+             ? ESMM_OK
+             : esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
+}
+
 /* The bitmaps, by which joint products skip k's within cells, and the plan counts. */
 static esmm_status fill_cells16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  const esmm_matrix t = transposed(b);
-  const esmm_status status = esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
+  const esmm_status status = fill_bits(ctx, b, w, stream);
   return status == ESMM_OK ? esmm_cuda_blocks_fill(ctx, b, w, stream) : status;
 }
 
@@ -298,15 +326,58 @@ static esmm_status fill_tight(esmm_ctx *ctx, const esmm_matrix *b, const esmm_we
   return esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream);
 }
 
+/* ---- N:M: bitmaps of strips, then values and places (nm.c) ---- */
+
+static bool nm16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  (void)ratio;
+  return esmm_dtype_is_16bit(b->dtype) && esmm_cuda_fits_nm16(&opts->format);
+}
+
+static bool slots16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
+{
+  (void)ratio;
+  return esmm_dtype_is_16bit(b->dtype) && !esmm_cuda_fits_nm16(&opts->format);
+}
+
+static size_t nm_bits_bytes(int64_t k, int64_t n)
+{
+  return (esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k) + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static size_t nm_bytes(int64_t k, int64_t n, const esmm_format *f)
+{
+  const size_t held = esmm_cuda_fits_nm16(f) ? esmm_cuda_nm16_bytes(k, n) : esmm_cuda_slots16_bytes(k, n, f);
+  size_t bytes;
+  return held != SIZE_MAX && esmm_size_add(held, nm_bits_bytes(k, n), &bytes) ? bytes : SIZE_MAX;
+}
+
+/* Where a dense copy has bitmaps, those are the weights'. */
+static void place_nm(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n)
+{
+  device->nm = at + nm_bits_bytes(k, n);
+  if (!device->strips.bits)
+    device->strips =
+        (esmm_strips){.bits = at, .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
+}
+
+static esmm_status fill_nm(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  const esmm_status status = fill_bits(ctx, b, w, stream);
+  return status == ESMM_OK ? esmm_cuda_nm_fill(ctx, b, w, stream) : status;
+}
+
 /* ---- the table ---- */
 
 static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
-    {ESMM_FORM_ROWS16, is_16bit, rows16_bytes, place_rows16, fill_rows16, read_rows16},
+    {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
     {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
-    {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_bits, fill_cells16, esmm_cuda_blocks_read},
+    {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_cells16, fill_cells16, esmm_cuda_blocks_read},
+    {ESMM_FORM_NM16, nm16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
+    {ESMM_FORM_SLOTS16, slots16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };
@@ -319,14 +390,20 @@ unsigned esmm_cuda_forms_formats(void)
   return formats;
 }
 
+/* Of weights of this format? BSR and N:M weights may have 16-bit rows too. */
+static bool is_for(esmm_form_kind kind, esmm_format_kind format)
+{
+  return esmm_form_table[kind].format == format || kind == ESMM_FORM_ROWS16;
+}
+
 bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l)
 {
   const int64_t k = b->rows, n = b->cols;
   *l = (esmm_cuda_layout){0};
   for (int i = 0; i < COUNT; i++) {
-    if (esmm_form_table[forms[i].kind].format != opts->format.kind || !forms[i].wanted(b, opts, ratio))
+    if (!is_for(forms[i].kind, opts->format.kind) || !forms[i].wanted(b, opts, ratio))
       continue;
-    const size_t bytes = forms[i].bytes(k, n);
+    const size_t bytes = forms[i].bytes ? forms[i].bytes(k, n) : nm_bytes(k, n, &opts->format);
     if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[forms[i].kind]))
       return false;
     l->forms |= 1u << forms[i].kind;

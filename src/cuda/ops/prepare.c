@@ -5,6 +5,7 @@
  */
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
+#include "cuda/ops/nm.h"
 #include "recall.h"
 
 #include <string.h>
@@ -111,7 +112,10 @@ static esmm_status fill_alive(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr 
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
   const esmm_cuda_weights *device = w->device;
-  esmm_status status = esmm_cuda_forms_fill(ctx, b, w, stream);
+  const esmm_format nm = esmm_cuda_nm_format(w);
+  esmm_status status = w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_check(ctx, b, &nm, device->alive, stream) : ESMM_OK;
+  if (status == ESMM_OK)
+    status = esmm_cuda_forms_fill(ctx, b, w, stream);
   if (status == ESMM_OK)
     status = finish_bits(ctx, w, stream);
   if (status == ESMM_OK)
@@ -163,9 +167,9 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   w->full = true; /* until a strip without some k is found */
   w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
   w->forms = l->forms;
+  w->makes = l->forms & (ESMM_FORM(STRIPS) | ESMM_FORM(ROWS16)) ? ESMM_FORM(STRIPS) : 0;
   if (w->format != ESMM_FORMAT_DENSE)
     esmm_form_shape(&opts->format, w);
-  w->makes = w->format == ESMM_FORMAT_DENSE ? ESMM_FORM(STRIPS) : 0;
   w->bytes = sizeof *w + sizeof *device + l->bytes;
   w->device = device;
   const esmm_status status = l->bytes > 0 ? esmm_cuda_alloc(ctx, l->bytes, &device->memory) : ESMM_OK;
@@ -187,18 +191,32 @@ _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU ar
 static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_cuda_layout *l)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
-  if (ratio < 1.0 && b->rows > 0 && b->cols > 0)
+  const double least = opts->format.kind == ESMM_FORMAT_NM    ? esmm_cuda_nm_ratio(&opts->format)
+                       : opts->format.kind == ESMM_FORMAT_BSR ? 0.0 /* see check_blocks */
+                                                              : 1.0;
+  if (opts->format.kind != ESMM_FORMAT_DENSE && !esmm_dtype_is_16bit(b->dtype))
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s weights of %s are for the CPU, and this is a %s context: use %s",
+                     esmm_format_str(opts->format.kind), esmm_dtype_str(b->dtype), esmm_ctx_kind(ctx),
+                     "bf16 or f16, or dense ones");
+  if (ratio < least && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "prepared weights would hold 1.00 times b's bytes, and max_bytes_ratio allows %.2f", ratio);
+                     "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", least, ratio);
   if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts, ratio, l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);
-  if (!l->forms)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "b is %s: a GPU keeps %s weights in bf16 and fp16. Convert b, or "
-                     "prepare it dense",
-                     esmm_dtype_str(b->dtype), esmm_format_str(opts->format.kind));
   return ESMM_OK;
+}
+
+/* How much blocks hold is known once they are found. */
+static esmm_status check_blocks(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
+{
+  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
+  const double blocks = (double)w->bsr.blocks * w->bsr.block_rows * w->bsr.block_cols;
+  const double held = blocks / ((double)w->k * (double)w->n);
+  if (held <= ratio || ratio >= 1.0) /* at the edges blocks may be padding for the most part */
+    return ESMM_OK;
+  return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                   "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", held, ratio);
 }
 
 /* Between begin and end. */
@@ -216,7 +234,8 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_
   w->bsr.blocks = esmm_cuda_of(w)->blocks.kept;
   w->bytes += esmm_cuda_of(w)->blocks.bytes;
   *out = w;
-  return status;
+  return status == ESMM_OK && w->format == ESMM_FORMAT_BSR && w->k > 0 && w->n > 0 ? check_blocks(ctx, opts, w)
+                                                                                   : status;
 }
 
 esmm_status esmm_cuda_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out)
@@ -257,12 +276,9 @@ static esmm_matrix host_b(const esmm_weights *w)
 
 static esmm_format format_of(const esmm_weights *w)
 {
-  return (esmm_format){.kind = w->format,
-                       .block_rows = w->bsr.block_rows,
-                       .block_cols = w->bsr.block_cols,
-                       .keep = w->nm.keep,
-                       .group = w->nm.group,
-                       .group_cols = w->nm.group_cols};
+  return w->format == ESMM_FORMAT_NM
+             ? esmm_cuda_nm_format(w)
+             : (esmm_format){.kind = w->format, .block_rows = w->bsr.block_rows, .block_cols = w->bsr.block_cols};
 }
 
 esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **out)
@@ -278,8 +294,8 @@ esmm_status esmm_cuda_weights_to_host(esmm_ctx *ctx, const esmm_weights *w, esmm
       status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_forms_read(ctx, w, &b, ctx->stream));
   }
   if (status == ESMM_OK) { /* the ratio was looked at when these were prepared */
-    esmm_prepare_opts opts = {.size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9};
-    opts.format = format_of(w);
+    const esmm_prepare_opts opts = {
+        .size = sizeof opts, .use = w->use, .strict = w->strict, .max_bytes_ratio = 1e9, .format = format_of(w)};
     status = esmm_prepare_checked(ctx, &b, &opts, out);
   }
   esmm_host_twin_free(ctx, &b);

@@ -431,6 +431,13 @@ static const char *before_reason(memory what)
   return "";
 }
 
+/* Says where the kernel reads the dense copy that weights of another format keep; returns what that took of text. */
+static int say_copy(const esmm_weights *w, const esmm_kernel *kernel, char *text, size_t bytes)
+{
+  const bool copy = kernel->reads && !(kernel->reads & esmm_forms_of_format(w->format));
+  return snprintf(text, bytes, "%s", copy ? "on the dense copy: " : "");
+}
+
 /* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
 void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,
                      size_t bytes)
@@ -443,6 +450,9 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
     esmm_plan_forced_text(ctx, force, text, bytes);
     return;
   }
+  const int said = say_copy(r->p->w, mine->kernel, text, bytes);
+  text += said;
+  bytes -= (size_t)said;
   if (d->memory == MEMORY_KNOWN) {
     remembered_reason(d, seen, text, bytes);
     return;

@@ -409,8 +409,7 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr
 
 /* A thread has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row
    8j + lane % 4 * 2 + e. */
-struct in_turned_fragments {
-};
+struct in_turned_fragments {};
 
 template <int COUNT>
 static __device__ __forceinline__ void add_bias(in_turned_fragments, const esmm_epilogue_params &e, float (&x)[COUNT],

@@ -1,0 +1,289 @@
+/*
+ * nm.c: N:M weights on a GPU, the host's side of nm.cu: whether a B fits, its two forms, and pruning.
+ *
+ *   nm16      what fits 2:4: blocks of values and places as Hopper's sparse tensor core reads them
+ *   slots16   any other N:M: rows of values, and rows of places
+ *
+ * nm_layout.h draws both. Bitmaps of strips of 32 columns lie in front of either (forms.c).
+ */
+#include "cuda/ops/nm.h"
+
+#include "cuda/ops/forms.h"
+
+#define ALIGN 256
+#define FILL_THREADS 128
+
+ESMM_FATBIN(nm);
+
+/* ---- launches ---- */
+
+static esmm_nm_params params_of(const esmm_matrix *b, const esmm_format *f)
+{
+  return (esmm_nm_params){.b = esmm_cuda_matrix(b),
+                          .keep = f->keep,
+                          .group = f->group,
+                          .group_cols = f->group_cols,
+                          .strips = esmm_ceil_div(b->cols, f->group_cols),
+                          .groups = esmm_ceil_div(b->rows, f->group)};
+}
+
+/* Blocks along two sides, so many at most in all: each goes through what is left. */
+static esmm_launch cut(const esmm_ctx *ctx, int64_t width, int64_t lines, unsigned threads)
+{
+  enum { EACH = 16, MOST_Y = 65535 }; /* blocks of a multiprocessor */
+  const int64_t most = (int64_t)EACH * esmm_cuda_get(ctx)->multiprocessors, x = esmm_min(width, most);
+  const int64_t y = esmm_max(1, esmm_min(esmm_min(lines, most / x), MOST_Y));
+  return (esmm_launch){.grid_x = (unsigned)x, .grid_y = (unsigned)y, .threads = threads};
+}
+
+static esmm_launch cut_groups(const esmm_ctx *ctx, const esmm_nm_params *p)
+{
+  const bool by_rows = p->b.order == ESMM_ROW_MAJOR;
+  const int64_t width = by_rows ? p->strips : p->groups, lines = by_rows ? p->groups : p->strips;
+  return cut(ctx, esmm_ceil_div(width, p->group_cols == 1 ? ESMM_NM_THREADS : ESMM_NM_THREADS / 32), lines,
+             ESMM_NM_THREADS);
+}
+
+/* ---- does it fit? ---- */
+
+/* The first group with too many nonzeros, or ESMM_NM_FITS. result: device memory for it. */
+static esmm_status find_misfit(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
+                               CUstream stream, uint64_t *found)
+{
+  static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_check", 0};
+  esmm_nm_params params = params_of(b, f);
+  const esmm_launch launch = cut_groups(ctx, &params);
+  params.out = result;
+  *found = ESMM_NM_FITS;
+  esmm_status status = esmm_cuda_to_device(ctx, result, found, sizeof *found, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &function, &launch, stream, &params);
+  return status == ESMM_OK ? esmm_cuda_to_host(ctx, found, result, sizeof *found, stream) : status;
+}
+
+esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
+                               CUstream stream)
+{
+  uint64_t found;
+  const esmm_status status = find_misfit(ctx, b, f, result, stream, &found);
+  if (status != ESMM_OK || found == ESMM_NM_FITS)
+    return status;
+  const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(found / 64);
+  return esmm_nm_misfit(ctx, f, b->rows, b->cols, place / strips, place % strips, (int)(found % 64));
+}
+
+static esmm_status check_in_scratch(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t *found)
+{
+  CUdeviceptr scratch;
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "checking a format");
+  if (status == ESMM_OK)
+    status = esmm_cuda_scratch(ctx, sizeof *found, ctx->stream, &scratch);
+  return status == ESMM_OK ? find_misfit(ctx, b, f, scratch, ctx->stream, found) : status;
+}
+
+esmm_status esmm_cuda_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, int64_t *group,
+                                   int64_t *strip)
+{
+  uint64_t found = ESMM_NM_FITS;
+  *group = *strip = -1;
+  if (b->rows == 0 || b->cols == 0)
+    return ESMM_OK;
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, ctx->stream, check_in_scratch(ctx, b, f, &found));
+  if (status != ESMM_OK || found == ESMM_NM_FITS)
+    return status;
+  const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(found / 64);
+  *group = place / strips;
+  *strip = place % strips;
+  return ESMM_OK;
+}
+
+/* ---- the forms ---- */
+
+double esmm_cuda_nm_ratio(const esmm_format *f)
+{
+  return esmm_cuda_fits_nm16(f) ? 0.5625 : (1.0 + 0.5 / f->group_cols) * f->keep / f->group;
+}
+
+size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n)
+{
+  size_t bytes;
+  return esmm_size_mul((size_t)esmm_nm16_tiles(n) * ESMM_NM16_BLOCK, (size_t)esmm_nm16_blocks(k), &bytes) ? bytes
+                                                                                                          : SIZE_MAX;
+}
+
+static size_t lay_out_slots(int64_t k, int64_t n, const esmm_format *f, esmm_cuda_slots *s)
+{
+  size_t values, places, at[2], bytes = 0;
+  s->count = esmm_slots16_count(k, f->keep, f->group);
+  s->ld = esmm_round_up(n, 8);
+  s->strips = esmm_ceil_div(n, f->group_cols);
+  if (!esmm_size_mul((size_t)s->ld * sizeof(uint16_t), (size_t)s->count, &values) ||
+      !esmm_size_mul((size_t)s->strips, (size_t)s->count, &places) ||
+      !esmm_cuda_reserve(&bytes, values, ALIGN, &at[0]) || !esmm_cuda_reserve(&bytes, places, ALIGN, &at[1]))
+    return SIZE_MAX;
+  s->values = at[0];
+  s->places = at[1];
+  return bytes;
+}
+
+size_t esmm_cuda_slots16_bytes(int64_t k, int64_t n, const esmm_format *f)
+{
+  esmm_cuda_slots s;
+  return lay_out_slots(k, n, f, &s);
+}
+
+esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w)
+{
+  const esmm_cuda_weights *device = esmm_cuda_of(w);
+  esmm_cuda_slots s = {.values = device->nm};
+  if (w->forms & ESMM_FORM(SLOTS16)) {
+    const esmm_format f = esmm_cuda_nm_format(w);
+    (void)lay_out_slots(w->k, w->n, &f, &s); /* its size was asked for before */
+    s.values += device->nm;
+    s.places += device->nm;
+  }
+  return s;
+}
+
+esmm_status esmm_cuda_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+{
+  static const esmm_cuda_function blocks = {&fatbin_nm, "esmm_nm_fill_blocks", 0};
+  static const esmm_cuda_function slots = {&fatbin_nm, "esmm_nm_fill_slots", 0};
+  const esmm_format f = esmm_cuda_nm_format(w);
+  const esmm_cuda_slots s = esmm_cuda_slots_of(w);
+  esmm_nm_params params = params_of(b, &f);
+  params.out = s.values;
+  params.places = s.places;
+  params.ld = s.ld;
+  const esmm_launch launch =
+      s.places ? cut_groups(ctx, &params) : cut(ctx, 2 * esmm_nm16_tiles(w->n), esmm_nm16_blocks(w->k), FILL_THREADS);
+  return esmm_cuda_launch(ctx, s.places ? &slots : &blocks, &launch, stream, &params);
+}
+
+/* ---- B again ---- */
+
+void esmm_cuda_nm16_unpack(const unsigned char *blocks, int64_t tile, esmm_matrix *b)
+{
+  const int64_t j0 = tile * ESMM_NM16_COLS, cols = esmm_min(ESMM_NM16_COLS, b->cols - j0);
+  uint16_t *to = b->data;
+  for (int64_t k = 0; k < b->rows; k++)
+    memset(to + k * b->ld + j0, 0, (size_t)cols * sizeof *to);
+  for (int64_t i = 0; i < esmm_nm16_blocks(b->rows); i++)
+    for (int col = 0; col < cols; col++)
+      for (int slot = 0; slot < ESMM_NM16_K / 2; slot++) {
+        const unsigned char *block = blocks + i * ESMM_NM16_BLOCK;
+        uint32_t word;
+        memcpy(&word, block + esmm_nm16_word_at(col, slot / 2), sizeof word);
+        const uint32_t place = word >> (esmm_nm16_shift(col, slot / 2) + slot % 2 * 2) & 3;
+        const int64_t k = i * ESMM_NM16_K + slot / 2 * 4 + (int64_t)place;
+        if (k < b->rows) /* what lies behind is padding */
+          memcpy(to + k * b->ld + j0 + col, block + esmm_nm16_value_at(col, slot), sizeof *to);
+      }
+}
+
+static void unpack_slots(const esmm_weights *w, const esmm_cuda_slots *s, const uint16_t *values,
+                         const unsigned char *places, esmm_matrix *b)
+{
+  uint16_t *to = b->data;
+  for (int64_t k = 0; k < w->k; k++)
+    memset(to + k * b->ld, 0, (size_t)w->n * sizeof *to);
+  for (int64_t slot = 0; slot < s->count; slot++)
+    for (int64_t j = 0; j < w->n; j++) {
+      const int64_t k = slot / w->nm.keep * w->nm.group + places[slot * s->strips + j / w->nm.group_cols];
+      if (k < w->k)
+        to[k * b->ld + j] = values[slot * s->ld + j];
+    }
+}
+
+/* All of slots16, or a tile of nm16 at a time, through buffer. */
+static esmm_status read_through(esmm_ctx *ctx, const esmm_weights *w, unsigned char *buffer, size_t bytes,
+                                esmm_matrix *b, CUstream stream)
+{
+  const esmm_cuda_slots s = esmm_cuda_slots_of(w);
+  esmm_status status = ESMM_OK;
+  if (s.places) {
+    status = esmm_cuda_to_host(ctx, buffer, s.values, bytes, stream);
+    if (status == ESMM_OK)
+      unpack_slots(w, &s, (const uint16_t *)(const void *)buffer, buffer + (s.places - s.values), b);
+    return status;
+  }
+  for (int64_t tile = 0; status == ESMM_OK && tile < esmm_nm16_tiles(w->n); tile++) {
+    status = esmm_cuda_to_host(ctx, buffer, s.values + (size_t)tile * bytes, bytes, stream);
+    if (status == ESMM_OK)
+      esmm_cuda_nm16_unpack(buffer, tile, b);
+  }
+  return status;
+}
+
+esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
+{
+  const esmm_format f = esmm_cuda_nm_format(w);
+  const size_t bytes = w->forms & ESMM_FORM(SLOTS16) ? esmm_cuda_slots16_bytes(w->k, w->n, &f)
+                                                     : (size_t)esmm_nm16_blocks(w->k) * ESMM_NM16_BLOCK;
+  unsigned char *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!buffer)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of weights", bytes);
+  const esmm_status status = read_through(ctx, w, buffer, bytes, b, stream);
+  esmm_mem_free(&ctx->allocator, buffer, bytes);
+  return status;
+}
+
+/* ---- pruning ---- */
+
+/* The blocks' tallies, added up in order, so that a call gives the same sums each time. */
+static esmm_status add_tallies(esmm_ctx *ctx, CUdeviceptr from, size_t count, esmm_prune_tally *tally)
+{
+  const size_t bytes = count * sizeof(esmm_nm_tally);
+  esmm_nm_tally *all = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!all)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes to prune with", bytes);
+  const esmm_status status = esmm_cuda_to_host(ctx, all, from, bytes, ctx->stream);
+  for (size_t i = 0; status == ESMM_OK && i < count; i++) {
+    tally->kept += all[i].kept;
+    tally->dropped += all[i].dropped;
+    tally->squares += all[i].squares;
+    tally->squares_dropped += all[i].squares_dropped;
+  }
+  esmm_mem_free(&ctx->allocator, all, bytes);
+  return status;
+}
+
+/* Between begin and end. Scratch: the tallies, then the norms. */
+static esmm_status prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                         esmm_prune_tally *tally)
+{
+  static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_prune", 0};
+  esmm_nm_params params = params_of(b, f);
+  const esmm_launch launch = cut_groups(ctx, &params);
+  const size_t blocks = (size_t)launch.grid_x * launch.grid_y, norm_bytes = norms ? (size_t)b->rows * sizeof *norms : 0;
+  size_t bytes = 0, tallies_at, norms_at;
+  CUdeviceptr scratch;
+  if (!esmm_cuda_reserve(&bytes, blocks * sizeof(esmm_nm_tally), ALIGN, &tallies_at) ||
+      !esmm_cuda_reserve(&bytes, norm_bytes, ALIGN, &norms_at))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many k's: %lld", (long long)b->rows);
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "pruning");
+  if (status == ESMM_OK)
+    status = esmm_cuda_scratch(ctx, bytes, ctx->stream, &scratch);
+  if (status != ESMM_OK)
+    return status;
+  params.out = scratch + tallies_at;
+  params.norms = norms ? scratch + norms_at : 0;
+  if (norms)
+    status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_zero(ctx, params.out, blocks * sizeof(esmm_nm_tally), ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &function, &launch, ctx->stream, &params);
+  return status == ESMM_OK ? add_tallies(ctx, params.out, blocks, tally) : status;
+}
+
+esmm_status esmm_cuda_prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                            esmm_prune_tally *tally)
+{
+  if (b->rows == 0 || b->cols == 0)
+    return ESMM_OK;
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, prune(ctx, b, f, norms, tally)) : status;
+}

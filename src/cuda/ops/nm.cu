@@ -1,0 +1,309 @@
+/*
+ * nm.cu: N:M on the device: does a B fit, B's forms nm16 and slots16 (nm_layout.h), and pruning.
+ *
+ * A group is `group` k's of one column, or of a strip of group_cols columns that share their choice. Where a column
+ * chooses for itself a thread takes a group, neighbouring threads neighbouring columns (or k's, where those are
+ * contiguous); else a warp does, a lane a column or, where sums over columns have an order, a k.
+ */
+#include "cuda/kernels/common/device.cuh"
+#include "cuda/ops/nm_layout.h"
+
+#define THREADS ESMM_NM_THREADS
+#define MOST_GROUP 32
+#define FILL_THREADS 128 /* of esmm_nm_fill_blocks: a half of a block */
+
+/* ---- groups ---- */
+
+typedef struct nm_group {
+  int64_t group, strip; /* which */
+  int64_t k0, j0;       /* where it begins */
+  int rows;             /* k's, fewer at B's end */
+  int64_t cols;
+} nm_group;
+
+static __device__ __forceinline__ nm_group group_at(const esmm_nm_params &p, int64_t group, int64_t strip)
+{
+  nm_group g;
+  g.group = group;
+  g.strip = strip;
+  g.k0 = group * p.group;
+  g.j0 = strip * p.group_cols;
+  g.rows = (int)min((int64_t)p.group, p.b.rows - g.k0);
+  g.cols = min(p.group_cols, p.b.cols - g.j0);
+  return g;
+}
+
+/* Calls f with every group of this thread (TEAM 1) or warp (32). */
+template <int TEAM, class F> static __device__ __forceinline__ void for_groups(const esmm_nm_params &p, const F &f)
+{
+  const bool by_rows = p.b.order == ESMM_ROW_MAJOR;
+  const int64_t lines = by_rows ? p.groups : p.strips, width = by_rows ? p.strips : p.groups;
+  for (int64_t line = blockIdx.y; line < lines; line += gridDim.y)
+    for (int64_t at = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM; at < width;
+         at += (int64_t)gridDim.x * (THREADS / TEAM))
+      f(by_rows ? group_at(p, line, at) : group_at(p, at, line));
+}
+
+/* The k's with a nonzero in some column, as bits; the same for all of a team. */
+template <int TEAM> static __device__ __forceinline__ uint32_t nonzeros(const esmm_nm_params &p, const nm_group &g)
+{
+  uint32_t found = 0;
+  for (int64_t j = TEAM == 1 ? 0 : threadIdx.x % TEAM; j < g.cols; j += TEAM)
+    for (int r = 0; r < g.rows; r++)
+      found |= (uint32_t)(load_element(p.b, element_at(p.b, g.k0 + r, g.j0 + j)) != 0.0f) << r;
+  return TEAM == 1 ? found : __reduce_or_sync(~0u, found);
+}
+
+/* ---- does it fit? ---- */
+
+template <int TEAM> static __device__ __forceinline__ void check(const esmm_nm_params &p)
+{
+  for_groups<TEAM>(p, [&](const nm_group &g) {
+    const int count = __popc(nonzeros<TEAM>(p, g));
+    if (count > p.keep && (TEAM == 1 || threadIdx.x % 32 == 0))
+      atomicMin((unsigned long long *)p.out, (unsigned long long)((g.group * p.strips + g.strip) * 64 +
+                                                                  count)); /* the lowest k, there the lowest column */
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_check(const __grid_constant__ esmm_nm_params p)
+{
+  if (p.group_cols == 1)
+    check<1>(p);
+  else
+    check<32>(p);
+}
+
+/* ---- 2:4 in blocks: a thread block makes a half, 64 columns by 64 k's ---- */
+
+extern "C" __global__ void __launch_bounds__(FILL_THREADS) esmm_nm_fill_blocks(const __grid_constant__ esmm_nm_params p)
+{
+  __shared__ uint16_t tile[ESMM_NM16_K][ESMM_NM16_LINES + 2]; /* lines of 33 words: columns lie in all banks */
+  const int64_t blocks = esmm_nm16_blocks(p.b.rows), halves = 2 * esmm_nm16_tiles(p.b.cols);
+  const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32, segment = lane % 4;
+  for (int64_t block = blockIdx.y; block < blocks; block += gridDim.y)
+    for (int64_t half = blockIdx.x; half < halves; half += gridDim.x) {
+      const int64_t k0 = block * ESMM_NM16_K, j0 = half * ESMM_NM16_LINES;
+#pragma unroll 8
+      for (int at = thread; at < ESMM_NM16_K * ESMM_NM16_LINES; at += FILL_THREADS) {
+        const int r = p.b.order == ESMM_ROW_MAJOR ? at / 64 : at % 64,
+                  c = p.b.order == ESMM_ROW_MAJOR ? at % 64 : at / 64;
+        const bool there = k0 + r < p.b.rows && j0 + c < p.b.cols;
+        tile[r][c] = there ? ((const uint16_t *)p.b.data)[element_at(p.b, k0 + r, j0 + c)] : (uint16_t)0;
+      }
+      __syncthreads();
+      char *out = (char *)p.out + esmm_nm16_block_at(half / 2, block, blocks);
+      uint32_t word = 0;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int line = 16 * warp + lane / 4 + 8 * h, col = (int)(half % 2) * ESMM_NM16_LINES + line;
+        uint32_t values[4];
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+          const int k = 16 * segment + 4 * g;
+          uint32_t mask = 0;
+#pragma unroll
+          for (int r = 0; r < 4; r++)
+            mask |= (uint32_t)((tile[k + r][line] & 0x7fff) != 0) << r;
+          const uint32_t places = esmm_nm16_places(mask);
+          values[g] = tile[k + (places & 3)][line] | (uint32_t)tile[k + (places >> 2)][line] << 16;
+          word |= places << esmm_nm16_shift(col, 4 * segment + g);
+        }
+        *(uint4 *)(out + esmm_nm16_value_at(col, 8 * segment)) = make_uint4(values[0], values[1], values[2], values[3]);
+        if (h == 1)
+          *(uint32_t *)(out + esmm_nm16_word_at(col, 4 * segment)) = word;
+      }
+      __syncthreads();
+    }
+}
+
+/* ---- any N:M in slots ---- */
+
+template <int TEAM> static __device__ __forceinline__ void fill_slots(const esmm_nm_params &p)
+{
+  const int lane = TEAM == 1 ? 0 : (int)threadIdx.x % TEAM;
+  for_groups<TEAM>(p, [&](const nm_group &g) {
+    const int kept = min(p.keep, g.rows);
+    uint32_t choice = nonzeros<TEAM>(p, g);
+    while (__popc(choice) < kept)
+      choice |= choice + 1; /* its lowest 0 */
+    int64_t slot = g.group * p.keep;
+    for (int i = 0; i < kept; i++, slot++, choice &= choice - 1) {
+      const int place = __ffs((int)choice) - 1;
+      for (int64_t j = lane; j < g.cols; j += TEAM)
+        ((uint16_t *)p.out)[slot * p.ld + g.j0 + j] =
+            ((const uint16_t *)p.b.data)[element_at(p.b, g.k0 + place, g.j0 + j)];
+      if (lane == 0)
+        ((uint8_t *)p.places)[slot * p.strips + g.strip] = (uint8_t)place;
+    }
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_fill_slots(const __grid_constant__ esmm_nm_params p)
+{
+  if (p.group_cols == 1)
+    fill_slots<1>(p);
+  else
+    fill_slots<32>(p);
+}
+
+/* ---- pruning: the same choices as prune.c, by the same keys ---- */
+
+/* Nonzeros come before zeros; NaN counts as the largest score. */
+static __device__ __forceinline__ unsigned long long key_of(bool nonzero, double score)
+{
+  const double ordered = isnan(score) ? (double)INFINITY : score;
+  return nonzero ? (unsigned long long)__double_as_longlong(ordered) + 1 : 0;
+}
+
+static __device__ __forceinline__ double weigh(const esmm_nm_params &p, int64_t k, float x)
+{
+  return __dmul_rn(fabs((double)x), p.norms ? (double)((const float *)p.norms)[k] : 1.0);
+}
+
+static __device__ __forceinline__ void settle(const esmm_nm_params &p, int64_t at, float x, bool keep, esmm_nm_tally &t)
+{
+  const bool nonzero = x != 0.0f;
+  const double square = __dmul_rn((double)x, (double)x);
+  t.squares += square;
+  t.kept += nonzero && keep;
+  if (keep)
+    return;
+  t.dropped += nonzero;
+  t.squares_dropped += square;
+  store_element(p.b, at, 0.0f);
+}
+
+/* Without norms a score is |b| itself: a key of 32 bits orders like those of 64. */
+template <bool NORMS> struct column_key {
+  typedef uint32_t type;
+  static __device__ __forceinline__ type of(const esmm_nm_params &, int64_t, float x)
+  {
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    return bits == 0 ? 0 : min(bits, 0x7f800000u) + 1;
+  }
+};
+template <> struct column_key<true> {
+  typedef unsigned long long type;
+  static __device__ __forceinline__ type of(const esmm_nm_params &p, int64_t k, float x)
+  {
+    return key_of(x != 0.0f, weigh(p, k, x));
+  }
+};
+
+/* A column's own group of at most GROUP k's. A k stays if fewer than `keep` come before it: larger keys, and equal ones
+   of lower k's. */
+template <int GROUP, bool NORMS>
+static __device__ __forceinline__ void prune_column(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
+{
+  float x[GROUP];
+  typename column_key<NORMS>::type keys[GROUP];
+#pragma unroll
+  for (int r = 0; r < GROUP; r++)
+    x[r] = r < g.rows ? load_element(p.b, element_at(p.b, g.k0 + r, g.j0)) : 0.0f;
+#pragma unroll
+  for (int r = 0; r < GROUP; r++)
+    keys[r] = r < g.rows ? column_key<NORMS>::of(p, g.k0 + r, x[r]) : 0; /* behind all that there are */
+#pragma unroll
+  for (int r = 0; r < GROUP; r++) {
+    int before = 0;
+#pragma unroll
+    for (int i = 0; i < GROUP; i++)
+      before += i < r ? keys[i] >= keys[r] : keys[i] > keys[r];
+    if (r < g.rows)
+      settle(p, element_at(p.b, g.k0 + r, g.j0), x[r], before < p.keep, t);
+  }
+}
+
+/* Groups of one column, which are all that prune_column takes. */
+template <int GROUP> static __device__ __forceinline__ void prune_columns(const esmm_nm_params &p, esmm_nm_tally &t)
+{
+  if (p.norms)
+    for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, true>(p, g, t); });
+  else
+    for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, false>(p, g, t); });
+}
+
+/* The same for longer groups, whose k's are read again and again from the cache. */
+static __device__ __forceinline__ void prune_long_column(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
+{
+  unsigned long long keys[MOST_GROUP];
+#pragma unroll 1
+  for (int r = 0; r < g.rows; r++) {
+    const float x = load_element(p.b, element_at(p.b, g.k0 + r, g.j0));
+    keys[r] = key_of(x != 0.0f, weigh(p, g.k0 + r, x));
+  }
+#pragma unroll 1
+  for (int r = 0; r < g.rows; r++) {
+    int before = 0;
+#pragma unroll 1
+    for (int i = 0; i < g.rows; i++)
+      before += keys[i] > keys[r] || (keys[i] == keys[r] && i < r);
+    const int64_t at = element_at(p.b, g.k0 + r, g.j0);
+    settle(p, at, load_element(p.b, at), before < p.keep, t);
+  }
+}
+
+/* A strip's group: a lane has a k. Sums of squares go through the columns in order, as the host's do. */
+static __device__ __forceinline__ void prune_strip(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
+{
+  const int r = (int)threadIdx.x % 32;
+  bool nonzero = false;
+  double score = 0.0;
+  if (r < g.rows)
+    for (int64_t j = 0; j < g.cols; j++) {
+      const float x = load_element(p.b, element_at(p.b, g.k0 + r, g.j0 + j));
+      const double weight = weigh(p, g.k0 + r, x);
+      nonzero = nonzero || x != 0.0f;
+      score = g.cols == 1 ? weight : __dadd_rn(score, __dmul_rn(weight, weight));
+    }
+  const unsigned long long key = key_of(nonzero, score);
+  int before = 0;
+  for (int i = 0; i < g.rows; i++) {
+    const unsigned long long other = __shfl_sync(~0u, key, i);
+    before += other > key || (other == key && i < r);
+  }
+  if (r < g.rows)
+    for (int64_t j = 0; j < g.cols; j++) {
+      const int64_t at = element_at(p.b, g.k0 + r, g.j0 + j);
+      settle(p, at, load_element(p.b, at), before < p.keep, t);
+    }
+}
+
+/* This block's tally, of its threads' in a fixed order. */
+static __device__ __forceinline__ void add_up(esmm_nm_tally t, esmm_nm_tally *out)
+{
+  __shared__ esmm_nm_tally sums[THREADS / 32];
+  for (int d = 16; d > 0; d /= 2) {
+    t.kept += __shfl_xor_sync(~0u, t.kept, d);
+    t.dropped += __shfl_xor_sync(~0u, t.dropped, d);
+    t.squares += __shfl_xor_sync(~0u, t.squares, d);
+    t.squares_dropped += __shfl_xor_sync(~0u, t.squares_dropped, d);
+  }
+  if (threadIdx.x % 32 == 0)
+    sums[threadIdx.x / 32] = t;
+  __syncthreads();
+  if (threadIdx.x > 0)
+    return;
+  for (int i = 1; i < THREADS / 32; i++) {
+    t.kept += sums[i].kept;
+    t.dropped += sums[i].dropped;
+    t.squares += sums[i].squares;
+    t.squares_dropped += sums[i].squares_dropped;
+  }
+  *out = t;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_prune(const __grid_constant__ esmm_nm_params p)
+{
+  esmm_nm_tally t = {0, 0, 0.0, 0.0};
+  if (p.group_cols > 1)
+    for_groups<32>(p, [&](const nm_group &g) { prune_strip(p, g, t); });
+  else if (p.group <= 4)
+    prune_columns<4>(p, t);
+  else if (p.group <= 8)
+    prune_columns<8>(p, t);
+  else
+    for_groups<1>(p, [&](const nm_group &g) { prune_long_column(p, g, t); });
+  add_up(t, (esmm_nm_tally *)p.out + blockIdx.y * gridDim.x + blockIdx.x);
+}

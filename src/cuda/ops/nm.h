@@ -1,0 +1,48 @@
+/* nm.h: N:M weights on a GPU, for forms.c, prepare.c, the backend's table and the kernels that read them. */
+#ifndef ESMM_CUDA_NM_H
+#define ESMM_CUDA_NM_H
+
+#include "cuda/cuda.h"
+#include "cuda/ops/nm_layout.h"
+
+/* No four k's from a multiple of 4 on have more than two nonzeros: the form nm16 holds such a B, else slots16 does. */
+static inline bool esmm_cuda_fits_nm16(const esmm_format *f)
+{
+  return f->keep == 1 ? f->group > 1 : f->keep == 2 && f->group % 4 == 0;
+}
+
+/* The options that weights were prepared with. */
+static inline esmm_format esmm_cuda_nm_format(const esmm_weights *w)
+{
+  return (esmm_format){
+      .kind = ESMM_FORMAT_NM, .keep = w->nm.keep, .group = w->nm.group, .group_cols = w->nm.group_cols};
+}
+
+double esmm_cuda_nm_ratio(const esmm_format *f); /* bytes of a B's form, padding apart, by its own bytes */
+/* Bytes of the values and places; SIZE_MAX on overflow. */
+size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n);
+size_t esmm_cuda_slots16_bytes(int64_t k, int64_t n, const esmm_format *f);
+
+/* slots16 at its address; .places is 0 for nm16. */
+typedef struct esmm_cuda_slots {
+  CUdeviceptr values, places;
+  int64_t count, ld, strips;
+} esmm_cuda_slots;
+esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w);
+
+/* b lies on the GPU, its format is settled. Fails as a CPU does where b does not fit. Between begin and end; waits. */
+esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
+                               CUstream stream);
+esmm_status esmm_cuda_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
+/* B again, into a row-major host matrix. */
+esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
+/* The columns of a tile from its blocks, [blocks] in host memory, into a row-major host matrix of 16 bits. */
+void esmm_cuda_nm16_unpack(const unsigned char *blocks, int64_t tile, esmm_matrix *b);
+
+/* As backend.h says. */
+esmm_status esmm_cuda_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, int64_t *group,
+                                   int64_t *strip);
+esmm_status esmm_cuda_prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                            esmm_prune_tally *tally);
+
+#endif
