@@ -278,26 +278,37 @@ static void ragged_shapes(void **state)
   expect_all_names_ran(ran);
 }
 
-/* Tiles of 256 rows in several rounds, with an odd number of column tiles, over the edges; parts of k. */
+/* Enough tiles of 256 rows for all of a GPU: pairs of blocks do those. Nothing ragged first. */
+static void tall_tiles(void **state)
+{
+  (void)state;
+  int64_t ran[2][8] = {{0}};
+  for (int64_t k = 64; k <= 1024; k *= 4)
+    check_sizes(2048, 2048, k, &FORMATS[0], 0, 1, ran);
+  expect_all_names_ran(ran);
+}
+
+/* The same in several rounds, with an odd number of column tiles, over the edges; then parts of k. */
 static void large_products(void **state)
 {
   (void)state;
-  static const int64_t sizes[][3] = {{4500, 1096, 200}, {2304, 2560, 328}, {1024, 6000, 96},
-                                     {700, 900, 1100},  {16, 1024, 5000},  {100, 300, 3000}};
+  static const int64_t sizes[][3] = {{2000, 1900, 200}, {1960, 2040, 328}, {4096, 2100, 96}, {4300, 1992, 65},
+                                     {700, 900, 1100},  {16, 1024, 5000},  {100, 300, 3000}, {256, 128, 2000}};
   int64_t ran[2][8] = {{0}};
   for (int i = 0; i < COUNT(sizes); i++)
     check_sizes(sizes[i][0], sizes[i][1], sizes[i][2], &FORMATS[0], (uint64_t)i * 3, 2, ran);
   expect_all_names_ran(ran);
 }
 
-/* Every layout and epilogue of one product of each kind of tile. */
+/* Every layout and epilogue of one product of each kind of low tile, and of tall ones each of 16. */
 static void every_layout(void **state)
 {
   (void)state;
-  static const int64_t ms[] = {9, 40, 100, 1300};
+  static const int64_t ms[] = {9, 40, 100, 200};
   int64_t ran[2][8] = {{0}};
   for (int i = 0; i < COUNT(ms); i++)
     check_sizes(ms[i], 424, 136, &FORMATS[0], 0, 64, ran);
+  check_sizes(2000, 1900, 72, &FORMATS[0], 0, 16, ran);
   expect_all_names_ran(ran);
 }
 
@@ -527,11 +538,17 @@ int main(void)
   if (!use_gpu("cuda formats", &status))
     return status;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights_come_back),  cmocka_unit_test(one_tile),
-      cmocka_unit_test(ragged_shapes),      cmocka_unit_test(large_products),
-      cmocka_unit_test(every_layout),       cmocka_unit_test(every_format),
-      cmocka_unit_test(the_same_bits),      cmocka_unit_test(misfits_are_named),
-      cmocka_unit_test(pruned_as_on_a_cpu), cmocka_unit_test(pruned_on_the_device_and_multiplied),
+      cmocka_unit_test(weights_come_back),
+      cmocka_unit_test(one_tile),
+      cmocka_unit_test(tall_tiles),
+      cmocka_unit_test(ragged_shapes),
+      cmocka_unit_test(large_products),
+      cmocka_unit_test(every_layout),
+      cmocka_unit_test(every_format),
+      cmocka_unit_test(the_same_bits),
+      cmocka_unit_test(misfits_are_named),
+      cmocka_unit_test(pruned_as_on_a_cpu),
+      cmocka_unit_test(pruned_on_the_device_and_multiplied),
   };
   status = cmocka_run_group_tests_name("cuda formats", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

@@ -202,6 +202,63 @@ static void groups_and_their_copy(void **state)
   }
 }
 
+/* All that is done with 2:4 weights and on the way to them; the first failure. */
+static esmm_status use_groups(esmm_ctx *ctx, const data *d, esmm_matrix *on_gpu, esmm_matrix *back)
+{
+  const esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM, .input_norms = back->data};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM, .max_bytes_ratio = 0.6};
+  esmm_weights *w = NULL;
+  int64_t k, col;
+  esmm_status status = esmm_prune(ctx, on_gpu, &prune, NULL);
+  if (status == ESMM_OK)
+    status = esmm_format_check(ctx, on_gpu, &prune.format, &k, &col);
+  if (status == ESMM_OK)
+    status = esmm_prepare(ctx, on_gpu, &opts, &w);
+  if (status == ESMM_OK)
+    status = esmm_matmul(ctx, &d->a, w, (esmm_matrix *)&d->c, NULL, NULL);
+  if (status == ESMM_OK)
+    status = esmm_weights_to_dense(ctx, w, back);
+  esmm_weights_free(w);
+  return status;
+}
+
+/* Each call of the driver fails in turn, then each allocation: nothing is lost, and the next time all is well. */
+static void groups_survive_failures(void **state)
+{
+  (void)state;
+  for (int kind = 0; kind < 2; kind++)
+    for (int64_t n = 1;; n++) {
+      assert_true(n < 1000);
+      reset();
+      meter m = {0};
+      data d = make_data_of(ESMM_BF16, ESMM_BF16);
+      esmm_matrix on_gpu, back = th_matrix_alloc(d.b.rows, d.b.cols, ESMM_BF16);
+      memset(back.data, 0, th_matrix_bytes(&back)); /* the norms, too */
+      esmm_ctx *ctx = must_create(&m);
+      assert_int_equal(place(ctx, &d.b, &on_gpu), ESMM_OK);
+      fake->fail_at = kind == 0 ? n : 0;
+      fake->result = 999; /* CUDA_ERROR_UNKNOWN */
+      m.fail_at = kind == 1 ? m.calls + n : 0;
+      const esmm_status status = use_groups(ctx, &d, &on_gpu, &back);
+      const bool reached = kind == 0 ? fake->failed != NULL : m.failed;
+      if (!reached)
+        assert_int_equal(status, ESMM_OK);
+      if (reached && kind == 1)
+        assert_int_equal(status, ESMM_ERR_MEMORY);
+      fake->fail_at = 0;
+      m.fail_at = 0;
+      assert_int_equal(use_groups(ctx, &d, &on_gpu, &back), ESMM_OK);
+      esmm_memory_free(ctx, on_gpu.data);
+      esmm_ctx_free(ctx);
+      free_data(&d);
+      free(back.data);
+      assert_int_equal(m.live, 0);
+      check_balance("groups that fail");
+      if (!reached)
+        break;
+    }
+}
+
 /* ---- what is made of it for a call ---- */
 
 /* Launches of one product without statistics, and that it does not wait. */
@@ -262,8 +319,9 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(weights_of_16_bits),    TEST(formats_are_refused), TEST(weights_of_groups),
-                                    TEST(groups_and_their_copy), TEST(strips_for_the_call), TEST(every_dtype_runs)};
+  const struct CMUnitTest with[] = {
+      TEST(weights_of_16_bits),      TEST(formats_are_refused), TEST(weights_of_groups), TEST(groups_and_their_copy),
+      TEST(groups_survive_failures), TEST(strips_for_the_call), TEST(every_dtype_runs)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("weights, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("weights", with, NULL, NULL);
