@@ -148,6 +148,50 @@ static void refused_while_captured(void **state)
   bench_stop(&b, "refused while captured");
 }
 
+/* A graph may hold the whole epilogue, but for new memory and what lies in the host's. */
+static void epilogue_while_captured(void **state)
+{
+  (void)state;
+  static char stream;
+  bench b;
+  void *counts = NULL;
+  esmm_pattern *pattern = NULL, *before = NULL;
+  uint64_t bits[2];
+  bench_start(&b);
+  assert_int_equal(esmm_memory_alloc(b.ctx, 72 * sizeof(int32_t), &counts), ESMM_OK);
+  esmm_matmul_opts opts = {.size = sizeof opts,
+                           .activation = ESMM_ACT_SILU,
+                           .residual = &b.c,
+                           .gate = b.w,
+                           .column_nonzeros = counts,
+                           .c_pattern = &before};
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_OK);
+  opts.c_pattern = NULL;
+  fake->captured = &stream;
+  const int64_t launches = fake->launches, allocations = fake->allocations;
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_OK);
+  assert_true(fake->launches >= launches + 4); /* counts to 0, two products, a pass over C */
+  assert_int_equal(fake->allocations, allocations);
+  const int64_t captured = fake->launches;
+  opts.c_pattern = &pattern;
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "opts->c_pattern"));
+  assert_null(pattern);
+  opts.c_pattern = NULL;
+  opts.residual = &b.d.c;
+  assert_int_equal(th_matmul_on(b.ctx, &stream, &b.a, b.w, &b.c, &opts), ESMM_ERR_UNSUPPORTED);
+  assert_non_null(strstr(esmm_ctx_error(b.ctx), "opts->residual"));
+  assert_int_equal(esmm_ctx_set_stream(b.ctx, &stream), ESMM_OK);
+  assert_int_equal(esmm_pattern_bits(b.ctx, before, 0, 1, bits), ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(esmm_ctx_set_stream(b.ctx, NULL), ESMM_OK);
+  assert_int_equal(fake->launches, captured);
+  fake->captured = NULL;
+  assert_int_equal(esmm_pattern_bits(b.ctx, before, 0, 1, bits), ESMM_OK);
+  esmm_pattern_free(before);
+  esmm_memory_free(b.ctx, counts);
+  bench_stop(&b, "an epilogue in a graph");
+}
+
 /* A graph's work is in no event of the library: what frees memory waits for the whole device. */
 static void freeing_waits_for_graphs(void **state)
 {
@@ -182,8 +226,9 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(streams_wait_for_each_other), TEST(all_work_goes_to_the_stream), TEST(capture),
-                                    TEST(refused_while_captured), TEST(freeing_waits_for_graphs)};
+  const struct CMUnitTest with[] = {
+      TEST(streams_wait_for_each_other), TEST(all_work_goes_to_the_stream), TEST(capture),
+      TEST(refused_while_captured),      TEST(epilogue_while_captured),     TEST(freeing_waits_for_graphs)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("streams, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("streams", with, NULL, NULL);
