@@ -15,7 +15,7 @@
 
 #define ESMM_MAX_THREADS 1024
 #define ESMM_ERROR_BYTES 512
-#define ESMM_MAX_KERNELS 64
+#define ESMM_MAX_KERNELS 96
 #define ESMM_COST_TERMS 6 /* terms of a kernel's cost model, see kernel.h */
 
 /* CPU features that kernels ask for; cpu/cpuid.c sets them when CPUID and XGETBV both agree. */

@@ -697,8 +697,8 @@ static void explain_agrees_with_what_runs(void **state)
       th_fill(&b, 2, 1, false);
       esmm_weights *w = NULL;
       assert_int_equal(esmm_prepare(f->ctx, &b, NULL, &w), ESMM_OK);
-      esmm_verdict verdicts[64];
-      int count = 64, chosen = -1;
+      esmm_verdict verdicts[96];
+      int count = 96, chosen = -1;
       assert_int_equal(esmm_explain(f->ctx, &a, w, &c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
       assert_int_equal(count, esmm_kernel_count());
       double last = 0;

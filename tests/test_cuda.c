@@ -583,8 +583,8 @@ static unsigned flags_of(const char *kernel)
 /* The verdicts' chosen one. */
 static void explained(const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c, char *name, size_t bytes)
 {
-  esmm_verdict verdicts[64];
-  int count = 64, chosen = 0;
+  esmm_verdict verdicts[96];
+  int count = 96, chosen = 0;
   expect_ok(gpu, esmm_explain(gpu, a, w, c, NULL, verdicts, sizeof *verdicts, &count));
   for (int i = 0; i < count; i++)
     if (verdicts[i].chosen) {

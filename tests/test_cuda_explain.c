@@ -31,7 +31,7 @@ static esmm_matrix generated(int64_t rows, int64_t cols, int64_t ld, esmm_dtype 
 static void explained(const esmm_matrix *a, const esmm_weights *w, const esmm_matrix *c, const esmm_matmul_opts *opts,
                       char name[32])
 {
-  esmm_verdict verdicts[64];
+  esmm_verdict verdicts[96];
   int count = COUNT(verdicts);
   expect_ok(gpu, esmm_explain(gpu, a, w, c, opts, verdicts, sizeof *verdicts, &count));
   name[0] = '\0';

@@ -416,11 +416,11 @@ static bool fail_in_kernel(const char *kernel, esmm_dtype dtype, int64_t rows, i
 static void every_kernel(void **state)
 {
   (void)state;
-  const char *names[64];
+  const char *names[96];
   int kernels = 0;
   meter m = {0};
   esmm_ctx *ctx = must_create(&m);
-  for (int i = 0; i < esmm_kernel_count() && kernels < 64; i++) {
+  for (int i = 0; i < esmm_kernel_count() && kernels < 96; i++) {
     esmm_kernel_info info = {.size = sizeof info};
     assert_int_equal(esmm_kernel_get(ctx, i, &info), ESMM_OK);
     if (strcmp(info.backend, "cuda") == 0 && info.available)

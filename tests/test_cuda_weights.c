@@ -187,8 +187,8 @@ static void groups_and_their_copy(void **state)
       if (status != (rows[j].runs ? ESMM_OK : ESMM_ERR_UNSUPPORTED))
         fail_msg("%s on sm_%d, copy %d: %s: %s", force, fake->sm, copy, esmm_status_str(status), esmm_ctx_error(ctx));
     }
-    esmm_verdict verdicts[64];
-    int count = 64;
+    esmm_verdict verdicts[96];
+    int count = 96;
     assert_int_equal(esmm_matmul(ctx, &d.a, w, &d.c, NULL, NULL), ESMM_OK);
     assert_int_equal(esmm_explain(ctx, &d.a, w, &d.c, NULL, verdicts, sizeof *verdicts, &count), ESMM_OK);
     for (int j = 0; j < count; j++)

@@ -16,10 +16,10 @@ static const esmm_dtype DTYPES[] = {ESMM_BF16, ESMM_F16};
 /* Those of this GPU for operands of one dtype, B in one format; the last is the plan. */
 typedef struct kernels {
   int count;
-  const char *force[65]; /* NULL: the plan */
-  const char *name[65];
-  unsigned flags[65];
-  int64_t ran[65];
+  const char *force[97]; /* NULL: the plan */
+  const char *name[97];
+  unsigned flags[97];
+  int64_t ran[97];
 } kernels;
 
 static inline kernels kernels_of_format(esmm_dtype dtype, esmm_format_kind format)
@@ -27,7 +27,7 @@ static inline kernels kernels_of_format(esmm_dtype dtype, esmm_format_kind forma
   kernels all = {0};
   char part[8];
   (void)snprintf(part, sizeof part, "_%s", esmm_dtype_str(dtype));
-  for (int i = 0; i < esmm_kernel_count() && all.count < 64; i++) {
+  for (int i = 0; i < esmm_kernel_count() && all.count < 96; i++) {
     esmm_kernel_info info = {.size = sizeof info};
     expect_ok(gpu, esmm_kernel_get(gpu, i, &info));
     if (!info.available || !strstr(info.name, part) || !(info.formats & 1u << format))

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #define ALIGN 1024
-#define GROUP 8           /* tile rows, or pairs of them, that come together */
+#define STAYS 6e7         /* bytes of A that stay in the second-level cache while other columns pass */
 #define PART_ENTRIES 8.0  /* what adding the parts of a tile takes, in entries; */
 #define TILE_ENTRIES 3.0  /* and what a tile takes beside its entries */
 #define SPLIT_BYTES 2.7e8 /* most memory for the sums of parts */
@@ -48,7 +48,7 @@ typedef struct cut {
 static int32_t group_of(const esmm_problem *p, const cut *c)
 {
   const double bytes = (c->pairs ? 2.0 : 1.0) * c->tile * 2.0 * (double)p->k;
-  return (int32_t)fmax(1.0, fmin(8.0, STAYS / bytes));
+  return (int32_t)fmax(1.0, fmin(4.0, STAYS / bytes));
 }
 
 /* Columns come longest first, so those with a part q are the first parts[q]. */

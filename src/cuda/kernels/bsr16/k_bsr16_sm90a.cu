@@ -45,9 +45,16 @@ static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, 
 
 /* ---- units of work: a tile, or a part of its list ---- */
 
+/* Columns come by their length. So that no block has the longest of every round, it goes through them to and fro. */
 typedef struct bsr16_work {
-  int rows, rank, count, first, step;
+  int rows, rank, count, place, workers;
 } bsr16_work;
+
+/* The unit of a round; from `count` on there are none. */
+static __device__ __forceinline__ int index_of(const bsr16_work &w, int round)
+{
+  return round * w.workers + (round % 2 ? w.workers - 1 - w.place : w.place);
+}
 
 typedef struct bsr16_unit {
   int row, place;  /* of the tile's first row; among the columns by length */
@@ -60,8 +67,8 @@ static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
   w.rank = p.pairs ? (int)cluster_rank() : 0;
   w.rows = ceil_div(p.m, p.pairs ? 2 * p.rows : p.rows);
   w.count = w.rows * p.all_parts;
-  w.first = p.pairs ? (int)blockIdx.x / ESMM_WGMMA16_CLUSTER : (int)blockIdx.x;
-  w.step = p.pairs ? (int)gridDim.x / ESMM_WGMMA16_CLUSTER : (int)gridDim.x;
+  w.place = p.pairs ? (int)blockIdx.x / ESMM_WGMMA16_CLUSTER : (int)blockIdx.x;
+  w.workers = p.pairs ? (int)gridDim.x / ESMM_WGMMA16_CLUSTER : (int)gridDim.x;
   return w;
 }
 
@@ -159,16 +166,16 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   bsr16_list list = {}, next_list = {};
   uint4 after_column = {};
   uint2 mine = {}, ahead = {}, next_mine = {}; /* lane i's: entry i of 32; of the 32 after; of the next unit's first */
-  if (work.first < work.count) {
-    next = unit_at(p, work, work.first);
+  if (index_of(work, 0) < work.count) {
+    next = unit_at(p, work, index_of(work, 0));
     next_list = list_of(p, next, column_at(p, next));
     next_mine = entry_at(next_list, next_list.first + lane);
   }
-  if (work.first + work.step < work.count) {
-    after = unit_at(p, work, work.first + work.step);
+  if (index_of(work, 1) < work.count) {
+    after = unit_at(p, work, index_of(work, 1));
     after_column = column_at(p, after);
   }
-  for (int index = work.first; index < work.count; index += work.step) {
+  for (int round = 0; index_of(work, round) < work.count; round++) {
     unit = next;
     list = next_list;
     mine = next_mine;
@@ -207,13 +214,13 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         phase ^= 1;
       }
       if (at == list.first) { /* while the first stage is on its way */
-        if (index + work.step < work.count) {
+        if (index_of(work, round + 1) < work.count) {
           next = after;
           next_list = list_of(p, next, after_column);
           next_mine = entry_at(next_list, next_list.first + lane);
         }
-        if (index + 2 * work.step < work.count) {
-          after = unit_at(p, work, index + 2 * work.step);
+        if (index_of(work, round + 2) < work.count) {
+          after = unit_at(p, work, index_of(work, round + 2));
           after_column = column_at(p, after);
         }
       }
@@ -409,19 +416,6 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr
 
 /* A thread has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row
    8j + lane % 4 * 2 + e. */
-struct in_turned_fragments {};
-
-template <int COUNT>
-static __device__ __forceinline__ void add_bias(in_turned_fragments, const esmm_epilogue_params &e, float (&x)[COUNT],
-                                                int64_t col)
-{
-  if (e.bias) {
-    const float first = ((const float *)e.bias)[col], second = ((const float *)e.bias)[col + 8];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-      x[i] = __fadd_rn(x[i], i / 2 % 2 ? second : first);
-  }
-}
 
 /* 16 rows by 16 columns to panels of 64 rows by 64 columns, 128 bytes a row, swizzled. line: of the first row. */
 template <esmm_dtype DTYPE>
@@ -440,7 +434,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
 {
   enum { BOXES = SUMS / 32, ROOM = STAGE_BYTES / PANEL };
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
-  finish_values<in_turned_fragments>(p.epilogue, sums, col + warp * 16 + thread % 32 / 4);
+  finish_values<in_columns>(p.epilogue, sums, col + warp * 16 + thread % 32 / 4);
 #pragma unroll
   for (int g = 0; g < BOXES; g++) {
     const int panel = group * BOXES + g;

@@ -164,10 +164,12 @@ static __device__ __forceinline__ void finish_element(const esmm_epilogue_params
 
 /* ---- sums in registers ---- */
 
-/* How a thread's values lie: side by side in a row; or as mma and wgmma leave their sums, in tiles of 8 columns, of
-   which a thread has two columns in two rows. */
+/* How a thread's values lie: side by side in a row; as mma and wgmma leave their sums, in tiles of 8 columns, of which
+   a thread has two columns in two rows; or as wgmma leaves those of C transposed: a thread has two columns, 8 apart,
+   and of each two rows in turn. */
 struct in_a_row {};
 struct in_fragments {};
+struct in_columns {};
 
 template <int COUNT> static __device__ __forceinline__ void scale(const esmm_epilogue_params &e, float (&x)[COUNT])
 {
@@ -204,6 +206,18 @@ static __device__ __forceinline__ void add_bias(in_fragments, const esmm_epilogu
       x[i + 2] = __fadd_rn(x[i + 2], b.x);
       x[i + 3] = __fadd_rn(x[i + 3], b.y);
     }
+  }
+}
+
+template <int COUNT>
+static __device__ __forceinline__ void add_bias(in_columns, const esmm_epilogue_params &e, float (&x)[COUNT],
+                                                int64_t col)
+{
+  if (e.bias) {
+    const float first = ((const float *)e.bias)[col], second = ((const float *)e.bias)[col + 8];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      x[i] = __fadd_rn(x[i], i / 2 % 2 ? second : first);
   }
 }
 

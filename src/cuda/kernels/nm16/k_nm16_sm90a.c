@@ -152,8 +152,8 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
    to know where a sum lies but for its column. */
 static bool in_registers(const esmm_problem *p)
 {
-  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
-         esmm_cuda_as_it_is(&p->c) && !p->gated && !p->residual.data && !p->nonzeros && !p->bitmaps;
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  return esmm_cuda_writes_boxes(p, &e);
 }
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. */

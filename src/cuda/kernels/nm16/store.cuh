@@ -13,11 +13,6 @@
 
 #define HALF_COLS ESMM_NM16_LINES /* columns of a warpgroup */
 
-/* finish_values: a thread has two columns. */
-struct in_columns {
-  static __device__ __forceinline__ constexpr int column(int i) { return i / 2 % 2 * 8; }
-};
-
 /* A numbered barrier of so many threads; 0 is __syncthreads. */
 static __device__ __forceinline__ void meet(int id, int threads)
 {
