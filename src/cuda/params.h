@@ -606,9 +606,8 @@ ESMM_PARAMS_SIZE(esmm_nm_params, 104);
 #define ESMM_NM16_LOW 128 /* most rows */
 #define ESMM_NM16_LOW_THREADS 288
 #define ESMM_NM16_RANKS 8
-#define ESMM_NM16_LOW_STAGES(rows) ((rows) > 64 ? 8 : 6)
-#define ESMM_NM16_LOW_SHARED(rows) \
-  (ESMM_NM16_LOW_STAGES(rows) * (((rows) > 64 ? 16384 : 8192) + 9216) + 16 * ESMM_NM16_LOW_STAGES(rows))
+#define ESMM_NM16_LOW_STAGES(rows) ((rows) == 16 ? 9 : (rows) == 64 ? 6 : 8)
+#define ESMM_NM16_LOW_SHARED(rows) (ESMM_NM16_LOW_STAGES(rows) * ((rows)*128 + 9216 + 16))
 
 typedef struct esmm_nm16_params {
   esmm_tensor_map map_a; /* boxes of 64 by 64; k's or rows are contiguous */

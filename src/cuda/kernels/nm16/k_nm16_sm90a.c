@@ -196,8 +196,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                              .group = GROUP,
                              .registers = in_registers(p),
                              .epilogue = esmm_cuda_epilogue(p)};
-  status =
-      esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(&a), by_k ? p->m : p->k, by_k ? p->k : p->m, a.ld, &params.map_a);
+  status = esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(&a), by_k ? p->m : p->k, by_k ? p->k : p->m, a.ld,
+                                         ESMM_WGMMA16_BOX, (unsigned)esmm_min(c.rows, ESMM_WGMMA16_BOX), &params.map_a);
   if (status != ESMM_OK)
     return status;
   const int64_t workers = esmm_cuda_sms(p) / ESMM_NM16_CLUSTER;

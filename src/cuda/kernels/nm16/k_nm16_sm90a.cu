@@ -233,7 +233,8 @@ template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void ta
 
 template <int ROWS> struct low_stage {
   enum {
-    A = ROWS > 64 ? ROWS *STEPS * 2 : WGMMA16_PANEL, /* boxes of 64 rows, whatever is used of them */
+    A = ROWS * STEPS * 2, /* boxes of 64 rows, or of all of them */
+    BOXES = ROWS > 64 ? ROWS / 64 : 1,
     BYTES = A + BLOCK,
     COUNT = ESMM_NM16_LOW_STAGES(ROWS)
   };
@@ -315,7 +316,7 @@ template <esmm_dtype DTYPE, int ROWS> static __device__ __forceinline__ void low
       sm90_barrier_expect(&full[slot], stage_of::BYTES);
       bulk_load(stage + stage_of::A, b, BLOCK, &full[slot]);
 #pragma unroll
-      for (int j = 0; j < stage_of::A / WGMMA16_PANEL; j++)
+      for (int j = 0; j < stage_of::BOXES; j++)
         sm90_tma_load(stage + j * WGMMA16_PANEL, &p.map_a, block * STEPS, row0 + 64 * j, &full[slot]);
       next();
     }

@@ -22,7 +22,7 @@
 #define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
 #define PART_STAGES 13            /* or as long as so many stages */
 #define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
-#define FOLLOWS .4                /* of an element with odd lines: one that a gate, a residual or a curve follows */
+#define FOLLOWS 2.5               /* of an element with odd lines: one that a gate, a residual or a curve follows */
 #define SEGMENTS .6               /* how many segments a strip has: see cut_segments */
 #define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
 

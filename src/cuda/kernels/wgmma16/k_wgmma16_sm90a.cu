@@ -263,8 +263,8 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
     c.boxes = true;
-    store_boxes(p, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
-                (char *)sh->spare);
+    store_boxes(p, sh, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
+                (char *)sh->spare, !c.gathered_lines);
     c.held = at;
     return;
   }
@@ -290,6 +290,8 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
     if (what & (STAGE_OFF | STAGE_END)) {
+      if (what & STAGE_END && !c.gathered_lines && tallies_late(p))
+        tally_end(sh, c.group);
       let_go_held(c);
       let_go(c, at);
       return what & STAGE_END;
@@ -378,6 +380,20 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
     leave((uint32_t *)p.meeting, gridDim.x);
 }
 
+/* What is noted of C, where the dense product is wanted: by the warps that do not load. */
+static __device__ __forceinline__ void tally_dense(const esmm_wgmma16_params &p, wgmma16_shared *sh)
+{
+  if (p.choose) {
+    sm90_barrier_wait(&sh->decided, 0);
+    if (sh->mode != ESMM_WGMMA16_DENSE)
+      return;
+  }
+  if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+    tally_tiles<ESMM_WGMMA16_WIDE>(p, sh);
+  else
+    tally_tiles<ESMM_WGMMA16_NARROW>(p, sh);
+}
+
 /* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
 static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
@@ -387,6 +403,8 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
                                                             : feed_dense<ESMM_WGMMA16_NARROW>(p, ring, sh);
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       wgmma16_choose(p, sh);
+    if (threadIdx.x >= 32 && tallies_late(p))
+      tally_dense(p, sh);
     meet<3, FEEDERS>();
     if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
       return;
@@ -408,6 +426,11 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(
     }
     if (p.c_boxes)
       sm90_prefetch_map(&p.map_c);
+    if (tallies_late(p)) {
+      sm90_barrier_init(&sh->tile_there, 2);
+      sm90_barrier_init(&sh->tallied, TALLY_WARPS);
+      sh->tally_issued[0] = sh->tally_issued[1] = 0;
+    }
     if (p.mode != ESMM_WGMMA16_DENSE) {
       sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1

@@ -8,7 +8,7 @@
 #ifndef ESMM_CUDA_WGMMA16_STORE_CUH
 #define ESMM_CUDA_WGMMA16_STORE_CUH
 
-#include "cuda/kernels/wgmma16/wgmma16.cuh"
+#include "cuda/kernels/wgmma16/tally.cuh"
 
 /* ---- split tiles ---- */
 
@@ -252,12 +252,13 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
 /*
  * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
- * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows. One thread of
- * the warpgroup starts the copies; let_go_held waits until that memory has been read.
+ * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
+ * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
  */
 template <int SUMS>
-static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, float (&sums)[SUMS], int row, int col,
-                                                   char *here, int room, char *there)
+static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
+                                                   float (&sums)[SUMS], int row, int col, char *here, int room,
+                                                   char *there, bool late)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   finish_values<in_fragments>(p.epilogue, sums, col + thread % 4 * 2);
@@ -268,7 +269,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
                         (uint32_t)warp * (PANEL / 4);
     store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
   }
-  if (p.epilogue.extra & ESMM_EXTRA_TALLY) {
+  if (!late && p.epilogue.extra & ESMM_EXTRA_TALLY) {
     const int first = row + warp * 16;
     uint32_t *upper = bitmap_of(p.epilogue, first), *lower = bitmap_of(p.epilogue, first + 8);
 #pragma unroll 2
@@ -282,6 +283,10 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   sm90_fence_async();
   meet_group(7 + group);
   if (thread % 128 == 0) {
+    if (late && tallies_late(p)) {
+      tally_last(sh, group);
+      tally_next(sh, group, row, col);
+    }
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;
