@@ -96,7 +96,7 @@ static int copy_operands(const bench *b, bench_data *data)
 static int prepare(bench *b, bench_data *data)
 {
   bench_gpu *g = &data->gpu;
-  const esmm_prepare_opts opts = b->problem.prepare;
+  const esmm_prepare_opts opts = b->problem.prepare, dense = {.size = sizeof dense, .use = opts.use};
   const bool plain = data->b.m.dtype == g->plain_b.dtype && data->b.m.order == ESMM_ROW_MAJOR;
   esmm_matrix near = g->plain_b;
   int status = plain ? CLI_GO : cli_device_copy(b->ctx, "B", &data->b.m, data->b.m.dtype, data->b.m.order, &near);
@@ -111,7 +111,7 @@ static int prepare(bench *b, bench_data *data)
     data->seconds_prepare = cli_now() - start;
   }
   if (done == ESMM_OK && b->library_count == 0 && !b->alone)
-    done = esmm_prepare(b->ctx, &g->dense_b, &opts, &data->dense_weights[0]);
+    done = esmm_prepare(b->ctx, &g->dense_b, &dense, &data->dense_weights[0]);
   if (done == ESMM_OK) {
     data->info = (esmm_weights_info){.size = sizeof data->info};
     done = esmm_weights_get_info(data->weights[0], &data->info);
