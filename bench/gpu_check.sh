@@ -148,6 +148,10 @@ run_tests() {
         --dtype $dtype
       command_works bench all 3 --device "$DEVICE" --dims 1 1000 1003 --random --density-a .25 --no-tune --dtype $dtype \
         --dtype-c f32
+      command_works bench auto 3 --device "$DEVICE" --dims 200 512 384 --format bsr:64 --density-b .25 --no-tune \
+        --dtype $dtype --peers
+      command_works bench auto 3 --device "$DEVICE" --dims 200 512 384 --density-a 1 --no-tune --dtype $dtype \
+        --epilogue bias,relu2
     done
     command_works tune --device "$DEVICE"
   } >"$STATE/log/command_lines.log"
@@ -199,7 +203,7 @@ run_sanitizer() {
 
 run_record() {
   rm -rf "$STATE/record"
-  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" timeout 420 sh bench/gpu_record.sh ||
+  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" timeout 500 sh bench/gpu_record.sh ||
     { failed 'the record'; return; }
   printf '{"check":"record","lines":%d,%s}\n' "$(wc -l <"$STATE/record/gpu.jsonl")" "$stamp" >>"$STATE/$stage.new"
 }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about five minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about six minutes on an H200. `make gpu-check` runs
 # it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
-# dtype on the same data and on random dense data; the suites switch and host are not checked), with what was asked for,
-# the driver and the date in front of it. auto is measured once it has learnt from its calls.
+# dtype on the same data and on random dense data; the suites switch, host and prepare16 are not checked), with what was
+# asked for, the driver and the date in front of it. auto is measured once it has learnt from its calls.
 # OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right.
 #
 #   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder
@@ -14,7 +14,12 @@
 #              it could have taken
 #   decode16   1, 4 and 16 rows                  real16     activations of a trained net, from files
 #   storm      200 random products (python3)     switch     auto where A turns from dense to sparse and back
-#   host       what a call costs the host
+#   host       what a call costs the host        prepare16  pruning and preparing weights
+#   bsr16      B in blocks                       nm24       B of 2:4, from 1 row to 8192
+#   epilogue16 bias, activation, statistics and gate beside the plain product; what cuBLAS would need for them is not
+#              in its time
+#
+# cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
@@ -28,7 +33,7 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
-all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host'
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16'
 SUITES=${SUITES:-$all}
 
 die() {
@@ -93,7 +98,7 @@ row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
 value=$(cat bench/json.awk)
 
 # bench SUITE ASKED KERNELS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the record; ASKED
-# is the density, or - for A's of each line.
+# is the density, or - for A's of each line, or b for B's.
 bench() {
   suite=$1 asked=$2 kernels=$3
   shift 3
@@ -106,7 +111,7 @@ bench() {
   awk -v numbers="$work/numbers" -v suite="$suite" -v asked="$asked" \
     -v stamp="$stamp" "$value"'
     BEGIN { while ((getline line < numbers) > 0) { split(line, part, " "); number[part[1]] = part[2] } }
-    { nonzeros = asked == "-" ? value("asked_density_a") : asked
+    { nonzeros = asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : asked
       sub(/^{/, "")
       print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp ",\"number\":" (number[value("kernel")] + 0) "," $0 }' \
     "$work/lines" >>"$work/record" || die "awk failed"
@@ -125,7 +130,7 @@ measure() {
     { e = value("rel_err_baseline") + 0
       printf "%s %s %s %.4f %.4f %.4f %.2f %.2f\n", \
         product == "-" ? value("m") "," value("n") "," value("k") : product, \
-        asked == "-" ? value("asked_density_a") : asked, value("kernel"), \
+        asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : asked, value("kernel"), \
         value("ms"), value("ms_extract"), value("ms_baseline"), value("speedup"), (e > 0 ? value("rel_err") / e : 0) }' \
     "$work/lines" >"$work/rows" || die "awk failed"
   while read -r product nonzeros kernel ms extract dense_ms speedup error; do
@@ -288,6 +293,85 @@ suite_host() {
     bench host .05 auto --calls --dtype bf16 "$(dims $product)" --blockwise --strip 128 --density-a .05 --density-b 1
     awk -v product=$product "$value"'
       { printf "host       %-20s %8s  %-18s %6.0f ns\n", product, "", value("kernel"), value("host_ns") }' "$work/lines"
+  done
+}
+
+# ---- weights in formats; --dims is M K N ----
+
+has_kernel() { grep -q "^$2" "$work/numbers" || { echo "$1 left out: no kernel $2... runs here"; return 1; }; }
+
+suite_bsr16() {
+  has_kernel bsr16 bsr_bf16 || return
+  {
+    for block in 128 64 32; do
+      for density in .5 .22 .125 .05; do
+        peers=
+        case $block,$density in 128,.22 | 128,.05 | 32,.125) peers=--peers ;; esac
+        echo "--size 8192 --format bsr:$block --density-b $density $peers"
+      done
+    done
+    for density in .5 .22 .125 .05; do
+      echo "--dims 4096 14336 4096 --format bsr:128 --density-b $density"
+    done
+    echo '--size 4096 --format bsr:128 --density-b .22 --peers'
+    echo '--size 16384 --format bsr:128 --density-b .22'
+    for density in .5 .22; do
+      echo "--size 8192 --format bsr:128 --blockwise --strip 128 --density-a .5 --density-b $density"
+    done
+    for m in 1 16; do
+      for density in .5 .1; do
+        echo "--dims $m 4096 14336 --format bsr:64 --density-b $density"
+      done
+    done
+  } >"$work/bsr16"
+  measure bsr16 b auto - --dtype bf16 --list "$work/bsr16"
+  all_runs=$RUNS
+  RUNS=2
+  measure bsr16 b auto - --dtype bf16 --size 32768 --format bsr:128 --density-b .22
+  RUNS=$all_runs
+}
+
+suite_nm24() {
+  has_kernel nm24 nm_bf16 || return
+  {
+    for product in '4096 4096 4096' '8192 8192 8192' '4096 14336 4096'; do
+      echo "--dims $product --peers"
+    done
+    for m in 1 2 4 8 16 32 64 128 256 512 1024 2048 8192; do
+      echo "--dims $m 4096 14336 --peers"
+    done
+  } >"$work/nm24"
+  measure nm24 b auto - --dtype bf16 --format nm:2:4 --density-a 1 --list "$work/nm24"
+}
+
+# Where the device lacks a part of an epilogue, its line is missing.
+suite_epilogue16() {
+  {
+    for product in '4096 4096 14336' '4096 14336 4096'; do
+      echo "--dims $product"
+      echo "--dims $product --epilogue bias,relu2"
+      echo "--dims $product --epilogue bias,relu2,counts,bitmaps:128"
+    done
+    for m in 1 16 64; do
+      echo "--dims $m 4096 14336"
+    done
+    for m in 1 16 64 4096; do
+      echo "--dims $m 4096 14336 --epilogue gate,silu"
+    done
+  } >"$work/epilogue16"
+  may_lack=1
+  measure epilogue16 1 auto - --dtype bf16 --dense --list "$work/epilogue16"
+  may_lack=
+}
+
+suite_prepare16() {
+  for format in nm:2:4 bsr:128; do
+    ! has_kernel prepare16 "${format%%:*}_bf16" || {
+      bench prepare16 - auto --prepare --dtype bf16 --dims 16 4096 14336 --density-a 1 --format $format
+      awk -v format=$format "$value"'
+        { printf "prepare16  4096 x 14336, %s: %.3f ms to prune, %.3f ms to prepare\n", format, value("ms_prune"), \
+            value("ms_prepare") }' "$work/lines"
+    }
   done
 }
 

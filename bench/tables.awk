@@ -248,6 +248,50 @@ function host_line() {
     kernel "|" sprintf("%.2f", need("host_ns") / 1000))
 }
 
+# Weights in a format of their own: what `auto` takes, over cuBLAS with the dense ones.
+function peer_time(name,   x) { x = value(name); return x == "" || x == "null" ? "" : ms(x) }
+function weights_line(   block, zeros) {
+  most(worst, "16", ratio)
+  block = need("format")
+  zeros = value("density_a") < .99 ? percent(value("strip128_density_a")) " in strips" : "dense"
+  if (index($0, "\"peer_ms\":") && (peer_time("cusparselt") peer_time("cusparse_bsr") peer_time("cusparse_csr")) != "")
+    put("gpu16-peers", product() "|" block "|" percent(asked), "ESMM ms>|cuBLAS ms>|cuSPARSELt ms>|cuSPARSE BSR ms>|" \
+      "cuSPARSE CSR ms>", ms(t) "|" ms(baseline) "|" peer_time("cusparselt") "|" peer_time("cusparse_bsr") "|" \
+      peer_time("cusparse_csr"))
+  if (suite == "nm24") {
+    put("gpu16-nm", product(), "kernel chosen|ms>|cuBLAS ms>|times faster>",
+      kernel "|" ms(t) "|" ms(baseline) "|" times(speedup))
+    grouped++
+    least(lowest, suite, speedup)
+    if (speedup == lowest[suite])
+      grouped_worst = product() ", where it took " kernel
+    if (need("m") == 8192 && need("n") == 8192)
+      summary("2:4 in B")
+    return
+  }
+  sub(/^bsr:/, "", block)
+  grid("gpu16-bsr", product() "|" block "|" zeros)
+  if (need("m") == 8192 && block == 128 && asked == .22 && zeros == "dense")
+    summary("blocks of 128 in B")
+}
+# Beside the plain product of the same size, which comes before it; with a gate, beside two of them.
+function epilogue_line(   ends, gated) {
+  ends = value("epilogue")
+  if (ends == "null" || ends == "") {
+    plain[product()] = t
+    return
+  }
+  gated = ends ~ /gate/
+  gsub(/,/, ", ", ends)
+  put("gpu16-epilogue", product() "|" ends, "kernel chosen|ms>|over our plain product>|cuBLAS, plain ms>|times faster>",
+    kernel "|" ms(t) "|" (product() in plain ? sprintf("%.3f", t / plain[product()] / (gated ? 2 : 1)) : "") "|" \
+    ms(baseline) "|" times(speedup))
+}
+function prepare_line() {
+  put("gpu16-prepare", need("k") " × " need("n") "|" need("format"), "prune ms>|prepare ms>",
+    ms(need("ms_prune")) "|" ms(need("ms_prepare")))
+}
+
 function gpu16_line(   columns, texts) {
   if (kernel !~ /^cublas/)
     most(worst, suite == "error16" ? suite : "16", ratio)
@@ -301,6 +345,11 @@ BEGIN {
   title["gpu16-trained"] = "activations|product"
   title["gpu16-sweep"] = "product"
   title["gpu16-best"] = "products"
+  title["gpu16-bsr"] = "product|block>|A"
+  title["gpu16-nm"] = "product"
+  title["gpu16-peers"] = "product|format|nonzeros of B>"
+  title["gpu16-epilogue"] = "product|epilogue"
+  title["gpu16-prepare"] = "B|format"
   title["gpu-storm"] = "line>|product|dtype|zeros"
   title["gpu-switch"] = "product|A"
   title["gpu-host"] = "product|nonzeros>"
@@ -310,6 +359,15 @@ BEGIN {
     "run forced beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures are of speed, so 1 is as fast; means are geometric."
   head["gpu-storm"] = "### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, " \
     "in strips or as in activations."
+  head["gpu16-bsr"] = "### Weights in blocks\n\nbf16, B in format BSR: times faster than cuBLAS with the dense B, by " \
+    "the share of blocks that are kept."
+  head["gpu16-nm"] = "### Weights of 2:4\n\nbf16, B in format N:M, A dense; beside cuBLAS with the dense B."
+  head["gpu16-peers"] = "### Beside other libraries for sparse weights\n\nThe same products and data, in the same " \
+    "process; their formats of B are made beforehand, as ours are. Empty: that\nlibrary has no such product, or was " \
+    "not there."
+  head["gpu16-epilogue"] = "### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it " \
+    "would need for the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them."
+  head["gpu16-prepare"] = "### Making weights\n\nA dense bf16 B in the GPU's memory, pruned and prepared there."
   head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \
     "of time, ms of a call: at 1.00 `auto` is as fast as if it\nhad known each A before."
   head["gpu-host"] = "### Host time\n\nWhat a call of `auto` costs the host once the plan knows it, bf16. The GPU " \
@@ -335,6 +393,7 @@ BEGIN {
 suite == "switch" { switch_line(); next }
 suite == "host" { host_line(); next }
 suite == "calls" { calls_line(); next }
+suite == "prepare16" { prepare_line(); next }
 {
   t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
   speedup = need("speedup") + 0
@@ -345,6 +404,10 @@ suite == "calls" { calls_line(); next }
     cpu_line()
   else if (suite == "storm")
     storm_line()
+  else if (suite == "bsr16" || suite == "nm24")
+    weights_line()
+  else if (suite == "epilogue16")
+    epilogue_line()
   else if (suite ~ /16$/)
     gpu16_line()
   else
@@ -376,6 +439,9 @@ END {
 
   if (rivals)
     best_of_all()
+  if (grouped)
+    text["gpu16-nm"] = "`auto` is at its worst, of these " grouped " products, on " grouped_worst ": " \
+      sprintf("%.3f", lowest["nm24"]) " times cuBLAS with dense weights."
   if (stormed)
     text["gpu-storm"] = "`auto` is below 0.95 times cuBLAS on " (storm_below ? storm_below : "none") " of " stormed \
       " products" (storm_below ? " (" percent(storm_below / stormed) "), those above" : "") ". It is at its worst on " \

@@ -204,23 +204,6 @@ static int branch(esmm_ctx *ctx, const problem *p, const data *d, bool gate, boo
   return status;
 }
 
-/* What the activation makes of an error in its argument, where its result is y. */
-static double activated(esmm_activation activation, double error, double y)
-{
-  switch (activation) {
-  case ESMM_ACT_NONE:
-  case ESMM_ACT_RELU:
-    break;
-  case ESMM_ACT_RELU2: /* (x + e)^2 - x^2, x^2 = y */
-    return 2 * sqrt(y) * error + error * error + 2 * ERROR_UNIT * y;
-  case ESMM_ACT_GELU:
-  case ESMM_ACT_GELU_TANH:
-  case ESMM_ACT_SILU: /* no slope is above 1.13 */
-    return 1.13 * error + 2 * ERROR_UNIT * y + 0x1p-149;
-  }
-  return error;
-}
-
 static double at(const io_matrix *m, int64_t i)
 {
   return (double)((const float *)m->m.data)[i];
@@ -245,10 +228,10 @@ static int bounds(esmm_ctx *ctx, const problem *p, data *d, const error_rule *ru
     double error = error_of_sum(rule, depth, at(out, i));
     if (p->gate) {
       const double g = fabs(at(&gate, i)), u = fabs(at(&up, i));
-      const double g_error = activated(p->activation, error_of_sum(rule, depth, at(&gate_bound, i)), g);
+      const double g_error = error_activated(p->activation, error_of_sum(rule, depth, at(&gate_bound, i)), g);
       error = g * error + u * g_error + error * g_error + 2 * ERROR_UNIT * g * u;
     } else {
-      error = activated(p->activation, error, size + added);
+      error = error_activated(p->activation, error, size + added);
     }
     error += p->residual ? 2 * ERROR_UNIT * (size + added) : 0;
     error += ERROR_UNIT * size; /* the reference's own rounding: it is kept in fp32 */

@@ -101,6 +101,22 @@ static void report(job *j, const io_tensor *tensor, const esmm_prune_report *don
   fputs("}\n", j->json.file);
 }
 
+/* On a GPU in its memory, where the library prunes what it can; b gets the result. */
+static int prune_matrix(job *j, const char *name, esmm_matrix *b, esmm_prune_report *report)
+{
+  esmm_matrix near = *b;
+  const bool gpu = cli_on_gpu(j->ctx);
+  const int status = gpu ? cli_device_copy(j->ctx, name, b, b->dtype, b->order, &near) : CLI_GO;
+  if (status != CLI_GO)
+    return status;
+  esmm_status pruned = esmm_prune(j->ctx, &near, &j->opts, report);
+  if (pruned == ESMM_OK && gpu)
+    pruned = esmm_matrix_copy(j->ctx, &near, b);
+  if (gpu)
+    cli_device_free(j->ctx, &near);
+  return pruned == ESMM_OK ? CLI_GO : cli_status(j->ctx, name, pruned);
+}
+
 static int prune_tensor(job *j, size_t index)
 {
   const io_tensor *tensor = &j->tensors->list[index];
@@ -119,9 +135,9 @@ static int prune_tensor(job *j, size_t index)
     return status;
   esmm_prune_report done = {.size = sizeof done};
   j->opts.input_norms = norms >= 0 ? j->norms->list[norms].data : NULL;
-  const esmm_status pruned = esmm_prune(j->ctx, &b, &j->opts, &done);
-  if (pruned != ESMM_OK)
-    return cli_status(j->ctx, tensor->name, pruned);
+  status = prune_matrix(j, tensor->name, &b, &done);
+  if (status != CLI_GO)
+    return status;
   report(j, tensor, &done);
   j->pruned++;
   return CLI_GO;
@@ -272,7 +288,9 @@ int cmd_prune(int argc, char **argv)
           "esmm_prepare take: the largest stay (nm: of each group of M k's; bsr: the blocks of largest norm). Every\n"
           "matrix of F32, BF16 or F16 is pruned, embeddings too, unless --include or --exclude says otherwise. All\n"
           "else is copied byte for byte: the metadata, the other tensors, their order. OUT appears whole or not at\n"
-          "all. No training is done: what a model loses by it has to be measured.",
+          "all. No training is done: what a model loses by it has to be measured.\n"
+          "On a GPU (--device cuda) each is pruned in the GPU's memory, or where the library cannot, on the host: the\n"
+          "result is the same.",
       .options = options,
       .notes = "Examples\n"
                "  esmm prune model.safetensors sparse.safetensors --format nm:2:4 --include '*.mlp.*.weight'\n"

@@ -36,6 +36,14 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "GPU\n"
     "  they are launched and not waited for: it is the host's time. On a CPU only what auto chose is remembered: a\n"
     "  call that names its kernel costs some microseconds more.\n"
+    "  --epilogue: what the product ends with, as esmm_matmul does it: C = activation(A B + bias) + residual, or with "
+    "a\n"
+    "  gate activation(A G) * (A B + bias) + residual; counts of the nonzeros of C's columns; bitmaps of its strips. "
+    "Only\n"
+    "  ours do that: the dense library multiplies, twice with a gate, and no more. All of it is checked.\n"
+    "  --peers: lines of their own, no baseline: their time is that of the product, their format made beforehand. One\n"
+    "  that is not there or refuses is named below the table. ESMM_CUSPARSELT and ESMM_CUSPARSE may name the files.\n"
+    "  --prepare: medians of 'runs' times: B in the device's memory, pruned there, then prepared.\n"
     "  --switch N: 8 N calls with the same weights; candidates are the kernels named, all by default, and the dense\n"
     "  libraries. 1.00 is as fast as if the plan had known; beside it, the same with an A that stays dense.\n"
     "  --list: options of the command line hold for every line; a line that fails is named, the others are measured.\n"
@@ -54,12 +62,14 @@ static const char notes[] = CLI_PROBLEM_NOTES
 /* Ways to measure something else, of which one at most can be asked for. */
 static int check_modes(const bench *b, bool sweep)
 {
-  const char *modes[5];
+  const char *modes[6];
   int count = 0;
   if (b->once)
     modes[count++] = "--once";
   if (b->calls)
     modes[count++] = "--calls";
+  if (b->prepare)
+    modes[count++] = "--prepare";
   if (b->switch_every)
     modes[count++] = "--switch";
   if (b->list)
@@ -68,6 +78,8 @@ static int check_modes(const bench *b, bool sweep)
     modes[count++] = "--sweep";
   if (count > 1)
     return cli_usage("%s and %s cannot both be given", modes[0], modes[1]);
+  if ((b->switch_every || b->prepare) && (b->epilogue_words || b->peers))
+    return cli_usage("%s and %s cannot both be given", modes[0], b->epilogue_words ? "--epilogue" : "--peers");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
   if (count && !sweep && (b->skip_stats || b->extraction))
@@ -96,6 +108,7 @@ static int parse(bench *b, int argc, char **argv)
   const cli_option options[] = {
       CLI_PROBLEM_OPTIONS(&b->problem),
       {NULL, CLI_HEADING, NULL, NULL, "What is measured and said", 0, 0, NULL, NULL},
+      BENCH_PRODUCT_OPTIONS(b),
       {"sweep", CLI_STRING, &sweep, "LIST", "several values of --density in one table: 1,.75,.5,.25", 0, 0, NULL, NULL},
       {"no-check", CLI_FLAG, &b->no_check, NULL, "do not check results", 0, 0, NULL, NULL},
       {"no-tune", CLI_FLAG, &b->no_tune, NULL, "do not measure the plan's constants, missing or of a busy machine", 0,
@@ -107,6 +120,8 @@ static int parse(bench *b, int argc, char **argv)
        NULL},
       {"calls", CLI_FLAG, &b->calls, NULL, "what a call costs, in nanoseconds; on a GPU, what it costs the host", 0, 0,
        NULL, NULL},
+      {"prepare", CLI_FLAG, &b->prepare, NULL, "what it takes to prune B to its --format and to prepare it", 0, 0, NULL,
+       NULL},
       {"switch", CLI_INT, &b->switch_every, "N",
        "a stream of calls whose A turns from dense to what is asked for\n"
        "and back every N calls: auto over the best kernel for each",
@@ -146,7 +161,9 @@ static int parse(bench *b, int argc, char **argv)
     status = check_files(b);
   if (status == CLI_GO)
     status = check_modes(b, sweep);
-  b->alone = b->once || b->calls;
+  if (status == CLI_GO)
+    status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
+  b->alone = b->once || b->calls || b->prepare;
   if (status != CLI_GO || b->list) /* a line resolves its own problem */
     return status;
   for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)
@@ -190,6 +207,8 @@ int bench_product(bench *b, bench_data *data, bench_report *report)
     return status;
   if (b->calls)
     return bench_calls(b, data, report);
+  if (b->prepare)
+    return bench_prepare(b, data, report);
   if (b->switch_every)
     return bench_switch(b, data, report);
   status = bench_measure(b, data, &result);

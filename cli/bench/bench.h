@@ -3,7 +3,8 @@
  *
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
- * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list.
+ * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list,
+ * bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c --peers.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -13,6 +14,30 @@
 #include "cublas.h"
 #include "error_bound.h"
 
+/* ---- bench_epilogue.c: the options ---- */
+
+/* What --epilogue asks for, which only our kernels do: a dense library's product is plain. */
+typedef struct bench_epilogue {
+  bool any; /* of the following */
+  bool bias, residual, gate, counts;
+  esmm_activation activation;
+  int64_t bitmap_rows; /* 0: no bitmaps */
+} bench_epilogue;
+
+/* text NULL: nothing. CLI_GO or CLI_USAGE. */
+int bench_epilogue_parse(const char *text, bench_epilogue *out);
+
+/* Options that a line of a list may have too. */
+#define BENCH_PRODUCT_OPTIONS(b)                                                                                     \
+  {"epilogue", CLI_STRING, &(b)->epilogue_words, "LIST", BENCH_EPILOGUE_HELP, 0, 0, NULL, NULL},                     \
+  {                                                                                                                  \
+    "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
+        NULL                                                                                                         \
+  }
+#define BENCH_EPILOGUE_HELP                                           \
+  "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
+  "silu, gate, residual, counts, bitmaps:ROWS (default none)"
+
 typedef struct bench {
   /* options */
   cli_problem problem;
@@ -20,8 +45,10 @@ typedef struct bench {
   const char **kernels;     /* what they mean; "" is auto */
   int kernel_count;
   int64_t runs;
-  bool no_check, no_tune, skip_stats, extraction, once, calls;
-  bool alone;           /* --once, --calls: no dense library and no random data beside ours */
+  bool no_check, no_tune, skip_stats, extraction, once, calls, prepare, peers;
+  const char *epilogue_words; /* NULL: none */
+  bench_epilogue epilogue;
+  bool alone;           /* --once, --calls, --prepare: no dense library and no random data beside ours */
   int64_t switch_every; /* 0: not asked for */
   const char *list;     /* NULL: not asked for */
   const char *json, *csv;
@@ -53,12 +80,28 @@ typedef struct bench_gpu {
   esmm_matrix a, c;                               /* in the dtypes asked for */
   esmm_matrix plain_a, plain_b, dense_a, dense_b; /* for cuBLAS, in library_dtype */
   esmm_matrix plain_c;                            /* its result */
+  esmm_matrix plain_gate, gate_c;                 /* with a gate: its other product */
   bool transposed;                                /* plain_b and dense_b are column-major: cuBLAS is faster so (fp32) */
   esmm_matrix flush[2];                           /* copying one onto the other empties the L2 cache */
   esmm_timer *timers[BENCH_TIMERS];
-  esmm_matrix owned[12];
+  esmm_matrix owned[20];
   int owned_count;
 } bench_gpu;
+
+/* What an epilogue reads and writes. */
+typedef struct bench_finish {
+  io_matrix bias, residual;                          /* of the host: fp32 */
+  io_matrix gate;                                    /* a second B, in B's dtype */
+  io_matrix *plain_gate;                             /* [copies]: in fp32 */
+  esmm_weights **gate_weights;                       /* [copies] */
+  esmm_matrix near_bias, near_residual, near_counts; /* where the device wants them */
+  io_matrix last_counts_host;                        /* int32_t in fp32's clothes, as near_counts */
+  esmm_pattern *patterns[BENCH_TIMERS]; /* of calls that nobody has waited for yet; the last is the newest */
+  int pattern_count;
+} bench_finish;
+
+typedef struct bench_peer bench_peer;
+enum { BENCH_PEERS = 2 };
 
 /*
  * The operands of one problem. With few rows in A the weights are what takes time, and in real use they come from
@@ -86,6 +129,9 @@ typedef struct bench_data {
   double density_a;       /* exact element density */
   double strip_density_a; /* exact, of strips of BENCH_STRIP rows */
   bench_gpu gpu;
+  bench_finish finish;
+  bench_peer *peers[BENCH_PEERS];
+  int peer_count;
 } bench_data;
 
 int bench_data_make(bench *b, bench_data *data); /* CLI_GO or a status; free it in both cases */
@@ -110,6 +156,11 @@ typedef struct bench_reference {
   int64_t row_count, n;
   double *values, *magnitudes; /* [row_count][n]: the sums, and those of |a||b| */
   double largest;              /* max |value| */
+  /* with an epilogue, else NULL and 0: */
+  bool finished; /* C is what the epilogue makes of the sums */
+  esmm_activation activation;
+  const float *bias, *residual;          /* [n], [m][n] */
+  double *gate_values, *gate_magnitudes; /* [row_count][n] */
 } bench_reference;
 
 typedef struct bench_error {
@@ -136,6 +187,7 @@ const char *bench_outcome_str(bench_outcome outcome); /* "ok", "wrong", "unsuppo
 
 typedef struct bench_contestant {
   const blas_library *library; /* NULL: ours */
+  bench_peer *peer;            /* NULL: ours or a dense library's */
   const char *force;           /* ours: a kernel, "" for auto */
   bool vector;                 /* a library's routine for one row, or for one column: sgemv */
   bool dense_data;             /* on the random dense operands */
@@ -160,9 +212,9 @@ typedef struct bench_contestant {
 
 typedef struct bench_result {
   bench_contestant *contestants; /* ours first, in the order asked for */
-  int ours, count;
-  int best;            /* index of the fastest baseline, -1: there is none */
-  double baseline_err; /* of that library and routine on this data */
+  int ours, peers, count;        /* ours, then baselines, then peers */
+  int best;                      /* index of the fastest baseline, -1: there is none */
+  double baseline_err;           /* of that library and routine on this data */
   int64_t checked_rows;
 } bench_result;
 
@@ -176,6 +228,32 @@ int bench_settle(bench *b, bench_data *data, const bench_contestant *c);
 void bench_result_free(bench_result *result);
 int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
 double bench_median(double *values, int count); /* sorts them; NAN for none */
+
+/* ---- bench_epilogue.c ---- */
+
+int bench_finish_make(bench *b, bench_data *data); /* CLI_GO or a status; bench_data_free frees it */
+void bench_finish_free(const bench *b, bench_data *data);
+/* Our options for one call: opts gets what the epilogue needs. */
+void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_opts *opts);
+/* After calls that were waited for: lets go of their bitmaps but the newest. */
+void bench_finish_release(bench_data *data);
+/* Adds what the epilogue makes of the sums. */
+int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference);
+/* The exact result for row i of the reference and column j, and how far it may be off before it is stored. */
+double bench_finish_exact(const bench_reference *reference, const error_rule *rule, int64_t i, int64_t j,
+                          double *error);
+/* Are the counts and bitmaps of the last call those of C? CLI_GO with *right, and why not; or a status. */
+int bench_finish_check(const bench *b, bench_data *data, bool *right, char *why, size_t why_bytes);
+
+/* ---- bench_peers.c ---- */
+
+/* Libraries for sparse weights. One that cannot multiply this has a reason. */
+void bench_peers_make(bench *b, bench_data *data);
+void bench_peers_free(bench *b, bench_data *data);
+esmm_status bench_peer_call(bench_peer *peer);
+const char *bench_peer_name(const bench_peer *peer);
+const char *bench_peer_reason(const bench_peer *peer); /* "": it can */
+const esmm_matrix *bench_peer_result(const bench_peer *peer);
 
 /* ---- bench_gpu.c ---- */
 
@@ -235,6 +313,11 @@ int bench_extraction(const bench *b, const bench_data *data, bench_report *repor
 /* Both print their own table through the report, and write a record. */
 int bench_calls(bench *b, bench_data *data, bench_report *report);
 int bench_switch(bench *b, bench_data *data, bench_report *report);
+
+/* ---- bench_prepare.c ---- */
+
+/* --prepare: pruning B to its format and preparing it. */
+int bench_prepare(bench *b, bench_data *data, bench_report *report);
 
 /* ---- bench.c ---- */
 

@@ -105,6 +105,8 @@ void bench_reference_free(bench_reference *reference)
   free(reference->terms);
   free(reference->values);
   free(reference->magnitudes);
+  free(reference->gate_values);
+  free(reference->gate_magnitudes);
   *reference = (bench_reference){0};
 }
 
@@ -112,23 +114,29 @@ bench_error bench_error_find(const bench_reference *reference, const error_rule 
                              bool only_checked)
 {
   bench_error worst = {0};
-  double largest = 0;
+  double largest = 0, scale = 0;
   for (int64_t i = 0; i < reference->row_count; i++) {
     const float *got = c + (only_checked ? i : reference->rows[i]) * reference->n;
     const double *want = reference->values + i * reference->n, *magnitude = reference->magnitudes + i * reference->n;
     const double depth = error_depth(rule, (double)reference->terms[i]);
     for (int64_t j = 0; j < reference->n; j++) {
-      const double error = fabs((double)got[j] - want[j]);
-      const double allowed = error_when_stored(rule, error_of_sum(rule, depth, magnitude[j]), want[j]);
-      const double share = error_share(rule, (double)got[j], want[j], allowed);
+      double exact = want[j], off = 0;
+      if (reference->finished)
+        exact = bench_finish_exact(reference, rule, i, j, &off);
+      else
+        off = error_of_sum(rule, depth, magnitude[j]);
+      const double error = fabs((double)got[j] - exact);
+      const double allowed = error_when_stored(rule, off, exact);
+      const double share = error_share(rule, (double)got[j], exact, allowed);
+      scale = fmax(scale, fabs(exact));
       if (share > worst.share)
         worst = (bench_error){
-            .share = share, .row = reference->rows[i], .col = j, .got = got[j], .want = want[j], .allowed = allowed};
+            .share = share, .row = reference->rows[i], .col = j, .got = got[j], .want = exact, .allowed = allowed};
       if (!(error <= largest)) /* so that NaN counts too */
         largest = isnan(error) ? INFINITY : error;
     }
   }
-  worst.relative = largest == 0 ? 0 : reference->largest > 0 ? largest / reference->largest : INFINITY;
+  worst.relative = largest == 0 ? 0 : scale > 0 ? largest / scale : INFINITY;
   return worst;
 }
 

@@ -210,6 +210,8 @@ int bench_data_make(bench *b, bench_data *data)
     status = cli_matrix_alloc("C", data->m, data->n, (esmm_dtype)p->dtype_c, &data->c);
   if (status == CLI_GO && !b->gpu)
     status = cli_matrix_alloc("C in f32", data->m, data->n, ESMM_F32, &data->plain_c);
+  if (status == CLI_GO && b->epilogue.any)
+    status = bench_finish_make(b, data);
   return status == CLI_GO ? measure_a(b, data) : status;
 }
 
@@ -237,6 +239,7 @@ int bench_data_next(bench *b, bench_data *data)
 
 void bench_data_free(const bench *b, bench_data *data)
 {
+  bench_finish_free(b, data);
   if (b->gpu)
     bench_gpu_free(b, data);
   for (int i = 0; i < data->variants; i++) {

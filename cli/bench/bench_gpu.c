@@ -96,7 +96,7 @@ static int copy_operands(const bench *b, bench_data *data)
 static int prepare(bench *b, bench_data *data)
 {
   bench_gpu *g = &data->gpu;
-  const esmm_prepare_opts opts = b->problem.prepare;
+  const esmm_prepare_opts opts = b->problem.prepare, dense = {.size = sizeof dense, .use = opts.use};
   const bool plain = data->b.m.dtype == g->plain_b.dtype && data->b.m.order == ESMM_ROW_MAJOR;
   esmm_matrix near = g->plain_b;
   int status = plain ? CLI_GO : cli_device_copy(b->ctx, "B", &data->b.m, data->b.m.dtype, data->b.m.order, &near);
@@ -111,7 +111,7 @@ static int prepare(bench *b, bench_data *data)
     data->seconds_prepare = cli_now() - start;
   }
   if (done == ESMM_OK && b->library_count == 0 && !b->alone)
-    done = esmm_prepare(b->ctx, &g->dense_b, &opts, &data->dense_weights[0]);
+    done = esmm_prepare(b->ctx, &g->dense_b, &dense, &data->dense_weights[0]);
   if (done == ESMM_OK) {
     data->info = (esmm_weights_info){.size = sizeof data->info};
     done = esmm_weights_get_info(data->weights[0], &data->info);
@@ -224,22 +224,31 @@ void bench_gpu_free(const bench *b, bench_data *data)
 
 /* ---- calls ---- */
 
-static bool call_cublas(cublas_library *cublas, const bench_data *data, const bench_contestant *c)
+static bool multiply(cublas_library *cublas, const bench_data *data, const bench_contestant *c, const void *y, void *to)
 {
   const bench_gpu *g = &data->gpu;
   const int64_t m = data->m, k = data->k, n = data->n;
-  const void *x = (c->dense_data ? g->dense_a : g->plain_a).data, *y = (c->dense_data ? g->dense_b : g->plain_b).data;
+  const void *x = (c->dense_data ? g->dense_a : g->plain_a).data;
   const esmm_dtype dtype = data->library_dtype, dtype_c = g->plain_c.dtype;
   switch (dtype) {
   case ESMM_F32:
-    return c->vector ? cublas_sgemv(cublas, k, n, x, y, g->transposed, g->plain_c.data)
-                     : cublas_sgemm(cublas, m, k, n, x, y, g->transposed, g->plain_c.data);
+    return c->vector ? cublas_sgemv(cublas, k, n, x, y, g->transposed, to)
+                     : cublas_sgemm(cublas, m, k, n, x, y, g->transposed, to);
   case ESMM_BF16:
   case ESMM_F16:
-    return c->vector ? cublas_gemv16(cublas, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data)
-                     : cublas_gemm16(cublas, m, k, n, dtype, x, y, g->transposed, dtype_c, g->plain_c.data);
+    return c->vector ? cublas_gemv16(cublas, k, n, dtype, x, y, g->transposed, dtype_c, to)
+                     : cublas_gemm16(cublas, m, k, n, dtype, x, y, g->transposed, dtype_c, to);
   }
   return false; /* there is no routine for an unknown dtype */
+}
+
+/* With a gate two products, that with B last. */
+static bool call_cublas(cublas_library *cublas, const bench_data *data, const bench_contestant *c)
+{
+  const bench_gpu *g = &data->gpu;
+  if (g->plain_gate.data && !multiply(cublas, data, c, g->plain_gate.data, g->gate_c.data))
+    return false;
+  return multiply(cublas, data, c, (c->dense_data ? g->dense_b : g->plain_b).data, g->plain_c.data);
 }
 
 esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats)
@@ -247,9 +256,18 @@ esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c
   bench_gpu *g = &data->gpu;
   if (c->library)
     return call_cublas(&b->cublas, data, c) ? ESMM_OK : ESMM_ERR_DRIVER_CALL;
+  if (c->peer)
+    return bench_peer_call(c->peer);
   esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
-  return esmm_matmul(b->ctx, c->dense_data ? &g->dense_a : &g->a,
-                     (c->dense_data ? data->dense_weights : data->weights)[0], &g->c, &opts, stats);
+  const esmm_matrix *a = c->dense_data ? &g->dense_a : &g->a;
+  if (b->epilogue.any && !c->is_baseline)
+    bench_finish_opts(b, data, 0, &opts);
+  if (b->epilogue.gate && c->is_baseline) {
+    const esmm_status status = esmm_matmul(b->ctx, a, data->finish.gate_weights[0], &g->c, &opts, NULL);
+    if (status != ESMM_OK)
+      return status;
+  }
+  return esmm_matmul(b->ctx, a, (c->dense_data ? data->dense_weights : data->weights)[0], &g->c, &opts, stats);
 }
 
 esmm_status bench_gpu_flush(const bench *b, bench_data *data)
@@ -279,6 +297,7 @@ esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c
       status = timed_call(b, data, c, timers[i]);
     for (int i = 0; i < batch && status == ESMM_OK; i++)
       status = esmm_timer_seconds(timers[i], &seconds[first + i]);
+    bench_finish_release(data);
   }
   return status;
 }
@@ -345,7 +364,7 @@ esmm_status bench_gpu_first(bench *b, bench_data *data, const bench_contestant *
 /* Rows are copied one by one, or all together where all are checked. */
 static esmm_matrix result_rows(const bench_data *data, const bench_contestant *c, int64_t row, int64_t count)
 {
-  esmm_matrix m = c->library ? data->gpu.plain_c : data->gpu.c;
+  esmm_matrix m = c->peer ? *bench_peer_result(c->peer) : c->library ? data->gpu.plain_c : data->gpu.c;
   m.data = (char *)m.data + (size_t)(row * m.ld) * esmm_dtype_size(m.dtype);
   m.rows = count;
   return m;

@@ -57,9 +57,9 @@ static int read_lines(const char *path, lines *all)
 /* An option of the command that is not one of a product's. */
 static bool is_of_the_command(const char *word)
 {
-  static const char *const names[] = {"-h",        "--help",       "--json",      "--csv",   "--list",
-                                      "--sweep",   "--once",       "--switch",    "--calls", "--no-check",
-                                      "--no-tune", "--skip-stats", "--extraction"};
+  static const char *const names[] = {"-h",        "--help",       "--json",       "--csv",    "--list",
+                                      "--sweep",   "--once",       "--switch",     "--calls",  "--no-check",
+                                      "--no-tune", "--skip-stats", "--extraction", "--prepare"};
   const size_t length = strcspn(word, "=");
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (strlen(names[i]) == length && strncmp(word, names[i], length) == 0)
@@ -68,8 +68,9 @@ static bool is_of_the_command(const char *word)
 }
 
 /* The options of a line on top of those of the command line. text is cut into words, which the problem points to. */
-static int parse_line(char *text, cli_problem *problem)
+static int parse_line(char *text, bench *b)
 {
+  cli_problem *problem = &b->problem;
   char command[] = "bench";
   char *argv[MOST_WORDS + 1] = {command}, *rest = NULL;
   const char *words[1];
@@ -83,7 +84,7 @@ static int parse_line(char *text, cli_problem *problem)
       return cli_usage("%.40s: it is no option of a product: give it on the command line", word);
     argv[argc++] = word;
   }
-  const cli_option options[] = {CLI_PROBLEM_OPTIONS(problem), {0}};
+  const cli_option options[] = {CLI_PROBLEM_OPTIONS(problem), BENCH_PRODUCT_OPTIONS(b), {0}};
   const cli_parser parser = {.options = options, .words_are = "no words beside its options"};
   const int status = cli_parse(&parser, argc, argv, words, &count);
   if (status == CLI_GO && (problem->machine.device != device || problem->machine.threads != threads))
@@ -96,7 +97,9 @@ static int measure_line(bench *b, char *text, bench_report *report)
 {
   bench_data data = {0};
   cli_problem *p = &b->problem;
-  int status = parse_line(text, p);
+  int status = parse_line(text, b);
+  if (status == CLI_GO)
+    status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
   if (status == CLI_GO)
     status = cli_problem_resolve(p, NAN);
   if (status == CLI_GO)
@@ -114,6 +117,8 @@ static int measure_line(bench *b, char *text, bench_report *report)
 int bench_list(bench *b, bench_report *report)
 {
   const cli_problem given = b->problem;
+  const char *const given_epilogue = b->epilogue_words;
+  const bool given_peers = b->peers;
   lines all;
   char subject[256];
   int done = 0, failed = 0, status = read_lines(b->list, &all);
@@ -126,6 +131,8 @@ int bench_list(bench *b, bench_report *report)
     b->line = i + 1;
     b->done = 100 * done++;
     b->problem = given;
+    b->epilogue_words = given_epilogue;
+    b->peers = given_peers;
     failed += measure_line(b, all.text[i], report) != CLI_GO;
   }
   cli_set_subject("");

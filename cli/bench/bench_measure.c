@@ -10,6 +10,7 @@
  * - Each turn: a pause (another library's worker threads spin for some milliseconds before they sleep, and would take
  *   our processor time), a warm-up, then the timed calls.
  * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
+ * - Peers, libraries for sparse weights, take part in all of this and are no baseline.
  * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in calls
  *   of their own.
  * - A GPU's calls are timed by its own clock (bench_gpu.c), and there is no pause: it would slow its clock down.
@@ -23,7 +24,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50 };
+enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50, PEER_CALLS = 3 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
@@ -78,7 +79,7 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
 {
   int routines = bench_routines(b, data);
   int most = b->kernel_count + 2 * routines * (b->library_count ? b->library_count : 1);
-  result->contestants = cli_alloc((size_t)most, sizeof *result->contestants);
+  result->contestants = cli_alloc((size_t)(most + data->peer_count), sizeof *result->contestants);
   for (int i = 0; i < b->kernel_count; i++)
     add(result)->force = b->kernels[i];
   result->ours = result->count;
@@ -99,6 +100,16 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
       c->is_baseline = true;
     }
   }
+  result->peers = result->count;
+  for (int i = 0; i < data->peer_count; i++) {
+    bench_contestant *c = add(result);
+    c->peer = data->peers[i];
+    c->force = "";
+    c->is_baseline = true;
+    snprintf(c->name, sizeof c->name, "%s", bench_peer_name(c->peer));
+    snprintf(c->reason, sizeof c->reason, "%s", bench_peer_reason(c->peer));
+    c->outcome = c->reason[0] ? BENCH_UNSUPPORTED : BENCH_OK;
+  }
 }
 
 esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats)
@@ -108,16 +119,26 @@ esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, in
   int variant = turn % data->variants, copy = turn % data->copies;
   if (c->library) {
     const float *x = (c->dense_data ? data->dense_a : data->plain_a)[variant].m.data;
-    const float *y = (c->dense_data ? data->dense_b : data->plain_b)[copy].m.data;
-    if (c->vector)
-      blas_sgemv(c->library, data->m, data->k, data->n, x, y, data->plain_c.m.data);
-    else
-      blas_sgemm(c->library, data->m, data->k, data->n, x, y, data->plain_c.m.data);
+    const float *const y[] = {b->epilogue.gate ? data->finish.plain_gate[copy].m.data : NULL,
+                              (c->dense_data ? data->dense_b : data->plain_b)[copy].m.data};
+    for (int i = b->epilogue.gate ? 0 : 1; i < 2; i++) /* that with B last */
+      if (c->vector)
+        blas_sgemv(c->library, data->m, data->k, data->n, x, y[i], data->plain_c.m.data);
+      else
+        blas_sgemm(c->library, data->m, data->k, data->n, x, y[i], data->plain_c.m.data);
     return ESMM_OK;
   }
   esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
-  return esmm_matmul(b->ctx, &(c->dense_data ? data->dense_a : data->a)[variant].m,
-                     (c->dense_data ? data->dense_weights : data->weights)[copy], &data->c.m, &opts, stats);
+  const esmm_matrix *a = &(c->dense_data ? data->dense_a : data->a)[variant].m;
+  esmm_status status = ESMM_OK;
+  if (b->epilogue.any && !c->is_baseline)
+    bench_finish_opts(b, data, turn, &opts);
+  if (b->epilogue.gate && c->is_baseline)
+    status = esmm_matmul(b->ctx, a, data->finish.gate_weights[copy], &data->c.m, &opts, NULL);
+  if (status == ESMM_OK)
+    status =
+        esmm_matmul(b->ctx, a, (c->dense_data ? data->dense_weights : data->weights)[copy], &data->c.m, &opts, stats);
+  return status;
 }
 
 int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status)
@@ -125,6 +146,8 @@ int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status sta
   const char *name = c->name[0] ? c->name : c->force[0] ? c->force : "auto";
   if (c->library && b->gpu && status == ESMM_ERR_DRIVER_CALL)
     return cli_failed("%s: %s", name, b->cublas.error);
+  if (c->peer)
+    return cli_failed("%s: %s", name, bench_peer_reason(c->peer));
   return cli_status(b->ctx, name, status);
 }
 
@@ -132,7 +155,7 @@ int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status sta
 
 static bool learns(const bench *b, const bench_contestant *c)
 {
-  return b->gpu && !c->library && !c->force[0];
+  return b->gpu && !c->library && !c->peer && !c->force[0];
 }
 
 int bench_settle(bench *b, bench_data *data, const bench_contestant *c)
@@ -165,27 +188,29 @@ static esmm_status poison(const bench *b, bench_data *data, const bench_contesta
 static error_rule rule_of(const bench *b, const bench_data *data, const bench_contestant *c)
 {
   const cli_problem *p = &b->problem;
-  const bool wide = c->library && data->library_dtype == ESMM_F32;
+  const bool other = c->library || c->peer, wide = other && data->library_dtype == ESMM_F32;
   return (error_rule){.dtype_c = wide ? ESMM_F32 : (esmm_dtype)p->dtype_c,
                       .gpu = b->gpu,
                       .halves = !wide && p->dtype_a != ESMM_F32 && p->dtype_a == p->dtype_b,
-                      .parts = c->library || strncmp(c->stats.kernel, "cublas", strlen("cublas")) == 0};
+                      .parts = other || strncmp(c->stats.kernel, "cublas", strlen("cublas")) == 0};
 }
 
 static esmm_status find_error(const bench *b, bench_data *data, const bench_contestant *c,
                               const bench_reference *reference, bench_error *error, uint64_t *bits)
 {
   const error_rule rule = rule_of(b, data, c);
+  bench_reference wanted = *reference;
+  wanted.finished = wanted.finished && !c->is_baseline;
   if (b->gpu)
-    return bench_gpu_error(b, data, c, reference, &rule, error, bits);
+    return bench_gpu_error(b, data, c, &wanted, &rule, error, bits);
   esmm_status status = ESMM_OK;
   const bool rounded = !c->library && data->c.m.dtype != ESMM_F32;
   if (rounded)
     status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
   if (status == ESMM_OK) {
     const float *values = (c->library || rounded ? &data->plain_c : &data->c)->m.data;
-    *error = bench_error_find(reference, &rule, values, false);
-    *bits = bench_bits(reference, values, false);
+    *error = bench_error_find(&wanted, &rule, values, false);
+    *bits = bench_bits(&wanted, values, false);
   }
   return status;
 }
@@ -195,13 +220,20 @@ static esmm_status find_error(const bench *b, bench_data *data, const bench_cont
 static int check(bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
 {
   const bool compared = !b->no_check && !c->dense_data;
+  if (c->peer && c->outcome == BENCH_UNSUPPORTED)
+    return CLI_GO;
   esmm_status status = compared ? poison(b, data, c, reference) : ESMM_OK;
   if (status != ESMM_OK)
     return cli_status(b->ctx, "C", status);
   char before[sizeof c->name];
   memcpy(before, c->name, sizeof before);
   c->stats = (esmm_stats){.size = sizeof c->stats};
-  status = bench_call(b, data, c, 0, c->library ? NULL : &c->stats);
+  status = bench_call(b, data, c, 0, c->library || c->peer ? NULL : &c->stats);
+  if (status != ESMM_OK && c->peer) {
+    c->outcome = BENCH_UNSUPPORTED;
+    snprintf(c->reason, sizeof c->reason, "%s", bench_peer_reason(c->peer));
+    return CLI_GO;
+  }
   if (status == ESMM_ERR_DRIVER_CALL && c->library && c->vector) { /* the other routine multiplies one row too */
     c->outcome = BENCH_UNSUPPORTED;
     snprintf(c->reason, sizeof c->reason, "%.60s is left out: %.180s", c->name, b->cublas.error);
@@ -215,7 +247,7 @@ static int check(bench *b, bench_data *data, const bench_reference *reference, b
   }
   if (status != ESMM_OK)
     return bench_call_failed(b, c, status);
-  if (!c->library) {
+  if (!c->library && !c->peer) {
     snprintf(c->name, sizeof c->name, "%s%s", c->stats.kernel, c->dense_data ? "_on_random" : "");
     snprintf(c->reason, sizeof c->reason, "%s", c->stats.reason);
   }
@@ -228,6 +260,12 @@ static int check(bench *b, bench_data *data, const bench_reference *reference, b
   status = find_error(b, data, c, reference, &error, &bits);
   if (status != ESMM_OK)
     return cli_status(b->ctx, c->name, status);
+  bool right = true;
+  int compared_all = c->is_baseline ? CLI_GO : bench_finish_check(b, data, &right, c->reason, sizeof c->reason);
+  if (compared_all != CLI_GO)
+    return compared_all;
+  if (!right)
+    c->outcome = BENCH_WRONG;
   if (strcmp(before, c->name) != 0) /* another kernel may add in another order */
     c->checks = 0;
   c->varies = c->varies || (c->checks > 0 && bits != c->bits);
@@ -242,9 +280,9 @@ static int check(bench *b, bench_data *data, const bench_reference *reference, b
 
 static const bench_contestant *same_on_this_data(const bench_result *result, const bench_contestant *c)
 {
-  for (int i = result->ours; i < result->count; i++) {
+  for (int i = result->ours; i < result->peers; i++) {
     const bench_contestant *other = &result->contestants[i];
-    if (!other->dense_data && other->library == c->library && other->vector == c->vector)
+    if (!c->peer && !other->dense_data && other->library == c->library && other->vector == c->vector)
       return other;
   }
   return c;
@@ -279,7 +317,7 @@ static bool promises_bits(const esmm_ctx *ctx, const char *kernel)
 static double worst_dense_share(const bench_result *result)
 {
   double worst = 0;
-  for (int i = result->ours; i < result->count; i++) {
+  for (int i = result->ours; i < result->peers; i++) {
     const bench_contestant *c = &result->contestants[i];
     if (c->outcome == BENCH_OK && !c->dense_data)
       worst = fmax(worst, c->error.share);
@@ -299,11 +337,11 @@ static void judge_ours(const bench *b, bench_result *result)
   for (int i = 0; i < result->ours && !b->no_check; i++) {
     bench_contestant *c = &result->contestants[i];
     const bench_error *e = &c->error;
-    if (c->outcome != BENCH_UNSUPPORTED && !(e->share <= limit)) {
+    if (c->outcome == BENCH_OK && !(e->share <= limit)) {
       c->outcome = BENCH_WRONG;
       snprintf(c->reason, sizeof c->reason, "C[%lld,%lld] is %.9g, not %.9g: at most %.3g off is allowed",
                (long long)e->row, (long long)e->col, e->got, e->want, limit * e->allowed);
-    } else if (c->varies && promises_bits(b->ctx, c->stats.kernel)) {
+    } else if (c->outcome == BENCH_OK && c->varies && promises_bits(b->ctx, c->stats.kernel)) {
       c->outcome = BENCH_WRONG;
       snprintf(c->reason, sizeof c->reason, "two calls on the same data gave different bits");
     }
@@ -343,6 +381,8 @@ static int plan_calls(bench *b, bench_data *data, bench_contestant *c, int round
     calls = ENOUGH_CALLS;
   if (calls < (double)b->runs)
     calls = (double)b->runs;
+  if (c->peer && c->estimate > slow_on_gpu && calls > PEER_CALLS)
+    calls = PEER_CALLS;
   c->calls = (int)calls;
   c->per_round = (int)ceil(calls / rounds);
   c->batch = 1;
@@ -400,7 +440,7 @@ static int take_turn(bench *b, bench_data *data, bench_contestant *c, int *turn,
 {
   pause_for_others(b);
   esmm_status status = b->gpu ? time_on_gpu(b, data, c) : time_on_cpu(b, data, c, turn);
-  if (!c->library && status == ESMM_OK && (c->estimate < slow_seconds || c->count == c->per_round)) {
+  if (!c->library && !c->peer && status == ESMM_OK && (c->estimate < slow_seconds || c->count == c->per_round)) {
     esmm_stats stats = {.size = sizeof stats};
     status = b->gpu ? bench_gpu_flush(b, data) : ESMM_OK;
     if (status == ESMM_OK)
@@ -469,7 +509,7 @@ static int time_all(bench *b, bench_data *data, bench_result *result)
 static void choose_baseline(bench_result *result)
 {
   result->best = -1;
-  for (int i = result->ours; i < result->count; i++) {
+  for (int i = result->ours; i < result->peers; i++) {
     const bench_contestant *c = &result->contestants[i];
     if (runs(c) && (result->best < 0 || c->median < result->contestants[result->best].median))
       result->best = i;
@@ -518,11 +558,14 @@ int bench_measure(bench *b, bench_data *data, bench_result *result)
 {
   bench_reference reference = {0};
   *result = (bench_result){.best = -1, .baseline_err = NAN};
+  bench_peers_make(b, data);
   add_contestants(b, data, result);
   int status = CLI_GO;
   if (!b->no_check)
     status = bench_reference_make(b->threads, data->m, data->k, data->n, data->plain_a[0].m.data,
                                   data->plain_b[0].m.data, &reference);
+  if (status == CLI_GO && !b->no_check && b->epilogue.any)
+    status = bench_finish_reference(b, data, &reference);
   result->checked_rows = reference.row_count;
   if (status == CLI_GO)
     status = settle_all(b, data, result);
@@ -537,6 +580,7 @@ int bench_measure(bench *b, bench_data *data, bench_result *result)
     status = check_again(b, data, &reference, result);
   }
   bench_reference_free(&reference);
+  bench_peers_free(b, data);
   return status;
 }
 

@@ -71,9 +71,10 @@ static double asked_density(const cli_source *source)
   return ones / 8;
 }
 
+/* A gate is a second product. */
 static double dense_gflops(const bench_data *data, double seconds)
 {
-  return 2e-9 * (double)data->m * (double)data->n * (double)data->k / seconds;
+  return (data->finish.gate_weights ? 4e-9 : 2e-9) * (double)data->m * (double)data->n * (double)data->k / seconds;
 }
 
 static const char *baseline_title(const bench_contestant *best)
@@ -117,6 +118,7 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
       NUMBER("density_a", data->density_a),
       NUMBER("density_b", data->info.element_density),
       TEXT("format", b->problem.format ? b->problem.format : "dense"),
+      {"epilogue", b->epilogue_words, NAN, false},
       NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
   };
@@ -165,19 +167,27 @@ static int contestant_fields(const bench_data *data, const bench_result *result,
   return sizeof fields / sizeof *fields;
 }
 
+static void print_times(FILE *out, const char *name, const bench_result *result, int from, int to)
+{
+  fprintf(out, ",\"%s\":{", name);
+  for (int i = from; i < to; i++) {
+    fputs(i > from ? "," : "", out);
+    cli_json_string(out, result->contestants[i].name);
+    fputc(':', out);
+    cli_json_number(out, 1e3 * result->contestants[i].median);
+  }
+  fputc('}', out);
+}
+
 static void print_json(FILE *out, const cli_field *fields, int count, const bench_result *result)
 {
   fputc('{', out);
   cli_json_fields(out, fields, count);
   if (result)
-    fputs(",\"dense_ms\":{", out);
-  for (int i = result ? result->ours : 0; result && i < result->count; i++) {
-    fputs(i > result->ours ? "," : "", out);
-    cli_json_string(out, result->contestants[i].name);
-    fputc(':', out);
-    cli_json_number(out, 1e3 * result->contestants[i].median);
-  }
-  fputs(result ? "}}\n" : "}\n", out);
+    print_times(out, "dense_ms", result, result->ours, result->peers);
+  if (result && result->peers < result->count)
+    print_times(out, "peer_ms", result, result->peers, result->count);
+  fputs("}\n", out);
   fflush(out);
 }
 
@@ -293,6 +303,10 @@ static void print_problem(const bench *b, const bench_data *data, FILE *out)
           (long long)data->m, (long long)data->k, (long long)data->k, (long long)data->n, l.dtype);
   print_operand("A", &p->a, data->density_a, data->strip_density_a, b->sweep_count && isnan(p->density_a), out);
   print_operand("B", &p->b, data->info.element_density, NAN, b->sweep_count && isnan(p->density_b), out);
+  if (b->epilogue.any)
+    fprintf(out, "epilogue  %s, ours only; %s\n", b->epilogue_words,
+            b->epilogue.gate ? "the dense library multiplies twice, without the rest"
+                             : "the dense library's C is plain");
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
@@ -384,17 +398,44 @@ static void add_baseline_row(const bench *b, const bench_data *data, const bench
   add_blank(t, 1);
 }
 
+/* Of a peer in a sweep or a list. */
+static void add_peer_row(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
+                         cli_table *t)
+{
+  const bool wrong = c->outcome == BENCH_WRONG;
+  const double ratio = speedup(result, c);
+  if (b->list)
+    cli_table_cell(t, CLI_FAINT, "%d", b->line);
+  else
+    cli_table_cell(t, CLI_FAINT, "%s", cli_percent(b->problem.density_now));
+  cli_table_cell(t, CLI_FAINT, "peer: %s", c->name);
+  cli_table_cell(t, wrong ? CLI_BAD : CLI_FAINT, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
+  cli_table_cell(t, CLI_FAINT, "%s", cli_number(1e3 * c->p95, 4));
+  add_blank(t, 2);
+  cli_table_cell(t, CLI_FAINT, isfinite(ratio) ? "%.2f x" : "-", ratio);
+  cli_table_cell(t, CLI_FAINT, "%s", cli_number(1e-3 * dense_gflops(data, c->median), 3));
+  cli_table_cell(t, CLI_FAINT, "%s", error_text(c->rel_err));
+  add_blank(t, 2);
+}
+
 /* A quiet machine repeats itself: half as long again in one call of twenty means that something else is running. */
 static bool is_noisy(const bench_contestant *c)
 {
   return c->count >= 5 && c->p95 > 1.5 * c->median;
 }
 
+/* A library that is not there is so for every product. */
+static bool was_said(bench_report *report, const char *text)
+{
+  fflush(report->remarks);
+  return report->text && strstr(report->text, text);
+}
+
 static void add_remarks(const bench *b, const bench_contestant *c, bench_report *report)
 {
   if (c->outcome == BENCH_WRONG)
     cli_print(report->remarks, CLI_BAD, "%s is WRONG: %s\n", c->name, c->reason);
-  else if (c->outcome == BENCH_UNSUPPORTED)
+  else if (c->outcome == BENCH_UNSUPPORTED && !(c->peer && was_said(report, c->reason)))
     fprintf(report->remarks, "%s\n", c->reason);
   else if (!c->is_baseline && !c->force[0] && !is_many(b))
     fprintf(report->remarks, "auto chose %s: %s\n", c->name, c->reason);
@@ -413,6 +454,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
       add_our_row(b, data, result, c, report->table);
     else if (c->outcome != BENCH_UNSUPPORTED && !is_many(b))
       add_baseline_row(b, data, result, c, report->table);
+    else if (c->outcome != BENCH_UNSUPPORTED && c->peer)
+      add_peer_row(b, data, result, c, report->table);
     add_remarks(b, c, report);
     report->noisy = report->noisy || ((i < result->ours || i == result->best) && is_noisy(c));
     if (i >= result->ours)

@@ -195,6 +195,10 @@ static int measure(weights_bench *w, const item *it, bool first)
     b->problem.density_a = NAN;
     b->problem.has_activations = false;
   }
+  if (b->gpu && !b->problem.has_dtype) { /* its kernels for 16-bit weights take such an A */
+    b->problem.dtype = strcmp(it->dtype, "BF16") == 0 ? ESMM_BF16 : strcmp(it->dtype, "F16") == 0 ? ESMM_F16 : ESMM_F32;
+    b->problem.has_dtype = true;
+  }
   int status = cli_problem_resolve(&b->problem, NAN);
   if (status != CLI_GO)
     return status;
@@ -334,6 +338,10 @@ int cmd_bench_weights(int argc, char **argv)
       MODEL_K_AXIS_OPTION(&p->k_axis, NULL),
       {"format", CLI_STRING, &p->format, "F", "what B is prepared as: dense (default), bsr:R, bsr:RxC, nm:N:M", 0, 0,
        NULL, NULL},
+      {"dtype", CLI_DTYPE, &p->dtype, "f32|bf16|f16",
+       "of A, B and C (default: B as in its file, A and C\n"
+       "f32, on a GPU like B)",
+       0, 0, NULL, &p->has_dtype},
       {"block", CLI_CHOICE, &block, "16|32|64|128", "of block_sparsity (default 32)", 0, 0, "16|32|64|128", NULL},
       {"no-check", CLI_FLAG, &b->no_check, NULL, "do not check results", 0, 0, NULL, NULL},
       {"no-tune", CLI_FLAG, &b->no_tune, NULL, "do not measure the plan's constants, missing or of a busy machine", 0,

@@ -74,6 +74,23 @@ static inline double error_when_stored(const error_rule *rule, double error, dou
   return rule->dtype_c == ESMM_F32 ? error : error + error_unit(rule->dtype_c) * (fabs(value) + error) + least;
 }
 
+/* What the activation makes of an error in its argument, where its result is y. */
+static inline double error_activated(esmm_activation activation, double error, double y)
+{
+  switch (activation) {
+  case ESMM_ACT_NONE:
+  case ESMM_ACT_RELU:
+    break;
+  case ESMM_ACT_RELU2: /* (x + e)^2 - x^2, x^2 = y */
+    return 2 * sqrt(y) * error + error * error + 2 * ERROR_UNIT * y;
+  case ESMM_ACT_GELU:
+  case ESMM_ACT_GELU_TANH:
+  case ESMM_ACT_SILU: /* no slope is above 1.13 */
+    return 1.13 * error + 2 * ERROR_UNIT * y + 0x1p-149;
+  }
+  return error;
+}
+
 /* |got - want| as a share of what is allowed: right up to 1. Infinite where got is NaN, or Inf without a reason. */
 static inline double error_share(const error_rule *rule, double got, double want, double allowed)
 {

@@ -2,8 +2,8 @@
  * model_density.c: where the zeros of a weight are, and what the plan makes of them, in little memory.
  *
  * B is looked at in bands of columns. Densities come from one bitmap a column, a bit an element, coarsened step by
- * step. For the prediction the bands are prepared, and their times add up; A is a dense matrix of which only a piece of
- * memory exists, mapped again and again: the plan looks at a sample of it.
+ * step. For the prediction the bands are prepared, and their times add up (a GPU takes all of B at once); A is a dense
+ * matrix of which only a piece of memory exists, mapped again and again: the plan looks at a sample of it.
  */
 #include "models.h"
 #include "verdict.h"
@@ -35,20 +35,23 @@ static bool is_aligned(const esmm_matrix *b)
   return (uintptr_t)b->data % esmm_dtype_size(b->dtype) == 0;
 }
 
-static int64_t band_cols(const esmm_matrix *b)
+/* whole_b: all of B at once, for a GPU, where a part of a product does not take a part of its time. */
+static int64_t band_cols(const esmm_matrix *b, bool whole_b)
 {
   const int64_t whole = 128; /* columns: every strip and block of the densities */
   const size_t column = (size_t)(b->rows > 0 ? b->rows : 1) * esmm_dtype_size(b->dtype);
+  if (whole_b)
+    return b->cols;
   const int64_t cols = (int64_t)(band_bytes / column) / whole * whole, most = cols > whole ? cols : whole;
   return most < b->cols ? most : b->cols;
 }
 
 /* copied: bands are copies, with columns of an odd length where a column's elements lie together: reading across
    columns whose length is a power of two, as prepare does, would use a few lines of the cache only. */
-static int bands_start(const char *what, const esmm_matrix *b, bool copied, bands *out)
+static int bands_start(const char *what, const esmm_matrix *b, bool copied, bool whole_b, bands *out)
 {
   const bool by_columns = b->order == ESMM_COL_MAJOR;
-  *out = (bands){.b = b, .cols = band_cols(b)};
+  *out = (bands){.b = b, .cols = band_cols(b, whole_b)};
   out->ld = by_columns ? (b->rows / 32 * 2 + 3) * 16 : out->cols; /* an odd number of half cache lines or lines */
   return copied ? cli_matrix_alloc(what, by_columns ? out->cols : b->rows, out->ld, b->dtype, &out->room) : CLI_GO;
 }
@@ -139,7 +142,7 @@ int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_d
   double strips[MODEL_STRIPS] = {0};
   bands s;
   *out = (model_densities){0};
-  int status = bands_start(what, b, !is_aligned(b), &s);
+  int status = bands_start(what, b, !is_aligned(b), false, &s);
   for (int64_t from = 0; from < b->cols && status == CLI_GO; from += s.cols) {
     const esmm_matrix band = band_at(&s, from);
     const esmm_status added = add_densities(ctx, &band, out, strips);
@@ -244,7 +247,7 @@ static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const 
 {
   esmm_verdict *verdicts = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *verdicts);
   bands s;
-  const int status = bands_start(what, b, b->order == ESMM_COL_MAJOR || !is_aligned(b), &s);
+  const int status = bands_start(what, b, b->order == ESMM_COL_MAJOR || !is_aligned(b), cli_on_gpu(ctx), &s);
   esmm_status done = ESMM_OK;
   double longest = 0;
   out->seconds = out->dense = 0;
@@ -275,7 +278,7 @@ int model_predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, int64_t
   if (status == CLI_GO)
     status = cli_device_view(ctx, "A", &a.m, &near);
   if (status == CLI_GO)
-    status = cli_device_alloc(ctx, "C", m, band_cols(b), ESMM_F32, ESMM_ROW_MAJOR, &c);
+    status = cli_device_alloc(ctx, "C", m, band_cols(b, cli_on_gpu(ctx)), ESMM_F32, ESMM_ROW_MAJOR, &c);
   if (status == CLI_GO)
     status = predict(ctx, what, b, &near, &c, opts, out);
   cli_device_free(ctx, &c);
