@@ -446,7 +446,17 @@ streams() {
     fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }
 }
+formats_on_gpu() { # the fake driver has no cuBLAS: peers are left out, and nothing fails
+  fake_gpu esmm bench auto 1 --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --peers --no-check --no-tune --json fake.json \
+    >fake.out 2>&1 && grep -q '"format":"bsr:64",.*"peer_ms":{"peers":null}' fake.json &&
+    grep -q '^--peers are left out: they need cuBLAS' fake.out &&
+    fake_gpu esmm bench auto 1 --dims 32 128 128 --dtype bf16 --dense --epilogue bias,relu2 --no-check --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"epilogue":"bias,relu2",.*"ms":[0-9.]*,' fake.json &&
+    fake_gpu esmm bench auto 1 --prepare --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"ms_prune":[0-9.e-]*,"ms_prepare":[0-9.e-]*,' fake.json || { cat fake.out fake.json; return 1; }
+}
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
+  check 'bench has formats and epilogues on a GPU' formats_on_gpu
   check 'bench lets auto learn on a GPU' learns
   check 'bench streams calls to a GPU' streams
 else
