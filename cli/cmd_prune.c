@@ -101,11 +101,21 @@ static void report(job *j, const io_tensor *tensor, const esmm_prune_report *don
   fputs("}\n", j->json.file);
 }
 
+/* Where the GPU has too little memory for a tensor, the host's has to do. */
+static bool fits_gpu(job *j, size_t bytes)
+{
+  void *room = NULL;
+  const bool fits = cli_on_gpu(j->ctx) && esmm_memory_alloc(j->ctx, bytes, &room) == ESMM_OK;
+  if (fits)
+    esmm_memory_free(j->ctx, room);
+  return fits;
+}
+
 /* On a GPU in its memory, where the library prunes what it can; b gets the result. */
 static int prune_matrix(job *j, const char *name, esmm_matrix *b, esmm_prune_report *report)
 {
   esmm_matrix near = *b;
-  const bool gpu = cli_on_gpu(j->ctx);
+  const bool gpu = fits_gpu(j, (size_t)b->rows * (size_t)b->cols * esmm_dtype_size(b->dtype));
   const int status = gpu ? cli_device_copy(j->ctx, name, b, b->dtype, b->order, &near) : CLI_GO;
   if (status != CLI_GO)
     return status;

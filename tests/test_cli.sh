@@ -151,6 +151,18 @@ done
   said esmm bench --switch 3 --size 16 --dense --no-tune
   said esmm bench --calls --switch 3
   said esmm bench --calls --skip-stats
+  said esmm bench --epilogue banana
+  said esmm bench --epilogue bias,,relu
+  said esmm bench --epilogue relu,silu
+  said esmm bench --epilogue counts,counts
+  said esmm bench --epilogue bitmaps
+  said esmm bench --epilogue bitmaps:0
+  said esmm bench --epilogue bitmaps:8x
+  said esmm bench --prepare --epilogue bias
+  said esmm bench --switch 3 --peers
+  said esmm bench --prepare --calls
+  said esmm bench --prepare --load-b swap.f32 --dims 2 2 2 --no-tune
+  said esmm bench --load-b swap.f32 --dims 2 2 2 --epilogue gate --no-tune
   said esmm bench --once --list list.txt
   said esmm bench --list nowhere.txt
   said esmm bench --list nothing.txt
@@ -264,6 +276,35 @@ check 'bench --format bsr:R keeps a share of the blocks' formats bsr:16 0.25 bsr
 check 'bench --format bsr:RxC' formats bsr:16x32 0.5 bsr_f32_portable .5
 check 'bench --format nm:N:M' formats nm:2:4 0.5 nm_f32_portable
 check 'bench --format nm:N:M:C' formats nm:1:4:32 0.25 nm_f32_portable
+epilogues() { # DTYPE EPILOGUE: right, and in the record
+  without_libraries esmm bench auto,joint_f32_portable 1 --dims 37 64 100 --random --density-a .5 --density-b 1 --dtype $1 --epilogue "$2" \
+    --threads 2 --no-tune --json epilogue.json >epilogue.out 2>&1 || { cat epilogue.out; return 1; }
+  [ "$(grep -c "\"epilogue\":\"$2\",.*\"bit_identical\":true,.*\"outcome\":\"ok\"" epilogue.json)" = 2 ] &&
+    grep -q "^epilogue  $2, ours only" epilogue.out || { cat epilogue.out epilogue.json; return 1; }
+}
+check 'bench --epilogue: bias, activation, statistics' epilogues f32 bias,relu2,counts,bitmaps:8
+check 'bench --epilogue: a gate' epilogues bf16 gate,silu,bias
+check 'bench --epilogue: a residual' epilogues f16 residual,gelu-tanh,bitmaps:32,counts
+epilogue_lines() {
+  printf '%s\n' '--epilogue bias,relu' '' '--epilogue gate,relu --format bsr:8 --density-b .5 --density-a 1' '--dense' >epilogues.txt
+  without_libraries esmm bench auto 1 --list epilogues.txt --dims 5 64 64 --threads 1 --no-tune --json epilogue.json >epilogue.out 2>&1 &&
+    [ "$(grep -o '"epilogue":[^ ]*","weight\|"epilogue":null' epilogue.json | wc -l)" = 3 ] &&
+    [ "$(grep -c '"outcome":"ok"' epilogue.json)" = 3 ] || { cat epilogue.out epilogue.json; return 1; }
+}
+check 'bench --list: lines with epilogues' epilogue_lines
+made_weights() { # FORMAT: its pruning takes time, which a dense B's does not
+  esmm bench auto 2 --prepare --dims 4 64 96 --format "$1" --density-a 1 --threads 1 --no-tune --json made.json >made.out 2>&1 &&
+    grep -q "\"kernel\":\"prepare\",.*\"format\":\"$1\",.*\"runs\":2,\"ms_prune\":$2,\"ms_prepare\":[0-9.e-]*," made.json ||
+    { cat made.out made.json; return 1; }
+}
+check 'bench --prepare of 2:4' made_weights nm:2:4 '[0-9.e-]*'
+check 'bench --prepare of blocks' made_weights bsr:16 '[0-9.e-]*'
+check 'bench --prepare of a dense B' made_weights dense null
+no_peers() { # they are said to be missing, and nothing fails
+  without_libraries esmm bench auto 1 --size 32 --peers --threads 1 --no-tune --json peers.json >peers.out 2>&1 &&
+    grep -q '^--peers are left out: they need a GPU$' peers.out && grep -q '"outcome":"ok"' peers.json
+}
+check 'bench --peers needs a GPU' no_peers
 no_formats() {
   for wrong in bsr bsr:0 bsr:257 bsr:8x bsr:8x8x8 nm:2 nm:4:2 nm:2:33 nm:2:4:0 sparse; do
     esmm bench --size 32 --format $wrong >format.out 2>&1
@@ -405,7 +446,17 @@ streams() {
     fake_gpu esmm bench auto 1 --switch 3 --dims 8 64 64 --density-a .1 --dtype bf16 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"switch_ratio":[0-9.]*,"dense_ratio":[0-9.]*,' fake.json || { cat fake.out fake.json; return 1; }
 }
+formats_on_gpu() { # the fake driver has no cuBLAS: peers are left out, and nothing fails
+  fake_gpu esmm bench auto 1 --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --peers --no-check --no-tune --json fake.json \
+    >fake.out 2>&1 && grep -q '"format":"bsr:64",.*"peer_ms":{"peers":null}' fake.json &&
+    grep -q '^--peers are left out: they need cuBLAS' fake.out &&
+    fake_gpu esmm bench auto 1 --dims 32 128 128 --dtype bf16 --dense --epilogue bias,relu2 --no-check --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"epilogue":"bias,relu2",.*"ms":[0-9.]*,' fake.json &&
+    fake_gpu esmm bench auto 1 --prepare --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --no-tune --json fake.json >fake.out 2>&1 &&
+    grep -q '"device":"cuda:0",.*"ms_prune":[0-9.e-]*,"ms_prepare":[0-9.e-]*,' fake.json || { cat fake.out fake.json; return 1; }
+}
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
+  check 'bench has formats and epilogues on a GPU' formats_on_gpu
   check 'bench lets auto learn on a GPU' learns
   check 'bench streams calls to a GPU' streams
 else

@@ -128,7 +128,7 @@ static int parse(bench *b, int argc, char **argv)
        1, 1000000, NULL, NULL},
       {"list", CLI_STRING, &b->list, "FILE",
        "many products in one process: a line of FILE has the options of\n"
-       "one, for shape, zeros and dtypes",
+       "one, for shape, zeros, dtypes, --epilogue and --peers",
        0, 0, NULL, NULL},
       {"json", CLI_STRING, &b->json, "FILE",
        "a line of JSON for each measurement; '-' is stdout, and the\n"
@@ -163,6 +163,8 @@ static int parse(bench *b, int argc, char **argv)
     status = check_modes(b, sweep);
   if (status == CLI_GO)
     status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
+  if (status == CLI_GO && b->problem.load_b && (b->prepare || b->epilogue.gate))
+    status = cli_usage("--load-b: B is generated with %s", b->prepare ? "--prepare" : "a gate");
   b->alone = b->once || b->calls || b->prepare;
   if (status != CLI_GO || b->list) /* a line resolves its own problem */
     return status;

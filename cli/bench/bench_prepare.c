@@ -69,9 +69,7 @@ int bench_prepare(bench *b, bench_data *data, bench_report *report)
   io_matrix dense = {0};
   esmm_matrix from = {0}, near = {0};
   double unused[2];
-  int status = b->problem.b.path ? cli_failed("--prepare: B is generated and pruned; give no --load-b") : CLI_GO;
-  if (status == CLI_GO)
-    status = bench_dense(b, "B", ESMM_OPERAND_B, b->problem.seed, data->k, data->n, data->b.m.dtype, &dense);
+  int status = bench_dense(b, "B", ESMM_OPERAND_B, b->problem.seed, data->k, data->n, data->b.m.dtype, &dense);
   if (status == CLI_GO)
     status = cli_device_copy(b->ctx, "B", &dense.m, dense.m.dtype, ESMM_ROW_MAJOR, &from);
   if (status == CLI_GO)
