@@ -22,8 +22,11 @@ static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p
 /* By the thread that sends tiles off: the last one is in memory. */
 static __device__ __forceinline__ void tally_last(wgmma16_shared *sh, int group)
 {
-  if (sh->tally_issued[group] == 0)
+  const uint32_t issued = sh->tally_issued[group];
+  if (issued == 0)
     return;
+  if (issued > 1) /* who waits for a tile must not miss it: the one before is done, and its place free */
+    sm90_barrier_wait(&sh->tallied, issued % 2);
   sm90_bulk_wait();
   sm90_barrier_arrive(&sh->tile_there);
 }
@@ -32,8 +35,6 @@ static __device__ __forceinline__ void tally_last(wgmma16_shared *sh, int group)
 static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group, int row, int col)
 {
   const uint32_t issued = sh->tally_issued[group];
-  if (issued > 1) /* its place is free */
-    sm90_barrier_wait(&sh->tallied, issued % 2);
   if (group == 0)
     sh->tally_tile[issued % 2] = make_int2(row, col);
   sh->tally_issued[group] = issued + 1;
@@ -48,6 +49,9 @@ static __device__ __forceinline__ void tally_end(wgmma16_shared *sh, int group)
     tally_last(sh, group);
   meet<1, WORKERS>();
   if (sends) {
+    const uint32_t issued = sh->tally_issued[group];
+    if (issued > 0)
+      sm90_barrier_wait(&sh->tallied, (issued - 1) % 2);
     tally_next(sh, group, -1, 0);
     sm90_barrier_arrive(&sh->tile_there);
   }
@@ -59,7 +63,8 @@ static __device__ __forceinline__ uint32_t nonzero_pair(uint32_t x)
   return ((x & 0x7fff7fffu) + 0x7fff7fffu) >> 15 & 0x00010001u;
 }
 
-/* Rows [first, last) of a tile, all of one strip: added to counts, of 8 columns a lane; the strip's bits. */
+/* Rows [first, last) of a tile, all of one strip: added to counts, of 8 columns a lane; the strip's bits. C is read
+   once, and is not to drive the operands out of the cache. */
 template <int COLS>
 static __device__ __forceinline__ void tally_rows(const esmm_wgmma16_params &p, int first, int last, int col,
                                                   uint32_t (&counts)[4])
@@ -80,7 +85,7 @@ static __device__ __forceinline__ void tally_rows(const esmm_wgmma16_params &p, 
     uint4 x[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      x[i] = row + i * step < last ? __ldcg((const uint4 *)(from + (row + i * step) * e.c.ld)) : make_uint4(0, 0, 0, 0);
+      x[i] = row + i * step < last ? __ldcs((const uint4 *)(from + (row + i * step) * e.c.ld)) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       counts[0] += nonzero_pair(x[i].x);
@@ -105,7 +110,8 @@ static __device__ __forceinline__ void tally_rows(const esmm_wgmma16_params &p, 
     counts[i] += before[i];
 }
 
-template <int COLS> static __device__ __forceinline__ void tally_tile(const esmm_wgmma16_params &p, int row, int col)
+template <int COLS>
+static __device__ __forceinline__ void tally_tile(const esmm_wgmma16_params &p, wgmma16_shared *sh, int row, int col)
 {
   const esmm_epilogue_params &e = p.epilogue;
   const int end = min(row + TILE, p.m), strip = e.bits ? (int)e.strip_rows : TILE;
@@ -118,26 +124,36 @@ template <int COLS> static __device__ __forceinline__ void tally_tile(const esmm
   }
   if (!e.counts)
     return;
-  int *to = (int *)e.counts + col + (int)threadIdx.x % 32 % (COLS / 8) * 8;
+  /* The warps' counts are added in shared memory: one addition in memory a column. */
+  const int at = (int)threadIdx.x % 32 % (COLS / 8) * 8;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    if (counts[i] & 0xffffu)
-      atomicAdd(to + 2 * i, (int)(counts[i] & 0xffffu));
-    if (counts[i] >> 16)
-      atomicAdd(to + 2 * i + 1, (int)(counts[i] >> 16));
+    atomicAdd(&sh->tally_counts[at + 2 * i], (int)(counts[i] & 0xffffu));
+    atomicAdd(&sh->tally_counts[at + 2 * i + 1], (int)(counts[i] >> 16));
   }
+  meet<9, 32 * TALLY_WARPS>();
+  for (int i = (int)threadIdx.x - 32; i < COLS; i += 32 * TALLY_WARPS) {
+    const int count = sh->tally_counts[i];
+    if (count)
+      atomicAdd((int *)e.counts + col + i, count);
+    sh->tally_counts[i] = 0;
+  }
+  meet<9, 32 * TALLY_WARPS>();
 }
 
 /* The warps that take the notes, until there are no more tiles. */
 template <int COLS> static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
+  for (int i = (int)threadIdx.x - 32; i < COLS; i += 32 * TALLY_WARPS)
+    sh->tally_counts[i] = 0;
+  meet<9, 32 * TALLY_WARPS>();
 #pragma unroll 1
   for (uint32_t i = 0;; i++) {
     sm90_barrier_wait(&sh->tile_there, i % 2);
     const int2 tile = sh->tally_tile[i % 2];
     if (tile.x < 0)
       return;
-    tally_tile<COLS>(p, tile.x, tile.y);
+    tally_tile<COLS>(p, sh, tile.x, tile.y);
     __syncwarp();
     if (threadIdx.x % 32 == 0)
       sm90_barrier_arrive(&sh->tallied);
