@@ -741,7 +741,7 @@ static void verdicts_of_older_programs(void **state)
     unsigned flags;
     int can_run;
   } old_verdict;
-  enum { ROOM = 64 };
+  enum { ROOM = 96 };
   esmm_verdict now[ROOM];
   old_verdict old[ROOM + 1];
   int count = ROOM;
