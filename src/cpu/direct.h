@@ -6,10 +6,16 @@
  *
  * The floor is multiply-adds, for few k's the writing of C. Rows go in blocks, and tiles of a block down its rows
  * first: the columns of B that they share stay in the first-level cache. B is read again for every block, and a tile
- * touches a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused.
+ * touches a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused,
+ * unless their rows are short. With AVX-512 tiles are low and wide where there are columns enough: 4 rows by 64 columns
+ * read B in longer runs than 8 by 32.
+ *
+ * Threads share out rows or columns of C, whichever comes out more even. Of a B from memory and a small C they share
+ * out k's: each reads whole rows of B, and none that another reads; the parts' sums are added up in their order.
  *
  * Nothing is skipped. Sums of 320 k's are added to C, or to the sums of a block where something follows them; a tile
- * that is done with all k's rounds its sums to C's dtype by itself.
+ * that is done with all k's rounds its sums to C's dtype by itself. Where rows of C have no gap between them and a
+ * tile has all columns, it writes whole vectors: what spills over a row's end is overwritten by the rows below.
  */
 #include "operands.h"
 
@@ -53,7 +59,7 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
   units[0] = m * k * vectors * (p->w->dtype == ESMM_F32 ? 1.0 : 1.1); /* B is widened again for each tile */
   /* So small a B is in the second-level cache. From memory, parts of long rows come slowly. */
-  const double slow = p->n > DIRECT_WIDE * VEC && !direct_shares_ks(p) ? 2.5 : 1.0;
+  const double slow = p->n <= DIRECT_WIDE * VEC ? 1.0 : direct_shares_ks(p) ? 1.5 : 2.5;
   units[1] = p->w->rows_bytes <= DIRECT_CACHED ? 0.0 : (double)p->w->rows_bytes * slow;
   units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
   units[3] = m * vectors * ((double)esmm_ceil_div(p->k, DIRECT_CHAIN) + (esmm_is_plain(p) ? 0.0 : 1.0));
@@ -101,18 +107,23 @@ typedef struct direct_tiles {
   bool add;
 } direct_tiles;
 
-/* The first count (VEC at most) of a vector's elements, from element `at` of c on: all, where more of them may. */
-ALWAYS void direct_store(const direct_tiles *restrict t, const esmm_dtype dtype, int64_t at, int64_t count, vec x)
+/* The first count (VEC at most) of a vector's elements, from element `at` of c on: all, where they may spill. */
+ALWAYS void direct_store(void *c, const esmm_dtype dtype, int64_t at, int64_t count, int64_t spill, vec x)
 {
-  esmm_vec_store_first(t->c, dtype, at, at + VEC <= t->spill ? VEC : count, x);
+  if (count < VEC && at + VEC > spill)
+    esmm_vec_store_first(c, dtype, at, count, x);
+  else
+    esmm_vec_store(c, dtype, at, x);
 }
 
 ALWAYS void direct_round_to(const esmm_dtype dtype, const float *sums, int64_t ld, int64_t rows, int64_t cols,
                             const direct_tiles *restrict t, int64_t to)
 {
-  for (int64_t r = 0; r < rows; r++, to += t->ldc, sums += ld)
+  const int64_t ldc = t->ldc, spill = t->spill; /* stores to C could change them, for all that the compiler knows */
+  void *c = t->c;
+  for (int64_t r = 0; r < rows; r++, to += ldc, sums += ld)
     for (int64_t j = 0; j < cols; j += VEC)
-      direct_store(t, dtype, to + j, esmm_min(VEC, cols - j), vec_load(sums + j));
+      direct_store(c, dtype, to + j, cols - j, spill, vec_load(sums + j));
 }
 
 /* sums [rows, ld], of which cols are stored in C from element `to` on, in its dtype */
@@ -176,7 +187,8 @@ ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtyp
     for (int v = 0; v < vectors; v++) {
       const int64_t here = to + r * t->ldc + v * VEC, count = v + 1 < vectors ? VEC : t->cols - v * VEC;
       const float *c = (const float *)t->c + here;
-      direct_store(t, ESMM_F32, here, count, t->add ? vec_add(x[r][v][0], esmm_load_part(c, count)) : x[r][v][0]);
+      direct_store(t->c, ESMM_F32, here, count, t->spill,
+                   t->add ? vec_add(x[r][v][0], esmm_load_part(c, count)) : x[r][v][0]);
     }
 }
 
@@ -256,6 +268,7 @@ static void direct_share_out(const esmm_problem *p, direct_part *x)
 {
   const int64_t vectors = esmm_ceil_div(p->n, VEC), each = esmm_ceil_div(p->m, p->threads);
   const int64_t wide = esmm_ceil_div(vectors, p->threads);
+  const double even = p->m >= 2 * MR * p->threads ? 1.1 : 1.0; /* long runs of C are worth some unevenness */
   *x = (direct_part){.items = p->threads, .rows = p->m, .cols = p->n, .ks = p->k};
   if (p->threads == 1)
     return;
@@ -263,7 +276,7 @@ static void direct_share_out(const esmm_problem *p, direct_part *x)
     x->split = DIRECT_BY_KS;
     x->items = esmm_round_up(esmm_ceil_div(p->k, DIRECT_CHAIN), p->threads);
     x->ks = esmm_ceil_div(p->k, x->items);
-  } else if (direct_height(each) * (double)vectors < direct_height(p->m) * (double)wide) {
+  } else if (direct_height(each) * (double)vectors < direct_height(p->m) * (double)wide * even) {
     x->rows = each;
   } else {
     x->split = DIRECT_BY_COLS;
@@ -306,6 +319,12 @@ static size_t direct_workspace(const esmm_kernel *self, const esmm_problem *p)
   return x.sums_bytes * (size_t)x.items + x.bytes * (size_t)p->threads;
 }
 
+/* Are tiles of 4 rows by 4 vectors better than such of 8 by 2? Few k's do not pay for what happens at a tile's end. */
+static bool direct_is_low(int64_t k, int64_t cols, esmm_dtype of_c)
+{
+  return VEC == 16 && cols > 2 * VEC && k >= (of_c == ESMM_F32 ? 4 : 32);
+}
+
 /* Rows of a block, columns [col0, col0 + cols): sums of k's [k0, k1), added to c, or in its place. */
 static void direct_sums(const esmm_problem *p, int64_t row0, int64_t rows, int64_t col0, int64_t cols, int64_t k0,
                         int64_t k1, float *buffer, direct_tiles t)
@@ -318,7 +337,8 @@ static void direct_sums(const esmm_problem *p, int64_t row0, int64_t rows, int64
   for (; k0 < k1; k0 += DIRECT_CHAIN, t.add = true) {
     t.kc = esmm_min(DIRECT_CHAIN, k1 - k0);
     const float *a = rows_of_a(&p->a, row0, rows, k0, t.kc, buffer, &t.lda);
-    for (int64_t r = 0, height = VEC == 16 && cols > 2 * VEC; r < rows; r += t.count * direct_rows[height], height++) {
+    for (int64_t r = 0, height = direct_is_low(t.kc, cols, t.of_c); r < rows;
+         r += t.count * direct_rows[height], height++) {
       t.a = a + r * t.lda;
       t.count = (rows - r) / direct_rows[height];
       int64_t vectors = direct_widest[height];
@@ -338,7 +358,8 @@ static void direct_block(const esmm_problem *p, const direct_part *x, int64_t ro
                          int64_t cols, char *scratch)
 {
   float *sums = (float *)(void *)scratch, *buffer = (float *)(void *)(scratch + x->at_rows);
-  const bool one_tile = p->c.ld == cols && cols <= (VEC == 16 ? 4 : 2) * VEC, once = p->k <= DIRECT_CHAIN;
+  const int64_t widest = direct_is_low(p->k, cols, p->c.dtype) ? 4 * VEC : 2 * VEC;
+  const bool one_tile = p->c.ld == cols && cols <= widest, once = p->k <= DIRECT_CHAIN;
   const direct_tiles stored = {.c = p->c.data,
                                .ldc = p->c.ld,
                                .of_c = p->c.dtype,
