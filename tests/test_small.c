@@ -201,8 +201,9 @@ static void every_small_shape(void **state)
 static void parts_of_threads_meet(void **state)
 {
   (void)state;
-  static const int64_t shapes[][3] = {{1001, 97, 15}, {513, 321, 4}, {3, 700, 150},
-                                      {17, 330, 131}, {700, 9, 131}, {5, 1300, 64}};
+  static const int64_t shapes[][3] = {{1001, 97, 15},  {513, 321, 4},   {3, 700, 150}, {17, 330, 131},
+                                      {700, 9, 131},   {700, 9, 50},    {700, 9, 7},   {5, 1300, 64},
+                                      {13, 2500, 100}, {33, 2500, 120}, {1, 3001, 40}, {1001, 1, 1}};
   esmm_ctx *one = th_ctx(1), *three = th_ctx(3);
   const char *names[MOST_NAMES];
   const int count = names_of(one, names);
@@ -214,9 +215,9 @@ static void parts_of_threads_meet(void **state)
     th_fill(&b, 2, 1, true);
     esmm_weights *w = NULL;
     assert_int_equal(esmm_prepare(one, &b, NULL, &w), ESMM_OK);
-    for (int j = 0; j < 2 * count; j++) {
-      const float beta = 1.0f, alpha = j % 2 ? 2.0f : 1.0f;
-      const esmm_matmul_opts opts = {.size = sizeof opts, .force = names[j / 2], .alpha = &alpha, .beta = &beta},
+    for (int j = 0; j < 3 * count; j++) {
+      const float alpha = j % 3 == 1 ? 2.0f : 1.0f, beta = j % 3 == 2 ? 0.0f : 1.0f;
+      const esmm_matmul_opts opts = {.size = sizeof opts, .force = names[j / 3], .alpha = &alpha, .beta = &beta},
                              ref = {.size = sizeof ref, .force = "ref", .alpha = &alpha, .beta = &beta};
       memset(c.data, 0, th_matrix_bytes(&c));
       memset(want.data, 0, th_matrix_bytes(&want));

@@ -17,6 +17,7 @@
 #define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
 #define DECODE_NARROW 512                   /* columns that are still worth a range of their own */
 #define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
+#define DECODE_RUN 600                      /* bytes that could be read while a row's part of a range begins */
 #define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
 #define PARTIAL 256                         /* listed k's in a partial sum when m = 1 */
 #define PARTIAL_K 512                       /* k's in a partial sum when m > 1 */
@@ -29,22 +30,6 @@ static bool decode_can_run(const esmm_kernel *self, const esmm_problem *p, char 
     return false;
   }
   return true;
-}
-
-static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
-                         int64_t *variant)
-{
-  (void)self;
-  (void)cost;
-  *variant = 1;
-  const double m = (double)p->m, n = (double)p->w->rows_ld, k = (double)p->k;
-  units[0] = k * n * p->sample.strip[ESMM_CPU_HEIGHTS - 1] * (double)esmm_dtype_size(p->w->dtype);
-  units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
-  units[2] = m * k;
-  /* To start on a row's part of a block takes as long as to update some hundred columns. */
-  units[3] = p->m > 1 ? m * (n + 200.0) * (double)esmm_ceil_div(p->k, DECODE_K)
-                      : n + 200.0 * k * p->sample.element / DECODE_AT_ONCE;
-  units[5] = p->threads > 1 ? 1.0 : 0.2;
 }
 
 #define DECODE_TERM_NAMES                                                                                \
@@ -76,6 +61,23 @@ static decode_layout decode_lay_out(const esmm_problem *p)
   l.at_partial = at;
   l.bytes = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
   return l;
+}
+
+static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
+                         int64_t *variant)
+{
+  (void)self;
+  (void)cost;
+  *variant = 1;
+  const double m = (double)p->m, n = (double)p->w->rows_ld, k = (double)p->k;
+  const double bytes = n * (double)esmm_dtype_size(p->w->dtype) + (double)(DECODE_RUN * decode_lay_out(p).items);
+  units[0] = k * p->sample.strip[ESMM_CPU_HEIGHTS - 1] * bytes;
+  units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
+  units[2] = m * k;
+  /* To start on a row's part of a block takes as long as to update some hundred columns. */
+  units[3] = p->m > 1 ? m * (n + 200.0) * (double)esmm_ceil_div(p->k, DECODE_K)
+                      : n + 200.0 * k * p->sample.element / DECODE_AT_ONCE;
+  units[5] = p->threads > 1 ? 1.0 : 0.2;
 }
 
 static size_t decode_workspace(const esmm_kernel *self, const esmm_problem *p)

@@ -29,6 +29,12 @@ static bool dots_in_place(const esmm_problem *p)
          (p->a.dtype == ESMM_F32 || (p->a.dtype == p->w->dtype && p->k >= DOTS_SHORT && p->n <= 2));
 }
 
+/* A column of A times a number, which goes down rows one after another: C is one vector by another. */
+static bool dots_is_scaling(const esmm_problem *p)
+{
+  return p->k == 1 && p->n == 1 && p->a.order == ESMM_ROW_MAJOR && p->a.ld == 1;
+}
+
 static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                        int64_t *variant)
 {
@@ -41,6 +47,10 @@ static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   units[2] = dots_in_place(p) ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
   units[3] = m * n * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
+  if (dots_is_scaling(p)) {
+    units[0] /= VEC;
+    units[3] /= VEC;
+  }
 }
 
 #define DOTS_TERM_NAMES                                                                           \
@@ -188,6 +198,15 @@ static size_t dots_workspace(const esmm_kernel *self, const esmm_problem *p)
   return dots_room(p) * (size_t)p->threads;
 }
 
+static void dots_scale(const esmm_problem *p, int64_t row0, int64_t rows, float *sums)
+{
+  const esmm_weights *w = p->w;
+  const float b = esmm_load_element(w->turned, w->dtype, 0);
+  for (int64_t r = 0; r < rows; r += VEC)
+    vec_store(sums + r,
+              vec_mul(vec_all(&b), esmm_vec_load_first(p->a.data, p->a.dtype, row0 + r, esmm_min(VEC, rows - r))));
+}
+
 /* sums [rows, n] of rows from row0 on, DOTS_BLOCK at most. */
 static void dots_block(const esmm_problem *p, const dots_set *set, int64_t row0, int64_t rows, float *buffer,
                        float *sums)
@@ -234,11 +253,14 @@ static void dots_store(const esmm_problem *p, int64_t row0, int64_t rows, const 
 static void dots_rows(const esmm_problem *p, int64_t row0, int64_t end, float *buffer)
 {
   const dots_set *set = dots_of(p);
-  const bool plain = esmm_is_plain(p);
+  const bool plain = esmm_is_plain(p), scaling = dots_is_scaling(p);
   _Alignas(64) float sums[DOTS_BLOCK * ESMM_TURNED_COLS];
   for (; row0 < end; row0 += DOTS_BLOCK) {
     const int64_t rows = esmm_min(DOTS_BLOCK, end - row0);
-    dots_block(p, set, row0, rows, buffer, sums);
+    if (scaling)
+      dots_scale(p, row0, rows, sums);
+    else
+      dots_block(p, set, row0, rows, buffer, sums);
     if (plain) {
       dots_store(p, row0, rows, sums);
       esmm_finish_plain(p, row0, rows, 0, p->n);
@@ -254,11 +276,17 @@ typedef struct dots_job {
   size_t room; /* of a thread */
 } dots_job;
 
-/* Rows in tiles of DOTS_ROWS. */
+/* Rows in tiles of four, or eight. */
+static int64_t dots_item(const esmm_problem *p)
+{
+  return p->n <= 2 ? DOTS_ROWS : DOTS_TALL(DOTS_WIDE);
+}
+
 static void dots_piece(void *arg, int64_t first, int64_t end, int worker)
 {
   const dots_job *x = arg;
-  dots_rows(x->p, first * DOTS_ROWS, esmm_min(x->p->m, end * DOTS_ROWS),
+  const int64_t rows = dots_item(x->p);
+  dots_rows(x->p, first * rows, esmm_min(x->p->m, end * rows),
             (float *)(void *)(x->scratch + (size_t)worker * x->room));
 }
 
@@ -267,8 +295,9 @@ static esmm_status dots_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
 {
   (void)self;
   dots_job x = {.p = p, .scratch = scratch, .room = dots_room(p)};
-  const int64_t bytes = p->k * (int64_t)esmm_dtype_size(p->a.dtype);
-  esmm_for(ctx, p->threads, esmm_ceil_div(p->m, DOTS_ROWS), esmm_at_once(DOTS_ROWS, bytes), dots_piece, &x);
+  const int64_t rows = dots_item(p), items = esmm_ceil_div(p->m, rows);
+  const int64_t most = esmm_at_once(rows, p->k * (int64_t)esmm_dtype_size(p->a.dtype));
+  esmm_for(ctx, p->threads, items, esmm_min(most, esmm_ceil_div(items, p->threads)), dots_piece, &x);
   stats->flop_useful = 2.0 * (double)p->m * (double)p->n * (double)p->k;
   stats->joint_density = 1.0;
   return ESMM_OK;
