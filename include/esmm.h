@@ -207,8 +207,8 @@ ESMM_API esmm_status esmm_matrix_copy(esmm_ctx *ctx, const esmm_matrix *src, esm
 /*
  * What B is turned into. DENSE keeps all of B, or its panels without the k's that are zero across 32 columns; the
  * others keep what the format holds and nothing else. docs/formats.md has the layouts. Kernels for the same format
- * compete with one another. Strict products need dense weights. A GPU takes dense weights, and NM of bf16 and f16; the
- * others it refuses with ESMM_ERR_UNSUPPORTED.
+ * compete with one another. Strict products need dense weights. A GPU takes BSR and NM of bf16 and f16; of fp32 it
+ * refuses them with ESMM_ERR_UNSUPPORTED.
  */
 typedef enum esmm_format_kind {
   ESMM_FORMAT_DENSE = 0,
@@ -242,8 +242,9 @@ typedef enum esmm_use {
 } esmm_use; /* on a GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8
                does not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of
                32 columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio
-               below 2), and as its rows for cuBLAS (not below 3). Beside NM weights, which take 0.5625 of B's bytes
-               where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both */
+               below 2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights, which take
+               0.5625 of B's bytes where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio
+               allows both (BSR: from 2 on) */
 
 typedef struct esmm_prepare_opts {
   size_t size;
