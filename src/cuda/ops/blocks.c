@@ -6,8 +6,7 @@
  *   columns   of tiles, those with most entries first: long ones begin first, so that all blocks end together
  *   places    [panels][chunks] of 64 columns each: the cell there, or ESMM_NO_CELL
  *
- * A cell's number counts tile by tile, chunk by
- * chunk, panel by panel: the cells of an entry follow each other.
+ * A cell's number counts tile by tile, chunk by chunk, panel by panel: the cells of an entry follow each other.
  */
 #include "cuda/ops/blocks.h"
 

@@ -211,9 +211,9 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
 static esmm_status check_blocks(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
-  const double blocks = (double)w->bsr.blocks * w->bsr.block_rows * w->bsr.block_cols;
-  const double held = blocks / ((double)w->k * (double)w->n);
-  if (held <= ratio || ratio >= 1.0) /* at the edges blocks may be padding for the most part */
+  const esmm_cuda_blocks *b = &esmm_cuda_of(w)->blocks;
+  const double held = (double)b->cells * b->cell_k * ESMM_CELL_COLS / ((double)w->k * (double)w->n);
+  if (held <= ratio || ratio >= 1.0) /* at the edges cells may be padding for the most part */
     return ESMM_OK;
   return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                    "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", held, ratio);

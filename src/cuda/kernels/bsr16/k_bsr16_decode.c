@@ -29,11 +29,17 @@ static int64_t panels(const esmm_problem *p)
   return esmm_ceil_div(p->n, ESMM_CELL_COLS);
 }
 
+/* Cells of a panel, at most. */
+static int64_t longest(const esmm_problem *p)
+{
+  return esmm_cuda_b(p)->blocks.by_length[0].entries;
+}
+
 /* Blocks that share a panel's cells: as many as fill the GPU, where there are cells for them. */
 static unsigned ranks(const esmm_problem *p)
 {
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const int64_t steps = b->cells * (b->cell_k / 16) / panels(p), room = BLOCKS_AT_ONCE * esmm_cuda_sms(p);
+  const int64_t steps = longest(p) * (b->cell_k / 16), room = BLOCKS_AT_ONCE * esmm_cuda_sms(p);
   unsigned n = 1;
   while (esmm_cuda_get(p->ctx)->sm >= 90 && n < ESMM_BSR16_DECODE_RANKS && panels(p) * n * 2 <= room &&
          steps >= (int64_t)n * 32)
@@ -41,7 +47,7 @@ static unsigned ranks(const esmm_problem *p)
   return n;
 }
 
-/* Bytes of B, at what part of the GPU reads them. */
+/* Bytes of B, by the part of the GPU that reads them. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
 {
@@ -49,7 +55,10 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)cost;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const double blocks = (double)(panels(p) * ranks(p)), fills = (double)(BLOCKS_AT_ONCE * esmm_cuda_sms(p));
-  units->base[0] = (double)b->cells * b->cell_k * ESMM_CELL_COLS * 2.0 * fmax(1.0, 0.5 * fills / blocks);
+  const double cell = b->cell_k * ESMM_CELL_COLS * 2.0;
+  /* All of them, or, where panels differ, the longest as one of the blocks that fill the GPU reads it. */
+  units->base[0] =
+      cell * fmax((double)b->cells * fmax(1.0, 0.5 * fills / blocks), 0.5 * fills * (double)longest(p) / ranks(p));
   *variant = 0;
 }
 

@@ -32,7 +32,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const double rows = (double)esmm_ceil_div(p->m, ESMM_BSR16_MMA_ROWS), blocks = rows * (double)panels(p);
   const double rounds = (double)esmm_ceil_div((int64_t)blocks, esmm_cuda_sms(p));
-  units->base[0] = rounds * (double)b->cells / (double)panels(p) * b->cell_k / 64.0;
+  const double mean = (double)b->cells / (double)panels(p), longest = (double)b->by_length[0].entries;
+  units->base[0] = fmax(rounds * mean, longest) * b->cell_k / 64.0;
   units->base[1] = (double)p->m * (double)p->n;
   *variant = 0;
 }

@@ -13,6 +13,7 @@
 #define STAYS 6e7         /* bytes of A that stay in the second-level cache while other columns pass */
 #define PART_ENTRIES 8.0  /* what adding the parts of a tile takes, in entries; */
 #define TILE_ENTRIES 3.0  /* and what a tile takes beside its entries */
+#define ODD 6e-7          /* of a launch: each element of a C that TMA does not write */
 #define SPLIT_BYTES 2.7e8 /* most memory for the sums of parts */
 
 ESMM_FATBIN(k_bsr16_sm90a);
@@ -119,6 +120,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[2] = moved;
   units->base[3] = c.parts[1] > 0 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(p);
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_writes_boxes(p, &e) && !p->gated ? 0.0 : ODD * m * (double)p->n);
   *variant = 0;
 }
 

@@ -231,6 +231,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
     sh->told[slot] = TOLD_END;
     sm90_barrier_arrive(&sh->full[slot]);
   }
+  __syncwarp();
 }
 
 /* ---- multiplying ---- */

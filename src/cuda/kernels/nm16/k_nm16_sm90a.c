@@ -153,7 +153,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 static bool in_registers(const esmm_problem *p)
 {
   const esmm_epilogue_params e = esmm_cuda_epilogue(p);
-  return esmm_cuda_writes_boxes(p, &e);
+  return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e); /* a gate's factor comes after the plan */
 }
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. */

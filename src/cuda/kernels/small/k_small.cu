@@ -31,7 +31,7 @@ struct chunk {
   float a[CHUNK][LINE_A], b[CHUNK][TILE];
 };
 
-union block_memory {
+union alignas(16) block_memory {
   chunk chunks[WARPS];
   float sums[WARPS][ELEMENTS];
 };
@@ -175,6 +175,7 @@ template <bool BY_K> static __device__ __forceinline__ void small(const esmm_sma
         sum += memory.sums[w][e];
       memory.sums[0][e] = sum;
     }
+  __syncwarp();
   if (ranks > 1)
     cluster_meet();
   const int mine = ELEMENTS / ranks;
@@ -187,6 +188,7 @@ template <bool BY_K> static __device__ __forceinline__ void small(const esmm_sma
       sum += read_of(r, &memory.sums[0][e]);
     finish_element(p.epilogue, row, col, sum);
   }
+  __syncwarp();
   if (ranks > 1)
     cluster_meet(); /* nobody leaves while its sums are read */
 }
