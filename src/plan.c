@@ -232,11 +232,13 @@ static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int i
     estimate(p, choice);
 }
 
-/* How much a kernel's refusal says: a dense one's most, if it reads any form: it refuses only what the weights do not
-   allow. */
-static int says(const esmm_kernel *kernel)
+/* How much a kernel's refusal says: most where it takes these dtypes and weights at all; then a dense one's, if it
+   reads any form: it refuses only what the weights do not allow. */
+static int says(const esmm_problem *p, const esmm_kernel *kernel)
 {
-  return kernel->flags & ESMM_KERNEL_SKIPS ? 0 : kernel->reads ? 1 : 2;
+  char why[160];
+  const bool meant = has_dtypes(p, kernel, why, sizeof why) && has_form(p->w, kernel, why, sizeof why);
+  return (meant ? 3 : 0) + (kernel->flags & ESMM_KERNEL_SKIPS ? 0 : kernel->reads ? 1 : 2);
 }
 
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
@@ -253,7 +255,7 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
       seconds[list.count] = choices[i].seconds;
       list_kernel(&list, i);
     } else if (refused < 0 ||
-               (says(choices[i].kernel) > 0 && says(choices[i].kernel) >= says(choices[refused].kernel))) {
+               (says(p, choices[i].kernel) > 0 && says(p, choices[i].kernel) >= says(p, choices[refused].kernel))) {
       refused = i;
     }
   }
