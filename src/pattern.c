@@ -110,8 +110,11 @@ esmm_status esmm_pattern_enter(esmm_ctx *ctx, const char *what, const esmm_patte
 
 void esmm_pattern_leave(const esmm_pattern *pattern, const esmm_pattern *host)
 {
-  if (host != pattern)
-    esmm_pattern_free((esmm_pattern *)(uintptr_t)host); /* a copy that enter made */
+  esmm_pattern *copy;
+  if (host == pattern)
+    return;
+  memcpy(&copy, &host, sizeof copy); /* enter made it, and gave it out as const */
+  esmm_pattern_free(copy);
 }
 
 void esmm_pattern_count(esmm_pattern *pattern)
