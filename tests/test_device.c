@@ -155,7 +155,7 @@ static void a_cpu_refuses_device_matrices(void **state)
 static void a_cpu_has_no_gpu_kernels(void **state)
 {
   fixture *f = *state;
-  enum { ROOM = 64 };
+  enum { ROOM = 96 };
   esmm_verdict verdicts[ROOM];
   for (int i = 0; i < esmm_kernel_count(); i++) {
     esmm_kernel_info info = {.size = sizeof info};
