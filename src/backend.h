@@ -57,7 +57,7 @@ struct esmm_backend {
                        esmm_prune_tally *tally);
 
   /* ---- products ---- */
-  /* Refuses what of the epilogue it does not have, and says what to do instead. */
+  /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
   /* C is not empty, unless column counts in the device's memory are to become 0. With k or alpha 0 only the epilogue is
      to be done. s is filled in only where it is wanted. */

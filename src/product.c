@@ -97,7 +97,7 @@ static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->activation is %d, which is no esmm_activation", (int)o->activation);
   esmm_status status = check_apart(ctx, "c", &p->c, "opts->bias", &bias);
   if (status == ESMM_OK)
-    status = ctx->backend->check_epilogue(ctx, o);
+    status = ctx->backend->check_epilogue ? ctx->backend->check_epilogue(ctx, o) : ESMM_OK;
   if (status == ESMM_OK)
     status = check_residual(ctx, o, p);
   if (status == ESMM_OK)

@@ -74,13 +74,6 @@ static esmm_status copy(esmm_ctx *ctx, const esmm_matrix *src, esmm_matrix *dst)
 
 /* ---- products ---- */
 
-static esmm_status check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
-{
-  (void)ctx;
-  (void)o;
-  return ESMM_OK; /* it has all of it */
-}
-
 static unsigned features_of(const esmm_ctx *ctx)
 {
   return ctx ? ctx->cpu : esmm_cpu_detect();
@@ -172,7 +165,6 @@ const esmm_backend esmm_cpu_backend = {
     .formats = esmm_forms_formats,
     .prepare = esmm_prepare_checked,
     .weights_free = esmm_cpu_weights_free,
-    .check_epilogue = check_epilogue,
     .multiply = esmm_cpu_multiply,
     .explain = esmm_cpu_explain,
     .has = has,

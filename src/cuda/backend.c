@@ -99,7 +99,6 @@ const esmm_backend esmm_cuda_backend = {
     .weights_from_host = esmm_cuda_weights_from_host,
     .format_check = esmm_cuda_format_check,
     .prune = esmm_cuda_prune,
-    .check_epilogue = esmm_cuda_check_epilogue,
     .multiply = esmm_cuda_multiply,
     .explain = esmm_cuda_explain,
     .settle_reports = esmm_cuda_settle_reports,

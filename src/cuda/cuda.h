@@ -254,7 +254,6 @@ esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                                bool want_stats, esmm_stats *s);
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
-esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o);
 
 /* product/recall.c */
 void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen);

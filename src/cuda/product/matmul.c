@@ -252,13 +252,6 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   return ESMM_OK;
 }
 
-esmm_status esmm_cuda_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
-{
-  (void)ctx;
-  (void)o; /* it has all of it */
-  return ESMM_OK;
-}
-
 esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
                                bool want_stats, esmm_stats *s)
 {

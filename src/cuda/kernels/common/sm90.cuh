@@ -166,6 +166,27 @@ static __device__ __forceinline__ void sm90_bulk_wait(void)
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* A cluster: which of its blocks this is, how many there are; all of their threads meet, and what they have written is
+   there for the others. */
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+static __device__ __forceinline__ uint32_t cluster_ranks(void)
+{
+  uint32_t ranks;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
+  return ranks;
+}
+
+static __device__ __forceinline__ void cluster_sync(void)
+{
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 /* The same place in another block of the cluster, and a barrier there. */
 static __device__ __forceinline__ uint32_t sm90_address_at(const void *p, uint32_t rank)
 {

@@ -472,12 +472,6 @@ static __device__ __forceinline__ void send(const esmm_fused16_params &p, int un
   __threadfence();
 }
 
-/* Everything that the cluster's blocks have written is there. */
-static __device__ __forceinline__ void cluster_sync(void)
-{
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 /* Four sums of a row from block r, `at` on: this block's own, or from memory. */
 static __device__ __forceinline__ float4 read_sums(const esmm_fused16_params &p, int unit, int rank, int r, int row,
                                                    int at, int log_mine)

@@ -4,12 +4,12 @@
  *
  * The sparse operand of wgmma.sp is the one with the rows, so C is made turned, a warpgroup 64 columns of C:
  *
- *                     A: 256 rows of C                     a stage: 64 k's
- *                 k  +----------------------+                A    256 rows by 64 k's, 32 KB, by TMA
- *                 |  |                      |                B    128 columns, values and places, 9 KB, one bulk copy
- *                 v  +----------------------+
- *      B' 64 columns +----------------------+  warpgroup 1   A cluster is two blocks with the same rows and
- * neighbouring 64 columns +----------------------+  warpgroup 2   columns: each loads half of A and sends it to both.
+ *                   A: 256 rows of C            a stage: 64 k's
+ *               k  +----------------------+       A  256 rows by 64 k's, 32 KB, by TMA
+ *               v  +----------------------+       B  128 columns, values and places, 9 KB, one bulk copy
+ *   B' 64 columns  | warpgroup 0's sums   |
+ *      64 columns  | warpgroup 1's sums   |     a cluster: two blocks, the same rows and neighbouring columns; each
+ *                  +----------------------+     loads half of A and sends it to both
  *
  * esmm_nm16_<dtype> (tall, by_k): persistent blocks, one loading warp and two multiplying warpgroups, five stages.
  * What limits it is shared memory: an instruction of 256 rows reads 16 KB of A and 2 KB of B, 144 cycles for 128 of
@@ -27,25 +27,6 @@
 static_assert(STEPS == ESMM_NM16_K && HALF_COLS * 2 == ESMM_NM16_COLS, "a stage is a block of B");
 
 /* ---- clusters, copies ---- */
-
-static __device__ __forceinline__ uint32_t cluster_rank(void)
-{
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-static __device__ __forceinline__ uint32_t cluster_ranks(void)
-{
-  uint32_t ranks;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
-  return ranks;
-}
-
-static __device__ __forceinline__ void cluster_sync(void)
-{
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
 
 /* Four floats at an address of the cluster's shared memory. */
 static __device__ __forceinline__ float4 cluster_load4(uint32_t from)

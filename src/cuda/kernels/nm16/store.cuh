@@ -39,14 +39,6 @@ static __device__ __forceinline__ void finish_row_of_8(const esmm_epilogue_param
 
 /* ---- all that follows the sums is done in registers: 16-bit C, lines of 16 bytes, all columns inside ---- */
 
-/* Four 8 x 8 matrices from a warp's registers, each turned; lane i gives the place of line i. */
-static __device__ __forceinline__ void stmatrix_turned(uint32_t to, const uint32_t (&r)[4])
-{
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
-               "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
 /* 64 rows of this warp's 16 columns to lines of 64 columns, 128 bytes, swizzled. */
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void store_turned(uint32_t to, const float *sums, uint32_t warp, uint32_t lane)
@@ -57,7 +49,7 @@ static __device__ __forceinline__ void store_turned(uint32_t to, const float *su
     const float *x = &sums[8 * i];
     const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
                                pair_of<DTYPE>(x[6], x[7])};
-    stmatrix_turned(to + (uint32_t)(i * 16 + (int)line) * 128 + chunk * 16, pairs);
+    sm90_stmatrix_trans_at(to + (uint32_t)(i * 16 + (int)line) * 128 + chunk * 16, pairs);
   }
 }
 

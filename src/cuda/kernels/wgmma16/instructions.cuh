@@ -28,7 +28,8 @@ static __device__ __forceinline__ uint64_t wgmma16_view(const void *tile)
   WGMMA16_SUMS_8(i), WGMMA16_SUMS_8((i) + 8), WGMMA16_SUMS_8((i) + 16), WGMMA16_SUMS_8((i) + 24), \
       WGMMA16_SUMS_8((i) + 32), WGMMA16_SUMS_8((i) + 40), WGMMA16_SUMS_8((i) + 48), WGMMA16_SUMS_8((i) + 56)
 
-#define WGMMA16_256(types)                                                                                         \
+/* Operands whose lines are k's are transposed on the way. */
+#define WGMMA16_256(types, a_by_k, b_by_k)                                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." types " {"                                           \
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                            \
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                  \
@@ -38,19 +39,19 @@ static __device__ __forceinline__ uint64_t wgmma16_view(const void *tile)
                "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                  \
                "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "      \
                "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-               "%128, %129, 1, 1, 1, %130, 1;"                                                                     \
+               "%128, %129, 1, 1, 1, %130, %131;"                                                                  \
                : WGMMA16_SUMS_64(0), WGMMA16_SUMS_64(64)                                                           \
-               : "l"(a), "l"(b), "n"(A_LINES_ARE_K))
+               : "l"(a), "l"(b), "n"(a_by_k), "n"(b_by_k))
 
-#define WGMMA16_128(types)                                                                         \
+#define WGMMA16_128(types, a_by_k, b_by_k)                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." types " {"                           \
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
                "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-               "%64, %65, 1, 1, 1, %66, 1;"                                                        \
+               "%64, %65, 1, 1, 1, %66, %67;"                                                      \
                : WGMMA16_SUMS_64(0)                                                                \
-               : "l"(a), "l"(b), "n"(A_LINES_ARE_K))
+               : "l"(a), "l"(b), "n"(a_by_k), "n"(b_by_k))
 
 /* d [64 x 256] += a [64 x 16] * b [16 x 256], b with n contiguous; A_LINES_ARE_K: a with m contiguous. */
 template <esmm_dtype DTYPE, int A_LINES_ARE_K>
@@ -58,9 +59,9 @@ static __device__ __forceinline__ void wgmma16(float (&d)[128], uint64_t a, uint
 {
   static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
   if (DTYPE == ESMM_F16)
-    WGMMA16_256("f16.f16");
+    WGMMA16_256("f16.f16", A_LINES_ARE_K, 1);
   else
-    WGMMA16_256("bf16.bf16");
+    WGMMA16_256("bf16.bf16", A_LINES_ARE_K, 1);
 }
 
 /* d [64 x 128] += a [64 x 16] * b [16 x 128], b with n contiguous; A_LINES_ARE_K: a with m contiguous. */
@@ -69,45 +70,21 @@ static __device__ __forceinline__ void wgmma16(float (&d)[64], uint64_t a, uint6
 {
   static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
   if (DTYPE == ESMM_F16)
-    WGMMA16_128("f16.f16");
+    WGMMA16_128("f16.f16", A_LINES_ARE_K, 1);
   else
-    WGMMA16_128("bf16.bf16");
+    WGMMA16_128("bf16.bf16", A_LINES_ARE_K, 1);
 }
 
 /* The other way round: d [64 x 256 or 64 x 128] += a [64 x 16] * b, a with m contiguous; B_LINES_ARE_K: b with n
    contiguous, else with k. */
-#define WGMMA16_TURNED_256(types)                                                                                  \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." types " {"                                           \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                            \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                  \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                  \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                  \
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                  \
-               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                  \
-               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "      \
-               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-               "%128, %129, 1, 1, 1, 1, %130;"                                                                     \
-               : WGMMA16_SUMS_64(0), WGMMA16_SUMS_64(64)                                                           \
-               : "l"(a), "l"(b), "n"(B_LINES_ARE_K))
-
-#define WGMMA16_TURNED_128(types)                                                                  \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." types " {"                           \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-               "%64, %65, 1, 1, 1, 1, %66;"                                                        \
-               : WGMMA16_SUMS_64(0)                                                                \
-               : "l"(a), "l"(b), "n"(B_LINES_ARE_K))
-
 template <esmm_dtype DTYPE, int B_LINES_ARE_K>
 static __device__ __forceinline__ void wgmma16_turned(float (&d)[128], uint64_t a, uint64_t b)
 {
   static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
   if (DTYPE == ESMM_F16)
-    WGMMA16_TURNED_256("f16.f16");
+    WGMMA16_256("f16.f16", 1, B_LINES_ARE_K);
   else
-    WGMMA16_TURNED_256("bf16.bf16");
+    WGMMA16_256("bf16.bf16", 1, B_LINES_ARE_K);
 }
 
 template <esmm_dtype DTYPE, int B_LINES_ARE_K>
@@ -115,9 +92,9 @@ static __device__ __forceinline__ void wgmma16_turned(float (&d)[64], uint64_t a
 {
   static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without a wgmma");
   if (DTYPE == ESMM_F16)
-    WGMMA16_TURNED_128("f16.f16");
+    WGMMA16_128("f16.f16", 1, B_LINES_ARE_K);
   else
-    WGMMA16_TURNED_128("bf16.bf16");
+    WGMMA16_128("bf16.bf16", 1, B_LINES_ARE_K);
 }
 
 #define WGMMA16_REGISTERS_128(types)                                                               \

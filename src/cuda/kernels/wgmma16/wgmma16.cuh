@@ -29,18 +29,6 @@ template <int COLS> struct wgmma16_stage {
   };
 };
 
-static __device__ __forceinline__ uint32_t cluster_rank(void)
-{
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-static __device__ __forceinline__ void cluster_sync(void)
-{
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
 /*
  * threadIdx.x, read where it is used. What the compiler works out from threadIdx.x itself it keeps over loops that have
  * no registers left for it.
