@@ -130,9 +130,12 @@ command_works() { # WORDS...: a line of the command, which must succeed
 }
 
 run_tests() {
-  program test_kernels 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" & # most of its time is a CPU's
-  table=$!
-  for name in test_accuracy test_values test_threads test_overlap test_pattern test_epilogue test_epilogue_options test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_explain test_cuda_remember; do
+  # Most of their time is a CPU's, so they run beside each other, and beside what follows.
+  long='test_kernels test_epilogue test_cuda16 test_cuda16_shapes test_cuda_formats test_accuracy'
+  for name in $long; do
+    program $name 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" &
+  done
+  for name in test_values test_threads test_overlap test_pattern test_epilogue_options test_cuda_explain test_cuda_remember; do
     program $name 200
     ran $name
   done
@@ -156,8 +159,10 @@ run_tests() {
     command_works tune --device "$DEVICE"
   } >"$STATE/log/command_lines.log"
   count 'esmm on the GPU' "$STATE/log/command_lines.log" 0 $(($(date +%s) - command_began))
-  wait $table
-  ran test_kernels
+  wait
+  for name in $long; do
+    ran $name
+  done
   program test_cuda 120 # last and alone: it fills the GPU's memory
   ran test_cuda
 }

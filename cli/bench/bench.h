@@ -191,6 +191,7 @@ typedef struct bench_contestant {
   const char *force;           /* ours: a kernel, "" for auto */
   bool vector;                 /* a library's routine for one row, or for one column: sgemv */
   bool dense_data;             /* on the random dense operands */
+  bool passes;                 /* a library's product, then one pass over C for --epilogue: beside the peers */
   bool is_baseline;
   char name[64]; /* "joint_f32_avx2", "openblas_sgemm", "openblas_sgemm_on_random", "cublas_gemm_bf16" */
   bench_outcome outcome;
@@ -237,6 +238,9 @@ void bench_finish_free(const bench *b, bench_data *data);
 void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_opts *opts);
 /* After calls that were waited for: lets go of their bitmaps but the newest. */
 void bench_finish_release(bench_data *data);
+/* On a GPU: what the epilogue does to each element of a library's plain C, in one pass. */
+bool bench_finish_can_pass(const bench *b);
+esmm_status bench_finish_pass(bench *b, bench_data *data);
 /* Adds what the epilogue makes of the sums. */
 int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference);
 /* The exact result for row i of the reference and column j, and how far it may be off before it is stored. */

@@ -254,8 +254,10 @@ static bool call_cublas(cublas_library *cublas, const bench_data *data, const be
 esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c, esmm_stats *stats)
 {
   bench_gpu *g = &data->gpu;
+  if (c->library && !call_cublas(&b->cublas, data, c))
+    return ESMM_ERR_DRIVER_CALL;
   if (c->library)
-    return call_cublas(&b->cublas, data, c) ? ESMM_OK : ESMM_ERR_DRIVER_CALL;
+    return c->passes ? bench_finish_pass(b, data) : ESMM_OK;
   if (c->peer)
     return bench_peer_call(c->peer);
   esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};

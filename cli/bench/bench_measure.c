@@ -66,8 +66,9 @@ static bench_contestant *add(bench_result *result)
 static void name_baseline(const bench_data *data, bench_contestant *c)
 {
   const bool wide = data->library_dtype == ESMM_F32;
-  snprintf(c->name, sizeof c->name, "%s_%s%s%s%s%s", c->library->name, wide ? "s" : "", c->vector ? "gemv" : "gemm",
-           wide ? "" : "_", wide ? "" : esmm_dtype_str(data->library_dtype), c->dense_data ? "_on_random" : "");
+  snprintf(c->name, sizeof c->name, "%s_%s%s%s%s%s%s", c->library->name, wide ? "s" : "", c->vector ? "gemv" : "gemm",
+           wide ? "" : "_", wide ? "" : esmm_dtype_str(data->library_dtype), c->dense_data ? "_on_random" : "",
+           c->passes ? "_and_pass" : "");
 }
 
 int bench_routines(const bench *b, const bench_data *data)
@@ -79,7 +80,8 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
 {
   int routines = bench_routines(b, data);
   int most = b->kernel_count + 2 * routines * (b->library_count ? b->library_count : 1);
-  result->contestants = cli_alloc((size_t)(most + data->peer_count), sizeof *result->contestants);
+  const int passes = bench_finish_can_pass(b) ? b->library_count : 0;
+  result->contestants = cli_alloc((size_t)(most + passes + data->peer_count), sizeof *result->contestants);
   for (int i = 0; i < b->kernel_count; i++)
     add(result)->force = b->kernels[i];
   result->ours = result->count;
@@ -101,6 +103,12 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
     }
   }
   result->peers = result->count;
+  for (int i = 0; i < passes; i++) {
+    bench_contestant *c = add(result);
+    c->library = &b->libraries[i];
+    c->is_baseline = c->passes = true;
+    name_baseline(data, c);
+  }
   for (int i = 0; i < data->peer_count; i++) {
     bench_contestant *c = add(result);
     c->peer = data->peers[i];
@@ -215,11 +223,11 @@ static esmm_status find_error(const bench *b, bench_data *data, const bench_cont
   return status;
 }
 
-/* Runs once into poisoned memory. On the random dense data there is nothing to compare: the same routine was checked.
- */
+/* Runs once into poisoned memory. On the random dense data, and with a pass behind it, there is nothing to compare: the
+   same routine was checked. */
 static int check(bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
 {
-  const bool compared = !b->no_check && !c->dense_data;
+  const bool compared = !b->no_check && !c->dense_data && !c->passes;
   if (c->peer && c->outcome == BENCH_UNSUPPORTED)
     return CLI_GO;
   esmm_status status = compared ? poison(b, data, c, reference) : ESMM_OK;

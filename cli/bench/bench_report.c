@@ -305,8 +305,9 @@ static void print_problem(const bench *b, const bench_data *data, FILE *out)
   print_operand("B", &p->b, data->info.element_density, NAN, b->sweep_count && isnan(p->density_b), out);
   if (b->epilogue.any)
     fprintf(out, "epilogue  %s, ours only; %s\n", b->epilogue_words,
-            b->epilogue.gate ? "the dense library multiplies twice, without the rest"
-                             : "the dense library's C is plain");
+            b->epilogue.gate           ? "the dense library multiplies twice, without the rest"
+            : bench_finish_can_pass(b) ? "the dense library's C is plain; and_pass: with one pass over it behind"
+                                       : "the dense library's C is plain");
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
@@ -454,7 +455,7 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
       add_our_row(b, data, result, c, report->table);
     else if (c->outcome != BENCH_UNSUPPORTED && !is_many(b))
       add_baseline_row(b, data, result, c, report->table);
-    else if (c->outcome != BENCH_UNSUPPORTED && c->peer)
+    else if (c->outcome != BENCH_UNSUPPORTED && i >= result->peers)
       add_peer_row(b, data, result, c, report->table);
     add_remarks(b, c, report);
     report->noisy = report->noisy || ((i < result->ours || i == result->best) && is_noisy(c));
