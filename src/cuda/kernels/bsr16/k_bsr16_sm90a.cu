@@ -38,8 +38,11 @@ typedef struct bsr16_shared {
   uint32_t told[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   alignas(16) int4 unit[STAGES];
-  /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
-  alignas(1024) float spare[8][512];
+  /* Each warpgroup's own, on the way to C: boxes that TMA writes, by turns; or 2 KiB for each of its warps. */
+  union {
+    alignas(1024) char boxes[2][2][PANEL];
+    float spare[2][4][512];
+  };
 } bsr16_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h tells the host another size");
 
@@ -255,8 +258,6 @@ typedef struct bsr16_consumer {
   uint64_t a_view, b_view;
   int lane, shares, reader;
   uint32_t slot, phase;
-  uint32_t held; /* a stage from which C is being written; STAGES: none */
-  bool boxes;    /* C was, at least once */
 } bsr16_consumer;
 
 template <bool A_BY_K, int CELL_K>
@@ -274,8 +275,6 @@ static __device__ __forceinline__ bsr16_consumer consumer_of(const esmm_bsr16_pa
   c.a_view = view_of(ring, CELL_K * 128, wide ? 1024 : 512, wide);
   c.b_view = view_of(ring + A_BYTES + group_now() * (CELL_K * ESMM_CELL_COLS * 2), PANEL, 1024, true);
   c.slot = c.phase = 0;
-  c.held = STAGES;
-  c.boxes = false;
   return c;
 }
 
@@ -284,20 +283,6 @@ static __device__ __forceinline__ void let_go(const bsr16_consumer &c, uint32_t 
 {
   if (c.lane < c.shares)
     sm90_barrier_arrive_cluster(c.empty + at * 8);
-}
-
-/* And so may the one from which C was written: the first warp says so for the warpgroup. */
-static __device__ __forceinline__ void let_go_held(bsr16_consumer &c)
-{
-  if (c.held >= STAGES)
-    return;
-  if (threadIdx.x / 32 % 4 == 0) {
-    sm90_bulk_wait_read();
-    __syncwarp();
-    if (c.lane < c.shares)
-      sm90_barrier_arrive_cluster_many(c.empty + c.held * 8, 4);
-  }
-  c.held = STAGES;
 }
 
 /* A chunk of A with a cell. */
@@ -345,7 +330,6 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, floa
     if (before < STAGES) {
       sm90_wgmma_wait<1>();
       let_go(c, before);
-      let_go_held(c);
     }
     before = c.slot;
     if (++c.slot == STAGES) {
@@ -428,34 +412,34 @@ static __device__ __forceinline__ void store_turned(uint32_t panel, int line, in
   sm90_stmatrix_trans_at(panel + (uint32_t)(row * 128 + (chunk ^ row % 8) * 16), pairs);
 }
 
-/* Finishes a warpgroup's sums and has TMA write them; as store_boxes of store.cuh. */
+/*
+ * Finishes a warpgroup's sums and has TMA write them, 64 rows at a time. The warpgroups do this each for itself: while
+ * one of them stores, the other has the tensor core alone.
+ */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
-                                                   char *here, char *there)
+                                                   char (*boxes)[PANEL])
 {
-  enum { BOXES = SUMS / 32, ROOM = STAGE_BYTES / PANEL };
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   finish_values<in_columns>(p.epilogue, sums, col + warp * 16 + thread % 32 / 4);
 #pragma unroll
-  for (int g = 0; g < BOXES; g++) {
-    const int panel = group * BOXES + g;
-    const uint32_t to = sm90_address(panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
+  for (int g = 0; g < SUMS / 32; g++) {
+    const uint32_t to = sm90_address(boxes[g % 2]);
+    if (thread % 128 == 0)
+      sm90_bulk_wait_read<1>(); /* what was in this box has left */
+    meet_group(7 + group);
 #pragma unroll
     for (int i = 0; i < 4; i++) /* 16 rows */
       if (p.epilogue.c.dtype == ESMM_BF16)
         store_turned<ESMM_BF16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
       else /* ESMM_F16 */
         store_turned<ESMM_F16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
-  }
-  sm90_fence_async();
-  meet_group(7 + group);
-  if (thread % 128 == 0) {
-#pragma unroll
-    for (int g = 0; g < BOXES; g++) {
-      const int panel = group * BOXES + g;
-      sm90_tma_store(&p.map_c, col, row + 64 * g, panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
+    sm90_fence_async();
+    meet_group(7 + group);
+    if (thread % 128 == 0) {
+      sm90_tma_store(&p.map_c, col, row + 64 * g, boxes[g % 2]);
+      sm90_bulk_commit();
     }
-    sm90_bulk_commit();
   }
 }
 
@@ -499,29 +483,27 @@ static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, fl
   }
 }
 
-/* What becomes of the sums. at: the unit's last stage. Where TMA can write C, it does so from that stage's memory while
-   the next unit is multiplied, and the stage is held until then; else it is let go of. */
+/* What becomes of the sums. */
 template <int SUMS>
-static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, char *ring,
-                                                   bsr16_shared *sh, bsr16_consumer &c, uint32_t at,
+static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, bsr16_shared *sh,
                                                    float (&sums)[SUMS])
 {
   const int row = told.x, col = told.y, parts = told.w >> 16, part = told.w & 0xffff;
-  const int warp = (thread_now() - FEEDERS) / 32;
-  const bool boxes = p.c_boxes && parts == 1 && col + ESMM_BSR16_COLS <= p.n;
-  let_go_held(c);
-  if (boxes || c.boxes)
-    meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
-  if (boxes) {
-    c.boxes = true;
-    store_boxes(p, sums, row, col + group_now() * ESMM_CELL_COLS, ring + at * STAGE_BYTES, (char *)sh->spare);
-    c.held = at;
+  const int group = group_now(), warp = thread_now() / 32 % 4;
+  if (p.c_boxes && parts == 1 && col + ESMM_BSR16_COLS <= p.n) {
+    store_boxes(p, sums, row, col + group * ESMM_CELL_COLS, sh->boxes[group]);
     return;
   }
-  let_go(c, at);
   if (parts > 1 && !add_parts(p, sh, row, told.z, part, parts, sums))
     return;
-  store_sums(p, sums, row, col + warp * 16, sh->spare[warp]);
+  if (p.c_boxes) { /* boxes of the tile before may not have left yet */
+    if ((thread_now() - FEEDERS) % 128 == 0)
+      sm90_bulk_wait_read();
+    meet_group(7 + group);
+  }
+  store_sums(p, sums, row, col + group * ESMM_CELL_COLS + warp * 16, sh->spare[group][warp]);
+  if (p.c_boxes)
+    meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
 }
 
 template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
@@ -538,10 +520,12 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
     if (what & TOLD_END) {
-      let_go_held(c);
+      if ((thread_now() - FEEDERS) % 128 == 0)
+        sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
       return;
     }
-    finish_unit(p, told, ring, sh, c, at, sums);
+    let_go(c, at);
+    finish_unit(p, told, sh, sums);
   }
 }
 

@@ -154,10 +154,10 @@ static __device__ __forceinline__ void sm90_bulk_commit(void)
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Shared memory may be written again. */
-static __device__ __forceinline__ void sm90_bulk_wait_read(void)
+/* Shared memory may be written again: that of all but this thread's last LATER commits. */
+template <int LATER = 0> static __device__ __forceinline__ void sm90_bulk_wait_read(void)
 {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LATER) : "memory");
 }
 
 /* Everything has been written. */
