@@ -36,6 +36,15 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 
 /* ---- how a product is cut ---- */
 
+/* Pairs of blocks fetch each cell once, and wait for each other. That pays where cells are many beside A's chunks. */
+static bool takes_pairs(const esmm_problem *p, int64_t tile_rows)
+{
+  const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
+  const int64_t chunks = esmm_ceil_div(p->k, b->cell_k) * esmm_ceil_div(p->n, ESMM_BSR16_COLS);
+  const bool few = 2 * b->cells < 3 * b->entry_count && 2 * b->entry_count < chunks;
+  return tile_rows > 1 && !few;
+}
+
 /* Which columns of tiles have how many parts: parts[q] have a part q. */
 typedef struct cut {
   bool pairs;
@@ -82,7 +91,8 @@ static cut cut_lists(const esmm_problem *p)
   const int32_t tile = p->m > ESMM_BSR16_ROWS / 2 ? ESMM_BSR16_ROWS : ESMM_BSR16_ROWS / 2;
   const int64_t tiles = esmm_ceil_div(p->n, ESMM_BSR16_COLS), tile_rows = esmm_ceil_div(p->m, tile);
   const uint32_t longest = b->by_length[0].entries;
-  cut best = {.tile = tile, .pairs = tile_rows > 1, .rows = tile_rows > 1 ? esmm_ceil_div(tile_rows, 2) : tile_rows};
+  const bool pairs = takes_pairs(p, tile_rows);
+  cut best = {.tile = tile, .pairs = pairs, .rows = pairs ? esmm_ceil_div(tile_rows, 2) : tile_rows};
   const int64_t counted = best.pairs ? 2 * best.rows : best.rows;
   cut_at(b, tiles, UINT32_MAX, &best);
   best.entries = predict(p, b, longest, &best);
