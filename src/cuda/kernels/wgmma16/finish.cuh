@@ -3,8 +3,8 @@
  * rows of a warp at a time, as wgmma leaves them (store.cuh): there are no registers for more, and the code stands
  * there once.
  *
- * Curves are worked out in fp32, with the formulas of epilogue.cuh: within 2^-17 of the exact value, which C's rounding
- * hides, and what is less than 2^-126 may become 0. In float64 they would take longer than a tenth of the product.
+ * Curves are worked out in fp32, with the formulas of epilogue.cuh: within 2^-16 of the exact value, which C's rounding
+ * hides, and what is less than 2^-119 may become 0. In float64 they would take longer than a tenth of the product.
  */
 #ifndef ESMM_CUDA_WGMMA16_FINISH_CUH
 #define ESMM_CUDA_WGMMA16_FINISH_CUH

@@ -39,7 +39,7 @@ static __device__ __noinline__ bool finish_gated_element(const esmm_wgmma16_para
   return nonzero;
 }
 
-/* A row of 8 a warp's quarter: of two columns each lane has one, `col`. Notes which are not zero. */
+/* Eight rows, which lie in one strip of C, by four columns: each lane has one element. Notes which are not zero. */
 static __device__ __forceinline__ void tally_element(const esmm_epilogue_params &e, int row, int col, bool nonzero)
 {
   const int lane = thread_now() % 32;
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void store_gated_slowly(const esmm_wgmma16_par
         if (row < p.m && col < p.n)
           nonzero = finish_gated_element(p, row, col, sums[i], sums[GATED_SUMS + i]);
         __syncwarp();
-        if (p.epilogue.extra & ESMM_EXTRA_TALLY) /* rows of a half warp's eight lie in one strip */
+        if (p.epilogue.extra & ESMM_EXTRA_TALLY)
           tally_element(p.epilogue, row, col, nonzero);
       }
 #pragma unroll

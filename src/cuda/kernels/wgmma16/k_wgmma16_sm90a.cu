@@ -460,6 +460,7 @@ static __device__ __forceinline__ void load_gated(const esmm_wgmma16_params &p, 
     feed_dense<2 * ESMM_WGMMA16_GATED, true>(p, ring, sh);
   else if (threadIdx.x >= 32 && tallies_late(p))
     tally_tiles<ESMM_WGMMA16_GATED>(p, sh);
+  meet<3, FEEDERS>();
 }
 
 template <esmm_dtype DTYPE, bool GATED>
