@@ -545,7 +545,7 @@ static void tiles_of_a_gpu_are_counted(void **state)
  * What Hopper's dense kernel does in its own launch behind the sums, in registers or, where C is odd, one by one: a
  * gate (both branches are one launch), every activation, a residual, biases, statistics. Shapes: tiles over every edge,
  * pairs of blocks that share A (up to 128 rows) or B, tiles split along k, several tiles a block. The skipping kernel
- * has the same epilogue for one branch.
+ * does it through shared memory, for one branch.
  */
 static void gates_curves_and_residuals_of_tiles(void **state)
 {

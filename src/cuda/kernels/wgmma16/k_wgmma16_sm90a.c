@@ -31,11 +31,13 @@
 ESMM_FATBIN(k_wgmma16_sm90a);
 
 typedef struct functions {
-  esmm_cuda_function plain, gated;
+  esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
 } functions;
 static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED}};
 static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED}};
 
 /* ---- can it? ---- */
@@ -55,10 +57,32 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return false;
 }
 
-/* So large that its launch can sample A. */
+/* Numbers that a thread reads two at once. */
+static bool aligned(const float *row)
+{
+  return (uintptr_t)row % (2 * sizeof *row) == 0;
+}
+
+/* More follows the sums than scaling, a bias and a rectifier. */
+static bool more_follows(const esmm_problem *p)
+{
+  return p->activation > ESMM_ACT_RELU2 || p->gated || p->residual.data;
+}
+
+/* Dense can have TMA write C: what follows the sums is done in registers, and reads no more than biases and a residual.
+   joint can where no more follows. */
+static bool writes_boxes(const esmm_problem *p)
+{
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
+         esmm_cuda_as_it_is(&p->c) && aligned(p->bias) && aligned(p->gate.w ? p->gate.bias : NULL) &&
+         (!p->gated || p->gate.w) && (!p->residual.data || esmm_in_pairs(&p->residual));
+}
+
+/* So large that its launch can sample A, and dense has no way of its own with C. */
 static bool can_choose(const esmm_problem *p)
 {
-  return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED;
+  return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED &&
+         !(more_follows(p) && writes_boxes(p));
 }
 
 /* ---- how a product is cut ---- */
@@ -148,27 +172,13 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* ---- what it costs ---- */
 
-/* Numbers that a thread reads two at once. */
-static bool aligned(const float *row)
-{
-  return (uintptr_t)row % (2 * sizeof *row) == 0;
-}
-
-/* TMA can write C: what follows the sums is done in registers, and reads no more than biases and a residual. */
-static bool writes_boxes(const esmm_problem *p)
-{
-  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
-         esmm_cuda_as_it_is(&p->c) && aligned(p->bias) && aligned(p->gate.w ? p->gate.bias : NULL) &&
-         (!p->gated || p->gate.w) && (!p->residual.data || esmm_in_pairs(&p->residual));
-}
-
 /* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
    element, and so it is where more follows a sum than can be done in registers. */
-static double edges(const esmm_problem *p, int cols, double edge, double odd)
+static double edges(const esmm_problem *p, int cols, bool dense, double edge, double odd)
 {
-  const bool lines = esmm_cuda_as_it_is(&p->c), more = p->activation > ESMM_ACT_RELU2 || p->gated || p->residual.data;
+  const bool lines = esmm_cuda_as_it_is(&p->c), more = more_follows(p);
   const double all = odd * (double)p->m * (double)p->n;
-  if (lines && more && !writes_boxes(p))
+  if (lines && more && !(dense && writes_boxes(p)))
     return FOLLOWS * all;
   return (p->n % cols != 0 || !lines ? edge : 0.0) + (!lines ? all : more ? IN_REGISTERS * all : 0.0);
 }
@@ -192,7 +202,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
     units->base[2] += read;
   units->base[3] = u.splits > 1 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, DENSE_EDGE, DENSE_ODD);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true, DENSE_EDGE, DENSE_ODD);
   *variant = 0;
 }
 
@@ -215,7 +225,8 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) + edges(p, u.cols, JOINT_EDGE, JOINT_ODD) +
+  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) +
+                                     edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
                                      (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
   *variant = ESMM_TILE;
 }
@@ -320,7 +331,7 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
       .partial = scratch + l->partial,
       .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
-      .c_boxes = writes_boxes(p),
+      .c_boxes = writes_boxes(p) && (!more_follows(p) || (mode == ESMM_WGMMA16_DENSE && !choose)),
       .epilogue = esmm_cuda_epilogue(p),
       .gate_bias = (uint64_t)(uintptr_t)(p->gate.w ? p->gate.bias : NULL),
       .gate_activation = (int32_t)p->gate.activation};
@@ -388,7 +399,10 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .cooperative = 1,
       .cluster = ESMM_WGMMA16_CLUSTER};
   const functions *own = self->own;
-  return esmm_cuda_launch(ctx, p->gate.w ? &own->gated : &own->plain, &launch, call->stream, &params);
+  const esmm_cuda_function *function = p->gate.w                           ? &own->gated
+                                       : params.c_boxes && more_follows(p) ? &own->more
+                                                                           : &own->any;
+  return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
 }
 
 /* Samples A and chooses as the launch would that is given the choice, and writes what it saw to the call's report. */

@@ -256,14 +256,15 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
  * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
+ * MORE: a curve or a residual may follow.
  */
-template <int SUMS>
+template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    float (&sums)[SUMS], int row, int col, char *here, int room,
                                                    char *there, bool late)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
-  if (p.epilogue.extra & ESMM_EXTRA_VALUES) {
+  if constexpr (MORE) {
 #pragma unroll 1
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g, lane = thread_now() % 32;
