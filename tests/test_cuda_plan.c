@@ -366,7 +366,9 @@ static void gated_is_one_launch(void **state)
     square s;
     int count = ESMM_MAX_KERNELS;
     reset();
+    setenv("ESMM_REMEMBER", "1", 1);
     square_start(&s, (esmm_dtype)dtype);
+    setenv("ESMM_REMEMBER", "0", 1);
     seen.says = (esmm_choice_device){.element = 1, .strip = 1, .joint = 1, .ready = 1};
     gated_run(&s, s.dense, NULL);
     check_gated_launch(&s, function);

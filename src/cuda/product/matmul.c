@@ -301,7 +301,7 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
-  (void)o; /* p has it all */
+  (void)o;          /* p has it all */
   p->gate.w = NULL; /* until one launch is decided on */
   if (status != ESMM_OK)
     return status;
@@ -385,7 +385,8 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   const candidate *c = &r.d.of[one];
   if (*chosen != c->index) /* the host named its candidates before it knew A */
     (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
-                   r.d.memory == MEMORY_KNOWN
+                   r.d.whole ? "cheaper for one product, but another makes both in one launch"
+                   : r.d.memory == MEMORY_KNOWN
                        ? "cheaper for this A, but not for what is remembered"
                        : "cheaper for this A, but not among the kernels that the GPU could choose from");
   *chosen = c->index;
