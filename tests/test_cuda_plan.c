@@ -329,6 +329,37 @@ static void every_part_of_the_epilogue_runs(void **state)
   bench_stop(&b, "every part of an epilogue");
 }
 
+/* Where TMA can write C, dense has an entry for curves and residuals; joint, and a residual that is read one by one, go
+   through shared memory. */
+static void curves_and_residuals_have_an_entry(void **state)
+{
+  (void)state;
+  square s;
+  reset();
+  square_start(&s, ESMM_BF16);
+  esmm_matrix odd = s.b;
+  odd.order = ESMM_COL_MAJOR;
+  const struct {
+    esmm_matmul_opts opts;
+    const char *function;
+    int boxes;
+  } cases[] = {{{.force = s.dense, .activation = ESMM_ACT_RELU}, "esmm_wgmma16_bf16", 1},
+               {{.force = s.dense, .activation = ESMM_ACT_GELU}, "esmm_wgmma16_more_bf16", 1},
+               {{.force = s.dense, .residual = &s.c}, "esmm_wgmma16_more_bf16", 1},
+               {{.force = s.dense, .residual = &odd}, "esmm_wgmma16_bf16", 0},
+               {{.force = s.joint, .activation = ESMM_ACT_GELU}, "esmm_wgmma16_bf16", 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    esmm_matmul_opts opts = cases[i].opts;
+    opts.size = sizeof opts;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
+    assert_int_equal(seen.count, 1);
+    assert_string_equal(seen.name[0], cases[i].function);
+    assert_int_equal(seen.wgmma16.c_boxes, cases[i].boxes);
+  }
+  square_stop(&s);
+}
+
 /* A gated product with the kernel of that name, or the plan's own. */
 static void gated_run(square *s, const char *force, esmm_stats *stats)
 {
@@ -472,10 +503,11 @@ int main(int argc, char **argv)
   (void)use_fake(argv);
   setenv("ESMM_REMEMBER", "0", 1); /* each call planned by itself; test_cuda_recall.c has the others */
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {
-      TEST(pair_is_one_launch),           TEST(pair_beside_cublas),     TEST(pair_tells_its_extraction),
-      TEST(forced_kernels_do_not_choose), TEST(others_have_selectors),  TEST(every_part_of_the_epilogue_runs),
-      TEST(gated_is_one_launch),          TEST(wgmma16_tallies_itself), TEST(a_pattern_tells_densities)};
+  const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
+                                    TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
+                                    TEST(others_have_selectors),     TEST(every_part_of_the_epilogue_runs),
+                                    TEST(gated_is_one_launch),       TEST(curves_and_residuals_have_an_entry),
+                                    TEST(wgmma16_tallies_itself),    TEST(a_pattern_tells_densities)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);
