@@ -367,7 +367,8 @@ typedef enum esmm_activation {
  * The statistics (column_nonzeros, c_pattern) are of C as it is stored: after that rounding, with -0.0 as zero and NaN
  * and Inf as nonzero. They are right for any m, and for k = 0 and alpha = 0 too.
  *
- * On a GPU the gate's branch is finished into scratch of m * n numbers of fp32 before the other product. Where C lies
+ * On a GPU one launch makes both branches where a kernel can and that is cheaper (Hopper, dense 16-bit weights of one
+ * dtype); else the gate's is finished into scratch of m * n numbers of fp32 before the other product. Where C lies
  * in device memory so do the biases and column_nonzeros, and all of it is asynchronous. *c_pattern's bitmaps stay on
  * the GPU: only contexts of that GPU take them, and esmm_pattern_get_info, esmm_pattern_bits and esmm_pattern_coarsen,
  * whose result lies in host memory, wait for them. It is new memory, so c_pattern is refused while a stream is
@@ -391,7 +392,8 @@ typedef struct esmm_matmul_opts {
                                     term whose bit is 0 may or may not be part of the sum */
   const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
   const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
-                                    differ. Each product has its own plan; force and strict are for both. NULL: none */
+                                    differ. Each product has its own plan, unless one launch makes both; force and strict
+                                    are for both. NULL: none */
   const float *gate_bias;        /* [n], only with a gate; where bias would lie. NULL: none */
   int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; in device memory if
                                     C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged

@@ -210,6 +210,12 @@ static inline bool esmm_struct_size(size_t size, size_t known)
   return size >= sizeof(size_t) && size <= known && size % sizeof(void *) == 0;
 }
 
+/* 16 bits, row-major, and pairs of columns are aligned: what a GPU's kernels read two at a time. */
+static inline bool esmm_in_pairs(const esmm_matrix *m)
+{
+  return esmm_dtype_size(m->dtype) == 2 && m->order == ESMM_ROW_MAJOR && (uintptr_t)m->data % 4 == 0 && m->ld % 2 == 0;
+}
+
 static inline int64_t esmm_ceil_div(int64_t a, int64_t b)
 {
   return a / b + (a % b != 0);

@@ -27,6 +27,13 @@ typedef struct esmm_sample {
   double joint[ESMM_SAMPLE_HEIGHTS]; /* joint density with B's strips */
 } esmm_sample;
 
+/* The other branch of a gated product: activation(alpha * (A w) + bias), by which the sum is multiplied. */
+typedef struct esmm_gate {
+  const esmm_weights *w; /* NULL: there is none */
+  const float *bias;     /* NULL: none */
+  esmm_activation activation;
+} esmm_gate;
+
 /* One product, checked: every pointer valid, every ld filled in, shapes agree, m, n > 0. */
 typedef struct esmm_problem {
   const esmm_ctx *ctx; /* where it is multiplied */
@@ -36,7 +43,8 @@ typedef struct esmm_problem {
   float alpha, beta;
   const float *bias; /* NULL: none */
   esmm_activation activation;
-  bool gated;          /* the sum is multiplied by another branch: factor, once that is made */
+  bool gated;          /* the sum is multiplied by another branch: factor, once that is made, or gate */
+  esmm_gate gate;      /* that branch, as the caller wants it. A kernel sees one only where it is to make both */
   const float *factor; /* that branch, finished, [m,n] row-major */
   int64_t factor_ld;
   esmm_matrix residual;  /* data is NULL: none */

@@ -145,6 +145,7 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->bias = o->bias;
   p->activation = o->gate ? ESMM_ACT_NONE : o->activation;
   p->gated = o->gate != NULL;
+  p->gate = (esmm_gate){o->gate, o->gate_bias, o->activation};
   p->nonzeros = o->column_nonzeros;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;

@@ -162,7 +162,7 @@ static key key_of(const esmm_problem *p)
   k.bias = !p->bias ? 0 : (uintptr_t)p->bias % 8 == 0 ? 1 : 2; /* a GPU's kernels read two at once */
   k.activation = (uint8_t)p->activation;
   k.gated = p->gated;
-  k.residual = p->residual.data != NULL;
+  k.residual = !p->residual.data ? 0 : esmm_in_pairs(&p->residual) ? 1 : 2;
   k.residual_dtype = k.residual ? (uint8_t)p->residual.dtype : 0;
   k.residual_order = k.residual ? (uint8_t)p->residual.order : 0;
   k.nonzeros = p->nonzeros != NULL;

@@ -329,6 +329,107 @@ static void every_part_of_the_epilogue_runs(void **state)
   bench_stop(&b, "every part of an epilogue");
 }
 
+/* Where TMA can write C, dense has an entry for curves and residuals; joint, and a residual that is read one by one, go
+   through shared memory. */
+static void curves_and_residuals_have_an_entry(void **state)
+{
+  (void)state;
+  square s;
+  reset();
+  square_start(&s, ESMM_BF16);
+  esmm_matrix odd = s.b;
+  odd.order = ESMM_COL_MAJOR;
+  const struct {
+    esmm_matmul_opts opts;
+    const char *function;
+    int boxes;
+  } cases[] = {{{.force = s.dense, .activation = ESMM_ACT_RELU}, "esmm_wgmma16_bf16", 1},
+               {{.force = s.dense, .activation = ESMM_ACT_GELU}, "esmm_wgmma16_more_bf16", 1},
+               {{.force = s.dense, .residual = &s.c}, "esmm_wgmma16_more_bf16", 1},
+               {{.force = s.dense, .residual = &odd}, "esmm_wgmma16_bf16", 0},
+               {{.force = s.joint, .activation = ESMM_ACT_GELU}, "esmm_wgmma16_bf16", 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    esmm_matmul_opts opts = cases[i].opts;
+    opts.size = sizeof opts;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
+    assert_int_equal(seen.count, 1);
+    assert_string_equal(seen.name[0], cases[i].function);
+    assert_int_equal(seen.wgmma16.c_boxes, cases[i].boxes);
+  }
+  square_stop(&s);
+}
+
+/* A gated product with the kernel of that name, or the plan's own. */
+static void gated_run(square *s, const char *force, esmm_stats *stats)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force, .gate = s->w, .activation = ESMM_ACT_SILU};
+  seen.count = 0;
+  if (stats)
+    *stats = (esmm_stats){.size = sizeof *stats};
+  if (esmm_matmul(s->ctx, &s->a, s->w, &s->c, &opts, stats) != ESMM_OK)
+    fail_msg("%s", esmm_ctx_error(s->ctx));
+}
+
+static void check_gated_launch(const square *s, const char *function)
+{
+  const esmm_wgmma16_params *p = &seen.wgmma16;
+  if (count_of("esmm_wgmma16_") != 1 || count_of(function) != 1)
+    fail_msg("%d launches, %d of %s", count_of("esmm_wgmma16_"), count_of(function), function);
+  assert_int_equal(seen.count, 1 + count_of("esmm_sample"));
+  assert_true(p->mode == ESMM_WGMMA16_DENSE && p->choose == 0 && p->c_boxes == 1);
+  assert_true(p->gate_activation == ESMM_ACT_SILU && p->epilogue.activation == ESMM_ACT_NONE && !p->epilogue.factor);
+  assert_int_equal(p->units[ESMM_WGMMA16_DENSE].cols, ESMM_WGMMA16_GATED);
+  assert_memory_equal(&p->map_gate, &p->map_b, sizeof p->map_b); /* they are the same weights */
+  assert_true(p->m == SIZE && p->n == SIZE && p->k == SIZE && p->a == esmm_cuda_address(&s->a));
+}
+
+/* Both branches of a gated product are one launch of the dense kernel: by its name, and where that is cheaper than two.
+   Where A is known to have few nonzeros, skipping them twice is. The skipping kernel makes one branch alone. */
+static void gated_is_one_launch(void **state)
+{
+  (void)state;
+  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++) {
+    const char *function = dtype == ESMM_BF16 ? "esmm_wgmma16_gated_bf16" : "esmm_wgmma16_gated_f16";
+    const esmm_matmul_opts opts = {.size = sizeof opts, .activation = ESMM_ACT_SILU};
+    esmm_verdict verdicts[ESMM_MAX_KERNELS];
+    esmm_stats stats;
+    square s;
+    int count = ESMM_MAX_KERNELS;
+    reset();
+    setenv("ESMM_REMEMBER", "1", 1);
+    square_start(&s, (esmm_dtype)dtype);
+    setenv("ESMM_REMEMBER", "0", 1);
+    seen.says = (esmm_choice_device){.element = 1, .strip = 1, .joint = 1, .ready = 1};
+    gated_run(&s, s.dense, NULL);
+    check_gated_launch(&s, function);
+    gated_run(&s, NULL, NULL);
+    check_gated_launch(&s, function);
+    gated_run(&s, NULL, &stats);
+    assert_int_equal(count_of(function), 1);
+    assert_string_equal(stats.kernel, s.dense);
+    assert_true(stats.flop_dense == 4.0 * SIZE * SIZE * SIZE && stats.flop_useful == stats.flop_dense);
+    if (!strstr(stats.reason, "both products in one launch"))
+      fail_msg("the reason is '%s'", stats.reason);
+    esmm_matmul_opts gated = opts;
+    gated.gate = s.w;
+    seen.count = 0;
+    assert_int_equal(esmm_explain(s.ctx, &s.a, s.w, &s.c, &gated, verdicts, sizeof *verdicts, &count), ESMM_OK);
+    for (int i = 0; i < count; i++)
+      if (verdicts[i].chosen != (strcmp(verdicts[i].kernel, s.dense) == 0) ||
+          (verdicts[i].chosen && !strstr(verdicts[i].text, "both products in one launch")))
+        fail_msg("%s is%s chosen: '%s'", verdicts[i].kernel, verdicts[i].chosen ? "" : " not", verdicts[i].text);
+    gated_run(&s, s.joint, NULL);
+    assert_int_equal(count_of("esmm_wgmma16_"), 2);
+    assert_int_equal(count_of(function), 0);
+    seen.says = (esmm_choice_device){.chosen = 1, .element = .01f, .strip = .02f, .joint = .02f, .ready = 1};
+    for (int i = 0; i < 4 * ESMM_REPORTS; i++)
+      gated_run(&s, NULL, NULL);
+    assert_int_equal(count_of(function), 0);
+    square_stop(&s);
+  }
+}
+
 /* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. */
 static void wgmma16_tallies_itself(void **state)
 {
@@ -405,6 +506,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
                                     TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
                                     TEST(others_have_selectors),     TEST(every_part_of_the_epilogue_runs),
+                                    TEST(gated_is_one_launch),       TEST(curves_and_residuals_have_an_entry),
                                     TEST(wgmma16_tallies_itself),    TEST(a_pattern_tells_densities)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);

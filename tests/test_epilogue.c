@@ -376,11 +376,13 @@ static bool run_one(setting *s, const esmm_weights *w, const esmm_weights *gate,
   return true;
 }
 
-static void run_mix(const mix *x)
+/* By every kernel that is available, with B in the first so many of PREPARATIONS; only: a kernel whose name begins so,
+   and the plan's choice, or NULL. */
+static void run_mix_of(const mix *x, int preparations, const char *only)
 {
   setting s;
   set_up(&s, x);
-  for (int f = 0; f < COUNT(PREPARATIONS); f++) {
+  for (int f = 0; f < preparations; f++) {
     esmm_weights *w = NULL, *gate = NULL;
     /* The gate need not be of the other's format. */
     const esmm_prepare_opts *gate_opts = &PREPARATIONS[x->seed % 2 ? f : 0].opts;
@@ -393,7 +395,7 @@ static void run_mix(const mix *x)
       esmm_kernel_info info = {.size = sizeof info, .name = "auto"};
       if (i >= 0)
         assert_int_equal(esmm_kernel_get(contexts[0], i, &info), ESMM_OK);
-      if (i >= 0 && !info.available)
+      if (i >= 0 && (!info.available || (only && strncmp(info.name, only, strlen(only)) != 0)))
         continue;
       describe(x, info.name, PREPARATIONS[f].name, now, sizeof now);
       const bool ran = run_one(&s, w, gate, info.name);
@@ -409,6 +411,11 @@ static void run_mix(const mix *x)
   tear_down(&s);
 }
 
+static void run_mix(const mix *x)
+{
+  run_mix_of(x, COUNT(PREPARATIONS), NULL);
+}
+
 /* ---- the table ---- */
 
 static const int64_t SHAPES[][3] = {
@@ -422,7 +429,9 @@ static void every_mix(void **state)
   (void)state;
   const int mixes = COUNT(ACTIVATIONS) * 2 * 3 * 2 * 3 * 2;
   const int most = (int)(th_env_int("ESMM_TEST_CASES", 10 * mixes) / 10) + 1;
-  const int stride = most < mixes ? mixes / most * 2 + 1 : 1; /* two turns of each; odd, so that all levels come up */
+  /* Two turns of each; odd, so that all levels come up. A GPU has many kernels, and a call waits for it: there every
+     fifth, which no level's number divides. */
+  const int stride = most < mixes ? mixes / most * 2 + 1 : th_on_gpu() ? 5 : 1;
   static const float alphas[] = {1, 0.5f, 1, -2, 1, 0}, betas[] = {0, 1, 0, 0.5f, 0};
   static const int64_t strips[] = {0, 1, 3, 8, 16, 5, 32, 64, 200};
   for (int i = 0; i < mixes; i += stride)
@@ -528,7 +537,55 @@ static void tiles_of_a_gpu_are_counted(void **state)
     x.placed = i % 3 != 1;
     x.seed =
         12 * (uint64_t)(i + 1) + (i % 7 == 3); /* a multiple of 12: C and A have no padding, and lines of 16 bytes */
-    run_mix(&x);
+    run_mix_of(&x, i % 4 == 0 ? COUNT(PREPARATIONS) : 1, NULL);
+  }
+}
+
+/*
+ * What Hopper's dense kernel does in its own launch behind the sums, in registers or, where C is odd, one by one: a
+ * gate (both branches are one launch), every activation, a residual, biases, statistics. Shapes: tiles over every edge,
+ * pairs of blocks that share A (up to 128 rows) or B, tiles split along k, several tiles a block. The skipping kernel
+ * does it through shared memory, for one branch.
+ */
+static void gates_curves_and_residuals_of_tiles(void **state)
+{
+  (void)state;
+  if (!th_on_gpu())
+    skip();
+  static const int64_t shapes[][3] = {{300, 512, 136},  {64, 1024, 1100}, {129, 392, 72}, {17, 136, 200},
+                                      {128, 128, 2100}, {257, 520, 64},   {65, 250, 40},  {40, 2048, 1030}};
+  enum { CASES = 48, MANY = 5120 };
+  th_arena *arenas[] = {&arena_a, &arena_c, &arena_r};
+  for (int j = 0; j < COUNT(arenas); j++) {
+    th_arena_free(arenas[j]);
+    th_arena_create(arenas[j], (size_t)8 << 20);
+  }
+  for (int i = 0; i < CASES; i++) {
+    const int64_t *shape = shapes[i % COUNT(shapes)];
+    mix x = {.m = shape[0], .n = shape[1], .k = shape[2], .alpha = i % 5 == 4 ? 0.5f : 1.0f};
+    if (i % 24 == 8) { /* more tiles than blocks */
+      x.n = MANY;
+      x.k = 40;
+    }
+    x.gate = i % 3 != 2;
+    x.activation = ACTIVATIONS[(i + i / 6) % COUNT(ACTIVATIONS)];
+    x.bias = i % 4 != 1;
+    x.residual = i % 5 == 1 ? OTHER_RESIDUAL : i % 5 == 3 ? C_ITSELF : NO_RESIDUAL;
+    x.dtype_a = x.dtype_b = i % 2 ? ESMM_F16 : ESMM_BF16;
+    x.order_a = i % 7 == 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    x.dtype_c = i % 12 == 10 ? ESMM_F32 : i % 8 == 3 ? ESMM_BF16 : x.dtype_a;
+    x.order_c = i % 16 == 13 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    x.dtype_r = x.residual == C_ITSELF ? x.dtype_c : i % 15 == 11 ? ESMM_F32 : i % 2 ? ESMM_BF16 : ESMM_F16;
+    x.order_r = x.residual == C_ITSELF ? x.order_c : i % 20 == 16 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    x.beta = i % 14 == 12 ? 0.5f : 0.0f;
+    x.count = i % 4 == 0 || i % 4 == 3;
+    x.bitmaps = i % 4 == 0 || i % 4 == 2;
+    x.c_strip_rows = i % 3 == 0 ? 128 : i % 3 == 1 ? 8 : 24;
+    x.placed = true;
+    x.seed = 12 * (uint64_t)(i + 1) + (i % 6 == 5 ? 1 + (uint64_t)(i / 6 % 3) : 0); /* else lines of 16 bytes */
+    run_mix_of(&x, 1, x.dtype_a == ESMM_BF16 ? "dense_bf16_sm90a" : "dense_f16_sm90a");
+    if (!x.gate)
+      run_mix_of(&x, 1, x.dtype_a == ESMM_BF16 ? "joint_bf16_sm90a" : "joint_f16_sm90a");
   }
 }
 
@@ -566,7 +623,7 @@ static void gated_in_blocks_of_rows(void **state)
     assert_int_equal(prepared, ESMM_OK);
     assert_int_equal(esmm_prepare(contexts[1], &g, &PREPARATIONS[f].opts, &gate), ESMM_OK);
     for (int i = 0; i < esmm_kernel_count(); i++)
-      for (int strip = 0; strip < COUNT(a_strips); strip++) {
+      for (int strip = 0; strip < (th_on_gpu() ? 2 : COUNT(a_strips)); strip++) { /* a GPU has no blocks of rows */
         esmm_kernel_info info = {.size = sizeof info};
         assert_int_equal(esmm_kernel_get(contexts[1], i, &info), ESMM_OK);
         if (!info.available)
@@ -810,6 +867,7 @@ int main(void)
       cmocka_unit_test(every_mix),
       cmocka_unit_test(plain_products_are_counted),
       cmocka_unit_test(tiles_of_a_gpu_are_counted),
+      cmocka_unit_test(gates_curves_and_residuals_of_tiles),
       cmocka_unit_test(gated_in_blocks_of_rows),
       cmocka_unit_test(a_pattern_saves_the_next_scan),
       cmocka_unit_test(activations_are_exact),

@@ -186,6 +186,7 @@ typedef struct esmm_cuda_kernel {
                     see all of A anyway */
   bool (*tallies)(const esmm_problem *p); /* its launch notes of C what p wants noted; NULL, or false: a pass over C
                                              does, behind it */
+  bool gates;                             /* it can make both branches of a gated product in one launch: p->gate */
   bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is

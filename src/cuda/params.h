@@ -280,13 +280,18 @@ typedef struct esmm_wgmma16_params {
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
   int64_t b_words;
-  int32_t c_boxes;             /* C is 16-bit, row-major, aligned and not read, nothing follows but what finish_values
-                                  does: TMA can write it */
+  int32_t c_boxes;             /* C is 16-bit, row-major, aligned and not scaled by beta, and what follows the sums can
+                                  be done in registers: TMA can write it */
   float b_density;             /* share of B's tiles that need a k, in the mean; for the report */
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
+  /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
+  uint64_t gate_bias; /* [n] fp32, or 0 */
+  int32_t gate_activation;
+  int32_t unused;
+  esmm_tensor_map map_gate; /* as map_b */
 } esmm_wgmma16_params;
-ESMM_PARAMS_SIZE(esmm_wgmma16_params, 960);
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1088);
 
 #define ESMM_WGMMA16_THREADS 384
 #define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
@@ -299,6 +304,8 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 960);
 #define ESMM_WGMMA16_SEGMENT_STEP 128 /* segment_k is a multiple of it */
 #define ESMM_WGMMA16_MOST_SEGMENTS 32
 #define ESMM_WGMMA16_LISTS_PAST 2048 /* bytes past the lists that are fetched and not used */
+#define ESMM_WGMMA16_GATED 128       /* columns of C of a gated tile: half a stage's are the gate's */
+#define ESMM_WGMMA16_GATED_PARTS 4   /* most parts of a gated tile that is split: each adds 32 columns at least */
 #define ESMM_WGMMA16_PARTIAL (ESMM_TILE * ESMM_WGMMA16_WIDE * 4) /* bytes of one part's sums */
 #define ESMM_WGMMA16_MOST_BLOCKS 256                             /* that meet at split tiles */
 #define ESMM_WGMMA16_MEETING (8 + 8 * ESMM_WGMMA16_MOST_BLOCKS)  /* two words, and two a block of a split tile */

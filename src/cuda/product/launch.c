@@ -120,14 +120,21 @@ static esmm_status launch_alone(run *r)
   return status == ESMM_OK ? launch(r, r->d.run, false, NULL) : status;
 }
 
+esmm_status esmm_run_report_ahead(run *r)
+{
+  if (!r->report || r->timed || r->reports_itself)
+    return ESMM_OK;
+  const esmm_status status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, r->report_at, r->stream);
+  if (status == ESMM_OK)
+    esmm_run_expect_report(r); /* it comes, whatever becomes of the product */
+  return status;
+}
+
 esmm_status esmm_run_launch(run *r)
 {
   esmm_status status = esmm_run_mark(r, STAGED);
-  if (status == ESMM_OK && r->report && !r->timed && !r->reports_itself) {
-    status = esmm_run_sample(r->ctx, r->p, &r->d, r->d.tall, r->report_at, r->stream);
-    if (status == ESMM_OK)
-      esmm_run_expect_report(r); /* it comes, whatever becomes of the product */
-  }
+  if (status == ESMM_OK)
+    status = esmm_run_report_ahead(r);
   if (status != ESMM_OK)
     return status;
   status = r->d.run != DEVICE_CHOOSES ? launch_alone(r) : r->d.pair ? launch_pair(r) : launch_both(r);

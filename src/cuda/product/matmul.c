@@ -3,7 +3,7 @@
  * (stats.c). And the same without the product, for explain.
  *
  * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by that
- * one's epilogue.
+ * one's epilogue. Or it is one launch that makes both, where a kernel can and that is cheaper.
  */
 #include "cuda/product/product.h"
 
@@ -66,18 +66,23 @@ static int64_t factor_ld(const esmm_problem *p)
   return esmm_round_up(p->n, 4);
 }
 
-/* Bytes of so many rows; SIZE_MAX on overflow. */
-static size_t factor_bytes(const esmm_problem *p, int64_t rows)
+/* Room for so many rows of it, behind what is staged. */
+static esmm_status reserve_factor(run *r, int64_t rows)
 {
   size_t bytes;
-  return esmm_size_mul((size_t)factor_ld(p) * sizeof(float), (size_t)rows, &bytes) ? bytes : SIZE_MAX;
+  if (esmm_size_mul((size_t)factor_ld(r->p) * sizeof(float), (size_t)rows, &bytes) &&
+      esmm_cuda_reserve(&r->st.bytes, bytes, SCRATCH_ALIGN, &r->st.factor_at))
+    return ESMM_OK;
+  return esmm_fail(r->ctx, ESMM_ERR_OVERFLOW, "the gate's branch is %lld x %lld: it does not fit in memory",
+                   (long long)rows, (long long)r->p->n);
 }
 
 /* The branch as a product of its own. Its memory and its bias are known once they are there. */
-static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o, int64_t rows)
+static esmm_problem gate_problem(const esmm_problem *p, const esmm_gate *wanted, int64_t rows)
 {
   esmm_problem g = *p;
-  g.w = o->gate;
+  g.w = wanted->w;
+  g.gate.w = NULL;
   g.m = rows;
   g.c = (esmm_matrix){.data = esmm_cuda_pointer(SCRATCH_ALIGN),
                       .rows = rows,
@@ -86,8 +91,8 @@ static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *
                       .place = ESMM_DEVICE,
                       .device = p->ctx->ordinal};
   g.beta = 0.0f;
-  g.bias = o->gate_bias;
-  g.activation = o->activation;
+  g.bias = wanted->bias;
+  g.activation = wanted->activation;
   g.gated = false;
   g.residual.data = NULL;
   g.nonzeros = NULL;
@@ -108,12 +113,14 @@ static void place_factor(const run *r, esmm_problem *branch, int64_t ld)
 /* ---- products ---- */
 
 /* No sum to make (k or alpha is 0): only the epilogue. The gate's branch is one row then, the same for all. */
-static esmm_status finish_only(run *r, const esmm_matmul_opts *o, esmm_stats *s)
+static esmm_status finish_only(run *r, const esmm_gate *wanted, esmm_stats *s)
 {
   esmm_problem *p = r->p;
-  const bool gated = o->gate && p->m > 0;
-  esmm_problem branch = gate_problem(p, o, 1);
-  esmm_status status = esmm_run_stage(r, false, o->gate_bias, gated ? factor_bytes(p, 1) : 0);
+  const bool gated = wanted->w && p->m > 0;
+  esmm_problem branch = gate_problem(p, wanted, 1);
+  esmm_status status = esmm_run_stage(r, false, wanted->bias);
+  if (status == ESMM_OK && gated)
+    status = reserve_factor(r, 1);
   if (status == ESMM_OK)
     status = get_scratch(r, false, 0);
   if (status == ESMM_OK)
@@ -162,41 +169,74 @@ static esmm_status finish_product(run *r, const char *force, esmm_stats *s)
   return status == ESMM_OK && r->timed ? esmm_run_stats(r, force, s) : status;
 }
 
-static esmm_status multiply(run *r, const char *force, esmm_stats *s)
+/* What is decided, from its scratch on. */
+static esmm_status multiply_decided(run *r, const char *force, esmm_stats *s)
 {
-  esmm_status status = esmm_run_stage(r, true, NULL, 0);
-  if (status == ESMM_OK)
-    status = esmm_run_choose(r, force, true);
-  if (status != ESMM_OK)
-    return status;
   if (r->timed)
     r->stats[0] = r->stats[1] = *s;
-  status = get_product_scratch(r);
+  esmm_status status = get_product_scratch(r);
   if (status == ESMM_OK)
     status = clear_report(r);
   if (status == ESMM_OK)
     status = esmm_run_mark(r, START);
   if (status == ESMM_OK)
     status = esmm_run_upload(r, true, &s->staged_bytes);
+  r->p->gate.bias = esmm_run_gate_bias(r);
   return status == ESMM_OK ? finish_product(r, force, s) : status;
 }
 
+static esmm_status multiply(run *r, const char *force, esmm_stats *s)
+{
+  esmm_status status = esmm_run_stage(r, true, NULL);
+  if (status == ESMM_OK)
+    status = esmm_run_choose(r, force, true);
+  return status == ESMM_OK ? multiply_decided(r, force, s) : status;
+}
+
+/* Chooses for both branches, and whether one launch makes both. Both have A as it is staged. */
+static esmm_status choose_gated(run *r, run *gate, const esmm_gate *wanted, const char *force, bool counts)
+{
+  gate->p->a = r->p->a;
+  esmm_status status = esmm_run_choose(r, force, counts);
+  if (status == ESMM_OK)
+    status = esmm_run_choose(gate, force, counts);
+  if (status != ESMM_OK)
+    return status;
+  esmm_gate branch = *wanted;
+  if (r->st.gate_bias_staged)
+    branch.bias = esmm_cuda_pointer(SCRATCH_ALIGN);
+  if (esmm_run_choose_whole(r, gate, &branch, force))
+    r->p->gate = branch;
+  return ESMM_OK;
+}
+
+/* One launch makes both; the gate's decision is told A's densities all the same. */
+static esmm_status multiply_whole(run *r, run *gate, const char *force, esmm_stats *s)
+{
+  const esmm_status status = multiply_decided(r, force, s);
+  gate->p->a = r->p->a;
+  gate->scratch = r->scratch;
+  esmm_run_let_sample(gate);
+  return status == ESMM_OK ? esmm_run_report_ahead(gate) : status;
+}
+
 /* Both products have the same scratch, one after the other. gate: the branch's run; its marks are there. */
-static esmm_status multiply_gated(run *r, run *gate, const esmm_matmul_opts *o, const char *force, esmm_stats *s)
+static esmm_status multiply_gated(run *r, run *gate, const esmm_gate *wanted, const char *force, esmm_stats *s)
 {
   size_t most = 0;
   bool strips = false;
   esmm_stats of_gate = *s;
-  esmm_status status = esmm_run_stage(r, true, o->gate_bias, factor_bytes(r->p, r->p->m));
-  gate->p->a = r->p->a;
+  esmm_status status = esmm_run_stage(r, true, wanted->bias);
   if (status == ESMM_OK)
-    status = esmm_run_choose(r, force, true);
+    status = choose_gated(r, gate, wanted, force, true);
+  if (status == ESMM_OK && r->d.whole)
+    return multiply_whole(r, gate, force, s);
   if (status == ESMM_OK)
-    status = esmm_run_choose(gate, force, true);
+    status = reserve_factor(r, r->p->m);
   if (status != ESMM_OK)
     return status;
   s->flop_dense = of_gate.flop_dense = s->flop_dense / 2.0; /* each has a half */
-  of_gate.strip_density_b = o->gate->strip_density;
+  of_gate.strip_density_b = wanted->w->strip_density;
   r->stats[0] = r->stats[1] = *s;
   gate->stats[0] = gate->stats[1] = of_gate;
   add_needs(r, &most, &strips);
@@ -256,21 +296,24 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
                                bool want_stats, esmm_stats *s)
 {
   const bool nothing = p->m == 0 || p->k == 0 || p->alpha == 0.0f;
+  const esmm_gate wanted = p->gate;
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
-  esmm_problem branch = gate_problem(p, o, p->m);
+  esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
+  (void)o;          /* p has it all */
+  p->gate.w = NULL; /* until one launch is decided on */
   if (status != ESMM_OK)
     return status;
   status = check_capture(ctx, p, want_stats);
   if (status == ESMM_OK)
     status = esmm_run_make_marks(&r);
-  if (status == ESMM_OK && o->gate && !nothing)
+  if (status == ESMM_OK && wanted.w && !nothing)
     status = esmm_run_make_marks(&gate);
   if (status == ESMM_OK)
-    status = nothing   ? finish_only(&r, o, s)
-             : o->gate ? multiply_gated(&r, &gate, o, force, s)
-                       : multiply(&r, force, s);
+    status = nothing    ? finish_only(&r, &wanted, s)
+             : wanted.w ? multiply_gated(&r, &gate, &wanted, force, s)
+                        : multiply(&r, force, s);
   status = esmm_cuda_end(ctx, r.stream, status);
   esmm_run_free_marks(&r);
   esmm_run_free_marks(&gate);
@@ -297,15 +340,16 @@ static esmm_status sample_heights(run *r)
   return status;
 }
 
-/* Chooses as a product would, and lets the device choose where it would. Between begin and end. */
-static esmm_status look(run *r, const char *force, esmm_choice_device *choice)
+/* Chooses as a product would, and lets the device choose where it would. Between begin and end. gate: the run of the
+   branch, where one is wanted. */
+static esmm_status look(run *r, run *gate, const esmm_gate *wanted, const char *force, esmm_choice_device *choice)
 {
   size_t moved = 0;
   esmm_status status = esmm_cuda_refuse_capture(r->ctx, "esmm_explain");
   if (status == ESMM_OK)
-    status = esmm_run_stage(r, true, NULL, 0);
+    status = esmm_run_stage(r, true, wanted->bias);
   if (status == ESMM_OK)
-    status = esmm_run_choose(r, force, false);
+    status = wanted->w ? choose_gated(r, gate, wanted, force, false) : esmm_run_choose(r, force, false);
   if (status == ESMM_OK)
     status = get_product_scratch(r);
   if (status == ESMM_OK)
@@ -322,12 +366,17 @@ static esmm_status look(run *r, const char *force, esmm_choice_device *choice)
 
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
+  const esmm_gate wanted = p->gate;
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream};
+  esmm_problem branch = gate_problem(p, &wanted, p->m);
+  run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream};
   esmm_choice_device choice = {0};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_end(ctx, r.stream, look(&r, force, &choice));
+  p->gate.w = NULL;
+  status = esmm_cuda_end(ctx, r.stream, look(&r, &gate, &wanted, force, &choice));
+  p->gate.w = NULL; /* the seconds of all kernels are of the branch with the weights */
   if (status == ESMM_OK)
     status = esmm_plan_sampled(ctx, p, force, choices, chosen);
   if (status != ESMM_OK)
@@ -336,7 +385,8 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   const candidate *c = &r.d.of[one];
   if (*chosen != c->index) /* the host named its candidates before it knew A */
     (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
-                   r.d.memory == MEMORY_KNOWN
+                   r.d.whole ? "cheaper for one product, but another makes both in one launch"
+                   : r.d.memory == MEMORY_KNOWN
                        ? "cheaper for this A, but not for what is remembered"
                        : "cheaper for this A, but not among the kernels that the GPU could choose from");
   *chosen = c->index;

@@ -15,6 +15,8 @@
  * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
  * partner's work inside its own launch where that is the cheaper one.
  *
+ * A gated product is two, each decided so, or one dense launch that makes both, where that is cheaper than the two.
+ *
  * Where earlier calls have told how dense A was (recall.c), or the call has A's pattern in host memory, the host
  * chooses among all kernels, a library's too, and runs the one.
  */
@@ -384,6 +386,42 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
   return choose(r, force, counts);
 }
 
+/* Seconds of what is decided. Where the device chooses, and nothing is known of A, it may have no zeros. */
+static double expected(const decision *d)
+{
+  const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
+  if (d->memory == MEMORY_KNOWN)
+    return d->seconds;
+  return d->run == RUN_DENSE ? dense->base : d->run == RUN_SKIP ? most(skip) : fmin(dense->base, most(skip));
+}
+
+bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force)
+{
+  const double two = expected(&r->d) + expected(&gate->d);
+  const esmm_kernel *before = r->d.of[r->d.run == RUN_SKIP ? RUN_SKIP : RUN_DENSE].kernel;
+  esmm_problem whole = *r->p;
+  candidate best = {0};
+  whole.gate = *branch;
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    if (kernel->backend != r->ctx->backend || !esmm_cuda_about(kernel)->gates || !may_run(&whole, kernel, force) ||
+        !may_run(gate->p, kernel, force))
+      continue;
+    const candidate c = look_at(&whole, i);
+    if (!best.kernel || c.base < best.base)
+      best = c;
+  }
+  if (!best.kernel || (!force && best.base >= two))
+    return false;
+  run_alone(&r->d, &best);
+  r->d.whole = true;
+  r->d.seconds = best.base;
+  r->d.next = before;
+  r->d.next_seconds = two;
+  esmm_run_let_sample(r);
+  return true;
+}
+
 /* The device's choice knows no knee: it is given what holds above it. */
 esmm_cuda_line esmm_run_line(const decision *d)
 {
@@ -448,6 +486,11 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
   if (force) {
     esmm_plan_forced_text(ctx, force, text, bytes);
+    return;
+  }
+  if (d->whole) {
+    (void)snprintf(text, bytes, "both products in one launch: %.3g ms, then %s with %.3g ms for the two",
+                   1e3 * d->seconds, d->next->name, 1e3 * d->next_seconds);
     return;
   }
   const int said = say_copy(r->p->w, mine->kernel, text, bytes);

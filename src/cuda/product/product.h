@@ -6,7 +6,7 @@
  *   stats.c    what a call tells of itself: these wait     recall.c  densities that earlier calls saw
  *   tune.c     how kernels are measured
  *
- * Scratch holds, in this order: staged A, C, biases, residual and counts, the gate's branch, the notes, B's strips, the
+ * Scratch holds, in this order: staged A, C, biases, residual and counts, the notes, the gate's branch, B's strips, the
  * kernels' workspace.
  */
 #ifndef ESMM_CUDA_PRODUCT_H
@@ -26,7 +26,7 @@ typedef struct staging {
   size_t a_at, c_at, bias_at, gate_bias_at, residual_at, counts_at;
   size_t factor_at; /* the gate's branch, where there is one */
   size_t notes_at, b_at, work_at;
-  size_t bytes; /* of all scratch up to the notes */
+  size_t bytes; /* of all scratch up to here: the notes, or the gate's branch */
 } staging;
 
 /* What the device tells the host, when statistics are wanted or a choice is explained. */
@@ -61,8 +61,9 @@ typedef enum memory {
 typedef struct decision {
   candidate of[2]; /* RUN_DENSE, RUN_SKIP */
   which run;
-  bool pair; /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
-  bool tall; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
+  bool pair;  /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
+  bool whole; /* of a gated product: one launch makes both branches */
+  bool tall;  /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
   memory memory;
   bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
@@ -136,8 +137,8 @@ static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel
 
 /* stage.c */
 /* Lays out r's staging, and gives its problem operands of the device, whose addresses are not known yet. gate_bias:
-   that of a gated product; factor: bytes of the gate's branch. */
-esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias, size_t factor);
+   that of a gated product. */
+esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias);
 /* Their addresses, and copies of what has to be there before the product; without the epilogue, of A alone. */
 esmm_status esmm_run_upload(run *r, bool epilogue, size_t *moved);
 esmm_status esmm_run_copy_back(run *r, size_t *moved);
@@ -149,6 +150,9 @@ static inline const float *esmm_run_gate_bias(const run *r) /* where it is after
 /* plan.c */
 /* Sets r's decision. counts: a product follows, which is one more call to remember; else it is only asked for. */
 esmm_status esmm_run_choose(run *r, const char *force, bool counts);
+/* Of a gated product that is decided as two, r's and gate's: is one launch that makes both better? Then that is r's
+   decision. branch: as kernels are to see it; the address of its bias may still be another. */
+bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
 double esmm_run_seconds_at(const candidate *c, double strip, double joint);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
@@ -160,6 +164,7 @@ void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds); /* how late
 /* Looks up what is known for this call, and takes the reports that are due. */
 void esmm_run_recall(run *r, const verdict *v, bool counts);
 void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */
+void esmm_run_let_sample(run *r);                       /* another kernel runs, which does not report itself */
 void esmm_run_expect_report(run *r);                    /* once it is launched */
 /* The report of a call that has read A's densities itself. */
 void esmm_run_report(run *r, const esmm_choice_device *densities);
@@ -171,6 +176,8 @@ void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
 esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
                             CUstream stream);
+/* Where the call is to report and its kernel does not: a sampling launch before it. */
+esmm_status esmm_run_report_ahead(run *r);
 esmm_status esmm_run_launch(run *r);
 /* The choice that a launch would make, without the product. */
 esmm_status esmm_run_look(run *r, CUdeviceptr out);

@@ -295,6 +295,14 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
 }
 
+void esmm_run_let_sample(run *r)
+{
+  if (!r->report || !r->reports_itself)
+    return;
+  r->reports_itself = false;
+  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->d.tall);
+}
+
 void esmm_run_expect_report(run *r)
 {
   if (r->report)

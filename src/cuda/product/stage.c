@@ -13,7 +13,7 @@ static bool same_matrix(const esmm_matrix *x, const esmm_matrix *y)
  * The addresses are not known yet, but their alignment is: kernels may look at it when they say how much workspace they
  * need.
  */
-esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias, size_t factor)
+esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias)
 {
   esmm_problem *p = r->p;
   staging *st = &r->st;
@@ -37,7 +37,6 @@ esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias, size_t f
                {st->gate_bias_staged, row, &st->gate_bias_at},
                {st->residual_staged, esmm_cuda_tight_bytes(&p->residual), &st->residual_at},
                {st->counts_staged, row, &st->counts_at},
-               {factor > 0, factor, &st->factor_at},
                {true, sizeof(notes), &st->notes_at}};
   size_t total = 0;
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

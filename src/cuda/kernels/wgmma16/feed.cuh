@@ -46,10 +46,10 @@ static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t byt
 
 /*
  * 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. low: A has 64
- * rows at most, and nobody looks at its second panel. tell: consumers may begin when it has come. Straight cases,
- * because one thread does all of this.
+ * rows at most, and nobody looks at its second panel. tell: consumers may begin when it has come. GATED: the first half
+ * of B's panels are the gate's, of the same columns as the others. Straight cases, because one thread does all of this.
  */
-template <int COLS>
+template <int COLS, bool GATED>
 static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, char *to, uint64_t *full, int row,
                                                   int col, int k, int rank, bool share_b, bool low, bool tell)
 {
@@ -64,7 +64,10 @@ static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, 
 #pragma unroll
     for (int i = 0; i < PANELS / 2; i++) {
       const int panel = rank * (PANELS / 2) + i;
-      sm90_tma_load_multicast(b + panel * PANEL, &p.map_b, col + panel * 64, k, full, BOTH);
+      if (GATED)
+        sm90_tma_load_multicast(b + panel * PANEL, rank ? &p.map_b : &p.map_gate, col + i * 64, k, full, BOTH);
+      else
+        sm90_tma_load_multicast(b + panel * PANEL, &p.map_b, col + panel * 64, k, full, BOTH);
     }
     return;
   }
@@ -78,7 +81,10 @@ static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, 
   }
 #pragma unroll
   for (int i = 0; i < PANELS; i++)
-    sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
+    if (GATED)
+      sm90_tma_load(b + i * PANEL, i < PANELS / 2 ? &p.map_gate : &p.map_b, col + i % (PANELS / 2) * 64, k, full);
+    else
+      sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
 }
 
 /* Rows of a tile, as consumers are told. */
@@ -113,8 +119,9 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
 #pragma unroll 1
     for (int s = 0; s < loaded; s++) {
       sh->stage[s] = stage_rows(p, unit.row) | STAGE_STEPS_ALL;
-      load_dense<COLS>(p, ring + s * stage::BYTES, &sh->dense.full[s], unit.row, unit.col, (from + s) * ESMM_WGMMA16_K,
-                       work.rank, work.u.share == ESMM_WGMMA16_SHARE_B, p.m <= 64, s < TOLD);
+      load_dense<COLS, false>(p, ring + s * stage::BYTES, &sh->dense.full[s], unit.row, unit.col,
+                              (from + s) * ESMM_WGMMA16_K, work.rank, work.u.share == ESMM_WGMMA16_SHARE_B, p.m <= 64,
+                              s < TOLD);
     }
   }
   sm90_barrier_wait(&sh->decided, 0);
@@ -133,7 +140,7 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
 }
 
 /* One thread: all stages, or those that are loaded before it is known that the product is not wanted. */
-template <int COLS>
+template <int COLS, bool GATED>
 static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   typedef wgmma16_stage<COLS> stage;
@@ -141,7 +148,7 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
   const int steps = ceil_div(p.k, ESMM_WGMMA16_K);
   const bool share_b = work.u.share == ESMM_WGMMA16_SHARE_B;
   bool off = false;
-  int loaded = p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
+  int loaded = !GATED && p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
   if (off)
     return;
   int slot = loaded % stage::COUNT;
@@ -159,8 +166,8 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
       sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST : 0);
       if (last)
         sh->unit[slot] = unit_told(unit);
-      load_dense<COLS>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col, s * ESMM_WGMMA16_K,
-                       work.rank, share_b, p.m <= 64, true);
+      load_dense<COLS, GATED>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col,
+                              s * ESMM_WGMMA16_K, work.rank, share_b, p.m <= 64, true);
       if (++slot == stage::COUNT) {
         slot = 0;
         phase ^= 1;

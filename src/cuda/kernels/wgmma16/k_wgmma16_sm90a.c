@@ -2,8 +2,9 @@
  * k_wgmma16_sm90a.c: bf16 and fp16 on Hopper: dense_*_sm90a and joint_*_sm90a, which are modes of one device function.
  * See k_wgmma16_sm90a.cu.
  *
- * The joint kernel chooses between itself and its dense partner in its own launch, when it is told to. A is read as it
- * is where TMA can do that (16 bits, 16-byte lines), else copied first.
+ * A gated product is one launch of dense's: tiles of 128 columns of C, for which a stage has as many columns of both
+ * weights. The joint kernel makes one branch alone. It chooses between itself and its dense partner in its own launch,
+ * when it is told to. A is read as it is where TMA can do that (16 bits, 16-byte lines), else copied first.
  */
 #include "cuda/kernels/common/aligned.h"
 
@@ -23,12 +24,21 @@
 #define PART_STAGES 13            /* or as long as so many stages */
 #define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
 #define FOLLOWS 2.5               /* of an element with odd lines: one that a gate, a residual or a curve follows */
+#define IN_REGISTERS .08          /* the same, where TMA writes C: by the instructions that it takes */
 #define SEGMENTS .6               /* how many segments a strip has: see cut_segments */
 #define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
-static const esmm_cuda_function bf16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED};
-static const esmm_cuda_function f16 = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED};
+
+typedef struct functions {
+  esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
+} functions;
+static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED}};
+static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED}};
 
 /* ---- can it? ---- */
 
@@ -47,10 +57,32 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return false;
 }
 
-/* So large that its launch can sample A. */
+/* Numbers that a thread reads two at once. */
+static bool aligned(const float *row)
+{
+  return (uintptr_t)row % (2 * sizeof *row) == 0;
+}
+
+/* More follows the sums than scaling, a bias and a rectifier. */
+static bool more_follows(const esmm_problem *p)
+{
+  return p->activation > ESMM_ACT_RELU2 || p->gated || p->residual.data;
+}
+
+/* Dense can have TMA write C: what follows the sums is done in registers, and reads no more than biases and a residual.
+   joint can where no more follows. */
+static bool writes_boxes(const esmm_problem *p)
+{
+  return esmm_dtype_size(p->c.dtype) == 2 && p->c.order == ESMM_ROW_MAJOR && p->beta == 0.0f &&
+         esmm_cuda_as_it_is(&p->c) && aligned(p->bias) && aligned(p->gate.w ? p->gate.bias : NULL) &&
+         (!p->gated || p->gate.w) && (!p->residual.data || esmm_in_pairs(&p->residual));
+}
+
+/* So large that its launch can sample A, and dense has no way of its own with C. */
 static bool can_choose(const esmm_problem *p)
 {
-  return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED;
+  return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED &&
+         !(more_follows(p) && writes_boxes(p));
 }
 
 /* ---- how a product is cut ---- */
@@ -69,14 +101,14 @@ static bool parts_pay(int64_t splits, int64_t steps, double kept)
   return (1.0 - 1.0 / (double)splits) * kept * (double)steps > PART_STAGES;
 }
 
-/* kept: the share of k's that A is expected to leave. */
-static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept)
+/* kept: the share of k's that A is expected to leave; parts: most of a tile. */
+static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept, int64_t parts)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
   /* What is left after whole rounds is split along k, where that fills the GPU. */
   const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
-  const int64_t most = rest > 0 ? esmm_min(clusters / rest, steps / LEAST_STEPS) : 1;
+  const int64_t most = rest > 0 ? esmm_min(parts, esmm_min(clusters / rest, steps / LEAST_STEPS)) : 1;
   const int64_t splits = most > 1 && parts_pay(most, steps, kept) ? most : 1;
   return (esmm_wgmma16_units){.cols = cols,
                               .share = share,
@@ -86,20 +118,23 @@ static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, 
 }
 
 /* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. Where B stays in the second-level
-   cache, rows of A need not come together. */
+   cache, rows of A need not come together. Those of a gated product are of 128 columns, at what 256 cost. */
 static esmm_wgmma16_units cut_dense(const esmm_problem *p)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE), wide = rows * esmm_ceil_div(p->n, ESMM_WGMMA16_WIDE);
   const int cols = wide < esmm_cuda_sms(p) * 15 / 16 ? ESMM_WGMMA16_NARROW : ESMM_WGMMA16_WIDE;
-  const int group = 2.0 * (double)p->k * (double)p->n > STAYS ? 8 : 1;
-  return cut_tiles(p, cols, rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A, group, 1.0);
+  const int share = rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A;
+  const double b = 2.0 * (double)p->k * (double)p->n;
+  if (p->gate.w)
+    return cut_tiles(p, ESMM_WGMMA16_GATED, share, 2.0 * b > STAYS ? 8 : 1, 1.0, ESMM_WGMMA16_GATED_PARTS);
+  return cut_tiles(p, cols, share, b > STAYS ? 8 : 1, 1.0, INT64_MAX);
 }
 
 static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE);
   if (mode == ESMM_WGMMA16_SKIP_A)
-    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32, KEPT);
+    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32, KEPT, INT64_MAX);
   return (esmm_wgmma16_units){
       .cols = ESMM_WGMMA16_NARROW, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
@@ -138,13 +173,14 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 /* ---- what it costs ---- */
 
 /* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
-   element, and so it is where more follows a sum than registers have room for. */
-static double edges(const esmm_problem *p, int cols, double edge, double odd)
+   element, and so it is where more follows a sum than can be done in registers. */
+static double edges(const esmm_problem *p, int cols, bool dense, double edge, double odd)
 {
-  const bool lines = esmm_cuda_as_it_is(&p->c), more = p->activation > ESMM_ACT_RELU2 || p->gated || p->residual.data;
-  if (lines && more)
-    return FOLLOWS * odd * (double)p->m * (double)p->n;
-  return (p->n % cols != 0 || !lines ? edge : 0.0) + (lines ? 0.0 : odd * (double)p->m * (double)p->n);
+  const bool lines = esmm_cuda_as_it_is(&p->c), more = more_follows(p);
+  const double all = odd * (double)p->m * (double)p->n;
+  if (lines && more && !(dense && writes_boxes(p)))
+    return FOLLOWS * all;
+  return (p->n % cols != 0 || !lines ? edge : 0.0) + (!lines ? all : more ? IN_REGISTERS * all : 0.0);
 }
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
@@ -156,8 +192,9 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const esmm_wgmma16_units u = cut_dense(p);
   const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  const double read = 2.0 * k * (m + n), written = (double)esmm_dtype_size(p->c.dtype) * m * n;
-  const int narrow = u.cols == ESMM_WGMMA16_WIDE ? 0 : 1;
+  const double read = 2.0 * k * (m + (p->gate.w ? 2.0 : 1.0) * n),
+               written = (double)esmm_dtype_size(p->c.dtype) * m * n;
+  const int narrow = u.cols == ESMM_WGMMA16_WIDE || p->gate.w ? 0 : 1;
   units->base[2] = ESMM_CUDA_EXPOSED * written;
   if (cost[narrow] * stages >= cost[2] * read)
     units->base[narrow] = stages;
@@ -165,7 +202,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
     units->base[2] += read;
   units->base[3] = u.splits > 1 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, DENSE_EDGE, DENSE_ODD);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true, DENSE_EDGE, DENSE_ODD);
   *variant = 0;
 }
 
@@ -188,7 +225,8 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) + edges(p, u.cols, JOINT_EDGE, JOINT_ODD) +
+  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) +
+                                     edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
                                      (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
   *variant = ESMM_TILE;
 }
@@ -255,6 +293,10 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
       esmm_cuda_tensor_map_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld, &params->map_a);
   if (status == ESMM_OK)
     status = esmm_cuda_tensor_map_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, &params->map_b);
+  if (status == ESMM_OK && p->gate.w) {
+    const esmm_cuda_weights *gate = esmm_cuda_of(p->gate.w);
+    status = esmm_cuda_tensor_map_16(ctx, gate->rows, gate->rows_ld, p->k, gate->rows_ld, &params->map_gate);
+  }
   if (status == ESMM_OK && params->packed)
     status = esmm_cuda_tensor_map_16(ctx, params->packed, ESMM_WGMMA16_BOX,
                                      esmm_ceil_div(p->m, ESMM_TILE) * 2 * params->segments * params->segment_k,
@@ -289,8 +331,10 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
       .partial = scratch + l->partial,
       .report = esmm_cuda_call_of(p)->report,
       .units = {cut_dense(p), cut_skip(p, ESMM_WGMMA16_SKIP_A), cut_skip(p, ESMM_WGMMA16_SKIP_AB)},
-      .epilogue = esmm_cuda_epilogue(p)};
-  params.c_boxes = esmm_cuda_writes_boxes(p, &params.epilogue);
+      .c_boxes = writes_boxes(p) && (!more_follows(p) || (mode == ESMM_WGMMA16_DENSE && !choose)),
+      .epilogue = esmm_cuda_epilogue(p),
+      .gate_bias = (uint64_t)(uintptr_t)(p->gate.w ? p->gate.bias : NULL),
+      .gate_activation = (int32_t)p->gate.activation};
   params.epilogue.strip_rows = esmm_min(params.epilogue.strip_rows, MOST_STRIP_ROWS);
   if (mode != ESMM_WGMMA16_DENSE) {
     params.packed = scratch + l->packed;
@@ -354,7 +398,11 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .shared = ESMM_WGMMA16_SHARED,
       .cooperative = 1,
       .cluster = ESMM_WGMMA16_CLUSTER};
-  return esmm_cuda_launch(ctx, self->own, &launch, call->stream, &params);
+  const functions *own = self->own;
+  const esmm_cuda_function *function = p->gate.w                           ? &own->gated
+                                       : params.c_boxes && more_follows(p) ? &own->more
+                                                                           : &own->any;
+  return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
 }
 
 /* Samples A and chooses as the launch would that is given the choice, and writes what it saw to the call's report. */
@@ -374,7 +422,8 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   return esmm_cuda_launch(ctx, &function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
-static const esmm_cuda_kernel about_dense = {.sm = 90, .exact = true, .line = dense_line, .tallies = tallies};
+static const esmm_cuda_kernel about_dense = {
+    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .gates = true};
 static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .exact = true,
                                                   .line = joint_line,

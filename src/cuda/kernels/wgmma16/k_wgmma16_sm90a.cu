@@ -12,11 +12,13 @@
  *   pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
- * A pair of blocks is a cluster: what both need is fetched once. Floors are in bench/SPEED.md.
+ * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products that a curve
+ * or a residual follows (finish.cuh) and gated ones, which have two B's (gated.cuh): their code would be in the others'
+ * way. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
+#include "cuda/kernels/wgmma16/gated.cuh"
 #include "cuda/kernels/wgmma16/pack.cuh"
-#include "cuda/kernels/wgmma16/store.cuh"
 
 /* ---- choosing ---- */
 
@@ -142,6 +144,9 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 
 /* ---- multiplying ---- */
 
+/* What an entry of this file is for: any mode; dense, where more follows the sums; dense and gated. */
+enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED };
+
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
   uint32_t full, empty, told; /* addresses of shared memory */
@@ -250,7 +255,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, fl
  * What becomes of the sums. at: the unit's last stage. Where TMA can write C, it does so from that stage's
  * memory while the next unit is multiplied, and the stage is held until then; else it is let go of.
  */
-template <int COLS>
+template <int COLS, bool MORE>
 static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit, char *ring,
                                                    wgmma16_shared *sh, wgmma16_consumer &c, uint32_t at,
                                                    float (&sums)[wgmma16_stage<COLS>::SUMS])
@@ -263,20 +268,48 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
     c.boxes = true;
-    store_boxes(p, sh, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
-                (char *)sh->spare, !c.gathered_lines);
+    store_boxes<MORE>(p, sh, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
+                      (char *)sh->spare, !c.gathered_lines);
     c.held = at;
     return;
   }
   let_go(c, at);
   int first = 0, end = wgmma16_stage<COLS>::SUMS;
   if (unit.parts > 1)
-    add_parts(p, unit, sums, row0, first, end);
+    add_parts<false>(p, unit, sums, row0, first, end);
   store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
 }
 
+/* The same for a gated product. What a warpgroup touches here the other one does not. */
+static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
+                                                         char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
+                                                         uint32_t at, float (&sums)[2 * GATED_SUMS])
+{
+  typedef wgmma16_stage<2 * ESMM_WGMMA16_GATED> stage;
+  const int row0 = unit.row + (thread_now() - FEEDERS) / 32 * 16;
+  const bool inside = p.c_boxes && unit.col + ESMM_WGMMA16_GATED <= p.n, boxes = inside && unit.parts == 1;
+  int first = 0, end = GATED_SUMS;
+  let_go_held(c);
+  if (boxes || c.boxes)
+    meet_group(7 + c.group); /* its warps multiply no more; its last tile has left the spare memory */
+  if (boxes) {
+    c.boxes = true;
+    c.held = at;
+  } else {
+    let_go(c, at);
+    if (unit.parts > 1)
+      add_parts<true>(p, unit, sums, row0, first, end);
+    if (row0 >= p.m || unit.col >= p.n)
+      return;
+  }
+  if (inside)
+    store_gated(p, sh, unit, sums, first, end, boxes, ring + at * stage::BYTES + c.group * PANEL);
+  else
+    store_gated_slowly(p, sums, row0, unit.col, first, end);
+}
+
 /* All stages; the loader says where they belong. False where they were called off. */
-template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K, int ENTRY>
 static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, int mode, char *ring, wgmma16_shared *sh)
 {
   wgmma16_consumer c = consumer_of(p, ring, sh, mode, wgmma16_stage<COLS>::A);
@@ -296,26 +329,38 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
       let_go(c, at);
       return what & STAGE_END;
     }
-    finish_unit<COLS>(p, unit_heard(told), ring, sh, c, at, sums);
+    if constexpr (ENTRY == ENTRY_GATED)
+      finish_gated_unit(p, unit_heard(told), ring, sh, c, at, sums);
+    else
+      finish_unit<COLS, ENTRY == ENTRY_MORE>(p, unit_heard(told), ring, sh, c, at, sums);
   }
 }
 
 /* The dense product. False where it was called off. */
-template <esmm_dtype DTYPE>
+template <esmm_dtype DTYPE, int ENTRY>
 static __device__ __forceinline__ bool multiply_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
-    return p.a_by_k ? multiply<ESMM_WGMMA16_WIDE, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                    : multiply<ESMM_WGMMA16_WIDE, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
-  return p.a_by_k ? multiply<ESMM_WGMMA16_NARROW, DTYPE, true>(p, ESMM_WGMMA16_DENSE, ring, sh)
-                  : multiply<ESMM_WGMMA16_NARROW, DTYPE, false>(p, ESMM_WGMMA16_DENSE, ring, sh);
+    return p.a_by_k ? multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                    : multiply<ESMM_WGMMA16_WIDE, DTYPE, false, ENTRY>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  return p.a_by_k ? multiply<ESMM_WGMMA16_NARROW, DTYPE, true, ENTRY>(p, ESMM_WGMMA16_DENSE, ring, sh)
+                  : multiply<ESMM_WGMMA16_NARROW, DTYPE, false, ENTRY>(p, ESMM_WGMMA16_DENSE, ring, sh);
+}
+
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void multiply_gated(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if (p.a_by_k)
+    (void)multiply<2 * ESMM_WGMMA16_GATED, DTYPE, true, ENTRY_GATED>(p, ESMM_WGMMA16_DENSE, ring, sh);
+  else
+    (void)multiply<2 * ESMM_WGMMA16_GATED, DTYPE, false, ENTRY_GATED>(p, ESMM_WGMMA16_DENSE, ring, sh);
 }
 
 /* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE>(p, ring, sh))
+  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE, ENTRY_ANY>(p, ring, sh))
     return;
   if (p.a_by_k)
     pack<true>(p, ring, sh);
@@ -325,9 +370,9 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
+    (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY_ANY>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
   else
-    (void)multiply<ESMM_WGMMA16_NARROW, DTYPE, true>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
+    (void)multiply<ESMM_WGMMA16_NARROW, DTYPE, true, ENTRY_ANY>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
 }
 
 /* ---- loading ---- */
@@ -399,8 +444,8 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
 {
   if (p.mode == ESMM_WGMMA16_DENSE || p.choose) {
     if (threadIdx.x == 0)
-      p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE ? feed_dense<ESMM_WGMMA16_WIDE>(p, ring, sh)
-                                                            : feed_dense<ESMM_WGMMA16_NARROW>(p, ring, sh);
+      p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE ? feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh)
+                                                            : feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       wgmma16_choose(p, sh);
     if (threadIdx.x >= 32 && tallies_late(p))
@@ -412,13 +457,32 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
   feed_skip_as(p, ring, sh);
 }
 
-template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
+/* The same for entries that only have the dense mode, and do not choose. */
+template <int ENTRY>
+static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if (threadIdx.x == 0) {
+    if (ENTRY == ENTRY_GATED)
+      feed_dense<2 * ESMM_WGMMA16_GATED, ENTRY == ENTRY_GATED>(p, ring, sh);
+    else if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+      feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh);
+    else
+      feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
+  } else if (threadIdx.x >= 32 && tallies_late(p)) {
+    tally_dense(p, sh);
+  }
+  meet<3, FEEDERS>();
+}
+
+template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   wgmma16_shared *sh = (wgmma16_shared *)(ring + RING_BYTES);
   if (threadIdx.x == 0) { /* one thread in loops: eight at once are slower, their code is longer */
     sm90_prefetch_map(&p.map_a);
     sm90_prefetch_map(&p.map_b);
+    if (ENTRY == ENTRY_GATED)
+      sm90_prefetch_map(&p.map_gate);
 #pragma unroll 1
     for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
@@ -431,7 +495,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(
       sm90_barrier_init(&sh->tallied, TALLY_WARPS);
       sh->tally_issued[0] = sh->tally_issued[1] = 0;
     }
-    if (p.mode != ESMM_WGMMA16_DENSE) {
+    if (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE) {
       sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
@@ -457,10 +521,18 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void wgmma16_main(
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
     sm90_registers_down<120>();
-    load_for(p, ring, sh);
+    if constexpr (ENTRY == ENTRY_ANY)
+      load_for(p, ring, sh);
+    else
+      load_wanted<ENTRY>(p, ring, sh);
   } else {
     sm90_registers_up<192>();
-    work_on<DTYPE>(p, ring, sh);
+    if constexpr (ENTRY == ENTRY_ANY)
+      work_on<DTYPE>(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_MORE)
+      (void)multiply_dense<DTYPE, ENTRY_MORE>(p, ring, sh);
+    else
+      multiply_gated<DTYPE>(p, ring, sh);
   }
   cluster_sync(); /* the other block may still send here */
 }
@@ -469,14 +541,45 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_bf16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16>(p);
+    wgmma16_main<ESMM_BF16, ENTRY_ANY>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_f16(const __grid_constant__ esmm_wgmma16_params p)
 {
   if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16>(p);
+    wgmma16_main<ESMM_F16, ENTRY_ANY>(p);
+}
+
+/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. First, c_boxes is set, and something is of
+   ESMM_EXTRA_VALUES. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_more_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_BF16, ENTRY_MORE>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_more_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_F16, ENTRY_MORE>(p);
+}
+
+/* Both products of a gated one. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_gated_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_BF16, ENTRY_GATED>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_gated_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_F16, ENTRY_GATED>(p);
 }
 
 /*

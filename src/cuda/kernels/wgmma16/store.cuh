@@ -8,6 +8,7 @@
 #ifndef ESMM_CUDA_WGMMA16_STORE_CUH
 #define ESMM_CUDA_WGMMA16_STORE_CUH
 
+#include "cuda/kernels/wgmma16/finish.cuh"
 #include "cuda/kernels/wgmma16/tally.cuh"
 
 /* ---- split tiles ---- */
@@ -16,19 +17,20 @@
  * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
  * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e.
  * Where there are registers for it, its own sums of that share stay in them. A tile's parts run at the same time or
- * earlier, so waiting ends. Counters return to 0 by the last who leaves.
+ * earlier, so waiting ends. Counters return to 0 by the last who leaves. GATED: the second half of the sums belongs to
+ * the same columns as the first, and a share is of both: [first, last) of the first half.
  */
-template <int SUMS>
+template <bool GATED, int SUMS>
 static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
                                                  float (&sums)[SUMS], int row0, int &first, int &last)
 {
   /* As registers allow: parts that are on their way together; its own share stays with a block. */
-  enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64 };
+  enum { AT_ONCE = SUMS > 64 ? 1 : 4, KEEPS = SUMS <= 64, OWN = GATED ? SUMS / 2 : SUMS };
   const int thread = thread_now() - FEEDERS;
   float4 *mine = (float4 *)p.partial + ((int64_t)unit.tile * unit.parts) * (SUMS / 4 * WORKERS) + thread;
   uint32_t *come = (uint32_t *)p.meeting + 2 + 2 * unit.tile;
-  const bool any = row0 < p.m;                          /* this warp has rows of C */
-  share(SUMS / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
+  const bool any = row0 < p.m;                         /* this warp has rows of C */
+  share(OWN / 16, unit.part, unit.parts, first, last); /* 32 columns at least */
   first *= 16;
   last *= 16;
   if (any) {
@@ -50,7 +52,7 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
     return;
 #pragma unroll
   for (int g = 0; g < SUMS; g += 16)
-    if (g >= first && g < last) {
+    if (g % OWN >= first && g % OWN < last) {
       float own[16];
 #pragma unroll
       for (int i = 0; i < 16; i++) {
@@ -254,20 +256,39 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
  * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
+ * MORE: a curve or a residual may follow.
  */
-template <int SUMS>
+template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    float (&sums)[SUMS], int row, int col, char *here, int room,
                                                    char *there, bool late)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
-  finish_values<in_fragments>(p.epilogue, sums, col + thread % 4 * 2);
+  if constexpr (MORE) {
+#pragma unroll 1
+    for (int g = 0; g < SUMS / 32; g++) {
+      const int panel = group * (SUMS / 32) + g, lane = thread_now() % 32;
+      const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
+                          (uint32_t)warp * (PANEL / 4);
+      float x[PANEL_SUMS];
 #pragma unroll
-  for (int g = 0; g < SUMS / 32; g++) {
-    const int panel = group * (SUMS / 32) + g;
-    const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
-                        (uint32_t)warp * (PANEL / 4);
-    store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
+      for (int i = 0; i < PANEL_SUMS; i++)
+        x[i] = sums[i];
+      finish_panel(p.epilogue, x, row + warp * 16 + lane / 4, col + 64 * g + lane % 4 * 2);
+      store_lines(p.epilogue.c.dtype, to, x);
+#pragma unroll
+      for (int i = 0; i + PANEL_SUMS < SUMS; i++)
+        sums[i] = sums[i + PANEL_SUMS];
+    }
+  } else {
+    finish_values<in_fragments>(p.epilogue, sums, col + thread % 4 * 2);
+#pragma unroll
+    for (int g = 0; g < SUMS / 32; g++) {
+      const int panel = group * (SUMS / 32) + g;
+      const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
+                          (uint32_t)warp * (PANEL / 4);
+      store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
+    }
   }
   if (!late && p.epilogue.extra & ESMM_EXTRA_TALLY) {
     const int first = row + warp * 16;
@@ -293,6 +314,34 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
       sm90_tma_store(&p.map_c, col + 64 * g, row, panel < room ? here + panel * PANEL : there + (panel - room) * PANEL);
     }
     sm90_bulk_commit();
+  }
+}
+
+/*
+ * 16 rows by 64 columns of a 16-bit C that has_vectors, finished: those of sums [first, last), and what is to be noted
+ * of them. They go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines.
+ */
+static __device__ __forceinline__ void store_rows(const esmm_epilogue_params &e, const float *sums, int row0, int col,
+                                                  int first, int last, float *spare)
+{
+  const int lane = thread_now() % 32, rows = (int)e.c.rows - row0;
+  const bool mine = lane % 8 * 4 >= first && lane % 8 * 4 < last;
+  const uint32_t here = sm90_address(spare);
+  uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col + lane % 8 * 8;
+  store_lines(e.c.dtype, here, sums);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int r = i * 4 + lane / 8;
+    const uint4 words = *(const uint4 *)((const char *)spare + r * 128 + (lane % 8 ^ r % 8) * 16);
+    if (mine && r < rows)
+      *(uint4 *)(to + i * 4 * e.c.ld) = words;
+  }
+  __syncwarp();
+  if (e.extra & ESMM_EXTRA_TALLY) {
+    tally_lines(e, here, rows, col, bitmap_of(e, row0), bitmap_of(e, row0 + 8),
+                lane / 4 * 4 >= first && lane / 4 * 4 < last);
+    __syncwarp();
   }
 }
 
@@ -323,29 +372,10 @@ static __device__ __forceinline__ void store_sums(const esmm_wgmma16_params &p, 
           *(float2 *)(to + below + 2 * i) = make_float2(sums[i + 2], sums[i + 3]);
       }
   } else {
-    /* 16 rows by 64 columns go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines. */
-    const uint32_t here = sm90_address(spare);
-    uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col0 + lane % 8 * 8;
 #pragma unroll
     for (int g = 0; g < SUMS; g += 32)
-      if (g + 32 > first && g < last) {
-        const bool mine = g + lane % 8 * 4 >= first && g + lane % 8 * 4 < last;
-        store_lines(e.c.dtype, here, &sums[g]);
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const int r = i * 4 + lane / 8;
-          const uint4 words = *(const uint4 *)((const char *)spare + r * 128 + (lane % 8 ^ r % 8) * 16);
-          if (mine && row0 + r < p.m)
-            *(uint4 *)(to + i * 4 * e.c.ld + 2 * g) = words;
-        }
-        __syncwarp();
-        if (e.extra & ESMM_EXTRA_TALLY) {
-          tally_lines(e, here, p.m - row0, col0 + 2 * g, bitmap_of(e, row0), bitmap_of(e, row0 + 8),
-                      g + lane / 4 * 4 >= first && g + lane / 4 * 4 < last);
-          __syncwarp();
-        }
-      }
+      if (g + 32 > first && g < last)
+        store_rows(e, &sums[g], row0, col0 + 2 * g, first - g, last - g, spare);
   }
 }
 
