@@ -4,6 +4,7 @@
  *
  * Sums of small integers are exact, so C is compared byte by byte, with what lies between its lines.
  */
+#include "cuda/cuda.h"
 #include "gpu16.h"
 
 #include <math.h>
@@ -415,7 +416,26 @@ static void weights_come_back(void **state)
   assert_int_equal(unlink(path), 0);
 }
 
-/* Dense weights of any dtype, kept strictly or not: the densities that a CPU finds, and B again. */
+/* Bit k of strip or tile `at`, of so many columns, is set where B has a nonzero there, or where all are kept. */
+static void expect_bits(const esmm_matrix *b, bool strict, CUdeviceptr bits, int64_t cols)
+{
+  const int64_t words = (b->rows + 31) / 32, count = (b->cols + cols - 1) / cols;
+  uint32_t *got = malloc((size_t)(words * count) * sizeof *got);
+  assert_non_null(got);
+  assert_int_equal(calls.to_host(got, bits, (size_t)(words * count) * sizeof *got), 0);
+  for (int64_t at = 0; at < count; at++)
+    for (int64_t k = 0; k < 32 * words; k++) {
+      bool alive = k < b->rows && strict;
+      for (int64_t j = at * cols; k < b->rows && !alive && j < b->cols && j < (at + 1) * cols; j++)
+        alive = th_get(b, k, j) != 0;
+      if ((got[at * words + k / 32] >> (k % 32) & 1) != alive)
+        fail_msg("%d x %d, strict %d: the bit of k %d in strip %d of %d columns is not %d", (int)b->rows, (int)b->cols,
+                 strict, (int)k, (int)at, (int)cols, alive);
+    }
+  free(got);
+}
+
+/* Dense weights of any dtype, kept strictly or not: the densities and bitmaps that they should have, and B again. */
 static void dense_weights_come_back(void **state)
 {
   (void)state;
@@ -434,6 +454,9 @@ static void dense_weights_come_back(void **state)
       assert_int_equal(esmm_weights_get_info(w[which], &info[which]), ESMM_OK);
     assert_true(fabs(info[0].element_density - info[1].element_density) < 1e-12);
     assert_true(opts.strict || fabs(info[0].strip_density - info[1].strip_density) < 1e-12);
+    expect_bits(&b, opts.strict, esmm_cuda_of(w[1])->strips.bits, ESMM_STRIP);
+    if (dtype != ESMM_F32)
+      expect_bits(&b, opts.strict, esmm_cuda_of(w[1])->tiles, ESMM_TILE);
     esmm_matrix out = dense_of(gpu, w[1], b.rows, b.cols, dtype);
     for (int64_t r = 0; r < b.rows; r++)
       for (int64_t j = 0; j < b.cols; j++)
