@@ -515,7 +515,9 @@ static esmm_status give_scratch_back(esmm_ctx *ctx, CUstream stream)
   if (!kept && cuda->device->pools)
     kept = cu()->cuMemFreeAsync(cuda->scratch, stream) != CUDA_SUCCESS;
   else if (!kept)
-    kept = cu()->cuStreamSynchronize(stream) != CUDA_SUCCESS || cu()->cuMemFree(cuda->scratch) != CUDA_SUCCESS;
+    kept = cu()->cuStreamSynchronize(stream) != CUDA_SUCCESS;
+  if (!kept && !cuda->device->pools)
+    (void)cu()->cuMemFree(cuda->scratch); /* a failure that it reports is one of earlier work */
   if (kept) {
     if (cuda->retired_count == MAX_RETIRED)
       return esmm_fail(ctx, ESMM_ERR_DEVICE_MEMORY, "scratch was replaced %d times and could never be freed",
