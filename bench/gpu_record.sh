@@ -369,8 +369,8 @@ suite_prepare16() {
     ! has_kernel prepare16 "${format%%:*}_bf16" || {
       bench prepare16 - auto --prepare --dtype bf16 --dims 16 4096 14336 --density-a 1 --format $format
       awk -v format=$format "$value"'
-        { printf "prepare16  4096 x 14336, %s: %.3f ms to prune, %.3f ms to prepare\n", format, value("ms_prune"), \
-            value("ms_prepare") }' "$work/lines"
+        { printf "prepare16  4096 x 14336, %s: %.3f ms to prune, %.3f ms to prepare, of which memory %.3f ms\n", \
+            format, value("ms_prune"), value("ms_prepare"), value("ms_memory") }' "$work/lines"
     }
   done
 }

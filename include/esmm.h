@@ -253,6 +253,9 @@ typedef struct esmm_prepare_opts {
   double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2, on a GPU 3. Padding to whole
                              panels, cache lines and blocks is not counted */
   esmm_format format;     /* NM: B must fit; esmm_format_check and esmm_prune (esmm_tools.h) help */
+  int unchecked; /* 1: esmm_prepare_bsr takes arrays in device memory as sound, and does not wait to see it. What
+                    is damaged then gives weights of some other matrix, but is never followed out of bounds */
+  int reserved;  /* 0 */
 } esmm_prepare_opts;
 
 typedef struct esmm_weights_info {
@@ -286,7 +289,8 @@ ESMM_API esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_wei
 ESMM_API esmm_status esmm_weights_to_dense(esmm_ctx *ctx, const esmm_weights *weights, esmm_matrix *out);
 
 /*
- * A matrix as blocks: your own arrays, only read, in host memory. The arrays of a SciPy bsr_array or csr_array (1 x 1
+ * A matrix as blocks: your own arrays, only read, in host memory or, for esmm_prepare_bsr on a GPU, all three in its
+ * memory, ready in the current stream's order. The arrays of a SciPy bsr_array or csr_array (1 x 1
  * blocks), or of a PyTorch sparse BSR or CSR tensor, fit as they are. With ESMM_COL_MAJOR so do those of their
  * column-compressed counterparts (CSC, BSC), or, which is the same, those of a BSR of the transposed matrix: a layer's
  * weight [out, in], when B is to be [in, out]. Edge blocks are whole: what they hold beyond rows and cols is ignored.
@@ -302,12 +306,15 @@ typedef struct esmm_bsr {
   const void *row_pointers;   /* [ceil(rows / block_rows) + 1]: starts at 0, never falls, ends at blocks */
   const void *column_indices; /* [blocks], rising within a block row: sorted, no duplicates */
   const void *values;         /* [blocks][block_rows][block_cols] */
+  esmm_place place;           /* of the three arrays */
+  int reserved;               /* 0 */
 } esmm_bsr;
 
 /*
  * esmm_prepare from blocks; opts->format says what to make of them, a dense B unless set. ESMM_FORMAT_BSR with b's own
- * block size (the default here) is made without a dense copy; blocks of zeros are dropped. Damaged arrays are refused:
- * ESMM_ERR_ARGUMENT names the array, the place and the value.
+ * block size (the default here) is made without a dense copy (on a GPU with one, which it gives back); blocks of zeros
+ * are dropped. Damaged arrays are refused: ESMM_ERR_ARGUMENT names the array, the place and the value. Arrays in device
+ * memory are checked there, unless opts->unchecked.
  */
 ESMM_API esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepare_opts *opts,
                                       esmm_weights **weights);
@@ -388,8 +395,10 @@ typedef struct esmm_matmul_opts {
   const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
                                     anything to multiply. Overrides the context's */
   const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
-                                    GPU chooses its kernel by them, if they lie in host memory. Must be of this A: a
-                                    term whose bit is 0 may or may not be part of the sum */
+                                    GPU chooses its kernel by them: at once if they lie in host memory, else where
+                                    it remembers nothing of such products, and then it waits for the product that
+                                    makes them. Must be of this A: a term whose bit is 0 may or may not be part of
+                                    the sum */
   const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
   const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
                                     differ. Each product has its own plan, unless one launch makes both; force and strict
@@ -431,8 +440,8 @@ typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, t
 ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                  const esmm_matmul_opts *opts, esmm_stats *stats);
 
-/* The same with A [m,k] given as blocks: they say which k's are alive, and nothing is scanned. a_pattern must be
-   NULL. */
+/* The same with A [m,k] given as blocks in host memory: they say which k's are alive, and nothing is scanned. a_pattern
+   must be NULL. */
 ESMM_API esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights *weights, esmm_matrix *c,
                                      const esmm_matmul_opts *opts, esmm_stats *stats);
 
@@ -498,6 +507,8 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  *   densities count as unknown until the report has come after all, and no other call waits before one has come.
  * - Calls with force, strict or an a_pattern in host memory neither use nor report densities. Captured calls use what
  *   is known, report nothing and change nothing: a graph holds what was known at its capture.
+ * - The c_pattern of an earlier product, given as a_pattern where nothing is known, tells it: the call waits for that
+ *   product, as for a report, and remembers what the pattern says.
  * - Where nothing is known yet, the plan is that of a context that does not remember.
  * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *

@@ -44,6 +44,10 @@ struct esmm_backend {
   /* ---- weights ---- */
   unsigned (*formats)(void); /* of B that it can prepare: bits 1 << esmm_format_kind */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
+  /* The same from blocks in the device's memory, whose fields were checked and whose arrays were not; `what` names them
+     in the error text. NULL: it takes none. */
+  esmm_status (*prepare_bsr)(esmm_ctx *ctx, const char *what, const esmm_bsr *b, const esmm_prepare_opts *opts,
+                             esmm_weights **out);
   void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
   /* The same B as a CPU's weights, and the other way round; both NULL for the CPU alone. */
   esmm_status (*weights_to_host)(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **host);
@@ -55,6 +59,11 @@ struct esmm_backend {
                               int64_t *strip);
   esmm_status (*prune)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
                        esmm_prune_tally *tally);
+  /* Pruning blocks of a matrix in the device's memory, which is not empty: a note of each, by block rows, then zeros in
+     those whose keep is 0. norms, notes and keep lie in host memory; both wait. NULL: the host does it in a copy. */
+  esmm_status (*weigh_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
+                              esmm_block_note *notes);
+  esmm_status (*drop_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const unsigned char *keep);
 
   /* ---- products ---- */
   /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */

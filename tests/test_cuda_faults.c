@@ -233,6 +233,9 @@ static void session(const data *d, meter *m, esmm_status expected)
   esmm_pattern *of_host = NULL, *of_device = NULL;
   uint64_t bits[5 * 2];
   esmm_pattern_info info = {.size = sizeof info};
+  esmm_weights *from_blocks = NULL;
+  const esmm_prune_opts to_blocks = {.size = sizeof to_blocks, .format.kind = ESMM_FORMAT_BSR, .density = 0.5},
+                        to_2_4 = {.size = sizeof to_2_4, .format.kind = ESMM_FORMAT_NM};
   STEP("create", create(m, "cuda", &ctx, text, sizeof text));
   STEP("prepare", esmm_prepare(ctx, &d->b, NULL, &w));
   const esmm_matmul_opts with_host = {.size = sizeof with_host,
@@ -254,6 +257,17 @@ static void session(const data *d, meter *m, esmm_status expected)
   STEP("timer seconds", esmm_timer_seconds(timer, &seconds));
   STEP("matmul with statistics", esmm_matmul(ctx, &a, w, &c, NULL, &stats));
   STEP("alloc", esmm_memory_alloc(ctx, sizeof host_counts, &counts));
+  const esmm_bsr there = {.size = sizeof there,
+                          .rows = 64,
+                          .cols = 64,
+                          .block_rows = 64,
+                          .block_cols = 64,
+                          .index_bits = 32,
+                          .row_pointers = counts,
+                          .place = ESMM_DEVICE};
+  STEP("prepare from blocks there", esmm_prepare_bsr(ctx, &there, NULL, &from_blocks));
+  STEP("prune to blocks", esmm_prune(ctx, &c, &to_blocks, NULL));
+  STEP("prune to 2:4", esmm_prune(ctx, &c, &to_2_4, NULL));
   const esmm_matmul_opts with_device = {
       .size = sizeof with_device, .residual = &c, .gate = w, .column_nonzeros = counts, .c_pattern = &of_device};
   STEP("the whole epilogue", esmm_matmul(ctx, &a, w, &c, &with_device, NULL));
@@ -269,6 +283,7 @@ static void session(const data *d, meter *m, esmm_status expected)
   esmm_memory_free(ctx, c.data);
   esmm_memory_free(ctx, counts);
   esmm_pattern_free(of_host);
+  esmm_weights_free(from_blocks);
   esmm_ctx_free(ctx);
   esmm_weights_free(w); /* they may outlive their context */
   esmm_pattern_free(of_device);

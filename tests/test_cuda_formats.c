@@ -4,6 +4,7 @@
  *
  * Sums of small integers are exact, so C is compared byte by byte, with what lies between its lines.
  */
+#include "cuda/cuda.h"
 #include "gpu16.h"
 
 #include <math.h>
@@ -366,7 +367,7 @@ static esmm_matrix dense_of(esmm_ctx *ctx, const esmm_weights *w, int64_t k, int
 static void weights_come_back(void **state)
 {
   (void)state;
-  static const int64_t shapes[][2] = {{1, 1}, {64, 128}, {130, 300}, {257, 5}, {1000, 129}};
+  static const int64_t shapes[][2] = {{1, 1}, {64, 128}, {130, 300}, {257, 5}, {1000, 129}, {200, 264}};
   char path[64];
   (void)snprintf(path, sizeof path, "/tmp/esmm_cuda_nm_%ld", (long)getpid());
   for (int f = 0; f < COUNT(FORMATS); f++)
@@ -390,6 +391,9 @@ static void weights_come_back(void **state)
       expect_ok(cpu, esmm_weights_load(cpu, path, &loaded[0]));
       const esmm_prepare_opts plain = {.size = sizeof plain, .format = opts.format, .max_bytes_ratio = 1e6};
       expect_ok(cpu, esmm_prepare(cpu, &b, &plain, &host));
+      esmm_weights_info other = {.size = sizeof other};
+      assert_int_equal(esmm_weights_get_info(host, &other), ESMM_OK);
+      assert_true(fabs(info.strip_density - other.strip_density) < 1e-9);
       expect_ok(cpu, esmm_weights_save(cpu, host, path));
       expect_ok(gpu, esmm_weights_load(gpu, path, &loaded[1]));
       for (int which = 0; which < 3; which++) {
@@ -410,6 +414,59 @@ static void weights_come_back(void **state)
       free(b.data);
     }
   assert_int_equal(unlink(path), 0);
+}
+
+/* Bit k of strip or tile `at`, of so many columns, is set where B has a nonzero there, or where all are kept. */
+static void expect_bits(const esmm_matrix *b, bool strict, CUdeviceptr bits, int64_t cols)
+{
+  const int64_t words = (b->rows + 31) / 32, count = (b->cols + cols - 1) / cols;
+  uint32_t *got = malloc((size_t)(words * count) * sizeof *got);
+  assert_non_null(got);
+  assert_int_equal(calls.to_host(got, bits, (size_t)(words * count) * sizeof *got), 0);
+  for (int64_t at = 0; at < count; at++)
+    for (int64_t k = 0; k < 32 * words; k++) {
+      bool alive = k < b->rows && strict;
+      for (int64_t j = at * cols; k < b->rows && !alive && j < b->cols && j < (at + 1) * cols; j++)
+        alive = th_get(b, k, j) != 0;
+      if ((got[at * words + k / 32] >> (k % 32) & 1) != alive)
+        fail_msg("%d x %d, strict %d: the bit of k %d in strip %d of %d columns is not %d", (int)b->rows, (int)b->cols,
+                 strict, (int)k, (int)at, (int)cols, alive);
+    }
+  free(got);
+}
+
+/* Dense weights of any dtype, kept strictly or not: the densities and bitmaps that they should have, and B again. */
+static void dense_weights_come_back(void **state)
+{
+  (void)state;
+  for (int i = 0; i < 24; i++) {
+    const esmm_dtype dtype = (esmm_dtype)(i % 3);
+    esmm_matrix b = matrix_of(65 + 37 * (i % 5), i % 2 ? 200 : 261, dtype, i % 4 < 2 ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR,
+                              i % 8 < 4 ? 0 : 3);
+    th_fill(&b, (uint64_t)i, 0.02, true);
+    esmm_matrix db = device_twin(&b);
+    const esmm_prepare_opts opts = {.size = sizeof opts, .strict = i / 6 % 2};
+    esmm_weights *w[2] = {NULL, NULL};
+    esmm_weights_info info[2] = {{.size = sizeof *info}, {.size = sizeof *info}};
+    expect_ok(cpu, esmm_prepare(cpu, &b, &opts, &w[0]));
+    expect_ok(gpu, esmm_prepare(gpu, &db, &opts, &w[1]));
+    for (int which = 0; which < 2; which++)
+      assert_int_equal(esmm_weights_get_info(w[which], &info[which]), ESMM_OK);
+    assert_true(fabs(info[0].element_density - info[1].element_density) < 1e-12);
+    assert_true(opts.strict || fabs(info[0].strip_density - info[1].strip_density) < 1e-12);
+    expect_bits(&b, opts.strict, esmm_cuda_of(w[1])->strips.bits, ESMM_STRIP);
+    if (dtype != ESMM_F32)
+      expect_bits(&b, opts.strict, esmm_cuda_of(w[1])->tiles, ESMM_TILE);
+    esmm_matrix out = dense_of(gpu, w[1], b.rows, b.cols, dtype);
+    for (int64_t r = 0; r < b.rows; r++)
+      for (int64_t j = 0; j < b.cols; j++)
+        assert_true(th_get(&out, r, j) == th_get(&b, r, j));
+    free(out.data);
+    esmm_weights_free(w[0]);
+    esmm_weights_free(w[1]);
+    esmm_memory_free(gpu, db.data);
+    free(b.data);
+  }
 }
 
 /* ---- checking and pruning ---- */
@@ -470,6 +527,10 @@ static void pruned_as_on_a_cpu(void **state)
     for (int i = 0; i < 12; i++) {
       const esmm_dtype dtype = (esmm_dtype)(i % 3);
       esmm_matrix b = matrix_of(131 + 7 * i, 90 + i, dtype, i % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR, i % 5);
+      if (i % 6 == 1 || i % 6 == 2) { /* whole vectors, and rows that begin at multiples of 16 bytes */
+        free(b.data);
+        b = matrix_of(130 + i, 1000, dtype, ESMM_ROW_MAJOR, 8 * (i % 2));
+      }
       float norms[300];
       fill_to_prune(&b, (uint64_t)(f * 100 + i));
       for (int k = 0; k < 300; k++)
@@ -538,17 +599,12 @@ int main(void)
   if (!use_gpu("cuda formats", &status))
     return status;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights_come_back),
-      cmocka_unit_test(one_tile),
-      cmocka_unit_test(tall_tiles),
-      cmocka_unit_test(ragged_shapes),
-      cmocka_unit_test(large_products),
-      cmocka_unit_test(every_layout),
-      cmocka_unit_test(every_format),
-      cmocka_unit_test(the_same_bits),
-      cmocka_unit_test(misfits_are_named),
-      cmocka_unit_test(pruned_as_on_a_cpu),
-      cmocka_unit_test(pruned_on_the_device_and_multiplied),
+      cmocka_unit_test(weights_come_back),  cmocka_unit_test(dense_weights_come_back),
+      cmocka_unit_test(one_tile),           cmocka_unit_test(tall_tiles),
+      cmocka_unit_test(ragged_shapes),      cmocka_unit_test(large_products),
+      cmocka_unit_test(every_layout),       cmocka_unit_test(every_format),
+      cmocka_unit_test(the_same_bits),      cmocka_unit_test(misfits_are_named),
+      cmocka_unit_test(pruned_as_on_a_cpu), cmocka_unit_test(pruned_on_the_device_and_multiplied),
   };
   status = cmocka_run_group_tests_name("cuda formats", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

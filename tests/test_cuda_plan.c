@@ -53,7 +53,7 @@ static int count_of(const char *start)
 
 static int count_passes(void) /* over C, for its statistics */
 {
-  return count_of("esmm_tally") - count_of("esmm_tally_begin");
+  return count_of("esmm_tally") - count_of("esmm_tally_begin") - count_of("esmm_tally_count");
 }
 
 /* A square product of one dtype whose B has no zeros. */

@@ -7,6 +7,7 @@
 #include "cuda/cuda.h"
 #include "fake_gpu.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -16,6 +17,7 @@ typedef enum when { AT_ONCE, LATER, NEVER } when;
 
 static struct {
   float strip;      /* what A's densities are */
+  float counted;    /* share of its bits that a pattern of C is said to have; negative: nobody says */
   when when;        /* a report comes in */
   int samples;      /* sampling launches of this call */
   int self;         /* reports that the product's own kernel was asked for */
@@ -93,9 +95,27 @@ static void report(uint64_t to)
   (void)pthread_mutex_unlock(&late.lock);
 }
 
+/* A pattern whose strips, at any height, have so many of their bits. */
+static void count_pattern(const void *params)
+{
+  esmm_tally_count_params p;
+  memcpy(&p, params, sizeof p);
+  esmm_pattern_told *told = esmm_cuda_pointer(p.out);
+  if (gpu.counted < 0)
+    return;
+  for (int i = 0; i < 2; i++)
+    told->folded[i] =
+        (uint64_t)((double)gpu.counted * (double)esmm_ceil_div(p.strips, p.fold[i]) * 64 * (double)p.words);
+  __atomic_store_n(&told->ready, p.ready, __ATOMIC_RELEASE);
+}
+
 /* Stands in for every kernel. Device memory is the host's. */
 static void note_launch(const char *name, const void *params)
 {
+  if (strcmp(name, "esmm_tally_count") == 0) {
+    count_pattern(params);
+    return;
+  }
   if (strcmp(name, "esmm_sample") == 0) {
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
@@ -232,6 +252,16 @@ static void call(rig *x, const esmm_matmul_opts *opts, esmm_stats *stats)
     fail_msg("%s", esmm_ctx_error(x->ctx));
   if (fake->gemms > gpu.gemms)
     (void)snprintf(gpu.product, sizeof gpu.product, "gemm");
+}
+
+/* The pattern of C, which may as well be A: the next product has it as its A. */
+static esmm_pattern *hand_over(rig *x, float counted)
+{
+  esmm_pattern *pattern = NULL;
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "dense_bf16_sm90a", .c_pattern = &pattern};
+  gpu.counted = counted;
+  assert_int_equal(esmm_matmul(x->ctx, &x->a, x->w, &x->c, &opts, NULL), ESMM_OK);
+  return pattern;
 }
 
 static bool ran_dense(void)
@@ -813,6 +843,32 @@ static void second_call_is_short(void **state)
   stop(&x);
 }
 
+/* The pattern that an earlier product left tells the first call, which samples nothing; what it says is remembered, so
+   that no later call waits for one. */
+static void handed_over_patterns_tell(void **state)
+{
+  (void)state;
+  for (int full = 0; full < 2; full++) {
+    rig x;
+    start(&x);
+    esmm_pattern *pattern = hand_over(&x, full ? 1.0f : 0.05f);
+    esmm_matmul_opts opts = {.size = sizeof opts, .a_pattern = pattern};
+    call(&x, &opts, NULL);
+    assert_true(full ? ran_dense() : ran_joint());
+    assert_int_equal(gpu.samples + gpu.self, 0);
+    const esmm_recollection r = recall_of(&x, M);
+    assert_true(r.known && fabs(r.strip_density_a - (full ? 1.0 : 0.05)) < 1e-3);
+    esmm_pattern_free(pattern);
+    opts.a_pattern = pattern = hand_over(&x, -1.0f); /* in the same memory, and not counted yet */
+    const double began = esmm_now();
+    call(&x, &opts, NULL);
+    assert_true(full ? ran_dense() : ran_joint());
+    assert_true(esmm_now() - began < 1.0);
+    esmm_pattern_free(pattern);
+    stop(&x);
+  }
+}
+
 int main(int argc, char **argv)
 {
   (void)argc;
@@ -836,6 +892,7 @@ int main(int argc, char **argv)
                                     TEST(more_weights_than_entries),
                                     TEST(weights_at_the_same_address),
                                     TEST(library_does_not_start),
+                                    TEST(handed_over_patterns_tell),
                                     TEST(second_call_is_short)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda recall, no GPU kernels", without, NULL, NULL);

@@ -350,6 +350,54 @@ static void graphs_replay(void **state)
   stop(&s);
 }
 
+/* The pattern that a product leaves of its C: the product that has C as its A chooses by it, and what it says is exact.
+ * Its strips of every height are counted at the two that kernels have, or at their own. */
+static void handed_over_patterns_are_exact(void **state)
+{
+  (void)state;
+  static const int64_t heights[] = {8, 32, 128, 4, 64, 24, 256};
+  const int64_t m = 1000, k = 1100, n = 1024;
+  esmm_matrix x = host_matrix(m, 64, ESMM_BF16), v = host_matrix(64, k, ESMM_BF16), b = host_matrix(k, n, ESMM_BF16);
+  th_fill(&b, 2, 1.0, true);
+  esmm_weights *w = NULL;
+  expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
+  for (size_t i = 0; i < sizeof heights / sizeof *heights; i++) {
+    esmm_ctx *ctx = remembering();
+    th_fill(&x, 10 + i, 1.0, true);
+    th_fill(&v, 30 + i, 0.002, true);
+    esmm_weights *first = NULL;
+    expect_ok(gpu, esmm_prepare(gpu, &v, NULL, &first));
+    const esmm_matrix a_shape = {.rows = m, .cols = k, .ld = k, .dtype = ESMM_BF16},
+                      c_shape = {.rows = m, .cols = n, .ld = n, .dtype = ESMM_BF16};
+    esmm_matrix dx = to_device(&x), da = to_device(&a_shape), dc = to_device(&c_shape);
+    expect_ok(gpu, esmm_ctx_synchronize(gpu));
+    esmm_pattern *pattern = NULL, *tall = NULL;
+    const esmm_matmul_opts leave = {.size = sizeof leave, .c_strip_rows = heights[i], .c_pattern = &pattern};
+    expect_ok(ctx, esmm_matmul(ctx, &dx, first, &da, &leave, NULL));
+    const esmm_matmul_opts take = {.size = sizeof take, .a_pattern = pattern};
+    expect_ok(ctx, esmm_matmul(ctx, &da, w, &dc, &take, NULL));
+    esmm_recollection r = {.size = sizeof r};
+    expect_ok(ctx, esmm_recall(ctx, w, m, &r));
+    assert_true(r.known);
+    expect_ok(ctx, esmm_pattern_coarsen(ctx, pattern, 128 % heights[i] == 0 ? 128 : heights[i], &tall));
+    esmm_pattern_info info = {.size = sizeof info};
+    expect_ok(ctx, esmm_pattern_get_info(ctx, tall, &info));
+    if (!(r.strip_density_a - info.density < 1e-9 && info.density - r.strip_density_a < 1e-9))
+      fail_msg("strips of %d rows: %g, not %g", (int)heights[i], r.strip_density_a, info.density);
+    esmm_pattern_free(pattern);
+    esmm_pattern_free(tall);
+    esmm_memory_free(gpu, dx.data);
+    esmm_memory_free(gpu, da.data);
+    esmm_memory_free(gpu, dc.data);
+    esmm_weights_free(first);
+    esmm_ctx_free(ctx);
+  }
+  esmm_weights_free(w);
+  free(x.data);
+  free(v.data);
+  free(b.data);
+}
+
 /* The driver of fake_cuda.c, whose kernels compute nothing. */
 static bool driver_is_fake(void)
 {
@@ -361,10 +409,9 @@ int main(void)
 {
   const struct CMUnitTest none[] = {{.name = "a GPU: the driver is a fake", .test_func = no_gpu}};
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_kernel_follows_a),
-      cmocka_unit_test(results_are_right),
-      cmocka_unit_test(same_calls_same_bits),
-      cmocka_unit_test(graphs_replay),
+      cmocka_unit_test(the_kernel_follows_a),           cmocka_unit_test(results_are_right),
+      cmocka_unit_test(same_calls_same_bits),           cmocka_unit_test(graphs_replay),
+      cmocka_unit_test(handed_over_patterns_are_exact),
   };
   int status = 0;
   if (driver_is_fake())

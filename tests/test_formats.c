@@ -5,11 +5,13 @@
  * The yardsticks (which blocks are alive, which groups fit, where an index lies) are computed here from the dense
  * matrix and from the documented layout, never with the library's own helpers.
  */
+#include "bsr_arrays.h"
 #include "harness.h"
 
 #include "internal.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,15 +97,6 @@ static void drop_blocks(esmm_matrix *b, int rows, int cols, uint64_t seed, doubl
         for (int64_t r = i; r < i + rows && r < b->rows; r++)
           for (int64_t c = j; c < j + cols && c < b->cols; c++)
             th_set(b, r, c, (r + c) % 7 == 0 ? -0.0 : 0.0); /* -0.0 does not keep a block alive */
-}
-
-static bool block_alive(const esmm_matrix *b, int64_t i, int64_t j, int rows, int cols)
-{
-  for (int64_t r = i * rows; r < (i + 1) * rows && r < b->rows; r++)
-    for (int64_t c = j * cols; c < (j + 1) * cols && c < b->cols; c++)
-      if (!is_zero(b, r, c))
-        return true;
-  return false;
 }
 
 static int64_t count_alive(const esmm_matrix *b, int rows, int cols, int64_t *all)
@@ -200,68 +193,6 @@ static void bsr_round_trips(void **state)
 
 /* ---- BSR from arrays ---- */
 
-typedef struct arrays {
-  esmm_bsr b;
-  void *pointers, *indices;
-  char *values;
-} arrays;
-
-static void put_index(void *array, int bits, int64_t i, int64_t value)
-{
-  if (bits == 32)
-    ((int32_t *)array)[i] = (int32_t)value;
-  else
-    ((int64_t *)array)[i] = value;
-}
-
-/* All blocks of b, dead ones too where `dead`; what lies outside of the matrix is NaN. */
-static arrays make_arrays(const esmm_matrix *b, int rows, int cols, int bits, esmm_order order, bool dead)
-{
-  const bool by_rows = order == ESMM_ROW_MAJOR;
-  const int64_t levels = (b->rows + rows - 1) / rows, strips = (b->cols + cols - 1) / cols;
-  const int64_t lines = by_rows ? levels : strips, places = by_rows ? strips : levels;
-  const size_t size = th_element_bytes(b->dtype);
-  arrays a = {.pointers = calloc((size_t)lines + 1, 8),
-              .indices = calloc((size_t)(lines * places) + 1, 8),
-              .values = malloc((size_t)(levels * strips) * (size_t)(rows * cols) * size + 8)};
-  assert_true(a.pointers && a.indices && a.values);
-  memset(a.values, 0xff, (size_t)(levels * strips) * (size_t)(rows * cols) * size);
-  int64_t block = 0;
-  for (int64_t line = 0; line < lines; line++) {
-    for (int64_t place = 0; place < places; place++) {
-      const int64_t level = by_rows ? line : place, strip = by_rows ? place : line;
-      if (!dead && !block_alive(b, level, strip, rows, cols))
-        continue;
-      for (int64_t r = 0; r < rows && level * rows + r < b->rows; r++)
-        for (int64_t c = 0; c < cols && strip * cols + c < b->cols; c++)
-          memcpy(a.values + (size_t)(block * rows * cols + (by_rows ? r * cols + c : c * rows + r)) * size,
-                 (const char *)b->data + (size_t)th_index(b, level * rows + r, strip * cols + c) * size, size);
-      put_index(a.indices, bits, block++, place);
-    }
-    put_index(a.pointers, bits, line + 1, block);
-  }
-  a.b = (esmm_bsr){.size = sizeof a.b,
-                   .rows = b->rows,
-                   .cols = b->cols,
-                   .block_rows = rows,
-                   .block_cols = cols,
-                   .index_bits = bits,
-                   .dtype = b->dtype,
-                   .order = order,
-                   .blocks = block,
-                   .row_pointers = a.pointers,
-                   .column_indices = a.indices,
-                   .values = a.values};
-  return a;
-}
-
-static void free_arrays(arrays *a)
-{
-  free(a->pointers);
-  free(a->indices);
-  free(a->values);
-}
-
 /* Every kind of arrays to every format and back; the form is the one that the dense matrix gives. */
 static void bsr_from_arrays(void **state)
 {
@@ -354,52 +285,6 @@ static void expect_damage(esmm_ctx *ctx, const char *what, int bits, void (*chan
   free(b.data);
 }
 
-static int index_bits; /* of the arrays that are being damaged */
-
-static void set_pointer(arrays *a, int64_t i, int64_t value)
-{
-  put_index(a->pointers, index_bits, i, value);
-}
-
-static void set_index(arrays *a, int64_t i, int64_t value)
-{
-  put_index(a->indices, index_bits, i, value);
-}
-
-/* clang-format off */
-/* X(name, status, words of the error text, the change) */
-#define DAMAGES(X) \
-  X(first_pointer, ESMM_ERR_ARGUMENT, "row_pointers[0]", "1", set_pointer(a, 0, 1)) \
-  X(negative_pointer, ESMM_ERR_ARGUMENT, "row_pointers[1]", "-1", set_pointer(a, 1, -1)) \
-  X(falling_pointer, ESMM_ERR_ARGUMENT, "row_pointers[2]", "less than", set_pointer(a, 2, 2)) \
-  X(large_pointer, ESMM_ERR_ARGUMENT, "row_pointers[1]", "10", set_pointer(a, 1, 10)) \
-  X(last_pointer, ESMM_ERR_ARGUMENT, "row_pointers[3]", "8", set_pointer(a, 3, 8)) \
-  X(negative_index, ESMM_ERR_ARGUMENT, "column_indices[4]", "-1", set_index(a, 4, -1)) \
-  X(large_index, ESMM_ERR_ARGUMENT, "column_indices[8]", "3", set_index(a, 8, 3)) \
-  X(duplicate, ESMM_ERR_ARGUMENT, "column_indices[5]", "duplicate", set_index(a, 5, 1)) \
-  X(unsorted, ESMM_ERR_ARGUMENT, "column_indices[1]", "sort", (set_index(a, 0, 1), set_index(a, 1, 0))) \
-  X(negative_blocks, ESMM_ERR_SHAPE, "-1 blocks", "", a->b.blocks = -1) \
-  X(fewer_blocks, ESMM_ERR_ARGUMENT, "row_pointers[3]", "8 blocks", a->b.blocks = 8) \
-  X(too_many_blocks, ESMM_ERR_OVERFLOW, "2147483648", "int32", a->b.blocks = (int64_t)INT32_MAX + 1) \
-  X(negative_rows, ESMM_ERR_SHAPE, "-40", "", a->b.rows = -40) \
-  X(huge_rows, ESMM_ERR_OVERFLOW, "9223372036854775807", "", a->b.rows = INT64_MAX) \
-  X(block_rows, ESMM_ERR_ARGUMENT, "0 x 8", "256", a->b.block_rows = 0) \
-  X(block_cols, ESMM_ERR_ARGUMENT, "16 x 257", "256", a->b.block_cols = 257) \
-  X(bits_16, ESMM_ERR_ARGUMENT, "index_bits", "16", a->b.index_bits = 16) \
-  X(dtype, ESMM_ERR_DTYPE, "dtype", "7", a->b.dtype = (esmm_dtype)7) \
-  X(order, ESMM_ERR_ARGUMENT, "order", "2", a->b.order = (esmm_order)2) \
-  X(no_pointers, ESMM_ERR_ARGUMENT, "row_pointers is NULL", "", a->b.row_pointers = NULL) \
-  X(no_indices, ESMM_ERR_ARGUMENT, "column_indices is NULL", "", a->b.column_indices = NULL) \
-  X(no_values, ESMM_ERR_ARGUMENT, "values is NULL", "", a->b.values = NULL) \
-  X(values_askew, ESMM_ERR_ARGUMENT, "aligned", "values", a->b.values = a->values + 1) \
-  X(pointers_askew, ESMM_ERR_ARGUMENT, "aligned", "", a->b.row_pointers = (char *)a->pointers + 2) \
-  X(larger_struct, ESMM_ERR_ARGUMENT, "size", "", a->b.size += 8)
-
-#define X(name, status, word1, word2, change) static void damage_##name(arrays *a) { change; }
-DAMAGES(X)
-#undef X
-/* clang-format on */
-
 static void damaged_arrays_are_refused(void **state)
 {
   esmm_ctx *ctx = *state;
@@ -409,6 +294,24 @@ static void damaged_arrays_are_refused(void **state)
     DAMAGES(X)
 #undef X
   }
+}
+
+/* A CPU has no memory of its own; and A's blocks are the host's everywhere. */
+static void device_arrays_are_for_gpus(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_matrix b = th_matrix_alloc(40, 24, ESMM_F32);
+  fill(&b, 3, 1.0);
+  arrays a = make_arrays(&b, 16, 8, 32, ESMM_ROW_MAJOR, true);
+  a.b.place = ESMM_DEVICE;
+  esmm_weights *w = NULL;
+  th_expect("place", esmm_prepare_bsr(ctx, &a.b, NULL, &w), ESMM_ERR_DEVICE, esmm_ctx_error(ctx), "b->place", "CPU");
+  assert_null(w);
+  a.b.size = offsetof(esmm_bsr, place); /* a program that knows of no place */
+  assert_int_equal(esmm_prepare_bsr(ctx, &a.b, NULL, &w), ESMM_OK);
+  esmm_weights_free(w);
+  free_arrays(&a);
+  free(b.data);
 }
 
 /* More block rows than int32 counts, though there is not a single block. */
@@ -873,12 +776,19 @@ static void bytes_are_few(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(bsr_round_trips),         cmocka_unit_test(bsr_from_arrays),
-      cmocka_unit_test(no_blocks_at_all),        cmocka_unit_test(damaged_arrays_are_refused),
-      cmocka_unit_test(shapes_beyond_int32),     cmocka_unit_test(nm_round_trips),
-      cmocka_unit_test(nm_2_4_is_pinned),        cmocka_unit_test(nm_misfits_are_named),
-      cmocka_unit_test(every_format_multiplies), cmocka_unit_test(strict_needs_dense),
-      cmocka_unit_test(blocks_times_blocks),     cmocka_unit_test(options_are_checked),
+      cmocka_unit_test(bsr_round_trips),
+      cmocka_unit_test(bsr_from_arrays),
+      cmocka_unit_test(no_blocks_at_all),
+      cmocka_unit_test(damaged_arrays_are_refused),
+      cmocka_unit_test(device_arrays_are_for_gpus),
+      cmocka_unit_test(shapes_beyond_int32),
+      cmocka_unit_test(nm_round_trips),
+      cmocka_unit_test(nm_2_4_is_pinned),
+      cmocka_unit_test(nm_misfits_are_named),
+      cmocka_unit_test(every_format_multiplies),
+      cmocka_unit_test(strict_needs_dense),
+      cmocka_unit_test(blocks_times_blocks),
+      cmocka_unit_test(options_are_checked),
       cmocka_unit_test(bytes_are_few),
   };
   return cmocka_run_group_tests_name("formats", tests, th_cpu_set_up, th_cpu_tear_down);

@@ -1,4 +1,5 @@
 /* backend.c: an NVIDIA GPU as a backend (backend.h). */
+#include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
 
@@ -94,11 +95,14 @@ const esmm_backend esmm_cuda_backend = {
     .pattern_free = esmm_cuda_pattern_free,
     .formats = esmm_cuda_forms_formats,
     .prepare = esmm_cuda_prepare,
+    .prepare_bsr = esmm_cuda_prepare_bsr,
     .weights_free = esmm_cuda_weights_free,
     .weights_to_host = esmm_cuda_weights_to_host,
     .weights_from_host = esmm_cuda_weights_from_host,
     .format_check = esmm_cuda_format_check,
     .prune = esmm_cuda_prune,
+    .weigh_blocks = esmm_cuda_weigh_blocks,
+    .drop_blocks = esmm_cuda_drop_blocks,
     .multiply = esmm_cuda_multiply,
     .explain = esmm_cuda_explain,
     .settle_reports = esmm_cuda_settle_reports,

@@ -80,6 +80,10 @@ esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void 
 esmm_status esmm_cuda_alloc(esmm_ctx *ctx, size_t bytes, CUdeviceptr *out);
 void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr);
 void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr);
+/* Host memory that kernels write to, too; false where there is none to be had, which is no error. The primary context
+   is current. It is given back before the device is: who frees it holds device memory as well. */
+bool esmm_cuda_pin(size_t bytes, void **host, CUdeviceptr *device);
+void esmm_cuda_unpin_at(int ordinal, void *host);
 /* The context's device scratch: grows in the stream's order, never shrinks. Valid until the next call. */
 esmm_status esmm_cuda_scratch(esmm_ctx *ctx, size_t bytes, CUstream stream, CUdeviceptr *out);
 /* Copies between host and device: they wait, and are refused while the stream is being captured. */
@@ -281,14 +285,15 @@ esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_st
 esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr out, int64_t ld,
                                 esmm_selector selector, CUstream stream);
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream); /* sets notes itself */
-esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream);
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream); /* out: uint64_t */
 /* p's C from sums that are there, fp32 in C's order, or from none (NULL): the epilogue alone. Notes nothing of C. */
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream);
-/* Sets the counts and bitmaps that p wants to 0: kernels add to them. */
+/* Sets the counts and bitmaps that p wants to 0, and the sums behind those: kernels add to them. */
 esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
 /* What p wants noted of C, from C as it is stored, where the kernel has not: added to what is there. */
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
+/* Adds up a pattern's bits; the sums behind them are 0. */
+esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
                               CUstream stream);
 
@@ -346,6 +351,10 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern);
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream);
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
+/* Its strips that make one of that height; 1 where theirs does not divide it. */
+int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height);
+/* What the GPU has counted of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: nobody counts. */
+const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number);
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
 void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */

@@ -122,7 +122,7 @@ typedef struct esmm_sample_params {
 } esmm_sample_params;
 ESMM_PARAMS_SIZE(esmm_sample_params, 88);
 
-/* esmm_count_joint: *out = joint bits over all pairs of strips; esmm_alive: out[k] = share of strips with bit k. */
+/* esmm_count_joint: *out = joint bits over all pairs of strips. */
 typedef struct esmm_count_params {
   uint64_t a_bits, b_bits;
   int64_t a_strips, b_strips, words, k;
@@ -371,6 +371,30 @@ typedef struct esmm_tally_params {
 } esmm_tally_params;
 ESMM_PARAMS_SIZE(esmm_tally_params, 88);
 
+/*
+ * esmm_tally_count: how many bits of a pattern are set, at its own strips and where `fold` of them are one. Blocks add
+ * to sums, which are 0 before; the last one writes esmm_pattern_told.
+ */
+typedef struct esmm_pattern_told {
+  uint64_t own, folded[2];
+  uint32_t ready; /* written last: the number that the launch was given */
+  uint32_t unused;
+} esmm_pattern_told;
+ESMM_PARAMS_SIZE(esmm_pattern_told, 32);
+
+#define ESMM_TALLY_SUMS 64 /* bytes of the sums and of the counter of blocks, behind the bits */
+
+typedef struct esmm_tally_count_params {
+  uint64_t bits; /* [strips][words] uint64_t */
+  int64_t strips, words;
+  int64_t fold[2]; /* 1: as own */
+  uint64_t sums;   /* uint64_t own, folded[2]; uint32_t blocks that are done */
+  uint64_t out;    /* esmm_pattern_told, in host memory */
+  uint32_t ready;
+  uint32_t unused;
+} esmm_tally_count_params;
+ESMM_PARAMS_SIZE(esmm_tally_count_params, 64);
+
 /* ---- count.cu ---- */
 
 #define ESMM_COUNT_THREADS 256
@@ -381,6 +405,45 @@ typedef struct esmm_nonzero_params {
   uint64_t out;
 } esmm_nonzero_params;
 ESMM_PARAMS_SIZE(esmm_nonzero_params, 48);
+
+/* ---- ops/prepare.cu: B once ---- */
+
+#define ESMM_PREPARE_THREADS 256
+#define ESMM_PREPARE_K 64 /* of a block of esmm_prepare16, by ESMM_TILE columns: a block of the form nm16 */
+
+/* What is counted of B while it is prepared; all 0 at first. */
+typedef struct esmm_prepare_found {
+  uint64_t nonzero;       /* elements */
+  uint64_t set, tile_set; /* bits of strips, bits of tiles */
+  uint64_t misfit;        /* of an N:M B: see esmm_nm_params; 0: it fits */
+} esmm_prepare_found;
+ESMM_PARAMS_SIZE(esmm_prepare_found, 32);
+
+/* esmm_prepare16: what is wanted of a 16-bit B, in one pass. */
+typedef struct esmm_prepare16_params {
+  esmm_device_matrix b;
+  uint64_t rows; /* 0, or [k][rows_ld], which is a multiple of ESMM_TILE: B, and zeros past its columns */
+  int64_t rows_ld;
+  uint64_t bits; /* of strips: [strips][words] */
+  int64_t strips, words;
+  uint64_t nm; /* 0, or blocks of the form nm16 */
+  uint64_t found;
+  int32_t check;   /* 1: four k's of a column with more than two nonzeros are a misfit */
+  int32_t vectors; /* B is row-major, its rows begin at multiples of 16 bytes */
+} esmm_prepare16_params;
+ESMM_PARAMS_SIZE(esmm_prepare16_params, 104);
+
+/* esmm_prepare_bits: what follows from the bitmaps of strips. */
+typedef struct esmm_prepare_bits_params {
+  uint64_t bits; /* [strips][words] */
+  int64_t strips, words, k;
+  uint64_t alive;             /* [32 * words] fp32: share of strips that have the k */
+  uint64_t tiles, tile_alive; /* the same of tiles, four strips each; both 0: not wanted */
+  uint64_t found;
+  int32_t strict; /* 1: every bit is set, once they are counted */
+  int32_t unused;
+} esmm_prepare_bits_params;
+ESMM_PARAMS_SIZE(esmm_prepare_bits_params, 72);
 
 /* ---- k_dense_mma16.cu, k_joint_mma16.cu: 16-bit operands by mma.sync ---- */
 
@@ -498,6 +561,42 @@ typedef struct esmm_blocks_copy_params {
 } esmm_blocks_copy_params;
 ESMM_PARAMS_SIZE(esmm_blocks_copy_params, 72);
 
+/* What is known of a block that may be pruned: src/format/format.h's esmm_block_note. */
+typedef struct esmm_device_note {
+  uint64_t key;
+  int64_t nonzero;
+  double squares;
+} esmm_device_note;
+ESMM_PARAMS_SIZE(esmm_device_note, 24);
+
+/* esmm_blocks_weigh: a note of every block, by block rows. esmm_blocks_drop: zeros in those that are not kept. */
+typedef struct esmm_blocks_prune_params {
+  esmm_device_matrix b;
+  int32_t block_rows, block_cols;
+  uint64_t notes; /* weigh */
+  uint64_t norms; /* weigh: [k] fp32, or 0 */
+  uint64_t keep;  /* drop: a byte for each block */
+} esmm_blocks_prune_params;
+ESMM_PARAMS_SIZE(esmm_blocks_prune_params, 72);
+
+/*
+ * A caller's esmm_bsr in device memory; lines are what the pointers run over, places what the indices count.
+ * esmm_bsr_pointers, then esmm_bsr_indices: *found = ~ of the first place that is damaged, pointers before indices; it
+ * stays 0 where none is. esmm_bsr_expand: the matrix, which is zeros before; what points out of the arrays or out of
+ * the matrix is left out.
+ */
+#define ESMM_BSR_INDICES ((uint64_t)1 << 62) /* added to the number of an index */
+
+typedef struct esmm_bsr_arrays_params {
+  uint64_t pointers, indices, values;
+  int64_t lines, places, blocks;
+  int32_t index_bits, block_rows, block_cols;
+  int32_t by_columns;    /* order is ESMM_COL_MAJOR */
+  esmm_device_matrix to; /* expand: row-major */
+  uint64_t found;
+} esmm_bsr_arrays_params;
+ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
+
 /* ---- k_bsr16_sm90a.cu: 16-bit A times cells, on Hopper ---- */
 
 #define ESMM_BSR16_COLS 128 /* of a tile of C: two panels */
@@ -572,7 +671,6 @@ ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 240);
 /* ---- ops/nm.cu: N:M on the device ---- */
 
 #define ESMM_NM_THREADS 256
-#define ESMM_NM_FITS UINT64_MAX /* esmm_nm_check: B has at most `keep` nonzeros in every group */
 
 /* What esmm_nm_prune did; a block's own, or all of them added up. */
 typedef struct esmm_nm_tally {
@@ -582,9 +680,11 @@ typedef struct esmm_nm_tally {
 ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
 
 /*
- * esmm_nm_check: *out = the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too many.
- * esmm_nm_fill_blocks, esmm_nm_fill_slots: the forms nm16 and slots16 (nm_layout.h) at out.
- * esmm_nm_prune: b in place, a tally for each block to out.
+ * esmm_nm_check: *out = ~ of the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too
+ * many; it stays 0 where there are none.
+ * esmm_nm_fill_slots: the form slots16 (nm_layout.h) at out.
+ * esmm_nm_prune, esmm_nm_prune_4: b in place, a tally for each block to out; the latter for groups of 4 k's of a column
+ * each, of a row-major 16-bit B whose rows begin at multiples of 16 bytes and have a multiple of 8 elements.
  * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
  */
 typedef struct esmm_nm_params {
@@ -598,6 +698,13 @@ typedef struct esmm_nm_params {
   uint64_t norms;  /* prune: [k] fp32, or 0 */
 } esmm_nm_params;
 ESMM_PARAMS_SIZE(esmm_nm_params, 104);
+
+/* esmm_nm_add: *to = the sum of the tallies, in their order. */
+typedef struct esmm_nm_add_params {
+  uint64_t from, to; /* esmm_nm_tally */
+  int64_t count;
+} esmm_nm_add_params;
+ESMM_PARAMS_SIZE(esmm_nm_add_params, 24);
 
 /* ---- k_nm16_sm90a.cu: 2:4 weights on Hopper ---- */
 

@@ -192,59 +192,71 @@ static int64_t index_at(const esmm_bsr *b, const void *array, int64_t i)
   return b->index_bits == 32 ? ((const int32_t *)array)[i] : ((const int64_t *)array)[i];
 }
 
-/* Lines are what the pointers run over: block rows, or block columns of a COL_MAJOR one. */
-static int64_t lines_of(const esmm_bsr *b)
+int64_t esmm_bsr_lines(const esmm_bsr *b)
 {
   return b->order == ESMM_ROW_MAJOR ? esmm_ceil_div(b->rows, b->block_rows) : esmm_ceil_div(b->cols, b->block_cols);
 }
 
-static int64_t places_of(const esmm_bsr *b)
+int64_t esmm_bsr_places(const esmm_bsr *b)
 {
   return b->order == ESMM_ROW_MAJOR ? esmm_ceil_div(b->cols, b->block_cols) : esmm_ceil_div(b->rows, b->block_rows);
 }
 
+esmm_status esmm_bsr_check_pointer(esmm_ctx *ctx, const char *what, const esmm_bsr *b, int64_t i, int64_t at,
+                                   int64_t before)
+{
+  if (i == 0 && at != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[0] is %lld, must be 0", what, (long long)at);
+  if (at < before)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, less than the %lld before it", what,
+                     (long long)i, (long long)at, (long long)before);
+  if (at > b->blocks)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, more than the %lld blocks there are",
+                     what, (long long)i, (long long)at, (long long)b->blocks);
+  if (i == esmm_bsr_lines(b) && at != b->blocks)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, must be the number of blocks, %lld", what,
+                     (long long)i, (long long)at, (long long)b->blocks);
+  return ESMM_OK;
+}
+
+esmm_status esmm_bsr_check_index(esmm_ctx *ctx, const char *what, const esmm_bsr *b, int64_t i, int64_t at,
+                                 int64_t before)
+{
+  if (at < 0 || at >= esmm_bsr_places(b))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld, must be 0 to %lld", what, (long long)i,
+                     (long long)at, (long long)(esmm_bsr_places(b) - 1));
+  if (at == before)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld again: a duplicate", what, (long long)i,
+                     (long long)at);
+  if (at < before)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld after %lld: sort them in each row", what,
+                     (long long)i, (long long)at, (long long)before);
+  return ESMM_OK;
+}
+
 static esmm_status check_pointers(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
 {
-  const int64_t lines = lines_of(b);
-  int64_t before = 0;
-  for (int64_t i = 0; i <= lines; i++) {
+  esmm_status status = ESMM_OK;
+  for (int64_t i = 0, before = 0; status == ESMM_OK && i <= esmm_bsr_lines(b); i++) {
     const int64_t at = index_at(b, b->row_pointers, i);
-    if (i == 0 && at != 0)
-      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[0] is %lld, must be 0", what, (long long)at);
-    if (at < before)
-      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, less than the %lld before it", what,
-                       (long long)i, (long long)at, (long long)before);
-    if (at > b->blocks)
-      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, more than the %lld blocks there are",
-                       what, (long long)i, (long long)at, (long long)b->blocks);
+    status = esmm_bsr_check_pointer(ctx, what, b, i, at, before);
     before = at;
   }
-  if (before != b->blocks)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->row_pointers[%lld] is %lld, must be the number of blocks, %lld", what,
-                     (long long)lines, (long long)before, (long long)b->blocks);
-  return ESMM_OK;
+  return status;
 }
 
 static esmm_status check_indices(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
 {
-  const int64_t lines = lines_of(b), places = places_of(b);
-  for (int64_t line = 0; line < lines; line++) {
-    int64_t before = -1;
-    for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
+  esmm_status status = ESMM_OK;
+  for (int64_t line = 0; line < esmm_bsr_lines(b); line++) {
+    const int64_t end = index_at(b, b->row_pointers, line + 1);
+    for (int64_t i = index_at(b, b->row_pointers, line), before = -1; status == ESMM_OK && i < end; i++) {
       const int64_t at = index_at(b, b->column_indices, i);
-      if (at < 0 || at >= places)
-        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld, must be 0 to %lld", what,
-                         (long long)i, (long long)at, (long long)(places - 1));
-      if (at == before)
-        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld again: a duplicate", what,
-                         (long long)i, (long long)at);
-      if (at < before)
-        return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->column_indices[%lld] is %lld after %lld: sort them in each row",
-                         what, (long long)i, (long long)at, (long long)before);
+      status = esmm_bsr_check_index(ctx, what, b, i, at, before);
       before = at;
     }
   }
-  return ESMM_OK;
+  return status;
 }
 
 static esmm_status check_fields(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
@@ -262,7 +274,8 @@ static esmm_status check_fields(esmm_ctx *ctx, const char *what, const esmm_bsr 
     return esmm_fail(ctx, ESMM_ERR_DTYPE, "%s->dtype is %d, which is no esmm_dtype", what, (int)b->dtype);
   if (b->order != ESMM_ROW_MAJOR && b->order != ESMM_COL_MAJOR)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->order is %d, which is no esmm_order", what, (int)b->order);
-  if (b->rows > most || b->cols > most || lines_of(b) > INT32_MAX || places_of(b) > INT32_MAX || b->blocks > INT32_MAX)
+  if (b->rows > most || b->cols > most || esmm_bsr_lines(b) > INT32_MAX || esmm_bsr_places(b) > INT32_MAX ||
+      b->blocks > INT32_MAX)
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW,
                      "%s is %lld x %lld with %lld blocks of %d x %d: more than int32 indices reach, use larger blocks",
                      what, (long long)b->rows, (long long)b->cols, (long long)b->blocks, b->block_rows, b->block_cols);
@@ -280,7 +293,19 @@ static esmm_status check_fields(esmm_ctx *ctx, const char *what, const esmm_bsr 
   return ESMM_OK;
 }
 
-/* Everything that reading the arrays relies on. */
+/* Arrays in device memory are for a device that takes them. */
+static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_bsr *b)
+{
+  if (b->place != ESMM_HOST && b->place != ESMM_DEVICE)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->place is %d, which is no esmm_place", what, (int)b->place);
+  if (b->place == ESMM_DEVICE && !ctx->backend->prepare_bsr)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE,
+                     "%s->place is ESMM_DEVICE, but this is a %s context: it takes arrays in host memory", what,
+                     esmm_ctx_kind(ctx));
+  return ESMM_OK;
+}
+
+/* Everything that reading the arrays relies on; those in device memory are not looked into. */
 static esmm_status check_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b, esmm_bsr *out)
 {
   if (!b)
@@ -290,7 +315,10 @@ static esmm_status check_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b,
   if (status == ESMM_OK)
     status = check_fields(ctx, what, out);
   if (status == ESMM_OK)
-    status = check_pointers(ctx, what, out);
+    status = check_place(ctx, what, out);
+  if (status != ESMM_OK || out->place == ESMM_DEVICE)
+    return status;
+  status = check_pointers(ctx, what, out);
   return status == ESMM_OK ? check_indices(ctx, what, out) : status;
 }
 
@@ -352,22 +380,29 @@ static void copy_lines(void *arg, int64_t first, int64_t end, int worker)
     }
 }
 
+static esmm_status dense_bytes(esmm_ctx *ctx, const char *what, const esmm_bsr *b, size_t *bytes)
+{
+  if (!esmm_size_mul((size_t)b->rows, (size_t)b->cols, bytes) ||
+      !esmm_size_mul(*bytes, esmm_dtype_size(b->dtype), bytes) || *bytes > (size_t)INT64_MAX)
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld: too large for a dense copy", what, (long long)b->rows,
+                     (long long)b->cols);
+  return ESMM_OK;
+}
+
 /* The arrays as a tight row-major matrix in host memory; free it with esmm_host_twin_free. */
 static esmm_status to_dense(esmm_ctx *ctx, const char *what, const esmm_bsr *b, esmm_matrix *dense)
 {
   const esmm_matrix shape = {.rows = b->rows, .cols = b->cols, .dtype = b->dtype};
   const size_t size = esmm_dtype_size(b->dtype);
   size_t bytes;
-  if (!esmm_size_mul((size_t)b->rows, (size_t)b->cols, &bytes) || !esmm_size_mul(bytes, size, &bytes) ||
-      bytes > (size_t)INT64_MAX)
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%s is %lld x %lld: too large for a dense copy", what, (long long)b->rows,
-                     (long long)b->cols);
-  const esmm_status status = esmm_host_twin(ctx, &shape, dense);
+  esmm_status status = dense_bytes(ctx, what, b, &bytes);
+  if (status == ESMM_OK)
+    status = esmm_host_twin(ctx, &shape, dense);
   if (status != ESMM_OK)
     return status;
   memset(dense->data, 0, bytes);
   copying x = {.from = b, .to = dense};
-  esmm_for(ctx, ctx->threads, lines_of(b), esmm_at_once(b->cols, b->block_rows * (int64_t)size), copy_lines, &x);
+  esmm_for(ctx, ctx->threads, esmm_bsr_lines(b), esmm_at_once(b->cols, b->block_rows * (int64_t)size), copy_lines, &x);
   return ESMM_OK;
 }
 
@@ -380,7 +415,7 @@ static esmm_status fill_from_given(esmm_ctx *ctx, const esmm_bsr *b, esmm_weight
   esmm_bsr_form *f = &w->bsr;
   const size_t block_bytes = (size_t)(f->block_rows * f->block_cols) * esmm_dtype_size(w->dtype);
   memset(f->start, 0, (size_t)(f->strips + 1) * sizeof *f->start);
-  for (int64_t line = 0; line < lines_of(b); line++)
+  for (int64_t line = 0; line < esmm_bsr_lines(b); line++)
     for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
       const given g = given_block(b, line, i);
       f->start[g.place + 1] += given_alive(b, &g);
@@ -388,7 +423,7 @@ static esmm_status fill_from_given(esmm_ctx *ctx, const esmm_bsr *b, esmm_weight
   const esmm_status status = esmm_bsr_alloc_blocks(ctx, sum_starts(f), w);
   if (status != ESMM_OK)
     return status;
-  for (int64_t line = 0; line < lines_of(b); line++)
+  for (int64_t line = 0; line < esmm_bsr_lines(b); line++)
     for (int64_t i = index_at(b, b->row_pointers, line); i < index_at(b, b->row_pointers, line + 1); i++) {
       const given g = given_block(b, line, i);
       if (!given_alive(b, &g))
@@ -417,6 +452,11 @@ esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepar
     status = esmm_prepare_opts_check(ctx, opts, arrays.block_rows, arrays.block_cols, &o);
   if (status != ESMM_OK)
     return status;
+  if (arrays.place == ESMM_DEVICE) {
+    size_t bytes;
+    status = dense_bytes(ctx, "b", &arrays, &bytes);
+    return status == ESMM_OK ? ctx->backend->prepare_bsr(ctx, "b", &arrays, &o, weights) : status;
+  }
   if (ctx->backend->prepare == esmm_prepare_checked && o.format.kind == ESMM_FORMAT_BSR &&
       o.format.block_rows == arrays.block_rows && o.format.block_cols == arrays.block_cols) {
     const esmm_matrix shape = {.rows = arrays.rows, .cols = arrays.cols, .dtype = arrays.dtype};
@@ -445,7 +485,7 @@ static esmm_status pattern_of(esmm_ctx *ctx, const esmm_bsr *a, esmm_pattern **o
   if (status != ESMM_OK)
     return status;
   memset(p->bits, 0, (size_t)(p->strips * p->words) * sizeof *p->bits);
-  for (int64_t line = 0; line < lines_of(a); line++)
+  for (int64_t line = 0; line < esmm_bsr_lines(a); line++)
     for (int64_t i = index_at(a, a->row_pointers, line); i < index_at(a, a->row_pointers, line + 1); i++) {
       const given g = given_block(a, line, i);
       for (int64_t k = g.area.col; k < g.area.col + g.area.cols; k++)
@@ -472,7 +512,7 @@ static esmm_status check_apart(esmm_ctx *ctx, const esmm_bsr *a, const char *wri
     const char *name;
     esmm_matrix row;
   } arrays[] = {{"a->values", row_of(a->values, elements, a->dtype, ESMM_HOST)},
-                {"a->row_pointers", row_of(a->row_pointers, (lines_of(a) + 1) * words, ESMM_F32, ESMM_HOST)},
+                {"a->row_pointers", row_of(a->row_pointers, (esmm_bsr_lines(a) + 1) * words, ESMM_F32, ESMM_HOST)},
                 {"a->column_indices", row_of(a->column_indices, a->blocks * words, ESMM_F32, ESMM_HOST)}};
   for (size_t i = 0; to->data && i < sizeof arrays / sizeof *arrays; i++)
     if (esmm_overlap(&arrays[i].row, to))
@@ -497,6 +537,9 @@ esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights
   if (o.a_pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->a_pattern is set, but the blocks of a are its pattern");
   status = check_bsr(ctx, "a", a, &arrays);
+  if (status == ESMM_OK && arrays.place == ESMM_DEVICE)
+    status = esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                       "a->place is ESMM_DEVICE: esmm_matmul_bsr takes blocks in host memory, esmm_prepare_bsr either");
   if (status == ESMM_OK)
     status = esmm_check_matrix(ctx, "c", c, &checked);
   if (status == ESMM_OK)

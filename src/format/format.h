@@ -117,11 +117,34 @@ void esmm_form_scan(esmm_ctx *ctx, esmm_weights *w);
 /* Does the form, out of a file, keep the rules above? Else says why not. */
 bool esmm_form_valid(const esmm_weights *w, char *why, size_t why_bytes);
 
+/*
+ * A caller's esmm_bsr: how many lines its pointers run over (block rows, or block columns of a COL_MAJOR one), and how
+ * many places a line has. What is wrong with entry i of row_pointers or column_indices, whose value is `at`: before is
+ * that of the pointer before it, or 0; of the index before it in its line, or -1. Its fields were checked.
+ */
+int64_t esmm_bsr_lines(const esmm_bsr *b);
+int64_t esmm_bsr_places(const esmm_bsr *b);
+esmm_status esmm_bsr_check_pointer(esmm_ctx *ctx, const char *what, const esmm_bsr *b, int64_t i, int64_t at,
+                                   int64_t before);
+esmm_status esmm_bsr_check_index(esmm_ctx *ctx, const char *what, const esmm_bsr *b, int64_t i, int64_t at,
+                                 int64_t before);
+
 /* What pruning did. */
 typedef struct esmm_prune_tally {
   int64_t kept, dropped;
   double squares, squares_dropped;
 } esmm_prune_tally;
+
+/*
+ * What is known of a block that may be pruned. key orders as prune.c's keys do: the sum of the squares of its weighed
+ * elements, in ESMM_BLOCK_SUMS partial sums whose order prune.c defines, so that every device comes to the same bits.
+ */
+#define ESMM_BLOCK_SUMS 32
+typedef struct esmm_block_note {
+  uint64_t key;
+  int64_t nonzero;
+  double squares; /* of the elements themselves */
+} esmm_block_note;
 
 /* Says that B [k,n] does not fit f: that group of that strip has `count` nonzero k's. */
 esmm_status esmm_nm_misfit(esmm_ctx *ctx, const esmm_format *f, int64_t k, int64_t n, int64_t group, int64_t strip,

@@ -40,20 +40,25 @@ static double weigh(const job *j, int64_t k, int64_t col)
   return fabs((double)esmm_matrix_get(&j->b, k, col)) * (j->norms ? (double)j->norms[k] : 1.0);
 }
 
-/* Of rows x cols elements from (k, col) on: by magnitude, and by the sum of squares where there are several. */
-static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, int64_t cols)
+/* Of rows x cols elements from (k, col) on: by magnitude, and by the sum of squares where there are several. Column c
+   of them adds to sum c modulo `sums`, in rising k's; then the upper half of the sums to the lower, until one is left.
+   sums: a power of two. */
+static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, int64_t cols, int sums)
 {
   if (rows == 1 && cols == 1)
     return key_of(esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, k, col)), weigh(j, k, col));
   bool nonzero = false;
-  double squares = 0.0;
+  double squares[ESMM_BLOCK_SUMS] = {0};
   for (int64_t r = k; r < k + rows; r++)
-    for (int64_t c = col; c < col + cols; c++) {
-      const double x = weigh(j, r, c);
-      nonzero = nonzero || esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, r, c));
-      squares += x * x;
+    for (int64_t c = 0; c < cols; c++) {
+      const double x = weigh(j, r, col + c);
+      nonzero = nonzero || esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, r, col + c));
+      squares[c % sums] += x * x;
     }
-  return key_of(nonzero, squares);
+  for (int half = sums / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++)
+      squares[i] += squares[i + half];
+  return key_of(nonzero, squares[0]);
 }
 
 /* Counts rows x cols elements from (k, col) on and, unless they are kept, makes them zeros. */
@@ -104,7 +109,7 @@ static void prune_group(job *j, int64_t k0, int64_t strip, tally *t)
   const int64_t rows = esmm_min(j->f.group, j->b.rows - k0);
   uint64_t keys[ESMM_MAX_GROUP];
   for (int64_t r = 0; r < rows; r++)
-    keys[r] = key_of_area(j, k0 + r, 1, col, cols);
+    keys[r] = key_of_area(j, k0 + r, 1, col, cols, 1);
   const uint32_t chosen = best_of(keys, rows, j->f.keep);
   for (int64_t r = 0; r < rows; r++)
     settle_area(j, k0 + r, 1, col, cols, chosen >> r & 1, t);
@@ -171,37 +176,109 @@ static void find_keys(void *arg, int64_t first, int64_t end, int worker)
   job *j = arg;
   for (int64_t i = first; i < end; i++) {
     const int64_t k = i / j->strips * j->f.block_rows, col = i % j->strips * j->f.block_cols;
-    j->keys[i] =
-        key_of_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col));
+    j->keys[i] = key_of_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col,
+                             esmm_min(j->f.block_cols, j->b.cols - col), ESMM_BLOCK_SUMS);
   }
+}
+
+/* Which of them stay: the keep largest keys, of equal ones those that come first. Gives them one by one. */
+typedef struct choice {
+  uint64_t least;
+  int64_t equal; /* of those with that key, how many are still to stay */
+} choice;
+
+static choice choose(const uint64_t *keys, int64_t blocks, double density)
+{
+  const int64_t keep = llround(density * (double)blocks);
+  choice c = {.least = UINT64_MAX}; /* no key is */
+  if (keep > 0)
+    c.least = threshold_of(keys, blocks, keep, &c.equal);
+  return c;
+}
+
+static bool stays(choice *c, uint64_t key)
+{
+  return key > c->least || (key == c->least && c->equal-- > 0);
+}
+
+static esmm_status count_blocks(esmm_ctx *ctx, const job *j, int64_t *strips, int64_t *blocks)
+{
+  const int64_t levels = esmm_ceil_div(j->b.rows, j->f.block_rows);
+  *strips = esmm_ceil_div(j->b.cols, j->f.block_cols);
+  if (__builtin_mul_overflow(levels, *strips, blocks))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many blocks: %lld rows of %lld", (long long)levels,
+                     (long long)*strips);
+  return ESMM_OK;
 }
 
 static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *all)
 {
-  const int64_t levels = esmm_ceil_div(j->b.rows, j->f.block_rows), strips = esmm_ceil_div(j->b.cols, j->f.block_cols);
-  int64_t blocks;
-  void *array;
-  if (__builtin_mul_overflow(levels, strips, &blocks))
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many blocks: %lld rows of %lld", (long long)levels,
-                     (long long)strips);
-  const esmm_status status = alloc_array(ctx, blocks, sizeof(uint64_t), &array);
+  int64_t blocks = 0;
+  void *array = NULL;
+  esmm_status status = count_blocks(ctx, j, &j->strips, &blocks);
+  if (status == ESMM_OK)
+    status = alloc_array(ctx, blocks, sizeof(uint64_t), &array);
   if (status != ESMM_OK)
     return status;
   uint64_t *keys = j->keys = array;
-  j->strips = strips;
   esmm_for(ctx, ctx->threads, blocks,
            esmm_at_once(j->f.block_rows, j->f.block_cols * (int64_t)esmm_dtype_size(j->b.dtype)), find_keys, j);
-  const int64_t keep = llround(density * (double)blocks);
-  int64_t equal = 0;
-  const uint64_t least = keep > 0 ? threshold_of(keys, blocks, keep, &equal) : UINT64_MAX;
+  choice c = choose(keys, blocks, density);
   for (int64_t i = 0; i < blocks; i++) {
-    const int64_t k = i / strips * j->f.block_rows, col = i % strips * j->f.block_cols;
-    const bool kept = keys[i] > least || (keys[i] == least && equal-- > 0);
-    settle_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col), kept,
-                all);
+    const int64_t k = i / j->strips * j->f.block_rows, col = i % j->strips * j->f.block_cols;
+    settle_area(j, k, esmm_min(j->f.block_rows, j->b.rows - k), col, esmm_min(j->f.block_cols, j->b.cols - col),
+                stays(&c, keys[i]), all);
   }
   esmm_mem_free(&ctx->allocator, array, (size_t)blocks * sizeof(uint64_t));
   return ESMM_OK;
+}
+
+/* ---- blocks on a device: it weighs them and makes zeros, the host chooses ---- */
+
+/* Notes of smaller blocks would be larger than B. */
+enum { LEAST_ELEMENTS = 16 };
+
+static bool device_prunes_blocks(const esmm_ctx *ctx, const job *j)
+{
+  return ctx->backend->weigh_blocks && (int64_t)j->f.block_rows * j->f.block_cols >= LEAST_ELEMENTS && j->b.rows > 0 &&
+         j->b.cols > 0;
+}
+
+static void choose_noted(const esmm_block_note *notes, uint64_t *keys, unsigned char *keep, int64_t blocks,
+                         double density, tally *all)
+{
+  for (int64_t i = 0; i < blocks; i++)
+    keys[i] = notes[i].key;
+  choice c = choose(keys, blocks, density);
+  for (int64_t i = 0; i < blocks; i++) {
+    keep[i] = stays(&c, keys[i]);
+    all->kept += keep[i] ? notes[i].nonzero : 0;
+    all->dropped += keep[i] ? 0 : notes[i].nonzero;
+    all->squares += notes[i].squares;
+    all->squares_dropped += keep[i] ? 0.0 : notes[i].squares;
+  }
+}
+
+static esmm_status prune_blocks_there(esmm_ctx *ctx, const job *j, double density, tally *all)
+{
+  int64_t strips, blocks = 0;
+  void *array = NULL;
+  const size_t each = sizeof(esmm_block_note) + sizeof(uint64_t) + 1;
+  esmm_status status = count_blocks(ctx, j, &strips, &blocks);
+  if (status == ESMM_OK)
+    status = alloc_array(ctx, blocks, each, &array);
+  if (status != ESMM_OK)
+    return status;
+  esmm_block_note *notes = array;
+  uint64_t *keys = (void *)(notes + blocks);
+  unsigned char *keep = (void *)(keys + blocks);
+  status = ctx->backend->weigh_blocks(ctx, &j->b, &j->f, j->norms, notes);
+  if (status == ESMM_OK) {
+    choose_noted(notes, keys, keep, blocks, density, all);
+    status = ctx->backend->drop_blocks(ctx, &j->b, &j->f, keep);
+  }
+  esmm_mem_free(&ctx->allocator, array, (size_t)blocks * each);
+  return status;
 }
 
 /* ---- the call ---- */
@@ -230,6 +307,8 @@ static esmm_status prune_on_gpu(esmm_ctx *ctx, job *j, double density, tally *t)
   const esmm_matrix device = j->b;
   if (j->f.kind == ESMM_FORMAT_NM && ctx->backend->prune)
     return ctx->backend->prune(ctx, &device, &j->f, j->norms, t);
+  if (j->f.kind == ESMM_FORMAT_BSR && device_prunes_blocks(ctx, j))
+    return prune_blocks_there(ctx, j, density, t);
   esmm_status status = esmm_host_twin_read(ctx, &device, &j->b);
   if (status != ESMM_OK)
     return status;

@@ -476,6 +476,34 @@ void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr)
   esmm_cuda_free_at(esmm_cuda_state(ctx)->device->properties.ordinal, ptr);
 }
 
+/* Between begin and end, or with the primary context current. */
+bool esmm_cuda_pin(size_t bytes, void **host, CUdeviceptr *device)
+{
+  void *memory = NULL;
+  *host = NULL;
+  *device = 0;
+  if (cu()->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)
+    return false;
+  if (cu()->cuMemHostGetDevicePointer(device, memory, 0) == CUDA_SUCCESS) {
+    *host = memory;
+    return true;
+  }
+  (void)cu()->cuMemFreeHost(memory);
+  return false;
+}
+
+void esmm_cuda_unpin_at(int ordinal, void *host)
+{
+  if (!host)
+    return;
+  esmm_cuda_device *device = &devices[ordinal];
+  esmm_cuda_scope scope;
+  if (enter(device, &scope) == CUDA_SUCCESS && !atomic_load(&device->lost))
+    (void)cu()->cuCtxSynchronize(); /* a kernel may be about to write there */
+  (void)cu()->cuMemFreeHost(host);
+  esmm_cuda_leave(scope);
+}
+
 /* The old scratch goes first, so that the pool can give its memory again. What cannot be freed now is freed at close.
  */
 static esmm_status give_scratch_back(esmm_ctx *ctx, CUstream stream)
@@ -487,7 +515,9 @@ static esmm_status give_scratch_back(esmm_ctx *ctx, CUstream stream)
   if (!kept && cuda->device->pools)
     kept = cu()->cuMemFreeAsync(cuda->scratch, stream) != CUDA_SUCCESS;
   else if (!kept)
-    kept = cu()->cuStreamSynchronize(stream) != CUDA_SUCCESS || cu()->cuMemFree(cuda->scratch) != CUDA_SUCCESS;
+    kept = cu()->cuStreamSynchronize(stream) != CUDA_SUCCESS;
+  if (!kept && !cuda->device->pools)
+    (void)cu()->cuMemFree(cuda->scratch); /* a failure that it reports is one of earlier work */
   if (kept) {
     if (cuda->retired_count == MAX_RETIRED)
       return esmm_fail(ctx, ESMM_ERR_DEVICE_MEMORY, "scratch was replaced %d times and could never be freed",

@@ -270,3 +270,82 @@ void esmm_cuda_blocks_free(esmm_weights *w)
     esmm_cuda_free_at(w->ordinal, blocks->memory);
   esmm_mem_free(&w->allocator, blocks->by_length, (size_t)tiles_of(w) * sizeof *blocks->by_length);
 }
+
+/* ---- pruning ---- */
+
+_Static_assert(sizeof(esmm_block_note) == sizeof(esmm_device_note), "the device writes what the core reads");
+_Static_assert(ESMM_BLOCK_SUMS == 32, "a lane has a sum");
+
+static esmm_blocks_prune_params pruning(const esmm_matrix *b, const esmm_format *f)
+{
+  return (esmm_blocks_prune_params){.b = esmm_cuda_matrix(b), .block_rows = f->block_rows, .block_cols = f->block_cols};
+}
+
+static int64_t blocks_of(const esmm_matrix *b, const esmm_format *f)
+{
+  return esmm_ceil_div(b->rows, f->block_rows) * esmm_ceil_div(b->cols, f->block_cols);
+}
+
+/* Between begin and end. Scratch: the notes, then the norms. */
+static esmm_status weigh(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                         esmm_block_note *notes)
+{
+  static const esmm_cuda_function function = {&fatbin_blocks, "esmm_blocks_weigh", 0};
+  const int64_t blocks = blocks_of(b, f);
+  const size_t note_bytes = (size_t)blocks * sizeof *notes, norm_bytes = norms ? (size_t)b->rows * sizeof *norms : 0;
+  size_t bytes = 0, notes_at, norms_at;
+  CUdeviceptr scratch;
+  if (!esmm_cuda_reserve(&bytes, note_bytes, ALIGN, &notes_at) ||
+      !esmm_cuda_reserve(&bytes, norm_bytes, ALIGN, &norms_at))
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many k's: %lld", (long long)b->rows);
+  esmm_blocks_prune_params params = pruning(b, f);
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "pruning");
+  if (status == ESMM_OK)
+    status = esmm_cuda_scratch(ctx, bytes, ctx->stream, &scratch);
+  if (status != ESMM_OK)
+    return status;
+  params.notes = scratch + notes_at;
+  params.norms = norms ? scratch + norms_at : 0;
+  if (norms)
+    status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &function,
+                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32)),
+                                             .threads = ESMM_BLOCKS_THREADS},
+                              ctx->stream, &params);
+  return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, params.notes, note_bytes, ctx->stream) : status;
+}
+
+esmm_status esmm_cuda_weigh_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                                   esmm_block_note *notes)
+{
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, weigh(ctx, b, f, norms, notes)) : status;
+}
+
+/* Between begin and end. */
+static esmm_status drop(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep)
+{
+  static const esmm_cuda_function function = {&fatbin_blocks, "esmm_blocks_drop", 0};
+  const int64_t blocks = blocks_of(b, f);
+  CUdeviceptr scratch;
+  esmm_blocks_prune_params params = pruning(b, f);
+  esmm_status status = esmm_cuda_refuse_capture(ctx, "pruning");
+  if (status == ESMM_OK)
+    status = esmm_cuda_scratch(ctx, (size_t)blocks, ctx->stream, &scratch);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_device(ctx, scratch, keep, (size_t)blocks, ctx->stream);
+  if (status != ESMM_OK)
+    return status;
+  params.keep = scratch;
+  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks_for(blocks), .threads = ESMM_BLOCKS_THREADS},
+                          ctx->stream, &params);
+}
+
+esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep)
+{
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, ctx->stream, drop(ctx, b, f, keep));
+  return status == ESMM_OK ? esmm_cuda_synchronize(ctx) : status;
+}

@@ -1,6 +1,7 @@
 /*
  * blocks.cu: a B of blocks. Which blocks have a nonzero, and the cells that are kept of them: cell_k k's by 64 columns,
- * a line of 128 bytes for each k, as TMA brings them to the tensor cores.
+ * a line of 128 bytes for each k, as TMA brings them to the tensor cores. And pruning to blocks: what each weighs, and
+ * zeros where one goes.
  */
 #include "cuda/kernels/common/device.cuh"
 
@@ -83,4 +84,106 @@ extern "C" __global__ void __launch_bounds__(ESMM_BLOCKS_THREADS)
         ((uint16_t *)p.b.data)[element_at(p.b, row, col)] = ((const uint16_t *)p.cells)[place];
       },
       [](int64_t) {});
+}
+
+/* ---- pruning ---- */
+
+#define BATCH 16 /* elements of a lane that are loaded before they are added up */
+
+typedef struct block_area {
+  int64_t row, col;
+  int rows, cols;
+} block_area;
+
+/* Block i, by block rows. */
+static __device__ __forceinline__ block_area area_of(const esmm_blocks_prune_params &p, int64_t i)
+{
+  const int64_t strips = (p.b.cols + p.block_cols - 1) / p.block_cols;
+  block_area a;
+  a.row = i / strips * p.block_rows;
+  a.col = i % strips * p.block_cols;
+  a.rows = (int)min((int64_t)p.block_rows, p.b.rows - a.row);
+  a.cols = (int)min((int64_t)p.block_cols, p.b.cols - a.col);
+  return a;
+}
+
+/*
+ * The order of the sums is prune.c's, so that the device keeps the same blocks as a CPU: a lane has every 32nd column
+ * of the block, goes through it in rising k's, and the lanes' sums are added by halves. Zeros past the block's columns
+ * change no sum. What is left of a block at B's corner may be one element, which counts by its magnitude.
+ */
+template <typename T>
+static __device__ __forceinline__ esmm_device_note weigh(const esmm_blocks_prune_params &p, const block_area &a)
+{
+  const int lane = (int)threadIdx.x % 32, steps = (a.cols + 31) / 32, all = a.rows * steps;
+  const T *from = (const T *)p.b.data;
+  const bool one = a.rows == 1 && a.cols == 1;
+  double score = 0.0, squares = 0.0;
+  int nonzero = 0, r = 0, c = lane;
+  for (int t = 0; t < all; t += BATCH) {
+    float x[BATCH], norm[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const bool inside = r < a.rows && c < a.cols;
+      x[i] = inside ? as_float(from[element_at(p.b, a.row + r, a.col + c)]) : 0.0f;
+      norm[i] = inside && p.norms ? ((const float *)p.norms)[a.row + r] : 1.0f;
+      c += 32;
+      if (c - lane >= 32 * steps) {
+        c = lane;
+        r++;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const double size = fabs((double)x[i]), weight = __dmul_rn(size, (double)norm[i]);
+      nonzero += x[i] != 0.0f;
+      squares = __dadd_rn(squares, __dmul_rn(size, size));
+      score = __dadd_rn(score, one ? weight : __dmul_rn(weight, weight));
+    }
+  }
+  for (int d = 16; d > 0; d /= 2) {
+    nonzero += __shfl_xor_sync(~0u, nonzero, d);
+    squares = __dadd_rn(squares, __shfl_xor_sync(~0u, squares, d));
+    score = __dadd_rn(score, __shfl_xor_sync(~0u, score, d));
+  }
+  const double ordered = isnan(score) ? (double)INFINITY : score;
+  esmm_device_note note;
+  note.key = nonzero ? (uint64_t)__double_as_longlong(ordered) + 1 : 0;
+  note.nonzero = nonzero;
+  note.squares = squares;
+  return note;
+}
+
+/* A warp for each block. */
+extern "C" __global__ void __launch_bounds__(ESMM_BLOCKS_THREADS)
+    esmm_blocks_weigh(const __grid_constant__ esmm_blocks_prune_params p)
+{
+  const int64_t all = (p.b.rows + p.block_rows - 1) / p.block_rows * ((p.b.cols + p.block_cols - 1) / p.block_cols);
+  const int64_t step = (int64_t)gridDim.x * (ESMM_BLOCKS_THREADS / 32);
+  for (int64_t i = (int64_t)blockIdx.x * (ESMM_BLOCKS_THREADS / 32) + threadIdx.x / 32; i < all; i += step) {
+    const block_area a = area_of(p, i);
+    esmm_device_note note;
+    with_dtype(p.b.dtype, [&](auto of) { note = weigh<typename decltype(of)::element>(p, a); });
+    if (threadIdx.x % 32 == 0)
+      ((esmm_device_note *)p.notes)[i] = note;
+  }
+}
+
+/* A thread block for each; neighbouring threads write neighbours. */
+extern "C" __global__ void __launch_bounds__(ESMM_BLOCKS_THREADS)
+    esmm_blocks_drop(const __grid_constant__ esmm_blocks_prune_params p)
+{
+  const int64_t all = (p.b.rows + p.block_rows - 1) / p.block_rows * ((p.b.cols + p.block_cols - 1) / p.block_cols);
+  const bool by_rows = p.b.order == ESMM_ROW_MAJOR;
+  for (int64_t i = blockIdx.x; i < all; i += gridDim.x) {
+    if (((const uint8_t *)p.keep)[i])
+      continue;
+    const block_area a = area_of(p, i);
+    const int inner = by_rows ? a.cols : a.rows;
+    for (int at = (int)threadIdx.x; at < a.rows * a.cols; at += ESMM_BLOCKS_THREADS) {
+      const int outer_at = at / inner, inner_at = at % inner;
+      store_element(
+          p.b, element_at(p.b, a.row + (by_rows ? outer_at : inner_at), a.col + (by_rows ? inner_at : outer_at)), 0.0f);
+    }
+  }
 }

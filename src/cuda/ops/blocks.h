@@ -10,4 +10,13 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
 esmm_status esmm_cuda_blocks_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 void esmm_cuda_blocks_free(esmm_weights *w);
 
+/* bsr.c: as backend.h says. */
+esmm_status esmm_cuda_prepare_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b, const esmm_prepare_opts *opts,
+                                  esmm_weights **out);
+
+/* Pruning, as backend.h says. */
+esmm_status esmm_cuda_weigh_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                                   esmm_block_note *notes);
+esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep);
+
 #endif

@@ -161,27 +161,16 @@ esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CU
                           stream, &mine);
 }
 
-static esmm_status count(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_count_params *params,
-                         CUstream stream)
-{
-  if (params->words == 0)
-    return ESMM_OK;
-  return esmm_cuda_launch(
-      ctx, function, &(esmm_launch){.grid_x = (unsigned)esmm_ceil_div(32 * params->words, THREADS), .threads = THREADS},
-      stream, params);
-}
-
-esmm_status esmm_cuda_alive(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream)
-{
-  static const esmm_cuda_function function = {&fatbin_extract, "esmm_alive", 0};
-  return count(ctx, &function, params, stream);
-}
-
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_extract, "esmm_count_joint", 0};
   const esmm_status status = esmm_cuda_zero(ctx, params->out, sizeof(uint64_t), stream);
-  return status == ESMM_OK ? count(ctx, &function, params, stream) : status;
+  if (status != ESMM_OK || params->words == 0)
+    return status;
+  return esmm_cuda_launch(
+      ctx, &function,
+      &(esmm_launch){.grid_x = (unsigned)esmm_ceil_div(32 * params->words, THREADS), .threads = THREADS}, stream,
+      params);
 }
 
 esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
@@ -191,7 +180,8 @@ esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream
   const esmm_tally_begin_params params = {.counts = e.counts,
                                           .bits = e.bits,
                                           .count_words = e.counts ? p->n : 0,
-                                          .bitmap_words = e.bits ? p->bitmaps->strips * e.words : 0};
+                                          .bitmap_words =
+                                              e.bits ? p->bitmaps->strips * e.words + ESMM_TALLY_SUMS / 4 : 0};
   const int64_t words = esmm_max(params.count_words, params.bitmap_words);
   if (words == 0)
     return ESMM_OK;
@@ -214,4 +204,14 @@ esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector 
                           &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(warps, ESMM_TALLY_THREADS / 32)),
                                          .threads = ESMM_TALLY_THREADS},
                           stream, &params);
+}
+
+esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_count", 0};
+  const int64_t words = esmm_ceil_div(params->strips, params->fold[1]) * params->words;
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
+                                         .threads = ESMM_TALLY_THREADS},
+                          stream, params);
 }

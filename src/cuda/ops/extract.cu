@@ -289,14 +289,6 @@ static __device__ __forceinline__ uint32_t strips_with(uint64_t bits, int64_t st
   return count;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) esmm_alive(const __grid_constant__ esmm_count_params p)
-{
-  const int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-  if (k < p.words * 32)
-    ((float *)p.out)[k] =
-        k < p.k && p.b_strips > 0 ? (float)strips_with(p.b_bits, p.b_strips, p.words, k) / (float)p.b_strips : 0.0f;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_count_joint(const __grid_constant__ esmm_count_params p)
 {
   const int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x;

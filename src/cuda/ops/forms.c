@@ -22,12 +22,15 @@
 
 #define ALIGN 256 /* of the parts of the one allocation */
 
+ESMM_FATBIN(prepare);
+
 typedef struct cuda_form {
   esmm_form_kind kind;
   bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
   /* SIZE_MAX on overflow. NULL: it follows from the format too, nm_bytes. */
   size_t (*bytes)(int64_t k, int64_t n);
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
+  /* NULL where esmm_prepare16 makes it, with the bitmaps of a 16-bit B. */
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
   /* NULL where another form of the same weights is read back. */
   esmm_status (*read)(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
@@ -242,38 +245,10 @@ esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w)
                        .place = ESMM_DEVICE};
 }
 
-static esmm_status fill_rows16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
-{
-  const esmm_matrix t = transposed(b);
-  esmm_matrix rows = esmm_cuda_weights_rows(w);
-  rows.cols = rows.ld; /* what B does not have is written as zeros */
-  const esmm_status status =
-      esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream); /* bitmaps alone */
-  return status == ESMM_OK ? esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, stream) : status;
-}
-
 static esmm_status read_rows16(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
 {
   const esmm_matrix rows = esmm_cuda_weights_rows(w);
   return esmm_cuda_download(ctx, &rows, b, stream);
-}
-
-/* ---- cells ---- */
-
-/* The bitmaps of strips, where no dense copy has filled them. */
-static esmm_status fill_bits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
-{
-  const esmm_matrix t = transposed(b);
-  return w->forms & ESMM_FORM(ROWS16)
-             ? ESMM_OK
-             : esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
-}
-
-/* The bitmaps, by which joint products skip k's within cells, and the plan counts. */
-static esmm_status fill_cells16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
-{
-  const esmm_status status = fill_bits(ctx, b, w, stream);
-  return status == ESMM_OK ? esmm_cuda_blocks_fill(ctx, b, w, stream) : status;
 }
 
 /* ---- rows without padding: what a user of the library would have ---- */
@@ -361,23 +336,17 @@ static void place_nm(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64
         (esmm_strips){.bits = at, .strips = esmm_ceil_div(n, ESMM_STRIP), .k_padded = esmm_cuda_k_padded(k)};
 }
 
-static esmm_status fill_nm(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
-{
-  const esmm_status status = fill_bits(ctx, b, w, stream);
-  return status == ESMM_OK ? esmm_cuda_nm_fill(ctx, b, w, stream) : status;
-}
-
 /* ---- the table ---- */
 
 static const cuda_form forms[] = {
     {ESMM_FORM_STRIPS, strips_wanted, strips_bytes, place_strips, fill_strips, read_strips},
     {ESMM_FORM_COLUMNS, columns_wanted, columns_bytes, place_columns, fill_columns, NULL},
-    {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, fill_rows16, read_rows16},
+    {ESMM_FORM_ROWS16, rows16_wanted, rows16_bytes, place_rows16, NULL, read_rows16},
     {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
-    {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_cells16, fill_cells16, esmm_cuda_blocks_read},
-    {ESMM_FORM_NM16, nm16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
-    {ESMM_FORM_SLOTS16, slots16_wanted, NULL, place_nm, fill_nm, esmm_cuda_nm_read},
+    {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_cells16, esmm_cuda_blocks_fill, esmm_cuda_blocks_read},
+    {ESMM_FORM_NM16, nm16_wanted, NULL, place_nm, NULL, esmm_cuda_nm_read},
+    {ESMM_FORM_SLOTS16, slots16_wanted, NULL, place_nm, esmm_cuda_slots_fill, esmm_cuda_nm_read},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };
@@ -421,11 +390,37 @@ void esmm_cuda_forms_place(const esmm_cuda_layout *l, int64_t k, int64_t n, esmm
     }
 }
 
-esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+/* All that a 16-bit B needs one read for: its rows, its bitmaps, the blocks of 2:4, counts. */
+static esmm_status fill_16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,
+                           CUstream stream)
 {
-  esmm_status status = ESMM_OK;
+  static const esmm_cuda_function function = {&fatbin_prepare, "esmm_prepare16", 0};
+  enum { MOST_BLOCKS = 1 << 20 }; /* each then takes one after the other */
+  const esmm_cuda_weights *device = esmm_cuda_of(w);
+  const esmm_format nm = esmm_cuda_nm_format(w);
+  const bool blocks = w->forms & ESMM_FORM(NM16);
+  const esmm_prepare16_params params = {.b = esmm_cuda_matrix(b),
+                                        .rows = device->rows,
+                                        .rows_ld = device->rows_ld,
+                                        .bits = device->strips.bits,
+                                        .strips = device->strips.strips,
+                                        .words = device->strips.k_padded / 32,
+                                        .nm = blocks ? device->nm : 0,
+                                        .found = found,
+                                        .check = blocks && esmm_cuda_nm_is_24(&nm),
+                                        .vectors = b->order == ESMM_ROW_MAJOR && esmm_cuda_in_lines(b)};
+  const double pieces = (double)esmm_ceil_div(b->rows, ESMM_PREPARE_K) * (double)esmm_cuda_tiles(b->cols);
+  const unsigned grid = pieces < MOST_BLOCKS ? (unsigned)pieces : MOST_BLOCKS;
+  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = grid, .threads = ESMM_PREPARE_THREADS}, stream,
+                          &params);
+}
+
+esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,
+                                 CUstream stream)
+{
+  esmm_status status = esmm_dtype_is_16bit(b->dtype) ? fill_16(ctx, b, w, found, stream) : ESMM_OK;
   for (int i = 0; status == ESMM_OK && i < COUNT; i++)
-    if (w->forms & 1u << forms[i].kind)
+    if (w->forms & 1u << forms[i].kind && forms[i].fill)
       status = forms[i].fill(ctx, b, w, stream);
   return status;
 }

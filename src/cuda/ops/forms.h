@@ -17,8 +17,10 @@ unsigned esmm_cuda_forms_formats(void); /* that there are forms for */
 bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l);
 /* Sets the addresses in device, whose memory is there. */
 void esmm_cuda_forms_place(const esmm_cuda_layout *l, int64_t k, int64_t n, esmm_cuda_weights *device);
-/* b lies on the GPU. Fills the forms and the bitmaps of strips. */
-esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
+/* b lies on the GPU. Fills the forms and the bitmaps of strips; of a 16-bit b, found (esmm_prepare_found) takes how
+   many nonzeros there are, and of a 2:4 one what does not fit. */
+esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,
+                                 CUstream stream);
 /* B again, into a tight row-major matrix in host memory. Between begin and end; waits. */
 esmm_status esmm_cuda_forms_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 

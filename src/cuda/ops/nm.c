@@ -1,7 +1,7 @@
 /*
  * nm.c: N:M weights on a GPU, the host's side of nm.cu: whether a B fits, its two forms, and pruning.
  *
- *   nm16      what fits 2:4: blocks of values and places as Hopper's sparse tensor core reads them
+ *   nm16      what fits 2:4: blocks of values and places as Hopper's sparse tensor core reads them (made by prepare.c)
  *   slots16   any other N:M: rows of values, and rows of places
  *
  * nm_layout.h draws both. Bitmaps of strips of 32 columns lie in front of either (forms.c).
@@ -11,7 +11,6 @@
 #include "cuda/ops/forms.h"
 
 #define ALIGN 256
-#define FILL_THREADS 128
 
 ESMM_FATBIN(nm);
 
@@ -46,57 +45,64 @@ static esmm_launch cut_groups(const esmm_ctx *ctx, const esmm_nm_params *p)
 
 /* ---- does it fit? ---- */
 
-/* The first group with too many nonzeros, or ESMM_NM_FITS. result: device memory for it. */
-static esmm_status find_misfit(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
-                               CUstream stream, uint64_t *found)
+bool esmm_cuda_nm_is_24(const esmm_format *f)
+{
+  return f->keep == 2 && f->group == 4 && f->group_cols == 1;
+}
+
+esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr misfit,
+                               CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_check", 0};
   esmm_nm_params params = params_of(b, f);
   const esmm_launch launch = cut_groups(ctx, &params);
-  params.out = result;
-  *found = ESMM_NM_FITS;
-  esmm_status status = esmm_cuda_to_device(ctx, result, found, sizeof *found, stream);
-  if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function, &launch, stream, &params);
-  return status == ESMM_OK ? esmm_cuda_to_host(ctx, found, result, sizeof *found, stream) : status;
+  params.out = misfit;
+  return esmm_cuda_launch(ctx, &function, &launch, stream, &params);
 }
 
-esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
-                               CUstream stream)
+/* The place that a misfit says: its group and its strip of columns. */
+static void place_of(const esmm_matrix *b, const esmm_format *f, uint64_t misfit, int64_t *group, int64_t *strip)
 {
-  uint64_t found;
-  const esmm_status status = find_misfit(ctx, b, f, result, stream, &found);
-  if (status != ESMM_OK || found == ESMM_NM_FITS)
-    return status;
-  const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(found / 64);
-  return esmm_nm_misfit(ctx, f, b->rows, b->cols, place / strips, place % strips, (int)(found % 64));
+  const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(~misfit / 64);
+  *group = place / strips;
+  *strip = place % strips;
 }
 
-static esmm_status check_in_scratch(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t *found)
+esmm_status esmm_cuda_nm_fits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t misfit)
+{
+  int64_t group, strip;
+  if (misfit == 0)
+    return ESMM_OK;
+  place_of(b, f, misfit, &group, &strip);
+  return esmm_nm_misfit(ctx, f, b->rows, b->cols, group, strip, (int)(~misfit % 64));
+}
+
+static esmm_status check_in_scratch(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t *misfit)
 {
   CUdeviceptr scratch;
   esmm_status status = esmm_cuda_refuse_capture(ctx, "checking a format");
   if (status == ESMM_OK)
-    status = esmm_cuda_scratch(ctx, sizeof *found, ctx->stream, &scratch);
-  return status == ESMM_OK ? find_misfit(ctx, b, f, scratch, ctx->stream, found) : status;
+    status = esmm_cuda_scratch(ctx, sizeof *misfit, ctx->stream, &scratch);
+  if (status == ESMM_OK)
+    status = esmm_cuda_zero(ctx, scratch, sizeof *misfit, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_nm_check(ctx, b, f, scratch, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_to_host(ctx, misfit, scratch, sizeof *misfit, ctx->stream) : status;
 }
 
 esmm_status esmm_cuda_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, int64_t *group,
                                    int64_t *strip)
 {
-  uint64_t found = ESMM_NM_FITS;
+  uint64_t misfit = 0;
   *group = *strip = -1;
   if (b->rows == 0 || b->cols == 0)
     return ESMM_OK;
   esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_end(ctx, ctx->stream, check_in_scratch(ctx, b, f, &found));
-  if (status != ESMM_OK || found == ESMM_NM_FITS)
-    return status;
-  const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(found / 64);
-  *group = place / strips;
-  *strip = place % strips;
-  return ESMM_OK;
+    status = esmm_cuda_end(ctx, ctx->stream, check_in_scratch(ctx, b, f, &misfit));
+  if (status == ESMM_OK && misfit != 0)
+    place_of(b, f, misfit, group, strip);
+  return status;
 }
 
 /* ---- the forms ---- */
@@ -147,19 +153,17 @@ esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w)
   return s;
 }
 
-esmm_status esmm_cuda_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
+esmm_status esmm_cuda_slots_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  static const esmm_cuda_function blocks = {&fatbin_nm, "esmm_nm_fill_blocks", 0};
-  static const esmm_cuda_function slots = {&fatbin_nm, "esmm_nm_fill_slots", 0};
+  static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_fill_slots", 0};
   const esmm_format f = esmm_cuda_nm_format(w);
   const esmm_cuda_slots s = esmm_cuda_slots_of(w);
   esmm_nm_params params = params_of(b, &f);
   params.out = s.values;
   params.places = s.places;
   params.ld = s.ld;
-  const esmm_launch launch =
-      s.places ? cut_groups(ctx, &params) : cut(ctx, 2 * esmm_nm16_tiles(w->n), esmm_nm16_blocks(w->k), FILL_THREADS);
-  return esmm_cuda_launch(ctx, s.places ? &slots : &blocks, &launch, stream, &params);
+  const esmm_launch launch = cut_groups(ctx, &params);
+  return esmm_cuda_launch(ctx, &function, &launch, stream, &params);
 }
 
 /* ---- B again ---- */
@@ -232,35 +236,33 @@ esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix 
 
 /* ---- pruning ---- */
 
-/* The blocks' tallies, added up in order, so that a call gives the same sums each time. */
-static esmm_status add_tallies(esmm_ctx *ctx, CUdeviceptr from, size_t count, esmm_prune_tally *tally)
+/* Groups of four k's of 16-bit rows go by whole vectors, where those are aligned and nothing weighs them. */
+static bool by_vectors(const esmm_matrix *b, const esmm_format *f, const float *norms)
 {
-  const size_t bytes = count * sizeof(esmm_nm_tally);
-  esmm_nm_tally *all = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!all)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes to prune with", bytes);
-  const esmm_status status = esmm_cuda_to_host(ctx, all, from, bytes, ctx->stream);
-  for (size_t i = 0; status == ESMM_OK && i < count; i++) {
-    tally->kept += all[i].kept;
-    tally->dropped += all[i].dropped;
-    tally->squares += all[i].squares;
-    tally->squares_dropped += all[i].squares_dropped;
-  }
-  esmm_mem_free(&ctx->allocator, all, bytes);
-  return status;
+  return esmm_dtype_is_16bit(b->dtype) && b->order == ESMM_ROW_MAJOR && esmm_cuda_in_lines(b) && b->cols % 8 == 0 &&
+         f->group == 4 && f->group_cols == 1 && !norms;
 }
 
-/* Between begin and end. Scratch: the tallies, then the norms. */
-static esmm_status prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
-                         esmm_prune_tally *tally)
+static esmm_launch cut_vectors(const esmm_ctx *ctx, const esmm_nm_params *p)
 {
-  static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_prune", 0};
+  return cut(ctx, esmm_ceil_div(p->groups * (p->b.cols / 8), ESMM_NM_THREADS), 1, ESMM_NM_THREADS);
+}
+
+/* Between begin and end. Blocks write a tally each; one more adds those up in their order, so that a call gives the
+   same sums each time. Scratch: the sum, the tallies, then the norms. */
+static esmm_status prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
+                         esmm_nm_tally *tally)
+{
+  static const esmm_cuda_function groups = {&fatbin_nm, "esmm_nm_prune", 0},
+                                  vectors = {&fatbin_nm, "esmm_nm_prune_4", 0}, add = {&fatbin_nm, "esmm_nm_add", 0};
+  const bool wide = by_vectors(b, f, norms);
   esmm_nm_params params = params_of(b, f);
-  const esmm_launch launch = cut_groups(ctx, &params);
+  const esmm_launch launch = wide ? cut_vectors(ctx, &params) : cut_groups(ctx, &params);
   const size_t blocks = (size_t)launch.grid_x * launch.grid_y, norm_bytes = norms ? (size_t)b->rows * sizeof *norms : 0;
-  size_t bytes = 0, tallies_at, norms_at;
+  size_t bytes = 0, sum_at, tallies_at, norms_at;
   CUdeviceptr scratch;
-  if (!esmm_cuda_reserve(&bytes, blocks * sizeof(esmm_nm_tally), ALIGN, &tallies_at) ||
+  if (!esmm_cuda_reserve(&bytes, sizeof *tally, ALIGN, &sum_at) ||
+      !esmm_cuda_reserve(&bytes, blocks * sizeof *tally, ALIGN, &tallies_at) ||
       !esmm_cuda_reserve(&bytes, norm_bytes, ALIGN, &norms_at))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many k's: %lld", (long long)b->rows);
   esmm_status status = esmm_cuda_refuse_capture(ctx, "pruning");
@@ -270,20 +272,28 @@ static esmm_status prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format 
     return status;
   params.out = scratch + tallies_at;
   params.norms = norms ? scratch + norms_at : 0;
+  const esmm_nm_add_params adding = {.from = params.out, .to = scratch + sum_at, .count = (int64_t)blocks};
   if (norms)
     status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_zero(ctx, params.out, blocks * sizeof(esmm_nm_tally), ctx->stream);
+    status = esmm_cuda_launch(ctx, wide ? &vectors : &groups, &launch, ctx->stream, &params);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function, &launch, ctx->stream, &params);
-  return status == ESMM_OK ? add_tallies(ctx, params.out, blocks, tally) : status;
+    status = esmm_cuda_launch(ctx, &add, &(esmm_launch){.grid_x = 1, .threads = ESMM_NM_THREADS}, ctx->stream, &adding);
+  return status == ESMM_OK ? esmm_cuda_to_host(ctx, tally, adding.to, sizeof *tally, ctx->stream) : status;
 }
 
 esmm_status esmm_cuda_prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const float *norms,
                             esmm_prune_tally *tally)
 {
+  esmm_nm_tally sum = {0};
   if (b->rows == 0 || b->cols == 0)
     return ESMM_OK;
-  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
-  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, prune(ctx, b, f, norms, tally)) : status;
+  esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_end(ctx, ctx->stream, prune(ctx, b, f, norms, &sum));
+  tally->kept += sum.kept;
+  tally->dropped += sum.dropped;
+  tally->squares += sum.squares;
+  tally->squares_dropped += sum.squares_dropped;
+  return status;
 }

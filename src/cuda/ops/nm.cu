@@ -1,5 +1,5 @@
 /*
- * nm.cu: N:M on the device: does a B fit, B's forms nm16 and slots16 (nm_layout.h), and pruning.
+ * nm.cu: N:M on the device: does a B fit, B's form slots16 (nm_layout.h; nm16 is made in prepare.cu), and pruning.
  *
  * A group is `group` k's of one column, or of a strip of group_cols columns that share their choice. Where a column
  * chooses for itself a thread takes a group, neighbouring threads neighbouring columns (or k's, where those are
@@ -10,7 +10,6 @@
 
 #define THREADS ESMM_NM_THREADS
 #define MOST_GROUP 32
-#define FILL_THREADS 128 /* of esmm_nm_fill_blocks: a half of a block */
 
 /* ---- groups ---- */
 
@@ -61,8 +60,8 @@ template <int TEAM> static __device__ __forceinline__ void check(const esmm_nm_p
   for_groups<TEAM>(p, [&](const nm_group &g) {
     const int count = __popc(nonzeros<TEAM>(p, g));
     if (count > p.keep && (TEAM == 1 || threadIdx.x % 32 == 0))
-      atomicMin((unsigned long long *)p.out, (unsigned long long)((g.group * p.strips + g.strip) * 64 +
-                                                                  count)); /* the lowest k, there the lowest column */
+      atomicMax((unsigned long long *)p.out, ~(unsigned long long)((g.group * p.strips + g.strip) * 64 +
+                                                                   count)); /* the lowest k, there the lowest column */
   });
 }
 
@@ -72,49 +71,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_check(const __grid
     check<1>(p);
   else
     check<32>(p);
-}
-
-/* ---- 2:4 in blocks: a thread block makes a half, 64 columns by 64 k's ---- */
-
-extern "C" __global__ void __launch_bounds__(FILL_THREADS) esmm_nm_fill_blocks(const __grid_constant__ esmm_nm_params p)
-{
-  __shared__ uint16_t tile[ESMM_NM16_K][ESMM_NM16_LINES + 2]; /* lines of 33 words: columns lie in all banks */
-  const int64_t blocks = esmm_nm16_blocks(p.b.rows), halves = 2 * esmm_nm16_tiles(p.b.cols);
-  const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32, segment = lane % 4;
-  for (int64_t block = blockIdx.y; block < blocks; block += gridDim.y)
-    for (int64_t half = blockIdx.x; half < halves; half += gridDim.x) {
-      const int64_t k0 = block * ESMM_NM16_K, j0 = half * ESMM_NM16_LINES;
-#pragma unroll 8
-      for (int at = thread; at < ESMM_NM16_K * ESMM_NM16_LINES; at += FILL_THREADS) {
-        const int r = p.b.order == ESMM_ROW_MAJOR ? at / 64 : at % 64,
-                  c = p.b.order == ESMM_ROW_MAJOR ? at % 64 : at / 64;
-        const bool there = k0 + r < p.b.rows && j0 + c < p.b.cols;
-        tile[r][c] = there ? ((const uint16_t *)p.b.data)[element_at(p.b, k0 + r, j0 + c)] : (uint16_t)0;
-      }
-      __syncthreads();
-      char *out = (char *)p.out + esmm_nm16_block_at(half / 2, block, blocks);
-      uint32_t word = 0;
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int line = 16 * warp + lane / 4 + 8 * h, col = (int)(half % 2) * ESMM_NM16_LINES + line;
-        uint32_t values[4];
-#pragma unroll
-        for (int g = 0; g < 4; g++) {
-          const int k = 16 * segment + 4 * g;
-          uint32_t mask = 0;
-#pragma unroll
-          for (int r = 0; r < 4; r++)
-            mask |= (uint32_t)((tile[k + r][line] & 0x7fff) != 0) << r;
-          const uint32_t places = esmm_nm16_places(mask);
-          values[g] = tile[k + (places & 3)][line] | (uint32_t)tile[k + (places >> 2)][line] << 16;
-          word |= places << esmm_nm16_shift(col, 4 * segment + g);
-        }
-        *(uint4 *)(out + esmm_nm16_value_at(col, 8 * segment)) = make_uint4(values[0], values[1], values[2], values[3]);
-        if (h == 1)
-          *(uint32_t *)(out + esmm_nm16_word_at(col, 4 * segment)) = word;
-      }
-      __syncthreads();
-    }
 }
 
 /* ---- any N:M in slots ---- */
@@ -306,4 +262,136 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_prune(const __grid
   else
     for_groups<1>(p, [&](const nm_group &g) { prune_long_column(p, g, t); });
   add_up(t, (esmm_nm_tally *)p.out + blockIdx.y * gridDim.x + blockIdx.x);
+}
+
+/* ---- the same for 2:4, 1:4 and 3:4 of 16 bits: eight columns a thread, whole vectors in and out ---- */
+
+/* Of four magnitudes as bits, which order as they do: whether each is among the `keep` that stay, a bit each. */
+static __device__ __forceinline__ uint32_t best_of_4(const uint32_t (&key)[4], int keep)
+{
+  int before[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int r = 1; r < 4; r++)
+#pragma unroll
+    for (int i = 0; i < r; i++) {
+      const int first = key[i] >= key[r]; /* of equal ones the lower k stays */
+      before[r] += first;
+      before[i] += 1 - first;
+    }
+  uint32_t kept = 0;
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+    kept |= (uint32_t)(before[r] < keep) << r;
+  return kept;
+}
+
+/* What 16 bits of a dtype stand for, and those of its infinity. */
+template <esmm_dtype DTYPE> struct half_of;
+template <> struct half_of<ESMM_BF16> {
+  static constexpr uint32_t INFINITE = 0x7f80;
+  static __device__ __forceinline__ float value(uint32_t bits) { return __uint_as_float(bits << 16); }
+};
+template <> struct half_of<ESMM_F16> {
+  static constexpr uint32_t INFINITE = 0x7c00;
+  static __device__ __forceinline__ float value(uint32_t bits)
+  {
+    return __half2float(__ushort_as_half((unsigned short)bits));
+  }
+};
+
+/* Nonzeros of one thread, which stay well below 2^32. */
+typedef struct counts {
+  uint32_t kept, dropped;
+} counts;
+
+/* One column, half of the four words; clears in them what does not stay. Squares of 16-bit numbers are exact. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void prune_half(uint32_t (&word)[4], int shift, int keep, counts &n, esmm_nm_tally &t)
+{
+  uint32_t key[4];
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+    key[r] = min(word[r] >> shift & 0x7fffu, half_of<DTYPE>::INFINITE); /* NaN counts as the largest */
+  const uint32_t stays = best_of_4(key, keep);
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    const double x = (double)half_of<DTYPE>::value(word[r] >> shift & 0xffffu);
+    const bool stay = stays >> r & 1;
+    t.squares = __fma_rn(x, x, t.squares);
+    n.kept += key[r] != 0 && stay;
+    if (!stay) {
+      n.dropped += key[r] != 0;
+      t.squares_dropped = __fma_rn(x, x, t.squares_dropped);
+      word[r] &= ~(0xffffu << shift);
+    }
+  }
+}
+
+/* Four k's of eight columns. Rows that B does not have are zeros: they come behind all that there are. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void prune_vectors(const esmm_nm_params &p, int64_t k0, int64_t col, counts &n,
+                                                     esmm_nm_tally &t)
+{
+  uint4 *at = (uint4 *)((uint16_t *)p.b.data + k0 * p.b.ld + col);
+  const int64_t step = p.b.ld / 8;
+  const int rows = (int)min((int64_t)4, p.b.rows - k0);
+  union {
+    uint4 row[4];
+    uint32_t word[4][4];
+  } x;
+  uint32_t changed[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+    x.row[r] = r < rows ? at[r * step] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int w = 0; w < 4; w++) {
+    uint32_t word[4] = {x.word[0][w], x.word[1][w], x.word[2][w], x.word[3][w]};
+    prune_half<DTYPE>(word, 0, p.keep, n, t);
+    prune_half<DTYPE>(word, 16, p.keep, n, t);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      changed[r] |= x.word[r][w] ^ word[r];
+      x.word[r][w] = word[r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+    if (r < rows && changed[r])
+      at[r * step] = x.row[r];
+}
+
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void prune_4(const esmm_nm_params &p, esmm_nm_tally &t)
+{
+  counts n = {0, 0};
+  const int64_t across = p.b.cols / 8, all = p.groups * across;
+#pragma unroll 1
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS)
+    prune_vectors<DTYPE>(p, i / across * 4, i % across * 8, n, t);
+  t.kept = n.kept;
+  t.dropped = n.dropped;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) esmm_nm_prune_4(const __grid_constant__ esmm_nm_params p)
+{
+  esmm_nm_tally t = {0, 0, 0.0, 0.0};
+  if (p.b.dtype == ESMM_BF16)
+    prune_4<ESMM_BF16>(p, t);
+  else
+    prune_4<ESMM_F16>(p, t);
+  add_up(t, (esmm_nm_tally *)p.out + blockIdx.x);
+}
+
+/* ---- the blocks' tallies, by one block ---- */
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_add(const __grid_constant__ esmm_nm_add_params p)
+{
+  esmm_nm_tally t = {0, 0, 0.0, 0.0};
+  for (int64_t i = threadIdx.x; i < p.count; i += THREADS) {
+    const esmm_nm_tally x = ((const esmm_nm_tally *)p.from)[i];
+    t.kept += x.kept;
+    t.dropped += x.dropped;
+    t.squares += x.squares;
+    t.squares_dropped += x.squares_dropped;
+  }
+  add_up(t, (esmm_nm_tally *)p.to);
 }

@@ -30,10 +30,14 @@ typedef struct esmm_cuda_slots {
 } esmm_cuda_slots;
 esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w);
 
-/* b lies on the GPU, its format is settled. Fails as a CPU does where b does not fit. Between begin and end; waits. */
-esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr result,
+/* Two of four k's of each column: what esmm_prepare16 checks itself. */
+bool esmm_cuda_nm_is_24(const esmm_format *f);
+/* b lies on the GPU, its format is settled. check writes to the device what does not fit, to a uint64_t that is 0
+   before; fits fails as a CPU does where that is something. */
+esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr misfit,
                                CUstream stream);
-esmm_status esmm_cuda_nm_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
+esmm_status esmm_cuda_nm_fits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t misfit);
+esmm_status esmm_cuda_slots_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
 /* B again, into a row-major host matrix. */
 esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 /* The columns of a tile from its blocks, [blocks] in host memory, into a row-major host matrix of 16 bits. */

@@ -100,6 +100,11 @@ typedef struct piece {
   CUdeviceptr memory;
   size_t bytes;
   CUevent filled; /* recorded behind the product that fills it */
+  /* How many bits there are, in host memory that the GPU writes to; NULL: it could not be had. Who had the piece before
+     may still be counted: told->ready is the number of who was. */
+  esmm_pattern_told *told;
+  CUdeviceptr told_at;
+  uint32_t number;
 } piece;
 
 typedef struct shelf {
@@ -120,6 +125,7 @@ typedef struct placed {
 static void free_piece(int ordinal, const piece *it)
 {
   esmm_cuda_event_free_at(ordinal, it->filled); /* the memory holds the device */
+  esmm_cuda_unpin_at(ordinal, it->told);
   esmm_cuda_free_at(ordinal, it->memory);
 }
 
@@ -210,14 +216,22 @@ static esmm_status make_piece(esmm_ctx *ctx, size_t bytes, piece *out)
   esmm_status status = esmm_cuda_alloc(ctx, bytes, &out->memory);
   if (status == ESMM_OK)
     status = esmm_cuda_event_create(ctx, &out->filled);
-  if (status != ESMM_OK)
+  if (status != ESMM_OK) {
     free_piece(ctx->ordinal, out);
-  return status;
+    return status;
+  }
+  void *told;
+  if (esmm_cuda_pin(sizeof *out->told, &told, &out->told_at)) {
+    out->told = told;
+    out->told->ready = 0;
+  }
+  return ESMM_OK;
 }
 
+/* Its bits, and the sums behind them. */
 static size_t bytes_of(const esmm_pattern *p)
 {
-  return (size_t)(p->strips * p->words) * sizeof(uint64_t);
+  return (size_t)(p->strips * p->words) * sizeof(uint64_t) + ESMM_TALLY_SUMS;
 }
 
 esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
@@ -234,6 +248,7 @@ esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
     esmm_mem_free(&ctx->allocator, p, sizeof *p);
     return status;
   }
+  p->it.number += p->it.number == UINT32_MAX ? 2 : 1; /* never 0 */
   (void)pthread_mutex_lock(&p->from->lock);
   p->from->users++;
   (void)pthread_mutex_unlock(&p->from->lock);
@@ -241,10 +256,38 @@ esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
   return ESMM_OK;
 }
 
+int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
+{
+  return height % pattern->strip_rows == 0 ? height / pattern->strip_rows : 1;
+}
+
+/* The product that takes it as its a_pattern chooses its kernel by these counts (product/recall.c). */
+static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
+{
+  const placed *p = pattern->device;
+  const esmm_tally_count_params params = {
+      .bits = p->it.memory,
+      .strips = pattern->strips,
+      .words = pattern->words,
+      .fold = {esmm_cuda_pattern_fold(pattern, ESMM_STRIP), esmm_cuda_pattern_fold(pattern, ESMM_TILE)},
+      .sums = p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS,
+      .out = p->it.told_at,
+      .ready = p->it.number};
+  return esmm_cuda_tally_count(ctx, &params, stream);
+}
+
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
-  return esmm_cuda_event_record(ctx, p->it.filled, stream);
+  const esmm_status status = p->it.told ? count(ctx, pattern, stream) : ESMM_OK;
+  return status == ESMM_OK ? esmm_cuda_event_record(ctx, p->it.filled, stream) : status;
+}
+
+const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number)
+{
+  const placed *p = pattern->device;
+  *number = p ? p->it.number : 0;
+  return p ? p->it.told : NULL;
 }
 
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)

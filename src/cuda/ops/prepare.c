@@ -8,124 +8,84 @@
 #include "cuda/ops/nm.h"
 #include "recall.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #define DEFAULT_RATIO 3.0 /* max_bytes_ratio, unless given */
 
 ESMM_FATBIN(count);
+ESMM_FATBIN(prepare);
 
-/* ---- densities ---- */
+/* ---- filling ---- */
 
-/* b is not empty. `at` is device memory for the result, which nobody needs yet. */
-static esmm_status count_elements(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUdeviceptr at, CUstream stream)
+/* What only a pass of its own finds: the nonzeros of an fp32 B, what does not fit an N:M other than 2:4. */
+static esmm_status look_at(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,
+                           CUstream stream)
 {
-  static const esmm_cuda_function function = {&fatbin_count, "esmm_count_nonzero", 0};
-  const esmm_nonzero_params params = {.m = esmm_cuda_matrix(b), .out = at};
+  static const esmm_cuda_function count = {&fatbin_count, "esmm_count_nonzero", 0};
+  const esmm_nonzero_params params = {.m = esmm_cuda_matrix(b), .out = found + offsetof(esmm_prepare_found, nonzero)};
   const unsigned blocks = 8 * (unsigned)esmm_cuda_get(ctx)->multiprocessors; /* each counts what it comes to */
-  uint64_t nonzero = 0;
-  esmm_status status = esmm_cuda_zero(ctx, at, sizeof nonzero, stream);
-  if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks, .threads = ESMM_COUNT_THREADS}, stream,
-                              &params);
-  if (status == ESMM_OK)
-    status = esmm_cuda_to_host(ctx, &nonzero, at, sizeof nonzero, stream);
-  w->element_density = (double)nonzero / ((double)w->k * (double)w->n);
+  const esmm_format nm = esmm_cuda_nm_format(w);
+  esmm_status status = ESMM_OK;
+  if (!esmm_dtype_is_16bit(b->dtype))
+    status =
+        esmm_cuda_launch(ctx, &count, &(esmm_launch){.grid_x = blocks, .threads = ESMM_COUNT_THREADS}, stream, &params);
+  if (status == ESMM_OK && w->format == ESMM_FORMAT_NM && !esmm_cuda_nm_is_24(&nm))
+    status = esmm_cuda_nm_check(ctx, b, &nm, found + offsetof(esmm_prepare_found, misfit), stream);
   return status;
 }
 
-/* Bits that are set. */
-static int64_t count_bits(const uint32_t *bits, int64_t words)
+/* From the bitmaps of strips: those of tiles, each k's share of them, how many bits are set. */
+static esmm_status finish_bits(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr found, CUstream stream)
 {
-  int64_t set = 0;
-  for (int64_t i = 0; i < words; i++)
-    set += __builtin_popcount(bits[i]);
-  return set;
+  static const esmm_cuda_function function = {&fatbin_prepare, "esmm_prepare_bits", 0};
+  const esmm_cuda_weights *device = esmm_cuda_of(w);
+  const esmm_prepare_bits_params params = {.bits = device->strips.bits,
+                                           .strips = device->strips.strips,
+                                           .words = device->strips.k_padded / 32,
+                                           .k = w->k,
+                                           .alive = device->alive,
+                                           .tiles = device->tiles,
+                                           .tile_alive = device->tile_alive,
+                                           .found = found,
+                                           .strict = w->strict};
+  return esmm_cuda_launch(ctx, &function,
+                          &(esmm_launch){.grid_x = (unsigned)params.words, .threads = ESMM_PREPARE_THREADS}, stream,
+                          &params);
 }
 
-/* Every bit of a k that exists: strict weights keep all zeros. */
-static void set_all(uint32_t *bits, const esmm_weights *w, int64_t words)
-{
-  for (int64_t i = 0; i < w->panels * words; i++) {
-    const int64_t left = w->k - 32 * (i % words);
-    bits[i] = left >= 32 ? UINT32_MAX : left <= 0 ? 0 : ((uint32_t)1 << left) - 1;
-  }
-}
-
-/* Tiles are their strips ORed, in place: a tile's words lie at or before those of its first strip. */
-static void fold_tiles(uint32_t *bits, int64_t strips, int64_t words)
-{
-  const int64_t each = ESMM_TILE / ESMM_STRIP;
-  for (int64_t tile = 0; tile < esmm_ceil_div(strips, each); tile++)
-    for (int64_t i = 0; i < words; i++) {
-      uint32_t any = 0;
-      for (int64_t s = tile * each; s < esmm_min(strips, (tile + 1) * each); s++)
-        any |= bits[s * words + i];
-      bits[tile * words + i] = any;
-    }
-}
-
-/* Densities from bits, which are those of the strips; strict's bitmaps and those of the tiles, to the device. */
-static esmm_status finish_bits_in(esmm_ctx *ctx, esmm_weights *w, uint32_t *bits, CUstream stream)
+static esmm_status take_found(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_found *found, esmm_weights *w)
 {
   esmm_cuda_weights *device = w->device;
-  const int64_t words = device->strips.k_padded / 32, set = count_bits(bits, w->panels * words);
-  esmm_status status = ESMM_OK;
-  w->strip_density = (double)set / ((double)w->k * (double)w->panels);
-  w->full = w->strict || set == w->k * w->panels;
-  if (w->strict) {
-    set_all(bits, w, words);
-    status = esmm_cuda_to_device(ctx, device->strips.bits, bits, esmm_cuda_bitmap_bytes(w->panels, w->k), stream);
-  }
-  if (status != ESMM_OK || !device->tiles)
-    return status;
-  const int64_t tiles = esmm_cuda_tiles(w->n);
-  fold_tiles(bits, w->panels, words);
-  device->tile_density = (double)count_bits(bits, tiles * words) / ((double)w->k * (double)tiles);
-  return esmm_cuda_to_device(ctx, device->tiles, bits, esmm_cuda_bitmap_bytes(tiles, w->k), stream);
+  const esmm_format nm = esmm_cuda_nm_format(w);
+  w->element_density = (double)found->nonzero / ((double)w->k * (double)w->n);
+  w->strip_density = (double)found->set / ((double)w->k * (double)w->panels);
+  w->full = w->strict || (int64_t)found->set == w->k * w->panels;
+  if (device->tiles)
+    device->tile_density = (double)found->tile_set / ((double)w->k * (double)esmm_cuda_tiles(w->n));
+  return w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_fits(ctx, b, &nm, found->misfit) : ESMM_OK;
 }
 
-static esmm_status finish_bits(esmm_ctx *ctx, esmm_weights *w, CUstream stream)
+/* b lies on the GPU and is not empty. All of it is under way before the host waits, once, for what was found. */
+static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
-  const size_t bytes = esmm_cuda_bitmap_bytes(w->panels, w->k);
-  uint32_t *bits = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!bits)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of bitmaps", bytes);
-  esmm_status status = esmm_cuda_to_host(ctx, bits, esmm_cuda_of(w)->strips.bits, bytes, stream);
+  esmm_prepare_found found = {0};
+  CUdeviceptr at = 0;
+  esmm_status status = esmm_cuda_scratch(ctx, sizeof found, stream, &at);
   if (status == ESMM_OK)
-    status = finish_bits_in(ctx, w, bits, stream);
-  esmm_mem_free(&ctx->allocator, bits, bytes);
-  return status;
-}
-
-/* The share of so many strips or tiles that need each k. */
-static esmm_status fill_alive(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr bits, int64_t count, CUdeviceptr out,
-                              CUstream stream)
-{
-  const esmm_count_params params = {
-      .b_bits = bits, .b_strips = count, .words = esmm_cuda_of(w)->strips.k_padded / 32, .k = w->k, .out = out};
-  return esmm_cuda_alive(ctx, &params, stream);
+    status = esmm_cuda_zero(ctx, at, sizeof found, stream);
+  if (status == ESMM_OK)
+    status = look_at(ctx, b, w, at, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_forms_fill(ctx, b, w, at, stream);
+  if (status == ESMM_OK)
+    status = finish_bits(ctx, w, at, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
+  return status == ESMM_OK ? take_found(ctx, b, &found, w) : status;
 }
 
 /* ---- preparing ---- */
-
-/* b lies on the GPU and is not empty. */
-static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
-{
-  const esmm_cuda_weights *device = w->device;
-  const esmm_format nm = esmm_cuda_nm_format(w);
-  esmm_status status = w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_check(ctx, b, &nm, device->alive, stream) : ESMM_OK;
-  if (status == ESMM_OK)
-    status = esmm_cuda_forms_fill(ctx, b, w, stream);
-  if (status == ESMM_OK)
-    status = finish_bits(ctx, w, stream);
-  if (status == ESMM_OK)
-    status = count_elements(ctx, b, w, device->alive, stream);
-  if (status == ESMM_OK)
-    status = fill_alive(ctx, w, device->strips.bits, device->strips.strips, device->alive, stream);
-  if (status == ESMM_OK && device->tiles)
-    status = fill_alive(ctx, w, device->tiles, esmm_cuda_tiles(w->n), device->tile_alive, stream);
-  return status;
-}
 
 static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {

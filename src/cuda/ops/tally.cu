@@ -1,6 +1,7 @@
 /*
  * tally.cu: what is noted of C, where the kernel that made it has not: the nonzeros of its columns, the bitmaps of its
- * strips. One read of C as it is stored, so it is right for every kernel, dtype and order.
+ * strips. One read of C as it is stored, so it is right for every kernel, dtype and order. And how many bits bitmaps
+ * have.
  *
  * A warp takes 128 rows by 32 columns, 32 by 32 at a time: a lane then has a column's rows as the bits of a word, from
  * which its count and, by votes, the words of the bitmaps follow.
@@ -88,4 +89,65 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     ((uint32_t *)p.counts)[i] = 0;
   for (int64_t i = first; p.bits && i < p.bitmap_words; i += step)
     ((uint32_t *)p.bits)[i] = 0;
+}
+
+/* ---- how many bits of a pattern are set ---- */
+
+/* Words of fold[1] strips, one below the other, a thread's at a time. fold[0] divides fold[1]. */
+static __device__ __forceinline__ void count_words(const esmm_tally_count_params &p, int64_t strip, int64_t word,
+                                                   unsigned long long (&set)[3])
+{
+  const int64_t end = min(strip + p.fold[1], p.strips);
+  uint64_t low = 0, tall = 0;
+  int64_t left = p.fold[0];
+  for (int64_t s = strip; s < end; s++) {
+    const uint64_t bits = ((const uint64_t *)p.bits)[s * p.words + word];
+    set[0] += __popcll(bits);
+    low |= bits;
+    tall |= bits;
+    if (--left == 0 || s + 1 == end) {
+      set[1] += __popcll(low);
+      low = 0;
+      left = p.fold[0];
+    }
+  }
+  set[2] += __popcll(tall);
+}
+
+/* Integers, so the order in which blocks add them does not matter. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_tally_count(const __grid_constant__ esmm_tally_count_params p)
+{
+  __shared__ unsigned long long sums[THREADS / 32][3];
+  const int64_t all = (p.strips + p.fold[1] - 1) / p.fold[1] * p.words;
+  unsigned long long set[3] = {0, 0, 0};
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < all; i += (int64_t)gridDim.x * THREADS)
+    count_words(p, i / p.words * p.fold[1], i % p.words, set);
+#pragma unroll
+  for (int j = 0; j < 3; j++) {
+    for (int d = 16; d > 0; d /= 2)
+      set[j] += __shfl_xor_sync(~0u, set[j], d);
+    if (threadIdx.x % 32 == 0)
+      sums[threadIdx.x / 32][j] = set[j];
+  }
+  __syncthreads();
+  if (threadIdx.x > 0)
+    return;
+  unsigned long long *total = (unsigned long long *)p.sums;
+#pragma unroll
+  for (int j = 0; j < 3; j++) {
+    for (int i = 1; i < THREADS / 32; i++)
+      set[j] += sums[i][j];
+    atomicAdd(&total[j], set[j]);
+  }
+  __threadfence();
+  if (atomicAdd((uint32_t *)(total + 3), 1u) != gridDim.x - 1)
+    return;
+  __threadfence();
+  esmm_pattern_told *out = (esmm_pattern_told *)p.out; /* where the host may be waiting */
+  out->own = __ldcg(&total[0]);
+  out->folded[0] = __ldcg(&total[1]);
+  out->folded[1] = __ldcg(&total[2]);
+  __threadfence_system();
+  *(volatile uint32_t *)&out->ready = p.ready;
 }

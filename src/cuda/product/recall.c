@@ -10,6 +10,8 @@
 #include "cuda/product/product.h"
 
 #include <math.h>
+#include <stdatomic.h>
+#include <string.h>
 #include <time.h>
 
 #define SAMPLE_SECONDS 1.2e-5 /* what a sampling launch before the product costs the GPU: its own time, and gaps */
@@ -71,19 +73,6 @@ static void release(void *object)
   esmm_mem_free(&allocator, all, sizeof *all);
 }
 
-/* Between begin and end. What fails here costs the context its memory, and nothing else. */
-static void pin(slots *all)
-{
-  const esmm_cuda_driver *cu = esmm_cuda_driver_get();
-  void *host = NULL;
-  if (cu->cuMemHostAlloc(&host, SLOT_BYTES, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) != CUDA_SUCCESS)
-    return;
-  if (cu->cuMemHostGetDevicePointer(&all->device, host, 0) == CUDA_SUCCESS)
-    all->host = host;
-  else
-    (void)cu->cuMemFreeHost(host);
-}
-
 /* make: where there are none yet. NULL: there are none, and none could be made. */
 static slots *slots_of(esmm_ctx *ctx, bool make)
 {
@@ -95,7 +84,9 @@ static slots *slots_of(esmm_ctx *ctx, bool make)
   if (!all)
     return NULL;
   *all = (slots){.allocator = ctx->allocator};
-  pin(all);
+  void *host;
+  if (esmm_cuda_pin(SLOT_BYTES, &host, &all->device)) /* else the context does without */
+    all->host = host;
   if (esmm_cuda_attach(ctx, &key, all, release) == ESMM_OK)
     return all;
   release(all);
@@ -109,29 +100,41 @@ static size_t slot_number(const esmm_ctx *ctx, const esmm_seen *seen, int64_t ca
 
 /* ---- waiting ---- */
 
-static bool is_ready(const esmm_choice_device *slot)
+/* A word that the GPU writes last has the value that says so. */
+static bool has_come(const uint32_t *word, uint32_t value)
 {
-  return __atomic_load_n(&slot->ready, __ATOMIC_ACQUIRE) != 0;
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;
 }
 
-/* Where the stream waits for what this thread is still to do, only one call waits for a report. */
-static bool wait_for(const esmm_ctx *ctx, slots *all, const esmm_choice_device *slot)
+static bool is_ready(const esmm_choice_device *slot)
 {
-  if (is_ready(slot)) {
-    all->impatient = false;
+  return has_come(&slot->ready, 1);
+}
+
+/* Where the stream waits for what this thread is still to do, only one call waits: *impatient from then on, until
+   something has come. */
+static bool wait_for_word(const esmm_ctx *ctx, const uint32_t *word, uint32_t value, bool *impatient)
+{
+  if (has_come(word, value)) {
+    *impatient = false;
     return true;
   }
-  if (all->impatient || esmm_cuda_lost(ctx))
+  if (*impatient || esmm_cuda_lost(ctx))
     return false;
   const double start = esmm_now();
   for (double waited = 0.0; waited < GIVE_UP_SECONDS; waited = esmm_now() - start) {
-    if (is_ready(slot))
+    if (has_come(word, value))
       return true;
     if (waited > SPIN_SECONDS)
       (void)nanosleep(&(struct timespec){.tv_nsec = NAP_NANOSECONDS}, NULL);
   }
-  all->impatient = !is_ready(slot);
-  return !all->impatient;
+  *impatient = !has_come(word, value);
+  return !*impatient;
+}
+
+static bool wait_for(const esmm_ctx *ctx, slots *all, const esmm_choice_device *slot)
+{
+  return wait_for_word(ctx, &slot->ready, 1, &all->impatient);
 }
 
 static void give_up(slots *all, const esmm_ctx *ctx, esmm_seen *seen)
@@ -225,18 +228,62 @@ static int64_t count_bits(const esmm_pattern *a, int64_t ratio)
   return set;
 }
 
-/* What A's bitmaps in host memory say of strips of that height: exactly where theirs divide it; those of taller ones
-   are no less. */
-static esmm_seen told_by(const esmm_pattern *a, int64_t height)
+/* The same, counted once for all products that are given it: whoever counts at the same time finds the same. */
+static int64_t count_once(const esmm_pattern *a, bool tall)
 {
-  const int64_t ratio = height % a->strip_rows == 0 ? height / a->strip_rows : 1;
+  esmm_pattern *kept;
+  memcpy(&kept, &a, sizeof kept); /* nobody sees it change */
+  int64_t known = atomic_load_explicit(&kept->folded[tall], memory_order_relaxed);
+  if (known == 0) {
+    known = 1 + count_bits(a, esmm_cuda_pattern_fold(a, strip_rows(tall)));
+    atomic_store_explicit(&kept->folded[tall], known, memory_order_relaxed);
+  }
+  return known - 1;
+}
+
+/* What A's bitmaps, so many of them set, say of strips of 32 or 128 rows: exactly where theirs divide it; those of
+   taller ones are no less. */
+static esmm_seen told_by(const esmm_pattern *a, bool tall, int64_t set)
+{
+  const int64_t ratio = esmm_cuda_pattern_fold(a, strip_rows(tall));
   const double strips = (double)esmm_ceil_div(a->strips, ratio);
   return (esmm_seen){.known = true,
                      .strip_rows = ratio * a->strip_rows,
-                     .strip = (double)count_bits(a, ratio) / (strips * (double)a->k)};
+                     .strip = a->k > 0 && strips > 0 ? (double)set / (strips * (double)a->k) : 0.0};
 }
 
-/* A pattern that lies on the GPU tells the host nothing before it has waited: such a call is as one without. */
+static void believe(run *r, int64_t set, int64_t tall_set)
+{
+  r->view = told_by(r->p->pattern, false, set);
+  r->tall = told_by(r->p->pattern, true, tall_set);
+  r->seen = &r->view;
+  r->d.memory = MEMORY_KNOWN;
+  r->d.told = true;
+}
+
+/*
+ * A pattern on the GPU, where nothing is remembered: its counts are there when the product that made it has ended, and
+ * are waited for. That costs the GPU about as much as the sample that this saves, once: entry, which may be NULL,
+ * remembers them, so that the next such call need not wait. False: it tells nothing.
+ */
+static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
+{
+  uint32_t number = 0;
+  bool impatient = false;
+  const esmm_pattern_told *told = r->p->pattern ? esmm_cuda_pattern_told(r->p->pattern, &number) : NULL;
+  if (!told || !wait_for_word(r->ctx, &told->ready, number, all ? &all->impatient : &impatient))
+    return false;
+  believe(r, (int64_t)told->folded[0], (int64_t)told->folded[1]);
+  if (entry) {
+    entry->known = true;
+    entry->joint_known = false;
+    entry->strip = r->tall.strip;
+    entry->strip_rows = r->tall.strip_rows;
+  }
+  return true;
+}
+
+/* A pattern in host memory is what is known of A. One on the GPU has to be waited for: it is asked where nothing is. */
 void esmm_run_recall(run *r, const verdict *v, bool counts)
 {
   esmm_ctx *ctx = r->ctx;
@@ -247,26 +294,27 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   if (p->strict || !v->skips)
     return;
   if (p->pattern && p->pattern->bits) {
-    r->view = told_by(p->pattern, ESMM_STRIP);
-    r->tall = told_by(p->pattern, ESMM_TILE);
-    r->seen = &r->view;
-    r->d.memory = MEMORY_KNOWN;
-    r->d.told = true;
+    believe(r, count_once(p->pattern, false), count_once(p->pattern, true));
     return;
   }
-  if (!ctx->recall)
+  if (!ctx->recall) {
+    (void)told_on_gpu(r, NULL, NULL);
     return;
-  const bool captured = esmm_cuda_capturing(ctx);
-  slots *all = slots_of(ctx, counts && !captured);
-  r->seen = counts && !captured ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
+  }
+  const bool captured = esmm_cuda_capturing(ctx), changes = counts && !captured;
+  slots *all = slots_of(ctx, changes);
+  r->seen = changes ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
   esmm_seen *entry = r->seen;
+  const bool reports = all && all->host;
   if (entry && !counts) { /* it is only asked what a product would do */
     r->view = *entry;
     r->seen = &r->view;
   }
-  if (entry && !captured && all && all->host)
+  if (entry && !captured && reports)
     collect(ctx, all, entry, r->seen, entry->calls - v->delay);
-  if (entry && !captured && counts)
+  if (!(r->seen && r->seen->known) && told_on_gpu(r, all, changes && reports ? entry : NULL))
+    return;
+  if (entry && changes)
     r->call = entry->calls++;
   r->d.memory = r->seen && r->seen->known ? MEMORY_KNOWN : state_of(ctx, all, entry);
 }
