@@ -132,7 +132,7 @@ command_works() { # WORDS...: a line of the command, which must succeed
 run_tests() {
   program test_kernels 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" & # most of its time is a CPU's
   table=$!
-  for name in test_accuracy test_values test_threads test_overlap test_pattern test_epilogue test_epilogue_options test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_explain test_cuda_remember; do
+  for name in test_accuracy test_values test_threads test_overlap test_pattern test_epilogue test_epilogue_options test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_explain test_cuda_remember test_cuda_ffn; do
     program $name 200
     ran $name
   done

@@ -380,7 +380,8 @@ typedef struct esmm_cuda_weights {
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
   CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */
   int64_t rows_ld;        /* elements, a multiple of ESMM_TILE; of a B that lies transposed, its own */
-  bool owns_rows;         /* borrowed B's (ops/borrow.c): rows is a copy */
+  bool borrowed;          /* its elements are another's (ops/borrow.c), */
+  bool copied;            /* or a copy of those */
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
   CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
   double tile_density;    /* share of the tiles' bits that are set */

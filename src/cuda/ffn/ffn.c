@@ -98,21 +98,18 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                            esmm_weights *old, esmm_weights **out)
 {
-  if (given)
-    return esmm_prepare(ctx, b, opts, out);
-  esmm_weights *w = old;
-  const esmm_status status = esmm_cuda_borrow(ctx, b, b->dtype, &w);
-  if (status == ESMM_OK)
-    *out = w;
-  return status;
+  return given ? esmm_prepare(ctx, b, opts, out) : esmm_cuda_borrow(ctx, b, b->dtype, old, out);
 }
 
 static esmm_status take_b(esmm_ctx *ctx, esmm_ffn_cache *cache, ffn_b which, const esmm_matrix *b, esmm_dtype a,
                           bool strict, esmm_weights **out)
 {
   (void)strict; /* all zeros are multiplied, but where the product finds them in A */
-  const esmm_status status = esmm_cuda_borrow(ctx, b, a, &cache->b[which]);
+  esmm_weights *old = cache->b[which];
+  const esmm_status status = esmm_cuda_borrow(ctx, b, a, old, &cache->b[which]);
   *out = cache->b[which];
+  if (*out != old)
+    esmm_weights_free(old);
   return status;
 }
 

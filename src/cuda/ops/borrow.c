@@ -66,7 +66,7 @@ static bool fits(const esmm_ctx *ctx, const esmm_weights *w, const esmm_matrix *
 {
   const esmm_cuda_weights *device = w ? w->device : NULL;
   return w && w->backend == ctx->backend && w->ordinal == ctx->ordinal && w->k == b->rows && w->n == b->cols &&
-         w->dtype == b->dtype && w->forms == forms_of(kind) && device->owns_rows == (kind == COPIED);
+         w->dtype == b->dtype && w->forms == forms_of(kind) && device->borrowed && device->copied == (kind == COPIED);
 }
 
 /* Bits and shares of every k that exists. `count` strips or tiles; alive may be 0. */
@@ -97,7 +97,7 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, how kind, esmm_weig
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
   }
   memset(w, 0, sizeof *w);
-  *device = (esmm_cuda_weights){.owns_rows = kind == COPIED, .tile_density = 1.0};
+  *device = (esmm_cuda_weights){.borrowed = true, .copied = kind == COPIED, .tile_density = 1.0};
   w->allocator = ctx->allocator;
   w->serial = esmm_weights_serial();
   w->backend = ctx->backend;
@@ -174,25 +174,24 @@ static esmm_status point(esmm_ctx *ctx, const esmm_matrix *b, how kind, esmm_wei
   return esmm_cuda_convert(ctx, b, &rows, (esmm_selector){0}, ctx->stream);
 }
 
-static esmm_status borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights **w)
+static esmm_status borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights *old, esmm_weights **out)
 {
   const how kind = choose(ctx, b, a);
-  esmm_status status = ESMM_OK;
-  if (!fits(ctx, *w, b, kind)) {
-    esmm_weights *made = NULL;
-    status = make(ctx, b, kind, &made);
-    if (status != ESMM_OK) {
-      esmm_weights_free(made);
-      return status;
-    }
-    esmm_weights_free(*w);
-    *w = made;
+  if (fits(ctx, old, b, kind))
+    return point(ctx, b, kind, old);
+  esmm_weights *made = NULL;
+  const esmm_status status = make(ctx, b, kind, &made);
+  if (status != ESMM_OK) {
+    esmm_weights_free(made);
+    return status;
   }
-  return point(ctx, b, kind, *w);
+  *out = made;
+  return point(ctx, b, kind, made);
 }
 
-esmm_status esmm_cuda_borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights **w)
+esmm_status esmm_cuda_borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights *old, esmm_weights **out)
 {
+  *out = old;
   const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
-  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, borrow(ctx, b, a, w)) : status;
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, borrow(ctx, b, a, old, out)) : status;
 }

@@ -7,9 +7,10 @@
 
 /*
  * Weights that multiply by b, a matrix on the GPU that is not copied where it can be read as it lies. Nothing is looked
- * for in it: every k counts as alive. *w: NULL, or what an earlier call gave for such a B, which is then used again:
- * with another b of the same shape nothing is allocated, nothing waits, and what is remembered of its products goes on
- * to hold. a: the dtype of the other operand. b's data must stay until the products with it are done.
+ * for in it: every k counts as alive. old: NULL, or what an earlier call gave for such a B: where it fits it becomes
+ * *out, nothing is allocated, nothing waits, and what is remembered of its products goes on to hold. Where it does not,
+ * *out is new, and old still the caller's. That holds for failures, too. a: the dtype of the other operand. b's data
+ * must stay until the products with it are done.
  *
  *   16-bit, row-major, 128 columns and no padding   as it lies
  *   16-bit, col-major                               as it lies, where cuBLAS multiplies it
@@ -18,6 +19,6 @@
  *
  * On the context's stream; may be captured into a graph once it has been called for that shape.
  */
-esmm_status esmm_cuda_borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights **w);
+esmm_status esmm_cuda_borrow(esmm_ctx *ctx, const esmm_matrix *b, esmm_dtype a, esmm_weights *old, esmm_weights **out);
 
 #endif
