@@ -28,6 +28,7 @@ typedef struct pass {
   esmm_matrix h; /* [tokens, features] */
   esmm_matrix dpre[FFN_BRANCHES];
   int64_t tokens, features; /* features worked on: all, or the alive ones */
+  int64_t count;            /* of them alive: the others are zero, and there to make up a round number */
   const int32_t *order;     /* which they are; NULL: all */
   const int32_t *places;    /* the other way round */
   esmm_dtype between;       /* of gradients between products */
@@ -181,11 +182,17 @@ static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, ffn_b w
   const bool add = p->g.accumulate != 0;
   if (!p->order)
     return multiply(p, &turned, which, b, out, add ? out : NULL);
+  const ffn_passes *passes = p->cache->passes;
+  const bool by_rows = !passes->alike || out->order == ESMM_ROW_MAJOR;
+  const esmm_dtype dtype = passes->alike && !add ? out->dtype : ESMM_F32;
   esmm_matrix compact;
-  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, by_rows ? p->features : out->cols,
+                                       by_rows ? out->cols : p->features, dtype, &compact);
+  if (!by_rows)
+    compact = ffn_transposed(compact);
   if (status == ESMM_OK)
     status = multiply(p, &turned, which, b, &compact, NULL);
-  return status == ESMM_OK ? p->cache->passes->scatter_rows(p->ctx, &compact, p->places, out, add) : status;
+  return status == ESMM_OK ? passes->scatter_rows(p->ctx, &compact, p->places, out, add) : status;
 }
 
 /* ---- which features ---- */
@@ -193,23 +200,24 @@ static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, ffn_b w
 static esmm_status choose_features(pass *p)
 {
   const int64_t all = p->ffn->o.d_hidden;
-  p->features = all;
+  p->features = p->count = all;
   p->h = esmm_ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
-  if (!ffn_compacts(p->ffn) || (double)p->cache->alive > FFN_COMPACT * (double)all)
+  if (!ffn_compacts(p->ffn))
     return ESMM_OK;
+  const ffn_passes *passes = p->cache->passes;
+  esmm_status status = passes->settle(p->ctx, p->ffn, p->cache);
+  const int64_t features = esmm_round_up(p->cache->alive, passes->step);
+  if (status != ESMM_OK || (double)features > FFN_COMPACT * (double)all)
+    return status;
   esmm_matrix compact;
-  esmm_status status =
-      esmm_ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, p->cache->alive, p->h.dtype, &compact);
-  if (status == ESMM_OK)
-    status = esmm_ffn_reserve(p->ctx, p->cache, FFN_PLACES, 1, all, sizeof(int32_t));
-  if (status == ESMM_OK)
-    status = p->cache->passes->place(p->ctx, p->ffn, p->cache);
+  status = esmm_ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, features, p->h.dtype, &compact);
   if (status != ESMM_OK)
     return status;
-  p->features = p->cache->alive;
+  p->features = features;
+  p->count = p->cache->alive;
   p->order = ffn_numbers(p->cache, FFN_ORDER);
   p->places = ffn_numbers(p->cache, FFN_PLACES);
-  status = p->cache->passes->gather_columns(p->ctx, &p->h, p->order, &compact);
+  status = passes->gather_columns(p->ctx, &p->h, p->order, p->count, &compact);
   p->h = compact;
   return status;
 }
@@ -223,7 +231,7 @@ static esmm_status output_side(pass *p, outputs *out)
   esmm_status status = ESMM_OK;
   p->dt = p->dy;
   if (p->g.b2)
-    status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dy, NULL, p->dy.cols, p->g.b2, add);
+    status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dy, NULL, p->dy.cols, p->dy.cols, p->g.b2, add);
   if (status == ESMM_OK && p->ffn->o.rank2) {
     const esmm_matrix restore = ffn_transposed(params->restore.matrix);
     const esmm_matrix t = ffn_transposed(esmm_ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
@@ -243,18 +251,30 @@ static esmm_status output_side(pass *p, outputs *out)
 
 /* ---- h ---- */
 
+/* Rows of weights [d_hidden, .] that belong to the features worked on, gathered along the lines they lie in where the
+   device can multiply with either order. */
+static esmm_status gather_weights(const pass *p, const esmm_matrix *weights, esmm_matrix *rows)
+{
+  const ffn_passes *passes = p->cache->passes;
+  if (!passes->turned || weights->order == ESMM_ROW_MAJOR) {
+    const esmm_status status =
+        esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, weights->cols, weights->dtype, rows);
+    return status == ESMM_OK ? passes->gather_rows(p->ctx, weights, p->order, p->count, rows) : status;
+  }
+  const esmm_matrix lines = ffn_transposed(*weights);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, lines.rows, p->features, lines.dtype, rows);
+  if (status == ESMM_OK)
+    status = passes->gather_columns(p->ctx, &lines, p->order, p->count, rows);
+  *rows = ffn_transposed(*rows);
+  return status;
+}
+
 static esmm_status dense_dh(const pass *p, esmm_matrix *dh)
 {
   esmm_matrix rows = p->ffn->params.contract.matrix, turned = ffn_transposed(*dh);
   const esmm_matrix dt = ffn_transposed(p->dt);
-  if (p->order) {
-    esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, rows.cols, rows.dtype, &rows);
-    if (status == ESMM_OK)
-      status = p->cache->passes->gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
-    if (status != ESMM_OK)
-      return status;
-  }
-  return multiply(p, &rows, FFN_B_DT, &dt, &turned, NULL);
+  const esmm_status status = p->order ? gather_weights(p, &p->ffn->params.contract.matrix, &rows) : ESMM_OK;
+  return status == ESMM_OK ? multiply(p, &rows, FFN_B_DT, &dt, &turned, NULL) : status;
 }
 
 static esmm_status make_dpre(pass *p)
@@ -281,6 +301,7 @@ static esmm_status make_dpre(pass *p)
                               .up = from_result ? NULL : &up,
                               .gate = gated ? &gate : NULL,
                               .order = p->order,
+                              .count = p->count,
                               .dpre = &p->dpre[FFN_UP],
                               .dpre_gate = gated ? &p->dpre[FFN_GATE] : NULL};
   return passes->derive(p->ctx, ffn, p->cache, &job);
@@ -296,11 +317,8 @@ static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const es
   esmm_matrix rows = expand, operand;
   const bool as_it_is = !p->order && (expand.order == ESMM_ROW_MAJOR || p->cache->passes->turned);
   esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, FFN_DROP_DX, &p->dpre[branch], &operand);
-  if (status == ESMM_OK && !as_it_is) {
-    status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, expand.cols, expand.dtype, &rows);
-    if (status == ESMM_OK)
-      status = p->cache->passes->gather_rows(p->ctx, &expand, p->order, &rows);
-  }
+  if (status == ESMM_OK && !as_it_is)
+    status = gather_weights(p, &expand, &rows);
   return status == ESMM_OK ? multiply(p, &operand, ffn_b_of(FFN_B_EXPAND, branch), &rows, ds, plus) : status;
 }
 
@@ -350,8 +368,8 @@ static esmm_status input_side(pass *p, outputs *out)
   }
   for (int i = 0; any && i < p->ffn->branches && status == ESMM_OK; i++) {
     if (want[i].bias)
-      status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias,
-                                             p->g.accumulate != 0);
+      status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dpre[i], p->order, p->count, p->ffn->o.d_hidden,
+                                             want[i].bias, p->g.accumulate != 0);
     if (status == ESMM_OK && (low ? want[i].inner : want[i].outer))
       status = expand_gradient(p, i, &out->expand[i]);
     if (status != ESMM_OK)

@@ -164,7 +164,7 @@ static void rank_columns(const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
   qsort(columns, (size_t)cache->sparse, sizeof *columns, by_number);
 }
 
-static esmm_status count(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+static esmm_status count_h(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
   const esmm_matrix h = esmm_ffn_view(cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const esmm_status status = esmm_pattern_extract(ctx, &h, FFN_STRIP, &cache->pattern);
@@ -288,10 +288,12 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 
 /* ---- moves and sums ---- */
 
-static esmm_status place(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
-  (void)ctx;
   const int32_t *order = ffn_numbers(cache, FFN_ORDER);
+  const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_PLACES, 1, ffn->o.d_hidden, sizeof(int32_t));
+  if (status != ESMM_OK)
+    return status;
   int32_t *places = cache->buffers[FFN_PLACES].data;
   for (int64_t f = 0; f < ffn->o.d_hidden; f++)
     places[f] = -1;
@@ -309,14 +311,19 @@ static esmm_status forget_drops(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forwa
   return ESMM_OK;
 }
 
-static esmm_status gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+/* Nothing is rounded up here: dst has what is gathered, and no more. */
+static esmm_status gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                               esmm_matrix *dst)
 {
+  (void)count;
   esmm_ffn_gather_rows(ctx, src, order, dst);
   return ESMM_OK;
 }
 
-static esmm_status gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+static esmm_status gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                  esmm_matrix *dst)
 {
+  (void)count;
   esmm_ffn_gather_columns(ctx, src, order, dst);
   return ESMM_OK;
 }
@@ -329,9 +336,10 @@ static esmm_status scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int
 }
 
 static esmm_status column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
-                               int64_t n, float *out, bool add)
+                               int64_t count, int64_t n, float *out, bool add)
 {
   (void)cache;
+  (void)count;
   esmm_ffn_column_sums(ctx, m, order, n, out, add);
   return ESMM_OK;
 }
@@ -349,6 +357,7 @@ const ffn_passes esmm_ffn_cpu = {
     .patterns = true,
     .wide = true,
     .compacts = 1u << ESMM_FFN_EXACT | 1u << ESMM_FFN_SPLIT | 1u << ESMM_FFN_SPARSE,
+    .step = 1,
     .alloc = alloc,
     .release = release,
     .copy_bias = copy_bias,
@@ -356,11 +365,11 @@ const ffn_passes esmm_ffn_cpu = {
     .take_b = take_b,
     .put_back = put_back,
     .activate = activate,
-    .count = count,
+    .count = count_h,
     .rank = rank,
     .derive = derive,
     .masked = masked,
-    .place = place,
+    .settle = settle,
     .sparsify = esmm_ffn_sparsify_matrix,
     .forget_drops = forget_drops,
     .gather_rows = gather_rows,

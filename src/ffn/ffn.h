@@ -114,6 +114,7 @@ struct esmm_ffn_cache {
   bool counted;            /* statistics of this pass were taken */
   esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
   int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */
+  void *device;            /* what the device keeps with it */
   int64_t shuffled;        /* tokens that FFN_TOKENS is an order of; 0: of none */
   /* For the report: */
   int64_t alive_columns; /* columns of h with a nonzero */
@@ -168,7 +169,7 @@ static inline bool ffn_is_lossy(const esmm_ffn *ffn)
 /* Does the backward pass leave out dead features? */
 static inline bool ffn_compacts(const esmm_ffn *ffn)
 {
-  return ffn->backend->layer->compacts & 1u << ffn->o.mode;
+  return ffn_makes_zeros(ffn) && ffn->backend->layer->compacts & 1u << ffn->o.mode;
 }
 
 /* splitmix64 */

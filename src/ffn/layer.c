@@ -329,6 +329,8 @@ void esmm_ffn_cache_free(esmm_ffn_cache *cache)
     cache->passes->release(&allocator, cache->ordinal, cache->buffers[i].data, cache->buffers[i].bytes);
   for (int i = 0; i < FFN_BS; i++)
     esmm_weights_free(cache->b[i]);
+  if (cache->passes->forget)
+    cache->passes->forget(cache);
   esmm_pattern_free(cache->pattern);
   esmm_mem_free(&allocator, cache, sizeof *cache);
 }

@@ -53,6 +53,7 @@ typedef struct ffn_derivative {
   const esmm_matrix *h;         /* [tokens, features]: all that a ReLU without a gate needs */
   const esmm_matrix *up, *gate; /* before the activation, [tokens, d_hidden]; NULL where there is none */
   const int32_t *order;         /* which of their columns; NULL: all */
+  int64_t count;                /* so many of them; what is behind is zero */
   esmm_matrix *dpre, *dpre_gate;
 } ffn_derivative;
 
@@ -60,10 +61,12 @@ typedef struct ffn_passes {
   bool patterns; /* bitmaps of h help the product behind it: it is asked for them */
   bool turned;   /* products read a B that lies transposed: backward need not turn weights round */
   bool wide;     /* gradients between products are fp32, else of the layer's dtype */
+  bool alike;    /* scatter_rows takes a src of dst's order, and without `add` of dst's dtype; else fp32 rows */
   bool keeps;    /* what the layer has of earlier weights is used again, in place */
 
   /* Modes, as bits 1 << esmm_ffn_mode, in which backward leaves out features that are dead in the whole batch. */
   unsigned compacts;
+  int64_t step; /* their number is rounded up to a multiple of this; what is past them is zero */
 
   /* ---- memory of caches and biases: kept from pass to pass ---- */
   esmm_status (*alloc)(esmm_ctx *ctx, size_t bytes, void **memory);
@@ -96,8 +99,8 @@ typedef struct ffn_passes {
    *done stays false. dt [tokens, d_out], order: as FFN_ORDER, or NULL. */
   esmm_status (*masked)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *dt,
                         const esmm_matrix *h, const int32_t *order, esmm_matrix *dh, bool *done);
-  /* FFN_PLACES from FFN_ORDER. */
-  esmm_status (*place)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+  /* Sets cache->alive, the entries of FFN_ORDER, and makes FFN_PLACES from those. May say that all are alive. */
+  esmm_status (*settle)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
 
   /* dst = src with at most two nonzeros in each group of four, in the columns that the cache says; both [tokens, .] of
      one dtype, tight. */
@@ -105,17 +108,21 @@ typedef struct ffn_passes {
                           esmm_matrix *dst);
   esmm_status (*forget_drops)(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forward); /* of y, or all the others */
 
-  /* dst = rows order[0..dst->rows) of src (order NULL: all), any order; converts where dst has another dtype. */
-  esmm_status (*gather_rows)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
+  /* dst = rows order[0..count) of src (order NULL: all), and zeros behind them; `turned`: src and dst are of one dtype
+     and row-major, else src is of any order, and dst of any dtype. */
+  esmm_status (*gather_rows)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                             esmm_matrix *dst);
   /* The same of columns, both of one dtype and row-major. */
-  esmm_status (*gather_columns)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
-  /* Row i of src (fp32, row-major) to row f of dst where places[f] is i; rows of dst that have no place become zero.
+  esmm_status (*gather_columns)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                esmm_matrix *dst);
+  /* Row i of src (as `alike` says) to row f of dst where places[f] is i; rows of dst that have no place become zero.
      With add, src is added and they stay. */
   esmm_status (*scatter_rows)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst, bool add);
-  /* out[order[c]] (+)= the sum of column c of m; order NULL: out[c]. The others of out's n become 0, unless added to.
-   */
+  /* out[order[c]] (+)= the sum of column c of m, of count columns; order NULL: out[c]. The others of out's n become 0,
+     unless added to. */
   esmm_status (*column_sums)(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
-                             int64_t n, float *out, bool add);
+                             int64_t count, int64_t n, float *out, bool add);
+  void (*forget)(esmm_ffn_cache *cache); /* what the device keeps with a cache that is freed; NULL: nothing */
 
   /* Numbers of the report, to the cache's own: alive_columns, nonzeros, strip_density, drops. May wait. */
   esmm_status (*report)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);

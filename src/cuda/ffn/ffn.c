@@ -140,7 +140,9 @@ static esmm_status activate(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
 
 static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const ffn_derivative *job)
 {
-  static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_derive", 0};
+  static const esmm_cuda_function of_relu = {&fatbin_ffn, "esmm_ffn_derive", 0},
+                                  smooth = {&fatbin_ffn, "esmm_ffn_derive_smooth", 0};
+  const esmm_cuda_function *function = ffn_makes_zeros(ffn) ? &of_relu : &smooth;
   (void)cache;
   const esmm_ffn_derive_params params = {.d = address(job->dpre->data),
                                          .d_gate = job->dpre_gate ? address(job->dpre_gate->data) : 0,
@@ -148,6 +150,7 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
                                          .up = job->up ? address(job->up->data) : 0,
                                          .gate = job->gate ? address(job->gate->data) : 0,
                                          .order = address(job->order),
+                                         .count = job->count,
                                          .rows = job->dpre->rows,
                                          .cols = job->dpre->cols,
                                          .all = ffn->o.d_hidden,
@@ -157,11 +160,11 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
     return ESMM_OK;
   const int64_t pieces = esmm_ceil_div(params.rows * params.cols, 8 * ESMM_FFN_THREADS);
   esmm_launch how = {.grid_x = blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS};
-  if (job->order) {
+  if (job->order && job->up) {
     how.grid_x = blocks_for(ctx, esmm_ceil_div(params.cols, ESMM_FFN_THREADS));
     how.grid_y = (unsigned)esmm_min(params.rows, MOST_ROWS);
   }
-  return launch(ctx, &function, how, &params);
+  return launch(ctx, function, how, &params);
 }
 
 /* ---- sums ---- */
@@ -203,15 +206,58 @@ static esmm_status sum_columns(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_
 }
 
 static esmm_status column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
-                               int64_t n, float *out, bool add)
+                               int64_t count, int64_t n, float *out, bool add)
 {
   esmm_status status = ESMM_OK;
   if (order && !add) /* columns that are not there */
     status = zero(ctx, address(out), (size_t)n * sizeof *out);
-  return status == ESMM_OK
-             ? sum_columns(ctx, cache, m,
-                           (esmm_ffn_sum_params){.out = address(out), .order = address(order), .add = add})
-             : status;
+  const esmm_ffn_sum_params params = {.out = address(out), .order = address(order), .count = count, .add = add};
+  return status == ESMM_OK ? sum_columns(ctx, cache, m, params) : status;
+}
+
+/* ---- lines and elements by an index ---- */
+
+/* src and dst are row-major. */
+static esmm_status pick(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *index, int64_t count, bool elements,
+                        const esmm_matrix *dst, bool add)
+{
+  static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_pick", 0};
+  const esmm_ffn_pick_params params = {.src = esmm_cuda_matrix(src),
+                                       .dst = esmm_cuda_matrix(dst),
+                                       .index = address(index),
+                                       .count = count,
+                                       .elements = elements,
+                                       .add = add};
+  if (dst->rows == 0 || dst->cols == 0)
+    return ESMM_OK;
+  const bool vectors = !elements && !add && src->dtype == dst->dtype;
+  const int64_t each = vectors ? 16 / (int64_t)esmm_dtype_size(dst->dtype) : 1;
+  const esmm_launch how = {.grid_x = blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
+                           .grid_y = (unsigned)esmm_min(dst->rows, MOST_ROWS),
+                           .threads = ESMM_FFN_THREADS};
+  return launch(ctx, &function, how, &params);
+}
+
+static esmm_status gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                               esmm_matrix *dst)
+{
+  return pick(ctx, src, order, count, false, dst, false);
+}
+
+static esmm_status gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                  esmm_matrix *dst)
+{
+  return pick(ctx, src, order, count, true, dst, false);
+}
+
+/* Rows of a col-major matrix are elements of its lines. */
+static esmm_status scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
+                                bool add)
+{
+  if (dst->order == ESMM_ROW_MAJOR)
+    return pick(ctx, src, places, dst->rows, false, dst, add);
+  const esmm_matrix from = ffn_transposed(*src), to = ffn_transposed(*dst);
+  return pick(ctx, &from, places, dst->rows, true, &to, add);
 }
 
 /* ---- statistics ---- */
@@ -265,24 +311,146 @@ static bool is_split(const esmm_ffn *ffn)
   return ffn->o.mode == ESMM_FFN_SPLIT;
 }
 
-static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
+/* What a cache keeps beside its buffers: how many features were alive, as the device has told the host. */
+typedef struct kept {
+  esmm_allocator allocator;
+  uint64_t *mailbox; /* pinned: pass << 32 | alive; 0: nothing was told yet */
+  CUdeviceptr mailbox_at;
+  CUevent ranked; /* behind the launch that tells */
+  uint32_t pass;  /* that it was told of last, */
+  bool expected;  /* and will be */
+  bool tried;     /* it was waited for once */
+  bool many_dead; /* when it was last known */
+} kept;
+
+static void forget(esmm_ffn_cache *cache)
+{
+  kept *k = cache->device;
+  if (!k)
+    return;
+  const esmm_allocator allocator = k->allocator;
+  esmm_cuda_event_free_at(cache->ordinal, k->ranked);
+  esmm_cuda_pinned_free_at(cache->ordinal, k->mailbox);
+  esmm_mem_free(&allocator, k, sizeof *k);
+  cache->device = NULL;
+}
+
+/* Between begin and end. */
+static esmm_status make_kept(esmm_ctx *ctx, esmm_ffn_cache *cache)
+{
+  if (cache->device)
+    return ESMM_OK;
+  kept *k = esmm_mem_alloc(&ctx->allocator, sizeof *k);
+  if (!k)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a layer's cache");
+  *k = (kept){.allocator = ctx->allocator};
+  cache->device = k;
+  void *host = NULL;
+  esmm_status status = esmm_cuda_event_create(ctx, &k->ranked);
+  if (status == ESMM_OK)
+    status = esmm_cuda_pinned_alloc(ctx, sizeof *k->mailbox, &host, &k->mailbox_at);
+  k->mailbox = host;
+  if (status == ESMM_OK)
+    *k->mailbox = 0;
+  else
+    forget(cache);
+  return status;
+}
+
+/* Between begin and end. A step in a graph is told nothing: nobody is there who could read it. */
+static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool order)
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_rank", 0};
+  const bool tells = order && !esmm_cuda_capturing(ctx);
+  esmm_ffn_rank_params params = {.counts = buffer(cache, FFN_COUNTS),
+                                 .open = buffer(cache, ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS),
+                                 .features = ffn->o.d_hidden,
+                                 .sparse = cache->sparse,
+                                 .pass = (uint32_t)cache->runs};
+  esmm_status status = tells ? make_kept(ctx, cache) : ESMM_OK;
+  if (status != ESMM_OK)
+    return status;
+  kept *k = cache->device;
+  if (k)
+    k->expected = false;
+  if (is_split(ffn)) {
+    params.columns = buffer(cache, FFN_COLUMNS);
+    params.flags = buffer(cache, FFN_FLAGS);
+  }
+  if (order) {
+    params.order = buffer(cache, FFN_ORDER);
+    params.places = buffer(cache, FFN_PLACES);
+  }
+  if (tells)
+    params.mailbox = k->mailbox_at;
+  status = esmm_cuda_launch(ctx, &function, &(esmm_launch){.threads = ESMM_FFN_RANK_THREADS}, ctx->stream, &params);
+  if (status == ESMM_OK && tells)
+    status = esmm_cuda_event_record(ctx, k->ranked, ctx->stream);
+  if (status == ESMM_OK && tells) {
+    k->pass = params.pass;
+    k->expected = true;
+  }
+  return status;
+}
+
+static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
+{
+  const bool order = ffn_compacts(ffn) && !once;
   esmm_status status = reserve_notes(ctx, cache);
   if (status == ESMM_OK && ffn->o.permute_tokens && !once)
     status = shuffle(ctx, ffn, cache);
-  if (status != ESMM_OK || !is_split(ffn))
+  if (status == ESMM_OK && is_split(ffn))
+    status = esmm_ffn_reserve(ctx, cache, FFN_FLAGS, 1, ffn->o.d_hidden, sizeof(int32_t));
+  if (status == ESMM_OK && order)
+    status = esmm_ffn_reserve(ctx, cache, FFN_PLACES, 1, ffn->o.d_hidden, sizeof(int32_t));
+  if (status == ESMM_OK && order && ffn->branches > 1) {
+    const esmm_matrix gate = esmm_ffn_view(cache, FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
+    status = sum_columns(ctx, cache, &gate,
+                         (esmm_ffn_sum_params){.out = buffer(cache, FFN_OPEN), .count = ffn->o.d_hidden, .open = 1});
+  }
+  if (status != ESMM_OK || (!order && !is_split(ffn)))
     return status;
-  status = esmm_ffn_reserve(ctx, cache, FFN_FLAGS, 1, ffn->o.d_hidden, sizeof(int32_t));
-  if (status != ESMM_OK)
-    return status;
-  const esmm_ffn_rank_params params = {.counts = buffer(cache, FFN_COUNTS),
-                                       .columns = buffer(cache, FFN_COLUMNS),
-                                       .flags = buffer(cache, FFN_FLAGS),
-                                       .notes = buffer(cache, FFN_NOTES),
-                                       .features = ffn->o.d_hidden,
-                                       .sparse = cache->sparse};
-  return launch(ctx, &function, (esmm_launch){.threads = ESMM_FFN_RANK_THREADS}, &params);
+  status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, launch_rank(ctx, ffn, cache, order)) : status;
+}
+
+/* What the mailbox says of the pass that the cache holds; false: nothing yet. */
+static bool read_mailbox(kept *k, const esmm_ffn *ffn, int64_t *alive)
+{
+  const uint64_t told = *(const volatile uint64_t *)k->mailbox;
+  const int64_t count = (int64_t)(told & UINT32_MAX);
+  if (told != 0)
+    k->many_dead = (double)count <= FFN_COMPACT * (double)ffn->o.d_hidden;
+  if (told == 0 || (uint32_t)(told >> 32) != k->pass || count > ffn->o.d_hidden)
+    return false;
+  *alive = count;
+  return true;
+}
+
+/* Between begin and end. */
+static esmm_status find_alive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+{
+  kept *k = cache->device;
+  if (esmm_cuda_capturing(ctx) || !k || !k->expected || read_mailbox(k, ffn, &cache->alive) ||
+      (k->tried && !k->many_dead))
+    return ESMM_OK;
+  k->tried = true;
+  const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
+  if (status == ESMM_OK && !read_mailbox(k, ffn, &cache->alive))
+    k->many_dead = false;
+  return status;
+}
+
+/*
+ * How many features are alive decides how large products are, so the host has to know. It waits for that, which comes
+ * before y is made: the GPU has the whole product of y to do meanwhile. It does not wait where the pass before had few
+ * dead features, nor in a graph: all count as alive then.
+ */
+static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+{
+  cache->alive = ffn->o.d_hidden;
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, find_alive(ctx, ffn, cache)) : status;
 }
 
 /* ---- 2:4 ---- */
@@ -414,7 +582,10 @@ static esmm_status report(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 
 const ffn_passes esmm_ffn_cuda = {
     .turned = true,
+    .alike = true,
     .keeps = true,
+    .compacts = 1u << ESMM_FFN_EXACT,
+    .step = ESMM_TILE,
     .alloc = alloc,
     .release = release,
     .copy_bias = copy_bias,
@@ -425,6 +596,11 @@ const ffn_passes esmm_ffn_cuda = {
     .count = count,
     .rank = rank,
     .derive = derive,
+    .settle = settle,
+    .gather_rows = gather_rows,
+    .gather_columns = gather_columns,
+    .scatter_rows = scatter_rows,
+    .forget = forget,
     .sparsify = sparsify,
     .forget_drops = forget_drops,
     .column_sums = column_sums,

@@ -102,38 +102,21 @@ struct derived {
   float d, d_gate;
 };
 
-/* up: the result, where that is enough. SMOOTH: the activation is; else a ReLU's need no calls. */
-template <bool SMOOTH>
+/* Of a ReLU; up: its result, where that is enough. */
 static __device__ __forceinline__ derived derive(const esmm_ffn_derive_params &p, float d, float up, float gate)
 {
   if (p.h)
     return {d * slope_of_result(p.activation, up), 0.0f};
   if (!p.d_gate)
-    return {d * (SMOOTH ? smooth_slope(p.activation, up) : relu_slope(p.activation, up)), 0.0f};
-  const float y = SMOOTH ? smooth(p.activation, gate) : activate(p.activation, gate);
-  const float by = SMOOTH ? smooth_slope(p.activation, gate) : relu_slope(p.activation, gate);
-  return {__fmul_rn(d, y), __fmul_rn(__fmul_rn(d, up), by)};
+    return {d * relu_slope(p.activation, up), 0.0f};
+  return {__fmul_rn(d, activate(p.activation, gate)), __fmul_rn(__fmul_rn(d, up), relu_slope(p.activation, gate))};
 }
 
-/* Elements from `first` on, of arrays: of all features. */
-template <bool SMOOTH, class OF>
-static __device__ __forceinline__ void derive_each(OF of, const esmm_ffn_derive_params &p, int64_t first, int64_t step)
-{
-  const uint64_t from = p.h ? p.h : p.up;
-  for (int64_t i = first; i < p.rows * p.cols; i += step) {
-    const derived made = derive<SMOOTH>(p, get(of, p.d, i), get(of, from, i), p.d_gate ? get(of, p.gate, i) : 0.0f);
-    put(of, p.d, i, made.d);
-    if (p.d_gate)
-      put(of, p.d_gate, i, made.d_gate);
-  }
-}
-
-/* Eight at a time for a ReLU; calls leave no registers for that. */
-template <bool SMOOTH, class OF>
-static __device__ __forceinline__ void derive_all(OF of, const esmm_ffn_derive_params &p)
+/* Of all features: arrays, eight at a time. */
+template <class OF> static __device__ __forceinline__ void derive_all(OF of, const esmm_ffn_derive_params &p)
 {
   const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-  const int64_t eights = SMOOTH ? 0 : p.rows * p.cols / 8;
+  const int64_t count = p.rows * p.cols, eights = count / 8;
   const uint64_t from = p.h ? p.h : p.up;
   for (int64_t i = first; i < eights; i += step) {
     float d[8], up[8], gate[8];
@@ -143,7 +126,7 @@ static __device__ __forceinline__ void derive_all(OF of, const esmm_ffn_derive_p
       read_8(of, p.gate, 8 * i, gate);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      const derived made = derive<SMOOTH>(p, d[j], up[j], p.d_gate ? gate[j] : 0.0f);
+      const derived made = derive(p, d[j], up[j], p.d_gate ? gate[j] : 0.0f);
       d[j] = made.d;
       gate[j] = made.d_gate;
     }
@@ -151,41 +134,63 @@ static __device__ __forceinline__ void derive_all(OF of, const esmm_ffn_derive_p
     if (p.d_gate)
       write_8(of, p.d_gate, 8 * i, gate);
   }
-  derive_each<SMOOTH>(of, p, 8 * eights + first, step);
+  for (int64_t i = 8 * eights + first; i < count; i += step) {
+    const derived made = derive(p, get(of, p.d, i), get(of, from, i), p.d_gate ? get(of, p.gate, i) : 0.0f);
+    put(of, p.d, i, made.d);
+    if (p.d_gate)
+      put(of, p.d_gate, i, made.d_gate);
+  }
 }
 
-/* Of some: rows by blockIdx.y, columns gathered. */
-template <bool SMOOTH, class OF>
-static __device__ __forceinline__ void derive_some(OF of, const esmm_ffn_derive_params &p)
+/* Of some, which are before the activation elsewhere: rows by blockIdx.y, columns gathered. */
+template <class OF> static __device__ __forceinline__ void derive_some(OF of, const esmm_ffn_derive_params &p)
 {
   const int32_t *order = (const int32_t *)p.order;
   for (int64_t row = blockIdx.y; row < p.rows; row += gridDim.y)
     for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.cols; col += (int64_t)gridDim.x * THREADS) {
-      const int64_t at = row * p.cols + col, there = row * p.all + order[col];
-      const float up = p.h ? get(of, p.h, at) : get(of, p.up, there);
-      const derived made = derive<SMOOTH>(p, get(of, p.d, at), up, p.d_gate ? get(of, p.gate, there) : 0.0f);
+      const int64_t at = row * p.cols + col;
+      derived made = {0.0f, 0.0f};
+      if (col < p.count) {
+        const int64_t there = row * p.all + order[col];
+        made = derive(p, get(of, p.d, at), get(of, p.up, there), p.d_gate ? get(of, p.gate, there) : 0.0f);
+      }
       put(of, p.d, at, made.d);
       if (p.d_gate)
         put(of, p.d_gate, at, made.d_gate);
     }
 }
 
-template <bool SMOOTH> static __device__ __forceinline__ void derive_with(const esmm_ffn_derive_params &p)
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_derive(const __grid_constant__ esmm_ffn_derive_params p)
 {
   with_dtype(p.dtype, [&](auto of) {
-    if (p.order)
-      derive_some<SMOOTH>(of, p);
+    if (p.order && !p.h)
+      derive_some(of, p);
     else
-      derive_all<SMOOTH>(of, p);
+      derive_all(of, p);
   });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_derive(const __grid_constant__ esmm_ffn_derive_params p)
+/* The other activations, of which no feature is ever dead: one element at a time, as calls leave few registers. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_derive_smooth(const __grid_constant__ esmm_ffn_derive_params p)
 {
-  if (is_smooth(p.activation))
-    derive_with<true>(p);
-  else
-    derive_with<false>(p);
+  const esmm_device_matrix m = {.data = 0, .rows = p.rows, .cols = p.cols, .ld = p.cols, .dtype = p.dtype, .order = 0};
+  esmm_device_matrix d = m, d_gate = m, up = m, gate = m;
+  d.data = p.d;
+  d_gate.data = p.d_gate;
+  up.data = p.up;
+  gate.data = p.gate;
+  const int64_t step = (int64_t)gridDim.x * THREADS;
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.rows * p.cols; i += step) {
+    const float x = load_element(p.d_gate ? gate : up, i), slope = smooth_slope(p.activation, x);
+    const float before = load_element(d, i);
+    if (p.d_gate) {
+      store_element(d_gate, i, __fmul_rn(__fmul_rn(before, load_element(up, i)), slope));
+      store_element(d, i, __fmul_rn(before, smooth(p.activation, x)));
+    } else {
+      store_element(d, i, before * slope);
+    }
+  }
 }
 
 /* ---- sums of columns ---- */
@@ -243,7 +248,7 @@ static_assert(THREADS == ESMM_FFN_SUM_COLS, "a thread ends with a column");
 
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_sum_end(const __grid_constant__ esmm_ffn_sum_params p)
 {
-  for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.m.cols; col += (int64_t)gridDim.x * THREADS) {
+  for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.count; col += (int64_t)gridDim.x * THREADS) {
     double sum = 0.0;
     for (int64_t i = 0; i < p.chunks; i++)
       sum += ((const double *)p.partial)[i * p.m.cols + col];
@@ -641,8 +646,71 @@ extern "C" __global__ void __launch_bounds__(RANKERS) esmm_ffn_rank(const __grid
         places[f] = lives ? before : -1;
     }
   }
-  if (order && threadIdx.x == 0)
-    ((esmm_ffn_notes *)p.notes)->alive = (uint32_t)alive;
+  if (p.mailbox && threadIdx.x == 0) { /* one store: the host sees both or neither */
+    __threadfence_system();
+    *(volatile uint64_t *)p.mailbox = (uint64_t)p.pass << 32 | (uint32_t)alive;
+  }
+}
+
+/* ---- lines and elements by an index ---- */
+
+static __device__ __forceinline__ int64_t picked(const esmm_ffn_pick_params &p, int64_t i)
+{
+  return i < p.count ? ((const int32_t *)p.index)[i] : -1;
+}
+
+/* Elements of any dtype, added or not. */
+static __device__ __forceinline__ void pick_each(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+                                                 int64_t step)
+{
+  const int64_t line = p.elements ? row : picked(p, row);
+  for (int64_t col = first; col < p.dst.cols; col += step) {
+    const int64_t element = p.elements ? picked(p, col) : col, at = row * p.dst.ld + col;
+    const bool there = line >= 0 && element >= 0;
+    const float x = there ? load_element(p.src, line * p.src.ld + element) : 0.0f;
+    if (!p.add)
+      store_element(p.dst, at, x);
+    else if (there)
+      store_element(p.dst, at, load_element(p.dst, at) + x);
+  }
+}
+
+/* Elements as bits, and whole lines 16 bytes at a time. */
+template <typename T>
+static __device__ __forceinline__ void pick_bits(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+                                                 int64_t step)
+{
+  T *to = (T *)p.dst.data + row * p.dst.ld;
+  if (p.elements) {
+    const T *from = (const T *)p.src.data + row * p.src.ld;
+    for (int64_t col = first; col < p.dst.cols; col += step) {
+      const int64_t element = picked(p, col);
+      to[col] = element < 0 ? (T)0 : from[element];
+    }
+    return;
+  }
+  enum { EACH = 16 / sizeof(T) };
+  const int64_t line = picked(p, row);
+  const T *from = (const T *)p.src.data + (line < 0 ? 0 : line) * p.src.ld;
+  const bool vectors = has_vectors(p.src) && has_vectors(p.dst);
+  const int64_t wide = vectors ? p.dst.cols / EACH : 0;
+  for (int64_t i = first; i < wide; i += step)
+    ((uint4 *)to)[i] = line < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)from)[i];
+  for (int64_t col = EACH * wide + first; col < p.dst.cols; col += step)
+    to[col] = line < 0 ? (T)0 : from[col];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_pick(const __grid_constant__ esmm_ffn_pick_params p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  const bool alike = p.src.dtype == p.dst.dtype && !p.add;
+  for (int64_t row = blockIdx.y; row < p.dst.rows; row += gridDim.y)
+    if (!alike)
+      pick_each(p, row, first, step);
+    else if (dtype_bytes(p.dst.dtype) == 2)
+      pick_bits<uint16_t>(p, row, first, step);
+    else
+      pick_bits<uint32_t>(p, row, first, step);
 }
 
 /* ---- for the report ---- */

@@ -20,7 +20,7 @@ typedef struct esmm_ffn_activate_params {
 ESMM_PARAMS_SIZE(esmm_ffn_activate_params, 40);
 
 /*
- * esmm_ffn_derive: d, dh at first, becomes dpre, and d_gate the gate's.
+ * esmm_ffn_derive, and for what is no ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
  *   a ReLU without a gate   d * act' from its result h
  *   no gate                 d * act'(up)
  *   else                    d * act(gate), and d * up * act'(gate)
@@ -31,9 +31,10 @@ typedef struct esmm_ffn_derive_params {
   uint64_t up, gate;  /* [rows][all] */
   uint64_t order;     /* int32 [cols]: their columns; 0: all of them, cols is all */
   int64_t rows, cols, all;
+  int64_t count; /* entries of order: what is behind them is zero */
   int32_t dtype, activation;
 } esmm_ffn_derive_params;
-ESMM_PARAMS_SIZE(esmm_ffn_derive_params, 80);
+ESMM_PARAMS_SIZE(esmm_ffn_derive_params, 88);
 
 #define ESMM_FFN_SUM_COLS 256 /* columns of a block of esmm_ffn_sum, */
 #define ESMM_FFN_SUM_ROWS 256 /* and its rows */
@@ -45,10 +46,11 @@ typedef struct esmm_ffn_sum_params {
   uint64_t out;     /* fp32; with `open` int32 */
   uint64_t order;   /* int32 [m.cols]: where each goes; 0: in its place */
   int64_t chunks;   /* ceil(m.rows / ESMM_FFN_SUM_ROWS) */
+  int64_t count;    /* columns that go somewhere: the first */
   int32_t add;      /* to what is there */
   int32_t open;     /* 1: count those that are not zero or less */
 } esmm_ffn_sum_params;
-ESMM_PARAMS_SIZE(esmm_ffn_sum_params, 80);
+ESMM_PARAMS_SIZE(esmm_ffn_sum_params, 88);
 
 /* ---- 2:4 ---- */
 
@@ -65,8 +67,7 @@ ESMM_PARAMS_SIZE(esmm_ffn_record, 48);
 typedef struct esmm_ffn_notes {
   esmm_ffn_record drops[ESMM_FFN_DROPS];
   uint64_t strips, nonzeros, alive_columns; /* of h */
-  uint32_t alive;                           /* entries of the order of alive features */
-  float factor;                             /* soft threshold: of all that was shrunk */
+  float factor, unused;                     /* soft threshold: of all that was shrunk */
 } esmm_ffn_notes;
 ESMM_PARAMS_SIZE(esmm_ffn_notes, 272);
 
@@ -107,10 +108,24 @@ typedef struct esmm_ffn_rank_params {
   uint64_t columns, flags; /* as above; columns 0: not wanted */
   uint64_t order, places;  /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
                               wanted */
-  uint64_t notes;
+  uint64_t mailbox;        /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
   int64_t features, sparse;
+  uint32_t pass, unused;
 } esmm_ffn_rank_params;
-ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 72);
+ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 80);
+
+/*
+ * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst, by an index: that of dst's line (element) i is
+ * index[i] where i is below count, else -1, which stands for zeros. With add they are added, and zeros are nothing.
+ */
+typedef struct esmm_ffn_pick_params {
+  esmm_device_matrix src, dst; /* row-major */
+  uint64_t index;              /* int32 [count] */
+  int64_t count;
+  int32_t elements; /* 1: of each line */
+  int32_t add;
+} esmm_ffn_pick_params;
+ESMM_PARAMS_SIZE(esmm_ffn_pick_params, 104);
 
 /* esmm_ffn_densities: to notes, which are 0: nonzeros, columns and strips of h that have one. */
 typedef struct esmm_ffn_densities_params {
