@@ -3,6 +3,7 @@
  * fake_cuda.c, whose kernels do nothing. A second step allocates nothing and waits for nothing; a step can be captured
  * into a graph once it has run; and whichever call of the driver fails, the layer says so, and gives everything back.
  */
+#include "cuda/ffn/params.h"
 #include "esmm_ffn.h"
 #include "fake_gpu.h"
 
@@ -153,6 +154,59 @@ static void a_second_step_allocates_nothing_and_waits_for_nothing(void **state)
   }
 }
 
+/* What the device would tell: how many features are alive; and the launches that only some of the features need. */
+static int64_t alive, picked;
+
+static void tell_alive(const char *name, const void *params)
+{
+  picked += strcmp(name, "esmm_ffn_pick") == 0;
+  if (strcmp(name, "esmm_ffn_rank") != 0)
+    return;
+  const esmm_ffn_rank_params *p = params;
+  if (p->mailbox)
+    *(uint64_t *)(uintptr_t)p->mailbox = (uint64_t)p->pass << 32 | (uint64_t)alive;
+}
+
+/* Dead features are left out where there are many; the pass says so itself, and in a graph none are. */
+static void dead_features_are_left_out(void **state)
+{
+  (void)state;
+  static char stream;
+  for (int i = 0; i < 2; i++) {
+    net n = {0};
+    kind k = kinds[i];
+    picked = 0;
+    k.d_hidden = 1024;
+    n.ctx = must_create(&n.m);
+    assert_int_equal(make_net(&n, &k), ESMM_OK);
+    assert_int_equal(esmm_ctx_set_stream(n.ctx, &stream), ESMM_OK);
+    fake->kernel = tell_alive;
+    alive = 200;
+    must_step(&n, "the first");
+    assert_int_equal(picked, 0);
+    must_step(&n, "many dead");
+    assert_true(picked > 0);
+    must_step(&n, "again");
+    const int64_t allocations = fake->allocations;
+    must_step(&n, "once more");
+    assert_int_equal(fake->allocations, allocations);
+    picked = 0;
+    alive = 1000;
+    must_step(&n, "few dead");
+    assert_int_equal(picked, 0);
+    alive = 0;
+    must_step(&n, "all dead");
+    picked = 0;
+    fake->captured = &stream;
+    must_step(&n, "in a graph");
+    assert_int_equal(picked, 0);
+    fake->captured = NULL;
+    free_net(&n);
+    assert_int_equal(n.m.live, 0);
+    check_balance("dead features");
+  }
+}
+
 static void a_first_step_cannot_be_captured(void **state)
 {
   (void)state;
@@ -211,6 +265,7 @@ int main(int argc, char **argv)
     return cmocka_run_group_tests_name("cuda_layer", none, NULL, NULL);
   const struct CMUnitTest tests[] = {
       TEST(a_second_step_allocates_nothing_and_waits_for_nothing),
+      TEST(dead_features_are_left_out),
       TEST(a_first_step_cannot_be_captured),
       TEST(any_call_may_fail),
   };

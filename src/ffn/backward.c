@@ -315,11 +315,12 @@ static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const es
   const esmm_matrix expand = ffn_transposed(p->ffn->params.in[branch].expand.matrix);
   const ffn_operand which = branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE;
   esmm_matrix rows = expand, operand;
+  const ffn_b b = ffn_b_of(p->order ? FFN_B_SOME : FFN_B_EXPAND, branch);
   const bool as_it_is = !p->order && (expand.order == ESMM_ROW_MAJOR || p->cache->passes->turned);
   esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, FFN_DROP_DX, &p->dpre[branch], &operand);
   if (status == ESMM_OK && !as_it_is)
     status = gather_weights(p, &expand, &rows);
-  return status == ESMM_OK ? multiply(p, &operand, ffn_b_of(FFN_B_EXPAND, branch), &rows, ds, plus) : status;
+  return status == ESMM_OK ? multiply(p, &operand, b, &rows, ds, plus) : status;
 }
 
 static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)

@@ -23,7 +23,8 @@ typedef enum ffn_b {
   FFN_B_EXPAND = 6,  /* expand', in ds; the gate's behind it */
   FFN_B_DS = 8,      /* ds, in the gradient of reduce; the gate's behind it */
   FFN_B_REDUCE = 10, /* reduce', in dx; the gate's behind it */
-  FFN_BS = 12
+  FFN_B_SOME = 12,   /* those rows of expand' that belong to alive features; the gate's behind it */
+  FFN_BS = 14
 } ffn_b;
 
 /* Operands that may go sparse: each draws from a seed of its own in each pass. */

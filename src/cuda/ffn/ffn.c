@@ -319,7 +319,7 @@ typedef struct kept {
   CUevent ranked; /* behind the launch that tells */
   uint32_t pass;  /* that it was told of last, */
   bool expected;  /* and will be */
-  bool tried;     /* it was waited for once */
+  bool whole;     /* a pass has worked on all features: there is room for one in a graph */
   bool many_dead; /* when it was last known */
 } kept;
 
@@ -431,10 +431,12 @@ static bool read_mailbox(kept *k, const esmm_ffn *ffn, int64_t *alive)
 static esmm_status find_alive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
   kept *k = cache->device;
-  if (esmm_cuda_capturing(ctx) || !k || !k->expected || read_mailbox(k, ffn, &cache->alive) ||
-      (k->tried && !k->many_dead))
+  if (esmm_cuda_capturing(ctx) || !k || !k->expected)
     return ESMM_OK;
-  k->tried = true;
+  const bool first = !k->whole;
+  k->whole = true;
+  if (first || read_mailbox(k, ffn, &cache->alive) || !k->many_dead)
+    return ESMM_OK;
   const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
   if (status == ESMM_OK && !read_mailbox(k, ffn, &cache->alive))
     k->many_dead = false;
@@ -443,8 +445,8 @@ static esmm_status find_alive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
 
 /*
  * How many features are alive decides how large products are, so the host has to know. It waits for that, which comes
- * before y is made: the GPU has the whole product of y to do meanwhile. It does not wait where the pass before had few
- * dead features, nor in a graph: all count as alive then.
+ * before y is made: the GPU has the whole product of y to do meanwhile. It does not wait in a cache's first pass, where
+ * the pass before had few dead features, nor in a graph: all count as alive then.
  */
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
