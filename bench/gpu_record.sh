@@ -18,6 +18,8 @@
 #   bsr16      B in blocks                       nm24       B of 2:4, from 1 row to 8192
 #   epilogue16 bias, activation, statistics and gate beside the plain product; what cuBLAS would need for them is not
 #              in its time
+#   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
+#              beside ESMM or in its examples/)
 #
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
@@ -33,7 +35,7 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
-all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16'
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16 ffn16'
 SUITES=${SUITES:-$all}
 
 die() {
@@ -373,6 +375,22 @@ suite_prepare16() {
             format, value("ms_prune"), value("ms_prepare"), value("ms_memory") }' "$work/lines"
     }
   done
+}
+
+suite_ffn16() {
+  speed=${ESMM%/*}/ffn_speed_gpu
+  [ -x "$speed" ] || speed=${ESMM%/*}/examples/ffn_speed_gpu
+  if [ ! -x "$speed" ]; then
+    echo 'ffn16      left out: there is no ffn_speed_gpu; make examples'
+    return
+  fi
+  "$speed" 4096 4096 14336 "$DEVICE" >"$work/lines" || die "ffn_speed_gpu failed; the record stays as it was"
+  awk -v stamp="$stamp" '{ sub(/^{"suite":"ffn16",/, ""); print "{\"suite\":\"ffn16\",\"asked\":\"\"," stamp "," $0 }' \
+    "$work/lines" >>"$work/record" || die "awk failed"
+  awk "$value"'
+    { printf "ffn16      %-24s %-8s forward %8.4f ms, %.3f x dense; step %8.4f ms, %.3f x dense\n", value("zeros"), \
+        value("mode"), value("forward_ms"), value("forward_times_dense"), value("step_ms"), value("step_times_dense") }' \
+    "$work/lines"
 }
 
 for word in $SUITES; do

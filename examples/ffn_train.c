@@ -3,6 +3,7 @@
  *
  *     ffn_train                                     dense, exact and split, one after the other from the same start
  *     ffn_train --mode sparse --sparsifier mvue     one of them
+ *     ffn_train --device cuda --dtype bf16          on a GPU, with bf16 operands
  *     ffn_train --help
  *
  * A token is a point (u, v), seen as waves of it: x_j = cos(a_j u + b_j v + c_j). The target is a sharp ring around a
@@ -27,10 +28,12 @@ typedef struct settings {
   double rate, bias, share;
   esmm_sparsifier sparsifier;
   int modes[MOST_MODES], mode_count;
-  const char *prefix, *save;
+  const char *prefix, *save, *device;
+  esmm_dtype dtype;
 } settings;
 
 static const char *const mode_names[] = {"exact", "split", "sparse", "dense"};
+static const char *const dtype_names[] = {"f32", "bf16", "f16"}; /* esmm_dtype */
 static const char *const sparsifier_names[] = {"top", "soft", "mvue"};
 
 static void die(const char *what, const char *text)
@@ -67,6 +70,34 @@ static esmm_matrix matrix(int64_t rows, int64_t cols)
   if (!m.data)
     die("out of memory", "");
   return m;
+}
+
+/* ---- where the layer computes: matrices there, of its dtype, beside those of the host ---- */
+
+/* The host's own, where the layer reads that. Vectors stay fp32. */
+static esmm_matrix there(esmm_ctx *ctx, const settings *s, const esmm_matrix *host)
+{
+  const char *colon = strchr(esmm_ctx_device(ctx), ':');
+  if (!colon)
+    return *host;
+  esmm_matrix m = *host;
+  m.place = ESMM_DEVICE;
+  m.device = atoi(colon + 1);
+  m.dtype = host->rows == 1 ? ESMM_F32 : s->dtype;
+  must(ctx, "device memory", esmm_memory_alloc(ctx, (size_t)(m.rows * m.cols) * esmm_dtype_size(m.dtype), &m.data));
+  return m;
+}
+
+static void move(esmm_ctx *ctx, const esmm_matrix *from, esmm_matrix *to)
+{
+  if (from->data != to->data)
+    must(ctx, "copy", esmm_matrix_copy(ctx, from, to));
+}
+
+static void leave(esmm_ctx *ctx, const esmm_matrix *m)
+{
+  if (m->place == ESMM_DEVICE)
+    esmm_memory_free(ctx, m->data);
 }
 
 /* ---- the function ---- */
@@ -185,23 +216,26 @@ static void train(esmm_ctx *ctx, const settings *s, int mode, const task *t, mod
                               .sparsifier = s->sparsifier,
                               .sparse_share = s->share,
                               .permute_tokens = 1,
+                              .dtype = s->dtype,
                               .seed = (uint64_t)s->seed};
-  const esmm_ffn_weights weights = {.size = sizeof weights,
-                                    .w1 = &m->value[W1],
-                                    .w2 = &m->value[W2],
-                                    .b1 = m->value[B1].data,
-                                    .b2 = m->value[B2].data};
-  const esmm_ffn_grads grads = {.size = sizeof grads,
-                                .w1 = &m->gradient[W1],
-                                .w2 = &m->gradient[W2],
-                                .b1 = m->gradient[B1].data,
-                                .b2 = m->gradient[B2].data};
+  esmm_matrix value[PARAMETERS], gradient[PARAMETERS];
+  for (int i = 0; i < PARAMETERS; i++) {
+    value[i] = there(ctx, s, &m->value[i]);
+    gradient[i] = there(ctx, s, &m->gradient[i]);
+  }
+  const esmm_ffn_weights weights = {
+      .size = sizeof weights, .w1 = &value[W1], .w2 = &value[W2], .b1 = value[B1].data, .b2 = value[B2].data};
+  const esmm_ffn_grads grads = {
+      .size = sizeof grads, .w1 = &gradient[W1], .w2 = &gradient[W2], .b1 = gradient[B1].data, .b2 = gradient[B2].data};
   esmm_matrix x = matrix(s->tokens, s->d_model), y = matrix(s->tokens, s->d_model),
               target = matrix(s->tokens, s->d_model), dy = matrix(s->tokens, s->d_model),
               test_x = matrix(1024, s->d_model), test_y = matrix(1024, s->d_model),
               test_target = matrix(1024, s->d_model);
   uint64_t state = (uint64_t)s->seed + 2, test_state = (uint64_t)s->seed + 3;
   draw_batch(t, &test_state, &test_x, &test_target);
+  esmm_matrix in = there(ctx, s, &x), out = there(ctx, s, &y), back = there(ctx, s, &dy);
+  esmm_matrix test_in = there(ctx, s, &test_x), test_out = there(ctx, s, &test_y);
+  move(ctx, &test_x, &test_in);
   esmm_ffn *ffn = NULL;
   esmm_ffn_cache *cache = NULL;
   must(ctx, "layer", esmm_ffn_create(ctx, &opts, &ffn));
@@ -209,10 +243,13 @@ static void train(esmm_ctx *ctx, const settings *s, int mode, const task *t, mod
   const int64_t every = (s->steps + MOST_POINTS - 1) / MOST_POINTS;
   c->mode = mode_names[mode];
   for (int64_t step = 0; step <= s->steps; step++) {
+    for (int i = 0; i < PARAMETERS; i++)
+      move(ctx, &m->value[i], &value[i]);
     must(ctx, "weights", esmm_ffn_set_weights(ctx, ffn, &weights, NULL));
     if (step % every == 0 || step == s->steps) {
       esmm_ffn_report report = {.size = sizeof report};
-      must(ctx, "test", esmm_ffn_forward(ctx, ffn, &test_x, &test_y, NULL, &report));
+      must(ctx, "test", esmm_ffn_forward(ctx, ffn, &test_in, &test_out, NULL, &report));
+      move(ctx, &test_out, &test_y);
       c->step[c->count] = (double)step;
       c->loss[c->count] = loss_of(&test_y, &test_target, NULL);
       c->density[c->count] = report.element_density;
@@ -224,13 +261,25 @@ static void train(esmm_ctx *ctx, const settings *s, int mode, const task *t, mod
     if (step == s->steps)
       break;
     draw_batch(t, &state, &x, &target);
-    must(ctx, "forward", esmm_ffn_forward(ctx, ffn, &x, &y, cache, NULL));
+    move(ctx, &x, &in);
+    must(ctx, "forward", esmm_ffn_forward(ctx, ffn, &in, &out, cache, NULL));
+    move(ctx, &out, &y);
     loss_of(&y, &target, &dy);
-    must(ctx, "backward", esmm_ffn_backward(ctx, ffn, cache, &dy, &grads, NULL));
+    move(ctx, &dy, &back);
+    must(ctx, "backward", esmm_ffn_backward(ctx, ffn, cache, &back, &grads, NULL));
+    for (int i = 0; i < PARAMETERS; i++)
+      move(ctx, &gradient[i], &m->gradient[i]);
     model_update(m, step + 1, s->rate * 0.5 * (1 + cos(3.141592653589793 * (double)step / (double)s->steps)));
   }
   esmm_ffn_cache_free(cache);
   esmm_ffn_free(ffn);
+  const esmm_matrix *lent[] = {&in, &out, &back, &test_in, &test_out};
+  for (size_t i = 0; i < sizeof lent / sizeof *lent; i++)
+    leave(ctx, lent[i]);
+  for (int i = 0; i < PARAMETERS; i++) {
+    leave(ctx, &value[i]);
+    leave(ctx, &gradient[i]);
+  }
   esmm_matrix *own[] = {&x, &y, &target, &dy, &test_x, &test_y, &test_target};
   for (size_t i = 0; i < sizeof own / sizeof *own; i++)
     free(own[i]->data);
@@ -333,6 +382,8 @@ static const char help[] =
     "  --model N           (16)         --hidden N    (256)\n"
     "  --rate X            (0.01)       --bias X      the first layer's biases start here (-1)\n"
     "  --seed N            (1)          --threads N   (1: the layer is small)\n"
+    "  --device NAME       cpu, cuda, cuda:1 (cpu)\n"
+    "  --dtype NAME        of the hidden layer, and on a GPU of all matrices: f32, bf16, f16 (f32)\n"
     "  --out PREFIX        PREFIX.csv and PREFIX.svg (ffn_train)\n"
     "  --save FILE         the last run's weights, as safetensors\n";
 
@@ -366,7 +417,8 @@ static settings parse(int argc, char **argv)
                 .threads = 1,
                 .rate = 0.01,
                 .bias = -1,
-                .prefix = "ffn_train"};
+                .prefix = "ffn_train",
+                .device = "cpu"};
   const struct {
     const char *name;
     int64_t *whole;
@@ -410,6 +462,10 @@ static settings parse(int argc, char **argv)
       s.modes[s.mode_count++] = choice(name, value, mode_names, 4);
     } else if (strcmp(name, "--sparsifier") == 0) {
       s.sparsifier = (esmm_sparsifier)choice(name, value, sparsifier_names, 3);
+    } else if (strcmp(name, "--dtype") == 0) {
+      s.dtype = (esmm_dtype)choice(name, value, dtype_names, 3);
+    } else if (strcmp(name, "--device") == 0) {
+      s.device = value;
     } else if (strcmp(name, "--out") == 0) {
       s.prefix = value;
     } else if (strcmp(name, "--save") == 0) {
@@ -486,7 +542,7 @@ int main(int argc, char **argv)
   const settings s = parse(argc, argv);
   try_files(&s);
   const esmm_ctx_opts opts = {
-      .size = sizeof opts, .device = "cpu", .threads = (int)s.threads, .error = why, .error_size = sizeof why};
+      .size = sizeof opts, .device = s.device, .threads = (int)s.threads, .error = why, .error_size = sizeof why};
   esmm_ctx *ctx = NULL;
   if (esmm_ctx_create(&ctx, &opts) != ESMM_OK)
     die("context", why);

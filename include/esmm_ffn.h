@@ -36,8 +36,12 @@
  * Low rank: with rank1, W1 (and Wg) is u v with u [d_model, rank1], v [rank1, d_hidden]; with rank2, W2 is u v with
  * u [d_hidden, rank2], v [rank2, d_model]. The rule then holds for the factor that meets h: v of W1, u of W2.
  *
- * The layer runs on a CPU only: esmm_ffn_create refuses a GPU context with ESMM_ERR_UNSUPPORTED, and all matrices lie
- * in host memory. The rules at the top of esmm.h hold here too.
+ * Devices. A layer computes where the context it was made with does, on the CPU or on a GPU; contexts of another device
+ * are refused (ESMM_ERR_DEVICE). On a GPU every matrix, bias and gradient lies in that GPU's memory (ESMM_DEVICE), and
+ * work goes to the context's stream: nothing waits but a report and a first pass of a shape, whose memory is then kept,
+ * and exact mode's backward pass where most features are dead: it waits until h has been made. A step that has run once
+ * can be captured into a graph. Operands of the layer's own 16-bit dtype go to the tensor cores; others are multiplied
+ * too, more slowly. The rules at the top of esmm.h hold here too.
  */
 #ifndef ESMM_FFN_H
 #define ESMM_FFN_H
@@ -102,6 +106,10 @@ typedef struct esmm_ffn_weights {
  * read the matrices' data (not the structs) again: keep it in place and unchanged until the last of them. prepare:
  * NULL, or how to prepare them (its strict is ignored: the mode decides). Dense mode needs dense weights: another
  * format is ESMM_ERR_UNSUPPORTED.
+ *
+ * On a GPU with prepare NULL, forward passes read the data in place, too: a 16-bit row-major matrix whose columns are a
+ * multiple of 128, without padding and aligned to 256 bytes, as it lies, others from a copy that this call makes on the
+ * device. If it fails for want of memory there, the layer has no weights until the next call.
  */
 ESMM_API esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_weights *weights,
                                           const esmm_prepare_opts *prepare);

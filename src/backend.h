@@ -101,7 +101,8 @@ struct esmm_backend {
   double (*load)(esmm_ctx *ctx, double seconds);
 
   /* ---- the layer ---- */
-  bool layer; /* esmm_ffn_... run on it */
+  const struct ffn_passes
+      *layer; /* what esmm_ffn_... do between products (ffn/passes.h); NULL: they do not run on it */
 };
 
 /* What a context is called in texts: by its kind, or by its device where there may be several. */

@@ -13,19 +13,20 @@
 #include <stdbool.h>
 
 typedef enum esmm_form_kind {
-  ESMM_FORM_PANELS,  /* CPU: 32 columns side by side, only the k's with a nonzero in them */
-  ESMM_FORM_ROWS,    /* CPU: B's rows, padded to a cache line */
-  ESMM_FORM_BSR,     /* CPU: blocks that have a nonzero */
-  ESMM_FORM_NM,      /* CPU: n values of every m k's, with their places */
-  ESMM_FORM_TURNED,  /* CPU: B transposed, where it has few columns */
-  ESMM_FORM_STRIPS,  /* GPU: fp32, strips of 32 columns, k-major */
-  ESMM_FORM_COLUMNS, /* GPU: fp32, B transposed */
-  ESMM_FORM_ROWS16,  /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */
-  ESMM_FORM_TIGHT16, /* GPU: the same rows without padding, where a library is faster with those */
-  ESMM_FORM_TIGHT32, /* GPU: fp32 rows without padding */
-  ESMM_FORM_CELLS16, /* GPU: 16-bit cells of a BSR B that have a nonzero */
-  ESMM_FORM_NM16,    /* GPU: 2:4, 16-bit: blocks of values and places for the sparse tensor core */
-  ESMM_FORM_SLOTS16, /* GPU: any other N:M, 16-bit: rows of values and rows of places */
+  ESMM_FORM_PANELS,   /* CPU: 32 columns side by side, only the k's with a nonzero in them */
+  ESMM_FORM_ROWS,     /* CPU: B's rows, padded to a cache line */
+  ESMM_FORM_BSR,      /* CPU: blocks that have a nonzero */
+  ESMM_FORM_NM,       /* CPU: n values of every m k's, with their places */
+  ESMM_FORM_TURNED,   /* CPU: B transposed, where it has few columns */
+  ESMM_FORM_STRIPS,   /* GPU: fp32, strips of 32 columns, k-major */
+  ESMM_FORM_COLUMNS,  /* GPU: fp32, B transposed */
+  ESMM_FORM_ROWS16,   /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */
+  ESMM_FORM_TIGHT16,  /* GPU: the same rows without padding, where a library is faster with those */
+  ESMM_FORM_TIGHT32,  /* GPU: fp32 rows without padding */
+  ESMM_FORM_CELLS16,  /* GPU: 16-bit cells of a BSR B that have a nonzero */
+  ESMM_FORM_NM16,     /* GPU: 2:4, 16-bit: blocks of values and places for the sparse tensor core */
+  ESMM_FORM_TURNED16, /* GPU: 16-bit, B transposed, where it lies so and a library reads it: of a layer's products */
+  ESMM_FORM_SLOTS16,  /* GPU: any other N:M, 16-bit: rows of values and rows of places */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

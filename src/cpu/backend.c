@@ -1,6 +1,7 @@
 /* backend.c: the CPU as a backend (backend.h). Its memory is the host's, its calls are done when they return. */
 #include "cpu/cpu.h"
 #include "cpu/forms.h"
+#include "ffn/passes.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -179,5 +180,5 @@ const esmm_backend esmm_cpu_backend = {
     .tune_sample = esmm_cpu_tune_sample,
     .tune_measure = esmm_cpu_tune_measure,
     .load = esmm_cpu_load,
-    .layer = true,
+    .layer = &esmm_ffn_cpu,
 };

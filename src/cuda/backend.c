@@ -1,4 +1,5 @@
 /* backend.c: an NVIDIA GPU as a backend (backend.h). */
+#include "cuda/ffn/ffn.h"
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
@@ -116,4 +117,5 @@ const esmm_backend esmm_cuda_backend = {
     .tune_suffix = tune_suffix,
     .tune_sample = esmm_cuda_tune_sample,
     .tune_measure = esmm_cuda_tune_measure,
+    .layer = &esmm_ffn_cuda,
 };

@@ -96,6 +96,10 @@ esmm_status esmm_cuda_to_host_2d(esmm_ctx *ctx, void *dst, size_t dst_pitch, CUd
                                  size_t bytes, size_t rows, CUstream stream);
 esmm_status esmm_cuda_zero(esmm_ctx *ctx, CUdeviceptr dst, size_t bytes, CUstream stream);
 
+/* Host memory that the device writes to; free_at without a context, while the device is held. */
+esmm_status esmm_cuda_pinned_alloc(esmm_ctx *ctx, size_t bytes, void **host, CUdeviceptr *device);
+void esmm_cuda_pinned_free_at(int ordinal, void *host);
+
 /* Points in a stream's time. free accepts NULL; seconds waits for `to`. */
 esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out);
 void esmm_cuda_event_free(esmm_ctx *ctx, CUevent event);
@@ -389,7 +393,9 @@ typedef struct esmm_cuda_weights {
   int64_t columns_ld;
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
   CUdeviceptr rows;       /* [k][rows_ld], n contiguous; columns past n are zeros; 256-byte aligned */
-  int64_t rows_ld;        /* elements, a multiple of ESMM_TILE */
+  int64_t rows_ld;        /* elements, a multiple of ESMM_TILE; of a B that lies transposed, its own */
+  bool borrowed;          /* its elements are another's (ops/borrow.c), */
+  bool copied;            /* or a copy of those */
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
   CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
   double tile_density;    /* share of the tiles' bits that are set */

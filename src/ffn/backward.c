@@ -17,13 +17,7 @@
  * dh as contract dt', stored transposed: the prepared operand is then dt, which is small, and the weights are read as
  * they lie.
  */
-#include "activation.h"
-#include "convert.h"
-#include "cpu/epilogue.h"
 #include "ffn.h"
-#include "threads.h"
-
-#include <string.h>
 
 typedef struct pass {
   esmm_ctx *ctx;
@@ -34,9 +28,10 @@ typedef struct pass {
   esmm_matrix h; /* [tokens, features] */
   esmm_matrix dpre[FFN_BRANCHES];
   int64_t tokens, features; /* features worked on: all, or the alive ones */
+  int64_t count;            /* of them alive: the others are zero, and there to make up a round number */
   const int32_t *order;     /* which they are; NULL: all */
   const int32_t *places;    /* the other way round */
-  esmm_ffn_report report;
+  esmm_dtype between;       /* of gradients between products */
 } pass;
 
 /* The caller's gradient matrices, checked. */
@@ -78,9 +73,15 @@ static esmm_status check_apart(esmm_ctx *ctx, const wanted *w, size_t count, con
   return ESMM_OK;
 }
 
-static esmm_matrix vector(float *data, int64_t n)
+/* It lies where matrices do. */
+static esmm_matrix vector(const pass *p, float *data, int64_t n)
 {
-  return (esmm_matrix){.data = data, .rows = 1, .cols = n};
+  const bool on_device = p->cache->on_device;
+  return (esmm_matrix){.data = data,
+                       .rows = 1,
+                       .cols = n,
+                       .place = on_device ? ESMM_DEVICE : ESMM_HOST,
+                       .device = on_device ? p->cache->ordinal : 0};
 }
 
 static esmm_status check_outputs(const pass *p, outputs *out)
@@ -89,8 +90,8 @@ static esmm_status check_outputs(const pass *p, outputs *out)
   const esmm_ffn_grads *g = &p->g;
   const bool low1 = o->rank1 > 0, low2 = o->rank2 > 0, gated = p->ffn->branches > 1;
   const int64_t outer = low1 ? o->rank1 : o->d_hidden;
-  const esmm_matrix b1 = vector(g->b1, o->d_hidden), b_gate = vector(g->b_gate, o->d_hidden),
-                    b2 = vector(g->b2, o->d_model);
+  const esmm_matrix b1 = vector(p, g->b1, o->d_hidden), b_gate = vector(p, g->b_gate, o->d_hidden),
+                    b2 = vector(p, g->b2, o->d_model);
   esmm_matrix checked[3];
   const wanted w[] = {
       {"grads->x", g->x, true, p->tokens, o->d_model, &out->x},
@@ -122,8 +123,9 @@ static esmm_status check_cache(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ff
 {
   if (!ffn || !cache)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", ffn ? "cache" : "ffn");
-  if (!ctx->backend->layer)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for the CPU, and this is a %s context", esmm_ctx_kind(ctx));
+  const esmm_status status = esmm_ffn_check_device(ctx, ffn);
+  if (status != ESMM_OK)
+    return status;
   if (cache->ffn != ffn)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "the cache belongs to %s: make one for this layer",
                      cache->ffn ? "another layer" : "a layer that was freed");
@@ -137,49 +139,60 @@ static esmm_status check_cache(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ff
 
 /* ---- products ---- */
 
-/* c = a b + plus, which is NULL for nothing, or c itself, with b prepared for this product alone. */
-static esmm_status multiply(const pass *p, const esmm_matrix *a, const esmm_matrix *b, esmm_matrix *c,
+static ffn_b ffn_b_of(ffn_b first, int branch)
+{
+  return (ffn_b)((int)first + branch);
+}
+
+/* c = a b + plus, which is NULL for nothing, or c itself, with b made ready for this product alone. */
+static esmm_status multiply(const pass *p, const esmm_matrix *a, ffn_b which, const esmm_matrix *b, esmm_matrix *c,
                             const esmm_matrix *plus)
 {
   static const float one = 1.0f;
+  const ffn_passes *passes = p->cache->passes;
   const bool strict = p->ffn->o.mode == ESMM_FFN_DENSE;
-  const esmm_prepare_opts prepare = {.size = sizeof prepare, .strict = strict};
   const esmm_matmul_opts opts = {
       .size = sizeof opts, .beta = plus == c ? &one : NULL, .residual = plus == c ? NULL : plus, .strict = strict};
   esmm_weights *w = NULL;
-  esmm_status status = esmm_prepare(p->ctx, b, &prepare, &w);
+  esmm_status status = passes->take_b(p->ctx, p->cache, which, b, a->dtype, strict, &w);
   if (status == ESMM_OK)
     status = esmm_matmul(p->ctx, a, w, c, &opts, NULL);
-  esmm_weights_free(w);
+  passes->put_back(p->cache, which, w);
   return status;
 }
 
 /* In the 2:4 modes what is multiplied is a sparser copy of m. */
-static esmm_status sparsified(pass *p, ffn_axis axis, ffn_operand operand, const esmm_matrix *m, esmm_ffn_drop *drop,
+static esmm_status sparsified(pass *p, ffn_axis axis, ffn_operand operand, ffn_drop drop, const esmm_matrix *m,
                               esmm_matrix *out)
 {
   *out = *m;
   if (!ffn_is_lossy(p->ffn))
     return ESMM_OK;
-  const ffn_sparsify how = {.axis = axis, .seed = ffn_seed(p->ffn, p->cache, operand), .places = p->places};
+  const ffn_sparsify how = {
+      .axis = axis, .drop = drop, .seed = ffn_seed(p->ffn, p->cache, operand), .places = p->places};
   const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_SPARSE, m->rows, m->cols, m->dtype, out);
-  return status == ESMM_OK ? esmm_ffn_sparsify_matrix(p->ctx, p->cache, &how, m, out, drop) : status;
+  return status == ESMM_OK ? p->cache->passes->sparsify(p->ctx, p->cache, &how, m, out) : status;
 }
 
 /* The gradient of rows that belong to features: out [d_hidden, d] (+)= m' b, m [tokens, features], b [tokens, d]. */
-static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, const esmm_matrix *b, esmm_matrix *out)
+static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, ffn_b which, const esmm_matrix *b,
+                                    esmm_matrix *out)
 {
   const esmm_matrix turned = ffn_transposed(*m);
   const bool add = p->g.accumulate != 0;
   if (!p->order)
-    return multiply(p, &turned, b, out, add ? out : NULL);
+    return multiply(p, &turned, which, b, out, add ? out : NULL);
+  const ffn_passes *passes = p->cache->passes;
+  const bool by_rows = !passes->alike || out->order == ESMM_ROW_MAJOR;
+  const esmm_dtype dtype = passes->alike && !add ? out->dtype : ESMM_F32;
   esmm_matrix compact;
-  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, p->features, out->cols, ESMM_F32, &compact);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, by_rows ? p->features : out->cols,
+                                       by_rows ? out->cols : p->features, dtype, &compact);
+  if (!by_rows)
+    compact = ffn_transposed(compact);
   if (status == ESMM_OK)
-    status = multiply(p, &turned, b, &compact, NULL);
-  if (status == ESMM_OK)
-    esmm_ffn_scatter_rows(p->ctx, &compact, p->places, out, add);
-  return status;
+    status = multiply(p, &turned, which, b, &compact, NULL);
+  return status == ESMM_OK ? passes->scatter_rows(p->ctx, &compact, p->places, out, add) : status;
 }
 
 /* ---- which features ---- */
@@ -187,28 +200,26 @@ static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, const e
 static esmm_status choose_features(pass *p)
 {
   const int64_t all = p->ffn->o.d_hidden;
-  p->features = all;
+  p->features = p->count = all;
   p->h = esmm_ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
-  if (p->ffn->o.mode == ESMM_FFN_DENSE || (double)p->cache->alive > FFN_COMPACT * (double)all)
+  if (!ffn_compacts(p->ffn))
     return ESMM_OK;
+  const ffn_passes *passes = p->cache->passes;
+  esmm_status status = passes->settle(p->ctx, p->ffn, p->cache);
+  const int64_t features = esmm_round_up(p->cache->alive, passes->step);
+  if (status != ESMM_OK || (double)features > FFN_COMPACT * (double)all)
+    return status;
   esmm_matrix compact;
-  esmm_status status =
-      esmm_ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, p->cache->alive, p->h.dtype, &compact);
-  if (status == ESMM_OK)
-    status = esmm_ffn_reserve(p->ctx, p->cache, FFN_PLACES, 1, all, sizeof(int32_t));
+  status = esmm_ffn_matrix(p->ctx, p->cache, FFN_COMPACT_H, p->tokens, features, p->h.dtype, &compact);
   if (status != ESMM_OK)
     return status;
-  p->features = p->cache->alive;
+  p->features = features;
+  p->count = p->cache->alive;
   p->order = ffn_numbers(p->cache, FFN_ORDER);
-  int32_t *places = p->cache->buffers[FFN_PLACES].data;
-  for (int64_t f = 0; f < all; f++)
-    places[f] = -1;
-  for (int64_t i = 0; i < p->features; i++)
-    places[p->order[i]] = (int32_t)i;
-  p->places = places;
-  esmm_ffn_gather_columns(p->ctx, &p->h, p->order, &compact);
+  p->places = ffn_numbers(p->cache, FFN_PLACES);
+  status = passes->gather_columns(p->ctx, &p->h, p->order, p->count, &compact);
   p->h = compact;
-  return ESMM_OK;
+  return status;
 }
 
 /* ---- behind h ---- */
@@ -220,55 +231,41 @@ static esmm_status output_side(pass *p, outputs *out)
   esmm_status status = ESMM_OK;
   p->dt = p->dy;
   if (p->g.b2)
-    esmm_ffn_column_sums(p->ctx, &p->dy, NULL, p->dy.cols, p->g.b2, add);
-  if (p->ffn->o.rank2) {
+    status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dy, NULL, p->dy.cols, p->dy.cols, p->g.b2, add);
+  if (status == ESMM_OK && p->ffn->o.rank2) {
     const esmm_matrix restore = ffn_transposed(params->restore.matrix);
     const esmm_matrix t = ffn_transposed(esmm_ffn_view(p->cache, FFN_T, p->tokens, p->ffn->d_out, p->ffn->o.dtype));
     if (p->g.w2_v)
-      status = multiply(p, &t, &p->dy, &out->restore, add ? &out->restore : NULL);
+      status = multiply(p, &t, FFN_B_DY, &p->dy, &out->restore, add ? &out->restore : NULL);
     if (status == ESMM_OK)
-      status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, ESMM_F32, &p->dt);
+      status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DT, p->tokens, p->ffn->d_out, p->between, &p->dt);
     if (status == ESMM_OK)
-      status = multiply(p, &p->dy, &restore, &p->dt, NULL);
+      status = multiply(p, &p->dy, FFN_B_RESTORE, &restore, &p->dt, NULL);
   }
   if (!p->g.w2 || status != ESMM_OK)
     return status;
   esmm_matrix h;
-  status = sparsified(p, FFN_ALONG_TOKENS, FFN_OPERAND_DW2, &p->h, &p->report.dw2, &h);
-  return status == ESMM_OK ? gradient_of_rows(p, &h, &p->dt, &out->contract) : status;
+  status = sparsified(p, FFN_ALONG_TOKENS, FFN_OPERAND_DW2, FFN_DROP_DW2, &p->h, &h);
+  return status == ESMM_OK ? gradient_of_rows(p, &h, FFN_B_CONTRACT, &p->dt, &out->contract) : status;
 }
 
 /* ---- h ---- */
 
-/* m as fp32 rows: itself, or gathered. *order becomes NULL where its rows are now in order. */
-static esmm_status as_rows(const pass *p, int buffer, const esmm_matrix *m, const int32_t **order, int64_t rows,
-                           esmm_matrix *out)
+/* Rows of weights [d_hidden, .] that belong to the features worked on, gathered along the lines they lie in where the
+   device can multiply with either order. */
+static esmm_status gather_weights(const pass *p, const esmm_matrix *weights, esmm_matrix *rows)
 {
-  *out = *m;
-  if (m->dtype == ESMM_F32 && m->order == ESMM_ROW_MAJOR)
-    return ESMM_OK;
-  const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, buffer, rows, m->cols, ESMM_F32, out);
-  if (status == ESMM_OK)
-    esmm_ffn_gather_rows(p->ctx, m, *order, out);
-  *order = NULL;
-  return status;
-}
-
-static esmm_status masked_dh(const pass *p, esmm_matrix *dh)
-{
-  const esmm_ffn *ffn = p->ffn;
-  const bool gated = ffn->branches > 1;
-  const int32_t *none = NULL;
-  ffn_masked job = {.out = *dh, .w_rows = p->order, .alive = p->h};
-  if (gated) {
-    job.alive = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
-    job.columns = p->order;
+  const ffn_passes *passes = p->cache->passes;
+  if (!passes->turned || weights->order == ESMM_ROW_MAJOR) {
+    const esmm_status status =
+        esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, weights->cols, weights->dtype, rows);
+    return status == ESMM_OK ? passes->gather_rows(p->ctx, weights, p->order, p->count, rows) : status;
   }
-  esmm_status status = as_rows(p, FFN_WIDE_DT, &p->dt, &none, p->tokens, &job.dt);
+  const esmm_matrix lines = ffn_transposed(*weights);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, lines.rows, p->features, lines.dtype, rows);
   if (status == ESMM_OK)
-    status = as_rows(p, FFN_WEIGHTS, &ffn->params.contract.matrix, &job.w_rows, p->features, &job.w);
-  if (status == ESMM_OK)
-    esmm_ffn_masked_run(p->ctx, &job);
+    status = passes->gather_columns(p->ctx, &lines, p->order, p->count, rows);
+  *rows = ffn_transposed(*rows);
   return status;
 }
 
@@ -276,81 +273,38 @@ static esmm_status dense_dh(const pass *p, esmm_matrix *dh)
 {
   esmm_matrix rows = p->ffn->params.contract.matrix, turned = ffn_transposed(*dh);
   const esmm_matrix dt = ffn_transposed(p->dt);
-  if (p->order) {
-    const esmm_status status =
-        esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, rows.cols, rows.dtype, &rows);
-    if (status != ESMM_OK)
-      return status;
-    esmm_ffn_gather_rows(p->ctx, &p->ffn->params.contract.matrix, p->order, &rows);
-  }
-  return multiply(p, &rows, &dt, &turned, NULL);
-}
-
-/* Elements of the layer where dh is needed, as a share of those it would be computed for. */
-static double alive_density(const pass *p)
-{
-  const int32_t *counts = ffn_numbers(p->cache, p->ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS);
-  double sum = 0.0;
-  for (int64_t f = 0; f < p->ffn->o.d_hidden; f++)
-    sum += counts[f];
-  const double all = (double)p->tokens * (double)p->features;
-  return all > 0 ? sum / all : 1.0;
-}
-
-/* dh of some tokens becomes dpre of the up branch, and of the gate. */
-static void through_activation(void *arg, int64_t first, int64_t end, int worker)
-{
-  pass *p = arg;
-  const esmm_ffn *ffn = p->ffn;
-  const esmm_activation activation = ffn->o.activation;
-  const bool gated = ffn->branches > 1, from_result = !gated && ffn_makes_zeros(ffn);
-  const esmm_matrix up = esmm_ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
-  const esmm_matrix gate = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
-  const int64_t n = p->features;
-  esmm_matrix *dpre = &p->dpre[FFN_UP];
-  float *a = (float *)p->cache->buffers[FFN_ROWS].data + 2 * n * worker, *b = a + n;
-  for (int64_t t = first; t < end; t++) {
-    float *d = (float *)dpre->data + t * n;
-    if (from_result) {
-      esmm_ffn_load_row(&p->h, t, NULL, n, a);
-      for (int64_t i = 0; i < n; i++)
-        d[i] *= ffn_slope_of_result(activation, a[i]);
-      continue;
-    }
-    esmm_ffn_load_row(&up, t, p->order, n, a);
-    if (!gated) {
-      for (int64_t i = 0; i < n; i++)
-        d[i] *= ffn_slope(activation, a[i]);
-      continue;
-    }
-    float *d_gate = (float *)p->dpre[FFN_GATE].data + t * n;
-    esmm_ffn_load_row(&gate, t, p->order, n, b);
-    for (int64_t i = 0; i < n; i++)
-      d_gate[i] = d[i] * a[i] * ffn_slope(activation, b[i]);
-    for (int64_t i = 0; i < n; i += VEC) {
-      const int64_t count = esmm_min(VEC, n - i);
-      const vec y = esmm_activate_vec(activation, esmm_load_part(b + i, count));
-      esmm_write_part(dpre, t, i, count, vec_mul(esmm_load_part(d + i, count), y));
-    }
-  }
+  const esmm_status status = p->order ? gather_weights(p, &p->ffn->params.contract.matrix, &rows) : ESMM_OK;
+  return status == ESMM_OK ? multiply(p, &rows, FFN_B_DT, &dt, &turned, NULL) : status;
 }
 
 static esmm_status make_dpre(pass *p)
 {
+  const esmm_ffn *ffn = p->ffn;
+  const ffn_passes *passes = p->cache->passes;
   esmm_status status = ESMM_OK;
-  for (int i = 0; i < p->ffn->branches && status == ESMM_OK; i++)
+  for (int i = 0; i < ffn->branches && status == ESMM_OK; i++)
     status = esmm_ffn_matrix(p->ctx, p->cache, i == FFN_UP ? FFN_DPRE_UP : FFN_DPRE_GATE, p->tokens, p->features,
-                             ESMM_F32, &p->dpre[i]);
-  if (status == ESMM_OK)
-    status = esmm_ffn_reserve(p->ctx, p->cache, FFN_ROWS, 2 * (int64_t)p->ctx->threads, p->features, sizeof(float));
+                             p->between, &p->dpre[i]);
   if (status != ESMM_OK)
     return status;
-  const bool masked = p->ffn->o.mode != ESMM_FFN_DENSE && ffn_makes_zeros(p->ffn) && alive_density(p) < FFN_MASKED;
-  status = masked ? masked_dh(p, &p->dpre[FFN_UP]) : dense_dh(p, &p->dpre[FFN_UP]);
-  if (status == ESMM_OK)
-    esmm_for(p->ctx, p->ctx->threads, p->tokens, esmm_at_once(1, p->features * (int64_t)sizeof(float)),
-             through_activation, p);
-  return status;
+  bool done = false;
+  if (ffn->o.mode != ESMM_FFN_DENSE && ffn_makes_zeros(ffn) && passes->masked)
+    status = passes->masked(p->ctx, ffn, p->cache, &p->dt, &p->h, p->order, &p->dpre[FFN_UP], &done);
+  if (status == ESMM_OK && !done)
+    status = dense_dh(p, &p->dpre[FFN_UP]);
+  if (status != ESMM_OK)
+    return status;
+  const bool gated = ffn->branches > 1, from_result = !gated && ffn_makes_zeros(ffn);
+  const esmm_matrix up = esmm_ffn_view(p->cache, FFN_PRE_UP, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const esmm_matrix gate = esmm_ffn_view(p->cache, FFN_PRE_GATE, p->tokens, ffn->o.d_hidden, ffn->o.dtype);
+  const ffn_derivative job = {.h = &p->h,
+                              .up = from_result ? NULL : &up,
+                              .gate = gated ? &gate : NULL,
+                              .order = p->order,
+                              .count = p->count,
+                              .dpre = &p->dpre[FFN_UP],
+                              .dpre_gate = gated ? &p->dpre[FFN_GATE] : NULL};
+  return passes->derive(p->ctx, ffn, p->cache, &job);
 }
 
 /* ---- before h ---- */
@@ -361,13 +315,12 @@ static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const es
   const esmm_matrix expand = ffn_transposed(p->ffn->params.in[branch].expand.matrix);
   const ffn_operand which = branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE;
   esmm_matrix rows = expand, operand;
-  esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, &p->dpre[branch], &p->report.dx, &operand);
-  if (status == ESMM_OK && (p->order || expand.order == ESMM_COL_MAJOR)) { /* esmm_prepare wants rows, too */
-    status = esmm_ffn_matrix(p->ctx, p->cache, FFN_WEIGHTS, p->features, expand.cols, expand.dtype, &rows);
-    if (status == ESMM_OK)
-      esmm_ffn_gather_rows(p->ctx, &expand, p->order, &rows);
-  }
-  return status == ESMM_OK ? multiply(p, &operand, &rows, ds, plus) : status;
+  const ffn_b b = ffn_b_of(p->order ? FFN_B_SOME : FFN_B_EXPAND, branch);
+  const bool as_it_is = !p->order && (expand.order == ESMM_ROW_MAJOR || p->cache->passes->turned);
+  esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, FFN_DROP_DX, &p->dpre[branch], &operand);
+  if (status == ESMM_OK && !as_it_is)
+    status = gather_weights(p, &expand, &rows);
+  return status == ESMM_OK ? multiply(p, &operand, b, &rows, ds, plus) : status;
 }
 
 static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
@@ -377,9 +330,9 @@ static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
       p->ffn->o.rank1 ? esmm_ffn_view(p->cache, up ? FFN_IN_UP : FFN_IN_GATE, p->tokens, p->ffn->d_in, p->ffn->o.dtype)
                       : p->cache->x;
   esmm_matrix operand, turned = ffn_transposed(*out);
-  const esmm_status status = sparsified(p, FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE, &p->dpre[branch],
-                                        up ? &p->report.dw1 : &p->report.dgate, &operand);
-  return status == ESMM_OK ? gradient_of_rows(p, &operand, &in, &turned) : status;
+  const esmm_status status = sparsified(p, FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE,
+                                        up ? FFN_DROP_DW1 : FFN_DROP_DGATE, &p->dpre[branch], &operand);
+  return status == ESMM_OK ? gradient_of_rows(p, &operand, ffn_b_of(FFN_B_IN, branch), &in, &turned) : status;
 }
 
 /* With rank1: ds of the branch, dreduce = x' ds, dx = ds reduce' + plus. */
@@ -388,13 +341,13 @@ static esmm_status through_reduce(pass *p, int branch, esmm_matrix *d_reduce, es
   const esmm_matrix x = ffn_transposed(p->cache->x);
   const esmm_matrix reduce = ffn_transposed(p->ffn->params.in[branch].reduce.matrix);
   esmm_matrix ds;
-  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, ESMM_F32, &ds);
+  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_DS, p->tokens, p->ffn->d_in, p->between, &ds);
   if (status == ESMM_OK)
     status = through_expand(p, branch, &ds, NULL);
   if (status == ESMM_OK && d_reduce)
-    status = multiply(p, &x, &ds, d_reduce, p->g.accumulate ? d_reduce : NULL);
+    status = multiply(p, &x, ffn_b_of(FFN_B_DS, branch), &ds, d_reduce, p->g.accumulate ? d_reduce : NULL);
   if (status == ESMM_OK && dx)
-    status = multiply(p, &ds, &reduce, dx, plus);
+    status = multiply(p, &ds, ffn_b_of(FFN_B_REDUCE, branch), &reduce, dx, plus);
   return status;
 }
 
@@ -416,8 +369,9 @@ static esmm_status input_side(pass *p, outputs *out)
   }
   for (int i = 0; any && i < p->ffn->branches && status == ESMM_OK; i++) {
     if (want[i].bias)
-      esmm_ffn_column_sums(p->ctx, &p->dpre[i], p->order, p->ffn->o.d_hidden, want[i].bias, p->g.accumulate != 0);
-    if (low ? want[i].inner : want[i].outer)
+      status = p->cache->passes->column_sums(p->ctx, p->cache, &p->dpre[i], p->order, p->count, p->ffn->o.d_hidden,
+                                             want[i].bias, p->g.accumulate != 0);
+    if (status == ESMM_OK && (low ? want[i].inner : want[i].outer))
       status = expand_gradient(p, i, &out->expand[i]);
     if (status != ESMM_OK)
       break;
@@ -441,7 +395,11 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
     status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "grads is NULL");
   if (status != ESMM_OK)
     return status;
-  pass p = {.ctx = ctx, .ffn = ffn, .cache = cache, .tokens = cache->tokens};
+  pass p = {.ctx = ctx,
+            .ffn = ffn,
+            .cache = cache,
+            .tokens = cache->tokens,
+            .between = cache->passes->wide ? ESMM_F32 : ffn->o.dtype};
   outputs out = {0};
   status = esmm_take_opts(ctx, "grads", grads, sizeof p.g, &p.g);
   if (status == ESMM_OK)
@@ -450,15 +408,15 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
     status = check_outputs(&p, &out);
   if (status == ESMM_OK)
     status = esmm_ffn_check_report(ctx, report);
-  if (status == ESMM_OK && (ffn->o.mode != ESMM_FFN_DENSE || report))
+  if (status == ESMM_OK && (ffn_is_lossy(ffn) || ffn_compacts(ffn) || report))
     status = esmm_ffn_take_statistics(ctx, ffn, cache);
+  if (status == ESMM_OK && ffn_is_lossy(ffn))
+    status = cache->passes->forget_drops(ctx, cache, false);
   if (status == ESMM_OK)
     status = choose_features(&p);
   if (status == ESMM_OK)
     status = output_side(&p, &out);
   if (status == ESMM_OK)
     status = input_side(&p, &out);
-  if (status == ESMM_OK && report)
-    esmm_ffn_fill_report(ffn, cache, &p.report, report);
-  return status;
+  return status == ESMM_OK && report ? esmm_ffn_fill_report(ctx, ffn, cache, false, report) : status;
 }

@@ -4,6 +4,8 @@
  *   layer.c     the layer, its weights, its caches: who owns what
  *   forward.c   x to y, and what the cache keeps
  *   backward.c  dy to gradients
+ *   passes.h    what is done between products, for each device
+ *   cpu.c       that of a CPU, made of
  *   sparsify.c  2:4 along either axis
  *   rows.c      moves and sums of rows: gathering, scattering, columns' sums
  *   masked*     dh where h is alive, and nowhere else
@@ -15,7 +17,7 @@
 #define ESMM_FFN_INTERNAL_H
 
 #include "backend.h"
-#include "esmm_ffn.h"
+#include "ffn/passes.h"
 
 #define FFN_STRIP 8     /* tokens that share one bitmap of h */
 #define FFN_SHARE 0.95  /* sparse_share, unless given */
@@ -45,11 +47,14 @@ typedef struct ffn_params {
 
 struct esmm_ffn {
   esmm_allocator allocator;
-  esmm_ffn_opts o;     /* defaults filled in */
-  int64_t d_in, d_out; /* what meets h on either side: a rank, or d_model */
-  int branches;        /* 1, or 2 where gated */
+  const esmm_backend *backend; /* where it computes, */
+  int ordinal;                 /* on which of its devices */
+  esmm_ffn_opts o;             /* defaults filled in */
+  int64_t d_in, d_out;         /* what meets h on either side: a rank, or d_model */
+  int branches;                /* 1, or 2 where gated */
   ffn_params params;
-  uint64_t generation;    /* how often weights were set; 0: never */
+  uint64_t generation;    /* of its weights; 0: it has none */
+  uint64_t weights_set;   /* how often so far */
   esmm_ffn_cache *caches; /* all that were made for this layer */
   uint64_t caches_made;   /* freed ones too */
   esmm_ffn_cache *own;    /* for passes without one */
@@ -82,6 +87,8 @@ enum {
   FFN_DS,        /* [tokens, rank1] */
   FFN_DX,        /* [tokens, d_model]: the up branch's part of a 16-bit dx */
   FFN_ROWS,      /* rows as fp32, a few a thread */
+  FFN_NOTES,     /* what a device notes for the report: kept */
+  FFN_FLAGS,     /* int32 [d_hidden]: 1 for features that go sparse, where a device asks for it; kept */
   FFN_BUFFERS
 };
 
@@ -92,19 +99,28 @@ typedef struct ffn_buffer {
 
 struct esmm_ffn_cache {
   esmm_allocator allocator;
-  esmm_ffn *ffn; /* NULL once the layer is freed */
+  const ffn_passes *passes; /* of its memory, */
+  int ordinal;              /* and the device that it lies on, */
+  bool on_device;           /* in memory of its own */
+  esmm_ffn *ffn;            /* NULL once the layer is freed */
   esmm_ffn_cache *previous, *next;
   uint64_t generation; /* of the weights its pass was made with; 0: it holds none */
   uint64_t number;     /* among the layer's caches: MVUE draws for each of them */
-  uint64_t passes;     /* so far: and anew in each */
+  uint64_t runs;       /* passes so far: and anew in each */
   int64_t tokens;
   esmm_matrix x; /* the caller's */
   ffn_buffer buffers[FFN_BUFFERS];
-  esmm_pattern *pattern; /* of h, strips of FFN_STRIP tokens; NULL where no statistics were taken */
-  int64_t alive, sparse; /* entries of FFN_ORDER and of FFN_COLUMNS */
+  esmm_weights *b[FFN_BS]; /* that a device keeps from pass to pass */
+  bool counted;            /* statistics of this pass were taken */
+  esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
+  int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */
+  void *device;            /* what the device keeps with it */
+  int64_t shuffled;        /* tokens that FFN_TOKENS is an order of; 0: of none */
+  /* For the report: */
   int64_t alive_columns; /* columns of h with a nonzero */
   int64_t nonzeros;
-  esmm_ffn_drop drop_y;
+  double strip_density;
+  esmm_ffn_drop drops[FFN_DROPS];
 };
 
 /* ---- layer.c ---- */
@@ -125,9 +141,11 @@ static inline const int32_t *ffn_numbers(const esmm_ffn_cache *cache, int buffer
 esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
                                  esmm_matrix *out);
 esmm_status esmm_ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report);
-/* What a pass found out of h, copied to the caller's report; `all` has the drops. */
-void esmm_ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all,
-                          esmm_ffn_report *report);
+/* The layer computes where the context does. */
+esmm_status esmm_ffn_check_device(esmm_ctx *ctx, const esmm_ffn *ffn);
+/* What the cache knows of its pass, to the caller's report; forward: of that alone. */
+esmm_status esmm_ffn_fill_report(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool forward,
+                                 esmm_ffn_report *report);
 
 static inline esmm_matrix ffn_transposed(esmm_matrix m)
 {
@@ -148,6 +166,12 @@ static inline bool ffn_is_lossy(const esmm_ffn *ffn)
   return ffn->o.mode == ESMM_FFN_SPLIT || ffn->o.mode == ESMM_FFN_SPARSE;
 }
 
+/* Does the backward pass leave out dead features? */
+static inline bool ffn_compacts(const esmm_ffn *ffn)
+{
+  return ffn_makes_zeros(ffn) && ffn->backend->layer->compacts & 1u << ffn->o.mode;
+}
+
 /* splitmix64 */
 static inline uint64_t ffn_random(uint64_t *state)
 {
@@ -157,21 +181,11 @@ static inline uint64_t ffn_random(uint64_t *state)
   return z ^ z >> 31;
 }
 
-/* Operands that may go sparse: each draws from a seed of its own in each pass. */
-typedef enum ffn_operand {
-  FFN_OPERAND_Y,
-  FFN_OPERAND_DX,
-  FFN_OPERAND_DX_GATE,
-  FFN_OPERAND_DW1,
-  FFN_OPERAND_DGATE,
-  FFN_OPERAND_DW2
-} ffn_operand;
-
 static inline uint64_t ffn_seed(const esmm_ffn *ffn, const esmm_ffn_cache *cache, ffn_operand operand)
 {
   uint64_t state = ffn->o.seed;
   state = ffn_random(&state) ^ cache->number;
-  state = ffn_random(&state) ^ cache->passes;
+  state = ffn_random(&state) ^ cache->runs;
   return ffn_random(&state) + (uint64_t)operand;
 }
 
@@ -179,21 +193,17 @@ static inline uint64_t ffn_seed(const esmm_ffn *ffn, const esmm_ffn_cache *cache
 
 /* Counts, order, columns and pattern of the h that the cache holds, unless it has them. */
 esmm_status esmm_ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+/* The fixed order of tokens for groups of four: the same for the same seed and number of tokens. */
+void esmm_ffn_shuffle_tokens(uint64_t seed, int64_t tokens, int32_t *order);
+/* How many columns go sparse. */
+int64_t esmm_ffn_sparse_columns(const esmm_ffn *ffn);
 
 /* ---- sparsify.c ---- */
 
-typedef enum ffn_axis { FFN_ALONG_FEATURES, FFN_ALONG_TOKENS } ffn_axis;
-
-typedef struct ffn_sparsify {
-  ffn_axis axis;
-  uint64_t seed;         /* for this matrix and pass alone */
-  const int32_t *places; /* of features, in the matrix; -1: not there, all zero. NULL: where their index says */
-} ffn_sparsify;
-
 /* dst = src with at most two nonzeros in each group of four, in the columns that the cache says; both [tokens, .] of
-   one dtype, row-major. Adds to *drop. */
+   one dtype, row-major. Adds to the cache's drops. */
 esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how,
-                                     const esmm_matrix *src, esmm_matrix *dst, esmm_ffn_drop *drop);
+                                     const esmm_matrix *src, esmm_matrix *dst);
 
 /* ---- rows.c ---- */
 

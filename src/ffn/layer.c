@@ -6,7 +6,8 @@
  */
 #include "ffn.h"
 
-#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- options ---- */
@@ -55,13 +56,14 @@ esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn *
   if (status != ESMM_OK)
     return status;
   if (!ctx->backend->layer)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "feed-forward layers run on the CPU, and this is a %s context",
-                     esmm_ctx_kind(ctx));
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "there are no feed-forward layers for a %s", esmm_ctx_kind(ctx));
   esmm_ffn *ffn = esmm_mem_alloc(&ctx->allocator, sizeof *ffn);
   if (!ffn)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a layer");
   memset(ffn, 0, sizeof *ffn);
   ffn->allocator = ctx->allocator;
+  ffn->backend = ctx->backend;
+  ffn->ordinal = ctx->ordinal;
   ffn->o = o;
   ffn->d_in = o.rank1 ? o.rank1 : o.d_model;
   ffn->d_out = o.rank2 ? o.rank2 : o.d_model;
@@ -72,16 +74,32 @@ esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn *
 
 /* ---- weights ---- */
 
-static void free_params(const esmm_ffn *ffn, ffn_params *p)
+/* `kept` has some of them, too: those stay. */
+static void free_params(const esmm_ffn *ffn, ffn_params *p, const ffn_params *kept)
 {
-  for (int i = 0; i < FFN_BRANCHES; i++) {
-    esmm_weights_free(p->in[i].reduce.prepared);
-    esmm_weights_free(p->in[i].expand.prepared);
-    esmm_mem_free(&ffn->allocator, p->in[i].bias, (size_t)ffn->o.d_hidden * sizeof(float));
-  }
-  esmm_weights_free(p->contract.prepared);
-  esmm_weights_free(p->restore.prepared);
-  esmm_mem_free(&ffn->allocator, p->b2, (size_t)ffn->o.d_model * sizeof(float));
+  const ffn_passes *passes = ffn->backend->layer;
+  const struct {
+    ffn_factor *mine;
+    const ffn_factor *kept;
+  } factors[] = {{&p->in[FFN_UP].reduce, &kept->in[FFN_UP].reduce},
+                 {&p->in[FFN_UP].expand, &kept->in[FFN_UP].expand},
+                 {&p->in[FFN_GATE].reduce, &kept->in[FFN_GATE].reduce},
+                 {&p->in[FFN_GATE].expand, &kept->in[FFN_GATE].expand},
+                 {&p->contract, &kept->contract},
+                 {&p->restore, &kept->restore}};
+  const struct {
+    float *mine;
+    const float *kept;
+    int64_t n;
+  } biases[] = {{p->in[FFN_UP].bias, kept->in[FFN_UP].bias, ffn->o.d_hidden},
+                {p->in[FFN_GATE].bias, kept->in[FFN_GATE].bias, ffn->o.d_hidden},
+                {p->b2, kept->b2, ffn->o.d_model}};
+  for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
+    if (factors[i].mine->prepared != factors[i].kept->prepared)
+      esmm_weights_free(factors[i].mine->prepared);
+  for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
+    if (biases[i].mine != biases[i].kept)
+      passes->release(&ffn->allocator, ffn->ordinal, biases[i].mine, (size_t)biases[i].n * sizeof(float));
 }
 
 esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_matrix *m, int64_t rows, int64_t cols,
@@ -93,63 +111,118 @@ esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_mat
   if (m->rows != rows || m->cols != cols)
     return esmm_fail(ctx, ESMM_ERR_SHAPE, "%s is %lld x %lld; this layer's is %lld x %lld", what, (long long)m->rows,
                      (long long)m->cols, (long long)rows, (long long)cols);
+  if (ctx->backend->memory && m->place != ESMM_DEVICE)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "%s lies in host memory; a layer on %s reads and writes the device's: copy it there "
+                     "(esmm_memory_alloc, esmm_matrix_copy)",
+                     what, esmm_ctx_kind(ctx));
   return ESMM_OK;
 }
 
-static esmm_status take_factor(esmm_ctx *ctx, const char *what, const esmm_matrix *given, bool wanted, int64_t rows,
-                               int64_t cols, const esmm_prepare_opts *prepare, ffn_factor *factor)
+esmm_status esmm_ffn_check_device(esmm_ctx *ctx, const esmm_ffn *ffn)
 {
-  if (!wanted)
-    return !given
-               ? ESMM_OK
-               : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no such matrix", what);
-  const esmm_status status = esmm_ffn_check_shape(ctx, what, given, rows, cols, &factor->matrix);
-  return status == ESMM_OK ? esmm_prepare(ctx, &factor->matrix, prepare, &factor->prepared) : status;
-}
-
-static esmm_status take_bias(esmm_ctx *ctx, const esmm_ffn *ffn, const char *what, const float *given, bool wanted,
-                             int64_t n, float **bias)
-{
-  if (!given)
+  if (ctx->backend == ffn->backend && ctx->ordinal == ffn->ordinal)
     return ESMM_OK;
-  if (!wanted)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no gate", what);
-  *bias = esmm_mem_alloc(&ffn->allocator, (size_t)n * sizeof **bias);
-  if (!*bias)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %s", what);
-  memcpy(*bias, given, (size_t)n * sizeof **bias);
-  return ESMM_OK;
+  char where[32];
+  if (ffn->backend->numbered)
+    (void)snprintf(where, sizeof where, "%s:%d", ffn->backend->name, ffn->ordinal);
+  else
+    (void)snprintf(where, sizeof where, "the %s", ffn->backend->kind);
+  return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for %s, and this is a %s context", where, esmm_ctx_kind(ctx));
 }
 
-static esmm_status take_params(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_ffn_weights *w,
-                               const esmm_prepare_opts *prepare, ffn_params *p)
+/* One of the caller's matrices and vectors, and where they go. */
+typedef struct given_factor {
+  const char *name;
+  const esmm_matrix *given;
+  bool wanted;
+  int64_t rows, cols;
+  size_t at; /* of its ffn_factor in ffn_params */
+} given_factor;
+
+typedef struct given_bias {
+  const char *name;
+  const float *given;
+  bool wanted;
+  int64_t n;
+  size_t at; /* of its pointer in ffn_params */
+} given_bias;
+
+enum { FACTORS = 6, BIASES = 3 };
+
+static ffn_factor *factor_at(ffn_params *p, size_t at)
+{
+  return (ffn_factor *)(void *)((char *)p + at);
+}
+
+static float **bias_at(ffn_params *p, size_t at)
+{
+  return (float **)(void *)((char *)p + at);
+}
+
+#define IN(branch, field) (offsetof(ffn_params, in) + (branch) * sizeof(ffn_branch) + offsetof(ffn_branch, field))
+
+/* With full rank the outer matrix is the one that meets h, and there is no inner one. */
+static void list_params(const esmm_ffn *ffn, const esmm_ffn_weights *w, given_factor *factors, given_bias *biases)
 {
   const esmm_ffn_opts *o = &ffn->o;
   const bool low1 = o->rank1 > 0, low2 = o->rank2 > 0, gated = ffn->branches > 1;
-  const struct {
-    const char *outer_name, *inner_name, *bias_name;
-    const esmm_matrix *outer, *inner;
-    const float *bias;
-    bool wanted;
-  } in[FFN_BRANCHES] = {{"weights->w1", "weights->w1_v", "weights->b1", w->w1, w->w1_v, w->b1, true},
-                        {"weights->gate", "weights->gate_v", "weights->b_gate", w->gate, w->gate_v, w->b_gate, gated}};
-  esmm_status status = ESMM_OK;
-  for (int i = 0; i < FFN_BRANCHES && status == ESMM_OK; i++) {
-    ffn_branch *b = &p->in[i];
-    status = take_factor(ctx, in[i].outer_name, in[i].outer, in[i].wanted, o->d_model, low1 ? o->rank1 : o->d_hidden,
-                         prepare, low1 ? &b->reduce : &b->expand);
-    if (status == ESMM_OK) /* with full rank the one matrix is there already, and this one must not be */
-      status = take_factor(ctx, in[i].inner_name, in[i].inner, in[i].wanted && low1, o->rank1, o->d_hidden, prepare,
-                           &b->expand);
-    if (status == ESMM_OK)
-      status = take_bias(ctx, ffn, in[i].bias_name, in[i].bias, in[i].wanted, o->d_hidden, &b->bias);
+  const int64_t outer = low1 ? o->rank1 : o->d_hidden;
+  const given_factor all[FACTORS] = {
+      {"weights->w1", w->w1, true, o->d_model, outer, low1 ? IN(FFN_UP, reduce) : IN(FFN_UP, expand)},
+      {"weights->w1_v", w->w1_v, low1, o->rank1, o->d_hidden, IN(FFN_UP, expand)},
+      {"weights->gate", w->gate, gated, o->d_model, outer, low1 ? IN(FFN_GATE, reduce) : IN(FFN_GATE, expand)},
+      {"weights->gate_v", w->gate_v, gated && low1, o->rank1, o->d_hidden, IN(FFN_GATE, expand)},
+      {"weights->w2", w->w2, true, o->d_hidden, ffn->d_out, offsetof(ffn_params, contract)},
+      {"weights->w2_v", w->w2_v, low2, o->rank2, o->d_model, offsetof(ffn_params, restore)}};
+  const given_bias vectors[BIASES] = {{"weights->b1", w->b1, true, o->d_hidden, IN(FFN_UP, bias)},
+                                      {"weights->b_gate", w->b_gate, gated, o->d_hidden, IN(FFN_GATE, bias)},
+                                      {"weights->b2", w->b2, true, o->d_model, offsetof(ffn_params, b2)}};
+  memcpy(factors, all, sizeof all);
+  memcpy(biases, vectors, sizeof vectors);
+}
+
+static esmm_status check_params(esmm_ctx *ctx, const given_factor *factors, const given_bias *biases, ffn_params *p)
+{
+  for (int i = 0; i < FACTORS; i++) {
+    const given_factor *f = &factors[i];
+    if (!f->wanted && f->given)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no such matrix", f->name);
+    const esmm_status status =
+        f->wanted ? esmm_ffn_check_shape(ctx, f->name, f->given, f->rows, f->cols, &factor_at(p, f->at)->matrix)
+                  : ESMM_OK;
+    if (status != ESMM_OK)
+      return status;
   }
-  if (status == ESMM_OK)
-    status = take_factor(ctx, "weights->w2", w->w2, true, o->d_hidden, ffn->d_out, prepare, &p->contract);
-  if (status == ESMM_OK)
-    status = take_factor(ctx, "weights->w2_v", w->w2_v, low2, o->rank2, o->d_model, prepare, &p->restore);
-  if (status == ESMM_OK)
-    status = take_bias(ctx, ffn, "weights->b2", w->b2, true, o->d_model, &p->b2);
+  for (int i = 0; i < BIASES; i++)
+    if (!biases[i].wanted && biases[i].given)
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is given, but this layer's options have no gate", biases[i].name);
+  return ESMM_OK;
+}
+
+/* Copies of what was checked. What the layer has already may be used again. */
+static esmm_status take_params(esmm_ctx *ctx, esmm_ffn *ffn, const given_factor *factors, const given_bias *biases,
+                               const esmm_prepare_opts *prepare, bool given, ffn_params *p)
+{
+  const ffn_passes *passes = ffn->backend->layer;
+  esmm_status status = ESMM_OK;
+  for (int i = 0; i < FACTORS && status == ESMM_OK; i++) {
+    ffn_factor *f = factor_at(p, factors[i].at);
+    if (factors[i].wanted)
+      status = passes->prepare(ctx, &f->matrix, prepare, given, factor_at(&ffn->params, factors[i].at)->prepared,
+                               &f->prepared);
+  }
+  for (int i = 0; i < BIASES && status == ESMM_OK; i++) {
+    float **bias = bias_at(p, biases[i].at), *old = *bias_at(&ffn->params, biases[i].at);
+    if (!biases[i].given)
+      continue;
+    void *memory = passes->keeps ? old : NULL;
+    if (!memory)
+      status = passes->alloc(ctx, (size_t)biases[i].n * sizeof(float), &memory);
+    *bias = memory;
+    if (status == ESMM_OK)
+      status = passes->copy_bias(ctx, biases[i].given, biases[i].n, *bias);
+  }
   return status;
 }
 
@@ -160,11 +233,11 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
     return ESMM_ERR_ARGUMENT;
   if (!ffn || !weights)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", ffn ? "weights" : "ffn");
-  if (!ctx->backend->layer)
-    return esmm_fail(ctx, ESMM_ERR_DEVICE, "the layer is for the CPU, and this is a %s context", esmm_ctx_kind(ctx));
   esmm_ffn_weights w = {.size = sizeof w};
   esmm_prepare_opts o = {.size = sizeof o};
-  esmm_status status = esmm_take_opts(ctx, "weights", weights, sizeof w, &w);
+  esmm_status status = esmm_ffn_check_device(ctx, ffn);
+  if (status == ESMM_OK)
+    status = esmm_take_opts(ctx, "weights", weights, sizeof w, &w);
   if (status == ESMM_OK)
     status = esmm_take_opts(ctx, "prepare", prepare, sizeof o, &o);
   if (status != ESMM_OK)
@@ -178,14 +251,22 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
         esmm_format_str(o.format.kind));
   o.strict = dense; /* its products run from panels too, zeros and all */
   ffn_params params = {0};
-  status = take_params(ctx, ffn, &w, &o, &params);
-  if (status != ESMM_OK) { /* the layer keeps the weights it had */
-    free_params(ffn, &params);
+  given_factor factors[FACTORS];
+  given_bias biases[BIASES];
+  list_params(ffn, &w, factors, biases);
+  status = check_params(ctx, factors, biases, &params);
+  if (status != ESMM_OK)
+    return status; /* the layer keeps the weights it had */
+  status = take_params(ctx, ffn, factors, biases, &o, prepare != NULL, &params);
+  if (status != ESMM_OK) {
+    free_params(ffn, &params, &ffn->params);
+    if (ffn->backend->layer->keeps)
+      ffn->generation = 0; /* some of what it had is of the new weights already */
     return status;
   }
-  free_params(ffn, &ffn->params);
+  free_params(ffn, &ffn->params, &params);
   ffn->params = params;
-  ffn->generation++;
+  ffn->generation = ++ffn->weights_set;
   return ESMM_OK;
 }
 
@@ -196,7 +277,7 @@ void esmm_ffn_free(esmm_ffn *ffn)
   esmm_ffn_cache_free(ffn->own);
   for (esmm_ffn_cache *cache = ffn->caches; cache; cache = cache->next)
     cache->ffn = NULL;
-  free_params(ffn, &ffn->params);
+  free_params(ffn, &ffn->params, &(ffn_params){0});
   const esmm_allocator allocator = ffn->allocator;
   esmm_mem_free(&allocator, ffn, sizeof *ffn);
 }
@@ -210,11 +291,17 @@ esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache *
   if (!out || !ffn)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", out ? "ffn" : "cache");
   *out = NULL;
+  const esmm_status status = esmm_ffn_check_device(ctx, ffn);
+  if (status != ESMM_OK)
+    return status;
   esmm_ffn_cache *cache = esmm_mem_alloc(&ctx->allocator, sizeof *cache);
   if (!cache)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a cache");
   memset(cache, 0, sizeof *cache);
   cache->allocator = ctx->allocator;
+  cache->passes = ffn->backend->layer;
+  cache->ordinal = ffn->ordinal;
+  cache->on_device = ffn->backend->memory;
   cache->ffn = ffn;
   cache->number = ffn->caches_made++;
   cache->next = ffn->caches;
@@ -239,7 +326,11 @@ void esmm_ffn_cache_free(esmm_ffn_cache *cache)
   }
   const esmm_allocator allocator = cache->allocator;
   for (int i = 0; i < FFN_BUFFERS; i++)
-    esmm_mem_free(&allocator, cache->buffers[i].data, cache->buffers[i].bytes);
+    cache->passes->release(&allocator, cache->ordinal, cache->buffers[i].data, cache->buffers[i].bytes);
+  for (int i = 0; i < FFN_BS; i++)
+    esmm_weights_free(cache->b[i]);
+  if (cache->passes->forget)
+    cache->passes->forget(cache);
   esmm_pattern_free(cache->pattern);
   esmm_mem_free(&allocator, cache, sizeof *cache);
 }
@@ -255,15 +346,24 @@ esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, i
                      (long long)cols);
   if (b->data && bytes <= b->bytes)
     return ESMM_OK;
-  esmm_mem_free(&cache->allocator, b->data, b->bytes); /* what it held is made anew by who asks for room */
-  b->data = esmm_mem_alloc(&cache->allocator, bytes);
-  b->bytes = b->data ? bytes : 0;
-  return b->data ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of the layer's cache", bytes);
+  cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* who asks for room fills it anew */
+  *b = (ffn_buffer){0};
+  if (buffer == FFN_TOKENS)
+    cache->shuffled = 0;
+  const esmm_status status = cache->passes->alloc(ctx, bytes, &b->data);
+  b->bytes = status == ESMM_OK ? bytes : 0;
+  return status;
 }
 
 esmm_matrix esmm_ffn_view(const esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols, esmm_dtype dtype)
 {
-  return (esmm_matrix){.data = cache->buffers[buffer].data, .rows = rows, .cols = cols, .ld = cols, .dtype = dtype};
+  return (esmm_matrix){.data = cache->buffers[buffer].data,
+                       .rows = rows,
+                       .cols = cols,
+                       .ld = cols,
+                       .dtype = dtype,
+                       .place = cache->on_device ? ESMM_DEVICE : ESMM_HOST,
+                       .device = cache->on_device ? cache->ordinal : 0};
 }
 
 esmm_status esmm_ffn_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, int64_t rows, int64_t cols,
@@ -284,18 +384,28 @@ esmm_status esmm_ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report)
   return ESMM_OK;
 }
 
-void esmm_ffn_fill_report(const esmm_ffn *ffn, const esmm_ffn_cache *cache, esmm_ffn_report *all,
-                          esmm_ffn_report *report)
+esmm_status esmm_ffn_fill_report(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool forward,
+                                 esmm_ffn_report *report)
 {
+  const esmm_status status = cache->passes->report(ctx, ffn, cache);
+  if (status != ESMM_OK)
+    return status;
   const double elements = (double)cache->tokens * (double)ffn->o.d_hidden;
-  all->size = report->size;
-  all->tokens = cache->tokens;
-  all->alive_columns = cache->alive_columns;
-  all->sparse_columns = cache->sparse;
-  all->sparse_share = (double)cache->sparse / (double)ffn->o.d_hidden;
-  all->strip_rows = FFN_STRIP;
-  all->element_density = elements > 0 ? (double)cache->nonzeros / elements : 0.0;
-  all->strip_density = esmm_pattern_density(cache->pattern);
-  all->y = cache->drop_y;
-  memcpy(report, all, report->size);
+  esmm_ffn_report all = {.size = report->size,
+                         .tokens = cache->tokens,
+                         .alive_columns = cache->alive_columns,
+                         .sparse_columns = cache->sparse,
+                         .sparse_share = (double)cache->sparse / (double)ffn->o.d_hidden,
+                         .strip_rows = FFN_STRIP,
+                         .element_density = elements > 0 ? (double)cache->nonzeros / elements : 0.0,
+                         .strip_density = cache->strip_density,
+                         .y = cache->drops[FFN_DROP_Y]};
+  if (!forward) {
+    all.dx = cache->drops[FFN_DROP_DX];
+    all.dw1 = cache->drops[FFN_DROP_DW1];
+    all.dgate = cache->drops[FFN_DROP_DGATE];
+    all.dw2 = cache->drops[FFN_DROP_DW2];
+  }
+  memcpy(report, &all, report->size);
+  return ESMM_OK;
 }

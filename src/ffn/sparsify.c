@@ -248,8 +248,9 @@ static void finish_rows(void *arg, int64_t first, int64_t end, int worker)
 }
 
 esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how,
-                                     const esmm_matrix *src, esmm_matrix *dst, esmm_ffn_drop *drop)
+                                     const esmm_matrix *src, esmm_matrix *dst)
 {
+  esmm_ffn_drop *drop = &cache->drops[how->drop];
   const esmm_ffn_opts *o = &cache->ffn->o;
   job j = {.how = how,
            .kind = o->sparsifier,

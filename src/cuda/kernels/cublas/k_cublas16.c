@@ -1,8 +1,8 @@
 /*
  * k_cublas16.c: NVIDIA's dense library for bf16 and fp16, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's rows, and writes C itself where nothing but alpha and beta follows the sums; else a pass
- * over the sums makes C of them (cublas.h).
+ * It reads A as it is and B's rows, or B transposed where it lies so, and writes C itself where nothing but alpha and
+ * beta follows the sums; else a pass over the sums makes C of them (cublas.h).
  */
 #include "cuda/kernels/cublas/cublas.h"
 
@@ -93,23 +93,27 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
 }
 
 /* B's rows are the columns of its transpose, which is what cuBLAS sees in them. Those without padding where there are
-   such: a user of cuBLAS would have them. */
+   such: a user of cuBLAS would have them. A B that lies transposed is read as it is. */
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
   (void)stats;
   const CUdeviceptr tight = esmm_cuda_b(p)->form[ESMM_FORM_TIGHT16];
-  const esmm_cublas_operand b = {tight ? tight : esmm_cuda_b(p)->rows, tight ? p->n : esmm_cuda_b(p)->rows_ld, true};
+  const CUdeviceptr turned = esmm_cuda_b(p)->form[ESMM_FORM_TURNED16];
+  const esmm_cublas_operand b = {turned  ? turned
+                                 : tight ? tight
+                                         : esmm_cuda_b(p)->rows,
+                                 tight ? p->n : esmm_cuda_b(p)->rows_ld, !turned};
   return esmm_cublas_multiply(ctx, p, b, scratch);
 }
 
 /* Deterministic for the reasons that k_cublas_f32.c gives. */
-#define DESCRIPTOR(id, dtype)                                                                                   \
-  .name = "cublas_" #id, .doc = "cuBLAS, " #id " with sums in fp32: dense, where the library is there",         \
-  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16),                \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .missing = esmm_cublas_missing, .can_run = can_run,        \
-  .terms = esmm_cuda_terms, .term_names = {"multiply-adds",     "reading and writing", "stages of 256 columns", \
-                                           "odd multiply-adds", "k's in a row",        "launches"},             \
+#define DESCRIPTOR(id, dtype)                                                                                          \
+  .name = "cublas_" #id, .doc = "cuBLAS, " #id " with sums in fp32: dense, where the library is there",                \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(ROWS16) | ESMM_FORM(TURNED16), \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .missing = esmm_cublas_missing, .can_run = can_run,               \
+  .terms = esmm_cuda_terms, .term_names = {"multiply-adds",     "reading and writing", "stages of 256 columns",        \
+                                           "odd multiply-adds", "k's in a row",        "launches"},                    \
   .cost = {2.35e-15, 2.6e-13, 6.32e-7, 1.39e-14, 6.5e-10, 5.95e-6}, .workspace = esmm_cublas_workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .library = true, .start = esmm_cublas_start, .line = line};

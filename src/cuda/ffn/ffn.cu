@@ -1,0 +1,746 @@
+/*
+ * ffn.cu: what a layer does between its products, on a GPU. All of it reads and writes each matrix once; sums are
+ * made in a fixed order, so that the same calls give the same bits.
+ */
+#include "cuda/ffn/params.h"
+#include "cuda/kernels/common/epilogue.cuh"
+#include "esmm_ffn.h"
+
+#define THREADS ESMM_FFN_THREADS
+#define FAR 100.0f /* beyond this a smooth activation's slope is 0 or 1, and its terms would meet Inf * 0 */
+
+/* ---- activations and their slopes: as ffn/activation.h has them ---- */
+
+static __device__ __forceinline__ float activated(int32_t activation, float x)
+{
+  return is_smooth(activation) ? smooth(activation, x) : activate(activation, x);
+}
+
+static __device__ float gelu_slope(float x)
+{
+  const float density = 0.398942280401f * expf(-0.5f * x * x);
+  return 0.5f * erfcf(-0.707106781187f * x) + x * density;
+}
+
+static __device__ float gelu_tanh_slope(float x)
+{
+  const float inner = 0.797884560803f * (x + 0.044715f * x * x * x), t = tanhf(inner);
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.797884560803f * (1.0f + 0.134145f * x * x);
+}
+
+static __device__ float silu_slope(float x)
+{
+  const float s = 1.0f / (1.0f + expf(-x));
+  return s * (1.0f + x * (1.0f - s));
+}
+
+/* At x, the value before the activation. A call, as smooth() is: it stands in the code once for each element. */
+static __device__ __noinline__ float smooth_slope(int32_t activation, float x)
+{
+  if (fabsf(x) > FAR)
+    return x > 0.0f ? 1.0f : 0.0f;
+  return activation == ESMM_ACT_GELU        ? gelu_slope(x)
+         : activation == ESMM_ACT_GELU_TANH ? gelu_tanh_slope(x)
+                                            : silu_slope(x);
+}
+
+/* The same of a ReLU or its square. NaN stays NaN; at 0 it is 0. */
+static __device__ __forceinline__ float relu_slope(int32_t activation, float x)
+{
+  if (activation == ESMM_ACT_RELU2)
+    return x <= 0.0f ? 0.0f : 2.0f * x;
+  return x <= 0.0f ? 0.0f : x > 0.0f ? 1.0f : x;
+}
+
+/* From a ReLU's result. */
+static __device__ __forceinline__ float slope_of_result(int32_t activation, float h)
+{
+  if (activation == ESMM_ACT_RELU2)
+    return 2.0f * sqrtf(h);
+  return h <= 0.0f ? 0.0f : h > 0.0f ? 1.0f : h;
+}
+
+/* ---- elementwise ---- */
+
+template <class OF> static __device__ __forceinline__ float get(OF, uint64_t data, int64_t at)
+{
+  return as_float(((const typename OF::element *)data)[at]);
+}
+
+template <class OF> static __device__ __forceinline__ void put(OF of, uint64_t data, int64_t at, float x)
+{
+  ((typename OF::element *)data)[at] = rounded(of, x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_activate(const __grid_constant__ esmm_ffn_activate_params p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  const int64_t eights = p.count / 8;
+  with_dtype(p.dtype, [&](auto of) {
+    for (int64_t i = first; i < eights; i += step) {
+      float x[8], y[8];
+      read_8(of, p.gate ? p.gate : p.up, 8 * i, y);
+      if (p.gate)
+        read_8(of, p.up, 8 * i, x);
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        y[j] = activated(p.activation, y[j]);
+        y[j] = p.gate ? __fmul_rn(y[j], x[j]) : y[j];
+      }
+      write_8(of, p.h, 8 * i, y);
+    }
+    for (int64_t i = 8 * eights + first; i < p.count; i += step) {
+      const float y = activated(p.activation, get(of, p.gate ? p.gate : p.up, i));
+      put(of, p.h, i, p.gate ? __fmul_rn(y, get(of, p.up, i)) : y);
+    }
+  });
+}
+
+/* What becomes of dh in one element. */
+struct derived {
+  float d, d_gate;
+};
+
+/* Of a ReLU; up: its result, where that is enough. */
+static __device__ __forceinline__ derived derive(const esmm_ffn_derive_params &p, float d, float up, float gate)
+{
+  if (p.h)
+    return {d * slope_of_result(p.activation, up), 0.0f};
+  if (!p.d_gate)
+    return {d * relu_slope(p.activation, up), 0.0f};
+  return {__fmul_rn(d, activate(p.activation, gate)), __fmul_rn(__fmul_rn(d, up), relu_slope(p.activation, gate))};
+}
+
+/* Of all features: arrays, eight at a time. */
+template <class OF> static __device__ __forceinline__ void derive_all(OF of, const esmm_ffn_derive_params &p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  const int64_t count = p.rows * p.cols, eights = count / 8;
+  const uint64_t from = p.h ? p.h : p.up;
+  for (int64_t i = first; i < eights; i += step) {
+    float d[8], up[8], gate[8];
+    read_8(of, p.d, 8 * i, d);
+    read_8(of, from, 8 * i, up);
+    if (p.d_gate)
+      read_8(of, p.gate, 8 * i, gate);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const derived made = derive(p, d[j], up[j], p.d_gate ? gate[j] : 0.0f);
+      d[j] = made.d;
+      gate[j] = made.d_gate;
+    }
+    write_8(of, p.d, 8 * i, d);
+    if (p.d_gate)
+      write_8(of, p.d_gate, 8 * i, gate);
+  }
+  for (int64_t i = 8 * eights + first; i < count; i += step) {
+    const derived made = derive(p, get(of, p.d, i), get(of, from, i), p.d_gate ? get(of, p.gate, i) : 0.0f);
+    put(of, p.d, i, made.d);
+    if (p.d_gate)
+      put(of, p.d_gate, i, made.d_gate);
+  }
+}
+
+/* Of some, which are before the activation elsewhere: rows by blockIdx.y, columns gathered. */
+template <class OF> static __device__ __forceinline__ void derive_some(OF of, const esmm_ffn_derive_params &p)
+{
+  const int32_t *order = (const int32_t *)p.order;
+  for (int64_t row = blockIdx.y; row < p.rows; row += gridDim.y)
+    for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.cols; col += (int64_t)gridDim.x * THREADS) {
+      const int64_t at = row * p.cols + col;
+      derived made = {0.0f, 0.0f};
+      if (col < p.count) {
+        const int64_t there = row * p.all + order[col];
+        made = derive(p, get(of, p.d, at), get(of, p.up, there), p.d_gate ? get(of, p.gate, there) : 0.0f);
+      }
+      put(of, p.d, at, made.d);
+      if (p.d_gate)
+        put(of, p.d_gate, at, made.d_gate);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_derive(const __grid_constant__ esmm_ffn_derive_params p)
+{
+  with_dtype(p.dtype, [&](auto of) {
+    if (p.order && !p.h)
+      derive_some(of, p);
+    else
+      derive_all(of, p);
+  });
+}
+
+/* The other activations, of which no feature is ever dead: one element at a time, as calls leave few registers. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_derive_smooth(const __grid_constant__ esmm_ffn_derive_params p)
+{
+  const esmm_device_matrix m = {.data = 0, .rows = p.rows, .cols = p.cols, .ld = p.cols, .dtype = p.dtype, .order = 0};
+  esmm_device_matrix d = m, d_gate = m, up = m, gate = m;
+  d.data = p.d;
+  d_gate.data = p.d_gate;
+  up.data = p.up;
+  gate.data = p.gate;
+  const int64_t step = (int64_t)gridDim.x * THREADS;
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.rows * p.cols; i += step) {
+    const float x = load_element(p.d_gate ? gate : up, i), slope = smooth_slope(p.activation, x);
+    const float before = load_element(d, i);
+    if (p.d_gate) {
+      store_element(d_gate, i, __fmul_rn(__fmul_rn(before, load_element(up, i)), slope));
+      store_element(d, i, __fmul_rn(before, smooth(p.activation, x)));
+    } else {
+      store_element(d, i, before * slope);
+    }
+  }
+}
+
+/* ---- sums of columns ---- */
+
+static __device__ __forceinline__ double counted(const esmm_ffn_sum_params &p, float x)
+{
+  return p.open ? (x <= 0.0f ? 0.0 : 1.0) : (double)x;
+}
+
+/*
+ * A block has 256 columns and 256 rows: a warp takes every eighth row of those, a lane eight columns side by side.
+ * Where eight cannot be read at once a lane has every 32nd column instead.
+ */
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_sum(const __grid_constant__ esmm_ffn_sum_params p)
+{
+  enum { WARPS = THREADS / 32, COLS = ESMM_FFN_SUM_COLS };
+  __shared__ double shared[WARPS][COLS];
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const int64_t col0 = (int64_t)blockIdx.x * COLS, row0 = (int64_t)blockIdx.y * ESMM_FFN_SUM_ROWS;
+  const int64_t end = min(p.m.rows, row0 + ESMM_FFN_SUM_ROWS);
+  const bool eights = has_vectors(p.m) && col0 + COLS <= p.m.cols;
+  double sums[8] = {0};
+  if (eights)
+    with_dtype(p.m.dtype, [&](auto of) {
+      for (int64_t row = row0 + warp; row < end; row += WARPS) {
+        float x[8];
+        read_8(of, p.m.data, row * p.m.ld + col0 + 8 * lane, x);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+          sums[j] += counted(p, x[j]);
+      }
+    });
+  else
+    for (int64_t row = row0 + warp; row < end; row += WARPS)
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const int64_t col = col0 + lane + 32 * j;
+        if (col < p.m.cols)
+          sums[j] += counted(p, load_element(p.m, element_at(p.m, row, col)));
+      }
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+    shared[warp][eights ? 8 * lane + j : lane + 32 * j] = sums[j];
+  __syncthreads();
+  const int64_t col = col0 + threadIdx.x;
+  if (col >= p.m.cols)
+    return;
+  double sum = 0.0;
+#pragma unroll
+  for (int i = 0; i < WARPS; i++)
+    sum += shared[i][threadIdx.x];
+  ((double *)p.partial)[(int64_t)blockIdx.y * p.m.cols + col] = sum;
+}
+static_assert(THREADS == ESMM_FFN_SUM_COLS, "a thread ends with a column");
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_sum_end(const __grid_constant__ esmm_ffn_sum_params p)
+{
+  for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.count; col += (int64_t)gridDim.x * THREADS) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < p.chunks; i++)
+      sum += ((const double *)p.partial)[i * p.m.cols + col];
+    const int64_t at = p.order ? ((const int32_t *)p.order)[col] : col;
+    if (p.open)
+      ((int32_t *)p.out)[at] = (int32_t)sum;
+    else
+      ((float *)p.out)[at] = p.add ? ((const float *)p.out)[at] + (float)sum : (float)sum;
+  }
+}
+
+/* ---- two of four ---- */
+
+enum { GROUP = 4, KEPT = 2 };
+
+/* a stands before b: NaN before all, then the larger magnitude; who comes first among equals. */
+static __device__ __forceinline__ bool outranks(float a, float b)
+{
+  return isnan(a) ? !isnan(b) : !isnan(b) && fabsf(a) > fabsf(b);
+}
+
+static __device__ __forceinline__ void keep_largest(const float (&v)[GROUP], float (&out)[GROUP])
+{
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    int ahead = 0;
+#pragma unroll
+    for (int j = 0; j < GROUP; j++)
+      if (j != i)
+        ahead += j < i ? !outranks(v[i], v[j]) : outranks(v[j], v[i]);
+    out[i] = ahead < KEPT ? v[i] : 0.0f;
+  }
+}
+
+/* Shrinks all by the third largest magnitude: two at most are left. */
+static __device__ __forceinline__ void shrink(const float (&v)[GROUP], float (&out)[GROUP])
+{
+  const float a = fabsf(v[0]), b = fabsf(v[1]), c = fabsf(v[2]), d = fabsf(v[3]);
+  const float high = fmaxf(fminf(a, b), fminf(c, d)); /* the second largest or the third, */
+  const float low = fminf(fmaxf(a, b), fmaxf(c, d));  /* and this the other */
+  const float third = fminf(high, low);
+#pragma unroll
+  for (int i = 0; i < GROUP; i++)
+    out[i] = fabsf(v[i]) > third ? copysignf(fabsf(v[i]) - third, v[i]) : 0.0f;
+}
+
+static __device__ __forceinline__ uint64_t random_of(uint64_t seed, uint64_t place)
+{
+  uint64_t z = (seed ^ place * 0xd1342543de82ef95u) + 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+/* As draw() of ffn/sparsify.c, operation by operation: a CPU draws the same. */
+static __device__ __noinline__ void draw(const float (&v)[GROUP], double u, float (&out)[GROUP])
+{
+  double rest = 0.0, p[GROUP];
+  int largest = 0;
+  float most_value = fabsf(v[0]);
+#pragma unroll
+  for (int i = 1; i < GROUP; i++)
+    if (fabsf(v[i]) > most_value) {
+      largest = i;
+      most_value = fabsf(v[i]);
+    }
+#pragma unroll
+  for (int i = 0; i < GROUP; i++)
+    rest += i == largest ? 0.0 : (double)fabsf(v[i]);
+  const double most = (double)most_value;
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    const double x = (double)fabsf(v[i]);
+    p[i] = most <= rest ? 2.0 * x / (most + rest) : i == largest ? 1.0 : x / rest;
+  }
+  double from = 0.0;
+  int picked = 0;
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    const double to = from + p[i];
+    const bool in = (from <= u && u < to) || (from <= u + 1.0 && u + 1.0 < to);
+    out[i] = in && picked < KEPT ? (float)((double)v[i] / p[i]) : 0.0f;
+    picked += in;
+    from = to;
+  }
+  if (picked >= KEPT)
+    return;
+  bool seen = false; /* the line came out short by rounding: the last that has a part of it */
+#pragma unroll
+  for (int i = GROUP - 1; i >= 0; i--) {
+    if (p[i] > 0.0 && !seen && out[i] == 0.0f)
+      out[i] = (float)((double)v[i] / p[i]);
+    seen = seen || p[i] > 0.0;
+  }
+}
+
+/* `place` tells groups of one matrix apart. Whether the group counts for the soft threshold's scale. */
+static __device__ __forceinline__ bool choose(const esmm_ffn_sparsify_params &p, const float (&v)[GROUP],
+                                              uint64_t place, float (&out)[GROUP])
+{
+  int nonzeros = 0;
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    nonzeros += v[i] != 0.0f;
+    finite = finite && isfinite(v[i]);
+  }
+  if (finite && nonzeros <= KEPT) {
+#pragma unroll
+    for (int i = 0; i < GROUP; i++)
+      out[i] = v[i];
+  } else if (!finite || p.sparsifier == ESMM_SPARSIFY_TOP_N) {
+    keep_largest(v, out);
+  } else if (p.sparsifier == ESMM_SPARSIFY_SOFT) {
+    shrink(v, out);
+  } else {
+    draw(v, (double)(random_of(p.seed, place) >> 11) * 0x1p-53, out);
+  }
+  return finite;
+}
+
+static __device__ __forceinline__ void note(esmm_ffn_record &r, float x, float y)
+{
+  r.kept += x != 0.0f && y != 0.0f;
+  r.dropped += x != 0.0f && y == 0.0f;
+  r.norm += (double)x * (double)x;
+  const double difference = (double)x - (double)y;
+  r.difference += x == y || isnan(x) ? 0.0 : difference * difference;
+}
+
+/* A group of `count` values: read from at[], chosen from, written and noted, or measured. */
+template <class OF>
+static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_params &p, const int64_t (&at)[GROUP],
+                                                int count, uint64_t place, float factor, esmm_ffn_record &r)
+{
+  float v[GROUP], out[GROUP];
+#pragma unroll
+  for (int i = 0; i < GROUP; i++)
+    v[i] = i < count ? get(of, p.src, at[i]) : 0.0f;
+  const bool finite = choose(p, v, place, out);
+  if (p.step == ESMM_FFN_MEASURES) {
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+      r.fit += finite ? (double)v[i] * (double)out[i] : 0.0;
+      r.own += finite ? (double)out[i] * (double)out[i] : 0.0;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    if (i >= count)
+      continue;
+    const auto y = rounded(of, p.step == ESMM_FFN_SCALES ? __fmul_rn(factor, out[i]) : out[i]);
+    ((typename OF::element *)p.dst)[at[i]] = y;
+    note(r, v[i], as_float(y));
+  }
+}
+
+/* A value that stays as it is. */
+template <class OF>
+static __device__ __forceinline__ void do_other(OF of, const esmm_ffn_sparsify_params &p, int64_t at,
+                                                esmm_ffn_record &r)
+{
+  if (p.step == ESMM_FFN_MEASURES)
+    return;
+  const auto x = ((const typename OF::element *)p.src)[at];
+  ((typename OF::element *)p.dst)[at] = x;
+  note(r, as_float(x), as_float(x));
+}
+
+static __device__ __forceinline__ void add(esmm_ffn_record &r, const esmm_ffn_record &x)
+{
+  r.kept += x.kept;
+  r.dropped += x.dropped;
+  r.norm += x.norm;
+  r.difference += x.difference;
+  r.fit += x.fit;
+  r.own += x.own;
+}
+
+/* All threads of the block; the sum is thread 0's. */
+static __device__ __forceinline__ void sum_block(esmm_ffn_record &r)
+{
+  __shared__ esmm_ffn_record shared[THREADS / 32];
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    esmm_ffn_record x;
+    x.kept = __shfl_down_sync(~0u, r.kept, step);
+    x.dropped = __shfl_down_sync(~0u, r.dropped, step);
+    x.norm = __shfl_down_sync(~0u, r.norm, step);
+    x.difference = __shfl_down_sync(~0u, r.difference, step);
+    x.fit = __shfl_down_sync(~0u, r.fit, step);
+    x.own = __shfl_down_sync(~0u, r.own, step);
+    add(r, x);
+  }
+  if (threadIdx.x % 32 == 0)
+    shared[threadIdx.x / 32] = r;
+  __syncthreads();
+  if (threadIdx.x != 0)
+    return;
+  for (int i = 1; i < THREADS / 32; i++)
+    add(r, shared[i]);
+}
+
+static __device__ __forceinline__ void leave_record(const esmm_ffn_sparsify_params &p, esmm_ffn_record &r)
+{
+  sum_block(r);
+  if (threadIdx.x == 0)
+    ((esmm_ffn_record *)p.records)[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = r;
+}
+
+static __device__ __forceinline__ float factor_of(const esmm_ffn_sparsify_params &p)
+{
+  return p.step == ESMM_FFN_SCALES ? ((const esmm_ffn_notes *)p.notes)->factor : 1.0f;
+}
+
+/* Tokens by blockIdx.y; a thread has four columns at a time: a group, or others. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_features(const __grid_constant__ esmm_ffn_sparsify_params p)
+{
+  const int64_t groups = (p.sparse + GROUP - 1) / GROUP, others = (p.features - p.sparse + GROUP - 1) / GROUP;
+  const int32_t *columns = (const int32_t *)p.columns;
+  const float factor = factor_of(p);
+  esmm_ffn_record r = {};
+  with_dtype(p.dtype, [&](auto of) {
+    for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y)
+      for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < groups + others;
+           i += (int64_t)gridDim.x * THREADS) {
+        const bool sparse = i < groups;
+        const int64_t first = sparse ? GROUP * i : p.sparse + GROUP * (i - groups);
+        const int count = (int)min((int64_t)GROUP, (sparse ? p.sparse : p.features) - first);
+        int64_t at[GROUP];
+#pragma unroll
+        for (int j = 0; j < GROUP; j++)
+          at[j] = token * p.features + (j >= count ? 0 : columns ? columns[first + j] : first + j);
+        if (sparse) {
+          do_group(of, p, at, count, (uint64_t)token << 32 | (uint64_t)i, factor, r);
+          continue;
+        }
+#pragma unroll
+        for (int j = 0; j < GROUP; j++)
+          if (j < count)
+            do_other(of, p, at[j], r);
+      }
+  });
+  leave_record(p, r);
+}
+
+/* Groups of four tokens by blockIdx.y; a thread has one column of them at a time. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_tokens(const __grid_constant__ esmm_ffn_sparsify_params p)
+{
+  const int64_t groups = (p.tokens + GROUP - 1) / GROUP;
+  const int32_t *order = (const int32_t *)p.token_order, *flags = (const int32_t *)p.flags;
+  const float factor = factor_of(p);
+  esmm_ffn_record r = {};
+  with_dtype(p.dtype, [&](auto of) {
+    for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
+      const int count = (int)min((int64_t)GROUP, p.tokens - GROUP * group);
+      int64_t rows[GROUP];
+#pragma unroll
+      for (int j = 0; j < GROUP; j++) {
+        const int64_t token = j < count ? GROUP * group + j : 0;
+        rows[j] = (order ? order[token] : token) * p.features;
+      }
+      for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.features;
+           col += (int64_t)gridDim.x * THREADS) {
+        int64_t at[GROUP];
+#pragma unroll
+        for (int j = 0; j < GROUP; j++)
+          at[j] = rows[j] + col;
+        if (!flags || flags[col]) {
+          do_group(of, p, at, count, (uint64_t)col << 32 | (uint64_t)group, factor, r);
+          continue;
+        }
+#pragma unroll
+        for (int j = 0; j < GROUP; j++)
+          if (j < count)
+            do_other(of, p, at[j], r);
+      }
+    }
+  });
+  leave_record(p, r);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_collect(const __grid_constant__ esmm_ffn_collect_params p)
+{
+  esmm_ffn_notes *notes = (esmm_ffn_notes *)p.notes;
+  esmm_ffn_record r = {};
+  for (int64_t i = threadIdx.x; i < p.count; i += THREADS)
+    add(r, ((const esmm_ffn_record *)p.records)[i]);
+  sum_block(r);
+  if (threadIdx.x != 0)
+    return;
+  if (p.drop < 0)
+    notes->factor = r.own > 0.0 ? (float)(r.fit / r.own) : 1.0f;
+  else
+    add(notes->drops[p.drop], r);
+}
+
+/* ---- columns by their counts ---- */
+
+#define RANKERS ESMM_FFN_RANK_THREADS
+
+/* How many threads before this one have set their flag; *all: of the block. */
+static __device__ __forceinline__ int scan(bool flag, int *all)
+{
+  __shared__ int of_warps[RANKERS / 32];
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const uint32_t votes = __ballot_sync(~0u, flag);
+  if (lane == 0)
+    of_warps[warp] = __popc(votes);
+  __syncthreads();
+  int before = __popc(votes & ((1u << lane) - 1)), sum = 0;
+  for (int i = 0; i < RANKERS / 32; i++) {
+    before += i < warp ? of_warps[i] : 0;
+    sum += of_warps[i];
+  }
+  __syncthreads();
+  *all = sum;
+  return before;
+}
+
+/*
+ * The count c such that fewer than `sparse` columns have less and at least that many have c or less, byte by byte from
+ * the top; *take: how many of those that have c itself go sparse.
+ */
+static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params &p, uint32_t *take)
+{
+  __shared__ uint32_t bins[256], found, left;
+  uint32_t prefix = 0, mask = 0, wanted = (uint32_t)p.sparse;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    if (threadIdx.x < 256)
+      bins[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t f = threadIdx.x; f < p.features; f += RANKERS) {
+      const uint32_t count = ((const uint32_t *)p.counts)[f];
+      if ((count & mask) == prefix)
+        atomicAdd(&bins[count >> shift & 255], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      uint32_t before = 0;
+      int bin = 0;
+      while (bin < 255 && before + bins[bin] < wanted)
+        before += bins[bin++];
+      found = (uint32_t)bin;
+      left = wanted - before;
+    }
+    __syncthreads();
+    prefix |= found << shift;
+    mask |= 255u << shift;
+    wanted = left;
+    __syncthreads();
+  }
+  *take = wanted;
+  return prefix;
+}
+
+extern "C" __global__ void __launch_bounds__(RANKERS) esmm_ffn_rank(const __grid_constant__ esmm_ffn_rank_params p)
+{
+  const uint32_t *counts = (const uint32_t *)p.counts;
+  const int32_t *open = (const int32_t *)p.open;
+  int32_t *columns = (int32_t *)p.columns, *flags = (int32_t *)p.flags;
+  int32_t *order = (int32_t *)p.order, *places = (int32_t *)p.places;
+  uint32_t limit = 0, take = 0;
+  int level = 0, sparse = 0, alive = 0; /* so far: of that count, that go sparse, that live */
+  if (columns && p.sparse > 0)
+    limit = find_count(p, &take);
+  for (int64_t base = 0; base < p.features; base += RANKERS) {
+    const int64_t f = base + threadIdx.x;
+    const bool there = f < p.features;
+    int all;
+    if (columns) {
+      const uint32_t count = there ? counts[f] : 0;
+      const bool equal = there && p.sparse > 0 && count == limit;
+      const int rank = level + scan(equal, &all);
+      level += all;
+      const bool goes = there && p.sparse > 0 && (count < limit || (equal && (uint32_t)rank < take));
+      const int before = sparse + scan(goes, &all);
+      sparse += all;
+      if (there) {
+        columns[goes ? before : p.sparse + f - before] = (int32_t)f;
+        flags[f] = goes;
+      }
+    }
+    if (order) {
+      const bool lives = there && open[f] > 0;
+      const int before = alive + scan(lives, &all);
+      alive += all;
+      if (lives)
+        order[before] = (int32_t)f;
+      if (there)
+        places[f] = lives ? before : -1;
+    }
+  }
+  if (p.mailbox && threadIdx.x == 0) { /* one store: the host sees both or neither */
+    __threadfence_system();
+    *(volatile uint64_t *)p.mailbox = (uint64_t)p.pass << 32 | (uint32_t)alive;
+  }
+}
+
+/* ---- lines and elements by an index ---- */
+
+static __device__ __forceinline__ int64_t picked(const esmm_ffn_pick_params &p, int64_t i)
+{
+  return i < p.count ? ((const int32_t *)p.index)[i] : -1;
+}
+
+/* Elements of any dtype, added or not. */
+static __device__ __forceinline__ void pick_each(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+                                                 int64_t step)
+{
+  const int64_t line = p.elements ? row : picked(p, row);
+  for (int64_t col = first; col < p.dst.cols; col += step) {
+    const int64_t element = p.elements ? picked(p, col) : col, at = row * p.dst.ld + col;
+    const bool there = line >= 0 && element >= 0;
+    const float x = there ? load_element(p.src, line * p.src.ld + element) : 0.0f;
+    if (!p.add)
+      store_element(p.dst, at, x);
+    else if (there)
+      store_element(p.dst, at, load_element(p.dst, at) + x);
+  }
+}
+
+/* Elements as bits, and whole lines 16 bytes at a time. */
+template <typename T>
+static __device__ __forceinline__ void pick_bits(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+                                                 int64_t step)
+{
+  T *to = (T *)p.dst.data + row * p.dst.ld;
+  if (p.elements) {
+    const T *from = (const T *)p.src.data + row * p.src.ld;
+    for (int64_t col = first; col < p.dst.cols; col += step) {
+      const int64_t element = picked(p, col);
+      to[col] = element < 0 ? (T)0 : from[element];
+    }
+    return;
+  }
+  enum { EACH = 16 / sizeof(T) };
+  const int64_t line = picked(p, row);
+  const T *from = (const T *)p.src.data + (line < 0 ? 0 : line) * p.src.ld;
+  const bool vectors = has_vectors(p.src) && has_vectors(p.dst);
+  const int64_t wide = vectors ? p.dst.cols / EACH : 0;
+  for (int64_t i = first; i < wide; i += step)
+    ((uint4 *)to)[i] = line < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)from)[i];
+  for (int64_t col = EACH * wide + first; col < p.dst.cols; col += step)
+    to[col] = line < 0 ? (T)0 : from[col];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_pick(const __grid_constant__ esmm_ffn_pick_params p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  const bool alike = p.src.dtype == p.dst.dtype && !p.add;
+  for (int64_t row = blockIdx.y; row < p.dst.rows; row += gridDim.y)
+    if (!alike)
+      pick_each(p, row, first, step);
+    else if (dtype_bytes(p.dst.dtype) == 2)
+      pick_bits<uint16_t>(p, row, first, step);
+    else
+      pick_bits<uint32_t>(p, row, first, step);
+}
+
+/* ---- for the report ---- */
+
+/* A thread has a column at a time, and all its strips: few columns are no hurry. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    esmm_ffn_densities(const __grid_constant__ esmm_ffn_densities_params p)
+{
+  esmm_ffn_notes *notes = (esmm_ffn_notes *)p.notes;
+  unsigned long long strips = 0, nonzeros = 0, columns = 0;
+  with_dtype(p.dtype, [&](auto of) {
+    for (int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x; col < p.features;
+         col += (int64_t)gridDim.x * THREADS) {
+      bool column = false;
+      for (int64_t row = 0; row < p.tokens; row += p.strip_rows) {
+        bool strip = false;
+        for (int64_t i = row; i < min(row + p.strip_rows, p.tokens); i++) {
+          const bool set = get(of, p.h, i * p.features + col) != 0.0f;
+          nonzeros += set;
+          strip = strip || set;
+        }
+        strips += strip;
+        column = column || strip;
+      }
+      columns += column;
+    }
+  });
+  if (nonzeros == 0)
+    return;
+  atomicAdd((unsigned long long *)&notes->strips, strips);
+  atomicAdd((unsigned long long *)&notes->nonzeros, nonzeros);
+  atomicAdd((unsigned long long *)&notes->alive_columns, columns);
+}

@@ -1,0 +1,138 @@
+/*
+ * params.h: what the layer's kernels are told (ffn.cu); as cuda/params.h, which it builds upon.
+ *
+ * Matrices between products are tight and row-major, so most kernels see them as one array of elements of one dtype.
+ */
+#ifndef ESMM_CUDA_FFN_PARAMS_H
+#define ESMM_CUDA_FFN_PARAMS_H
+
+#include "cuda/params.h"
+
+#define ESMM_FFN_THREADS 256
+
+/* esmm_ffn_activate: h = act(gate) * up, or act(up). */
+typedef struct esmm_ffn_activate_params {
+  uint64_t up, gate; /* gate 0: none */
+  uint64_t h;
+  int64_t count; /* elements of each */
+  int32_t dtype, activation;
+} esmm_ffn_activate_params;
+ESMM_PARAMS_SIZE(esmm_ffn_activate_params, 40);
+
+/*
+ * esmm_ffn_derive, and for what is no ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
+ *   a ReLU without a gate   d * act' from its result h
+ *   no gate                 d * act'(up)
+ *   else                    d * act(gate), and d * up * act'(gate)
+ */
+typedef struct esmm_ffn_derive_params {
+  uint64_t d, d_gate; /* [rows][cols]; d_gate 0: no gate */
+  uint64_t h;         /* [rows][cols], where the result is enough; else 0 */
+  uint64_t up, gate;  /* [rows][all] */
+  uint64_t order;     /* int32 [cols]: their columns; 0: all of them, cols is all */
+  int64_t rows, cols, all;
+  int64_t count; /* entries of order: what is behind them is zero */
+  int32_t dtype, activation;
+} esmm_ffn_derive_params;
+ESMM_PARAMS_SIZE(esmm_ffn_derive_params, 88);
+
+#define ESMM_FFN_SUM_COLS 256 /* columns of a block of esmm_ffn_sum, */
+#define ESMM_FFN_SUM_ROWS 256 /* and its rows */
+
+/* esmm_ffn_sum: sums of a block's rows, in float64, to partial; esmm_ffn_sum_end adds those of all blocks of rows. */
+typedef struct esmm_ffn_sum_params {
+  esmm_device_matrix m;
+  uint64_t partial; /* [chunks][m.cols] double */
+  uint64_t out;     /* fp32; with `open` int32 */
+  uint64_t order;   /* int32 [m.cols]: where each goes; 0: in its place */
+  int64_t chunks;   /* ceil(m.rows / ESMM_FFN_SUM_ROWS) */
+  int64_t count;    /* columns that go somewhere: the first */
+  int32_t add;      /* to what is there */
+  int32_t open;     /* 1: count those that are not zero or less */
+} esmm_ffn_sum_params;
+ESMM_PARAMS_SIZE(esmm_ffn_sum_params, 88);
+
+/* ---- 2:4 ---- */
+
+typedef struct esmm_ffn_record {
+  uint64_t kept, dropped;
+  double norm, difference; /* squared */
+  double fit, own;         /* soft threshold: <x, s> and <s, s> of the shrunk values s */
+} esmm_ffn_record;
+ESMM_PARAMS_SIZE(esmm_ffn_record, 48);
+
+#define ESMM_FFN_DROPS 5
+
+/* What a cache's passes leave on the device for the report, and for each other. */
+typedef struct esmm_ffn_notes {
+  esmm_ffn_record drops[ESMM_FFN_DROPS];
+  uint64_t strips, nonzeros, alive_columns; /* of h */
+  float factor, unused;                     /* soft threshold: of all that was shrunk */
+} esmm_ffn_notes;
+ESMM_PARAMS_SIZE(esmm_ffn_notes, 272);
+
+enum { ESMM_FFN_WRITES = 0, ESMM_FFN_MEASURES = 1, ESMM_FFN_SCALES = 2 };
+
+/* esmm_ffn_features, esmm_ffn_tokens: dst = src, at most two nonzeros in each group of four along features or tokens.
+ */
+typedef struct esmm_ffn_sparsify_params {
+  uint64_t src, dst;    /* [tokens][features] */
+  uint64_t columns;     /* int32 [features]: those that go sparse, then the others, each by index; 0: all go sparse */
+  uint64_t flags;       /* int32 [features]: 1 for those that do; 0: all */
+  uint64_t token_order; /* int32 [tokens]; 0: as they are */
+  uint64_t records;     /* one a block */
+  uint64_t notes;
+  uint64_t seed;
+  int64_t tokens, features, sparse;
+  int32_t dtype, sparsifier;
+  int32_t step; /* ESMM_FFN_...: the soft threshold measures first, then scales */
+  int32_t unused;
+} esmm_ffn_sparsify_params;
+ESMM_PARAMS_SIZE(esmm_ffn_sparsify_params, 104);
+
+/* esmm_ffn_collect: the blocks' records in order: to notes.factor after measuring, else added to a drop. One block. */
+typedef struct esmm_ffn_collect_params {
+  uint64_t records, notes;
+  int64_t count;
+  int32_t drop; /* -1: the factor */
+  int32_t unused;
+} esmm_ffn_collect_params;
+ESMM_PARAMS_SIZE(esmm_ffn_collect_params, 32);
+
+#define ESMM_FFN_RANK_THREADS 512
+
+/* esmm_ffn_rank: from the counts, which columns go sparse and which are alive. One block. */
+typedef struct esmm_ffn_rank_params {
+  uint64_t counts;         /* int32 [features]: nonzeros of each column */
+  uint64_t open;           /* int32 [features]: alive where not 0 */
+  uint64_t columns, flags; /* as above; columns 0: not wanted */
+  uint64_t order, places;  /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
+                              wanted */
+  uint64_t mailbox;        /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
+  int64_t features, sparse;
+  uint32_t pass, unused;
+} esmm_ffn_rank_params;
+ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 80);
+
+/*
+ * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst, by an index: that of dst's line (element) i is
+ * index[i] where i is below count, else -1, which stands for zeros. With add they are added, and zeros are nothing.
+ */
+typedef struct esmm_ffn_pick_params {
+  esmm_device_matrix src, dst; /* row-major */
+  uint64_t index;              /* int32 [count] */
+  int64_t count;
+  int32_t elements; /* 1: of each line */
+  int32_t add;
+} esmm_ffn_pick_params;
+ESMM_PARAMS_SIZE(esmm_ffn_pick_params, 104);
+
+/* esmm_ffn_densities: to notes, which are 0: nonzeros, columns and strips of h that have one. */
+typedef struct esmm_ffn_densities_params {
+  uint64_t h, notes;
+  int64_t tokens, features, strip_rows;
+  int32_t dtype, unused;
+} esmm_ffn_densities_params;
+ESMM_PARAMS_SIZE(esmm_ffn_densities_params, 48);
+
+#endif

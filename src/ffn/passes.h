@@ -1,0 +1,134 @@
+/*
+ * passes.h: what a layer does between its products, as one table of functions for each device. forward.c and backward.c
+ * say which products and passes make a layer; they are the same for every device, because products are esmm_matmul's
+ * and all the rest is here. cpu.c has a CPU's table, src/cuda/ffn/ a GPU's.
+ *
+ * Matrices, vectors of biases and the buffers of caches lie where the table's device computes. Between products every
+ * matrix is tight and row-major, of the layer's dtype, but for gradients where `wide` says fp32. A function that can
+ * fail has set the context's error text.
+ */
+#ifndef ESMM_FFN_PASSES_H
+#define ESMM_FFN_PASSES_H
+
+#include "esmm_ffn.h"
+#include "internal.h"
+
+/* Products of the backward pass, by what is their B: each has its own, so that what is remembered of it is its own. */
+typedef enum ffn_b {
+  FFN_B_DT,          /* dt', in dh */
+  FFN_B_CONTRACT,    /* dt, in the gradient of contract */
+  FFN_B_RESTORE,     /* restore', in dt */
+  FFN_B_DY,          /* dy, in the gradient of restore */
+  FFN_B_IN,          /* x or x reduce, in the gradient of expand; the gate's behind it */
+  FFN_B_EXPAND = 6,  /* expand', in ds; the gate's behind it */
+  FFN_B_DS = 8,      /* ds, in the gradient of reduce; the gate's behind it */
+  FFN_B_REDUCE = 10, /* reduce', in dx; the gate's behind it */
+  FFN_B_SOME = 12,   /* those rows of expand' that belong to alive features; the gate's behind it */
+  FFN_BS = 14
+} ffn_b;
+
+/* Operands that may go sparse: each draws from a seed of its own in each pass. */
+typedef enum ffn_operand {
+  FFN_OPERAND_Y,
+  FFN_OPERAND_DX,
+  FFN_OPERAND_DX_GATE,
+  FFN_OPERAND_DW1,
+  FFN_OPERAND_DGATE,
+  FFN_OPERAND_DW2
+} ffn_operand;
+
+/* Which of them share a line of the report. */
+typedef enum ffn_drop { FFN_DROP_Y, FFN_DROP_DX, FFN_DROP_DW1, FFN_DROP_DGATE, FFN_DROP_DW2, FFN_DROPS } ffn_drop;
+
+typedef enum ffn_axis { FFN_ALONG_FEATURES, FFN_ALONG_TOKENS } ffn_axis;
+
+typedef struct ffn_sparsify {
+  ffn_axis axis;
+  ffn_drop drop;         /* what was dropped is added to this */
+  uint64_t seed;         /* for this matrix and pass alone */
+  const int32_t *places; /* of features, in the matrix; -1: not there, all zero. NULL: where their index says */
+} ffn_sparsify;
+
+/* dh [tokens, features] becomes dpre, in place, and the gate's beside it. */
+typedef struct ffn_derivative {
+  const esmm_matrix *h;         /* [tokens, features]: all that a ReLU without a gate needs */
+  const esmm_matrix *up, *gate; /* before the activation, [tokens, d_hidden]; NULL where there is none */
+  const int32_t *order;         /* which of their columns; NULL: all */
+  int64_t count;                /* so many of them; what is behind is zero */
+  esmm_matrix *dpre, *dpre_gate;
+} ffn_derivative;
+
+typedef struct ffn_passes {
+  bool patterns; /* bitmaps of h help the product behind it: it is asked for them */
+  bool turned;   /* products read a B that lies transposed: backward need not turn weights round */
+  bool wide;     /* gradients between products are fp32, else of the layer's dtype */
+  bool alike;    /* scatter_rows takes a src of dst's order, and without `add` of dst's dtype; else fp32 rows */
+  bool keeps;    /* what the layer has of earlier weights is used again, in place */
+
+  /* Modes, as bits 1 << esmm_ffn_mode, in which backward leaves out features that are dead in the whole batch. */
+  unsigned compacts;
+  int64_t step; /* their number is rounded up to a multiple of this; what is past them is zero */
+
+  /* ---- memory of caches and biases: kept from pass to pass ---- */
+  esmm_status (*alloc)(esmm_ctx *ctx, size_t bytes, void **memory);
+  void (*release)(const esmm_allocator *allocator, int ordinal, void *memory, size_t bytes); /* NULL is fine */
+  esmm_status (*copy_bias)(esmm_ctx *ctx, const float *from, int64_t n, float *to);
+
+  /* ---- B of products ---- */
+  /* The layer's weights. opts: with defaults; given: by the caller. old: what the same matrix had before, or NULL: it
+     may become *out, changed, and is then no longer the caller's to free. */
+  esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
+                         esmm_weights *old, esmm_weights **out);
+  /* B of a product in the backward pass, whose A has that dtype; put_back once the product is under way. */
+  esmm_status (*take_b)(esmm_ctx *ctx, esmm_ffn_cache *cache, ffn_b which, const esmm_matrix *b, esmm_dtype a,
+                        bool strict, esmm_weights **out);
+  void (*put_back)(esmm_ffn_cache *cache, ffn_b which, esmm_weights *w);
+
+  /* ---- forward ---- */
+  /* h = act(gate) * up, or act(up) where gate is NULL. */
+  esmm_status (*activate)(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matrix *up, const esmm_matrix *gate,
+                          esmm_matrix *h);
+  /* Counts, and where it has a use for it the pattern, of an h that the product before did not count. */
+  esmm_status (*count)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+  /* What follows from the counts: FFN_ORDER, FFN_COLUMNS, FFN_TOKENS and the numbers of the cache. once: no backward
+     pass will follow. */
+  esmm_status (*rank)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once);
+
+  /* ---- backward ---- */
+  esmm_status (*derive)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const ffn_derivative *job);
+  /* May be NULL. dh where h (gated: the gate) is alive and zeros elsewhere, if that is cheaper than all of it; else
+   *done stays false. dt [tokens, d_out], order: as FFN_ORDER, or NULL. */
+  esmm_status (*masked)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *dt,
+                        const esmm_matrix *h, const int32_t *order, esmm_matrix *dh, bool *done);
+  /* Sets cache->alive, the entries of FFN_ORDER, and makes FFN_PLACES from those. May say that all are alive. */
+  esmm_status (*settle)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+
+  /* dst = src with at most two nonzeros in each group of four, in the columns that the cache says; both [tokens, .] of
+     one dtype, tight. */
+  esmm_status (*sparsify)(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
+                          esmm_matrix *dst);
+  esmm_status (*forget_drops)(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forward); /* of y, or all the others */
+
+  /* dst = rows order[0..count) of src (order NULL: all), and zeros behind them; `turned`: src and dst are of one dtype
+     and row-major, else src is of any order, and dst of any dtype. */
+  esmm_status (*gather_rows)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                             esmm_matrix *dst);
+  /* The same of columns, both of one dtype and row-major. */
+  esmm_status (*gather_columns)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                esmm_matrix *dst);
+  /* Row i of src (as `alike` says) to row f of dst where places[f] is i; rows of dst that have no place become zero.
+     With add, src is added and they stay. */
+  esmm_status (*scatter_rows)(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst, bool add);
+  /* out[order[c]] (+)= the sum of column c of m, of count columns; order NULL: out[c]. The others of out's n become 0,
+     unless added to. */
+  esmm_status (*column_sums)(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
+                             int64_t count, int64_t n, float *out, bool add);
+  void (*forget)(esmm_ffn_cache *cache); /* what the device keeps with a cache that is freed; NULL: nothing */
+
+  /* Numbers of the report, to the cache's own: alive_columns, nonzeros, strip_density, drops. May wait. */
+  esmm_status (*report)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+} ffn_passes;
+
+extern const ffn_passes esmm_ffn_cpu; /* cpu.c */
+
+#endif
