@@ -186,6 +186,28 @@ class Handle:
         self._free(self.value)
 
 
+class ContextHandle(Handle):
+    """A C context. Its memory can only be freed with it, and Python finalizes what goes together in any order: so the
+    last of them frees the context."""
+
+    __slots__ = ("users", "_over")
+
+    def __init__(self, value: int, free: Callable[[int], None]) -> None:
+        super().__init__(value, free)
+        self.users = 0  # allocations; changed under the context's lock
+        self._over = False
+
+    def __del__(self) -> None:
+        self._over = True
+        if self.users == 0:
+            self._free(self.value)
+
+    def release(self) -> None:
+        self.users -= 1
+        if self._over and self.users == 0:
+            self._free(self.value)
+
+
 class _Closable:
     """What contexts, weights and patterns share: a handle that can be let go early."""
 
@@ -337,9 +359,9 @@ _pack_scalars = struct.Struct("@ff").pack_into
 
 class _Memory:
     """Frees what a context allocated. An array may die in any thread, in the middle of anything, so this never waits
-    for the context's lock: what cannot be freed now is freed before the next allocation, or at the end."""
+    for the context's lock: what cannot be freed now is freed by who holds it, afterwards."""
 
-    def __init__(self, handle: Handle, lock: Any) -> None:
+    def __init__(self, handle: ContextHandle, lock: Any) -> None:
         self._handle, self._lock = handle, lock
         self._pending: List[int] = []
         self._free_now = lib.esmm_memory_free
@@ -353,11 +375,9 @@ class _Memory:
             try:
                 while self._pending:
                     self._free_now(self._handle.value, self._pending.pop())
+                    self._handle.release()
             finally:
                 self._lock.release()
-
-    def __del__(self) -> None:
-        self.drain()
 
 
 class Context(_Closable):
@@ -397,7 +417,7 @@ class Context(_Closable):
         if status:
             raise error(status, text.value.decode() or lib.esmm_status_str(status).decode())
         assert out.value is not None
-        self._handle = Handle(out.value, lib.esmm_ctx_free)
+        self._handle = ContextHandle(out.value, lib.esmm_ctx_free)
         self._lock = threading.RLock()
         self._block = ctypes.create_string_buffer(_BLOCK)
         self._at = ctypes.addressof(self._block)
@@ -423,6 +443,8 @@ class Context(_Closable):
             status = function(handle.value, *arguments)
             if status:
                 raise self.failed(status, handle)
+        if self._memory is not None:
+            self._memory.drain()
 
     @property
     def stream(self) -> int:
@@ -546,6 +568,8 @@ class Context(_Closable):
                 raise self.failed(status, handle)
             stats = self._read_stats() if want_stats else None
             made = ctypes.c_void_p.from_address(at + _OUT).value if c_strip_rows else None
+        if self._memory is not None:
+            self._memory.drain()
         pattern = Pattern(Handle(made, lib.esmm_pattern_free), self) if made else None
         return stats, pattern
 
@@ -614,11 +638,15 @@ class Context(_Closable):
     def alloc(self, nbytes: int) -> Handle:
         """Memory of the context's device, aligned to 256 bytes; it holds its context."""
         out = ctypes.c_void_p()
-        if self._memory is None:
-            self._memory = _Memory(self._live(), self._lock)
-        self._memory.drain()
-        self.call(lib.esmm_memory_alloc, nbytes, ctypes.byref(out))
-        return Handle(out.value or 0, self._memory.free)
+        handle = self._live()
+        assert isinstance(handle, ContextHandle)
+        with self._lock:
+            if self._memory is None:
+                self._memory = _Memory(handle, self._lock)
+            self._memory.drain()
+            self.call(lib.esmm_memory_alloc, nbytes, ctypes.byref(out))
+            handle.users += 1
+            return Handle(out.value or 0, self._memory.free)
 
     def __reduce__(self) -> Any:
         raise TypeError("an esmm.Context cannot be pickled: it is a device of this process")

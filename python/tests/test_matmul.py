@@ -52,6 +52,8 @@ def lay_out(x, how):
         y = raw[1:].view(x.dtype).reshape(x.shape)
         y[...] = x
         return y
+    if how == "one row again and again":
+        return np.broadcast_to(x[:1], x.shape)
     if how == "read-only":
         y = x.copy()
         y.flags.writeable = False
@@ -62,9 +64,11 @@ def lay_out(x, how):
 LAYOUTS = ["rows", "columns", "rows with a gap", "columns with a gap", "every second", "backwards", "unaligned"]
 
 
-@pytest.mark.parametrize("how", LAYOUTS + ["read-only"])
+@pytest.mark.parametrize("how", LAYOUTS + ["read-only", "one row again and again"])
 def test_layouts_of_a_and_b(rng, how):
     a, b = integers(rng, 9, 40), integers(rng, 40, 21)
+    if how == "one row again and again":
+        a[:], b[:] = a[0], b[0]
     np.testing.assert_array_equal(esmm.matmul(lay_out(a, how), esmm.prepare(lay_out(b, how))), a @ b)
 
 
