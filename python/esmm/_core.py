@@ -305,7 +305,9 @@ class Weights(_Closable):
         i = self.info
         if self.closed:
             return f"<esmm.Weights {i.rows} x {i.cols}, closed>"
-        return f"<esmm.Weights {i.rows} x {i.cols} {i.dtype} {i.format} on {self.device}, {i.element_density:.1%} nonzero>"
+        return (
+            f"<esmm.Weights {i.rows} x {i.cols} {i.dtype} {i.format} on {self.device}, {i.element_density:.1%} nonzero>"
+        )
 
 
 class Pattern(_Closable):
@@ -479,7 +481,11 @@ class Context(_Closable):
     ) -> Weights:
         """esmm_prepare, or esmm_prepare_bsr where b is a _lib.Bsr."""
         opts = _lib.PrepareOpts(
-            ctypes.sizeof(_lib.PrepareOpts), choice(USES, use, "use"), bool(strict), max_bytes_ratio, format_struct(format)
+            ctypes.sizeof(_lib.PrepareOpts),
+            choice(USES, use, "use"),
+            bool(strict),
+            max_bytes_ratio,
+            format_struct(format),
         )
         if isinstance(b, _lib.Bsr):
             return self._new_weights(lib.esmm_prepare_bsr, ctypes.byref(b), ctypes.byref(opts))
@@ -546,20 +552,38 @@ class Context(_Closable):
         with self._lock:
             opts: Optional[int] = None
             if (
-                bias or activation or alpha != 1.0 or beta or residual or gate or force or strict or a_pattern
-                or gate_bias or column_nonzeros or c_strip_rows
-            ):  # fmt: skip
+                bias
+                or activation
+                or alpha != 1.0
+                or beta
+                or residual
+                or gate
+                or force
+                or strict
+                or a_pattern
+                or gate_bias
+                or column_nonzeros
+                or c_strip_rows
+            ):
                 opts = self._fill(
-                    alpha, beta, bias, activation, strict, force, a_pattern, residual, gate, gate_bias, column_nonzeros,
+                    alpha,
+                    beta,
+                    bias,
+                    activation,
+                    strict,
+                    force,
+                    a_pattern,
+                    residual,
+                    gate,
+                    gate_bias,
+                    column_nonzeros,
                     c_strip_rows,
-                )  # fmt: skip
+                )
                 _held = (a_pattern and a_pattern._handle, gate and gate._handle)
             _pack_matrix(block, _C, *c, 0, 0, 0)
             if isinstance(a, tuple):
                 _pack_matrix(block, _A, *a, 0, 0, 0)
-                status = lib.esmm_matmul(
-                    handle.value, at, w.value, at + _C, opts, at + _STATS if want_stats else None
-                )
+                status = lib.esmm_matmul(handle.value, at, w.value, at + _C, opts, at + _STATS if want_stats else None)
             else:
                 status = lib.esmm_matmul_bsr(
                     handle.value, ctypes.byref(a), w.value, at + _C, opts, at + _STATS if want_stats else None
@@ -577,10 +601,20 @@ class Context(_Closable):
     _memory: Optional[_Memory] = None
 
     def _fill(
-        self, alpha: float, beta: float, bias: int, activation: int, strict: bool, force: Optional[str],
-        a_pattern: Optional[Pattern], residual: Optional[Raw], gate: Optional[Weights], gate_bias: int,
-        column_nonzeros: int, c_strip_rows: int,
-    ) -> int:  # fmt: skip
+        self,
+        alpha: float,
+        beta: float,
+        bias: int,
+        activation: int,
+        strict: bool,
+        force: Optional[str],
+        a_pattern: Optional[Pattern],
+        residual: Optional[Raw],
+        gate: Optional[Weights],
+        gate_bias: int,
+        column_nonzeros: int,
+        c_strip_rows: int,
+    ) -> int:
         """Fills the options of a call in the context's block; their address."""
         at, block = self._at, self._block
         _pack_scalars(block, _SCALARS, alpha, beta)
@@ -591,12 +625,23 @@ class Context(_Closable):
             self._forced = force.encode()
             text = ctypes.cast(ctypes.c_char_p(self._forced), ctypes.c_void_p).value or 0
         _pack_opts(
-            block, _OPTS, _SIZE_OPTS, at + _SCALARS, at + _SCALARS + 4, bias, activation, bool(strict), text,
+            block,
+            _OPTS,
+            _SIZE_OPTS,
+            at + _SCALARS,
+            at + _SCALARS + 4,
+            bias,
+            activation,
+            bool(strict),
+            text,
             a_pattern._live().value if a_pattern is not None else 0,
             at + _RESIDUAL if residual is not None else 0,
             gate._live().value if gate is not None else 0,
-            gate_bias, column_nonzeros, c_strip_rows, at + _OUT if c_strip_rows else 0,
-        )  # fmt: skip
+            gate_bias,
+            column_nonzeros,
+            c_strip_rows,
+            at + _OUT if c_strip_rows else 0,
+        )
         return at + _OPTS
 
     def _read_stats(self) -> Stats:
@@ -608,9 +653,19 @@ class Context(_Closable):
         """The plan's verdict on every kernel; options as matmul() takes them."""
         handle, w = self._live(), weights._live()
         given = dict(
-            alpha=1.0, beta=0.0, bias=0, activation=0, strict=False, force=None, a_pattern=None, residual=None,
-            gate=None, gate_bias=0, column_nonzeros=0, c_strip_rows=0,
-        )  # fmt: skip
+            alpha=1.0,
+            beta=0.0,
+            bias=0,
+            activation=0,
+            strict=False,
+            force=None,
+            a_pattern=None,
+            residual=None,
+            gate=None,
+            gate_bias=0,
+            column_nonzeros=0,
+            c_strip_rows=0,
+        )
         given.update(options)
         room = max(1, lib.esmm_kernel_count())
         verdicts = (_lib.Verdict * room)()
@@ -620,16 +675,26 @@ class Context(_Closable):
             _pack_matrix(self._block, _A, *a, 0, 0, 0)
             _pack_matrix(self._block, _C, *c, 0, 0, 0)
             status = lib.esmm_explain(
-                handle.value, self._at, w.value, self._at + _C, opts, ctypes.byref(verdicts),
-                ctypes.sizeof(_lib.Verdict), ctypes.byref(count),
-            )  # fmt: skip
+                handle.value,
+                self._at,
+                w.value,
+                self._at + _C,
+                opts,
+                ctypes.byref(verdicts),
+                ctypes.sizeof(_lib.Verdict),
+                ctypes.byref(count),
+            )
             if status:
                 raise self.failed(status, handle)
         return [
             Verdict(
-                v.kernel.decode(), bool(v.can_run), bool(v.competes), bool(v.chosen), v.seconds,
+                v.kernel.decode(),
+                bool(v.can_run),
+                bool(v.competes),
+                bool(v.chosen),
+                v.seconds,
                 v.text.decode(errors="replace"),
-            )  # fmt: skip
+            )
             for v in verdicts[: min(room, count.value)]
         ]
 

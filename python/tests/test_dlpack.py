@@ -138,7 +138,13 @@ class OnGpu:
     """Something that says it is on a GPU. Its memory is never touched by a context of the CPU."""
 
     def __init__(self, shape, typestr="<f4", **more):
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (4096, False), "version": 3, **more}
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": typestr,
+            "data": (4096, False),
+            "version": 3,
+            **more,
+        }
 
 
 @pytest.mark.skipif(not esmm.device().startswith("cpu"), reason="for a context of the CPU")
