@@ -160,6 +160,8 @@ static void exact_and_dense_are_the_dense_pass(void **state)
                     .gated = kind & 1};
         if (kind / 4 >= 2 && c % 3 != 1) /* smooth ones in every third shape */
           continue;
+        if (o.tokens == 1 && d > 0) /* one sum that may come out near 0 is no measure of rounding */
+          continue;
         char what[80];
         (void)snprintf(what, sizeof what, "case %zu, kind %d, dtype %d", c, kind, (int)all_dtypes[d]);
         oracle_create(&o, c + 17, 1);

@@ -7,6 +7,7 @@
  *             (copy.c), memory where the blocks of a launch meet (meeting.c)
  * ops/        bitmaps, strips and samples of A (extract), B once (prepare, forms), bitmaps for callers (pattern)
  * product/    one product: plan, stage, launch, statistics
+ * ffn/        what a layer does between its products
  * kernels/    by family, one kernel a pair of files: k_*.c with the descriptor, k_*.cu
  *
  * Every function that can fail returns esmm_status and has set the context's error text.

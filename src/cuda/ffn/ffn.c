@@ -230,10 +230,11 @@ static esmm_status pick(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *in
                                        .add = add};
   if (dst->rows == 0 || dst->cols == 0)
     return ESMM_OK;
-  const bool vectors = !elements && !add && src->dtype == dst->dtype;
-  const int64_t each = vectors ? 16 / (int64_t)esmm_dtype_size(dst->dtype) : 1;
+  const bool alike = !add && src->dtype == dst->dtype;
+  const int64_t rows = alike && elements ? esmm_ceil_div(dst->rows, ESMM_FFN_PICK_ROWS) : dst->rows;
+  const int64_t each = alike && !elements ? 16 / (int64_t)esmm_dtype_size(dst->dtype) : 1;
   const esmm_launch how = {.grid_x = blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
-                           .grid_y = (unsigned)esmm_min(dst->rows, MOST_ROWS),
+                           .grid_y = (unsigned)esmm_min(rows, MOST_ROWS),
                            .threads = ESMM_FFN_THREADS};
   return launch(ctx, &function, how, &params);
 }

@@ -675,42 +675,63 @@ static __device__ __forceinline__ void pick_each(const esmm_ffn_pick_params &p, 
   }
 }
 
-/* Elements as bits, and whole lines 16 bytes at a time. */
+/* A whole line, as bits, 16 bytes at a time where that can be. */
 template <typename T>
-static __device__ __forceinline__ void pick_bits(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+static __device__ __forceinline__ void pick_line(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
                                                  int64_t step)
 {
-  T *to = (T *)p.dst.data + row * p.dst.ld;
-  if (p.elements) {
-    const T *from = (const T *)p.src.data + row * p.src.ld;
-    for (int64_t col = first; col < p.dst.cols; col += step) {
-      const int64_t element = picked(p, col);
-      to[col] = element < 0 ? (T)0 : from[element];
-    }
-    return;
-  }
   enum { EACH = 16 / sizeof(T) };
+  T *to = (T *)p.dst.data + row * p.dst.ld;
   const int64_t line = picked(p, row);
   const T *from = (const T *)p.src.data + (line < 0 ? 0 : line) * p.src.ld;
-  const bool vectors = has_vectors(p.src) && has_vectors(p.dst);
-  const int64_t wide = vectors ? p.dst.cols / EACH : 0;
+  const int64_t wide = has_vectors(p.src) && has_vectors(p.dst) ? p.dst.cols / EACH : 0;
   for (int64_t i = first; i < wide; i += step)
     ((uint4 *)to)[i] = line < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)from)[i];
   for (int64_t col = EACH * wide + first; col < p.dst.cols; col += step)
     to[col] = line < 0 ? (T)0 : from[col];
 }
 
+/* Elements of ESMM_FFN_PICK_ROWS lines, as bits: what is read is read at once. */
+template <typename T>
+static __device__ __forceinline__ void pick_elements(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
+                                                     int64_t step)
+{
+  const int rows = (int)min((int64_t)ESMM_FFN_PICK_ROWS, p.dst.rows - row);
+  const T *from = (const T *)p.src.data + row * p.src.ld;
+  T *to = (T *)p.dst.data + row * p.dst.ld;
+  for (int64_t col = first; col < p.dst.cols; col += step) {
+    const int64_t element = picked(p, col);
+    T x[ESMM_FFN_PICK_ROWS];
+#pragma unroll
+    for (int i = 0; i < ESMM_FFN_PICK_ROWS; i++)
+      x[i] = element >= 0 && i < rows ? from[i * p.src.ld + element] : (T)0;
+#pragma unroll
+    for (int i = 0; i < ESMM_FFN_PICK_ROWS; i++)
+      if (i < rows)
+        to[i * p.dst.ld + col] = x[i];
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_pick(const __grid_constant__ esmm_ffn_pick_params p)
 {
   const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-  const bool alike = p.src.dtype == p.dst.dtype && !p.add;
+  const bool alike = p.src.dtype == p.dst.dtype && !p.add, narrow = dtype_bytes(p.dst.dtype) == 2;
+  if (alike && p.elements) {
+    const int64_t rows = ESMM_FFN_PICK_ROWS;
+    for (int64_t row = blockIdx.y * rows; row < p.dst.rows; row += gridDim.y * rows)
+      if (narrow)
+        pick_elements<uint16_t>(p, row, first, step);
+      else
+        pick_elements<uint32_t>(p, row, first, step);
+    return;
+  }
   for (int64_t row = blockIdx.y; row < p.dst.rows; row += gridDim.y)
     if (!alike)
       pick_each(p, row, first, step);
-    else if (dtype_bytes(p.dst.dtype) == 2)
-      pick_bits<uint16_t>(p, row, first, step);
+    else if (narrow)
+      pick_line<uint16_t>(p, row, first, step);
     else
-      pick_bits<uint32_t>(p, row, first, step);
+      pick_line<uint32_t>(p, row, first, step);
 }
 
 /* ---- for the report ---- */

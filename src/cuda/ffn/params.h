@@ -114,6 +114,8 @@ typedef struct esmm_ffn_rank_params {
 } esmm_ffn_rank_params;
 ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 80);
 
+#define ESMM_FFN_PICK_ROWS 8 /* lines whose elements a thread picks at once */
+
 /*
  * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst, by an index: that of dst's line (element) i is
  * index[i] where i is below count, else -1, which stands for zeros. With add they are added, and zeros are nothing.
