@@ -81,7 +81,7 @@ static void end_product(product *p)
 
 static void expect_product(product *p, const char *force, float beta)
 {
-  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force, .beta = beta};
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force, .beta = &beta};
   for (int64_t i = 0; i < p->c.rows; i++)
     for (int64_t j = 0; j < p->c.cols; j++)
       th_set(&p->c, i, j, beta != 0 ? (double)((i + j) % 5) : NAN);
