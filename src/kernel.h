@@ -23,6 +23,7 @@ extern const esmm_backend esmm_cpu_backend;
 #define ESMM_SAMPLE_HEIGHTS 8
 typedef struct esmm_sample {
   double element;                    /* nonzero share of A's elements */
+  double rest;                       /* those that are the third or fourth of four k's of a row; a GPU counts them */
   double strip[ESMM_SAMPLE_HEIGHTS]; /* strip density of A at height 1 << i */
   double joint[ESMM_SAMPLE_HEIGHTS]; /* joint density with B's strips */
 } esmm_sample;

@@ -187,7 +187,7 @@ int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_
 
 void esmm_sample_fill(esmm_sample *sample, double density)
 {
-  sample->element = density;
+  sample->element = sample->rest = density;
   for (int i = 0; i < ESMM_SAMPLE_HEIGHTS; i++)
     sample->strip[i] = sample->joint[i] = density;
 }

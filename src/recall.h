@@ -17,7 +17,7 @@
 #include "kernel.h"
 
 #define ESMM_RECALL_ENTRIES 1024 /* of either table */
-#define ESMM_VERDICT_BYTES 1664  /* what a backend may keep of a verdict */
+#define ESMM_VERDICT_BYTES 1984  /* what a backend may keep of a verdict */
 #define ESMM_REPORTS 32          /* calls whose reports may be under way; a power of two */
 
 /* Densities that products of one B with about so many rows saw. */
@@ -27,7 +27,9 @@ typedef struct esmm_seen {
   bool known;                    /* the densities below are there */
   bool replaced;                 /* another entry had to go for it: more pairs are in use than there is room for */
   bool joint_known;              /* joint too; else it is strip times B's density */
+  bool rest_known;               /* and rest */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
+  double rest;                   /* share of A's elements that are rests, see esmm_sample */
   int64_t strip_rows;            /* rows of those strips; 0: of whatever the kernel has */
   int64_t from;                  /* reports of earlier calls than this do not count: densities were set then */
   int64_t calls, reports;        /* products so far; how many of them told what they saw, as far as it was taken */

@@ -179,10 +179,13 @@ esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUst
 /*
  * Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each.
  * at_most: base + per_strip * strip of that term is no more than this times strip, which few alive k's stay below; 0:
- * no such bound. Only the host knows it; the device, where it chooses, has the line.
+ * no such bound. per_rest: what comes to that for the share of A's elements that are rests (esmm_sample.rest),
+ * most_rest at most, and as much where they are not known. Only the host knows of these two; the device, where it
+ * chooses, has the line, with most_rest.
  */
 typedef struct esmm_cuda_units {
   double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS], at_most[ESMM_COST_TERMS];
+  double per_rest[ESMM_COST_TERMS], most_rest[ESMM_COST_TERMS];
 } esmm_cuda_units;
 
 /* What only a GPU's kernel has to say of itself: esmm_kernel.device. */

@@ -100,14 +100,15 @@ typedef struct esmm_choice_device {
   uint32_t chosen;             /* 0: the first kernel of the pair, 1: the second */
   float element, strip, joint; /* densities of A's sample: elements, strips, joint with B */
   uint32_t extract_ns;         /* what the extraction took, where it is not a launch of its own; else 0 */
+  float rest;                  /* share of elements that are the third or fourth nonzero of their group of four k's, */
+  uint32_t counted;            /* where this is 1: else they were not counted */
   uint32_t ready;              /* 1: all of the above is there. In host memory it is written last of all */
-  uint32_t unused[2];
 } esmm_choice_device;
 ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 
 #define ESMM_SAMPLES 64
 #define ESMM_SAMPLE_WARPS 4 /* of a block: one block a place, a warp for each 32 rows of the strip */
-#define ESMM_SAMPLE_NOTES (16 + 16 * ESMM_SAMPLES) /* bytes of notes; zero before the first use, then left ready */
+#define ESMM_SAMPLE_NOTES (16 + 20 * ESMM_SAMPLES) /* bytes of notes; zero before the first use, then left ready */
 
 /* esmm_sample: samples A, writes an esmm_choice_device: 1 (the skipping kernel) where base + per_strip * strip +
  * per_joint * joint < dense. */
@@ -736,6 +737,51 @@ typedef struct esmm_nm16_params {
   esmm_epilogue_params epilogue;
 } esmm_nm16_params;
 ESMM_PARAMS_SIZE(esmm_nm16_params, (176 + sizeof(esmm_epilogue_params) + 63) / 64 * 64);
+
+/* ---- k_half16_sm90a.cu: an A with few nonzeros anywhere, as halves of 2:4, on Hopper ---- */
+
+#define ESMM_HALF16_MOST_SIDE (1 << 23)
+#define ESMM_HALF16_ROWS 256     /* of a pair of blocks, and of a patch of A: by 64 k's */
+#define ESMM_HALF16_COLS 256     /* of a tile of C; it has half of those rows */
+#define ESMM_HALF16_CLUSTER 2    /* blocks of a pair */
+#define ESMM_HALF16_FEW 96       /* rests that a patch may have; with more its second half is multiplied */
+#define ESMM_HALF16_SPLIT 512    /* threads of a block that splits a patch */
+#define ESMM_HALF16_LISTED 32    /* rows of a block that lists rests, */
+#define ESMM_HALF16_LISTING 1024 /* and its threads */
+#define ESMM_HALF16_THREADS 384
+#define ESMM_HALF16_STAGES 5
+#define ESMM_HALF16_STAGE (32768 + 9216) /* bytes: 256 columns of B, a strip of a half, 64 k's each */
+#define ESMM_HALF16_SHARED (ESMM_HALF16_STAGES * ESMM_HALF16_STAGE + 128)
+
+/*
+ * What all its launches are told: esmm_half16_split, esmm_half16_list, esmm_half16_<dtype>. Blocks are of 64 k's; a
+ * pair is 256 rows, a strip 128.
+ */
+typedef struct esmm_half16_params {
+  esmm_tensor_map map_b; /* boxes of 64 columns by 64 k's */
+  esmm_selector selector;
+  uint64_t a; /* row-major, 16 bits, lines of 16 bytes */
+  int64_t a_ld;
+  int32_t m, n, k;
+  int32_t blocks;    /* along k */
+  int32_t pairs;     /* along m */
+  int32_t group;     /* of pairs, that come together */
+  int32_t registers; /* as in esmm_nm16_params */
+  int32_t unused;
+  uint64_t half[2]; /* two of each four k's of A, and the other two of patches that have many: [strips][blocks] as in
+                       nm_layout.h, rows for columns */
+  uint64_t many;    /* [pairs][blocks] uint8_t: that patch has a second half */
+  uint64_t rests;   /* [pairs][blocks][ESMM_HALF16_FEW] uint32_t: k within the block << 16 | value */
+  uint64_t at;      /* [pairs][blocks][ESMM_HALF16_ROWS] uint16_t: a row's first among them | how many << 8 */
+  uint64_t lists;   /* [8 * pairs][blocks * ESMM_HALF16_FEW] uint2: k, value; of 32 rows, one after the other */
+  uint64_t rows;    /* [256 * pairs] int2: where in those a row's list begins, how many it has */
+  uint64_t again;   /* [pairs][blocks] uint32_t: blocks with a second half, */
+  uint64_t agains;  /* [pairs] int32_t: how many */
+  uint64_t b;       /* rows [k][b_ld] */
+  int64_t b_ld;     /* elements, a multiple of 128 */
+  esmm_epilogue_params epilogue;
+} esmm_half16_params;
+ESMM_PARAMS_SIZE(esmm_half16_params, 448);
 
 /* ---- k_nm_generic.cu: N:M weights on any GPU ---- */
 

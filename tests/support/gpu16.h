@@ -63,4 +63,10 @@ static inline bool is_decode(const char *name)
   return strncmp(name, "decode", 6) == 0;
 }
 
+/* It skips elements, not k's. */
+static inline bool is_half(const char *name)
+{
+  return strncmp(name, "half_", 5) == 0;
+}
+
 #endif

@@ -334,6 +334,7 @@ static esmm_status sample_heights(run *r)
     if (status == ESMM_OK)
       status = esmm_cuda_to_host(r->ctx, &seen, at, sizeof seen, r->stream);
     r->p->sample.element = (double)seen.element;
+    r->p->sample.rest = seen.counted ? (double)seen.rest : 1.0;
     r->p->sample.strip[tall ? 7 : 5] = (double)seen.strip;
     r->p->sample.joint[tall ? 7 : 5] = (double)seen.joint;
   }

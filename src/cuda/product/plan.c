@@ -66,7 +66,8 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
   const double past = esmm_cuda_past_knee(esmm_cuda_about(self), strip);
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
     const double by_strip = line.base[i] + line.per_strip[i] * strip, most = line.at_most[i] * strip;
-    units[i] = past * ((line.at_most[i] > 0.0 ? fmin(by_strip, most) : by_strip) + line.per_joint[i] * joint);
+    units[i] = past * ((line.at_most[i] > 0.0 ? fmin(by_strip, most) : by_strip) + line.per_joint[i] * joint +
+                       fmin(line.per_rest[i] * p->sample.rest, line.most_rest[i]));
   }
 }
 
@@ -96,32 +97,41 @@ static candidate look_at(const esmm_problem *p, int index)
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
     c.per_joint += cost[i] * units.per_joint[i];
+    c.per_rest += cost[i] * units.per_rest[i];
+    c.most_rest += cost[i] * units.most_rest[i];
     if (units.at_most[i] > 0.0) {
       c.over += cost[i] * units.base[i];
       c.over_per_strip += cost[i] * (units.per_strip[i] - units.at_most[i]);
     }
   }
+  c.base += c.most_rest;
   mine.variant = c.variant;
   c.work = esmm_kernel_workspace(kernel, &mine);
   return c;
 }
 
-double esmm_run_seconds_at(const candidate *c, double strip, double joint)
+/* What the line has for rests that A does not have. */
+static double spared(const candidate *c, double rest)
 {
-  const double over = fmax(0.0, c->over + c->over_per_strip * strip);
+  return rest < 0.0 ? 0.0 : fmax(0.0, c->most_rest - c->per_rest * rest);
+}
+
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest)
+{
+  const double over = fmax(0.0, c->over + c->over_per_strip * strip) + spared(c, rest);
   return esmm_cuda_past_knee(esmm_cuda_about(c->kernel), strip) *
          (c->base + c->per_strip * strip + c->per_joint * joint - over);
 }
 
 static double middle(const candidate *c)
 {
-  return c->kernel ? esmm_run_seconds_at(c, MIDDLE_STRIP, MIDDLE_STRIP * c->b) : INFINITY;
+  return c->kernel ? esmm_run_seconds_at(c, MIDDLE_STRIP, MIDDLE_STRIP * c->b, -1.0) : INFINITY;
 }
 
 /* If A has no zeros. */
 static double most(const candidate *c)
 {
-  return esmm_run_seconds_at(c, 1, c->b);
+  return esmm_run_seconds_at(c, 1, c->b, -1.0);
 }
 
 /*
@@ -239,6 +249,9 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   v->skips = skip->kernel && v->count > 1;
+  v->rests = false;
+  for (int i = 0; i < v->count && dense->kernel; i++)
+    v->rests |= v->all[i].most_rest > 0.0 && HANDICAP * (v->all[i].base - v->all[i].most_rest) < dense->base;
   d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
   esmm_run_set_pace(v, p->m, dense->kernel ? dense->base : most(skip));
   if (force) {
@@ -306,7 +319,8 @@ static double seconds_seen(const candidate *c, const run *r)
   const esmm_seen *seen = r->d.told && is_tall(c->kernel) ? &r->tall : r->seen;
   if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
     return most(c);
-  return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b);
+  return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b,
+                             seen->rest_known ? seen->rest : -1.0);
 }
 
 /*
@@ -507,8 +521,8 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
     (void)snprintf(text, bytes, "%s", d->considered > 1 ? "the cheapest that can run" : "the only one that can run");
     return;
   }
-  const double own = 1e3 * esmm_run_seconds_at(mine, choice->strip, choice->joint);
-  const double others = 1e3 * esmm_run_seconds_at(other, choice->strip, choice->joint);
+  const double own = 1e3 * esmm_run_seconds_at(mine, choice->strip, choice->joint, -1.0);
+  const double others = 1e3 * esmm_run_seconds_at(other, choice->strip, choice->joint, -1.0);
   if (d->run != DEVICE_CHOOSES && others < own)
     (void)snprintf(text, bytes, "%.3g ms, settled before A is seen: %s would take %.3g ms here, %.3g ms without zeros",
                    own, other->kernel->name, others, 1e3 * most(other));

@@ -43,8 +43,9 @@ typedef struct candidate {
   int64_t variant;
   double base, per_strip, per_joint;
   double over, over_per_strip; /* seconds by which that line is too high, at a strip density; below 0: it is not */
-  double b;                    /* B's density at its strips: no A has more of it as its joint */
-  size_t work;                 /* its workspace, bytes; SIZE_MAX: too large */
+  double per_rest, most_rest; /* seconds of rests: the latter are in base, and are too many where the former are less */
+  double b;                   /* B's density at its strips: no A has more of it as its joint */
+  size_t work;                /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -81,6 +82,7 @@ typedef struct verdict {
   int last;     /* which was chosen when densities were last known; -1: never */
   int delay;    /* calls until a report is used */
   double dense; /* seconds of the cheapest dense kernel */
+  bool rests;   /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
@@ -153,7 +155,8 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 /* Of a gated product that is decided as two, r's and gate's: is one launch that makes both better? Then that is r's
    decision. branch: as kernels are to see it; the address of its bias may still be another. */
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
-double esmm_run_seconds_at(const candidate *c, double strip, double joint);
+/* rest: below 0 where it is not known. */
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
 void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,

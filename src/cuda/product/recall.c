@@ -170,6 +170,10 @@ static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
     seen->element = (double)slot->element;
   seen->strip = (double)slot->strip;
   seen->joint = (double)slot->joint;
+  if (slot->counted) {
+    seen->rest_known = true;
+    seen->rest = (double)slot->rest;
+  }
   seen->strip_rows = seen->rows_of[call % ESMM_REPORTS];
   seen->reports++;
 }
@@ -332,13 +336,15 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   if (!all || !all->host || is_silent(all, r->ctx, r->seen))
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
-  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports;
+  /* Kernels count no rests: once, where they matter, the sample does. */
+  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && (!v->rests || r->seen->rest_known);
   const int every = pace(r, v);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* who is soon replaced need not be asked at once */
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
   r->report = &all->host[number];
   r->report_at = all->device + number * sizeof(esmm_choice_device);
+  r->report->counted = 0; /* who counts none does not say so */
   __atomic_store_n(&r->report->ready, 0, __ATOMIC_RELEASE);
   r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
 }

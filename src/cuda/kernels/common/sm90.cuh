@@ -126,6 +126,15 @@ static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, 
       : "memory");
 }
 
+/* Bytes of memory to shared memory, both aligned to 16; b learns of them. */
+static __device__ __forceinline__ void sm90_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *b)
+{
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sm90_address(to)),
+      "l"(from), "r"(bytes), "r"(sm90_address(b))
+      : "memory");
+}
+
 static __device__ __forceinline__ void sm90_prefetch_map(const void *map)
 {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -277,6 +286,14 @@ static __device__ __forceinline__ void sm90_wgmma_commit(void)
 template <int N> static __device__ __forceinline__ void sm90_wgmma_wait(void)
 {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Sums must not move over what waits for wgmma. */
+template <int SUMS> static __device__ __forceinline__ void sm90_wgmma_hold(float (&sums)[SUMS])
+{
+#pragma unroll
+  for (int i = 0; i < SUMS; i++)
+    asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 template <int N> static __device__ __forceinline__ void sm90_registers_up(void)

@@ -26,7 +26,7 @@
 #define BLOCK ESMM_NM16_BLOCK
 static_assert(STEPS == ESMM_NM16_K && HALF_COLS * 2 == ESMM_NM16_COLS, "a stage is a block of B");
 
-/* ---- clusters, copies ---- */
+/* ---- clusters ---- */
 
 /* Four floats at an address of the cluster's shared memory. */
 static __device__ __forceinline__ float4 cluster_load4(uint32_t from)
@@ -39,24 +39,7 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t from)
   return x;
 }
 
-/* Bytes of memory to shared memory, both aligned to 16; b learns of them. */
-static __device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *b)
-{
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sm90_address(to)),
-      "l"(from), "r"(bytes), "r"(sm90_address(b))
-      : "memory");
-}
-
 /* ---- one stage ---- */
-
-/* Sums must not move over what waits for wgmma. */
-template <int SUMS> static __device__ __forceinline__ void hold(float (&sums)[SUMS])
-{
-#pragma unroll
-  for (int i = 0; i < SUMS; i++)
-    asm volatile("" : "+f"(sums[i])::"memory");
-}
 
 /* A at `a`, this warpgroup's half of B at `b`; thread: of the warpgroup. Commits, does not wait. */
 template <esmm_dtype DTYPE, int A_LINES_ARE_K, int SUMS>
@@ -109,7 +92,7 @@ static __device__ __forceinline__ void load_tall(const esmm_nm16_params &p, char
       char *stage = memory + slot * TALL_STAGE;
       sm90_barrier_wait(&empty[slot], phase ^ 1);
       sm90_barrier_expect(&full[slot], TALL_STAGE);
-      bulk_load(stage + TALL_A, b, BLOCK, &full[slot]);
+      sm90_bulk_load(stage + TALL_A, b, BLOCK, &full[slot]);
 #pragma unroll
       for (int j = 0; j < 2; j++) { /* this block's two of four panels of 64 rows */
         const int panel = 2 * rank + j, row = t.row + 64 * panel, k = block * STEPS;
@@ -165,7 +148,7 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
         step(block + 1);
     }
     sm90_wgmma_wait<0>();
-    hold(sums);
+    sm90_wgmma_hold(sums);
     let_go(before);
     const tall_tile t = tall_at(p, i, pairs, rows, rank);
     const int col = t.tile * ESMM_NM16_COLS + group * HALF_COLS;
@@ -295,7 +278,7 @@ template <esmm_dtype DTYPE, int ROWS> static __device__ __forceinline__ void low
       char *stage = memory + slot * stage_of::BYTES;
       sm90_barrier_wait(&empty[slot], phase ^ 1);
       sm90_barrier_expect(&full[slot], stage_of::BYTES);
-      bulk_load(stage + stage_of::A, b, BLOCK, &full[slot]);
+      sm90_bulk_load(stage + stage_of::A, b, BLOCK, &full[slot]);
 #pragma unroll
       for (int j = 0; j < stage_of::BOXES; j++)
         sm90_tma_load(stage + j * WGMMA16_PANEL, &p.map_a, block * STEPS, row0 + 64 * j, &full[slot]);
@@ -327,7 +310,7 @@ template <esmm_dtype DTYPE, int ROWS> static __device__ __forceinline__ void low
         step(true);
     }
     sm90_wgmma_wait<0>();
-    hold(sums);
+    sm90_wgmma_hold(sums);
     meet(1, LOADER); /* no stage is read any more */
     float *to = all + thread % 4 * 2 * SUMS_LD + group * HALF_COLS + thread / 32 * 16 + lane / 4;
 #pragma unroll

@@ -1,0 +1,209 @@
+/*
+ * k_half16_sm90a.c: bf16 and fp16 with few nonzeros anywhere in A, on Hopper. See k_half16_sm90a.cu.
+ *
+ * A is read row by row; one whose lines are not of 16 bytes, or that is col-major, is copied first. What it costs
+ * depends on A's rests, which only the sample counts: where they are not known it counts with the second half of all of
+ * A, and so the plan takes it only where earlier calls have told.
+ */
+#include "cuda/kernels/common/aligned.h"
+#include "cuda/ops/nm_layout.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define ALIGN 1024
+#define GROUP 16        /* pairs of strips that come together */
+#define SPLIT_BYTES 3.2 /* read and written for each element of A: 2, and 1.125 of a half */
+#define ODD 4e-7        /* of a launch: each element of a C that is not stored in eights */
+
+ESMM_FATBIN(k_half16_sm90a);
+static const esmm_cuda_function split = {&fatbin_k_half16_sm90a, "esmm_half16_split", 0};
+static const esmm_cuda_function list = {&fatbin_k_half16_sm90a, "esmm_half16_list", 0};
+static const esmm_cuda_function bf16 = {&fatbin_k_half16_sm90a, "esmm_half16_bf16", ESMM_HALF16_SHARED};
+static const esmm_cuda_function f16 = {&fatbin_k_half16_sm90a, "esmm_half16_f16", ESMM_HALF16_SHARED};
+
+/* ---- how a product is cut ---- */
+
+static int64_t pairs_of(const esmm_problem *p)
+{
+  return esmm_ceil_div(p->m, ESMM_HALF16_ROWS);
+}
+
+static int64_t tiles_of(const esmm_problem *p)
+{
+  return pairs_of(p) * esmm_ceil_div(p->n, ESMM_HALF16_COLS);
+}
+
+static int64_t workers_of(const esmm_problem *p)
+{
+  return esmm_max(1, esmm_cuda_sms(p) / ESMM_HALF16_CLUSTER);
+}
+
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  if (p->m <= ESMM_HALF16_MOST_SIDE && p->n <= ESMM_HALF16_MOST_SIDE && p->k <= ESMM_HALF16_MOST_SIDE &&
+      pairs_of(p) * esmm_nm16_blocks(p->k) <= INT32_MAX && tiles_of(p) <= INT32_MAX - workers_of(p))
+    return true;
+  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
+                 (long long)p->k, (long long)p->n);
+  return false;
+}
+
+/* ---- workspace ---- */
+
+typedef struct layout {
+  size_t copy, half[2], many, rests, at, lists, rows, again, agains, bytes;
+} layout;
+
+static bool needs_copy(const esmm_problem *p)
+{
+  return p->a.order == ESMM_COL_MAJOR || !esmm_cuda_in_lines(&p->a);
+}
+
+static esmm_matrix copy_at(const esmm_problem *p, CUdeviceptr at)
+{
+  esmm_matrix a = p->a;
+  a.order = ESMM_ROW_MAJOR;
+  return esmm_cuda_aligned_copy(&a, at);
+}
+
+static bool lay_out(const esmm_problem *p, layout *l)
+{
+  const size_t pairs = (size_t)pairs_of(p), blocks = (size_t)esmm_nm16_blocks(p->k), patches = pairs * blocks;
+  const size_t parts = ESMM_HALF16_ROWS / ESMM_HALF16_LISTED;
+  size_t copy = 0, half, lists;
+  *l = (layout){0};
+  if (needs_copy(p) && !esmm_size_mul((size_t)copy_at(p, 0).ld * 2, (size_t)p->m, &copy))
+    return false;
+  return esmm_size_mul(patches, 2 * ESMM_NM16_BLOCK, &half) &&
+         esmm_size_mul(patches, parts * ESMM_HALF16_FEW * 2 * sizeof(uint32_t), &lists) &&
+         esmm_cuda_reserve(&l->bytes, copy, ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, half, ALIGN, &l->half[0]) &&
+         esmm_cuda_reserve(&l->bytes, half, ALIGN, &l->half[1]) &&
+         esmm_cuda_reserve(&l->bytes, patches, ALIGN, &l->many) &&
+         esmm_cuda_reserve(&l->bytes, patches * ESMM_HALF16_FEW * sizeof(uint32_t), ALIGN, &l->rests) &&
+         esmm_cuda_reserve(&l->bytes, patches * ESMM_HALF16_ROWS * sizeof(uint16_t), ALIGN, &l->at) &&
+         esmm_cuda_reserve(&l->bytes, lists, ALIGN, &l->lists) &&
+         esmm_cuda_reserve(&l->bytes, pairs * ESMM_HALF16_ROWS * 2 * sizeof(int32_t), ALIGN, &l->rows) &&
+         esmm_cuda_reserve(&l->bytes, patches * sizeof(uint32_t), ALIGN, &l->again) &&
+         esmm_cuda_reserve(&l->bytes, pairs * sizeof(int32_t), ALIGN, &l->agains);
+}
+
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
+{
+  (void)self;
+  layout l;
+  return lay_out(p, &l) ? l.bytes : SIZE_MAX;
+}
+
+/* ---- what it costs ---- */
+
+/* Sums are finished and stored in registers: as in esmm_nm16_params; a gate's factor comes after the plan. */
+static bool in_registers(const esmm_problem *p)
+{
+  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
+  return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e);
+}
+
+/* Stages of the first half; rests, in elements times columns of C, or at most as long again: the second half. */
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
+{
+  (void)self;
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  const double stages = (double)(esmm_ceil_div(tiles_of(p), workers_of(p)) * esmm_nm16_blocks(p->k));
+  units->base[0] = stages;
+  units->per_rest[1] = m * n * k;
+  units->most_rest[1] = stages * cost[0] / cost[1];
+  units->base[2] = SPLIT_BYTES * m * k + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[3] = needs_copy(p) ? 1.0 + m * k * 1e-6 : 0.0;
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) ? 0.0 : ODD * m * n);
+  *variant = 0;
+}
+
+/* ---- running ---- */
+
+static esmm_status get_a(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr at, esmm_matrix *a)
+{
+  const esmm_cuda_call *call = esmm_cuda_call_of(p);
+  *a = p->a;
+  if (!needs_copy(p))
+    return ESMM_OK;
+  *a = copy_at(p, at);
+  return esmm_cuda_convert(ctx, &p->a, a, call->selector, call->stream);
+}
+
+static esmm_half16_params params_of(const esmm_problem *p, const esmm_matrix *a, CUdeviceptr at, const layout *l)
+{
+  const esmm_cuda_weights *w = esmm_cuda_b(p);
+  return (esmm_half16_params){.selector = esmm_cuda_call_of(p)->selector,
+                              .a = esmm_cuda_address(a),
+                              .a_ld = a->ld,
+                              .m = (int32_t)p->m,
+                              .n = (int32_t)p->n,
+                              .k = (int32_t)p->k,
+                              .blocks = (int32_t)esmm_nm16_blocks(p->k),
+                              .pairs = (int32_t)pairs_of(p),
+                              .group = GROUP,
+                              .registers = in_registers(p),
+                              .half = {at + l->half[0], at + l->half[1]},
+                              .many = at + l->many,
+                              .rests = at + l->rests,
+                              .at = at + l->at,
+                              .lists = at + l->lists,
+                              .rows = at + l->rows,
+                              .again = at + l->again,
+                              .agains = at + l->agains,
+                              .b = w->rows,
+                              .b_ld = w->rows_ld,
+                              .epilogue = esmm_cuda_epilogue(p)};
+}
+
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  (void)stats;
+  const CUstream stream = esmm_cuda_call_of(p)->stream;
+  const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
+  esmm_matrix a;
+  layout l;
+  if (!lay_out(p, &l)) /* its size was asked for before */
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
+  esmm_status status = get_a(ctx, p, at + l.copy, &a);
+  if (status != ESMM_OK)
+    return status;
+  esmm_half16_params params = params_of(p, &a, at, &l);
+  status = esmm_cuda_tensor_map_16(ctx, params.b, params.b_ld, p->k, params.b_ld, &params.map_b);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_launch of_split = {.grid_x = (unsigned)(params.pairs * params.blocks), .threads = ESMM_HALF16_SPLIT};
+  const esmm_launch of_list = {.grid_x = (unsigned)(params.pairs * (ESMM_HALF16_ROWS / ESMM_HALF16_LISTED)),
+                               .threads = ESMM_HALF16_LISTING};
+  const esmm_launch of_product = {
+      .grid_x = (unsigned)(ESMM_HALF16_CLUSTER * esmm_min(tiles_of(p), workers_of(p))),
+      .threads = ESMM_HALF16_THREADS,
+      .shared = ESMM_HALF16_SHARED,
+      .cluster = ESMM_HALF16_CLUSTER,
+  };
+  status = esmm_cuda_launch(ctx, &split, &of_split, stream, &params);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &list, &of_list, stream, &params);
+  if (status == ESMM_OK)
+    status = esmm_cuda_mark_extracted(ctx, p);
+  return status == ESMM_OK ? esmm_cuda_launch(ctx, self->own, &of_product, stream, &params) : status;
+}
+
+static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
+
+#define DESCRIPTOR(id, dtype)                                                                                        \
+  .name = "half_" #id "_sm90a",                                                                                      \
+  .doc = #id ": multiplies two of each four k's of A on Hopper's sparse tensor cores, adds what else there is",      \
+  .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16), \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = &id, .can_run = can_run, .terms = esmm_cuda_terms,       \
+  .term_names = {"stages of 256 columns", "rests of a", "splitting of a and writing of c", "copying of a",           \
+                 [ESMM_COST_TERMS - 1] = "launches"},                                                                \
+  .cost = {4.1e-7, 4.2e-13, 2.9e-13, 3.9e-6, [ESMM_COST_TERMS - 1] = 1.1e-5}, .workspace = workspace, .run = run
+
+ESMM_KERNEL(half_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
+
+ESMM_KERNEL(half_f16_sm90a) = {DESCRIPTOR(f16, ESMM_F16)};
