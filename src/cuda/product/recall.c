@@ -17,6 +17,7 @@
 #define REPORT_SHARE 0.007    /* of a product's time, which reports may take in the mean */
 #define MOST_SAMPLE_EVERY 32  /* calls from one sampling launch to the next, at most */
 #define MOST_REPORT_EVERY 16  /* the same for kernels that report themselves */
+#define ELEMENTS_EVERY 8      /* reports, of which one counts A's elements */
 #define AHEAD_SECONDS 300e-6  /* how far the host may be ahead of the GPU without having to wait for a report */
 #define LEAST_DELAY 1         /* calls until a report is used: those of long products come before their end */
 #define MOST_DELAY 16         /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
@@ -249,6 +250,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   if (p->pattern && p->pattern->bits) {
     r->view = told_by(p->pattern, ESMM_STRIP);
     r->tall = told_by(p->pattern, ESMM_TILE);
+    r->low = told_by(p->pattern, 1 << LOW_LEVEL);
     r->seen = &r->view;
     r->d.memory = MEMORY_KNOWN;
     r->d.told = true;
@@ -277,6 +279,13 @@ static const esmm_kernel *sure_kernel(const decision *d)
   return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
 }
 
+/* Kernels that report what they see count strips, not elements: now and then A is sampled instead, where a kernel of
+   low strips has to know. */
+static bool wants_elements(const esmm_seen *seen, const verdict *v)
+{
+  return v->low && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
+}
+
 void esmm_run_ask_for_report(run *r, const verdict *v)
 {
   slots *all = r->call >= 0 ? slots_of(r->ctx, false) : NULL;
@@ -284,7 +293,7 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   if (!all || !all->host || is_silent(all, r->ctx, r->seen))
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
-  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports;
+  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !wants_elements(r->seen, v);
   const int every = pace(r, v);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* who is soon replaced need not be asked at once */
     return;

@@ -1,0 +1,384 @@
+/*
+ * k_fine16_sm90a.cu: bf16 and fp16, A very sparse (0.1 to 2 % nonzeros, anywhere), on Hopper.
+ *
+ * Where zeros lie anywhere, only low strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
+ * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is made turned: 16 columns by 8 rows of
+ * C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight lines;
+ * the values of A come from memory straight into registers.
+ *
+ * What bounds it is shared memory: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else
+ * is done. Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once
+ * have to lie in different banks, which is where k modulo 8 differs; and lists that end with each chunk of B's lines
+ * leave steps that are not full. Sorting each chunk's list leaves 1.7 times the wavefronts at 1 % and 2 times at 0.5 %.
+ *
+ * So a slot of a step belongs to a class: slot i takes k's with k % 8 = i % 8, and no step ever has a conflict. And
+ * steps do not end with chunks: the product keeps the lines of AHEAD chunks, 1024 k's, and a class that has run out of
+ * k's in one chunk goes on in the next. A schedule (pack.cuh) sees to it that no step needs a line that is not there
+ * yet, or not there any more. What is left empty of all slots, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at
+ * 1 %, 9 % at 2 %. Empty slots read a line of zeros.
+ *
+ *   a step    16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words: place of the
+ * line in shared memory / 8, which of four strips, whether a chunk begins a group   32 rows of A, four strips: what a
+ * warp multiplies, all of its steps in one list, chunk by chunk a block   16 groups, 512 rows, by 64 columns;
+ * persistent. One more warp loads B by TMA: six chunks of 256 k's. It comes as a warpgroup, which gives its registers
+ * to the others
+ *
+ * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, 1 of places. At (m, k, n) = (4096, 14336, 4096), in
+ * thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is 56 of them; mma at one a
+ * cycle; bytes from the second-level cache:
+ *
+ *   nonzeros   steps    ldmatrix   values, places   with B   mma   issue (20 a step)   bytes
+ *   0.25 %     14.9 k   116        22               193      29    36                  0.94 + 0.27 GB
+ *   0.5 %      24.0 k   186        35               277      47    58                  0.94 + 0.44 GB
+ *   1 %        41.4 k   321        60               437      80    100                 0.94 + 0.76 GB
+ *   2 %        75.1 k   583        109              748      146   182                 0.94 + 1.38 GB
+ *
+ * At 1.75 GHz these are floors of 0.11, 0.16, 0.25 and 0.43 ms; the cache gives 8 to 9 TB/s, which is 0.14, 0.16, 0.20
+ * and 0.27 ms. Why not strips of 16: as many wavefronts (fewer k's, but twice the values), twice the mma and the bytes
+ * of values; where rows of A resemble each other they would have up to a third less. Why not 128 columns and 256 rows:
+ * half the values' wavefronts, but B's lines twice, and half as many k's at once to fill steps from.
+ *
+ * Registers: 64 sums, PREFETCHED steps of 3, 16 of B. Steps are on their way for as long as six take, about 2000 cycles
+ * where shared memory is busy.
+ */
+#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/fine16/pack.cuh"
+
+#include <stddef.h>
+
+#define COLS ESMM_FINE16_COLS
+#define GROUPS (ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_ROWS) /* of a block: a warp each */
+#define STAGE (CHUNK * COLS * 2)
+#define PREFETCHED ESMM_FINE16_PREFETCHED
+#define QUARTERS 4 /* of 16 columns */
+#define STAGED_COLS 32
+#define STAGED_LD 36 /* floats of a row: rows of four lanes lie in different banks */
+#define STAGING (8 * STAGED_LD * 4)
+
+typedef struct fine_memory {
+  char lines[STAGES * STAGE]; /* [chunk % STAGES][k][64 columns], swizzled */
+  char blank[CLASSES * 128];  /* lines of zeros, as the place BLANK has them */
+  char staging[GROUPS][STAGING];
+  uint64_t full[STAGES], empty[STAGES];
+} fine_memory;
+static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h tells the host another size");
+static_assert(COLS == 64 && ESMM_FINE16_THREADS == 32 * GROUPS + 128 && STAGING % 16 == 0 && 8 * COLS * 2 <= STAGING,
+              "a line is 128 bytes, a group has a warp");
+
+/* ---- instructions ---- */
+
+/* sums += 16 columns of B by 16 slots, times 16 slots by 8 rows of A. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void multiply_add(float *sums, const uint32_t (&b)[4], uint2 a)
+{
+  if (DTYPE == ESMM_BF16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(a.x), "r"(a.y));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(a.x), "r"(a.y));
+}
+
+static __device__ __forceinline__ uint2 load_values(const uint2 *from)
+{
+  uint2 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+  return x;
+}
+
+static __device__ __forceinline__ uint32_t load_place(const uint16_t *from)
+{
+  uint16_t x;
+  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(x) : "l"(from));
+  return x;
+}
+
+/* ---- how C is cut ---- */
+
+typedef struct unit {
+  int rows, tile; /* 512 rows of A, 64 columns of B */
+} unit;
+
+/* So many blocks of rows come together, column by column: their steps stay in the second-level cache. */
+static __device__ __forceinline__ unit unit_at(const esmm_fine16_params &p, int index)
+{
+  const int together = p.together * p.tiles, set = index / together, place = index - set * together;
+  const int height = min(p.together, p.row_blocks - set * p.together);
+  const unit u = {set * p.together + place % height, place / height};
+  return u;
+}
+
+/*
+ * Chunk c of every unit lies in stage c % STAGES, as its places say: a unit begins at stage 0 again. So stages are not
+ * used equally often, and each has its own phase: bit i of `flips` is that of stage i when a unit begins.
+ */
+static __device__ __forceinline__ uint32_t flips_of_unit(int chunks)
+{
+  const uint32_t rest = (1u << chunks % STAGES) - 1, all = (1u << STAGES) - 1;
+  return chunks / STAGES % 2 ? all & ~rest : rest;
+}
+
+static __device__ __forceinline__ void load_units(const esmm_fine16_params &p, fine_memory &s)
+{
+  const uint32_t change = flips_of_unit(p.chunks);
+  uint32_t flips = 0;
+  for (int i = (int)blockIdx.x; i < p.row_blocks * p.tiles; i += (int)gridDim.x, flips ^= change) {
+    const unit u = unit_at(p, i);
+    uint32_t phase = 0;
+    for (int c = 0, stage = 0; c < p.chunks; c++) {
+      sm90_barrier_wait(&s.empty[stage], (phase ^ flips >> stage ^ 1) & 1);
+      sm90_barrier_expect(&s.full[stage], STAGE);
+      sm90_tma_load(s.lines + stage * STAGE, &p.map_b, u.tile * COLS, c * CHUNK, &s.full[stage]);
+      if (++stage == STAGES) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+}
+
+/* ---- the chunks of a unit, as a warp goes through them ---- */
+
+/* memory: where fine_memory lies. Few registers are left for these, and they come once a chunk. */
+static __device__ __forceinline__ void wait_for(uint32_t memory, int chunk, uint32_t flips)
+{
+  const int stage = chunk % STAGES;
+  sm90_barrier_wait_at(memory + (uint32_t)(offsetof(fine_memory, full) + (size_t)stage * 8),
+                       ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
+}
+
+static __device__ __forceinline__ void let_go(uint32_t memory, int chunk, int lane)
+{
+  __syncwarp();
+  if (lane == 0)
+    sm90_barrier_arrive_here(memory + (uint32_t)(offsetof(fine_memory, empty) + (size_t)(chunk % STAGES) * 8));
+}
+
+/* The steps of a chunk begin; those of the one before are over. */
+static __device__ __forceinline__ void begin_chunk(uint32_t memory, int chunk, int chunks, uint32_t flips, int lane)
+{
+  if (chunk > 0)
+    let_go(memory, chunk - 1, lane);
+  for (int i = chunk > 0 ? chunk + AHEAD - 1 : 0; i < min(chunk + AHEAD, chunks); i++)
+    wait_for(memory, i, flips);
+}
+
+/* ---- the steps of a group ---- */
+
+/* sums[quarter][4 * strip + 2h + e]: column 16 * quarter + lane / 4 + 8h, row 8 * strip + lane % 4 * 2 + e. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &p, int64_t group, uint32_t memory,
+                                                      uint32_t flips, int lane, float (&sums)[QUARTERS][4 * STRIPS])
+{
+  const int slot = lane % 8 + lane / 16 * 8;
+  const int64_t base = group * p.chunks * ESMM_FINE16_STEPS;
+  const uint2 *values = (const uint2 *)p.values + base * 32 + lane;
+  const uint16_t *places = (const uint16_t *)p.places + base * SLOTS + slot;
+  const int steps = (int)((const uint32_t *)p.counts)[group];
+  /* This lane's line of every eight, and which 16 bytes of it: columns 0 to 7 of a quarter, or 8 to 15. */
+  const uint32_t line = memory + (uint32_t)(lane % 8 * 128 + ((lane / 8 % 2 ^ lane % 8) << 4));
+  int chunk = 0;
+  uint2 a[PREFETCHED];
+  uint32_t at[PREFETCHED];
+#pragma unroll
+  for (int i = 0; i < PREFETCHED; i++) { /* past the last step too: there is room, and nobody uses it */
+    at[i] = load_place(places + i * SLOTS);
+    a[i] = load_values(values + i * 32);
+  }
+  for (int first = 0; first < steps; first += PREFETCHED) {
+    values += PREFETCHED * 32;
+    places += PREFETCHED * SLOTS;
+#pragma unroll
+    for (int i = 0; i < PREFETCHED; i++) {
+      if (first + i >= steps)
+        break;
+      if (__any_sync(~0u, at[i] & FIRST_BIT))
+        begin_chunk(memory, chunk++, p.chunks, flips, lane);
+      const uint32_t from = line + (at[i] & 255u) * (CLASSES * 128);
+      uint32_t b[QUARTERS][4];
+#pragma unroll
+      for (int q = 0; q < QUARTERS; q++)
+        sm90_ldmatrix_trans_at(from ^ (uint32_t)(q * 32), b[q]);
+      const bool low = __any_sync(~0u, at[i] & 1u << STRIP_SHIFT), high = __any_sync(~0u, at[i] & 2u << STRIP_SHIFT);
+      const auto add = [&](int strip) {
+#pragma unroll
+        for (int q = 0; q < QUARTERS; q++)
+          multiply_add<DTYPE>(&sums[q][4 * strip], b[q], a[i]);
+      };
+      if (high) {
+        if (low)
+          add(3);
+        else
+          add(2);
+      } else {
+        if (low)
+          add(1);
+        else
+          add(0);
+      }
+      at[i] = load_place(places + i * SLOTS);
+      a[i] = load_values(values + i * 32);
+    }
+  }
+}
+
+/* ---- what becomes of the sums ---- */
+
+/* 16-bit C in lines of 16 bytes, all columns inside, and nothing but finish_values: eight rows at a time are turned in
+   shared memory. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void store_turned(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16],
+                                                    int row0, int col0, uint32_t staging, int lane)
+{
+  const esmm_device_matrix &c = p.epilogue.c;
+#pragma unroll
+  for (int strip = 0; strip < STRIPS; strip++) {
+#pragma unroll
+    for (int q = 0; q < QUARTERS; q += 2) { /* matrices of 8 rows by columns 0-7, 8-15, 16-23, 24-31 */
+      const float *x = &sums[q][4 * strip], *y = &sums[q + 1][4 * strip];
+      const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(y[0], y[1]),
+                                 pair_of<DTYPE>(y[2], y[3])};
+      sm90_stmatrix_trans_at(staging + (uint32_t)(lane % 8 * 128 + ((2 * q + lane / 8) ^ lane % 8) * 16), pairs);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = i * 4 + lane / 8, row = row0 + strip * 8 + r;
+      const uint4 words = sm90_load4(staging + (uint32_t)(r * 128 + (lane % 8 ^ r) * 16));
+      if (row < p.m)
+        *(uint4 *)((uint16_t *)c.data + row * c.ld + col0 + lane % 8 * 8) = words;
+    }
+    __syncwarp();
+  }
+}
+
+/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: what it needs of
+   registers would be lacking above. */
+static __device__ __noinline__ void store_any(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16], int row0,
+                                              int col0, float *staging, int lane)
+{
+  const bool vectors = has_vectors(p.epilogue.c);
+  const int r = lane / 4;
+  float *to = staging + lane % 4 * 2 * STAGED_LD + lane / 4;
+  const float *from = staging + r * STAGED_LD + lane % 4 * 8;
+#pragma unroll 1
+  for (int piece = 0; piece < 2 * STRIPS; piece++) {
+    const int strip = piece / 2, half = piece % 2;
+    const int row = row0 + strip * 8 + r, col = col0 + half * STAGED_COLS + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      to[i % 2 * STAGED_LD + i / 4 * 16 + i / 2 % 2 * 8] = sums[2 * half + i / 4][4 * strip + i % 4];
+    __syncwarp();
+    if (row < p.m && vectors && col + 8 <= p.n) {
+      float x[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        x[i] = from[i];
+      finish_8(p.epilogue, row, col, x);
+    } else if (row < p.m) {
+#pragma unroll 1
+      for (int i = 0; i < 8 && col + i < p.n; i++)
+        finish_element(p.epilogue, row, col + i, from[i]);
+    }
+    __syncwarp();
+  }
+}
+
+static __device__ __forceinline__ void store(const esmm_fine16_params &p, float (&sums)[QUARTERS][16], int row0,
+                                             int col0, char *staging, int lane)
+{
+  if (!p.registers || col0 + COLS > p.n) {
+    float copy[QUARTERS][16]; /* else the sums themselves would lie in memory */
+#pragma unroll
+    for (int i = 0; i < QUARTERS * 16; i++)
+      copy[i / 16][i % 16] = sums[i / 16][i % 16];
+    store_any(p, copy, row0, col0, (float *)staging, lane);
+    return;
+  }
+#pragma unroll
+  for (int q = 0; q < QUARTERS; q++)
+    finish_values<in_columns>(p.epilogue, sums[q], col0 + 16 * q + lane / 4);
+  if (p.epilogue.c.dtype == ESMM_BF16)
+    store_turned<ESMM_BF16>(p, sums, row0, col0, sm90_address(staging), lane);
+  else /* ESMM_F16 */
+    store_turned<ESMM_F16>(p, sums, row0, col0, sm90_address(staging), lane);
+}
+
+/* ---- the kernels ---- */
+
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void multiply_units(const esmm_fine16_params &p, fine_memory &s)
+{
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  const uint32_t memory = sm90_address(&s), change = flips_of_unit(p.chunks);
+  uint32_t flips = 0;
+  for (int i = (int)blockIdx.x; i < p.row_blocks * p.tiles; i += (int)gridDim.x, flips ^= change) {
+    const unit u = unit_at(p, i);
+    const int group = u.rows * GROUPS + warp;
+    if (group >= p.groups) { /* rows past A: the chunks go by */
+      for (int c = 0; c < p.chunks; c++) {
+        wait_for(memory, c, flips);
+        let_go(memory, c, lane);
+      }
+      continue;
+    }
+    float sums[QUARTERS][4 * STRIPS];
+#pragma unroll
+    for (int q = 0; q < QUARTERS; q++)
+#pragma unroll
+      for (int j = 0; j < 4 * STRIPS; j++)
+        sums[q][j] = 0.0f;
+    multiply_group<DTYPE>(p, group, memory, flips, lane, sums);
+    let_go(memory, p.chunks - 1, lane);
+    store(p, sums, group * ESMM_FINE16_ROWS, u.tile * COLS, s.staging[warp], lane);
+  }
+}
+
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(const esmm_fine16_params &p)
+{
+  extern __shared__ __align__(1024) char memory[];
+  fine_memory &s = *(fine_memory *)memory;
+  if (not_selected(p.selector))
+    return;
+  if (threadIdx.x < sizeof s.blank / 4)
+    ((uint32_t *)s.blank)[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      sm90_barrier_init(&s.full[i], 1);
+      sm90_barrier_init(&s.empty[i], GROUPS);
+    }
+    sm90_fence_init();
+    sm90_prefetch_map(&p.map_b);
+  }
+  __syncthreads();
+  if (threadIdx.x < GROUPS * 32) {
+    sm90_registers_up<112>();
+    multiply_units<DTYPE>(p, s);
+  } else {
+    sm90_registers_down<24>();
+    if (threadIdx.x == GROUPS * 32)
+      load_units(p, s);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_FINE16_PACK_THREADS, 1)
+    esmm_fine16_pack(const __grid_constant__ esmm_fine16_pack_params p)
+{
+  pack_group(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_FINE16_THREADS, 1)
+    esmm_fine16_bf16(const __grid_constant__ esmm_fine16_params p)
+{
+  multiply<ESMM_BF16>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_FINE16_THREADS, 1)
+    esmm_fine16_f16(const __grid_constant__ esmm_fine16_params p)
+{
+  multiply<ESMM_F16>(p);
+}
