@@ -349,14 +349,14 @@ ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 #define ESMM_FINE16_ROWS 32        /* of a group: what a warp multiplies, and a block packs */
 #define ESMM_FINE16_BLOCK_ROWS 512 /* of C that a block multiplies, by so many columns: */
 #define ESMM_FINE16_COLS 64
-#define ESMM_FINE16_CHUNK 256    /* k's that come to shared memory together, */
-#define ESMM_FINE16_STAGES 6     /* so many at once, */
-#define ESMM_FINE16_AHEAD 4      /* of which steps may take their k's from so many */
-#define ESMM_FINE16_STEPS 64     /* of 16 k's of a strip, that a chunk adds to a group at most */
-#define ESMM_FINE16_PREFETCHED 5 /* steps that are on their way to registers; read past the end of a list, too */
-#define ESMM_FINE16_VALUES 256   /* bytes of a step's values, */
-#define ESMM_FINE16_PLACES 32    /* and of its places */
-#define ESMM_FINE16_THREADS 640
+#define ESMM_FINE16_CHUNK 256  /* k's that come to shared memory together, */
+#define ESMM_FINE16_STAGES 6   /* so many at once, */
+#define ESMM_FINE16_AHEAD 4    /* of which steps may take their k's from so many */
+#define ESMM_FINE16_STEPS 64   /* of 16 k's of a strip, that a chunk adds to a group at most */
+#define ESMM_FINE16_PAST 16    /* steps that are read past the end of a list, and not used */
+#define ESMM_FINE16_VALUES 256 /* bytes of a step's values, */
+#define ESMM_FINE16_PLACES 32  /* and of its places */
+#define ESMM_FINE16_THREADS 512
 #define ESMM_FINE16_SHARED (ESMM_FINE16_STAGES * ESMM_FINE16_CHUNK * ESMM_FINE16_COLS * 2 + 1024 + 18432 + 128)
 #define ESMM_FINE16_PACK_THREADS 544
 #define ESMM_FINE16_PACK_BUFFERS 12 /* chunks of a group, a multiple of the stages */
@@ -370,8 +370,8 @@ typedef struct esmm_fine16_pack_params {
   int32_t chunks; /* ceil(k / ESMM_FINE16_CHUNK) */
   int32_t unused;
   uint64_t values; /* [groups][chunks * ESMM_FINE16_STEPS][32] uint2: of the steps that there are */
-  uint64_t places; /* the same, [16] uint16_t */
-  uint64_t counts; /* [groups] uint32_t: how many */
+  uint64_t places; /* the same, [16][4] uint16_t for every four steps: a slot's of all four side by side */
+  uint64_t counts; /* [groups] uint2: how many there are, and k's that are alive in its strips */
   uint64_t unused_too;
 } esmm_fine16_pack_params;
 ESMM_PARAMS_SIZE(esmm_fine16_pack_params, 192);
@@ -386,7 +386,8 @@ typedef struct esmm_fine16_params {
   int32_t registers;               /* C is 16-bit, row-major, aligned and not read, nothing follows but finish_values */
   uint64_t values, places, counts; /* as packed */
   esmm_epilogue_params epilogue;
-  uint64_t unused[2];
+  int64_t k;
+  uint64_t report; /* esmm_choice_device, or 0 */
 } esmm_fine16_params;
 ESMM_PARAMS_SIZE(esmm_fine16_params, 384);
 

@@ -99,7 +99,7 @@ typedef struct layout {
 
 static bool lay_out(const esmm_problem *p, layout *l)
 {
-  const size_t groups = (size_t)groups_of(p), past = ESMM_FINE16_PREFETCHED;
+  const size_t groups = (size_t)groups_of(p), past = ESMM_FINE16_PAST;
   const esmm_matrix copy = copy_at(p, 0);
   size_t steps, values, places, copied = 0;
   *l = (layout){0};
@@ -110,7 +110,7 @@ static bool lay_out(const esmm_problem *p, layout *l)
          esmm_cuda_reserve(&l->bytes, copied, ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, values, ALIGN, &l->values) &&
          esmm_cuda_reserve(&l->bytes, places, ALIGN, &l->places) &&
-         esmm_cuda_reserve(&l->bytes, groups * sizeof(uint32_t), ALIGN, &l->counts);
+         esmm_cuda_reserve(&l->bytes, groups * 2 * sizeof(uint32_t), ALIGN, &l->counts);
 }
 
 static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
@@ -172,7 +172,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                .values = at + l.values,
                                .places = at + l.places,
                                .counts = at + l.counts,
-                               .epilogue = esmm_cuda_epilogue(p)};
+                               .epilogue = esmm_cuda_epilogue(p),
+                               .k = p->k,
+                               .report = call->report};
   status = esmm_cuda_tensor_map_boxes_16(ctx, w->rows, w->rows_ld, p->k, w->rows_ld, ESMM_FINE16_COLS,
                                          ESMM_FINE16_CHUNK, &params.map_b);
   if (status != ESMM_OK)

@@ -23,9 +23,9 @@
  * persistent. One more warp loads B by TMA: six chunks of 256 k's. It comes as a warpgroup, which gives its registers
  * to the others
  *
- * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, 1 of places. At (m, k, n) = (4096, 14336, 4096), in
- * thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is 56 of them; mma at one a
- * cycle; bytes from the second-level cache:
+ * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, a quarter of places. At (m, k, n) = (4096, 14336,
+ * 4096), in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is 56 of them; mma
+ * at one a cycle; bytes from the second-level cache:
  *
  *   nonzeros   steps    ldmatrix   values, places   with B   mma   issue (20 a step)   bytes
  *   0.25 %     14.9 k   116        22               193      29    36                  0.94 + 0.27 GB
@@ -49,8 +49,10 @@
 #define COLS ESMM_FINE16_COLS
 #define GROUPS (ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_ROWS) /* of a block: a warp each */
 #define STAGE (CHUNK * COLS * 2)
-#define PREFETCHED ESMM_FINE16_PREFETCHED
-#define QUARTERS 4 /* of 16 columns */
+#define PREFETCHED 6 /* steps whose values are on their way to registers */
+#define FOURS 3      /* the same of places, four steps each */
+#define BODY 12      /* steps of a loop's body: registers have fixed numbers */
+#define QUARTERS 4   /* of 16 columns */
 #define STAGED_COLS 32
 #define STAGED_LD 36 /* floats of a row: rows of four lanes lie in different banks */
 #define STAGING (8 * STAGED_LD * 4)
@@ -59,10 +61,14 @@ typedef struct fine_memory {
   char lines[STAGES * STAGE]; /* [chunk % STAGES][k][64 columns], swizzled */
   char blank[CLASSES * 128];  /* lines of zeros, as the place BLANK has them */
   char staging[GROUPS][STAGING];
-  uint64_t full[STAGES], empty[STAGES];
+  uint64_t full[STAGES];
+  uint32_t gone[STAGES]; /* how often a warp was done with the stage */
 } fine_memory;
 static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h tells the host another size");
-static_assert(COLS == 64 && ESMM_FINE16_THREADS == 32 * GROUPS + 128 && STAGING % 16 == 0 && 8 * COLS * 2 <= STAGING,
+static_assert(BODY % PREFETCHED == 0 && BODY % (4 * FOURS) == 0 && PREFETCHED <= ESMM_FINE16_PAST &&
+                  4 * FOURS + 4 <= ESMM_FINE16_PAST,
+              "what is read past a list's end has room");
+static_assert(COLS == 64 && ESMM_FINE16_THREADS == 32 * GROUPS && STAGING % 16 == 0 && 8 * COLS * 2 <= STAGING,
               "a line is 128 bytes, a group has a warp");
 
 /* ---- instructions ---- */
@@ -83,17 +89,10 @@ static __device__ __forceinline__ void multiply_add(float *sums, const uint32_t 
         : "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(a.x), "r"(a.y));
 }
 
-static __device__ __forceinline__ uint2 load_values(const uint2 *from)
+static __device__ __forceinline__ uint2 load_listed(const uint2 *from)
 {
   uint2 x;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
-  return x;
-}
-
-static __device__ __forceinline__ uint32_t load_place(const uint16_t *from)
-{
-  uint16_t x;
-  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(x) : "l"(from));
   return x;
 }
 
@@ -122,92 +121,96 @@ static __device__ __forceinline__ uint32_t flips_of_unit(int chunks)
   return chunks / STAGES % 2 ? all & ~rest : rest;
 }
 
-static __device__ __forceinline__ void load_units(const esmm_fine16_params &p, fine_memory &s)
-{
-  const uint32_t change = flips_of_unit(p.chunks);
-  uint32_t flips = 0;
-  for (int i = (int)blockIdx.x; i < p.row_blocks * p.tiles; i += (int)gridDim.x, flips ^= change) {
-    const unit u = unit_at(p, i);
-    uint32_t phase = 0;
-    for (int c = 0, stage = 0; c < p.chunks; c++) {
-      sm90_barrier_wait(&s.empty[stage], (phase ^ flips >> stage ^ 1) & 1);
-      sm90_barrier_expect(&s.full[stage], STAGE);
-      sm90_tma_load(s.lines + stage * STAGE, &p.map_b, u.tile * COLS, c * CHUNK, &s.full[stage]);
-      if (++stage == STAGES) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-  }
-}
+/* ---- the chunks of a unit, as they come and go ---- */
 
-/* ---- the chunks of a unit, as a warp goes through them ---- */
-
-/* memory: where fine_memory lies. Few registers are left for these, and they come once a chunk. */
-static __device__ __forceinline__ void wait_for(uint32_t memory, int chunk, uint32_t flips)
+/* One thread brings a chunk of a unit's columns of B. */
+static __device__ __forceinline__ void load_chunk(const esmm_fine16_params &p, fine_memory &s, int index, int chunk)
 {
   const int stage = chunk % STAGES;
-  sm90_barrier_wait_at(memory + (uint32_t)(offsetof(fine_memory, full) + (size_t)stage * 8),
-                       ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
+  sm90_barrier_expect(&s.full[stage], STAGE);
+  sm90_tma_load(s.lines + stage * STAGE, &p.map_b, unit_at(p, index).tile * COLS, chunk * CHUNK, &s.full[stage]);
 }
 
-static __device__ __forceinline__ void let_go(uint32_t memory, int chunk, int lane)
+static __device__ __forceinline__ void wait_for(fine_memory &s, int chunk, uint32_t flips)
+{
+  const int stage = chunk % STAGES;
+  sm90_barrier_wait(&s.full[stage], ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
+}
+
+/* A warp is done with a chunk of unit `index`. Who is the last of all brings what comes next into the same stage: there
+   is no warp that loads, which would take registers from the others. */
+static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_memory &s, int index, int chunk)
 {
   __syncwarp();
-  if (lane == 0)
-    sm90_barrier_arrive_here(memory + (uint32_t)(offsetof(fine_memory, empty) + (size_t)(chunk % STAGES) * 8));
+  if (threadIdx.x % 32 == 0) {
+    const int stage = chunk % STAGES;
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "r"(sm90_address(&s.gone[stage]))
+                 : "memory");
+    if (before % GROUPS == GROUPS - 1) {
+      if (chunk + STAGES < p.chunks)
+        load_chunk(p, s, index, chunk + STAGES);
+      else if (index + (int)gridDim.x < p.row_blocks * p.tiles)
+        load_chunk(p, s, index + (int)gridDim.x, stage);
+    }
+  }
+  __syncwarp();
 }
 
 /* The steps of a chunk begin; those of the one before are over. */
-static __device__ __forceinline__ void begin_chunk(uint32_t memory, int chunk, int chunks, uint32_t flips, int lane)
+static __device__ __forceinline__ void begin_chunk(const esmm_fine16_params &p, fine_memory &s, int index, int chunk,
+                                                   uint32_t flips)
 {
   if (chunk > 0)
-    let_go(memory, chunk - 1, lane);
-  for (int i = chunk > 0 ? chunk + AHEAD - 1 : 0; i < min(chunk + AHEAD, chunks); i++)
-    wait_for(memory, i, flips);
+    let_go(p, s, index, chunk - 1);
+  for (int i = chunk > 0 ? chunk + AHEAD - 1 : 0; i < min(chunk + AHEAD, p.chunks); i++)
+    wait_for(s, i, flips);
 }
 
 /* ---- the steps of a group ---- */
 
 /* sums[quarter][4 * strip + 2h + e]: column 16 * quarter + lane / 4 + 8h, row 8 * strip + lane % 4 * 2 + e. */
 template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &p, int64_t group, uint32_t memory,
-                                                      uint32_t flips, int lane, float (&sums)[QUARTERS][4 * STRIPS])
+static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &p, fine_memory &s, int index,
+                                                      int64_t group, uint32_t flips, int lane,
+                                                      float (&sums)[QUARTERS][4 * STRIPS])
 {
   const int slot = lane % 8 + lane / 16 * 8;
   const int64_t base = group * p.chunks * ESMM_FINE16_STEPS;
   const uint2 *values = (const uint2 *)p.values + base * 32 + lane;
-  const uint16_t *places = (const uint16_t *)p.places + base * SLOTS + slot;
-  const int steps = (int)((const uint32_t *)p.counts)[group];
+  const uint2 *places = (const uint2 *)p.places + base / 4 * SLOTS + slot; /* of four steps */
+  const int steps = (int)((const uint2 *)p.counts)[group].x;
   /* This lane's line of every eight, and which 16 bytes of it: columns 0 to 7 of a quarter, or 8 to 15. */
-  const uint32_t line = memory + (uint32_t)(lane % 8 * 128 + ((lane / 8 % 2 ^ lane % 8) << 4));
+  const uint32_t line = sm90_address(s.lines) + (uint32_t)(lane % 8 * 128 + ((lane / 8 % 2 ^ lane % 8) << 4));
   int chunk = 0;
-  uint2 a[PREFETCHED];
-  uint32_t at[PREFETCHED];
+  uint2 a[PREFETCHED], fours[FOURS]; /* values; places of four steps */
 #pragma unroll
-  for (int i = 0; i < PREFETCHED; i++) { /* past the last step too: there is room, and nobody uses it */
-    at[i] = load_place(places + i * SLOTS);
-    a[i] = load_values(values + i * 32);
-  }
-  for (int first = 0; first < steps; first += PREFETCHED) {
-    values += PREFETCHED * 32;
-    places += PREFETCHED * SLOTS;
+  for (int i = 0; i < PREFETCHED; i++) /* past the last step too: there is room, and nobody uses it */
+    a[i] = load_listed(values + i * 32);
 #pragma unroll
-    for (int i = 0; i < PREFETCHED; i++) {
+  for (int i = 0; i < FOURS; i++)
+    fours[i] = load_listed(places + i * SLOTS);
+  for (int first = 0; first < steps; first += BODY, values += BODY * 32, places += BODY / 4 * SLOTS)
+#pragma unroll
+    for (int i = 0; i < BODY; i++) {
       if (first + i >= steps)
         break;
-      if (__any_sync(~0u, at[i] & FIRST_BIT))
-        begin_chunk(memory, chunk++, p.chunks, flips, lane);
-      const uint32_t from = line + (at[i] & 255u) * (CLASSES * 128);
+      const uint2 four = fours[i / 4 % FOURS];
+      const uint32_t at = (i % 4 < 2 ? four.x : four.y) >> i % 2 * 16;
+      if (__any_sync(~0u, at & FIRST_BIT))
+        begin_chunk(p, s, index, chunk++, flips);
+      const uint32_t from = line + (at & 255u) * (CLASSES * 128);
       uint32_t b[QUARTERS][4];
 #pragma unroll
       for (int q = 0; q < QUARTERS; q++)
         sm90_ldmatrix_trans_at(from ^ (uint32_t)(q * 32), b[q]);
-      const bool low = __any_sync(~0u, at[i] & 1u << STRIP_SHIFT), high = __any_sync(~0u, at[i] & 2u << STRIP_SHIFT);
+      const bool low = __any_sync(~0u, at & 1u << STRIP_SHIFT), high = __any_sync(~0u, at & 2u << STRIP_SHIFT);
       const auto add = [&](int strip) {
 #pragma unroll
         for (int q = 0; q < QUARTERS; q++)
-          multiply_add<DTYPE>(&sums[q][4 * strip], b[q], a[i]);
+          multiply_add<DTYPE>(&sums[q][4 * strip], b[q], a[i % PREFETCHED]);
       };
       if (high) {
         if (low)
@@ -220,10 +223,10 @@ static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &
         else
           add(0);
       }
-      at[i] = load_place(places + i * SLOTS);
-      a[i] = load_values(values + i * 32);
+      a[i % PREFETCHED] = load_listed(values + (i + PREFETCHED) * 32);
+      if (i % 4 == 3)
+        fours[i / 4 % FOURS] = load_listed(places + (i / 4 + FOURS) * SLOTS);
     }
-  }
 }
 
 /* ---- what becomes of the sums ---- */
@@ -256,8 +259,8 @@ static __device__ __forceinline__ void store_turned(const esmm_fine16_params &p,
   }
 }
 
-/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: what it needs of
-   registers would be lacking above. */
+/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: what it needs
+   of registers would be lacking above. */
 static __device__ __noinline__ void store_any(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16], int row0,
                                               int col0, float *staging, int lane)
 {
@@ -310,19 +313,36 @@ static __device__ __forceinline__ void store(const esmm_fine16_params &p, float 
 
 /* ---- the kernels ---- */
 
+/* What the host is to know of A, by one warp: the density of strips; what is alive meets all of B. */
+static __device__ __forceinline__ void report_strips(const esmm_fine16_params &p, int lane)
+{
+  uint64_t alive = 0;
+  for (int i = lane; i < p.groups; i += 32)
+    alive += ((const uint2 *)p.counts)[i].y;
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2)
+    alive += __shfl_xor_sync(~0u, alive, d);
+  esmm_choice_device seen = {};
+  seen.chosen = 1;
+  seen.strip = seen.joint =
+      (float)((double)alive / ((double)((p.m + ESMM_FINE16_STRIP - 1) / ESMM_FINE16_STRIP) * (double)p.k));
+  if (lane == 0)
+    report_choice(p.report, seen);
+}
+
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void multiply_units(const esmm_fine16_params &p, fine_memory &s)
 {
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const uint32_t memory = sm90_address(&s), change = flips_of_unit(p.chunks);
+  const uint32_t change = flips_of_unit(p.chunks);
   uint32_t flips = 0;
   for (int i = (int)blockIdx.x; i < p.row_blocks * p.tiles; i += (int)gridDim.x, flips ^= change) {
     const unit u = unit_at(p, i);
     const int group = u.rows * GROUPS + warp;
     if (group >= p.groups) { /* rows past A: the chunks go by */
       for (int c = 0; c < p.chunks; c++) {
-        wait_for(memory, c, flips);
-        let_go(memory, c, lane);
+        wait_for(s, c, flips);
+        let_go(p, s, i, c);
       }
       continue;
     }
@@ -332,8 +352,8 @@ static __device__ __forceinline__ void multiply_units(const esmm_fine16_params &
 #pragma unroll
       for (int j = 0; j < 4 * STRIPS; j++)
         sums[q][j] = 0.0f;
-    multiply_group<DTYPE>(p, group, memory, flips, lane, sums);
-    let_go(memory, p.chunks - 1, lane);
+    multiply_group<DTYPE>(p, s, i, group, flips, lane, sums);
+    let_go(p, s, i, p.chunks - 1);
     store(p, sums, group * ESMM_FINE16_ROWS, u.tile * COLS, s.staging[warp], lane);
   }
 }
@@ -349,20 +369,19 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(cons
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       sm90_barrier_init(&s.full[i], 1);
-      sm90_barrier_init(&s.empty[i], GROUPS);
+      s.gone[i] = 0;
     }
     sm90_fence_init();
     sm90_prefetch_map(&p.map_b);
   }
   __syncthreads();
-  if (threadIdx.x < GROUPS * 32) {
-    sm90_registers_up<112>();
-    multiply_units<DTYPE>(p, s);
-  } else {
-    sm90_registers_down<24>();
-    if (threadIdx.x == GROUPS * 32)
-      load_units(p, s);
-  }
+  if (threadIdx.x == 0)
+    for (int c = 0; c < min(STAGES, p.chunks); c++)
+      load_chunk(p, s, (int)blockIdx.x, c);
+  __syncwarp();
+  multiply_units<DTYPE>(p, s);
+  if (p.report && blockIdx.x == 0 && threadIdx.x < 32)
+    report_strips(p, (int)threadIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(ESMM_FINE16_PACK_THREADS, 1)

@@ -109,9 +109,9 @@ static __device__ __forceinline__ uint32_t value_at(const pack_memory &s, int st
 }
 
 /* One step, as mma takes its values: a lane has slots 2t, 2t + 1, 2t + 8 and 2t + 9 of row g, g = lane / 4 and
-   t = lane % 4. step: of the strip; below 0: a step of nothing. */
-static __device__ __forceinline__ void emit(pack_memory &s, int strip, int step, bool first, uint2 *values,
-                                            uint16_t *places, int lane)
+   t = lane % 4. step: of the strip; below 0: a step of nothing. to: where in the lists. */
+static __device__ __forceinline__ void emit(const esmm_fine16_pack_params &p, pack_memory &s, int strip, int step,
+                                            bool first, int64_t to, int lane)
 {
   uint32_t low = EMPTY << 16 | EMPTY, high = low, mine = EMPTY;
   if (step >= 0) {
@@ -124,11 +124,13 @@ static __device__ __forceinline__ void emit(pack_memory &s, int strip, int step,
       ((uint32_t *)slots)[lane] = EMPTY << 16 | EMPTY;
   }
   const int g = lane / 4;
-  values[lane] = make_uint2(value_at(s, strip, g, low & 0xffffu) | value_at(s, strip, g, low >> 16) << 16,
-                            value_at(s, strip, g, high & 0xffffu) | value_at(s, strip, g, high >> 16) << 16);
+  ((uint2 *)p.values)[to * 32 + lane] =
+      make_uint2(value_at(s, strip, g, low & 0xffffu) | value_at(s, strip, g, low >> 16) << 16,
+                 value_at(s, strip, g, high & 0xffffu) | value_at(s, strip, g, high >> 16) << 16);
   const uint32_t place = mine == EMPTY ? BLANK : (mine >> 8) % STAGES * (CHUNK / CLASSES) + (mine & 255u) / CLASSES;
   if (lane < SLOTS)
-    places[lane] = (uint16_t)(place | (uint32_t)strip << STRIP_SHIFT | (first ? FIRST_BIT : 0u));
+    ((uint16_t *)p.places)[(to / 4 * SLOTS + lane) * 4 + to % 4] =
+        (uint16_t)(place | (uint32_t)strip << STRIP_SHIFT | (first ? FIRST_BIT : 0u));
 }
 
 /* All steps of chunks from .. to - 1, the warps in turn; every chunk has one at least. Returns the next step's number
@@ -137,8 +139,6 @@ static __device__ __forceinline__ int emit_chunks(const esmm_fine16_pack_params 
                                                   int from, int to, int at, int warp, int lane)
 {
   const int64_t base = group * p.chunks * ESMM_FINE16_STEPS;
-  uint2 *values = (uint2 *)p.values + base * 32;
-  uint16_t *places = (uint16_t *)p.places + base * SLOTS;
   for (int c = from; c < to; c++) {
     const uint32_t *first = s.bounds[c % BOUNDS], *next = s.bounds[(c + 1) % BOUNDS];
     int ends[STRIPS], all = 0;
@@ -151,15 +151,11 @@ static __device__ __forceinline__ int emit_chunks(const esmm_fine16_pack_params 
       int strip = 0, before = 0;
 #pragma unroll
       for (int i = 0; i + 1 < STRIPS; i++)
-        if (e >= ends[i]) {
+        if (all > 0 && e >= ends[i]) {
           strip = i + 1;
           before = ends[i];
         }
-      if (all == 0)
-        emit(s, 0, -1, true, values + (int64_t)at * 32, places + (int64_t)at * SLOTS, lane);
-      else
-        emit(s, strip, (int)first[strip] + e - before, e == 0, values + (int64_t)(at + e) * 32,
-             places + (int64_t)(at + e) * SLOTS, lane);
+      emit(p, s, strip, all == 0 ? -1 : (int)first[strip] + e - before, e == 0, base + at + e, lane);
     }
     at += max(all, 1);
   }
@@ -171,10 +167,10 @@ static __device__ __forceinline__ void pack_rounds(const esmm_fine16_pack_params
 {
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, strip = warp % STRIPS, which = warp / STRIPS;
   const uint32_t below = (1u << lane) - 1;
-  uint32_t place = 0;                   /* of this lane's class: the next, */
-  uint32_t first[AHEAD] = {0, 0, 0, 0}; /* and the first steps of its strip's last chunks, the newest last */
-  int emitted = 0, at = 0;              /* chunks, steps */
-  static_assert(AHEAD == 4, "first has four");
+  uint32_t place = 0;         /* of this lane's class: the next, */
+  uint32_t first[AHEAD] = {}; /* and the first steps of its strip's last chunks, the newest last */
+  int emitted = 0, at = 0;    /* chunks, steps */
+  uint32_t found = 0;         /* alive k's of this lane's class */
   for (int c0 = 0; c0 < p.chunks; c0 += ROUND) {
     const int c = c0 + which, buffer = c % BUFFERS;
     uint32_t alive[CLASSES] = {0, 0, 0, 0, 0, 0, 0, 0}, count = 0;
@@ -193,7 +189,9 @@ static __device__ __forceinline__ void pack_rounds(const esmm_fine16_pack_params
 #pragma unroll
     for (int j = 0; j < ROUND; j++) {
       const uint32_t start = max(place, 2 * first[0]);
-      place = start + s.counts[j][lane];
+      const uint32_t more = s.counts[j][lane];
+      place = start + more;
+      found += more;
       uint32_t last = place;
 #pragma unroll
       for (int d = 1; d < CLASSES; d *= 2)
@@ -223,8 +221,9 @@ static __device__ __forceinline__ void pack_rounds(const esmm_fine16_pack_params
         sm90_barrier_arrive(&s.empty[i % BUFFERS]);
     emitted = done;
   }
+  found = __reduce_add_sync(~0u, found);
   if (threadIdx.x == 0)
-    ((uint32_t *)p.counts)[group] = (uint32_t)at;
+    ((uint2 *)p.counts)[group] = make_uint2((uint32_t)at, found);
 }
 
 static __device__ __forceinline__ void pack_group(const esmm_fine16_pack_params &p)
