@@ -24,22 +24,20 @@
  * to the others
  *
  * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, a quarter of places. At (m, k, n) = (4096, 14336,
- * 4096), in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is 56 of them; mma
- * at one a cycle; bytes from the second-level cache:
+ * 4096), zeros anywhere, in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is
+ * 56 of them; mma at one a cycle; issue at 24 instructions a step; bytes from the second-level cache:
  *
- *   nonzeros   steps    ldmatrix   values, places   with B   mma   issue (20 a step)   bytes
- *   0.25 %     14.9 k   116        22               193      29    36                  0.94 + 0.27 GB
- *   0.5 %      24.0 k   186        35               277      47    58                  0.94 + 0.44 GB
- *   1 %        41.4 k   321        60               437      80    100                 0.94 + 0.76 GB
- *   2 %        75.1 k   583        109              748      146   182                 0.94 + 1.38 GB
+ *   nonzeros   steps    ldmatrix   lists   with B   mma   issue   bytes             floors, ms: shared memory, cache
+ *   0.25 %     14.9 k   116        16      188      29    43      0.94 + 0.27 GB    0.11   0.14
+ *   0.5 %      24.0 k   186        26      268      47    70      0.94 + 0.44 GB    0.15   0.16
+ *   1 %        41.4 k   321        45      422      80    120     0.94 + 0.76 GB    0.24   0.20
+ *   2 %        75.1 k   583        82      721      146   219     0.94 + 1.38 GB    0.41   0.27
  *
- * At 1.75 GHz these are floors of 0.11, 0.16, 0.25 and 0.43 ms; the cache gives 8 to 9 TB/s, which is 0.14, 0.16, 0.20
- * and 0.27 ms. Why not strips of 16: as many wavefronts (fewer k's, but twice the values), twice the mma and the bytes
- * of values; where rows of A resemble each other they would have up to a third less. Why not 128 columns and 256 rows:
- * half the values' wavefronts, but B's lines twice, and half as many k's at once to fill steps from.
+ * at 1.75 GHz and 8.5 TB/s. Why not strips of 16: as many wavefronts (fewer k's, but twice the values), twice the mma
+ * and the bytes of values; where rows of A resemble each other they would have up to a third less. Why not 128 columns
+ * and 256 rows: half the lists' wavefronts, but B's lines twice, and half as many k's at once to fill steps from.
  *
- * Registers: 64 sums, PREFETCHED steps of 3, 16 of B. Steps are on their way for as long as six take, about 2000 cycles
- * where shared memory is busy.
+ * Registers: 64 sums, 12 of values, 6 of places, 16 of B: 123 of the 128 that 512 threads can have.
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/fine16/pack.cuh"
