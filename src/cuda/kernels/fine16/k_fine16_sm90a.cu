@@ -37,7 +37,7 @@
  * and the bytes of values; where rows of A resemble each other they would have up to a third less. Why not 128 columns
  * and 256 rows: half the lists' wavefronts, but B's lines twice, and half as many k's at once to fill steps from.
  *
- * Registers: 64 sums, 12 of values, 6 of places, 16 of B: 123 of the 128 that 512 threads can have.
+ * Registers: 64 sums, 16 of values, 4 of places, 16 of B, of the 128 that 512 threads can have.
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/fine16/pack.cuh"
@@ -47,9 +47,9 @@
 #define COLS ESMM_FINE16_COLS
 #define GROUPS (ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_ROWS) /* of a block: a warp each */
 #define STAGE (CHUNK * COLS * 2)
-#define PREFETCHED 6 /* steps whose values are on their way to registers */
-#define FOURS 3      /* the same of places, four steps each */
-#define BODY 12      /* steps of a loop's body: registers have fixed numbers */
+#define PREFETCHED 8 /* steps whose values are on their way to registers */
+#define FOURS 2      /* the same of places, four steps each */
+#define BODY 8       /* steps of a loop's body: registers have fixed numbers */
 #define QUARTERS 4   /* of 16 columns */
 #define STAGED_COLS 32
 #define STAGED_LD 36 /* floats of a row: rows of four lanes lie in different banks */
@@ -121,12 +121,17 @@ static __device__ __forceinline__ uint32_t flips_of_unit(int chunks)
 
 /* ---- the chunks of a unit, as they come and go ---- */
 
-/* One thread brings a chunk of a unit's columns of B. */
-static __device__ __forceinline__ void load_chunk(const esmm_fine16_params &p, fine_memory &s, int index, int chunk)
+/* The columns of B that a unit has, and those of the block's next one; -1: there is none. */
+typedef struct columns {
+  int now, next;
+} columns;
+
+/* One thread brings a chunk. */
+static __device__ __forceinline__ void load_chunk(const esmm_fine16_params &p, fine_memory &s, int col, int chunk)
 {
   const int stage = chunk % STAGES;
   sm90_barrier_expect(&s.full[stage], STAGE);
-  sm90_tma_load(s.lines + stage * STAGE, &p.map_b, unit_at(p, index).tile * COLS, chunk * CHUNK, &s.full[stage]);
+  sm90_tma_load(s.lines + stage * STAGE, &p.map_b, col, chunk * CHUNK, &s.full[stage]);
 }
 
 static __device__ __forceinline__ void wait_for(fine_memory &s, int chunk, uint32_t flips)
@@ -135,9 +140,9 @@ static __device__ __forceinline__ void wait_for(fine_memory &s, int chunk, uint3
   sm90_barrier_wait(&s.full[stage], ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
 }
 
-/* A warp is done with a chunk of unit `index`. Who is the last of all brings what comes next into the same stage: there
+/* A warp is done with a chunk. Who is the last of all brings what comes next into the same stage: there
    is no warp that loads, which would take registers from the others. */
-static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_memory &s, int index, int chunk)
+static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_memory &s, columns of, int chunk)
 {
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
@@ -148,30 +153,30 @@ static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_
                  : "r"(sm90_address(&s.gone[stage]))
                  : "memory");
     if (before % GROUPS == GROUPS - 1) {
-      if (chunk + STAGES < p.chunks)
-        load_chunk(p, s, index, chunk + STAGES);
-      else if (index + (int)gridDim.x < p.row_blocks * p.tiles)
-        load_chunk(p, s, index + (int)gridDim.x, stage);
+      const bool same = chunk + STAGES < p.chunks;
+      if (same || of.next >= 0)
+        load_chunk(p, s, same ? of.now : of.next, same ? chunk + STAGES : stage);
     }
   }
   __syncwarp();
 }
 
-/* The steps of a chunk begin; those of the one before are over. */
-static __device__ __forceinline__ void begin_chunk(const esmm_fine16_params &p, fine_memory &s, int index, int chunk,
+/* The steps of a chunk begin; those of the one before are over. The first AHEAD - 1 chunks of a unit were waited for.
+ */
+static __device__ __forceinline__ void begin_chunk(const esmm_fine16_params &p, fine_memory &s, columns of, int chunk,
                                                    uint32_t flips)
 {
   if (chunk > 0)
-    let_go(p, s, index, chunk - 1);
-  for (int i = chunk > 0 ? chunk + AHEAD - 1 : 0; i < min(chunk + AHEAD, p.chunks); i++)
-    wait_for(s, i, flips);
+    let_go(p, s, of, chunk - 1);
+  if (chunk + AHEAD - 1 < p.chunks)
+    wait_for(s, chunk + AHEAD - 1, flips);
 }
 
 /* ---- the steps of a group ---- */
 
 /* sums[quarter][4 * strip + 2h + e]: column 16 * quarter + lane / 4 + 8h, row 8 * strip + lane % 4 * 2 + e. */
 template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &p, fine_memory &s, int index,
+static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &p, fine_memory &s, columns of,
                                                       int64_t group, uint32_t flips, int lane,
                                                       float (&sums)[QUARTERS][4 * STRIPS])
 {
@@ -190,6 +195,10 @@ static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &
 #pragma unroll
   for (int i = 0; i < FOURS; i++)
     fours[i] = load_listed(places + i * SLOTS);
+#pragma unroll 1
+  for (int c = 0; c < min(AHEAD - 1, p.chunks); c++)
+    wait_for(s, c, flips);
+#pragma unroll 1
   for (int first = 0; first < steps; first += BODY, values += BODY * 32, places += BODY / 4 * SLOTS)
 #pragma unroll
     for (int i = 0; i < BODY; i++) {
@@ -198,7 +207,7 @@ static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &
       const uint2 four = fours[i / 4 % FOURS];
       const uint32_t at = (i % 4 < 2 ? four.x : four.y) >> i % 2 * 16;
       if (__any_sync(~0u, at & FIRST_BIT))
-        begin_chunk(p, s, index, chunk++, flips);
+        begin_chunk(p, s, of, chunk++, flips);
       const uint32_t from = line + (at & 255u) * (CLASSES * 128);
       uint32_t b[QUARTERS][4];
 #pragma unroll
@@ -336,11 +345,12 @@ static __device__ __forceinline__ void multiply_units(const esmm_fine16_params &
   uint32_t flips = 0;
   for (int i = (int)blockIdx.x; i < p.row_blocks * p.tiles; i += (int)gridDim.x, flips ^= change) {
     const unit u = unit_at(p, i);
-    const int group = u.rows * GROUPS + warp;
+    const int group = u.rows * GROUPS + warp, next = i + (int)gridDim.x;
+    const columns of = {u.tile * COLS, next < p.row_blocks * p.tiles ? unit_at(p, next).tile * COLS : -1};
     if (group >= p.groups) { /* rows past A: the chunks go by */
       for (int c = 0; c < p.chunks; c++) {
         wait_for(s, c, flips);
-        let_go(p, s, i, c);
+        let_go(p, s, of, c);
       }
       continue;
     }
@@ -350,8 +360,8 @@ static __device__ __forceinline__ void multiply_units(const esmm_fine16_params &
 #pragma unroll
       for (int j = 0; j < 4 * STRIPS; j++)
         sums[q][j] = 0.0f;
-    multiply_group<DTYPE>(p, s, i, group, flips, lane, sums);
-    let_go(p, s, i, p.chunks - 1);
+    multiply_group<DTYPE>(p, s, of, group, flips, lane, sums);
+    let_go(p, s, of, p.chunks - 1);
     store(p, sums, group * ESMM_FINE16_ROWS, u.tile * COLS, s.staging[warp], lane);
   }
 }
@@ -375,7 +385,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(cons
   __syncthreads();
   if (threadIdx.x == 0)
     for (int c = 0; c < min(STAGES, p.chunks); c++)
-      load_chunk(p, s, (int)blockIdx.x, c);
+      load_chunk(p, s, unit_at(p, (int)blockIdx.x).tile * COLS, c);
   __syncwarp();
   multiply_units<DTYPE>(p, s);
   if (p.report && blockIdx.x == 0 && threadIdx.x < 32)
