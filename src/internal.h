@@ -153,7 +153,7 @@ struct esmm_pattern {
   const struct esmm_backend *backend; /* whose memory they lie in; NULL: the host's */
   int ordinal;                        /* on which of its devices */
   void *device;                       /* the backend's own */
-  _Atomic int64_t folded[2]; /* bits set at strips of 32 and of 128 rows, and 1 more: 0 until one has counted */
+  _Atomic int64_t folded[3]; /* bits set at strips of 32, 128 and 8 rows, and 1 more: 0 until one has counted */
 };
 
 /* pattern.c: a was checked; the first one's bits and set are not filled in, the second has none yet: they will be the

@@ -25,6 +25,7 @@ typedef enum zeros {
   ALL_OF_A,      /* A has nothing else */
   ALL_BUT_ONE,   /* one k is alive */
   BLOCKS_OF_B,   /* B has no more than a part of its blocks of 32 x 32 */
+  FEW_OF_A,      /* A has a few nonzeros, anywhere; in some rows many, in some k's none */
   ZERO_KINDS
 } zeros;
 
@@ -42,6 +43,13 @@ static bool alive(uint64_t seed, int64_t strip, int64_t k, double density)
 {
   th_rng rng = {seed + (uint64_t)(strip * 100003 + k) * 0x9e3779b97f4a7c15u};
   return th_unit(&rng) < density;
+}
+
+/* Has A a nonzero there, where they lie anywhere? Some 16 rows are full, and a stretch of k's is dead but for those. */
+static bool few(uint64_t seed, int64_t i, int64_t k)
+{
+  const double density = i / 16 % 37 == 5 ? 1 : k / 700 % 4 == 2 ? 0 : i / 8 % 5 == 1 ? 0.05 : 0.01;
+  return alive(seed, i, k, density);
 }
 
 /* Does B have that element? Of its blocks a third, and none in some columns. */
@@ -64,7 +72,9 @@ static shape make_shape(int64_t m, int64_t n, int64_t k, zeros kind, uint64_t se
   th_rng rng = {seed};
   for (int64_t i = 0; i < m; i++)
     for (int64_t p = 0; p < k; p++)
-      if (alive(seed, i / TALL, p, strip_density(kind, i / TALL)) || (kind == ALL_BUT_ONE && p == (int64_t)seed % k))
+      if (kind == FEW_OF_A ? few(seed, i, p)
+                           : alive(seed, i / TALL, p, strip_density(kind, i / TALL)) ||
+                                 (kind == ALL_BUT_ONE && p == (int64_t)seed % k))
         s.a[i * k + p] = (int16_t)(th_below(&rng, 9) - 4);
   for (int64_t p = 0; p < k; p++)
     for (int64_t j = 0; j < n; j++)
@@ -381,6 +391,23 @@ static void tiles_of_several_rounds(void **state)
   close_rooms();
 }
 
+/* A few nonzeros anywhere: lists of k's that go on from chunk to chunk, chunks without any, blocks that go through
+   several units with chunks that do not fill the ring evenly. */
+static void few_nonzeros_anywhere(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][3] = {{37, 64, 255},    {512, 200, 1537}, {513, 65, 6 * 256},   {777, 136, 5 * 256 + 8},
+                                     {129, 120, 7001}, {1100, 72, 3333}, {4300, 1000, 8 * 256}};
+  kernels all[2] = {kernels_of(ESMM_BF16), kernels_of(ESMM_F16)};
+  open_rooms();
+  for (int i = 0; i < COUNT(sizes); i++) {
+    shape s = make_shape(sizes[i][0], sizes[i][1], sizes[i][2], FEW_OF_A, 1200 + (uint64_t)i);
+    check_shape(&s, NULL, i + 1 < COUNT(sizes) ? 3 : 1, i + 1 < COUNT(sizes) ? (uint64_t)(i * 3) : 0, all);
+    end_shape(&s);
+  }
+  close_rooms();
+}
+
 /* ---- B as blocks ---- */
 
 #define BLOCK(rows, cols)                                               \
@@ -440,6 +467,7 @@ int main(void)
       cmocka_unit_test(around_the_edges_of_tiles),
       cmocka_unit_test(zeros_of_both_operands),
       cmocka_unit_test(tiles_of_several_rounds),
+      cmocka_unit_test(few_nonzeros_anywhere),
       cmocka_unit_test(blocks_of_b),
       cmocka_unit_test(blocks_of_b_for_few_rows),
       cmocka_unit_test(blocks_of_many_tiles),

@@ -234,6 +234,99 @@ static void pair_tells_its_extraction(void **state)
   square_stop(&s);
 }
 
+/* What the plan takes the density of strips of 8 rows for, at these of elements and of strips of 128: from the seconds
+   of the kernel that has such strips, which are a line in it. */
+static double low_density(square *s, float element, float strip)
+{
+  seen.says = (esmm_choice_device){0};
+  const double none = seconds_of(s, "fine_bf16_sm90a");
+  seen.says = (esmm_choice_device){.strip = 1.0f, .joint = 1.0f}; /* elements are not known: strips say all there is */
+  const double all = seconds_of(s, "fine_bf16_sm90a");
+  seen.says = (esmm_choice_device){.element = element, .strip = strip, .joint = strip};
+  return (seconds_of(s, "fine_bf16_sm90a") - none) / (all - none);
+}
+
+static void expect_low(square *s, double element, double strip, double want, double part)
+{
+  const double got = low_density(s, (float)element, (float)strip);
+  if (!(fabs(got - want) <= part * want))
+    fail_msg("elements %g, strips of 128 %g: strips of 8 are %g, not %g", element, strip, got, want);
+}
+
+static void low_strips_follow_from_elements_and_tall_ones(void **state)
+{
+  (void)state;
+  square s;
+  square_start(&s, ESMM_BF16);
+  for (double e = 0.001; e < 0.2; e *= 3) /* anywhere */
+    expect_low(&s, e, 1 - pow(1 - e, 128), 1 - pow(1 - e, 8), 0.02);
+  expect_low(&s, 0.01, 1, 1 - pow(0.99, 8), 0.02);          /* spread more evenly than that */
+  expect_low(&s, 0.1, 0.1, 0.1, 0.01);                      /* whole strips */
+  expect_low(&s, 0.02, 0.1, 0.1 * (1 - pow(0.8, 8)), 0.02); /* anywhere in a tenth of the k's */
+  expect_low(&s, 0, 0.3, 0.3, 1e-6);                        /* not known */
+  expect_low(&s, 1, 1, 1, 1e-6);
+  square_stop(&s);
+}
+
+static void expect_densities(square *s, double element, double strip)
+{
+  const esmm_recollection r = {
+      .size = sizeof r, .density_a = element, .strip_density_a = strip, .strip_rows = ESMM_TILE};
+  assert_int_equal(esmm_expect(s->ctx, s->w, SIZE, &r), ESMM_OK);
+}
+
+/* A few nonzeros anywhere: packed and multiplied by strips of 8 rows. Where they come together, or are many, or nobody
+   has counted them, by others. */
+static void few_nonzeros_anywhere_run_on_low_strips(void **state)
+{
+  (void)state;
+  square s;
+  square_start(&s, ESMM_BF16);
+  seen.says = (esmm_choice_device){.element = 0.01f, .strip = 0.72f, .joint = 0.72f};
+  const struct {
+    double element, strip;
+    bool fine;
+  } cases[] = {{0.01, 0.724, true}, {0.004, 0.4, true}, {0.01, 0.012, false}, {0.5, 0.724, false},
+               {0, 0.724, false},   {0.1, 1, false},    {0, 0, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(esmm_forget(s.ctx), ESMM_OK);
+    expect_densities(&s, cases[i].element, cases[i].strip);
+    square_run(&s, NULL);
+    const int launched = count_of("esmm_fine16_");
+    if (launched != (cases[i].fine ? 2 : 0))
+      fail_msg("elements %g, strips %g: %d launches of fine16, then %s", cases[i].element, cases[i].strip, launched,
+               seen.name[0]);
+  }
+  square_stop(&s);
+}
+
+/* Packing reads rows in lines of 16 bytes; any other A is copied first. */
+static void fine_copies_what_it_cannot_read(void **state)
+{
+  (void)state;
+  square s;
+  square_start(&s, ESMM_BF16);
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "fine"};
+  for (int i = 0; i < 3; i++) {
+    esmm_matrix a = s.a;
+    if (i == 1)
+      a.order = ESMM_COL_MAJOR;
+    if (i == 2) {
+      a.rows = a.ld = SIZE / 2 + 1; /* a square in the same memory whose lines are odd */
+      a.order = ESMM_COL_MAJOR;
+    }
+    esmm_matrix c = s.c;
+    c.rows = a.rows;
+    seen.count = 0;
+    if (esmm_matmul(s.ctx, &a, s.w, &c, &opts, NULL) != ESMM_OK)
+      fail_msg("%s", esmm_ctx_error(s.ctx));
+    assert_int_equal(count_of("esmm_convert"), i > 0);
+    assert_int_equal(count_of("esmm_fine16_pack"), 1);
+    assert_string_equal(seen.name[seen.count - 1], "esmm_fine16_bf16");
+  }
+  square_stop(&s);
+}
+
 /* Forced, the same kernels do not choose. */
 static void forced_kernels_do_not_choose(void **state)
 {
@@ -503,11 +596,19 @@ int main(int argc, char **argv)
   (void)use_fake(argv);
   setenv("ESMM_REMEMBER", "0", 1); /* each call planned by itself; test_cuda_recall.c has the others */
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(pair_is_one_launch),        TEST(pair_beside_cublas),
-                                    TEST(pair_tells_its_extraction), TEST(forced_kernels_do_not_choose),
-                                    TEST(others_have_selectors),     TEST(every_part_of_the_epilogue_runs),
-                                    TEST(gated_is_one_launch),       TEST(curves_and_residuals_have_an_entry),
-                                    TEST(wgmma16_tallies_itself),    TEST(a_pattern_tells_densities)};
+  const struct CMUnitTest with[] = {TEST(pair_is_one_launch),
+                                    TEST(pair_beside_cublas),
+                                    TEST(pair_tells_its_extraction),
+                                    TEST(forced_kernels_do_not_choose),
+                                    TEST(others_have_selectors),
+                                    TEST(every_part_of_the_epilogue_runs),
+                                    TEST(gated_is_one_launch),
+                                    TEST(curves_and_residuals_have_an_entry),
+                                    TEST(wgmma16_tallies_itself),
+                                    TEST(a_pattern_tells_densities),
+                                    TEST(low_strips_follow_from_elements_and_tall_ones),
+                                    TEST(few_nonzeros_anywhere_run_on_low_strips),
+                                    TEST(fine_copies_what_it_cannot_read)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);

@@ -205,6 +205,8 @@ typedef struct esmm_cuda_kernel {
      set to 1. */
   void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                int64_t *variant);
+  int strip_rows; /* 0, or the rows of its strips where these are lower and the line is in their density: the plan
+                     tells that from the densities of elements and of taller strips */
   double knee, past_knee; /* above the strip density `knee` it takes past_knee times what the line says; 0: no knee */
   /* May be NULL: called before run() where it was chosen, to get what is got only when needed (a library's handle).
      False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */

@@ -351,6 +351,54 @@ typedef struct esmm_fused16_params {
 } esmm_fused16_params;
 ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 
+/* ---- k_fine16_sm90a.cu: 16-bit operands, A very sparse, on Hopper ---- */
+
+#define ESMM_FINE16_STRIP 8        /* rows of A that share a list of alive k's */
+#define ESMM_FINE16_ROWS 32        /* of a group: what a warp multiplies, and a block packs */
+#define ESMM_FINE16_BLOCK_ROWS 512 /* of C that a block multiplies, by so many columns: */
+#define ESMM_FINE16_COLS 64
+#define ESMM_FINE16_CHUNK 256  /* k's that come to shared memory together, */
+#define ESMM_FINE16_STAGES 6   /* so many at once, */
+#define ESMM_FINE16_AHEAD 4    /* of which steps may take their k's from so many */
+#define ESMM_FINE16_STEPS 64   /* of 16 k's of a strip, that a chunk adds to a group at most */
+#define ESMM_FINE16_PAST 16    /* steps that are read past the end of a list, and not used */
+#define ESMM_FINE16_VALUES 256 /* bytes of a step's values, */
+#define ESMM_FINE16_PLACES 32  /* and of its places */
+#define ESMM_FINE16_THREADS 512
+#define ESMM_FINE16_SHARED (ESMM_FINE16_STAGES * ESMM_FINE16_CHUNK * ESMM_FINE16_COLS * 2 + 1024 + 18432 + 128)
+#define ESMM_FINE16_PACK_THREADS 544
+#define ESMM_FINE16_PACK_BUFFERS 12 /* chunks of a group, a multiple of the stages */
+#define ESMM_FINE16_PACK_SHARED (ESMM_FINE16_PACK_BUFFERS * ESMM_FINE16_CHUNK * ESMM_FINE16_ROWS * 2 + 16384 + 1024)
+#define ESMM_FINE16_MOST_SIDE (1 << 23)
+
+/* esmm_fine16_pack: a block for each group. */
+typedef struct esmm_fine16_pack_params {
+  esmm_tensor_map map_a; /* boxes of 64 k's by ESMM_FINE16_ROWS rows; A is row-major */
+  esmm_selector selector;
+  int32_t chunks; /* ceil(k / ESMM_FINE16_CHUNK) */
+  int32_t unused;
+  uint64_t values; /* [groups][chunks * ESMM_FINE16_STEPS][32] uint2: of the steps that there are */
+  uint64_t places; /* the same, [16][4] uint16_t for every four steps: a slot's of all four side by side */
+  uint64_t counts; /* [groups] uint2: how many there are, and k's that are alive in its strips */
+  uint64_t unused_too;
+} esmm_fine16_pack_params;
+ESMM_PARAMS_SIZE(esmm_fine16_pack_params, 192);
+
+typedef struct esmm_fine16_params {
+  esmm_tensor_map map_b; /* boxes of ESMM_FINE16_COLS columns by ESMM_FINE16_CHUNK k's */
+  esmm_selector selector;
+  int32_t m, n;
+  int32_t chunks, groups;
+  int32_t row_blocks, tiles;       /* of C */
+  int32_t together;                /* row blocks that share columns at the same time */
+  int32_t registers;               /* C is 16-bit, row-major, aligned and not read, nothing follows but finish_values */
+  uint64_t values, places, counts; /* as packed */
+  esmm_epilogue_params epilogue;
+  int64_t k;
+  uint64_t report; /* esmm_choice_device, or 0 */
+} esmm_fine16_params;
+ESMM_PARAMS_SIZE(esmm_fine16_params, 384);
+
 /* ---- tally.cu ---- */
 
 #define ESMM_TALLY_THREADS 256

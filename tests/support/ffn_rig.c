@@ -51,7 +51,7 @@ void rig_create(rig *r, oracle *o, const esmm_ffn_opts *opts, layout l, int thre
 {
   memset(r, 0, sizeof *r);
   r->o = o;
-  r->ctx = th_ctx(threads);
+  r->ctx = th_ctx_on("cpu", threads); /* what a GPU is compared with, whatever device the tests are told to take */
   must(r->ctx, esmm_ffn_create(r->ctx, opts, &r->ffn));
   must(r->ctx, esmm_ffn_cache_create(r->ctx, r->ffn, &r->cache));
   esmm_matrix *used[P_COUNT], *grads[P_COUNT];

@@ -322,7 +322,8 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
 
 /* ---- explaining: this waits ---- */
 
-/* A's densities at strips of 32 rows and, where B has tiles, of 128, into p->sample. */
+/* A's densities at strips of 32 rows and, where B has tiles, of 128, into p->sample, and what they say of strips of 8.
+ */
 static esmm_status sample_heights(run *r)
 {
   const CUdeviceptr at = note_at(r, offsetof(notes, choice));
@@ -337,6 +338,9 @@ static esmm_status sample_heights(run *r)
     r->p->sample.rest = seen.counted ? (double)seen.rest : 1.0;
     r->p->sample.strip[tall ? 7 : 5] = (double)seen.strip;
     r->p->sample.joint[tall ? 7 : 5] = (double)seen.joint;
+    r->p->sample.strip[LOW_LEVEL] =
+        esmm_run_low_density((double)seen.element, (double)seen.strip, strip_rows(tall), 1 << LOW_LEVEL);
+    r->p->sample.joint[LOW_LEVEL] = r->p->sample.strip[LOW_LEVEL];
   }
   return status;
 }

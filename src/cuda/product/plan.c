@@ -249,9 +249,12 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   v->skips = skip->kernel && v->count > 1;
-  v->rests = false;
-  for (int i = 0; i < v->count && dense->kernel; i++)
-    v->rests |= v->all[i].most_rest > 0.0 && HANDICAP * (v->all[i].base - v->all[i].most_rest) < dense->base;
+  v->rests = v->low = false;
+  for (int i = 0; i < v->count && dense->kernel; i++) {
+    v->rests =
+        v->rests || (v->all[i].most_rest > 0.0 && HANDICAP * (v->all[i].base - v->all[i].most_rest) < dense->base);
+    v->low = v->low || (is_low(v->all[i].kernel) && v->all[i].base < dense->base);
+  }
   d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
   esmm_run_set_pace(v, p->m, dense->kernel ? dense->base : most(skip));
   if (force) {
@@ -313,10 +316,40 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
 
 /* ---- the decision where densities are remembered ---- */
 
+/*
+ * What is known of A is the density e of its elements and s of taller strips. Were its zeros anywhere, a strip of h
+ * rows would be alive with 1 - (1 - e)^h. Where s is less than that says, zeros come together; then a share f of the
+ * k's is taken to have all nonzeros, anywhere in them with density d: e = f d, s = f (1 - (1 - d)^rows). Rows that
+ * resemble their neighbours have fewer low strips than that.
+ */
+double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low)
+{
+  enum { HALVINGS = 16 };
+  if (element <= 0.0 || element >= 1.0 || rows <= low)
+    return strip;
+  double least = element, most_d = 1.0; /* of d */
+  for (int i = 0; i < HALVINGS; i++) {
+    const double d = i == 0 ? element : sqrt(least * most_d);
+    const bool more = -expm1((double)rows * log1p(-d)) * element > strip * d; /* than s says: d is larger */
+    if (i == 0 && !more)
+      return fmin(strip, -expm1((double)low * log1p(-element)));
+    if (more)
+      least = d;
+    else
+      most_d = d;
+  }
+  return fmin(strip, element / least * -expm1((double)low * log1p(-least)));
+}
+
 /* Densities at lower strips than the kernel's say nothing of it; at taller ones they are no less than its own. */
 static double seconds_seen(const candidate *c, const run *r)
 {
-  const esmm_seen *seen = r->d.told && is_tall(c->kernel) ? &r->tall : r->seen;
+  const esmm_seen *seen = !r->d.told ? r->seen : is_low(c->kernel) ? &r->low : is_tall(c->kernel) ? &r->tall : r->seen;
+  if (is_low(c->kernel)) {
+    const double strip =
+        esmm_run_low_density(seen->element, seen->strip, seen->strip_rows, esmm_cuda_about(c->kernel)->strip_rows);
+    return esmm_run_seconds_at(c, strip, strip * c->b, -1.0);
+  }
   if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
     return most(c);
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b,

@@ -79,6 +79,7 @@ typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
   bool skips;   /* a skipping kernel and another are among them: A's densities matter */
+  bool low;     /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
   int last;     /* which was chosen when densities were last known; -1: never */
   int delay;    /* calls until a report is used */
   double dense; /* seconds of the cheapest dense kernel */
@@ -105,7 +106,7 @@ typedef struct run {
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
   esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
-  esmm_seen tall;             /* and that at strips of 128 rows, where view is at 32 */
+  esmm_seen tall, low;        /* and that at strips of 128 rows and of 8, where view is at 32 */
   int64_t call;               /* number of this one among them; -1: it does not count */
   esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
   CUdeviceptr report_at;      /* the same for the device */
@@ -126,9 +127,15 @@ static inline int64_t strip_rows(bool tall)
 {
   return tall ? ESMM_TILE : ESMM_STRIP;
 }
+/* The density of its strips is told from others: see esmm_run_low_density. */
+static inline bool is_low(const esmm_kernel *kernel)
+{
+  return esmm_cuda_about(kernel)->strip_rows > 0;
+}
+#define LOW_LEVEL 3 /* strips of 8 rows, which is what such kernels have */
 static inline int sample_level(const esmm_kernel *kernel)
 {
-  return is_tall(kernel) ? 7 : 5;
+  return is_low(kernel) ? LOW_LEVEL : is_tall(kernel) ? 7 : 5;
 }
 
 /* B's strips are to be made for the call. */
@@ -157,6 +164,9 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
 /* rest: below 0 where it is not known. */
 double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
+/* The density of strips of `low` rows, by that of elements and that of strips of `rows` rows; never more than the
+   latter. element is 0 where it is not known. */
+double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low);
 esmm_cuda_line esmm_run_line(const decision *d);
 /* Why `chosen` runs, at the densities of choice. */
 void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,

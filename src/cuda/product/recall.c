@@ -19,6 +19,7 @@
 #define REPORT_SHARE 0.007    /* of a product's time, which reports may take in the mean */
 #define MOST_SAMPLE_EVERY 32  /* calls from one sampling launch to the next, at most */
 #define MOST_REPORT_EVERY 16  /* the same for kernels that report themselves */
+#define ELEMENTS_EVERY 8      /* reports, of which one counts A's elements */
 #define AHEAD_SECONDS 300e-6  /* how far the host may be ahead of the GPU without having to wait for a report */
 #define LEAST_DELAY 1         /* calls until a report is used: those of long products come before their end */
 #define MOST_DELAY 16         /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
@@ -232,34 +233,39 @@ static int64_t count_bits(const esmm_pattern *a, int64_t ratio)
   return set;
 }
 
+/* Heights of strips that kernels have: at which a pattern is counted. */
+enum { AT_STRIP, AT_TILE, AT_LOW, HEIGHTS };
+static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << LOW_LEVEL};
+
 /* The same, counted once for all products that are given it: whoever counts at the same time finds the same. */
-static int64_t count_once(const esmm_pattern *a, bool tall)
+static int64_t count_once(const esmm_pattern *a, int at)
 {
   esmm_pattern *kept;
   memcpy(&kept, &a, sizeof kept); /* nobody sees it change */
-  int64_t known = atomic_load_explicit(&kept->folded[tall], memory_order_relaxed);
+  int64_t known = atomic_load_explicit(&kept->folded[at], memory_order_relaxed);
   if (known == 0) {
-    known = 1 + count_bits(a, esmm_cuda_pattern_fold(a, strip_rows(tall)));
-    atomic_store_explicit(&kept->folded[tall], known, memory_order_relaxed);
+    known = 1 + count_bits(a, esmm_cuda_pattern_fold(a, heights[at]));
+    atomic_store_explicit(&kept->folded[at], known, memory_order_relaxed);
   }
   return known - 1;
 }
 
-/* What A's bitmaps, so many of them set, say of strips of 32 or 128 rows: exactly where theirs divide it; those of
-   taller ones are no less. */
-static esmm_seen told_by(const esmm_pattern *a, bool tall, int64_t set)
+/* What A's bitmaps, so many of them set, say of strips of that height: exactly where theirs divide it; those of taller
+   ones are no less. */
+static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
 {
-  const int64_t ratio = esmm_cuda_pattern_fold(a, strip_rows(tall));
+  const int64_t ratio = esmm_cuda_pattern_fold(a, height);
   const double strips = (double)esmm_ceil_div(a->strips, ratio);
   return (esmm_seen){.known = true,
                      .strip_rows = ratio * a->strip_rows,
                      .strip = a->k > 0 && strips > 0 ? (double)set / (strips * (double)a->k) : 0.0};
 }
 
-static void believe(run *r, int64_t set, int64_t tall_set)
+static void believe(run *r, const int64_t *set)
 {
-  r->view = told_by(r->p->pattern, false, set);
-  r->tall = told_by(r->p->pattern, true, tall_set);
+  r->view = told_by(r->p->pattern, heights[AT_STRIP], set[AT_STRIP]);
+  r->tall = told_by(r->p->pattern, heights[AT_TILE], set[AT_TILE]);
+  r->low = told_by(r->p->pattern, heights[AT_LOW], set[AT_LOW]);
   r->seen = &r->view;
   r->d.memory = MEMORY_KNOWN;
   r->d.told = true;
@@ -277,7 +283,10 @@ static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
   const esmm_pattern_told *told = r->p->pattern ? esmm_cuda_pattern_told(r->p->pattern, &number) : NULL;
   if (!told || !wait_for_word(r->ctx, &told->ready, number, all ? &all->impatient : &impatient))
     return false;
-  believe(r, (int64_t)told->folded[0], (int64_t)told->folded[1]);
+  const int64_t set[HEIGHTS] = {(int64_t)told->folded[0], (int64_t)told->folded[1], (int64_t)told->own};
+  believe(r, set);
+  if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_LOW]) > 1)
+    r->low = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
   if (entry) {
     entry->known = true;
     entry->joint_known = false;
@@ -298,7 +307,9 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   if (p->strict || !v->skips)
     return;
   if (p->pattern && p->pattern->bits) {
-    believe(r, count_once(p->pattern, false), count_once(p->pattern, true));
+    const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP), count_once(p->pattern, AT_TILE),
+                                  count_once(p->pattern, AT_LOW)};
+    believe(r, set);
     return;
   }
   if (!ctx->recall) {
@@ -329,6 +340,13 @@ static const esmm_kernel *sure_kernel(const decision *d)
   return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
 }
 
+/* Kernels that report what they see count strips, not elements: now and then A is sampled instead, where a kernel of
+   low strips has to know. */
+static bool wants_elements(const esmm_seen *seen, const verdict *v)
+{
+  return v->low && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
+}
+
 void esmm_run_ask_for_report(run *r, const verdict *v)
 {
   slots *all = r->call >= 0 ? slots_of(r->ctx, false) : NULL;
@@ -337,7 +355,8 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
   /* Kernels count no rests: once, where they matter, the sample does. */
-  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && (!v->rests || r->seen->rest_known);
+  const bool sampled = (v->rests && !r->seen->rest_known) || wants_elements(r->seen, v);
+  r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !sampled;
   const int every = pace(r, v);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* who is soon replaced need not be asked at once */
     return;
