@@ -16,7 +16,8 @@ enum { M = 512, K = 1024, N = 1024, CALLS = 96, LATE = 2048 };
 typedef enum when { AT_ONCE, LATER, NEVER } when;
 
 static struct {
-  float strip;      /* what A's densities are */
+  float strip;      /* what A's densities are: of strips, */
+  float element;    /* and of elements, which samples count and kernels do not; 0: the same, and all do */
   float counted;    /* share of its bits that a pattern of C is said to have; negative: nobody says */
   when when;        /* a report comes in */
   int samples;      /* sampling launches of this call */
@@ -39,10 +40,11 @@ static struct {
   float strip[LATE];
 } late = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void write_report(uint64_t to, float strip)
+static void write_report(uint64_t to, float strip, float element)
 {
   esmm_choice_device *slot = esmm_cuda_pointer(to);
-  slot->element = slot->strip = slot->joint = strip;
+  slot->element = element;
+  slot->strip = slot->joint = strip;
   __atomic_store_n(&slot->ready, 1, __ATOMIC_RELEASE);
 }
 
@@ -54,7 +56,7 @@ static void *write_late(void *unused)
     (void)pthread_mutex_lock(&late.lock);
     if (late.count >= late.least || late.stop) {
       for (int i = 0; i < late.count; i++)
-        write_report(late.to[i], late.strip[i]);
+        write_report(late.to[i], late.strip[i], late.strip[i]);
       late.flushes += late.count > 0;
       late.count = 0;
     }
@@ -80,12 +82,12 @@ static void stop_late(void)
   assert_int_equal(pthread_join(late.thread, NULL), 0);
 }
 
-static void report(uint64_t to)
+static void report(uint64_t to, bool counts)
 {
   if (!to || gpu.when == NEVER)
     return;
   if (gpu.when == AT_ONCE) {
-    write_report(to, gpu.strip);
+    write_report(to, gpu.strip, gpu.element == 0.0f ? gpu.strip : counts ? gpu.element : 0.0f);
     return;
   }
   (void)pthread_mutex_lock(&late.lock);
@@ -120,7 +122,7 @@ static void note_launch(const char *name, const void *params)
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
     gpu.samples++;
-    report(sample.out);
+    report(sample.out, true);
     return;
   }
   (void)snprintf(gpu.product, sizeof gpu.product, "%s", name);
@@ -130,13 +132,13 @@ static void note_launch(const char *name, const void *params)
     memcpy(&p, params, sizeof p);
     gpu.chooses = p.choose || p.selector.address;
     gpu.self += p.report != 0;
-    report(p.report);
+    report(p.report, false);
   } else if (strncmp(name, "esmm_decode_", 12) == 0) {
     esmm_decode_params p;
     memcpy(&p, params, sizeof p);
     gpu.chooses = p.selector.address != 0;
     gpu.self += p.report != 0;
-    report(p.report);
+    report(p.report, false);
   }
 }
 
@@ -217,6 +219,7 @@ static void start_of(rig *x, int64_t m, int64_t k, int64_t n)
   assert_int_equal(place(x->ctx, &c, &x->c), ESMM_OK);
   prepare_rig(x);
   gpu.strip = 1.0f;
+  gpu.element = 0.0f;
   gpu.when = AT_ONCE;
   fake->kernel = note_launch;
   set_costs(x, 1);
@@ -688,6 +691,35 @@ static void host_operands_are_remembered(void **state)
   stop(&x);
 }
 
+/* A kernel of low strips needs A's elements counted, which the kernel that runs before it does not report: then A is
+   sampled. Without that it would never be known to be the faster one. */
+static void elements_are_counted_for_low_strips(void **state)
+{
+  (void)state;
+  rig x;
+  start(&x);
+  double *fine = cost_of(&x, "fine_bf16_sm90a");
+  fine[ESMM_COST_TERMS - 1] = ZEROS_SECONDS;
+  const double zeros = seconds_of(&x, "fine_bf16_sm90a", 0);
+  fine[0] = 1e-8;
+  fine[0] *= 1e-3 / (seconds_of(&x, "fine_bf16_sm90a", 1) - zeros);
+  expect_strips(&x, 0.3); /* joint's turn */
+  gpu.strip = 0.3f;
+  gpu.element = 0.0028f;
+  int joint = 0, i = 0;
+  for (; i < CALLS && strcmp(gpu.product, "esmm_fine16_bf16") != 0; i++) {
+    call(&x, NULL, NULL);
+    joint += ran_joint();
+  }
+  assert_true(i < CALLS && joint > 0);
+  gpu.strip = 1.0f; /* A is full now: its elements are no longer what they were */
+  gpu.element = 1.0f;
+  for (i = 0; i < CALLS && !ran_dense(); i++)
+    call(&x, NULL, NULL);
+  assert_true(i < CALLS);
+  stop(&x);
+}
+
 static void forced_and_strict_calls_are_not_remembered(void **state)
 {
   (void)state;
@@ -886,6 +918,7 @@ int main(int argc, char **argv)
                                     TEST(captured_calls_change_nothing),
                                     TEST(captured_calls_start_no_library),
                                     TEST(host_operands_are_remembered),
+                                    TEST(elements_are_counted_for_low_strips),
                                     TEST(forced_and_strict_calls_are_not_remembered),
                                     TEST(remembering_can_be_turned_off),
                                     TEST(pinned_memory_is_refused),

@@ -19,6 +19,7 @@
 #define REPORT_SHARE 0.007    /* of a product's time, which reports may take in the mean */
 #define MOST_SAMPLE_EVERY 32  /* calls from one sampling launch to the next, at most */
 #define MOST_REPORT_EVERY 16  /* the same for kernels that report themselves */
+#define SAME_STRIPS 0.25      /* of a strip density, by which it may move */
 #define ELEMENTS_EVERY 8      /* reports, of which one counts A's elements */
 #define AHEAD_SECONDS 300e-6  /* how far the host may be ahead of the GPU without having to wait for a report */
 #define LEAST_DELAY 1         /* calls until a report is used: those of long products come before their end */
@@ -160,14 +161,15 @@ static uint32_t bit_of(int64_t call)
   return (uint32_t)1 << call % ESMM_REPORTS;
 }
 
-/* Who does not know B's part in it says that joint is strip. */
+/* Who does not know B's part in it says that joint is strip. Who does not count elements says 0; what was counted
+   before holds while strips are about as dense as they were. */
 static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
 {
   if (call < seen->from)
     return;
   seen->known = true;
   seen->joint_known = slot->joint < slot->strip;
-  if (slot->element > 0.0f || slot->strip == 0.0f) /* who does not count elements says 0 */
+  if (slot->element > 0.0f || fabs((double)slot->strip - seen->strip) > SAME_STRIPS * seen->strip)
     seen->element = (double)slot->element;
   seen->strip = (double)slot->strip;
   seen->joint = (double)slot->joint;
