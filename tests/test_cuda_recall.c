@@ -19,6 +19,7 @@ static struct {
   float strip;      /* what A's densities are: of strips, */
   float element;    /* and of elements, which samples count and kernels do not; 0: the same, and all do */
   float counted;    /* share of its bits that a pattern of C is said to have; negative: nobody says */
+  float rest;       /* and its rests, as samples have them; below 0: they count none */
   when when;        /* a report comes in */
   int samples;      /* sampling launches of this call */
   int self;         /* reports that the product's own kernel was asked for */
@@ -122,6 +123,11 @@ static void note_launch(const char *name, const void *params)
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
     gpu.samples++;
+    if (gpu.rest >= 0.0f && gpu.when == AT_ONCE) {
+      esmm_choice_device *slot = esmm_cuda_pointer(sample.out);
+      slot->rest = gpu.rest;
+      slot->counted = 1;
+    }
     report(sample.out, true);
     return;
   }
@@ -220,6 +226,7 @@ static void start_of(rig *x, int64_t m, int64_t k, int64_t n)
   prepare_rig(x);
   gpu.strip = 1.0f;
   gpu.element = 0.0f;
+  gpu.rest = -1.0f;
   gpu.when = AT_ONCE;
   fake->kernel = note_launch;
   set_costs(x, 1);
@@ -854,6 +861,33 @@ static void library_does_not_start(void **state)
   stop(&x);
 }
 
+/* A kernel that A's rests decide about, with none cheaper than the library and with many dearer: who reports counts
+   none, so a sample is taken first; what is not known is many. */
+static void rests_are_asked_for(void **state)
+{
+  (void)state;
+  rig x;
+  start(&x);
+  double *half = cost_of(&x, "half_bf16_sm90a");
+  half[ESMM_COST_TERMS - 1] = 0.3 * LIBRARY_SECONDS;
+  half[0] = 1e-6;
+  half[1] = LIBRARY_SECONDS / (0.01 * M * K * N);
+  half[0] *= LIBRARY_SECONDS / (seconds_of(&x, "half_bf16_sm90a", 1) - half[ESMM_COST_TERMS - 1]); /* both halves */
+  for (int i = 0; i < CALLS; i++) {
+    call(&x, NULL, NULL);
+    assert_true(strcmp(gpu.product, "esmm_half16_bf16") != 0 && gpu.self == 0);
+    assert_true(i > 0 || gpu.samples == 1);
+  }
+  const float rests[] = {0.0f, 0.5f, 0.001f};
+  for (int i = 0; i < 3; i++) {
+    gpu.rest = rests[i];
+    for (int j = 0; j < CALLS; j++)
+      call(&x, NULL, NULL);
+    assert_string_equal(gpu.product, i == 1 ? "gemm" : "esmm_half16_bf16");
+  }
+  stop(&x);
+}
+
 /* The second call of a shape asks no kernel again, and few things of the driver. */
 static void second_call_is_short(void **state)
 {
@@ -926,6 +960,7 @@ int main(int argc, char **argv)
                                     TEST(weights_at_the_same_address),
                                     TEST(library_does_not_start),
                                     TEST(handed_over_patterns_tell),
+                                    TEST(rests_are_asked_for),
                                     TEST(second_call_is_short)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda recall, no GPU kernels", without, NULL, NULL);

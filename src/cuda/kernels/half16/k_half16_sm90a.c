@@ -115,7 +115,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double stages = (double)(esmm_ceil_div(tiles_of(p), workers_of(p)) * esmm_nm16_blocks(p->k));
   units->base[0] = stages;
   units->per_rest[1] = m * n * k;
-  units->most_rest[1] = stages * cost[0] / cost[1];
+  units->most_rest[1] = cost[1] > 0.0 ? stages * cost[0] / cost[1] : 0.0;
   units->base[2] = SPLIT_BYTES * m * k + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   units->base[3] = needs_copy(p) ? 1.0 + m * k * 1e-6 : 0.0;
   units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) ? 0.0 : ODD * m * n);
