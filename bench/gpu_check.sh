@@ -21,7 +21,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TES
 
 # Everything that the programs are made of.
 sources_id() {
-  find Makefile include src cli io tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name Makefile | sort |
+  find Makefile include src cli io tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name Makefile | sort |
     while read -r file; do
       echo "$file"
       cat "$file"

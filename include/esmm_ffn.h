@@ -41,8 +41,8 @@
  * work goes to the context's stream: nothing waits but a report and a first pass of a shape, whose memory is then kept,
  * and exact mode's backward pass where most features are dead: it waits until h has been made. A step that has run once
  * can be captured into a graph. Who sets weights in one context and passes tokens in another, on another stream, has to
- * put the second behind the first. Operands of the layer's own 16-bit dtype go to the tensor cores; others are multiplied
- * too, more slowly. The rules at the top of esmm.h hold here too.
+ * put the second behind the first. Operands of the layer's own 16-bit dtype go to the tensor cores; others are
+ * multiplied too, more slowly. The rules at the top of esmm.h hold here too.
  */
 #ifndef ESMM_FFN_H
 #define ESMM_FFN_H

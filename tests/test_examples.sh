@@ -63,6 +63,14 @@ check 'ffn_speed refuses a number with a letter' wrong_words 8 8x 8
 check 'ffn_speed refuses an unknown option' wrong_words --banana
 speed_help() { "$TREE/examples/ffn_speed" --help | grep -q '^usage: ffn_speed'; }
 check 'ffn_speed has --help' speed_help
+gpu_words() {
+  "$TREE/examples/ffn_speed_gpu" "$@" >"$WORK/out" 2>"$WORK/error"
+  [ $? = 2 ] && grep -q '^usage: ffn_speed_gpu' "$WORK/error"
+}
+check 'ffn_speed_gpu refuses two numbers' gpu_words 8 8
+check 'ffn_speed_gpu refuses a number with a letter' gpu_words 8 8x 8
+gpu_help() { "$TREE/examples/ffn_speed_gpu" --help | grep -q '^usage: ffn_speed_gpu'; }
+check 'ffn_speed_gpu has --help' gpu_help
 no_directory() {
   ! "$train" --steps 2 --mode exact --out "$WORK/no/such/place" 2>"$WORK/error" && grep -q 'no/such' "$WORK/error"
 }
@@ -87,6 +95,8 @@ else
 fi
 speed() { [ "$("$TREE/examples/ffn_speed" 40 24 96 2 | grep -c '^| .* | [0-9.]* | [0-9.]* |$')" = 19 ]; }
 check 'ffn_speed prints a line for each hidden layer' speed
+speed_gpu() { [ "$("$TREE/examples/ffn_speed_gpu" 40 24 96 cpu | grep -c '"step_times_dense":[0-9.]*}$')" = 24 ]; }
+check 'ffn_speed_gpu prints a line for each mode and hidden layer' speed_gpu
 no_model() { ! "$infer" "$WORK/curve.csv" 2>"$WORK/error" && grep -q 'curve.csv' "$WORK/error"; }
 check 'ffn_inference names a file that is no model' no_model
 finish

@@ -56,7 +56,8 @@ esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn *
   if (status != ESMM_OK)
     return status;
   if (!ctx->backend->layer)
-    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "there are no feed-forward layers for a %s", esmm_ctx_kind(ctx));
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "feed-forward layers do not run here, and this is a %s context",
+                     esmm_ctx_kind(ctx));
   esmm_ffn *ffn = esmm_mem_alloc(&ctx->allocator, sizeof *ffn);
   if (!ffn)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a layer");

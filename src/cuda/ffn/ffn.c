@@ -263,8 +263,11 @@ static esmm_status scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int
 
 /* ---- statistics ---- */
 
+/* Only split mode ranks by what h has: alive features are counted by the product, or are those whose gate opens. */
 static esmm_status count(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
+  if (ffn->o.mode != ESMM_FFN_SPLIT)
+    return ESMM_OK;
   const esmm_matrix h = esmm_ffn_view(cache, FFN_H, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
   const esmm_problem counted = {
       .ctx = ctx, .m = h.rows, .n = h.cols, .c = h, .nonzeros = cache->buffers[FFN_COUNTS].data};
