@@ -1,2 +1,5 @@
 """esmm.torch: products that skip zeros, as torch operators and modules."""
-from . import _ops
+from .functional import linear
+from .linear import SparseLinear
+from .sparse import SparseTensor, to_sparse
+from ._registry import clear_cache

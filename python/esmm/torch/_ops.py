@@ -23,7 +23,8 @@ from .._errors import Error
 from . import _build, _registry
 from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU, raw_or_none
 
-_EPILOGUE = "Tensor? bias=None, Tensor? residual=None, Tensor? gate=None, Tensor? gate_bias=None, int activation=0, int format=0"
+# No defaults: the dispatcher leaves out arguments that equal them, and with them their place in needs_input_grad.
+_EPILOGUE = "Tensor? bias, Tensor? residual, Tensor? gate, Tensor? gate_bias, int activation, int format"
 library = torch.library.Library("esmm", "DEF")
 _unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
 # A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
@@ -31,7 +32,7 @@ library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_
 library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
-library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None, int activation=0) -> Tensor")
+library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor")
 library.define("_prepare(Tensor weight, int format, int dtype) -> int")
 
 # ---- kernels in Python ----
@@ -119,16 +120,16 @@ def _product(
 
 
 def _linear(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
-    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int,
 ) -> Tensor:  # fmt: skip
     weights = _weights(weight, x, format, "weight")
     return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
 
 
 def _linear_stats(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
-    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     weights = _weights(weight, x, format, "weight")
     counts = x.new_empty(weight.shape[0], dtype=torch.int32)
@@ -141,7 +142,7 @@ def _linear_turned(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _linear_packed(
-    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None, activation: int = 0
+    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor], residual: Optional[Tensor], activation: int
 ) -> Tensor:
     _check_device(packed, x.device, "packed")
     weights = _registry.find(packed, 0, _dtype(x, "x"))
