@@ -10,9 +10,9 @@ torch.Size([1024, 256])
 
 from ._ops import compiled as has_compiled_operators
 from ._registry import clear_cache
-from .ffn import SparseFFN
-from .functional import linear
-from .linear import SparseLinear
-from .sparse import SparseTensor, to_sparse
+from ._sparse_ffn import SparseFFN
+from ._functional import linear
+from ._sparse_linear import SparseLinear
+from ._sparse_tensor import SparseTensor, to_sparse
 
 __all__ = ["SparseFFN", "SparseLinear", "SparseTensor", "clear_cache", "has_compiled_operators", "linear", "to_sparse"]

@@ -30,7 +30,7 @@ from .._errors import Error, Status
 from .._lib import lib
 from . import _reference
 from ._formats import DTYPES, raw_or_none
-from ._ops import _autocast, _unsafe, library
+from ._ops import _autocast, _same_device, _unsafe, library
 from ._reference import Options, Weights
 from ._registry import context, version_of
 
@@ -283,6 +283,7 @@ def _ffn_backward(
 
 
 def _ffn_fake(x: Tensor, w1: Tensor, *_: Any) -> Tuple[Tensor, Tensor]:
+    _same_device(w1, x)
     torch._check(x.shape[-1] == w1.shape[1], lambda: f"esmm: x has rows of {x.shape[-1]}, and w1 is {list(w1.shape)}")
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(1, dtype=torch.int64, device="cpu")
 

@@ -63,6 +63,13 @@ def _rows(t: Tensor) -> Tuple[Tensor, _core.Raw]:
     return t, raw
 
 
+def _find(t: Tensor, format: int, target: int) -> Any:
+    try:
+        return _registry.find(t, format, target)
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+
+
 def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
     _check_device(weight, x.device, what)
     if weight.dim() != 2:
@@ -73,7 +80,7 @@ def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
     target = _dtype(x, "x")
     if _dtype(weight, what) not in (target, _core.F32):
         raise RuntimeError(f"esmm: x and {what} have different dtypes; only a float32 weight may be wider than x")
-    return _registry.find(weight, format, target)
+    return _find(weight, format, target)
 
 
 def _bias(bias: Optional[Tensor], n: int, x: Tensor, what: str) -> Optional[Tensor]:
@@ -145,15 +152,18 @@ def _linear_packed(
     x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor], residual: Optional[Tensor], activation: int
 ) -> Tensor:
     _check_device(packed, x.device, "packed")
-    weights = _registry.find(packed, 0, _dtype(x, "x"))
+    weights = _find(packed, 0, _dtype(x, "x"))
     return _product(x, weights, n, bias, residual, None, None, activation, 0)
 
 
 def _prepare(weight: Tensor, format: int, dtype: int) -> int:
     try:
         return _registry.give(weight, format, dtype)
-    except Error as e:
-        raise RuntimeError(f"esmm: {e}") from e
+    except Exception as e:
+        if _registry.extension is None:
+            raise
+        _registry.extension.esmm_torch_failed(str(e).encode())
+        return -1
 
 
 library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
@@ -170,7 +180,12 @@ if not compiled:
 # ---- shapes, for the compiler ----
 
 
+def _same_device(weight: Tensor, x: Tensor) -> None:
+    torch._check(weight.device == x.device, lambda: f"esmm: weight is on {weight.device}, and x is on {x.device}")
+
+
 def _linear_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    _same_device(weight, x)
     torch._check(weight.dim() == 2, lambda: f"esmm: weight has {weight.dim()} dimensions and needs 2")
     torch._check(
         x.shape[-1] == weight.shape[1], lambda: f"esmm: x has rows of {x.shape[-1]}, and weight is {list(weight.shape)}"
@@ -183,6 +198,7 @@ def _stats_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tuple[Tensor, 
 
 
 def _turned_fake(x: Tensor, weight: Tensor) -> Tensor:
+    _same_device(weight, x)
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _registry, functional
+from . import _functional, _registry
 from ._formats import ACTIVATIONS, choice, decode, encode, raw_or_none
 
 
@@ -112,7 +112,7 @@ class SparseLinear(nn.Module):
         return made.train(self.training)
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        made: Tensor = functional.call(
+        made: Tensor = _functional.call(
             x, self.weight, self.bias, residual, None, None, self._activation, self._format
         )
         return made

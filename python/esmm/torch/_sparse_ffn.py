@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import _lib
 from .._lib import lib
-from . import _ffn, functional
+from . import _ffn, _functional
 from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
 
 
@@ -110,8 +110,8 @@ class SparseFFN(nn.Module):
             or (gate_weight is not None and gate_weight.requires_grad)
         )
         if not trains and self._mode == 0:
-            h = functional.call(x, up.weight, up.bias, None, gate_weight, gate_bias, self._activation, 0)
-            y: Tensor = functional.call(h, down.weight, down.bias, None, None, None, 0, 0)
+            h = _functional.call(x, up.weight, up.bias, None, gate_weight, gate_bias, self._activation, 0)
+            y: Tensor = _functional.call(h, down.weight, down.bias, None, None, None, 0, 0)
             return y
         y, _ = torch.ops.esmm.ffn(
             x, up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias, self._activation, self._mode,
