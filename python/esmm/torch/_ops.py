@@ -5,6 +5,7 @@
     linear_stats(...) -> (y, nonzeros of each column)
     _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
+    unpack(packed, out, k, dtype) -> weight [out, k]                                       the same bytes as a matrix
     _prepare(weight, format, dtype) -> int                                                 for the C++ operators
 
 x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate act(x G' + gate_bias)
@@ -33,6 +34,7 @@ library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
 library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor")
+library.define("unpack(Tensor packed, int out, int k, ScalarType dtype) -> Tensor")
 library.define("_prepare(Tensor weight, int format, int dtype) -> int")
 
 # ---- kernels in Python ----
@@ -156,6 +158,18 @@ def _linear_packed(
     return _product(x, weights, n, bias, residual, None, None, activation, 0)
 
 
+def _unpack(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor:
+    dense = torch.empty((out, k), dtype=dtype, device=packed.device)
+    try:
+        weights = _registry.unpack(packed, DTYPES[dtype])
+        raw = raw_or_none(dense.t())
+        assert raw is not None
+        _registry.context(packed.device).to_dense(weights, raw)
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+    return dense
+
+
 def _prepare(weight: Tensor, format: int, dtype: int) -> int:
     try:
         return _registry.give(weight, format, dtype)
@@ -166,6 +180,7 @@ def _prepare(weight: Tensor, format: int, dtype: int) -> int:
         return -1
 
 
+library.impl("unpack", _unpack, "CompositeExplicitAutograd")
 library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
 _registry.extension = _build.load()
 compiled = _registry.extension is not None
@@ -206,6 +221,11 @@ def _packed_fake(x: Tensor, packed: Tensor, n: int, *_: Any, **__: Any) -> Tenso
     return x.new_empty((*x.shape[:-1], n))
 
 
+def _unpack_fake(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((out, k), dtype=dtype)
+
+
+torch.library.register_fake("esmm::unpack", _unpack_fake, lib=library)
 torch.library.register_fake("esmm::linear", _linear_fake, lib=library)
 torch.library.register_fake("esmm::_linear", _linear_fake, lib=library)
 torch.library.register_fake("esmm::linear_stats", _stats_fake, lib=library)

@@ -13,7 +13,7 @@ from ._sparse_linear import prune_
 
 
 class SparseTensor(Tensor):
-    """A weight [out, in] in a compressed format: what to_sparse() returns. For inference; it has no gradient.
+    """A weight [out, in] in a compressed format: what to_sparse() returns. It has no gradient; x does.
 
     x @ w.t(), F.linear(x, w, bias), torch.mm and torch.addmm run on it, and so does an nn.Linear whose weight is
     nn.Parameter(w, requires_grad=False). to_dense() gives the matrix back. Its one piece of data is `packed`, the bytes
@@ -58,6 +58,13 @@ class SparseTensor(Tensor):
 
     def __deepcopy__(self, memo: Any) -> "SparseTensor":
         return self._like(self.packed.clone())
+
+    def requires_grad_(self, requires_grad: bool = True) -> "SparseTensor":  # type: ignore[override]
+        if requires_grad:
+            raise RuntimeError(
+                "esmm: a SparseTensor is for inference and has no gradient: nn.Parameter(w, requires_grad=False)"
+            )
+        return self
 
     def to_dense(self, *_: Any, **__: Any) -> Tensor:  # type: ignore[override]
         return _to_dense(self)
@@ -114,13 +121,14 @@ def _to_copy(func: Any, t: SparseTensor, dtype: Any = None, device: Any = None, 
     return t._like(t.packed.to(device) if device is not None else t.packed.clone())
 
 
-def _right(t: Any, what: str) -> SparseTensor:
-    """The second operand of x @ t: it has to be the transposed weight."""
-    if not isinstance(t, SparseTensor):
-        raise NotImplementedError(f"{what}: the first operand is sparse and the second is not; write x @ w.t()")
-    if not t.turned:
-        raise NotImplementedError(f"{what}: a SparseTensor is a weight [out, in], multiplied as x @ w.t()")
-    return t
+def _right(x: Any, t: Any, what: str, bias: Optional[Tensor] = None) -> Tensor:
+    """x @ t + bias. t has to be sparse: a transposed weight, or, as the gradient of x needs it, the weight itself."""
+    if not isinstance(t, SparseTensor) or isinstance(x, SparseTensor):
+        raise NotImplementedError(f"{what}: the second operand alone has to be sparse; write x @ w.t()")
+    if t.turned:
+        return _multiply(x, t, bias)
+    made = x @ _to_dense(t)
+    return made if bias is None else made + bias
 
 
 def _multiply(x: Tensor, t: SparseTensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -135,7 +143,7 @@ def _multiply(x: Tensor, t: SparseTensor, bias: Optional[Tensor] = None) -> Tens
 
 @_handles(aten.mm.default, aten.matmul.default)
 def _mm(func: Any, x: Any, t: Any) -> Tensor:
-    return _multiply(x, _right(t, str(func)))
+    return _right(x, t, str(func))
 
 
 @_handles(aten.addmm.default)
@@ -143,8 +151,8 @@ def _addmm(func: Any, bias: Tensor, x: Any, t: Any, *, beta: float = 1, alpha: f
     if alpha != 1 or beta != 1:
         raise NotImplementedError(f"{func}: alpha and beta have to be 1 with a SparseTensor")
     if bias.dim() != 1:
-        return _multiply(x, _right(t, str(func))) + bias
-    return _multiply(x, _right(t, str(func)), bias)
+        return _right(x, t, str(func)) + bias
+    return _right(x, t, str(func), bias)
 
 
 @_handles(aten.linear.default)
@@ -155,12 +163,8 @@ def _linear(func: Any, x: Tensor, t: Any, bias: Optional[Tensor] = None) -> Tens
 
 
 def _to_dense(t: SparseTensor) -> Tensor:
-    weights = _registry.find(t.packed, 0, DTYPES[t.dtype])
     out, k = t._weight_shape  # type: ignore[attr-defined]
-    dense = torch.empty((out, k), dtype=t.dtype, device=t.device)
-    raw = raw_or_none(dense.t())
-    assert raw is not None
-    _registry.context(t.device).to_dense(weights, raw)
+    dense: Tensor = torch.ops.esmm.unpack(t.packed, out, k, t.dtype)
     return dense.t() if t.turned else dense
 
 
