@@ -4,8 +4,8 @@
     PYTHONPATH=python python3 bench/torch_ffn.py [tokens] [model] [hidden] [threads]
 
 Both are given the same parameters and input; their zeros come from the bias before the activation. "with update" also
-changes the parameters between passes, as an optimizer does, so that the library has to prepare them again. All three are
-timed in turn, and the best of each counts; the machine should have nothing else to do.
+changes the parameters between passes, as an optimizer does, so that the library has to prepare them again. All three
+are timed in turn, and the best of each counts; the machine should have nothing else to do.
 """
 
 import sys
@@ -64,7 +64,9 @@ def main():
     torch.set_num_threads(threads)
     x = torch.randn(tokens, model, requires_grad=True)
     dy = torch.randn(tokens, model)
-    print(f"torch {torch.__version__}, {threads} threads, {tokens} tokens, {model} -> {hidden} -> {model}, ReLU2, float32")
+    print(
+        f"torch {torch.__version__}, {threads} threads, {tokens} tokens, {model} -> {hidden} -> {model}, ReLU2, float32"
+    )
     print(f"operators in {'C++' if esmm.torch.has_compiled_operators else 'Python'}; forward and backward, ms")
     print(f"{'zeros':34} {'torch':>8} {'exact':>8} {'times':>6} {'with update':>12} {'times':>6}")
     for density, dead in ((0.1, 0.0), (0.1, 0.5), (0.1, 0.8), (0.25, 0.0), (0.5, 0.0)):

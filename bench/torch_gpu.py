@@ -75,15 +75,28 @@ for dtype, tolerance in ROUNDING.items():
     def _():
         worst = 0.0
         for m, k, n in ((1, 512, 256), (7, 100, 33), (64, 1024, 512), (300, 512, 1024)):
-            x, w, g, b, gb = sparse(m, k, dtype=dtype), weight(n, k, dtype), weight(n, k, dtype), weight(1, n, dtype)[0], weight(1, n, dtype)[0]
+            x, w, g, b, gb = (
+                sparse(m, k, dtype=dtype),
+                weight(n, k, dtype),
+                weight(n, k, dtype),
+                weight(1, n, dtype)[0],
+                weight(1, n, dtype)[0],
+            )
             r = torch.randn(m, n, device=DEV).to(dtype)
             up, gate = F.linear(x.double(), w.double(), b.double()), F.linear(x.double(), g.double(), gb.double())
-            worst = max(worst, near(esmm.torch.linear(x, w), F.linear(x.double(), w.double()), tolerance, f"{m} x {k} x {n}"))
+            worst = max(
+                worst, near(esmm.torch.linear(x, w), F.linear(x.double(), w.double()), tolerance, f"{m} x {k} x {n}")
+            )
             y, counts = esmm.torch.linear(x, w, b, activation="relu2", residual=r, stats=True)
             near(y, F.relu(up).square() + r.double(), tolerance, "relu2")
             if not torch.equal(counts.long(), (y != 0).sum(0)):
                 raise AssertionError("the nonzeros of columns are wrong")
-            near(esmm.torch.linear(x, w, b, activation="silu", gate=g, gate_bias=gb), F.silu(gate) * up, tolerance, "gated")
+            near(
+                esmm.torch.linear(x, w, b, activation="silu", gate=g, gate_bias=gb),
+                F.silu(gate) * up,
+                tolerance,
+                "gated",
+            )
             near(torch.ops.esmm._linear_turned(r, w), r.double() @ w.double(), tolerance, "turned")
         return f"worst {worst:.1e}"
 
@@ -109,7 +122,9 @@ def _():
         layer = SparseLinear(256, 512, activation="relu2", device=DEV, dtype=dtype)
         x = torch.randn(40, 256, device=DEV).to(dtype).requires_grad_()
         got = torch.autograd.grad(layer(x).sum(), [x, *layer.parameters()])
-        want = torch.autograd.grad(F.relu(F.linear(x, layer.weight, layer.bias)).square().sum(), [x, *layer.parameters()])
+        want = torch.autograd.grad(
+            F.relu(F.linear(x, layer.weight, layer.bias)).square().sum(), [x, *layer.parameters()]
+        )
         for a, b in zip(got, want):
             near(a, b, 5e-2 if dtype == BF16 else 1e-4, str(dtype))
 
@@ -176,7 +191,10 @@ def _():
     compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(16, 256, device=DEV, requires_grad=True)
     near(compiled(x), model(x), 1e-4)
-    for a, b in zip(torch.autograd.grad(compiled(x).sum(), [x, *model.parameters()]), torch.autograd.grad(model(x).sum(), [x, *model.parameters()])):
+    for a, b in zip(
+        torch.autograd.grad(compiled(x).sum(), [x, *model.parameters()]),
+        torch.autograd.grad(model(x).sum(), [x, *model.parameters()]),
+    ):
         near(a, b, 1e-3, "a gradient")
 
 
@@ -254,7 +272,10 @@ def host_us(f, calls=100, rounds=30):
 
 @part("host time of a call")
 def _():
-    print(f"      {'m x k x n, bf16':22} {'C call':>8} {'_linear':>8} {'linear':>8} {'module':>8} {'F.linear':>8} {'over C':>8}   us")
+    print(
+        f"      {'us, m x k x n, bf16':22}"
+        + "".join(f" {name:>8}" for name in ("C call", "_linear", "linear", "module", "F.linear", "over C"))
+    )
     for m, k, n in ((1, 64, 64), (1, 4096, 4096)):
         layer = SparseLinear(k, n, bias=False, device=DEV, dtype=BF16).requires_grad_(False)
         x, w = sparse(m, k), layer.weight
@@ -266,9 +287,19 @@ def _():
         call, handle, wh = _lib.lib.esmm_matmul, ctx.handle, prepared.handle
         op, _op = torch.ops.esmm.linear.default, torch.ops.esmm._linear.default
         with torch.no_grad():
-            t = [host_us(lambda: call(handle, a, wh, c, None, None)), host_us(lambda: _op(x, w, None, None, None, None, 0, 0)),
-                 host_us(lambda: op(x, w, None, None, None, None, 0, 0)), host_us(lambda: layer(x)), host_us(lambda: F.linear(x, w))]  # fmt: skip
-        print(f"      {f'{m} x {k} x {n}':22} " + " ".join(f"{v:8.2f}" for v in t) + f" {t[1] - t[0]:8.2f}   bar: under 6", flush=True)
+            t = [
+                host_us(lambda: call(handle, a, wh, c, None, None)),
+                host_us(lambda: _op(x, w, None, None, None, None, 0, 0)),
+                host_us(lambda: op(x, w, None, None, None, None, 0, 0)),
+                host_us(lambda: layer(x)),
+                host_us(lambda: F.linear(x, w)),
+            ]
+        print(
+            f"      {f'{m} x {k} x {n}':22} "
+            + " ".join(f"{v:8.2f}" for v in t)
+            + f" {t[1] - t[0]:8.2f}   bar: under 6",
+            flush=True,
+        )
 
 
 # ---- decoding ----
@@ -292,7 +323,9 @@ def graph_us(functions, rounds=40):
 @part("decoding, m = 1, bf16, under CUDA graphs")
 def _():
     layers = 12  # each with weights of its own: what one leaves in the second-level cache does not help the next
-    print(f"      {'k -> n, zeros':26} {'nn.Linear':>10} {'SparseLinear':>13} {'times':>7}   us a product, {layers} layers")
+    print(
+        f"      {'us, k -> n, zeros':26} {'nn.Linear':>10} {'SparseLinear':>13} {'times':>7}   mean of {layers} layers"
+    )
     for k, n, density in ((14336, 4096, 0.1), (4096, 14336, 0.1), (14336, 4096, 0.5), (14336, 4096, 1.0)):
         plain = [nn.Linear(k, n, bias=False, device=DEV, dtype=BF16).requires_grad_(False) for _ in range(layers)]
         ours = [SparseLinear.from_linear(p) for p in plain]

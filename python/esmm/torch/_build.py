@@ -41,7 +41,10 @@ def cache_folder() -> str:
 def include_folder() -> Optional[str]:
     """Where esmm.h is: in the package (a wheel) or in the source tree."""
     package = os.path.dirname(HERE)
-    for folder in (os.path.join(package, "include"), os.path.join(os.path.dirname(os.path.dirname(package)), "include")):
+    for folder in (
+        os.path.join(package, "include"),
+        os.path.join(os.path.dirname(os.path.dirname(package)), "include"),
+    ):
         if os.path.exists(os.path.join(folder, "esmm.h")):
             return folder
     return None

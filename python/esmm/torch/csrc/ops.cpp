@@ -84,19 +84,23 @@ public:
     }
     if (!ctx_)
       create(device, threads);
-    if (device >= 0)
-      follow_stream(device);
+    if (device >= 0 && !follow_stream(device)) {
+      const std::string text = esmm.ctx_error(ctx_);
+      give_back();
+      STD_TORCH_CHECK(false, "esmm: ", text);
+    }
   }
-  ~Context()
-  {
-    std::lock_guard<std::mutex> lock(contexts.mutex);
-    contexts.idle[key_].push_back(ctx_);
-  }
+  ~Context() { give_back(); }
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
   esmm_ctx *get() const { return ctx_; }
 
 private:
+  void give_back()
+  {
+    std::lock_guard<std::mutex> lock(contexts.mutex);
+    contexts.idle[key_].push_back(ctx_);
+  }
   void create(int32_t device, int threads)
   {
     char text[512] = "";
@@ -110,13 +114,12 @@ private:
     const esmm_status status = esmm.ctx_create(&ctx_, &opts);
     STD_TORCH_CHECK(status == ESMM_OK, "esmm: no context for ", name, ": ", text);
   }
-  void follow_stream(int32_t device)
+  bool follow_stream(int32_t device)
   {
     void *stream = nullptr;
     if (!current_cuda_stream || current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS)
       stream = ask_cuda_stream(device);
-    const esmm_status status = esmm.ctx_set_stream(ctx_, stream);
-    STD_TORCH_CHECK(status == ESMM_OK, "esmm: ", esmm.ctx_error(ctx_));
+    return esmm.ctx_set_stream(ctx_, stream) == ESMM_OK;
   }
   int64_t key_ = 0;
   esmm_ctx *ctx_ = nullptr;
