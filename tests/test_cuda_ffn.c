@@ -176,9 +176,11 @@ static void exact_and_dense_are_the_dense_pass(void **state)
         twin_create(&t, &r, &opts);
         oracle_forward(&o);
         oracle_backward(&o);
+        /* A 16-bit x u puts values near 0 on the other side of ReLU's kink, where its derivative jumps. */
+        const bool jumps = o.activation == ESMM_ACT_RELU && o.rank1 && all_dtypes[d] != ESMM_F32;
         for (int step = 0; step < 2; step++) { /* the second finds what the first has left */
           twin_run(&t);
-          check_twin(what, &t, share_of(all_dtypes[d]));
+          check_twin(what, &t, (jumps ? 4 : 1) * share_of(all_dtypes[d]));
         }
         assert_int_equal(t.report.dw2.dropped, 0);
         assert_int_equal(t.report.sparse_columns, 0);
@@ -398,7 +400,8 @@ static void mvue_is_right_on_average(void **state)
   for (int64_t i = 0; i < SIZE * SIZE; i++) {
     const double x = o.p[P_X][i], mean = sum[i] / PASSES;
     const double variance = fmax(0, squares[i] / PASSES - mean * mean);
-    if (!(fabs(mean - x) <= 5 * sqrt(variance / PASSES) + 1e-6))
+    /* One that is dropped once in hundreds of passes may be there in all of them: no variance is seen. */
+    if (!(fabs(mean - x) <= 5 * sqrt(variance / PASSES) + 14 * fabs(x) / PASSES))
       fail_msg("element %lld is %g on average of %d, must be %g", (long long)i, mean, PASSES, x);
   }
   twin_free(&t);

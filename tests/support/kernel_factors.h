@@ -95,7 +95,7 @@ static int LEVELS[FACTORS] = {[F_M] = COUNT(CPU_M),
                               [F_FORMAT] = COUNT(FORMATS),
                               [F_PLAIN] = 2};
 
-enum { ALL_LEVELS = 208, MAX_ENTRANTS = 66, MAX_SIZE = 257, MAX_K = 2049, KEPT_CASES = 64, REDUCED_CASES = 40 };
+enum { ALL_LEVELS = 208, MAX_ENTRANTS = 97, MAX_SIZE = 257, MAX_K = 2049, KEPT_CASES = 64, REDUCED_CASES = 40 };
 static int64_t most_products = 3000000; /* m*n*k of a case: the third of three large sizes is not let in */
 
 typedef struct test_case {
