@@ -178,3 +178,4 @@ include scripts/install.mk
 include tests/tests.mk
 include bench/bench.mk
 include examples/examples.mk
+include python/python.mk

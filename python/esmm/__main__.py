@@ -1,0 +1,5 @@
+"""`python -m esmm ...` is the `esmm` command."""
+
+from ._command import main
+
+main()
