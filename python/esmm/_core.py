@@ -297,12 +297,8 @@ class Pattern(_Closable):
         info = _lib.PatternInfo(size=ctypes.sizeof(_lib.PatternInfo))
         ctx.call(lib.esmm_pattern_get_info, handle.value, ctypes.byref(info))
         self.rows, self.k, self.strip_rows = info.rows, info.k, info.strip_rows
-        self.strips, self.words, self._density = info.strips, info.words, info.density
-
-    @property
-    def density(self) -> float:
-        """The set share of the bits."""
-        return self._density
+        self.strips, self.words = info.strips, info.words
+        self.density: float = info.density  # the set share of the bits
 
     def coarsen(self, strip_rows: int) -> "Pattern":
         """Strips of more rows: a multiple of this pattern's own."""
@@ -337,6 +333,31 @@ _SCALARS = _STATS + _SIZE_STATS
 _OUT = _SCALARS + 8
 _BLOCK = _OUT + 16
 _pack_scalars = struct.Struct("@ff").pack_into
+
+
+class _Memory:
+    """Frees what a context allocated. An array may die in any thread, in the middle of anything, so this never waits
+    for the context's lock: what cannot be freed now is freed before the next allocation, or at the end."""
+
+    def __init__(self, handle: Handle, lock: Any) -> None:
+        self._handle, self._lock = handle, lock
+        self._pending: List[int] = []
+        self._free_now = lib.esmm_memory_free
+
+    def free(self, pointer: int) -> None:
+        self._pending.append(pointer)
+        self.drain()
+
+    def drain(self) -> None:
+        if self._pending and self._lock.acquire(False):
+            try:
+                while self._pending:
+                    self._free_now(self._handle.value, self._pending.pop())
+            finally:
+                self._lock.release()
+
+    def __del__(self) -> None:
+        self.drain()
 
 
 class Context(_Closable):
@@ -512,7 +533,7 @@ class Context(_Closable):
                 )  # fmt: skip
                 _held = (a_pattern and a_pattern._handle, gate and gate._handle)
             _pack_matrix(block, _C, *c, 0, 0, 0)
-            if type(a) is tuple:
+            if isinstance(a, tuple):
                 _pack_matrix(block, _A, *a, 0, 0, 0)
                 status = lib.esmm_matmul(
                     handle.value, at, w.value, at + _C, opts, at + _STATS if want_stats else None
@@ -529,6 +550,7 @@ class Context(_Closable):
         return stats, pattern
 
     _forced: Optional[bytes] = None
+    _memory: Optional[_Memory] = None
 
     def _fill(
         self, alpha: float, beta: float, bias: int, activation: int, strict: bool, force: Optional[str],
@@ -543,7 +565,7 @@ class Context(_Closable):
         text = 0
         if force is not None:
             self._forced = force.encode()
-            text = ctypes.cast(self._forced, ctypes.c_void_p).value or 0
+            text = ctypes.cast(ctypes.c_char_p(self._forced), ctypes.c_void_p).value or 0
         _pack_opts(
             block, _OPTS, _SIZE_OPTS, at + _SCALARS, at + _SCALARS + 4, bias, activation, bool(strict), text,
             a_pattern._live().value if a_pattern is not None else 0,
@@ -592,14 +614,11 @@ class Context(_Closable):
     def alloc(self, nbytes: int) -> Handle:
         """Memory of the context's device, aligned to 256 bytes; it holds its context."""
         out = ctypes.c_void_p()
+        if self._memory is None:
+            self._memory = _Memory(self._live(), self._lock)
+        self._memory.drain()
         self.call(lib.esmm_memory_alloc, nbytes, ctypes.byref(out))
-        context_handle, lock = self._live(), self._lock
-
-        def free(pointer: int) -> None:
-            with lock:
-                lib.esmm_memory_free(context_handle.value, pointer)
-
-        return Handle(out.value or 0, free)
+        return Handle(out.value or 0, self._memory.free)
 
     def __reduce__(self) -> Any:
         raise TypeError("an esmm.Context cannot be pickled: it is a device of this process")
