@@ -249,7 +249,7 @@ def test_the_way_without_it_can_be_chosen(tmp_path):
 def test_what_is_built_is_kept_whole(tmp_path, monkeypatch):
     import jaxlib
 
-    from esmm import _build
+    from esmm.jax import _build
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = os.path.join(os.path.dirname(esmm.jax.__file__), "ffi.cpp")

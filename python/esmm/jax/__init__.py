@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
-from .._build import BuildError, build
+from ._build import BuildError, build
 from .._core import ACTIVATIONS
 from .._errors import ArgumentError, DtypeError, ShapeError
 from .._lib import library_path

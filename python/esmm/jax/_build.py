@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 from typing import List, Sequence
 
-from ._lib import library_path
 
 
 class BuildError(RuntimeError):
@@ -24,7 +23,7 @@ class BuildError(RuntimeError):
 
 def header_directory() -> str:
     """Where esmm.h is: in the package (a wheel), or in the source tree."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for directory in (os.path.join(here, "include"), os.path.join(os.path.dirname(os.path.dirname(here)), "include")):
         if os.path.exists(os.path.join(directory, "esmm.h")):
             return directory
@@ -80,6 +79,3 @@ def build(source: str, stem: str, includes: Sequence[str], version: str) -> str:
         if os.path.exists(temporary):
             os.unlink(temporary)
     return target
-
-
-__all__ = ["BuildError", "build", "cache_directory", "library_path"]
