@@ -1,0 +1,328 @@
+"""torch.ops.esmm: the operators, what they mean to autograd, to autocast and to the compiler.
+
+    linear(x, weight, bias?, residual?, gate?, gate_bias?, activation, format) -> y        differentiable
+    _linear(...)                   the same without autograd: it saves five microseconds where nothing needs a gradient
+    linear_stats(...) -> (y, nonzeros of each column)
+    _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
+    linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
+    _prepare(weight, format, dtype) -> int                                                 for the C++ operators
+
+x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate act(x G' + gate_bias)
+* (x W' + bias) + residual. All arguments are tensors and numbers; _registry.py finds what was prepared from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._errors import Error
+from . import _build, _registry
+from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU, raw_or_none
+
+_EPILOGUE = "Tensor? bias=None, Tensor? residual=None, Tensor? gate=None, Tensor? gate_bias=None, int activation=0, int format=0"
+library = torch.library.Library("esmm", "DEF")
+_unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
+# A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
+library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_unsafe)
+library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
+library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
+library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
+library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None, int activation=0) -> Tensor")
+library.define("_prepare(Tensor weight, int format, int dtype) -> int")
+
+# ---- kernels in Python ----
+
+
+def _dtype(t: Tensor, what: str) -> int:
+    code = DTYPES.get(t.dtype)
+    if code is None:
+        raise RuntimeError(f"esmm: {what} has a dtype that is not float32, bfloat16 or float16")
+    return code
+
+
+def _check_device(t: Tensor, device: torch.device, what: str) -> None:
+    if t.device != device:
+        raise RuntimeError(f"esmm: {what} is on {t.device}, and x is on {device}")
+
+
+def _rows(t: Tensor) -> Tuple[Tensor, _core.Raw]:
+    """t as rows, and as the library sees them; the tensor has to live as long as the other is used."""
+    t = t if t.dim() == 2 else t.reshape(-1, t.shape[-1])
+    if not (t.stride(1) == 1 or t.shape[1] <= 1):
+        t = t.contiguous()
+    raw = raw_or_none(t)
+    if raw is None:
+        t = t.contiguous()
+        raw = raw_or_none(t)
+    assert raw is not None
+    return t, raw
+
+
+def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
+    _check_device(weight, x.device, what)
+    if weight.dim() != 2:
+        raise RuntimeError(f"esmm: {what} has {weight.dim()} dimensions and needs 2")
+    k = weight.shape[0 if format & _registry.TURNED else 1]
+    if k != x.shape[-1]:
+        raise RuntimeError(f"esmm: x has rows of {x.shape[-1]}, and {what} is {list(weight.shape)}")
+    target = _dtype(x, "x")
+    if _dtype(weight, what) not in (target, _core.F32):
+        raise RuntimeError(f"esmm: x and {what} have different dtypes; only a float32 weight may be wider than x")
+    return _registry.find(weight, format, target)
+
+
+def _bias(bias: Optional[Tensor], n: int, x: Tensor, what: str) -> Optional[Tensor]:
+    if bias is None:
+        return None
+    _check_device(bias, x.device, what)
+    if bias.dim() != 1 or bias.shape[0] != n:
+        raise RuntimeError(f"esmm: {what} needs the shape [{n}]")
+    _dtype(bias, what)
+    if bias.dtype == torch.float32 and (n <= 1 or bias.stride(0) == 1):
+        return bias
+    made: Tensor = _registry.find(bias, _registry.BIAS, _core.F32)
+    return made
+
+
+def _product(
+    x: Tensor, weights: Any, n: int, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int, nonzeros: Optional[Tensor] = None,
+) -> Tensor:  # fmt: skip
+    y = x.new_empty((*x.shape[:-1], n))
+    x, a = _rows(x)
+    shift = _bias(bias, n, x, "bias")
+    kept = None
+    if residual is not None:
+        _check_device(residual, x.device, "residual")
+        _dtype(residual, "residual")
+        if residual.shape != y.shape:
+            raise RuntimeError("esmm: residual does not have the result's shape")
+        residual, kept = _rows(residual)
+    gates = _weights(gate, x, format, "gate") if gate is not None else None
+    if gate is None and gate_bias is not None:
+        raise RuntimeError("esmm: gate_bias is given, and gate is not")
+    gate_shift = _bias(gate_bias, n, x, "gate_bias")
+    c = (y.data_ptr(), a[1], n, max(n, 1), a[4], _core.ROW_MAJOR, a[6], a[7])
+    try:
+        _registry.context(x.device).matmul(
+            a, weights, c, bias=0 if shift is None else shift.data_ptr(), activation=activation, residual=kept,
+            gate=gates, gate_bias=0 if gate_shift is None else gate_shift.data_ptr(),
+            column_nonzeros=0 if nonzeros is None else nonzeros.data_ptr(),
+        )  # fmt: skip
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+    return y
+
+
+def _linear(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
+    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+) -> Tensor:  # fmt: skip
+    weights = _weights(weight, x, format, "weight")
+    return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
+
+
+def _linear_stats(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
+    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    weights = _weights(weight, x, format, "weight")
+    counts = x.new_empty(weight.shape[0], dtype=torch.int32)
+    return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format, counts), counts
+
+
+def _linear_turned(x: Tensor, weight: Tensor) -> Tensor:
+    weights = _weights(weight, x, _registry.TURNED, "weight")
+    return _product(x, weights, weight.shape[1], None, None, None, None, NONE, 0)
+
+
+def _linear_packed(
+    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None, activation: int = 0
+) -> Tensor:
+    _check_device(packed, x.device, "packed")
+    weights = _registry.find(packed, 0, _dtype(x, "x"))
+    return _product(x, weights, n, bias, residual, None, None, activation, 0)
+
+
+def _prepare(weight: Tensor, format: int, dtype: int) -> int:
+    try:
+        return _registry.give(weight, format, dtype)
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+
+
+library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
+_registry.extension = _build.load()
+compiled = _registry.extension is not None
+if not compiled:
+    for _key in ("CPU", "CUDA"):
+        library.impl("linear", _linear, _key)
+        library.impl("_linear", _linear, _key)
+        library.impl("linear_stats", _linear_stats, _key)
+        library.impl("_linear_turned", _linear_turned, _key)
+        library.impl("linear_packed", _linear_packed, _key)
+
+# ---- shapes, for the compiler ----
+
+
+def _linear_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    torch._check(weight.dim() == 2, lambda: f"esmm: weight has {weight.dim()} dimensions and needs 2")
+    torch._check(
+        x.shape[-1] == weight.shape[1], lambda: f"esmm: x has rows of {x.shape[-1]}, and weight is {list(weight.shape)}"
+    )
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _stats_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tuple[Tensor, Tensor]:
+    return _linear_fake(x, weight), x.new_empty(weight.shape[0], dtype=torch.int32)
+
+
+def _turned_fake(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[1]))
+
+
+def _packed_fake(x: Tensor, packed: Tensor, n: int, *_: Any, **__: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+torch.library.register_fake("esmm::linear", _linear_fake, lib=library)
+torch.library.register_fake("esmm::_linear", _linear_fake, lib=library)
+torch.library.register_fake("esmm::linear_stats", _stats_fake, lib=library)
+torch.library.register_fake("esmm::_linear_turned", _turned_fake, lib=library)
+torch.library.register_fake("esmm::linear_packed", _packed_fake, lib=library)
+
+# ---- gradients ----
+
+
+def activate(x: Tensor, activation: int) -> Tensor:
+    """The activation, by torch."""
+    if activation == RELU:
+        return torch.relu(x)
+    if activation == RELU2:
+        return torch.relu(x).square()
+    if activation == GELU:
+        return torch.nn.functional.gelu(x)
+    if activation == GELU_TANH:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+    if activation == SILU:
+        return torch.nn.functional.silu(x)
+    return x
+
+
+def derivative(x: Tensor, activation: int) -> Tensor:
+    """The activation's derivative where its argument is x."""
+    if activation == RELU:
+        return (x > 0).to(x.dtype)
+    if activation == RELU2:
+        return 2 * torch.relu(x)
+    if activation == GELU:
+        return 0.5 * torch.erfc(x * -(0.5**0.5)) + x * torch.exp(-0.5 * x * x) * 0.3989422804014327
+    if activation == GELU_TANH:
+        t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3))
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x)
+    if activation == SILU:
+        s = torch.sigmoid(x)
+        return s * (1 + x * (1 - s))
+    return torch.ones_like(x)
+
+
+def _setup(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, residual, gate, gate_bias, activation, format = inputs
+    if format and (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+        raise RuntimeError(
+            "esmm: a weight that is prepared in a sparse format has no gradient, as what the format dropped could never"
+            " come back. Train it with format='dense', or call weight.requires_grad_(False)"
+        )
+    y = output[0] if isinstance(output, tuple) else output
+    # The derivatives of ReLU and ReLU2 follow from y; the others' arguments are computed again.
+    ctx.from_y = activation in (RELU, RELU2) and gate is None and residual is None
+    ctx.activation, ctx.format = activation, format
+    ctx.residual_dtype = residual.dtype if residual is not None else None
+    ctx.save_for_backward(x, weight, bias, gate, gate_bias, y if ctx.from_y else None)
+
+
+def _times(d: Tensor, weight: Tensor, activation: int, format: int) -> Tensor:
+    """d times weight: by the operator where the activation made zeros of d."""
+    if activation in (RELU, RELU2) and not format:
+        return torch.ops.esmm._linear_turned(d, weight)
+    return d @ weight.to(d.dtype)
+
+
+def _backward(ctx: Any, dy: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+    x, weight, bias, gate, gate_bias, y = ctx.saved_tensors
+    act, format = ctx.activation, ctx.format
+    need = ctx.needs_input_grad
+    d_gate = None
+    if act == NONE and gate is None:
+        d = dy
+    elif ctx.from_y:
+        d = torch.where(y > 0, dy, 0) if act == RELU else dy * (2 * torch.sqrt(y))
+    else:
+        pre = torch.ops.esmm.linear(x, weight, bias, None, None, None, NONE, format)
+        if gate is None:
+            d = dy * derivative(pre.float(), act).to(dy.dtype)
+        else:
+            g = torch.ops.esmm.linear(x, gate, gate_bias, None, None, None, NONE, format).float()
+            d = dy * activate(g, act).to(dy.dtype)
+            d_gate = (dy * pre * derivative(g, act)).to(dy.dtype)
+    dx = None
+    if need[0]:
+        dx = _times(d, weight, act, format)
+        if d_gate is not None:
+            dx = dx + _times(d_gate, gate, act, format)
+    rows = x.reshape(-1, x.shape[-1])
+
+    def weights(needed: bool, of: Optional[Tensor], weight: Optional[Tensor]) -> Optional[Tensor]:
+        if not needed or of is None or weight is None:
+            return None
+        return (of.reshape(-1, of.shape[-1]).t() @ rows).to(weight.dtype)
+
+    def biases(needed: bool, of: Optional[Tensor], bias: Optional[Tensor]) -> Optional[Tensor]:
+        if not needed or of is None or bias is None:
+            return None
+        return of.reshape(-1, of.shape[-1]).sum(0, dtype=torch.float32).to(bias.dtype)
+
+    return (
+        dx, weights(need[1], d, weight), biases(need[2], d, bias), dy.to(ctx.residual_dtype) if need[3] else None,
+        weights(need[4], d_gate, gate), biases(need[5], d_gate, gate_bias), None, None,
+    )  # fmt: skip
+
+
+def _setup_packed(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    raise RuntimeError("esmm: products with a SparseTensor have no gradient: call them under torch.no_grad(), or keep a"
+                       " dense weight in an esmm.torch.SparseLinear")  # fmt: skip
+
+
+def _no_backward(ctx: Any, *_: Any) -> Any:
+    raise AssertionError("unreachable: _setup_packed raises")
+
+
+torch.library.register_autograd("esmm::linear", _backward, setup_context=_setup, lib=library)
+torch.library.register_autograd("esmm::linear_stats", _backward, setup_context=_setup, lib=library)
+torch.library.register_autograd("esmm::linear_packed", _no_backward, setup_context=_setup_packed, lib=library)
+
+# ---- autocast ----
+# x goes to autocast's dtype and the result with it; weights stay as they are, and are prepared in that dtype once.
+
+
+def _autocast(name: str, device: str, key: str) -> None:
+    op = getattr(torch.ops.esmm, name).default
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        if x.dtype.is_floating_point and x.dtype != torch.float64 and dtype in DTYPES:
+            x = x.to(dtype)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return op(x, *args, **kwargs)
+
+    library.impl(name, cast, key)
+
+
+for _name in ("linear", "_linear", "linear_stats", "linear_packed"):
+    _autocast(_name, "cpu", "AutocastCPU")
+    _autocast(_name, "cuda", "AutocastCUDA")
