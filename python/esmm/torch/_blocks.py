@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ._formats import RELU, RELU2
 from ._profile import features, is_conv1d
-from .functional import call
+from ._functional import call
 
 Ways = Sequence[Tuple[int, str]]  # rows of a call, and the way that was fastest
 

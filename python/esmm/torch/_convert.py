@@ -104,11 +104,17 @@ class Conversion:
                 saved += size.seconds_down * (1 - size.density)
         return self.seconds_before / max(self.seconds_before - saved, 1e-3 * self.seconds_before)
 
+    def switch(self, on: bool) -> nn.Module:
+        """Puts the old modules in (False) or the new ones (True), the very objects, to compare them. Weights are shared
+        and stay as they are now."""
+        for parent, name, new, old in self._places:
+            if parent._modules.get(name) is (old if on else new):
+                parent._modules[name] = new if on else old
+        return self.model
+
     def undo(self) -> nn.Module:
-        """Puts the old modules back, the very objects. Weights stay as they are now. Undoing twice does nothing."""
-        for parent, name, new, old in reversed(self._places):
-            if parent._modules.get(name) is new:
-                parent._modules[name] = old
+        """Puts the old modules back for good. Undoing twice does nothing."""
+        self.switch(False)
         self._places.clear()
         return self.model
 
@@ -217,12 +223,15 @@ class _Found:
     name: str
     linear: nn.Module
     seen: LayerProfile
-    parent_name: str
-    parent: nn.Module
+    around: List[Tuple[str, nn.Module]]  # modules that may be its block, the innermost first
+    parent: Optional[Tuple[str, nn.Module]] = None  # the one that is
     h: Optional[Tensor] = None  # what it was fed, until its block has been looked at
     layer: Optional[Layer] = None
     new: Optional[Converted] = None
-    block: bool = False
+
+    @property
+    def block(self) -> Optional[nn.Module]:
+        return self.parent[1] if self.parent is not None else None
 
 
 def _probes(x: Tensor) -> List[Tensor]:
@@ -321,7 +330,7 @@ def _measure(found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Callable[[Tens
 
 def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], at_least: float) -> None:
     """Makes the replacement, compares and times it."""
-    block = found.parent if found.block else None
+    block = found.block
     target = found.linear if block is None else block
     layer = found.layer
     assert layer is not None
@@ -368,7 +377,6 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
         layer.reason = f"not faster: {best.possible:.2f} times at {best.rows} rows"
         return
     made.set_ways([(size.rows, size.way) for size in layer.sizes])
-    made.training = target.training
     found.new = made
     layer.replaced = True
 
@@ -385,15 +393,16 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
     others: List[Layer] = []
     for entry in seen.layers:
         linear = modules[entry.name]
-        parent_name, _, _ = entry.name.rpartition(".")
-        parent = modules[parent_name]
+        above = entry.name.split(".")[:-1]
+        around = [(".".join(above[:i]), modules[".".join(above[:i])]) for i in range(len(above), 0, -1)]
+        parent = around[0][1] if around else model
         stays = Layer(entry.name, entry.kind, False, "", entry.density, entry.strip_density)
         if entry.density <= most:
             if linear.weight.dtype not in DTYPES:
                 stays.reason = f"its weight is {linear.weight.dtype}: it must be float32, bfloat16 or float16"
                 others.append(stays)
             else:
-                found.append(_Found(entry.name, linear, entry, parent_name, parent, layer=stays))
+                found.append(_Found(entry.name, linear, entry, around, layer=stays))
         elif entry.in_features > entry.out_features and any(
             is_linear(other)
             and features(other)[0] < features(other)[1]
@@ -460,7 +469,7 @@ def convert(
             x = args[0] if args else next(iter(kwargs.values()))
             if f.layer is not None and id(f) not in done and x.numel():
                 f.h = x.detach()
-                if not f.block:
+                if f.block is None:
                     done.add(id(f))
                     _examine(f, f.h, f.h, output, rows or (), min_speedup)
                     f.h = None
@@ -476,25 +485,34 @@ def convert(
 
         return work
 
-    # First which of them are blocks, then, in another run, what each replacement is worth. The outermost module cannot
-    # be replaced in itself.
-    def look(f: _Found) -> Callable[..., None]:
+    # First which of them are blocks, then, in another run, what each replacement is worth. The outermost module is not
+    # tried: it cannot be replaced in itself.
+    def look(module: nn.Module, inside: List[_Found]) -> Callable[..., None]:
         def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
             alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-            if alone and args[0].dtype == f.linear.weight.dtype and args[0].numel():
-                f.block = f.block or _match(f.parent, f.linear, args[0]) is not None
+            if not alone or not args[0].numel():
+                return
+            for f in inside:
+                if f.parent is None and args[0].dtype == f.linear.weight.dtype and _match(module, f.linear, args[0]):
+                    f.parent = next(pair for pair in f.around if pair[1] is module)
 
         return work
 
-    parents = {f.parent: guarded(look(f)) for f in found if f.parent is not model and not f.parent._forward_hooks}
-    with watching(model, parents):
+    around: Dict[nn.Module, List[_Found]] = {}
+    for f in found:
+        for _, module in f.around:
+            if sum(1 for m in module.modules() if is_linear(m)) > 3:
+                break
+            if not module._forward_hooks and not module._forward_pre_hooks:
+                around.setdefault(module, []).append(f)
+    with watching(model, {module: guarded(look(module, inside)) for module, inside in around.items()}):
         before = _first_tensor(call_model(model, sample))
     for f in found:
         hooks[f.linear] = guarded(at_linear(f))
-        if f.block:
-            hooks[f.parent] = guarded(at_block(f))
+        if f.parent is not None:
+            hooks[f.parent[1]] = guarded(at_block(f))
             assert f.layer is not None
-            f.layer.name = f.parent_name
+            f.layer.name = f.parent[0]
     device = next(iter(f.linear.weight.device for f in found), torch.device("cpu"))
     with watching(model, hooks):
         call_model(model, sample)
@@ -506,18 +524,15 @@ def convert(
     if not any(f.new is not None for f in found):
         return result
 
-    def put(new: bool) -> None:
-        for parent, name, converted, old in result._places:
-            parent._modules[name] = converted if new else old
-
     for f in found:
         if f.new is not None:
-            old = f.parent if f.block else f.linear
+            old = f.block if f.block is not None else f.linear
+            f.new.training = old.training
             result._places += [(parent, name, f.new, old) for parent, name in _places(model, old)]
 
     def whole(new: bool) -> Callable[[], Any]:
         def run() -> Any:
-            put(new)
+            result.switch(new)
             return call_model(model, sample)
 
         return run
@@ -525,7 +540,7 @@ def convert(
     with watching(model, {}):
         seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
         after = _first_tensor(whole(True)())
-    put(True)
+    result.switch(True)
     result.seconds_before, result.seconds_after = seconds["before"], seconds["after"]
     result.difference = difference(after, before)
     return result

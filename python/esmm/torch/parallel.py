@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ._formats import ACTIVATIONS, choice
-from .functional import call
+from ._functional import call
 
 __all__ = ["ParallelFFN", "share"]
 
