@@ -138,6 +138,8 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   shell_test install
   shell_test readme
   shell_test examples
+  section 'Python'
+  shell_test python
 fi
 
 section 'style'

@@ -1,7 +1,8 @@
 #!/bin/sh
 # test_readme.sh: what the README and docs/ffn.md show is a test. A ```c block with a main is compiled with warnings as
 # errors and run; any other must compile inside a function. Every `esmm` command line of the ```sh and ```console blocks
-# is run. The measured tables are those of the records. Called by run_tests.sh with TREE and WORK set.
+# is run; Python is run by python/tests/test_docs.py. The measured tables are those of the records. Called by
+# run_tests.sh with TREE and WORK set.
 set -u
 . tests/support/tap.sh
 

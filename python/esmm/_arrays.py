@@ -30,7 +30,8 @@ def numpy_dtype(code: int) -> Any:
     return np.dtype(DTYPE_NAMES[code])
 
 
-def _numpy_code(x: Any, what: str, bits: Optional[int]) -> int:
+def numpy_code(x: Any, what: str, bits: Optional[int]) -> int:
+    """The number of a numpy array's dtype. bits: BF16 where uint16 stands for it."""
     dtype = x.dtype
     code = _CODES.get(dtype)
     if code is not None:
@@ -61,7 +62,7 @@ def operand(x: Any, what: str, ctx: Context, bits: Optional[int] = None, write: 
         shape = x.shape
         code = _CODES.get(x.dtype)
         if code is None:
-            code = _numpy_code(x, what, bits)
+            code = numpy_code(x, what, bits)
         if len(shape) != 2:
             y = _two_dimensions(x, what)
             if write and not np.shares_memory(x, y) and x.size:
@@ -135,29 +136,29 @@ def _flatten(shape: Tuple[int, ...], strides: Tuple[int, ...]) -> Optional[Tuple
     return rows, shape[-1], step, strides[-1]
 
 
-def foreign(x: Any, what: str, ctx: Context, integers: bool = False) -> _dlpack.Tensor:
+def foreign(x: Any, what: str, ctx: Context) -> _dlpack.Tensor:
     """A tensor that is not one of numpy."""
     if isinstance(x, Array):
         if x.device_index != HOST and x.stream != ctx.stream:
             x.synchronize()
-        code = -1 if x.dtype == "int32" else _core.DTYPE_CODES[x.dtype]
+        code = _core.dtype_code(x.dtype, f"the dtype of {what}")
         return _dlpack.Tensor(x.data, x.shape, x.strides, code, x.device_index, False, x)
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        return _dlpack.consume(x, what, ctx.stream, integers)
+        return _dlpack.consume(x, what, ctx.stream)
     if hasattr(x, "__cuda_array_interface__"):
-        return _from_cuda_array_interface(x, what, ctx, integers)
+        return _from_cuda_array_interface(x, what, ctx)
     raise DtypeError(
         f"{what} is a {type(x).__name__}: it has to be a numpy array, or something with __dlpack__ or "
         "__cuda_array_interface__"
     )
 
 
-def _from_cuda_array_interface(x: Any, what: str, ctx: Context, integers: bool) -> _dlpack.Tensor:
+def _from_cuda_array_interface(x: Any, what: str, ctx: Context) -> _dlpack.Tensor:
     interface = x.__cuda_array_interface__
-    code = {"<f4": F32, "<f2": F16, "<i4": -1 if integers else None}.get(interface["typestr"])
+    code = {"<f4": F32, "<f2": F16}.get(interface["typestr"])
     if code is None:
         raise DtypeError(f"{what} is of {interface['typestr']!r}: it has to be float32 or float16 here, bf16 needs DLPack")
-    size = 4 if code in (F32, -1) else 2
+    size = DTYPE_SIZES[code]
     shape = tuple(interface["shape"])
     steps = interface.get("strides")
     strides = tuple(s // size for s in steps) if steps else _dlpack.packed(shape)

@@ -87,7 +87,7 @@ def _capsule(x: Any, stream: Optional[int]) -> Any:
     return x.__dlpack__(**options)
 
 
-def consume(x: Any, what: str, stream: int, integers: bool = False) -> Tensor:
+def consume(x: Any, what: str, stream: int) -> Tensor:
     """Looks at a tensor through __dlpack__; its data is then in order for `stream` (0: the default one)."""
     try:
         device_type, device = x.__dlpack_device__()
@@ -114,8 +114,6 @@ def consume(x: Any, what: str, stream: int, integers: bool = False) -> Tensor:
     else:
         raise ArgumentError(f"{what} is a {type(x).__name__} whose __dlpack__ gives no capsule")
     dtype = _CODES.get((t.code, t.bits)) if t.lanes == 1 else None
-    if integers and (t.code, t.bits, t.lanes) == (0, 32, 1):
-        dtype = -1
     if dtype is None:
         name = f"{_KINDS.get(t.code, 'type ' + str(t.code))}{t.bits}" + (f"x{t.lanes}" if t.lanes != 1 else "")
         raise DtypeError(f"{what} is of {name}: it has to be float32, float16 or bfloat16")

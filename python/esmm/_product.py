@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from . import _core, _lib
-from ._arrays import Array, Operand, foreign, ndarray, numpy_dtype, operand, vector
+from ._arrays import Array, Operand, ndarray, numpy_code, numpy_dtype, operand, vector
 from ._core import ACTIVATIONS, BF16, DTYPE_NAMES, HOST, Context, Format, Pattern, Raw, Verdict, Weights
 from ._errors import ArgumentError, DtypeError, ShapeError
 
@@ -25,7 +25,7 @@ def bsr(x: Any, what: str, bits: Optional[int] = None) -> Tuple[_lib.Bsr, Any]:
     if not getattr(x, "has_canonical_format", True):
         x = x.copy()
         x.sum_duplicates()
-    dtype = _lookup(x.data, what, bits)
+    dtype = numpy_code(x.data, what, bits)
     blocks = x.data.shape[1:] if x.format == "bsr" else (1, 1)
     if x.indptr.dtype != x.indices.dtype or x.indptr.dtype.name not in ("int32", "int64"):
         raise DtypeError(f"{what} has indices of {x.indptr.dtype} and {x.indices.dtype}: both are int32, or both int64")
@@ -37,12 +37,6 @@ def bsr(x: Any, what: str, bits: Optional[int] = None) -> Tuple[_lib.Bsr, Any]:
         len(x.indices), *at,
     )  # fmt: skip
     return made, keep
-
-
-def _lookup(values: Any, what: str, bits: Optional[int]) -> int:
-    from ._arrays import _numpy_code
-
-    return _numpy_code(values, what, bits)
 
 
 def number(value: Any, what: str) -> float:
@@ -350,6 +344,3 @@ def astype(x: Any, dtype: Any, *, context: Optional[Context] = None) -> Any:
     out = np.empty(y.shape, numpy_dtype(code))
     ctx.copy(y.raw, (out.__array_interface__["data"][0], y.raw[1], y.raw[2], y.raw[2] or 1, code, 0, 0, 0))
     return out
-
-
-__all__ = ["astype", "explain", "foreign", "matmul", "prepare", "to_dense"]

@@ -120,6 +120,8 @@ def load() -> Optional[ctypes.CDLL]:
         library = ctypes.CDLL(path)
         library.esmm_torch_bind.restype = ctypes.c_char_p
         library.esmm_torch_bind.argtypes = [ctypes.c_char_p]
+        library.esmm_torch_failed.restype = None
+        library.esmm_torch_failed.argtypes = [ctypes.c_char_p]
         library.esmm_torch_forget.restype = None
         library.esmm_torch_forget.argtypes = [ctypes.c_void_p]
         wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()))

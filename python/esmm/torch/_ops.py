@@ -5,6 +5,7 @@
     linear_stats(...) -> (y, nonzeros of each column)
     _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
+    unpack(packed, out, k, dtype) -> weight [out, k]                                       the same bytes as a matrix
     _prepare(weight, format, dtype) -> int                                                 for the C++ operators
 
 x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate act(x G' + gate_bias)
@@ -23,7 +24,8 @@ from .._errors import Error
 from . import _build, _registry
 from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU, raw_or_none
 
-_EPILOGUE = "Tensor? bias=None, Tensor? residual=None, Tensor? gate=None, Tensor? gate_bias=None, int activation=0, int format=0"
+# No defaults: the dispatcher leaves out arguments that equal them, and with them their place in needs_input_grad.
+_EPILOGUE = "Tensor? bias, Tensor? residual, Tensor? gate, Tensor? gate_bias, int activation, int format"
 library = torch.library.Library("esmm", "DEF")
 _unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
 # A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
@@ -31,7 +33,8 @@ library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_
 library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
-library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None, int activation=0) -> Tensor")
+library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor")
+library.define("unpack(Tensor packed, int out, int k, ScalarType dtype) -> Tensor")
 library.define("_prepare(Tensor weight, int format, int dtype) -> int")
 
 # ---- kernels in Python ----
@@ -62,6 +65,13 @@ def _rows(t: Tensor) -> Tuple[Tensor, _core.Raw]:
     return t, raw
 
 
+def _find(t: Tensor, format: int, target: int) -> Any:
+    try:
+        return _registry.find(t, format, target)
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+
+
 def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
     _check_device(weight, x.device, what)
     if weight.dim() != 2:
@@ -72,7 +82,7 @@ def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
     target = _dtype(x, "x")
     if _dtype(weight, what) not in (target, _core.F32):
         raise RuntimeError(f"esmm: x and {what} have different dtypes; only a float32 weight may be wider than x")
-    return _registry.find(weight, format, target)
+    return _find(weight, format, target)
 
 
 def _bias(bias: Optional[Tensor], n: int, x: Tensor, what: str) -> Optional[Tensor]:
@@ -119,16 +129,16 @@ def _product(
 
 
 def _linear(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
-    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int,
 ) -> Tensor:  # fmt: skip
     weights = _weights(weight, x, format, "weight")
     return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
 
 
 def _linear_stats(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None,
-    gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     weights = _weights(weight, x, format, "weight")
     counts = x.new_empty(weight.shape[0], dtype=torch.int32)
@@ -141,20 +151,36 @@ def _linear_turned(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _linear_packed(
-    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor] = None, residual: Optional[Tensor] = None, activation: int = 0
+    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor], residual: Optional[Tensor], activation: int
 ) -> Tensor:
     _check_device(packed, x.device, "packed")
-    weights = _registry.find(packed, 0, _dtype(x, "x"))
+    weights = _find(packed, 0, _dtype(x, "x"))
     return _product(x, weights, n, bias, residual, None, None, activation, 0)
+
+
+def _unpack(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor:
+    dense = torch.empty((out, k), dtype=dtype, device=packed.device)
+    try:
+        weights = _registry.unpack(packed, DTYPES[dtype])
+        raw = raw_or_none(dense.t())
+        assert raw is not None
+        _registry.context(packed.device).to_dense(weights, raw)
+    except Error as e:
+        raise RuntimeError(f"esmm: {e}") from e
+    return dense
 
 
 def _prepare(weight: Tensor, format: int, dtype: int) -> int:
     try:
         return _registry.give(weight, format, dtype)
-    except Error as e:
-        raise RuntimeError(f"esmm: {e}") from e
+    except Exception as e:
+        if _registry.extension is None:
+            raise
+        _registry.extension.esmm_torch_failed(str(e).encode())
+        return -1
 
 
+library.impl("unpack", _unpack, "CompositeExplicitAutograd")
 library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
 _registry.extension = _build.load()
 compiled = _registry.extension is not None
@@ -169,7 +195,12 @@ if not compiled:
 # ---- shapes, for the compiler ----
 
 
+def _same_device(weight: Tensor, x: Tensor) -> None:
+    torch._check(weight.device == x.device, lambda: f"esmm: weight is on {weight.device}, and x is on {x.device}")
+
+
 def _linear_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    _same_device(weight, x)
     torch._check(weight.dim() == 2, lambda: f"esmm: weight has {weight.dim()} dimensions and needs 2")
     torch._check(
         x.shape[-1] == weight.shape[1], lambda: f"esmm: x has rows of {x.shape[-1]}, and weight is {list(weight.shape)}"
@@ -182,6 +213,7 @@ def _stats_fake(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tuple[Tensor, 
 
 
 def _turned_fake(x: Tensor, weight: Tensor) -> Tensor:
+    _same_device(weight, x)
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 
@@ -189,6 +221,11 @@ def _packed_fake(x: Tensor, packed: Tensor, n: int, *_: Any, **__: Any) -> Tenso
     return x.new_empty((*x.shape[:-1], n))
 
 
+def _unpack_fake(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty((out, k), dtype=dtype)
+
+
+torch.library.register_fake("esmm::unpack", _unpack_fake, lib=library)
 torch.library.register_fake("esmm::linear", _linear_fake, lib=library)
 torch.library.register_fake("esmm::_linear", _linear_fake, lib=library)
 torch.library.register_fake("esmm::linear_stats", _stats_fake, lib=library)

@@ -171,13 +171,18 @@ bool is_inference(const Tensor &t)
   return to<bool>(stack[0]);
 }
 
+/* What an exception in Python said: the stable ABI hands on that there was one, and no more. */
+thread_local std::string prepare_error;
+
 /* Asks Python, which returns an esmm_weights * that is ours from then on, or NULL for a bias; plus 1 where it may stay in
    the table. */
 int64_t call_prepare(const Tensor &t, int64_t format, int64_t target)
 {
   std::array<StableIValue, 3> stack{from(t), from(format), from(target)};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_prepare", "", stack.data(), TORCH_ABI_VERSION));
-  return to<int64_t>(stack[0]);
+  const int64_t address = to<int64_t>(stack[0]);
+  STD_TORCH_CHECK(address >= 0, "esmm: ", prepare_error);
+  return address;
 }
 
 Entry prepared(const Key &key, const Tensor &t)
@@ -425,6 +430,9 @@ extern "C" const char *esmm_torch_bind(const char *path)
     current_cuda_stream = reinterpret_cast<CudaStream>(dlsym(cuda, "aoti_torch_get_current_cuda_stream"));
   return nullptr;
 }
+
+/* Why esmm::_prepare is about to return -1, in the thread that called it. */
+extern "C" void esmm_torch_failed(const char *text) { prepare_error = text; }
 
 /* Drops what was prepared from a tensor at this address. */
 extern "C" void esmm_torch_forget(const void *data)

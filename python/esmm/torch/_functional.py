@@ -1,0 +1,58 @@
+"""Products as functions of tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _ops  # noqa: F401  (registers the operators)
+from ._formats import ACTIVATIONS, choice, encode
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    activation: Optional[str] = None,
+    residual: Optional[Tensor] = None,
+    gate: Optional[Tensor] = None,
+    gate_bias: Optional[Tensor] = None,
+    format: str = "dense",
+    stats: bool = False,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """act(x weight' + bias) + residual; with a gate act(x gate' + gate_bias) * (x weight' + bias) + residual.
+
+    weight and gate are [out, in], as in nn.Linear. They are prepared in the first call, so they should be
+    nn.Parameters: others are prepared anew in every call. Zeros of x are skipped where that pays, whoever made them.
+    With stats the second result counts the nonzeros of each column of the first (int32 [out]).
+    """
+    return call(
+        x, weight, bias, residual, gate, gate_bias, choice(ACTIVATIONS, activation, "activation"), encode(format), stats
+    )
+
+
+def call(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int, format: int, stats: bool = False,
+) -> Any:  # fmt: skip
+    """linear() with numbers for names. Where nothing needs a gradient it takes the operator without autograd."""
+    if stats:
+        return torch.ops.esmm.linear_stats(x, weight, bias, residual, gate, gate_bias, activation, format)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or weight.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+        or (gate is not None and gate.requires_grad)
+        or (gate_bias is not None and gate_bias.requires_grad)
+    ):
+        if x.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "esmm: a captured graph would go on with the weights as they are now: capture under torch.no_grad(), or"
+                " call requires_grad_(False) on them"
+            )
+        return torch.ops.esmm.linear(x, weight, bias, residual, gate, gate_bias, activation, format)
+    return torch.ops.esmm._linear(x, weight, bias, residual, gate, gate_bias, activation, format)

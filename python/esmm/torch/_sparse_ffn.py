@@ -1,0 +1,163 @@
+"""SparseFFN: a feed-forward layer that skips what its activation made zero, and trains."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .. import _lib
+from .._lib import lib
+from . import _ffn, _functional
+from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
+
+
+class SparseFFN(nn.Module):
+    """y = down(act(up(x))), or down(act(gate(x)) * up(x)) where it is gated.
+
+    activation    'relu2', 'relu' (they make zeros), 'gelu', 'gelu_tanh', 'silu'
+    mode          'exact': the same result as without skipping. 'dense': skips nothing. 'sparse', 'split': products of
+                  h and of its gradient get at most two of every four values; in split mode in all columns but the
+                  fullest 1 - sparse_share of them. docs/ffn.md says what each drops
+    sparsifier    'top_n', 'soft', 'mvue': which two, in those modes
+    permute_tokens, seed   groups of four tokens from a shuffled order; of the shuffle and of mvue
+
+    up, gate and down are nn.Linear modules, whose parameters are all that a state_dict has. What the library needs is
+    prepared from them in the first pass and again when they have changed.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        *,
+        activation: str = "relu2",
+        gated: bool = False,
+        bias: bool = True,
+        mode: str = "exact",
+        sparsifier: str = "top_n",
+        sparse_share: float = 0.95,
+        permute_tokens: bool = False,
+        seed: int = 0,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, d_hidden, bias, device=device, dtype=dtype)
+        self.gate = nn.Linear(d_model, d_hidden, bias, device=device, dtype=dtype) if gated else None
+        self.down = nn.Linear(d_hidden, d_model, bias, device=device, dtype=dtype)
+        self._set_options(activation, mode, sparsifier, sparse_share, permute_tokens, seed)
+
+    def _set_options(
+        self, activation: str, mode: str, sparsifier: str, sparse_share: float, permute_tokens: bool, seed: int
+    ) -> None:
+        if activation in (None, "none"):
+            raise ValueError("activation is 'none': a feed-forward layer needs one, 'relu2' or 'relu' for instance")
+        if not 0 < sparse_share <= 1:
+            raise ValueError(f"sparse_share is {sparse_share}: it is above 0 and at most 1")
+        self.activation, self.mode, self.sparsifier = activation, mode, sparsifier
+        self.sparse_share, self.permute_tokens, self.seed = float(sparse_share), bool(permute_tokens), int(seed)
+        self._activation = choice(ACTIVATIONS, activation, "activation")
+        self._mode = choice(MODES, mode, "mode")
+        self._sparsifier = choice(SPARSIFIERS, sparsifier, "sparsifier")
+
+    @classmethod
+    def from_linears(
+        cls,
+        up: nn.Linear,
+        down: nn.Linear,
+        gate: Optional[nn.Linear] = None,
+        *,
+        activation: str,
+        mode: str = "exact",
+        sparsifier: str = "top_n",
+        sparse_share: float = 0.95,
+        permute_tokens: bool = False,
+        seed: int = 0,
+    ) -> "SparseFFN":
+        """The layer that these modules make, with themselves inside: parameters are shared, not copied."""
+        for name, module in (("up", up), ("down", down), ("gate", gate)):
+            if module is not None and not isinstance(module, nn.Linear):
+                raise TypeError(f"{name} is a {type(module).__name__}: it has to be an nn.Linear")
+        hidden, model = up.weight.shape
+        if down.weight.shape != (model, hidden):
+            raise ValueError(f"down's weight is {list(down.weight.shape)}; with up's it has to be {[model, hidden]}")
+        if gate is not None and gate.weight.shape != up.weight.shape:
+            raise ValueError(f"gate's weight is {list(gate.weight.shape)}; it has to be {[hidden, model]}, as up's")
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.up, made.gate, made.down = up, gate, down
+        made._set_options(activation, mode, sparsifier, sparse_share, permute_tokens, seed)
+        made.train(up.training)
+        return made
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, down, gate = self.up, self.down, self.gate
+        gate_weight = gate.weight if gate is not None else None
+        gate_bias = gate.bias if gate is not None else None
+        trains = torch.is_grad_enabled() and (
+            x.requires_grad
+            or up.weight.requires_grad
+            or down.weight.requires_grad
+            or (up.bias is not None and up.bias.requires_grad)
+            or (down.bias is not None and down.bias.requires_grad)
+            or (gate_weight is not None and gate_weight.requires_grad)
+        )
+        if not trains and self._mode == 0:
+            h = _functional.call(x, up.weight, up.bias, None, gate_weight, gate_bias, self._activation, 0)
+            y: Tensor = _functional.call(h, down.weight, down.bias, None, None, None, 0, 0)
+            return y
+        y, _ = torch.ops.esmm.ffn(
+            x, up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias, self._activation, self._mode,
+            self._sparsifier, self.sparse_share if self._mode == 1 else 0.0, self.permute_tokens, self.seed, trains,
+        )  # fmt: skip
+        return y
+
+    @torch.no_grad()
+    def measure(self, x: Tensor) -> Dict[str, Union[int, float]]:
+        """What a forward pass of x meets: how dense h is, by elements and by strips of tokens, how many columns are
+        alive, and in the lossy modes what was dropped of h. Only where the library has the layer for x's device."""
+        gate = self.gate
+        w = _ffn.Weights(
+            self.up.weight, self.down.weight, gate.weight if gate is not None else None, self.up.bias, self.down.bias,
+            gate.bias if gate is not None else None,
+        )  # fmt: skip
+        o = _ffn.Options(
+            self._activation, self._mode, self._sparsifier, self.sparse_share if self._mode == 1 else 0.0,
+            self.permute_tokens, self.seed,
+        )  # fmt: skip
+        ctx = _ffn.context(x.device)
+        layer = _ffn._layer(ctx, x, w, o)
+        if layer is None:
+            raise RuntimeError(f"esmm: the library has no feed-forward layer on {x.device}")
+        rows = x.detach().reshape(-1, x.shape[-1])
+        x, mx = _ffn._matrix(rows)
+        y, my = _ffn._matrix(torch.empty_like(x))
+        report = _lib.FfnReport(size=ctypes.sizeof(_lib.FfnReport))
+        with layer.lock:
+            layer.update(ctx, w, x.dtype)
+            cache = layer.take_cache(ctx)
+            ctx.call(
+                lib.esmm_ffn_forward, layer.handle.value, ctypes.byref(mx), ctypes.byref(my), cache.value, ctypes.byref(report)
+            )
+            layer.idle.append(cache)
+        made: Dict[str, Union[int, float]] = {
+            name: getattr(report, name)
+            for name in (
+                "tokens", "alive_columns", "sparse_columns", "sparse_share", "strip_rows", "element_density", "strip_density",
+            )
+        }  # fmt: skip
+        made.update(kept=report.y.kept, dropped=report.y.dropped, norm=report.y.norm, norm_dropped=report.y.norm_dropped)
+        return made
+
+    def extra_repr(self) -> str:
+        text = f"activation={self.activation!r}, mode={self.mode!r}"
+        if self._mode in (1, 2):
+            text += f", sparsifier={self.sparsifier!r}"
+        return text + (f", sparse_share={self.sparse_share}" if self._mode == 1 else "")

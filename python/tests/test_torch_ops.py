@@ -1,0 +1,311 @@
+"""The operators under torch.ops.esmm: results, gradients, what the compiler and autocast are told, errors."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import esmm.torch  # noqa: E402
+from esmm.torch import _ops, _registry  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_help import ACTIVATIONS, DEVICE, gradients, near, zeros  # noqa: E402
+
+F = torch.nn.functional
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def parameter(*shape, dtype=torch.float32, requires_grad=True):
+    return nn.Parameter((torch.randn(*shape) * shape[-1] ** -0.5).to(DEVICE, dtype), requires_grad)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(3)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("gated", (False, True))
+def test_epilogue(dtype, activation, gated):
+    x, w, b = zeros(3, 7, 40, dtype=dtype), parameter(24, 40, dtype=dtype), parameter(24, dtype=dtype)
+    residual = torch.randn(3, 7, 24).to(DEVICE, dtype)
+    gate, gate_bias = (parameter(24, 40, dtype=dtype), parameter(24, dtype=dtype)) if gated else (None, None)
+    act = ACTIVATIONS[activation]
+    with torch.no_grad():
+        y = esmm.torch.linear(
+            x, w, b, activation=activation, residual=residual, gate=gate, gate_bias=gate_bias
+        )
+    up = F.linear(x.double(), w.double(), b.double())
+    want = act(up) if gate is None else act(F.linear(x.double(), gate.double(), gate_bias.double())) * up
+    assert y.dtype == dtype and y.device == x.device
+    near(y, want + residual.double(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (16,), (2, 0, 16), (1, 1, 1, 16)])
+def test_shapes(shape):
+    x, w = zeros(*shape), parameter(5, 16)
+    near(esmm.torch.linear(x, w), F.linear(x, w))
+
+
+def test_inputs_that_are_not_contiguous():
+    w = parameter(12, 20)
+    wide = zeros(9, 50)
+    for x in (wide[:, 3:23], wide.t()[:20].t(), zeros(20, 9).t(), zeros(4, 20, 3).transpose(1, 2), wide[:, ::2][:, :20]):
+        near(esmm.torch.linear(x, w), F.linear(x, w))
+    turned = nn.Parameter(torch.randn(20, 12).to(DEVICE).t())
+    sliced = nn.Parameter(torch.randn(24, 40).to(DEVICE)[::2, ::2])
+    x = zeros(9, 20)
+    for weight in (turned, sliced):
+        assert not weight.is_contiguous()
+        near(esmm.torch.linear(x, weight), F.linear(x, weight))
+
+
+def test_statistics():
+    x, w = zeros(50, 30), parameter(20, 30)
+    y, nonzeros = esmm.torch.linear(x, w, activation="relu", stats=True)
+    assert nonzeros.dtype == torch.int32
+    assert torch.equal(nonzeros.long(), (y != 0).sum(0))
+
+
+def test_prepared_again_when_the_weight_changes():
+    x, w = zeros(4, 16), parameter(8, 16, requires_grad=False)
+    near(esmm.torch.linear(x, w), F.linear(x, w))
+    w.mul_(3)
+    near(esmm.torch.linear(x, w), F.linear(x, w))
+    w.data = torch.randn(8, 16).to(DEVICE)
+    near(esmm.torch.linear(x, w), F.linear(x, w))
+    w.data.mul_(2)  # which torch does not count
+    esmm.torch.clear_cache()
+    near(esmm.torch.linear(x, w), F.linear(x, w))
+
+
+def test_prepared_once(monkeypatch):
+    made = []
+    inner = _registry._prepare
+    monkeypatch.setattr(_registry, "_prepare", lambda *a: made.append(1) or inner(*a))
+    x, w = zeros(4, 16), parameter(8, 16)
+    for _ in range(3):
+        esmm.torch.linear(x, w)
+    with torch.no_grad():
+        esmm.torch.linear(x, w)
+    assert len(made) == 1
+    with pytest.warns(RuntimeWarning, match="not an nn.Parameter"):
+        monkeypatch.setattr(_registry, "_warned", False)
+        esmm.torch.linear(x, w.detach().clone())
+        near(esmm.torch.linear(x, w.detach() * 2), F.linear(x, w * 2))
+    assert len(made) == 3
+
+
+def test_what_was_prepared_goes_with_the_parameter():
+    esmm.torch.clear_cache()
+    w = parameter(8, 16)
+    esmm.torch.linear(zeros(4, 16), w)
+    assert len(_registry._entries) == 1
+    del w
+    assert not _registry._entries
+    w = parameter(8, 16)
+    esmm.torch.linear(zeros(4, 16), w)
+    w.data = torch.randn(8, 16).to(DEVICE)  # the old memory is nobody's now
+    esmm.torch.linear(zeros(4, 16), w)
+    assert len(_registry._entries) == 1
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("with_residual", (False, True))
+def test_gradients_against_float64(activation, gated, with_residual):
+    x = zeros(6, 33).requires_grad_()
+    given = [x, parameter(21, 33), parameter(21)]
+    given.append(torch.randn(6, 21).to(DEVICE).requires_grad_() if with_residual else None)
+    given += [parameter(21, 33), parameter(21)] if gated else [None, None]
+    y = esmm.torch.linear(
+        x, given[1], given[2], activation=activation, residual=given[3], gate=given[4], gate_bias=given[5]
+    )
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in given]
+    act = ACTIVATIONS[activation]
+    up = F.linear(*wide[:3])
+    want = act(up) if not gated else act(F.linear(wide[0], wide[4], wide[5])) * up
+    want = want + wide[3] if with_residual else want
+    dy = torch.randn_like(y)
+    got = gradients(y, dy, [t for t in given if t is not None])
+    for a, b in zip(got, gradients(want, dy.double(), [t for t in wide if t is not None])):
+        near(a, b, 1e-5)
+
+
+def test_gradcheck():
+    x, w, b = zeros(3, 5, density=1.0).requires_grad_(), parameter(4, 5), parameter(4)
+
+    def product(x, w, b):
+        esmm.torch.clear_cache()  # gradcheck writes to w.data, which torch does not count
+        return torch.ops.esmm.linear(x, w, b, None, None, None, _ops.SILU, 0)
+
+    with pytest.warns(UserWarning):  # of single precision, which the tolerances are for
+        assert torch.autograd.gradcheck(product, (x, w, b), eps=1e-2, atol=1e-2, rtol=1e-2, nondet_tol=0.0)
+
+
+@pytest.mark.parametrize("op", ("linear", "linear_stats"))
+@pytest.mark.parametrize("requires_grad", (False, True))
+def test_opcheck(op, requires_grad):
+    x, w, b = zeros(6, 16).requires_grad_(requires_grad), parameter(8, 16, requires_grad=requires_grad), parameter(8)
+    r = torch.randn(6, 8).to(DEVICE)
+    torch.library.opcheck(getattr(torch.ops.esmm, op).default, (x, w, b, r, None, None, _ops.RELU, 0))
+
+
+def test_opcheck_of_operators_without_gradient():
+    x, w = zeros(6, 16), parameter(8, 16, requires_grad=False)
+    torch.library.opcheck(torch.ops.esmm._linear.default, (x, w, None, None, w, None, _ops.SILU, 0))
+    torch.library.opcheck(torch.ops.esmm._linear_turned.default, (zeros(6, 8), w))
+    packed = esmm.torch.to_sparse(w.detach(), "bsr:8").packed
+    torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x, packed, 8, None, None, 0))
+
+
+@pytest.mark.parametrize("enabled_dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_autocast(enabled_dtype):
+    x, w, b = zeros(6, 32).requires_grad_(), parameter(8, 32), parameter(8)
+    with torch.autocast(DEVICE.type, dtype=enabled_dtype):
+        y, want = esmm.torch.linear(x, w, b), F.linear(x, w, b)
+        with torch.no_grad():
+            near(esmm.torch.linear(x, w, b), want, 2e-2)
+    assert y.dtype == want.dtype == enabled_dtype
+    near(y, want, 2e-2)
+    dy = torch.randn_like(y)
+    for a, p in zip(gradients(y, dy, (x, w, b)), (x, w, b)):
+        assert a.dtype == p.dtype
+    for a, c in zip(gradients(esmm.torch.linear(x, w, b), dy.float(), (x, w, b)), gradients(F.linear(x, w, b), dy.float(), (x, w, b))):
+        near(a, c, 1e-5)
+
+
+def test_threads():
+    w = parameter(64, 128, requires_grad=False)
+    inputs = [zeros(5 + i, 128) for i in range(8)]
+    want = [F.linear(x, w) for x in inputs]
+    wrong = []
+
+    def work(i):
+        try:
+            with torch.no_grad():
+                for _ in range(50):
+                    near(esmm.torch.linear(inputs[i], w), want[i])
+        except BaseException as e:  # noqa: BLE001
+            wrong.append(e)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        x, w = zeros(4, 16), nn.Parameter(torch.randn(8, 16).to(DEVICE), requires_grad=False)
+        near(esmm.torch.linear(x, w), F.linear(x, w))
+        near(esmm.torch.linear(x, w), F.linear(x, w))
+
+
+X, W = (4, 16), (8, 16)
+WRONG = [
+    ("in", lambda: (torch.randn(4, 15), parameter(*W), None), "rows of 15.*\\[8, 16\\]"),
+    ("weight's dimensions", lambda: (torch.randn(X), parameter(8), None), "1 dimensions"),
+    ("bias", lambda: (torch.randn(X), parameter(*W), parameter(7)), "bias needs the shape \\[8\\]"),
+    ("x's dtype", lambda: (torch.randn(X, dtype=torch.float64), parameter(*W), None), "x has a dtype"),
+    ("integers", lambda: (torch.ones(X, dtype=torch.int32), parameter(*W), None), "x has a dtype"),
+    ("weight's dtype", lambda: (torch.randn(X), parameter(*W, dtype=torch.bfloat16), None), "different dtypes"),
+    ("bias' dtype", lambda: (torch.randn(X), parameter(*W), torch.zeros(8, dtype=torch.int64)), "bias has a dtype"),
+]
+
+
+@pytest.mark.parametrize("name, make, text", WRONG, ids=[w[0] for w in WRONG])
+@pytest.mark.parametrize("grad", (False, True))
+def test_wrong_arguments(name, make, text, grad):
+    x, w, b = (t if t is None else t.to(DEVICE) for t in make())
+    w = nn.Parameter(w.detach())
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=text):
+        esmm.torch.linear(x, w, b)
+
+
+def test_wrong_devices():
+    if DEVICE.type == "cpu":
+        with pytest.raises(RuntimeError, match="weight is on meta, and x is on cpu"):
+            esmm.torch.linear(zeros(4, 16), parameter(8, 16).to("meta"))
+    else:
+        with pytest.raises(RuntimeError, match="CPU|cpu"):
+            esmm.torch.linear(zeros(4, 16), nn.Parameter(torch.randn(8, 16)))
+
+
+def test_wrong_names():
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        esmm.torch.linear(zeros(4, 16), parameter(8, 16), activation="tanh")
+    with pytest.raises(ValueError, match="format is '3:'"):
+        esmm.torch.linear(zeros(4, 16), parameter(8, 16), format="3:")
+    with pytest.raises(RuntimeError, match="gate_bias is given"):
+        esmm.torch.linear(zeros(4, 16), parameter(8, 16), gate_bias=parameter(8))
+
+
+def test_sparse_formats_have_no_gradient():
+    x, w = zeros(4, 16), parameter(8, 16)
+    with pytest.raises(RuntimeError, match="requires_grad_\\(False\\)"):
+        esmm.torch.linear(x, w, format="bsr:8")
+    x.requires_grad_()
+    y = esmm.torch.linear(x, w.requires_grad_(False), format="bsr:8")
+    y.sum().backward()
+    near(x.grad, w.sum(0).expand(4, 16))
+
+
+def test_a_weight_that_does_not_fit_its_format():
+    with torch.no_grad(), pytest.raises(RuntimeError, match="2:4|group|nonzero"):
+        esmm.torch.linear(zeros(4, 16), parameter(8, 16), format="2:4")
+
+
+# ---- the operators in Python ----
+
+
+def test_operators_in_python_do_the_same(tmp_path):
+    """The kernels that run where no compiler is: this file again, without the C++ ones."""
+    if not esmm.torch.has_compiled_operators:
+        pytest.skip("these are the operators in Python")
+    env = {**os.environ, "ESMM_TORCH_BUILD": "0", "ESMM_TAP": ""}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
+         "epilogue or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or wrong or fit"],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout.decode()[-3000:]
+
+
+@pytest.mark.parametrize(
+    "env, text",
+    [({"CXX": "/bin/false"}, "failed"), ({"CXX": "/no/such/compiler"}, "cannot be run"),
+     ({"XDG_CACHE_HOME": "/dev/null"}, "cannot be written")],
+)  # fmt: skip
+def test_without_a_compiler_there_is_one_warning(env, text, tmp_path):
+    code = (
+        "import warnings, torch\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "  warnings.simplefilter('always')\n"
+        "  import esmm.torch\n"
+        "  y = esmm.torch.linear(torch.ones(1, 4), torch.nn.Parameter(torch.ones(2, 4)))\n"
+        "ours = [str(w.message) for w in seen if 'esmm' in str(w.message)]\n"
+        f"assert len(ours) == 1 and {text!r} in ours[0], ours\n"
+        "assert y.tolist() == [[4, 4]] and not esmm.torch.has_compiled_operators\n"
+    )
+    full = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **env}
+    run = subprocess.run([sys.executable, "-c", code], env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert run.returncode == 0, run.stdout.decode()
+
+
+def test_several_processes_compile_once(tmp_path):
+    if not esmm.torch.has_compiled_operators:
+        pytest.skip("no compiler")
+    code = "import esmm.torch; assert esmm.torch.has_compiled_operators"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(3)]
+    assert [r.wait() for r in runs] == [0, 0, 0]
+    assert sorted(os.path.splitext(n)[1] for n in os.listdir(tmp_path / "esmm")) == [".lock", ".so"]
+
