@@ -19,7 +19,7 @@ gpu-check:
 # Without debug information, and with the libraries that a bare machine may miss.
 GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes cuda_explain cuda_formats cuda_remember epilogue epilogue_options kernels \
   overlap pattern threads values)
-gpu-programs: $(BUILD)/esmm $(GPU_TESTS:%=$(BUILD)/tests/%)
+gpu-programs: $(BUILD)/esmm $(BUILD)/libesmm.so.$(VERSION) $(GPU_TESTS:%=$(BUILD)/tests/%)
 	@rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib
 	@for file in $^; do strip -o "$(BUILD)/gpu/$${file##*/}" "$$file" || exit 1; done
 	@for file in $^; do ldd "$$file"; done | sed -n 's/.*=> \(\/.*\) (.*/\1/p' | sort -u | \

@@ -159,6 +159,17 @@ run_tests() {
     command_works tune --device "$DEVICE"
   } >"$STATE/log/command_lines.log"
   count 'esmm on the GPU' "$STATE/log/command_lines.log" 0 $(($(date +%s) - command_began))
+  if python3 -c 'import numpy, pytest, torch' 2>/dev/null; then
+    python_began=$(date +%s)
+    rm -f "$STATE/log/python.tap"
+    ESMM_TAP=$STATE/log/python.tap ESMM_LIBRARY=$(echo "$PROGRAMS"/libesmm.so.*) PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 \
+      timeout 200 python3 -m pytest -q -p no:cacheprovider python/tests/test_cuda.py >"$STATE/log/python.log" 2>&1 </dev/null
+    python_status=$?
+    [ -f "$STATE/log/python.tap" ] || cp "$STATE/log/python.log" "$STATE/log/python.tap"
+    count 'python/tests/test_cuda.py' "$STATE/log/python.tap" "$python_status" $(($(date +%s) - python_began))
+  else
+    echo '  python/tests/test_cuda.py    skipped: numpy, pytest or torch is not installed'
+  fi
   wait
   for name in $long; do
     ran $name

@@ -24,4 +24,5 @@ wheel:
 	@BUILD='$(abspath $(BUILD))' $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(BUILD)/wheel .
 
 python-test: $(BUILD)/libesmm.so
-	@ESMM_LIBRARY='$(abspath $(BUILD))/libesmm.so' PYTHONPATH=python $(PYTHON) -m pytest -q -p no:cacheprovider python/tests
+	@ESMM_LIBRARY='$(abspath $(BUILD))/libesmm.so' PYTHONPATH=python \
+	  $(PYTHON) -m pytest -q -p no:cacheprovider python/tests

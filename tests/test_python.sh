@@ -15,7 +15,7 @@ fi
 
 # What the build is made with, so that nothing is compiled again. pip must find its build requirements where it is: none
 # from Python 3.11 on, before that tomli.
-pip_builds() { env CC=gcc WERROR=1 BUILD="$TREE" "$python" -m pip "$@" >"$WORK/pip.log" 2>&1 || { cat "$WORK/pip.log"; return 1; }; }
+pip_builds() { env CC=gcc WERROR=1 BUILD="$TREE" "$python" -m pip "$@"; }
 make_wheel() {
   pip_builds wheel --no-deps $isolation --wheel-dir "$WORK/wheel" . && ls -l "$WORK/wheel" &&
     [ -f "$WORK/wheel/esmm-$version-py3-none-linux_$(uname -m).whl" ]
@@ -26,11 +26,13 @@ clean_tree() { # pip leaves nothing in the source tree but the build
   ! git status --porcelain --ignored 2>/dev/null | grep -E 'egg-info|\.whl|dist/'
 }
 make_venv() { # a fresh one that sees numpy, and nothing else, of this Python
-  "$python" -m venv "$WORK/venv" && packages=$("$WORK/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') &&
-    mkdir "$WORK/numpy" && "$python" -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))' >"$WORK/from" &&
-    for part in "$(cat "$WORK/from")"/numpy "$(cat "$WORK/from")"/numpy.libs; do
-      [ ! -e "$part" ] || ln -s "$part" "$WORK/numpy/" || return 1
-    done && echo "$WORK/numpy" >"$packages/numpy.pth"
+  "$python" -m venv "$WORK/venv" && mkdir "$WORK/numpy" || return 1
+  packages=$("$WORK/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') || return 1
+  from=$("$python" -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') || return 1
+  for part in "$from/numpy" "$from/numpy.libs"; do
+    [ ! -e "$part" ] || ln -s "$part" "$WORK/numpy/" || return 1
+  done
+  echo "$WORK/numpy" >"$packages/numpy.pth"
 }
 files() { find "$WORK/venv" -not -path '*/pip/*' -not -path '*/numpy/*' | sort; }
 install_wheel() { "$WORK/venv/bin/python" -m pip install --no-deps --no-index --force-reinstall "$wheel"; }
@@ -47,7 +49,8 @@ assert os.path.exists(os.path.join(os.path.dirname(esmm.__file__), "include", "e
 }
 command_runs() { (cd "$WORK" && env -u PYTHONPATH venv/bin/esmm --version) | grep -q -F "$version"; }
 removed() {
-  install_wheel && "$WORK/venv/bin/python" -m pip uninstall --yes esmm && files >"$WORK/after" && diff "$WORK/before" "$WORK/after"
+  install_wheel && "$WORK/venv/bin/python" -m pip uninstall --yes esmm && files >"$WORK/after" &&
+    diff "$WORK/before" "$WORK/after"
 }
 
 version=$(sed -n 's/^.define ESMM_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' include/esmm.h | paste -sd.)

@@ -6,6 +6,7 @@ numpy arrays are read where they lie if their rows or columns are contiguous, el
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -17,6 +18,18 @@ from ._errors import ArgumentError, DeviceError, DtypeError, ShapeError
 ndarray = np.ndarray
 _CODES: Dict[Any, int] = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
 _UINT16 = np.dtype(np.uint16)
+
+
+_from_buffer, _addressof = ctypes.c_char.from_buffer, ctypes.addressof
+
+
+def address(x: Any) -> int:
+    """Where a numpy array's data is. Its buffer says so in a fourth of the time, but only if it is contiguous and can be
+    written."""
+    try:
+        return _addressof(_from_buffer(x))
+    except (TypeError, ValueError, BufferError):
+        return int(x.__array_interface__["data"][0])
 
 
 def numpy_dtype(code: int) -> Any:
@@ -72,7 +85,7 @@ def operand(x: Any, what: str, ctx: Context, bits: Optional[int] = None, write: 
         size = DTYPE_SIZES[code]
         rows, cols = y.shape
         row_step, col_step = y.strides
-        data, read_only = y.__array_interface__["data"]
+        data = address(y)
         if col_step == size and row_step == cols * size and not data % size:
             raw: Optional[Raw] = (data, rows, cols, cols or 1, code, 0, 0, 0)
         elif row_step % size or col_step % size or data % size:
@@ -80,16 +93,16 @@ def operand(x: Any, what: str, ctx: Context, bits: Optional[int] = None, write: 
         else:
             raw = _core.raw(data, rows, cols, row_step // size, col_step // size, code)
         if write:
-            if read_only:
+            if not x.flags.writeable:
                 raise ArgumentError(f"{what} is read-only")
             if raw is None:
                 raise ShapeError(
-                    f"{what} of shape {shape} has strides {x.strides}: a result needs aligned rows, or columns, without "
-                    "gaps inside them"
+                    f"{what} of shape {shape} has strides {x.strides}: a result needs aligned rows, or columns, "
+                    "without gaps inside them"
                 )
         elif raw is None:
             y = np.array(y, order="C", copy=True)
-            raw = (y.__array_interface__["data"][0], rows, cols, cols or 1, code, 0, 0, 0)
+            raw = (address(y), rows, cols, cols or 1, code, 0, 0, 0)
         return Operand(raw, shape, y, x.dtype)
     tensor = foreign(x, what, ctx)
     if write and tensor.read_only:
@@ -102,8 +115,8 @@ def operand(x: Any, what: str, ctx: Context, bits: Optional[int] = None, write: 
         if not tensor.shape:
             raise ShapeError(f"{what} has no dimensions: a matrix has two")
         raise ShapeError(
-            f"{what} of shape {tensor.shape} has strides {tensor.strides}, neither those of rows nor of columns without "
-            "gaps inside them: make it contiguous first"
+            f"{what} of shape {tensor.shape} has strides {tensor.strides}, neither those of rows nor of columns "
+            "without gaps inside them: make it contiguous first"
         )
     return Operand(made, tensor.shape, tensor.keep, None)
 
@@ -157,14 +170,18 @@ def _from_cuda_array_interface(x: Any, what: str, ctx: Context) -> _dlpack.Tenso
     interface = x.__cuda_array_interface__
     code = {"<f4": F32, "<f2": F16}.get(interface["typestr"])
     if code is None:
-        raise DtypeError(f"{what} is of {interface['typestr']!r}: it has to be float32 or float16 here, bf16 needs DLPack")
+        raise DtypeError(
+            f"{what} is of {interface['typestr']!r}: it has to be float32 or float16 here, bf16 needs DLPack"
+        )
     size = DTYPE_SIZES[code]
     shape = tuple(interface["shape"])
     steps = interface.get("strides")
     strides = tuple(s // size for s in steps) if steps else _dlpack.packed(shape)
     theirs = interface.get("stream")
     if theirs is not None and (theirs if theirs > 2 else 0) != ctx.stream:
-        raise ArgumentError(f"{what} is in order on stream {theirs}, and the context works on {ctx.stream}: set the same")
+        raise ArgumentError(
+            f"{what} is in order on stream {theirs}, and the context works on {ctx.stream}: set the same"
+        )
     data, read_only = interface["data"]
     device = getattr(getattr(x, "device", None), "id", None)
     return _dlpack.Tensor(
@@ -192,12 +209,14 @@ def vector(x: Any, what: str, length: int, ctx: Context, device: int) -> Tuple[i
         if y.shape != (length,):
             raise ShapeError(f"{what} is of shape {y.shape}: it has to be ({length},), one value for each column")
         y = np.ascontiguousarray(y)
-        return y.__array_interface__["data"][0], y
+        return address(y), y
     if isinstance(x, (ndarray, list, tuple)):
         raise DeviceError(f"{what} is in host memory, and the result on GPU {device}: put both in one place")
     t = foreign(x, what, ctx)
     if t.device != device:
-        raise DeviceError(f"{what} is on {'the host' if t.device == HOST else f'GPU {t.device}'}, the result on GPU {device}")
+        raise DeviceError(
+            f"{what} is on {'the host' if t.device == HOST else f'GPU {t.device}'}, the result on GPU {device}"
+        )
     if t.dtype != F32 or len(t.shape) != 1 or (t.strides[0] != 1 and t.shape[0] > 1):
         raise DtypeError(f"{what} of shape {t.shape} is not a contiguous vector of float32")
     if t.shape[0] != length:
@@ -227,7 +246,7 @@ class Array:
         self._owner: Any
         if device == HOST:
             self._owner = np.empty(count, np.uint16 if self.nbytes == 2 * count else np.uint32)
-            self.data: int = self._owner.__array_interface__["data"][0]
+            self.data: int = address(self._owner)
         else:
             self._owner = ctx.alloc(max(self.nbytes, 1))
             self.data = self._owner.value
@@ -255,7 +274,7 @@ class Array:
         # The copy moves bits: counts go as fp32, which nothing touches on the way.
         code = F32 if self.dtype == "int32" else _core.DTYPE_CODES[self.dtype]
         source = _core.raw(self.data, flat[0], flat[1], flat[1], 1, code, self.device_index)
-        result = _core.raw(out.__array_interface__["data"][0], flat[0], flat[1], flat[1], 1, code)
+        result = _core.raw(address(out), flat[0], flat[1], flat[1], 1, code)
         assert source is not None and result is not None
         self._context.copy(source, result)
         return out.reshape(self.shape)
@@ -286,9 +305,14 @@ class Array:
         if self.device_index != HOST and stream != -1 and (stream if stream and stream > 2 else 0) != self.stream:
             self.synchronize()
         return _dlpack.produce(
-            self, self.data, self.shape, self.strides, self.dtype, self.device_index,
+            self,
+            self.data,
+            self.shape,
+            self.strides,
+            self.dtype,
+            self.device_index,
             max_version is not None and max_version[0] >= 1,
-        )  # fmt: skip
+        )
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:

@@ -186,6 +186,28 @@ class Handle:
         self._free(self.value)
 
 
+class ContextHandle(Handle):
+    """A C context. Its memory can only be freed with it, and Python finalizes what goes together in any order: so the
+    last of them frees the context."""
+
+    __slots__ = ("users", "_over")
+
+    def __init__(self, value: int, free: Callable[[int], None]) -> None:
+        super().__init__(value, free)
+        self.users = 0  # allocations; changed under the context's lock
+        self._over = False
+
+    def __del__(self) -> None:
+        self._over = True
+        if self.users == 0:
+            self._free(self.value)
+
+    def release(self) -> None:
+        self.users -= 1
+        if self._over and self.users == 0:
+            self._free(self.value)
+
+
 class _Closable:
     """What contexts, weights and patterns share: a handle that can be let go early."""
 
@@ -283,7 +305,9 @@ class Weights(_Closable):
         i = self.info
         if self.closed:
             return f"<esmm.Weights {i.rows} x {i.cols}, closed>"
-        return f"<esmm.Weights {i.rows} x {i.cols} {i.dtype} {i.format} on {self.device}, {i.element_density:.1%} nonzero>"
+        return (
+            f"<esmm.Weights {i.rows} x {i.cols} {i.dtype} {i.format} on {self.device}, {i.element_density:.1%} nonzero>"
+        )
 
 
 class Pattern(_Closable):
@@ -337,9 +361,9 @@ _pack_scalars = struct.Struct("@ff").pack_into
 
 class _Memory:
     """Frees what a context allocated. An array may die in any thread, in the middle of anything, so this never waits
-    for the context's lock: what cannot be freed now is freed before the next allocation, or at the end."""
+    for the context's lock: what cannot be freed now is freed by who holds it, afterwards."""
 
-    def __init__(self, handle: Handle, lock: Any) -> None:
+    def __init__(self, handle: ContextHandle, lock: Any) -> None:
         self._handle, self._lock = handle, lock
         self._pending: List[int] = []
         self._free_now = lib.esmm_memory_free
@@ -353,11 +377,9 @@ class _Memory:
             try:
                 while self._pending:
                     self._free_now(self._handle.value, self._pending.pop())
+                    self._handle.release()
             finally:
                 self._lock.release()
-
-    def __del__(self) -> None:
-        self.drain()
 
 
 class Context(_Closable):
@@ -397,7 +419,7 @@ class Context(_Closable):
         if status:
             raise error(status, text.value.decode() or lib.esmm_status_str(status).decode())
         assert out.value is not None
-        self._handle = Handle(out.value, lib.esmm_ctx_free)
+        self._handle = ContextHandle(out.value, lib.esmm_ctx_free)
         self._lock = threading.RLock()
         self._block = ctypes.create_string_buffer(_BLOCK)
         self._at = ctypes.addressof(self._block)
@@ -423,6 +445,8 @@ class Context(_Closable):
             status = function(handle.value, *arguments)
             if status:
                 raise self.failed(status, handle)
+        if self._memory is not None:
+            self._memory.drain()
 
     @property
     def stream(self) -> int:
@@ -457,7 +481,11 @@ class Context(_Closable):
     ) -> Weights:
         """esmm_prepare, or esmm_prepare_bsr where b is a _lib.Bsr."""
         opts = _lib.PrepareOpts(
-            ctypes.sizeof(_lib.PrepareOpts), choice(USES, use, "use"), bool(strict), max_bytes_ratio, format_struct(format)
+            ctypes.sizeof(_lib.PrepareOpts),
+            choice(USES, use, "use"),
+            bool(strict),
+            max_bytes_ratio,
+            format_struct(format),
         )
         if isinstance(b, _lib.Bsr):
             return self._new_weights(lib.esmm_prepare_bsr, ctypes.byref(b), ctypes.byref(opts))
@@ -524,20 +552,38 @@ class Context(_Closable):
         with self._lock:
             opts: Optional[int] = None
             if (
-                bias or activation or alpha != 1.0 or beta or residual or gate or force or strict or a_pattern
-                or gate_bias or column_nonzeros or c_strip_rows
-            ):  # fmt: skip
+                bias
+                or activation
+                or alpha != 1.0
+                or beta
+                or residual
+                or gate
+                or force
+                or strict
+                or a_pattern
+                or gate_bias
+                or column_nonzeros
+                or c_strip_rows
+            ):
                 opts = self._fill(
-                    alpha, beta, bias, activation, strict, force, a_pattern, residual, gate, gate_bias, column_nonzeros,
+                    alpha,
+                    beta,
+                    bias,
+                    activation,
+                    strict,
+                    force,
+                    a_pattern,
+                    residual,
+                    gate,
+                    gate_bias,
+                    column_nonzeros,
                     c_strip_rows,
-                )  # fmt: skip
+                )
                 _held = (a_pattern and a_pattern._handle, gate and gate._handle)
             _pack_matrix(block, _C, *c, 0, 0, 0)
             if isinstance(a, tuple):
                 _pack_matrix(block, _A, *a, 0, 0, 0)
-                status = lib.esmm_matmul(
-                    handle.value, at, w.value, at + _C, opts, at + _STATS if want_stats else None
-                )
+                status = lib.esmm_matmul(handle.value, at, w.value, at + _C, opts, at + _STATS if want_stats else None)
             else:
                 status = lib.esmm_matmul_bsr(
                     handle.value, ctypes.byref(a), w.value, at + _C, opts, at + _STATS if want_stats else None
@@ -546,6 +592,8 @@ class Context(_Closable):
                 raise self.failed(status, handle)
             stats = self._read_stats() if want_stats else None
             made = ctypes.c_void_p.from_address(at + _OUT).value if c_strip_rows else None
+        if self._memory is not None:
+            self._memory.drain()
         pattern = Pattern(Handle(made, lib.esmm_pattern_free), self) if made else None
         return stats, pattern
 
@@ -553,10 +601,20 @@ class Context(_Closable):
     _memory: Optional[_Memory] = None
 
     def _fill(
-        self, alpha: float, beta: float, bias: int, activation: int, strict: bool, force: Optional[str],
-        a_pattern: Optional[Pattern], residual: Optional[Raw], gate: Optional[Weights], gate_bias: int,
-        column_nonzeros: int, c_strip_rows: int,
-    ) -> int:  # fmt: skip
+        self,
+        alpha: float,
+        beta: float,
+        bias: int,
+        activation: int,
+        strict: bool,
+        force: Optional[str],
+        a_pattern: Optional[Pattern],
+        residual: Optional[Raw],
+        gate: Optional[Weights],
+        gate_bias: int,
+        column_nonzeros: int,
+        c_strip_rows: int,
+    ) -> int:
         """Fills the options of a call in the context's block; their address."""
         at, block = self._at, self._block
         _pack_scalars(block, _SCALARS, alpha, beta)
@@ -567,12 +625,23 @@ class Context(_Closable):
             self._forced = force.encode()
             text = ctypes.cast(ctypes.c_char_p(self._forced), ctypes.c_void_p).value or 0
         _pack_opts(
-            block, _OPTS, _SIZE_OPTS, at + _SCALARS, at + _SCALARS + 4, bias, activation, bool(strict), text,
+            block,
+            _OPTS,
+            _SIZE_OPTS,
+            at + _SCALARS,
+            at + _SCALARS + 4,
+            bias,
+            activation,
+            bool(strict),
+            text,
             a_pattern._live().value if a_pattern is not None else 0,
             at + _RESIDUAL if residual is not None else 0,
             gate._live().value if gate is not None else 0,
-            gate_bias, column_nonzeros, c_strip_rows, at + _OUT if c_strip_rows else 0,
-        )  # fmt: skip
+            gate_bias,
+            column_nonzeros,
+            c_strip_rows,
+            at + _OUT if c_strip_rows else 0,
+        )
         return at + _OPTS
 
     def _read_stats(self) -> Stats:
@@ -584,9 +653,19 @@ class Context(_Closable):
         """The plan's verdict on every kernel; options as matmul() takes them."""
         handle, w = self._live(), weights._live()
         given = dict(
-            alpha=1.0, beta=0.0, bias=0, activation=0, strict=False, force=None, a_pattern=None, residual=None,
-            gate=None, gate_bias=0, column_nonzeros=0, c_strip_rows=0,
-        )  # fmt: skip
+            alpha=1.0,
+            beta=0.0,
+            bias=0,
+            activation=0,
+            strict=False,
+            force=None,
+            a_pattern=None,
+            residual=None,
+            gate=None,
+            gate_bias=0,
+            column_nonzeros=0,
+            c_strip_rows=0,
+        )
         given.update(options)
         room = max(1, lib.esmm_kernel_count())
         verdicts = (_lib.Verdict * room)()
@@ -596,16 +675,26 @@ class Context(_Closable):
             _pack_matrix(self._block, _A, *a, 0, 0, 0)
             _pack_matrix(self._block, _C, *c, 0, 0, 0)
             status = lib.esmm_explain(
-                handle.value, self._at, w.value, self._at + _C, opts, ctypes.byref(verdicts),
-                ctypes.sizeof(_lib.Verdict), ctypes.byref(count),
-            )  # fmt: skip
+                handle.value,
+                self._at,
+                w.value,
+                self._at + _C,
+                opts,
+                ctypes.byref(verdicts),
+                ctypes.sizeof(_lib.Verdict),
+                ctypes.byref(count),
+            )
             if status:
                 raise self.failed(status, handle)
         return [
             Verdict(
-                v.kernel.decode(), bool(v.can_run), bool(v.competes), bool(v.chosen), v.seconds,
+                v.kernel.decode(),
+                bool(v.can_run),
+                bool(v.competes),
+                bool(v.chosen),
+                v.seconds,
                 v.text.decode(errors="replace"),
-            )  # fmt: skip
+            )
             for v in verdicts[: min(room, count.value)]
         ]
 
@@ -614,11 +703,15 @@ class Context(_Closable):
     def alloc(self, nbytes: int) -> Handle:
         """Memory of the context's device, aligned to 256 bytes; it holds its context."""
         out = ctypes.c_void_p()
-        if self._memory is None:
-            self._memory = _Memory(self._live(), self._lock)
-        self._memory.drain()
-        self.call(lib.esmm_memory_alloc, nbytes, ctypes.byref(out))
-        return Handle(out.value or 0, self._memory.free)
+        handle = self._live()
+        assert isinstance(handle, ContextHandle)
+        with self._lock:
+            if self._memory is None:
+                self._memory = _Memory(handle, self._lock)
+            self._memory.drain()
+            self.call(lib.esmm_memory_alloc, nbytes, ctypes.byref(out))
+            handle.users += 1
+            return Handle(out.value or 0, self._memory.free)
 
     def __reduce__(self) -> Any:
         raise TypeError("an esmm.Context cannot be pickled: it is a device of this process")

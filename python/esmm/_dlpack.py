@@ -95,7 +95,9 @@ def consume(x: Any, what: str, stream: int) -> Tensor:
         if device_type in (CPU, CUDA_HOST):
             device = HOST
         elif device_type not in (CUDA, CUDA_MANAGED):
-            raise DeviceError(f"{what} is on a device of DLPack's type {device_type}: only CPUs and NVIDIA GPUs are known")
+            raise DeviceError(
+                f"{what} is on a device of DLPack's type {device_type}: only CPUs and NVIDIA GPUs are known"
+            )
         # In DLPack 1 stands for the legacy default stream.
         capsule = _capsule(x, None if device == HOST else stream or 1)
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as e:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from . import _core, _lib
-from ._arrays import Array, Operand, ndarray, numpy_code, numpy_dtype, operand, vector
+from ._arrays import Array, Operand, address, ndarray, numpy_code, numpy_dtype, operand, vector
 from ._core import ACTIVATIONS, BF16, DTYPE_NAMES, HOST, Context, Format, Pattern, Raw, Verdict, Weights
 from ._errors import ArgumentError, DtypeError, ShapeError
 
@@ -30,12 +30,20 @@ def bsr(x: Any, what: str, bits: Optional[int] = None) -> Tuple[_lib.Bsr, Any]:
     if x.indptr.dtype != x.indices.dtype or x.indptr.dtype.name not in ("int32", "int64"):
         raise DtypeError(f"{what} has indices of {x.indptr.dtype} and {x.indices.dtype}: both are int32, or both int64")
     keep = [np.ascontiguousarray(part) for part in (x.indptr, x.indices, x.data)]
-    at = [part.__array_interface__["data"][0] for part in keep]
+    at = [address(part) for part in keep]
     order = _core.COL_MAJOR if x.format == "csc" else _core.ROW_MAJOR
     made = _lib.Bsr(
-        ctypes.sizeof(_lib.Bsr), x.shape[0], x.shape[1], blocks[0], blocks[1], 8 * x.indptr.dtype.itemsize, dtype, order,
-        len(x.indices), *at,
-    )  # fmt: skip
+        ctypes.sizeof(_lib.Bsr),
+        x.shape[0],
+        x.shape[1],
+        blocks[0],
+        blocks[1],
+        8 * x.indptr.dtype.itemsize,
+        dtype,
+        order,
+        len(x.indices),
+        *at,
+    )
     return made, keep
 
 
@@ -202,16 +210,40 @@ def matmul(
         result, c = out, y.raw
         place = c[7] if c[6] else HOST
     if (
-        bias is None and activation is None and residual is None and gate is None and force is None and a_pattern is None
-        and not stats and not column_nonzeros and not c_pattern and not strict and gate_bias is None
-        and alpha == 1.0 and not beta
-    ):  # fmt: skip
+        bias is None
+        and activation is None
+        and residual is None
+        and gate is None
+        and force is None
+        and a_pattern is None
+        and not stats
+        and not column_nonzeros
+        and not c_pattern
+        and not strict
+        and gate_bias is None
+        and alpha == 1.0
+        and not beta
+    ):
         ctx.matmul(source, weights, c)
         return result
     options, held, counts = _options(
-        ctx, bits, place, m, n, alpha, beta, bias, activation, residual, gate, gate_bias, strict, force, a_pattern,
+        ctx,
+        bits,
+        place,
+        m,
+        n,
+        alpha,
+        beta,
+        bias,
+        activation,
+        residual,
+        gate,
+        gate_bias,
+        strict,
+        force,
+        a_pattern,
         column_nonzeros,
-    )  # fmt: skip
+    )
     done, pattern = ctx.matmul(
         source, weights, c, c_strip_rows=integer(c_pattern, "c_pattern"), want_stats=bool(stats), **options
     )
@@ -225,7 +257,7 @@ def _new_result(
     code = raw[4] if out_dtype is None else _core.dtype_code(out_dtype, "out_dtype")
     if like is not None:
         result = np.empty(shape, like if out_dtype is None else numpy_dtype(code))
-        return result, (result.__array_interface__["data"][0], m, n, n or 1, code, 0, 0, 0), HOST
+        return result, (address(result), m, n, n or 1, code, 0, 0, 0), HOST
     device = raw[7] if raw[6] else HOST
     if device not in (HOST, ctx.device_index):
         # Refused by the product itself, in its own words; there is no memory to be had for it here.
@@ -235,10 +267,23 @@ def _new_result(
 
 
 def _options(
-    ctx: Context, bits: Optional[int], place: int, m: int, n: int, alpha: float, beta: float, bias: Any,
-    activation: Optional[str], residual: Any, gate: Optional[Weights], gate_bias: Any, strict: bool,
-    force: Optional[str], a_pattern: Optional[Pattern], column_nonzeros: bool,
-) -> Tuple[Dict[str, Any], List[Any], Any]:  # fmt: skip
+    ctx: Context,
+    bits: Optional[int],
+    place: int,
+    m: int,
+    n: int,
+    alpha: float,
+    beta: float,
+    bias: Any,
+    activation: Optional[str],
+    residual: Any,
+    gate: Optional[Weights],
+    gate_bias: Any,
+    strict: bool,
+    force: Optional[str],
+    a_pattern: Optional[Pattern],
+    column_nonzeros: bool,
+) -> Tuple[Dict[str, Any], List[Any], Any]:
     """What Context.matmul takes, what must be held for the length of the call, and where column counts go."""
     held: List[Any] = []
     options: Dict[str, Any] = {
@@ -273,7 +318,7 @@ def _options(
     if column_nonzeros:
         if place == HOST:
             counts = np.empty(n, np.int32)
-            options["column_nonzeros"] = counts.__array_interface__["data"][0]
+            options["column_nonzeros"] = address(counts)
         else:
             counts = Array((n,), "int32", ctx, place)
             options["column_nonzeros"] = counts.data
@@ -327,7 +372,7 @@ def to_dense(weights: Weights, *, out: Any = None, out_dtype: Any = None, dtype:
     code = _core.dtype_code(weights.dtype if out_dtype is None else out_dtype, "out_dtype")
     made = np.empty(weights.shape, numpy_dtype(code))
     rows, cols = weights.shape
-    ctx.to_dense(weights, (made.__array_interface__["data"][0], rows, cols, cols or 1, code, 0, 0, 0))
+    ctx.to_dense(weights, (address(made), rows, cols, cols or 1, code, 0, 0, 0))
     return made
 
 
@@ -342,5 +387,5 @@ def astype(x: Any, dtype: Any, *, context: Optional[Context] = None) -> Any:
     y = operand(x, "x", ctx, BF16)
     code = _core.dtype_code(dtype)
     out = np.empty(y.shape, numpy_dtype(code))
-    ctx.copy(y.raw, (out.__array_interface__["data"][0], y.raw[1], y.raw[2], y.raw[2] or 1, code, 0, 0, 0))
+    ctx.copy(y.raw, (address(out), y.raw[1], y.raw[2], y.raw[2] or 1, code, 0, 0, 0))
     return out

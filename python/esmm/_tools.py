@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 import numpy as np
 
 from . import _core, _lib
-from ._arrays import numpy_dtype, operand
+from ._arrays import address, numpy_dtype, operand
 from ._core import Context, Format, Pattern, Weights
 from ._errors import ArgumentError, DtypeError
 from ._lib import lib
@@ -43,7 +43,7 @@ def pattern_bits(pattern: Pattern) -> Any:
     """The bitmaps: an array of uint64 [strips, words]; bit i of word j stands for k = 64 j + i."""
     bits = np.zeros((pattern.strips, pattern.words), np.uint64)
     if bits.size:
-        pattern.read(0, pattern.strips, bits.__array_interface__["data"][0])
+        pattern.read(0, pattern.strips, address(bits))
     return bits
 
 
@@ -52,9 +52,11 @@ def reorder(rows: Pattern, strip_rows: int) -> Tuple[Any, Pattern]:
     pattern of single rows."""
     order = np.empty(max(rows.rows, 1), np.int64)
     made = rows._context.new_pattern(
-        lib.esmm_pattern_reorder, rows._live().value, integer(strip_rows, "strip_rows", 1),
-        order.__array_interface__["data"][0],
-    )  # fmt: skip
+        lib.esmm_pattern_reorder,
+        rows._live().value,
+        integer(strip_rows, "strip_rows", 1),
+        address(order),
+    )
     return order[: rows.rows], made
 
 
@@ -98,8 +100,8 @@ class Summary(NamedTuple):
 
 
 def inspect(x: Any, *, dtype: Any = None, context: Optional[Context] = None) -> Summary:
-    """Where the zeros of a matrix lie: what share of its elements is nonzero, and what share of its strips is alive. The
-    rows' strips count where it is an A, the columns' where it is a B. The command `esmm inspect` does it for files.
+    """Where the zeros of a matrix lie: what share of its elements is nonzero, and of its strips alive. The rows' strips
+    count where it is an A, the columns' where it is a B. The command `esmm inspect` does it for files.
 
     >>> import numpy as np, esmm
     >>> x = np.zeros((64, 64), np.float32); x[:, ::4] = 1
@@ -117,9 +119,15 @@ def inspect(x: Any, *, dtype: Any = None, context: Optional[Context] = None) -> 
     empty = [int((~pattern_bits(p).any(axis=1)).sum()) if p.words else p.strips for p in (single, across)]
     strips = (8, 32, 128)
     return Summary(
-        rows, cols, _core.DTYPE_NAMES[y.raw[4]], single.density, empty[0], empty[1],
-        {s: single.coarsen(s).density for s in strips}, {s: across.coarsen(s).density for s in strips},
-    )  # fmt: skip
+        rows,
+        cols,
+        _core.DTYPE_NAMES[y.raw[4]],
+        single.density,
+        empty[0],
+        empty[1],
+        {s: single.coarsen(s).density for s in strips},
+        {s: across.coarsen(s).density for s in strips},
+    )
 
 
 # ---- pruning ----
@@ -169,7 +177,7 @@ def prune(
         norms = np.ascontiguousarray(input_norms, np.float32)
         if norms.shape != (x.raw[1],):
             raise ArgumentError(f"input_norms is of shape {norms.shape}: it has to be ({x.raw[1]},), one for each k")
-        opts.input_norms = norms.__array_interface__["data"][0]
+        opts.input_norms = address(norms)
     report = _lib.PruneReport(ctypes.sizeof(_lib.PruneReport))
     ctx.call(lib.esmm_prune, ctypes.byref(_lib.Matrix(*x.raw)), ctypes.byref(opts), ctypes.byref(report))
     return out, PruneReport(report.kept, report.dropped, report.norm, report.norm_dropped)
@@ -189,7 +197,11 @@ def fits(
     k, col = ctypes.c_int64(), ctypes.c_int64()
     wanted = _core.format_struct(format)
     ctx.call(
-        lib.esmm_format_check, ctypes.byref(_lib.Matrix(*x.raw)), ctypes.byref(wanted), ctypes.byref(k), ctypes.byref(col)
+        lib.esmm_format_check,
+        ctypes.byref(_lib.Matrix(*x.raw)),
+        ctypes.byref(wanted),
+        ctypes.byref(k),
+        ctypes.byref(col),
     )
     return None if k.value < 0 else (k.value, col.value)
 
@@ -240,7 +252,7 @@ def generate(
         ctx.call(lib.esmm_generator_preset, kind.encode(), ctypes.byref(g))
     rows, cols = integer(rows, "rows"), integer(cols, "cols")
     out = np.empty((rows, cols), numpy_dtype(code))
-    raw = (out.__array_interface__["data"][0], rows, cols, cols or 1, code, 0, 0, 0)
+    raw = (address(out), rows, cols, cols or 1, code, 0, 0, 0)
     ctx.call(lib.esmm_generate, ctypes.byref(g), ctypes.byref(_lib.Matrix(*raw)))
     return out
 
@@ -275,9 +287,14 @@ def kernels(*, context: Optional[Context] = None) -> List[KernelInfo]:
         formats = tuple(name for bit, name in enumerate(("dense", "bsr", "nm")) if k.formats >> bit & 1)
         found.append(
             KernelInfo(
-                k.name.decode(), k.doc.decode(), k.backend.decode(), bool(k.available), bool(k.flags & 1),
-                bool(k.flags & 2), formats,
-            )  # fmt: skip
+                k.name.decode(),
+                k.doc.decode(),
+                k.backend.decode(),
+                bool(k.available),
+                bool(k.flags & 1),
+                bool(k.flags & 2),
+                formats,
+            )
         )
     return found
 
@@ -310,16 +327,24 @@ def info(*, context: Optional[Context] = None) -> Info:
     ctx = context if context is not None else _core.context()
     handle = ctx._live().value
     return Info(
-        lib.esmm_version_str().decode(), lib.esmm_source_id().decode(), _lib.library_path(), ctx.device, ctx.device_name,
-        ctx.features, ctx.device_reason, ctx.threads, bool(lib.esmm_is_tuned(handle)), lib.esmm_tune_path(handle).decode(),
-    )  # fmt: skip
+        lib.esmm_version_str().decode(),
+        lib.esmm_source_id().decode(),
+        _lib.library_path(),
+        ctx.device,
+        ctx.device_name,
+        ctx.features,
+        ctx.device_reason,
+        ctx.threads,
+        bool(lib.esmm_is_tuned(handle)),
+        lib.esmm_tune_path(handle).decode(),
+    )
 
 
 def tune(
     *, save: bool = True, progress: Optional[Callable[[int, int], None]] = None, context: Optional[Context] = None
 ) -> None:
-    """Measures the plan's cost constants on this machine, a few seconds; with save, for later processes too. progress is
-    called with done and total."""
+    """Measures the plan's cost constants on this machine, a few seconds; with save, for later processes too. progress
+    is called with done and total."""
     ctx = context if context is not None else _core.context()
     failures: List[BaseException] = []
 

@@ -37,9 +37,13 @@ def test_pages(block, tmp_path):
     package = os.path.dirname(os.path.dirname(os.path.abspath(esmm.__file__)))
     path = [package] + ([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])
     done = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout.decode()
 
 
@@ -61,8 +65,10 @@ def test_types():
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", os.path.join(ROOT, "pyproject.toml"), "--cache-dir", os.devnull]
         + [os.path.join(ROOT, "python", "esmm")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, done.stdout.decode()
 
 
@@ -77,7 +83,9 @@ def test_the_command_runs(tmp_path):
         pytest.skip("the command is not built")
     package = os.path.dirname(os.path.dirname(os.path.abspath(esmm.__file__)))
     done = subprocess.run(
-        [sys.executable, "-m", "esmm", "--version"], env={**os.environ, "PYTHONPATH": package}, cwd=tmp_path,
+        [sys.executable, "-m", "esmm", "--version"],
+        env={**os.environ, "PYTHONPATH": package},
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
     assert done.returncode == 0 and done.stdout.startswith(b"esmm ")

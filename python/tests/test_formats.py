@@ -51,9 +51,7 @@ def test_sparse_arrays_that_are_refused_or_mended(rng):
     lil = type("Odd", (), {"format": "xyz", "indptr": lil.indptr, "indices": lil.indices, "data": lil.data})()
     with pytest.raises(TypeError, match="'xyz'"):
         esmm.prepare(lil)
-    twice = scipy.csr_array(
-        (np.array([1, 2, 3], np.float32), np.array([1, 1, 0]), np.array([0, 3, 3])), shape=(2, 2)
-    )
+    twice = scipy.csr_array((np.array([1, 2, 3], np.float32), np.array([1, 1, 0]), np.array([0, 3, 3])), shape=(2, 2))
     np.testing.assert_array_equal(esmm.to_dense(esmm.prepare(twice)), [[3, 3], [0, 0]])
     assert len(twice.data) == 3, "the caller's own array is left as it was"
     bad = scipy.csr_array(dense)

@@ -107,9 +107,18 @@ def test_types_of_fields(name):
 def test_enums():
     ours = {}
     for table in (
-        _lib.DTYPES, _lib.ORDERS, _lib.PLACES, _lib.FORMAT_KINDS, _lib.USES, _lib.ACTIVATIONS, _lib.KERNEL_FLAGS,
-        _lib.GENERATORS, _lib.OPERANDS, _lib.FFN_MODES, _lib.SPARSIFIERS,
-    ):  # fmt: skip
+        _lib.DTYPES,
+        _lib.ORDERS,
+        _lib.PLACES,
+        _lib.FORMAT_KINDS,
+        _lib.USES,
+        _lib.ACTIVATIONS,
+        _lib.KERNEL_FLAGS,
+        _lib.GENERATORS,
+        _lib.OPERANDS,
+        _lib.FFN_MODES,
+        _lib.SPARSIFIERS,
+    ):
         ours.update(table)
     ours.update({"ESMM_" + ("" if s == 0 else "ERR_") + s.name: int(s) for s in _errors.Status})
     theirs = {}

@@ -22,7 +22,9 @@ def integers(rng, *shape):
     return rng.integers(-4, 5, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("m,k,n", [(1, 64, 64), (5, 33, 17), (64, 256, 128), (0, 8, 4), (3, 0, 5), (3, 4, 0), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "m,k,n", [(1, 64, 64), (5, 33, 17), (64, 256, 128), (0, 8, 4), (3, 0, 5), (3, 4, 0), (1, 1, 1)]
+)
 def test_product(rng, m, k, n):
     a, b = integers(rng, m, k), integers(rng, k, n)
     c = esmm.matmul(a, esmm.prepare(b))
@@ -52,6 +54,8 @@ def lay_out(x, how):
         y = raw[1:].view(x.dtype).reshape(x.shape)
         y[...] = x
         return y
+    if how == "one row again and again":
+        return np.broadcast_to(x[:1], x.shape)
     if how == "read-only":
         y = x.copy()
         y.flags.writeable = False
@@ -62,9 +66,11 @@ def lay_out(x, how):
 LAYOUTS = ["rows", "columns", "rows with a gap", "columns with a gap", "every second", "backwards", "unaligned"]
 
 
-@pytest.mark.parametrize("how", LAYOUTS + ["read-only"])
+@pytest.mark.parametrize("how", LAYOUTS + ["read-only", "one row again and again"])
 def test_layouts_of_a_and_b(rng, how):
     a, b = integers(rng, 9, 40), integers(rng, 40, 21)
+    if how == "one row again and again":
+        a[:], b[:] = a[0], b[0]
     np.testing.assert_array_equal(esmm.matmul(lay_out(a, how), esmm.prepare(lay_out(b, how))), a @ b)
 
 
@@ -169,7 +175,9 @@ def test_epilogue(rng):
     x = a.astype(np.float64) @ b
     close(esmm.matmul(a, w, alpha=0.5, bias=bias), 0.5 * x + bias, 48)
     close(esmm.matmul(a, w, activation="relu"), np.maximum(x, 0), 48)
-    close(esmm.matmul(a, w, bias=bias, activation="relu2", residual=residual), np.maximum(x + bias, 0) ** 2 + residual, 48)
+    close(
+        esmm.matmul(a, w, bias=bias, activation="relu2", residual=residual), np.maximum(x + bias, 0) ** 2 + residual, 48
+    )
     close(esmm.matmul(a, w, activation="silu"), x / (1 + np.exp(-x)), 48)
     gated = np.maximum(a.astype(np.float64) @ g + gate_bias, 0) * (x + bias)
     close(esmm.matmul(a, w, gate=gate, gate_bias=gate_bias, bias=bias, activation="relu"), gated, 48)
@@ -192,9 +200,7 @@ def test_statistics(rng):
     np.testing.assert_array_equal(esmm.pattern_bits(p), esmm.pattern_bits(esmm.pattern(c, 16)))
     np.testing.assert_array_equal(counts, (c != 0).sum(0))
     w2 = esmm.prepare(rng.standard_normal((64, 32)).astype(np.float32))
-    np.testing.assert_array_equal(
-        esmm.matmul(c, w2, a_pattern=p, force="joint"), esmm.matmul(c, w2, force="joint")
-    )
+    np.testing.assert_array_equal(esmm.matmul(c, w2, a_pattern=p, force="joint"), esmm.matmul(c, w2, force="joint"))
 
 
 def test_force_and_strict(rng):
@@ -285,9 +291,14 @@ def test_closed(rng):
     w.close()
     assert w.closed and "closed" in repr(w)
     for call in (
-        lambda: esmm.matmul(ONE, w), lambda: w.save("/nonexistent/x"), lambda: esmm.to_dense(w), lambda: w.handle,
-        lambda: esmm.matmul(ONE, esmm.prepare(ONE), gate=w), lambda: esmm.explain(ONE, w), lambda: w.__enter__(),
-    ):  # fmt: skip
+        lambda: esmm.matmul(ONE, w),
+        lambda: w.save("/nonexistent/x"),
+        lambda: esmm.to_dense(w),
+        lambda: w.handle,
+        lambda: esmm.matmul(ONE, esmm.prepare(ONE), gate=w),
+        lambda: esmm.explain(ONE, w),
+        lambda: w.__enter__(),
+    ):
         with pytest.raises(ValueError, match="Weights object is closed"):
             call()
     ctx = esmm.Context("cpu")
