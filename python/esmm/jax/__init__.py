@@ -157,11 +157,14 @@ def _raw(a: np.ndarray, what: str) -> _core.Raw:
 def prepare(b: Any, use: str = "any", format: Optional[str] = None, device: Optional[str] = None) -> Weights:
     """Prepares B [k, n], an array of JAX or numpy, for any number of products.
 
-    They run on the device that b is on; device ('cpu', 'cuda:0') names another one. use and format are those of
+    They run on the device that b is on, those of a numpy array on JAX's default device; device ('cpu', 'cuda:0') names
+    another one. use and format are those of
     esmm.prepare: 'any', 'decode' or 'large_m', and 'dense', 'bsr:64' or '2:4'.
     """
     if isinstance(b, jax.core.Tracer):
         raise DtypeError("b is being traced: prepare weights outside of jit, or give matmul the array itself")
+    if device is None and not isinstance(b, jax.Array):
+        b = jnp.asarray(b)
     if isinstance(b, jax.Array):
         where = next(iter(b.devices()))
         on_gpu = where.platform == "gpu"
