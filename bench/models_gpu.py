@@ -97,7 +97,11 @@ def decoder(words: Any) -> None:
             {"old": lambda: model(ids), "new": lambda: model(ids)}, before=lambda name: done.switch(name == "new")
         )
         times = prefill["old"] / prefill["new"]
-        line("prefill of 4096 tokens, ms and times", f"{prefill['old']:.2f} {prefill['new']:.2f} {times:.2f}", times > 0.98)
+        line(
+            "prefill of 4096 tokens, ms and times",
+            f"{prefill['old']:.2f} {prefill['new']:.2f} {times:.2f}",
+            times > 0.98,
+        )
 
         # One token after 512; the cache is only read, so that the step can be repeated.
         _, caches = model(ids[:, :512])
@@ -125,7 +129,11 @@ def decoder(words: Any) -> None:
             graphs[name] = (graph, out)
         replay = milliseconds({name: graph.replay for name, (graph, _) in graphs.items()}, 60)
         times = replay["old"] / replay["new"]
-        line("decode step, CUDA graph, ms and times", f"{replay['old']:.3f} {replay['new']:.3f} {times:.2f}", times >= 1.25)
+        line(
+            "decode step, CUDA graph, ms and times",
+            f"{replay['old']:.3f} {replay['new']:.3f} {times:.2f}",
+            times >= 1.25,
+        )
         off = difference(graphs["new"][1].float(), graphs["old"][1].float())
         line("decode, graph against graph", f"{off:.1e}", off < 4 * rounding)
     done.undo()
@@ -149,7 +157,11 @@ def pretrained_kind(words: Any) -> None:
     ids = torch.randint(0, 4096, (1, 256), device="cuda")
     done = esmm.torch.convert(model, ids, min_speedup=0)
     print(done, flush=True)
-    line("transformers' Llama, ReLU: blocks", f"{len(done.replaced)} of 2", len(done.replaced) == 2 and done.difference < 2e-2)
+    line(
+        "transformers' Llama, ReLU: blocks",
+        f"{len(done.replaced)} of 2",
+        len(done.replaced) == 2 and done.difference < 2e-2,
+    )
 
 
 def jax_product(words: Any) -> None:

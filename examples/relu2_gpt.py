@@ -66,7 +66,9 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 256, bias=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("proj.weight", "down.weight")) else 0.02)
+                nn.init.normal_(
+                    p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
+                )
 
     def forward(self, ids: Tensor, caches: Optional[List[Cache]] = None) -> Tuple[Tensor, List[Cache]]:
         start = caches[0][0].shape[2] if caches else 0
@@ -80,7 +82,9 @@ class GPT(nn.Module):
 
 def sources() -> Tensor:
     """All of the project's C, CUDA, Python and text as bytes."""
-    names = [name for end in ("c", "h", "cu", "cuh", "py", "md") for name in glob.glob(f"{ROOT}/**/*.{end}", recursive=True)]
+    names = [
+        name for end in ("c", "h", "cu", "cuh", "py", "md") for name in glob.glob(f"{ROOT}/**/*.{end}", recursive=True)
+    ]
     kept = [name for name in sorted(names) if not os.path.relpath(name, ROOT).startswith("build")]
     text = b"".join(open(name, "rb").read() for name in kept)
     if len(text) < 100_000:
@@ -88,7 +92,9 @@ def sources() -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def batch(data: Tensor, count: int, context: int, device: torch.device, generator: torch.Generator) -> Tuple[Tensor, Tensor]:
+def batch(
+    data: Tensor, count: int, context: int, device: torch.device, generator: torch.Generator
+) -> Tuple[Tensor, Tensor]:
     at = torch.randint(0, len(data) - context - 1, (count,), generator=generator)
     rows = torch.stack([data[i : i + context + 1] for i in at.tolist()]).long().to(device)
     return rows[:, :-1], rows[:, 1:]
@@ -135,7 +141,9 @@ def train(model: GPT, data: Tensor, seconds: float, count: int, device: torch.de
         hidden.clear()
         loss = loss_of(model, *batch(data, count, model.context, device, generator))
         step.zero_grad()
-        (loss + 0.01 * sum(h.sqrt().mean() if h.dtype == torch.float64 else (h + 1e-6).sqrt().mean() for h in hidden)).backward()
+        (
+            loss + 0.01 * sum(h.sqrt().mean() if h.dtype == torch.float64 else (h + 1e-6).sqrt().mean() for h in hidden)
+        ).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         step.step()
         number += 1
@@ -205,7 +213,9 @@ def draw(path: str, losses: List[Tuple[int, float]], done: Any, before: List[flo
     left.set(xlabel="step", ylabel="loss, nats per byte", title="Training", ylim=(0, None))
     layers = done.profile.sparse
     places = range(len(layers))
-    middle.bar([p - 0.2 for p in places], [100 * layer.density for layer in layers], 0.4, color="#2a6f97", label="one token")
+    middle.bar(
+        [p - 0.2 for p in places], [100 * layer.density for layer in layers], 0.4, color="#2a6f97", label="one token"
+    )
     middle.bar([p + 0.2 for p in places], [100 * layer.strip_density for layer in layers], 0.4, color="#a9d6e5",
                label=f"{layers[0].strip_rows if layers else 8} tokens together")  # fmt: skip
     middle.set(xlabel="layer", ylabel="nonzero, per cent", title="Hidden layer", ylim=(0, 100), xticks=list(places))
@@ -226,7 +236,9 @@ def draw(path: str, losses: List[Tuple[int, float]], done: Any, before: List[flo
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=60, help="of training (default 60)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, ...")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, ..."
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: as torch chooses")
     parser.add_argument("--width", type=int, default=256, help="d_model; a multiple of 32 (default 256)")
     parser.add_argument("--layers", type=int, default=4)

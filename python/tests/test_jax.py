@@ -180,7 +180,7 @@ def test_a_program_whose_weights_are_gone_says_so():
 
 def test_weights_are_freed():
     w = esmm.jax.prepare(sparse(2, (K, N), 1.0))
-    jax.jit(lambda a: esmm.jax.matmul(a, w))(sparse(1, (M, K)))
+    jax.jit(lambda a, w: esmm.jax.matmul(a, w))(sparse(1, (M, K)), w)
     esmm.jax.matmul(sparse(1, (M, K)), w.prepared)
     memory = weakref.ref(w.prepared._handle)
     del w

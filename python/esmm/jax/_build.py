@@ -16,7 +16,6 @@ import tempfile
 from typing import List, Sequence
 
 
-
 class BuildError(RuntimeError):
     """There is no compiler, or it refused; the text says which."""
 
@@ -60,7 +59,13 @@ def build(source: str, stem: str, includes: Sequence[str], version: str) -> str:
     target = os.path.join(directory, f"{stem}-{key.hexdigest()[:16]}.so")
     if os.path.exists(target):
         return target
-    command: List[str] = [compiler(), *flags, "-I" + headers, *(word for path in includes for word in ("-isystem", path)), source]
+    command: List[str] = [
+        compiler(),
+        *flags,
+        "-I" + headers,
+        *(word for path in includes for word in ("-isystem", path)),
+        source,
+    ]
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         number, temporary = tempfile.mkstemp(prefix=stem, suffix=".tmp", dir=directory)

@@ -26,13 +26,17 @@ Ways = Sequence[Tuple[int, str]]  # rows of a call, and the way that was fastest
 
 def product(x: Tensor, linear: nn.Module, gate: Optional[nn.Module] = None, activation: int = 0) -> Tensor:
     """The Linear (with a gate: both) by the library."""
-    weight = linear.weight.t() if is_conv1d(linear) else linear.weight
-    if gate is None:
-        made: Tensor = call(x, weight, linear.bias, None, None, None, activation, 0)
-        return made
-    other = gate.weight.t() if is_conv1d(gate) else gate.weight
-    made = call(x, weight, linear.bias, None, other, gate.bias, activation, 0)
+    weight, bias = _weight(linear)
+    other, shift = _weight(gate) if gate is not None else (None, None)
+    made: Tensor = call(x, weight, bias, None, other, shift, activation, 0)
     return made
+
+
+def _weight(linear: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
+    """The weight [out, in], and the bias."""
+    weight: Any = linear.weight
+    bias: Any = linear.bias
+    return weight.t() if is_conv1d(linear) else weight, bias
 
 
 def activate(x: Tensor, activation: int) -> Tensor:
@@ -112,8 +116,8 @@ class ConvertedBlock(Converted):
     """A feed-forward block: down(act(up(x))) or down(act(gate(x)) * up(x)).
 
     Ways: 'dense', the old one; 'down', torch's as far as h, then a product that skips its zeros; 'fused', both by the
-    library, with the activation in the first one's epilogue. Where the block drops values out in training, it trains the
-    old way.
+    library, with the activation in the first one's epilogue. Where the block drops values out in training, it trains
+    the old way.
     """
 
     def __init__(
@@ -137,9 +141,8 @@ class ConvertedBlock(Converted):
         second = self._child(gate) if gate is not None else None
         if way == "fused":
             return product(x, first, second, self.activation)
-        if second is None:
-            return activate(first(x), self.activation)
-        return activate(second(x), self.activation) * first(x)
+        made: Tensor = activate(first(x) if second is None else second(x), self.activation)
+        return made if second is None else made * first(x)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         way = self.way(x)

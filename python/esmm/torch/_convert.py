@@ -1,10 +1,10 @@
 """esmm.torch.convert: finds the feed-forward blocks of a model whose activation makes zeros, and lets them be skipped.
 
-It goes by what happens, not by names. A run on the sample shows which Linears are fed zeros. For each of them the module
-around it is tried: if it gives what down(act(up(x))) or down(act(gate(x)) * up(x)) gives, act being ReLU or ReLU2, with
-the Linears found in it, on the sample and on inputs far from it, it is a block and is replaced as a whole. If not (the
-Linears of OPT lie in the decoder layer itself), the one Linear is replaced. Each replacement is compared with what was
-there and timed against it; what is not faster stays.
+It goes by what happens, not by names. A run on the sample shows which Linears are fed zeros. For each of them the
+modules around it are tried: one that gives what down(act(up(x))) or down(act(gate(x)) * up(x)) gives, act being ReLU or
+ReLU2, with the Linears found in it, on the sample and on inputs far from it, is a block and is replaced as a whole. If
+there is none (the Linears of OPT lie in the decoder layer itself), the one Linear is replaced. Each replacement is
+compared with what was there and timed against it; what is not faster stays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -20,7 +21,18 @@ from torch import Tensor, nn
 
 from ._blocks import Converted, ConvertedBlock, ConvertedLinear, activate, product
 from ._formats import DTYPES, RELU, RELU2
-from ._profile import LayerProfile, Profile, Sample, call_model, features, is_linear, profile, text_table, watching
+from ._profile import (
+    LayerProfile,
+    Profile,
+    Sample,
+    call_model,
+    features,
+    is_linear,
+    parameter,
+    profile,
+    text_table,
+    watching,
+)
 
 # How far a replacement's result may be from the block's, as a share of its norm: some units in the last place.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -139,7 +151,9 @@ class Conversion:
         head = ("layer", "kind", "nonzero", "rows", "multiplied", "predicted", "measured", "way, or why not")
         told = [text_table(head, lines)] if lines else []
         done = len(self.replaced)
-        told.append(f"{done} of {len(self.layers)} layers replaced" if self.layers else "nothing to replace: no Linears")
+        told.append(
+            f"{done} of {len(self.layers)} layers replaced" if self.layers else "nothing to replace: no Linears"
+        )
         if done:
             told[-1] += (
                 f"; the model on the sample: {1e3 * self.seconds_before:.2f} -> {1e3 * self.seconds_after:.2f} ms, "
@@ -184,9 +198,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def race(
-    ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optional[float] = None
-) -> Dict[str, float]:
+def race(ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optional[float] = None) -> Dict[str, float]:
     """Seconds of each, taken in turns so that what disturbs one disturbs all; the lower quartile of several."""
     budget = BUDGET if budget is None else budget
     inner: Dict[str, int] = {}
@@ -312,19 +324,22 @@ def _share(h: Tensor, strip: int) -> float:
     return seen.strip_density
 
 
-def _measure(found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Callable[[Tensor], Tensor]], rows: Sequence[int]) -> None:
+def _measure(
+    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Callable[[Tensor], Tensor]], rows: Sequence[int]
+) -> None:
     """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x."""
     layer = found.layer
     assert layer is not None
     strip = found.seen.strip_rows
     for count in sorted({min(r, x.shape[0]) for r in rows if r > 0} or {x.shape[0]}):
-        some, some_h = x[:count].contiguous(), h[:count].contiguous()
-        runs: Dict[str, Callable[[], Any]] = {name: (lambda f=f: f(some)) for name, f in ways.items()}
-        runs["the Linear"] = lambda: found.linear.forward(some_h)
+        # One row may not be like the others: it is the one with the median number of nonzeros.
+        first = int((h != 0).sum(1).float().argsort()[(h.shape[0] - 1) // 2]) if count == 1 else 0
+        some, some_h = x[first : first + count].contiguous(), h[first : first + count].contiguous()
+        runs: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in ways.items()}
+        runs["the Linear"] = partial(found.linear.forward, some_h)
         seconds = race(runs, x.device)
         down = seconds.pop("the Linear")
-        # A single row of a long sample may not be like the others: one row's density is their mean.
-        density = layer.density if count == 1 else _share(some_h, min(count, strip))
+        density = _share(some_h, min(count, strip))
         layer.sizes.append(Size(count, density, seconds, min(down, seconds["dense"])))
 
 
@@ -343,9 +358,7 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
         up, gate, activation = match
         layer.kind = f"{'gated ' if gate else ''}{'relu' if activation == RELU else 'relu2'} block"
         down = next(name for name, module in block.named_modules() if module is found.linear)
-        made = ConvertedBlock(
-            block, up, down, gate, activation, [(count, "fused")], not _drops_out(block, x)
-        )
+        made = ConvertedBlock(block, up, down, gate, activation, [(count, "fused")], not _drops_out(block, x))
         ways = {"dense": block.forward, "down": None, "fused": None}
     else:
         made = ConvertedLinear(found.linear, [(count, "down")])
@@ -513,13 +526,15 @@ def convert(
             hooks[f.parent[1]] = guarded(at_block(f))
             assert f.layer is not None
             f.layer.name = f.parent[0]
-    device = next(iter(f.linear.weight.device for f in found), torch.device("cpu"))
+    device = next((parameter(f.linear, "weight").device for f in found), torch.device("cpu"))
     with watching(model, hooks):
         call_model(model, sample)
     result = Conversion(model, [], seen, 0.0, 0.0, 0.0)
     result.layers = sorted(
         [*others, *(f.layer for f in found if f.layer is not None)],
-        key=lambda layer: min(i for name, i in order.items() if name == layer.name or name.startswith(layer.name + ".")),
+        key=lambda layer: min(
+            i for name, i in order.items() if name == layer.name or name.startswith(layer.name + ".")
+        ),
     )
     if not any(f.new is not None for f in found):
         return result

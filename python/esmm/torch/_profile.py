@@ -24,13 +24,13 @@ def call_model(model: nn.Module, sample: Sample) -> Any:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """The Linear of GPT-2 in transformers: weight [in, out]. Known by what it has, so that transformers is not needed."""
+    """The Linear of GPT-2 in transformers, weight [in, out]. Known by what it has: transformers need not be there."""
+    weight = getattr(module, "weight", None)
     return (
         type(module).__name__ == "Conv1D"
-        and hasattr(module, "nf")
-        and isinstance(getattr(module, "weight", None), nn.Parameter)
-        and module.weight.dim() == 2
-        and module.weight.shape[1] == module.nf
+        and isinstance(weight, nn.Parameter)
+        and weight.dim() == 2
+        and weight.shape[1] == getattr(module, "nf", None)
     )
 
 
@@ -39,9 +39,15 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear) or is_conv1d(module)
 
 
+def parameter(module: nn.Module, name: str) -> Tensor:
+    found = getattr(module, name)
+    assert isinstance(found, Tensor)
+    return found
+
+
 def features(module: nn.Module) -> Tuple[int, int]:
     """in, out"""
-    rows, cols = module.weight.shape
+    rows, cols = parameter(module, "weight").shape
     return (rows, cols) if is_conv1d(module) else (cols, rows)
 
 
@@ -167,8 +173,8 @@ def profile(model: nn.Module, inputs: Sample, strip_rows: Optional[int] = None) 
     """Runs the model once on `inputs` and reports how many zeros each Linear (or Conv1D) is fed.
 
     inputs: a tensor, a tuple of positional or a dict of named arguments; or a list of such, for several runs. The model
-    is left as it was; it runs in eval mode, without gradients. strip_rows: rows that share a bitmap in a product of many
-    rows; by default 8 for a CPU and 64 for a GPU.
+    is left as it was; it runs in eval mode, without gradients. strip_rows: rows that share a bitmap in a product of
+    many; by default 8 for a CPU and 64 for a GPU.
     """
     runs = inputs if isinstance(inputs, list) else [inputs]
     found: Dict[nn.Module, LayerProfile] = {}
@@ -176,7 +182,7 @@ def profile(model: nn.Module, inputs: Sample, strip_rows: Optional[int] = None) 
     for name, module in model.named_modules():
         if is_linear(module):
             kind = "Conv1D" if is_conv1d(module) else "Linear"
-            on_gpu = module.weight.device.type == "cuda"
+            on_gpu = parameter(module, "weight").device.type == "cuda"
             strip = strip_rows if strip_rows is not None else 64 if on_gpu else 8
             if strip < 1:
                 raise ValueError(f"strip_rows is {strip}: it must be at least 1")

@@ -136,7 +136,9 @@ class ParallelFFN(nn.Module):
         def part(name: str, whole: Optional[Tensor], rows: bool = False, columns: bool = False) -> None:
             made = None
             if whole is not None:
-                cut = whole.detach()[first:last] if rows else whole.detach()[:, first:last] if columns else whole.detach()
+                cut = (
+                    whole.detach()[first:last] if rows else whole.detach()[:, first:last] if columns else whole.detach()
+                )
                 made = nn.Parameter(cut.to(device).clone(memory_format=torch.contiguous_format))
             self.register_parameter(name, made)
 
@@ -156,8 +158,8 @@ class ParallelFFN(nn.Module):
         if not _there(self.group):
             alone: Tensor = call(self.hidden(x), self.down, self.down_bias, None, None, None, 0, 0)
             return alone
-        h = self.hidden(_Spread.apply(x, self.group))
-        y: Tensor = _Sum.apply(call(h, self.down, None, None, None, None, 0, 0), self.group)
+        h = self.hidden(_Spread.apply(x, self.group))  # type: ignore[no-untyped-call]
+        y: Tensor = _Sum.apply(call(h, self.down, None, None, None, None, 0, 0), self.group)  # type: ignore[no-untyped-call]
         return y if self.down_bias is None else y + self.down_bias  # once, not once for each rank
 
     def whole(self) -> Dict[str, Tensor]:
