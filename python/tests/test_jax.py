@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import os
 import subprocess
@@ -187,6 +188,10 @@ def test_weights_are_freed():
     jax.clear_caches()
     gc.collect()
     assert memory() is None
+
+
+def test_docstring():
+    assert doctest.testmod(esmm.jax).failed == 0
 
 
 def test_errors_name_the_argument():
