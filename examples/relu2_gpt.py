@@ -130,14 +130,14 @@ class Progress:
 def train(model: GPT, data: Tensor, seconds: float, count: int, device: torch.device) -> List[Tuple[int, float]]:
     """Adam for so long; (step, loss) now and then. A little L1 on relu(up(x)) asks for fewer nonzeros."""
     generator = torch.Generator().manual_seed(1)
-    step = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    step = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=0.1)
     model.train()
     progress, losses, number, share = Progress(seconds), [], 0, 0.0
     hidden: List[Tensor] = []
     hooks = [b.mlp.down.register_forward_pre_hook(lambda _, args: hidden.append(args[0])) for b in model.blocks]
     while share < 1:
         for group in step.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (number + 1) / 20, max(0.05, 1.2 * (1 - share)))
+            group["lr"] = 2e-3 * min(1.0, (number + 1) / 20, max(0.05, 1.2 * (1 - share)))
         hidden.clear()
         loss = loss_of(model, *batch(data, count, model.context, device, generator))
         step.zero_grad()
@@ -242,12 +242,12 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=0, help="of the feed-forward blocks; 0: 8 times the width")
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=0, help="0: 8 on a CPU, 64 on a GPU")
     parser.add_argument("--tokens", type=int, default=64, help="to decode when speed is measured")
     parser.add_argument("--out", default="relu2_gpt", help="the picture is OUT.png; empty for none")
     words = parser.parse_args()
-    if words.seconds <= 0 or words.width < 32 or words.width % 32 or words.layers < 1 or words.batch < 1:
-        parser.error("--seconds, --layers and --batch must be above 0, --width a multiple of 32")
+    if words.seconds <= 0 or words.width < 32 or words.width % 32 or words.layers < 1 or words.batch < 0:
+        parser.error("--seconds and --layers must be above 0, --batch not below, --width a multiple of 32")
     if not 5 <= words.tokens < words.context - 1:
         parser.error("--tokens must be at least 5 and less than --context")
     if words.threads:
@@ -259,7 +259,7 @@ def main() -> int:
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(data) / 1e6:.1f} MB of sources, {size / 1e6:.1f} million weights, on {device}")
     held = len(data) * 19 // 20
-    losses = train(model, data[:held], words.seconds, words.batch, device)
+    losses = train(model, data[:held], words.seconds, words.batch or (64 if device.type == "cuda" else 8), device)
     model.eval()
     x, y = batch(data[held:], 16, words.context, device, torch.Generator().manual_seed(2))
     with torch.no_grad():
