@@ -235,7 +235,7 @@ def time_inside(model: nn.Module, sample: Sample, linears: Sequence[nn.Module], 
     def mark() -> Any:
         if device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
