@@ -1,11 +1,11 @@
-"""Tests of the Python package. They run on the CPU unless ESMM_TEST_DEVICE names a GPU (make gpu-check).
+"""Tests of the Python package. What does not name a device runs on the CPU.
 
 With ESMM_TAP=file the results are also written there in TAP, which tests/run_tests.sh counts.
 """
 
 import os
 
-os.environ["ESMM_DEVICE"] = os.environ.get("ESMM_TEST_DEVICE", "cpu")
+os.environ["ESMM_DEVICE"] = "cpu"
 for name in ("ESMM_FORCE", "ESMM_THREADS", "ESMM_REMEMBER"):
     os.environ.pop(name, None)
 

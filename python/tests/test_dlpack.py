@@ -147,7 +147,6 @@ class OnGpu:
         }
 
 
-@pytest.mark.skipif(not esmm.device().startswith("cpu"), reason="for a context of the CPU")
 def test_a_gpus_memory_and_weights_of_the_cpu(operands):
     a, b = operands
     w = esmm.prepare(b)

@@ -134,11 +134,18 @@ def test_ffn_gradcheck():
 @pytest.mark.parametrize("mode, sparsifier", [(m, s) for m in ("split", "sparse") for s in ("top_n", "soft")])
 @pytest.mark.parametrize("gated", (False, True))
 def test_lossy_modes_against_plain_torch(mode, sparsifier, gated):
-    ffn = SparseFFN(16, 40, activation="relu2", gated=gated, mode=mode, sparsifier=sparsifier, sparse_share=0.5).to(DEVICE)
+    ffn = SparseFFN(16, 40, activation="relu2", gated=gated, mode=mode, sparsifier=sparsifier, sparse_share=0.5).to(
+        DEVICE
+    )
     x, dy = torch.randn(13, 16).to(DEVICE), torch.randn(13, 16).to(DEVICE)
     gate = ffn.gate if gated else None
     w = _reference.Weights(
-        ffn.up.weight, ffn.down.weight, gate.weight if gated else None, ffn.up.bias, ffn.down.bias, gate.bias if gated else None
+        ffn.up.weight,
+        ffn.down.weight,
+        gate.weight if gated else None,
+        ffn.up.bias,
+        ffn.down.bias,
+        gate.bias if gated else None,
     )
     o = _reference.Options(ffn._activation, ffn._mode, ffn._sparsifier, ffn.sparse_share, False, 0)
     with torch.no_grad():
@@ -227,13 +234,22 @@ def test_ffn_opcheck():
     p = (ffn.up.weight, ffn.down.weight, None, ffn.up.bias, ffn.down.bias, None)
     options = (ffn._activation, 0, 0, 0.0, False, 0)
     x = torch.randn(5, 16).to(DEVICE)
-    torch.library.opcheck(torch.ops.esmm.ffn.default, (x, *(t if t is None else t.detach() for t in p), *options, False))
+    torch.library.opcheck(
+        torch.ops.esmm.ffn.default, (x, *(t if t is None else t.detach() for t in p), *options, False)
+    )
     torch.library.opcheck(torch.ops.esmm.ffn.default, (x.clone().requires_grad_(), *p, *options, True))
     with torch.no_grad():
         y, ticket = torch.ops.esmm.ffn(x, *p, *options, True)
         torch.library.opcheck(
             torch.ops.esmm.ffn_backward.default,
-            (y, ticket, x, *(t if t is None else t.detach() for t in p), *options, [True, True, True, False, True, True, False]),
+            (
+                y,
+                ticket,
+                x,
+                *(t if t is None else t.detach() for t in p),
+                *options,
+                [True, True, True, False, True, True, False],
+            ),
         )
 
 
@@ -322,8 +338,11 @@ def test_ffn_threads():
 
 def modules():
     yield "linear", lambda: SparseLinear(32, 32, activation="gelu")
-    yield "bsr", lambda: SparseLinear.from_linear(
-        nn.Linear(32, 32, dtype=torch.float32), format="bsr:16", prune=True, density=0.5
+    yield (
+        "bsr",
+        lambda: SparseLinear.from_linear(
+            nn.Linear(32, 32, dtype=torch.float32), format="bsr:16", prune=True, density=0.5
+        ),
     )
     yield "ffn", lambda: SparseFFN(32, 64, gated=True, activation="relu")
     yield "split", lambda: SparseFFN(32, 64, mode="split")
@@ -472,7 +491,11 @@ def test_to_sparse_wrong_arguments():
         (lambda: F.linear(w[:, :15], s), RuntimeError, "rows of 15"),
         (lambda: F.linear(w.double(), s), RuntimeError, "float64"),
         (lambda: nn.Parameter(s), RuntimeError, "requires_grad=False"),
-        (lambda: torch.ops.esmm.linear_packed(nn.Parameter(w), s.packed, 8, None, None, 0), RuntimeError, "no gradient"),
+        (
+            lambda: torch.ops.esmm.linear_packed(nn.Parameter(w), s.packed, 8, None, None, 0),
+            RuntimeError,
+            "no gradient",
+        ),
     ):
         with pytest.raises(error, match=text):
             make()
@@ -518,7 +541,8 @@ def test_ddp():
         port = s.getsockname()[1]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     runs = [
-        subprocess.Popen([sys.executable, "-c", DDP, str(rank), str(port)], env=env, stderr=subprocess.PIPE) for rank in (0, 1)
+        subprocess.Popen([sys.executable, "-c", DDP, str(rank), str(port)], env=env, stderr=subprocess.PIPE)
+        for rank in (0, 1)
     ]
     for run in runs:
         _, text = run.communicate(timeout=120)

@@ -37,9 +37,7 @@ def test_epilogue(dtype, activation, gated):
     gate, gate_bias = (parameter(24, 40, dtype=dtype), parameter(24, dtype=dtype)) if gated else (None, None)
     act = ACTIVATIONS[activation]
     with torch.no_grad():
-        y = esmm.torch.linear(
-            x, w, b, activation=activation, residual=residual, gate=gate, gate_bias=gate_bias
-        )
+        y = esmm.torch.linear(x, w, b, activation=activation, residual=residual, gate=gate, gate_bias=gate_bias)
     up = F.linear(x.double(), w.double(), b.double())
     want = act(up) if gate is None else act(F.linear(x.double(), gate.double(), gate_bias.double())) * up
     assert y.dtype == dtype and y.device == x.device
@@ -55,7 +53,13 @@ def test_shapes(shape):
 def test_inputs_that_are_not_contiguous():
     w = parameter(12, 20)
     wide = zeros(9, 50)
-    for x in (wide[:, 3:23], wide.t()[:20].t(), zeros(20, 9).t(), zeros(4, 20, 3).transpose(1, 2), wide[:, ::2][:, :20]):
+    for x in (
+        wide[:, 3:23],
+        wide.t()[:20].t(),
+        zeros(20, 9).t(),
+        zeros(4, 20, 3).transpose(1, 2),
+        wide[:, ::2][:, :20],
+    ):
         near(esmm.torch.linear(x, w), F.linear(x, w))
     turned = nn.Parameter(torch.randn(20, 12).to(DEVICE).t())
     sliced = nn.Parameter(torch.randn(24, 40).to(DEVICE)[::2, ::2])
@@ -176,7 +180,10 @@ def test_autocast(enabled_dtype):
     dy = torch.randn_like(y)
     for a, p in zip(gradients(y, dy, (x, w, b)), (x, w, b)):
         assert a.dtype == p.dtype
-    for a, c in zip(gradients(esmm.torch.linear(x, w, b), dy.float(), (x, w, b)), gradients(F.linear(x, w, b), dy.float(), (x, w, b))):
+    for a, c in zip(
+        gradients(esmm.torch.linear(x, w, b), dy.float(), (x, w, b)),
+        gradients(F.linear(x, w, b), dy.float(), (x, w, b)),
+    ):
         near(a, c, 1e-5)
 
 
@@ -308,4 +315,3 @@ def test_several_processes_compile_once(tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(3)]
     assert [r.wait() for r in runs] == [0, 0, 0]
     assert sorted(os.path.splitext(n)[1] for n in os.listdir(tmp_path / "esmm")) == [".lock", ".so"]
-

@@ -41,7 +41,10 @@ def cache_folder() -> str:
 def include_folder() -> Optional[str]:
     """Where esmm.h is: in the package (a wheel) or in the source tree."""
     package = os.path.dirname(HERE)
-    for folder in (os.path.join(package, "include"), os.path.join(os.path.dirname(os.path.dirname(package)), "include")):
+    for folder in (
+        os.path.join(package, "include"),
+        os.path.join(os.path.dirname(os.path.dirname(package)), "include"),
+    ):
         if os.path.exists(os.path.join(folder, "esmm.h")):
             return folder
     return None
@@ -65,6 +68,15 @@ def name_of(compiler: str, include: str) -> str:
     h.update(torch.__version__.encode())
     h.update(" ".join(command(compiler, "", "")).encode())
     return f"torch-{h.hexdigest()[:16]}.so"
+
+
+STREAM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32)
+
+
+@STREAM
+def _stream(device: int) -> int:
+    """A device's current stream, for a torch whose C interface does not tell."""
+    return torch.cuda.current_stream(device).cuda_stream
 
 
 class CannotBuild(Exception):
@@ -119,12 +131,12 @@ def load() -> Optional[ctypes.CDLL]:
         path = compile_operators()
         library = ctypes.CDLL(path)
         library.esmm_torch_bind.restype = ctypes.c_char_p
-        library.esmm_torch_bind.argtypes = [ctypes.c_char_p]
+        library.esmm_torch_bind.argtypes = [ctypes.c_char_p, STREAM]
         library.esmm_torch_failed.restype = None
         library.esmm_torch_failed.argtypes = [ctypes.c_char_p]
         library.esmm_torch_forget.restype = None
         library.esmm_torch_forget.argtypes = [ctypes.c_void_p]
-        wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()))
+        wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()), _stream)
         if wrong:
             raise RuntimeError(f"{path} cannot use libesmm: {wrong.decode()}")
     except (CannotBuild, OSError) as e:

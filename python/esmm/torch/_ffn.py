@@ -5,9 +5,9 @@
 
 A layer of the library is found again by the addresses of its parameters, and told their values again when a version
 counter has changed. What a forward pass leaves for its backward pass is a cache of the library's, which tensors cannot
-hold: the ticket stands for it, a tensor of one number that is given to the backward pass. Its memory is what counts: the
-cache goes back to the layer when that is freed. A ticket whose cache is gone, or that is a copy, costs a second forward
-pass and nothing else.
+hold: the ticket stands for it, a tensor of one number that is given to the backward pass. Its memory is what counts:
+the cache goes back to the layer when that is freed. A ticket whose cache is gone, or that is a copy, costs a second
+forward pass and nothing else.
 
 These kernels are in Python: a pass over a layer takes long beside their cost. Where one or a few tokens go through the
 layer and nothing is trained, modules call two products instead, whose operators are in C++.
@@ -19,7 +19,7 @@ import ctypes
 import threading
 import warnings
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -130,11 +130,11 @@ class Pass:
 _layers: Dict[Tuple[Any, ...], Layer] = {}
 _passes: Dict[int, Pass] = {}
 _lock = threading.RLock()
-_refused: set = set()
+_refused: Set[torch.device] = set()
 
 
 class _Ticket(ctypes.c_int64 * 1):  # type: ignore[misc]
-    """A ticket's memory; a tensor holds it, and the cache goes back to its layer when the last one that does is gone."""
+    """A ticket's memory: when the last tensor that holds it is gone, the cache goes back to its layer."""
 
     def __del__(self) -> None:
         made = _passes.pop(ctypes.addressof(self), None)
@@ -155,17 +155,28 @@ def _check(x: Tensor, w: Weights) -> None:
     if x.dtype not in DTYPES:
         raise RuntimeError("esmm: x has a dtype that is not float32, bfloat16 or float16")
     hidden = w.w1.shape[0]
-    shapes = (("w1", w.w1, (hidden, x.shape[-1])), ("w2", w.w2, (x.shape[-1], hidden)), ("gate", w.gate, (hidden, x.shape[-1])),
-              ("b1", w.b1, (hidden,)), ("b2", w.b2, (x.shape[-1],)), ("b_gate", w.b_gate, (hidden,)))  # fmt: skip
+    model = x.shape[-1]
+    shapes = (
+        ("w1", w.w1, (hidden, model)),
+        ("w2", w.w2, (model, hidden)),
+        ("gate", w.gate, (hidden, model)),
+        ("b1", w.b1, (hidden,)),
+        ("b2", w.b2, (model,)),
+        ("b_gate", w.b_gate, (hidden,)),
+    )
     for name, t, shape in shapes:
         if t is None:
             continue
         if tuple(t.shape) != shape:
-            raise RuntimeError(f"esmm: {name} has the shape {list(t.shape)}; with x {list(x.shape)} it is {list(shape)}")
+            raise RuntimeError(
+                f"esmm: {name} has the shape {list(t.shape)}; with x {list(x.shape)} it is {list(shape)}"
+            )
         if t.device != x.device:
             raise RuntimeError(f"esmm: {name} is on {t.device}, and x is on {x.device}")
         if t.dtype != x.dtype and t.dtype != torch.float32:
-            raise RuntimeError(f"esmm: x is {x.dtype} and {name} is {t.dtype}; only a float32 parameter may be wider than x")
+            raise RuntimeError(
+                f"esmm: x is {x.dtype} and {name} is {t.dtype}; only a float32 parameter may be wider than x"
+            )
     if w.gate is None and w.b_gate is not None:
         raise RuntimeError("esmm: b_gate is given, and gate is not")
 
@@ -186,7 +197,9 @@ def _layer(ctx: _core.Context, x: Tensor, w: Weights, o: Options) -> Optional[La
                     raise
                 _refused.add(x.device)
                 warnings.warn(
-                    f"esmm.torch: the feed-forward layer runs by plain torch on {x.device}: {e}", RuntimeWarning, stacklevel=2
+                    f"esmm.torch: the feed-forward layer runs by plain torch on {x.device}: {e}",
+                    RuntimeWarning,
+                    stacklevel=2,
                 )
                 return None
             if lasting:
@@ -204,7 +217,12 @@ def _forward(layer: Layer, ctx: _core.Context, x: Tensor, w: Weights, y: Tensor,
         layer.update(ctx, w, x.dtype)
         cache = layer.take_cache(ctx) if keep else None
         ctx.call(
-            lib.esmm_ffn_forward, layer.handle.value, ctypes.byref(mx), ctypes.byref(my), cache.value if cache else None, None
+            lib.esmm_ffn_forward,
+            layer.handle.value,
+            ctypes.byref(mx),
+            ctypes.byref(my),
+            cache.value if cache else None,
+            None,
         )
         return Pass(layer, cache, x) if cache else None
 
@@ -268,14 +286,20 @@ def _ffn_backward(
         def vector(t: Optional[Tensor]) -> Optional[int]:
             return None if t is None else t.data_ptr()
 
-        grads = _lib.FfnGrads(
-            size=ctypes.sizeof(_lib.FfnGrads), x=matrix(out[0], False), w1=matrix(out[1], True), w2=matrix(out[2], True),
-            gate=matrix(out[3], True), b1=vector(out[4]), b2=vector(out[5]), b_gate=vector(out[6]),
+        wanted = _lib.FfnGrads(
+            size=ctypes.sizeof(_lib.FfnGrads), x=matrix(out[0], False), w1=matrix(out[1], True),
+            w2=matrix(out[2], True), gate=matrix(out[3], True), b1=vector(out[4]), b2=vector(out[5]),
+            b_gate=vector(out[6]),
         )  # fmt: skip
         d_rows, md = _matrix(d_rows)
         with made.layer.lock:
             ctx.call(
-                lib.esmm_ffn_backward, made.layer.handle.value, made.cache.value, ctypes.byref(md), ctypes.byref(grads), None
+                lib.esmm_ffn_backward,
+                made.layer.handle.value,
+                made.cache.value,
+                ctypes.byref(md),
+                ctypes.byref(wanted),
+                None,
             )
     except Error as e:
         raise RuntimeError(f"esmm: {e}") from e

@@ -61,12 +61,20 @@ def matrix(t: torch.Tensor, what: str) -> _core.Raw:
     """A tensor of two dimensions as the library sees it, without a copy."""
     made = raw_or_none(t)
     if made is None:
-        raise RuntimeError(f"esmm: {what} has strides {tuple(t.stride())}: neither its rows nor its columns are contiguous")
+        raise RuntimeError(
+            f"esmm: {what} has strides {tuple(t.stride())}: neither its rows nor its columns are contiguous"
+        )
     return made
 
 
 def raw_or_none(t: torch.Tensor) -> Optional[_core.Raw]:
     device = t.device.index if t.device.type == "cuda" else _core.HOST
     return _core.raw(
-        t.data_ptr(), t.shape[0], t.shape[1], t.stride(0), t.stride(1), DTYPES[t.dtype], _core.HOST if device is None else device
+        t.data_ptr(),
+        t.shape[0],
+        t.shape[1],
+        t.stride(0),
+        t.stride(1),
+        DTYPES[t.dtype],
+        _core.HOST if device is None else device,
     )

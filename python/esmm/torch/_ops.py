@@ -8,8 +8,9 @@
     unpack(packed, out, k, dtype) -> weight [out, k]                                       the same bytes as a matrix
     _prepare(weight, format, dtype) -> int                                                 for the C++ operators
 
-x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate act(x G' + gate_bias)
-* (x W' + bias) + residual. All arguments are tensors and numbers; _registry.py finds what was prepared from them.
+x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate
+act(x G' + gate_bias) * (x W' + bias) + residual. All arguments are tensors and numbers; _registry.py finds what was
+prepared from them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_
 library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
-library.define("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor")
+library.define(
+    "linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor"
+)
 library.define("unpack(Tensor packed, int out, int k, ScalarType dtype) -> Tensor")
 library.define("_prepare(Tensor weight, int format, int dtype) -> int")
 

@@ -136,9 +136,10 @@ def backward(dy: Tensor, x: Tensor, w: Weights, o: Options, need: "List[bool]") 
 
     made: List[Optional[Tensor]] = [None] * 7
     if need[0]:
-        made[0] = thin(d, False) @ w.w1.to(d.dtype)
+        dx = thin(d, False) @ w.w1.to(d.dtype)
         if d_gate is not None and w.gate is not None:
-            made[0] = made[0] + thin(d_gate, False) @ w.gate.to(d.dtype)
+            dx = dx + thin(d_gate, False) @ w.gate.to(d.dtype)
+        made[0] = dx
     if need[1]:
         made[1] = thin(d, True).t() @ x
     if need[2]:

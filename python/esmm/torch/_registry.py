@@ -38,7 +38,9 @@ class Entry:
 
     __slots__ = ("alias", "version", "made", "finalizer")
 
-    def __init__(self, alias: torch.Tensor, version: int, made: Union[Weights, torch.Tensor, None], finalizer: Any) -> None:
+    def __init__(
+        self, alias: torch.Tensor, version: int, made: Union[Weights, torch.Tensor, None], finalizer: Any
+    ) -> None:
         self.alias = alias  # holds the memory, so that no other tensor can get its address
         self.version = version
         self.made = made  # None: the C++ operators own the weights
@@ -77,7 +79,7 @@ def key_of(t: torch.Tensor, format: int, target: int) -> Key:
 
 
 def find(t: torch.Tensor, format: int, target: int) -> Any:
-    """Weights of t in that format and dtype, or t as float32 where format is BIAS; prepared now unless they are there."""
+    """Weights of t in that format and dtype, or t as float32 where format is BIAS; made now unless they are there."""
     entry = _entries.get(key_of(t, format, target))
     if entry is not None and entry.made is not None and entry.version == version_of(t):
         return entry.made
@@ -112,8 +114,8 @@ def lasts(t: torch.Tensor) -> bool:
     if t.dim() == 2 and not _warned:
         _warned = True
         warnings.warn(
-            "esmm.torch: a weight that is not an nn.Parameter is prepared anew in every call. Pass the parameter itself,"
-            " not a view of it, or make it one: nn.Parameter(w, requires_grad=False)",
+            "esmm.torch: a weight that is not an nn.Parameter is prepared anew in every call. Pass the parameter"
+            " itself, not a view of it, or make it one: nn.Parameter(w, requires_grad=False)",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -200,5 +202,3 @@ def clear_cache() -> None:
     with _lock:
         for address in {key[0] for key in _entries}:
             forget(address)
-
-

@@ -12,6 +12,8 @@ from .. import _lib
 from .._lib import lib
 from . import _ffn, _functional
 from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
+from ._reference import Options, Weights
+from ._registry import context
 
 
 class SparseFFN(nn.Module):
@@ -124,15 +126,15 @@ class SparseFFN(nn.Module):
         """What a forward pass of x meets: how dense h is, by elements and by strips of tokens, how many columns are
         alive, and in the lossy modes what was dropped of h. Only where the library has the layer for x's device."""
         gate = self.gate
-        w = _ffn.Weights(
+        w = Weights(
             self.up.weight, self.down.weight, gate.weight if gate is not None else None, self.up.bias, self.down.bias,
             gate.bias if gate is not None else None,
         )  # fmt: skip
-        o = _ffn.Options(
+        o = Options(
             self._activation, self._mode, self._sparsifier, self.sparse_share if self._mode == 1 else 0.0,
             self.permute_tokens, self.seed,
         )  # fmt: skip
-        ctx = _ffn.context(x.device)
+        ctx = context(x.device)
         layer = _ffn._layer(ctx, x, w, o)
         if layer is None:
             raise RuntimeError(f"esmm: the library has no feed-forward layer on {x.device}")
@@ -144,16 +146,24 @@ class SparseFFN(nn.Module):
             layer.update(ctx, w, x.dtype)
             cache = layer.take_cache(ctx)
             ctx.call(
-                lib.esmm_ffn_forward, layer.handle.value, ctypes.byref(mx), ctypes.byref(my), cache.value, ctypes.byref(report)
+                lib.esmm_ffn_forward,
+                layer.handle.value,
+                ctypes.byref(mx),
+                ctypes.byref(my),
+                cache.value,
+                ctypes.byref(report),
             )
             layer.idle.append(cache)
         made: Dict[str, Union[int, float]] = {
             name: getattr(report, name)
             for name in (
-                "tokens", "alive_columns", "sparse_columns", "sparse_share", "strip_rows", "element_density", "strip_density",
+                "tokens", "alive_columns", "sparse_columns", "sparse_share", "strip_rows", "element_density",
+                "strip_density",
             )
         }  # fmt: skip
-        made.update(kept=report.y.kept, dropped=report.y.dropped, norm=report.y.norm, norm_dropped=report.y.norm_dropped)
+        made.update(
+            kept=report.y.kept, dropped=report.y.dropped, norm=report.y.norm, norm_dropped=report.y.norm_dropped
+        )
         return made
 
     def extra_repr(self) -> str:

@@ -65,7 +65,7 @@ class SparseLinear(nn.Module):
         super().__init__()
         self._set_options(in_features, out_features, format, activation)
         made = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.weight = made.weight
+        self.weight = made.weight  # type: ignore[assignment]
         self.register_parameter("bias", made.bias)
         if self._format:
             prune_(self.weight, self._format, None)
@@ -94,7 +94,7 @@ class SparseLinear(nn.Module):
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._set_options(linear.in_features, linear.out_features, format, activation)
-        made.weight = linear.weight
+        made.weight = linear.weight  # type: ignore[assignment]
         made.register_parameter("bias", linear.bias)
         if made._format:
             if prune:
@@ -112,9 +112,7 @@ class SparseLinear(nn.Module):
         return made.train(self.training)
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        made: Tensor = _functional.call(
-            x, self.weight, self.bias, residual, None, None, self._activation, self._format
-        )
+        made: Tensor = _functional.call(x, self.weight, self.bias, residual, None, None, self._activation, self._format)
         return made
 
     def refresh(self) -> None:

@@ -50,7 +50,8 @@ class SparseTensor(Tensor):
         return repr(self.__tensor_flatten__()[1])
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"SparseTensor(shape={tuple(self.shape)}, dtype={self.dtype}, format={self.format!r}, device='{self.device}')"
+        what = f"shape={tuple(self.shape)}, dtype={self.dtype}, format={self.format!r}, device='{self.device}'"
+        return f"SparseTensor({what})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         shape = self._weight_shape  # type: ignore[attr-defined]
@@ -74,7 +75,9 @@ class SparseTensor(Tensor):
         return SparseTensor(packed, shape, self.dtype, self.format, self.turned if turned is None else turned)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         handler = _HANDLERS.get(func)
         if handler is None:
             raise NotImplementedError(

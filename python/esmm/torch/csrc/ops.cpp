@@ -51,7 +51,8 @@ struct Library {
 Library esmm;
 
 using CudaStream = AOTITorchError (*)(int32_t, void **);
-CudaStream current_cuda_stream; /* NULL in a torch without CUDA */
+CudaStream current_cuda_stream;    /* torch's own; NULL where it has none */
+void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
 
 /* ---- contexts ---- */
 
@@ -83,19 +84,23 @@ public:
     }
     if (!ctx_)
       create(device, threads);
-    if (device >= 0)
-      follow_stream(device);
+    if (device >= 0 && !follow_stream(device)) {
+      const std::string text = esmm.ctx_error(ctx_);
+      give_back();
+      STD_TORCH_CHECK(false, "esmm: ", text);
+    }
   }
-  ~Context()
-  {
-    std::lock_guard<std::mutex> lock(contexts.mutex);
-    contexts.idle[key_].push_back(ctx_);
-  }
+  ~Context() { give_back(); }
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
   esmm_ctx *get() const { return ctx_; }
 
 private:
+  void give_back()
+  {
+    std::lock_guard<std::mutex> lock(contexts.mutex);
+    contexts.idle[key_].push_back(ctx_);
+  }
   void create(int32_t device, int threads)
   {
     char text[512] = "";
@@ -109,13 +114,12 @@ private:
     const esmm_status status = esmm.ctx_create(&ctx_, &opts);
     STD_TORCH_CHECK(status == ESMM_OK, "esmm: no context for ", name, ": ", text);
   }
-  void follow_stream(int32_t device)
+  bool follow_stream(int32_t device)
   {
     void *stream = nullptr;
-    STD_TORCH_CHECK(current_cuda_stream && current_cuda_stream(device, &stream) == AOTI_TORCH_SUCCESS,
-                    "esmm: torch has no current CUDA stream for device ", device);
-    const esmm_status status = esmm.ctx_set_stream(ctx_, stream);
-    STD_TORCH_CHECK(status == ESMM_OK, "esmm: ", esmm.ctx_error(ctx_));
+    if (!current_cuda_stream || current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS)
+      stream = ask_cuda_stream(device);
+    return esmm.ctx_set_stream(ctx_, stream) == ESMM_OK;
   }
   int64_t key_ = 0;
   esmm_ctx *ctx_ = nullptr;
@@ -130,9 +134,9 @@ struct Key {
   int32_t source, target, device;
   bool operator==(const Key &o) const
   {
-    return data == o.data && rows == o.rows && cols == o.cols && row_stride == o.row_stride
-           && col_stride == o.col_stride && format == o.format && source == o.source && target == o.target
-           && device == o.device;
+    return data == o.data && rows == o.rows && cols == o.cols && row_stride == o.row_stride &&
+           col_stride == o.col_stride && format == o.format && source == o.source && target == o.target &&
+           device == o.device;
   }
 };
 constexpr int64_t BIAS = -1;
@@ -160,26 +164,26 @@ Table &table = *new Table;
 int64_t call_int(const char *op, const Tensor &t)
 {
   std::array<StableIValue, 1> stack{from(t)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
   return to<int64_t>(stack[0]);
 }
 
 bool is_inference(const Tensor &t)
 {
   std::array<StableIValue, 1> stack{from(t)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_inference", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_inference", "", stack.data(), TORCH_ABI_VERSION));
   return to<bool>(stack[0]);
 }
 
 /* What an exception in Python said: the stable ABI hands on that there was one, and no more. */
 thread_local std::string prepare_error;
 
-/* Asks Python, which returns an esmm_weights * that is ours from then on, or NULL for a bias; plus 1 where it may stay in
-   the table. */
+/* Asks Python, which returns an esmm_weights * that is ours from then on, or NULL for a bias; plus 1 where it may stay
+   in the table. */
 int64_t call_prepare(const Tensor &t, int64_t format, int64_t target)
 {
   std::array<StableIValue, 3> stack{from(t), from(format), from(target)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_prepare", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_prepare", "", stack.data(), TORCH_ABI_VERSION));
   const int64_t address = to<int64_t>(stack[0]);
   STD_TORCH_CHECK(address >= 0, "esmm: ", prepare_error);
   return address;
@@ -190,8 +194,8 @@ Entry prepared(const Key &key, const Tensor &t)
   {
     std::shared_lock<std::shared_mutex> lock(table.mutex);
     const auto found = table.entries.find(key);
-    if (found != table.entries.end()
-        && (found->second.version < 0 || found->second.version == call_int("aten::_version", t)))
+    if (found != table.entries.end() &&
+        (found->second.version < 0 || found->second.version == call_int("aten::_version", t)))
       return found->second;
   }
   Entry made = {};
@@ -217,15 +221,22 @@ Entry prepared(const Key &key, const Tensor &t)
 int32_t dtype_code(ScalarType t, const char *what)
 {
   switch (t) {
-    case ScalarType::Float: return ESMM_F32;
-    case ScalarType::BFloat16: return ESMM_BF16;
-    case ScalarType::Half: return ESMM_F16;
-    default: STD_TORCH_CHECK(false, "esmm: ", what, " has a dtype that is not float32, bfloat16 or float16");
+  case ScalarType::Float:
+    return ESMM_F32;
+  case ScalarType::BFloat16:
+    return ESMM_BF16;
+  case ScalarType::Half:
+    return ESMM_F16;
+  default:
+    STD_TORCH_CHECK(false, "esmm: ", what, " has a dtype that is not float32, bfloat16 or float16");
   }
 }
 
 /* -1 for the CPU. */
-int32_t device_of(const Tensor &t) { return t.is_cuda() ? t.get_device_index() : -1; }
+int32_t device_of(const Tensor &t)
+{
+  return t.is_cuda() ? t.get_device_index() : -1;
+}
 
 void check_device(const Tensor &t, int32_t device, const char *what)
 {
@@ -269,7 +280,8 @@ Entry weights_of(const Tensor &weight, int64_t in, int64_t format, int32_t targe
   check_device(weight, device, what);
   STD_TORCH_CHECK(weight.dim() == 2, "esmm: ", what, " has ", weight.dim(), " dimensions and needs 2");
   const int64_t rows = weight.size(0), cols = weight.size(1);
-  STD_TORCH_CHECK((format & TURNED ? rows : cols) == in, "esmm: x has rows of ", in, ", and ", what, " is [", rows, ", ", cols, "]");
+  STD_TORCH_CHECK((format & TURNED ? rows : cols) == in, "esmm: x has rows of ", in, ", and ", what, " is [", rows,
+                  ", ", cols, "]");
   const int32_t source = dtype_code(weight.scalar_type(), what);
   STD_TORCH_CHECK(source == target || source == ESMM_F32, "esmm: x and ", what,
                   " have different dtypes; only a float32 weight may be wider than x");
@@ -304,18 +316,17 @@ Tensor new_rows(const Tensor &x, int64_t n, const int32_t dtype)
     step *= sizes[i] > 1 ? sizes[i] : 1;
   }
   int32_t type = 0, index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dims, sizes.data(), strides.data(), dtype, type, index, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes.data(), strides.data(), dtype, type, index, &made));
   return Tensor(made);
 }
 
 int32_t torch_dtype(const Tensor &t)
 {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
   return dtype;
 }
 
@@ -344,7 +355,10 @@ struct Call {
     if (residual_) {
       kept = *residual_;
       check_device(kept, device, "residual");
-      STD_TORCH_CHECK(kept.sizes() == y.sizes(), "esmm: residual does not have the result's shape");
+      bool same = kept.dim() == y.dim();
+      for (int64_t i = 0; same && i < y.dim(); i++)
+        same = kept.size(i) == y.size(i);
+      STD_TORCH_CHECK(same, "esmm: residual does not have the result's shape");
       residual = rows_of(&kept, dtype_code(kept.scalar_type(), "residual"), device);
       opts.residual = &residual;
     }
@@ -408,15 +422,16 @@ Tensor linear_packed(const Tensor x, const Tensor packed, int64_t n, const std::
 
 } // namespace
 
-/* Where libesmm is. NULL, or what is wrong. */
-extern "C" const char *esmm_torch_bind(const char *path)
+/* Where libesmm is, and a function of Python's that tells a device's current stream. NULL, or what is wrong. */
+extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t))
 {
+  ask_cuda_stream = stream;
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library)
     return dlerror();
-#define FIND(name)                                                                                                     \
-  esmm.name = reinterpret_cast<decltype(esmm.name)>(dlsym(library, "esmm_" #name));                                    \
-  if (!esmm.name)                                                                                                      \
+#define FIND(name)                                                                  \
+  esmm.name = reinterpret_cast<decltype(esmm.name)>(dlsym(library, "esmm_" #name)); \
+  if (!esmm.name)                                                                   \
     return dlerror();
   FIND(ctx_create)
   FIND(ctx_free)
@@ -432,7 +447,10 @@ extern "C" const char *esmm_torch_bind(const char *path)
 }
 
 /* Why esmm::_prepare is about to return -1, in the thread that called it. */
-extern "C" void esmm_torch_failed(const char *text) { prepare_error = text; }
+extern "C" void esmm_torch_failed(const char *text)
+{
+  prepare_error = text;
+}
 
 /* Drops what was prepared from a tensor at this address. */
 extern "C" void esmm_torch_forget(const void *data)
@@ -448,14 +466,14 @@ extern "C" void esmm_torch_forget(const void *data)
   lock.unlock();
 }
 
-#define OPERATORS(key)                                                                                                 \
-  STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)                                                                              \
-  {                                                                                                                    \
-    m.impl("linear", TORCH_BOX(&linear));                                                                              \
-    m.impl("_linear", TORCH_BOX(&linear));                                                                             \
-    m.impl("_linear_turned", TORCH_BOX(&linear_turned));                                                               \
-    m.impl("linear_stats", TORCH_BOX(&linear_stats));                                                                  \
-    m.impl("linear_packed", TORCH_BOX(&linear_packed));                                                                \
+#define OPERATORS(key)                                   \
+  STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)                \
+  {                                                      \
+    m.impl("linear", TORCH_BOX(&linear));                \
+    m.impl("_linear", TORCH_BOX(&linear));               \
+    m.impl("_linear_turned", TORCH_BOX(&linear_turned)); \
+    m.impl("linear_stats", TORCH_BOX(&linear_stats));    \
+    m.impl("linear_packed", TORCH_BOX(&linear_packed));  \
   }
 OPERATORS(CPU)
 OPERATORS(CUDA)
