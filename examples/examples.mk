@@ -1,12 +1,19 @@
 # examples.mk: `make examples` builds the programs of examples/ in $(BUILD)/examples. Included by the Makefile.
 #
-# They are linked with the library and, unlike it, with the file readers of io/.
+# They are linked with the library and, unlike it, with the file readers of io/. ffn_mpi needs MPI: it is built where
+# mpicc is there, and named where it is not.
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/ffn_*.c))
-EXAMPLE_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard examples/*.c))
+EXAMPLE_MPI := examples/ffn_mpi.c
+EXAMPLE_SRC := $(filter-out $(EXAMPLE_MPI),$(wildcard examples/*.c))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(filter examples/ffn_%,$(EXAMPLE_SRC)))
+EXAMPLE_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(EXAMPLE_SRC))
+MPICC := $(shell command -v mpicc)
 
-.PHONY: examples
-examples: $(EXAMPLES)
+.PHONY: examples examples-mpi
+examples: $(EXAMPLES) $(if $(MPICC),$(BUILD)/examples/ffn_mpi,examples-mpi)
+
+examples-mpi:
+	@echo "  examples/ffn_mpi is not built: mpicc is not installed"
 
 $(BUILD)/obj/examples/%.o: ALL_CFLAGS += -Iio
 
@@ -15,5 +22,11 @@ $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/obj/examples/%.o $(filter $(BUILD)/ob
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(IO_LIBS) $(LDLIBS)
+
+# mpicc calls $(CC), with what MPI needs.
+$(BUILD)/examples/ffn_mpi: $(EXAMPLE_MPI) $(BUILD)/libesmm.a
+	@mkdir -p $(@D)
+	@echo "  mpicc $@"
+	@OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(ALL_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 -include $(EXAMPLE_OBJ:.o=.d)

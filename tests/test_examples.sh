@@ -99,4 +99,22 @@ speed_gpu() { [ "$("$TREE/examples/ffn_speed_gpu" 40 24 96 cpu | grep -c '"step_
 check 'ffn_speed_gpu prints a line for each mode and hidden layer' speed_gpu
 no_model() { ! "$infer" "$WORK/curve.csv" 2>"$WORK/error" && grep -q 'curve.csv' "$WORK/error"; }
 check 'ffn_inference names a file that is no model' no_model
+
+# Two ranks on one machine; root, as in a container, has to say that it means it.
+if have mpicc && have mpirun; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  split() { # RANKS WORDS...
+    ranks=$1
+    shift
+    timeout 60 mpirun -n "$ranks" "$TREE/examples/ffn_mpi" "$@" >"$WORK/out" 2>&1
+  }
+  same() { split "$@" && grep -q 'the same within rounding$' "$WORK/out" || { cat "$WORK/out"; return 1; }; }
+  check 'ffn_mpi with two ranks' same 2
+  check 'ffn_mpi with three ranks that hold parts of different sizes' same 3 33 40 77
+  mpi_refuses() { ! split 2 "$@" && grep -q "$said" "$WORK/out"; }
+  said='usage: mpirun' check 'ffn_mpi refuses a number with a letter' mpi_refuses 8 8x 8
+  said='at least the number of ranks' check 'ffn_mpi refuses more ranks than columns' mpi_refuses 8 8 1
+else
+  skip 'ffn_mpi with two ranks' 'mpicc or mpirun is not installed'
+fi
 finish

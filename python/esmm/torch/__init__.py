@@ -8,11 +8,26 @@
 torch.Size([1024, 256])
 """
 
+from ._convert import Conversion, convert, undo
 from ._ops import compiled as has_compiled_operators
+from ._profile import Profile, profile
 from ._registry import clear_cache
 from ._sparse_ffn import SparseFFN
 from ._functional import linear
 from ._sparse_linear import SparseLinear
 from ._sparse_tensor import SparseTensor, to_sparse
 
-__all__ = ["SparseFFN", "SparseLinear", "SparseTensor", "clear_cache", "has_compiled_operators", "linear", "to_sparse"]
+__all__ = [
+    "Conversion",
+    "Profile",
+    "SparseFFN",
+    "SparseLinear",
+    "SparseTensor",
+    "clear_cache",
+    "convert",
+    "has_compiled_operators",
+    "linear",
+    "profile",
+    "to_sparse",
+    "undo",
+]

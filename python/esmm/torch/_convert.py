@@ -1,0 +1,604 @@
+"""esmm.torch.convert: finds the feed-forward blocks of a model whose activation makes zeros, and lets them be skipped.
+
+It goes by what happens, not by names. A run on the sample shows which Linears are fed zeros. For each of them the
+modules around it are tried: one that gives what down(act(up(x))) or down(act(gate(x)) * up(x)) gives, act being ReLU or
+ReLU2, with the Linears found in it, on the sample and on inputs far from it, is a block and is replaced as a whole. If
+there is none (the Linears of OPT lie in the decoder layer itself), the one Linear is replaced. Each replacement is
+compared with what was there and timed against it; what is not faster stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ._blocks import Converted, ConvertedBlock, ConvertedLinear, activate, product
+from ._formats import DTYPES, RELU, RELU2
+from ._profile import (
+    LayerProfile,
+    Profile,
+    Sample,
+    call_model,
+    features,
+    is_linear,
+    parameter,
+    profile,
+    text_table,
+    watching,
+)
+
+# How far a replacement's result may be from the block's, as a share of its norm: some units in the last place.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+BUDGET = 0.04  # seconds for timing one way of one block at one number of rows
+
+
+@dataclass
+class Size:
+    """What was measured of one layer at one number of rows."""
+
+    rows: int
+    density: float  # nonzero share of what its product has to multiply: of rows, or of strips of rows
+    seconds: Dict[str, float]  # by way; 'dense' is what was there
+    seconds_down: float  # of the Linear that is fed zeros, as it was
+    way: str = "dense"  # what calls of such a size do
+
+    @property
+    def best(self) -> str:
+        """The fastest of the new ways."""
+        return min((way for way in self.seconds if way != "dense"), key=lambda way: self.seconds[way])
+
+    @property
+    def possible(self) -> float:
+        """Times faster than before, by the best of the new ways."""
+        return self.seconds["dense"] / self.seconds[self.best]
+
+    @property
+    def measured(self) -> float:
+        """Times faster than before, by the way that was chosen."""
+        return self.seconds["dense"] / self.seconds[self.way]
+
+    @property
+    def predicted(self) -> float:
+        """The same by the density alone: the time of the skipped terms goes, all else stays."""
+        dense = self.seconds["dense"]
+        return dense / max(dense - self.seconds_down * (1 - self.density), 1e-3 * dense)
+
+
+@dataclass
+class Layer:
+    """What became of one Linear that is fed zeros, or could have been."""
+
+    name: str  # of the module that was replaced, or would have been
+    kind: str  # "relu2 block", "gated relu block", "Linear", "Conv1D"
+    replaced: bool
+    reason: str  # why not; "" if replaced
+    density: float
+    strip_density: float
+    sizes: List[Size] = field(default_factory=list)
+    difference: float = 0.0  # of the results, as a share of their norm
+    seconds_in_model: float = 0.0  # that the Linear that is fed zeros took of a run of the model on the sample, before
+
+
+@dataclass
+class Conversion:
+    """What convert did. Print it for a table; undo() puts everything back."""
+
+    model: nn.Module
+    layers: List[Layer]
+    profile: Profile
+    seconds_before: float  # of the model on the sample
+    seconds_after: float
+    difference: float  # of the model's outputs before and after, as a share of their norm
+    _places: List[Tuple[nn.Module, str, nn.Module, nn.Module]] = field(default_factory=list, repr=False)
+
+    @property
+    def replaced(self) -> List[Layer]:
+        return [layer for layer in self.layers if layer.replaced]
+
+    @property
+    def measured(self) -> float:
+        """The model on the sample: times faster than before."""
+        return self.seconds_before / self.seconds_after
+
+    @property
+    def predicted(self) -> float:
+        """The same by the densities of the replaced layers alone, at the sample's number of rows."""
+        saved = 0.0
+        for layer in self.replaced:
+            size = layer.sizes[-1]
+            if size.way != "dense":
+                saved += layer.seconds_in_model * (1 - size.density)
+        return self.seconds_before / max(self.seconds_before - saved, 1e-3 * self.seconds_before)
+
+    def switch(self, on: bool) -> nn.Module:
+        """Puts the old modules in (False) or the new ones (True), the very objects, to compare them. Weights are shared
+        and stay as they are now."""
+        for parent, name, new, old in self._places:
+            if parent._modules.get(name) is (old if on else new):
+                parent._modules[name] = new if on else old
+        return self.model
+
+    def undo(self) -> nn.Module:
+        """Puts the old modules back for good. Undoing twice does nothing."""
+        self.switch(False)
+        self._places.clear()
+        return self.model
+
+    def __str__(self) -> str:
+        lines = []
+        for layer in self.layers:
+            if not layer.sizes:
+                lines.append((layer.name, layer.kind, f"{100 * layer.density:.1f} %", "", "", "", "", layer.reason))
+            for i, size in enumerate(layer.sizes):
+                lines.append(
+                    (
+                        layer.name if i == 0 else "",
+                        layer.kind if i == 0 else "",
+                        f"{100 * layer.density:.1f} %" if i == 0 else "",
+                        f"{size.rows}",
+                        f"{100 * size.density:.1f} %",
+                        f"{size.predicted:.2f}",
+                        f"{size.possible:.2f}",
+                        (size.way if layer.replaced else layer.reason) if i == 0 or layer.replaced else "",
+                    )
+                )
+        head = ("layer", "kind", "nonzero", "rows", "multiplied", "predicted", "measured", "way, or why not")
+        told = [text_table(head, lines)] if lines else []
+        done = len(self.replaced)
+        told.append(
+            f"{done} of {len(self.layers)} layers replaced" if self.layers else "nothing to replace: no Linears"
+        )
+        if done:
+            told[-1] += (
+                f"; the model on the sample: {1e3 * self.seconds_before:.2f} -> {1e3 * self.seconds_after:.2f} ms, "
+                f"{self.measured:.2f} times faster ({self.predicted:.2f} predicted); "
+                f"outputs differ by {self.difference:.1e} of their norm"
+            )
+        return "\n".join(told)
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Puts back whatever convert replaced in this model, also in a copy of it or one loaded from a file."""
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
+            while isinstance(child, Converted):
+                child = module._modules[name] = child.original
+    return model
+
+
+# ---- comparing and timing ----
+
+
+def _first_tensor(output: Any) -> Optional[Tensor]:
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def difference(got: Optional[Tensor], want: Optional[Tensor]) -> float:
+    """|got - want| / |want|; infinite where they cannot be compared."""
+    if got is None or want is None or got.shape != want.shape:
+        return float("inf")
+    a, b = got.detach().double(), want.detach().double()
+    norm, off = float(b.norm()), float((a - b).norm())
+    if off != off or norm != norm:
+        return float("inf")
+    return off / norm if norm > 0 else off
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def race(ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optional[float] = None) -> Dict[str, float]:
+    """Seconds of each, taken in turns so that what disturbs one disturbs all; the lower quartile of several."""
+    budget = BUDGET if budget is None else budget
+    inner: Dict[str, int] = {}
+    for name, run in ways.items():
+        for _ in range(3):
+            run()
+        _synchronize(device)
+        begin = time.perf_counter()
+        run()
+        _synchronize(device)
+        once = max(time.perf_counter() - begin, 1e-7)
+        inner[name] = max(1, min(200, int(budget / 12 / once)))
+    times: Dict[str, List[float]] = {name: [] for name in ways}
+    for turn in range(12):
+        for name, run in ways.items():
+            _synchronize(device)
+            begin = time.perf_counter()
+            for _ in range(inner[name]):
+                run()
+            _synchronize(device)
+            times[name].append((time.perf_counter() - begin) / inner[name])
+        if turn >= 4 and sum(sum(t) * inner[n] for n, t in times.items()) > 3 * budget * len(ways):
+            break
+    return {name: statistics.quantiles(t, n=4)[0] for name, t in times.items()}
+
+
+def time_inside(model: nn.Module, sample: Sample, linears: Sequence[nn.Module], device: torch.device) -> List[float]:
+    """Seconds that each of them takes of a run of the model. By itself, over and over, it would find its weights in a
+    cache."""
+    begun: Dict[nn.Module, Any] = {}
+    spans: Dict[nn.Module, List[Tuple[Any, Any]]] = {}
+
+    def mark() -> Any:
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def begin(module: nn.Module, args: Any) -> None:
+        begun[module] = mark()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        spans[module].append((begun[module], mark()))
+
+    runs: List[List[float]] = []
+    handles = [m.register_forward_pre_hook(begin) for m in linears] + [m.register_forward_hook(end) for m in linears]
+    try:
+        for _ in range(8):
+            spans.update((module, []) for module in linears)
+            call_model(model, sample)
+            _synchronize(device)
+            runs.append(
+                [
+                    sum(b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b) for a, b in spans[m])
+                    for m in linears
+                ]
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [statistics.quantiles(times, n=4)[0] for times in zip(*runs[1:])]
+
+
+# ---- finding blocks ----
+
+
+@dataclass
+class _Found:
+    """A candidate: the Linear that is fed zeros, and the block around it if there is one."""
+
+    name: str
+    linear: nn.Module
+    seen: LayerProfile
+    around: List[Tuple[str, nn.Module]]  # modules that may be its block, the innermost first
+    parent: Optional[Tuple[str, nn.Module]] = None  # the one that is
+    h: Optional[Tensor] = None  # what it was fed, until its block has been looked at
+    layer: Optional[Layer] = None
+    new: Optional[Converted] = None
+
+    @property
+    def block(self) -> Optional[nn.Module]:
+        return self.parent[1] if self.parent is not None else None
+
+
+def _probes(x: Tensor) -> List[Tensor]:
+    """The sample's rows, and rows far from them: a ReLU6 is told from a ReLU only by large values."""
+    x = x.detach().reshape(-1, x.shape[-1])
+    rows = x[:: max(1, x.shape[0] // 16)][:16]
+    far = 2 if x.dtype == torch.float16 else 16
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(rows.shape, generator=generator).to(rows)
+    return [rows, -rows * far, noise * (rows.float().std() * far).to(rows.dtype)]
+
+
+def _pattern(x: Tensor, up: nn.Module, down: nn.Module, gate: Optional[nn.Module], activation: int) -> Tensor:
+    h = activate(up(x), activation) if gate is None else activate(gate(x), activation) * up(x)
+    return down(h)  # type: ignore[no-any-return]
+
+
+Match = Tuple[str, Optional[str], int]  # names of up and gate, activation
+
+
+def _match(parent: nn.Module, down: nn.Module, x: Tensor) -> Optional[Match]:
+    """The block that `parent` is, or None: found by comparing it with every pattern on every probe."""
+    inside = {name: module for name, module in parent.named_modules() if name and is_linear(module)}
+    weights = sum(1 for _ in parent.parameters())
+    if weights != sum(1 for module in inside.values() for _ in module.parameters()):
+        return None  # it does something else, too
+    k, n = features(down)
+    others = [name for name, module in inside.items() if module is not down]
+    if len(others) not in (1, 2) or any(features(inside[name]) != (x.shape[-1], k) for name in others):
+        return None
+    probes = _probes(x)
+    try:
+        wants = [parent.forward(probe) for probe in probes]
+    except Exception:  # a forward that needs more than rows of x is no block
+        return None
+    limit = TOLERANCE[x.dtype]
+    orders: List[Tuple[str, Optional[str]]]
+    orders = [(others[0], None)] if len(others) == 1 else [(u, g) for u, g in itertools.permutations(others)]
+    for (up, gate), activation in itertools.product(orders, (RELU, RELU2)):
+        parts = (inside[up], down, inside[gate] if gate is not None else None)
+        if all(
+            isinstance(want, Tensor) and difference(_pattern(probe, *parts, activation), want) <= limit
+            for probe, want in zip(probes, wants)
+        ):
+            return up, gate, activation
+    return None
+
+
+def _drops_out(block: nn.Module, x: Tensor) -> bool:
+    """Whether the block's result is another one in training mode."""
+    modes = [(module, module.training) for module in block.modules()]
+    rows = _probes(x)[0]
+    try:
+        want = block.forward(rows)
+        block.train()
+        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+            return any(difference(block.forward(rows), want) > TOLERANCE[x.dtype] for _ in range(2))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _activation_name(parent: nn.Module) -> str:
+    """What stands between the Linears, for a reason."""
+    quiet = ("Dropout", "Identity", "Linear", "Conv1D", "Norm", "Embedding")
+    for child in parent.modules():
+        name = type(child).__name__
+        if child is not parent and not any(True for _ in child.parameters()) and not any(q in name for q in quiet):
+            if not list(child.children()):
+                return name
+    return "its activation"
+
+
+def _share(h: Tensor, strip: int) -> float:
+    """Nonzero share of h, in strips of so many rows: what has to be multiplied."""
+    seen = LayerProfile("", "", h.shape[-1], 0, strip_rows=strip)
+    seen.add(h)
+    return seen.strip_density
+
+
+def _measure(
+    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Callable[[Tensor], Tensor]], rows: Sequence[int]
+) -> None:
+    """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x."""
+    layer = found.layer
+    assert layer is not None
+    strip = found.seen.strip_rows
+    for count in sorted({min(r, x.shape[0]) for r in rows if r > 0} or {x.shape[0]}):
+        # One row may not be like the others: it is the one with the median number of nonzeros.
+        first = int((h != 0).sum(1).float().argsort()[(h.shape[0] - 1) // 2]) if count == 1 else 0
+        some, some_h = x[first : first + count].contiguous(), h[first : first + count].contiguous()
+        runs: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in ways.items()}
+        runs["the Linear"] = partial(found.linear.forward, some_h)
+        seconds = race(runs, x.device)
+        down = seconds.pop("the Linear")
+        density = _share(some_h, min(count, strip))
+        layer.sizes.append(Size(count, density, seconds, min(down, seconds["dense"])))
+
+
+def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], at_least: float) -> None:
+    """Makes the replacement, compares and times it."""
+    block = found.block
+    target = found.linear if block is None else block
+    layer = found.layer
+    assert layer is not None
+    x, h = x.detach().reshape(-1, x.shape[-1]), h.detach().reshape(-1, h.shape[-1])
+    count = x.shape[0]
+    match = _match(block, found.linear, x) if block is not None else None
+    made: Converted
+    if block is not None:
+        assert match is not None
+        up, gate, activation = match
+        layer.kind = f"{'gated ' if gate else ''}{'relu' if activation == RELU else 'relu2'} block"
+        down = next(name for name, module in block.named_modules() if module is found.linear)
+        made = ConvertedBlock(block, up, down, gate, activation, [(count, "fused")], not _drops_out(block, x))
+        ways = {"dense": block.forward, "down": None, "fused": None}
+    else:
+        made = ConvertedLinear(found.linear, [(count, "down")])
+        ways = {"dense": found.linear.forward, "down": None}
+    made.training = False
+
+    def by(way: str) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            if isinstance(made, ConvertedBlock):
+                return product(made.hidden(x, way), found.linear)
+            return product(x, found.linear)
+
+        return run
+
+    runs = {way: known if known is not None else by(way) for way, known in ways.items()}
+    limit = TOLERANCE[x.dtype]
+    some = x[:256]
+    want = target.forward(some)
+    for way in ways:
+        layer.difference = max(layer.difference, difference(runs[way](some), want))
+    if not layer.difference <= limit:
+        layer.reason = f"its result would differ by {layer.difference:.1e} of its norm"
+        return
+    _measure(found, x if block is not None else h, h, runs, rows or (1, count))
+    for size in layer.sizes:
+        size.way = size.best if size.possible >= at_least else "dense"
+    if all(size.way == "dense" for size in layer.sizes):
+        best = max(layer.sizes, key=lambda size: size.possible)
+        layer.reason = f"not faster: {best.possible:.2f} times at {best.rows} rows"
+        return
+    made.set_ways([(size.rows, size.way) for size in layer.sizes])
+    found.new = made
+    layer.replaced = True
+
+
+def _places(model: nn.Module, old: nn.Module) -> List[Tuple[nn.Module, str]]:
+    """Everywhere in the model where this very module is a child."""
+    return [(m, name) for m in model.modules() for name, child in m._modules.items() if child is old]
+
+
+def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Found], List[Layer]]:
+    """The Linears that are fed zeros, and, as layers that stay, those that could have been."""
+    modules = dict(model.named_modules())
+    found: List[_Found] = []
+    others: List[Layer] = []
+    for entry in seen.layers:
+        linear = modules[entry.name]
+        above = entry.name.split(".")[:-1]
+        around = [(".".join(above[:i]), modules[".".join(above[:i])]) for i in range(len(above), 0, -1)]
+        parent = around[0][1] if around else model
+        stays = Layer(entry.name, entry.kind, False, "", entry.density, entry.strip_density)
+        if entry.density <= most:
+            if linear.weight.dtype not in DTYPES:
+                stays.reason = f"its weight is {linear.weight.dtype}: it must be float32, bfloat16 or float16"
+                others.append(stays)
+            else:
+                found.append(_Found(entry.name, linear, entry, around, layer=stays))
+        elif entry.in_features > entry.out_features and any(
+            is_linear(other)
+            and features(other)[0] < features(other)[1]
+            and features(other)[1] in (entry.in_features, 2 * entry.in_features)
+            for other in parent.modules()
+        ):
+            # A projection down, beside one up: the second half of a feed-forward block.
+            name = _activation_name(parent)
+            zeros = "makes no zeros" if entry.density > 0.99 else f"makes too few zeros for max_density = {most:g}"
+            stays.reason = f"{name} {zeros}"
+            others.append(stays)
+    return found, others
+
+
+def convert(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    rows: Optional[Sequence[int]] = None,
+    max_density: float = 0.9,
+    min_speedup: float = 1.03,
+) -> Conversion:
+    """Replaces the feed-forward blocks, and single Linears, whose input has zeros worth skipping; in place.
+
+    sample       what the model is called with: a tensor, a tuple of positional or a dict of named arguments. It should
+                 be like what the model will see, as densities and times are measured on it
+    rows         for which numbers of rows (tokens of a call) the ways are timed; by default 1, as in decoding, and the
+                 sample's own. A call then goes the way that was fastest for the nearest number
+    max_density  inputs with more nonzeros than this are not looked at
+    min_speedup  what is not this many times faster at any of these numbers of rows stays as it was; 0 replaces all that
+                 can be
+
+    Results stay the same within rounding. So do the names in the state_dict, and the parameters themselves: the model
+    can be trained, saved and loaded as before. What products need is prepared from a weight when it is first used, so a
+    replaced layer takes about twice the memory it did.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: it has to be an nn.Module")
+    if rows is not None and (not rows or any(r < 1 for r in rows)):
+        raise ValueError(f"rows is {rows}: it needs numbers from 1 on")
+    if any(isinstance(module, Converted) for module in model.modules()):
+        raise ValueError("the model has been converted already: undo that first, with esmm.torch.undo(model)")
+    seen = profile(model, sample)
+    found, others = _candidates(model, seen, max_density)
+    order = {entry.name: i for i, entry in enumerate(seen.layers)}
+
+    busy = [False]
+    hooks: Dict[nn.Module, Callable[..., Any]] = {}
+    done: Set[int] = set()
+
+    def guarded(work: Callable[..., None]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+            if not busy[0]:  # the measurements call modules, too
+                busy[0] = True
+                try:
+                    work(args, kwargs, output)
+                finally:
+                    busy[0] = False
+
+        return hook
+
+    def at_linear(f: _Found) -> Callable[..., None]:
+        def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+            x = args[0] if args else next(iter(kwargs.values()))
+            if f.layer is not None and id(f) not in done and x.numel():
+                f.h = x.detach()
+                if f.block is None:
+                    done.add(id(f))
+                    _examine(f, f.h, f.h, output, rows or (), min_speedup)
+                    f.h = None
+
+        return work
+
+    def at_block(f: _Found) -> Callable[..., None]:
+        def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+            if f.h is not None and id(f) not in done:
+                done.add(id(f))
+                _examine(f, args[0], f.h, output, rows or (), min_speedup)
+                f.h = None
+
+        return work
+
+    # First which of them are blocks, then, in another run, what each replacement is worth. The outermost module is not
+    # tried: it cannot be replaced in itself.
+    def look(module: nn.Module, inside: List[_Found]) -> Callable[..., None]:
+        def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
+            alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+            if not alone or not args[0].numel():
+                return
+            for f in inside:
+                if f.parent is None and args[0].dtype == f.linear.weight.dtype and _match(module, f.linear, args[0]):
+                    f.parent = next(pair for pair in f.around if pair[1] is module)
+
+        return work
+
+    around: Dict[nn.Module, List[_Found]] = {}
+    for f in found:
+        for _, module in f.around:
+            if sum(1 for m in module.modules() if is_linear(m)) > 3:
+                break
+            if not module._forward_hooks and not module._forward_pre_hooks:
+                around.setdefault(module, []).append(f)
+    with watching(model, {module: guarded(look(module, inside)) for module, inside in around.items()}):
+        before = _first_tensor(call_model(model, sample))
+    for f in found:
+        hooks[f.linear] = guarded(at_linear(f))
+        if f.parent is not None:
+            hooks[f.parent[1]] = guarded(at_block(f))
+            assert f.layer is not None
+            f.layer.name = f.parent[0]
+    device = next((parameter(f.linear, "weight").device for f in found), torch.device("cpu"))
+    with watching(model, hooks):
+        call_model(model, sample)
+    result = Conversion(model, [], seen, 0.0, 0.0, 0.0)
+    result.layers = sorted(
+        [*others, *(f.layer for f in found if f.layer is not None)],
+        key=lambda layer: min(
+            i for name, i in order.items() if name == layer.name or name.startswith(layer.name + ".")
+        ),
+    )
+    if not any(f.new is not None for f in found):
+        return result
+
+    for f in found:
+        if f.new is not None:
+            old = f.block if f.block is not None else f.linear
+            f.new.training = old.training
+            result._places += [(parent, name, f.new, old) for parent, name in _places(model, old)]
+
+    def whole(new: bool) -> Callable[[], Any]:
+        def run() -> Any:
+            result.switch(new)
+            return call_model(model, sample)
+
+        return run
+
+    with watching(model, {}):
+        result.switch(False)
+        for f, inside in zip(found, time_inside(model, sample, [f.linear for f in found], device)):
+            assert f.layer is not None
+            f.layer.seconds_in_model = inside
+        seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
+        after = _first_tensor(whole(True)())
+    result.switch(True)
+    result.seconds_before, result.seconds_after = seconds["before"], seconds["after"]
+    result.difference = difference(after, before)
+    return result

@@ -1,0 +1,409 @@
+"""esmm.torch.convert and profile: what they find in models of many kinds, that results stay, that it can be undone."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import esmm.torch  # noqa: E402
+from esmm.torch import _convert  # noqa: E402
+from esmm.torch._blocks import ConvertedBlock, ConvertedLinear  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Times do not matter here: a short look is enough, and everything that can be replaced is."""
+    monkeypatch.setattr(_convert, "BUDGET", 0.002)
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two threads of torch wait for each other on a busy machine
+    yield
+    torch.set_num_threads(threads)
+
+
+def outputs(model, sample):
+    with torch.no_grad():
+        return _convert._first_tensor(_convert.call_model(model, sample))
+
+
+def children(model):
+    return [(name, id(module)) for name, module in model.named_modules()]
+
+
+def check(model, sample, kinds, tolerance=1e-5):
+    """Converts, compares, and undoes; kinds: {name: kind} of what has to be replaced."""
+    model.eval()
+    want, keys, before = outputs(model, sample), list(model.state_dict()), children(model)
+    done = esmm.torch.convert(model, sample, min_speedup=0)
+    assert {layer.name: layer.kind for layer in done.replaced} == kinds, str(done)
+    assert len(done.layers) == len(kinds), str(done)
+    assert _convert.difference(outputs(model, sample), want) < tolerance
+    assert done.difference < tolerance
+    assert list(model.state_dict()) == keys
+    for layer in done.replaced:
+        assert type(model.get_submodule(layer.name)) is (ConvertedBlock if "block" in layer.kind else ConvertedLinear)
+        assert layer.sizes and all(size.way != "dense" and size.predicted >= 1 for size in layer.sizes)
+        assert layer.name in str(done)
+    # What is loaded now reaches the layers; what is saved now can be loaded by a model that was never converted.
+    other = {key: value + 0.01 for key, value in model.state_dict().items() if value.is_floating_point()}
+    model.load_state_dict(other, strict=False)
+    moved = outputs(model, sample)
+    assert _convert.difference(moved, want) > 10 * tolerance
+    new = children(model)
+    assert children(done.switch(False)) == before and children(done.switch(True)) == new
+    done.undo()
+    assert children(model) == before and children(done.switch(True)) == before
+    assert _convert.difference(outputs(model, sample), moved) < tolerance
+    return done
+
+
+# ---- models of transformers ----
+
+
+def language_model(kind, **options):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = dict(hidden_size=32, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, vocab_size=64)
+    config = getattr(transformers, kind + "Config")(**{**sizes, **options})
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    return getattr(transformers, kind + head)(config), torch.randint(0, 64, (2, 9))
+
+
+@pytest.mark.parametrize("kind, activation", [("Llama", "relu"), ("Mistral", "relu2"), ("Llama", "relu2")])
+def test_gated_decoders(kind, activation):
+    model, ids = language_model(kind, hidden_act=activation, num_key_value_heads=2)
+    check(model, ids, {f"model.layers.{i}.mlp": f"gated {activation} block" for i in range(2)})
+
+
+def test_gpt2_with_its_conv1d():
+    model, ids = language_model("GPT2", n_embd=32, n_inner=80, n_layer=2, n_head=4, activation_function="relu")
+    check(model, ids, {f"transformer.h.{i}.mlp": "relu block" for i in range(2)})
+
+
+def test_opt_whose_linears_lie_in_the_decoder_layer():
+    model, ids = language_model("OPT", ffn_dim=80, word_embed_proj_dim=32, max_position_embeddings=32)
+    check(model, ids, {f"model.decoder.layers.{i}.fc2": "Linear" for i in range(2)})
+
+
+def test_nemotron():
+    model, ids = language_model("Nemotron", hidden_act="relu2", num_key_value_heads=4)
+    check(model, ids, {f"model.layers.{i}.mlp": "relu2 block" for i in range(2)})
+
+
+def test_nemotron_h():
+    model, ids = language_model(
+        "NemotronH", hybrid_override_pattern="*-*-", num_hidden_layers=4, head_dim=8, num_key_value_heads=2,
+        mamba_num_heads=4, mamba_head_dim=8, n_groups=1, ssm_state_size=8,
+    )  # fmt: skip
+    names = [name for name, module in model.named_modules() if type(module).__name__ == "NemotronHMLP"]
+    assert names
+    check(model, ids, {name: "relu2 block" for name in names})
+
+
+def test_t5_relu_and_gated_gelu():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = dict(d_model=32, d_kv=8, d_ff=80, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0)
+    ids = torch.randint(1, 64, (2, 9))
+    sample = {"input_ids": ids, "decoder_input_ids": ids}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
+    names = [n for n, module in model.named_modules() if type(module).__name__ == "T5DenseActDense"]
+    assert len(names) == 4
+    check(model, sample, {name: "relu block" for name in names})
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, feed_forward_proj="gated-gelu"))
+    nothing_replaced(model.eval(), sample, 4, "NewGELUActivation makes no zeros")
+
+
+def test_vit():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80, image_size=16, patch_size=4,
+        hidden_act="relu",
+    )  # fmt: skip
+    model = transformers.ViTModel(config)
+    done = esmm.torch.convert(model.eval(), torch.randn(2, 3, 16, 16), min_speedup=0)
+    assert len(done.replaced) == 2 and done.difference < 1e-5, str(done)
+
+
+def nothing_replaced(model, sample, layers, reason):
+    before = children(model)
+    done = esmm.torch.convert(model, sample, min_speedup=0)
+    assert not done.replaced and children(model) == before
+    assert [layer.reason for layer in done.layers] == [reason] * layers, str(done)
+    assert reason in str(done) and f"0 of {layers} layers replaced" in str(done)
+
+
+def test_gelu_models_stay_and_the_table_says_why():
+    model, ids = language_model("GPT2", n_embd=32, n_inner=80, n_layer=2, n_head=4)
+    nothing_replaced(model.eval(), ids, 2, "NewGELUActivation makes no zeros")
+    model, ids = language_model("Llama")
+    nothing_replaced(model.eval(), ids, 2, "SiLUActivation makes no zeros")
+
+
+# ---- models of one's own ----
+
+
+class Functional(nn.Module):
+    """No activation module, odd names, a nested list: only what it computes tells what it is."""
+
+    def __init__(self, d=24, hidden=72, dropout=0.0, act=lambda v: F.relu(v).square()):
+        super().__init__()
+        self.w = nn.ModuleList([nn.Linear(hidden, d), nn.Linear(d, hidden)])
+        self.p = dropout
+        self.act = act
+
+    def forward(self, z):
+        return F.dropout(self.w[0](self.act(self.w[1](z))), self.p, self.training)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.norm = nn.LayerNorm(24)
+        self.block = block
+
+    def forward(self, x):
+        return x + self.block(self.norm(x))
+
+
+X = torch.randn(3, 10, 24, generator=torch.Generator().manual_seed(4))
+
+
+def test_blocks_are_found_by_what_they_compute():
+    check(Wrapped(Functional()), X, {"block": "relu2 block"})
+    check(Wrapped(nn.Sequential(nn.Linear(24, 72), nn.ReLU(inplace=True), nn.Linear(72, 24, bias=False))), X,
+          {"block": "relu block"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "act", [F.relu6, lambda v: F.relu(v - 0.1), lambda v: F.relu(v) ** 3, lambda v: F.relu(v.sin())]
+)
+def test_an_activation_that_only_resembles_relu_is_not_fused(act):
+    block = Functional(act=act)
+    if act is F.relu6:  # on the sample it is a ReLU
+        assert float(block.w[1](X).detach().max()) < 6
+    done = check(Wrapped(block), X, {"block.w.0": "Linear"})
+    assert done.layers[0].density < 0.9
+
+
+def test_rows_that_see_each_other_are_no_block():
+    class Mixing(Functional):
+        def forward(self, z):
+            return super().forward(z) + 0.01 * z.mean(-2, keepdim=True).sum(-1, keepdim=True)
+
+    check(Wrapped(Mixing()), X, {"block.w.0": "Linear"})
+
+
+def test_the_outermost_module_stays_itself():
+    check(nn.Sequential(nn.Linear(24, 72), nn.ReLU(), nn.Linear(72, 24)), X, {"2": "Linear"})
+
+
+def test_a_block_in_two_places_is_replaced_in_both():
+    block = Functional()
+    model = nn.ModuleDict({"a": Wrapped(block), "b": Wrapped(block)})
+    model.forward = lambda x: model["b"](model["a"](x))
+    done = esmm.torch.convert(model, X, min_speedup=0)
+    assert model["a"].block is model["b"].block and type(model["a"].block) is ConvertedBlock
+    assert len(done.replaced) == 1
+    done.undo()
+    assert model["a"].block is block and model["b"].block is block
+
+
+def test_linears_that_are_not_plain_stay():
+    class Mine(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(nn.Linear(24, 72), nn.ReLU(), Mine(72, 24))
+    done = esmm.torch.convert(model, X, min_speedup=0)
+    assert not done.replaced and type(model[2]) is Mine
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    model, x = Wrapped(Functional()).to(dtype).eval(), X.to(dtype)
+    want = outputs(model.double(), x.double())
+    model.to(dtype)
+    off = _convert.difference(outputs(model, x), want)
+    done = esmm.torch.convert(model, x, min_speedup=0)
+    assert len(done.replaced) == 1, str(done)
+    assert _convert.difference(outputs(model, x), want) < 2 * off
+
+
+def test_double_precision_stays():
+    done = esmm.torch.convert(Wrapped(Functional()).double(), X.double(), min_speedup=0)
+    assert not done.replaced
+
+
+def test_gradients_and_training():
+    for model in (Wrapped(Functional()), Wrapped(nn.Sequential(nn.Linear(24, 72), nn.ReLU(), nn.Linear(72, 24)))):
+        esmm_model = copy.deepcopy(model)
+        esmm.torch.convert(esmm_model, X, min_speedup=0)
+        for m in (model, esmm_model):
+            m.train()
+            (m(X) ** 2).mean().backward()
+        for (name, want), got in zip(model.named_parameters(), esmm_model.parameters()):
+            assert _convert.difference(got.grad, want.grad) < 1e-5, name
+        steps = [torch.optim.SGD(m.parameters(), 0.5) for m in (model, esmm_model)]
+        for step in steps:
+            step.step()
+        assert _convert.difference(outputs(esmm_model, X), outputs(model, X)) < 1e-5  # the new weights are used
+
+
+def test_dropout_still_drops_in_training():
+    model = Wrapped(Functional(dropout=0.5))
+    esmm.torch.convert(model, X, min_speedup=0)
+    assert not model.block.trains
+    model.train()
+    assert not torch.equal(model(X), model(X))
+    model.eval()
+    assert torch.equal(model(X), model(X))
+    model.train()
+    assert model.block.original.training and model.training
+
+
+def test_conversion_leaves_the_modes_alone():
+    model = Wrapped(Functional()).train()
+    model.norm.eval()
+    done = esmm.torch.convert(model, X, min_speedup=0)
+    assert model.training and model.block.training and not model.norm.training
+    assert not any(module._forward_hooks for module in model.modules())
+    done.undo()
+    assert model.block.training
+
+
+def test_copies_pickles_and_undo_without_the_report():
+    model = Wrapped(Functional(act=F.relu))
+    esmm.torch.convert(model, X, min_speedup=0)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert type(other.block) is ConvertedBlock
+        assert torch.equal(outputs(other, X), outputs(model, X))
+        assert other.block.original.w[0] is other.block.w[0]  # still one set of weights
+        with torch.no_grad():
+            other.block.w[0].weight.zero_()
+        assert not torch.equal(outputs(other, X), outputs(model, X))
+        esmm.torch.undo(other)
+        assert type(other.block) is Functional and not any("Converted" in type(m).__name__ for m in other.modules())
+
+
+def test_moving_and_exchanging_children():
+    model = Wrapped(Functional())
+    esmm.torch.convert(model, X, min_speedup=0)
+    want = outputs(model, X)
+    assert _convert.difference(outputs(model.to(torch.bfloat16), X.bfloat16()), want) < 2e-2
+    model.to(torch.float32)
+
+    class Adapter(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) + 1
+
+    plain = esmm.torch.undo(copy.deepcopy(model))
+    for m in (model, plain):
+        m.block.w[0] = Adapter(m.block.w[0])
+    assert _convert.difference(outputs(model, X), outputs(plain, X)) < 1e-6
+
+
+def test_the_way_depends_on_the_number_of_rows():
+    block = ConvertedBlock(Functional(), "w.1", "w.0", None, 2, [(1, "fused"), (16, "down"), (256, "dense")], True)
+    ways = {rows: block.way(torch.zeros(rows, 24)) for rows in (1, 3, 4, 5, 16, 63, 65, 10000)}
+    assert ways == {1: "fused", 3: "fused", 4: "fused", 5: "down", 16: "down", 63: "down", 65: "dense", 10000: "dense"}
+    want = block.original(X)
+    for rows in ([(1, "fused")], [(1, "down")], [(1, "dense")]):
+        block.set_ways(rows)
+        assert _convert.difference(block(X), want) < 1e-5
+
+
+def test_what_is_not_faster_stays():
+    model = Wrapped(Functional())
+    done = esmm.torch.convert(model, X, min_speedup=1e9)
+    assert not done.replaced and type(model.block) is Functional
+    assert done.layers[0].reason.startswith("not faster: ") and "not faster" in str(done)
+
+
+def test_rows_are_those_that_were_asked_for():
+    done = esmm.torch.convert(Wrapped(Functional()), X, rows=[1, 4, 10**6], min_speedup=0)
+    assert [size.rows for size in done.layers[0].sizes] == [1, 4, 30]  # not more than the sample has
+
+
+def test_compiled_without_breaks():
+    model = Wrapped(Functional()).eval()
+    want = outputs(model, X)
+    esmm.torch.convert(model, X, min_speedup=0)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert _convert.difference(compiled(X), want) < 1e-5
+
+
+def test_errors():
+    model = Wrapped(Functional())
+    with pytest.raises(TypeError, match="nn.Module"):
+        esmm.torch.convert(X, X)
+    with pytest.raises(ValueError, match="rows is"):
+        esmm.torch.convert(model, X, rows=[0])
+    esmm.torch.convert(model, X, min_speedup=0)
+    with pytest.raises(ValueError, match="converted already"):
+        esmm.torch.convert(model, X)
+    assert "no Linears" in str(esmm.torch.convert(nn.ReLU(), X))
+
+
+# ---- profile ----
+
+
+def test_profile_counts_and_touches_nothing():
+    model = Wrapped(Functional())
+    model.train()
+    before, state = children(model), copy.deepcopy(model.state_dict())
+    seen = esmm.torch.profile(model, X)
+    h = F.relu(model.block.w[1](model.norm(X))).reshape(-1, 72)
+    layer = seen["block.w.0"]
+    assert layer.density == pytest.approx(float((h != 0).float().mean()))
+    strips = torch.stack([(h[i : i + 8] != 0).any(0) for i in range(0, 30, 8)])
+    assert layer.strip_density == pytest.approx(float(strips.float().mean()))
+    assert layer.dead == pytest.approx(float((h == 0).all(0).float().mean()))
+    assert (layer.rows, layer.calls, layer.in_features, layer.out_features) == (30, 1, 72, 24)
+    assert [entry.name for entry in seen.layers] == ["block.w.1", "block.w.0"]
+    assert [entry.name for entry in seen.sparse] == ["block.w.0"] and seen["block.w.1"].density == 1
+    assert "block.w.0" in str(seen) and "1 other Linears have inputs without zeros" in str(seen)
+    assert children(model) == before and model.training
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    several = esmm.torch.profile(model, [X, X[:1]])["block.w.0"]
+    assert (several.rows, several.calls) == (40, 2)
+    with pytest.raises(KeyError):
+        seen["nothing"]
+
+
+# ---- a model that has been trained ----
+
+
+def test_a_trained_model():
+    """A ReLU2 net fits a function; its hidden layer has become sparse, and conversion keeps its loss."""
+    torch.manual_seed(1)
+    model = Wrapped(Functional(hidden=192))
+    x = torch.randn(512, 24)
+    target = torch.sin(3 * x) * x.roll(1, 1)
+    step = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(200):
+        step.zero_grad()
+        h = F.relu(model.block.w[1](model.norm(x)))
+        loss = F.mse_loss(model(x), target)
+        (loss + 0.02 * h.mean()).backward()
+        step.step()
+    done = esmm.torch.convert(model, x, min_speedup=0)
+    assert done.replaced[0].density < 0.5
+    with torch.no_grad():
+        after = F.mse_loss(model(x), target)
+        before = F.mse_loss(done.undo()(x), target)
+    assert float(after) == pytest.approx(float(before), rel=1e-4)
