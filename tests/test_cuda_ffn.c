@@ -162,6 +162,8 @@ static void exact_and_dense_are_the_dense_pass(void **state)
           continue;
         if (o.tokens == 1 && d > 0) /* one sum that may come out near 0 is no measure of rounding */
           continue;
+        if (o.rank1 > 32 && all_dtypes[d] == ESMM_F16) /* sums of sums leave its range */
+          continue;
         char what[80];
         (void)snprintf(what, sizeof what, "case %zu, kind %d, dtype %d", c, kind, (int)all_dtypes[d]);
         oracle_create(&o, c + 17, 1);
