@@ -202,7 +202,7 @@ static esmm_status choose_features(pass *p)
   const int64_t all = p->ffn->o.d_hidden;
   p->features = p->count = all;
   p->h = esmm_ffn_view(p->cache, FFN_H, p->tokens, all, p->ffn->o.dtype);
-  if (!ffn_compacts(p->ffn))
+  if (!p->cache->looked)
     return ESMM_OK;
   const ffn_passes *passes = p->cache->passes;
   esmm_status status = passes->settle(p->ctx, p->ffn, p->cache);
@@ -408,7 +408,7 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
     status = check_outputs(&p, &out);
   if (status == ESMM_OK)
     status = esmm_ffn_check_report(ctx, report);
-  if (status == ESMM_OK && (ffn_is_lossy(ffn) || ffn_compacts(ffn) || report))
+  if (status == ESMM_OK && (ffn_is_lossy(ffn) || cache->looked || report))
     status = esmm_ffn_take_statistics(ctx, ffn, cache);
   if (status == ESMM_OK && ffn_is_lossy(ffn))
     status = cache->passes->forget_drops(ctx, cache, false);

@@ -210,10 +210,15 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
     status = esmm_ffn_check_report(ctx, report);
   if (status != ESMM_OK)
     return status;
-  const bool once = !cache, compacts = ffn_compacts(ffn) && !once;
+  const bool once = !cache;
+  bool compacts = ffn_compacts(ffn) && !once, counted = false;
+  if (compacts && cache->passes->looks) {
+    status = cache->passes->looks(ctx, ffn, cache, &compacts);
+    if (status != ESMM_OK)
+      return status;
+  }
   const bool statistics = report || ffn_is_lossy(ffn) || compacts;
   const bool counts = compacts || ffn->o.mode == ESMM_FFN_SPLIT || (statistics && ctx->backend->layer->patterns);
-  bool counted = false;
   if (once && !ffn->own) {
     status = esmm_ffn_cache_create(ctx, ffn, &ffn->own);
     if (status != ESMM_OK)
@@ -228,6 +233,7 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
   esmm_pattern_free(cache->pattern);
   cache->pattern = NULL;
   cache->counted = false;
+  cache->looked = compacts;
   if (statistics)
     status = reserve_statistics(ctx, ffn, cache);
   if (status == ESMM_OK)

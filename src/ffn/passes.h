@@ -69,6 +69,9 @@ typedef struct ffn_passes {
   unsigned compacts;
   int64_t step; /* their number is rounded up to a multiple of this; what is past them is zero */
 
+  /* May be NULL: always. Is a pass to find out which features are dead? Where few were, that is asked now and then. */
+  esmm_status (*looks)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool *looks);
+
   /* ---- memory of caches and biases: kept from pass to pass ---- */
   esmm_status (*alloc)(esmm_ctx *ctx, size_t bytes, void **memory);
   void (*release)(const esmm_allocator *allocator, int ordinal, void *memory, size_t bytes); /* NULL is fine */

@@ -14,6 +14,7 @@
 
 #include <math.h>
 
+#define LOOK_EVERY 8    /* passes, where few features were dead */
 #define MOST_ROWS 65535 /* blocks along y */
 #define RECORDS 4096    /* blocks of a launch that leaves records, about */
 
@@ -324,7 +325,8 @@ typedef struct kept {
   uint32_t pass;  /* that it was told of last, */
   bool expected;  /* and will be */
   bool whole;     /* a pass has worked on all features: there is room for one in a graph */
-  bool many_dead; /* when it was last known */
+  bool many_dead; /* in the last pass that was looked at before this one */
+  int passes;     /* that were not looked at since */
 } kept;
 
 static void forget(esmm_ffn_cache *cache)
@@ -399,7 +401,7 @@ static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cach
 
 static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
 {
-  const bool order = ffn_compacts(ffn) && !once;
+  const bool order = cache->looked;
   esmm_status status = reserve_notes(ctx, cache);
   if (status == ESMM_OK && ffn->o.permute_tokens && !once)
     status = shuffle(ctx, ffn, cache);
@@ -418,17 +420,16 @@ static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cach
   return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, launch_rank(ctx, ffn, cache, order)) : status;
 }
 
-/* What the mailbox says of the pass that the cache holds; false: nothing yet. */
-static bool read_mailbox(kept *k, const esmm_ffn *ffn, int64_t *alive)
+/* Between begin and end: waits for what is told of the last pass that was looked at. False: nothing. */
+static esmm_status read_mailbox(esmm_ctx *ctx, const esmm_ffn *ffn, kept *k, int64_t *alive)
 {
+  const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
+  if (status != ESMM_OK)
+    return status;
   const uint64_t told = *(const volatile uint64_t *)k->mailbox;
   const int64_t count = (int64_t)(told & UINT32_MAX);
-  if (told != 0)
-    k->many_dead = (double)count <= FFN_COMPACT * (double)ffn->o.d_hidden;
-  if (told == 0 || (uint32_t)(told >> 32) != k->pass || count > ffn->o.d_hidden)
-    return false;
-  *alive = count;
-  return true;
+  *alive = (uint32_t)(told >> 32) == k->pass && count <= ffn->o.d_hidden ? count : ffn->o.d_hidden;
+  return ESMM_OK;
 }
 
 /* Between begin and end. */
@@ -439,18 +440,36 @@ static esmm_status find_alive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
     return ESMM_OK;
   const bool first = !k->whole;
   k->whole = true;
-  if (first || read_mailbox(k, ffn, &cache->alive) || !k->many_dead)
+  return first || !k->many_dead ? ESMM_OK : read_mailbox(ctx, ffn, k, &cache->alive);
+}
+
+/* Every LOOK_EVERY-th pass, or each where the last one had many dead features. What the next pass does depends on what
+   this one has found, not on when that is known. A graph, which is not told, has no use for it. */
+static esmm_status looks(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool *out)
+{
+  kept *k = cache->device;
+  int64_t alive = 0;
+  *out = !esmm_cuda_capturing(ctx);
+  if (!*out || !k)
     return ESMM_OK;
-  const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
-  if (status == ESMM_OK && !read_mailbox(k, ffn, &cache->alive))
-    k->many_dead = false;
-  return status;
+  if (k->expected) {
+    esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+    if (status == ESMM_OK)
+      status = esmm_cuda_end(ctx, ctx->stream, read_mailbox(ctx, ffn, k, &alive));
+    if (status != ESMM_OK)
+      return status;
+    k->many_dead = (double)alive <= FFN_COMPACT * (double)ffn->o.d_hidden;
+    k->expected = false;
+    k->passes = 0;
+  }
+  *out = k->many_dead || ++k->passes >= LOOK_EVERY;
+  return ESMM_OK;
 }
 
 /*
  * How many features are alive decides how large products are, so the host has to know. It waits for that, which comes
  * before y is made: the GPU has the whole product of y to do meanwhile. It does not wait in a cache's first pass, where
- * the pass before had few dead features, nor in a graph: all count as alive then.
+ * the last pass that was looked at had few dead features, nor in a graph: all count as alive then.
  */
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
@@ -591,6 +610,7 @@ const ffn_passes esmm_ffn_cuda = {
     .alike = true,
     .keeps = true,
     .compacts = 1u << ESMM_FFN_EXACT,
+    .looks = looks,
     .step = ESMM_TILE,
     .alloc = alloc,
     .release = release,
