@@ -407,6 +407,26 @@ static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_p
   }
 }
 
+/* A whole group that is at hand; v becomes what is to be stored. */
+template <class OF>
+static __device__ __forceinline__ void do_group_here(OF of, const esmm_ffn_sparsify_params &p, float (&v)[GROUP],
+                                                     uint64_t place, float factor, esmm_ffn_record &r)
+{
+  float out[GROUP];
+  const bool finite = choose(p, v, place, out);
+#pragma unroll
+  for (int i = 0; i < GROUP; i++) {
+    if (p.step == ESMM_FFN_MEASURES) {
+      r.fit += finite ? (double)v[i] * (double)out[i] : 0.0;
+      r.own += finite ? (double)out[i] * (double)out[i] : 0.0;
+      continue;
+    }
+    const float y = as_float(rounded(of, p.step == ESMM_FFN_SCALES ? __fmul_rn(factor, out[i]) : out[i]));
+    note(r, v[i], y);
+    v[i] = y;
+  }
+}
+
 /* A value that stays as it is. */
 template <class OF>
 static __device__ __forceinline__ void do_other(OF of, const esmm_ffn_sparsify_params &p, int64_t at,
@@ -465,6 +485,82 @@ static __device__ __forceinline__ float factor_of(const esmm_ffn_sparsify_params
   return p.step == ESMM_FFN_SCALES ? ((const esmm_ffn_notes *)p.notes)->factor : 1.0f;
 }
 
+/* Eight values side by side may be read and written at once. */
+static __device__ __forceinline__ bool by_eights(const esmm_ffn_sparsify_params &p)
+{
+  return p.features % 8 == 0 && ((p.src | p.dst) & 15) == 0;
+}
+
+static __device__ __forceinline__ int64_t thread_of_grid(void)
+{
+  return ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * THREADS + threadIdx.x;
+}
+
+static __device__ __forceinline__ int64_t threads_of_grid(void)
+{
+  return (int64_t)gridDim.x * gridDim.y * THREADS;
+}
+
+/* Where all features go sparse: two groups a thread. */
+template <class OF>
+static __device__ __forceinline__ void features_by_eights(OF of, const esmm_ffn_sparsify_params &p, float factor,
+                                                          esmm_ffn_record &r)
+{
+  const int64_t across = p.features / 8, all = p.tokens * across;
+  for (int64_t i = thread_of_grid(); i < all; i += threads_of_grid()) {
+    const uint64_t place = (uint64_t)(i / across) << 32 | (uint64_t)(i % across * 2);
+    float x[8];
+    read_8(of, p.src, 8 * i, x);
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+      float v[GROUP] = {x[4 * g], x[4 * g + 1], x[4 * g + 2], x[4 * g + 3]};
+      do_group_here(of, p, v, place + (uint64_t)g, factor, r);
+#pragma unroll
+      for (int j = 0; j < GROUP; j++)
+        x[4 * g + j] = v[j];
+    }
+    if (p.step != ESMM_FFN_MEASURES)
+      write_8(of, p.dst, 8 * i, x);
+  }
+}
+
+/* Where tokens are a multiple of four: eight columns of a group a thread. */
+template <class OF>
+static __device__ __forceinline__ void tokens_by_eights(OF of, const esmm_ffn_sparsify_params &p, float factor,
+                                                        esmm_ffn_record &r)
+{
+  const int64_t across = p.features / 8, all = p.tokens / GROUP * across;
+  const int32_t *order = (const int32_t *)p.token_order, *flags = (const int32_t *)p.flags;
+  for (int64_t i = thread_of_grid(); i < all; i += threads_of_grid()) {
+    const int64_t group = i / across, col = i % across * 8;
+    float x[GROUP][8];
+    int64_t at[GROUP];
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) {
+      const int64_t token = GROUP * group + j;
+      at[j] = (order ? order[token] : token) * p.features + col;
+      read_8(of, p.src, at[j], x[j]);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+      float v[GROUP] = {x[0][c], x[1][c], x[2][c], x[3][c]};
+      if (!flags || flags[col + c])
+        do_group_here(of, p, v, (uint64_t)(col + c) << 32 | (uint64_t)group, factor, r);
+      else if (p.step != ESMM_FFN_MEASURES)
+#pragma unroll
+        for (int j = 0; j < GROUP; j++)
+          note(r, v[j], v[j]);
+#pragma unroll
+      for (int j = 0; j < GROUP; j++)
+        x[j][c] = v[j];
+    }
+    if (p.step != ESMM_FFN_MEASURES)
+#pragma unroll
+      for (int j = 0; j < GROUP; j++)
+        write_8(of, p.dst, at[j], x[j]);
+  }
+}
+
 /* Tokens by blockIdx.y; a thread has four columns at a time: a group, or others. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     esmm_ffn_features(const __grid_constant__ esmm_ffn_sparsify_params p)
@@ -474,6 +570,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float factor = factor_of(p);
   esmm_ffn_record r = {};
   with_dtype(p.dtype, [&](auto of) {
+    if (!columns && by_eights(p)) {
+      features_by_eights(of, p, factor, r);
+      return;
+    }
     for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y)
       for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < groups + others;
            i += (int64_t)gridDim.x * THREADS) {
@@ -506,6 +606,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float factor = factor_of(p);
   esmm_ffn_record r = {};
   with_dtype(p.dtype, [&](auto of) {
+    if (p.tokens % GROUP == 0 && by_eights(p)) {
+      tokens_by_eights(of, p, factor, r);
+      return;
+    }
     for (int64_t group = blockIdx.y; group < groups; group += gridDim.y) {
       const int count = (int)min((int64_t)GROUP, p.tokens - GROUP * group);
       int64_t rows[GROUP];
