@@ -240,6 +240,8 @@ suite_random16() {
   for m in 16 256 4096; do
     measure random16 - auto $m,14336,4096 --dtype bf16 --dims $m 4096 14336 --random --sweep .5,.1 --density-b 1
   done
+  measure random16 - "auto$(also fine_bf16_sm90a)$(also half_bf16_sm90a)" 4096,4096,14336 --dtype bf16 --dims 4096 14336 4096 \
+    --random --sweep .1,.05,.02,.01,.005,.0025 --density-b 1
 }
 
 suite_decode16() {
