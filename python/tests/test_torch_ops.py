@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import esmm.torch  # noqa: E402
 from esmm.torch import _ops, _registry  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_help import ACTIVATIONS, DEVICE, gradients, near, zeros  # noqa: E402
+from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros  # noqa: E402
 
 F = torch.nn.functional
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -164,8 +164,8 @@ def test_opcheck_of_operators_without_gradient():
     x, w = zeros(6, 16), parameter(8, 16, requires_grad=False)
     torch.library.opcheck(torch.ops.esmm._linear.default, (x, w, None, None, w, None, _ops.SILU, 0))
     torch.library.opcheck(torch.ops.esmm._linear_turned.default, (zeros(6, 8), w))
-    packed = esmm.torch.to_sparse(w.detach(), "bsr:8").packed
-    torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x, packed, 8, None, None, 0))
+    packed = esmm.torch.to_sparse(w.detach().to(SPARSE_DTYPE), "bsr:8").packed
+    torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x.to(SPARSE_DTYPE), packed, 8, None, None, 0))
 
 
 @pytest.mark.parametrize("enabled_dtype", (torch.bfloat16, torch.float16), ids=str)
@@ -256,18 +256,18 @@ def test_wrong_names():
 
 
 def test_sparse_formats_have_no_gradient():
-    x, w = zeros(4, 16), parameter(8, 16)
+    x, w = zeros(4, 16, dtype=SPARSE_DTYPE), parameter(8, 16, dtype=SPARSE_DTYPE)
     with pytest.raises(RuntimeError, match="requires_grad_\\(False\\)"):
         esmm.torch.linear(x, w, format="bsr:8")
     x.requires_grad_()
     y = esmm.torch.linear(x, w.requires_grad_(False), format="bsr:8")
     y.sum().backward()
-    near(x.grad, w.sum(0).expand(4, 16))
+    near(x.grad, w.float().sum(0).expand(4, 16), SPARSE_ROUNDING)
 
 
 def test_a_weight_that_does_not_fit_its_format():
     with torch.no_grad(), pytest.raises(RuntimeError, match="2:4|group|nonzero"):
-        esmm.torch.linear(zeros(4, 16), parameter(8, 16), format="2:4")
+        esmm.torch.linear(zeros(4, 16, dtype=SPARSE_DTYPE), parameter(8, 16, dtype=SPARSE_DTYPE), format="2:4")
 
 
 # ---- the operators in Python ----
