@@ -47,8 +47,8 @@ class _Spread(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Tuple[Tensor, None]:
-        dx = dx.contiguous().clone()
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
+        dx = grads[0].contiguous().clone()
         dist.all_reduce(dx, group=ctx.group)
         return dx, None
 
@@ -63,8 +63,8 @@ class _Sum(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tuple[Tensor, None]:
-        return dy, None
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
+        return grads[0], None
 
 
 class ParallelFFN(nn.Module):
