@@ -168,6 +168,20 @@ def test_opcheck_of_operators_without_gradient():
     torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x.to(SPARSE_DTYPE), packed, 8, None, None, 0))
 
 
+def test_a_bias_as_float32():
+    """One of 16 bits is used through a copy: of a Parameter it is kept, and written again when the bias has changed."""
+    x, w = zeros(3, 16, dtype=torch.bfloat16), parameter(8, 16, dtype=torch.bfloat16, requires_grad=False)
+    b = parameter(8, dtype=torch.bfloat16, requires_grad=False)
+    for bias in (b, b.detach().clone()):
+        for _ in range(3):
+            near(esmm.torch.linear(x, w, bias), F.linear(x.double(), w.double(), bias.double()), 2e-2)
+            bias.add_(1)
+    made = torch.ops.esmm._float_copy(b)
+    assert made.dtype == torch.float32 and torch.equal(made, b.float())
+    same = parameter(8, requires_grad=False)
+    assert torch.ops.esmm._float_copy(same).data_ptr() != same.data_ptr()
+
+
 @pytest.mark.parametrize("enabled_dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_autocast(enabled_dtype):
     x, w, b = zeros(6, 32).requires_grad_(), parameter(8, 32), parameter(8)
@@ -280,7 +294,8 @@ def test_operators_in_python_do_the_same(tmp_path):
     env = {**os.environ, "ESMM_TORCH_BUILD": "0", "ESMM_TAP": ""}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
-         "epilogue or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or wrong or fit"],
+         "epilogue or float32 or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or"
+         " wrong or fit"],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout.decode()[-3000:]
