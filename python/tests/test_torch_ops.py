@@ -303,7 +303,7 @@ def test_operators_in_python_do_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     "env, text",
-    [({"CXX": "/bin/false"}, "failed"), ({"CXX": "/no/such/compiler"}, "cannot be run"),
+    [({"CXX": "/bin/false"}, "failed"), ({"CXX": "/no/such/compiler"}, "is not there"),
      ({"XDG_CACHE_HOME": "/dev/null"}, "cannot be written")],
 )  # fmt: skip
 def test_without_a_compiler_there_is_one_warning(env, text, tmp_path):

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
-from ._build import BuildError, build
+from .._build import BuildError, build
 from .._core import ACTIVATIONS
 from .._errors import ArgumentError, DtypeError, ShapeError
 from .._lib import library_path
@@ -57,7 +57,8 @@ def _open() -> bool:
             from importlib.metadata import version
 
             source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ffi.cpp")
-            handlers = ctypes.CDLL(build(source, "jax", [jax.ffi.include_dir()], version("jaxlib")))
+            hidden = ["-fvisibility=hidden"]
+            handlers = ctypes.CDLL(build(source, "jax", [jax.ffi.include_dir()], version("jaxlib"), hidden))
             handlers.esmm_jax_open.restype = ctypes.c_char_p
             handlers.esmm_jax_open.argtypes = [ctypes.c_char_p]
             handlers.esmm_jax_put.restype = ctypes.c_int64

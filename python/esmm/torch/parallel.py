@@ -159,7 +159,8 @@ class ParallelFFN(nn.Module):
             alone: Tensor = call(self.hidden(x), self.down, self.down_bias, None, None, None, 0, 0)
             return alone
         h = self.hidden(_Spread.apply(x, self.group))  # type: ignore[no-untyped-call]
-        y: Tensor = _Sum.apply(call(h, self.down, None, None, None, None, 0, 0), self.group)  # type: ignore[no-untyped-call]
+        part = call(h, self.down, None, None, None, None, 0, 0)
+        y: Tensor = _Sum.apply(part, self.group)  # type: ignore[no-untyped-call]
         return y if self.down_bias is None else y + self.down_bias  # once, not once for each rank
 
     def whole(self) -> Dict[str, Tensor]:
