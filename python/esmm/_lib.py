@@ -115,6 +115,8 @@ class PrepareOpts(Structure):
         ("strict", c_int),
         ("max_bytes_ratio", c_double),
         ("format", Format),
+        ("unchecked", c_int),
+        ("reserved", c_int),
     ]
 
 
@@ -150,6 +152,8 @@ class Bsr(Structure):
         ("row_pointers", c_void_p),
         ("column_indices", c_void_p),
         ("values", c_void_p),
+        ("place", c_int),
+        ("reserved", c_int),
     ]
 
 

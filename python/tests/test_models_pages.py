@@ -46,7 +46,7 @@ def test_the_page_has_as_many_examples():
 def test_relu2_gpt(tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     program = os.path.join(ROOT, "examples", "relu2_gpt.py")
-    words = ["--seconds", "2", "--device", "cpu", "--threads", "1", "--width", "64", "--layers", "2", "--context", "32"]
+    words = ["--seconds", "1", "--device", "cpu", "--threads", "1", "--width", "64", "--layers", "2", "--context", "32"]
     status, told = run(program, *words, "--batch", "4", "--tokens", "8", "--out", "picture", cwd=tmp_path)
     assert status == 0, told
     assert re.search(r"^loss, nats per byte +\d+\.\d+ +\d+\.\d+$", told, re.M)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import esmm.torch  # noqa: E402
 from esmm.torch import _ops, _registry  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_help import ACTIVATIONS, DEVICE, gradients, near, zeros  # noqa: E402
+from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros  # noqa: E402
 
 F = torch.nn.functional
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -164,8 +164,22 @@ def test_opcheck_of_operators_without_gradient():
     x, w = zeros(6, 16), parameter(8, 16, requires_grad=False)
     torch.library.opcheck(torch.ops.esmm._linear.default, (x, w, None, None, w, None, _ops.SILU, 0))
     torch.library.opcheck(torch.ops.esmm._linear_turned.default, (zeros(6, 8), w))
-    packed = esmm.torch.to_sparse(w.detach(), "bsr:8").packed
-    torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x, packed, 8, None, None, 0))
+    packed = esmm.torch.to_sparse(w.detach().to(SPARSE_DTYPE), "bsr:8").packed
+    torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x.to(SPARSE_DTYPE), packed, 8, None, None, 0))
+
+
+def test_a_bias_as_float32():
+    """One of 16 bits is used through a copy: of a Parameter it is kept, and written again when the bias has changed."""
+    x, w = zeros(3, 16, dtype=torch.bfloat16), parameter(8, 16, dtype=torch.bfloat16, requires_grad=False)
+    b = parameter(8, dtype=torch.bfloat16, requires_grad=False)
+    for bias in (b, b.detach().clone()):
+        for _ in range(3):
+            near(esmm.torch.linear(x, w, bias), F.linear(x.double(), w.double(), bias.double()), 2e-2)
+            bias.add_(1)
+    made = torch.ops.esmm._float_copy(b)
+    assert made.dtype == torch.float32 and torch.equal(made, b.float())
+    same = parameter(8, requires_grad=False)
+    assert torch.ops.esmm._float_copy(same).data_ptr() != same.data_ptr()
 
 
 @pytest.mark.parametrize("enabled_dtype", (torch.bfloat16, torch.float16), ids=str)
@@ -256,18 +270,18 @@ def test_wrong_names():
 
 
 def test_sparse_formats_have_no_gradient():
-    x, w = zeros(4, 16), parameter(8, 16)
+    x, w = zeros(4, 16, dtype=SPARSE_DTYPE), parameter(8, 16, dtype=SPARSE_DTYPE)
     with pytest.raises(RuntimeError, match="requires_grad_\\(False\\)"):
         esmm.torch.linear(x, w, format="bsr:8")
     x.requires_grad_()
     y = esmm.torch.linear(x, w.requires_grad_(False), format="bsr:8")
     y.sum().backward()
-    near(x.grad, w.sum(0).expand(4, 16))
+    near(x.grad, w.float().sum(0).expand(4, 16), SPARSE_ROUNDING)
 
 
 def test_a_weight_that_does_not_fit_its_format():
     with torch.no_grad(), pytest.raises(RuntimeError, match="2:4|group|nonzero"):
-        esmm.torch.linear(zeros(4, 16), parameter(8, 16), format="2:4")
+        esmm.torch.linear(zeros(4, 16, dtype=SPARSE_DTYPE), parameter(8, 16, dtype=SPARSE_DTYPE), format="2:4")
 
 
 # ---- the operators in Python ----
@@ -280,7 +294,8 @@ def test_operators_in_python_do_the_same(tmp_path):
     env = {**os.environ, "ESMM_TORCH_BUILD": "0", "ESMM_TAP": ""}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
-         "epilogue or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or wrong or fit"],
+         "epilogue or float32 or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or"
+         " wrong or fit"],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout.decode()[-3000:]
@@ -288,7 +303,7 @@ def test_operators_in_python_do_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     "env, text",
-    [({"CXX": "/bin/false"}, "failed"), ({"CXX": "/no/such/compiler"}, "cannot be run"),
+    [({"CXX": "/bin/false"}, "failed"), ({"CXX": "/no/such/compiler"}, "is not there"),
      ({"XDG_CACHE_HOME": "/dev/null"}, "cannot be written")],
 )  # fmt: skip
 def test_without_a_compiler_there_is_one_warning(env, text, tmp_path):

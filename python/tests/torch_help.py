@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 
 DEVICE = torch.device(os.environ.get("ESMM_TEST_DEVICE", "cpu"))
+# A GPU has sparse formats of 16-bit weights only: what tests of them use, and what rounding they allow.
+SPARSE_DTYPE = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16
+SPARSE_ROUNDING = 2e-6 if DEVICE.type == "cpu" else 2e-2
 ACTIVATIONS = {
     None: lambda v: v,
     "relu": F.relu,

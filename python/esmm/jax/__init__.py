@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
-from ._build import BuildError, build
+from .._build import BuildError, build
 from .._core import ACTIVATIONS
 from .._errors import ArgumentError, DtypeError, ShapeError
 from .._lib import library_path
@@ -57,7 +57,8 @@ def _open() -> bool:
             from importlib.metadata import version
 
             source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ffi.cpp")
-            handlers = ctypes.CDLL(build(source, "jax", [jax.ffi.include_dir()], version("jaxlib")))
+            hidden = ["-fvisibility=hidden"]
+            handlers = ctypes.CDLL(build(source, "jax", [jax.ffi.include_dir()], version("jaxlib"), hidden))
             handlers.esmm_jax_open.restype = ctypes.c_char_p
             handlers.esmm_jax_open.argtypes = [ctypes.c_char_p]
             handlers.esmm_jax_put.restype = ctypes.c_int64
@@ -67,8 +68,8 @@ def _open() -> bool:
             refused = handlers.esmm_jax_open(os.fsencode(library_path()))
             if refused:
                 raise BuildError(refused.decode(errors="replace"))
-            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handlers.esmm_jax_cpu), platform="cpu")  # type: ignore[no-untyped-call]
-            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handlers.esmm_jax_cuda), platform="CUDA")  # type: ignore[no-untyped-call]
+            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handlers.esmm_jax_cpu), platform="cpu")
+            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handlers.esmm_jax_cuda), platform="CUDA")
         except (BuildError, OSError, AttributeError) as e:
             warnings.warn(
                 f"esmm.jax goes through Python in every call, which is slow: {e}", RuntimeWarning, stacklevel=4
@@ -199,7 +200,7 @@ def _product(call: _Call, a: Any, b: Any, bias: Any, residual: Any) -> Any:
     """activation(a w + bias) + residual of matrices; w is call.weights or b."""
     m = a.shape[1] if call.transpose_a else a.shape[0]
     n = call.weights.shape[1] if call.weights is not None else b.shape[0] if call.transpose_b else b.shape[1]
-    result = jax.ShapeDtypeStruct((m, n), _numpy_dtype(call.dtype))  # type: ignore[no-untyped-call]
+    result = jax.ShapeDtypeStruct((m, n), _numpy_dtype(call.dtype))
     operands = [x for x in (a, b, bias, residual) if x is not None]
     if _open():
         return jax.ffi.ffi_call(_TARGET, result, vmap_method="sequential")(

@@ -10,6 +10,8 @@ from torch import Tensor
 from . import _ops  # noqa: F401  (registers the operators)
 from ._formats import ACTIVATIONS, choice, encode
 
+_linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
+
 
 def linear(
     x: Tensor,
@@ -40,7 +42,7 @@ def call(
 ) -> Any:  # fmt: skip
     """linear() with numbers for names. Where nothing needs a gradient it takes the operator without autograd."""
     if stats:
-        return torch.ops.esmm.linear_stats(x, weight, bias, residual, gate, gate_bias, activation, format)
+        return torch.ops.esmm.linear_stats.default(x, weight, bias, residual, gate, gate_bias, activation, format)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or weight.requires_grad
@@ -54,5 +56,5 @@ def call(
                 "esmm: a captured graph would go on with the weights as they are now: capture under torch.no_grad(), or"
                 " call requires_grad_(False) on them"
             )
-        return torch.ops.esmm.linear(x, weight, bias, residual, gate, gate_bias, activation, format)
-    return torch.ops.esmm._linear(x, weight, bias, residual, gate, gate_bias, activation, format)
+        return _linear_trained(x, weight, bias, residual, gate, gate_bias, activation, format)
+    return _linear(x, weight, bias, residual, gate, gate_bias, activation, format)

@@ -39,6 +39,7 @@ library.define(
 )
 library.define("unpack(Tensor packed, int out, int k, ScalarType dtype) -> Tensor")
 library.define("_prepare(Tensor weight, int format, int dtype) -> int")
+library.define("_float_copy(Tensor bias) -> Tensor")
 
 # ---- kernels in Python ----
 
@@ -185,6 +186,7 @@ def _prepare(weight: Tensor, format: int, dtype: int) -> int:
 
 library.impl("unpack", _unpack, "CompositeExplicitAutograd")
 library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
+library.impl("_float_copy", _registry.float_copy, "CompositeExplicitAutograd")
 _registry.extension = _build.load()
 compiled = _registry.extension is not None
 if not compiled:

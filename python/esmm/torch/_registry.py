@@ -19,6 +19,7 @@ import os
 import threading
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
@@ -137,9 +138,36 @@ def _remember(t: torch.Tensor, format: int, target: int, made: Union[Weights, to
         _entries[key] = Entry(t.detach(), version_of(t), made, finalizer)
 
 
+def float_copy(t: torch.Tensor) -> torch.Tensor:
+    """t as float32, in memory that may be kept.
+
+    While torch.compile(mode="reduce-overhead") runs a function for the first time, all that is allocated comes from the
+    pool of the graph to be, and nothing of that but results may live on. Such a pool is for one thread, or its stream:
+    another thread allocates outside of it.
+    """
+    t = t.detach()
+    if not t.is_cuda or torch.cuda.is_current_stream_capturing():
+        return t.to(torch.float32, copy=True).contiguous()
+
+    def allocate() -> torch.Tensor:
+        made = torch.empty(t.shape, dtype=torch.float32, device=t.device)
+        torch.cuda.current_stream(t.device).synchronize()  # what had the memory before is done with it
+        return made
+
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(allocate).result()
+    made.record_stream(torch.cuda.current_stream(t.device))
+    return made.copy_(t)
+
+
 def _prepare(t: torch.Tensor, format: int, target: int) -> Any:
     if format == BIAS:
-        return t.detach().to(torch.float32).contiguous()
+        if not lasts(t):
+            return t.detach().to(torch.float32).contiguous()
+        entry = _entries.get(key_of(t, format, target))
+        if entry is not None and isinstance(entry.made, torch.Tensor):
+            return entry.made.copy_(t.detach())  # where graphs look for it
+        return float_copy(t)
     if t.dtype == torch.uint8:
         return unpack(t, target)
     b = t.detach().to(TORCH_DTYPES[target])

@@ -47,8 +47,8 @@ class _Spread(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Tuple[Tensor, None]:
-        dx = dx.contiguous().clone()
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
+        dx = grads[0].contiguous().clone()
         dist.all_reduce(dx, group=ctx.group)
         return dx, None
 
@@ -63,8 +63,8 @@ class _Sum(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tuple[Tensor, None]:
-        return dy, None
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
+        return grads[0], None
 
 
 class ParallelFFN(nn.Module):
@@ -159,7 +159,8 @@ class ParallelFFN(nn.Module):
             alone: Tensor = call(self.hidden(x), self.down, self.down_bias, None, None, None, 0, 0)
             return alone
         h = self.hidden(_Spread.apply(x, self.group))  # type: ignore[no-untyped-call]
-        y: Tensor = _Sum.apply(call(h, self.down, None, None, None, None, 0, 0), self.group)  # type: ignore[no-untyped-call]
+        part = call(h, self.down, None, None, None, None, 0, 0)
+        y: Tensor = _Sum.apply(part, self.group)  # type: ignore[no-untyped-call]
         return y if self.down_bias is None else y + self.down_bias  # once, not once for each rank
 
     def whole(self) -> Dict[str, Tensor]:

@@ -2,9 +2,9 @@
  * ops.cpp: the product as a torch operator in C++, for callers to whom ten microseconds of Python a call matter.
  *
  * _ops.py declares the operators and has kernels of its own, in Python, that do the same. Where a compiler is at hand,
- * _build.py compiles this file once and loads it, and its kernels take the place of those. It uses torch's stable ABI
- * alone (2.10 and later), and finds libesmm through the path that esmm_torch_bind is given: the file that Python has
- * open already.
+ * _build.py compiles this file once and loads it, and its kernels take the place of those. It is written in torch's
+ * stable ABI (2.10 and later), and finds libesmm through the path that esmm_torch_bind is given: the file that Python
+ * has open already.
  *
  * Prepared weights are looked up by the tensor that they were made of: address, shape, strides, dtype, device, format
  * and version counter. What is not there is prepared by Python (esmm::_prepare), which also keeps the tensor's memory
@@ -161,10 +161,16 @@ struct Table {
 };
 Table &table = *new Table;
 
-int64_t call_int(const char *op, const Tensor &t)
+/* at::_ops::_version::call, where torch has it under that name: every call asks for a version, and by name, through
+   the stable ABI, that takes a sixth of a small product's time. */
+int64_t (*quick_version)(AtenTensorHandle);
+
+int64_t version_of(const Tensor &t)
 {
+  if (quick_version)
+    return quick_version(t.get());
   std::array<StableIValue, 1> stack{from(t)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::_version", "", stack.data(), TORCH_ABI_VERSION));
   return to<int64_t>(stack[0]);
 }
 
@@ -189,20 +195,35 @@ int64_t call_prepare(const Tensor &t, int64_t format, int64_t target)
   return address;
 }
 
+/* A bias as fp32. One that stays is not made here: see float_copy in _registry.py. */
+Tensor float_bias(const Tensor &t, const std::optional<Tensor> &before, bool stays)
+{
+  if (before)
+    return torch::stable::copy_(const_cast<Tensor &>(*before), t); /* where graphs look for it */
+  if (!stays)
+    return torch::stable::contiguous(torch::stable::to(t, ScalarType::Float));
+  std::array<StableIValue, 1> stack{from(t)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_float_copy", "", stack.data(), TORCH_ABI_VERSION));
+  return to<Tensor>(stack[0]);
+}
+
 Entry prepared(const Key &key, const Tensor &t)
 {
+  std::optional<Tensor> bias; /* of an older version */
   {
     std::shared_lock<std::shared_mutex> lock(table.mutex);
     const auto found = table.entries.find(key);
-    if (found != table.entries.end() &&
-        (found->second.version < 0 || found->second.version == call_int("aten::_version", t)))
-      return found->second;
+    if (found != table.entries.end()) {
+      if (found->second.version < 0 || found->second.version == version_of(t))
+        return found->second;
+      bias = found->second.bias;
+    }
   }
   Entry made = {};
-  made.version = is_inference(t) ? -1 : call_int("aten::_version", t);
+  made.version = is_inference(t) ? -1 : version_of(t);
   const int64_t address = call_prepare(t, key.format, key.target);
   if (key.format == BIAS)
-    made.bias = torch::stable::contiguous(torch::stable::to(t, ScalarType::Float));
+    made.bias = float_bias(t, bias, address & 1);
   else
     made.w.reset(reinterpret_cast<const esmm_weights *>(address & ~INT64_C(1)),
                  [](const esmm_weights *w) { esmm.weights_free(const_cast<esmm_weights *>(w)); });
@@ -440,7 +461,9 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   FIND(weights_free)
   FIND(matmul)
 #undef FIND
-  /* Only where torch has loaded it itself; a torch for CPUs has no such library. */
+  /* Only where torch has loaded them itself; a torch for CPUs has no libtorch_cuda. */
+  if (void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD))
+    quick_version = reinterpret_cast<decltype(quick_version)>(dlsym(torch, "_ZN2at4_ops8_version4callERKNS_6TensorE"));
   if (void *cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD))
     current_cuda_stream = reinterpret_cast<CudaStream>(dlsym(cuda, "aoti_torch_get_current_cuda_stream"));
   return nullptr;

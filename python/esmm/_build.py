@@ -1,12 +1,13 @@
 """Builds a C++ file of this package at first use, where a compiler is there, and keeps the result for the next time.
 
 What is built lies in the user's cache directory ($XDG_CACHE_HOME or ~/.cache, then esmm/), under a name that holds a
-hash of all it was made from: another version of anything is another file. It is written under a temporary name and
-renamed, so that processes that start together do not see half of it.
+hash of all it was made from: another version of anything is another file. Several processes may come here at once: one
+of them compiles, under a lock, into a temporary file that is then renamed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -17,12 +18,12 @@ from typing import List, Sequence
 
 
 class BuildError(RuntimeError):
-    """There is no compiler, or it refused; the text says which."""
+    """There is no compiler, or it refused, or there is no place for the result; the text says which."""
 
 
 def header_directory() -> str:
     """Where esmm.h is: in the package (a wheel), or in the source tree."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    here = os.path.dirname(os.path.abspath(__file__))
     for directory in (os.path.join(here, "include"), os.path.join(os.path.dirname(os.path.dirname(here)), "include")):
         if os.path.exists(os.path.join(directory, "esmm.h")):
             return directory
@@ -30,7 +31,7 @@ def header_directory() -> str:
 
 
 def cache_directory() -> str:
-    cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
+    cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
     if not os.path.isabs(cache):
         if not os.path.isabs(home):
             raise BuildError("neither XDG_CACHE_HOME nor HOME is set: there is nowhere to keep what is built")
@@ -47,11 +48,12 @@ def compiler() -> str:
     raise BuildError(f"{named} (from CXX) is not there" if named else "no C++ compiler (c++, g++ or clang++) is there")
 
 
-def build(source: str, stem: str, includes: Sequence[str], version: str) -> str:
-    """The path of the shared object made of `source`; `version` stands for what `includes` hold."""
-    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"]
+def build(source: str, stem: str, includes: Sequence[str], version: str, more: Sequence[str] = ()) -> str:
+    """The path of the shared object made of `source`; `version` stands for what `includes` hold, `more` are words for
+    the compiler after the source."""
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC"]
     headers = header_directory()
-    key = hashlib.sha256(repr((version, flags, platform.machine(), os.environ.get("CXX"))).encode())
+    key = hashlib.sha256(repr((version, flags, list(more), platform.machine(), os.environ.get("CXX"))).encode())
     for path in (source, os.path.join(headers, "esmm.h")):
         with open(path, "rb") as file:
             key.update(file.read())
@@ -59,28 +61,33 @@ def build(source: str, stem: str, includes: Sequence[str], version: str) -> str:
     target = os.path.join(directory, f"{stem}-{key.hexdigest()[:16]}.so")
     if os.path.exists(target):
         return target
-    command: List[str] = [
-        compiler(),
-        *flags,
-        "-I" + headers,
-        *(word for path in includes for word in ("-isystem", path)),
-        source,
-    ]
+    system = [word for path in includes for word in ("-isystem", path)]
+    command = [compiler(), *flags, "-I" + headers, *system, source, *more, "-ldl"]
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        number, temporary = tempfile.mkstemp(prefix=stem, suffix=".tmp", dir=directory)
+        with open(os.path.join(directory, stem + ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(target):
+                _compile(command, target)
     except OSError as e:
-        raise BuildError(f"nothing can be written to {directory}: {e.strerror}") from e
+        raise BuildError(f"{directory} cannot be written: {e.strerror}") from e
+    return target
+
+
+def _compile(command: List[str], target: str) -> None:
+    number, temporary = tempfile.mkstemp(suffix=".tmp", dir=os.path.dirname(target))
     os.close(number)
     try:
-        done = subprocess.run([*command, "-o", temporary, "-ldl"], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                [*command, "-o", temporary], capture_output=True, text=True, errors="replace", timeout=600, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as e:
+            raise BuildError(f"{command[0]} cannot be run: {e}") from e
         if done.returncode:
-            raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()[-600:]}")
+            raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
         os.chmod(temporary, 0o755)
         os.replace(temporary, target)
-    except OSError as e:
-        raise BuildError(f"{command[0]} cannot be run: {e}") from e
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-    return target
