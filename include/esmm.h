@@ -306,8 +306,8 @@ typedef struct esmm_bsr {
   const void *row_pointers;   /* [ceil(rows / block_rows) + 1]: starts at 0, never falls, ends at blocks */
   const void *column_indices; /* [blocks], rising within a block row: sorted, no duplicates */
   const void *values;         /* [blocks][block_rows][block_cols] */
-  esmm_place place;           /* of the three arrays */
-  int reserved;               /* 0 */
+  esmm_place place;           /* of the three arrays, */
+  int device;                 /* and if that is ESMM_DEVICE: on which GPU, as in esmm_matrix */
 } esmm_bsr;
 
 /*
@@ -401,8 +401,8 @@ typedef struct esmm_matmul_opts {
                                     the sum */
   const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
   const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
-                                    differ. Each product has its own plan, unless one launch makes both; force and strict
-                                    are for both. NULL: none */
+                                    differ. Each product has its own plan, unless one launch makes both; force and
+                                    strict are for both. NULL: none */
   const float *gate_bias;        /* [n], only with a gate; where bias would lie. NULL: none */
   int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; in device memory if
                                     C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged

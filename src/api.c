@@ -329,6 +329,8 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
     return status;
   if (o->use != ESMM_USE_ANY && o->use != ESMM_USE_DECODE && o->use != ESMM_USE_LARGE_M)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->use is %d, which is no esmm_use", (int)o->use);
+  if (o->reserved != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->reserved is %d; it must be 0", o->reserved);
   if (!(o->max_bytes_ratio >= 0.0) || isinf(o->max_bytes_ratio))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->max_bytes_ratio is %g; it must be positive, or 0 for the default",
                      o->max_bytes_ratio);

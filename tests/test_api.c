@@ -464,6 +464,8 @@ static void bad_options(void **state)
   EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "use", "33");
   p = (esmm_prepare_opts){.size = sizeof p, .max_bytes_ratio = -2};
   EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "max_bytes_ratio", "-2");
+  p = (esmm_prepare_opts){.size = sizeof p, .reserved = 7};
+  EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "reserved", "7");
   p = (esmm_prepare_opts){.size = sizeof p, .max_bytes_ratio = NAN};
   EXPECT(esmm_prepare(f->ctx, &f->b, &p, &w), ESMM_ERR_ARGUMENT, "max_bytes_ratio", "nan");
   assert_null(w);

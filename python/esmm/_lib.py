@@ -153,7 +153,7 @@ class Bsr(Structure):
         ("column_indices", c_void_p),
         ("values", c_void_p),
         ("place", c_int),
-        ("reserved", c_int),
+        ("device", c_int),
     ]
 
 

@@ -98,8 +98,6 @@ esmm_status esmm_cuda_to_host_2d(esmm_ctx *ctx, void *dst, size_t dst_pitch, CUd
 esmm_status esmm_cuda_zero(esmm_ctx *ctx, CUdeviceptr dst, size_t bytes, CUstream stream);
 
 /* Host memory that the device writes to; free_at without a context, while the device is held. */
-esmm_status esmm_cuda_pinned_alloc(esmm_ctx *ctx, size_t bytes, void **host, CUdeviceptr *device);
-void esmm_cuda_pinned_free_at(int ordinal, void *host);
 
 /* Points in a stream's time. free accepts NULL; seconds waits for `to`. */
 esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out);

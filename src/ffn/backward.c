@@ -408,6 +408,8 @@ esmm_status esmm_ffn_backward(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
     status = check_outputs(&p, &out);
   if (status == ESMM_OK)
     status = esmm_ffn_check_report(ctx, report);
+  if (status == ESMM_OK && cache->passes->admit)
+    status = cache->passes->admit(ctx, cache, p.tokens);
   if (status == ESMM_OK && (ffn_is_lossy(ffn) || cache->looked || report))
     status = esmm_ffn_take_statistics(ctx, ffn, cache);
   if (status == ESMM_OK && ffn_is_lossy(ffn))

@@ -112,6 +112,8 @@ struct esmm_ffn_cache {
   ffn_buffer buffers[FFN_BUFFERS];
   esmm_weights *b[FFN_BS]; /* that a device keeps from pass to pass */
   bool counted;            /* statistics of this pass were taken */
+  bool in_graph;           /* a graph was captured that uses its memory, */
+  int64_t graph_tokens;    /* with so many */
   bool looked;             /* which features are dead in it was found out, for its backward pass */
   esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
   int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */

@@ -212,13 +212,6 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
     return status;
   const bool once = !cache;
   bool compacts = ffn_compacts(ffn) && !once, counted = false;
-  if (compacts && cache->passes->looks) {
-    status = cache->passes->looks(ctx, ffn, cache, &compacts);
-    if (status != ESMM_OK)
-      return status;
-  }
-  const bool statistics = report || ffn_is_lossy(ffn) || compacts;
-  const bool counts = compacts || ffn->o.mode == ESMM_FFN_SPLIT || (statistics && ctx->backend->layer->patterns);
   if (once && !ffn->own) {
     status = esmm_ffn_cache_create(ctx, ffn, &ffn->own);
     if (status != ESMM_OK)
@@ -226,6 +219,13 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
   }
   if (once)
     cache = ffn->own;
+  status = cache->passes->admit ? cache->passes->admit(ctx, cache, x->rows) : ESMM_OK;
+  if (status == ESMM_OK && compacts && cache->passes->looks)
+    status = cache->passes->looks(ctx, ffn, cache, &compacts);
+  if (status != ESMM_OK)
+    return status;
+  const bool statistics = report || ffn_is_lossy(ffn) || compacts;
+  const bool counts = compacts || ffn->o.mode == ESMM_FFN_SPLIT || (statistics && ctx->backend->layer->patterns);
   cache->generation = 0; /* until this pass is done the cache holds none */
   cache->tokens = x->rows;
   cache->x = from;

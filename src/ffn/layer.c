@@ -326,12 +326,12 @@ void esmm_ffn_cache_free(esmm_ffn_cache *cache)
       cache->next->previous = cache->previous;
   }
   const esmm_allocator allocator = cache->allocator;
+  if (cache->passes->forget)
+    cache->passes->forget(cache); /* first: the device is there as long as some of its memory is */
   for (int i = 0; i < FFN_BUFFERS; i++)
     cache->passes->release(&allocator, cache->ordinal, cache->buffers[i].data, cache->buffers[i].bytes);
   for (int i = 0; i < FFN_BS; i++)
     esmm_weights_free(cache->b[i]);
-  if (cache->passes->forget)
-    cache->passes->forget(cache);
   esmm_pattern_free(cache->pattern);
   esmm_mem_free(&allocator, cache, sizeof *cache);
 }
@@ -347,11 +347,14 @@ esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, i
                      (long long)cols);
   if (b->data && bytes <= b->bytes)
     return ESMM_OK;
+  esmm_status status = cache->passes->may_alloc ? cache->passes->may_alloc(ctx) : ESMM_OK;
+  if (status != ESMM_OK)
+    return status;
   cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* who asks for room fills it anew */
   *b = (ffn_buffer){0};
   if (buffer == FFN_TOKENS)
     cache->shuffled = 0;
-  const esmm_status status = cache->passes->alloc(ctx, bytes, &b->data);
+  status = cache->passes->alloc(ctx, bytes, &b->data);
   b->bytes = status == ESMM_OK ? bytes : 0;
   return status;
 }

@@ -69,6 +69,9 @@ typedef struct ffn_passes {
   unsigned compacts;
   int64_t step; /* their number is rounded up to a multiple of this; what is past them is zero */
 
+  /* May be NULL: always. May a pass of so many tokens use this cache now? Is more memory to be had now? */
+  esmm_status (*admit)(esmm_ctx *ctx, esmm_ffn_cache *cache, int64_t tokens);
+  esmm_status (*may_alloc)(esmm_ctx *ctx);
   /* May be NULL: always. Is a pass to find out which features are dead? Where few were, that is asked now and then. */
   esmm_status (*looks)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool *looks);
 

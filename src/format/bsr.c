@@ -302,6 +302,8 @@ static esmm_status check_place(esmm_ctx *ctx, const char *what, const esmm_bsr *
     return esmm_fail(ctx, ESMM_ERR_DEVICE,
                      "%s->place is ESMM_DEVICE, but this is a %s context: it takes arrays in host memory", what,
                      esmm_ctx_kind(ctx));
+  if (b->place == ESMM_DEVICE && b->device != ctx->ordinal)
+    return esmm_fail(ctx, ESMM_ERR_DEVICE, "%s->device is %d, but the context's is %d", what, b->device, ctx->ordinal);
   return ESMM_OK;
 }
 

@@ -688,35 +688,6 @@ esmm_status esmm_cuda_event_create(esmm_ctx *ctx, CUevent *out)
   return status;
 }
 
-esmm_status esmm_cuda_pinned_alloc(esmm_ctx *ctx, size_t bytes, void **host, CUdeviceptr *device)
-{
-  esmm_cuda_scope scope;
-  esmm_status status = esmm_cuda_enter(ctx, &scope);
-  if (status != ESMM_OK)
-    return status;
-  const unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-  *host = NULL;
-  status = esmm_cuda_check(ctx, cu()->cuMemHostAlloc(host, bytes, flags), "cuMemHostAlloc of %zu bytes", bytes);
-  if (status == ESMM_OK)
-    status = esmm_cuda_check(ctx, cu()->cuMemHostGetDevicePointer(device, *host, 0), "cuMemHostGetDevicePointer");
-  if (status != ESMM_OK && *host) {
-    (void)cu()->cuMemFreeHost(*host);
-    *host = NULL;
-  }
-  esmm_cuda_leave(scope);
-  return status;
-}
-
-void esmm_cuda_pinned_free_at(int ordinal, void *host)
-{
-  if (!host)
-    return;
-  esmm_cuda_scope scope;
-  (void)enter(&devices[ordinal], &scope);
-  (void)cu()->cuMemFreeHost(host);
-  esmm_cuda_leave(scope);
-}
-
 void esmm_cuda_event_free_at(int ordinal, CUevent event)
 {
   if (!event)

@@ -55,17 +55,33 @@ static esmm_status zero(esmm_ctx *ctx, uint64_t at, size_t bytes)
 
 static esmm_status alloc(esmm_ctx *ctx, size_t bytes, void **memory)
 {
-  enum { LEAST = 256 }; /* the driver refuses an allocation of 0 bytes */
   CUdeviceptr at = 0;
   esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status != ESMM_OK)
     return status;
-  status = esmm_cuda_refuse_capture(ctx, "a layer's pass that needs more memory than those before");
-  if (status == ESMM_OK)
-    status = esmm_cuda_alloc(ctx, bytes ? bytes : LEAST, &at);
-  status = esmm_cuda_end(ctx, ctx->stream, status);
+  status = esmm_cuda_end(ctx, ctx->stream, esmm_cuda_alloc(ctx, bytes, &at));
   *memory = esmm_cuda_pointer(at);
   return status;
+}
+
+/* A graph has the addresses of what its passes use: passes of another size would give that memory away. */
+static esmm_status admit(esmm_ctx *ctx, esmm_ffn_cache *cache, int64_t tokens)
+{
+  if (cache->in_graph && tokens != cache->graph_tokens)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "the cache belongs to a graph that was captured with %lld tokens, and this pass has %lld: make "
+                     "another cache",
+                     (long long)cache->graph_tokens, (long long)tokens);
+  if (esmm_cuda_capturing(ctx)) {
+    cache->in_graph = true;
+    cache->graph_tokens = tokens;
+  }
+  return ESMM_OK;
+}
+
+static esmm_status may_alloc(esmm_ctx *ctx)
+{
+  return esmm_cuda_refuse_capture(ctx, "a layer's pass that needs more memory than those before");
 }
 
 static void release(const esmm_allocator *allocator, int ordinal, void *memory, size_t bytes)
@@ -95,11 +111,12 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 
 /* ---- B of products ---- */
 
-/* What the caller wants prepared in some way is prepared, which waits. */
+/* What the caller wants prepared in some way is prepared, which waits. A B that lies transposed is copied: products
+   skip zeros only with B's rows, and A may be of another dtype. */
 static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                            esmm_weights *old, esmm_weights **out)
 {
-  return given ? esmm_prepare(ctx, b, opts, out) : esmm_cuda_borrow(ctx, b, b->dtype, old, out);
+  return given ? esmm_prepare(ctx, b, opts, out) : esmm_cuda_borrow(ctx, b, ESMM_F32, old, out);
 }
 
 static esmm_status take_b(esmm_ctx *ctx, esmm_ffn_cache *cache, ffn_b which, const esmm_matrix *b, esmm_dtype a,
@@ -286,8 +303,15 @@ static esmm_status reserve_notes(esmm_ctx *ctx, esmm_ffn_cache *cache)
 {
   if (cache->buffers[FFN_NOTES].data)
     return ESMM_OK;
-  const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_NOTES, 1, 1, sizeof(esmm_ffn_notes));
-  return status == ESMM_OK ? zero(ctx, buffer(cache, FFN_NOTES), sizeof(esmm_ffn_notes)) : status;
+  esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_NOTES, 1, 1, sizeof(esmm_ffn_notes));
+  if (status != ESMM_OK)
+    return status;
+  status = zero(ctx, buffer(cache, FFN_NOTES), sizeof(esmm_ffn_notes));
+  if (status != ESMM_OK) {
+    esmm_cuda_free_at(cache->ordinal, buffer(cache, FFN_NOTES));
+    cache->buffers[FFN_NOTES] = (ffn_buffer){0};
+  }
+  return status;
 }
 
 /* The order is made on the host: once for a number of tokens. */
@@ -336,7 +360,7 @@ static void forget(esmm_ffn_cache *cache)
     return;
   const esmm_allocator allocator = k->allocator;
   esmm_cuda_event_free_at(cache->ordinal, k->ranked);
-  esmm_cuda_pinned_free_at(cache->ordinal, k->mailbox);
+  esmm_cuda_unpin_at(cache->ordinal, k->mailbox);
   esmm_mem_free(&allocator, k, sizeof *k);
   cache->device = NULL;
 }
@@ -353,8 +377,8 @@ static esmm_status make_kept(esmm_ctx *ctx, esmm_ffn_cache *cache)
   cache->device = k;
   void *host = NULL;
   esmm_status status = esmm_cuda_event_create(ctx, &k->ranked);
-  if (status == ESMM_OK)
-    status = esmm_cuda_pinned_alloc(ctx, sizeof *k->mailbox, &host, &k->mailbox_at);
+  if (status == ESMM_OK && !esmm_cuda_pin(sizeof *k->mailbox, &host, &k->mailbox_at))
+    status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no pinned memory for a layer's cache");
   k->mailbox = host;
   if (status == ESMM_OK)
     *k->mailbox = 0;
@@ -420,7 +444,8 @@ static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cach
   return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, launch_rank(ctx, ffn, cache, order)) : status;
 }
 
-/* Between begin and end: waits for what is told of the last pass that was looked at. False: nothing. */
+/* Between begin and end: waits for what is told of the last pass that was looked at. Where nothing was, all are alive.
+ */
 static esmm_status read_mailbox(esmm_ctx *ctx, const esmm_ffn *ffn, kept *k, int64_t *alive)
 {
   const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
@@ -449,7 +474,7 @@ static esmm_status looks(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cac
 {
   kept *k = cache->device;
   int64_t alive = 0;
-  *out = !esmm_cuda_capturing(ctx);
+  *out = !cache->in_graph; /* that one's memory is for all features */
   if (!*out || !k)
     return ESMM_OK;
   if (k->expected) {
@@ -611,6 +636,8 @@ const ffn_passes esmm_ffn_cuda = {
     .keeps = true,
     .compacts = 1u << ESMM_FFN_EXACT,
     .looks = looks,
+    .admit = admit,
+    .may_alloc = may_alloc,
     .step = ESMM_TILE,
     .alloc = alloc,
     .release = release,

@@ -379,35 +379,8 @@ static __device__ __forceinline__ void note(esmm_ffn_record &r, float x, float y
   r.difference += x == y || isnan(x) ? 0.0 : difference * difference;
 }
 
-/* A group of `count` values: read from at[], chosen from, written and noted, or measured. */
-template <class OF>
-static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_params &p, const int64_t (&at)[GROUP],
-                                                int count, uint64_t place, float factor, esmm_ffn_record &r)
-{
-  float v[GROUP], out[GROUP];
-#pragma unroll
-  for (int i = 0; i < GROUP; i++)
-    v[i] = i < count ? get(of, p.src, at[i]) : 0.0f;
-  const bool finite = choose(p, v, place, out);
-  if (p.step == ESMM_FFN_MEASURES) {
-#pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-      r.fit += finite ? (double)v[i] * (double)out[i] : 0.0;
-      r.own += finite ? (double)out[i] * (double)out[i] : 0.0;
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    if (i >= count)
-      continue;
-    const auto y = rounded(of, p.step == ESMM_FFN_SCALES ? __fmul_rn(factor, out[i]) : out[i]);
-    ((typename OF::element *)p.dst)[at[i]] = y;
-    note(r, v[i], as_float(y));
-  }
-}
-
-/* A whole group that is at hand; v becomes what is to be stored. */
+/* A group that is at hand is chosen from and noted, or measured; v becomes what is to be stored. Zeros are noted as
+   nothing. */
 template <class OF>
 static __device__ __forceinline__ void do_group_here(OF of, const esmm_ffn_sparsify_params &p, float (&v)[GROUP],
                                                      uint64_t place, float factor, esmm_ffn_record &r)
@@ -425,6 +398,22 @@ static __device__ __forceinline__ void do_group_here(OF of, const esmm_ffn_spars
     note(r, v[i], y);
     v[i] = y;
   }
+}
+
+/* The same for `count` values at at[]. */
+template <class OF>
+static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_params &p, const int64_t (&at)[GROUP],
+                                                int count, uint64_t place, float factor, esmm_ffn_record &r)
+{
+  float v[GROUP];
+#pragma unroll
+  for (int i = 0; i < GROUP; i++)
+    v[i] = i < count ? get(of, p.src, at[i]) : 0.0f;
+  do_group_here(of, p, v, place, factor, r);
+#pragma unroll
+  for (int i = 0; i < GROUP; i++)
+    if (i < count && p.step != ESMM_FFN_MEASURES)
+      put(of, p.dst, at[i], v[i]);
 }
 
 /* A value that stays as it is. */

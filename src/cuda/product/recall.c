@@ -315,7 +315,8 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
     return;
   }
   if (!ctx->recall) {
-    (void)told_on_gpu(r, NULL, NULL);
+    if (p->pattern) /* slots: only for how long a wait may be */
+      (void)told_on_gpu(r, slots_of(ctx, counts && !esmm_cuda_capturing(ctx)), NULL);
     return;
   }
   const bool captured = esmm_cuda_capturing(ctx), changes = counts && !captured;

@@ -17,11 +17,11 @@
  * yet, or not there any more. What is left empty of all slots, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at
  * 1 %, 9 % at 2 %. Empty slots read a line of zeros.
  *
- *   a step    16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words: place of the
- * line in shared memory / 8, which of four strips, whether a chunk begins a group   32 rows of A, four strips: what a
- * warp multiplies, all of its steps in one list, chunk by chunk a block   16 groups, 512 rows, by 64 columns;
- * persistent. One more warp loads B by TMA: six chunks of 256 k's. It comes as a warpgroup, which gives its registers
- * to the others
+ * A step is 16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words that say where the
+ * line is in shared memory, which of four strips it is of, and whether a chunk begins. A group is 32 rows of A, four
+ * strips: what a warp multiplies, all of its steps in one list, chunk by chunk. A block has 16 groups, 512 rows, by 64
+ * columns, and is persistent. B comes by TMA in six stages of 256 k's; the last warp that is done with a chunk sends
+ * for the next.
  *
  * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, a quarter of places. At (m, k, n) = (4096, 14336,
  * 4096), zeros anywhere, in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is

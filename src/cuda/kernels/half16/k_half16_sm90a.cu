@@ -3,12 +3,12 @@
  * (split.cuh), and the sparse tensor core (wgmma.sp) takes the k's of B that belong to two of each four. What has no
  * room there, the rests, is added to the sums in registers: C is that of all of A.
  *
- *                    B: 256 columns of C         a stage: 64 k's
- *                k  +----------------------+       B  256 columns by 64 k's, 32 KB, by TMA
- *                v  +----------------------+       A  a half's strip of 128 rows, values and places, 9 KB, one bulk
- * copy A    64 rows    | warpgroup 0's sums   | 64 rows    | warpgroup 1's sums   |     a cluster: two blocks, the same
- * columns and neighbouring strips; each
- *                   +----------------------+     loads half of B and sends it to both
+ *                 B: 256 columns of C         a stage: 64 k's
+ *             k  +----------------------+       B  256 columns by 64 k's, 32 KB, by TMA
+ *             v  +----------------------+       A  a half's strip of 128 rows, values and places, 9 KB
+ *   A    64 rows | warpgroup 0's sums   |
+ *        64 rows | warpgroup 1's sums   |     a cluster: two blocks, the same columns and neighbouring
+ *                +----------------------+     strips; each loads half of B and sends it to both
  *
  * Three launches: split, list, multiply. The last has persistent blocks, one loading warp and two multiplying
  * warpgroups, five stages. A tile goes through all k's of the first half, then through those of patches that have a

@@ -10,8 +10,6 @@
  *
  * esmm_half16_split makes halves and the rests of each patch; esmm_half16_list puts the rests of a row behind each
  * other, and lists the patches that have a second half. Places follow from counts, no atomics: the same bits each time.
- *
- * Where the first half is all that is wanted, two_of below may choose any two of four.
  */
 #ifndef ESMM_CUDA_HALF16_SPLIT_CUH
 #define ESMM_CUDA_HALF16_SPLIT_CUH
@@ -19,10 +17,9 @@
 #include "cuda/kernels/common/device.cuh"
 #include "cuda/ops/nm_layout.h"
 
+/* A warp has 16 rows of a patch, a lane 16 k's of two of them, 8 apart. */
 #define PATCH_ROWS ESMM_HALF16_ROWS
-#define PATCH_WARPS                                                                                \
-  (ESMM_HALF16_SPLIT / 32) /* a warp has 16 rows of a patch, a lane 16 k's of two of them, 8 apart \
-                            */
+#define PATCH_WARPS (ESMM_HALF16_SPLIT / 32)
 #define FEW ESMM_HALF16_FEW
 static_assert(PATCH_WARPS * 16 == PATCH_ROWS && PATCH_ROWS == 2 * ESMM_NM16_COLS && FEW < 256,
               "what a warp has of a patch, and a byte of a row's place");
