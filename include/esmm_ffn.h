@@ -41,10 +41,9 @@
  * work goes to the context's stream: nothing waits but a report and a first pass of a shape, whose memory is then kept,
  * and exact mode where features are dead: backward waits until h has been made, so that it can leave them out; with
  * more than 90 % alive that is one step in eight. A step that has run once can be captured into a graph; its cache then
- * is for passes of as many tokens alone. Passes without a cache, and setting weights, use memory of the layer: who calls
- * on several streams has to put each behind what came before.
- * Operands of the layer's own 16-bit dtype go to the tensor cores; others are multiplied too, more slowly. The rules at
- * the top of esmm.h hold here too.
+ * is for passes of as many tokens alone. Passes without a cache, and setting weights, use memory of the layer: who
+ * calls on several streams has to put each behind what came before. Operands of the layer's own 16-bit dtype go to the
+ * tensor cores; others are multiplied too, more slowly. The rules at the top of esmm.h hold here too.
  */
 #ifndef ESMM_FFN_H
 #define ESMM_FFN_H
