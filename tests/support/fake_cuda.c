@@ -480,6 +480,8 @@ CALL("cuEventRecord", cuEventRecord, (CUevent event, CUstream stream), count_cur
 
 CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, {
   fake_cuda.synchronizations++;
+  if (fake_cuda.captured)
+    result = mistake("cuEventSynchronize", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   if (event->captured)
     result = mistake("cuEventSynchronize", "an event of a graph", CUDA_ERROR_CAPTURED_EVENT);
 })

@@ -72,16 +72,23 @@ static esmm_status admit(esmm_ctx *ctx, esmm_ffn_cache *cache, int64_t tokens)
                      "the cache belongs to a graph that was captured with %lld tokens, and this pass has %lld: make "
                      "another cache",
                      (long long)cache->graph_tokens, (long long)tokens);
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream); /* which asks whether the stream is captured */
+  if (status != ESMM_OK)
+    return status;
   if (esmm_cuda_capturing(ctx)) {
     cache->in_graph = true;
     cache->graph_tokens = tokens;
   }
-  return ESMM_OK;
+  return esmm_cuda_end(ctx, ctx->stream, ESMM_OK);
 }
 
 static esmm_status may_alloc(esmm_ctx *ctx)
 {
-  return esmm_cuda_refuse_capture(ctx, "a layer's pass that needs more memory than those before");
+  const esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
+  if (status != ESMM_OK)
+    return status;
+  return esmm_cuda_end(ctx, ctx->stream,
+                       esmm_cuda_refuse_capture(ctx, "a layer's pass that needs more memory than those before"));
 }
 
 static void release(const esmm_allocator *allocator, int ordinal, void *memory, size_t bytes)
