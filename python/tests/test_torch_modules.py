@@ -93,7 +93,73 @@ def test_a_linear_layer_trains_like_a_dense_one():
     near(sparse.bias, plain[0].bias, 1e-5)
 
 
+def second(f, x, *of):
+    """The gradients of a gradient's size."""
+    (g,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
+    return torch.autograd.grad(g.pow(2).sum(), (x, *of))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_second_derivatives_of_a_linear_layer(activation):
+    made = SparseLinear(12, 9, activation=activation).to(DEVICE)
+    wide = copy.deepcopy(made).double()
+    x = torch.randn(5, 12).to(DEVICE).requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    got = second(made, x, made.weight)
+    want = second(lambda v: ACTIVATIONS[activation](F.linear(v, wide.weight, wide.bias)), x64, wide.weight)
+    for a, b in zip(got, want):
+        near(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("trained", (False, True))
+def test_linear_layers_under_torch_func(activation, trained):
+    made = SparseLinear(12, 9, activation=activation).to(DEVICE).requires_grad_(trained)
+    x, t = torch.randn(5, 12).to(DEVICE), torch.randn(5, 12).to(DEVICE)
+
+    def plain(v):
+        return ACTIVATIONS[activation](F.linear(v, made.weight, made.bias))
+
+    for a, b in zip(torch.func.jvp(made, (x,), (t,)), torch.func.jvp(plain, (x,), (t,))):
+        near(a, b)
+    near(torch.func.grad(lambda v: made(v).sum())(x), torch.func.grad(lambda v: plain(v).sum())(x))
+    near(torch.func.vmap(made)(x), plain(x))
+    near(torch.func.hessian(lambda v: made(v).sum())(x[0]), torch.func.hessian(lambda v: plain(v).sum())(x[0]))
+    want = torch.func.jvp(plain, (x,), (t,))[1]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, t)
+        tangent = torch.autograd.forward_ad.unpack_dual(made(dual)).tangent
+        near(tangent, want)
+        counts = esmm.torch.linear(dual, made.weight, made.bias, activation=activation, stats=True)[1]
+        assert torch.equal(counts.long(), (plain(x) != 0).sum(0))
+
+
 # ---- SparseFFN ----
+
+
+@pytest.mark.parametrize("activation, gated", LAYERS)
+def test_second_derivatives_of_a_feed_forward_layer(activation, gated):
+    ffn = SparseFFN(12, 20, activation=activation, gated=gated).to(DEVICE)
+    wide = copy.deepcopy(ffn).double()
+    x = torch.randn(2, 5, 12).to(DEVICE).requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    got, want = second(ffn, x, ffn.up.weight), second(lambda v: dense(wide, v), x64, wide.up.weight)
+    for a, b in zip(got, want):
+        near(a, b, 1e-5)
+    t = torch.randn(2, 5, 12).to(DEVICE)
+    near(torch.func.jvp(ffn, (x.detach(),), (t,))[1], torch.func.jvp(lambda v: dense(ffn, v), (x.detach(),), (t,))[1])
+    grad = torch.func.grad(lambda v: ffn(v).sum())(x.detach())
+    near(grad, gradients(dense(ffn, x).sum(), None, x)[0], 1e-5)
+
+
+@pytest.mark.parametrize("mode", ("sparse", "split"))
+def test_lossy_modes_have_one_derivative(mode):
+    ffn = SparseFFN(16, 32, mode=mode).to(DEVICE)
+    x = torch.randn(8, 16).to(DEVICE).requires_grad_()
+    with pytest.raises(RuntimeError, match="second derivative.*mode='exact'"):
+        second(ffn, x)
+    with pytest.raises(RuntimeError, match="torch.func.*mode='exact'"):
+        torch.func.jvp(ffn, (x.detach(),), (x.detach(),))
 
 
 @pytest.mark.parametrize("activation, gated", LAYERS)

@@ -7,7 +7,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops  # noqa: F401  (registers the operators)
+from torch.autograd import forward_ad
+
+from . import _ops, _reference  # noqa: F401  (registers the operators)
 from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
@@ -36,11 +38,22 @@ def linear(
     )
 
 
+def transformed() -> bool:
+    """Whether forward-mode derivatives are being taken, or a transform of torch.func (grad, jvp, vmap) is under way.
+
+    The operators are opaque to these, which would take a product for a constant: torch's own products run then.
+    """
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def call(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
     gate_bias: Optional[Tensor], activation: int, format: int, stats: bool = False,
 ) -> Any:  # fmt: skip
     """linear() with numbers for names. Where nothing needs a gradient it takes the operator without autograd."""
+    if transformed():
+        y = _reference.product(x, weight, bias, residual, gate, gate_bias, activation)
+        return (y, (y != 0).reshape(-1, y.shape[-1]).sum(0, dtype=torch.int32)) if stats else y
     if stats:
         return torch.ops.esmm.linear_stats.default(x, weight, bias, residual, gate, gate_bias, activation, format)
     if torch.is_grad_enabled() and (
