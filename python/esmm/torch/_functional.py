@@ -43,7 +43,10 @@ def transformed() -> bool:
 
     The operators are opaque to these, which would take a product for a constant: torch's own products run then.
     """
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    if forward_ad._current_level >= 0:
+        return True
+    # A function that is being compiled cannot ask for the stack of transforms.
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def call(
