@@ -134,6 +134,63 @@ def test_linear_layers_under_torch_func(activation, trained):
         assert torch.equal(counts.long(), (plain(x) != 0).sum(0))
 
 
+def test_compiled_modules_keep_the_operators():
+    from torch._dynamo.testing import EagerAndRecordGraphs
+
+    for module, op in ((SparseLinear(8, 8), "esmm.linear"), (SparseFFN(8, 16), "esmm.ffn")):
+        backend = EagerAndRecordGraphs()
+        torch.compile(module.to(DEVICE), backend=backend, fullgraph=True)(zeros(4, 8))
+        assert op in " ".join(str(node.target) for graph in backend.graphs for node in graph.graph.nodes)
+
+
+def test_from_linear_leaves_the_callers_module_alone():
+    linear = nn.Linear(32, 16, dtype=SPARSE_DTYPE).to(DEVICE)
+    made = SparseLinear.from_linear(linear, format="bsr:8")
+    assert linear.weight.requires_grad and not made.weight.requires_grad
+    assert made.weight.data_ptr() == linear.weight.data_ptr()
+    x = zeros(5, 32, dtype=SPARSE_DTYPE)
+    near(made(x), linear(x), SPARSE_ROUNDING)
+    with torch.no_grad():
+        linear.weight.mul_(2)  # the same memory, and the same count of its changes
+    near(made(x), linear(x), SPARSE_ROUNDING)
+
+
+def norm(linear):
+    return nn.utils.parametrizations.weight_norm(linear)
+
+
+def pruned(linear):
+    from torch.nn.utils import prune
+
+    return prune.l1_unstructured(linear, "weight", 0.5)
+
+
+@pytest.mark.parametrize("change", (norm, pruned))
+def test_weights_that_are_computed_are_refused(change):
+    linear = change(nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="computed from others"):
+        SparseLinear.from_linear(linear)
+    with pytest.raises(ValueError, match="down is .*computed from others"):
+        SparseFFN.from_linears(nn.Linear(8, 8), linear, activation="relu")
+
+
+def test_hooks_are_refused():
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        linear = nn.Linear(8, 8)
+        handle = getattr(linear, register)(lambda *_: None)
+        with pytest.raises(ValueError, match="linear has .*hooks"):
+            SparseLinear.from_linear(linear)
+        handle.remove()
+        SparseLinear.from_linear(linear)
+
+    class Other(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="Other with a forward of its own"):
+        SparseLinear.from_linear(Other(8, 8))
+
+
 # ---- SparseFFN ----
 
 

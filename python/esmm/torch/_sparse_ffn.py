@@ -12,6 +12,7 @@ from .. import _lib
 from .._lib import lib
 from . import _ffn, _functional, _reference
 from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
+from ._profile import check_plain
 from ._reference import Options, Weights
 from ._registry import context
 
@@ -81,8 +82,8 @@ class SparseFFN(nn.Module):
     ) -> "SparseFFN":
         """The layer that these modules make, with themselves inside: parameters are shared, not copied."""
         for name, module in (("up", up), ("down", down), ("gate", gate)):
-            if module is not None and not isinstance(module, nn.Linear):
-                raise TypeError(f"{name} is a {type(module).__name__}: it has to be an nn.Linear")
+            if module is not None or name != "gate":
+                check_plain(module, name)
         hidden, model = up.weight.shape
         if down.weight.shape != (model, hidden):
             raise ValueError(f"down's weight is {list(down.weight.shape)}; with up's it has to be {[model, hidden]}")
