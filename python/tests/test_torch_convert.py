@@ -485,3 +485,15 @@ def test_second_derivatives_of_a_converted_model():
         (g,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
         got += torch.autograd.grad(g.pow(2).sum(), x)
     assert got[0].norm() > 0 and _convert.difference(got[1], got[0]) < 1e-5
+
+
+def test_the_table_says_why_nothing_was_looked_at():
+    x = torch.randn(40, 24)
+    for model, sample, reason in (
+        (Feed(nn.ReLU()).double(), x.double(), "its weight is torch.float64"),
+        (Feed(nn.ReLU()), x[:0], "its input on the sample has no rows"),
+        (Feed(nn.ReLU()), x * float("nan"), "its input on the sample has NaNs"),
+    ):
+        done = esmm.torch.convert(nn.Sequential(model), sample, min_speedup=0)
+        assert not done.replaced and [layer.reason[: len(reason)] for layer in done.layers] == [reason] * 2
+        assert reason in str(done) and "makes no zeros" not in str(done)

@@ -136,7 +136,8 @@ class Conversion:
         lines = []
         for layer in self.layers:
             if not layer.sizes:
-                lines.append((layer.name, layer.kind, f"{100 * layer.density:.1f} %", "", "", "", "", layer.reason))
+                density = f"{100 * layer.density:.1f} %" if layer.density == layer.density else ""
+                lines.append((layer.name, layer.kind, density, "", "", "", "", layer.reason))
             for i, size in enumerate(layer.sizes):
                 lines.append(
                     (
@@ -503,7 +504,10 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
         around = [(".".join(above[:i]), modules[".".join(above[:i])]) for i in range(len(above), 0, -1)]
         parent = around[0][1] if around else model
         stays = Layer(entry.name, entry.kind, False, "", entry.density, entry.strip_density)
-        if entry.density <= most:
+        if not entry.rows or entry.nan:
+            stays.reason = "its input on the sample has NaNs" if entry.nan else "its input on the sample has no rows"
+            others.append(stays)
+        elif entry.density <= most:
             if linear.weight.dtype not in DTYPES:
                 stays.reason = f"its weight is {linear.weight.dtype}: it must be float32, bfloat16 or float16"
                 others.append(stays)
@@ -523,6 +527,11 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
             zeros = "makes no zeros" if entry.density > 0.99 else f"makes too few zeros for max_density = {most:g}"
             stays.reason = f"{name} {zeros}"
             others.append(stays)
+    for name in seen.uncalled:  # or called with what the library has no products for
+        dtype = parameter(modules[name], "weight").dtype
+        if dtype not in DTYPES:
+            why = f"its weight is {dtype}: it must be float32, bfloat16 or float16"
+            others.append(Layer(name, "Linear", False, why, float("nan"), float("nan")))
     return found, others
 
 
@@ -556,7 +565,7 @@ def convert(
         raise ValueError("the model has been converted already: undo that first, with esmm.torch.undo(model)")
     seen = profile(model, sample)
     found, others = _candidates(model, seen, max_density)
-    order = {entry.name: i for i, entry in enumerate(seen.layers)}
+    order = {name: i for i, name in enumerate([*(entry.name for entry in seen.layers), *seen.uncalled])}
 
     busy = [False]
     hooks: Dict[nn.Module, Callable[..., Any]] = {}

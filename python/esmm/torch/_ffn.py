@@ -30,7 +30,7 @@ from .._errors import Error, Status
 from .._lib import lib
 from . import _reference
 from ._formats import DTYPES, raw_or_none
-from ._ops import _autocast, _same_device, _unsafe, library
+from ._ops import _autocast, _dtype, _same_device, _unsafe, library
 from ._reference import Options, Weights
 from ._registry import context, version_of
 
@@ -152,8 +152,7 @@ def _ticket(made: Optional[Pass]) -> Tensor:
 
 
 def _check(x: Tensor, w: Weights) -> None:
-    if x.dtype not in DTYPES:
-        raise RuntimeError("esmm: x has a dtype that is not float32, bfloat16 or float16")
+    _dtype(x, "x")
     hidden = w.w1.shape[0]
     model = x.shape[-1]
     shapes = (

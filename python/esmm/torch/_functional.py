@@ -33,6 +33,10 @@ def linear(
     nn.Parameters: others are prepared anew in every call. Zeros of x are skipped where that pays, whoever made them.
     With stats the second result counts the nonzeros of each column of the first (int32 [out]).
     """
+    check_tensor(weight, "weight")
+    for name, t in (("bias", bias), ("residual", residual), ("gate", gate), ("gate_bias", gate_bias)):
+        if t is not None:
+            check_tensor(t, name)
     return call(
         x, weight, bias, residual, gate, gate_bias, choice(ACTIVATIONS, activation, "activation"), encode(format), stats
     )
@@ -49,11 +53,17 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def check_tensor(t: Any, what: str) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{what} is a {type(t).__name__}: it has to be a torch.Tensor")
+
+
 def call(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
     gate_bias: Optional[Tensor], activation: int, format: int, stats: bool = False,
 ) -> Any:  # fmt: skip
     """linear() with numbers for names. Where nothing needs a gradient it takes the operator without autograd."""
+    check_tensor(x, "x")
     if transformed():
         y = _reference.product(x, weight, bias, residual, gate, gate_bias, activation)
         return (y, (y != 0).reshape(-1, y.shape[-1]).sum(0, dtype=torch.int32)) if stats else y

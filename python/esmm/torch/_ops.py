@@ -47,7 +47,8 @@ library.define("_float_copy(Tensor bias) -> Tensor")
 def _dtype(t: Tensor, what: str) -> int:
     code = DTYPES.get(t.dtype)
     if code is None:
-        raise RuntimeError(f"esmm: {what} has a dtype that is not float32, bfloat16 or float16")
+        name = str(t.dtype).replace("torch.", "")
+        raise RuntimeError(f"esmm: {what} is {name}: it has to be float32, bfloat16 or float16")
     return code
 
 

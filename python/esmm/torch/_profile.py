@@ -107,14 +107,16 @@ class LayerProfile:
     strip_rows: int = 8
     strips: int = 0
     strip_bits: int = 0  # set ones
+    nan: bool = False  # was one in its input
     alive: Optional[Tensor] = field(default=None, repr=False)  # which features were ever nonzero
 
     def add(self, x: Tensor) -> None:
         x = x.detach().reshape(-1, x.shape[-1])
+        self.calls += 1
         if not x.shape[0]:
             return
         on = x != 0
-        self.calls += 1
+        self.nan = self.nan or bool(torch.isnan(x).any())
         self.rows += x.shape[0]
         self.nonzeros += int(on.sum())
         whole = x.shape[0] // self.strip_rows * self.strip_rows

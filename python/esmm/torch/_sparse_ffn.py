@@ -110,6 +110,7 @@ class SparseFFN(nn.Module):
         up, down, gate = self.up, self.down, self.gate
         gate_weight = gate.weight if gate is not None else None
         gate_bias = gate.bias if gate is not None else None
+        _functional.check_tensor(x, "x")
         if _functional.transformed():
             w = Weights(up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias)
             _reference.check_smooth(self._options(), "forward-mode derivative and no torch.func transform")
