@@ -296,7 +296,7 @@ def _times(d: Tensor, weight: Tensor, activation: int, format: int) -> Tensor:
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
-    # With create_graph autograd is on in here: all of it then has to be differentiable, and sqrt(y) is not where y is 0.
+    # With create_graph autograd is on in here: all of it has to be differentiable then, and sqrt(y) is not at zero.
     x, weight, bias, gate, gate_bias, y = ctx.saved_tensors
     act, format = ctx.activation, ctx.format
     need = ctx.needs_input_grad

@@ -48,7 +48,7 @@ def hooked(module: nn.Module) -> str:
     return "a forward put over its own" if "forward" in vars(module) else ""
 
 
-def check_plain(linear: nn.Module, what: str) -> None:
+def check_plain(linear: Any, what: str) -> None:
     """Refuses a Linear that is more than its weight and bias: in another module that would be lost."""
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"{what} is a {type(linear).__name__}: it has to be an nn.Linear")

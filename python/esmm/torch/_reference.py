@@ -45,8 +45,8 @@ def check_smooth(o: Options, what: str) -> None:
     if o.mode in (SPLIT, SPARSE):
         name = "split" if o.mode == SPLIT else "sparse"
         raise RuntimeError(
-            f"esmm: torch.ops.esmm.ffn has no {what} in mode {name!r}, whose gradients are estimates: make the SparseFFN"
-            " with mode='exact'"
+            f"esmm: torch.ops.esmm.ffn has no {what} in mode {name!r}, whose gradients are estimates: make the"
+            " SparseFFN with mode='exact'"
         )
 
 
