@@ -121,6 +121,14 @@ class Format(NamedTuple):
         return self.kind
 
 
+def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
+    """A path for the library, whose strings end at a NUL: one in it would name another file."""
+    made = os.fsencode(path)
+    if b"\0" in made:
+        raise ArgumentError(f"path is {os.fspath(path)!r}: it must not have a NUL character in it")
+    return made
+
+
 class WeightsInfo(NamedTuple):
     """What prepared weights are; the fields of esmm_weights_info."""
 
@@ -493,13 +501,13 @@ class Context(_Closable):
 
     def load(self, path: str) -> Weights:
         out = ctypes.c_void_p()
-        self.call(lib.esmm_weights_load, os.fsencode(path), ctypes.byref(out))
+        self.call(lib.esmm_weights_load, path_bytes(path), ctypes.byref(out))
         assert out.value is not None
         return Weights(Handle(out.value, lib.esmm_weights_free), self.device)
 
     def save(self, weights: Weights, path: str) -> None:
         handle = weights._live()
-        self.call(lib.esmm_weights_save, handle.value, os.fsencode(path))
+        self.call(lib.esmm_weights_save, handle.value, path_bytes(path))
 
     def to_dense(self, weights: Weights, out: Raw) -> None:
         handle = weights._live()

@@ -73,6 +73,11 @@ class SkipStats(NamedTuple):
 
 def skip_stats(a: Pattern, b: Pattern, *, block_k: int = 0, warp_k: int = 0) -> SkipStats:
     """What would be skipped of A B, from the pattern of A's rows and that of B's columns."""
+    for name, pattern in (("a", a), ("b", b)):
+        if not isinstance(pattern, Pattern):
+            raise DtypeError(
+                f"{name} is a {type(pattern).__name__}: it has to be what esmm.pattern() returned"
+            )
     stats = _lib.SkipStats(ctypes.sizeof(_lib.SkipStats), integer(block_k, "block_k"), integer(warp_k, "warp_k"))
     a._context.call(lib.esmm_pattern_skip_stats, a._live().value, b._live().value, ctypes.byref(stats))
     return SkipStats(*(getattr(stats, field) for field in SkipStats._fields))

@@ -171,6 +171,19 @@ def test_files(rng, tmp_path):
         esmm.save(b, path)
 
 
+def test_paths_with_a_nul(rng, tmp_path):
+    w = esmm.prepare(np.eye(8, dtype=np.float32))
+    for call in (w.save, lambda path: esmm.save(w, path), esmm.load):
+        with pytest.raises(ValueError, match="NUL"):
+            call(str(tmp_path / "w.esmm\0.bak"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_skip_stats_takes_patterns():
+    with pytest.raises(TypeError, match="a is a ndarray.*esmm.pattern"):
+        esmm.skip_stats(np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32))
+
+
 def test_copies_and_pickles(rng):
     b = blocks(rng, 64, 64, 16, 0.3)
     w = esmm.prepare(b, format="bsr:16")

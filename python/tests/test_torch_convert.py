@@ -407,3 +407,93 @@ def test_a_trained_model():
         after = F.mse_loss(model(x), target)
         before = F.mse_loss(done.undo()(x), target)
     assert float(after) == pytest.approx(float(before), rel=1e-4)
+
+
+# ---- what is nearly a ReLU, and what a replacement would lose ----
+
+
+class Feed(nn.Module):
+    """up, an activation, down; gated if asked."""
+
+    def __init__(self, act, gated=False, bias=True):
+        super().__init__()
+        self.up, self.down, self.act = nn.Linear(24, 64, bias), nn.Linear(64, 24, bias), act
+        self.gate = nn.Linear(24, 64, bias) if gated else None
+
+    def forward(self, x):
+        if self.gate is None:
+            return self.down(self.act(self.up(x)))
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+NEARLY = {
+    "clipped at 100": lambda v: torch.relu(v).clamp(max=100),
+    "clipped at 1000": lambda v: torch.relu(v).clamp(max=1000),
+    "clipped at 3e5": lambda v: torch.relu(v).clamp(max=3e5),
+    "from 1e-4": lambda v: F.threshold(v, 1e-4, 0.0),
+    "leaking far out": lambda v: torch.where(v < -1e5, v, torch.relu(v)),
+    "clipped squares": lambda v: torch.relu(v).square().clamp(max=1e6),
+}
+
+
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_nearly_a_relu_is_not_taken_for_one(name, gated):
+    model, x = nn.Sequential(Feed(NEARLY[name], gated)), torch.randn(40, 24)
+    done = esmm.torch.convert(model, x, min_speedup=0)
+    assert [(layer.name, layer.kind) for layer in done.replaced] == [("0.down", "Linear")], str(done)
+    with torch.no_grad():
+        want = done.switch(False)(1e7 * x)
+        assert _convert.difference(done.switch(True)(1e7 * x), want) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("kind", ("relu", "relu2"))
+def test_relus_of_every_dtype_are_found(kind, gated, dtype):
+    act = torch.relu if kind == "relu" else lambda v: torch.relu(v).pow(2)
+    done = esmm.torch.convert(nn.Sequential(Feed(act, gated)).to(dtype), torch.randn(40, 24).to(dtype), min_speedup=0)
+    assert [layer.kind for layer in done.replaced] == [f"{'gated ' if gated else ''}{kind} block"], str(done)
+
+
+@pytest.mark.parametrize("where, replaced", [("up", ["0.down"]), ("act", ["0.down"]), ("down", [])])
+def test_hooks_go_on_being_called(where, replaced):
+    model, x, calls = nn.Sequential(Feed(nn.ReLU())), torch.randn(40, 24), []
+    model.get_submodule("0." + where).register_forward_hook(lambda *_: calls.append(1))
+    done = esmm.torch.convert(model, x, min_speedup=0)
+    assert [layer.name for layer in done.replaced] == replaced
+    assert replaced or "forward hooks" in str(done)
+    calls.clear()
+    model(x)
+    assert len(calls) == 1
+
+
+def test_hooks_that_come_later_are_called():
+    model, x, calls = nn.Sequential(Feed(nn.ReLU())), torch.randn(40, 24), []
+    assert esmm.torch.convert(model, x, min_speedup=0).replaced[0].kind == "relu block"
+    model[0].up.register_forward_hook(lambda *_: calls.append(1))
+    model(x)
+    assert len(calls) == 1
+
+
+def test_second_derivatives_of_a_converted_model():
+    model, x = nn.Sequential(Feed(nn.ReLU())), torch.randn(40, 24, requires_grad=True)
+    done = esmm.torch.convert(model, x.detach(), min_speedup=0)
+    got = []
+    for on in (False, True):
+        done.switch(on)
+        (g,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        got += torch.autograd.grad(g.pow(2).sum(), x)
+    assert got[0].norm() > 0 and _convert.difference(got[1], got[0]) < 1e-5
+
+
+def test_the_table_says_why_nothing_was_looked_at():
+    x = torch.randn(40, 24)
+    for model, sample, reason in (
+        (Feed(nn.ReLU()).double(), x.double(), "its weight is torch.float64"),
+        (Feed(nn.ReLU()), x[:0], "its input on the sample has no rows"),
+        (Feed(nn.ReLU()), x * float("nan"), "its input on the sample has NaNs"),
+    ):
+        done = esmm.torch.convert(nn.Sequential(model), sample, min_speedup=0)
+        assert not done.replaced and [layer.reason[: len(reason)] for layer in done.layers] == [reason] * 2
+        assert reason in str(done) and "makes no zeros" not in str(done)

@@ -93,7 +93,130 @@ def test_a_linear_layer_trains_like_a_dense_one():
     near(sparse.bias, plain[0].bias, 1e-5)
 
 
+def second(f, x, *of):
+    """The gradients of a gradient's size."""
+    (g,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
+    return torch.autograd.grad(g.pow(2).sum(), (x, *of))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_second_derivatives_of_a_linear_layer(activation):
+    made = SparseLinear(12, 9, activation=activation).to(DEVICE)
+    wide = copy.deepcopy(made).double()
+    x = torch.randn(5, 12).to(DEVICE).requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    got = second(made, x, made.weight)
+    want = second(lambda v: ACTIVATIONS[activation](F.linear(v, wide.weight, wide.bias)), x64, wide.weight)
+    for a, b in zip(got, want):
+        near(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("trained", (False, True))
+def test_linear_layers_under_torch_func(activation, trained):
+    made = SparseLinear(12, 9, activation=activation).to(DEVICE).requires_grad_(trained)
+    x, t = torch.randn(5, 12).to(DEVICE), torch.randn(5, 12).to(DEVICE)
+
+    def plain(v):
+        return ACTIVATIONS[activation](F.linear(v, made.weight, made.bias))
+
+    for a, b in zip(torch.func.jvp(made, (x,), (t,)), torch.func.jvp(plain, (x,), (t,))):
+        near(a, b)
+    near(torch.func.grad(lambda v: made(v).sum())(x), torch.func.grad(lambda v: plain(v).sum())(x))
+    near(torch.func.vmap(made)(x), plain(x))
+    near(torch.func.hessian(lambda v: made(v).sum())(x[0]), torch.func.hessian(lambda v: plain(v).sum())(x[0]))
+    want = torch.func.jvp(plain, (x,), (t,))[1]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, t)
+        tangent = torch.autograd.forward_ad.unpack_dual(made(dual)).tangent
+        near(tangent, want)
+        counts = esmm.torch.linear(dual, made.weight, made.bias, activation=activation, stats=True)[1]
+        assert torch.equal(counts.long(), (plain(x) != 0).sum(0))
+
+
+def test_compiled_modules_keep_the_operators():
+    from torch._dynamo.testing import EagerAndRecordGraphs
+
+    for module, op in ((SparseLinear(8, 8), "esmm.linear"), (SparseFFN(8, 16), "esmm.ffn")):
+        backend = EagerAndRecordGraphs()
+        torch.compile(module.to(DEVICE), backend=backend, fullgraph=True)(zeros(4, 8))
+        assert op in " ".join(str(node.target) for graph in backend.graphs for node in graph.graph.nodes)
+
+
+def test_from_linear_leaves_the_callers_module_alone():
+    linear = nn.Linear(32, 16, dtype=SPARSE_DTYPE).to(DEVICE)
+    made = SparseLinear.from_linear(linear, format="bsr:8")
+    assert linear.weight.requires_grad and not made.weight.requires_grad
+    assert made.weight.data_ptr() == linear.weight.data_ptr()
+    x = zeros(5, 32, dtype=SPARSE_DTYPE)
+    near(made(x), linear(x), SPARSE_ROUNDING)
+    with torch.no_grad():
+        linear.weight.mul_(2)  # the same memory, and the same count of its changes
+    near(made(x), linear(x), SPARSE_ROUNDING)
+
+
+def norm(linear):
+    return nn.utils.parametrizations.weight_norm(linear)
+
+
+def pruned(linear):
+    from torch.nn.utils import prune
+
+    return prune.l1_unstructured(linear, "weight", 0.5)
+
+
+@pytest.mark.parametrize("change", (norm, pruned))
+def test_weights_that_are_computed_are_refused(change):
+    linear = change(nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="computed from others"):
+        SparseLinear.from_linear(linear)
+    with pytest.raises(ValueError, match="down is .*computed from others"):
+        SparseFFN.from_linears(nn.Linear(8, 8), linear, activation="relu")
+
+
+def test_hooks_are_refused():
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        linear = nn.Linear(8, 8)
+        handle = getattr(linear, register)(lambda *_: None)
+        with pytest.raises(ValueError, match="linear has .*hooks"):
+            SparseLinear.from_linear(linear)
+        handle.remove()
+        SparseLinear.from_linear(linear)
+
+    class Other(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="Other with a forward of its own"):
+        SparseLinear.from_linear(Other(8, 8))
+
+
 # ---- SparseFFN ----
+
+
+@pytest.mark.parametrize("activation, gated", LAYERS)
+def test_second_derivatives_of_a_feed_forward_layer(activation, gated):
+    ffn = SparseFFN(12, 20, activation=activation, gated=gated).to(DEVICE)
+    wide = copy.deepcopy(ffn).double()
+    x = torch.randn(2, 5, 12).to(DEVICE).requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    got, want = second(ffn, x, ffn.up.weight), second(lambda v: dense(wide, v), x64, wide.up.weight)
+    for a, b in zip(got, want):
+        near(a, b, 1e-5)
+    t = torch.randn(2, 5, 12).to(DEVICE)
+    near(torch.func.jvp(ffn, (x.detach(),), (t,))[1], torch.func.jvp(lambda v: dense(ffn, v), (x.detach(),), (t,))[1])
+    grad = torch.func.grad(lambda v: ffn(v).sum())(x.detach())
+    near(grad, gradients(dense(ffn, x).sum(), None, x)[0], 1e-5)
+
+
+@pytest.mark.parametrize("mode", ("sparse", "split"))
+def test_lossy_modes_have_one_derivative(mode):
+    ffn = SparseFFN(16, 32, mode=mode).to(DEVICE)
+    x = torch.randn(8, 16).to(DEVICE).requires_grad_()
+    with pytest.raises(RuntimeError, match="second derivative.*mode='exact'"):
+        second(ffn, x)
+    with pytest.raises(RuntimeError, match="torch.func.*mode='exact'"):
+        torch.func.jvp(ffn, (x.detach(),), (x.detach(),))
 
 
 @pytest.mark.parametrize("activation, gated", LAYERS)
@@ -291,7 +414,7 @@ def test_ffn_wrong_arguments():
     ffn = SparseFFN(8, 16).to(DEVICE)
     with pytest.raises(RuntimeError, match="w1 has the shape \\[16, 8\\]"):
         ffn(torch.randn(2, 9).to(DEVICE))
-    with pytest.raises(RuntimeError, match="dtype"):
+    with pytest.raises(RuntimeError, match="x is float64"):
         ffn(torch.randn(2, 8, dtype=torch.float64).to(DEVICE))
     with pytest.raises(RuntimeError, match="only a float32 parameter may be wider"):
         ffn.bfloat16()(torch.randn(2, 8).to(DEVICE))

@@ -1,10 +1,12 @@
 """The operators under torch.ops.esmm: results, gradients, what the compiler and autocast are told, errors."""
 
+import copy
 import os
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -235,10 +237,10 @@ WRONG = [
     ("in", lambda: (torch.randn(4, 15), parameter(*W), None), "rows of 15.*\\[8, 16\\]"),
     ("weight's dimensions", lambda: (torch.randn(X), parameter(8), None), "1 dimensions"),
     ("bias", lambda: (torch.randn(X), parameter(*W), parameter(7)), "bias needs the shape \\[8\\]"),
-    ("x's dtype", lambda: (torch.randn(X, dtype=torch.float64), parameter(*W), None), "x has a dtype"),
-    ("integers", lambda: (torch.ones(X, dtype=torch.int32), parameter(*W), None), "x has a dtype"),
+    ("x's dtype", lambda: (torch.randn(X, dtype=torch.float64), parameter(*W), None), "x is float64"),
+    ("integers", lambda: (torch.ones(X, dtype=torch.int32), parameter(*W), None), "x is int32"),
     ("weight's dtype", lambda: (torch.randn(X), parameter(*W, dtype=torch.bfloat16), None), "different dtypes"),
-    ("bias' dtype", lambda: (torch.randn(X), parameter(*W), torch.zeros(8, dtype=torch.int64)), "bias has a dtype"),
+    ("bias' dtype", lambda: (torch.randn(X), parameter(*W), torch.zeros(8, dtype=torch.int64)), "bias is int64"),
 ]
 
 
@@ -295,7 +297,7 @@ def test_operators_in_python_do_the_same(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
          "epilogue or float32 or shapes or contiguous or statistics or prepared or float64 or opcheck or threads or"
-         " wrong or fit"],
+         " wrong or fit or errors or transposes"],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout.decode()[-3000:]
@@ -330,3 +332,33 @@ def test_several_processes_compile_once(tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(3)]
     assert [r.wait() for r in runs] == [0, 0, 0]
     assert sorted(os.path.splitext(n)[1] for n in os.listdir(tmp_path / "esmm")) == [".lock", ".so"]
+
+
+# ---- what is refused, and how ----
+
+
+def test_errors_name_what_is_wrong():
+    x, layer = torch.randn(4, 8).to(DEVICE), esmm.torch.SparseLinear(8, 6).to(DEVICE)
+    ffn = esmm.torch.SparseFFN(8, 16).to(DEVICE)
+    for call in (layer, ffn, copy.deepcopy(layer).requires_grad_(False), copy.deepcopy(ffn).requires_grad_(False)):
+        for wrong, name in ((x.double(), "float64"), (x.long(), "int64")):
+            with pytest.raises(RuntimeError, match=f"esmm: x is {name}: it has to be") as caught:
+                call(wrong)
+            assert ".cpp" not in str(caught.value)
+        for wrong, name in ((np.zeros((4, 8), np.float32), "ndarray"), (None, "NoneType"), ([1.0], "list")):
+            with pytest.raises(TypeError, match=f"x is a {name}: it has to be a torch.Tensor"):
+                call(wrong)
+    with pytest.raises(RuntimeError, match="x has rows of 7") as caught:
+        copy.deepcopy(layer).requires_grad_(False)(x[:, :7])
+    assert ".cpp" not in str(caught.value)
+    with pytest.raises(TypeError, match="weight is a ndarray"):
+        esmm.torch.linear(x, np.zeros((3, 8), np.float32))
+
+
+def test_transposes_of_a_sparse_tensor():
+    w = torch.randn(6, 8).to(DEVICE)
+    sparse, x = esmm.torch.to_sparse(w, "dense"), torch.randn(4, 8).to(DEVICE)
+    for turned in (sparse.T, sparse.mT, sparse.transpose(0, 1), sparse.transpose(-2, -1), sparse.permute(1, 0)):
+        assert turned.shape == (8, 6)
+        near(x @ turned, x @ w.t())
+    assert torch.equal(sparse.T.T.to_dense(), w) and torch.equal(sparse.permute(0, 1).to_dense(), w)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ._formats import RELU, RELU2
-from ._profile import features, is_conv1d
+from ._profile import features, hooked, is_conv1d
 from ._functional import call
 
 Ways = Sequence[Tuple[int, str]]  # rows of a call, and the way that was fastest
@@ -144,6 +144,12 @@ class ConvertedBlock(Converted):
         made: Tensor = activate(first(x) if second is None else second(x), self.activation)
         return made if second is None else made * first(x)
 
+    def _unchanged(self) -> bool:
+        """Whether the children are as they were. One that has been exchanged since, by an adapter perhaps, or has got
+        hooks, is not ours to look into."""
+        children = [self._child(name) for name in self.names if name is not None]
+        return [type(c) for c in children] == self._types and not any(map(hooked, children))
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         way = self.way(x)
         if (
@@ -151,8 +157,7 @@ class ConvertedBlock(Converted):
             or args
             or kwargs
             or (self.training and not self.trains)
-            # A child that has been exchanged since, by an adapter perhaps, is not ours to look into.
-            or [type(self._child(name)) for name in self.names if name is not None] != self._types
+            or not self._unchanged()
         ):
             return self.original.forward(x, *args, **kwargs)  # type: ignore[no-any-return]
         return product(self.hidden(x, way), self._child(self.names[1]))

@@ -27,6 +27,7 @@ from ._profile import (
     Sample,
     call_model,
     features,
+    hooked,
     is_linear,
     parameter,
     profile,
@@ -135,7 +136,8 @@ class Conversion:
         lines = []
         for layer in self.layers:
             if not layer.sizes:
-                lines.append((layer.name, layer.kind, f"{100 * layer.density:.1f} %", "", "", "", "", layer.reason))
+                density = f"{100 * layer.density:.1f} %" if layer.density == layer.density else ""
+                lines.append((layer.name, layer.kind, density, "", "", "", "", layer.reason))
             for i, size in enumerate(layer.sizes):
                 lines.append(
                     (
@@ -291,8 +293,54 @@ def _probes(x: Tensor) -> List[Tensor]:
     rows = x[:: max(1, x.shape[0] // 16)][:16]
     far = 2 if x.dtype == torch.float16 else 16
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(rows.shape, generator=generator).to(rows)
-    return [rows, -rows * far, noise * (rows.float().std() * far).to(rows.dtype)]
+    noise = torch.randn(rows.shape, generator=generator).to(rows) * rows.float().std().to(rows.dtype)
+    scales = (2.0,) if x.dtype == torch.float16 else (16.0, 1e4, 1e6, 1e-4)
+    return [rows, -rows * far, *(noise * scale for scale in scales)]
+
+
+def _magnitudes(x: Tensor, features: int) -> Tensor:
+    """Rows of numbers from 1e-6 to 1e6 (float16: 6e4), of both signs, and zero; every column has each of them."""
+    top = 4.78 if x.dtype == torch.float16 else 6.0
+    sizes = 10.0 ** torch.linspace(-6.0, top, 49, dtype=torch.float64)
+    values = torch.cat((sizes, torch.zeros(1, dtype=torch.float64), -sizes))
+    places = torch.arange(len(values))[:, None] + torch.arange(features)[None, :]
+    return values[places % len(values)].to(x)
+
+
+def _acts_as(
+    parent: nn.Module, x: Tensor, up: nn.Module, down: nn.Module, gate: Optional[nn.Module], activation: int
+) -> bool:
+    """Whether the block makes act(up), or act(gate) * up, of whatever up and gate give: those are given numbers of all
+    sizes here, as a ReLU that is clipped at 1000 or begins at 1e-4 is told from a ReLU by them alone."""
+    many = _magnitudes(x, features(down)[0])
+    rows = x.detach().reshape(-1, x.shape[-1])[:1].expand(many.shape[0], -1)
+    ones = 1 + torch.rand(many.shape, generator=torch.Generator().manual_seed(1)).to(many)
+    seen: List[Tensor] = []
+
+    def say(given: Tensor) -> Callable[..., Tensor]:
+        return lambda module, args, output: given
+
+    for of_up, of_gate in [(many, many)] if gate is None else [(ones, many), (-ones, many), (many, ones)]:
+        h = activate(of_up, activation) if gate is None else activate(of_gate, activation) * of_up
+        handles = [
+            up.register_forward_hook(say(of_up)),
+            down.register_forward_pre_hook(lambda module, args: seen.append(args[0])),
+        ]
+        if gate is not None:
+            handles.append(gate.register_forward_hook(say(of_gate)))
+        seen.clear()
+        try:
+            parent.forward(rows)
+        finally:
+            for handle in handles:
+                handle.remove()
+        # Squares of small numbers may round to zero in one way of computing and not in another.
+        rounding = 4 * torch.finfo(x.dtype).tiny * torch.finfo(x.dtype).eps
+        if len(seen) != 1 or seen[0].shape != h.shape:
+            return False
+        if not torch.isclose(seen[0].double(), h.double(), TOLERANCE[x.dtype], rounding, equal_nan=True).all():
+            return False
+    return True
 
 
 def _pattern(x: Tensor, up: nn.Module, down: nn.Module, gate: Optional[nn.Module], activation: int) -> Tensor:
@@ -326,7 +374,7 @@ def _match(parent: nn.Module, down: nn.Module, x: Tensor) -> Optional[Match]:
         if all(
             isinstance(want, Tensor) and difference(_pattern(probe, *parts, activation), want) <= limit
             for probe, want in zip(probes, wants)
-        ):
+        ) and _acts_as(parent, x, *parts, activation):
             return up, gate, activation
     return None
 
@@ -436,6 +484,10 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
     layer.replaced = True
 
 
+def _below(module: nn.Module) -> List[nn.Module]:
+    return [m for m in module.modules() if m is not module]
+
+
 def _places(model: nn.Module, old: nn.Module) -> List[Tuple[nn.Module, str]]:
     """Everywhere in the model where this very module is a child."""
     return [(m, name) for m in model.modules() for name, child in m._modules.items() if child is old]
@@ -452,9 +504,15 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
         around = [(".".join(above[:i]), modules[".".join(above[:i])]) for i in range(len(above), 0, -1)]
         parent = around[0][1] if around else model
         stays = Layer(entry.name, entry.kind, False, "", entry.density, entry.strip_density)
-        if entry.density <= most:
+        if not entry.rows or entry.nan:
+            stays.reason = "its input on the sample has NaNs" if entry.nan else "its input on the sample has no rows"
+            others.append(stays)
+        elif entry.density <= most:
             if linear.weight.dtype not in DTYPES:
                 stays.reason = f"its weight is {linear.weight.dtype}: it must be float32, bfloat16 or float16"
+                others.append(stays)
+            elif hooked(linear):
+                stays.reason = f"it has {hooked(linear)}, which a product by the library would leave out"
                 others.append(stays)
             else:
                 found.append(_Found(entry.name, linear, entry, around, layer=stays))
@@ -469,6 +527,11 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
             zeros = "makes no zeros" if entry.density > 0.99 else f"makes too few zeros for max_density = {most:g}"
             stays.reason = f"{name} {zeros}"
             others.append(stays)
+    for name in seen.uncalled:  # or called with what the library has no products for
+        dtype = parameter(modules[name], "weight").dtype
+        if dtype not in DTYPES:
+            why = f"its weight is {dtype}: it must be float32, bfloat16 or float16"
+            others.append(Layer(name, "Linear", False, why, float("nan"), float("nan")))
     return found, others
 
 
@@ -502,7 +565,7 @@ def convert(
         raise ValueError("the model has been converted already: undo that first, with esmm.torch.undo(model)")
     seen = profile(model, sample)
     found, others = _candidates(model, seen, max_density)
-    order = {entry.name: i for i, entry in enumerate(seen.layers)}
+    order = {name: i for i, name in enumerate([*(entry.name for entry in seen.layers), *seen.uncalled])}
 
     busy = [False]
     hooks: Dict[nn.Module, Callable[..., Any]] = {}
@@ -559,7 +622,7 @@ def convert(
         for _, module in f.around:
             if sum(1 for m in module.modules() if is_linear(m)) > 3:
                 break
-            if not module._forward_hooks and not module._forward_pre_hooks:
+            if not module._forward_hooks and not module._forward_pre_hooks and not any(map(hooked, _below(module))):
                 around.setdefault(module, []).append(f)
     with watching(model, {module: guarded(look(module, inside)) for module, inside in around.items()}):
         before = _first_tensor(call_model(model, sample))

@@ -30,7 +30,7 @@ from .._errors import Error, Status
 from .._lib import lib
 from . import _reference
 from ._formats import DTYPES, raw_or_none
-from ._ops import _autocast, _same_device, _unsafe, library
+from ._ops import _autocast, _dtype, _same_device, _unsafe, library
 from ._reference import Options, Weights
 from ._registry import context, version_of
 
@@ -152,8 +152,7 @@ def _ticket(made: Optional[Pass]) -> Tensor:
 
 
 def _check(x: Tensor, w: Weights) -> None:
-    if x.dtype not in DTYPES:
-        raise RuntimeError("esmm: x has a dtype that is not float32, bfloat16 or float16")
+    _dtype(x, "x")
     hidden = w.w1.shape[0]
     model = x.shape[-1]
     shapes = (
@@ -334,9 +333,19 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> 
     ctx.save_for_backward(x, *weights, output[1])
 
 
+def _gradients_by_torch(dy: Tensor, x: Tensor, w: Weights, o: Options, need: List[bool]) -> List[Optional[Tensor]]:
+    _reference.check_smooth(o, "a second derivative (create_graph=True)")
+    rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1]).to(x.dtype)
+    grads = _reference.backward(d_rows, rows, w, o, need)
+    return [None if t is None or g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, (x, *w))]
+
+
 def _gradients(ctx: Any, dy: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:
     x, w1, w2, gate, b1, b2, b_gate, ticket = ctx.saved_tensors
     need = [bool(n) and t is not None for n, t in zip(ctx.needs_input_grad, (x, w1, w2, gate, b1, b2, b_gate))]
+    if torch.is_grad_enabled():  # create_graph: the gradients have to be differentiable themselves
+        made = _gradients_by_torch(dy, x, Weights(w1, w2, gate, b1, b2, b_gate), Options(*ctx.options), need)
+        return (*made, None, None, None, None, None, None, None)
     made = torch.ops.esmm.ffn_backward(dy, ticket, x, w1, w2, gate, b1, b2, b_gate, *ctx.options, need)
     return (*(g if n else None for g, n in zip(made, need)), None, None, None, None, None, None, None)
 

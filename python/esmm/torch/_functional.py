@@ -7,7 +7,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops  # noqa: F401  (registers the operators)
+from torch.autograd import forward_ad
+
+from . import _ops, _reference  # noqa: F401  (registers the operators)
 from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
@@ -31,9 +33,29 @@ def linear(
     nn.Parameters: others are prepared anew in every call. Zeros of x are skipped where that pays, whoever made them.
     With stats the second result counts the nonzeros of each column of the first (int32 [out]).
     """
+    check_tensor(weight, "weight")
+    for name, t in (("bias", bias), ("residual", residual), ("gate", gate), ("gate_bias", gate_bias)):
+        if t is not None:
+            check_tensor(t, name)
     return call(
         x, weight, bias, residual, gate, gate_bias, choice(ACTIVATIONS, activation, "activation"), encode(format), stats
     )
+
+
+def transformed() -> bool:
+    """Whether forward-mode derivatives are being taken, or a transform of torch.func (grad, jvp, vmap) is under way.
+
+    The operators are opaque to these, which would take a product for a constant: torch's own products run then.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    # A function that is being compiled cannot ask for the stack of transforms.
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def check_tensor(t: Any, what: str) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{what} is a {type(t).__name__}: it has to be a torch.Tensor")
 
 
 def call(
@@ -41,6 +63,10 @@ def call(
     gate_bias: Optional[Tensor], activation: int, format: int, stats: bool = False,
 ) -> Any:  # fmt: skip
     """linear() with numbers for names. Where nothing needs a gradient it takes the operator without autograd."""
+    check_tensor(x, "x")
+    if transformed():
+        y = _reference.product(x, weight, bias, residual, gate, gate_bias, activation)
+        return (y, (y != 0).reshape(-1, y.shape[-1]).sum(0, dtype=torch.int32)) if stats else y
     if stats:
         return torch.ops.esmm.linear_stats.default(x, weight, bias, residual, gate, gate_bias, activation, format)
     if torch.is_grad_enabled() and (

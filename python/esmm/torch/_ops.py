@@ -47,7 +47,8 @@ library.define("_float_copy(Tensor bias) -> Tensor")
 def _dtype(t: Tensor, what: str) -> int:
     code = DTYPES.get(t.dtype)
     if code is None:
-        raise RuntimeError(f"esmm: {what} has a dtype that is not float32, bfloat16 or float16")
+        name = str(t.dtype).replace("torch.", "")
+        raise RuntimeError(f"esmm: {what} is {name}: it has to be float32, bfloat16 or float16")
     return code
 
 
@@ -288,20 +289,21 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
 
 
 def _times(d: Tensor, weight: Tensor, activation: int, format: int) -> Tensor:
-    """d times weight: by the operator where the activation made zeros of d."""
-    if activation in (RELU, RELU2) and not format:
+    """d times weight: by the operator where the activation made zeros of d, unless it is to be differentiated again."""
+    if activation in (RELU, RELU2) and not format and not torch.is_grad_enabled():
         return torch.ops.esmm._linear_turned(d, weight)
     return d @ weight.to(d.dtype)
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+    # With create_graph autograd is on in here: all of it has to be differentiable then, and sqrt(y) is not at zero.
     x, weight, bias, gate, gate_bias, y = ctx.saved_tensors
     act, format = ctx.activation, ctx.format
     need = ctx.needs_input_grad
     d_gate = None
     if act == NONE and gate is None:
         d = dy
-    elif ctx.from_y:
+    elif ctx.from_y and (act == RELU or not torch.is_grad_enabled()):
         d = torch.where(y > 0, dy, 0) if act == RELU else dy * (2 * torch.sqrt(y))
     else:
         pre = torch.ops.esmm.linear(x, weight, bias, None, None, None, NONE, format)

@@ -39,6 +39,32 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear) or is_conv1d(module)
 
 
+def hooked(module: nn.Module) -> str:
+    """What of a module a product with its weight alone would leave out: hooks, or a forward put over its own; or ""."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "forward hooks"
+    if module._backward_hooks or module._backward_pre_hooks:
+        return "backward hooks"
+    return "a forward put over its own" if "forward" in vars(module) else ""
+
+
+def check_plain(linear: Any, what: str) -> None:
+    """Refuses a Linear that is more than its weight and bias: in another module that would be lost."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"{what} is a {type(linear).__name__}: it has to be an nn.Linear")
+    kind = type(linear).__name__
+    if linear._parameters.get("weight") is None or (linear.bias is not None and "bias" not in linear._parameters):
+        raise ValueError(
+            f"{what} is a {kind} whose weight or bias is computed from others ({', '.join(linear.state_dict())}): call"
+            " torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or prune.remove first"
+        )
+    if type(linear).forward is not nn.Linear.forward:
+        raise TypeError(f"{what} is a {kind} with a forward of its own, which would be lost: it has to be an nn.Linear")
+    more = hooked(linear)
+    if more:
+        raise ValueError(f"{what} has {more}, which would be lost: remove them, and add them to the new module")
+
+
 def parameter(module: nn.Module, name: str) -> Tensor:
     found = getattr(module, name)
     assert isinstance(found, Tensor)
@@ -81,14 +107,16 @@ class LayerProfile:
     strip_rows: int = 8
     strips: int = 0
     strip_bits: int = 0  # set ones
+    nan: bool = False  # was one in its input
     alive: Optional[Tensor] = field(default=None, repr=False)  # which features were ever nonzero
 
     def add(self, x: Tensor) -> None:
         x = x.detach().reshape(-1, x.shape[-1])
+        self.calls += 1
         if not x.shape[0]:
             return
         on = x != 0
-        self.calls += 1
+        self.nan = self.nan or bool(torch.isnan(x).any())
         self.rows += x.shape[0]
         self.nonzeros += int(on.sum())
         whole = x.shape[0] // self.strip_rows * self.strip_rows

@@ -1,4 +1,5 @@
-"""The feed-forward layer by plain torch: what runs where the library has no layer for a device.
+"""Products and the feed-forward layer by plain torch: what runs where the library has no layer for a device, in second
+derivatives and under torch.func.
 
 The same computation in the same modes (docs/ffn.md). MVUE and the order of tokens draw other random numbers than the
 library's, with the same distribution.
@@ -37,6 +38,16 @@ class Weights(NamedTuple):
     b1: Optional[Tensor]
     b2: Optional[Tensor]
     b_gate: Optional[Tensor]
+
+
+def check_smooth(o: Options, what: str) -> None:
+    """Refuses what the lossy modes have no meaning for: their gradients are not those of what they compute."""
+    if o.mode in (SPLIT, SPARSE):
+        name = "split" if o.mode == SPLIT else "sparse"
+        raise RuntimeError(
+            f"esmm: torch.ops.esmm.ffn has no {what} in mode {name!r}, whose gradients are estimates: make the"
+            " SparseFFN with mode='exact'"
+        )
 
 
 def sparsify_groups(groups: Tensor, sparsifier: int) -> Tensor:
@@ -99,16 +110,26 @@ def sparse_columns(h: Tensor, o: Options) -> Optional[Tensor]:
     return ranked[:count].sort().values
 
 
-def _linear(x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
+def linear(x: Tensor, w: Tensor, b: Optional[Tensor]) -> Tensor:
     return torch.nn.functional.linear(x, w.to(x.dtype), None if b is None else b.to(x.dtype))
+
+
+def product(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
+    gate_bias: Optional[Tensor], activation: int,
+) -> Tensor:  # fmt: skip
+    """torch.ops.esmm.linear by plain torch."""
+    y = linear(x, weight, bias)
+    y = activate(y, activation) if gate is None else activate(linear(x, gate, gate_bias), activation) * y
+    return y if residual is None else y + residual.to(y.dtype)
 
 
 def hidden(x: Tensor, w: Weights, o: Options) -> "tuple[Tensor, Tensor, Optional[Tensor]]":
     """h, what was before the activation or is multiplied by the gate, and the gate before its activation."""
-    up = _linear(x, w.w1, w.b1)
+    up = linear(x, w.w1, w.b1)
     if w.gate is None:
         return activate(up, o.activation), up, None
-    g = _linear(x, w.gate, w.b_gate)
+    g = linear(x, w.gate, w.b_gate)
     return activate(g, o.activation) * up, up, g
 
 
@@ -116,7 +137,7 @@ def forward(x: Tensor, w: Weights, o: Options) -> Tensor:
     """y of x [tokens, model]."""
     h, _, _ = hidden(x, w, o)
     columns = sparse_columns(h, o)
-    return _linear(h if columns is None else sparsify(h, columns, False, o), w.w2, w.b2)
+    return linear(h if columns is None else sparsify(h, columns, False, o), w.w2, w.b2)
 
 
 def backward(dy: Tensor, x: Tensor, w: Weights, o: Options, need: "List[bool]") -> List[Optional[Tensor]]:

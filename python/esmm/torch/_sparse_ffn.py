@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .. import _lib
 from .._lib import lib
-from . import _ffn, _functional
+from . import _ffn, _functional, _reference
 from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
+from ._profile import check_plain
 from ._reference import Options, Weights
 from ._registry import context
 
@@ -81,8 +82,8 @@ class SparseFFN(nn.Module):
     ) -> "SparseFFN":
         """The layer that these modules make, with themselves inside: parameters are shared, not copied."""
         for name, module in (("up", up), ("down", down), ("gate", gate)):
-            if module is not None and not isinstance(module, nn.Linear):
-                raise TypeError(f"{name} is a {type(module).__name__}: it has to be an nn.Linear")
+            if module is not None or name != "gate":
+                check_plain(module, name)
         hidden, model = up.weight.shape
         if down.weight.shape != (model, hidden):
             raise ValueError(f"down's weight is {list(down.weight.shape)}; with up's it has to be {[model, hidden]}")
@@ -95,6 +96,12 @@ class SparseFFN(nn.Module):
         made.train(up.training)
         return made
 
+    def _options(self) -> Options:
+        return Options(
+            self._activation, self._mode, self._sparsifier, self.sparse_share if self._mode == 1 else 0.0,
+            self.permute_tokens, self.seed,
+        )  # fmt: skip
+
     @property
     def gated(self) -> bool:
         return self.gate is not None
@@ -103,6 +110,11 @@ class SparseFFN(nn.Module):
         up, down, gate = self.up, self.down, self.gate
         gate_weight = gate.weight if gate is not None else None
         gate_bias = gate.bias if gate is not None else None
+        _functional.check_tensor(x, "x")
+        if _functional.transformed():
+            w = Weights(up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias)
+            _reference.check_smooth(self._options(), "forward-mode derivative and no torch.func transform")
+            return _reference.forward(x, w, self._options())
         trains = torch.is_grad_enabled() and (
             x.requires_grad
             or up.weight.requires_grad
@@ -116,8 +128,7 @@ class SparseFFN(nn.Module):
             y: Tensor = _functional.call(h, down.weight, down.bias, None, None, None, 0, 0)
             return y
         y, _ = torch.ops.esmm.ffn(
-            x, up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias, self._activation, self._mode,
-            self._sparsifier, self.sparse_share if self._mode == 1 else 0.0, self.permute_tokens, self.seed, trains,
+            x, up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias, *self._options(), trains,
         )  # fmt: skip
         return y
 
@@ -130,10 +141,7 @@ class SparseFFN(nn.Module):
             self.up.weight, self.down.weight, gate.weight if gate is not None else None, self.up.bias, self.down.bias,
             gate.bias if gate is not None else None,
         )  # fmt: skip
-        o = Options(
-            self._activation, self._mode, self._sparsifier, self.sparse_share if self._mode == 1 else 0.0,
-            self.permute_tokens, self.seed,
-        )  # fmt: skip
+        o = self._options()
         ctx = context(x.device)
         layer = _ffn._layer(ctx, x, w, o)
         if layer is None:

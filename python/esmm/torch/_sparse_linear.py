@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import _functional, _registry
 from ._formats import ACTIVATIONS, choice, decode, encode, raw_or_none
+from ._profile import check_plain
 
 
 def prune_(weight: Tensor, format: int, density: Optional[float]) -> None:
@@ -87,10 +88,10 @@ class SparseLinear(nn.Module):
         prune: bool = False,
         density: Optional[float] = None,
     ) -> "SparseLinear":
-        """The same layer with linear's own parameters. prune: where the weight does not fit the format, it is pruned,
-        in place, for 'bsr' to that density of blocks; without it such a weight is refused in the first call."""
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear is a {type(linear).__name__}: it has to be an nn.Linear")
+        """The same layer with linear's own parameters; with a sparse format the weight is a parameter without gradient
+        of the same memory, and linear's own stays as it is. prune: where the weight does not fit the format, it is
+        pruned, in place, for 'bsr' to that density of blocks; without it such a weight is refused in the first call."""
+        check_plain(linear, "linear")
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._set_options(linear.in_features, linear.out_features, format, activation)
@@ -98,8 +99,9 @@ class SparseLinear(nn.Module):
         made.register_parameter("bias", linear.bias)
         if made._format:
             if prune:
-                prune_(made.weight, made._format, density)
-            made.weight.requires_grad_(False)
+                prune_(linear.weight, made._format, density)
+            if linear.weight.requires_grad:
+                made.weight = nn.Parameter(linear.weight.detach(), requires_grad=False)
         made.train(linear.training)
         return made
 

@@ -115,6 +115,14 @@ def _t(func: Any, t: SparseTensor) -> SparseTensor:
     return t._like(t.packed, not t.turned)
 
 
+@_handles(aten.permute.default, aten.transpose.int)
+def _permute(func: Any, t: SparseTensor, *dims: Any) -> SparseTensor:
+    """w.T, w.mT and their like: the transpose is the only other order of two dimensions."""
+    order = [d % 2 for d in (dims[0] if func is aten.permute.default else dims)]
+    turns = order == [1, 0] if func is aten.permute.default else order[0] != order[1]
+    return t._like(t.packed, t.turned != turns)
+
+
 @_handles(aten._to_copy.default)
 def _to_copy(func: Any, t: SparseTensor, dtype: Any = None, device: Any = None, **_: Any) -> SparseTensor:
     if dtype is not None and dtype != t.dtype:

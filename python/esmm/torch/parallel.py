@@ -20,6 +20,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ._formats import ACTIVATIONS, choice
 from ._functional import call
@@ -47,6 +48,7 @@ class _Spread(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
         dx = grads[0].contiguous().clone()
         dist.all_reduce(dx, group=ctx.group)
@@ -63,6 +65,7 @@ class _Sum(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Tensor, None]:
         return grads[0], None
 

@@ -13,7 +13,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <dlfcn.h>
 
@@ -24,6 +23,8 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -37,6 +38,22 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::detail::from;
 using torch::stable::detail::to;
+
+/* ---- errors ---- */
+
+/* torch's own macros put the place in this file before the text. */
+template <typename... Parts> [[noreturn]] void fail(const Parts &...parts)
+{
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+#define ESMM_OPS_EXPECT(holds, ...) \
+  do {                              \
+    if (!(holds))                   \
+      fail(__VA_ARGS__);            \
+  } while (0)
 
 /* ---- libesmm ---- */
 
@@ -87,7 +104,7 @@ public:
     if (device >= 0 && !follow_stream(device)) {
       const std::string text = esmm.ctx_error(ctx_);
       give_back();
-      STD_TORCH_CHECK(false, "esmm: ", text);
+      fail("esmm: ", text);
     }
   }
   ~Context() { give_back(); }
@@ -112,7 +129,7 @@ private:
     opts.error = text;
     opts.error_size = sizeof text;
     const esmm_status status = esmm.ctx_create(&ctx_, &opts);
-    STD_TORCH_CHECK(status == ESMM_OK, "esmm: no context for ", name, ": ", text);
+    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: no context for ", name, ": ", text);
   }
   bool follow_stream(int32_t device)
   {
@@ -191,7 +208,7 @@ int64_t call_prepare(const Tensor &t, int64_t format, int64_t target)
   std::array<StableIValue, 3> stack{from(t), from(format), from(target)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_prepare", "", stack.data(), TORCH_ABI_VERSION));
   const int64_t address = to<int64_t>(stack[0]);
-  STD_TORCH_CHECK(address >= 0, "esmm: ", prepare_error);
+  ESMM_OPS_EXPECT(address >= 0, "esmm: ", prepare_error);
   return address;
 }
 
@@ -239,6 +256,29 @@ Entry prepared(const Key &key, const Tensor &t)
 
 /* ---- tensors as the library sees them ---- */
 
+/* Of the dtypes that are not accepted. */
+const char *dtype_name(ScalarType t)
+{
+  switch (t) {
+  case ScalarType::Double:
+    return "float64";
+  case ScalarType::Long:
+    return "int64";
+  case ScalarType::Int:
+    return "int32";
+  case ScalarType::Short:
+    return "int16";
+  case ScalarType::Char:
+    return "int8";
+  case ScalarType::Byte:
+    return "uint8";
+  case ScalarType::Bool:
+    return "bool";
+  default:
+    return "of another dtype";
+  }
+}
+
 int32_t dtype_code(ScalarType t, const char *what)
 {
   switch (t) {
@@ -249,7 +289,7 @@ int32_t dtype_code(ScalarType t, const char *what)
   case ScalarType::Half:
     return ESMM_F16;
   default:
-    STD_TORCH_CHECK(false, "esmm: ", what, " has a dtype that is not float32, bfloat16 or float16");
+    fail("esmm: ", what, " is ", dtype_name(t), ": it has to be float32, bfloat16 or float16");
   }
 }
 
@@ -262,7 +302,7 @@ int32_t device_of(const Tensor &t)
 void check_device(const Tensor &t, int32_t device, const char *what)
 {
   const int32_t its = device_of(t);
-  STD_TORCH_CHECK(its == device, "esmm: ", what, " is on ", its < 0 ? "the CPU" : "cuda:" + std::to_string(its),
+  ESMM_OPS_EXPECT(its == device, "esmm: ", what, " is on ", its < 0 ? "the CPU" : "cuda:" + std::to_string(its),
                   ", and x is on ", device < 0 ? "the CPU" : "cuda:" + std::to_string(device));
 }
 
@@ -299,12 +339,12 @@ esmm_matrix rows_of(Tensor *t, int32_t dtype, int32_t device)
 Entry weights_of(const Tensor &weight, int64_t in, int64_t format, int32_t target, int32_t device, const char *what)
 {
   check_device(weight, device, what);
-  STD_TORCH_CHECK(weight.dim() == 2, "esmm: ", what, " has ", weight.dim(), " dimensions and needs 2");
+  ESMM_OPS_EXPECT(weight.dim() == 2, "esmm: ", what, " has ", weight.dim(), " dimensions and needs 2");
   const int64_t rows = weight.size(0), cols = weight.size(1);
-  STD_TORCH_CHECK((format & TURNED ? rows : cols) == in, "esmm: x has rows of ", in, ", and ", what, " is [", rows,
+  ESMM_OPS_EXPECT((format & TURNED ? rows : cols) == in, "esmm: x has rows of ", in, ", and ", what, " is [", rows,
                   ", ", cols, "]");
   const int32_t source = dtype_code(weight.scalar_type(), what);
-  STD_TORCH_CHECK(source == target || source == ESMM_F32, "esmm: x and ", what,
+  ESMM_OPS_EXPECT(source == target || source == ESMM_F32, "esmm: x and ", what,
                   " have different dtypes; only a float32 weight may be wider than x");
   const Key key = {weight.data_ptr(), rows, cols, weight.stride(0), weight.stride(1), format, source, target, device};
   return prepared(key, weight);
@@ -316,7 +356,7 @@ const float *bias_of(const std::optional<Tensor> &bias, int64_t n, int32_t devic
   if (!bias)
     return nullptr;
   check_device(*bias, device, what);
-  STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == n, "esmm: ", what, " needs the shape [", n, "]");
+  ESMM_OPS_EXPECT(bias->dim() == 1 && bias->size(0) == n, "esmm: ", what, " needs the shape [", n, "]");
   const int32_t source = dtype_code(bias->scalar_type(), what);
   if (source == ESMM_F32 && (n <= 1 || bias->stride(0) == 1))
     return static_cast<const float *>(bias->data_ptr());
@@ -329,7 +369,7 @@ Tensor new_rows(const Tensor &x, int64_t n, const int32_t dtype)
 {
   const int64_t dims = x.dim();
   std::array<int64_t, 8> sizes, strides;
-  STD_TORCH_CHECK(dims <= 8, "esmm: x has ", dims, " dimensions; 8 is the most");
+  ESMM_OPS_EXPECT(dims <= 8, "esmm: x has ", dims, " dimensions; 8 is the most");
   int64_t step = 1;
   for (int64_t i = dims - 1; i >= 0; i--) {
     sizes[i] = i == dims - 1 ? n : x.size(i);
@@ -379,7 +419,7 @@ struct Call {
       bool same = kept.dim() == y.dim();
       for (int64_t i = 0; same && i < y.dim(); i++)
         same = kept.size(i) == y.size(i);
-      STD_TORCH_CHECK(same, "esmm: residual does not have the result's shape");
+      ESMM_OPS_EXPECT(same, "esmm: residual does not have the result's shape");
       residual = rows_of(&kept, dtype_code(kept.scalar_type(), "residual"), device);
       opts.residual = &residual;
     }
@@ -388,17 +428,17 @@ struct Call {
       opts.gate = gate.w.get();
       opts.gate_bias = bias_of(gate_bias, n, device, "gate_bias", &biases[1]);
     }
-    STD_TORCH_CHECK(gate_ || !gate_bias, "esmm: gate_bias is given, and gate is not");
+    ESMM_OPS_EXPECT(gate_ || !gate_bias, "esmm: gate_bias is given, and gate is not");
     opts.column_nonzeros = nonzeros;
     Context ctx(device);
     const esmm_status status = esmm.matmul(ctx.get(), &a, weights.w.get(), &c, &opts, nullptr);
-    STD_TORCH_CHECK(status == ESMM_OK, "esmm: ", esmm.ctx_error(ctx.get()));
+    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: ", esmm.ctx_error(ctx.get()));
   }
 };
 
 Entry weights_for(const Tensor &x, const Tensor &weight, int64_t format)
 {
-  STD_TORCH_CHECK(x.dim() >= 1, "esmm: x has no dimensions");
+  ESMM_OPS_EXPECT(x.dim() >= 1, "esmm: x has no dimensions");
   return weights_of(weight, x.size(x.dim() - 1), format, dtype_code(x.scalar_type(), "x"), device_of(x), "weight");
 }
 
@@ -432,7 +472,7 @@ std::tuple<Tensor, Tensor> linear_stats(const Tensor x, const Tensor weight, con
 Tensor linear_packed(const Tensor x, const Tensor packed, int64_t n, const std::optional<Tensor> bias,
                      const std::optional<Tensor> residual, int64_t activation)
 {
-  STD_TORCH_CHECK(x.dim() >= 1, "esmm: x has no dimensions");
+  ESMM_OPS_EXPECT(x.dim() >= 1, "esmm: x has no dimensions");
   const int32_t device = device_of(x);
   check_device(packed, device, "packed");
   const int32_t dtype = dtype_code(x.scalar_type(), "x");
