@@ -376,7 +376,7 @@ BEGIN {
     put("gpu-sizes", size "³", "", "")
 }
 {
-  suite = need("suite"); asked = need("asked") + 0; kernel = need("kernel"); automatic = need("requested") == "auto"
+  suite = need("suite"); asked = suite == "ffn16" ? 0 : need("asked") + 0; kernel = need("kernel"); automatic = need("requested") == "auto"
   dtype = need("dtype")
   on = need("device") == "cpu" ? "CPU" : "GPU"
   sub(/^f/, "fp", dtype)
