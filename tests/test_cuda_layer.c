@@ -3,6 +3,7 @@
  * fake_cuda.c, whose kernels do nothing. A second step allocates nothing and waits for nothing; a step can be captured
  * into a graph once it has run; and whichever call of the driver fails, the layer says so, and gives everything back.
  */
+#include "cuda/cuda.h"
 #include "cuda/ffn/params.h"
 #include "esmm_ffn.h"
 #include "fake_gpu.h"
@@ -164,7 +165,7 @@ static void tell_alive(const char *name, const void *params)
     return;
   const esmm_ffn_rank_params *p = params;
   if (p->mailbox)
-    *(uint64_t *)(uintptr_t)p->mailbox = (uint64_t)p->pass << 32 | (uint64_t)alive;
+    *(uint64_t *)esmm_cuda_pointer(p->mailbox) = (uint64_t)p->pass << 32 | (uint64_t)alive;
 }
 
 /* Dead features are left out where there are many; the pass says so itself, and in a graph none are. */
