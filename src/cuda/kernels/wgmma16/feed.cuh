@@ -139,6 +139,25 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
   return loaded;
 }
 
+/* What is added to a unit's sums, with its last stage. */
+template <int COLS, bool GATED>
+static __device__ __forceinline__ void load_bias(const esmm_wgmma16_params &p, wgmma16_shared *sh, int slot,
+                                                 const wgmma16_unit &unit)
+{
+  enum { OWN = GATED ? COLS / 2 : COLS, BYTES = OWN * (int)sizeof(float) };
+  if (!bias_comes(p, unit, OWN))
+    return;
+  uint64_t *full = &sh->dense.full[slot];
+  if (GATED && p.gate_bias) {
+    sm90_barrier_expect_more(full, BYTES);
+    sm90_bulk_load(sh->bias[slot], (const float *)p.gate_bias + unit.col, BYTES, full);
+  }
+  if (p.epilogue.bias) {
+    sm90_barrier_expect_more(full, BYTES);
+    sm90_bulk_load(sh->bias[slot] + (COLS - OWN), (const float *)p.epilogue.bias + unit.col, BYTES, full);
+  }
+}
+
 /* One thread: all stages, or those that are loaded before it is known that the product is not wanted. */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
@@ -164,8 +183,10 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
       sm90_barrier_wait(&sh->dense.empty[slot], phase);
       const bool last = s + 1 >= to;
       sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST : 0);
-      if (last)
+      if (last) {
         sh->unit[slot] = unit_told(unit);
+        load_bias<COLS, GATED>(p, sh, slot, unit);
+      }
       load_dense<COLS, GATED>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col,
                               s * ESMM_WGMMA16_K, work.rank, share_b, p.m <= 64, true);
       if (++slot == stage::COUNT) {

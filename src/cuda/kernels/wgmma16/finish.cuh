@@ -104,14 +104,14 @@ static __device__ __forceinline__ void follow(int32_t activation, float (&x)[PAN
 
 /* ---- bias, residual ---- */
 
-/* bias: aligned to 8 bytes, or NULL; col: of the thread's first value. */
-static __device__ __forceinline__ void add_row(const float *bias, float (&x)[PANEL_SUMS], int col)
+/* bias: that of the thread's first value, aligned to 8 bytes, or NULL. */
+template <int COUNT> static __device__ __forceinline__ void add_row(const float *bias, float (&x)[COUNT])
 {
   if (!bias)
     return;
-  const float2 *pairs = (const float2 *)(bias + col);
+  const float2 *pairs = (const float2 *)bias;
 #pragma unroll
-  for (int i = 0; i < PANEL_SUMS; i += 4) { /* 8 columns further on */
+  for (int i = 0; i < COUNT; i += 4) { /* 8 columns further on */
     const float2 b = pairs[i];
     x[i] = __fadd_rn(x[i], b.x);
     x[i + 1] = __fadd_rn(x[i + 1], b.y);
@@ -157,25 +157,32 @@ static __device__ __forceinline__ void add_residual(const esmm_epilogue_params &
 
 /* ---- all of it ---- */
 
-/* All that may follow sums where c_boxes is set. row, col: of the thread's first value. */
+/* What is added from `column` on, where it lies; NULL for none. */
+static __device__ __forceinline__ const float *bias_from(const float *bias, int column)
+{
+  return bias ? bias + column : nullptr;
+}
+
+/* All that may follow sums where c_boxes is set. row, col: of the thread's first value; bias: its, or NULL. */
 static __device__ __forceinline__ void finish_panel(const esmm_epilogue_params &e, float (&x)[PANEL_SUMS], int row,
-                                                    int col)
+                                                    int col, const float *bias)
 {
   scale(e, x);
-  add_row((const float *)e.bias, x, col);
+  add_row(bias, x);
   follow(e.activation, x);
   add_residual(e, x, row, col);
 }
 
 /* The same with a gate, whose sums are `gate`; the epilogue's own activation is none. */
 static __device__ __forceinline__ void finish_gated(const esmm_wgmma16_params &p, float (&gate)[PANEL_SUMS],
-                                                    float (&x)[PANEL_SUMS], int row, int col)
+                                                    float (&x)[PANEL_SUMS], int row, int col, const float *gate_bias,
+                                                    const float *bias)
 {
   scale(p.epilogue, gate);
-  add_row((const float *)p.gate_bias, gate, col);
+  add_row(gate_bias, gate);
   follow(p.gate_activation, gate);
   scale(p.epilogue, x);
-  add_row((const float *)p.epilogue.bias, x, col);
+  add_row(bias, x);
 #pragma unroll
   for (int i = 0; i < PANEL_SUMS; i++)
     x[i] = __fmul_rn(gate[i], x[i]);

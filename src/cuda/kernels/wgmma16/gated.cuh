@@ -80,11 +80,11 @@ static __device__ __forceinline__ void store_gated_slowly(const esmm_wgmma16_par
 /*
  * A C that TMA can write, all 128 columns inside it. boxes: it does, from `here`, the warpgroup's panel of A, and from
  * its half of the spare memory; let_go_held waits until that has been read. Else sums [first, last) are stored from
- * here.
+ * here. bias: both of the tile's, the gate's 128 in front; or NULL: they are where the caller has them.
  */
 static __device__ __forceinline__ void store_gated(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    const wgmma16_unit &unit, float (&sums)[2 * GATED_SUMS], int first,
-                                                   int last, bool boxes, char *here)
+                                                   int last, bool boxes, char *here, const float *bias)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32;
   char *there = (char *)sh->spare + group * PANEL;
@@ -98,7 +98,11 @@ static __device__ __forceinline__ void store_gated(const esmm_wgmma16_params &p,
         gate[i] = sums[i];
         x[i] = sums[GATED_SUMS + i];
       }
-      finish_gated(p, gate, x, row0 + lane / 4, col + lane % 4 * 2);
+      const int at = (bias ? 0 : unit.col) + 2 * g + lane % 4 * 2;
+      const float *gates = bias ? bias : (const float *)p.gate_bias;
+      const float *own = bias ? bias + ESMM_WGMMA16_GATED : (const float *)p.epilogue.bias;
+      finish_gated(p, gate, x, row0 + lane / 4, col + lane % 4 * 2, p.gate_bias ? gates + at : nullptr,
+                   p.epilogue.bias ? own + at : nullptr);
       if (boxes)
         store_lines(p.epilogue.c.dtype, sm90_address(g ? there : here) + (uint32_t)(warp % 4 * (PANEL / 4)), x);
       else

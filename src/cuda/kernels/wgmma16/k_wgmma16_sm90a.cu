@@ -267,9 +267,12 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   if (boxes || c.boxes)
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
+    const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
+    if (bias && !c.gathered_lines && bias_comes(p, unit, COLS))
+      bias = sh->bias[at];
     c.boxes = true;
-    store_boxes<MORE>(p, sh, sums, unit.row + c.group * 64, unit.col, ring + at * stage::BYTES, stage::BYTES / PANEL,
-                      (char *)sh->spare, !c.gathered_lines);
+    store_boxes<MORE>(p, sh, sums, unit.row + c.group * 64, unit.col, bias, ring + at * stage::BYTES,
+                      stage::BYTES / PANEL, (char *)sh->spare, !c.gathered_lines);
     c.held = at;
     return;
   }
@@ -303,7 +306,8 @@ static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_para
       return;
   }
   if (inside)
-    store_gated(p, sh, unit, sums, first, end, boxes, ring + at * stage::BYTES + c.group * PANEL);
+    store_gated(p, sh, unit, sums, first, end, boxes, ring + at * stage::BYTES + c.group * PANEL,
+                bias_comes(p, unit, ESMM_WGMMA16_GATED) ? sh->bias[at] : nullptr);
   else
     store_gated_slowly(p, sums, row0, unit.col, first, end);
 }

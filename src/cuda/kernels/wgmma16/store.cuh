@@ -256,12 +256,12 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
  * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
- * MORE: a curve or a residual may follow.
+ * bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a curve or a residual may follow.
  */
 template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
-                                                   float (&sums)[SUMS], int row, int col, char *here, int room,
-                                                   char *there, bool late)
+                                                   float (&sums)[SUMS], int row, int col, const float *bias, char *here,
+                                                   int room, char *there, bool late)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   if constexpr (MORE) {
@@ -274,14 +274,17 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
 #pragma unroll
       for (int i = 0; i < PANEL_SUMS; i++)
         x[i] = sums[i];
-      finish_panel(p.epilogue, x, row + warp * 16 + lane / 4, col + 64 * g + lane % 4 * 2);
+      const int first = 64 * g + lane % 4 * 2;
+      finish_panel(p.epilogue, x, row + warp * 16 + lane / 4, col + first, bias_from(bias, first));
       store_lines(p.epilogue.c.dtype, to, x);
 #pragma unroll
       for (int i = 0; i + PANEL_SUMS < SUMS; i++)
         sums[i] = sums[i + PANEL_SUMS];
     }
   } else {
-    finish_values<in_fragments>(p.epilogue, sums, col + thread % 4 * 2);
+    scale(p.epilogue, sums);
+    add_row(bias_from(bias, thread % 4 * 2), sums);
+    activate(p.epilogue.activation, sums);
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;

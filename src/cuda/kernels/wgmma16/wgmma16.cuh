@@ -185,9 +185,20 @@ typedef struct wgmma16_shared {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
     alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
+    alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE];     /* dense: with a unit's last stage; a gate's in front */
   };
 } wgmma16_shared;
 static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");
+
+/*
+ * Does a dense unit's bias come with its last stage? Who finishes sums has no registers for a tile's bias at once, and
+ * would wait for memory several times. cols: of C. Not where parts of sums are added: few of a tile's columns are
+ * finished there by one block.
+ */
+static __device__ __forceinline__ bool bias_comes(const esmm_wgmma16_params &p, const wgmma16_unit &unit, int cols)
+{
+  return p.c_boxes && ((p.epilogue.bias | p.gate_bias) & 15) == 0 && unit.parts == 1 && unit.col + cols <= p.n;
+}
 
 /* Part `part` of `parts` of `all`: [from, to). */
 static __device__ __forceinline__ void share(int all, int part, int parts, int &from, int &to)
