@@ -388,6 +388,8 @@ static void packed_two_of_four_is_the_cpus(void **state)
                {280, 72, 256, 16, 24, 0, 0},  {280, 72, 256, 16, 24, 0.6, 0.4}};
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
     for (int kind = 0; kind < 48; kind++) {
+      if (((size_t)__builtin_popcount((unsigned)kind) + c) % 2) /* half of them in one shape, the others in the next */
+        continue;
       const bool gated = kind & 1, exact = !gated && !cases[c].rank1;
       const esmm_dtype dtype = kind & 4 ? ESMM_F16 : ESMM_BF16;
       const double share = dtype == ESMM_BF16 ? 1e-2 : 3e-3;

@@ -459,16 +459,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #define RANKERS ESMM_FFN_RANK_THREADS
 
-/* How many threads before this one have set their flag; *all: of the block. */
-static __device__ __forceinline__ int scan(bool flag, int *all)
+/* The sum of what the threads before this one have; *all: of the block. */
+static __device__ __forceinline__ int scan(int mine, int *all)
 {
   __shared__ int of_warps[RANKERS / 32];
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const uint32_t votes = __ballot_sync(~0u, flag);
-  if (lane == 0)
-    of_warps[warp] = __popc(votes);
+  int through = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int below = __shfl_up_sync(~0u, through, step);
+    through += lane >= step ? below : 0;
+  }
+  if (lane == 31)
+    of_warps[warp] = through;
   __syncthreads();
-  int before = __popc(votes & ((1u << lane) - 1)), sum = 0;
+  int before = through - mine, sum = 0;
   for (int i = 0; i < RANKERS / 32; i++) {
     before += i < warp ? of_warps[i] : 0;
     sum += of_warps[i];
@@ -476,6 +481,16 @@ static __device__ __forceinline__ int scan(bool flag, int *all)
   __syncthreads();
   *all = sum;
   return before;
+}
+
+/* One more in a bin, for each lane whose bin is one; all lanes of the warp. Most counts have their upper bytes in
+   common, and adding to one place is done one by one. */
+static __device__ __forceinline__ void add_to_bins(uint32_t *bins, uint32_t bin)
+{
+  int same;
+  (void)__match_all_sync(~0u, bin, &same);
+  if (bin < 256 && (!same || threadIdx.x % 32 == 0))
+    atomicAdd(&bins[bin], same ? 32 : 1);
 }
 
 /*
@@ -490,19 +505,31 @@ static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params
     if (threadIdx.x < 256)
       bins[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t f = threadIdx.x; f < p.features; f += RANKERS) {
-      const uint32_t count = ((const uint32_t *)p.counts)[f];
-      if ((count & mask) == prefix)
-        atomicAdd(&bins[count >> shift & 255], 1);
+    for (int64_t base = 0; base < p.features; base += RANKERS) {
+      const int64_t f = base + threadIdx.x;
+      const uint32_t count = f < p.features ? ((const uint32_t *)p.counts)[f] : 0;
+      add_to_bins(bins, f < p.features && (count & mask) == prefix ? count >> shift & 255 : 256);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t before = 0;
-      int bin = 0;
-      while (bin < 255 && before + bins[bin] < wanted)
-        before += bins[bin++];
-      found = (uint32_t)bin;
-      left = wanted - before;
+    if (threadIdx.x < 32) { /* eight bins a lane */
+      uint32_t mine = 0;
+      for (int i = 0; i < 8; i++)
+        mine += bins[8 * threadIdx.x + i];
+      uint32_t through = mine;
+#pragma unroll
+      for (uint32_t step = 1; step < 32; step *= 2) {
+        const uint32_t below = __shfl_up_sync(~0u, through, step);
+        through += threadIdx.x >= step ? below : 0;
+      }
+      uint32_t before = through - mine;
+      for (int i = 0; i < 8; i++) {
+        const uint32_t bin = bins[8 * threadIdx.x + i];
+        if (before < wanted && wanted <= before + bin) { /* it is in one alone */
+          found = 8 * threadIdx.x + i;
+          left = wanted - before;
+        }
+        before += bin;
+      }
     }
     __syncthreads();
     prefix |= found << shift;
@@ -514,41 +541,64 @@ static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params
   return prefix;
 }
 
+/* Whether a column goes sparse; rank: how many of its very count come before it. */
+static __device__ __forceinline__ bool goes_sparse(const esmm_ffn_rank_params &p, uint32_t count, uint32_t limit,
+                                                   int rank, uint32_t take)
+{
+  return p.sparse > 0 && (count < limit || (count == limit && (uint32_t)rank < take));
+}
+
+/* A thread has some columns side by side: where theirs go follows from how many those before it have. */
 extern "C" __global__ void __launch_bounds__(RANKERS) esmm_ffn_rank(const __grid_constant__ esmm_ffn_rank_params p)
 {
   const uint32_t *counts = (const uint32_t *)p.counts;
   const int32_t *open = (const int32_t *)p.open;
   int32_t *columns = (int32_t *)p.columns, *others = (int32_t *)p.others;
   int32_t *order = (int32_t *)p.order, *places = (int32_t *)p.places;
-  uint32_t limit = 0, take = 0;
-  int level = 0, sparse = 0, alive = 0; /* so far: of that count, that go sparse, that live */
-  if (columns && p.sparse > 0)
-    limit = find_count(p, &take);
-  for (int64_t base = 0; base < p.features; base += RANKERS) {
-    const int64_t f = base + threadIdx.x;
-    const bool there = f < p.features;
-    int all;
-    if (columns) {
-      const uint32_t count = there ? counts[f] : 0;
-      const bool equal = there && p.sparse > 0 && count == limit;
-      const int rank = level + scan(equal, &all);
-      level += all;
-      const bool goes = there && p.sparse > 0 && (count < limit || (equal && (uint32_t)rank < take));
-      const int before = sparse + scan(goes, &all);
-      sparse += all;
-      if (there) {
+  const int each = (int)((p.features + RANKERS - 1) / RANKERS);
+  const int64_t first = (int64_t)threadIdx.x * each;
+  int all, alive = 0;
+  if (columns) {
+    uint32_t limit = 0, take = 0;
+    if (p.sparse > 0)
+      limit = find_count(p, &take);
+    int level = 0; /* columns of that very count */
+    for (int i = 0; i < each; i++)
+      level += first + i < p.features && counts[first + i] == limit;
+    const int level_before = scan(level, &all);
+    int sparse = 0, rank = level_before;
+    for (int i = 0; i < each; i++) {
+      const uint32_t count = first + i < p.features ? counts[first + i] : ~0u;
+      sparse += goes_sparse(p, count, limit, rank, take);
+      rank += count == limit;
+    }
+    int before = scan(sparse, &all);
+    rank = level_before;
+    for (int i = 0; i < each; i++) {
+      const int64_t f = first + i;
+      const uint32_t count = f < p.features ? counts[f] : ~0u;
+      const bool goes = goes_sparse(p, count, limit, rank, take);
+      if (f < p.features) {
         columns[goes ? before : p.sparse + f - before] = (int32_t)f;
         others[f] = goes ? -1 : (int32_t)(f - before);
       }
+      before += goes;
+      rank += count == limit;
     }
-    if (order) {
-      const bool lives = there && open[f] > 0;
-      const int before = alive + scan(lives, &all);
-      alive += all;
+  }
+  if (order) {
+    int live = 0;
+    for (int i = 0; i < each; i++)
+      live += first + i < p.features && open[first + i] > 0;
+    int before = scan(live, &alive);
+    for (int i = 0; i < each; i++) {
+      const int64_t f = first + i;
+      const bool lives = f < p.features && open[f] > 0;
       if (lives)
         order[before] = (int32_t)f;
-      if (there)
+      if (f < p.features)
         places[f] = lives ? before : -1;
+      before += lives;
     }
   }
   if (p.mailbox && threadIdx.x == 0) { /* one store: the host sees both or neither */
