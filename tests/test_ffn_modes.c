@@ -44,15 +44,20 @@ static void keep(void *user, double *m, bool along_tokens, int operand)
     drop.norm += m[i] * m[i];
     drop.kept += m[i] != 0;
   }
-  for (int64_t c = 0; c < k->columns; c += along_tokens ? 1 : 4)
+  bool *goes = calloc((size_t)features + 4, sizeof *goes);
+  assert_non_null(goes);
+  for (int64_t i = 0; i < k->columns; i++)
+    goes[k->sparse[i]] = true;
+  for (int64_t f = 0; f < features; f += along_tokens ? 1 : 4)
     for (int64_t t = 0; t < tokens; t += along_tokens ? 4 : 1) {
       double *values[4];
       for (int64_t i = 0; i < 4; i++) {
-        const int64_t token = along_tokens ? t + i : t, column = along_tokens ? c : c + i;
-        values[i] = token < tokens && column < k->columns ? &m[token * features + k->sparse[column]] : NULL;
+        const int64_t token = along_tokens ? t + i : t, feature = along_tokens ? f : f + i;
+        values[i] = token < tokens && goes[feature] ? &m[token * features + feature] : NULL;
       }
       keep_two(values, &drop);
     }
+  free(goes);
   drop.kept -= drop.dropped;
   drop.norm = sqrt(drop.norm);
   drop.norm_dropped = sqrt(drop.norm_dropped);

@@ -161,33 +161,64 @@ static esmm_status multiply(const pass *p, const esmm_matrix *a, ffn_b which, co
   return status;
 }
 
-/* In the 2:4 modes what is multiplied is a sparser copy of m. */
-static esmm_status sparsified(pass *p, ffn_axis axis, ffn_operand operand, ffn_drop drop, const esmm_matrix *m,
-                              esmm_matrix *out)
+/* An operand that goes sparse in the 2:4 modes. */
+typedef struct operand {
+  ffn_axis axis;
+  ffn_operand which;
+  ffn_drop drop;
+  const esmm_matrix *m;
+} operand;
+
+static ffn_sparsify sparsify_of(const pass *p, const operand *o)
 {
-  *out = *m;
+  return (ffn_sparsify){
+      .axis = o->axis, .drop = o->drop, .seed = ffn_seed(p->ffn, p->cache, o->which), .places = p->places};
+}
+
+/* The product of an operand that goes sparse, c = m b or m' b + plus, where the device has one for it. */
+static esmm_status multiply_sparse(const pass *p, const operand *o, ffn_b which, const esmm_matrix *b, esmm_matrix *c,
+                                   const esmm_matrix *plus, bool *done)
+{
+  const ffn_passes *passes = p->cache->passes;
+  if (!ffn_is_lossy(p->ffn) || !passes->multiply_sparse)
+    return ESMM_OK;
+  const ffn_sparsify how = sparsify_of(p, o);
+  const ffn_sparse_product product = {.how = &how, .m = o->m, .b = b, .which = which, .plus = plus, .c = c};
+  return passes->multiply_sparse(p->ctx, p->cache, &product, done);
+}
+
+/* In the 2:4 modes what is multiplied is a sparser copy of m. */
+static esmm_status sparsified(const pass *p, const operand *o, esmm_matrix *out)
+{
+  *out = *o->m;
   if (!ffn_is_lossy(p->ffn))
     return ESMM_OK;
-  const ffn_sparsify how = {
-      .axis = axis, .drop = drop, .seed = ffn_seed(p->ffn, p->cache, operand), .places = p->places};
-  const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_SPARSE, m->rows, m->cols, m->dtype, out);
-  return status == ESMM_OK ? p->cache->passes->sparsify(p->ctx, p->cache, &how, m, out) : status;
+  const ffn_sparsify how = sparsify_of(p, o);
+  const esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_SPARSE, o->m->rows, o->m->cols, o->m->dtype, out);
+  return status == ESMM_OK ? p->cache->passes->sparsify(p->ctx, p->cache, &how, o->m, out) : status;
 }
 
 /* The gradient of rows that belong to features: out [d_hidden, d] (+)= m' b, m [tokens, features], b [tokens, d]. */
-static esmm_status gradient_of_rows(const pass *p, const esmm_matrix *m, ffn_b which, const esmm_matrix *b,
+static esmm_status gradient_of_rows(const pass *p, const operand *o, ffn_b which, const esmm_matrix *b,
                                     esmm_matrix *out)
 {
-  const esmm_matrix turned = ffn_transposed(*m);
   const bool add = p->g.accumulate != 0;
+  esmm_matrix m;
+  bool done = false;
+  esmm_status status = multiply_sparse(p, o, which, b, out, add ? out : NULL, &done);
+  if (status == ESMM_OK && !done)
+    status = sparsified(p, o, &m);
+  if (status != ESMM_OK || done)
+    return status;
+  const esmm_matrix turned = ffn_transposed(m);
   if (!p->order)
     return multiply(p, &turned, which, b, out, add ? out : NULL);
   const ffn_passes *passes = p->cache->passes;
   const bool by_rows = !passes->alike || out->order == ESMM_ROW_MAJOR;
   const esmm_dtype dtype = passes->alike && !add ? out->dtype : ESMM_F32;
   esmm_matrix compact;
-  esmm_status status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, by_rows ? p->features : out->cols,
-                                       by_rows ? out->cols : p->features, dtype, &compact);
+  status = esmm_ffn_matrix(p->ctx, p->cache, FFN_GRADIENT, by_rows ? p->features : out->cols,
+                           by_rows ? out->cols : p->features, dtype, &compact);
   if (!by_rows)
     compact = ffn_transposed(compact);
   if (status == ESMM_OK)
@@ -244,9 +275,8 @@ static esmm_status output_side(pass *p, outputs *out)
   }
   if (!p->g.w2 || status != ESMM_OK)
     return status;
-  esmm_matrix h;
-  status = sparsified(p, FFN_ALONG_TOKENS, FFN_OPERAND_DW2, FFN_DROP_DW2, &p->h, &h);
-  return status == ESMM_OK ? gradient_of_rows(p, &h, FFN_B_CONTRACT, &p->dt, &out->contract) : status;
+  const operand h = {FFN_ALONG_TOKENS, FFN_OPERAND_DW2, FFN_DROP_DW2, &p->h};
+  return gradient_of_rows(p, &h, FFN_B_CONTRACT, &p->dt, &out->contract);
 }
 
 /* ---- h ---- */
@@ -313,14 +343,19 @@ static esmm_status make_dpre(pass *p)
 static esmm_status through_expand(pass *p, int branch, esmm_matrix *ds, const esmm_matrix *plus)
 {
   const esmm_matrix expand = ffn_transposed(p->ffn->params.in[branch].expand.matrix);
-  const ffn_operand which = branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE;
-  esmm_matrix rows = expand, operand;
+  const operand dpre = {FFN_ALONG_FEATURES, branch == FFN_UP ? FFN_OPERAND_DX : FFN_OPERAND_DX_GATE, FFN_DROP_DX,
+                        &p->dpre[branch]};
+  esmm_matrix rows = expand, m;
+  bool done = false;
   const ffn_b b = ffn_b_of(p->order ? FFN_B_SOME : FFN_B_EXPAND, branch);
   const bool as_it_is = !p->order && (expand.order == ESMM_ROW_MAJOR || p->cache->passes->turned);
-  esmm_status status = sparsified(p, FFN_ALONG_FEATURES, which, FFN_DROP_DX, &p->dpre[branch], &operand);
+  esmm_status status = as_it_is ? multiply_sparse(p, &dpre, b, &expand, ds, plus, &done) : ESMM_OK;
+  if (status != ESMM_OK || done)
+    return status;
+  status = sparsified(p, &dpre, &m);
   if (status == ESMM_OK && !as_it_is)
     status = gather_weights(p, &expand, &rows);
-  return status == ESMM_OK ? multiply(p, &operand, b, &rows, ds, plus) : status;
+  return status == ESMM_OK ? multiply(p, &m, b, &rows, ds, plus) : status;
 }
 
 static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
@@ -329,10 +364,10 @@ static esmm_status expand_gradient(pass *p, int branch, esmm_matrix *out)
   const esmm_matrix in =
       p->ffn->o.rank1 ? esmm_ffn_view(p->cache, up ? FFN_IN_UP : FFN_IN_GATE, p->tokens, p->ffn->d_in, p->ffn->o.dtype)
                       : p->cache->x;
-  esmm_matrix operand, turned = ffn_transposed(*out);
-  const esmm_status status = sparsified(p, FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE,
-                                        up ? FFN_DROP_DW1 : FFN_DROP_DGATE, &p->dpre[branch], &operand);
-  return status == ESMM_OK ? gradient_of_rows(p, &operand, ffn_b_of(FFN_B_IN, branch), &in, &turned) : status;
+  const operand dpre = {FFN_ALONG_TOKENS, up ? FFN_OPERAND_DW1 : FFN_OPERAND_DGATE, up ? FFN_DROP_DW1 : FFN_DROP_DGATE,
+                        &p->dpre[branch]};
+  esmm_matrix turned = ffn_transposed(*out);
+  return gradient_of_rows(p, &dpre, ffn_b_of(FFN_B_IN, branch), &in, &turned);
 }
 
 /* With rank1: ds of the branch, dreduce = x' ds, dx = ds reduce' + plus. */

@@ -88,7 +88,9 @@ enum {
   FFN_DX,        /* [tokens, d_model]: the up branch's part of a 16-bit dx */
   FFN_ROWS,      /* rows as fp32, a few a thread */
   FFN_NOTES,     /* what a device notes for the report: kept */
-  FFN_FLAGS,     /* int32 [d_hidden]: 1 for features that go sparse, where a device asks for it; kept */
+  FFN_OTHERS, /* int32 [d_hidden]: -1 for features that go sparse, else which of the others it is, where a device asks
+                 for it; kept */
+  FFN_SIDE,   /* columns of an operand that do not go sparse */
   FFN_BUFFERS
 };
 

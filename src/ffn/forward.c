@@ -143,29 +143,43 @@ esmm_status esmm_ffn_take_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ff
 
 /* ---- y ---- */
 
+/* h W2, or its first factor, where h goes sparse before. */
+static esmm_status contract_sparse(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *h,
+                                   const float *bias, esmm_matrix *t)
+{
+  const ffn_passes *passes = cache->passes;
+  const ffn_factor *b = &ffn->params.contract;
+  const ffn_sparsify how = {
+      .axis = FFN_ALONG_FEATURES, .drop = FFN_DROP_Y, .seed = ffn_seed(ffn, cache, FFN_OPERAND_Y)};
+  const ffn_sparse_product product = {.how = &how, .m = h, .prepared = b->prepared, .bias = bias, .c = t};
+  esmm_matrix operand;
+  bool done = false;
+  esmm_status status = passes->forget_drops(ctx, cache, true);
+  if (status == ESMM_OK && passes->multiply_sparse)
+    status = passes->multiply_sparse(ctx, cache, &product, &done);
+  if (status != ESMM_OK || done)
+    return status;
+  status = esmm_ffn_matrix(ctx, cache, FFN_SPARSE, h->rows, h->cols, h->dtype, &operand);
+  if (status == ESMM_OK)
+    status = passes->sparsify(ctx, cache, &how, h, &operand);
+  return status == ESMM_OK ? multiply(ctx, ffn, &operand, b, t, (esmm_matmul_opts){.bias = bias}) : status;
+}
+
 static esmm_status make_y(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *h,
                           esmm_matrix *y)
 {
   const ffn_params *p = &ffn->params;
-  esmm_matrix operand = *h, t = *y;
-  esmm_matmul_opts opts = {.a_pattern = cache->pattern};
+  const float *bias = ffn->o.rank2 ? NULL : p->b2;
+  esmm_matrix t = *y;
   esmm_status status = ESMM_OK;
-  if (ffn_is_lossy(ffn)) {
-    status = cache->passes->forget_drops(ctx, cache, true);
-    if (status == ESMM_OK)
-      status = esmm_ffn_matrix(ctx, cache, FFN_SPARSE, h->rows, h->cols, h->dtype, &operand);
-    const ffn_sparsify how = {
-        .axis = FFN_ALONG_FEATURES, .drop = FFN_DROP_Y, .seed = ffn_seed(ffn, cache, FFN_OPERAND_Y)};
-    if (status == ESMM_OK)
-      status = cache->passes->sparsify(ctx, cache, &how, h, &operand);
-    opts.a_pattern = NULL; /* there are fewer nonzeros now */
-  }
-  if (ffn->o.rank2 && status == ESMM_OK)
+  if (ffn->o.rank2)
     status = esmm_ffn_matrix(ctx, cache, FFN_T, h->rows, ffn->d_out, ffn->o.dtype, &t);
   if (status != ESMM_OK)
     return status;
-  opts.bias = ffn->o.rank2 ? NULL : p->b2;
-  status = multiply(ctx, ffn, &operand, &p->contract, &t, opts);
+  if (ffn_is_lossy(ffn)) /* which has fewer nonzeros than the pattern says */
+    status = contract_sparse(ctx, ffn, cache, h, bias, &t);
+  else
+    status = multiply(ctx, ffn, h, &p->contract, &t, (esmm_matmul_opts){.bias = bias, .a_pattern = cache->pattern});
   if (status == ESMM_OK && ffn->o.rank2)
     status = multiply(ctx, ffn, &t, &p->restore, y, (esmm_matmul_opts){.bias = p->b2});
   return status;

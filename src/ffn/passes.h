@@ -49,6 +49,18 @@ typedef struct ffn_sparsify {
   const int32_t *places; /* of features, in the matrix; -1: not there, all zero. NULL: where their index says */
 } ffn_sparsify;
 
+/* A product whose operand goes sparse: c = m b, or along tokens m' b, + what else there is. */
+typedef struct ffn_sparse_product {
+  const ffn_sparsify *how;
+  const esmm_matrix *m;         /* [tokens, features], tight */
+  const esmm_weights *prepared; /* b [features, .], or along tokens [tokens, .]; NULL: as take_b makes it of */
+  const esmm_matrix *b;         /* this, */
+  ffn_b which;                  /* as this */
+  const float *bias;            /* [columns of c] or NULL */
+  const esmm_matrix *plus;      /* NULL for nothing; may be c itself */
+  esmm_matrix *c;
+} ffn_sparse_product;
+
 /* dh [tokens, features] becomes dpre, in place, and the gate's beside it. */
 typedef struct ffn_derivative {
   const esmm_matrix *h;         /* [tokens, features]: all that a ReLU without a gate needs */
@@ -113,6 +125,8 @@ typedef struct ffn_passes {
      one dtype, tight. */
   esmm_status (*sparsify)(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
                           esmm_matrix *dst);
+  /* May be NULL. Both in one, where the device has a product for it; else *done stays false. */
+  esmm_status (*multiply_sparse)(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparse_product *product, bool *done);
   esmm_status (*forget_drops)(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forward); /* of y, or all the others */
 
   /* dst = rows order[0..count) of src (order NULL: all), and zeros behind them; `turned`: src and dst are of one dtype

@@ -1,9 +1,10 @@
 /*
  * sparsify.c: at most two nonzeros of every four, along the axis that the next product sums over.
  *
- * Groups along features lie in one token's row: four neighbours in the list of columns that go sparse. Groups along
- * tokens are four rows, and every sparse column of them is a group of its own. Either way one task handles whole rows,
- * sums what it saw into a record of its own, and the records are added in order: the same numbers for any threads.
+ * Groups along features lie in one token's row: features 4g to 4g + 3, of which those that go sparse share two places.
+ * Groups along tokens are four rows, and every sparse column of them is a group of its own. Either way one task handles
+ * whole rows, sums what it saw into a record of its own, and the records are added in order: the same numbers for any
+ * threads.
  */
 #include "convert.h"
 #include "ffn.h"
@@ -175,13 +176,14 @@ static inline int64_t place_of(const job *j, int64_t i)
 static void along_features(const job *j, int64_t token, record *r)
 {
   const int64_t row = token * j->src->ld;
-  for (int64_t i = 0; i < j->count; i += GROUP) {
-    int64_t at[GROUP];
-    for (int64_t x = 0; x < GROUP; x++) {
-      const int64_t column = i + x < j->count ? place_of(j, i + x) : -1;
-      at[x] = column < 0 ? -1 : row + column;
+  for (int64_t i = 0; i < j->count;) {
+    const int32_t group = j->columns[i] / GROUP;
+    int64_t at[GROUP] = {-1, -1, -1, -1};
+    for (; i < j->count && j->columns[i] / GROUP == group; i++) {
+      const int64_t column = place_of(j, i);
+      at[j->columns[i] % GROUP] = column < 0 ? -1 : row + column;
     }
-    do_group(j, at, (uint64_t)token << 32 | (uint64_t)(i / GROUP), r);
+    do_group(j, at, (uint64_t)token << 32 | (uint64_t)group, r);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "cuda/cuda.h"
 #include "cuda/ffn/params.h"
+#include "cuda/ffn/sparse.h"
 #include "cuda/ops/borrow.h"
 #include "ffn/ffn.h"
 
@@ -16,7 +17,6 @@
 
 #define LOOK_EVERY 8    /* passes, where few features were dead */
 #define MOST_ROWS 65535 /* blocks along y */
-#define RECORDS 4096    /* blocks of a launch that leaves records, about */
 
 _Static_assert(ESMM_FFN_DROPS == FFN_DROPS, "the notes have a record for each drop");
 
@@ -412,7 +412,7 @@ static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cach
     k->expected = false;
   if (is_split(ffn)) {
     params.columns = buffer(cache, FFN_COLUMNS);
-    params.flags = buffer(cache, FFN_FLAGS);
+    params.others = buffer(cache, FFN_OTHERS);
   }
   if (order) {
     params.order = buffer(cache, FFN_ORDER);
@@ -437,7 +437,7 @@ static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cach
   if (status == ESMM_OK && ffn->o.permute_tokens && !once)
     status = shuffle(ctx, ffn, cache);
   if (status == ESMM_OK && is_split(ffn))
-    status = esmm_ffn_reserve(ctx, cache, FFN_FLAGS, 1, ffn->o.d_hidden, sizeof(int32_t));
+    status = esmm_ffn_reserve(ctx, cache, FFN_OTHERS, 1, ffn->o.d_hidden, sizeof(int32_t));
   if (status == ESMM_OK && order)
     status = esmm_ffn_reserve(ctx, cache, FFN_PLACES, 1, ffn->o.d_hidden, sizeof(int32_t));
   if (status == ESMM_OK && order && ffn->branches > 1) {
@@ -521,70 +521,6 @@ static esmm_status forget_drops(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forwa
                            : status;
 }
 
-/* Blocks enough for a GPU, and few records. */
-static esmm_launch grid(int64_t across, int64_t down)
-{
-  const int64_t x = esmm_max(1, esmm_min(esmm_ceil_div(across, ESMM_FFN_THREADS), RECORDS));
-  const int64_t y = esmm_max(1, esmm_min(down, RECORDS / x));
-  return (esmm_launch){.grid_x = (unsigned)x, .grid_y = (unsigned)y, .threads = ESMM_FFN_THREADS};
-}
-
-static esmm_status collect(esmm_ctx *ctx, const esmm_ffn_sparsify_params *p, const esmm_launch *how, int32_t drop)
-{
-  static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_collect", 0};
-  const esmm_ffn_collect_params params = {
-      .records = p->records, .notes = p->notes, .count = (int64_t)how->grid_x * how->grid_y, .drop = drop};
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.threads = ESMM_FFN_THREADS}, ctx->stream, &params);
-}
-
-/* Between begin and end. */
-static esmm_status run_sparsify(esmm_ctx *ctx, const ffn_sparsify *how, esmm_ffn_sparsify_params *p)
-{
-  static const esmm_cuda_function functions[] = {[FFN_ALONG_FEATURES] = {&fatbin_ffn, "esmm_ffn_features", 0},
-                                                 [FFN_ALONG_TOKENS] = {&fatbin_ffn, "esmm_ffn_tokens", 0}};
-  const esmm_cuda_function *function = &functions[how->axis];
-  const esmm_launch blocks = how->axis == FFN_ALONG_FEATURES ? grid(esmm_ceil_div(p->features, 4), p->tokens)
-                                                             : grid(p->features, esmm_ceil_div(p->tokens, 4));
-  esmm_status status = ESMM_OK;
-  if (p->sparsifier == ESMM_SPARSIFY_SOFT) {
-    p->step = ESMM_FFN_MEASURES;
-    status = esmm_cuda_launch(ctx, function, &blocks, ctx->stream, p);
-    if (status == ESMM_OK)
-      status = collect(ctx, p, &blocks, -1);
-    p->step = ESMM_FFN_SCALES;
-  }
-  if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, function, &blocks, ctx->stream, p);
-  return status == ESMM_OK ? collect(ctx, p, &blocks, (int32_t)how->drop) : status;
-}
-
-static esmm_status sparsify(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src,
-                            esmm_matrix *dst)
-{
-  const esmm_ffn *ffn = cache->ffn;
-  if (src->rows == 0 || src->cols == 0)
-    return ESMM_OK;
-  esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_PARTIAL, RECORDS, 1, sizeof(esmm_ffn_record));
-  if (status == ESMM_OK)
-    status = esmm_cuda_begin(ctx, ctx->stream);
-  if (status != ESMM_OK)
-    return status;
-  esmm_ffn_sparsify_params params = {.src = address(src->data),
-                                     .dst = address(dst->data),
-                                     .columns = is_split(ffn) ? buffer(cache, FFN_COLUMNS) : 0,
-                                     .flags = is_split(ffn) ? buffer(cache, FFN_FLAGS) : 0,
-                                     .token_order = ffn->o.permute_tokens ? buffer(cache, FFN_TOKENS) : 0,
-                                     .records = buffer(cache, FFN_PARTIAL),
-                                     .notes = buffer(cache, FFN_NOTES),
-                                     .seed = how->seed,
-                                     .tokens = src->rows,
-                                     .features = src->cols,
-                                     .sparse = cache->sparse,
-                                     .dtype = (int32_t)src->dtype,
-                                     .sparsifier = (int32_t)ffn->o.sparsifier};
-  return esmm_cuda_end(ctx, ctx->stream, run_sparsify(ctx, how, &params));
-}
-
 /* ---- the report: waits ---- */
 
 static esmm_ffn_drop drop_of(const esmm_ffn_record *r)
@@ -661,7 +597,8 @@ const ffn_passes esmm_ffn_cuda = {
     .gather_columns = gather_columns,
     .scatter_rows = scatter_rows,
     .forget = forget,
-    .sparsify = sparsify,
+    .sparsify = esmm_ffn_cuda_sparsify,
+    .multiply_sparse = esmm_ffn_cuda_multiply_sparse,
     .forget_drops = forget_drops,
     .column_sums = column_sums,
     .report = report,

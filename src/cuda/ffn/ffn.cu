@@ -2,7 +2,7 @@
  * ffn.cu: what a layer does between its products, on a GPU. All of it reads and writes each matrix once; sums are
  * made in a fixed order, so that the same calls give the same bits.
  */
-#include "cuda/ffn/params.h"
+#include "cuda/ffn/choose.cuh"
 #include "cuda/kernels/common/epilogue.cuh"
 #include "esmm_ffn.h"
 
@@ -262,157 +262,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_sum_end(const __g
 
 /* ---- two of four ---- */
 
-enum { GROUP = 4, KEPT = 2 };
-
-/* a stands before b: NaN before all, then the larger magnitude; who comes first among equals. */
-static __device__ __forceinline__ bool outranks(float a, float b)
-{
-  return isnan(a) ? !isnan(b) : !isnan(b) && fabsf(a) > fabsf(b);
-}
-
-static __device__ __forceinline__ void keep_largest(const float (&v)[GROUP], float (&out)[GROUP])
-{
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    int ahead = 0;
-#pragma unroll
-    for (int j = 0; j < GROUP; j++)
-      if (j != i)
-        ahead += j < i ? !outranks(v[i], v[j]) : outranks(v[j], v[i]);
-    out[i] = ahead < KEPT ? v[i] : 0.0f;
-  }
-}
-
-/* Shrinks all by the third largest magnitude: two at most are left. */
-static __device__ __forceinline__ void shrink(const float (&v)[GROUP], float (&out)[GROUP])
-{
-  const float a = fabsf(v[0]), b = fabsf(v[1]), c = fabsf(v[2]), d = fabsf(v[3]);
-  const float high = fmaxf(fminf(a, b), fminf(c, d)); /* the second largest or the third, */
-  const float low = fminf(fmaxf(a, b), fmaxf(c, d));  /* and this the other */
-  const float third = fminf(high, low);
-#pragma unroll
-  for (int i = 0; i < GROUP; i++)
-    out[i] = fabsf(v[i]) > third ? copysignf(fabsf(v[i]) - third, v[i]) : 0.0f;
-}
-
-static __device__ __forceinline__ uint64_t random_of(uint64_t seed, uint64_t place)
-{
-  uint64_t z = (seed ^ place * 0xd1342543de82ef95u) + 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
-
-/* As draw() of ffn/sparsify.c, operation by operation: a CPU draws the same. */
-static __device__ __noinline__ void draw(const float (&v)[GROUP], double u, float (&out)[GROUP])
-{
-  double rest = 0.0, p[GROUP];
-  int largest = 0;
-  float most_value = fabsf(v[0]);
-#pragma unroll
-  for (int i = 1; i < GROUP; i++)
-    if (fabsf(v[i]) > most_value) {
-      largest = i;
-      most_value = fabsf(v[i]);
-    }
-#pragma unroll
-  for (int i = 0; i < GROUP; i++)
-    rest += i == largest ? 0.0 : (double)fabsf(v[i]);
-  const double most = (double)most_value;
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    const double x = (double)fabsf(v[i]);
-    p[i] = most <= rest ? 2.0 * x / (most + rest) : i == largest ? 1.0 : x / rest;
-  }
-  double from = 0.0;
-  int picked = 0;
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    const double to = from + p[i];
-    const bool in = (from <= u && u < to) || (from <= u + 1.0 && u + 1.0 < to);
-    out[i] = in && picked < KEPT ? (float)((double)v[i] / p[i]) : 0.0f;
-    picked += in;
-    from = to;
-  }
-  if (picked >= KEPT)
-    return;
-  bool seen = false; /* the line came out short by rounding: the last that has a part of it */
-#pragma unroll
-  for (int i = GROUP - 1; i >= 0; i--) {
-    if (p[i] > 0.0 && !seen && out[i] == 0.0f)
-      out[i] = (float)((double)v[i] / p[i]);
-    seen = seen || p[i] > 0.0;
-  }
-}
-
-/* `place` tells groups of one matrix apart. Whether the group counts for the soft threshold's scale. */
-static __device__ __forceinline__ bool choose(const esmm_ffn_sparsify_params &p, const float (&v)[GROUP],
-                                              uint64_t place, float (&out)[GROUP])
-{
-  int nonzeros = 0;
-  bool finite = true;
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    nonzeros += v[i] != 0.0f;
-    finite = finite && isfinite(v[i]);
-  }
-  if (finite && nonzeros <= KEPT) {
-#pragma unroll
-    for (int i = 0; i < GROUP; i++)
-      out[i] = v[i];
-  } else if (!finite || p.sparsifier == ESMM_SPARSIFY_TOP_N) {
-    keep_largest(v, out);
-  } else if (p.sparsifier == ESMM_SPARSIFY_SOFT) {
-    shrink(v, out);
-  } else {
-    draw(v, (double)(random_of(p.seed, place) >> 11) * 0x1p-53, out);
-  }
-  return finite;
-}
-
-static __device__ __forceinline__ void note(esmm_ffn_record &r, float x, float y)
-{
-  r.kept += x != 0.0f && y != 0.0f;
-  r.dropped += x != 0.0f && y == 0.0f;
-  r.norm += (double)x * (double)x;
-  const double difference = (double)x - (double)y;
-  r.difference += x == y || isnan(x) ? 0.0 : difference * difference;
-}
-
-/* A group that is at hand is chosen from and noted, or measured; v becomes what is to be stored. Zeros are noted as
-   nothing. */
-template <class OF>
-static __device__ __forceinline__ void do_group_here(OF of, const esmm_ffn_sparsify_params &p, float (&v)[GROUP],
-                                                     uint64_t place, float factor, esmm_ffn_record &r)
-{
-  float out[GROUP];
-  const bool finite = choose(p, v, place, out);
-#pragma unroll
-  for (int i = 0; i < GROUP; i++) {
-    if (p.step == ESMM_FFN_MEASURES) {
-      r.fit += finite ? (double)v[i] * (double)out[i] : 0.0;
-      r.own += finite ? (double)out[i] * (double)out[i] : 0.0;
-      continue;
-    }
-    const float y = as_float(rounded(of, p.step == ESMM_FFN_SCALES ? __fmul_rn(factor, out[i]) : out[i]));
-    note(r, v[i], y);
-    v[i] = y;
-  }
-}
-
-/* The same for `count` values at at[]. */
+/* A group of values at at[], those of `goes`; the others are none of it. */
 template <class OF>
 static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_params &p, const int64_t (&at)[GROUP],
-                                                int count, uint64_t place, float factor, esmm_ffn_record &r)
+                                                uint32_t goes, uint64_t place, float factor, esmm_ffn_record &r)
 {
   float v[GROUP];
 #pragma unroll
   for (int i = 0; i < GROUP; i++)
-    v[i] = i < count ? get(of, p.src, at[i]) : 0.0f;
+    v[i] = goes >> i & 1 ? get(of, p.src, at[i]) : 0.0f;
   do_group_here(of, p, v, place, factor, r);
 #pragma unroll
   for (int i = 0; i < GROUP; i++)
-    if (i < count && p.step != ESMM_FFN_MEASURES)
+    if (goes >> i & 1 && p.step != ESMM_FFN_MEASURES)
       put(of, p.dst, at[i], v[i]);
 }
 
@@ -426,52 +288,6 @@ static __device__ __forceinline__ void do_other(OF of, const esmm_ffn_sparsify_p
   const auto x = ((const typename OF::element *)p.src)[at];
   ((typename OF::element *)p.dst)[at] = x;
   note(r, as_float(x), as_float(x));
-}
-
-static __device__ __forceinline__ void add(esmm_ffn_record &r, const esmm_ffn_record &x)
-{
-  r.kept += x.kept;
-  r.dropped += x.dropped;
-  r.norm += x.norm;
-  r.difference += x.difference;
-  r.fit += x.fit;
-  r.own += x.own;
-}
-
-/* All threads of the block; the sum is thread 0's. */
-static __device__ __forceinline__ void sum_block(esmm_ffn_record &r)
-{
-  __shared__ esmm_ffn_record shared[THREADS / 32];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    esmm_ffn_record x;
-    x.kept = __shfl_down_sync(~0u, r.kept, step);
-    x.dropped = __shfl_down_sync(~0u, r.dropped, step);
-    x.norm = __shfl_down_sync(~0u, r.norm, step);
-    x.difference = __shfl_down_sync(~0u, r.difference, step);
-    x.fit = __shfl_down_sync(~0u, r.fit, step);
-    x.own = __shfl_down_sync(~0u, r.own, step);
-    add(r, x);
-  }
-  if (threadIdx.x % 32 == 0)
-    shared[threadIdx.x / 32] = r;
-  __syncthreads();
-  if (threadIdx.x != 0)
-    return;
-  for (int i = 1; i < THREADS / 32; i++)
-    add(r, shared[i]);
-}
-
-static __device__ __forceinline__ void leave_record(const esmm_ffn_sparsify_params &p, esmm_ffn_record &r)
-{
-  sum_block(r);
-  if (threadIdx.x == 0)
-    ((esmm_ffn_record *)p.records)[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = r;
-}
-
-static __device__ __forceinline__ float factor_of(const esmm_ffn_sparsify_params &p)
-{
-  return p.step == ESMM_FFN_SCALES ? ((const esmm_ffn_notes *)p.notes)->factor : 1.0f;
 }
 
 /* Eight values side by side may be read and written at once. */
@@ -519,7 +335,7 @@ static __device__ __forceinline__ void tokens_by_eights(OF of, const esmm_ffn_sp
                                                         esmm_ffn_record &r)
 {
   const int64_t across = p.features / 8, all = p.tokens / GROUP * across;
-  const int32_t *order = (const int32_t *)p.token_order, *flags = (const int32_t *)p.flags;
+  const int32_t *order = (const int32_t *)p.token_order, *others = (const int32_t *)p.others;
   for (int64_t i = thread_of_grid(); i < all; i += threads_of_grid()) {
     const int64_t group = i / across, col = i % across * 8;
     float x[GROUP][8];
@@ -533,7 +349,7 @@ static __device__ __forceinline__ void tokens_by_eights(OF of, const esmm_ffn_sp
 #pragma unroll
     for (int c = 0; c < 8; c++) {
       float v[GROUP] = {x[0][c], x[1][c], x[2][c], x[3][c]};
-      if (!flags || flags[col + c])
+      if (!others || others[col + c] < 0)
         do_group_here(of, p, v, (uint64_t)(col + c) << 32 | (uint64_t)group, factor, r);
       else if (p.step != ESMM_FFN_MEASURES)
 #pragma unroll
@@ -550,40 +366,36 @@ static __device__ __forceinline__ void tokens_by_eights(OF of, const esmm_ffn_sp
   }
 }
 
-/* Tokens by blockIdx.y; a thread has four columns at a time: a group, or others. */
+/* Tokens by blockIdx.y; a thread has four columns at a time. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     esmm_ffn_features(const __grid_constant__ esmm_ffn_sparsify_params p)
 {
-  const int64_t groups = (p.sparse + GROUP - 1) / GROUP, others = (p.features - p.sparse + GROUP - 1) / GROUP;
-  const int32_t *columns = (const int32_t *)p.columns;
+  const int64_t groups = (p.features + GROUP - 1) / GROUP;
+  const int32_t *others = (const int32_t *)p.others;
   const float factor = factor_of(p);
   esmm_ffn_record r = {};
   with_dtype(p.dtype, [&](auto of) {
-    if (!columns && by_eights(p)) {
+    if (!others && by_eights(p)) {
       features_by_eights(of, p, factor, r);
       return;
     }
     for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y)
-      for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < groups + others;
-           i += (int64_t)gridDim.x * THREADS) {
-        const bool sparse = i < groups;
-        const int64_t first = sparse ? GROUP * i : p.sparse + GROUP * (i - groups);
-        const int count = (int)min((int64_t)GROUP, (sparse ? p.sparse : p.features) - first);
+      for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < groups; i += (int64_t)gridDim.x * THREADS) {
         int64_t at[GROUP];
+        uint32_t goes = 0;
 #pragma unroll
-        for (int j = 0; j < GROUP; j++)
-          at[j] = token * p.features + (j >= count ? 0 : columns ? columns[first + j] : first + j);
-        if (sparse) {
-          do_group(of, p, at, count, (uint64_t)token << 32 | (uint64_t)i, factor, r);
-          continue;
-        }
-#pragma unroll
-        for (int j = 0; j < GROUP; j++)
-          if (j < count)
+        for (int j = 0; j < GROUP; j++) {
+          const int64_t col = GROUP * i + j;
+          at[j] = token * p.features + col;
+          if (col < p.features && (!others || others[col] < 0))
+            goes |= 1u << j;
+          else if (col < p.features)
             do_other(of, p, at[j], r);
+        }
+        do_group(of, p, at, goes, (uint64_t)token << 32 | (uint64_t)i, factor, r);
       }
   });
-  leave_record(p, r);
+  leave_record<THREADS>(p, r);
 }
 
 /* Groups of four tokens by blockIdx.y; a thread has one column of them at a time. */
@@ -591,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     esmm_ffn_tokens(const __grid_constant__ esmm_ffn_sparsify_params p)
 {
   const int64_t groups = (p.tokens + GROUP - 1) / GROUP;
-  const int32_t *order = (const int32_t *)p.token_order, *flags = (const int32_t *)p.flags;
+  const int32_t *order = (const int32_t *)p.token_order, *others = (const int32_t *)p.others;
   const float factor = factor_of(p);
   esmm_ffn_record r = {};
   with_dtype(p.dtype, [&](auto of) {
@@ -613,8 +425,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int j = 0; j < GROUP; j++)
           at[j] = rows[j] + col;
-        if (!flags || flags[col]) {
-          do_group(of, p, at, count, (uint64_t)col << 32 | (uint64_t)group, factor, r);
+        if (!others || others[col] < 0) {
+          do_group(of, p, at, (1u << count) - 1, (uint64_t)col << 32 | (uint64_t)group, factor, r);
           continue;
         }
 #pragma unroll
@@ -624,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
   });
-  leave_record(p, r);
+  leave_record<THREADS>(p, r);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -634,7 +446,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   esmm_ffn_record r = {};
   for (int64_t i = threadIdx.x; i < p.count; i += THREADS)
     add(r, ((const esmm_ffn_record *)p.records)[i]);
-  sum_block(r);
+  sum_block<THREADS>(r);
   if (threadIdx.x != 0)
     return;
   if (p.drop < 0)
@@ -647,16 +459,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #define RANKERS ESMM_FFN_RANK_THREADS
 
-/* How many threads before this one have set their flag; *all: of the block. */
-static __device__ __forceinline__ int scan(bool flag, int *all)
+/* The sum of what the threads before this one have; *all: of the block. */
+static __device__ __forceinline__ int scan(int mine, int *all)
 {
   __shared__ int of_warps[RANKERS / 32];
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  const uint32_t votes = __ballot_sync(~0u, flag);
-  if (lane == 0)
-    of_warps[warp] = __popc(votes);
+  int through = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int below = __shfl_up_sync(~0u, through, step);
+    through += lane >= step ? below : 0;
+  }
+  if (lane == 31)
+    of_warps[warp] = through;
   __syncthreads();
-  int before = __popc(votes & ((1u << lane) - 1)), sum = 0;
+  int before = through - mine, sum = 0;
   for (int i = 0; i < RANKERS / 32; i++) {
     before += i < warp ? of_warps[i] : 0;
     sum += of_warps[i];
@@ -664,6 +481,16 @@ static __device__ __forceinline__ int scan(bool flag, int *all)
   __syncthreads();
   *all = sum;
   return before;
+}
+
+/* One more in a bin, for each lane whose bin is one; all lanes of the warp. Most counts have their upper bytes in
+   common, and adding to one place is done one by one. */
+static __device__ __forceinline__ void add_to_bins(uint32_t *bins, uint32_t bin)
+{
+  int same;
+  (void)__match_all_sync(~0u, bin, &same);
+  if (bin < 256 && (!same || threadIdx.x % 32 == 0))
+    atomicAdd(&bins[bin], same ? 32 : 1);
 }
 
 /*
@@ -678,19 +505,31 @@ static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params
     if (threadIdx.x < 256)
       bins[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t f = threadIdx.x; f < p.features; f += RANKERS) {
-      const uint32_t count = ((const uint32_t *)p.counts)[f];
-      if ((count & mask) == prefix)
-        atomicAdd(&bins[count >> shift & 255], 1);
+    for (int64_t base = 0; base < p.features; base += RANKERS) {
+      const int64_t f = base + threadIdx.x;
+      const uint32_t count = f < p.features ? ((const uint32_t *)p.counts)[f] : 0;
+      add_to_bins(bins, f < p.features && (count & mask) == prefix ? count >> shift & 255 : 256);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t before = 0;
-      int bin = 0;
-      while (bin < 255 && before + bins[bin] < wanted)
-        before += bins[bin++];
-      found = (uint32_t)bin;
-      left = wanted - before;
+    if (threadIdx.x < 32) { /* eight bins a lane */
+      uint32_t mine = 0;
+      for (int i = 0; i < 8; i++)
+        mine += bins[8 * threadIdx.x + i];
+      uint32_t through = mine;
+#pragma unroll
+      for (uint32_t step = 1; step < 32; step *= 2) {
+        const uint32_t below = __shfl_up_sync(~0u, through, step);
+        through += threadIdx.x >= step ? below : 0;
+      }
+      uint32_t before = through - mine;
+      for (int i = 0; i < 8; i++) {
+        const uint32_t bin = bins[8 * threadIdx.x + i];
+        if (before < wanted && wanted <= before + bin) { /* it is in one alone */
+          found = 8 * threadIdx.x + i;
+          left = wanted - before;
+        }
+        before += bin;
+      }
     }
     __syncthreads();
     prefix |= found << shift;
@@ -702,41 +541,64 @@ static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params
   return prefix;
 }
 
+/* Whether a column goes sparse; rank: how many of its very count come before it. */
+static __device__ __forceinline__ bool goes_sparse(const esmm_ffn_rank_params &p, uint32_t count, uint32_t limit,
+                                                   int rank, uint32_t take)
+{
+  return p.sparse > 0 && (count < limit || (count == limit && (uint32_t)rank < take));
+}
+
+/* A thread has some columns side by side: where theirs go follows from how many those before it have. */
 extern "C" __global__ void __launch_bounds__(RANKERS) esmm_ffn_rank(const __grid_constant__ esmm_ffn_rank_params p)
 {
   const uint32_t *counts = (const uint32_t *)p.counts;
   const int32_t *open = (const int32_t *)p.open;
-  int32_t *columns = (int32_t *)p.columns, *flags = (int32_t *)p.flags;
+  int32_t *columns = (int32_t *)p.columns, *others = (int32_t *)p.others;
   int32_t *order = (int32_t *)p.order, *places = (int32_t *)p.places;
-  uint32_t limit = 0, take = 0;
-  int level = 0, sparse = 0, alive = 0; /* so far: of that count, that go sparse, that live */
-  if (columns && p.sparse > 0)
-    limit = find_count(p, &take);
-  for (int64_t base = 0; base < p.features; base += RANKERS) {
-    const int64_t f = base + threadIdx.x;
-    const bool there = f < p.features;
-    int all;
-    if (columns) {
-      const uint32_t count = there ? counts[f] : 0;
-      const bool equal = there && p.sparse > 0 && count == limit;
-      const int rank = level + scan(equal, &all);
-      level += all;
-      const bool goes = there && p.sparse > 0 && (count < limit || (equal && (uint32_t)rank < take));
-      const int before = sparse + scan(goes, &all);
-      sparse += all;
-      if (there) {
-        columns[goes ? before : p.sparse + f - before] = (int32_t)f;
-        flags[f] = goes;
-      }
+  const int each = (int)((p.features + RANKERS - 1) / RANKERS);
+  const int64_t first = (int64_t)threadIdx.x * each;
+  int all, alive = 0;
+  if (columns) {
+    uint32_t limit = 0, take = 0;
+    if (p.sparse > 0)
+      limit = find_count(p, &take);
+    int level = 0; /* columns of that very count */
+    for (int i = 0; i < each; i++)
+      level += first + i < p.features && counts[first + i] == limit;
+    const int level_before = scan(level, &all);
+    int sparse = 0, rank = level_before;
+    for (int i = 0; i < each; i++) {
+      const uint32_t count = first + i < p.features ? counts[first + i] : ~0u;
+      sparse += goes_sparse(p, count, limit, rank, take);
+      rank += count == limit;
     }
-    if (order) {
-      const bool lives = there && open[f] > 0;
-      const int before = alive + scan(lives, &all);
-      alive += all;
+    int before = scan(sparse, &all);
+    rank = level_before;
+    for (int i = 0; i < each; i++) {
+      const int64_t f = first + i;
+      const uint32_t count = f < p.features ? counts[f] : ~0u;
+      const bool goes = goes_sparse(p, count, limit, rank, take);
+      if (f < p.features) {
+        columns[goes ? before : p.sparse + f - before] = (int32_t)f;
+        others[f] = goes ? -1 : (int32_t)(f - before);
+      }
+      before += goes;
+      rank += count == limit;
+    }
+  }
+  if (order) {
+    int live = 0;
+    for (int i = 0; i < each; i++)
+      live += first + i < p.features && open[first + i] > 0;
+    int before = scan(live, &alive);
+    for (int i = 0; i < each; i++) {
+      const int64_t f = first + i;
+      const bool lives = f < p.features && open[f] > 0;
       if (lives)
         order[before] = (int32_t)f;
-      if (there)
+      if (f < p.features)
         places[f] = lives ? before : -1;
+      before += lives;
     }
   }
   if (p.mailbox && threadIdx.x == 0) { /* one store: the host sees both or neither */

@@ -77,18 +77,62 @@ enum { ESMM_FFN_WRITES = 0, ESMM_FFN_MEASURES = 1, ESMM_FFN_SCALES = 2 };
  */
 typedef struct esmm_ffn_sparsify_params {
   uint64_t src, dst;    /* [tokens][features] */
-  uint64_t columns;     /* int32 [features]: those that go sparse, then the others, each by index; 0: all go sparse */
-  uint64_t flags;       /* int32 [features]: 1 for those that do; 0: all */
+  uint64_t others;      /* int32 [features]: -1 for those that go sparse, else which of the others; 0: all go sparse */
   uint64_t token_order; /* int32 [tokens]; 0: as they are */
   uint64_t records;     /* one a block */
   uint64_t notes;
   uint64_t seed;
-  int64_t tokens, features, sparse;
+  int64_t tokens, features;
   int32_t dtype, sparsifier;
   int32_t step; /* ESMM_FFN_...: the soft threshold measures first, then scales */
   int32_t unused;
 } esmm_ffn_sparsify_params;
-ESMM_PARAMS_SIZE(esmm_ffn_sparsify_params, 104);
+ESMM_PARAMS_SIZE(esmm_ffn_sparsify_params, 88);
+
+/* ---- ffn_two16_sm90a.cu: 2:4 on the sparse tensor cores ---- */
+
+#define ESMM_FFN_PACK_FEATURES 512 /* threads of esmm_ffn_pack_features_<...>, */
+#define ESMM_FFN_PACK_TOKENS 256   /* and of esmm_ffn_pack_tokens_<...> */
+
+/*
+ * esmm_ffn_pack_<axis>_<dtype>, with _any for what is not top-N, with _others where not all columns go sparse: src
+ * packed as nm_layout.h has it: lines are tokens and k's features, or lines are features and k's tokens. dst of `how`
+ * is not used.
+ */
+typedef struct esmm_ffn_pack_params {
+  esmm_ffn_sparsify_params how;
+  uint64_t half;   /* [strips][blocks] */
+  uint64_t side;   /* [tokens][side_ld]: columns that do not go sparse; 0: all do */
+  int64_t side_ld; /* elements */
+  int32_t strips;  /* of 128 lines, an even number */
+  int32_t blocks;  /* of 64 k's */
+} esmm_ffn_pack_params;
+ESMM_PARAMS_SIZE(esmm_ffn_pack_params, 120);
+
+#define ESMM_FFN_TWO16_MOST_SIDE (1 << 23)
+#define ESMM_FFN_TWO16_COLS 256 /* of a tile; it has 128 lines */
+#define ESMM_FFN_TWO16_CLUSTER 2
+#define ESMM_FFN_TWO16_THREADS 384
+#define ESMM_FFN_TWO16_STAGES(others) ((others) ? 4 : 5)
+#define ESMM_FFN_TWO16_STAGE(others) (32768 + ((others) ? 16384 : 9216))
+#define ESMM_FFN_TWO16_SHARED(others) \
+  (ESMM_FFN_TWO16_STAGES(others) * ESMM_FFN_TWO16_STAGE(others) + 2 * ESMM_NM16_STAGING + 128)
+
+/* esmm_ffn_two16_<...>: C = A B, A packed, and with others A's columns that do not go sparse times theirs of B. */
+typedef struct esmm_ffn_two16_params {
+  esmm_tensor_map map_b;         /* boxes of 64 by 64 */
+  esmm_tensor_map map_side;      /* the same of A's other columns, k contiguous, */
+  esmm_tensor_map map_others;    /* and of B's k's that belong to them, which lie as B does */
+  uint64_t half;                 /* [2 * pairs][blocks] */
+  int32_t m, n;                  /* lines of A, columns of B */
+  int32_t blocks, others;        /* of 64 k's: packed, and the other columns */
+  int32_t pairs;                 /* of strips of 128 lines */
+  int32_t group;                 /* of pairs, that come together */
+  int32_t turned;                /* 1: C is [n, m] */
+  int32_t registers;             /* as in esmm_nm16_params */
+  esmm_epilogue_params epilogue; /* C is row-major */
+} esmm_ffn_two16_params;
+ESMM_PARAMS_SIZE(esmm_ffn_two16_params, 576);
 
 /* esmm_ffn_collect: the blocks' records in order: to notes.factor after measuring, else added to a drop. One block. */
 typedef struct esmm_ffn_collect_params {
@@ -103,12 +147,13 @@ ESMM_PARAMS_SIZE(esmm_ffn_collect_params, 32);
 
 /* esmm_ffn_rank: from the counts, which columns go sparse and which are alive. One block. */
 typedef struct esmm_ffn_rank_params {
-  uint64_t counts;         /* int32 [features]: nonzeros of each column */
-  uint64_t open;           /* int32 [features]: alive where not 0 */
-  uint64_t columns, flags; /* as above; columns 0: not wanted */
-  uint64_t order, places;  /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
-                              wanted */
-  uint64_t mailbox;        /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
+  uint64_t counts;        /* int32 [features]: nonzeros of each column */
+  uint64_t open;          /* int32 [features]: alive where not 0 */
+  uint64_t columns;       /* int32 [features]: those that go sparse, then the others, each by index; 0: not wanted, */
+  uint64_t others;        /* nor is this, which is as above */
+  uint64_t order, places; /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
+                             wanted */
+  uint64_t mailbox;       /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
   int64_t features, sparse;
   uint32_t pass, unused;
 } esmm_ffn_rank_params;

@@ -53,10 +53,11 @@ static __device__ __forceinline__ void store_turned(uint32_t to, const float *su
   }
 }
 
-/* thread: of the warpgroup; staging: 8 KiB of its own; barrier: its number. */
-template <int SUMS>
-static __device__ __forceinline__ void store_finished(const esmm_nm16_params &p, float (&sums)[SUMS], int row0,
-                                                      int col0, int thread, char *staging, int barrier)
+/* PARAMS has m, n and the epilogue of esmm_nm16_params. thread: of the warpgroup; staging: 8 KiB of its own; barrier:
+   its number. */
+template <class PARAMS, int SUMS>
+static __device__ __forceinline__ void store_finished(const PARAMS &p, float (&sums)[SUMS], int row0, int col0,
+                                                      int thread, char *staging, int barrier)
 {
   const esmm_device_matrix &c = p.epilogue.c;
   const uint32_t warp = (uint32_t)thread / 32, lane = (uint32_t)thread % 32, at = sm90_address(staging);
@@ -89,9 +90,9 @@ static_assert(STAGED_ROWS * STAGED_LD * 4 <= ESMM_NM16_STAGING && 64 * 128 <= ES
               "staging is too small");
 
 /* The same for any C and epilogue, 32 rows a turn. The sums are lost. */
-template <int SUMS>
-static __device__ __forceinline__ void store_any(const esmm_nm16_params &p, float (&sums)[SUMS], int row0, int col0,
-                                                 int thread, float *staging, int barrier)
+template <class PARAMS, int SUMS>
+static __device__ __forceinline__ void store_any(const PARAMS &p, float (&sums)[SUMS], int row0, int col0, int thread,
+                                                 float *staging, int barrier)
 {
   const int warp = thread / 32, lane = thread % 32;
   const bool vectors = has_vectors(p.epilogue.c);
