@@ -105,9 +105,11 @@ typedef struct esmm_ffn_weights {
 
 /*
  * Prepares the weights for forward passes; call it again after every change of them. Biases are copied. Backward passes
- * read the matrices' data (not the structs) again: keep it in place and unchanged until the last of them. prepare:
- * NULL, or how to prepare them (its strict is ignored: the mode decides). Dense mode needs dense weights: another
- * format is ESMM_ERR_UNSUPPORTED.
+ * read the matrices' data (not the structs) again: keep it in place and unchanged until the last of them. So do, with
+ * prepare NULL, passes without a cache of at most 16 tokens through a layer that a ReLU gates (exact mode): of w1 they
+ * read what the gate lets through, as it lies where it is column-major, else from a copy that the first one makes.
+ * prepare: NULL, or how to prepare them (its strict is ignored: the mode decides). Dense mode needs dense weights:
+ * another format is ESMM_ERR_UNSUPPORTED.
  *
  * On a GPU with prepare NULL, forward passes read the data in place, too: a 16-bit row-major matrix whose columns are a
  * multiple of 128, without padding and aligned to 256 bytes, as it lies, others from a copy that this call makes on the

@@ -52,7 +52,7 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 # The command's own check of results.
 $(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
-$(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
+$(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
 $(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
 	@mkdir -p $(@D)

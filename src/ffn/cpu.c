@@ -286,6 +286,114 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   return ESMM_OK;
 }
 
+/* ---- few tokens, the gate first ---- */
+
+/* Above this share of features that some token's gate lets through, all of x W1 is made as a product, which reads it in
+   one go. */
+#define DECODE_OPEN 0.5
+
+static bool lies_turned(const esmm_matrix *w1)
+{
+  return w1->dtype == ESMM_F32 && w1->order == ESMM_COL_MAJOR;
+}
+
+/* w1 feature by feature, as fp32, from the caller's. */
+static void turn(const esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+{
+  const esmm_matrix w1 = ffn_transposed(ffn->params.in[FFN_UP].expand.matrix);
+  esmm_matrix turned = esmm_ffn_view(cache, FFN_TURNED, w1.rows, w1.cols, ESMM_F32);
+  esmm_ffn_gather_rows(ctx, &w1, NULL, &turned);
+  cache->turned = ffn->generation;
+}
+
+static esmm_status can_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                              esmm_matrix *gate)
+{
+  const esmm_status status = esmm_ffn_matrix(ctx, cache, FFN_PRE_GATE, x->rows, ffn->o.d_hidden, ffn->o.dtype, gate);
+  if (status != ESMM_OK)
+    gate->data = NULL;
+  return status;
+}
+
+/* How many features have a gate that is not 0. */
+static int64_t count_open(const esmm_ctx *ctx, const esmm_matrix *gate, int32_t *counts)
+{
+  int64_t open = 0;
+  count_columns(ctx, gate, true, counts);
+  for (int64_t f = 0; f < gate->cols; f++)
+    open += counts[f] > 0;
+  return open;
+}
+
+typedef struct adding {
+  const float *bias;
+  esmm_matrix *up;
+} adding;
+
+static void add_bias(void *arg, int64_t first, int64_t end, int worker)
+{
+  (void)worker;
+  const adding *x = arg;
+  for (int64_t t = first; t < end; t++)
+    for (int64_t f = 0; f < x->up->cols; f++)
+      ((float *)x->up->data)[t * x->up->ld + f] += x->bias[f];
+}
+
+/* x W1 + b1 where the gate is open, and anything elsewhere. */
+static esmm_status make_open(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                             const esmm_matrix *gate, esmm_matrix *up)
+{
+  const ffn_branch *branch = &ffn->params.in[FFN_UP];
+  const int32_t *none = NULL;
+  ffn_masked job = {.alive = *gate, .out = *up};
+  const bool turned = lies_turned(&branch->expand.matrix);
+  esmm_status status =
+      turned ? ESMM_OK : esmm_ffn_reserve(ctx, cache, FFN_TURNED, ffn->o.d_hidden, ffn->o.d_model, sizeof(float));
+  if (status == ESMM_OK)
+    status = as_rows(ctx, cache, FFN_WIDE_DT, x, &none, x->rows, &job.dt);
+  if (status != ESMM_OK)
+    return status;
+  if (!turned && cache->turned != ffn->generation)
+    turn(ctx, ffn, cache);
+  job.w = turned ? ffn_transposed(branch->expand.matrix)
+                 : esmm_ffn_view(cache, FFN_TURNED, ffn->o.d_hidden, ffn->o.d_model, ESMM_F32);
+  esmm_ffn_masked_run(ctx, &job);
+  adding adds = {.bias = branch->bias, .up = up};
+  if (branch->bias)
+    esmm_for(ctx, ctx->threads, up->rows, esmm_at_once(1, up->cols * (int64_t)sizeof(float)), add_bias, &adds);
+  return ESMM_OK;
+}
+
+static esmm_status decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                          const esmm_matrix *gate, esmm_matrix *h, esmm_matrix *y)
+{
+  const ffn_branch *branch = &ffn->params.in[FFN_UP];
+  (void)y;
+  esmm_matrix up;
+  esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_OPEN, 1, gate->cols, sizeof(int32_t));
+  if (status == ESMM_OK)
+    status = esmm_ffn_matrix(ctx, cache, FFN_PRE_UP, x->rows, gate->cols, ESMM_F32, &up);
+  if (status == ESMM_OK)
+    status = esmm_ffn_matrix(ctx, cache, FFN_H, x->rows, gate->cols, ffn->o.dtype, h);
+  if (status != ESMM_OK)
+    return status;
+  const int64_t open = count_open(ctx, gate, cache->buffers[FFN_OPEN].data);
+  if ((double)open > DECODE_OPEN * (double)gate->cols) {
+    const esmm_matmul_opts opts = {.size = sizeof opts, .bias = branch->bias};
+    status = esmm_matmul(ctx, x, branch->expand.prepared, &up, &opts, NULL);
+  } else {
+    status = make_open(ctx, ffn, cache, x, gate, &up);
+  }
+  return status == ESMM_OK ? activate(ctx, ffn, &up, gate, h) : status;
+}
+
+static esmm_status renew(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+{
+  if (cache->buffers[FFN_TURNED].data && !lies_turned(&ffn->params.in[FFN_UP].expand.matrix))
+    turn(ctx, ffn, cache);
+  return ESMM_OK;
+}
+
 /* ---- moves and sums ---- */
 
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
@@ -367,6 +475,9 @@ const ffn_passes esmm_ffn_cpu = {
     .activate = activate,
     .count = count_h,
     .rank = rank,
+    .can_decode = can_decode,
+    .decode = decode,
+    .renew = renew,
     .derive = derive,
     .masked = masked,
     .settle = settle,

@@ -19,10 +19,11 @@
 #include "backend.h"
 #include "ffn/passes.h"
 
-#define FFN_STRIP 8     /* tokens that share one bitmap of h */
-#define FFN_SHARE 0.95  /* sparse_share, unless given */
-#define FFN_COMPACT 0.9 /* backward works on the alive features alone where they are at most this share of all */
-#define FFN_MASKED 0.22 /* below this density of h, dh is computed element by element */
+#define FFN_STRIP 8          /* tokens that share one bitmap of h */
+#define FFN_SHARE 0.95       /* sparse_share, unless given */
+#define FFN_COMPACT 0.9      /* backward works on the alive features alone where they are at most this share of all */
+#define FFN_MASKED 0.22      /* below this density of h, dh is computed element by element */
+#define FFN_DECODE_TOKENS 16 /* so few go through the gate first */
 
 /* One of the caller's matrices, and what forward passes multiply with. */
 typedef struct ffn_factor {
@@ -55,6 +56,7 @@ struct esmm_ffn {
   ffn_params params;
   uint64_t generation;    /* of its weights; 0: it has none */
   uint64_t weights_set;   /* how often so far */
+  bool in_place;          /* they were set without options: the caller's matrices stay where they are */
   esmm_ffn_cache *caches; /* all that were made for this layer */
   uint64_t caches_made;   /* freed ones too */
   esmm_ffn_cache *own;    /* for passes without one */
@@ -91,6 +93,8 @@ enum {
   FFN_OTHERS, /* int32 [d_hidden]: -1 for features that go sparse, else which of the others it is, where a device asks
                  for it; kept */
   FFN_SIDE,   /* columns of an operand that do not go sparse */
+  FFN_TURNED, /* w1 [d_hidden][d_model], for passes of few tokens; kept */
+  FFN_DECODE, /* a device's own memory for those; kept */
   FFN_BUFFERS
 };
 
@@ -120,6 +124,7 @@ struct esmm_ffn_cache {
   esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
   int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */
   void *device;            /* what the device keeps with it */
+  uint64_t turned;         /* generation of the weights that FFN_TURNED is of; 0: of none */
   int64_t shuffled;        /* tokens that FFN_TOKENS is an order of; 0: of none */
   /* For the report: */
   int64_t alive_columns; /* columns of h with a nonzero */

@@ -185,6 +185,35 @@ static esmm_status make_y(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   return status;
 }
 
+/* ---- few tokens ---- */
+
+/*
+ * A gate that is a ReLU says which features are needed, of W1 and of W2: it is made first. Where that can be done, and
+ * nobody wants to know more than y.
+ */
+static esmm_status decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                          esmm_matrix *y, bool *done)
+{
+  const ffn_branch *branch = &ffn->params.in[FFN_GATE];
+  const esmm_ffn_opts *o = &ffn->o;
+  *done = false;
+  if (!cache->passes->decode || ffn->branches == 1 || !ffn_makes_zeros(ffn) || o->mode != ESMM_FFN_EXACT || o->rank1 ||
+      o->rank2 || !ffn->in_place || x->rows == 0 || x->rows > FFN_DECODE_TOKENS)
+    return ESMM_OK;
+  esmm_matrix gate = {0}, h = {0};
+  esmm_status status = cache->passes->can_decode(ctx, ffn, cache, x, &gate);
+  if (status != ESMM_OK || !gate.data)
+    return status;
+  *done = true;
+  status = multiply(ctx, ffn, x, &branch->expand, &gate,
+                    (esmm_matmul_opts){.bias = branch->bias, .activation = ESMM_ACT_RELU});
+  if (status == ESMM_OK)
+    status = cache->passes->decode(ctx, ffn, cache, x, &gate, &h, y);
+  return status == ESMM_OK && h.data
+             ? multiply(ctx, ffn, &h, &ffn->params.contract, y, (esmm_matmul_opts){.bias = ffn->params.b2})
+             : status;
+}
+
 static esmm_status check_forward(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matrix *x, const esmm_matrix *y,
                                  const esmm_ffn_cache *cache, esmm_matrix *x_out, esmm_matrix *y_out)
 {
@@ -233,6 +262,12 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
   }
   if (once)
     cache = ffn->own;
+  if (once && !report) {
+    bool done = false;
+    status = decode(ctx, ffn, cache, &from, &to, &done);
+    if (status != ESMM_OK || done)
+      return status;
+  }
   status = cache->passes->admit ? cache->passes->admit(ctx, cache, x->rows) : ESMM_OK;
   if (status == ESMM_OK && compacts && cache->passes->looks)
     status = cache->passes->looks(ctx, ffn, cache, &compacts);

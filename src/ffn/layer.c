@@ -267,8 +267,13 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
   }
   free_params(ffn, &ffn->params, &params);
   ffn->params = params;
+  ffn->in_place = prepare == NULL;
   ffn->generation = ++ffn->weights_set;
-  return ESMM_OK;
+  if (ffn->own && ffn->backend->layer->renew && ffn->in_place)
+    status = ffn->backend->layer->renew(ctx, ffn, ffn->own);
+  if (status != ESMM_OK)
+    ffn->generation = 0;
+  return status;
 }
 
 void esmm_ffn_free(esmm_ffn *ffn)
@@ -354,6 +359,8 @@ esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, i
   *b = (ffn_buffer){0};
   if (buffer == FFN_TOKENS)
     cache->shuffled = 0;
+  if (buffer == FFN_TURNED)
+    cache->turned = 0;
   status = cache->passes->alloc(ctx, bytes, &b->data);
   b->bytes = status == ESMM_OK ? bytes : 0;
   return status;

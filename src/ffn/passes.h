@@ -112,6 +112,18 @@ typedef struct ffn_passes {
      pass will follow. */
   esmm_status (*rank)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once);
 
+  /*
+   * Few tokens through a layer that a ReLU gates: the gate first, then only what it lets through. May be NULL: never.
+   * can_decode: *gate is where the rectified gate is to be written, [tokens, d_hidden]; data is NULL where the pass
+   * cannot be made so. decode: y from it, and h->data is NULL; or h [tokens, d_hidden], and y is the caller's to make.
+   * renew: the weights have changed, and so must what the cache keeps of them.
+   */
+  esmm_status (*can_decode)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                            esmm_matrix *gate);
+  esmm_status (*decode)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
+                        const esmm_matrix *gate, esmm_matrix *h, esmm_matrix *y);
+  esmm_status (*renew)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);
+
   /* ---- backward ---- */
   esmm_status (*derive)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const ffn_derivative *job);
   /* May be NULL. dh where h (gated: the gate) is alive and zeros elsewhere, if that is cheaper than all of it; else

@@ -8,6 +8,7 @@
 #include "cuda/ffn/ffn.h"
 
 #include "cuda/cuda.h"
+#include "cuda/ffn/ffn_decode.h"
 #include "cuda/ffn/params.h"
 #include "cuda/ffn/sparse.h"
 #include "cuda/ops/borrow.h"
@@ -591,6 +592,9 @@ const ffn_passes esmm_ffn_cuda = {
     .activate = activate,
     .count = count,
     .rank = rank,
+    .can_decode = esmm_cuda_ffn_can_decode,
+    .decode = esmm_cuda_ffn_decode,
+    .renew = esmm_cuda_ffn_renew,
     .derive = derive,
     .settle = settle,
     .gather_rows = gather_rows,
