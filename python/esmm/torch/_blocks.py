@@ -127,13 +127,13 @@ class ConvertedBlock(Converted):
         self.names = (up, down, gate)
         self.activation = activation
         self.trains = trains
-        self._types = [type(self._child(name)) for name in (up, down, gate) if name is not None]
+        self._types = self._kinds()
 
     def _child(self, name: str) -> Any:
         module: Any = self
         for part in name.split("."):
-            module = module._modules[part]
-        return module
+            module = None if module is None else module._modules.get(part)
+        return module  # None: it has been taken away since
 
     def hidden(self, x: Tensor, way: str) -> Tensor:
         up, _, gate = self.names
@@ -144,11 +144,17 @@ class ConvertedBlock(Converted):
         made: Tensor = activate(first(x) if second is None else second(x), self.activation)
         return made if second is None else made * first(x)
 
+    def _linears(self) -> List[nn.Module]:
+        return [self._child(name) for name in self.names if name is not None]
+
+    def _kinds(self) -> List[type]:
+        """Of the children, the activation among them, and of the Linears, which may lie deeper."""
+        return [type(child) for child in (*self._modules.values(), *self._linears())]
+
     def _unchanged(self) -> bool:
         """Whether the children are as they were. One that has been exchanged since, by an adapter perhaps, or has got
         hooks, is not ours to look into."""
-        children = [self._child(name) for name in self.names if name is not None]
-        return [type(c) for c in children] == self._types and not any(map(hooked, children))
+        return self._kinds() == self._types and not any(map(hooked, self._linears()))
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         way = self.way(x)
@@ -165,3 +171,16 @@ class ConvertedBlock(Converted):
     def extra_repr(self) -> str:
         kind = {RELU: "relu", RELU2: "relu2"}[self.activation] + (", gated" if self.names[2] else "")
         return f"{kind}, " + super().extra_repr()
+
+
+class ConvertedSequential(ConvertedBlock, nn.Sequential):
+    """A block that was an nn.Sequential, and still is one: its children can be counted, taken and exchanged."""
+
+    def __getitem__(self, index: Any) -> Any:
+        # A part of it is a plain nn.Sequential, which the old module makes.
+        return self.original[index]  # type: ignore[index]
+
+    def __delitem__(self, index: Any) -> None:
+        # It numbers the others anew, in another dictionary.
+        del self.original[index]  # type: ignore[attr-defined]
+        self._modules = self.original._modules
