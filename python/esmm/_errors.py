@@ -145,6 +145,7 @@ BY_STATUS: Dict[int, Type[Error]] = {
 _NAMES = (
     (re.compile(r"\b(?:opts|prepare)->format\.kind\b|\bformat->kind\b"), "format"),
     (re.compile(r"\b(?:opts|prepare)->format\.|\bformat->"), "format's "),
+    (re.compile(r"\bin->(strip_density|density)_a\b"), r"\1"),
     (re.compile(r"\b(?:opts|generator|in|prepare|weights)->"), ""),
     (re.compile(r"\bgrads->"), "the gradient of "),
     (re.compile(r"\bplace is ESMM_DEVICE\b"), "memory is a GPU's"),

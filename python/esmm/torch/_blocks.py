@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ._formats import RELU, RELU2
 from ._profile import features, hooked, is_conv1d
-from ._functional import call
+from ._functional import call, weight_and_bias
 
 Ways = Sequence[Tuple[int, str]]  # rows of a call, and the way that was fastest
 
@@ -34,8 +34,7 @@ def product(x: Tensor, linear: nn.Module, gate: Optional[nn.Module] = None, acti
 
 def _weight(linear: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
     """The weight [out, in], and the bias."""
-    weight: Any = linear.weight
-    bias: Any = linear.bias
+    weight, bias = weight_and_bias(linear)
     return weight.t() if is_conv1d(linear) else weight, bias
 
 
@@ -173,7 +172,7 @@ class ConvertedBlock(Converted):
         return f"{kind}, " + super().extra_repr()
 
 
-class ConvertedSequential(ConvertedBlock, nn.Sequential):
+class ConvertedSequential(ConvertedBlock, nn.Sequential):  # type: ignore[misc]
     """A block that was an nn.Sequential, and still is one: its children can be counted, taken and exchanged."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -182,5 +181,6 @@ class ConvertedSequential(ConvertedBlock, nn.Sequential):
 
     def __delitem__(self, index: Any) -> None:
         # It numbers the others anew, in another dictionary.
-        del self.original[index]  # type: ignore[attr-defined]
-        self._modules = self.original._modules
+        old: Any = self.original
+        del old[index]
+        self._modules = old._modules

@@ -495,7 +495,7 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
     if not layer.difference <= limit:
         layer.reason = f"its result would differ by {layer.difference:.1e} of its norm"
         return
-    before = {}
+    before: Dict[str, Way] = {}
     if isinstance(made, ConvertedBlock):
         before = {way: partial(made.hidden, way=way) for way in ways if way != "dense"}
     _measure(found, x if block is not None else h, h, runs, before, rows or (1, count))
