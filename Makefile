@@ -29,7 +29,9 @@ switch = $(if $(filter $(YES),$($(1))),1,$(if $(filter $(NO),$($(1))),0,$(error 
   on or true, or 0, no, off or false)))
 override CUDA := $(call switch,CUDA)
 override WERROR := $(call switch,WERROR)
-# One spelling of the path for all builds that share it: the .d files there have it, too.
+# One spelling of each path for all builds that share it: the flags and the .d files there have it, too. So `make`,
+# `make install` and pip, which says BUILD=/the/tree/build, find one another's objects.
+override BUILD := $(patsubst $(CURDIR)/%,%,$(abspath $(BUILD)))
 override FATBIN_DIR := $(abspath $(FATBIN_DIR))
 
 VERSION := $(shell sed -n 's/^.define ESMM_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' include/esmm.h | paste -sd.)

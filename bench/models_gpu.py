@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""models_gpu.py: what esmm.torch.convert does to a decoder on a GPU, and esmm.jax there. A few minutes, one table.
+"""models_gpu.py: what esmm.torch.convert does to a decoder on a GPU, a step of training, and esmm.jax there. A few
+minutes, one table.
 
-    python3 bench/models_gpu.py [--layers 8] [--d 4096] [--hidden 14336] [--density 0.1] [--part torch|jax|transformers]
+    python3 bench/models_gpu.py [--layers 8] [--d 4096] [--hidden 14336] [--density 0.1] [--kernels]
+                                [--part torch|training|transformers|jax]
 
 The decoder has ReLU2, bf16 and random weights; the biases are moved so that of a token's hidden layer that share is not
-zero. Times are medians of CUDA events, the old and the new model in turns. Each part stands alone: one that fails says
-so, and the others run.
+zero. --kernels lists what a decode step's time goes to. The step of training is that of examples/relu2_gpt.py, with
+SparseFFN and with the model's own layers, compiled and not. Times are medians of CUDA events, the old and the new model
+in turns. Each part stands alone: one that fails says so, and the others run.
 """
 
 from __future__ import annotations
@@ -69,6 +72,26 @@ def sparse_gpt(words: Any) -> Tuple[Any, Any]:
     return model, ids
 
 
+def list_kernels(replays: Dict[str, Callable[[], Any]]) -> None:
+    """What the GPU does in a replay of each, by kernel; the rest of its time are gaps between them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    for name, replay in replays.items():
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(5):
+                replay()
+            torch.cuda.synchronize()
+        events = [e for e in seen.key_averages() if e.self_device_time_total > 0]
+        events.sort(key=lambda e: -e.self_device_time_total)
+        total = sum(e.self_device_time_total for e in events) / 5
+        count = sum(e.count for e in events) // 5
+        print(f"  {name}: {count} kernels, {total:.0f} us of work", flush=True)
+        for e in events[:12]:
+            print(f"    {e.self_device_time_total / 5:8.1f} us  {e.count // 5:4d} x  {e.key[:80]}", flush=True)
+
+
 def decoder(words: Any) -> None:
     import torch
 
@@ -77,8 +100,8 @@ def decoder(words: Any) -> None:
 
     model, ids = sparse_gpt(words)
     with torch.no_grad():
-        want = model(ids[:, :512])[0].float()
-        reference = model.float()(ids[:, :512])[0]
+        want = model(ids[:, :512]).float()
+        reference = model.float()(ids[:, :512])
         model.to(torch.bfloat16)
         rounding = difference(want, reference)
     began = time.perf_counter()
@@ -89,7 +112,7 @@ def decoder(words: Any) -> None:
     if not done.replaced:
         return
     with torch.no_grad():
-        got = model(ids[:, :512])[0].float()
+        got = model(ids[:, :512]).float()
         off = difference(got, reference)
         line("logits, error before and after", f"{rounding:.1e} {off:.1e}", off < 2 * rounding)
 
@@ -103,12 +126,13 @@ def decoder(words: Any) -> None:
             times > 0.98,
         )
 
-        # One token after 512; the cache is only read, so that the step can be repeated.
-        _, caches = model(ids[:, :512])
+        # One token after 512, again and again.
+        caches = model.caches(1)
+        model(ids[:, :512], caches)
         token = ids[:, 512:513].clone()
 
         def step() -> Any:
-            return model(token, caches)[0]
+            return model(token, caches, 512)
 
         eager = milliseconds({"old": step, "new": step}, 40, before=lambda name: done.switch(name == "new"))
         times = eager["old"] / eager["new"]
@@ -134,10 +158,71 @@ def decoder(words: Any) -> None:
             f"{replay['old']:.3f} {replay['new']:.3f} {times:.2f}",
             times >= 1.25,
         )
+        if words.kernels:
+            try:
+                list_kernels({name: graph.replay for name, (graph, _) in graphs.items()})
+            except Exception as e:  # noqa: BLE001  (no profiler here)
+                print(f"  the kernels cannot be listed: {e}", flush=True)
         off = difference(graphs["new"][1].float(), graphs["old"][1].float())
         line("decode, graph against graph", f"{off:.1e}", off < 4 * rounding)
     done.undo()
     line("undone", "", not any("Converted" in type(m).__name__ for m in model.modules()))
+
+
+def training(words: Any) -> None:
+    """A step of examples/relu2_gpt.py, at its own size, after some seconds of training."""
+    import copy
+
+    import torch
+    from relu2_gpt import GPT, batch, loss_of, sources, train
+
+    import esmm.torch
+
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    data = sources()
+    model = GPT(256, 4, 8, 128, 2048).to(device)
+    losses = train(model, data, words.seconds, 64, device)
+    x, y = batch(data, 64, 128, device, torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        seen = esmm.torch.profile(model, x)
+    told = ", ".join(f"{100 * layer.density:.0f} %" for layer in seen.sparse)
+    print(f"after {losses[-1][0]} steps, loss {losses[-1][1]:.2f}, nonzeros by layer: {told}", flush=True)
+    ours = copy.deepcopy(model)
+    for block in ours.blocks:
+        block.mlp = esmm.torch.SparseFFN.from_linears(block.mlp.up, block.mlp.down, activation="relu2")
+    models = {"dense": model, "ours": ours}
+    for name in ("dense", "ours"):
+        models[f"{name}, compiled"] = torch.compile(copy.deepcopy(models[name]), fullgraph=True)
+    steps: Dict[str, Callable[[], Any]] = {}
+    first: Dict[str, float] = {}
+    for name, each in models.items():
+        each.train()
+        optimizer = torch.optim.AdamW(each.parameters(), 1e-5, fused=True)
+
+        def step(each: Any = each, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(each, x, y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        began = time.perf_counter()
+        first[name] = step().detach().item()
+        taken = time.perf_counter() - began
+        line(f"training, {name}: loss of the first step, seconds", f"{first[name]:.4f} {taken:.1f}")
+        steps[name] = step
+    off = max(abs(loss - first["dense"]) for loss in first.values())
+    line("training, losses differ by", f"{off:.1e}", off < 1e-3)
+    times = milliseconds(steps, 30)
+    for name in times:
+        line(f"training step, {name}, ms", f"{times[name]:.3f}")
+    best = min(times["ours"], times["ours, compiled"])
+    line(
+        "training step, torch.compile'd dense over ours",
+        f"{times['dense, compiled'] / best:.2f}",
+        best <= 1.02 * times["dense, compiled"],
+    )
 
 
 def pretrained_kind(words: Any) -> None:
@@ -212,11 +297,13 @@ def main() -> int:
     parser.add_argument("--d", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=14336)
     parser.add_argument("--density", type=float, default=0.1)
-    parser.add_argument("--part", choices=["torch", "jax", "transformers"], action="append")
+    parser.add_argument("--seconds", type=float, default=8, help="of training before its steps are timed")
+    parser.add_argument("--kernels", action="store_true", help="list the kernels of a decode step")
+    parser.add_argument("--part", choices=["torch", "training", "transformers", "jax"], action="append")
     words = parser.parse_args()
     # JAX would take most of the GPU's memory when it starts.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    parts = {"torch": decoder, "transformers": pretrained_kind, "jax": jax_product}
+    parts = {"torch": decoder, "training": training, "transformers": pretrained_kind, "jax": jax_product}
     for name in words.part or parts:
         try:
             parts[name](words)

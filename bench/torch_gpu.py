@@ -289,7 +289,7 @@ def _():
         with torch.no_grad():
             t = [
                 host_us(lambda: call(handle, a, wh, c, None, None)),
-                host_us(lambda: _op(x, w, None, None, None, None, 0, 0)),
+                host_us(lambda: _op(x, w)),
                 host_us(lambda: op(x, w, None, None, None, None, 0, 0)),
                 host_us(lambda: layer(x)),
                 host_us(lambda: F.linear(x, w)),

@@ -36,14 +36,16 @@ class Block(nn.Module):
         self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.mlp = MLP(d, hidden)
 
-    def forward(self, x: Tensor, cache: Optional[Cache]) -> Tuple[Tensor, Cache]:
+    def forward(self, x: Tensor, cache: Optional[Cache], start: int) -> Tensor:
         b, t, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         if cache is not None:
-            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+            for kept, new in zip(cache, (k, v)):
+                kept[:, :, start : start + t] = new
+            k, v = (kept[:, :, : start + t] for kept in cache)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=t > 1)
         x = x + self.proj(a.transpose(1, 2).reshape(b, t, d))
-        return x + self.mlp(self.norm2(x)), (k, v)
+        return x + self.mlp(self.norm2(x))
 
 
 class MLP(nn.Module):
@@ -60,7 +62,7 @@ class MLP(nn.Module):
 class GPT(nn.Module):
     def __init__(self, d: int, layers: int, heads: int, context: int, hidden: int) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.heads = context, heads
         self.tokens, self.places = nn.Embedding(256, d), nn.Embedding(context, d)
         self.blocks = nn.ModuleList([Block(d, heads, hidden) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 256, bias=False)
@@ -70,14 +72,19 @@ class GPT(nn.Module):
                     p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("proj.weight", "down.weight")) else 0.02
                 )
 
-    def forward(self, ids: Tensor, caches: Optional[List[Cache]] = None) -> Tuple[Tensor, List[Cache]]:
-        start = caches[0][0].shape[2] if caches else 0
-        x = self.tokens(ids) + self.places(torch.arange(start, start + ids.shape[1], device=ids.device))
-        made = []
+    def caches(self, count: int) -> List[Cache]:
+        """Room for the keys and values of so many texts."""
+        like = self.tokens.weight
+        shape = (count, self.heads, self.context, like.shape[1] // self.heads)
+        return [(like.new_empty(shape), like.new_empty(shape)) for _ in self.blocks]
+
+    def forward(self, ids: Tensor, caches: Optional[List[Cache]] = None, start: int = 0) -> Tensor:
+        """Logits. caches: keys and values of the tokens before place `start`; those of ids are added. More than one
+        token at once only from the start."""
+        x = self.tokens(ids) + self.places.weight[start : start + ids.shape[1]]
         for i, block in enumerate(self.blocks):
-            x, cache = block(x, caches[i] if caches else None)
-            made.append(cache)
-        return self.head(self.norm(x)), made
+            x = block(x, caches[i] if caches else None, start)
+        return self.head(self.norm(x))
 
 
 def sources() -> Tensor:
@@ -101,7 +108,7 @@ def batch(
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x)[0].flatten(0, 1).float(), y.flatten())
+    return F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
 
 
 class Progress:
@@ -157,14 +164,13 @@ def train(model: GPT, data: Tensor, seconds: float, count: int, device: torch.de
 def decode(model: GPT, prompt: Tensor, tokens: int) -> Tuple[float, Tensor]:
     """Greedy: tokens per second, and what came out."""
     with torch.no_grad():
-        logits, caches = model(prompt)
-        made = [logits[:, -1:].argmax(-1)]
+        caches = model.caches(prompt.shape[0])
+        made = [model(prompt, caches)[:, -1:].argmax(-1)]
         begin = None
         for i in range(tokens):
             if i == 3:
                 begin = now(prompt.device)
-            logits, caches = model(made[-1], caches)
-            made.append(logits[:, -1:].argmax(-1))
+            made.append(model(made[-1], caches, prompt.shape[1] + i)[:, -1:].argmax(-1))
         assert begin is not None
         return (tokens - 3) / (now(prompt.device) - begin), torch.cat(made, 1)
 

@@ -33,6 +33,15 @@ check 'a word that is neither is an error that names it' mistakes
 nvcc_words() { [ -z "$(CUDA=no sh scripts/find_nvcc.sh)" ] && CUDA=Off sh scripts/find_nvcc.sh explain | grep -q 'CUDA=Off'; }
 check 'find_nvcc.sh takes them, too' nvcc_words
 
+# One directory, however it is written: what is made there is the same, so that it is not made again. (Where WORK is
+# outside of the tree there is one way only.)
+one_tree() {
+  report >/dev/null && cp "$WORK/tree/gen/flags" "$WORK/flags" &&
+    "$MAKE" --no-print-directory BUILD="${WORK#"$PWD"/}/tree" report >/dev/null &&
+    cmp "$WORK/tree/gen/flags" "$WORK/flags"
+}
+check 'a build directory may be named by its whole path or within the tree' one_tree
+
 # A compiler without libc's headers: its own includes fail, all else works.
 mkdir -p "$WORK/bare"
 printf '#!/bin/sh\ncase "$*" in *--version*) echo "gcc (bare) 1.0" ;; *-dumpmachine*) echo x86_64-linux-gnu ;;\n*) exit 1 ;; esac\n' \

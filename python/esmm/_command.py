@@ -6,6 +6,7 @@ package, which would load numpy and the library for nothing.
 
 import importlib.util
 import os
+import signal
 import sys
 
 
@@ -22,6 +23,7 @@ def program() -> str:
 
 def main() -> None:
     path = program()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it starts would: `esmm ... | head`
     try:
         os.execv(path, ["esmm"] + sys.argv[1:])
     except OSError as e:

@@ -1,13 +1,14 @@
 """The library's errors as exceptions.
 
-Each carries the status and the library's own text, which names the argument and its value. Each is also a subclass of
-the Python exception that a caller would expect (ValueError, MemoryError, OSError, ...), so that code that knows nothing
-of this package can catch it.
+Each carries the status and the library's own text, which names the argument and its value; where C has it in a struct,
+by the name that it has in Python. Each is also a subclass of the Python exception that a caller would expect
+(ValueError, MemoryError, OSError, ...), so that code that knows nothing of this package can catch it.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from typing import Dict, Type
 
 
@@ -140,6 +141,32 @@ BY_STATUS: Dict[int, Type[Error]] = {
 }
 
 
+# C's names and Python's. Fields of options are arguments here, and a matrix's are properties of an array.
+_NAMES = (
+    (re.compile(r"\b(?:opts|prepare)->format\.kind\b|\bformat->kind\b"), "format"),
+    (re.compile(r"\b(?:opts|prepare)->format\.|\bformat->"), "format's "),
+    (re.compile(r"\bin->(strip_density|density)_a\b"), r"\1"),
+    (re.compile(r"\b(?:opts|generator|in|prepare|weights)->"), ""),
+    (re.compile(r"\bgrads->"), "the gradient of "),
+    (re.compile(r"\bplace is ESMM_DEVICE\b"), "memory is a GPU's"),
+    (re.compile(r"^c(?=->| \(| is | has )|(?<=shares memory with )c\b"), "out"),
+    (re.compile(r"(?<=\w)->"), "'s "),
+    (re.compile(r"\besmm_(prune|prepare|matmul|explain|expect|tune)\b(?!_)"), r"esmm.\1"),
+    (re.compile(r"\besmm_pattern_coarsen\b"), "Pattern.coarsen"),
+)
+
+
+def in_python(text: str) -> str:
+    """A text of the library with the names that its arguments have here.
+
+    >>> in_python("opts->density is 2, must be 0 to 1")
+    'density is 2, must be 0 to 1'
+    """
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    return text
+
+
 def error(status: int, text: str) -> Error:
-    """The exception of a status."""
-    return BY_STATUS[status](text, status)
+    """The exception of a status. Texts about files hold their paths, and are left as they are."""
+    return BY_STATUS[status](text if status >= Status.IO else in_python(text), status)

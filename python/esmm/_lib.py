@@ -515,7 +515,9 @@ def _open() -> ctypes.CDLL:
             f"{INTERFACE[1]}: install both from one source tree"
         )
     for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise ImportError(f"{path} has no {name}: it is older than this package, install both from one source tree")
         function.restype = result
         function.argtypes = arguments
     return library

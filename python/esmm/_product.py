@@ -364,6 +364,8 @@ def explain(
 
 def to_dense(weights: Weights, *, out: Any = None, out_dtype: Any = None, dtype: Any = None) -> Any:
     """B again, from any format: a new numpy array, or into `out`."""
+    if not isinstance(weights, Weights):
+        raise DtypeError(f"weights is a {type(weights).__name__}: it has to be what esmm.prepare() returned")
     ctx = _core.context(weights.device)
     if out is not None:
         y = operand(out, "out", ctx, bits_of(dtype), write=True)

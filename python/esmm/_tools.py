@@ -39,8 +39,15 @@ def pattern(
     return ctx.extract(x.raw, integer(strip_rows, "strip_rows", 1), columns)
 
 
+def _pattern(pattern: Any, what: str) -> Pattern:
+    if not isinstance(pattern, Pattern):
+        raise DtypeError(f"{what} is a {type(pattern).__name__}: it has to be what esmm.pattern() returned")
+    return pattern
+
+
 def pattern_bits(pattern: Pattern) -> Any:
     """The bitmaps: an array of uint64 [strips, words]; bit i of word j stands for k = 64 j + i."""
+    _pattern(pattern, "pattern")
     bits = np.zeros((pattern.strips, pattern.words), np.uint64)
     if bits.size:
         pattern.read(0, pattern.strips, address(bits))
@@ -50,7 +57,7 @@ def pattern_bits(pattern: Pattern) -> Any:
 def reorder(rows: Pattern, strip_rows: int) -> Tuple[Any, Pattern]:
     """An order of A's rows that puts similar ones into the same strip, and the pattern in that order. `rows` is a
     pattern of single rows."""
-    order = np.empty(max(rows.rows, 1), np.int64)
+    order = np.empty(max(_pattern(rows, "rows").rows, 1), np.int64)
     made = rows._context.new_pattern(
         lib.esmm_pattern_reorder,
         rows._live().value,
@@ -74,10 +81,7 @@ class SkipStats(NamedTuple):
 def skip_stats(a: Pattern, b: Pattern, *, block_k: int = 0, warp_k: int = 0) -> SkipStats:
     """What would be skipped of A B, from the pattern of A's rows and that of B's columns."""
     for name, pattern in (("a", a), ("b", b)):
-        if not isinstance(pattern, Pattern):
-            raise DtypeError(
-                f"{name} is a {type(pattern).__name__}: it has to be what esmm.pattern() returned"
-            )
+        _pattern(pattern, name)
     stats = _lib.SkipStats(ctypes.sizeof(_lib.SkipStats), integer(block_k, "block_k"), integer(warp_k, "warp_k"))
     a._context.call(lib.esmm_pattern_skip_stats, a._live().value, b._live().value, ctypes.byref(stats))
     return SkipStats(*(getattr(stats, field) for field in SkipStats._fields))

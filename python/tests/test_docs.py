@@ -6,6 +6,7 @@ import os
 import pkgutil
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -72,7 +73,8 @@ def test_types():
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_the_command_runs(tmp_path):
+def command(cwd, *words):
+    """`python -m esmm ...`, started."""
     from esmm import _command
 
     try:
@@ -82,10 +84,23 @@ def test_the_command_runs(tmp_path):
     if shutil.which(program) is None:
         pytest.skip("the command is not built")
     package = os.path.dirname(os.path.dirname(os.path.abspath(esmm.__file__)))
-    done = subprocess.run(
-        [sys.executable, "-m", "esmm", "--version"],
+    return subprocess.Popen(
+        [sys.executable, "-m", "esmm", *words],
         env={**os.environ, "PYTHONPATH": package},
-        cwd=tmp_path,
+        cwd=cwd,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert done.returncode == 0 and done.stdout.startswith(b"esmm ")
+
+
+def test_the_command_runs(tmp_path):
+    running = command(tmp_path, "--version")
+    told, _ = running.communicate()
+    assert running.returncode == 0 and told.startswith(b"esmm ")
+
+
+def test_the_command_ends_quietly_with_its_reader(tmp_path):
+    running = command(tmp_path, "list")
+    running.stdout.close()
+    assert running.stderr.read() == b"" and running.wait() == -signal.SIGPIPE
+    running.stderr.close()

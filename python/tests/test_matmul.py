@@ -265,8 +265,17 @@ ONE = np.ones((4, 4), np.float32)
         (ValueError, "format is '4:2:x'", lambda w: esmm.prepare(ONE, format="4:2:x")),
         (ValueError, "format is 'csr'", lambda w: esmm.prepare(ONE, format="csr")),
         (ValueError, "format is 'bsr:-1'", lambda w: esmm.prepare(ONE, format="bsr:-1")),
-        (ValueError, "300", lambda w: esmm.prepare(ONE, format="bsr:300")),
-        (ValueError, "-1", lambda w: esmm.prepare(ONE, max_bytes_ratio=-1)),
+        (ValueError, "^format's block_rows is 300", lambda w: esmm.prepare(ONE, format="bsr:300")),
+        (ValueError, "^b does not fit 2:4.*esmm.prune makes it fit", lambda w: esmm.prepare(ONE, format="2:4")),
+        (ValueError, "^density is 2, must be 0 to 1", lambda w: esmm.prune(ONE, "bsr:2", density=2)),
+        (ValueError, "^max_bytes_ratio is -1", lambda w: esmm.prepare(ONE, max_bytes_ratio=-1)),
+        (NotImplementedError, "^strict keeps the zeros", lambda w: esmm.prepare(ONE, format="bsr:2", strict=True)),
+        (ValueError, "^strip_density is 2", lambda w: esmm.expect(w, 1, 2.0)),
+        (ValueError, "^density is 2", lambda w: esmm.expect(w, 1, 1.0, density=2.0)),
+        (TypeError, "^rows is a ndarray", lambda w: esmm.reorder(ONE, 2)),
+        (TypeError, "^pattern is a ndarray", lambda w: esmm.pattern_bits(ONE)),
+        (TypeError, "^weights is a ndarray", lambda w: esmm.to_dense(ONE)),
+        (ValueError, "^density is 3", lambda w: esmm.generate("random", 4, 4, density=3)),
         (ValueError, "max_bytes_ratio is 'x'", lambda w: esmm.prepare(ONE, max_bytes_ratio="x")),
         (ValueError, "threads is -1", lambda w: esmm.Context(threads=-1)),
         (ValueError, "threads is 2.5", lambda w: esmm.threads(2.5)),
@@ -278,11 +287,12 @@ def test_refusals(error, match, call):
     with pytest.raises(error, match=match) as e:
         call(esmm.prepare(ONE))
     assert isinstance(e.value, esmm.Error) and e.value.status in esmm.Status and e.value.text == str(e.value)
+    assert "->" not in e.value.text and "esmm_" not in e.value.text  # C's names
 
 
 def test_overlap(rng):
     x = integers(rng, 8, 8)
-    with pytest.raises(esmm.OverlapError) as e:
+    with pytest.raises(esmm.OverlapError, match="^out .* shares memory with a ") as e:
         esmm.matmul(x, esmm.prepare(ONE.repeat(2, 0).repeat(2, 1)), out=x)
     assert e.value.status == esmm.Status.OVERLAP
 

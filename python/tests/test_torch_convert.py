@@ -48,8 +48,8 @@ def check(model, sample, kinds, tolerance=1e-5):
     assert done.difference < tolerance
     assert list(model.state_dict()) == keys
     for layer in done.replaced:
-        assert type(model.get_submodule(layer.name)) is (ConvertedBlock if "block" in layer.kind else ConvertedLinear)
-        assert layer.sizes and all(size.way != "dense" and size.predicted >= 1 for size in layer.sizes)
+        assert isinstance(model.get_submodule(layer.name), ConvertedBlock if "block" in layer.kind else ConvertedLinear)
+        assert layer.sizes and all(size.way != "dense" and 0 < size.predicted < 1e6 for size in layer.sizes)
         assert layer.name in str(done)
     # What is loaded now reaches the layers; what is saved now can be loaded by a model that was never converted.
     other = {key: value + 0.01 for key, value in model.state_dict().items() if value.is_floating_point()}
@@ -497,3 +497,31 @@ def test_the_table_says_why_nothing_was_looked_at():
         done = esmm.torch.convert(nn.Sequential(model), sample, min_speedup=0)
         assert not done.replaced and [layer.reason[: len(reason)] for layer in done.layers] == [reason] * 2
         assert reason in str(done) and "makes no zeros" not in str(done)
+
+
+def test_a_sequential_stays_one():
+    block = nn.Sequential(nn.Linear(24, 72), nn.ReLU(), nn.Linear(72, 24))
+    model, x = nn.Sequential(block, nn.Identity()).eval(), torch.randn(40, 24)
+    keys, parts = list(model.state_dict()), list(block)
+    done = esmm.torch.convert(model, x, min_speedup=0)
+    new = model[0]
+    assert new is not block and isinstance(new, nn.Sequential) and len(new) == 3 and bool(new)
+    assert new[0] is parts[0] and new[-1] is parts[2] and list(new) == parts and new[2] in new
+    assert type(new[:2]) is nn.Sequential and list(new[:2]) == parts[:2]
+    assert list(model.state_dict()) == keys
+    assert esmm.torch.undo(copy.deepcopy(model))[0][2].weight.shape == (24, 72)
+    # What is exchanged in it counts, though it is not what was converted.
+    new[1] = nn.GELU()
+    assert torch.equal(model(x), parts[2](F.gelu(parts[0](x))))
+    new[1] = parts[1]
+    new.append(nn.Tanh())
+    assert torch.equal(model(x), torch.tanh(parts[2](F.relu(parts[0](x)))))
+    assert type(new.pop(3)) is nn.Tanh and len(block) == 3 and list(block) == parts
+    del new[1]
+    assert torch.equal(model(x), parts[2](parts[0](x)))
+    assert list(model.state_dict()) == ["0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias"]
+    new.insert(1, parts[1])
+    assert _convert.difference(model(x), parts[2](F.relu(parts[0](x)))) < 1e-5
+    done.undo()
+    assert model[0] is block and type(block) is nn.Sequential and list(block) == parts
+    assert list(model.state_dict()) == keys

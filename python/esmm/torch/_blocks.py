@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ._formats import RELU, RELU2
 from ._profile import features, hooked, is_conv1d
-from ._functional import call
+from ._functional import call, weight_and_bias
 
 Ways = Sequence[Tuple[int, str]]  # rows of a call, and the way that was fastest
 
@@ -34,8 +34,7 @@ def product(x: Tensor, linear: nn.Module, gate: Optional[nn.Module] = None, acti
 
 def _weight(linear: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
     """The weight [out, in], and the bias."""
-    weight: Any = linear.weight
-    bias: Any = linear.bias
+    weight, bias = weight_and_bias(linear)
     return weight.t() if is_conv1d(linear) else weight, bias
 
 
@@ -127,13 +126,13 @@ class ConvertedBlock(Converted):
         self.names = (up, down, gate)
         self.activation = activation
         self.trains = trains
-        self._types = [type(self._child(name)) for name in (up, down, gate) if name is not None]
+        self._types = self._kinds()
 
     def _child(self, name: str) -> Any:
         module: Any = self
         for part in name.split("."):
-            module = module._modules[part]
-        return module
+            module = None if module is None else module._modules.get(part)
+        return module  # None: it has been taken away since
 
     def hidden(self, x: Tensor, way: str) -> Tensor:
         up, _, gate = self.names
@@ -144,11 +143,17 @@ class ConvertedBlock(Converted):
         made: Tensor = activate(first(x) if second is None else second(x), self.activation)
         return made if second is None else made * first(x)
 
+    def _linears(self) -> List[nn.Module]:
+        return [self._child(name) for name in self.names if name is not None]
+
+    def _kinds(self) -> List[type]:
+        """Of the children, the activation among them, and of the Linears, which may lie deeper."""
+        return [type(child) for child in (*self._modules.values(), *self._linears())]
+
     def _unchanged(self) -> bool:
         """Whether the children are as they were. One that has been exchanged since, by an adapter perhaps, or has got
         hooks, is not ours to look into."""
-        children = [self._child(name) for name in self.names if name is not None]
-        return [type(c) for c in children] == self._types and not any(map(hooked, children))
+        return self._kinds() == self._types and not any(map(hooked, self._linears()))
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         way = self.way(x)
@@ -165,3 +170,17 @@ class ConvertedBlock(Converted):
     def extra_repr(self) -> str:
         kind = {RELU: "relu", RELU2: "relu2"}[self.activation] + (", gated" if self.names[2] else "")
         return f"{kind}, " + super().extra_repr()
+
+
+class ConvertedSequential(ConvertedBlock, nn.Sequential):  # type: ignore[misc]
+    """A block that was an nn.Sequential, and still is one: its children can be counted, taken and exchanged."""
+
+    def __getitem__(self, index: Any) -> Any:
+        # A part of it is a plain nn.Sequential, which the old module makes.
+        return self.original[index]  # type: ignore[index]
+
+    def __delitem__(self, index: Any) -> None:
+        # It numbers the others anew, in another dictionary.
+        old: Any = self.original
+        del old[index]
+        self._modules = old._modules

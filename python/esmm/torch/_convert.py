@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 from torch import Tensor, nn
 
-from ._blocks import Converted, ConvertedBlock, ConvertedLinear, activate, product
+from ._blocks import Converted, ConvertedBlock, ConvertedLinear, ConvertedSequential, activate, product
 from ._formats import DTYPES, RELU, RELU2
 from ._profile import (
     LayerProfile,
@@ -47,7 +47,9 @@ class Size:
     rows: int
     density: float  # nonzero share of what its product has to multiply: of rows, or of strips of rows
     seconds: Dict[str, float]  # by way; 'dense' is what was there
-    seconds_down: float  # of the Linear that is fed zeros, as it was
+    seconds_before: Dict[str, float]  # by new way: what comes before the product that skips
+    seconds_full: float  # of that product where nothing is zero, by the library
+    seconds_none: float  # the same where all is
     way: str = "dense"  # what calls of such a size do
 
     @property
@@ -65,11 +67,16 @@ class Size:
         """Times faster than before, by the way that was chosen."""
         return self.seconds["dense"] / self.seconds[self.way]
 
+    def predicted_by(self, way: str) -> float:
+        """Times faster than before, by the density alone: of the library's product without zeros the share that is
+        multiplied, of the one of zeros alone the rest."""
+        down = self.seconds_none + max(0.0, self.seconds_full - self.seconds_none) * self.density
+        return self.seconds["dense"] / (self.seconds_before[way] + down)
+
     @property
     def predicted(self) -> float:
-        """The same by the density alone: the time of the skipped terms goes, all else stays."""
-        dense = self.seconds["dense"]
-        return dense / max(dense - self.seconds_down * (1 - self.density), 1e-3 * dense)
+        """The same of the fastest of the new ways."""
+        return self.predicted_by(self.best)
 
 
 @dataclass
@@ -84,7 +91,7 @@ class Layer:
     strip_density: float
     sizes: List[Size] = field(default_factory=list)
     difference: float = 0.0  # of the results, as a share of their norm
-    seconds_in_model: float = 0.0  # that the Linear that is fed zeros took of a run of the model on the sample, before
+    seconds_in_model: float = 0.0  # that it took of a run of the model on the sample, before
 
 
 @dataclass
@@ -110,12 +117,13 @@ class Conversion:
 
     @property
     def predicted(self) -> float:
-        """The same by the densities of the replaced layers alone, at the sample's number of rows."""
+        """The same by the densities of the replaced layers alone, at the sample's number of rows: each takes as much
+        less of its time in the model as it is predicted to, and all else stays."""
         saved = 0.0
         for layer in self.replaced:
             size = layer.sizes[-1]
             if size.way != "dense":
-                saved += layer.seconds_in_model * (1 - size.density)
+                saved += layer.seconds_in_model * (1 - 1 / size.predicted_by(size.way))
         return self.seconds_before / max(self.seconds_before - saved, 1e-3 * self.seconds_before)
 
     def switch(self, on: bool) -> nn.Module:
@@ -228,7 +236,7 @@ def race(ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optio
     return {name: statistics.quantiles(t, n=4)[0] for name, t in times.items()}
 
 
-def time_inside(model: nn.Module, sample: Sample, linears: Sequence[nn.Module], device: torch.device) -> List[float]:
+def time_inside(model: nn.Module, sample: Sample, modules: Sequence[nn.Module], device: torch.device) -> List[float]:
     """Seconds that each of them takes of a run of the model. By itself, over and over, it would find its weights in a
     cache."""
     begun: Dict[nn.Module, Any] = {}
@@ -248,16 +256,16 @@ def time_inside(model: nn.Module, sample: Sample, linears: Sequence[nn.Module], 
         spans[module].append((begun[module], mark()))
 
     runs: List[List[float]] = []
-    handles = [m.register_forward_pre_hook(begin) for m in linears] + [m.register_forward_hook(end) for m in linears]
+    handles = [m.register_forward_pre_hook(begin) for m in modules] + [m.register_forward_hook(end) for m in modules]
     try:
         for _ in range(8):
-            spans.update((module, []) for module in linears)
+            spans.update((module, []) for module in modules)
             call_model(model, sample)
             _synchronize(device)
             runs.append(
                 [
                     sum(b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b) for a, b in spans[m])
-                    for m in linears
+                    for m in modules
                 ]
             )
     finally:
@@ -411,10 +419,14 @@ def _share(h: Tensor, strip: int) -> float:
     return seen.strip_density
 
 
+Way = Callable[[Tensor], Tensor]
+
+
 def _measure(
-    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Callable[[Tensor], Tensor]], rows: Sequence[int]
+    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Way], before: Dict[str, Way], rows: Sequence[int]
 ) -> None:
-    """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x."""
+    """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x. before: what
+    ways do before the product that skips."""
     layer = found.layer
     assert layer is not None
     strip = found.seen.strip_rows
@@ -422,12 +434,22 @@ def _measure(
         # One row may not be like the others: it is the one with the median number of nonzeros.
         first = int((h != 0).sum(1).float().argsort()[(h.shape[0] - 1) // 2]) if count == 1 else 0
         some, some_h = x[first : first + count].contiguous(), h[first : first + count].contiguous()
-        runs: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in ways.items()}
-        runs["the Linear"] = partial(found.linear.forward, some_h)
-        seconds = race(runs, x.device)
-        down = seconds.pop("the Linear")
-        density = _share(some_h, min(count, strip))
-        layer.sizes.append(Size(count, density, seconds, min(down, seconds["dense"])))
+        # What a prediction is made from comes first: a GPU's context remembers how dense its input was.
+        full, none = torch.where(some_h == 0, torch.ones_like(some_h), some_h), torch.zeros_like(some_h)
+        parts: Dict[str, Callable[[], Any]] = {
+            "full": partial(product, full, found.linear),
+            "none": partial(product, none, found.linear),
+        }
+        for name, f in before.items():
+            parts[name] = partial(f, some)
+        known = race(parts, x.device)
+        seconds = race({name: partial(f, some) for name, f in ways.items()}, x.device)
+        layer.sizes.append(
+            Size(
+                count, _share(some_h, min(count, strip)), seconds,
+                {name: known.get(name, 0.0) for name in ways if name != "dense"}, known["full"], known["none"],
+            )
+        )  # fmt: skip
 
 
 def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], at_least: float) -> None:
@@ -445,7 +467,8 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
         up, gate, activation = match
         layer.kind = f"{'gated ' if gate else ''}{'relu' if activation == RELU else 'relu2'} block"
         down = next(name for name, module in block.named_modules() if module is found.linear)
-        made = ConvertedBlock(block, up, down, gate, activation, [(count, "fused")], not _drops_out(block, x))
+        kind = ConvertedSequential if isinstance(block, nn.Sequential) else ConvertedBlock
+        made = kind(block, up, down, gate, activation, [(count, "fused")], not _drops_out(block, x))
         ways = ["dense", "down", "fused"]
     else:
         made = ConvertedLinear(found.linear, [(count, "down")])
@@ -472,7 +495,10 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
     if not layer.difference <= limit:
         layer.reason = f"its result would differ by {layer.difference:.1e} of its norm"
         return
-    _measure(found, x if block is not None else h, h, runs, rows or (1, count))
+    before: Dict[str, Way] = {}
+    if isinstance(made, ConvertedBlock):
+        before = {way: partial(made.hidden, way=way) for way in ways if way != "dense"}
+    _measure(found, x if block is not None else h, h, runs, before, rows or (1, count))
     for size in layer.sizes:
         size.way = size.best if size.possible >= at_least else "dense"
     if all(size.way == "dense" for size in layer.sizes):
@@ -660,7 +686,9 @@ def convert(
 
     with watching(model, {}):
         result.switch(False)
-        for f, inside in zip(found, time_inside(model, sample, [f.linear for f in found], device)):
+        replaced = [f for f in found if f.new is not None]
+        old_modules = [f.block if f.block is not None else f.linear for f in replaced]
+        for f, inside in zip(replaced, time_inside(model, sample, old_modules, device)):
             assert f.layer is not None
             f.layer.seconds_in_model = inside
         seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch.autograd import forward_ad
 
@@ -13,6 +13,7 @@ from . import _ops, _reference  # noqa: F401  (registers the operators)
 from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
+_linear_now = getattr(_linear, "_op", _linear)  # what calling _linear calls: a Python frame less
 
 
 def linear(
@@ -47,15 +48,24 @@ def transformed() -> bool:
 
     The operators are opaque to these, which would take a product for a constant: torch's own products run then.
     """
-    if forward_ad._current_level >= 0:
-        return True
-    # A function that is being compiled cannot ask for the stack of transforms.
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    # A function that is being compiled cannot ask whether there are transforms.
+    return forward_ad._current_level >= 0 or (
+        not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    )
 
 
 def check_tensor(t: Any, what: str) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{what} is a {type(t).__name__}: it has to be a torch.Tensor")
+
+
+def weight_and_bias(linear: nn.Module) -> Tuple[Tensor, Optional[Tensor]]:
+    """Of a Linear: linear.weight and linear.bias, which nn.Module takes half a microsecond each to find. They are no
+    entries of this dictionary where they are computed (torch.nn.utils.parametrize)."""
+    mine = linear._parameters
+    weight: Any = mine.get("weight")
+    bias: Any = mine["bias"] if "bias" in mine else linear.bias
+    return linear.weight if weight is None else weight, bias  # type: ignore[return-value]
 
 
 def call(
@@ -83,4 +93,9 @@ def call(
                 " call requires_grad_(False) on them"
             )
         return _linear_trained(x, weight, bias, residual, gate, gate_bias, activation, format)
-    return _linear(x, weight, bias, residual, gate, gate_bias, activation, format)
+    run = _linear if torch.compiler.is_compiling() else _linear_now
+    if format or residual is not None or gate is not None or gate_bias is not None:
+        return run(x, weight, bias, activation, format, residual, gate, gate_bias)
+    if activation:
+        return run(x, weight, bias, activation)
+    return run(x, weight) if bias is None else run(x, weight, bias)

@@ -1,7 +1,7 @@
 """torch.ops.esmm: the operators, what they mean to autograd, to autocast and to the compiler.
 
     linear(x, weight, bias?, residual?, gate?, gate_bias?, activation, format) -> y        differentiable
-    _linear(...)                   the same without autograd: it saves five microseconds where nothing needs a gradient
+    _linear(x, weight, bias?, activation, format, residual?, gate?, gate_bias?) -> y       the same without autograd
     linear_stats(...) -> (y, nonzeros of each column)
     _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
@@ -31,7 +31,11 @@ library = torch.library.Library("esmm", "DEF")
 _unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
 # A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
 library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_unsafe)
-library.define(f"_linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor")
+# Here nothing asks for that place, and each argument that is left out saves the caller an eighth of a microsecond.
+library.define(
+    "_linear(Tensor x, Tensor weight, Tensor? bias=None, int activation=0, int format=0, Tensor? residual=None,"
+    " Tensor? gate=None, Tensor? gate_bias=None) -> Tensor"
+)
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
 library.define(
@@ -141,6 +145,13 @@ def _linear(
     return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
 
 
+def _linear_plain(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
+    residual: Optional[Tensor] = None, gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None,
+) -> Tensor:  # fmt: skip
+    return _linear(x, weight, bias, residual, gate, gate_bias, activation, format)
+
+
 def _linear_stats(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
     gate_bias: Optional[Tensor], activation: int, format: int,
@@ -193,7 +204,7 @@ compiled = _registry.extension is not None
 if not compiled:
     for _key in ("CPU", "CUDA"):
         library.impl("linear", _linear, _key)
-        library.impl("_linear", _linear, _key)
+        library.impl("_linear", _linear_plain, _key)
         library.impl("linear_stats", _linear_stats, _key)
         library.impl("_linear_turned", _linear_turned, _key)
         library.impl("linear_packed", _linear_packed, _key)

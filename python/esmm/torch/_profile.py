@@ -25,10 +25,11 @@ def call_model(model: nn.Module, sample: Sample) -> Any:
 
 def is_conv1d(module: nn.Module) -> bool:
     """The Linear of GPT-2 in transformers, weight [in, out]. Known by what it has: transformers need not be there."""
+    if type(module).__name__ != "Conv1D":
+        return False
     weight = getattr(module, "weight", None)
     return (
-        type(module).__name__ == "Conv1D"
-        and isinstance(weight, nn.Parameter)
+        isinstance(weight, nn.Parameter)
         and weight.dim() == 2
         and weight.shape[1] == getattr(module, "nf", None)
     )

@@ -107,28 +107,29 @@ class SparseFFN(nn.Module):
         return self.gate is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        up, down, gate = self.up, self.down, self.gate
-        gate_weight = gate.weight if gate is not None else None
-        gate_bias = gate.bias if gate is not None else None
+        gate = self.gate
+        w1, b1 = _functional.weight_and_bias(self.up)
+        w2, b2 = _functional.weight_and_bias(self.down)
+        gate_weight, gate_bias = _functional.weight_and_bias(gate) if gate is not None else (None, None)
         _functional.check_tensor(x, "x")
         if _functional.transformed():
-            w = Weights(up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias)
+            w = Weights(w1, w2, gate_weight, b1, b2, gate_bias)
             _reference.check_smooth(self._options(), "forward-mode derivative and no torch.func transform")
             return _reference.forward(x, w, self._options())
         trains = torch.is_grad_enabled() and (
             x.requires_grad
-            or up.weight.requires_grad
-            or down.weight.requires_grad
-            or (up.bias is not None and up.bias.requires_grad)
-            or (down.bias is not None and down.bias.requires_grad)
+            or w1.requires_grad
+            or w2.requires_grad
+            or (b1 is not None and b1.requires_grad)
+            or (b2 is not None and b2.requires_grad)
             or (gate_weight is not None and gate_weight.requires_grad)
         )
         if not trains and self._mode == 0:
-            h = _functional.call(x, up.weight, up.bias, None, gate_weight, gate_bias, self._activation, 0)
-            y: Tensor = _functional.call(h, down.weight, down.bias, None, None, None, 0, 0)
+            h = _functional.call(x, w1, b1, None, gate_weight, gate_bias, self._activation, 0)
+            y: Tensor = _functional.call(h, w2, b2, None, None, None, 0, 0)
             return y
         y, _ = torch.ops.esmm.ffn(
-            x, up.weight, down.weight, gate_weight, up.bias, down.bias, gate_bias, *self._options(), trains,
+            x, w1, w2, gate_weight, b1, b2, gate_bias, *self._options(), trains,
         )  # fmt: skip
         return y
 

@@ -114,7 +114,8 @@ class SparseLinear(nn.Module):
         return made.train(self.training)
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:
-        made: Tensor = _functional.call(x, self.weight, self.bias, residual, None, None, self._activation, self._format)
+        weight, bias = _functional.weight_and_bias(self)
+        made: Tensor = _functional.call(x, weight, bias, residual, None, None, self._activation, self._format)
         return made
 
     def refresh(self) -> None:

@@ -55,6 +55,14 @@ template <typename... Parts> [[noreturn]] void fail(const Parts &...parts)
       fail(__VA_ARGS__);            \
   } while (0)
 
+/* What the library says of an argument: here it is no field of a struct. */
+std::string in_python(std::string text)
+{
+  for (size_t at; (at = text.find("opts->")) != std::string::npos;)
+    text.erase(at, sizeof "opts->" - 1);
+  return text;
+}
+
 /* ---- libesmm ---- */
 
 struct Library {
@@ -78,9 +86,14 @@ void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
  * a program with one thread has one context for each device. They are never freed: at exit the CUDA driver may be gone
  * before this library's destructors run.
  */
+struct Idle {
+  int64_t key; /* device and threads */
+  esmm_ctx *ctx;
+};
+
 struct Contexts {
   std::mutex mutex;
-  std::unordered_map<int64_t, std::vector<esmm_ctx *>> idle; /* by device and threads */
+  std::vector<Idle> idle; /* a few */
 };
 Contexts &contexts = *new Contexts;
 
@@ -93,11 +106,11 @@ public:
     key_ = static_cast<int64_t>(device) * 4096 + threads;
     {
       std::lock_guard<std::mutex> lock(contexts.mutex);
-      auto &idle = contexts.idle[key_];
-      if (!idle.empty()) {
-        ctx_ = idle.back();
-        idle.pop_back();
-      }
+      for (size_t i = contexts.idle.size(); i-- > 0 && !ctx_;)
+        if (contexts.idle[i].key == key_) {
+          ctx_ = contexts.idle[i].ctx;
+          contexts.idle.erase(contexts.idle.begin() + static_cast<std::ptrdiff_t>(i));
+        }
     }
     if (!ctx_)
       create(device, threads);
@@ -116,7 +129,7 @@ private:
   void give_back()
   {
     std::lock_guard<std::mutex> lock(contexts.mutex);
-    contexts.idle[key_].push_back(ctx_);
+    contexts.idle.push_back({key_, ctx_});
   }
   void create(int32_t device, int threads)
   {
@@ -432,7 +445,7 @@ struct Call {
     opts.column_nonzeros = nonzeros;
     Context ctx(device);
     const esmm_status status = esmm.matmul(ctx.get(), &a, weights.w.get(), &c, &opts, nullptr);
-    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: ", esmm.ctx_error(ctx.get()));
+    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: ", in_python(esmm.ctx_error(ctx.get())));
   }
 };
 
@@ -445,6 +458,15 @@ Entry weights_for(const Tensor &x, const Tensor &weight, int64_t format)
 Tensor linear(const Tensor x, const Tensor weight, const std::optional<Tensor> bias,
               const std::optional<Tensor> residual, const std::optional<Tensor> gate,
               const std::optional<Tensor> gate_bias, int64_t activation, int64_t format)
+{
+  const Entry w = weights_for(x, weight, format);
+  return Call(x, weight.size(0), w, bias, residual, gate, gate_bias, activation, format, nullptr).y;
+}
+
+/* The same with the arguments first that most calls have. */
+Tensor linear_plain(const Tensor x, const Tensor weight, const std::optional<Tensor> bias, int64_t activation,
+                    int64_t format, const std::optional<Tensor> residual, const std::optional<Tensor> gate,
+                    const std::optional<Tensor> gate_bias)
 {
   const Entry w = weights_for(x, weight, format);
   return Call(x, weight.size(0), w, bias, residual, gate, gate_bias, activation, format, nullptr).y;
@@ -533,7 +555,7 @@ extern "C" void esmm_torch_forget(const void *data)
   STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)                \
   {                                                      \
     m.impl("linear", TORCH_BOX(&linear));                \
-    m.impl("_linear", TORCH_BOX(&linear));               \
+    m.impl("_linear", TORCH_BOX(&linear_plain));         \
     m.impl("_linear_turned", TORCH_BOX(&linear_turned)); \
     m.impl("linear_stats", TORCH_BOX(&linear_stats));    \
     m.impl("linear_packed", TORCH_BOX(&linear_packed));  \
