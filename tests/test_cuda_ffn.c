@@ -299,10 +299,12 @@ static void same_matrix(const char *what, const char *name, const esmm_matrix *d
   double largest = 0;
   for (int64_t i = 0; i < want->rows; i++)
     for (int64_t j = 0; j < want->cols; j++)
-      largest = fmax(largest, fabs(th_get(want, i, j)));
+      if (isfinite(th_get(want, i, j)))
+        largest = fmax(largest, fabs(th_get(want, i, j)));
   for (int64_t i = 0; i < want->rows; i++)
     for (int64_t j = 0; j < want->cols; j++)
-      if (!(fabs(th_get(&got, i, j) - th_get(want, i, j)) <= share * largest))
+      if (th_get(&got, i, j) != th_get(want, i, j) && /* infinities are the same or wrong */
+          !(isfinite(th_get(&got, i, j)) && fabs(th_get(&got, i, j) - th_get(want, i, j)) <= share * largest))
         fail_msg("%s: %s [%lld, %lld] is %.9g, the CPU's %.9g", what, name, (long long)i, (long long)j,
                  th_get(&got, i, j), th_get(want, i, j));
   free(got.data);
@@ -481,8 +483,12 @@ static void check_average(int64_t tokens, esmm_dtype dtype, int passes)
   for (int64_t i = 0; i < count; i++) {
     const double x = o.p[P_X][i], mean = sum[i] / passes;
     const double variance = fmax(0, squares[i] / passes - mean * mean);
-    /* One that is dropped once in hundreds of passes may be there in all of them: no variance is seen. */
-    if (!(fabs(mean - x) <= 5 * sqrt(variance / passes) + 14 * fabs(x) / passes + rounding * fabs(x)))
+    /* One that is dropped once in hundreds of passes may be there in all of them, and a small one, which half the sum of
+       its group stands for, in none: no variance is seen. */
+    double group = 0;
+    for (int64_t j = i / 4 * 4; j < i / 4 * 4 + 4; j++)
+      group += o.p[P_X][j];
+    if (!(fabs(mean - x) <= 5 * sqrt(variance / passes) + (14 * fabs(x) + 2 * group) / passes + rounding * fabs(x)))
       fail_msg("element %lld is %g on average of %d, must be %g", (long long)i, mean, passes, x);
   }
   free(sum);
