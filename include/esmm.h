@@ -397,8 +397,10 @@ typedef struct esmm_matmul_opts {
   const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
                                     GPU chooses its kernel by them: at once if they lie in host memory, else where
                                     it remembers nothing of such products, and then it waits for the product that
-                                    makes them. Must be of this A: a term whose bit is 0 may or may not be part of
-                                    the sum */
+                                    makes them. 16-bit joint, fused and decode on a GPU read the c_pattern of a
+                                    product of the same context in place of a scan, where its strips divide theirs
+                                    (128, 64, all rows); a graph reads it at every launch, so keep it as long. Must
+                                    be of this A: a term whose bit is 0 may or may not be part of the sum */
   const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
   const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
                                     differ. Each product has its own plan, unless one launch makes both; force and

@@ -156,10 +156,11 @@ static void close_shelf(void *object)
   leave_shelf(s);
 }
 
+static const char key; /* of a context's shelf */
+
 /* The context's, made when it is first asked for. */
 static esmm_status find_shelf(esmm_ctx *ctx, shelf **out)
 {
-  static const char key;
   shelf *s = esmm_cuda_attached(ctx, &key);
   *out = s;
   if (s)
@@ -294,6 +295,30 @@ CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)
 {
   const placed *p = pattern->device;
   return p ? p->it.memory : 0;
+}
+
+/*
+ * One of another context is not read: that one may hand the memory on once the caller has freed the pattern, and does
+ * not wait for this context's products. Strips that are taller than the kernel's say less than a scan would find.
+ */
+bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given)
+{
+  const esmm_pattern *pattern = p->pattern;
+  const placed *at = pattern ? pattern->device : NULL;
+  *given = (esmm_given_bits){0};
+  if (!at || at->from != esmm_cuda_attached(p->ctx, &key))
+    return false;
+  const int64_t fold = p->m <= rows                      ? pattern->strips
+                       : rows % pattern->strip_rows == 0 ? rows / pattern->strip_rows
+                                                         : 0;
+  if (fold < 1 || fold > ESMM_MOST_FOLD || pattern->strips > INT32_MAX / ESMM_MOST_FOLD ||
+      pattern->words > INT32_MAX / 2)
+    return false;
+  *given = (esmm_given_bits){.bits = at->it.memory,
+                             .strips = (int32_t)pattern->strips,
+                             .words = (int32_t)(2 * pattern->words),
+                             .fold = (int32_t)fold};
+  return true;
 }
 
 /* Another context may have filled it, on a stream that this one's is not behind. */

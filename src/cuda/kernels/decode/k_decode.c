@@ -22,6 +22,7 @@ ESMM_FATBIN(k_decode);
 /* The kernel for so many rows of A. */
 typedef struct width {
   esmm_cuda_function function;
+  esmm_cuda_function given; /* the same where A's bitmaps are given; none for fp32 */
   int64_t rows;
   int at_once; /* blocks on a multiprocessor that has clusters */
 } width;
@@ -30,14 +31,16 @@ typedef struct width {
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-static const width bf16[] = {{FUNCTION("esmm_decode_bf16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                             {FUNCTION("esmm_decode_bf16_16"), 16, ESMM_DECODE_BLOCKS}};
-static const width f16[] = {{FUNCTION("esmm_decode_f16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                            {FUNCTION("esmm_decode_f16_16"), 16, ESMM_DECODE_BLOCKS}};
-static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), 1, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                            {FUNCTION("esmm_decode_f32_4"), 4, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                            {FUNCTION("esmm_decode_f32_8"), 8, ESMM_DECODE_BLOCKS},
-                            {FUNCTION("esmm_decode_f32_16"), 16, ESMM_DECODE_BLOCKS}};
+static const width bf16[] = {
+    {FUNCTION("esmm_decode_bf16_8"), FUNCTION("esmm_decode_given_bf16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
+    {FUNCTION("esmm_decode_bf16_16"), FUNCTION("esmm_decode_given_bf16_16"), 16, ESMM_DECODE_BLOCKS}};
+static const width f16[] = {
+    {FUNCTION("esmm_decode_f16_8"), FUNCTION("esmm_decode_given_f16_8"), 8, ESMM_DECODE_BLOCKS_FEW_ROWS},
+    {FUNCTION("esmm_decode_f16_16"), FUNCTION("esmm_decode_given_f16_16"), 16, ESMM_DECODE_BLOCKS}};
+static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), {0}, 1, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                            {FUNCTION("esmm_decode_f32_4"), {0}, 4, ESMM_DECODE_BLOCKS_FEW_ROWS},
+                            {FUNCTION("esmm_decode_f32_8"), {0}, 8, ESMM_DECODE_BLOCKS},
+                            {FUNCTION("esmm_decode_f32_16"), {0}, 16, ESMM_DECODE_BLOCKS}};
 
 static const width *widths_of(esmm_dtype dtype)
 {
@@ -215,8 +218,10 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .threads = ESMM_DECODE_THREADS,
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
+  const bool given = !is_f32 && esmm_cuda_given(p, ESMM_DECODE_ROWS, &params.given);
+  const width *v = find_width(p);
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, &find_width(p)->function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch(ctx, given ? &v->given : &v->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype, form)                                                                                \
@@ -227,7 +232,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 #define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
-static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true};
+static const esmm_cuda_kernel about_16 = {
+    .sm = 80, .line = line_16, .steady = true, .reports = true, .given_rows = ESMM_DECODE_ROWS};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
 
 ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};

@@ -9,12 +9,13 @@
  *
  *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
  *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if not wanted
- *   pack      A is scanned and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
+ *   pack      A is scanned, or given bitmaps are read, and its alive k's are packed strip by strip (pack.cuh); then all
+ *             blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
  * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products that a curve
- * or a residual follows (finish.cuh) and gated ones, which have two B's (gated.cuh): their code would be in the others'
- * way. Floors are in bench/SPEED.md.
+ * or a residual follows (finish.cuh), gated ones, which have two B's (gated.cuh), and skipping ones that were given A's
+ * bitmaps: their code would be in the others' way. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
@@ -144,8 +145,9 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 
 /* ---- multiplying ---- */
 
-/* What an entry of this file is for: any mode; dense, where more follows the sums; dense and gated. */
-enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED };
+/* What an entry of this file is for: any mode; dense, where more follows the sums; dense and gated; skipping, where A's
+   bitmaps are given. */
+enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN };
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
@@ -360,16 +362,14 @@ static __device__ __forceinline__ void multiply_gated(const esmm_wgmma16_params 
     (void)multiply<2 * ESMM_WGMMA16_GATED, DTYPE, false, ENTRY_GATED>(p, ESMM_WGMMA16_DENSE, ring, sh);
 }
 
-/* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
-template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+/* The multiplying warpgroups of a skipping product. */
+template <esmm_dtype DTYPE, bool GIVEN>
+static __device__ __forceinline__ void pack_and_multiply(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
-  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE, ENTRY_ANY>(p, ring, sh))
-    return;
   if (p.a_by_k)
-    pack<true>(p, ring, sh);
+    pack<true, GIVEN>(p, ring, sh);
   else
-    pack<false>(p, ring, sh);
+    pack<false, GIVEN>(p, ring, sh);
   if (threadIdx.x == FEEDERS)
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
@@ -377,6 +377,15 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
     (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY_ANY>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
   else
     (void)multiply<ESMM_WGMMA16_NARROW, DTYPE, true, ENTRY_ANY>(p, ESMM_WGMMA16_SKIP_AB, ring, sh);
+}
+
+/* The multiplying warpgroups. A dense product that is begun before it is known to be wanted may be called off. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE, ENTRY_ANY>(p, ring, sh))
+    return;
+  pack_and_multiply<DTYPE, false>(p, ring, sh);
 }
 
 /* ---- loading ---- */
@@ -398,13 +407,17 @@ static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &
   }
 }
 
+template <bool GIVEN>
 static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   uint64_t began = 0;
-  if (threadIdx.x == 0) {
-    if (p.report)
+  if (threadIdx.x < (GIVEN ? 32 : 1)) {
+    if (threadIdx.x == 0 && p.report)
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
-    pack_feed(p, ring, sh);
+    if constexpr (GIVEN)
+      pack_feed_given(p, ring, sh);
+    else
+      pack_feed(p, ring, sh);
   } else if (threadIdx.x == 32) {
     pack_send(p, ring, sh);
   }
@@ -458,7 +471,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
     if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
       return;
   }
-  feed_skip_as(p, ring, sh);
+  feed_skip_as<false>(p, ring, sh);
 }
 
 /* The same for entries that only have the dense mode, and do not choose. */
@@ -499,7 +512,7 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
       sm90_barrier_init(&sh->tallied, TALLY_WARPS);
       sh->tally_issued[0] = sh->tally_issued[1] = 0;
     }
-    if (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE) {
+    if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
       sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
@@ -527,12 +540,16 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     sm90_registers_down<120>();
     if constexpr (ENTRY == ENTRY_ANY)
       load_for(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_GIVEN)
+      feed_skip_as<true>(p, ring, sh);
     else
       load_wanted<ENTRY>(p, ring, sh);
   } else {
     sm90_registers_up<192>();
     if constexpr (ENTRY == ENTRY_ANY)
       work_on<DTYPE>(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_GIVEN)
+      pack_and_multiply<DTYPE, true>(p, ring, sh);
     else if constexpr (ENTRY == ENTRY_MORE)
       (void)multiply_dense<DTYPE, ENTRY_MORE>(p, ring, sh);
     else
@@ -584,6 +601,21 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
 {
   if (!not_selected(p.selector))
     wgmma16_main<ESMM_F16, ENTRY_GATED>(p);
+}
+
+/* The skipping modes, where A's bitmaps are given; choose is 0. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_given_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_BF16, ENTRY_GIVEN>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_given_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_F16, ENTRY_GIVEN>(p);
 }
 
 /*
