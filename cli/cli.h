@@ -111,7 +111,7 @@ int cli_parse_density(const char *what, const char *text, double *out);
 /* "1,.75,50%": at most room values; *count says how many. */
 int cli_parse_densities(const char *what, const char *text, double *out, int room, int *count);
 
-/* --format: "dense", "bsr:R", "bsr:RxC", "nm:N:M", "nm:N:M:C"; NULL is dense. */
+/* --format: "dense", "bsr:R", "bsr:RxC", "nm:N:M", "nm:N:M:C", and "N:M" for "nm:N:M"; NULL is dense. */
 int cli_parse_format(const char *text, esmm_format *format);
 
 /* The candidate nearest to word by edit distance, or NULL when none is near enough to be worth suggesting. */

@@ -1,5 +1,6 @@
 /*
- * cmd_prune.c: esmm prune: weights of a safetensors file set to zero so that they fit N:M or blocks.
+ * cmd_prune.c: esmm prune: weights of a safetensors file set to zero so that they fit N:M or blocks, or so that the
+ * largest alone are left.
  *
  * Shapes and dtypes stay as they are, so the header does too, byte for byte, and with it the metadata and the order of
  * the tensors; of tensors that are not pruned the bytes are copied. One tensor at a time is in memory.
@@ -13,8 +14,13 @@
 
 typedef struct request {
   const char *in, *out, *format, *include, *exclude, *norms, *json;
-  double density; /* NAN: not given */
-  int k_axis;     /* model_k_axis */
+  double density;   /* NAN: not given */
+  int64_t keep_top; /* 0: not given */
+  int scope;        /* esmm_prune_scope */
+  bool soft;
+  int k_axis;    /* model_k_axis */
+  char name[64]; /* of the format */
+  char what[96]; /* what the weights become, in words */
   cli_machine machine;
 } request;
 
@@ -90,7 +96,8 @@ static void report(job *j, const io_tensor *tensor, const esmm_prune_report *don
       {"tensor", tensor->name, 0, false},
       {"dtype", io_dtype_str(tensor->dtype), 0, false},
       {"shape", model_shape(tensor), 0, true},
-      {"format", j->request->format, 0, false},
+      {"format", j->request->name, 0, false},
+      {"soft", NULL, j->opts.soft, false},
       {"kept", NULL, kept, false},
       {"dropped", NULL, dropped, false},
       {"norm", NULL, done->norm, false},
@@ -177,7 +184,7 @@ static void print_report(const job *j, FILE *out)
   const double all = j->kept + j->dropped;
   cli_table_print(j->table, out);
   fprintf(out, "\n%d tensor%s pruned to %s, %d copied unchanged\n", j->pruned, j->pruned == 1 ? "" : "s",
-          j->request->format, j->untouched);
+          j->request->what, j->untouched);
   fprintf(out, "dropped %s of their nonzeros and %s of their norm; k is the %s\n",
           cli_percent(all > 0 ? j->dropped / all : 0), cli_percent(norm_share(sqrt(j->norm2_dropped), sqrt(j->norm2))),
           j->request->k_axis == MODEL_K_FIRST ? "first axis" : "last axis ([out, in])");
@@ -250,20 +257,61 @@ static int check_targets(const request *r)
   return status == CLI_GO ? cli_output_spares("--json", r->json, "--input-norms", r->norms) : status;
 }
 
+/* Is what was asked for in words of its own, --keep-top and the others, in order? */
+static int check_words(const request *r, const esmm_format *format)
+{
+  const bool dense = format->kind == ESMM_FORMAT_DENSE;
+  if (r->keep_top && !dense)
+    return cli_usage("--keep-top keeps weights wherever they are; %s says itself how many stay: give one of them",
+                     r->format);
+  if (r->keep_top && !isnan(r->density))
+    return cli_usage("--keep-top and --density both say how many weights stay: give one of them");
+  if (dense && !r->keep_top && !(r->density > 0))
+    return cli_usage(
+        "--format: dense needs --keep-top N or a --density above 0, else there is nothing to prune to; or it "
+        "is nm:N:M or bsr:R or bsr:RxC");
+  if (format->kind == ESMM_FORMAT_NM && !isnan(r->density))
+    return cli_usage("--density is for bsr and dense; %s says itself how many stay", r->format);
+  if (r->scope != ESMM_PRUNE_COLUMN && !dense)
+    return cli_usage("--scope is for --keep-top and --format dense; %s has its own", r->format);
+  if (r->soft && (format->kind == ESMM_FORMAT_BSR || format->group_cols > 1))
+    return cli_usage("--soft shrinks single weights, and %s chooses several together", r->format);
+  return CLI_GO;
+}
+
+static void set_texts(request *r, const esmm_format *format)
+{
+  const char *soft = r->soft ? ", soft" : "", *of = r->scope == ESMM_PRUNE_MATRIX ? "all" : "each output";
+  const bool bare = r->format && r->format[0] >= '0' && r->format[0] <= '9';
+  (void)snprintf(r->name, sizeof r->name, "%s%s", bare ? "nm:" : "", r->format ? r->format : "dense");
+  if (format->kind != ESMM_FORMAT_DENSE)
+    (void)snprintf(r->what, sizeof r->what, "%s%s", r->name, soft);
+  else if (r->keep_top)
+    (void)snprintf(r->what, sizeof r->what, "the %lld largest of %s%s", (long long)r->keep_top, of, soft);
+  else
+    (void)snprintf(r->what, sizeof r->what, "the largest %s of %s%s", cli_percent(r->density), of, soft);
+}
+
 /* What the words say, as the library wants it. */
-static int resolve(const request *r, esmm_prune_opts *opts)
+static int resolve(request *r, esmm_prune_opts *opts)
 {
   esmm_format format;
-  if (!r->format)
-    return cli_usage("it needs --format: nm:N:M or bsr:R or bsr:RxC (see 'esmm prune --help')");
-  const int status = cli_parse_format(r->format, &format);
+  if (!r->format && !r->keep_top)
+    return cli_usage("it needs --format nm:N:M or bsr:R or bsr:RxC, or --keep-top N (see 'esmm prune --help')");
+  int status = cli_parse_format(r->format, &format);
+  if (status == CLI_GO)
+    status = check_words(r, &format);
   if (status != CLI_GO)
     return status;
-  if (format.kind == ESMM_FORMAT_DENSE)
-    return cli_usage("--format: dense leaves nothing to prune; it is nm:N:M or bsr:R or bsr:RxC");
-  if (format.kind == ESMM_FORMAT_NM && !isnan(r->density))
-    return cli_usage("--density is for bsr; %s says itself how many stay", r->format);
-  *opts = (esmm_prune_opts){.size = sizeof *opts, .format = format, .density = isnan(r->density) ? 0.5 : r->density};
+  set_texts(r, &format);
+  *opts = (esmm_prune_opts){.size = sizeof *opts,
+                            .format = format,
+                            .density = !isnan(r->density)               ? r->density
+                                       : format.kind == ESMM_FORMAT_BSR ? 0.5
+                                                                        : 0,
+                            .top = r->keep_top,
+                            .scope = (esmm_prune_scope)r->scope,
+                            .soft = r->soft};
   return CLI_GO;
 }
 
@@ -271,12 +319,25 @@ int cmd_prune(int argc, char **argv)
 {
   request r = {.density = NAN};
   const cli_option options[] = {
-      {"format", CLI_STRING, &r.format, "nm:N:M|nm:N:M:C|bsr:R|bsr:RxC",
+      {"format", CLI_STRING, &r.format, "nm:N:M|nm:N:M:C|bsr:R|bsr:RxC|dense",
        "what the weights must fit: of M k's N stay (C columns choose\n"
-       "together), or blocks of R k's by C columns",
+       "together; 2:4 is nm:2:4), or blocks of R k's by C columns; dense:\n"
+       "single weights, wherever they are, as many as --density says",
        0, 0, NULL, NULL},
-      {"density", CLI_DENSITY, &r.density, "D", "share of the blocks that stay, with bsr (default 0.5)", 0, 0, NULL,
-       NULL},
+      {"density", CLI_DENSITY, &r.density, "D",
+       "share that stays: of blocks with bsr (default 0.5), of the weights\n"
+       "of each output with dense",
+       0, 0, NULL, NULL},
+      {"keep-top", CLI_INT, &r.keep_top, "N", "in place of --format: the N largest weights of each output stay", 1,
+       0x1p62, NULL, NULL},
+      {"scope", CLI_CHOICE, &r.scope, "column|matrix",
+       "column: with --keep-top and dense each output keeps as many (default);\n"
+       "matrix: they are the largest of the whole matrix",
+       0, 0, "column|matrix", NULL},
+      {"soft", CLI_FLAG, &r.soft, NULL,
+       "soft threshold: what stays shrinks by the largest weight that goes,\n"
+       "then all is scaled to be closest to the original; not with bsr",
+       0, 0, NULL, NULL},
       {"include", CLI_STRING, &r.include, "GLOB", "only tensors of such names, as '*.mlp.*.weight' (default: all)", 0,
        0, NULL, NULL},
       {"exclude", CLI_STRING, &r.exclude, "GLOB", "but none of these, as '*embed*'", 0, 0, NULL, NULL},
@@ -292,19 +353,22 @@ int cmd_prune(int argc, char **argv)
       CLI_MACHINE_OPTIONS(&r.machine),
       {0}};
   const cli_parser parser = {
-      .synopsis = "prune IN OUT --format F [options]",
+      .synopsis = "prune IN OUT (--format F | --keep-top N) [options]",
       .about =
           "Sets weights of a safetensors file to zero so that they fit a format that 'esmm bench --format' and\n"
-          "esmm_prepare take: the largest stay (nm: of each group of M k's; bsr: the blocks of largest norm). Every\n"
-          "matrix of F32, BF16 or F16 is pruned, embeddings too, unless --include or --exclude says otherwise. All\n"
-          "else is copied byte for byte: the metadata, the other tensors, their order. OUT appears whole or not at\n"
-          "all. No training is done: what a model loses by it has to be measured.\n"
+          "esmm_prepare take: the largest stay (nm: of each group of M k's; bsr: the blocks of largest norm). Or,\n"
+          "with --keep-top and dense, so that the largest alone are left, wherever they are. Every matrix of F32,\n"
+          "BF16 or F16 is pruned, embeddings too, unless --include or --exclude says otherwise. All else is copied\n"
+          "byte for byte: the metadata, the other tensors, their order. OUT appears whole or not at all. No training\n"
+          "is done: what a model loses by it has to be measured.\n"
           "On a GPU (--device cuda) each is pruned in the GPU's memory, or where the library cannot, on the host: the\n"
           "result is the same.",
       .options = options,
       .notes = "Examples\n"
                "  esmm prune model.safetensors sparse.safetensors --format nm:2:4 --include '*.mlp.*.weight'\n"
-               "  esmm prune model.safetensors blocks.safetensors --format bsr:32 --density 25% --exclude '*embed*'\n",
+               "  esmm prune model.safetensors blocks.safetensors --format bsr:32 --density 25% --exclude '*embed*'\n"
+               "  esmm prune model.safetensors few.safetensors --format dense --density 30% --input-norms "
+               "norms.safetensors\n",
       .min_words = 2,
       .max_words = 2,
       .words_are = "two files, IN and OUT"};

@@ -468,8 +468,10 @@ int cli_parse_format(const char *text, esmm_format *format)
     *format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = x[0], .block_cols = square ? x[0] : x[1]};
     return CLI_GO;
   }
-  if (body && strncmp(text, "nm:", 3) == 0) {
-    const bool fits = take_numbers(body + 1, ":", 32, x) || take_numbers(body + 1, "::", 1 << 30, x);
+  const bool bare = text[0] >= '0' && text[0] <= '9'; /* 2:4, as everybody calls it */
+  if (body && (bare || strncmp(text, "nm:", 3) == 0)) {
+    const char *numbers = bare ? text : body + 1;
+    const bool fits = take_numbers(numbers, ":", 32, x) || take_numbers(numbers, "::", 1 << 30, x);
     if (!fits || x[0] > x[1] || x[1] > 32)
       return cli_usage("--format: %s is not nm:N:M with 1 <= N <= M <= 32, or nm:N:M:C with C columns", text);
     *format = (esmm_format){.kind = ESMM_FORMAT_NM, .keep = x[0], .group = x[1], .group_cols = x[2]};

@@ -6,17 +6,10 @@
  * anywhere; a dead feature has a bias that no token overcomes. Tokens that are alike in eights, as neighbours of a
  * sequence are, have their zeros together. Both modes run in turns on the same data, and medians count.
  */
-#include "esmm_ffn.h"
+#include "ffn_speed.h"
 
-#include <errno.h>
-#include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-#define REPEATS 9
 
 static esmm_ctx *ctx;
 
@@ -28,66 +21,21 @@ static void must(esmm_status status)
   exit(1);
 }
 
-static double now(void)
-{
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double unit(void) /* [0, 1), splitmix64 */
-{
-  static uint64_t state = 1;
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
-}
-
 static esmm_matrix gaussian(int64_t rows, int64_t cols, double deviation)
 {
-  esmm_matrix m = {.data = malloc((size_t)(rows * cols) * sizeof(float)), .rows = rows, .cols = cols};
-  if (!m.data) {
-    fprintf(stderr, "ffn_speed: out of memory\n");
-    exit(1);
-  }
-  for (int64_t i = 0; i < rows * cols; i++) {
-    const double radius = sqrt(-2 * log(1 - unit()));
-    ((float *)m.data)[i] = (float)(deviation * radius * cos(6.283185307179586 * unit()));
-  }
+  const esmm_matrix m = host_matrix("ffn_speed", rows, cols);
+  for (int64_t i = 0; i < rows * cols; i++)
+    ((float *)m.data)[i] = normal(deviation);
   return m;
-}
-
-static int by_size(const void *x, const void *y)
-{
-  const double a = *(const double *)x, b = *(const double *)y;
-  return a < b ? -1 : a > b;
-}
-
-static double median(double *seconds)
-{
-  qsort(seconds, REPEATS, sizeof *seconds, by_size);
-  return seconds[REPEATS / 2];
 }
 
 typedef struct layer {
   esmm_ffn *ffn;
   esmm_ffn_cache *cache;
-  double passes[REPEATS], step[REPEATS]; /* forward and backward; with esmm_ffn_set_weights */
+  double passes[RUNS], step[RUNS]; /* forward and backward; with esmm_ffn_set_weights */
 } layer;
 
 static const char usage[] = "usage: ffn_speed [TOKENS D_MODEL D_HIDDEN [THREADS]]\n";
-
-static int64_t whole(const char *text, int64_t most)
-{
-  char *end;
-  errno = 0;
-  const long long value = strtoll(text, &end, 10);
-  if (errno == 0 && end != text && !*end && value >= 1 && value <= most)
-    return value;
-  fprintf(stderr, "ffn_speed: '%s' is no number from 1 to %lld\n%s", text, (long long)most, usage);
-  exit(2);
-}
 
 int main(int argc, char **argv)
 {
@@ -123,12 +71,13 @@ int main(int argc, char **argv)
     return 2;
   }
   const int64_t most = 1 << 20; /* products of two of them fit */
-  const int64_t tokens = argc > 3 ? whole(argv[1], most) : 1024, d = argc > 3 ? whole(argv[2], most) : 1024,
-                hidden = argc > 3 ? whole(argv[3], most) : 4096;
+  const int64_t tokens = argc > 3 ? whole("ffn_speed", usage, argv[1], most) : 1024,
+                d = argc > 3 ? whole("ffn_speed", usage, argv[2], most) : 1024,
+                hidden = argc > 3 ? whole("ffn_speed", usage, argv[3], most) : 4096;
   char why[256] = "";
   const esmm_ctx_opts opts = {.size = sizeof opts,
                               .device = "cpu",
-                              .threads = argc > 4 ? (int)whole(argv[4], 1024) : 0,
+                              .threads = argc > 4 ? (int)whole("ffn_speed", usage, argv[4], 1024) : 0,
                               .error = why,
                               .error_size = sizeof why};
   if (esmm_ctx_create(&ctx, &opts) != ESMM_OK) {
@@ -163,7 +112,7 @@ int main(int argc, char **argv)
       must(esmm_ffn_create(ctx, &o, &layers[m].ffn));
       must(esmm_ffn_cache_create(ctx, layers[m].ffn, &layers[m].cache));
     }
-    for (int i = -1; i < REPEATS; i++) /* the first warms up */
+    for (int i = -1; i < RUNS; i++) /* the first warms up */
       for (int m = 0; m < 2; m++) {
         layer *l = &layers[m];
         const double begin = now();

@@ -7,16 +7,11 @@
  * what a net without this library would do. Modes take turns, each run is of several steps between two waits, and
  * medians count. Zeros come from the biases, as in ffn_speed.c.
  */
-#include "esmm_ffn.h"
+#include "ffn_speed.h"
 
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { MODES = 4, RUNS = 9, STEPS = 10 };
+enum { MODES = 4, STEPS = 10 };
 
 static const char usage[] = "usage: ffn_speed_gpu [TOKENS D_MODEL D_HIDDEN [DEVICE]]\n";
 static const char *const mode_names[MODES] = {"exact", "split", "sparse", "dense"}; /* esmm_ffn_mode */
@@ -29,23 +24,6 @@ static void must(esmm_status status)
     return;
   fprintf(stderr, "ffn_speed_gpu: %s\n", esmm_ctx_error(ctx));
   exit(1);
-}
-
-static double now(void)
-{
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static uint64_t state = 1;
-
-static double unit(void) /* [0, 1), splitmix64 */
-{
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
 static esmm_matrix on_device(int64_t rows, int64_t cols, esmm_dtype dtype)
@@ -64,29 +42,13 @@ static esmm_matrix on_device(int64_t rows, int64_t cols, esmm_dtype dtype)
 static esmm_matrix gaussian(int64_t rows, int64_t cols, double deviation)
 {
   esmm_matrix m = on_device(rows, cols, ESMM_BF16);
-  esmm_matrix host = {.data = malloc((size_t)(rows * cols) * sizeof(float)), .rows = rows, .cols = cols};
-  if (!host.data) {
-    fprintf(stderr, "ffn_speed_gpu: out of memory\n");
-    exit(1);
-  }
+  const esmm_matrix host = host_matrix("ffn_speed_gpu", rows, cols);
   for (int64_t i = 0; deviation > 0 && i < rows * cols; i++)
-    ((float *)host.data)[i] = (float)(deviation * sqrt(-2 * log(1 - unit())) * cos(6.283185307179586 * unit()));
+    ((float *)host.data)[i] = normal(deviation);
   if (deviation > 0)
     must(esmm_matrix_copy(ctx, &host, &m));
   free(host.data);
   return m;
-}
-
-static int by_size(const void *x, const void *y)
-{
-  const double a = *(const double *)x, b = *(const double *)y;
-  return a < b ? -1 : a > b;
-}
-
-static double median(double *seconds)
-{
-  qsort(seconds, RUNS, sizeof *seconds, by_size);
-  return seconds[RUNS / 2];
 }
 
 typedef struct layer {
@@ -162,26 +124,11 @@ static void measure(const net *n, int64_t d, int64_t hidden, const char *zeros)
 /* So many of the features are dead; the others have this bias. */
 static void set_bias(esmm_matrix *b1, double dead, double bias)
 {
-  esmm_matrix host = {.data = malloc((size_t)b1->cols * sizeof(float)), .rows = 1, .cols = b1->cols};
-  if (!host.data) {
-    fprintf(stderr, "ffn_speed_gpu: out of memory\n");
-    exit(1);
-  }
+  const esmm_matrix host = host_matrix("ffn_speed_gpu", 1, b1->cols);
   for (int64_t f = 0; f < b1->cols; f++)
     ((float *)host.data)[f] = (float)(unit() < dead ? -100 : bias);
   must(esmm_matrix_copy(ctx, &host, b1));
   free(host.data);
-}
-
-static int64_t whole(const char *text)
-{
-  char *end;
-  errno = 0;
-  const long long value = strtoll(text, &end, 10);
-  if (errno == 0 && end != text && !*end && value >= 1 && value <= 1 << 17)
-    return value;
-  fprintf(stderr, "ffn_speed_gpu: '%s' is no number from 1 to %d\n%s", text, 1 << 17, usage);
-  exit(2);
 }
 
 int main(int argc, char **argv)
@@ -199,8 +146,9 @@ int main(int argc, char **argv)
     fputs(usage, stderr);
     return 2;
   }
-  const int64_t tokens = argc > 3 ? whole(argv[1]) : 4096, d = argc > 3 ? whole(argv[2]) : 4096,
-                hidden = argc > 3 ? whole(argv[3]) : 14336;
+  const int64_t tokens = argc > 3 ? whole("ffn_speed_gpu", usage, argv[1], 1 << 17) : 4096,
+                d = argc > 3 ? whole("ffn_speed_gpu", usage, argv[2], 1 << 17) : 4096,
+                hidden = argc > 3 ? whole("ffn_speed_gpu", usage, argv[3], 1 << 17) : 14336;
   char why[256] = "";
   const esmm_ctx_opts opts = {
       .size = sizeof opts, .device = argc > 4 ? argv[4] : "cuda", .error = why, .error_size = sizeof why};

@@ -28,32 +28,48 @@ extern "C" {
 ESMM_API esmm_status esmm_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *k,
                                        int64_t *col);
 
+/* Which elements are weighed against each other where single ones are pruned. */
+typedef enum esmm_prune_scope {
+  ESMM_PRUNE_COLUMN = 0, /* those of a column of b: each output keeps as many */
+  ESMM_PRUNE_MATRIX = 1  /* all of b */
+} esmm_prune_scope;
+
 /*
- * Sets elements of b [k,n] to zero so that it fits a format.
- *   NM:  of each group of k's the `keep` elements of largest |b| stay; of equal ones, the lower k. With group_cols > 1
- *        the columns of a strip choose together, by the sum of squares over them.
- *   BSR: the blocks of largest norm (sum of squares) stay; of equal ones, the one of the lower block row, then of the
- *        lower block column. round(density * all blocks) of them stay, and their contents are not touched.
- * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b multiplies. NaN
- * counts as infinite.
+ * Sets elements of b [k,n] to zero so that it fits a format, or so that few are left.
+ *   NM:    of each group of k's the `keep` elements of largest |b| stay; of equal ones, the lower k. With group_cols >
+ * 1 the columns of a strip choose together, by the sum of squares over them. BSR:   the blocks of largest norm (sum of
+ * squares) stay; of equal ones, the one of the lower block row, then of the lower block column. round(density * all
+ * blocks) of them stay, and their contents are not touched. DENSE: top-N. The `top` elements of largest |b| stay, of
+ * each column or of all of b; or round(density * elements) of them, where top is 0. Of equal ones, the lower k, then
+ * the lower column. With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b
+ * multiplies. NaN counts as infinite.
+ *
+ * With soft, what top-N or NM keeps shrinks (soft threshold): the largest |b| that goes is subtracted from those that
+ * it was weighed against (what would change sign becomes zero), then the whole matrix is multiplied by the factor, 1 or
+ * more, that brings it closest to b. The result is continuous in b, where the choice alone jumps. A group, column or
+ * matrix that holds NaN or Inf does not shrink, and does not count for the factor.
  */
 typedef struct esmm_prune_opts {
   size_t size;
-  esmm_format format;       /* BSR or NM; DENSE (the default) is an error: there is nothing to prune to */
-  double density;           /* BSR: share of blocks to keep, 0 to 1. Has no default: 0 drops all */
+  esmm_format format;       /* DENSE (the default) needs top or density: every matrix fits it */
+  double density;           /* share to keep, 0 to 1. BSR: of blocks; has no default: 0 drops all. DENSE: of elements */
   const float *input_norms; /* [k], finite and not negative; NULL: all 1 */
+  int64_t top;              /* DENSE: how many elements to keep; 0: density says */
+  esmm_prune_scope scope;   /* DENSE: of what */
+  int soft;                 /* 1: soft threshold; DENSE, and NM whose columns choose alone */
 } esmm_prune_opts;
 
-/* Elements: kept and dropped count nonzeros of b before; norms are Frobenius norms, without input_norms. */
+/* Elements: kept and dropped count nonzeros of b before, by whether they are nonzero after; norms are Frobenius norms,
+   without input_norms. */
 typedef struct esmm_prune_report {
   size_t size;
   int64_t kept, dropped;
   double norm;         /* of b before */
-  double norm_dropped; /* of what was dropped */
+  double norm_dropped; /* of what was dropped; soft: of b before less b after */
 } esmm_prune_report;
 
-/* report may be NULL. b may lie on the GPU: NM is pruned there, with the same choices; for BSR it is copied to the host
-   and back. It waits. */
+/* report may be NULL. b may lie on the GPU: it is pruned there, and comes out bit for bit as on a CPU; for BSR of
+   blocks of fewer than 16 elements it is copied to the host and back. It waits. */
 ESMM_API esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report);
 
 /* ------------------------------------------------------------------------------------------------ patterns */

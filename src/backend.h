@@ -64,6 +64,9 @@ struct esmm_backend {
   esmm_status (*weigh_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
                               esmm_block_note *notes);
   esmm_status (*drop_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const unsigned char *keep);
+  /* Top-N or a soft threshold of a matrix in the device's memory, which is not empty; waits. NULL: the host does it in
+     a copy. */
+  esmm_status (*prune_top)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_top *how, esmm_prune_tally *tally);
 
   /* ---- products ---- */
   /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */

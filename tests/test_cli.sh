@@ -180,6 +180,12 @@ done
   said esmm prune nowhere.safetensors out.safetensors --format nm:5:4
   said esmm prune nowhere.safetensors out.safetensors --format bsr:0
   said esmm prune nowhere.safetensors out.safetensors --format nm:2:4 --density .5
+  said esmm prune nowhere.safetensors out.safetensors --format 5:4
+  said esmm prune nowhere.safetensors out.safetensors --format 2:4 --keep-top 8
+  said esmm prune nowhere.safetensors out.safetensors --keep-top 8 --density .5
+  said esmm prune nowhere.safetensors out.safetensors --keep-top 0
+  said esmm prune nowhere.safetensors out.safetensors --format 2:4 --scope matrix
+  said esmm prune nowhere.safetensors out.safetensors --format bsr:32 --soft
   said esmm prune nowhere.safetensors nowhere.safetensors --format nm:2:4
   said esmm prune nowhere.safetensors out.safetensors --format nm:2:4
   said esmm bench-weights
@@ -564,6 +570,11 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     said esmm prune model.safetensors pruned.safetensors --format nm:2:4 --json pruned.json
     cat pruned.json
     said esmm prune model.safetensors blocks.safetensors --format bsr:2x4 --density 25% --include 'fc*' --exclude fc1 --k-axis first
+    said esmm prune model.safetensors top.safetensors --keep-top 2 --include fc1 --json top.json
+    cat top.json
+    said esmm prune model.safetensors share.safetensors --format dense --density 50% --scope matrix
+    said esmm prune model.safetensors soft.safetensors --format 2:4 --soft --json soft.json
+    cat soft.json
   } | compare prune
   pruned_right() { # the first of equal ones stays; the metadata and the bias do
     [ "$(data_of pruned.safetensors)" = '0 0 3 4 4 3 0 0 1 1 0 0 0 0 0 0 0 1 0 2 3 0 0 4 0 2 0 2 0 0 0 3 '"$(
@@ -576,6 +587,10 @@ if esmm info | grep -q '^safetensors  *can be read'; then
       [ "$(data_of blocks.safetensors | cut -d' ' -f33-)" = "1 2 3 0 1 2 3 0 $(for row in 3 4 5 6 7 8; do printf '0 0 0 0 '; done)2 -1" ]
   }
   check 'prune keeps the blocks of largest norm' blocks_right
+  top_right() { # two of each row of fc1, which is an output's eight k's; the first of equal ones
+    [ "$(data_of top.safetensors | cut -d' ' -f1-32)" = '0 0 0 4 4 0 0 0 1 1 0 0 0 0 0 0 0 0 0 0 3 0 0 4 0 2 0 0 0 0 0 3' ]
+  }
+  check 'prune --keep-top keeps the largest of each output' top_right
   weighed() { # an input that is never there: its weight goes first
     { safetensors "{$(tensor fc1 8 0,32)}" && f32 1 1 1 0 1 1 1 1; } >norms.safetensors
     esmm prune model.safetensors weighed.safetensors --format nm:2:4 --include fc1 --input-norms norms.safetensors >/dev/null &&

@@ -234,8 +234,11 @@ static void session(const data *d, meter *m, esmm_status expected)
   uint64_t bits[5 * 2];
   esmm_pattern_info info = {.size = sizeof info};
   esmm_weights *from_blocks = NULL;
+  static const float norms[256] = {1, 2, 3};
   const esmm_prune_opts to_blocks = {.size = sizeof to_blocks, .format.kind = ESMM_FORMAT_BSR, .density = 0.5},
-                        to_2_4 = {.size = sizeof to_2_4, .format.kind = ESMM_FORMAT_NM};
+                        to_2_4 = {.size = sizeof to_2_4, .format.kind = ESMM_FORMAT_NM},
+                        to_top = {.size = sizeof to_top, .top = 1, .soft = 1, .input_norms = norms},
+                        to_share = {.size = sizeof to_share, .density = 0.5, .scope = ESMM_PRUNE_MATRIX, .soft = 1};
   STEP("create", create(m, "cuda", &ctx, text, sizeof text));
   STEP("prepare", esmm_prepare(ctx, &d->b, NULL, &w));
   const esmm_matmul_opts with_host = {.size = sizeof with_host,
@@ -268,6 +271,8 @@ static void session(const data *d, meter *m, esmm_status expected)
   STEP("prepare from blocks there", esmm_prepare_bsr(ctx, &there, NULL, &from_blocks));
   STEP("prune to blocks", esmm_prune(ctx, &c, &to_blocks, NULL));
   STEP("prune to 2:4", esmm_prune(ctx, &c, &to_2_4, NULL));
+  STEP("prune to the top of columns", esmm_prune(ctx, &c, &to_top, NULL));
+  STEP("prune to the top of all", esmm_prune(ctx, &c, &to_share, NULL));
   const esmm_matmul_opts with_device = {
       .size = sizeof with_device, .residual = &c, .gate = w, .column_nonzeros = counts, .c_pattern = &of_device};
   STEP("the whole epilogue", esmm_matmul(ctx, &a, w, &c, &with_device, NULL));

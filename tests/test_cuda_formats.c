@@ -519,6 +519,30 @@ static void fill_to_prune(esmm_matrix *b, uint64_t seed)
     }
 }
 
+/* b in both memories, pruned in both: the same bits, what lies between lines too, and the same report. */
+static void expect_pruned_alike(const char *what, int i, esmm_matrix *b, const esmm_prune_opts *opts)
+{
+  esmm_matrix db = device_twin(b), back = *b;
+  esmm_prune_report reports[2] = {{.size = sizeof *reports}, {.size = sizeof *reports}};
+  expect_ok(cpu, esmm_prune(cpu, b, opts, &reports[0]));
+  expect_ok(gpu, esmm_prune(gpu, &db, opts, &reports[1]));
+  back.data = malloc(th_matrix_bytes(b));
+  assert_non_null(back.data);
+  get(&db, &back);
+  if (memcmp(back.data, b->data, th_matrix_bytes(b)) != 0)
+    fail_msg("%s, case %d, %s %d x %d: other elements than on a CPU", what, i, esmm_dtype_str(b->dtype), (int)b->rows,
+             (int)b->cols);
+  assert_int_equal(reports[0].kept, reports[1].kept);
+  assert_int_equal(reports[0].dropped, reports[1].dropped);
+  for (int which = 0; which < 2; which++) {
+    const double x = which ? reports[0].norm_dropped : reports[0].norm,
+                 y = which ? reports[1].norm_dropped : reports[1].norm;
+    assert_true(isnan(x) ? isnan(y) : x == y || fabs(x - y) <= 1e-12 * x);
+  }
+  esmm_memory_free(gpu, db.data);
+  free(back.data);
+}
+
 /* The same choices as a CPU's, bit for bit. */
 static void pruned_as_on_a_cpu(void **state)
 {
@@ -535,27 +559,70 @@ static void pruned_as_on_a_cpu(void **state)
       fill_to_prune(&b, (uint64_t)(f * 100 + i));
       for (int k = 0; k < 300; k++)
         norms[k] = (float)(k % 5) * 0.37f + (float)(k % 3);
-      esmm_matrix db = device_twin(&b), back = b;
       const esmm_prune_opts opts = {
           .size = sizeof opts, .format = format_of(&FORMATS[f]), .input_norms = i / 3 % 2 ? norms : NULL};
-      esmm_prune_report reports[2] = {{.size = sizeof *reports}, {.size = sizeof *reports}};
-      expect_ok(cpu, esmm_prune(cpu, &b, &opts, &reports[0]));
-      expect_ok(gpu, esmm_prune(gpu, &db, &opts, &reports[1]));
-      back.data = malloc(th_matrix_bytes(&b));
-      assert_non_null(back.data);
-      get(&db, &back);
-      if (memcmp(back.data, b.data, th_matrix_bytes(&b)) != 0)
-        fail_msg("%d:%d of %d columns, %s, case %d: other elements were kept", FORMATS[f].keep, FORMATS[f].group,
-                 FORMATS[f].cols, esmm_dtype_str(dtype), i);
-      assert_int_equal(reports[0].kept, reports[1].kept);
-      assert_int_equal(reports[0].dropped, reports[1].dropped);
-      assert_true(isnan(reports[0].norm)
-                      ? isnan(reports[1].norm)
-                      : isinf(reports[0].norm) || fabs(reports[0].norm - reports[1].norm) <= 1e-12 * reports[0].norm);
-      esmm_memory_free(gpu, db.data);
-      free(back.data);
+      expect_pruned_alike("N:M", 100 * f + i, &b, &opts);
       free(b.data);
     }
+}
+
+/* Of all that may differ: dtype, order, lines that are odd, norms, ties, Inf and NaN (or none), soft or not. */
+static esmm_matrix to_prune(int64_t rows, int64_t cols, int i, float norms[1200])
+{
+  esmm_matrix b = matrix_of(rows, cols, (esmm_dtype)(i % 3), i / 3 % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR, i % 5);
+  th_rng rng = {(uint64_t)(rows * 7 + i)};
+  fill_to_prune(&b, (uint64_t)(rows * 13 + cols + i));
+  for (int k = 0; k < 1200; k++)
+    norms[k] = k % 11 == 0 ? 0 : (float)(k % 5) * 0.37f + (float)(k % 3);
+  for (int64_t k = 0; i % 4 != 0 && k < rows; k++) /* else nothing of a matrix with Inf would shrink */
+    for (int64_t j = 0; j < cols; j++)
+      if (!isfinite(th_get(&b, k, j)))
+        th_set(&b, k, j, th_unit(&rng));
+  return b;
+}
+
+static void top_as_on_a_cpu(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][2] = {{1, 1}, {1, 70}, {70, 1}, {129, 33}, {300, 96}, {1100, 131}};
+  static const struct {
+    int64_t top;
+    double density;
+    esmm_prune_scope scope;
+  } tops[] = {{1, 0, ESMM_PRUNE_COLUMN},    {40, 0, ESMM_PRUNE_COLUMN},   {0, 0.4, ESMM_PRUNE_COLUMN},
+              {0, 1e-9, ESMM_PRUNE_COLUMN}, {9999, 0, ESMM_PRUNE_COLUMN}, {1, 0, ESMM_PRUNE_MATRIX},
+              {777, 0, ESMM_PRUNE_MATRIX},  {0, 0.6, ESMM_PRUNE_MATRIX},  {0, 1e-9, ESMM_PRUNE_MATRIX},
+              {0, 1, ESMM_PRUNE_MATRIX}};
+  for (int s = 0; s < COUNT(sizes); s++)
+    for (int t = 0; t < COUNT(tops); t++)
+      for (int i = 0; i < 24; i++) {
+        float norms[1200];
+        esmm_matrix b = to_prune(sizes[s][0], sizes[s][1], i, norms);
+        const esmm_prune_opts opts = {.size = sizeof opts,
+                                      .top = tops[t].top,
+                                      .density = tops[t].density,
+                                      .scope = tops[t].scope,
+                                      .input_norms = i / 6 % 2 ? norms : NULL,
+                                      .soft = i / 12 % 2};
+        expect_pruned_alike("top", 100 * t + i, &b, &opts);
+        free(b.data);
+      }
+}
+
+static void soft_nm_as_on_a_cpu(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][2] = {{1, 1}, {3, 40}, {131, 90}, {520, 264}};
+  for (int f = 0; f < COUNT(FORMATS); f++)
+    for (int s = 0; FORMATS[f].cols == 1 && s < COUNT(sizes); s++)
+      for (int i = 0; i < 12; i++) {
+        float norms[1200];
+        esmm_matrix b = to_prune(sizes[s][0], sizes[s][1], i, norms);
+        const esmm_prune_opts opts = {
+            .size = sizeof opts, .format = format_of(&FORMATS[f]), .input_norms = i / 6 % 2 ? norms : NULL, .soft = 1};
+        expect_pruned_alike("soft N:M", 100 * f + i, &b, &opts);
+        free(b.data);
+      }
 }
 
 /* Prunes, prepares and multiplies without B ever being in host memory. */
@@ -605,6 +672,7 @@ int main(void)
       cmocka_unit_test(every_layout),       cmocka_unit_test(every_format),
       cmocka_unit_test(the_same_bits),      cmocka_unit_test(misfits_are_named),
       cmocka_unit_test(pruned_as_on_a_cpu), cmocka_unit_test(pruned_on_the_device_and_multiplied),
+      cmocka_unit_test(top_as_on_a_cpu),    cmocka_unit_test(soft_nm_as_on_a_cpu),
   };
   status = cmocka_run_group_tests_name("cuda formats", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

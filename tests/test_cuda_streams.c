@@ -44,7 +44,8 @@ static void all_work_goes_to_the_stream(void **state)
   assert_int_equal(fake->waits, ++waits);
 
   esmm_pattern *pattern = NULL;
-  esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM};
+  const esmm_prune_opts prune = {.size = sizeof prune, .format.kind = ESMM_FORMAT_NM},
+                        top = {.size = sizeof top, .top = 3, .soft = 1};
   const esmm_generator generator = {.size = sizeof generator};
   fake->captured = &stream;
   for (int captured = 0; captured < 2; captured++) {
@@ -57,6 +58,7 @@ static void all_work_goes_to_the_stream(void **state)
     assert_int_equal(esmm_pattern_extract(b.ctx, &b.a, 8, &pattern), want);
     esmm_pattern_free(pattern);
     assert_int_equal(esmm_prune(b.ctx, &b.a, &prune, NULL), want);
+    assert_int_equal(esmm_prune(b.ctx, &b.a, &top, NULL), want);
     assert_int_equal(esmm_generate(b.ctx, &generator, &b.a), want);
     assert_int_equal(esmm_weights_to_dense(b.ctx, b.w, &b.d.b), want);
   }

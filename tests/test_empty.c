@@ -63,6 +63,10 @@ static void copies(esmm_ctx *ctx, const esmm_matrix *m)
     esmm_prune_report report = {.size = sizeof report};
     must(ctx, esmm_prune(ctx, &to, &blocks, &report));
     must(ctx, esmm_prune(ctx, &to, &groups, &report));
+    const esmm_prune_opts top = {.size = sizeof top, .top = 3, .soft = 1},
+                          whole = {.size = sizeof whole, .density = 0.5, .scope = ESMM_PRUNE_MATRIX, .soft = 1};
+    must(ctx, esmm_prune(ctx, &to, &top, &report));
+    must(ctx, esmm_prune(ctx, &to, &whole, &report));
     int64_t k, col;
     must(ctx, esmm_format_check(ctx, &to, &(esmm_format){.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4}, &k, &col));
     free(to.data);

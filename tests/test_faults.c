@@ -258,6 +258,9 @@ static esmm_status do_prune(esmm_ctx *ctx, data *d)
   static const esmm_prune_opts opts[] = {
       {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM},
       {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_BSR, .density = 0.5},
+      {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .soft = 1},
+      {.size = sizeof(esmm_prune_opts), .top = 3},
+      {.size = sizeof(esmm_prune_opts), .density = 0.5, .scope = ESMM_PRUNE_MATRIX, .soft = 1},
   };
   esmm_status status = ESMM_OK;
   for (size_t i = 0; i < sizeof opts / sizeof opts[0] && status == ESMM_OK; i++) {

@@ -257,32 +257,274 @@ static void blocks_keep_the_largest(void **state)
     }
 }
 
+/* ---- top-N ---- */
+
+typedef struct top_case {
+  int64_t top;
+  double density;
+  esmm_prune_scope scope;
+} top_case;
+
+static const top_case TOPS[] = {{1, 0, ESMM_PRUNE_COLUMN},    {7, 0, ESMM_PRUNE_COLUMN},   {500, 0, ESMM_PRUNE_COLUMN},
+                                {0, 0.3, ESMM_PRUNE_COLUMN},  {0, 1.0, ESMM_PRUNE_COLUMN}, {0, 1e-9, ESMM_PRUNE_COLUMN},
+                                {1, 0, ESMM_PRUNE_MATRIX},    {900, 0, ESMM_PRUNE_MATRIX}, {0, 0.5, ESMM_PRUNE_MATRIX},
+                                {99999, 0, ESMM_PRUNE_MATRIX}};
+
+static int64_t kept_of(const top_case *c, int64_t count)
+{
+  const int64_t keep = c->top > 0 ? c->top : (int64_t)floor(c->density * (double)count + 0.5);
+  return keep < count ? keep : count;
+}
+
+/* Elements of columns j0 to j1, best first. Larger |b| times norm, then the lower k, then the lower column. */
+static ranked *ranking(const esmm_matrix *b, const float *norms, int64_t j0, int64_t j1)
+{
+  ranked *order = malloc((size_t)(b->rows * (j1 - j0) + 1) * sizeof *order);
+  assert_non_null(order);
+  int64_t count = 0;
+  for (int64_t k = 0; k < b->rows; k++)
+    for (int64_t j = j0; j < j1; j++) {
+      const double x = fabs(th_get(b, k, j)), score = x * norm_at(norms, k);
+      order[count++] = (ranked){x == 0 ? -1.0 : isnan(score) ? (double)INFINITY : score, k * b->cols + j};
+    }
+  qsort(order, (size_t)count, sizeof *order, by_rank);
+  return order;
+}
+
+/* What is left of element i of b before the factor: shrunk by the score `less`, whatever rounding does. */
+static double left_of(const esmm_matrix *b, const float *norms, int64_t i, double less)
+{
+  const double x = th_get(b, i / b->cols, i % b->cols);
+  if (less <= 0)
+    return x;
+  const double left = fabs(x) - less / norm_at(norms, i / b->cols);
+  return left > 0 ? copysign(left, x) : 0;
+}
+
+/* Sets out[k * n + j] for `count` elements in the order of their ranks, of which `keep` stay; adds to *fit and *own. */
+static void oracle_soft(const esmm_matrix *b, const float *norms, const ranked *order, int64_t count, int64_t keep,
+                        double *out, double *fit, double *own)
+{
+  const bool finite = count == 0 || !isinf(order[0].score);
+  const double less = keep < count && finite ? order[keep].score : 0;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t at = order[i].place;
+    out[at] = i < keep ? left_of(b, norms, at, less) : 0;
+    *fit += finite ? th_get(b, at / b->cols, at % b->cols) * out[at] : 0;
+    *own += finite ? out[at] * out[at] : 0;
+  }
+}
+
+static void oracle_top(const esmm_matrix *b, const float *norms, const top_case *c, double *out, double *fit,
+                       double *own)
+{
+  const bool whole = c->scope == ESMM_PRUNE_MATRIX;
+  for (int64_t j = 0; j < (whole ? 1 : b->cols); j++) {
+    const int64_t count = whole ? b->rows * b->cols : b->rows;
+    ranked *order = ranking(b, norms, whole ? 0 : j, whole ? b->cols : j + 1);
+    oracle_soft(b, norms, order, count, kept_of(c, count), out, fit, own);
+    free(order);
+  }
+}
+
+static esmm_prune_opts top_opts(const top_case *c, const float *norms, int soft)
+{
+  return (esmm_prune_opts){.size = sizeof(esmm_prune_opts),
+                           .density = c->density,
+                           .top = c->top,
+                           .scope = c->scope,
+                           .input_norms = norms,
+                           .soft = soft};
+}
+
+static void top_keeps_the_largest(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (size_t c = 0; c < sizeof TOPS / sizeof TOPS[0]; c++)
+    for (int variant = 0; variant < 24; variant++) {
+      trio t;
+      make(&t, variant % 5 == 0 ? 5 : 267, 41, (esmm_dtype)(variant % 3), variant);
+      const float *norms = norms_for(variant);
+      const esmm_prune_opts opts = top_opts(&TOPS[c], norms, 0);
+      const bool whole = opts.scope == ESMM_PRUNE_MATRIX;
+      esmm_prune_report report = {.size = sizeof report};
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
+        fail_msg("prune: %s", esmm_ctx_error(ctx));
+      for (int64_t j = 0; j < (whole ? 1 : t.b.cols); j++) {
+        const int64_t count = whole ? t.b.rows * t.b.cols : t.b.rows;
+        ranked *order = ranking(&t.before, norms, whole ? 0 : j, whole ? t.b.cols : j + 1);
+        for (int64_t i = kept_of(&TOPS[c], count); i < count; i++)
+          drop(&t.oracle, order[i].place / t.b.cols, 1, order[i].place % t.b.cols, 1);
+        free(order);
+      }
+      expect_pruned("top", &t.before, &t.b, &t.oracle, &report);
+      unmake(&t);
+    }
+}
+
+/* ---- the soft threshold ---- */
+
+static void expect_soft(const char *what, const trio *t, const double *out, double fit, double own,
+                        const esmm_prune_report *report)
+{
+  static const double steps[] = {0x1p-23, 0x1p-7, 0x1p-10}; /* of F32, BF16, F16: more than rounding takes */
+  const double factor = own > 0 ? (double)(float)(fit / own) : 1, step = steps[t->b.dtype];
+  double difference = 0;
+  int64_t kept = 0, dropped = 0;
+  assert_true(factor >= 1);
+  for (int64_t k = 0; k < t->b.rows; k++)
+    for (int64_t j = 0; j < t->b.cols; j++) {
+      const double was = th_get(&t->before, k, j), is = th_get(&t->b, k, j), should = factor * out[k * t->b.cols + j];
+      if (!(fabs(is - should) <= step * fabs(should) + 1e-7 * (t->b.dtype == ESMM_F16)))
+        fail_msg("%s: (%lld, %lld) was %g, is %.9g, should be %.9g", what, (long long)k, (long long)j, was, is, should);
+      difference += (was - is) * (was - is);
+      kept += was != 0 && is != 0;
+      dropped += was != 0 && is == 0;
+    }
+  assert_int_equal(report->kept, kept);
+  assert_int_equal(report->dropped, dropped);
+  if (!(fabs(report->norm_dropped - sqrt(difference)) <= 1e-12 * sqrt(difference)))
+    fail_msg("%s: norm dropped is %.17g, should be %.17g", what, report->norm_dropped, sqrt(difference));
+}
+
+static void soft_top_shrinks(void **state)
+{
+  esmm_ctx *ctx = *state;
+  for (size_t c = 0; c < sizeof TOPS / sizeof TOPS[0]; c++)
+    for (int variant = 0; variant < 24; variant++) {
+      trio t;
+      make(&t, variant % 5 == 0 ? 5 : 267, 41, (esmm_dtype)(variant % 3), variant);
+      const float *norms = norms_for(variant);
+      const esmm_prune_opts opts = top_opts(&TOPS[c], norms, 1);
+      esmm_prune_report report = {.size = sizeof report};
+      double *out = calloc((size_t)(t.b.rows * t.b.cols), sizeof *out), fit = 0, own = 0;
+      assert_non_null(out);
+      oracle_top(&t.before, norms, &TOPS[c], out, &fit, &own);
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
+        fail_msg("prune: %s", esmm_ctx_error(ctx));
+      expect_soft("soft top", &t, out, fit, own, &report);
+      free(out);
+      unmake(&t);
+    }
+}
+
+static void soft_nm_shrinks(void **state)
+{
+  esmm_ctx *ctx = *state;
+  static const int patterns[][2] = {{2, 4}, {1, 4}, {4, 8}, {3, 7}, {8, 32}, {5, 5}};
+  for (size_t p = 0; p < sizeof patterns / sizeof patterns[0]; p++)
+    for (int variant = 0; variant < 24; variant++) {
+      const int n = patterns[p][0], m = patterns[p][1];
+      trio t;
+      make(&t, variant % 5 == 0 ? m - 1 : 267, 41, (esmm_dtype)(variant % 3), variant);
+      const float *norms = norms_for(variant);
+      double *out = calloc((size_t)(t.b.rows * t.b.cols), sizeof *out), fit = 0, own = 0;
+      assert_non_null(out);
+      for (int64_t j = 0; j < t.b.cols; j++)
+        for (int64_t k0 = 0; k0 < t.b.rows; k0 += m) {
+          ranked order[32];
+          int count = 0;
+          for (int64_t k = k0; k < k0 + m && k < t.b.rows; k++, count++) {
+            const double x = fabs(th_get(&t.before, k, j));
+            order[count] = (ranked){x == 0 ? -1.0 : x * norm_at(norms, k), k * t.b.cols + j};
+          }
+          qsort(order, (size_t)count, sizeof order[0], by_rank);
+          oracle_soft(&t.before, norms, order, count, n < count ? n : count, out, &fit, &own);
+        }
+      const esmm_prune_opts opts = {.size = sizeof opts,
+                                    .format = {.kind = ESMM_FORMAT_NM, .keep = n, .group = m},
+                                    .input_norms = norms,
+                                    .soft = 1};
+      esmm_prune_report report = {.size = sizeof report};
+      if (esmm_prune(ctx, &t.b, &opts, &report) != ESMM_OK)
+        fail_msg("prune: %s", esmm_ctx_error(ctx));
+      expect_soft("soft nm", &t, out, fit, own, &report);
+      int64_t k, col;
+      assert_int_equal(esmm_format_check(ctx, &t.b, &opts.format, &k, &col), ESMM_OK);
+      assert_int_equal(k, -1);
+      free(out);
+      unmake(&t);
+    }
+}
+
+/* By hand. Of 4, 3, 2, 1 two stay less 2, so 2 and 1; times (4 * 2 + 3 * 1) / (2 * 2 + 1 * 1). */
+static void top_and_soft_are_pinned(void **state)
+{
+  esmm_ctx *ctx = *state;
+  float b[4] = {4, -3, 2, 1};
+  esmm_matrix m = {.data = b, .rows = 4, .cols = 1};
+  const esmm_prune_opts nm = {.size = sizeof nm, .format.kind = ESMM_FORMAT_NM, .soft = 1};
+  const float shrunk[4] = {2.2f * 2, -2.2f, 0, 0};
+  esmm_prune_report report = {.size = sizeof report};
+  assert_int_equal(esmm_prune(ctx, &m, &nm, &report), ESMM_OK);
+  assert_memory_equal(b, shrunk, sizeof b);
+  assert_true(report.kept == 2 && report.dropped == 2 && report.norm_dropped < report.norm);
+  assert_int_equal(esmm_prune(ctx, &m, &nm, &report), ESMM_OK); /* what fits stays as it is */
+  assert_memory_equal(b, shrunk, sizeof b);
+  assert_true(report.dropped == 0 && report.norm_dropped == 0);
+
+  float ties[6] = {1, -2, 2, 2, 2, 1}; /* 3 x 2: of the equal ones the upper, then the left */
+  m = (esmm_matrix){.data = ties, .rows = 3, .cols = 2};
+  const esmm_prune_opts whole = {.size = sizeof whole, .top = 2, .scope = ESMM_PRUNE_MATRIX};
+  const float first[6] = {0, -2, 2, 0, 0, 0};
+  assert_int_equal(esmm_prune(ctx, &m, &whole, NULL), ESMM_OK);
+  assert_memory_equal(ties, first, sizeof ties);
+
+  float columns[6] = {1, -2, 2, 2, 2, 1};
+  m.data = columns;
+  const esmm_prune_opts one = {.size = sizeof one, .top = 1};
+  const float each[6] = {0, -2, 2, 0, 0, 0};
+  assert_int_equal(esmm_prune(ctx, &m, &one, NULL), ESMM_OK);
+  assert_memory_equal(columns, each, sizeof columns);
+
+  float odd[8] = {1, (float)INFINITY, 3, (float)NAN, 4, 3, 2, 1}; /* the first group does not shrink */
+  m = (esmm_matrix){.data = odd, .rows = 8, .cols = 1};
+  assert_int_equal(esmm_prune(ctx, &m, &nm, NULL), ESMM_OK);
+  assert_true(odd[0] == 0 && isinf(odd[1]) && odd[2] == 0 && isnan(odd[3]));
+  assert_true(odd[4] == 2.2f * 2 && odd[5] == 2.2f && odd[6] == 0 && odd[7] == 0);
+}
+
 static void threads_make_no_difference(void **state)
 {
   (void)state;
-  esmm_prune_report first = {0};
-  for (int threads = 1; threads <= 4; threads++) {
-    esmm_ctx *ctx = th_ctx_on("cpu", threads);
-    esmm_matrix b = th_matrix_alloc(128, 200, ESMM_F32);
-    th_fill(&b, 9, 1.0, false);
-    const esmm_prune_opts opts = {.size = sizeof opts, .format.kind = ESMM_FORMAT_NM};
-    esmm_prune_report report = {.size = sizeof report};
-    assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
-    if (threads == 1)
-      first = report;
-    assert_memory_equal(&first, &report, sizeof report);
-    free(b.data);
-    esmm_ctx_free(ctx);
+  static const esmm_prune_opts all[] = {
+      {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM},
+      {.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .soft = 1},
+      {.size = sizeof(esmm_prune_opts), .top = 50, .soft = 1},
+      {.size = sizeof(esmm_prune_opts), .density = 0.4, .scope = ESMM_PRUNE_MATRIX, .soft = 1},
+  };
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    esmm_prune_report first = {0};
+    esmm_matrix pruned = th_matrix_alloc(528, 200, ESMM_F32);
+    for (int threads = 1; threads <= 4; threads++) {
+      esmm_ctx *ctx = th_ctx_on("cpu", threads);
+      esmm_matrix b = th_matrix_alloc(528, 200, ESMM_F32);
+      th_fill(&b, 9, 1.0, false);
+      esmm_prune_report report = {.size = sizeof report};
+      assert_int_equal(esmm_prune(ctx, &b, &all[i], &report), ESMM_OK);
+      if (threads == 1) {
+        first = report;
+        memcpy(pruned.data, b.data, th_matrix_bytes(&b));
+      }
+      assert_memory_equal(&first, &report, sizeof report);
+      assert_memory_equal(pruned.data, b.data, th_matrix_bytes(&b));
+      free(b.data);
+      esmm_ctx_free(ctx);
+    }
+    free(pruned.data);
   }
 }
 
 static void empty_matrices(void **state)
 {
   esmm_ctx *ctx = *state;
-  for (int format = ESMM_FORMAT_BSR; format <= ESMM_FORMAT_NM; format++)
-    for (int side = 0; side < 3; side++) {
-      esmm_matrix b = {.rows = side == 1 ? 5 : 0, .cols = side == 2 ? 5 : 0};
-      const esmm_prune_opts opts = {.size = sizeof opts, .format.kind = (esmm_format_kind)format, .density = 0.5};
+  for (int format = ESMM_FORMAT_DENSE; format <= ESMM_FORMAT_NM; format++)
+    for (int side = 0; side < 6; side++) {
+      esmm_matrix b = {.rows = side % 3 == 1 ? 5 : 0, .cols = side % 3 == 2 ? 5 : 0};
+      const esmm_prune_opts opts = {.size = sizeof opts,
+                                    .format.kind = (esmm_format_kind)format,
+                                    .density = 0.5,
+                                    .soft = side >= 3 && format != ESMM_FORMAT_BSR};
       esmm_prune_report report = {.size = sizeof report, .kept = 7, .norm = 7};
       assert_int_equal(esmm_prune(ctx, &b, &opts, &report), ESMM_OK);
       assert_true(report.kept == 0 && report.dropped == 0 && report.norm == 0 && report.norm_dropped == 0);
@@ -318,6 +560,22 @@ static void bad_options(void **state)
        "inf"},
       {{.size = sizeof(esmm_prune_opts), .format.kind = ESMM_FORMAT_NM, .input_norms = nan}, "input_norms[0]", "nan"},
   };
+  static const struct {
+    esmm_prune_opts opts;
+    esmm_status status;
+    const char *word1, *word2;
+  } more[] = {
+      {{.top = -1}, ESMM_ERR_ARGUMENT, "opts->top", "-1"},
+      {{.top = 3, .format.kind = ESMM_FORMAT_NM}, ESMM_ERR_ARGUMENT, "opts->top", "NM"},
+      {{.top = 3, .density = 0.5}, ESMM_ERR_ARGUMENT, "opts->top", "opts->density"},
+      {{.density = 1.5}, ESMM_ERR_ARGUMENT, "opts->density", "1.5"},
+      {{.density = -0.5}, ESMM_ERR_ARGUMENT, "opts->density", "-0.5"},
+      {{.top = 1, .scope = (esmm_prune_scope)2}, ESMM_ERR_ARGUMENT, "opts->scope", "2"},
+      {{.scope = ESMM_PRUNE_MATRIX, .format.kind = ESMM_FORMAT_NM}, ESMM_ERR_ARGUMENT, "opts->scope", "NM"},
+      {{.top = 1, .soft = 2}, ESMM_ERR_ARGUMENT, "opts->soft", "2"},
+      {{.density = 0.5, .soft = 1, .format.kind = ESMM_FORMAT_BSR}, ESMM_ERR_UNSUPPORTED, "opts->soft", "BSR"},
+      {{.soft = 1, .format = {.kind = ESMM_FORMAT_NM, .group_cols = 4}}, ESMM_ERR_UNSUPPORTED, "soft", "group_cols"},
+  };
   float data[16];
   for (int i = 0; i < 16; i++)
     data[i] = (float)i;
@@ -325,6 +583,12 @@ static void bad_options(void **state)
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     th_expect(bad[i].word1, esmm_prune(ctx, &b, &bad[i].opts, NULL), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx),
               bad[i].word1, bad[i].word2);
+  for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+    esmm_prune_opts opts = more[i].opts;
+    opts.size = sizeof opts;
+    th_expect(more[i].word1, esmm_prune(ctx, &b, &opts, NULL), more[i].status, esmm_ctx_error(ctx), more[i].word1,
+              more[i].word2);
+  }
   const esmm_prune_opts good = {.size = sizeof good, .format.kind = ESMM_FORMAT_NM};
   esmm_prune_report unsized = {0};
   th_expect("report", esmm_prune(ctx, &b, &good, &unsized), ESMM_ERR_ARGUMENT, esmm_ctx_error(ctx), "report->size",
@@ -341,6 +605,8 @@ int main(void)
       cmocka_unit_test(nm_keeps_the_largest),    cmocka_unit_test(the_choice_is_pinned),
       cmocka_unit_test(blocks_keep_the_largest), cmocka_unit_test(threads_make_no_difference),
       cmocka_unit_test(empty_matrices),          cmocka_unit_test(bad_options),
+      cmocka_unit_test(top_keeps_the_largest),   cmocka_unit_test(soft_top_shrinks),
+      cmocka_unit_test(soft_nm_shrinks),         cmocka_unit_test(top_and_soft_are_pinned),
   };
   return cmocka_run_group_tests_name("prune", tests, th_cpu_set_up, th_cpu_tear_down);
 }

@@ -54,6 +54,7 @@ GENERATORS: Dict[str, int] = {
     "ESMM_GEN_PATTERN": 3,
     "ESMM_GEN_ACTIVATIONS": 4,
 }
+PRUNE_SCOPES: Dict[str, int] = {"ESMM_PRUNE_COLUMN": 0, "ESMM_PRUNE_MATRIX": 1}
 OPERANDS: Dict[str, int] = {"ESMM_OPERAND_A": 0, "ESMM_OPERAND_B": 1}
 FFN_MODES: Dict[str, int] = {"ESMM_FFN_EXACT": 0, "ESMM_FFN_SPLIT": 1, "ESMM_FFN_SPARSE": 2, "ESMM_FFN_DENSE": 3}
 SPARSIFIERS: Dict[str, int] = {"ESMM_SPARSIFY_TOP_N": 0, "ESMM_SPARSIFY_SOFT": 1, "ESMM_SPARSIFY_MVUE": 2}
@@ -251,7 +252,15 @@ class Recollection(Structure):
 
 
 class PruneOpts(Structure):
-    _fields_ = [("size", c_size_t), ("format", Format), ("density", c_double), ("input_norms", c_void_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("format", Format),
+        ("density", c_double),
+        ("input_norms", c_void_p),
+        ("top", c_int64),
+        ("scope", c_int),
+        ("soft", c_int),
+    ]
 
 
 class PruneReport(Structure):

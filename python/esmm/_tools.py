@@ -142,6 +142,9 @@ def inspect(x: Any, *, dtype: Any = None, context: Optional[Context] = None) -> 
 # ---- pruning ----
 
 
+SCOPES = {name[len("ESMM_PRUNE_") :].lower(): value for name, value in _lib.PRUNE_SCOPES.items()}
+
+
 class PruneReport(NamedTuple):
     """What pruning dropped; the fields of esmm_prune_report."""
 
@@ -153,22 +156,31 @@ class PruneReport(NamedTuple):
 
 def prune(
     b: Any,
-    format: Union[str, Format],
+    format: Union[str, Format] = "dense",
     *,
     density: Optional[float] = None,
+    top: int = 0,
+    scope: str = "column",
+    soft: bool = False,
     input_norms: Any = None,
     out: Any = None,
     dtype: Any = None,
     context: Optional[Context] = None,
 ) -> Tuple[Any, PruneReport]:
     """b [k, n] with elements set to zero so that it fits a format ('2:4', 'bsr:32' with the density of blocks to keep),
-    as a new numpy array, and what was dropped. out=b prunes in place; a tensor on a GPU is always pruned in place, and
-    has to be given as out too. input_norms [k]: |b| counts times k's norm in the input.
+    or, without one, so that the `top` elements of largest |b| are left, or their share `density`: those of each column,
+    or with scope='matrix' of all. As a new numpy array, and what was dropped. out=b prunes in place; a tensor on a GPU
+    is always pruned in place, and has to be given as out too.
+
+    input_norms [k]: |b| counts times k's norm in the input. soft: what '2:4' or top keeps shrinks by the largest |b|
+    that goes, then all is multiplied by the factor that brings it closest to b.
 
     >>> import numpy as np, esmm
     >>> b, report = esmm.prune(np.array([[1], [4], [-3], [2]], np.float32), "2:4")
     >>> b.ravel().tolist(), report.kept, report.dropped
     ([0.0, 4.0, -3.0, 0.0], 2, 2)
+    >>> esmm.prune(np.array([[1, 5], [4, 6], [-3, 7]], np.float32), top=1)[0].tolist()
+    [[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]]
     """
     ctx = _context(b, context)
     bits = bits_of(dtype)
@@ -182,6 +194,9 @@ def prune(
     x = operand(out, "b", ctx, bits, write=True)
     opts = _lib.PruneOpts(ctypes.sizeof(_lib.PruneOpts), _core.format_struct(wanted))
     opts.density = 0.0 if density is None else number(density, "density")
+    opts.top = integer(top, "top")
+    opts.scope = _core.choice(SCOPES, scope, "scope")
+    opts.soft = bool(soft)
     if input_norms is not None:
         norms = np.ascontiguousarray(input_norms, np.float32)
         if norms.shape != (x.raw[1],):

@@ -80,8 +80,47 @@ def test_prune_prepare_and_back(rng, format):
         assert esmm.fits(pruned, format) is None and esmm.fits(before, format) == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_prune_top(rng, dtype):
+    b = rng.standard_normal((300, 40)).astype(dtype)
+    pruned, report = esmm.prune(b, top=7)
+    for was, column in zip(b.T, pruned.T):
+        best = np.sort(np.argsort(-abs(was), kind="stable")[:7])
+        np.testing.assert_array_equal(np.nonzero(column)[0], best)
+        np.testing.assert_array_equal(column[best], was[best])
+    assert report.kept == 7 * 40 and report.dropped == b.size - report.kept
+    share = esmm.prune(b, density=0.25, scope="matrix")[0]
+    assert (share != 0).sum() == b.size // 4 and abs(b[share == 0]).max() <= abs(share[share != 0]).min()
+    norms = np.zeros(300, np.float32)
+    norms[5:8] = 1
+    np.testing.assert_array_equal(np.nonzero(esmm.prune(b, "dense", top=3, input_norms=norms)[0].any(1))[0], [5, 6, 7])
+
+
+def test_prune_soft(rng):
+    b = rng.standard_normal((64, 48)).astype(np.float32)
+    hard, soft = esmm.prune(b, "2:4")[0], esmm.prune(b, "2:4", soft=True)
+    assert esmm.fits(soft[0], "2:4") is None
+    size = abs(b).reshape(16, 4, 48)
+    left = np.sign(b) * np.maximum(size - np.sort(size, 1)[:, 1:2], 0).reshape(64, 48)
+    factor = (b * left).sum() / (left * left).sum()
+    np.testing.assert_allclose(soft[0], factor * left, rtol=1e-5)
+    assert ((soft[0] != 0) == (hard != 0)).all() and factor > 1
+    assert math.isclose(soft[1].norm_dropped, np.linalg.norm(b - soft[0]), rel_tol=1e-5)
+
+
 def test_prune_refusals(rng):
     b = np.ones((8, 8), np.float32)
+    for wrong, match in (
+        ({"top": -1}, "top is -1"),
+        ({"top": 1.5}, "top is 1.5"),
+        ({"top": 2, "density": 0.5}, "opts->top is 2"),
+        ({"top": 2, "scope": "row"}, "scope"),
+        ({"format": "2:4", "top": 2}, "opts->top is 2"),
+        ({"format": "bsr:4", "density": 0.5, "soft": True}, "soft"),
+        ({}, "top or density"),
+    ):
+        with pytest.raises(esmm.Error, match=match):
+            esmm.prune(b, **wrong)
     with pytest.raises(ValueError, match="density is missing"):
         esmm.prune(b, "bsr:4")
     with pytest.raises(ValueError, match="1.5"):

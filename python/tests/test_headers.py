@@ -115,6 +115,7 @@ def test_enums():
         _lib.ACTIVATIONS,
         _lib.KERNEL_FLAGS,
         _lib.GENERATORS,
+        _lib.PRUNE_SCOPES,
         _lib.OPERANDS,
         _lib.FFN_MODES,
         _lib.SPARSIFIERS,

@@ -3,6 +3,7 @@
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
+#include "cuda/ops/prune.h"
 
 #include <stdio.h>
 
@@ -104,6 +105,7 @@ const esmm_backend esmm_cuda_backend = {
     .prune = esmm_cuda_prune,
     .weigh_blocks = esmm_cuda_weigh_blocks,
     .drop_blocks = esmm_cuda_drop_blocks,
+    .prune_top = esmm_cuda_prune_top,
     .multiply = esmm_cuda_multiply,
     .explain = esmm_cuda_explain,
     .settle_reports = esmm_cuda_settle_reports,

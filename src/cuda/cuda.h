@@ -423,6 +423,8 @@ static inline const esmm_cuda_weights *esmm_cuda_b(const esmm_problem *p)
   return esmm_cuda_of(p->w);
 }
 
+/* Weights of a B of that shape, whose forms take so many bytes and are still to be had; NULL: says so in ctx. */
+esmm_weights *esmm_cuda_weights_new(esmm_ctx *ctx, const esmm_matrix *b, size_t bytes);
 void esmm_cuda_weights_free(esmm_weights *w);              /* the device part; needs no context */
 esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* 16-bit B [k,n], as the weights keep it */
 /* Weights of a CPU with the same B, for the weights file; and the other way round. */

@@ -175,6 +175,9 @@ static esmm_status count_h(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *c
 
 static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once)
 {
+  const esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_KEYS, 1, ffn->o.d_hidden, sizeof(uint64_t));
+  if (status != ESMM_OK)
+    return status;
   if (!once && ffn->branches > 1 && ffn_makes_zeros(ffn)) {
     const esmm_matrix gate = esmm_ffn_view(cache, FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
     count_columns(ctx, &gate, true, cache->buffers[FFN_OPEN].data);
@@ -253,7 +256,7 @@ static void derive_rows(void *arg, int64_t first, int64_t end, int worker)
     if (!job->up) {
       esmm_ffn_load_row(job->h, t, NULL, n, a);
       for (int64_t i = 0; i < n; i++)
-        d[i] *= ffn_slope_of_result(activation, a[i]);
+        d[i] *= ffn_slope_of_result((int)activation, a[i]);
       continue;
     }
     esmm_ffn_load_row(job->up, t, job->order, n, a);

@@ -75,7 +75,7 @@ enum {
   FFN_ORDER,   /* int32 [d_hidden]: alive features, those of fewest nonzeros first */
   FFN_COLUMNS, /* int32 [d_hidden]: features that go sparse, by index */
   FFN_TOKENS,  /* int32 [tokens]: the order that groups of tokens are taken from */
-  FFN_KEYS,    /* uint64 [d_hidden]: to rank by */
+  FFN_KEYS,    /* uint64 [d_hidden]: to rank by, on a CPU */
   FFN_SPARSE,  /* an operand after sparsifying */
   FFN_PARTIAL, /* sums of rows, before they are added in order */
   FFN_DPRE_UP,

@@ -49,9 +49,11 @@ static esmm_status reserve_statistics(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_f
     int buffer;
     int64_t count;
     size_t size;
-  } wanted[] = {{FFN_COUNTS, ffn->o.d_hidden, sizeof(int32_t)}, {FFN_OPEN, ffn->o.d_hidden, sizeof(int32_t)},
-                {FFN_ORDER, ffn->o.d_hidden, sizeof(int32_t)},  {FFN_COLUMNS, ffn->o.d_hidden, sizeof(int32_t)},
-                {FFN_KEYS, ffn->o.d_hidden, sizeof(uint64_t)},  {FFN_TOKENS, cache->tokens, sizeof(int32_t)}};
+  } wanted[] = {{FFN_COUNTS, ffn->o.d_hidden, sizeof(int32_t)},
+                {FFN_OPEN, ffn->o.d_hidden, sizeof(int32_t)},
+                {FFN_ORDER, ffn->o.d_hidden, sizeof(int32_t)},
+                {FFN_COLUMNS, ffn->o.d_hidden, sizeof(int32_t)},
+                {FFN_TOKENS, cache->tokens, sizeof(int32_t)}};
   esmm_status status = ESMM_OK;
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted && status == ESMM_OK; i++)
     status = esmm_ffn_reserve(ctx, cache, wanted[i].buffer, 1, wanted[i].count, wanted[i].size);

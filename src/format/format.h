@@ -146,6 +146,36 @@ typedef struct esmm_block_note {
   double squares; /* of the elements themselves */
 } esmm_block_note;
 
+/*
+ * Top-N (format.kind DENSE), and the soft threshold of that or of N:M. A matrix is gone through by areas of
+ * ESMM_AREA_COLS columns by esmm_area_rows k's, which are numbered by levels of k's. What is summed over an area is
+ * summed for each column in rising k's; then the upper half of the columns' sums is added to the lower, until one is
+ * left; areas are added in their order. Every device keeps that order, so all come to the same factor, bit for bit.
+ */
+#define ESMM_AREA_COLS 32
+#define ESMM_AREA_ROWS 128 /* at most */
+typedef struct esmm_top {
+  esmm_format format; /* settled; of NM group_cols is 1 */
+  int64_t keep;       /* DENSE: elements of each column, or of all: 0 or more, more than there are keep all */
+  bool whole;         /* DENSE: of all */
+  bool soft;
+  const float *norms; /* [k] in host memory, or NULL */
+} esmm_top;
+
+/* <x, s> and <s, s> over an area, s being what is left of x after shrinking. */
+typedef struct esmm_area_fit {
+  double fit, own;
+} esmm_area_fit;
+
+static inline int64_t esmm_area_rows(const esmm_format *f) /* whole groups */
+{
+  return f->kind == ESMM_FORMAT_NM ? ESMM_AREA_ROWS / f->group * f->group : ESMM_AREA_ROWS;
+}
+
+/* What all is multiplied with after shrinking; how areas' tallies become one. */
+float esmm_top_factor(const esmm_area_fit *fits, int64_t areas);
+void esmm_tally_add(esmm_prune_tally *to, const esmm_prune_tally *from, int64_t count);
+
 /* Says that B [k,n] does not fit f: that group of that strip has `count` nonzero k's. */
 esmm_status esmm_nm_misfit(esmm_ctx *ctx, const esmm_format *f, int64_t k, int64_t n, int64_t group, int64_t strip,
                            int count);

@@ -1,15 +1,13 @@
 /*
- * prune.c: zeros where a format needs them. What stays is decided by keys: 64-bit numbers that order like the scores
- * they stand for, so that a group's choice and a threshold over all blocks are the same comparison.
+ * prune.c: zeros where a format needs them: N:M and blocks; prune_top.c has the rest. What stays is decided by keys
+ * (prune.h), so that a group's choice and a threshold over all blocks are the same comparison.
  */
-#include "backend.h"
+#include "format/prune.h"
+
 #include "bits.h"
 #include "convert.h"
 #include "esmm_tools.h"
 #include "threads.h"
-
-#include <math.h>
-#include <string.h>
 
 #define CHUNK 16 /* strips of columns gone through side by side: a cache line of B's rows serves all of them */
 
@@ -25,15 +23,6 @@ typedef struct job {
   uint64_t *keys; /* BSR: of each block */
 } job;
 
-/* Nonzeros come before zeros, whatever their score: what fits already stays as it is. */
-static uint64_t key_of(bool nonzero, double score)
-{
-  uint64_t bits;
-  const double ordered = isnan(score) ? (double)INFINITY : score;
-  memcpy(&bits, &ordered, sizeof bits); /* of numbers that are not negative: in the same order */
-  return nonzero ? bits + 1 : 0;
-}
-
 /* |b| times its input's norm: exact in double. */
 static double weigh(const job *j, int64_t k, int64_t col)
 {
@@ -46,7 +35,7 @@ static double weigh(const job *j, int64_t k, int64_t col)
 static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, int64_t cols, int sums)
 {
   if (rows == 1 && cols == 1)
-    return key_of(esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, k, col)), weigh(j, k, col));
+    return esmm_prune_key(esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, k, col)), weigh(j, k, col));
   bool nonzero = false;
   double squares[ESMM_BLOCK_SUMS] = {0};
   for (int64_t r = k; r < k + rows; r++)
@@ -58,7 +47,7 @@ static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, 
   for (int half = sums / 2; half > 0; half /= 2)
     for (int i = 0; i < half; i++)
       squares[i] += squares[i + half];
-  return key_of(nonzero, squares[0]);
+  return esmm_prune_key(nonzero, squares[0]);
 }
 
 /* Counts rows x cols elements from (k, col) on and, unless they are kept, makes them zeros. */
@@ -78,11 +67,11 @@ static void settle_area(job *j, int64_t k, int64_t rows, int64_t col, int64_t co
     }
 }
 
-static esmm_status alloc_array(esmm_ctx *ctx, int64_t count, size_t size, void **array)
+esmm_status esmm_prune_alloc(esmm_ctx *ctx, int64_t count, size_t size, void **array)
 {
   size_t bytes;
   if (!esmm_size_mul((size_t)count, size, &bytes))
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many blocks: %lld", (long long)count);
+    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b has too many parts: %lld", (long long)count);
   *array = esmm_mem_alloc(&ctx->allocator, bytes);
   return *array ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes to prune with", bytes);
 }
@@ -132,28 +121,20 @@ static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
   j->strips = j->b.rows > 0 ? esmm_ceil_div(j->b.cols, j->f.group_cols) : 0; /* no k, no work: any n is legal */
   const int64_t chunks = esmm_ceil_div(j->strips, CHUNK);
   void *array;
-  const esmm_status status = alloc_array(ctx, chunks, sizeof(tally), &array);
+  const esmm_status status = esmm_prune_alloc(ctx, chunks, sizeof(tally), &array);
   if (status != ESMM_OK)
     return status;
   j->tallies = array;
   esmm_for(ctx, ctx->threads, chunks, 1, prune_chunks, j);
-  for (int64_t i = 0; i < chunks; i++) {
-    all->kept += j->tallies[i].kept;
-    all->dropped += j->tallies[i].dropped;
-    all->squares += j->tallies[i].squares;
-    all->squares_dropped += j->tallies[i].squares_dropped;
-  }
+  esmm_tally_add(all, j->tallies, chunks);
   esmm_mem_free(&ctx->allocator, array, (size_t)chunks * sizeof(tally));
   return ESMM_OK;
 }
 
 /* ---- blocks ---- */
 
-/*
- * The keep-th largest key, byte by byte from the highest: of the keys that begin like it, how many have which next
- * byte? *equal: how many of those equal to it are among the keep largest. 1 <= keep <= count.
- */
-static uint64_t threshold_of(const uint64_t *keys, int64_t count, int64_t keep, int64_t *equal)
+/* Byte by byte from the highest: of the keys that begin like it, how many have which next byte? */
+uint64_t esmm_prune_threshold(const uint64_t *keys, int64_t count, int64_t keep, int64_t *equal)
 {
   uint64_t found = 0;
   for (int shift = 56; shift >= 0; shift -= 8) {
@@ -161,10 +142,7 @@ static uint64_t threshold_of(const uint64_t *keys, int64_t count, int64_t keep, 
     int64_t having[256] = {0};
     for (int64_t i = 0; i < count; i++)
       having[keys[i] >> shift & 255] += (keys[i] & known) == found;
-    unsigned byte = 255;
-    for (; keep > having[byte]; byte--)
-      keep -= having[byte];
-    found |= (uint64_t)byte << shift;
+    found |= (uint64_t)esmm_prune_next_byte(having, &keep) << shift;
   }
   *equal = keep;
   return found;
@@ -192,7 +170,7 @@ static choice choose(const uint64_t *keys, int64_t blocks, double density)
   const int64_t keep = llround(density * (double)blocks);
   choice c = {.least = UINT64_MAX}; /* no key is */
   if (keep > 0)
-    c.least = threshold_of(keys, blocks, keep, &c.equal);
+    c.least = esmm_prune_threshold(keys, blocks, keep, &c.equal);
   return c;
 }
 
@@ -217,7 +195,7 @@ static esmm_status prune_blocks(esmm_ctx *ctx, job *j, double density, tally *al
   void *array = NULL;
   esmm_status status = count_blocks(ctx, j, &j->strips, &blocks);
   if (status == ESMM_OK)
-    status = alloc_array(ctx, blocks, sizeof(uint64_t), &array);
+    status = esmm_prune_alloc(ctx, blocks, sizeof(uint64_t), &array);
   if (status != ESMM_OK)
     return status;
   uint64_t *keys = j->keys = array;
@@ -266,7 +244,7 @@ static esmm_status prune_blocks_there(esmm_ctx *ctx, const job *j, double densit
   const size_t each = sizeof(esmm_block_note) + sizeof(uint64_t) + 1;
   esmm_status status = count_blocks(ctx, j, &strips, &blocks);
   if (status == ESMM_OK)
-    status = alloc_array(ctx, blocks, each, &array);
+    status = esmm_prune_alloc(ctx, blocks, each, &array);
   if (status != ESMM_OK)
     return status;
   esmm_block_note *notes = array;
@@ -283,12 +261,41 @@ static esmm_status prune_blocks_there(esmm_ctx *ctx, const job *j, double densit
 
 /* ---- the call ---- */
 
-static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, int64_t k)
+/* What is left of the options that single elements have. */
+static esmm_status check_top(esmm_ctx *ctx, const esmm_prune_opts *o)
 {
-  if (o->format.kind == ESMM_FORMAT_DENSE)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->format.kind is dense, which needs no pruning: set it to BSR or NM");
-  if (o->format.kind == ESMM_FORMAT_BSR && !(o->density >= 0.0 && o->density <= 1.0))
+  const bool dense = o->format.kind == ESMM_FORMAT_DENSE;
+  if (dense && o->top == 0 && o->density == 0.0)
+    return esmm_fail(
+        ctx, ESMM_ERR_ARGUMENT,
+        "opts->format.kind is dense, which every b fits: set top or density to say how many elements stay, "
+        "or set it to BSR or NM");
+  if (o->top < 0 || (o->top > 0 && !dense))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->top is %lld, must be %s", (long long)o->top,
+                     dense ? "at least 1, or 0 where density says how many stay"
+                           : "0 with BSR and NM, which have their own way to say how many stay");
+  if (o->top > 0 && o->density != 0.0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->top is %lld and opts->density is %g: set one of them",
+                     (long long)o->top, o->density);
+  if ((o->scope != ESMM_PRUNE_COLUMN && o->scope != ESMM_PRUNE_MATRIX) || (o->scope != ESMM_PRUNE_COLUMN && !dense))
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->scope is %d, must be %s", (int)o->scope,
+                     dense ? "an esmm_prune_scope" : "0 with BSR and NM");
+  return ESMM_OK;
+}
+
+/* f: the format, settled. */
+static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, const esmm_format *f, int64_t k)
+{
+  const esmm_status status = check_top(ctx, o);
+  if (status != ESMM_OK)
+    return status;
+  if (f->kind != ESMM_FORMAT_NM && !(o->density >= 0.0 && o->density <= 1.0))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->density is %g, must be 0 to 1", o->density);
+  if (o->soft != 0 && o->soft != 1)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->soft is %d, must be 0 or 1", o->soft);
+  if (o->soft && (f->kind == ESMM_FORMAT_BSR || f->group_cols > 1))
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "opts->soft shrinks single elements, and %s: set soft to 0",
+                     f->kind == ESMM_FORMAT_BSR ? "BSR chooses blocks" : "with group_cols columns choose together");
   for (int64_t i = 0; o->input_norms && i < k; i++)
     if (!(o->input_norms[i] >= 0.0f) || isinf(o->input_norms[i]))
       return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->input_norms[%lld] is %g, must be finite and not negative",
@@ -296,23 +303,46 @@ static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, int64_t k
   return ESMM_OK;
 }
 
-static esmm_status prune(esmm_ctx *ctx, job *j, double density, tally *t)
+/* What is pruned by single elements (prune_top.c). */
+static bool is_top(const esmm_prune_opts *o)
 {
-  return j->f.kind == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, density, t);
+  return o->format.kind == ESMM_FORMAT_DENSE || o->soft;
+}
+
+static esmm_top top_of(const job *j, const esmm_prune_opts *o)
+{
+  const bool whole = o->scope == ESMM_PRUNE_MATRIX;
+  const int64_t count = whole ? j->b.rows * j->b.cols : j->b.rows;
+  const int64_t keep = o->top > 0 ? o->top : llround(o->density * (double)count);
+  return (esmm_top){.format = j->f, .keep = keep, .whole = whole, .soft = o->soft != 0, .norms = j->norms};
+}
+
+static esmm_status prune(esmm_ctx *ctx, job *j, const esmm_prune_opts *o, tally *t)
+{
+  if (is_top(o)) {
+    const esmm_top how = top_of(j, o);
+    return esmm_prune_top(ctx, &j->b, &how, t);
+  }
+  return j->f.kind == ESMM_FORMAT_NM ? prune_nm(ctx, j, t) : prune_blocks(ctx, j, o->density, t);
 }
 
 /* By the device itself where it can, else in a copy, which goes back when all went well. */
-static esmm_status prune_on_gpu(esmm_ctx *ctx, job *j, double density, tally *t)
+static esmm_status prune_on_gpu(esmm_ctx *ctx, job *j, const esmm_prune_opts *o, tally *t)
 {
   const esmm_matrix device = j->b;
-  if (j->f.kind == ESMM_FORMAT_NM && ctx->backend->prune)
+  const bool top = is_top(o), empty = device.rows == 0 || device.cols == 0;
+  if (top && ctx->backend->prune_top) {
+    const esmm_top how = top_of(j, o);
+    return empty ? ESMM_OK : ctx->backend->prune_top(ctx, &device, &how, t);
+  }
+  if (!top && j->f.kind == ESMM_FORMAT_NM && ctx->backend->prune)
     return ctx->backend->prune(ctx, &device, &j->f, j->norms, t);
-  if (j->f.kind == ESMM_FORMAT_BSR && device_prunes_blocks(ctx, j))
-    return prune_blocks_there(ctx, j, density, t);
+  if (!top && j->f.kind == ESMM_FORMAT_BSR && device_prunes_blocks(ctx, j))
+    return prune_blocks_there(ctx, j, o->density, t);
   esmm_status status = esmm_host_twin_read(ctx, &device, &j->b);
   if (status != ESMM_OK)
     return status;
-  status = prune(ctx, j, density, t);
+  status = prune(ctx, j, o, t);
   if (status == ESMM_OK)
     status = esmm_host_twin_write(ctx, &j->b, &device);
   esmm_host_twin_free(ctx, &j->b);
@@ -338,9 +368,9 @@ esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opt
     status = esmm_format_settle(ctx, "opts->format.", &j.f, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK);
   }
   if (status == ESMM_OK)
-    status = check_opts(ctx, &o, j.b.rows);
+    status = check_opts(ctx, &o, &j.f, j.b.rows);
   if (status == ESMM_OK)
-    status = j.b.place == ESMM_DEVICE ? prune_on_gpu(ctx, &j, o.density, &t) : prune(ctx, &j, o.density, &t);
+    status = j.b.place == ESMM_DEVICE ? prune_on_gpu(ctx, &j, &o, &t) : prune(ctx, &j, &o, &t);
   if (status != ESMM_OK || !report)
     return status;
   const esmm_prune_report all = {.size = report->size,

@@ -5,59 +5,21 @@
 #include "cuda/ffn/choose.cuh"
 #include "cuda/kernels/common/epilogue.cuh"
 #include "esmm_ffn.h"
+#include "ffn/activation.h"
 
 #define THREADS ESMM_FFN_THREADS
-#define FAR 100.0f /* beyond this a smooth activation's slope is 0 or 1, and its terms would meet Inf * 0 */
 
-/* ---- activations and their slopes: as ffn/activation.h has them ---- */
+/* ---- activations and their slopes ---- */
 
 static __device__ __forceinline__ float activated(int32_t activation, float x)
 {
   return is_smooth(activation) ? smooth(activation, x) : activate(activation, x);
 }
 
-static __device__ float gelu_slope(float x)
-{
-  const float density = 0.398942280401f * expf(-0.5f * x * x);
-  return 0.5f * erfcf(-0.707106781187f * x) + x * density;
-}
-
-static __device__ float gelu_tanh_slope(float x)
-{
-  const float inner = 0.797884560803f * (x + 0.044715f * x * x * x), t = tanhf(inner);
-  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.797884560803f * (1.0f + 0.134145f * x * x);
-}
-
-static __device__ float silu_slope(float x)
-{
-  const float s = 1.0f / (1.0f + expf(-x));
-  return s * (1.0f + x * (1.0f - s));
-}
-
-/* At x, the value before the activation. A call, as smooth() is: it stands in the code once for each element. */
+/* A call, as smooth() is: it stands in the code once for each element. */
 static __device__ __noinline__ float smooth_slope(int32_t activation, float x)
 {
-  if (fabsf(x) > FAR)
-    return x > 0.0f ? 1.0f : 0.0f;
-  return activation == ESMM_ACT_GELU        ? gelu_slope(x)
-         : activation == ESMM_ACT_GELU_TANH ? gelu_tanh_slope(x)
-                                            : silu_slope(x);
-}
-
-/* The same of a ReLU or its square. NaN stays NaN; at 0 it is 0. */
-static __device__ __forceinline__ float relu_slope(int32_t activation, float x)
-{
-  if (activation == ESMM_ACT_RELU2)
-    return x <= 0.0f ? 0.0f : 2.0f * x;
-  return x <= 0.0f ? 0.0f : x > 0.0f ? 1.0f : x;
-}
-
-/* From a ReLU's result. */
-static __device__ __forceinline__ float slope_of_result(int32_t activation, float h)
-{
-  if (activation == ESMM_ACT_RELU2)
-    return 2.0f * sqrtf(h);
-  return h <= 0.0f ? 0.0f : h > 0.0f ? 1.0f : h;
+  return ffn_smooth_slope(activation, x);
 }
 
 /* ---- elementwise ---- */
@@ -106,10 +68,10 @@ struct derived {
 static __device__ __forceinline__ derived derive(const esmm_ffn_derive_params &p, float d, float up, float gate)
 {
   if (p.h)
-    return {d * slope_of_result(p.activation, up), 0.0f};
+    return {d * ffn_slope_of_result(p.activation, up), 0.0f};
   if (!p.d_gate)
-    return {d * relu_slope(p.activation, up), 0.0f};
-  return {__fmul_rn(d, activate(p.activation, gate)), __fmul_rn(__fmul_rn(d, up), relu_slope(p.activation, gate))};
+    return {d * ffn_relu_slope(p.activation, up), 0.0f};
+  return {__fmul_rn(d, activate(p.activation, gate)), __fmul_rn(__fmul_rn(d, up), ffn_relu_slope(p.activation, gate))};
 }
 
 /* Of all features: arrays, eight at a time. */

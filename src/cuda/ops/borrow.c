@@ -5,8 +5,6 @@
 #include "cuda/ops/forms.h"
 #include "dtype.h"
 
-#include <string.h>
-
 #define ALIGN 256 /* of the parts of the one allocation, and of rows that are read as they lie */
 
 ESMM_FATBIN(borrow);
@@ -90,28 +88,17 @@ static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, how kind, esmm_weig
   esmm_status status = esmm_cuda_refuse_capture(ctx, "a layer's pass of new shape");
   if (status != ESMM_OK)
     return status;
-  esmm_weights *w = esmm_mem_alloc(&ctx->allocator, sizeof *w);
-  esmm_cuda_weights *device = w ? esmm_mem_alloc(&ctx->allocator, sizeof *device) : NULL;
-  if (!device) {
-    esmm_mem_free(&ctx->allocator, w, sizeof *w);
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
-  }
-  memset(w, 0, sizeof *w);
-  *device = (esmm_cuda_weights){.borrowed = true, .copied = kind == COPIED, .tile_density = 1.0};
-  w->allocator = ctx->allocator;
-  w->serial = esmm_weights_serial();
-  w->backend = ctx->backend;
-  w->ordinal = ctx->ordinal;
-  w->k = b->rows;
-  w->n = b->cols;
-  w->dtype = b->dtype;
-  w->strict = w->full = true; /* zeros too */
+  esmm_weights *w = esmm_cuda_weights_new(ctx, b, l.bytes);
+  if (!w)
+    return ESMM_ERR_MEMORY;
+  esmm_cuda_weights *device = w->device;
+  device->borrowed = true;
+  device->copied = kind == COPIED;
+  device->tile_density = 1.0;
+  w->strict = true; /* zeros too */
   w->element_density = w->strip_density = 1.0;
-  w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
   w->forms = forms_of(kind);
   w->makes = kind == AS_COLUMNS ? 0 : ESMM_FORM(STRIPS);
-  w->bytes = sizeof *w + sizeof *device + l.bytes;
-  w->device = device;
   *out = w;
   status = l.bytes > 0 ? esmm_cuda_alloc(ctx, l.bytes, &device->memory) : ESMM_OK;
   if (status != ESMM_OK || l.bytes == 0)

@@ -103,14 +103,14 @@ static esmm_status fill_from(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *
   return status;
 }
 
-static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
-                                 const esmm_cuda_layout *l, esmm_weights **out)
+esmm_weights *esmm_cuda_weights_new(esmm_ctx *ctx, const esmm_matrix *b, size_t bytes)
 {
   esmm_weights *w = esmm_mem_alloc(&ctx->allocator, sizeof *w);
   esmm_cuda_weights *device = w ? esmm_mem_alloc(&ctx->allocator, sizeof *device) : NULL;
   if (!device) {
     esmm_mem_free(&ctx->allocator, w, sizeof *w);
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
+    (void)esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for weights");
+    return NULL;
   }
   memset(w, 0, sizeof *w);
   *device = (esmm_cuda_weights){0};
@@ -121,17 +121,27 @@ static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   w->k = b->rows;
   w->n = b->cols;
   w->dtype = b->dtype;
+  w->full = true; /* until a strip without some k is found */
+  w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
+  w->bytes = sizeof *w + sizeof *device + bytes;
+  w->device = device;
+  return w;
+}
+
+static esmm_status weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
+                                 const esmm_cuda_layout *l, esmm_weights **out)
+{
+  esmm_weights *w = esmm_cuda_weights_new(ctx, b, l->bytes);
+  if (!w)
+    return ESMM_ERR_MEMORY;
+  esmm_cuda_weights *device = w->device;
   w->use = opts->use;
   w->format = opts->format.kind;
   w->strict = opts->strict != 0;
-  w->full = true; /* until a strip without some k is found */
-  w->panels = esmm_ceil_div(w->n, ESMM_PANEL);
   w->forms = l->forms;
   w->makes = l->forms & (ESMM_FORM(STRIPS) | ESMM_FORM(ROWS16)) ? ESMM_FORM(STRIPS) : 0;
   if (w->format != ESMM_FORMAT_DENSE)
     esmm_form_shape(&opts->format, w);
-  w->bytes = sizeof *w + sizeof *device + l->bytes;
-  w->device = device;
   const esmm_status status = l->bytes > 0 ? esmm_cuda_alloc(ctx, l->bytes, &device->memory) : ESMM_OK;
   if (status != ESMM_OK) {
     esmm_weights_free(w);
