@@ -101,7 +101,8 @@ function cpu_line(   row) {
     put("cpu-activations", need("asked") "|" product(), "nonzeros>|kernel chosen|ms>|library ms>|times faster>",
       percent(value("density_a")) "|" kernel "|" ms(t) "|" ms(baseline) "|" times(speedup))
   else {
-    row = suite == "blockwise" ? "strips of 32 in A and B" : "anywhere in A" (suite == "decode" ? ", few rows" : "")
+    row = suite == "blockwise" ? "strips of 32 in A and B" : suite == "strips16" ? "strips of 32 in A, bf16" : \
+      "anywhere in A" (suite == "decode" ? ", few rows" : "")
     row = row "|" product()
     least(fastest, row, baseline)
     put("cpu", row, "library ms>", ms(fastest[row]))
@@ -395,6 +396,7 @@ suite == "host" { host_line(); next }
 suite == "calls" { calls_line(); next }
 suite == "prepare16" { prepare_line(); next }
 suite == "ffn16" { next } # in no table: docs/ffn.md quotes it
+suite ~ /^(peers16|sizes16|ceilings|layers)$/ { next } # docs/report.md has them
 {
   t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
   speedup = need("speedup") + 0
