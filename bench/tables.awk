@@ -93,7 +93,18 @@ function chosen(table, row) {
 function percent_of(part, all) { return part > 0 ? sprintf("%.1f %%", 100 * part / all) : "" }
 function grid(table, row) { put(table, row, percent(asked) ">", times(speedup)) }
 
+# A row of the table that `make run` prints: four digits of a time, three of the scan.
+function digits(x, n) { return sprintf("%." (x >= 10 ? n - 2 : x >= 1 ? n - 1 : x >= .1 ? n : n + 1) "f", x) }
+function run_line(   library) {
+  library = need("baseline")
+  sub(/_on_random$/, "", library)
+  run_rows = run_rows sprintf("%5.1f %%  %-24s %6s  %7s  %8s  %5.2f x  %7.1e  %s\n", 100 * asked, "auto: " kernel,
+    digits(t, 4), digits(extract, 3), digits(baseline, 4), speedup, need("rel_err"), library)
+}
+
 function cpu_line(   row) {
+  if (suite == "blockwise" && need("m") == 1024 && (asked == 1 || asked == .75 || asked == .25))
+    run_line()
   most(worst, "cpu", ratio)
   if (suite ~ /^over/)
     most(gain, suite SUBSEP asked, speedup)
@@ -451,6 +462,15 @@ END {
       storm_worst ": " sprintf("%.3f", lowest["storm"]) " times cuBLAS. In the geometric mean it is " \
       times(exp(storm_sum / stormed)) " times as fast."
 
+  file = blocks "/run"
+  printf "" > file
+  if (run_rows != "") {
+    print "```console\n$ make        # the library and the command, in build/" > file
+    print "$ make run    # a density sweep, checked against float64; here lines of the record, some rows and columns cut" > file
+    print "density  kernel                      ms  extract  dense ms  speedup    error  fastest dense" > file
+    printf "%s```\n", run_rows > file
+  }
+  close(file)
   for (name in title) {
     file = blocks "/" name
     printf "" > file
