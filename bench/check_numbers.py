@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""check_numbers.py: every number of README.md, docs/PERFORMANCE.md and docs/report.md is a record's, or says what else it is.
+"""check_numbers.py: every number of README.md, docs/PERFORMANCE.md and docs/report.md is a record's, or has a reason.
 
     python3 bench/check_numbers.py           lists the numbers that are held to nothing; none is a success
     python3 bench/check_numbers.py --cells   the same, and each measured cell of the tables is looked for in the records
 
-What stands between <!-- NAME --> and <!-- /NAME --> bench/tables.sh writes and checks, and docs/report.md bench/report.py.
+What stands between <!-- NAME --> and <!-- /NAME --> bench/tables.sh writes and checks; docs/report.md, bench/report.py.
 This looks at the rest: a number with a unit of time, speed, size or share, or with a decimal point, outside of those
-places and in the report's template. It is an error unless bench/prose_numbers.txt names it, with the reason why no record
-has it: a definition, arithmetic, a limit. An entry that fits nothing any more is an error, too.
+places and in the report's template. It is an error unless bench/prose_numbers.txt names it, with the reason why no
+record has it: a definition, arithmetic, a limit. An entry that fits nothing any more is an error, too.
 
 The cells are a second look, by other code than wrote them: a time or speed-up in a table must be what some line of a
 record says, of the same product and at the same density where the row and the column name them.
@@ -29,7 +29,9 @@ PAGES = (*TABLES, os.path.join("bench", "report.in.md"))
 UNITS = r"(?:[×x](?! ?\d)|times|%|per cent|ms|us|µs|ns|TF|TFLOPS|TFLOP/s|GFLOP/s|TB/s|GB/s|MB|GB|KB|minutes?|seconds?)"
 NUMBER = re.compile(rf"(?<![\w.:/=-])(?:\d[\d,]*\.\d+|\d[\d,]*)(?:[ -]?{UNITS})?(?![\w³])(?! *[×x] *\d)")
 # Versions and what is compared with them, not measurements.
-VERSION = re.compile(r"(?:CUDA|Python|CMake|capability|esmm|before|until|Until|ABI|soname|libesmm\.so\.|find_package\(esmm) ?\d[\d.]*")
+VERSION = re.compile(
+    r"(?:CUDA|Python|CMake|capability|esmm|before|until|Until|ABI|soname|libesmm\.so\.|find_package\(esmm) ?\d[\d.]*"
+)
 
 
 def prose(text: str) -> Iterator[Tuple[int, str]]:
@@ -97,7 +99,9 @@ def said(line: Line, column: str) -> Set[str]:
     return {form for x in ratios if x for form in (records.times(x), f"{x:.3f}")}
 
 
-MEASURED = re.compile(r"times|ms\b|^\d+(\.\d+)? %$|us a call|ns a call|^least|^extract|^multiply|dense kernel|joint forced|over it|error")
+MEASURED = re.compile(
+    r"times|ms\b|^\d+(\.\d+)? %$|us a call|ns a call|^least|^extract|^multiply|dense kernel|joint forced|over it|error"
+)
 
 
 def wrong_cells(page: str, lines: List[Line]) -> Iterator[str]:
@@ -117,7 +121,9 @@ def wrong_cells(page: str, lines: List[Line]) -> Iterator[str]:
             if not columns:
                 columns = cells
                 continue
-            mine = next((products[key] for cell in cells for key in (cell, cell.rsplit(", ", 1)[0]) if key in products), lines)
+            mine = next(
+                (products[key] for cell in cells for key in (cell, cell.rsplit(", ", 1)[0]) if key in products), lines
+            )
             for column, cell in zip(columns, cells):
                 if not MEASURED.search(column) or not re.fullmatch(r"\d+(\.\d+)?", cell):
                     continue
@@ -146,7 +152,9 @@ def main() -> None:
                 if (page, text) in reasons:
                     unused.discard((page, text))
                 else:
-                    problems.append(f"{page}:{number}: '{text}' is in no record: refer to a line, or give the reason in {PROSE}")
+                    problems.append(
+                        f"{page}:{number}: '{text}' is in no record: refer to a line, or give the reason in {PROSE}"
+                    )
         problems += [f"{PROSE}: {page} has no '{text}' any more" for page, text in sorted(unused)]
         if sys.argv[1:]:
             lines = records.load("cpu").lines + records.load("gpu").lines

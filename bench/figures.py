@@ -345,7 +345,9 @@ def main() -> None:
             os.makedirs(place, exist_ok=True)
         drawn = {name: draw(cpu, gpu) for name, (draw, _, _) in FIGURES.items()}  # all of them, or none is written
         for name, (_, title, which) in FIGURES.items():
-            stamps = [f"{'GPU: ' if r is gpu else 'CPU: '}{r.stamp}" for r in ((gpu, cpu) if which == "both" else (gpu,))]
+            stamps = [
+                f"{'GPU: ' if r is gpu else 'CPU: '}{r.stamp}" for r in ((gpu, cpu) if which == "both" else (gpu,))
+            ]
             sizes[name] = save(drawn[name], name, title, stamps, marks_of(which, cpu, gpu), words.out, words.png)
     except (RecordError, OSError) as e:
         sys.exit(f"figures.py: {e}")

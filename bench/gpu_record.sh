@@ -1,5 +1,5 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about six minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about seven minutes on an H200. `make gpu-check` runs
 # it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same

@@ -1,8 +1,8 @@
 """records.py: reads the records of bench/results for the figures, the report and the check of numbers.
 
-A record is a file of lines, each one flat JSON object as `esmm bench --json` writes it, with what was asked for in front.
-The rules are those of bench/tables.awk: a record is of one machine, one day and one build, and a line that was checked and
-found wrong spoils all of it. Whoever looks for a line that is not there gets an error that says which one, in which file
+A record is a file of lines, each one flat JSON object as `esmm bench --json` writes it, with what was asked for in
+front. The rules are those of bench/tables.awk: a record is of one machine, one day and one build, and a line that was
+checked and found wrong spoils all of it. Whoever looks for a line that is not there gets an error that says which one, in which file
 and what makes it: a figure with a hole would say less.
 
 Only Python's own library is used: the report must not need what the figures need.

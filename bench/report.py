@@ -64,7 +64,9 @@ def text_sweep(cpu: Record, gpu: Record) -> str:
     groups = sweep_groups(gpu)
     autos = [auto_of(group) for group in groups]
     worst = min(autos, key=lambda x: x["speedup"])
-    shares = [min([x["ms"] for x in group] + [x["ms_baseline"] for x in group]) / auto_of(group)["ms"] for group in groups]
+    shares = [
+        min([x["ms"] for x in group] + [x["ms_baseline"] for x in group]) / auto_of(group)["ms"] for group in groups
+    ]
     return (f"Over {len(groups)} products `auto` is {times(records.mean([x['speedup'] for x in autos]))} times as fast as "
             f"cuBLAS in the geometric mean, and {records.mean(shares):.3f} of the fastest that could have been taken; at "
             f"its worst against cuBLAS it is {worst['speedup']:.3f} times as fast ({product(worst)} at "
@@ -107,7 +109,9 @@ def text_peers(cpu: Record, gpu: Record) -> str:
                 found.append(f"- **{line['kernel']}** is {times(ours[0]['ms'] / line['ms'])} times as fast as ours on "
                              f"{product(line)}, {line['job']}, {percent(float(line['asked']))} nonzeros "
                              f"({ms(line['ms'])} ms against {ms(ours[0]['ms'])} ms).")  # fmt: skip
-    text = "Where a peer is faster:\n\n" + "\n".join(found) if found else "No peer is faster than ours on these products."
+    text = (
+        "Where a peer is faster:\n\n" + "\n".join(found) if found else "No peer is faster than ours on these products."
+    )
     if failed:
         text += "\n\nWhat did not run: " + "; ".join(failed) + "."
     return text
@@ -133,8 +137,19 @@ def table_libraries(cpu: Record, gpu: Record) -> str:
     for line in gpu.some(suite="bsr16", peer_ms=lambda x: isinstance(x, dict)):
         peer = line["peer_ms"]
         cells = [ms(peer[name]) if peer.get(name) else "" for name in ("cusparse_bsr", "cusparse_csr")]
-        rows.append([product(line), line["format"], percent(float(line["asked"])), ms(line["ms"]), ms(line["ms_baseline"]), *cells])
-    return grid(["product", "format", "nonzeros of B>", "ours ms>", "cuBLAS ms>", "cuSPARSE BSR ms>", "cuSPARSE CSR ms>"], rows)
+        rows.append(
+            [
+                product(line),
+                line["format"],
+                percent(float(line["asked"])),
+                ms(line["ms"]),
+                ms(line["ms_baseline"]),
+                *cells,
+            ]
+        )
+    return grid(
+        ["product", "format", "nonzeros of B>", "ours ms>", "cuBLAS ms>", "cuSPARSE BSR ms>", "cuSPARSE CSR ms>"], rows
+    )
 
 
 def table_ladder(cpu: Record, gpu: Record) -> str:
@@ -151,7 +166,9 @@ def table_floor(cpu: Record, gpu: Record) -> str:
 
 def table_nets(cpu: Record, gpu: Record) -> str:
     data = series.nets(cpu, gpu)
-    names = [n for n in ("auto", "joint", "fused", "half", "fine", "rows", "decode") if any(n in f for _, f in data.rows)]
+    names = [
+        n for n in ("auto", "joint", "fused", "half", "fine", "rows", "decode") if any(n in f for _, f in data.rows)
+    ]
     return grid(["layer, device, rows", *[n + ">" for n in names]],
                 [[name, *[times(found[n]) if n in found else "" for n in names]] for name, found in data.rows])  # fmt: skip
 

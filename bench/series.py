@@ -157,7 +157,9 @@ def ladder(gpu: Record) -> Ladder:
     for line in lines:
         number = line["number"]
         if number not in STEPS:
-            raise RecordError(f"figure 3: {line['_at']}: the ladder's number {number} has no name; series.py lists them")
+            raise RecordError(
+                f"figure 3: {line['_at']}: the ladder's number {number} has no name; series.py lists them"
+            )
         scan = 0.0 if number in FUSED or number in (10, 15, 17) else float(line["ms_extract"])
         title = f"{number}: {STEPS[number]}" if number else STEPS[number]
         steps.append(Step(title, scan, float(line["ms"]) - scan, number in FUSED))
@@ -211,7 +213,7 @@ def roofline(gpu: Record) -> Roofline:
     if gpu.has("ceilings"):
         read = gpu.one(what, suite="ceilings", asked="read")
         bandwidth = float(read["gb_per_s"]) * 1e9
-        source = "measured alone"
+        source = "memory measured alone"
     else:
         dense = [line for line in products if line["suite"] == "decode16" and line["m"] == 1 and line["asked"] == "1"]
         if not dense:

@@ -27,15 +27,47 @@ finds() { # WORDS PROGRAM...: it fails, and says so
   ! (cd "$WORK/tree" && "$python" "$@") >"$WORK/out" 2>&1 && grep -q -F "$words" "$WORK/out" && ! grep -q Traceback "$WORK/out" ||
     { cat "$WORK/out"; return 1; }
 }
-wrong_cell() { copy && sed -i '/^<!-- gpu16-strips -->/,/^<!-- .gpu16-strips -->/s/| \([0-9.]*\) |$/| 9\1 |/' "$WORK/tree/docs/PERFORMANCE.md" && finds 'is no line' bench/check_numbers.py --cells; }
-wrong_prose() { copy && echo 'It is 7.3 times as fast.' >>"$WORK/tree/README.md" && finds "'7.3 times' is in no record" bench/check_numbers.py; }
-stale_entry() { copy && echo 'README.md | 99.9 % | nothing' >>"$WORK/tree/bench/prose_numbers.txt" && finds "no '99.9 %' any more" bench/check_numbers.py; }
-wrong_report() { copy && sed -i 's/times as fast/times as quick/' "$WORK/tree/docs/report.md" && finds 'make report writes it' bench/report.py --check; }
-no_line() { copy && sed -i 's/m=8192 asked=.125/m=8193 asked=.125/' "$WORK/tree/bench/report.in.md" && finds 'has no line with suite strips16, m 8193' bench/report.py; }
-gpu_record=$(ls bench/results/*/gpu.jsonl | head -n 1)
-wrong_line() { copy && sed -i '3s/"outcome":"ok"/"outcome":"wrong"/' "$WORK/tree/$gpu_record" && finds 'gpu.jsonl:3: outcome wrong' bench/report.py; }
-not_json() { copy && sed -i '2s/.*/<script>/' "$WORK/tree/$gpu_record" && finds 'gpu.jsonl:2: not a line of a record' bench/report.py; }
-two_builds() { copy && sed -i '5s/"source_id":"[^"]*"/"source_id":"other"/' "$WORK/tree/$gpu_record" && finds 'source_id other is not' bench/report.py; }
+wrong_cell() {
+  copy &&
+    sed -i '/^<!-- gpu16-strips -->/,/^<!-- .gpu16-strips -->/s/| \([0-9.]*\) |$/| 9\1 |/' "$WORK/tree/docs/PERFORMANCE.md" &&
+    finds 'is no line' bench/check_numbers.py --cells
+}
+wrong_prose() {
+  copy &&
+    echo 'It is 7.3 times as fast.' >>"$WORK/tree/README.md" &&
+    finds "'7.3 times' is in no record" bench/check_numbers.py
+}
+stale_entry() {
+  copy &&
+    echo 'README.md | 99.9 % | nothing' >>"$WORK/tree/bench/prose_numbers.txt" &&
+    finds "no '99.9 %' any more" bench/check_numbers.py
+}
+wrong_report() {
+  copy &&
+    sed -i 's/times as fast/times as quick/' "$WORK/tree/docs/report.md" &&
+    finds 'make report writes it' bench/report.py --check
+}
+no_line() {
+  copy &&
+    sed -i 's/m=8192 asked=.125/m=8193 asked=.125/' "$WORK/tree/bench/report.in.md" &&
+    finds 'has no line with suite strips16, m 8193' bench/report.py
+}
+gpu_record=$("$python" -c 'import sys; sys.path.insert(0, "bench"); import records; print(records.newest("gpu"))')
+wrong_line() {
+  copy &&
+    sed -i '3s/"outcome":"ok"/"outcome":"wrong"/' "$WORK/tree/$gpu_record" &&
+    finds 'gpu.jsonl:3: outcome wrong' bench/report.py
+}
+not_json() {
+  copy &&
+    sed -i '2s/.*/<script>/' "$WORK/tree/$gpu_record" &&
+    finds 'gpu.jsonl:2: not a line of a record' bench/report.py
+}
+two_builds() {
+  copy &&
+    sed -i '5s/"source_id":"[^"]*"/"source_id":"other"/' "$WORK/tree/$gpu_record" &&
+    finds 'source_id other is not' bench/report.py
+}
 check 'a changed cell is found' wrong_cell
 check 'a number that no record has is found' wrong_prose
 check 'a reason for a number that is gone is found' stale_entry
@@ -69,8 +101,16 @@ if ! "$python" -c 'import matplotlib' 2>/dev/null; then
   skip 'make figures' 'matplotlib is not installed (pip install matplotlib)'
 else
   draw() { "$python" bench/figures.py --out "$1" --png "$1"; }
-  same_twice() { draw "$WORK/one" && draw "$WORK/two" && for file in "$WORK"/one/*.svg; do cmp "$file" "$WORK/two/${file##*/}" || return 1; done; }
-  lacks() { grep -v '"suite":"ladder"' "$gpu_record" >"$WORK/gpu.jsonl"; ! GPU_RECORD=$WORK/gpu.jsonl draw "$WORK/three" >"$WORK/out" 2>&1 && grep -q 'figure 3: .* has no line with suite ladder' "$WORK/out" && [ ! -e "$WORK/three/1-density.svg" ]; }
+  same_twice() {
+    draw "$WORK/one" &&
+      draw "$WORK/two" &&
+      for file in "$WORK"/one/*.svg; do cmp "$file" "$WORK/two/${file##*/}" || return 1; done
+  }
+  lacks() {
+    grep -v '"suite":"ladder"' "$gpu_record" >"$WORK/gpu.jsonl"; ! GPU_RECORD=$WORK/gpu.jsonl draw "$WORK/three" >"$WORK/out" 2>&1 &&
+      grep -q 'figure 3: .* has no line with suite ladder' "$WORK/out" &&
+      [ ! -e "$WORK/three/1-density.svg" ]
+  }
   newer() { # suites that a record with torch on its machine has
     "$python" - "$gpu_record" >"$WORK/newer.jsonl" <<'PY'
 import json, sys
@@ -104,7 +144,10 @@ PY
   check 'what a peer does better comes first' peers_first
 fi
 
-refused() { ! "$python" bench/peers/run.py --suites nothing >"$WORK/out" 2>&1 && grep -q 'there is no suite nothing' "$WORK/out"; }
+refused() {
+  ! "$python" bench/peers/run.py --suites nothing >"$WORK/out" 2>&1 &&
+    grep -q 'there is no suite nothing' "$WORK/out"
+}
 check 'bench/peers names its suites' refused
 if "$python" -c 'import torch, triton' 2>/dev/null; then
   check 'the Triton kernels of the peers are right' env TRITON_INTERPRET=1 "$python" bench/peers/run.py --self-check

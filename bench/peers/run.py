@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""run.py: other libraries and kernels beside ours, on a GPU, in one process and on the same data; and what only Python can
-measure for the record: sizes up to 64K, how fast the memory is, how dense strips of real activations are.
+"""run.py: other libraries and kernels beside ours, on a GPU, in one process and on the same data; and what only Python
+can measure for the record: sizes up to 64K, how fast the memory is, how dense strips of real activations are.
 
     PYTHONPATH=python ESMM_LIBRARY=build/libesmm.so python3 bench/peers/run.py [--suites layers,ceilings,sizes16,peers16]
         [--json FILE] [--seconds 55] [--largest 65536] [--activations DIR] [--self-check]
 
   peers16   weights in blocks, 2:4 weights, one row with zeros, A with dead strips: ours through the C interface, cuBLAS,
-            torch.compile, PyTorch's semi-structured (cuSPARSELt and CUTLASS), its BSR and CSR products (cuSPARSE, Triton),
+            torch.compile, PyTorch's semi-structured (cuSPARSELt and CUTLASS), its BSR and CSR products (Triton, cuSPARSE)
             and Triton kernels of triton_kernels.py
   sizes16   bf16 with strips of 128 in A, from 1024 to 65536, at 50, 78, 90 and 95 % zeros, beside cuBLAS
   ceilings  bytes a second, copied and read                     layers    shares alive in strips of 1 to 128 rows
@@ -92,7 +92,9 @@ class Rig:
 
 
 class Contestant:
-    def __init__(self, name: str, call: Callable[[], Any], result: Callable[[], Any], extra: Optional[Dict[str, Any]] = None):
+    def __init__(
+        self, name: str, call: Callable[[], Any], result: Callable[[], Any], extra: Optional[Dict[str, Any]] = None
+    ):
         self.name, self.call, self.result, self.extra = name, call, result, dict(extra or {})
         self.times: List[float] = []
         self.failed = ""
@@ -163,7 +165,7 @@ def race(rig: Rig, contestants: List[Contestant], rounds: int) -> None:
 
 
 def relative_error(rig: Rig, got: Any, x: Any, weight: Any) -> float:
-    """The largest error over the largest value, of at most 64 rows, in float64; infinite where something is not finite."""
+    """The largest error over the largest value, of at most 64 rows, in float64; infinite where one is not finite."""
     torch = rig.torch
     m, n = got.shape
     rows = torch.arange(0, m, max(1, m // 64), device=rig.device)[:64]
@@ -198,7 +200,13 @@ def judge(rig: Rig, suite: str, what: Dict[str, Any], contestants: List[Contesta
     best = min(dense, key=lambda c: c.ms)
     m, n, k = what["m"], what["n"], what["k"]
     for c in contestants:
-        line = {"kernel": c.name, **rig.common, "requested": c.name, **what, **{k: v for k, v in c.extra.items() if k != "eager"}}
+        line = {
+            "kernel": c.name,
+            **rig.common,
+            "requested": c.name,
+            **what,
+            **{k: v for k, v in c.extra.items() if k != "eager"},
+        }
         line["requested"] = "auto" if c.name == "esmm" else c.name
         if c.name == "esmm":
             line["kernel"] = c.extra.get("kernel", "esmm")
@@ -247,7 +255,9 @@ def ours_one(rig: Rig, x: Any, weight: Any, format: Optional[str]) -> Contestant
     return guarded("esmm", lambda: Contestant("esmm", rig.ours(x, weight, y, format), lambda: y))
 
 
-def fastest(rig: Rig, name: str, configs: List[Any], make: Callable[[Any], Callable[[], Any]], result: Any) -> Contestant:
+def fastest(
+    rig: Rig, name: str, configs: List[Any], make: Callable[[Any], Callable[[], Any]], result: Any
+) -> Contestant:
     """Of a kernel's configurations, the fastest in a short race."""
     tried = [Contestant(name, make(config), result, {"config": str(config)}) for config in configs]
     for c in tried:
@@ -272,7 +282,9 @@ def guarded(name: str, make: Callable[[], Contestant]) -> Contestant:
         return made
 
 
-def compete(rig: Rig, suite: str, what: Dict[str, Any], all_of: List[Contestant], x: Any, weight: Any, rounds: int = 9) -> None:
+def compete(
+    rig: Rig, suite: str, what: Dict[str, Any], all_of: List[Contestant], x: Any, weight: Any, rounds: int = 9
+) -> None:
     for c in all_of:
         if c.failed or "timed" in c.extra:
             continue
@@ -309,7 +321,9 @@ def blocks_job(rig: Rig, size: int, density: float, slow: bool) -> None:
 
         bsr = weight.to_sparse_bsr((block, block))
         out, turned_x = torch.empty(size, size, dtype=x.dtype, device=rig.device), x.t()
-        return Contestant("torch_bsr_triton", lambda: bsr_dense_addmm(out, bsr, turned_x, beta=0, out=out), lambda: out.t())
+        return Contestant(
+            "torch_bsr_triton", lambda: bsr_dense_addmm(out, bsr, turned_x, beta=0, out=out), lambda: out.t()
+        )
 
     def torch_csr() -> Contestant:
         csr, turned_x, box = weight.to_sparse_csr(), x.t().contiguous(), {}
@@ -368,7 +382,9 @@ def semi_structured_job(rig: Rig, m: int, n: int, k: int, compiled: bool) -> Non
     compete(rig, "peers16", what, every, x, weight)
 
 
-def row_job(rig: Rig, n: int, k: int, density: float, weight: Any, turned: Any, compiled: bool, configs: Dict[str, Any]) -> None:
+def row_job(
+    rig: Rig, n: int, k: int, density: float, weight: Any, turned: Any, compiled: bool, configs: Dict[str, Any]
+) -> None:
     torch = rig.torch
     x = torch.randn(1, k, dtype=torch.bfloat16, device=rig.device)
     x *= torch.rand(1, k, device=rig.device) < density

@@ -1,4 +1,4 @@
-"""triton_kernels.py: what a user would write, or has written, in Triton for the same products; timed beside ours by run.py.
+"""triton_kernels.py: what a user would write in Triton for the same products; run.py times it beside ours.
 
 Written here from the papers' descriptions, not from their code:
 
@@ -40,7 +40,9 @@ def _block_sparse(x, values, first_of, column_of, y, m, n, k,
         start = (i % steps) * STEP
         at = tl.load(column_of + block) * BLOCK + start
         part = tl.load(x_rows + (at + along)[None, :], mask=inside, other=0.0)
-        kept = tl.load(values + block.to(tl.int64) * (BLOCK * BLOCK) + across[:, None] * BLOCK + (start + along)[None, :])
+        kept = tl.load(
+            values + block.to(tl.int64) * (BLOCK * BLOCK) + across[:, None] * BLOCK + (start + along)[None, :]
+        )
         total = tl.dot(part, tl.trans(kept), total)
     out = y + rows.to(tl.int64)[:, None] * n + (band * BLOCK + across)[None, :]
     tl.store(out, total.to(y.dtype.element_ty), mask=inside)
@@ -128,7 +130,9 @@ def block_sparse(x: torch.Tensor, weights: Blocks, y: torch.Tensor, config: Tupl
 ROW_CONFIGS = [(16, 128, 4), (16, 256, 4), (32, 256, 8), (64, 64, 4), (8, 512, 4)]  # k's, columns, warps
 
 
-def threshold(x: torch.Tensor, weights: torch.Tensor, y: torch.Tensor, limit: float, config: Tuple[int, int, int]) -> None:
+def threshold(
+    x: torch.Tensor, weights: torch.Tensor, y: torch.Tensor, limit: float, config: Tuple[int, int, int]
+) -> None:
     """x [k] by weights [k, n] into y [n] of float32."""
     k, n = weights.shape
     deep, wide, warps = config
