@@ -412,7 +412,7 @@ suite_peers() {
   [ -n "$library" ] || die "there is no libesmm.so beside $ESMM"
   : >"$work/lines"
   ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" timeout 120 \
-    python3 bench/peers/run.py --seconds 50 --activations "$place" --json "$work/lines" >"$work/table" 2>&1 ||
+    python3 bench/peers/run.py --seconds 45 --activations "$place" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "bench/peers/run.py failed; the record stays as it was"; }
   sed 's/^/peers      /' "$work/table"
   awk -v stamp="$stamp" '
