@@ -90,13 +90,13 @@ NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Iinclude -Isrc -t
 CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
 CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 
-.PHONY: all lib run clean install uninstall report
-all: report $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
+.PHONY: all lib run clean install uninstall found
+all: found $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
-report:
+found:
 	@CC='$(CC)' ARCH='$(ARCH)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' \
-	  JANSSON='$(JANSSON)' LIBZIP='$(LIBZIP)' sh scripts/report.sh
+	  JANSSON='$(JANSSON)' LIBZIP='$(LIBZIP)' sh scripts/found.sh
 
 $(BUILD)/gen/registry.inc: $(KERNEL_SRC) Makefile
 	@mkdir -p $(@D)

@@ -6,8 +6,11 @@
 #   make gpu-programs               what gpu-check needs, to be built where there is no GPU: carry $(BUILD)/gpu there
 #   make gpu-record-status          fresh, stale or none: is the GPU record of these sources?
 #   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records
+#   make figures                    draws docs/figures from the same records; needs Python and matplotlib
+#   make report                     writes docs/report.md from them and bench/report.in.md; needs Python
+#   make report-pdf                 $(BUILD)/report.pdf of it; needs pandoc and weasyprint
 
-.PHONY: bench-record gpu-check gpu-programs gpu-record-status tables
+.PHONY: bench-record gpu-check gpu-programs gpu-record-status tables figures report report-pdf
 bench-record:
 	@sh scripts/setup.sh run
 	@$(MAKE) --no-print-directory all
@@ -31,3 +34,13 @@ gpu-record-status: $(BUILD)/gen/source_id.h
 
 tables:
 	@sh bench/tables.sh
+
+# PNGs lie beside the SVGs, but only those are kept in the repository.
+figures:
+	@$(PYTHON) bench/figures.py
+
+report:
+	@$(PYTHON) bench/report.py
+
+report-pdf:
+	@PYTHON='$(PYTHON)' sh bench/report_pdf.sh '$(BUILD)/report.pdf'

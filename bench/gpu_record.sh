@@ -1,5 +1,5 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about six minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about seven minutes on an H200. `make gpu-check` runs
 # it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
@@ -21,6 +21,9 @@
 #   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
 #              beside ESMM or in its examples/)
 #
+#   peers      other libraries and kernels beside ours (peers16), bf16 up to 64K (sizes16), how fast the memory is
+#              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in a minute
+#
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
@@ -35,7 +38,7 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
-all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16 ffn16'
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16 ffn16 peers'
 SUITES=${SUITES:-$all}
 
 die() {
@@ -187,6 +190,8 @@ joint16=$(also joint_bf16_sm90a joint_bf16_mma joint_bf16)
 decode16=$(also decode_bf16)
 fused16=$(also fused_bf16_sm90a)
 cublas16=$(also cublas_bf16)
+half16=$(also half_bf16_sm90a)
+fine16=$(also fine_bf16_sm90a)
 
 suite_dense16() {
   for product in 4096,4096,4096 8192,8192,8192 4096,4096,14336 4096,14336,4096 1024,4096,14336 128,4096,14336; do
@@ -267,12 +272,14 @@ suite_real16() {
     else
       cp "$place/$layer.npy" "$work/$layer.npy" || die "cannot read $place/$layer.npy"
     fi
+    may_lack=1
     for n in 768 3072; do
-      measure real16 $layer "auto$joint16$fused16$cublas16" 2048,$n,3072 --dtype bf16 --load-a "$work/$layer.npy" \
+      measure real16 $layer "auto$joint16$fused16$cublas16$half16$fine16" 2048,$n,3072 --dtype bf16 --load-a "$work/$layer.npy" \
         --dims 2048 3072 $n
-      measure real16 $layer "auto$joint16$fused16$cublas16" 8192,$n,3072 --dtype bf16 --load-a "$work/$layer.npy" \
-        --dims 2048 3072 $n --tile-rows 8192
+      measure real16 $layer "auto$joint16$fused16$cublas16$half16$fine16" 8192,$n,3072 --dtype bf16 \
+        --load-a "$work/$layer.npy" --dims 2048 3072 $n --tile-rows 8192
     done
+    may_lack=
   done
 }
 
@@ -393,6 +400,24 @@ suite_ffn16() {
     { printf "ffn16      %-24s %-8s forward %8.4f ms, %.3f x dense; step %8.4f ms, %.3f x dense\n", value("zeros"), \
         value("mode"), value("forward_ms"), value("forward_times_dense"), value("step_ms"), value("step_times_dense") }' \
     "$work/lines"
+}
+
+# What it measured is left out where it could not be; a result of ours that is wrong is none.
+suite_peers() {
+  if ! python3 -c 'import numpy, torch; torch.cuda.init()' 2>/dev/null; then
+    echo 'peers      left out: python3 has no torch that sees the GPU'
+    return
+  fi
+  library=$(find "$(cd "${ESMM%/*}" && pwd)" -maxdepth 1 -name 'libesmm.so*' | sort | head -n 1)
+  [ -n "$library" ] || die "there is no libesmm.so beside $ESMM"
+  : >"$work/lines"
+  ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" timeout 120 \
+    python3 bench/peers/run.py --seconds 45 --activations "$place" --json "$work/lines" >"$work/table" 2>&1 ||
+    { cat "$work/table" >&2; die "bench/peers/run.py failed; the record stays as it was"; }
+  sed 's/^/peers      /' "$work/table"
+  awk -v stamp="$stamp" '
+    match($0, /^{"suite":"[^"]*","asked":"[^"]*",/) { print substr($0, 1, RLENGTH) stamp "," substr($0, RLENGTH + 1) }' \
+    "$work/lines" >>"$work/record" || die "awk failed"
 }
 
 for word in $SUITES; do

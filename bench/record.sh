@@ -9,6 +9,7 @@
 #   blockwise    strips of 32 in A and B        unstructured  zeros anywhere in A
 #   decode       1, 4 and 16 rows               activations   as of a trained net, by presets
 #   over         where dense wins               calls         what a call of a small product costs (not checked)
+#   strips16     strips of 32 in A, bf16
 #
 # From the environment: ESMM (build/esmm), THREADS (the CPUs there are, 8 at most), RUNS (7), RESULTS (bench/results),
 # SUITES (all of the above; some of them make a record only where RESULTS says so).
@@ -19,7 +20,7 @@ unset ESMM_FORCE ESMM_THREADS ESMM_DEVICE
 
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
-all='blockwise unstructured decode activations over calls'
+all='blockwise unstructured decode activations over strips16 calls'
 SUITES=${SUITES:-$all}
 cpus=$(nproc 2>/dev/null || echo 1)
 THREADS=${THREADS:-$((cpus < 8 ? cpus : 8))}
@@ -131,6 +132,12 @@ suite_over() {
   done
   for density in .5 .4 .3 .25 .2; do
     measure over-single $density $skipping 1024^3 --size 1024 --random --density-a $density --density-b 1
+  done
+}
+
+suite_strips16() {
+  for density in 1 .5 .25 .125; do
+    measure strips16 $density auto 1024^3 --size 1024 --blockwise --density-a $density --density-b 1 --dtype bf16
   done
 }
 

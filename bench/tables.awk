@@ -93,7 +93,18 @@ function chosen(table, row) {
 function percent_of(part, all) { return part > 0 ? sprintf("%.1f %%", 100 * part / all) : "" }
 function grid(table, row) { put(table, row, percent(asked) ">", times(speedup)) }
 
+# A row of the table that `make run` prints: four digits of a time, three of the scan.
+function digits(x, n) { return sprintf("%." (x >= 10 ? n - 2 : x >= 1 ? n - 1 : x >= .1 ? n : n + 1) "f", x) }
+function run_line(   library) {
+  library = need("baseline")
+  sub(/_on_random$/, "", library)
+  run_rows = run_rows sprintf("%5.1f %%  %-24s %6s  %7s  %8s  %5.2f x  %7.1e  %s\n", 100 * asked, "auto: " kernel,
+    digits(t, 4), digits(extract, 3), digits(baseline, 4), speedup, need("rel_err"), library)
+}
+
 function cpu_line(   row) {
+  if (suite == "blockwise" && need("m") == 1024 && (asked == 1 || asked == .75 || asked == .25))
+    run_line()
   most(worst, "cpu", ratio)
   if (suite ~ /^over/)
     most(gain, suite SUBSEP asked, speedup)
@@ -101,7 +112,8 @@ function cpu_line(   row) {
     put("cpu-activations", need("asked") "|" product(), "nonzeros>|kernel chosen|ms>|library ms>|times faster>",
       percent(value("density_a")) "|" kernel "|" ms(t) "|" ms(baseline) "|" times(speedup))
   else {
-    row = suite == "blockwise" ? "strips of 32 in A and B" : "anywhere in A" (suite == "decode" ? ", few rows" : "")
+    row = suite == "blockwise" ? "strips of 32 in A and B" : suite == "strips16" ? "strips of 32 in A, bf16" : \
+      "anywhere in A" (suite == "decode" ? ", few rows" : "")
     row = row "|" product()
     least(fastest, row, baseline)
     put("cpu", row, "library ms>", ms(fastest[row]))
@@ -395,6 +407,7 @@ suite == "host" { host_line(); next }
 suite == "calls" { calls_line(); next }
 suite == "prepare16" { prepare_line(); next }
 suite == "ffn16" { next } # in no table: docs/ffn.md quotes it
+suite ~ /^(peers16|sizes16|ceilings|layers)$/ { next } # docs/report.md has them
 {
   t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
   speedup = need("speedup") + 0
@@ -449,6 +462,15 @@ END {
       storm_worst ": " sprintf("%.3f", lowest["storm"]) " times cuBLAS. In the geometric mean it is " \
       times(exp(storm_sum / stormed)) " times as fast."
 
+  file = blocks "/run"
+  printf "" > file
+  if (run_rows != "") {
+    print "```console\n$ make        # the library and the command, in build/" > file
+    print "$ make run    # a density sweep, checked against float64; here lines of the record, some rows and columns cut" > file
+    print "density  kernel                      ms  extract  dense ms  speedup    error  fastest dense" > file
+    printf "%s```\n", run_rows > file
+  }
+  close(file)
   for (name in title) {
     file = blocks "/" name
     printf "" > file

@@ -137,6 +137,7 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   shell_test cli
   shell_test install
   shell_test readme
+  shell_test report
   shell_test examples
   section 'Python'
   shell_test python

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""report.py: docs/report.md from bench/report.in.md and the records in bench/results. `make report` runs it.
+
+    python3 bench/report.py           writes docs/report.md
+    python3 bench/report.py --check   changes nothing, and fails if something else stands there
+
+The template has no measured number of its own; each stands as a reference in double braces, and a new record renews it:
+
+    {{gpu suite=strips16 m=8192 asked=.125 requested=auto : speedup times}}   a field of the one line that fits, and how
+                                                                              it is written: times, ms, percent, text,
+                                                                              product, us, integer
+    {{table NAME}} {{text NAME}}                                              what a function below makes: a table, words
+
+A reference that fits no line, or more than one, is an error that names it, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any, Callable, Dict, List
+
+import records
+import series
+from records import Line, Record, RecordError, by, ms, percent, product, times
+
+TEMPLATE = os.path.join("bench", "report.in.md")
+PAGE = os.path.join("docs", "report.md")
+FORMATS: Dict[str, Callable[[Any], str]] = {
+    "times": times,
+    "ms": ms,
+    "percent": lambda x: percent(float(x)),
+    "text": str,
+    "us": lambda x: f"{1000 * float(x):.1f}",
+    "integer": lambda x: f"{float(x):.0f}",
+    "short": lambda x: f"{float(x):.3g}",
+}
+
+
+def grid(head: List[str], rows: List[List[str]]) -> str:
+    """A table; the > at the end of a column's name aligns it to the right."""
+    names = [name.rstrip(">") for name in head]
+    rule = ["---:" if name.endswith(">") else "---" for name in head]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [names, rule, *rows])
+
+
+# ---- named parts ----
+
+
+def missing(what: List[str]) -> str:
+    return "*Not in these records yet: " + "; ".join(what) + ".*" if what else ""
+
+
+def sweep_groups(gpu: Record) -> List[List[Line]]:
+    return list(by(gpu.need("the sweep", suite="sweep16"), lambda x: (x["m"], x["n"], x["k"], x["asked"])).values())
+
+
+def auto_of(group: List[Line]) -> Line:
+    return next(line for line in group if line["requested"] == "auto")
+
+
+def text_sweep(cpu: Record, gpu: Record) -> str:
+    groups = sweep_groups(gpu)
+    autos = [auto_of(group) for group in groups]
+    worst = min(autos, key=lambda x: x["speedup"])
+    shares = [
+        min([x["ms"] for x in group] + [x["ms_baseline"] for x in group]) / auto_of(group)["ms"] for group in groups
+    ]
+    return (f"Over {len(groups)} products `auto` is {times(records.mean([x['speedup'] for x in autos]))} times as fast as "
+            f"cuBLAS in the geometric mean, and {records.mean(shares):.3f} of the fastest that could have been taken; at "
+            f"its worst against cuBLAS it is {worst['speedup']:.3f} times as fast ({product(worst)} at "
+            f"{percent(float(worst['asked']))})")  # fmt: skip
+
+
+def text_storm(cpu: Record, gpu: Record) -> str:
+    lines = gpu.need("random products", suite="storm")
+    below = sum(line["speedup"] < 0.95 for line in lines)
+    return (f"of {len(lines)} random products, {below} are slower than 0.95 times cuBLAS, and the geometric mean is "
+            f"{times(records.mean([line['speedup'] for line in lines]))}")  # fmt: skip
+
+
+def text_ceilings(cpu: Record, gpu: Record) -> str:
+    data = series.roofline(gpu)
+    return (f"{data.rate['bf16'] / 1e12:.0f} TFLOP/s in bf16, {data.rate['f32'] / 1e12:.0f} TFLOP/s in fp32 and "
+            f"{data.bandwidth / 1e12:.2f} TB/s ({data.source})")  # fmt: skip
+
+
+def floor_text(number: int) -> Callable[[Record, Record], str]:
+    def text(cpu: Record, gpu: Record) -> str:
+        kernel = series.roofline(gpu).kernels[number - 1]
+        return f"{100 * kernel.floor / kernel.ms:.0f} %"
+
+    return text
+
+
+def text_peers(cpu: Record, gpu: Record) -> str:
+    """Where a peer is faster than ours; that comes first."""
+    if not gpu.has("peers16"):
+        return ("*This GPU record has no suite peers16 yet: `make gpu-check` on a machine with a GPU and torch measures "
+                "the peers of [bench/peers](../bench/peers), and this section is then theirs.*")  # fmt: skip
+    found, failed = [], []
+    for group in peer_groups(gpu).values():
+        ours = [x for x in group if x["requested"] == "auto" and x["outcome"] == "ok"]
+        for line in group:
+            if line["outcome"] != "ok":
+                failed.append(f"{line['kernel']} at {product(line)}, {line['job']}: {line['reason']}")
+            elif ours and line["requested"] != "auto" and line["ms"] < ours[0]["ms"]:
+                found.append(f"- **{line['kernel']}** is {times(ours[0]['ms'] / line['ms'])} times as fast as ours on "
+                             f"{product(line)}, {line['job']}, {percent(float(line['asked']))} nonzeros "
+                             f"({ms(line['ms'])} ms against {ms(ours[0]['ms'])} ms).")  # fmt: skip
+    text = (
+        "Where a peer is faster:\n\n" + "\n".join(found) if found else "No peer is faster than ours on these products."
+    )
+    if failed:
+        text += "\n\nWhat did not run: " + "; ".join(failed) + "."
+    return text
+
+
+def peer_groups(gpu: Record) -> Dict[Any, List[Line]]:
+    return by(gpu.some(suite="peers16"), lambda x: (x["job"], x["m"], x["n"], x["k"], x["asked"]))
+
+
+def table_peers(cpu: Record, gpu: Record) -> str:
+    rows = []
+    for (job, *_), group in peer_groups(gpu).items():
+        for line in sorted((x for x in group if x["outcome"] == "ok"), key=lambda x: float(x["ms"])):
+            name = f"**ours** ({line['kernel']})" if line["requested"] == "auto" else line["kernel"]
+            rows.append([job, product(line), percent(float(line["asked"])), name, ms(line["ms"]), times(line["speedup"]),
+                         f"{line['rel_err']:.1e}"])  # fmt: skip
+    return grid(["job", "product", "nonzeros>", "contestant", "ms>", "times cuBLAS>", "error>"], rows) if rows else ""
+
+
+def table_libraries(cpu: Record, gpu: Record) -> str:
+    """cuSPARSE, from the command's own --peers."""
+    rows = []
+    for line in gpu.some(suite="bsr16", peer_ms=lambda x: isinstance(x, dict)):
+        peer = line["peer_ms"]
+        cells = [ms(peer[name]) if peer.get(name) else "" for name in ("cusparse_bsr", "cusparse_csr")]
+        rows.append(
+            [
+                product(line),
+                line["format"],
+                percent(float(line["asked"])),
+                ms(line["ms"]),
+                ms(line["ms_baseline"]),
+                *cells,
+            ]
+        )
+    return grid(
+        ["product", "format", "nonzeros of B>", "ours ms>", "cuBLAS ms>", "cuSPARSE BSR ms>", "cuSPARSE CSR ms>"], rows
+    )
+
+
+def table_ladder(cpu: Record, gpu: Record) -> str:
+    data = series.ladder(gpu)
+    return grid(["step", "look for zeros ms>", "multiply ms>", "times cuBLAS>"],
+                [[s.name, "inside" if s.inside else ms(s.extract) if s.extract else "", ms(s.multiply),
+                  times(data.dense / (s.extract + s.multiply))] for s in data.steps])  # fmt: skip
+
+
+def table_floor(cpu: Record, gpu: Record) -> str:
+    return grid(["kernel", "product", "ms>", "floor ms>", "floor over time>"],
+                [[k.name, k.what, ms(k.ms), ms(k.floor), f"{100 * k.floor / k.ms:.0f} %"] for k in series.roofline(gpu).kernels])  # fmt: skip
+
+
+def table_nets(cpu: Record, gpu: Record) -> str:
+    data = series.nets(cpu, gpu)
+    names = [
+        n for n in ("auto", "joint", "fused", "half", "fine", "rows", "decode") if any(n in f for _, f in data.rows)
+    ]
+    return grid(["layer, device, rows", *[n + ">" for n in names]],
+                [[name, *[times(found[n]) if n in found else "" for n in names]] for name, found in data.rows])  # fmt: skip
+
+
+def table_ffn(cpu: Record, gpu: Record) -> str:
+    lines = gpu.need("the layer", suite="ffn16", mode="exact")
+    return grid(["zeros of the hidden layer", "forward, times dense>", "whole step, times dense>"],
+                [[x["zeros"], times(x["forward_times_dense"]), times(x["step_times_dense"])] for x in lines])  # fmt: skip
+
+
+PARTS: Dict[str, Callable[[Record, Record], str]] = {
+    "text sweep": text_sweep,
+    "text storm": text_storm,
+    "text ceilings": text_ceilings,
+    "text peers": text_peers,
+    "text floor-joint-f32": floor_text(2),
+    "text floor-joint": floor_text(5),
+    "text floor-decode": floor_text(10),
+    "text cpu": lambda cpu, gpu: cpu.stamp,
+    "text gpu": lambda cpu, gpu: gpu.stamp,
+    "text missing-density": lambda cpu, gpu: missing(series.density(cpu, gpu).missing),
+    "text missing-size": lambda cpu, gpu: missing(series.sizes(cpu, gpu).missing),
+    "text missing-roofline": lambda cpu, gpu: missing(series.roofline(gpu).missing),
+    "text missing-nets": lambda cpu, gpu: missing(series.nets(cpu, gpu).missing),
+    "table peers": table_peers,
+    "table libraries": table_libraries,
+    "table ladder": table_ladder,
+    "table floor": table_floor,
+    "table nets": table_nets,
+    "table ffn": table_ffn,
+}
+REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.S)
+
+
+def resolve(words: str, cpu: Record, gpu: Record) -> str:
+    words = " ".join(words.split())
+    if words in PARTS:
+        return PARTS[words](cpu, gpu)
+    found = re.fullmatch(r"(cpu|gpu) ((?:\w+=\S+ )+): (\w+) (\w+)", words)
+    if not found:
+        raise RecordError(f"{{{{{words}}}}} is no reference; report.py says what there is")
+    kind, conditions, field, form = found.groups()
+    where: Dict[str, Any] = {}
+    for condition in conditions.split():
+        key, value = condition.split("=", 1)
+        try:
+            where[key] = float(value)
+        except ValueError:
+            where[key] = value
+    if form == "product":
+        return product((cpu if kind == "cpu" else gpu).one(f"{{{{{words}}}}}", **where))
+    if form not in FORMATS:
+        raise RecordError(f"{{{{{words}}}}}: nothing is written as {form}; there are {', '.join(FORMATS)} and product")
+    line = (cpu if kind == "cpu" else gpu).one(f"{{{{{words}}}}}", **where)
+    if line.get(field) is None:
+        raise RecordError(f"{{{{{words}}}}}: {line['_at']} has no {field}")
+    return FORMATS[form](line[field])
+
+
+def fold(text: str) -> str:
+    """Paragraphs in lines of at most 120 characters; tables, headings, code and figures as they are."""
+    made, code = [], False
+    for block in re.split(r"\n{2,}", text):
+        code_here = code
+        if block.count("```") % 2:
+            code = not code
+        if code_here or code or re.match(r"(\||#|```|<|!\[|- |\d+\. )", block) or not block.strip():
+            if re.match(r"(- |\d+\. )", block) and not code_here:
+                block = "\n".join(fold_words(item, "  ") for item in re.split(r"\n(?=- |\d+\. )", block))
+            made.append(block)
+        else:
+            made.append(fold_words(block, ""))
+    return re.sub(r"\n{3,}", "\n\n", "\n\n".join(made)).rstrip() + "\n"
+
+
+def fold_words(text: str, indent: str) -> str:
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > 120:
+            lines.append(line)
+            line = indent + word
+        else:
+            line = f"{line} {word}" if line else word
+    return "\n".join([*lines, line])
+
+
+def render(template: str, cpu: Record, gpu: Record) -> str:
+    note = "<!-- Made by `make report` from bench/report.in.md and the records in bench/results: change those. -->"
+    return note + "\n\n" + fold(REFERENCE.sub(lambda found: resolve(found.group(1), cpu, gpu), template))
+
+
+def main() -> None:
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit(f"report.py: unknown words: {' '.join(sys.argv[1:])}; it takes none but --check")
+    page = os.path.join(records.ROOT, PAGE)
+    try:
+        with open(os.path.join(records.ROOT, TEMPLATE), encoding="utf-8") as file:
+            template = file.read()
+        text = render(template, records.load("cpu"), records.load("gpu"))
+        old = ""
+        if os.path.exists(page):
+            with open(page, encoding="utf-8") as file:
+                old = file.read()
+        if sys.argv[1:]:
+            if text != old:
+                sys.exit(f"report.py: {PAGE} is not that of {TEMPLATE} and the records; make report writes it")
+            return
+        with open(page + ".new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(page + ".new", page)
+    except (RecordError, OSError) as e:
+        sys.exit(f"report.py: {e}; nothing is written")
+    print(f"{PAGE}: {len(text.splitlines())} lines")
+
+
+if __name__ == "__main__":
+    main()
