@@ -4,6 +4,9 @@
 #   make run             the main job: a checked density sweep against the best dense library
 #   make test            every test; closes with one line 'N passed, N failed, N skipped'
 #   make install PREFIX=/usr/local
+#   make uninstall       takes away what make install put there
+#   make examples        the programs of examples/ in build/examples
+#   make help            this list, with the targets for tests, benchmarks and Python
 #
 # Options: CC=clang, WERROR=1, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
 # NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
@@ -88,7 +91,7 @@ NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Iinclude -Isrc -t
 CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
 CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 
-.PHONY: all lib run clean install uninstall report
+.PHONY: all lib run clean help install uninstall report
 all: report $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
@@ -172,6 +175,11 @@ run:
 
 clean:
 	rm -rf $(BUILD)
+
+# Each makefile starts with a list of its targets.
+help:
+	@sed -n 's/^#   \(make.*\)/\1/p' Makefile $(filter %.mk,$(MAKEFILE_LIST))
+	@sed -n '/^# Options:/,/^$$/s/^# *//p' Makefile
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FATBINS:.fatbin=.d)
 include scripts/install.mk
