@@ -30,6 +30,7 @@ typedef struct cli_command {
 int cmd_bench(int argc, char **argv);
 int cmd_bench_weights(int argc, char **argv);
 int cmd_check(int argc, char **argv);
+int cmd_compare(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
