@@ -76,7 +76,7 @@ endif
 CLI_SRC := $(sort $(wildcard cli/*.c cli/*/*.c io/*.c))
 KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
-CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/cli/record/page.o
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
 ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh') Makefile)
 
@@ -151,6 +151,11 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/gen/flags | $(GEN)
 	@mkdir -p $(@D)
 	@echo "  cc $<"
 	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
+
+# The page of `esmm report`, in the command as it is.
+$(BUILD)/obj/cli/record/page.o: cli/record/page.S cli/record/page.html
+	@mkdir -p $(@D)
+	@$(CC) -c $< -o $@
 
 $(BUILD)/libesmm.a: $(LIB_OBJ)
 	@echo "  ar $@"

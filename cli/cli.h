@@ -37,6 +37,7 @@ int cmd_inspect(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_profile(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 

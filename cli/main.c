@@ -10,6 +10,7 @@ static const cli_command commands[] = {
     {"bench", "measure kernels against the best dense library, results checked", cmd_bench},
     {"bench-weights", "measure every weight below a directory, as CSV", cmd_bench_weights},
     {"compare", "say what became faster or slower between two records", cmd_compare},
+    {"report", "write records as one page to look at", cmd_report},
     {"run", "multiply matrices from files and write the product", cmd_run},
     {"inspect", "show a file's shape, densities and predicted speedup", cmd_inspect},
     {"prune", "set weights of a safetensors file to zero, to fit N:M or blocks", cmd_prune},
