@@ -136,6 +136,7 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   shell_test build
   shell_test cli
   shell_test cli_files
+  shell_test report
   shell_test install
   shell_test readme
   shell_test examples
