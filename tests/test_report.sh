@@ -48,6 +48,18 @@ sed 's/"m":/"m":9/' "$record" >other.jsonl
 check 'compare refuses records without a common measurement' said 1 'nothing was measured in both' esmm compare "$record" other.jsonl
 check 'compare wants two' said 2 'two records' esmm compare "$record"
 
+# ---- suites: what bench --suite writes is the same measurement as the record's ----
+check 'bench --suite list' said 0 'decode        cpu            9' env ESMM_DEVICE=cpu esmm bench --suite list
+check 'bench --suite wants a name that there is' said 2 'there is no decod; did you mean decode' esmm bench --device cpu --suite decod
+check 'bench --suite knows whose it is' said 2 'nm24 is of a GPU' esmm bench --device cpu --suite nm24
+check 'bench --suite alone' said 2 'cannot both be given' esmm bench --device cpu --suite decode --sweep 1,.5
+suite() {
+  esmm bench auto 1 --no-tune --no-check --device cpu --threads 2 --suite activations --json suite.jsonl >suite.out 2>&1 &&
+    esmm compare "$record" suite.jsonl --noise 1 >suite.out 2>&1
+  [ $? -le 3 ] && grep -q '^3 measurements in both' suite.out || { cat suite.out; return 1; }
+}
+check 'bench --suite measures what the record has' suite
+
 mkdir -p empty two
 cp "$record" new.jsonl two/
 check 'report of a directory' said 0 'report.html: 117 measurements of 2 records' esmm report two

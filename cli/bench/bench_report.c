@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- records ---- */
 
@@ -196,8 +197,21 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
                          const char *kernel, const char *requested, const cli_field *own, int own_count)
 {
   const labels l = make_labels(b);
-  cli_field fields[MOST_FIELDS] = {TEXT("kernel", kernel), TEXT("requested", requested[0] ? requested : "auto")};
-  int count = 2 + problem_fields(b, data, &l, fields + 2);
+  cli_field fields[MOST_FIELDS];
+  int count = 0;
+  char date[16] = "";
+  const time_t now = time(NULL);
+  struct tm utc;
+  if (b->suite) { /* what the record has in front of its lines */
+    if (gmtime_r(&now, &utc))
+      strftime(date, sizeof date, "%Y-%m-%d", &utc);
+    fields[count++] = (cli_field)TEXT("suite", bench_suite_name(b->suite));
+    fields[count++] = (cli_field)TEXT("asked", b->asked);
+    fields[count++] = (cli_field)TEXT("date", date);
+  }
+  fields[count++] = (cli_field)TEXT("kernel", kernel);
+  fields[count++] = (cli_field)TEXT("requested", requested[0] ? requested : "auto");
+  count += problem_fields(b, data, &l, fields + count);
   memcpy(fields + count, own, (size_t)own_count * sizeof *own);
   count += own_count;
   fields[count++] = (cli_field)TEXT("version", esmm_version_str());
