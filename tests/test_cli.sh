@@ -71,7 +71,7 @@ mask() {
   said esmm --help
   said esmm
 } | compare help
-for command in bench bench-weights run inspect prune explain list info check tune profile; do
+for command in bench bench-weights compare report run inspect prune explain list info check tune profile; do
   said esmm $command --help | compare "help_$command"
 done
 
@@ -491,6 +491,9 @@ nothing) exit 0 ;;
 fails)
   echo '==ERROR== The application returned an error code (1).'
   exit 1 ;;
+patched | replayed) # does not launch with patched code, or only once
+  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || grep -qx application ncu.words ||
+    { echo '==ERROR== LaunchFailed' && exit 1; } ;;
 esac
 echo '==PROF== Connected to process 7 (esmm)'
 cat <<'CSV'
@@ -525,6 +528,12 @@ without_ncu() {
   [ $? = 1 ] && grep -Eq 'there is no (GPU|ncu)' profile.out
 }
 check 'profile says what is missing' without_ncu
+unlaunched() { # HOW MODE: it asks again, in another way, and says what is missing
+  (export NCU_DOES="$1"; profile >unlaunched.out 2>&1) && grep -q '^second' unlaunched.out && grep -qx "$2" ncu.words &&
+    ! grep -q smsp__sass ncu.words && grep -q 'branch efficiency is left out' unlaunched.out || { cat unlaunched.out; return 1; }
+}
+check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel
+check 'profile: a kernel that does not launch twice' unlaunched replayed application
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----
