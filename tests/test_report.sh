@@ -60,6 +60,18 @@ suite() {
 }
 check 'bench --suite measures what the record has' suite
 
+# ---- figures ----
+plot() {
+  esmm bench auto,dense_f32_portable 1 --no-tune --no-check --device cpu --size 48 --sweep 1,.5,.25 --plot plot.svg >plot.out 2>&1 || { cat plot.out; return 1; }
+  [ "$(grep -c '<circle' plot.svg)" = 6 ] && grep -q 'nonzero share, %' plot.svg && grep -q '48 x 48 x 48, f32' plot.svg &&
+    { ! have python3 || python3 -c 'import xml.dom.minidom; xml.dom.minidom.parse("plot.svg")'; }
+}
+check 'bench --plot writes SVG' plot
+check 'bench --plot wants a sweep' said 2 '--plot draws a sweep' esmm bench --device cpu --plot x.svg
+check 'bench --plot knows .svg and .png' said 2 'ends neither in .svg nor in .png' esmm bench --device cpu --sweep 1,.5 --plot x.gif
+have rsvg-convert || check 'bench --plot says what a .png needs' said 1 'a .png needs rsvg-convert' \
+  esmm bench auto 1 --no-tune --no-check --device cpu --size 8 --sweep 1,.5 --plot x.png
+
 mkdir -p empty two
 cp "$record" new.jsonl two/
 check 'report of a directory' said 0 'report.html: 117 measurements of 2 records' esmm report two

@@ -142,6 +142,10 @@ static int parse(bench *b, int argc, char **argv)
        "table then goes to stderr",
        0, 0, NULL, NULL},
       {"csv", CLI_STRING, &b->csv, "FILE", "the same as CSV", 0, 0, NULL, NULL},
+      {"plot", CLI_STRING, &b->plot, "FILE",
+       "the sweep as a figure: FILE.svg, or FILE.png where rsvg-convert\n"
+       "is installed",
+       0, 0, NULL, NULL},
       {0}};
   const cli_parser parser = {.synopsis = "bench [kernels] [runs] [options]",
                              .about = about,
@@ -168,6 +172,8 @@ static int parse(bench *b, int argc, char **argv)
     status = check_files(b);
   if (status == CLI_GO)
     status = check_modes(b, sweep);
+  if (status == CLI_GO)
+    status = bench_plot_check(b);
   if (status == CLI_GO)
     status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
   if (status == CLI_GO && b->problem.load_b && (b->prepare || b->epilogue.gate))
@@ -226,6 +232,7 @@ int bench_product(bench *b, bench_data *data, bench_report *report)
     if (first)
       bench_report_head(b, data, &result, report);
     bench_report_add(b, data, &result, report);
+    bench_plot_add(b, data, &result, &report->plot);
     if (b->skip_stats)
       status = bench_skip_stats(b, data, report);
   }
@@ -298,6 +305,8 @@ static int run(bench *b)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)
     status = bench_report_close(&report);
+  if (status == CLI_GO)
+    status = bench_plot_write(b, report.plot);
   if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0 && report.failed == 0)
     status = cli_failed("none of the kernels asked for can run this product");
   else if (status == CLI_GO)

@@ -4,7 +4,8 @@
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
  * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list,
- * bench_suites.c --suite, bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c --peers.
+ * bench_suites.c --suite, bench_plot.c --plot, bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c
+ * --peers.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -39,6 +40,7 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
   "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
 typedef struct bench_suite bench_suite;
+typedef struct bench_plot bench_plot;
 
 typedef struct bench {
   /* options */
@@ -56,7 +58,7 @@ typedef struct bench {
   const char *suite_word;   /* of --suite, or NULL */
   const bench_suite *suite; /* that is measured, or NULL; list is then what messages call it */
   char asked[32];           /* of the suite's product */
-  const char *json, *csv;
+  const char *json, *csv, *plot;
   double sweep[64];
   int sweep_count; /* 0: none asked for */
   /* the machine */
@@ -299,6 +301,7 @@ typedef struct bench_report {
   int wrong, measured;
   int failed; /* products of a list */
   bool noisy, starred;
+  bench_plot *plot; /* of --plot; NULL: nothing was measured yet */
 } bench_report;
 
 int bench_report_open(const bench *b, bench_report *report);
@@ -337,6 +340,12 @@ int bench_product(bench *b, bench_data *data, bench_report *report); /* CLI_GO o
 
 /* The products of b->list, or of b->suite, each with the options of the command line and those of its line. */
 int bench_list(bench *b, bench_report *report);
+
+/* ---- bench_plot.c ---- */
+
+int bench_plot_check(const bench *b); /* CLI_GO or CLI_USAGE: the options */
+void bench_plot_add(const bench *b, const bench_data *data, const bench_result *result, bench_plot **plot);
+int bench_plot_write(const bench *b, bench_plot *plot); /* CLI_GO or CLI_FAILED */
 
 /* ---- bench_suites.c ---- */
 

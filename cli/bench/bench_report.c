@@ -295,7 +295,9 @@ static cli_table *new_table(const bench *b)
   const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";
   const char *const one[] = {"kernel", "ms",     "p95",   "extract", "dense ms", "speedup",
                              flops,    "useful", "error", "dense's", "joint"};
-  const char *const many[] = {b->list ? "line" : "density",
+  const char *const many[] = {b->suite  ? "product"
+                              : b->list ? "line"
+                                        : "density",
                               "kernel",
                               "ms",
                               "p95",
@@ -333,7 +335,7 @@ void bench_report_head(const bench *b, const bench_data *data, const bench_resul
   fprintf(out, "machine   %s, %s; %s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), cli_workers(b->ctx));
   cli_print_no_gpu(b->ctx, 9, out);
   if (b->list)
-    fprintf(out, "products  those of %s, by its lines", b->list);
+    fprintf(out, "products  those of %s, by %s", b->list, b->suite ? "M,K,N and what was asked for" : "its lines");
   else
     print_problem(b, data, out);
   if (result && b->gpu)
@@ -373,7 +375,10 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool wrong = c->outcome == BENCH_WRONG;
   const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
-  if (b->list)
+  if (b->suite)
+    cli_table_cell(t, CLI_PLAIN, "%lld,%lld,%lld %s", (long long)data->m, (long long)data->k, (long long)data->n,
+                   b->asked);
+  else if (b->list)
     cli_table_cell(t, CLI_PLAIN, "%d", b->line);
   else if (b->sweep_count)
     cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
@@ -513,6 +518,7 @@ int bench_report_close(bench_report *report)
 
 void bench_report_discard(bench_report *report)
 {
+  free(report->plot);
   if (report->remarks)
     fclose(report->remarks);
   free(report->text);
