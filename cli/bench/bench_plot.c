@@ -29,8 +29,6 @@ struct bench_plot {
   char title[200], machine[200];
 };
 
-extern char **environ;
-
 static bool ends_in(const char *path, const char *ending)
 {
   const size_t length = strlen(path), tail = strlen(ending);
