@@ -4,6 +4,9 @@
 #   make run             the main job: a checked density sweep against the best dense library
 #   make test            every test; closes with one line 'N passed, N failed, N skipped'
 #   make install PREFIX=/usr/local
+#   make uninstall       takes away what make install put there
+#   make examples        the programs of examples/ in build/examples
+#   make help            this list, with the targets for tests, benchmarks and Python
 #
 # Options: CC=clang, WERROR=1, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
 # NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
@@ -75,7 +78,7 @@ endif
 CLI_SRC := $(sort $(wildcard cli/*.c cli/*/*.c io/*.c))
 KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k_,$(f)),$(f))),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
-CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/cli/record/page.o
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
 ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh') Makefile)
 
@@ -90,7 +93,7 @@ NVCC_FLAGS := -O3 -std=c++17 -lineinfo -Xfatbin=-compress-all -Iinclude -Isrc -t
 CODE_SM90A := -gencode arch=compute_90a,code=sm_90a
 CODE_ALL := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 $(CODE_SM90A)
 
-.PHONY: all lib run clean install uninstall found
+.PHONY: all lib run clean help install uninstall found
 all: found $(BUILD)/libesmm.a $(BUILD)/libesmm.so $(BUILD)/esmm
 lib: $(BUILD)/libesmm.a $(BUILD)/libesmm.so
 
@@ -151,6 +154,11 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/gen/flags | $(GEN)
 	@echo "  cc $<"
 	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -MMD -MP -c $< -o $@
 
+# The page of `esmm report`, in the command as it is.
+$(BUILD)/obj/cli/record/page.o: cli/record/page.S cli/record/page.html
+	@mkdir -p $(@D)
+	@$(CC) -c $< -o $@
+
 $(BUILD)/libesmm.a: $(LIB_OBJ)
 	@echo "  ar $@"
 	@rm -f $@ && ar rcs $@ $^
@@ -174,6 +182,11 @@ run:
 
 clean:
 	rm -rf $(BUILD)
+
+# Each makefile starts with a list of its targets.
+help:
+	@sed -n 's/^#   \(make.*\)/\1/p' Makefile $(filter %.mk,$(MAKEFILE_LIST))
+	@sed -n '/^# Options:/,/^$$/s/^# *//p' Makefile
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d) $(FATBINS:.fatbin=.d)
 include scripts/install.mk

@@ -26,26 +26,18 @@ void cli_set_subject(const char *name)
   subject = name;
 }
 
-/* Control characters of a file name must not reach the terminal. */
-static void make_printable(char *text)
-{
-  for (; *text; text++)
-    if ((unsigned char)*text < 0x20 || *text == 0x7f)
-      *text = '?';
-}
-
 static void __attribute__((format(printf, 1, 0))) say(const char *format, va_list list)
 {
-  char text[2048];
+  char text[2048], shown[sizeof text]; /* control characters of a file name must not reach the terminal */
   const int used = snprintf(text, sizeof text / 2, "%s%s", subject, subject[0] ? ": " : "");
   const size_t at = (size_t)used < sizeof text / 2 ? (size_t)used : sizeof text / 2 - 1;
   vsnprintf(text + at, sizeof text - at, format, list);
-  make_printable(text);
+  (void)io_show(text, shown, sizeof shown);
   fflush(stdout);
   if (command_name[0])
-    fprintf(stderr, "esmm: %s: %s\n", command_name, text);
+    fprintf(stderr, "esmm: %s: %s\n", command_name, shown);
   else
-    fprintf(stderr, "esmm: %s\n", text);
+    fprintf(stderr, "esmm: %s\n", shown);
 }
 
 int cli_usage(const char *format, ...)

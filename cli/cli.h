@@ -30,12 +30,14 @@ typedef struct cli_command {
 int cmd_bench(int argc, char **argv);
 int cmd_bench_weights(int argc, char **argv);
 int cmd_check(int argc, char **argv);
+int cmd_compare(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_profile(int argc, char **argv);
 int cmd_prune(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_tune(int argc, char **argv);
 
@@ -125,6 +127,9 @@ bool cli_colour(FILE *out); /* a terminal, TERM not "dumb", and NO_COLOR unset o
 /* fprintf in a style; plain text where there is no colour. */
 void cli_print(FILE *out, cli_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int cli_width(const char *utf8); /* columns a string takes on a terminal */
+/* Columns that lines of out should fit: COLUMNS where it is set, else the terminal's; 0 where out is no terminal, for
+   programs read it. */
+int cli_screen_width(FILE *out);
 
 typedef struct cli_table cli_table;
 /* align: one character a column, 'l' or 'r'; its length is the number of columns. heads: one a column, or NULL. */
@@ -133,17 +138,22 @@ cli_table *cli_table_new(const char *align, const char *const *heads);
 void cli_table_cell(cli_table *table, cli_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* A row of a table of facts: the name in bold, then the text. */
 void cli_table_fact(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void cli_table_rule(cli_table *table);                   /* a thin line before the next row */
-void cli_table_print(const cli_table *table, FILE *out); /* columns two spaces apart, no blanks at the ends of lines */
-/* The same, with the last column broken between words so that no line is longer than width, where that can be done. */
+void cli_table_rule(cli_table *table); /* a thin line before the next row */
+/*
+ * Columns two spaces apart, no blanks at the ends of lines. What is wider than width (0: no limit) has its last column
+ * broken between words where that is text; else the columns that do not fit follow in further tables below, each with
+ * the first column before them. cli_table_print takes the screen's width.
+ */
+void cli_table_print(const cli_table *table, FILE *out);
 void cli_table_print_wrapped(const cli_table *table, int width, FILE *out);
 void cli_table_free(cli_table *table);
 
 /* Human forms, in a static ring of buffers: good until some sixteen calls later. */
-const char *cli_seconds(double seconds);      /* "1.23 ms" */
-const char *cli_bytes(double bytes);          /* "12.0 MiB" */
-const char *cli_percent(double share);        /* "12.5 %" */
-const char *cli_number(double x, int digits); /* significant digits; "-" for what is not finite */
+const char *cli_seconds(double seconds);               /* "1.23 ms" */
+const char *cli_bytes(double bytes);                   /* "12.0 MiB" */
+const char *cli_percent(double share);                 /* "12.5 %" */
+const char *cli_number(double x, int digits);          /* significant digits; "-" for what is not finite */
+const char *cli_count(int64_t count, const char *one); /* "1 row", "2 rows" */
 
 /* One line on stderr that rewrites itself: only on a terminal, and only once the work has taken two seconds. */
 typedef struct cli_progress {

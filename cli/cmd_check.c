@@ -634,7 +634,7 @@ static int print_scores(const esmm_ctx *ctx, const score *scores, int count, dou
     if (good)
       cli_table_cell(table, CLI_GOOD, "ok");
     else if (s->wrong)
-      cli_table_cell(table, CLI_BAD, "WRONG, %d products", s->wrong);
+      cli_table_cell(table, CLI_BAD, "WRONG, %s", cli_count(s->wrong, "product"));
     else if (is_absent(s))
       cli_table_cell(table, CLI_WARN, "left out: no libcublas");
     else

@@ -43,7 +43,8 @@ static int print_list(const esmm_ctx *ctx, bool names)
       printf("%s\n", info.name);
   }
   if (!names && status == CLI_OK) {
-    cli_table_print_wrapped(table, WIDEST, stdout);
+    const int width = cli_screen_width(stdout);
+    cli_table_print_wrapped(table, width > 0 ? width : WIDEST, stdout);
     printf("\nhere: whether %s can run it. number: place on the ladder of prior work.\n"
            "Flags: D deterministic, S skips zeros, R reference and A ablation (both run only when asked for)\n",
            esmm_ctx_device(ctx));

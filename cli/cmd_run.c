@@ -16,7 +16,7 @@ typedef struct request {
   cli_machine machine;
   bool has_dims, strict, stats, has_alpha, has_beta, has_use;
   double alpha, beta;
-  int activation, dtype_c, use;
+  int activation, dtype_c, use, k_axis;
   const char *force;
 } request;
 
@@ -87,7 +87,8 @@ static int prepare(esmm_ctx *ctx, const request *r, operands *o)
     if (done != ESMM_OK)
       return cli_status(ctx, "--weights", done);
   } else {
-    int status = model_read("--b", r->b, r->has_dims, r->dims[1], r->dims[2], &o->b);
+    int status =
+        model_read_word(ctx, "--b", r->b, true, (model_k_axis)r->k_axis, r->has_dims, r->dims[1], r->dims[2], &o->b);
     if (status != CLI_GO)
       return status;
     esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
@@ -104,7 +105,8 @@ static int prepare(esmm_ctx *ctx, const request *r, operands *o)
 static int prepare_gate(esmm_ctx *ctx, const request *r, operands *o)
 {
   io_matrix file = {0};
-  const int status = model_read("--gate", r->gate, true, o->info.rows, o->info.cols, &file);
+  const int status =
+      model_read_word(ctx, "--gate", r->gate, true, (model_k_axis)r->k_axis, true, o->info.rows, o->info.cols, &file);
   if (status != CLI_GO)
     return status;
   const esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)r->use, .strict = r->strict};
@@ -120,7 +122,7 @@ static int read_as(esmm_ctx *ctx, const char *what, const char *path, int64_t ro
   io_matrix file = {0};
   if (!path)
     return CLI_GO;
-  int status = model_read(what, path, true, rows, cols, &file);
+  int status = model_read_word(ctx, what, path, false, MODEL_K_AUTO, true, rows, cols, &file);
   if (status == CLI_GO)
     status = cli_matrix_convert(ctx, what, &file.m, dtype, out);
   io_matrix_free(&file);
@@ -133,13 +135,12 @@ static int read_operands(esmm_ctx *ctx, const request *r, operands *o)
   if (r->has_dims && (w->rows != r->dims[1] || w->cols != r->dims[2])) /* of a --b file this was checked before */
     return cli_failed("--weights: %s holds %lld x %lld, --dims says %lld x %lld", r->weights, (long long)w->rows,
                       (long long)w->cols, (long long)r->dims[1], (long long)r->dims[2]);
-  int status = model_read("--a", r->a, r->has_dims, r->dims[0], r->dims[1], &o->a);
+  int status = model_read_word(ctx, "--a", r->a, false, MODEL_K_AUTO, r->has_dims, r->dims[0], r->dims[1], &o->a);
   if (status != CLI_GO)
     return status;
   if (o->a.m.cols != w->rows)
-    return cli_failed("--a: %s is %lld x %lld, but B is %lld x %lld: A needs %lld columns", r->a,
-                      (long long)o->a.m.rows, (long long)o->a.m.cols, (long long)w->rows, (long long)w->cols,
-                      (long long)w->rows);
+    return cli_failed("--a: %s is %lld x %lld, but B is %lld x %lld: A needs %s", r->a, (long long)o->a.m.rows,
+                      (long long)o->a.m.cols, (long long)w->rows, (long long)w->cols, cli_count(w->rows, "column"));
 
   const int64_t rows = o->a.m.rows;
   status = read_as(ctx, "--bias", r->bias, 1, w->cols, ESMM_F32, &o->bias);
@@ -165,8 +166,8 @@ static void print_c(esmm_ctx *ctx, cli_table *table, const operands *o)
   }
   const double elements = (double)c->rows * (double)c->cols;
   const esmm_pattern_info bitmaps = cli_pattern(ctx, o->bitmaps);
-  cli_table_fact(table, "density of C", "elements %s, strips of %lld rows %s; %lld of %lld columns are zero",
-                 cli_number(elements > 0 ? (double)nonzeros / elements : 0, 3), (long long)bitmaps.strip_rows,
+  cli_table_fact(table, "density of C", "elements %s, strips of %s %s; zero columns: %lld of %lld",
+                 cli_number(elements > 0 ? (double)nonzeros / elements : 0, 3), cli_count(bitmaps.strip_rows, "row"),
                  cli_number(bitmaps.density, 3), (long long)dead, (long long)c->cols);
 }
 
@@ -180,8 +181,8 @@ static void print_stats(esmm_ctx *ctx, const operands *o, const esmm_stats *s)
   if (!cli_on_gpu(ctx))
     cli_table_fact(table, "threads", "%d", s->threads);
   if (s->strip_rows > 0)
-    cli_table_fact(table, "strips", "%lld rows of A, %lld columns of B", (long long)s->strip_rows,
-                   (long long)s->strip_cols);
+    cli_table_fact(table, "strips", "%s of A, %s of B", cli_count(s->strip_rows, "row"),
+                   cli_count(s->strip_cols, "column"));
   cli_table_fact(table, "density of A", "elements %s (sampled), strips %s", cli_number(s->density_a, 3),
                  cli_number(s->strip_density_a, 3));
   cli_table_fact(table, "density of B", "strips %s", cli_number(s->strip_density_b, 3));
@@ -273,13 +274,16 @@ int cmd_run(int argc, char **argv)
 {
   request r = {.alpha = 1};
   const cli_option options[] = {
-      {NULL, CLI_HEADING, NULL, NULL, "Files (.npy, or raw little-endian float32 with --dims)", 0, 0, NULL, NULL},
+      {NULL, CLI_HEADING, NULL, NULL,
+       "Files: .npy, raw little-endian float32 with --dims, FILE::TENSOR of safetensors or .pt", 0, 0, NULL, NULL},
       {"a", CLI_STRING, &r.a, "FILE", "A [M,K]: activations", 0, 0, NULL, NULL},
-      {"b", CLI_STRING, &r.b, "FILE", "B [K,N]: weights", 0, 0, NULL, NULL},
+      {"b", CLI_STRING, &r.b, "FILE", "B [K,N]: weights; a tensor [out, in] is transposed", 0, 0, NULL, NULL},
       {"weights", CLI_STRING, &r.weights, "FILE", "B as --save-weights wrote it", 0, 0, NULL, NULL},
       {"out", CLI_STRING, &r.out, "FILE", "where C goes, as .npy; replaced only when all went well", 0, 0, NULL, NULL},
       {"save-weights", CLI_STRING, &r.save, "FILE", "keep B prepared; without --a, that is all", 0, 0, NULL, NULL},
-      {"dims", CLI_DIMS, r.dims, "M K N", "the shapes; .npy files must agree", 0, CLI_MAX_DIMENSION, NULL, &r.has_dims},
+      {"dims", CLI_DIMS, r.dims, "M K N", "the shapes; .npy files and tensors must agree", 0, CLI_MAX_DIMENSION, NULL,
+       &r.has_dims},
+      MODEL_K_AXIS_OPTION(&r.k_axis, NULL),
       {NULL, CLI_HEADING, NULL, NULL, "What is computed: C = activation(alpha A B + beta C + bias) + residual", 0, 0,
        NULL, NULL},
       {"alpha", CLI_DOUBLE, &r.alpha, "X", "default 1", -FLT_MAX, FLT_MAX, NULL, &r.has_alpha},

@@ -9,6 +9,8 @@
 static const cli_command commands[] = {
     {"bench", "measure kernels against the best dense library, results checked", cmd_bench},
     {"bench-weights", "measure every weight below a directory, as CSV", cmd_bench_weights},
+    {"compare", "say what became faster or slower between two records", cmd_compare},
+    {"report", "write records as one page to look at", cmd_report},
     {"run", "multiply matrices from files and write the product", cmd_run},
     {"inspect", "show a file's shape, densities and predicted speedup", cmd_inspect},
     {"prune", "set weights of a safetensors file to zero, to fit N:M or blocks", cmd_prune},
@@ -32,10 +34,10 @@ static const cli_command *find_command(const char *name)
 
 static int unknown_command(const char *name)
 {
-  const char *names[COMMANDS + 1] = {[COMMANDS] = "help"};
+  const char *names[COMMANDS + 2] = {[COMMANDS] = "help", [COMMANDS + 1] = "version"};
   for (int i = 0; i < COMMANDS; i++)
     names[i] = commands[i].name;
-  const char *near = cli_closest(name, names, COMMANDS + 1);
+  const char *near = cli_closest(name, names, COMMANDS + 2);
   if (near)
     return cli_usage("%s: unknown command; did you mean %s?", name[0] ? name : "''", near);
   return cli_usage("%s: unknown command (see 'esmm --help')", name[0] ? name : "''");
@@ -47,9 +49,11 @@ static void print_overview(FILE *out)
                "Matrix products that skip the zeros they find at run time.\n\nCommands\n");
   for (int i = 0; i < COMMANDS; i++)
     fprintf(out, "  %-13s %s\n", commands[i].name, commands[i].summary);
+  fprintf(out, "  %-13s %s\n  %-13s %s\n", "help", "this text; 'esmm help COMMAND' or 'esmm COMMAND --help' for one",
+          "version", "version and source id");
   fprintf(out, "\nOptions\n"
-               "  --help     this text; 'esmm help COMMAND' or 'esmm COMMAND --help' for one command\n"
-               "  --version  version and source id\n"
+               "  --help     as help\n"
+               "  --version  as version\n"
                "\nEnvironment\n"
                "  ESMM_DEVICE     auto, cpu, cuda or cuda:N (default auto: the first GPU that works, else the CPU)\n"
                "  ESMM_THREADS    threads to use (default: the CPUs this process may run on)\n"
@@ -61,6 +65,14 @@ static void print_overview(FILE *out)
                "  ESMM_NCU        Nsight Compute's ncu, for profile\n"
                "  XDG_CACHE_HOME  where the tuning cache lies (default: ~/.cache)\n"
                "  NO_COLOR        no colour on a terminal\n");
+}
+
+static int version(int argc, char **argv)
+{
+  if (argc > 1)
+    return cli_usage("%s: %s: it takes no words", argv[0], argv[1]);
+  printf("esmm %s (source %s)\n", esmm_version_str(), esmm_source_id());
+  return CLI_OK;
 }
 
 static int run_command(const cli_command *command, int argc, char **argv)
@@ -78,6 +90,10 @@ static int help(int argc, char **argv)
   if (argc > 2)
     return cli_usage("help: %s: one word too many; it takes a command", argv[2]);
   const cli_command *command = find_command(argv[1]);
+  if (!command && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "version") == 0)) {
+    print_overview(stdout);
+    return CLI_OK;
+  }
   if (!command)
     return unknown_command(argv[1]);
   char option[] = "--help";
@@ -118,10 +134,9 @@ int main(int argc, char **argv)
     status = run_command(command, argc - 1, argv + 1);
   else if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
     status = help(argc - 1, argv + 1);
-  else if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
-    printf("esmm %s (source %s)\n", esmm_version_str(), esmm_source_id());
-    status = CLI_OK;
-  } else if (argv[1][0] == '-')
+  else if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0)
+    status = version(argc - 1, argv + 1);
+  else if (argv[1][0] == '-')
     status = cli_usage("%s: unknown option (see 'esmm --help')", argv[1]);
   else
     status = unknown_command(argv[1]);

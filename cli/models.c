@@ -3,6 +3,8 @@
  */
 #include "models.h"
 
+#include "../io/index.h"
+
 #include <errno.h>
 #include <ftw.h>
 #include <stdlib.h>
@@ -25,7 +27,7 @@ bool model_is(const char *path)
   struct stat info;
   if (stat(path, &info) != 0)
     return false;
-  return is_kind(&info, S_IFDIR) || (is_kind(&info, S_IFREG) && io_is_model(path));
+  return is_kind(&info, S_IFDIR) || (is_kind(&info, S_IFREG) && (io_is_index(path) || io_is_model(path)));
 }
 
 /* ---- directories ---- */
@@ -100,12 +102,42 @@ static int compare_paths(const void *x, const void *y)
   return strcmp(*(char *const *)x, *(char *const *)y);
 }
 
+/* The files that an index names, each once. */
+static int find_shards(const char *path, model_files *files)
+{
+  char error[IO_ERROR_BYTES];
+  io_index index;
+  const int result = io_index_read(path, &index, error, sizeof error);
+  for (size_t i = 0; result == 0 && i < index.count; i++) {
+    files->paths = cli_grow(files->paths, (size_t)files->count + 1, sizeof *files->paths);
+    files->paths[files->count++] = index.files[i];
+    index.files[i] = NULL;
+  }
+  io_index_free(&index);
+  if (result != 0)
+    return cli_failed("%s", error);
+  qsort(files->paths, (size_t)files->count, sizeof *files->paths, compare_paths);
+  int kept = 0;
+  for (int i = 0; i < files->count; i++)
+    if (kept == 0 || strcmp(files->paths[kept - 1], files->paths[i]) != 0)
+      files->paths[kept++] = files->paths[i];
+    else
+      free(files->paths[i]);
+  files->count = kept;
+  files->one = true;
+  const char *slash = strrchr(path, '/');
+  files->prefix = slash ? (size_t)(slash - path) + 1 : 0;
+  return CLI_GO;
+}
+
 int model_files_find(const char *path, model_files *files)
 {
   struct stat info;
   *files = (model_files){0};
   if (stat(path, &info) != 0)
     return cli_failed("%s: cannot be opened: %s", path, strerror(errno));
+  if (is_kind(&info, S_IFREG) && io_is_index(path))
+    return find_shards(path, files);
   if (!is_kind(&info, S_IFDIR)) {
     files->paths = cli_alloc(1, sizeof *files->paths);
     files->paths[0] = strdup(path);
@@ -185,7 +217,7 @@ esmm_matrix model_as_b(const io_tensors *tensors, const esmm_matrix *matrix, mod
 
 bool model_is_word(const char *word)
 {
-  return strstr(word, "::") || io_is_model(word);
+  return strstr(word, "::") || io_is_index(word) || io_is_model(word);
 }
 
 /* The tensor that a word names, or the only matrix there is. */
@@ -221,7 +253,44 @@ static char *split_word(const char *word, const char **name)
   return *name ? strndup(word, (size_t)(*name - 2 - word)) : strdup(word);
 }
 
-int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out)
+/* The path of the file that has a tensor of an index, in the place of the index's own. */
+static int find_shard(const char *what, char **path, const char *name)
+{
+  char error[IO_ERROR_BYTES];
+  io_index index;
+  int status = CLI_GO;
+  if (!name)
+    return cli_failed("%s: %s is a model's index: name a tensor, as in %s::NAME ('esmm inspect' lists them)", what,
+                      *path, *path);
+  if (io_index_read(*path, &index, error, sizeof error) != 0)
+    status = cli_failed("%s: %s", what, error);
+  const char *file = status == CLI_GO ? io_index_find(&index, name) : NULL;
+  if (status == CLI_GO && !file)
+    status = cli_failed("%s: %s has no tensor '%s' ('esmm inspect' lists them)", what, *path, name);
+  if (file) {
+    free(*path);
+    *path = strdup(file);
+    if (!*path)
+      status = cli_failed("out of memory");
+  }
+  io_index_free(&index);
+  return status;
+}
+
+/* A bias is one row. */
+static void make_row(io_tensor *tensor)
+{
+  if (tensor->dims != 1)
+    return;
+  tensor->dims = 2;
+  tensor->shape[1] = tensor->shape[0];
+  tensor->stride[1] = tensor->stride[0];
+  tensor->shape[0] = 1;
+  tensor->stride[0] = tensor->shape[1];
+}
+
+static int load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, bool as_row, model_k_axis axis,
+                io_matrix *out)
 {
   const char *name;
   char *path = split_word(word, &name);
@@ -233,13 +302,17 @@ int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, mod
   *out = (io_matrix){0};
   if (!path)
     return cli_failed("out of memory");
-  model_raw_shape(path, &rows, &cols);
-  int status = io_tensors_open(path, rows, cols, &tensors, error, sizeof error) == 0
-                   ? CLI_GO
-                   : cli_failed("%s: %s", what, error);
+  int status = io_is_index(path) ? find_shard(what, &path, name) : CLI_GO;
+  if (status == CLI_GO) {
+    model_raw_shape(path, &rows, &cols);
+    if (io_tensors_open(path, rows, cols, &tensors, error, sizeof error) != 0)
+      status = cli_failed("%s: %s", what, error);
+  }
   free(path);
   if (status == CLI_GO)
     status = find_tensor(what, tensors, name, &index);
+  if (status == CLI_GO && as_row)
+    make_row(&tensors->list[index]);
   if (status == CLI_GO && io_tensor_matrix(tensors, index, &matrix, error, sizeof error) != 0)
     status = cli_failed("%s: %s", what, error);
   if (status == CLI_GO) {
@@ -248,6 +321,27 @@ int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, mod
   }
   io_tensors_close(tensors);
   return status;
+}
+
+int model_load(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, io_matrix *out)
+{
+  return load(ctx, what, word, as_b, false, axis, out);
+}
+
+int model_read_word(esmm_ctx *ctx, const char *what, const char *word, bool as_b, model_k_axis axis, bool known,
+                    int64_t rows, int64_t cols, io_matrix *out)
+{
+  struct stat info;
+  const bool is_stream = stat(word, &info) == 0 && !is_kind(&info, S_IFREG);
+  if (is_stream || !model_is_word(word)) /* looking into a pipe would take its first bytes away */
+    return model_read(what, word, known, rows, cols, out);
+  const int status = load(ctx, what, word, as_b, rows == 1, axis, out);
+  if (status != CLI_GO || !known || (out->m.rows == rows && out->m.cols == cols))
+    return status;
+  const int64_t is_rows = out->m.rows, is_cols = out->m.cols;
+  io_matrix_free(out);
+  return cli_failed("%s: %s is %lld x %lld%s, not %lld x %lld as it should be", what, word, (long long)is_rows,
+                    (long long)is_cols, as_b ? " as B" : "", (long long)rows, (long long)cols);
 }
 
 const char *model_shape(const io_tensor *tensor)

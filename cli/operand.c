@@ -541,7 +541,7 @@ int cli_problem_resolve(cli_problem *p, double density)
   set_text(&p->b);
   if (p->tile_rows) {
     size_t used = strlen(p->a.text);
-    snprintf(p->a.text + used, sizeof p->a.text - used, ", repeated to %lld rows", (long long)p->tile_rows);
+    snprintf(p->a.text + used, sizeof p->a.text - used, ", repeated to %s", cli_count(p->tile_rows, "row"));
   }
 
   p->m = p->has_dims ? p->dims[0] : p->size;
@@ -553,16 +553,8 @@ int cli_problem_resolve(cli_problem *p, double density)
 static int load(esmm_ctx *ctx, const char *what, const cli_problem *p, const cli_source *source, int64_t rows,
                 int64_t cols, io_matrix *out)
 {
-  bool known = p->has_dims || p->has_size;
-  if (!model_is_word(source->path))
-    return model_read(what, source->path, known, rows, cols, out);
-  int status = model_load(ctx, what, source->path, source == &p->b, (model_k_axis)p->k_axis, out);
-  if (status == CLI_GO && known && (out->m.rows != rows || out->m.cols != cols)) {
-    status = cli_failed("%s: %s is %lld x %lld, not %lld x %lld as it should be", what, source->path,
-                        (long long)out->m.rows, (long long)out->m.cols, (long long)rows, (long long)cols);
-    io_matrix_free(out);
-  }
-  return status;
+  return model_read_word(ctx, what, source->path, source == &p->b, (model_k_axis)p->k_axis, p->has_dims || p->has_size,
+                         rows, cols, out);
 }
 
 static int make(esmm_ctx *ctx, const char *what, const cli_source *source, int64_t rows, int64_t cols, esmm_dtype dtype,
@@ -598,8 +590,8 @@ static int tile(esmm_ctx *ctx, int64_t rows, io_matrix *matrix)
   if (from->rows == 0)
     return cli_usage("--tile-rows: A has no rows that could be repeated");
   if (rows < from->rows)
-    return cli_usage("--tile-rows: %lld is too few, A has %lld rows: give %lld or more", (long long)rows,
-                     (long long)from->rows, (long long)from->rows);
+    return cli_usage("--tile-rows: %lld is too few, A has %s: give %lld or more", (long long)rows,
+                     cli_count(from->rows, "row"), (long long)from->rows);
   io_matrix tiled;
   int status = cli_matrix_alloc("--tile-rows", rows, from->cols, from->dtype, &tiled);
   esmm_status copied = ESMM_OK;
@@ -644,9 +636,9 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *p, io_matrix *a, io_matrix *b)
     if (status == CLI_GO)
       status = settle_dtype(ctx, p->name_b, asked_b, (esmm_dtype)dtype_b, b);
     if (status == CLI_GO && p->a.path && !fixed && b->m.rows != p->k)
-      status =
-          cli_failed("%s: %s is %lld x %lld, but A is %lld x %lld: B needs %lld rows", p->name_b, p->b.path,
-                     (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k, (long long)p->k);
+      status = cli_failed("%s: %s is %lld x %lld, but A is %lld x %lld: B needs %s", p->name_b, p->b.path,
+                          (long long)b->m.rows, (long long)b->m.cols, (long long)p->m, (long long)p->k,
+                          cli_count(p->k, "row"));
     if (status == CLI_GO) {
       p->k = b->m.rows;
       p->n = b->m.cols;

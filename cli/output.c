@@ -116,11 +116,18 @@ void cli_output_discard(cli_output *output)
   *output = (cli_output){0};
 }
 
+/* Characters that nobody sees (io_show) are escaped like control characters. */
 void cli_json_string(FILE *out, const char *text)
 {
   fputc('"', out);
   for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-    if (*c == '"' || *c == '\\')
+    const uint32_t three = c[0] >= 0xe0 && c[0] < 0xf0 && (c[1] & 0xc0) == 0x80 && (c[2] & 0xc0) == 0x80
+                               ? (c[0] & 0xfu) << 12 | (c[1] & 0x3fu) << 6 | (c[2] & 0x3fu)
+                               : 0;
+    if (three && io_is_unseen(three)) {
+      fprintf(out, "\\u%04x", three);
+      c += 2;
+    } else if (*c == '"' || *c == '\\')
       fprintf(out, "\\%c", *c);
     else if (*c < 0x20 || *c == 0x7f)
       fprintf(out, "\\u%04x", *c);

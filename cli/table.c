@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -118,12 +119,9 @@ static void add_cell(cli_table *table, cli_style style, const char *text)
     table->room = table->room ? 2 * table->room : 64;
     table->cells = cli_grow(table->cells, table->room, sizeof *table->cells);
   }
-  size_t bytes = strlen(text) + 1;
-  char *copy = cli_alloc(bytes, 1);
-  memcpy(copy, text, bytes);
-  for (char *c = copy; *c; c++)
-    if ((unsigned char)*c < 0x20 || *c == 0x7f)
-      *c = '?';
+  const size_t room = 3 * strlen(text) + 1; /* io_show makes six bytes of two at most */
+  char *copy = cli_alloc(room, 1);
+  (void)io_show(text, copy, room);
   table->cells[table->count++] = (cell){copy, style, table->rule_next};
   table->rule_next = false;
 }
@@ -193,50 +191,103 @@ static void print_last(FILE *out, const cell *c, int indent, int width)
   }
 }
 
-void cli_table_print_wrapped(const cli_table *table, int width, FILE *out)
-{
-  size_t columns = (size_t)table->columns;
-  int *widths = cli_alloc(columns, sizeof *widths);
-  int total = 2 * (table->columns - 1);
-  for (size_t i = 0; i < table->count; i++) {
-    int cell_width = cli_width(table->cells[i].text);
-    if (cell_width > widths[i % columns])
-      widths[i % columns] = cell_width;
-  }
-  for (size_t i = 0; i < columns; i++)
-    total += widths[i];
-  const int indent = total - widths[columns - 1], room = width > indent ? width - indent : 0;
+/* Part of a table: the first column, and those from `from` to in front of `to`. */
+typedef struct part {
+  int from, to;
+} part;
 
-  for (size_t i = 0; i < table->count; i++) {
-    const cell *c = &table->cells[i];
-    size_t column = i % columns;
-    if (c->rule && column == 0) {
+static bool part_has(const part *p, int column)
+{
+  return column == 0 || (column >= p->from && column < p->to);
+}
+
+static void print_part(const cli_table *table, const int *widths, const part *p, int width, FILE *out)
+{
+  const int last = p->to - 1;
+  int total = widths[0];
+  for (int i = p->from; i < p->to; i++)
+    total += 2 + widths[i];
+  const int indent = total - widths[last], room = width > indent ? width - indent : 0;
+  for (size_t row = 0; row < table->count; row += (size_t)table->columns) {
+    const cell *cells = &table->cells[row];
+    int columns = table->columns; /* a row that is cut short ends its line */
+    if (table->count - row < (size_t)columns)
+      columns = (int)(table->count - row);
+    if (cells[0].rule) {
       for (int j = 0; j < total && (width == 0 || j < width); j++)
         fputc('-', out);
       fputc('\n', out);
     }
-    /* Blanks are owed until something follows them, so that no line ends in one. */
-    int blanks = widths[column] - cli_width(c->text);
-    bool right = table->align[column] == 'r', last = column == columns - 1;
-    fprintf(out, "%*s", right && c->text[0] ? blanks : 0, "");
-    if (last && c->text[0])
-      print_last(out, c, indent, room);
-    else
-      cli_print(out, c->text[0] ? c->style : CLI_PLAIN, "%s", c->text);
-    bool more = false;
-    for (size_t j = i + 1; j < table->count && j % columns; j++)
-      more = more || table->cells[j].text[0];
-    if (more)
-      fprintf(out, "%*s", 2 + (right && c->text[0] ? 0 : blanks), "");
-    if (last || i + 1 == table->count)
-      fputc('\n', out);
+    int owed = 0; /* blanks, until something follows them, so that no line ends in one */
+    for (int i = 0; i < columns; i++) {
+      if (!part_has(p, i))
+        continue;
+      const cell *c = &cells[i];
+      const int blanks = widths[i] - cli_width(c->text);
+      const bool right = table->align[i] == 'r';
+      if (c->text[0]) {
+        fprintf(out, "%*s", owed + (right ? blanks : 0), "");
+        if (i == last)
+          print_last(out, c, indent, room);
+        else
+          cli_print(out, c->style, "%s", c->text);
+        owed = right ? 0 : blanks;
+      } else
+        owed += widths[i];
+      owed += 2;
+    }
+    fputc('\n', out);
+  }
+}
+
+/* What a last column needs at least to be broken into lines. */
+enum { LEAST_TEXT = 24 };
+
+void cli_table_print_wrapped(const cli_table *table, int width, FILE *out)
+{
+  int *widths = cli_alloc((size_t)table->columns, sizeof *widths);
+  int total = 2 * (table->columns - 1);
+  for (size_t i = 0; i < table->count; i++) {
+    const int cell_width = cli_width(table->cells[i].text);
+    int *widest = &widths[i % (size_t)table->columns];
+    *widest = cell_width > *widest ? cell_width : *widest;
+  }
+  for (int i = 0; i < table->columns; i++)
+    total += widths[i];
+  const int last = table->columns - 1, before = total - widths[last];
+  const bool breaks = table->align[last] == 'l' && before + LEAST_TEXT <= width;
+  part p = {1, table->columns};
+  if (table->columns == 1 || width == 0 || total <= width || breaks) {
+    print_part(table, widths, &p, width, out);
+  } else {
+    for (; p.from < table->columns; p.from = p.to) {
+      int used = widths[0] + 2 + widths[p.from];
+      for (p.to = p.from + 1; p.to < table->columns && used + 2 + widths[p.to] <= width; p.to++)
+        used += 2 + widths[p.to];
+      if (p.from > 1)
+        fputc('\n', out);
+      print_part(table, widths, &p, width, out);
+    }
   }
   free(widths);
 }
 
+int cli_screen_width(FILE *out)
+{
+  const char *columns = getenv("COLUMNS");
+  struct winsize size;
+  char *end = NULL;
+  const long asked = columns ? strtol(columns, &end, 10) : 0;
+  if (asked > 0 && asked < 10000 && !*end)
+    return (int)asked;
+  if (!isatty(fileno(out)))
+    return 0;
+  return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
 void cli_table_print(const cli_table *table, FILE *out)
 {
-  cli_table_print_wrapped(table, 0, out);
+  cli_table_print_wrapped(table, cli_screen_width(out), out);
 }
 
 void cli_table_free(cli_table *table)
@@ -309,6 +360,13 @@ const char *cli_bytes(double bytes)
   return out;
 }
 
+const char *cli_count(int64_t count, const char *one)
+{
+  char *out = ring_next();
+  snprintf(out, RING_BYTES, "%lld %s%s", (long long)count, one, count == 1 ? "" : "s");
+  return out;
+}
+
 const char *cli_percent(double share)
 {
   if (!isfinite(share))
@@ -337,7 +395,11 @@ void cli_progress_update(void *user, int done, int total)
   int full = (int)((int64_t)BAR * (done < total ? done : total) / total);
   memset(bar, ' ', BAR);
   memset(bar, '=', (size_t)(full < 0 ? 0 : full));
-  fprintf(stderr, "\r%s [%s] %d of %d, %.0f s\033[K", progress->title, bar, done, total, now - progress->started);
+  const double taken = now - progress->started;
+  fprintf(stderr, "\r%s [%s] %d of %d, %.0f s", progress->title, bar, done, total, taken);
+  if (done > 0 && done < total) /* as if what is left went on as fast */
+    fprintf(stderr, ", about %.0f s left", ceil(taken * (total - done) / done));
+  fputs("\033[K", stderr);
   fflush(stderr);
   progress->shown = true;
   progress->last = now;

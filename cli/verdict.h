@@ -9,17 +9,23 @@
 #include <math.h>
 #include <stdbool.h>
 
-/* The cheapest estimate among kernels that skip nothing: what the others have to beat. NAN when none can run. */
-static inline double verdict_dense_seconds(const esmm_verdict *verdicts, int count)
+/* The cheapest among kernels that skip nothing: what the others have to beat. NULL when none can run. */
+static inline const esmm_verdict *verdict_dense(const esmm_verdict *verdicts, int count)
 {
-  double best = NAN;
+  const esmm_verdict *best = NULL;
   for (int i = 0; i < count; i++) {
     const esmm_verdict *v = &verdicts[i];
-    bool dense = v->seconds > 0 && !(v->flags & (ESMM_KERNEL_SKIPS | ESMM_KERNEL_REFERENCE));
-    if (dense && !(v->seconds >= best))
-      best = v->seconds;
+    const bool dense = v->seconds > 0 && !(v->flags & (ESMM_KERNEL_SKIPS | ESMM_KERNEL_REFERENCE));
+    if (dense && (!best || v->seconds < best->seconds))
+      best = v;
   }
   return best;
+}
+
+static inline double verdict_dense_seconds(const esmm_verdict *verdicts, int count)
+{
+  const esmm_verdict *dense = verdict_dense(verdicts, count);
+  return dense ? dense->seconds : NAN;
 }
 
 /* The one the plan takes; NULL when there is nothing to multiply. */

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static char error[512];
 
@@ -33,6 +34,13 @@ static int find(io_tensors *file, const char *weight, const char *bias, esmm_mat
 
 int main(int argc, char **argv)
 {
+  static const char usage[] = "usage: ffn_inference MODEL.safetensors";
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+    printf("%s\n\nRuns a feed-forward layer on 256 random tokens and says how sparse it is. The file has\n"
+           "fc1.weight, fc1.bias, fc2.weight and fc2.bias, as 'ffn_train --save MODEL.safetensors' writes them.\n",
+           usage);
+    return 0;
+  }
   io_tensors *file = NULL;
   esmm_ctx *ctx = NULL;
   esmm_ffn *ffn = NULL;
@@ -41,7 +49,7 @@ int main(int argc, char **argv)
   esmm_ffn_report report = {.size = sizeof report};
   const esmm_ctx_opts cpu = {.size = sizeof cpu, .device = "cpu", .error = error, .error_size = sizeof error};
   const esmm_generator noise = {.size = sizeof noise, .kind = ESMM_GEN_DENSE, .seed = 1};
-  int failed = argc != 2 ? snprintf(error, sizeof error, "usage: ffn_inference MODEL.safetensors")
+  int failed = argc != 2 ? snprintf(error, sizeof error, "%s", usage)
                          : io_tensors_open(argv[1], 0, 0, &file, error, sizeof error);
   failed = failed || find(file, "fc1.weight", "fc1.bias", &w1, &weights.b1) ||
            find(file, "fc2.weight", "fc2.bias", &w2, &weights.b2) || esmm_ctx_create(&ctx, &cpu);

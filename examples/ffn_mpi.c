@@ -19,6 +19,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int rank, ranks;
 
@@ -125,6 +126,14 @@ int main(int argc, char **argv)
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  static const char usage[] =
+      "usage: mpirun -n RANKS ffn_mpi [TOKENS D_MODEL D_HIDDEN], numbers from 1 to 1048576 (default 256 256 1024)\n";
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+    if (rank == 0)
+      printf("%s\nA feed-forward layer split over the ranks of MPI, checked against the whole layer.\n", usage);
+    MPI_Finalize();
+    return 0;
+  }
   int64_t size[3] = {256, 256, 1024};
   int wrong = argc != 1 && argc != 4;
   for (int i = 1; i < argc && !wrong; i++) {
@@ -134,9 +143,7 @@ int main(int argc, char **argv)
   }
   if (wrong || size[2] < ranks) {
     if (rank == 0)
-      fputs(wrong ? "usage: mpirun -n RANKS ffn_mpi [TOKENS D_MODEL D_HIDDEN], numbers from 1 to 1048576\n"
-                  : "ffn_mpi: D_HIDDEN must be at least the number of ranks\n",
-            stderr);
+      fputs(wrong ? usage : "ffn_mpi: D_HIDDEN must be at least the number of ranks\n", stderr);
     MPI_Finalize();
     return 2;
   }

@@ -95,11 +95,11 @@ int main(int argc, char **argv)
   const esmm_ffn_weights weights = {.size = sizeof weights, .w1 = &w1, .w2 = &w2, .b1 = b1.data, .b2 = b2.data};
   const esmm_ffn_grads grads = {
       .size = sizeof grads, .x = &dx, .w1 = &d_w1, .w2 = &d_w2, .b1 = d_b1.data, .b2 = d_b2.data};
-  printf("%s, %d threads, %lld tokens x %lld x %lld, ReLU2, source %s\n\n"
+  printf("%s, %d thread%s, %lld tokens x %lld x %lld, ReLU2, source %s\n\n"
          "| zeros | element density | strip density, 8 tokens | exact ms | dense ms | times faster | a whole step |\n"
          "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-         esmm_ctx_device_name(ctx), esmm_ctx_threads(ctx), (long long)tokens, (long long)d, (long long)hidden,
-         esmm_source_id());
+         esmm_ctx_device_name(ctx), esmm_ctx_threads(ctx), esmm_ctx_threads(ctx) == 1 ? "" : "s", (long long)tokens,
+         (long long)d, (long long)hidden, esmm_source_id());
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
     layer layers[2] = {{0}};
     esmm_ffn_report report = {.size = sizeof report};

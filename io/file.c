@@ -18,26 +18,64 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Names out of a file may hold what would move a terminal's cursor: control characters, also those of two bytes. */
-static void disarm(char *text)
+/* One character of UTF-8, of so many bytes; a byte that starts none is one on its own. */
+static uint32_t decode(const unsigned char *at, size_t *bytes)
 {
-  for (unsigned char *c = (unsigned char *)text; *c; c++)
-    if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0))
-      *c = '?';
+  const size_t more = at[0] >= 0xf0 ? 3 : at[0] >= 0xe0 ? 2 : at[0] >= 0xc0 ? 1 : 0;
+  uint32_t code = more ? at[0] & (0x3fu >> more) : at[0];
+  *bytes = 1;
+  for (size_t i = 1; i <= more; i++) {
+    if ((at[i] & 0xc0) != 0x80)
+      return at[0];
+    code = code << 6 | (at[i] & 0x3fu);
+  }
+  *bytes = more + 1;
+  return code;
+}
+
+bool io_is_unseen(uint32_t code)
+{
+  return code == 0x61c || (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2060 && code <= 0x206f) || code == 0xfeff;
+}
+
+size_t io_show(const char *text, char *out, size_t room)
+{
+  size_t used = 0, bytes;
+  for (const unsigned char *at = (const unsigned char *)text; *at; at += bytes) {
+    const uint32_t code = decode(at, &bytes);
+    char part[8];
+    size_t length = bytes;
+    if (code < 0x20 || (code >= 0x7f && code < 0xa0 && (bytes > 1 || code == 0x7f))) {
+      part[0] = '?';
+      length = 1;
+    } else if (bytes > 1 && io_is_unseen(code))
+      length = (size_t)snprintf(part, sizeof part, "\\u%04x", code);
+    else
+      memcpy(part, at, bytes);
+    if (used + length >= room)
+      break;
+    memcpy(out + used, part, length);
+    used += length;
+  }
+  if (room > 0)
+    out[used] = '\0';
+  return used;
 }
 
 int io_fail(const io_error *error, const char *format, ...)
 {
   if (!error->text || error->size == 0)
     return -1;
-  int used = snprintf(error->text, error->size, "%s: ", error->name);
-  if (used < 0 || (size_t)used >= error->size)
-    return -1;
-  va_list list;
-  va_start(list, format);
-  vsnprintf(error->text + used, error->size - (size_t)used, format, list);
-  va_end(list);
-  disarm(error->text);
+  char text[1024];
+  const int used = snprintf(text, sizeof text, "%s: ", error->name);
+  if (used >= 0 && (size_t)used < sizeof text) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text + used, sizeof text - (size_t)used, format, list);
+    va_end(list);
+  }
+  (void)io_show(text, error->text, error->size);
   return -1;
 }
 
@@ -86,6 +124,7 @@ int io_source_open(io_source *source, const io_error *error)
   }
   source->sized = S_ISREG(info.st_mode) && info.st_size > 0; /* files of /proc say 0 and are not empty */
   source->size = source->sized ? (size_t)info.st_size : 0;
+  source->endless = S_ISCHR(info.st_mode);
   return 0;
 }
 
@@ -120,41 +159,35 @@ static int read_sized(io_source *source, unsigned char **data, const io_error *e
   return 0;
 }
 
-static int read_stream(io_source *source, unsigned char **data, size_t *size, const io_error *error)
+/* More than is there is never allocated: what is to come is somebody's claim. */
+int io_source_more(io_source *source, unsigned char **data, size_t *size, size_t upto, const io_error *error)
 {
-  size_t capacity = (size_t)1 << 16, used = source->head_bytes, got = 0;
-  unsigned char *buffer = io_alloc(capacity);
-  if (!buffer)
-    return io_fail(error, "no memory for %zu bytes", capacity);
-  memcpy(buffer, source->head, source->head_bytes);
-  for (;;) {
-    if (!read_fully(source->fd, buffer + used, capacity - used, &got)) {
-      int reason = errno;
-      free(buffer);
-      return io_fail(error, "cannot be read: %s", strerror(reason));
-    }
-    used += got;
-    if (used < capacity)
-      break;
-    unsigned char *larger = capacity <= SIZE_MAX / 2 ? io_alloc(capacity * 2) : NULL;
-    if (!larger) {
-      free(buffer);
-      return io_fail(error, "no memory for more than %zu bytes", capacity);
-    }
-    memcpy(larger, buffer, used);
-    free(buffer);
-    buffer = larger;
-    capacity *= 2;
+  size_t got = 0;
+  if (!*data) { /* the first bytes are at hand, however few are asked for */
+    *data = io_alloc(sizeof source->head);
+    if (!*data)
+      return io_fail(error, "no memory for %zu bytes", sizeof source->head);
+    memcpy(*data, source->head, source->head_bytes);
+    *size = source->head_bytes;
   }
-  *data = buffer;
-  *size = used;
+  for (size_t room = *size; *size < upto && *size == room;) {
+    room = *size < (size_t)1 << 16 ? (size_t)1 << 16 : 2 * *size;
+    room = room < upto ? room : upto;
+    unsigned char *larger = io_alloc(room);
+    if (!larger)
+      return io_fail(error, "no memory for more than %zu bytes", *size);
+    memcpy(larger, *data, *size);
+    free(*data);
+    *data = larger;
+    if (!read_fully(source->fd, *data + *size, room - *size, &got))
+      return io_fail(error, "cannot be read: %s", strerror(errno));
+    *size += got;
+  }
   return 0;
 }
 
 int io_source_read(io_source *source, unsigned char **data, size_t *size, const io_error *error)
 {
-  if (!source->sized)
-    return read_stream(source, data, size, error);
   *size = source->size;
   return read_sized(source, data, error);
 }

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #define IO_MAGIC_BYTES 8 /* of a file's start, enough to tell its kind */
@@ -17,20 +18,34 @@ typedef struct io_error {
   size_t size;
 } io_error;
 
-/* Writes "name: text" and returns -1. */
+/*
+ * A name out of a file as a terminal may show it: control characters, which would move its cursor, become '?', and
+ * characters that nobody sees but that turn the order of others round or hide them (bidirectional overrides, zero
+ * widths) become escapes, \u202e. Cut to room bytes with the final 0; returns its length.
+ */
+size_t io_show(const char *text, char *out, size_t room);
+bool io_is_unseen(uint32_t code); /* a character that is shown as an escape */
+
+/* Writes "name: text", as io_show does, and returns -1. */
 int io_fail(const io_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* A file that is open for reading, with its first bytes already seen: a pipe cannot be asked twice. */
 typedef struct io_source {
   int fd;
-  bool sized; /* a regular file, whose size is known */
+  bool sized;   /* a regular file, whose size is known */
+  bool endless; /* a device: it may never end */
   size_t size;
   unsigned char head[IO_MAGIC_BYTES];
   size_t head_bytes; /* fewer than IO_MAGIC_BYTES only in a shorter file */
 } io_source;
 
 int io_source_open(io_source *source, const io_error *error);
-/* Reads it all into *data, from io_alloc, for the caller to free. */
+/*
+ * What is not sized is read only as far as it is needed: until *data has `upto` bytes, or it ends. *data is NULL and
+ * *size 0 at first; it is from io_alloc, for the caller to free, also after a failure.
+ */
+int io_source_more(io_source *source, unsigned char **data, size_t *size, size_t upto, const io_error *error);
+/* Reads all of a sized one into *data, from io_alloc, for the caller to free. */
 int io_source_read(io_source *source, unsigned char **data, size_t *size, const io_error *error);
 void io_source_close(io_source *source);
 

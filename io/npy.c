@@ -36,8 +36,8 @@ typedef struct npy_header {
   bool fortran;
   int dims; /* as it was written */
   int64_t extent[IO_TENSOR_DIMS];
-  int64_t rows, cols; /* of a matrix; one dimension is a row */
-  size_t elements;
+  int64_t rows, cols;     /* of a matrix; one dimension is a row */
+  size_t elements, bytes; /* of the data */
 } npy_header;
 
 /* ---- the header's dictionary ---- */
@@ -285,8 +285,18 @@ static const char *shape_text(const npy_header *h, char *text, size_t size)
   return text;
 }
 
-/* Everything that can be wrong with a file but its values; afterwards data_at + elements * item == size. */
-static int header_parse(const unsigned char *bytes, size_t size, bool matrix, npy_header *h, const io_error *error)
+/* The bytes in front of the header's text and those of the text; 0 where there are too few to tell. */
+static size_t header_bytes(const unsigned char *bytes, size_t size)
+{
+  const size_t prefix = size > 6 && bytes[6] == 1 ? 10 : 12;
+  size_t length = 0;
+  for (size_t i = prefix; i > 8 && size >= prefix; i--)
+    length = length << 8 | bytes[i - 1];
+  return size < prefix || length > NPY_HEADER_MAX ? 0 : prefix + length;
+}
+
+/* Everything that can be wrong with a header. */
+static int header_read(const unsigned char *bytes, size_t size, bool matrix, npy_header *h, const io_error *error)
 {
   memset(h, 0, sizeof *h);
   if (!is_npy(bytes, size))
@@ -312,20 +322,28 @@ static int header_parse(const unsigned char *bytes, size_t size, bool matrix, np
     return -1;
 
   char shape[IO_TENSOR_DIMS * 22];
-  size_t data_bytes;
   io_tensor counted = {.dtype = h->dtype, .dims = h->dims};
   memcpy(counted.shape, h->extent, sizeof counted.shape);
-  if (!io_tensor_count(&counted, &h->elements, &data_bytes))
+  if (!io_tensor_count(&counted, &h->elements, &h->bytes))
     return io_fail(error, "field 'shape' is %s: too large for this machine's memory",
                    shape_text(h, shape, sizeof shape));
   h->data_at = prefix + length;
-  size_t there = size - h->data_at;
-  if (there < data_bytes)
+  return 0;
+}
+
+/* Everything that can be wrong with a file but its values; afterwards data_at + elements * item == size. */
+static int header_parse(const unsigned char *bytes, size_t size, bool matrix, npy_header *h, const io_error *error)
+{
+  char shape[IO_TENSOR_DIMS * 22];
+  if (header_read(bytes, size, matrix, h, error) != 0)
+    return -1;
+  const size_t there = size - h->data_at;
+  if (there < h->bytes)
     return io_fail(error, "truncated: shape %s needs %zu bytes of data, %zu are there",
-                   shape_text(h, shape, sizeof shape), data_bytes, there);
-  if (there > data_bytes)
-    return io_fail(error, "%zu bytes too many after the data of shape %s", there - data_bytes,
-                   shape_text(h, shape, sizeof shape));
+                   shape_text(h, shape, sizeof shape), h->bytes, there);
+  if (there > h->bytes)
+    return io_fail(error, "%zu byte%s too many after the data of shape %s", there - h->bytes,
+                   there - h->bytes == 1 ? "" : "s", shape_text(h, shape, sizeof shape));
   return 0;
 }
 
@@ -406,15 +424,36 @@ int io_npy_parse(const unsigned char *bytes, size_t size, const char *name, io_m
   return 0;
 }
 
+/* As much as the header says, in three steps; of a pipe one byte more, which should not be there. */
+static int read_npy_stream(io_source *source, unsigned char **buffer, size_t *size, const io_error *error)
+{
+  npy_header h;
+  size_t all;
+  *buffer = NULL;
+  *size = 0;
+  if (io_source_more(source, buffer, size, 12, error) != 0 ||
+      io_source_more(source, buffer, size, header_bytes(*buffer, *size), error) != 0 ||
+      header_read(*buffer, *size, true, &h, error) != 0)
+    return -1;
+  if (__builtin_add_overflow(h.data_at, h.bytes, &all) || all == SIZE_MAX)
+    return io_fail(error, "is too large for this machine's memory");
+  if (io_source_more(source, buffer, size, all + !source->endless, error) != 0)
+    return -1;
+  return *size > all ? io_fail(error, "bytes follow the %zu that its header speaks of", all) : 0;
+}
+
 static int read_npy(io_source *source, io_matrix *out, const io_error *error)
 {
   unsigned char *buffer;
   size_t size;
   if (!is_npy(source->head, source->head_bytes)) /* before a large file of another kind is read for nothing */
     return fail_kind(source->head, source->head_bytes, error);
-  if (io_source_read(source, &buffer, &size, error) != 0)
-    return -1;
-  return adopt(buffer, size, out, error);
+  if (source->sized)
+    return io_source_read(source, &buffer, &size, error) == 0 ? adopt(buffer, size, out, error) : -1;
+  if (read_npy_stream(source, &buffer, &size, error) == 0)
+    return adopt(buffer, size, out, error);
+  free(buffer);
+  return -1;
 }
 
 static bool raw_bytes(int64_t rows, int64_t cols, size_t *bytes)
@@ -445,13 +484,23 @@ static int raw_header(int64_t rows, int64_t cols, size_t size, npy_header *h, co
 static int read_raw(io_source *source, int64_t rows, int64_t cols, io_matrix *out, const io_error *error)
 {
   npy_header h;
-  size_t size;
-  unsigned char *buffer;
-  if (source->sized && raw_header(rows, cols, source->size, &h, error) != 0) /* before it is read */
-    return -1;
-  if (io_source_read(source, &buffer, &size, error) != 0)
-    return -1;
-  if (raw_header(rows, cols, size, &h, error) != 0) {
+  unsigned char *buffer = NULL;
+  size_t want = 0, size = 0;
+  int failed = -1;
+  if (source->sized) {
+    if (raw_header(rows, cols, source->size, &h, error) != 0 || /* before it is read */
+        io_source_read(source, &buffer, &size, error) != 0)
+      return -1;
+  } else if (!raw_bytes(rows, cols, &want) || want == SIZE_MAX) {
+    return raw_header(rows, cols, 0, &h, error); /* which says why */
+  } else if (io_source_more(source, &buffer, &size, want + !source->endless, error) == 0) {
+    if (source->endless && want < size) /* the first bytes were read to tell its kind */
+      size = want;
+    failed = size > want ? io_fail(error, "has more bytes than raw float32 of %lld x %lld, %zu: check the dimensions",
+                                   (long long)rows, (long long)cols, want)
+                         : 0;
+  }
+  if ((!source->sized && failed) || raw_header(rows, cols, size, &h, error) != 0) {
     free(buffer);
     return -1;
   }

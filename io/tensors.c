@@ -369,7 +369,8 @@ int io_tensor_matrix(io_tensors *tensors, size_t index, esmm_matrix *out, char *
   esmm_dtype dtype = ESMM_F32;
   *out = (esmm_matrix){0};
   if (refusal)
-    return io_fail(&e, "tensor '%.200s' (%s, %d dimensions): %s", t->name, io_dtype_str(t->dtype), t->dims, refusal);
+    return io_fail(&e, "tensor '%.200s' (%s, %d dimension%s): %s", t->name, io_dtype_str(t->dtype), t->dims,
+                   t->dims == 1 ? "" : "s", refusal);
   if (io_tensor_load(tensors, index, error, error_size) != 0)
     return -1;
   const int axis = in_lines(t, 0) ? 0 : 1;

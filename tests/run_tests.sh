@@ -135,9 +135,11 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   section 'command, installation, documentation'
   shell_test build
   shell_test cli
+  shell_test cli_files
+  shell_test report
   shell_test install
   shell_test readme
-  shell_test report
+  shell_test figures
   shell_test examples
   section 'Python'
   shell_test python

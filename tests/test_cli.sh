@@ -71,7 +71,7 @@ mask() {
   said esmm --help
   said esmm
 } | compare help
-for command in bench bench-weights run inspect prune explain list info check tune profile; do
+for command in bench bench-weights compare report run inspect prune explain list info check tune profile; do
   said esmm $command --help | compare "help_$command"
 done
 
@@ -208,7 +208,7 @@ check 'run added it rightly' values after.npy '8 1 12 4'
 check 'run gates, and adds a residual' product '9 2 27 10' --gate swap.f32 --gate-bias bias.f32 --activation relu \
   --residual a.f32
 zeros_of_c() { product '2.5 0 3 0' --alpha 0.25 --bias bias.f32 --activation relu --stats >zeros.txt &&
-  grep -q 'density of C.*elements 0.500, strips of 8 rows 0.500; 1 of 2 columns are zero' zeros.txt; }
+  grep -q 'density of C.*elements 0.500, strips of 8 rows 0.500; zero columns: 1 of 2' zeros.txt; }
 check 'run says where C is zero' zeros_of_c
 each_kernel() { for kernel in $(esmm list --names | grep -v -E '^(bsr|nm)_'); do # those need weights of their format
   product '2 1 4 3' --force "$kernel" || { echo "$kernel"; return 1; }
@@ -497,6 +497,9 @@ nothing) exit 0 ;;
 fails)
   echo '==ERROR== The application returned an error code (1).'
   exit 1 ;;
+patched | replayed) # does not launch with patched code, or only once
+  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || grep -qx application ncu.words ||
+    { echo '==ERROR== LaunchFailed' && exit 1; } ;;
 esac
 echo '==PROF== Connected to process 7 (esmm)'
 cat <<'CSV'
@@ -531,6 +534,12 @@ without_ncu() {
   [ $? = 1 ] && grep -Eq 'there is no (GPU|ncu)' profile.out
 }
 check 'profile says what is missing' without_ncu
+unlaunched() { # HOW MODE: it asks again, in another way, and says what is missing
+  (export NCU_DOES="$1"; profile >unlaunched.out 2>&1) && grep -q '^second' unlaunched.out && grep -qx "$2" ncu.words &&
+    ! grep -q smsp__sass ncu.words && grep -q 'branch efficiency is left out' unlaunched.out || { cat unlaunched.out; return 1; }
+}
+check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel
+check 'profile: a kernel that does not launch twice' unlaunched replayed application
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----
@@ -557,7 +566,8 @@ if esmm info | grep -q '^safetensors  *can be read'; then
     said esmm inspect model.safetensors --threads 1
     said esmm inspect model.safetensors --threads 1 --k-axis first
     said esmm inspect model.safetensors --threads 1 --format nm:2:4
-  } | sed -E -e 's/ +[0-9.]+x$/ #x/' -e 's/^All of them.*/All of them: #/' | compare inspect_model
+  } | sed -E -e 's/ +[a-z]+_f32_[a-z0-9]+ +[0-9.]+x$/ kernel #x/' -e 's/kernel +speedup$/kernel speedup/' \
+    -e 's/ +-( +-)?$/ -/' -e 's/^All of them.*/All of them: #/' | compare inspect_model
   {
     safetensors '{"ids":{"dtype":"I64","shape":[1,2],"data_offsets":[0,16]}}'
     f32 1 2 3 4

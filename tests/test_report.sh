@@ -1,157 +1,126 @@
 #!/bin/sh
-# test_report.sh: every number of README.md, docs/PERFORMANCE.md and docs/report.md is a record's, the figures are those of
-# the records, and what makes them says what is missing. Drawing needs matplotlib, the rest Python alone. Called by
-# run_tests.sh with TREE and WORK set.
+# test_report.sh: records as esmm compare and esmm report read them, and the page in a browser. Called by run_tests.sh
+# with TREE and WORK set. The browser is Chromium, where it is installed.
 set -u
 . tests/support/tap.sh
 
-python=${PYTHON:-python3}
-if ! have "$python" || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-  skip 'the report and its figures' "$python is not Python 3.9 or later"
-  exit 0
-fi
-export PYTHONDONTWRITEBYTECODE=1
-unset CPU_RECORD GPU_RECORD
-
-check 'the report is that of its template and the records' "$python" bench/report.py --check
-check 'every number is a record'"'"'s, or says what else it is' "$python" bench/check_numbers.py --cells
-
-# A copy of the pages in which something is wrong.
-copy() {
-  rm -rf "$WORK/tree"
-  mkdir -p "$WORK/tree/docs" && cp -r bench README.md "$WORK/tree/" && cp docs/PERFORMANCE.md docs/report.md "$WORK/tree/docs/"
-}
-finds() { # WORDS PROGRAM...: it fails, and says so
-  words=$1
-  shift
-  ! (cd "$WORK/tree" && "$python" "$@") >"$WORK/out" 2>&1 && grep -q -F "$words" "$WORK/out" && ! grep -q Traceback "$WORK/out" ||
-    { cat "$WORK/out"; return 1; }
-}
-wrong_cell() {
-  copy &&
-    sed -i '/^<!-- gpu16-strips -->/,/^<!-- .gpu16-strips -->/s/| \([0-9.]*\) |$/| 9\1 |/' "$WORK/tree/docs/PERFORMANCE.md" &&
-    finds 'is no line' bench/check_numbers.py --cells
-}
-wrong_prose() {
-  copy &&
-    echo 'It is 7.3 times as fast.' >>"$WORK/tree/README.md" &&
-    finds "'7.3 times' is in no record" bench/check_numbers.py
-}
-stale_entry() {
-  copy &&
-    echo 'README.md | 99.9 % | nothing' >>"$WORK/tree/bench/prose_numbers.txt" &&
-    finds "no '99.9 %' any more" bench/check_numbers.py
-}
-wrong_report() {
-  copy &&
-    sed -i 's/times as fast/times as quick/' "$WORK/tree/docs/report.md" &&
-    finds 'make report writes it' bench/report.py --check
-}
-no_line() {
-  copy &&
-    sed -i 's/m=8192 asked=.125/m=8193 asked=.125/' "$WORK/tree/bench/report.in.md" &&
-    finds 'has no line with suite strips16, m 8193' bench/report.py
-}
-gpu_record=$("$python" -c 'import sys; sys.path.insert(0, "bench"); import records; print(records.newest("gpu"))')
-wrong_line() {
-  copy &&
-    sed -i '3s/"outcome":"ok"/"outcome":"wrong"/' "$WORK/tree/$gpu_record" &&
-    finds 'gpu.jsonl:3: outcome wrong' bench/report.py
-}
-not_json() {
-  copy &&
-    sed -i '2s/.*/<script>/' "$WORK/tree/$gpu_record" &&
-    finds 'gpu.jsonl:2: not a line of a record' bench/report.py
-}
-two_builds() {
-  copy &&
-    sed -i '5s/"source_id":"[^"]*"/"source_id":"other"/' "$WORK/tree/$gpu_record" &&
-    finds 'source_id other is not' bench/report.py
-}
-check 'a changed cell is found' wrong_cell
-check 'a number that no record has is found' wrong_prose
-check 'a reason for a number that is gone is found' stale_entry
-check 'a changed number of the report is found' wrong_report
-check 'a reference to no line is an error that names it' no_line
-check 'a record with a wrong result is refused' wrong_line
-check 'a record with a broken line is refused' not_json
-check 'a record of two builds is refused' two_builds
-
-figures_fit() { # valid, small, undated, of these records
-  "$python" - <<'PY'
-import glob, os, re, sys, xml.dom.minidom
-sys.path.insert(0, "bench")
-import records
-hashes = {records.load("cpu").hash, records.load("gpu").hash}
-shown = set(re.findall(r"\]\((figures/\S+)\)", open("docs/report.md", encoding="utf-8").read()))
-assert len(shown) == 6, shown
-for name in sorted(shown):
-    path = os.path.join("docs", name)
-    text = open(path, encoding="utf-8").read()
-    xml.dom.minidom.parseString(text.encode())
-    assert len(text) < 300 * 1024, path
-    assert "<dc:date>" not in text and "<script" not in text, path
-    made = re.search(r"records ([0-9a-f ]+)<", text)
-    assert made and set(made.group(1).split()) <= hashes, f"{path} is of other records: make figures draws it anew"
-PY
-}
-check 'the figures are valid, small and of these records' figures_fit
-
-if ! "$python" -c 'import matplotlib' 2>/dev/null; then
-  skip 'make figures' 'matplotlib is not installed (pip install matplotlib)'
-else
-  draw() { "$python" bench/figures.py --out "$1" --png "$1"; }
-  same_twice() {
-    draw "$WORK/one" &&
-      draw "$WORK/two" &&
-      for file in "$WORK"/one/*.svg; do cmp "$file" "$WORK/two/${file##*/}" || return 1; done
-  }
-  lacks() {
-    grep -v '"suite":"ladder"' "$gpu_record" >"$WORK/gpu.jsonl"; ! GPU_RECORD=$WORK/gpu.jsonl draw "$WORK/three" >"$WORK/out" 2>&1 &&
-      grep -q 'figure 3: .* has no line with suite ladder' "$WORK/out" &&
-      [ ! -e "$WORK/three/1-density.svg" ]
-  }
-  newer() { # suites that a record with torch on its machine has
-    "$python" - "$gpu_record" >"$WORK/newer.jsonl" <<'PY'
-import json, sys
-text = open(sys.argv[1], encoding="utf-8").read()
-print(text, end="")
-base = json.loads(text.splitlines()[0])
-def line(**more):
-    print(json.dumps({**base, "dtype": "bf16", **more}))
-for size in (1024, 4096, 16384, 65536):
-    for d in (0.5, 0.22, 0.1, 0.05):
-        line(suite="sizes16", asked=f"{d:g}", requested="auto", m=size, n=size, k=size, speedup=min(0.8 / d, size / 2000 + 0.3), ms=1.0, ms_baseline=2.0)
-line(suite="ceilings", asked="read", gb_per_s=4100.0)
-for name, top in (("relu2_layer1", 0.024), ("relu2_layer4", 0.98)):
-    for rows in (1, 2, 4, 8, 16, 32, 64, 128):
-        line(suite="layers", asked=name, strip_rows=rows, density=top * (rows / 128) ** 0.3)
-peer = dict(suite="peers16", asked="0.1", m=1, n=4096, k=14336, job="one row", ms_baseline=0.04, rel_err=1e-3)
-line(**peer, requested="auto", kernel="decode_bf16", ms=0.02, speedup=2.0)
-line(**peer, requested="rival", kernel="rival", ms=0.01, speedup=4.0)
-line(**{**peer, "ms": None, "speedup": None}, requested="broken", kernel="broken", outcome="failed", reason="no such library")
-PY
-    GPU_RECORD=$WORK/newer.jsonl draw "$WORK/four" && [ "$(wc -c <"$WORK/four/2-size.svg")" -gt "$(wc -c <"$WORK/one/2-size.svg")" ]
-  }
-  peers_first() {
-    copy && cp "$WORK/newer.jsonl" "$WORK/tree/$gpu_record" && (cd "$WORK/tree" && "$python" bench/report.py) &&
-      tr '\n' ' ' <"$WORK/tree/docs/report.md" | grep -q '\*\*rival\*\* is 2.00 times as fast as ours on 1 × 4096, k 14336, one row, 10 % .* What did not run: broken' &&
-      ! grep -q 'suite sizes16 of' "$WORK/tree/docs/report.md"
-  }
-  check 'the same records give the same figures' same_twice
-  check 'a record that lacks a suite draws nothing and says which' lacks
-  check 'newer suites are drawn' newer
-  check 'what a peer does better comes first' peers_first
+record=$(pwd)/bench/results/amd-epyc/cpu.jsonl page_test=$(pwd)/tests/browser/page_test.py
+cd "$WORK" || exit 1
+mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
+export NO_COLOR=1
+unset COLUMNS
+if ! esmm report nowhere 2>&1 | grep -q 'cannot be opened'; then
+  skip 'records' 'this build has no jansson'
+  finish
+  exit
 fi
 
-refused() {
-  ! "$python" bench/peers/run.py --suites nothing >"$WORK/out" 2>&1 &&
-    grep -q 'there is no suite nothing' "$WORK/out"
+# said STATUS TEXT COMMAND...: the exit status, and a text that it says.
+said() {
+  said_status=$1 said_text=$2
+  shift 2
+  "$@" >said.out 2>&1
+  [ $? = "$said_status" ] && grep -q -F -e "$said_text" said.out || { cat said.out; return 1; }
 }
-check 'bench/peers names its suites' refused
-if "$python" -c 'import torch, triton' 2>/dev/null; then
-  check 'the Triton kernels of the peers are right' env TRITON_INTERPRET=1 "$python" bench/peers/run.py --self-check
+
+# A record of the same with one product slower, one faster; one whose median alone moved, and one where the dense library
+# moved as much: those are noise. One is missing.
+awk '
+  function scale(name, factor,   at, rest, value) {
+    at = match($0, "\"" name "\":[0-9.e+-]+")
+    value = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+    rest = substr($0, RSTART + RLENGTH)
+    $0 = substr($0, 1, RSTART - 1) "\"" name "\":" value * factor rest
+  }
+  NR == 4 { scale("ms", 1.5); scale("ms_min", 1.4) }
+  NR == 6 { scale("ms", .5); scale("ms_min", .5) }
+  NR == 8 { scale("ms", 1.5) }
+  NR == 10 { scale("ms", 1.5); scale("ms_min", 1.5); scale("ms_baseline", 1.5) }
+  NR != 12' "$record" >new.jsonl
+
+check 'compare finds nothing in the same record' said 0 ' 0 slower, 0 faster' esmm compare "$record" "$record"
+check 'compare finds what is slower, and its status says so' said 3 ': 1 slower, 1 faster, ' esmm compare "$record" new.jsonl
+check 'compare names it' sh -c 'esmm compare "$1" new.jsonl | grep -q "^blockwise .25  *512 x 512 x 512 f32 .*slower 1.40x"' - "$record"
+check 'compare says what is in one only' said 3 'Only in the old: 1. Only in the new: 0.' esmm compare "$record" new.jsonl
+check 'compare the other way round' said 3 ': 1 slower, 1 faster, ' esmm compare new.jsonl "$record"
+check 'compare with more noise' said 0 " 0 slower, 0 faster" esmm compare "$record" new.jsonl --noise 1
+sed 's/"m":/"m":9/' "$record" >other.jsonl
+check 'compare refuses records without a common measurement' said 1 'nothing was measured in both' esmm compare "$record" other.jsonl
+check 'compare wants two' said 2 'two records' esmm compare "$record"
+
+# ---- suites: what bench --suite writes is the same measurement as the record's ----
+check 'bench --suite list' said 0 'decode        cpu            9' env ESMM_DEVICE=cpu esmm bench --suite list
+check 'bench --suite wants a name that there is' said 2 'there is no decod; did you mean decode' esmm bench --device cpu --suite decod
+check 'bench --suite knows whose it is' said 2 'nm24 is of a GPU' esmm bench --device cpu --suite nm24
+check 'bench --suite alone' said 2 'cannot both be given' esmm bench --device cpu --suite decode --sweep 1,.5
+suite() {
+  esmm bench auto 1 --no-tune --no-check --device cpu --threads 2 --suite activations --json suite.jsonl >suite.out 2>&1 &&
+    esmm compare "$record" suite.jsonl --noise 1 >suite.out 2>&1
+  [ $? -le 3 ] && grep -q '^3 measurements in both' suite.out || { cat suite.out; return 1; }
+}
+check 'bench --suite measures what the record has' suite
+
+# ---- figures ----
+plot() {
+  esmm bench auto,dense_f32_portable 1 --no-tune --no-check --device cpu --size 48 --sweep 1,.5,.25 --plot plot.svg >plot.out 2>&1 || { cat plot.out; return 1; }
+  [ "$(grep -c '<circle' plot.svg)" = 6 ] && grep -q 'nonzero share, %' plot.svg && grep -q '48 x 48 x 48, f32' plot.svg &&
+    { ! have python3 || python3 -c 'import xml.dom.minidom; xml.dom.minidom.parse("plot.svg")'; }
+}
+check 'bench --plot writes SVG' plot
+check 'bench --plot wants a sweep' said 2 '--plot draws a sweep' esmm bench --device cpu --plot x.svg
+check 'bench --plot knows .svg and .png' said 2 'ends neither in .svg nor in .png' esmm bench --device cpu --sweep 1,.5 --plot x.gif
+have rsvg-convert || check 'bench --plot says what a .png needs' said 1 'a .png needs rsvg-convert' \
+  esmm bench auto 1 --no-tune --no-check --device cpu --size 8 --sweep 1,.5 --plot x.png
+
+mkdir -p empty two
+cp "$record" new.jsonl two/
+check 'report of a directory' said 0 'report.html: 117 measurements of 2 records' esmm report two
+check 'report of a file, to stdout' sh -c 'esmm report "$1" --out - | grep -q "</html>"' - "$record"
+check 'report does not replace a record' said 2 'a record' esmm report two --out two/new.jsonl
+check 'report of an empty directory' said 1 'no .jsonl file' esmm report empty
+echo '{"check":"test_values","passed":1}' >checks.jsonl
+check 'report of a record without a measurement writes nothing' said 1 'there is no measurement' esmm report checks.jsonl --out none.html
+check 'and leaves no page' [ ! -e none.html ]
+{
+  head -n 20 "$record"
+  echo 'this is no line of a record'
+  echo '{"ms":1,"kernel":"x","m":1,"n":1}'
+  echo '{"ms":-1,"kernel":"x","m":1,"n":1,"k":1}'
+  echo '{"ms":1,"m":1,"n":1,"k":1}'
+  echo '[1]'
+  head -n 1 "$record" | sed 's/"version":"[^"]*"/"version":"9.9.9"/; s/"suite":"[^"]*"/"suite":"<\/script><script>window.stolen=1<\/script>"/'
+  head -n 1 "$record" | sed 's/"kernel":"[^"]*"/"kernel":"<img src=x onerror=window.stolen=1>"/'
+  head -n 1 "$record" | sed "s/\"asked\":\"[^\"]*\"/\"asked\":\"\\\\u2028 \\\\\"'\&amp;\\\\\\\\ $(printf '\342\200\251')\"/"
+} >hostile.jsonl
+hostile() {
+  esmm report hostile.jsonl --out hostile.html >hostile.out 2>&1 && grep -q 'without what is wrong' hostile.out || { cat hostile.out; return 1; }
+  for text in ':21: is no JSON' ":22: field 'k' is not there" ":23: field 'ms' is no time" ":24: field 'kernel' is not there" \
+    ':25: is no JSON object' ':26: is of version 9.9.9, and this is'; do
+    grep -q -F "hostile.jsonl$text" hostile.out || { echo "not said: $text"; cat hostile.out; return 1; }
+  done
+}
+check 'wrong lines are named, the others are shown' hostile
+inert() { # the data hold no markup, and no character that ends a line of JavaScript
+  sed -n '/id="data"/,/<\/script>/p' hostile.html | sed '1s/.*id="data">//; $s/<\/script>$//' >data.json
+  ! grep -q '[<>&]' data.json && ! grep -q "$(printf '\342\200\250')" data.json && ! grep -q "$(printf '\342\200\251')" data.json
+}
+check 'text in a record cannot leave its place' inert
+alone() { ! grep -Eq '(src|href)="(https?:)?//|@import|url\(' report.html && grep -q "default-src 'none'" report.html; }
+check 'the page refers to nothing outside itself' alone
+
+browser=
+for program in chromium chromium-browser google-chrome; do
+  have "$program" && browser=$program && break
+done
+if [ -z "$browser" ]; then
+  skip 'the page in a browser' 'chromium is not installed'
+elif ! have python3; then
+  skip 'the page in a browser' 'there is no python3'
 else
-  skip 'the Triton kernels of the peers are right' 'torch or triton is not installed'
+  timeout 300 python3 "$page_test" "$browser" report.html hostile.html "$WORK/browser" >page.out 2>page.err
+  status=$?
+  grep '^ok\|^not ok\|^#' page.out
+  failures=$((failures + $(grep -c '^not ok' page.out)))
+  if [ $status != 0 ] && ! grep -q '^not ok' page.out; then not_ok 'the page in a browser' <page.err; fi
 fi
 finish

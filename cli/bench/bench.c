@@ -46,6 +46,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  --prepare: medians of 'runs' times: B in the device's memory, pruned there, then prepared.\n"
     "  --switch N: 8 N calls with the same weights; candidates are the kernels named, all by default, and the dense\n"
     "  libraries. 1.00 is as fast as if the plan had known; beside it, the same with an A that stays dense.\n"
+    "  --suite: as --list; with --json its lines can be held against the record's ('esmm compare', 'esmm report').\n"
     "  --list: options of the command line hold for every line; a line that fails is named, the others are measured.\n"
     "\n"
     "Exit status: 0 all right; 1 a wrong result, or nothing could be measured; 2 wrong words.\n"
@@ -62,7 +63,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
 /* Ways to measure something else, of which one at most can be asked for. */
 static int check_modes(const bench *b, bool sweep)
 {
-  const char *modes[6];
+  const char *modes[7];
   int count = 0;
   if (b->once)
     modes[count++] = "--once";
@@ -74,6 +75,8 @@ static int check_modes(const bench *b, bool sweep)
     modes[count++] = "--switch";
   if (b->list)
     modes[count++] = "--list";
+  if (b->suite_word)
+    modes[count++] = "--suite";
   if (sweep && !b->once)
     modes[count++] = "--sweep";
   if (count > 1)
@@ -130,11 +133,19 @@ static int parse(bench *b, int argc, char **argv)
        "many products in one process: a line of FILE has the options of\n"
        "one, for shape, zeros, dtypes, --epilogue and --peers",
        0, 0, NULL, NULL},
+      {"suite", CLI_STRING, &b->suite_word, "NAME",
+       "the products of a suite of the record, by its name; 'list' lists\n"
+       "them",
+       0, 0, NULL, NULL},
       {"json", CLI_STRING, &b->json, "FILE",
        "a line of JSON for each measurement; '-' is stdout, and the\n"
        "table then goes to stderr",
        0, 0, NULL, NULL},
       {"csv", CLI_STRING, &b->csv, "FILE", "the same as CSV", 0, 0, NULL, NULL},
+      {"plot", CLI_STRING, &b->plot, "FILE",
+       "the sweep as a figure: FILE.svg, or FILE.png where rsvg-convert\n"
+       "is installed",
+       0, 0, NULL, NULL},
       {0}};
   const cli_parser parser = {.synopsis = "bench [kernels] [runs] [options]",
                              .about = about,
@@ -162,11 +173,13 @@ static int parse(bench *b, int argc, char **argv)
   if (status == CLI_GO)
     status = check_modes(b, sweep);
   if (status == CLI_GO)
+    status = bench_plot_check(b);
+  if (status == CLI_GO)
     status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
   if (status == CLI_GO && b->problem.load_b && (b->prepare || b->epilogue.gate))
     status = cli_usage("--load-b: B is generated with %s", b->prepare ? "--prepare" : "a gate");
   b->alone = b->once || b->calls || b->prepare;
-  if (status != CLI_GO || b->list) /* a line resolves its own problem */
+  if (status != CLI_GO || b->list || b->suite_word) /* a line resolves its own problem */
     return status;
   for (int i = 0; i < b->sweep_count && status == CLI_GO; i++)
     status = cli_problem_resolve(&b->problem, b->sweep[i]);
@@ -219,6 +232,7 @@ int bench_product(bench *b, bench_data *data, bench_report *report)
     if (first)
       bench_report_head(b, data, &result, report);
     bench_report_add(b, data, &result, report);
+    bench_plot_add(b, data, &result, &report->plot);
     if (b->skip_stats)
       status = bench_skip_stats(b, data, report);
   }
@@ -271,6 +285,14 @@ static int run(bench *b)
   int status = bench_report_open(b, &report);
   if (status == CLI_GO)
     status = cli_context(&b->problem.machine, NULL, &b->ctx);
+  char name[64];
+  if (status == CLI_GO && b->suite_word) {
+    status = bench_suite_find(b->suite_word, cli_on_gpu(b->ctx), &b->suite);
+    if (status == CLI_GO) {
+      snprintf(name, sizeof name, "suite %s", bench_suite_name(b->suite));
+      b->list = name;
+    }
+  }
   if (status == CLI_GO) {
     b->gpu = cli_on_gpu(b->ctx);
     /* auto is held against others: all of them, unless some are named */
@@ -283,6 +305,8 @@ static int run(bench *b)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)
     status = bench_report_close(&report);
+  if (status == CLI_GO)
+    status = bench_plot_write(b, report.plot);
   if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0 && report.failed == 0)
     status = cli_failed("none of the kernels asked for can run this product");
   else if (status == CLI_GO)
@@ -299,7 +323,7 @@ int cmd_bench(int argc, char **argv)
   cli_problem_init(&b->problem);
   int status = parse(b, argc, argv);
   if (status == CLI_GO)
-    status = run(b);
+    status = b->suite_word && strcmp(b->suite_word, "list") == 0 ? bench_suites_print() : run(b);
   free(b->kernels);
   free(b);
   return status;

@@ -4,7 +4,8 @@
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
  * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list,
- * bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c --peers.
+ * bench_suites.c --suite, bench_plot.c --plot, bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c
+ * --peers.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -38,6 +39,9 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
   "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
   "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
+typedef struct bench_suite bench_suite;
+typedef struct bench_plot bench_plot;
+
 typedef struct bench {
   /* options */
   cli_problem problem;
@@ -48,10 +52,13 @@ typedef struct bench {
   bool no_check, no_tune, skip_stats, extraction, once, calls, prepare, peers;
   const char *epilogue_words; /* NULL: none */
   bench_epilogue epilogue;
-  bool alone;           /* --once, --calls, --prepare: no dense library and no random data beside ours */
-  int64_t switch_every; /* 0: not asked for */
-  const char *list;     /* NULL: not asked for */
-  const char *json, *csv;
+  bool alone;               /* --once, --calls, --prepare: no dense library and no random data beside ours */
+  int64_t switch_every;     /* 0: not asked for */
+  const char *list;         /* NULL: not asked for */
+  const char *suite_word;   /* of --suite, or NULL */
+  const bench_suite *suite; /* that is measured, or NULL; list is then what messages call it */
+  char asked[32];           /* of the suite's product */
+  const char *json, *csv, *plot;
   double sweep[64];
   int sweep_count; /* 0: none asked for */
   /* the machine */
@@ -294,6 +301,7 @@ typedef struct bench_report {
   int wrong, measured;
   int failed; /* products of a list */
   bool noisy, starred;
+  bench_plot *plot; /* of --plot; NULL: nothing was measured yet */
 } bench_report;
 
 int bench_report_open(const bench *b, bench_report *report);
@@ -330,7 +338,22 @@ int bench_product(bench *b, bench_data *data, bench_report *report); /* CLI_GO o
 
 /* ---- bench_list.c ---- */
 
-/* The products of b->list, each with the options of the command line and those of its line. */
+/* The products of b->list, or of b->suite, each with the options of the command line and those of its line. */
 int bench_list(bench *b, bench_report *report);
+
+/* ---- bench_plot.c ---- */
+
+int bench_plot_check(const bench *b); /* CLI_GO or CLI_USAGE: the options */
+void bench_plot_add(const bench *b, const bench_data *data, const bench_result *result, bench_plot **plot);
+int bench_plot_write(const bench *b, bench_plot *plot); /* CLI_GO or CLI_FAILED */
+
+/* ---- bench_suites.c ---- */
+
+int bench_suite_find(const char *name, bool gpu, const bench_suite **out); /* CLI_GO or CLI_USAGE */
+int bench_suites_print(void);                                              /* --suite list: an exit status */
+int bench_suite_products(const bench_suite *suite);
+/* The options of one product, to free(); NULL: no memory. asked: what its last list gave. */
+char *bench_suite_line(const bench_suite *suite, int product, char *asked, size_t asked_bytes);
+const char *bench_suite_name(const bench_suite *suite);
 
 #endif

@@ -54,12 +54,25 @@ static int read_lines(const char *path, lines *all)
   return all->products ? CLI_GO : cli_failed("--list: %s has no product", path);
 }
 
+static int suite_lines(const bench_suite *suite, lines *all)
+{
+  char asked[32];
+  const int count = bench_suite_products(suite);
+  *all = (lines){.text = cli_alloc((size_t)count, sizeof *all->text)};
+  for (; all->count < count; all->count++, all->products++) {
+    all->text[all->count] = bench_suite_line(suite, all->count, asked, sizeof asked);
+    if (!all->text[all->count])
+      return cli_failed("out of memory");
+  }
+  return CLI_GO;
+}
+
 /* An option of the command that is not one of a product's. */
 static bool is_of_the_command(const char *word)
 {
-  static const char *const names[] = {"-h",        "--help",       "--json",       "--csv",    "--list",
-                                      "--sweep",   "--once",       "--switch",     "--calls",  "--no-check",
-                                      "--no-tune", "--skip-stats", "--extraction", "--prepare"};
+  static const char *const names[] = {"-h",         "--help",    "--json",       "--csv",        "--list",
+                                      "--suite",    "--sweep",   "--once",       "--switch",     "--calls",
+                                      "--no-check", "--no-tune", "--skip-stats", "--extraction", "--prepare"};
   const size_t length = strcspn(word, "=");
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (strlen(names[i]) == length && strncmp(word, names[i], length) == 0)
@@ -121,14 +134,16 @@ int bench_list(bench *b, bench_report *report)
   const bool given_peers = b->peers;
   lines all;
   char subject[256];
-  int done = 0, failed = 0, status = read_lines(b->list, &all);
+  int done = 0, failed = 0, status = b->suite ? suite_lines(b->suite, &all) : read_lines(b->list, &all);
   b->total = 100 * all.products;
   for (int i = 0; i < all.count && status == CLI_GO; i++) {
     if (!all.text[i])
       continue;
     snprintf(subject, sizeof subject, "%.200s:%d", b->list, i + 1);
     cli_set_subject(subject);
-    b->line = i + 1;
+    b->line = b->suite ? 0 : i + 1; /* as the record has it */
+    if (b->suite)
+      free(bench_suite_line(b->suite, i, b->asked, sizeof b->asked));
     b->done = 100 * done++;
     b->problem = given;
     b->epilogue_words = given_epilogue;
@@ -141,7 +156,7 @@ int bench_list(bench *b, bench_report *report)
   free_lines(&all);
   if (status == CLI_GO && failed) {
     report->failed = failed;
-    cli_note("--list: %d of %d products failed", failed, done);
+    cli_note("%s: %d of %d products failed", b->suite ? b->list : "--list", failed, done);
   }
   return status;
 }

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- records ---- */
 
@@ -196,8 +197,21 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
                          const char *kernel, const char *requested, const cli_field *own, int own_count)
 {
   const labels l = make_labels(b);
-  cli_field fields[MOST_FIELDS] = {TEXT("kernel", kernel), TEXT("requested", requested[0] ? requested : "auto")};
-  int count = 2 + problem_fields(b, data, &l, fields + 2);
+  cli_field fields[MOST_FIELDS];
+  int count = 0;
+  char date[16] = "";
+  const time_t now = time(NULL);
+  struct tm utc;
+  if (b->suite) { /* what the record has in front of its lines */
+    if (gmtime_r(&now, &utc))
+      strftime(date, sizeof date, "%Y-%m-%d", &utc);
+    fields[count++] = (cli_field)TEXT("suite", bench_suite_name(b->suite));
+    fields[count++] = (cli_field)TEXT("asked", b->asked);
+    fields[count++] = (cli_field)TEXT("date", date);
+  }
+  fields[count++] = (cli_field)TEXT("kernel", kernel);
+  fields[count++] = (cli_field)TEXT("requested", requested[0] ? requested : "auto");
+  count += problem_fields(b, data, &l, fields + count);
   memcpy(fields + count, own, (size_t)own_count * sizeof *own);
   count += own_count;
   fields[count++] = (cli_field)TEXT("version", esmm_version_str());
@@ -281,7 +295,9 @@ static cli_table *new_table(const bench *b)
   const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";
   const char *const one[] = {"kernel", "ms",     "p95",   "extract", "dense ms", "speedup",
                              flops,    "useful", "error", "dense's", "joint"};
-  const char *const many[] = {b->list ? "line" : "density",
+  const char *const many[] = {b->suite  ? "product"
+                              : b->list ? "line"
+                                        : "density",
                               "kernel",
                               "ms",
                               "p95",
@@ -319,7 +335,7 @@ void bench_report_head(const bench *b, const bench_data *data, const bench_resul
   fprintf(out, "machine   %s, %s; %s\n", esmm_ctx_device_name(b->ctx), esmm_ctx_features(b->ctx), cli_workers(b->ctx));
   cli_print_no_gpu(b->ctx, 9, out);
   if (b->list)
-    fprintf(out, "products  those of %s, by its lines", b->list);
+    fprintf(out, "products  those of %s, by %s", b->list, b->suite ? "M,K,N and what was asked for" : "its lines");
   else
     print_problem(b, data, out);
   if (result && b->gpu)
@@ -359,7 +375,10 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool wrong = c->outcome == BENCH_WRONG;
   const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
-  if (b->list)
+  if (b->suite)
+    cli_table_cell(t, CLI_PLAIN, "%lld,%lld,%lld %s", (long long)data->m, (long long)data->k, (long long)data->n,
+                   b->asked);
+  else if (b->list)
     cli_table_cell(t, CLI_PLAIN, "%d", b->line);
   else if (b->sweep_count)
     cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
@@ -499,6 +518,7 @@ int bench_report_close(bench_report *report)
 
 void bench_report_discard(bench_report *report)
 {
+  free(report->plot);
   if (report->remarks)
     fclose(report->remarks);
   free(report->text);

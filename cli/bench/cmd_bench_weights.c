@@ -297,7 +297,7 @@ static const char about[] =
     "kernel: what its path says of it, its shape and zeros, times, and the speedup over the fastest dense library.\n"
     "Results are checked as 'esmm bench' checks them.\n"
     "\n"
-    "  kernels   as of 'esmm bench' (default all)\n"
+    "  kernels   as of 'esmm bench' (default auto)\n"
     "  runs      timed calls of each, at least (default 3)";
 
 static const char notes[] =
@@ -362,7 +362,7 @@ int cmd_bench_weights(int argc, char **argv)
     status = cli_parse_int("runs", words[2], 1, 100000, &b->runs);
   if (status == CLI_GO) {
     w->dir = words[0];
-    b->kernel_words = count > 1 ? words[1] : "all";
+    b->kernel_words = count > 1 ? words[1] : "auto";
     w->block = model_blocks[block];
     w->asked = *p;
     status = run(w);

@@ -159,9 +159,17 @@ static int dense_operand(esmm_ctx *ctx, const char *what, esmm_operand operand, 
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, what, done);
 }
 
-/* One line of the prediction: the plan's estimate for its kernel against that for the best dense one. */
-static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm_matrix *a, const esmm_weights *weights)
+typedef struct prediction {
+  cli_table *table;
+  dense_baseline baseline;
+  bool full; /* nothing is zero: nothing is promised */
+} prediction;
+
+/* One line of the prediction: the plan's estimate for its kernel against the time of the dense library. */
+static int predict(esmm_ctx *ctx, const prediction *p, const char *role, const esmm_matrix *a,
+                   const esmm_weights *weights)
 {
+  cli_table *table = p->table;
   esmm_weights_info info = {.size = sizeof info};
   esmm_status done = esmm_weights_get_info(weights, &info);
   if (done != ESMM_OK)
@@ -181,14 +189,15 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
     status = cli_status(ctx, role, done);
   } else {
     const esmm_verdict *chosen = verdict_chosen(verdicts, count);
-    double dense = verdict_dense_seconds(verdicts, count), seconds = chosen ? chosen->seconds : NAN;
+    const double dense = dense_baseline_seconds(&p->baseline, a->rows, info.rows, info.cols, verdicts, count);
+    const double seconds = chosen ? chosen->seconds : NAN;
     cli_table_cell(table, CLI_PLAIN, "%s", role);
     cli_table_cell(table, CLI_PLAIN, "[%lld,%lld] x [%lld,%lld]", (long long)a->rows, (long long)a->cols,
                    (long long)info.rows, (long long)info.cols);
     cli_table_cell(table, CLI_PLAIN, "%s", chosen ? chosen->kernel : "none");
     cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(seconds));
     cli_table_cell(table, CLI_PLAIN, "%s", cli_seconds(dense));
-    if (seconds > 0 && isfinite(dense))
+    if (seconds > 0 && isfinite(dense) && !p->full)
       cli_table_cell(table, dense > seconds ? CLI_GOOD : CLI_PLAIN, "%.2fx", dense / seconds);
     else
       cli_table_cell(table, CLI_PLAIN, "-");
@@ -199,42 +208,71 @@ static int predict(esmm_ctx *ctx, cli_table *table, const char *role, const esmm
   return status;
 }
 
-static int predict_as_a(esmm_ctx *ctx, cli_table *table, const inspect_request *r, const esmm_matrix *file)
+static int predict_as_a(esmm_ctx *ctx, const prediction *p, const inspect_request *r, const esmm_matrix *file)
 {
   io_matrix b = {0};
   esmm_weights *weights = NULL;
   int status = dense_operand(ctx, "B", ESMM_OPERAND_B, file->cols, r->n, file->dtype, &b);
   if (status == CLI_GO) {
     esmm_status done = esmm_prepare(ctx, &b.m, NULL, &weights);
-    status = done == ESMM_OK ? predict(ctx, table, "as A", file, weights) : cli_status(ctx, "B", done);
+    status = done == ESMM_OK ? predict(ctx, p, "as A", file, weights) : cli_status(ctx, "B", done);
   }
   esmm_weights_free(weights);
   io_matrix_free(&b);
   return status;
 }
 
-static int predict_as_b(esmm_ctx *ctx, cli_table *table, const inspect_request *r, const esmm_weights *weights,
+static int predict_as_b(esmm_ctx *ctx, const prediction *p, const inspect_request *r, const esmm_weights *weights,
                         int64_t k, esmm_dtype dtype)
 {
   io_matrix a = {0};
   int status = dense_operand(ctx, "A", ESMM_OPERAND_A, r->m, k, dtype, &a);
   if (status == CLI_GO)
-    status = predict(ctx, table, "as B", &a.m, weights);
+    status = predict(ctx, p, "as B", &a.m, weights);
   io_matrix_free(&a);
   return status;
 }
 
-static cli_table *prediction_table(void)
+static prediction prediction_new(const esmm_ctx *ctx)
 {
   static const char *const heads[] = {"", "product", "kernel", "estimate", "dense", "speedup"};
-  return cli_table_new("lllrrr", heads);
+  prediction p = {.table = cli_table_new("lllrrr", heads)};
+  dense_baseline_find(ctx, &p.baseline);
+  return p;
 }
 
-static void print_prediction(const esmm_ctx *ctx, const cli_table *table)
+static void print_prediction(const esmm_ctx *ctx, const prediction *p)
 {
   printf("\nPredicted by the plan, the other operand dense, %s, %s\n", cli_workers(ctx),
          esmm_is_tuned(ctx) ? "constants measured here" : "shipped constants ('esmm tune' measures this machine)");
-  cli_table_print(table, stdout);
+  cli_table_print(p->table, stdout);
+  printf("dense: %s\n", p->baseline.name);
+  if (p->full)
+    printf("Nothing is zero here: there is nothing to skip, and no speedup is promised.\n");
+}
+
+/* 2:4 and blocks that are there, whoever asks: as B, k is the file's first axis; transposed, its last one. */
+static int print_patterns(esmm_ctx *ctx, const char *path, const esmm_matrix *m)
+{
+  static const char *const ways[] = {"as B", "as B transposed ([out, in])"};
+  bool any = false;
+  for (int i = 0; i < 2; i++) {
+    esmm_matrix b = *m;
+    model_densities densities;
+    if (i == 1) {
+      b.rows = m->cols;
+      b.cols = m->rows;
+      b.order = m->order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    }
+    const int status = model_measure(ctx, path, &b, &densities);
+    if (status != CLI_GO)
+      return status;
+    const char *pattern = model_pattern(&densities);
+    if (pattern[0])
+      printf("%sPattern %s: %s\n", any ? "" : "\n", ways[i], pattern);
+    any = any || pattern[0];
+  }
+  return CLI_GO;
 }
 
 static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
@@ -249,27 +287,30 @@ static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
 
   side a, b;
   esmm_weights *weights = NULL;
-  cli_table *table = prediction_table();
+  prediction p = prediction_new(ctx);
   cli_progress_update(&progress, 1, STEPS);
   esmm_status done = measure_side(ctx, &file.m, false, &a);
   cli_progress_update(&progress, 2, STEPS);
   if (done == ESMM_OK)
     done = measure_side(ctx, &file.m, true, &b);
   cli_progress_update(&progress, 3, STEPS);
+  p.full = done == ESMM_OK && a.strip[0] == 1;
   if (done == ESMM_OK)
     done = esmm_prepare(ctx, &file.m, NULL, &weights);
   cli_progress_update(&progress, 4, STEPS);
-  status = done == ESMM_OK ? predict_as_a(ctx, table, r, &file.m) : cli_status(ctx, r->path, done);
+  status = done == ESMM_OK ? predict_as_a(ctx, &p, r, &file.m) : cli_status(ctx, r->path, done);
   cli_progress_update(&progress, 5, STEPS);
   if (status == CLI_GO)
-    status = predict_as_b(ctx, table, r, weights, file.m.rows, file.m.dtype);
+    status = predict_as_b(ctx, &p, r, weights, file.m.rows, file.m.dtype);
   cli_progress_end(&progress);
   if (status == CLI_GO) {
     print_facts(r->path, &file.m, &a, &b);
     print_strips(&a, &b);
-    print_prediction(ctx, table);
+    status = print_patterns(ctx, r->path, &file.m);
   }
-  cli_table_free(table);
+  if (status == CLI_GO)
+    print_prediction(ctx, &p);
+  cli_table_free(p.table);
   esmm_weights_free(weights);
   io_matrix_free(&file);
   return status == CLI_GO ? CLI_OK : status;
@@ -289,20 +330,22 @@ static int inspect_weights(esmm_ctx *ctx, const inspect_request *r)
     esmm_weights_free(weights);
     return cli_status(ctx, r->path, done);
   }
-  cli_table *facts = cli_table_new("ll", NULL), *table = prediction_table();
+  cli_table *facts = cli_table_new("ll", NULL);
+  prediction p = prediction_new(ctx);
+  p.full = info.element_density == 1;
   cli_table_fact(facts, "file", "%s, prepared weights", r->path);
   cli_table_fact(facts, "shape", "%lld x %lld", (long long)info.rows, (long long)info.cols);
   cli_table_fact(facts, "dtype", "%s", esmm_dtype_str(info.dtype));
   cli_table_fact(facts, "use", "%s%s", uses[info.use], info.strict ? ", strict" : "");
   cli_table_fact(facts, "bytes held", "%s", cli_bytes((double)info.bytes));
   cli_table_fact(facts, "element density", "%.4f", info.element_density);
-  cli_table_fact(facts, "strip density", "%.4f at %lld columns", info.strip_density, (long long)info.strip_cols);
+  cli_table_fact(facts, "strip density", "%.4f at %s", info.strip_density, cli_count(info.strip_cols, "column"));
   cli_table_print(facts, stdout);
-  int status = predict_as_b(ctx, table, r, weights, info.rows, info.dtype);
+  int status = predict_as_b(ctx, &p, r, weights, info.rows, info.dtype);
   if (status == CLI_GO)
-    print_prediction(ctx, table);
+    print_prediction(ctx, &p);
   cli_table_free(facts);
-  cli_table_free(table);
+  cli_table_free(p.table);
   esmm_weights_free(weights);
   return status == CLI_GO ? CLI_OK : status;
 }
@@ -334,14 +377,17 @@ int cmd_inspect(int argc, char **argv)
   const cli_parser parser = {
       .synopsis = "inspect FILE|DIR [options]",
       .about =
-          "Shows a matrix's shape, its zeros at several granularities, and the speedup that the plan predicts for it\n"
-          "as A (activations) and as B (weights). FILE is .npy, raw little-endian float32 with --dims or its shape\n"
-          "in its name (w_512x128.f32), or prepared weights as 'esmm run --save-weights' writes them.\n"
+          "Shows a matrix's shape, its zeros at several granularities, patterns of them (2:4, blocks), and the "
+          "speedup\n"
+          "over the dense library that the plan predicts for it as A (activations) and as B (weights). FILE is .npy,\n"
+          "raw little-endian float32 with --dims or its shape in its name (w_512x128.f32), or prepared weights as\n"
+          "'esmm run --save-weights' writes them.\n"
           "Compressed files: esmm inspect <(gunzip -c x.npy.gz)\n"
           "\n"
           "Of a safetensors or .pt file it lists every matrix as B, with the densities of its elements, of strips of\n"
           "32 columns and of square blocks, and the predicted speedup; of a directory, those of every .safetensors,\n"
-          ".pt, .pth and .npy file below it, and of raw files that have their shape in their name (w_512x128.f32).",
+          ".pt, .pth and .npy file below it, and of raw files that have their shape in their name (w_512x128.f32);\n"
+          "of the index of a model in several files (model.safetensors.index.json), those of all of them.",
       .options = options,
       .min_words = 1,
       .max_words = 1,

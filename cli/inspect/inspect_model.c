@@ -15,6 +15,7 @@ typedef struct inspection {
   esmm_ctx *ctx;
   const inspect_request *request;
   esmm_prepare_opts prepare;
+  dense_baseline baseline;
   model_files files;
   cli_table *table;
   cli_output json;
@@ -24,6 +25,12 @@ typedef struct inspection {
   int shown, others, failed; /* tensors; failed: or files */
   char why[160];             /* some have no prediction */
   char refused[320];         /* the first that is no matrix that can be multiplied */
+  bool some_full;            /* without a zero */
+  struct {
+    char text[64], first[200]; /* what is seen, and the first tensor that shows it */
+    int count;
+  } patterns[8];
+  int pattern_count;
 } inspection;
 
 static const char *shown_path(const inspection *s, int file)
@@ -42,6 +49,7 @@ static void show_progress(inspection *s, double bytes)
 
 typedef struct facts {
   int64_t k, n;
+  bool full; /* nothing is zero: nothing is promised */
   model_densities densities;
   model_prediction prediction;
 } facts;
@@ -49,13 +57,13 @@ typedef struct facts {
 static void add_row(const inspection *s, int file, const io_tensor *tensor, const facts *f)
 {
   cli_table *t = s->table;
-  if (s->files.count > 1)
+  if (s->files.count > 1 && !s->files.one)
     cli_table_cell(t, CLI_FAINT, "%s", shown_path(s, file));
   cli_table_cell(t, CLI_PLAIN, "%s", tensor->name);
   cli_table_cell(t, CLI_PLAIN, "%lld x %lld", (long long)tensor->shape[0], (long long)tensor->shape[1]);
   cli_table_cell(t, f ? CLI_PLAIN : CLI_FAINT, "%s", io_dtype_str(tensor->dtype));
   if (!f) {
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
       cli_table_cell(t, CLI_FAINT, "-");
     return;
   }
@@ -64,7 +72,8 @@ static void add_row(const inspection *s, int file, const io_tensor *tensor, cons
   cli_table_cell(t, CLI_PLAIN, "%.4f", f->densities.strip[2]);
   for (int i = 0; i < 3; i++)
     cli_table_cell(t, CLI_PLAIN, "%.4f", f->densities.block[i]);
-  if (isfinite(speedup))
+  cli_table_cell(t, CLI_PLAIN, "%s", f->prediction.kernel[0] ? f->prediction.kernel : "-");
+  if (isfinite(speedup) && !f->full)
     cli_table_cell(t, speedup > 1 ? CLI_GOOD : CLI_PLAIN, "%.2fx", speedup);
   else
     cli_table_cell(t, CLI_FAINT, "-");
@@ -91,6 +100,7 @@ static void print_json(const inspection *s, int file, const io_tensor *tensor, c
   fputc('{', out);
   cli_json_fields(out, about, sizeof about / sizeof *about);
   if (f) {
+    const char *seen = model_pattern(&f->densities);
     const model_prediction *p = &f->prediction;
     const cli_field fields[] = {
         {"k", NULL, (double)f->k, false},
@@ -100,7 +110,9 @@ static void print_json(const inspection *s, int file, const io_tensor *tensor, c
         {"kernel", p->kernel, 0, false},
         {"predicted_ms", NULL, 1e3 * p->seconds, false},
         {"dense_ms", NULL, 1e3 * p->dense, false},
-        {"speedup", NULL, p->dense / p->seconds, false},
+        {"baseline", s->baseline.name, 0, false},
+        {"speedup", NULL, f->full ? NAN : p->dense / p->seconds, false},
+        {"pattern", seen[0] ? seen : NULL, NAN, false},
         {"element_density", NULL, f->densities.element, false},
     };
     fputc(',', out);
@@ -120,8 +132,26 @@ static int measure(const inspection *s, const io_tensors *tensors, const esmm_ma
   f->prediction = (model_prediction){.seconds = NAN, .dense = NAN};
   if (b.rows == 0 || b.cols == 0) /* the other one may be anything */
     return CLI_GO;
-  const int status = model_measure(s->ctx, name, &b, &f->densities);
-  return status == CLI_GO ? model_predict(s->ctx, name, &b, s->request->m, &s->prepare, &f->prediction) : status;
+  int status = model_measure(s->ctx, name, &b, &f->densities);
+  f->full = f->densities.element == 1;
+  return status == CLI_GO ? model_predict(s->ctx, name, &b, s->request->m, &s->prepare, &s->baseline, &f->prediction)
+                          : status;
+}
+
+static void add_pattern(inspection *s, const char *tensor, const char *text)
+{
+  const int most = sizeof s->patterns / sizeof *s->patterns;
+  int i = 0;
+  while (i < s->pattern_count && strcmp(s->patterns[i].text, text) != 0)
+    i++;
+  if (!text[0] || i == most)
+    return;
+  if (i == s->pattern_count) {
+    s->pattern_count++;
+    snprintf(s->patterns[i].text, sizeof s->patterns[i].text, "%s", text);
+    snprintf(s->patterns[i].first, sizeof s->patterns[i].first, "%s", tensor);
+  }
+  s->patterns[i].count++;
 }
 
 static int inspect_tensor(inspection *s, int file, io_tensors *tensors, size_t index)
@@ -148,9 +178,12 @@ static int inspect_tensor(inspection *s, int file, io_tensors *tensors, size_t i
     return status;
   s->shown++;
   if (isfinite(f.prediction.dense / f.prediction.seconds)) {
-    s->seconds += f.prediction.seconds;
+    s->seconds += f.full ? f.prediction.dense : f.prediction.seconds;
     s->dense += f.prediction.dense;
   }
+  s->some_full = s->some_full || f.full;
+  if (usable && f.k > 0 && f.n > 0)
+    add_pattern(s, tensor->name, model_pattern(&f.densities));
   if (!usable && !s->refused[0])
     snprintf(s->refused, sizeof s->refused, "%.200s: %s", tensor->name, io_tensor_refusal(tensor));
   if (f.prediction.why[0] && !s->why[0])
@@ -206,9 +239,10 @@ static void count_bytes(inspection *s)
 
 static cli_table *new_table(const inspection *s)
 {
-  static const char *const heads[] = {"file",     "tensor",   "shape",    "dtype",    "element",
-                                      "strip 32", "block 16", "block 32", "block 64", "speedup"};
-  return s->files.count > 1 ? cli_table_new("llllrrrrrr", heads) : cli_table_new("lllrrrrrr", heads + 1);
+  static const char *const heads[] = {"file",     "tensor",   "shape",    "dtype",  "element", "strip 32",
+                                      "block 16", "block 32", "block 64", "kernel", "speedup"};
+  return s->files.count > 1 && !s->files.one ? cli_table_new("llllrrrrrlr", heads)
+                                             : cli_table_new("lllrrrrrlr", heads + 1);
 }
 
 static void print_table(const inspection *s, FILE *out)
@@ -228,13 +262,27 @@ static void print_table(const inspection *s, FILE *out)
   cli_table_print(s->table, out);
   fprintf(out, "\nk is %s (--k-axis).\n", axes[r->k_axis]);
   fprintf(out, "Densities: nonzero share of elements; of k's that some of 32 columns need; of square blocks.\n");
-  fprintf(out, "Speedup: predicted for a dense A of %lld rows, %s, %s.\n", (long long)r->m, cli_workers(s->ctx),
+  fprintf(out, "Speedup: predicted for a dense A of %lld row%s, %s, %s.\n", (long long)r->m, r->m == 1 ? "" : "s",
+          cli_workers(s->ctx),
           esmm_is_tuned(s->ctx) ? "constants measured here" : "shipped constants ('esmm tune' measures this machine)");
+  fprintf(out, "It is over %s.\n", s->baseline.name);
+  if (s->some_full)
+    fprintf(out, "Where nothing is zero there is nothing to skip, and no speedup is promised.\n");
+  for (int i = 0; i < s->pattern_count; i++) {
+    char first[1200];
+    (void)io_show(s->patterns[i].first, first, sizeof first);
+    if (s->patterns[i].count == 1)
+      fprintf(out, "%s is of %s.\n", first, s->patterns[i].text);
+    else
+      fprintf(out, "%d tensors are of %s, the first %s.\n", s->patterns[i].count, s->patterns[i].text, first);
+  }
   if (s->seconds > 0)
     fprintf(out, "All of them: %s instead of %s, %.2fx.\n", cli_seconds(s->seconds), cli_seconds(s->dense),
             s->dense / s->seconds);
+  char shown_refused[3 * sizeof s->refused];
+  (void)io_show(s->refused, shown_refused, sizeof shown_refused);
   if (s->refused[0])
-    fprintf(out, "Those without densities are not read; the first, %s.\n", s->refused);
+    fprintf(out, "Those without densities are not read; the first, %s.\n", shown_refused);
   if (s->why[0])
     fprintf(out, "Some have no prediction: %s\n", s->why);
   if (s->others)
@@ -257,6 +305,7 @@ int inspect_model(esmm_ctx *ctx, const inspect_request *request)
     return status;
   }
   s.failed = s.files.failed;
+  dense_baseline_find(ctx, &s.baseline);
   s.table = new_table(&s);
   count_bytes(&s);
   cli_progress_start(&s.progress, "inspect, MiB");

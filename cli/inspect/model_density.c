@@ -17,6 +17,7 @@
 
 const int64_t model_strips[MODEL_STRIPS] = {8, 16, 32, 64, 128};
 const int64_t model_blocks[MODEL_BLOCKS] = {16, 32, 64, 128};
+const int model_groups[MODEL_GROUPS] = {4, 8, 16};
 
 static const size_t band_bytes = (size_t)16 << 20; /* of B, prepared at once */
 
@@ -108,6 +109,43 @@ static esmm_status block_density(esmm_ctx *ctx, const esmm_pattern *strips, int6
   return status;
 }
 
+/* The most bits of a group of 4, 8 or 16. */
+static int most_of_word(uint64_t word, int group)
+{
+  const uint64_t mask = ((uint64_t)1 << group) - 1;
+  int most = 0;
+  for (; word; word >>= group) {
+    const int count = __builtin_popcountll(word & mask);
+    most = count > most ? count : most;
+  }
+  return most;
+}
+
+/* Of columns, a bit an element. Ends where every kind of group was seen full: most weights have no pattern. */
+static esmm_status count_groups(esmm_ctx *ctx, const esmm_pattern *columns, int *most)
+{
+  const esmm_pattern_info info = cli_pattern(ctx, columns);
+  uint64_t *bits = cli_alloc((size_t)info.words + 1, sizeof *bits);
+  esmm_status status = ESMM_OK;
+  bool open = info.k > 0;
+  for (int j = 0; j < MODEL_GROUPS; j++) /* a last group that is cut short fits by chance */
+    if (info.k % model_groups[j] != 0)
+      most[j] = model_groups[j];
+  for (int64_t s = 0; s < info.strips && status == ESMM_OK && open; s++) {
+    status = esmm_pattern_bits(ctx, columns, s, 1, bits);
+    for (int64_t i = 0; i < info.words && status == ESMM_OK && open; i++) {
+      open = false;
+      for (int j = 0; j < MODEL_GROUPS; j++) {
+        const int now = most[j] < model_groups[j] ? most_of_word(bits[i], model_groups[j]) : 0;
+        most[j] = now > most[j] ? now : most[j];
+        open = open || most[j] < model_groups[j];
+      }
+    }
+  }
+  free(bits);
+  return status;
+}
+
 /* Adds a band's densities, each times the strips (or columns) it is the mean of. */
 static esmm_status add_densities(esmm_ctx *ctx, const esmm_matrix *band, model_densities *sum, double *strips)
 {
@@ -115,6 +153,8 @@ static esmm_status add_densities(esmm_ctx *ctx, const esmm_matrix *band, model_d
   esmm_status status = esmm_pattern_extract_b(ctx, band, 1, &now);
   if (status == ESMM_OK)
     sum->element += cli_pattern(ctx, now).density * (double)band->cols;
+  if (status == ESMM_OK)
+    status = count_groups(ctx, now, sum->most);
   for (int i = 0; i < MODEL_STRIPS && status == ESMM_OK; i++) {
     esmm_pattern *coarser = NULL;
     status = esmm_pattern_coarsen(ctx, now, model_strips[i], &coarser);
@@ -160,6 +200,23 @@ int model_measure(esmm_ctx *ctx, const char *what, const esmm_matrix *b, model_d
         out->block[j] /= strips[i];
   }
   return CLI_GO;
+}
+
+/* A pattern is one where its places are all but filled: zeros that lie anywhere fit wide groups by chance. */
+const char *model_pattern(const model_densities *d)
+{
+  const double filled = 0.9;
+  static char text[64];
+  text[0] = '\0';
+  for (int i = MODEL_BLOCKS - 1; i >= 0 && !text[0]; i--) /* large blocks are worth the most */
+    if (d->block[i] < 0.9 && d->element > 0 && d->element >= filled * d->block[i])
+      snprintf(text, sizeof text, "blocks of %lld x %lld (--format bsr:%lld)", (long long)model_blocks[i],
+               (long long)model_blocks[i], (long long)model_blocks[i]);
+  for (int i = 0; i < MODEL_GROUPS && !text[0]; i++)
+    if (d->most[i] > 0 && 2 * d->most[i] <= model_groups[i] && d->element >= filled * d->most[i] / model_groups[i])
+      snprintf(text, sizeof text, "%d:%d along k (--format nm:%d:%d)", d->most[i], model_groups[i], d->most[i],
+               model_groups[i]);
+  return text;
 }
 
 /* ---- the prediction ---- */
@@ -220,8 +277,8 @@ static esmm_status explain_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
 }
 
 static esmm_status add_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matrix *band, esmm_matrix *c,
-                            const esmm_prepare_opts *opts, esmm_verdict *verdicts, double *longest,
-                            model_prediction *sum)
+                            const esmm_prepare_opts *opts, const dense_baseline *baseline, esmm_verdict *verdicts,
+                            double *longest, model_prediction *sum)
 {
   const esmm_prepare_opts dense = {.size = sizeof dense, .use = opts->use};
   int count;
@@ -235,15 +292,15 @@ static esmm_status add_band(esmm_ctx *ctx, const esmm_matrix *a, const esmm_matr
     *longest = seconds;
     snprintf(sum->kernel, sizeof sum->kernel, "%s", chosen->kernel);
   }
-  if (opts->format.kind != ESMM_FORMAT_DENSE) /* such weights have no dense kernel to be compared with */
+  if (opts->format.kind != ESMM_FORMAT_DENSE && baseline->flops == 0) /* such weights have no dense kernel */
     status = explain_band(ctx, a, band, c, &dense, verdicts, &count);
   if (status == ESMM_OK)
-    sum->dense += verdict_dense_seconds(verdicts, count);
+    sum->dense += dense_baseline_seconds(baseline, a->rows, band->rows, band->cols, verdicts, count);
   return status;
 }
 
 static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const esmm_matrix *a, esmm_matrix *c,
-                   const esmm_prepare_opts *opts, model_prediction *out)
+                   const esmm_prepare_opts *opts, const dense_baseline *baseline, model_prediction *out)
 {
   esmm_verdict *verdicts = cli_alloc((size_t)esmm_kernel_count() + 1, sizeof *verdicts);
   bands s;
@@ -254,7 +311,7 @@ static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const 
   for (int64_t from = 0; from < b->cols && status == CLI_GO && done == ESMM_OK; from += s.cols) {
     const esmm_matrix band = band_at(&s, from);
     c->cols = band.cols;
-    done = add_band(ctx, a, &band, c, opts, verdicts, &longest, out);
+    done = add_band(ctx, a, &band, c, opts, baseline, verdicts, &longest, out);
   }
   io_matrix_free(&s.room);
   free(verdicts);
@@ -267,7 +324,7 @@ static int predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, const 
 }
 
 int model_predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, int64_t m, const esmm_prepare_opts *opts,
-                  model_prediction *out)
+                  const dense_baseline *baseline, model_prediction *out)
 {
   *out = (model_prediction){.seconds = NAN, .dense = NAN};
   if (b->rows == 0 || b->cols == 0)
@@ -280,7 +337,7 @@ int model_predict(esmm_ctx *ctx, const char *what, const esmm_matrix *b, int64_t
   if (status == CLI_GO)
     status = cli_device_alloc(ctx, "C", m, band_cols(b, cli_on_gpu(ctx)), ESMM_F32, ESMM_ROW_MAJOR, &c);
   if (status == CLI_GO)
-    status = predict(ctx, what, b, &near, &c, opts, out);
+    status = predict(ctx, what, b, &near, &c, opts, baseline, out);
   cli_device_free(ctx, &c);
   if (a.m.data)
     cli_device_view_free(ctx, &a.m, &near);

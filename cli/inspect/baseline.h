@@ -1,0 +1,20 @@
+/*
+ * baseline.h: what a prediction is compared with: the time that the dense library of this device takes for a product.
+ */
+#ifndef ESMM_CLI_BASELINE_H
+#define ESMM_CLI_BASELINE_H
+
+#include "cli.h"
+
+typedef struct dense_baseline {
+  char name[192];      /* for people: who, and where its speed was measured */
+  double flops, bytes; /* a second, of products and of weights; 0: the plan's own estimate of a dense kernel stands */
+} dense_baseline;
+
+/* Measures where the plan's constants are of this machine too: both must be of one machine to be compared. */
+void dense_baseline_find(const esmm_ctx *ctx, dense_baseline *out);
+/* The time of C [m,n] = A [m,k] x B [k,n]; verdicts: the plan's answer for the same shape. NAN: not known. */
+double dense_baseline_seconds(const dense_baseline *baseline, int64_t m, int64_t k, int64_t n,
+                              const esmm_verdict *verdicts, int count);
+
+#endif
