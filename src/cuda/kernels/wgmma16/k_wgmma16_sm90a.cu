@@ -279,6 +279,8 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
     return;
   }
   let_go(c, at);
+  if (!c.gathered_lines)
+    tally_before(p, sh, c.group);
   int first = 0, end = wgmma16_stage<COLS>::SUMS;
   if (unit.parts > 1)
     add_parts<false>(p, unit, sums, row0, first, end);
@@ -302,6 +304,7 @@ static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_para
     c.held = at;
   } else {
     let_go(c, at);
+    tally_before(p, sh, c.group);
     if (unit.parts > 1)
       add_parts<true>(p, unit, sums, row0, first, end);
     if (row0 >= p.m || unit.col >= p.n)
@@ -510,7 +513,7 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     if (tallies_late(p)) {
       sm90_barrier_init(&sh->tile_there, 2);
       sm90_barrier_init(&sh->tallied, TALLY_WARPS);
-      sh->tally_issued[0] = sh->tally_issued[1] = 0;
+      sh->tally_issued[0] = sh->tally_issued[1] = sh->tally_said[0] = sh->tally_said[1] = 0;
     }
     if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
       sm90_prefetch_map(&p.map_packed);

@@ -19,16 +19,24 @@ static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p
   return p.c_boxes && p.epilogue.extra & ESMM_EXTRA_TALLY;
 }
 
-/* By the thread that sends tiles off: the last one is in memory. */
+/* By the thread that sends tiles off: the last one is in memory. Said once of each. */
 static __device__ __forceinline__ void tally_last(wgmma16_shared *sh, int group)
 {
   const uint32_t issued = sh->tally_issued[group];
-  if (issued == 0)
+  if (issued == sh->tally_said[group])
     return;
+  sh->tally_said[group] = issued;
   if (issued > 1) /* who waits for a tile must not miss it: the one before is done, and its place free */
     sm90_barrier_wait(&sh->tallied, issued % 2);
   sm90_bulk_wait();
   sm90_barrier_arrive(&sh->tile_there);
+}
+
+/* All multiplying threads, before a tile that TMA does not write: the last one need not wait for it. */
+static __device__ __forceinline__ void tally_before(const esmm_wgmma16_params &p, wgmma16_shared *sh, int group)
+{
+  if (tallies_late(p) && (thread_now() - FEEDERS) % 128 == 0)
+    tally_last(sh, group);
 }
 
 /* The same thread, then: what is told of the next. row below 0: there are no more. */

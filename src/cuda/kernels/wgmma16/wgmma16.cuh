@@ -174,7 +174,8 @@ typedef struct wgmma16_shared {
   /* Statistics of C that warps take which load nothing (tally.cuh): */
   uint64_t tile_there, tallied; /* a tile is in memory; what is noted of it is noted */
   int2 tally_tile[2];           /* its row and column, by turns; a row below 0: there are no more */
-  uint32_t tally_issued[2];     /* tiles that each warpgroup has sent off */
+  uint32_t tally_issued[2];     /* tiles that each warpgroup has sent off, */
+  uint32_t tally_said[2];       /* and of how many it has said that they are there */
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
