@@ -24,12 +24,6 @@ static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t
       bits[i] |= pattern->bits[s * pattern->words + word0 + i];
 }
 
-static void set_all(uint64_t *bits, int64_t kc)
-{
-  for (int64_t k = 0; k < kc; k += 64)
-    *bits++ = kc - k >= 64 ? UINT64_MAX : ((uint64_t)1 << (kc - k)) - 1;
-}
-
 /* ------------------------------------------------------------------------------------------------ k-lists */
 
 /* One side of a joint: a strip of A, or a panel of B. */

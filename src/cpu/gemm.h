@@ -324,6 +324,12 @@ static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *
   }
 }
 
+static void set_all(uint64_t *bits, int64_t kc)
+{
+  for (int64_t k = 0; k < kc; k += 64)
+    *bits++ = kc - k >= 64 ? UINT64_MAX : ((uint64_t)1 << (kc - k)) - 1;
+}
+
 static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int64_t k0, int64_t kc, float *buffer,
                        strip *s)
 {
