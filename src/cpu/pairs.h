@@ -4,11 +4,12 @@
  *
  * The instruction wants the two k's side by side, in 32 bits: a pair of A for a row, a pair of B for a column.
  *
- *   A, by strips of 8, 16 or 32 rows (its width):   pairs [kept / 2][width]     32 bits: two k's of a row
- *                                                   words [kept][width]         16 bits, where pairs depend on the
- * panel B stays as it was prepared: two halves of 16 columns for each k. Whichever two k's a list names next are put
- * side by side in registers, by the first tile of a strip, which also stores them for the tiles below it. That costs
- * this tile a few per cent; a form of B with fixed pairs would multiply every pair that has one of its k's.
+ *   A, by strips of 8, 16 or 32 rows: tiles [kept / 2][8], 32 bits: two k's of a row. Or words [kept][rows], 16 bits,
+ *   where pairs depend on the panel.
+ *
+ *   B stays as it was prepared: two halves of 16 columns for each k. Whichever two k's a list names next are put side
+ *   by side in registers, by the first tile of a strip, which also stores them for the tiles below it. That costs this
+ *   tile a few per cent; a form of B with fixed pairs would multiply every pair that has one of its k's.
  *
  * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once. Where it is not, the
  * pairs of a strip are made for every panel, chain by chain, from its words. A dense product has one list for all
@@ -111,9 +112,9 @@ typedef struct pairs_of_b {
   pair_vec *made; /* [ceil(n / 2)][2]: where they are side by side */
 } pairs_of_b;
 
-/* c [rows, 32] (+)= a * b. a: [ceil(n / 2)][width]. Makes the pairs of B, and keeps them if others need them. */
-ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, int64_t width, const pairs_of_b *b,
-                         float *c, int64_t ldc, bool add)
+/* c [rows, 32] (+)= a * b. a: [ceil(n / 2)][8]. Makes the pairs of B, and keeps them if others need them. */
+ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc,
+                         bool add)
 {
   const pair_vec places = pair_places();
   const char *b0 = b->first, *b1 = b->second;
@@ -122,7 +123,7 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, int
   vec sums[MR][2];
   pairs_prefetch(rows, c, ldc);
   pairs_clear(rows, sums);
-  for (; list < end; list += 2, a += width) {
+  for (; list < end; list += 2, a += MR) {
     const pair_vec x0 = pair_up(b0 + list[0], b0 + list[1], places), x1 = pair_up(b1 + list[0], b1 + list[1], places);
     if (keep) {
       _mm512_storeu_si512(made, x0);
@@ -143,33 +144,31 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, int
 }
 
 /* The same with pairs that are made. */
-ALWAYS void pairs_made(const int rows, const uint32_t *a, int64_t width, const pairs_of_b *b, float *c, int64_t ldc,
-                       bool add)
+ALWAYS void pairs_made(const int rows, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc, bool add)
 {
   const pair_vec *from = b->made, *end = from + (b->n + 1) / 2 * 2;
   vec sums[MR][2];
   pairs_prefetch(rows, c, ldc);
   pairs_clear(rows, sums);
 #pragma GCC unroll 2
-  for (; from < end; from += 2, a += width)
+  for (; from < end; from += 2, a += MR)
     pairs_step(rows, sums, a, _mm512_loadu_si512(from), _mm512_loadu_si512(from + 1));
   pairs_store(rows, sums, c, ldc, add);
 }
 
 typedef enum pairs_way { PAIRS_MAKE, PAIRS_KEEP, PAIRS_MADE } pairs_way;
-typedef void pairs_function(pairs_way way, const uint32_t *a, int64_t width, const pairs_of_b *b, float *c, int64_t ldc,
-                            bool add);
+typedef void pairs_function(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
 
-#define PAIRS_TILE(rows)                                                                                   \
-  static __attribute__((noinline)) void pairs_##rows(pairs_way way, const uint32_t *a, int64_t width,      \
-                                                     const pairs_of_b *b, float *c, int64_t ldc, bool add) \
-  {                                                                                                        \
-    if (way == PAIRS_MADE)                                                                                 \
-      pairs_made(rows, a, width, b, c, ldc, add);                                                          \
-    else if (way == PAIRS_KEEP)                                                                            \
-      pairs_making(rows, true, a, width, b, c, ldc, add);                                                  \
-    else                                                                                                   \
-      pairs_making(rows, false, a, width, b, c, ldc, add);                                                 \
+#define PAIRS_TILE(rows)                                                                                              \
+  static __attribute__((noinline)) void pairs_##rows(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, \
+                                                     int64_t ldc, bool add)                                           \
+  {                                                                                                                   \
+    if (way == PAIRS_MADE)                                                                                            \
+      pairs_made(rows, a, b, c, ldc, add);                                                                            \
+    else if (way == PAIRS_KEEP)                                                                                       \
+      pairs_making(rows, true, a, b, c, ldc, add);                                                                    \
+    else                                                                                                              \
+      pairs_making(rows, false, a, b, c, ldc, add);                                                                   \
   }
 PAIRS_TILE(1)
 PAIRS_TILE(2)
@@ -189,7 +188,7 @@ typedef struct pairs_strip {
   int64_t kept;       /* k's packed, of the stretch */
   uint64_t *bits;     /* [words] */
   uint32_t *before;   /* [words]: k's kept before word w */
-  uint32_t *pairs;    /* [ceil(kept / 2)][width], or: */
+  uint32_t *pairs;    /* tiles of 8 rows, [ceil(kept / 2)][8], tile_stride apart; or: */
   uint16_t *words;    /* [kept][width] */
   uint32_t *list;     /* its k's as offsets into a panel, where B is full */
 } pairs_strip;
@@ -268,15 +267,15 @@ ALWAYS void load_turned(const uint16_t *a, int64_t ld, int64_t rows, int64_t cou
   turn_pairs(x);
 }
 
-/* The first `width` (8, 16 or more) words of 32 bits, or of 16. */
-ALWAYS void store_pairs(uint32_t *to, int64_t width, __m512i x)
+/* 16 rows of a pair to two tiles, or 8 to one. */
+ALWAYS void store_pairs(uint32_t *to, int64_t tile_stride, bool two, __m512i x)
 {
-  if (width >= 16)
-    _mm512_storeu_si512(to, x);
-  else
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(x));
+  _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(x));
+  if (two)
+    _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm512_extracti64x4_epi64(x, 1));
 }
 
+/* The first `width` (8, 16 or 32) words. */
 ALWAYS void store_words(uint16_t *to, int64_t width, __m512i x)
 {
   if (width == 32)
@@ -288,15 +287,15 @@ ALWAYS void store_words(uint16_t *to, int64_t width, __m512i x)
 }
 
 /* All k's, in pairs: nothing is skipped, so they lie side by side in A already. */
-static void pack_all(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, int64_t width, uint32_t *to)
+static void pack_all(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, int64_t tile_stride, uint32_t *to)
 {
-  for (int64_t k = 0; k < kc; k += 32)
-    for (int64_t r = 0; r < width; r += 16) {
+  for (int64_t r = 0; r < rows; r += 2 * MR, to += 2 * tile_stride)
+    for (int64_t k = 0; k < kc; k += 32) {
       __m512i x[16];
       load_turned(a + r * ld + k, ld, rows - r, kc - k, x);
       const int64_t pairs = esmm_min(16, (kc - k + 1) / 2);
       for (int64_t i = 0; i < pairs; i++)
-        store_pairs(to + (k / 2 + i) * width + r, width, x[i]);
+        store_pairs(to + (k / 2 + i) * MR, tile_stride, rows - r > MR, x[i]);
     }
 }
 
@@ -337,21 +336,22 @@ static void pack_words(const uint16_t *a, int64_t ld, int64_t rows, const uint64
   }
 }
 
-/* Pairs of n k's that stand at these offsets in a strip's words; NULL: one after another. */
-ALWAYS void pair_words(const int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, uint32_t *to)
+/* Pairs of n k's that stand at these offsets in a strip's words; NULL: one after another. To tiles of 8 rows. */
+ALWAYS void pair_words(const int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
+                       uint32_t *to)
 {
-  for (int64_t i = 0; i < n; i += 2, to += width) {
+  for (int64_t i = 0; i < n; i += 2, to += MR) {
     const char *even = (const char *)words + (list ? list[i] : i * width * 2);
     const char *odd = i + 1 < n ? (const char *)words + (list ? list[i + 1] : (i + 1) * width * 2) : NULL;
     if (width == 32) {
       const __m512i x = _mm512_loadu_si512(even), y = odd ? _mm512_loadu_si512(odd) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to, _mm512_unpacklo_epi16(x, y));
-      _mm512_storeu_si512(to + 16, _mm512_unpackhi_epi16(x, y));
+      store_pairs(to, tile_stride, true, _mm512_unpacklo_epi16(x, y));
+      store_pairs(to + 2 * tile_stride, tile_stride, true, _mm512_unpackhi_epi16(x, y));
     } else if (width == 16) {
       const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)even);
       const __m256i y = odd ? _mm256_loadu_si256((const __m256i *)(const void *)odd) : _mm256_setzero_si256();
       _mm256_storeu_si256((__m256i *)(void *)to, _mm256_unpacklo_epi16(x, y));
-      _mm256_storeu_si256((__m256i *)(void *)(to + 8), _mm256_unpackhi_epi16(x, y));
+      _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm256_unpackhi_epi16(x, y));
     } else {
       const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)even);
       const __m128i y = odd ? _mm_loadu_si128((const __m128i *)(const void *)odd) : _mm_setzero_si128();
@@ -361,14 +361,15 @@ ALWAYS void pair_words(const int64_t width, const uint16_t *words, const uint32_
   }
 }
 
-static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, uint32_t *to)
+static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
+                       uint32_t *to)
 {
   if (width == 32)
-    pair_words(32, words, list, n, to);
+    pair_words(32, words, list, n, tile_stride, to);
   else if (width == 16)
-    pair_words(16, words, list, n, to);
+    pair_words(16, words, list, n, tile_stride, to);
   else
-    pair_words(8, words, list, n, to);
+    pair_words(8, words, list, n, tile_stride, to);
 }
 
 /* ------------------------------------------------------------------------------------------------ the product */
@@ -377,7 +378,8 @@ typedef struct pairs_blocking {
   bool skip, full; /* full: B has every k of every panel */
   bool from_rows;  /* B is read from its rows */
   int64_t panels, width;
-  int64_t mc, kc, nc; /* nc in panels */
+  int64_t tile_stride; /* words of 32 bits from one tile of packed A to the next */
+  int64_t mc, kc, nc;  /* nc in panels */
   int64_t blocks_m, blocks_n;
   /* each thread's scratch, in bytes from its start */
   size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, bytes;
@@ -414,6 +416,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   }
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.width);
   const int64_t strip_bytes = (g.kc + 4) * g.width * (int64_t)sizeof(uint16_t);
+  g.tile_stride = (g.kc / 2 + 2) * MR;
   size_t at = align_up((size_t)(strips * strip_bytes));
   g.at_bits = at;
   at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
@@ -452,7 +455,7 @@ static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t b
   const uint16_t *a = words_of_a(&p->a, row0, s->rows, k0, kc, row_buffer, &ld);
   if (!g->skip) {
     s->kept = kc;
-    pack_all(a, ld, s->rows, kc, g->width, s->pairs);
+    pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
     return;
   }
   if (p->pattern)
@@ -470,41 +473,33 @@ static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t b
     return;
   }
   if (kept == kc) {
-    pack_all(a, ld, s->rows, kc, g->width, s->pairs);
+    pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
   } else {
     pack_words(a, ld, s->rows, s->bits, kc, g->width, word_buffer);
-    pair_strip(g->width, word_buffer, NULL, kept, s->pairs);
+    pair_strip(g->width, word_buffer, NULL, kept, g->tile_stride, s->pairs);
   }
   uint32_t *end = s->list;
   for (int64_t w = 0; w < words; w++)
     end = append_offsets(end, s->bits[w], (uint32_t)(w * 64 * HALF_BYTES), (uint32_t)HALF_BYTES, 1);
 }
 
-/* First row of tile t: a strip's rows are shared out evenly. */
-ALWAYS int64_t pairs_tile_row(int64_t rows, int64_t t)
-{
-  return rows * t / esmm_ceil_div(rows, MR);
-}
-
 /* c [rows, cols] (+)= a strip's pairs times those of b; columns up to `room` may be written to. made: b's pairs are
    there. */
-static void pairs_multiply(int64_t rows, const uint32_t *a, int64_t width, const pairs_of_b *b, bool made, float *c,
-                           int64_t ldc, int64_t cols, int64_t room, bool add)
+static void pairs_multiply(int64_t rows, const uint32_t *a, int64_t tile_stride, const pairs_of_b *b, bool made,
+                           float *c, int64_t ldc, int64_t cols, int64_t room, bool add)
 {
-  const int64_t tiles = esmm_ceil_div(rows, MR);
-  for (int64_t t = 0; t < tiles; t++) {
-    const int64_t r = pairs_tile_row(rows, t), count = pairs_tile_row(rows, t + 1) - r;
-    const pairs_way way = made || t > 0 ? PAIRS_MADE : tiles > 1 ? PAIRS_KEEP : PAIRS_MAKE;
-    float *to = c + r * ldc;
+  for (int64_t r = 0; r < rows; r += MR, a += tile_stride, c += MR * ldc) {
+    const int64_t count = esmm_min(MR, rows - r);
+    const pairs_way way = made || r > 0 ? PAIRS_MADE : rows > MR ? PAIRS_KEEP : PAIRS_MAKE;
     if (room >= PAIRS_COLS) {
-      pairs_tile[count](way, a + r, width, b, to, ldc, add);
+      pairs_tile[count](way, a, b, c, ldc, add);
       continue;
     }
     float edge[MR * PAIRS_COLS]; /* past the last column C is not ours to write */
-    pairs_tile[count](way, a + r, width, b, edge, PAIRS_COLS, false);
+    pairs_tile[count](way, a, b, edge, PAIRS_COLS, false);
     for (int64_t x = 0; x < count; x++)
       for (int64_t y = 0; y < cols; y++)
-        to[x * ldc + y] = edge[x * PAIRS_COLS + y] + (add ? to[x * ldc + y] : 0.0f);
+        c[x * ldc + y] = edge[x * PAIRS_COLS + y] + (add ? c[x * ldc + y] : 0.0f);
   }
 }
 
@@ -524,7 +519,7 @@ static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, i
   for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
     b.n = esmm_min(chain, kc - k);
     for (int64_t i = 0; i < count; i++)
-      pairs_multiply(strips[i].rows, strips[i].pairs + k / 2 * g->width, g->width, &b, i > 0,
+      pairs_multiply(strips[i].rows, strips[i].pairs + k / 2 * MR, g->tile_stride, &b, i > 0,
                      to->c + strips[i].row0 * to->ldc, to->ldc, to->cols, to->room, to->add || k > 0);
   }
 }
@@ -538,14 +533,16 @@ static void pairs_listed(const pairs_blocking *g, const pairs_strip *s, const ui
   const uint32_t *list_b = b.list;
   const int64_t chain = n == 0 ? 2 : esmm_round_up(esmm_ceil_div(n, esmm_ceil_div(n, PAIRS_CHAIN)), 2);
   for (int64_t i = 0; i == 0 || i < n; i += chain) {
-    const uint32_t *a = s->pairs + i / 2 * g->width;
+    const uint32_t *a = s->pairs + i / 2 * MR;
+    int64_t tile_stride = g->tile_stride;
     b.n = esmm_min(chain, n - i);
     b.list = list_b + i;
     if (list_a) {
-      pair_strip(g->width, s->words, list_a + i, b.n, buffer);
+      tile_stride = PAIRS_CHAIN / 2 * MR;
+      pair_strip(g->width, s->words, list_a + i, b.n, tile_stride, buffer);
       a = buffer;
     }
-    pairs_multiply(s->rows, a, g->width, &b, false, to->c + s->row0 * to->ldc, to->ldc, to->cols, to->room,
+    pairs_multiply(s->rows, a, tile_stride, &b, false, to->c + s->row0 * to->ldc, to->ldc, to->cols, to->room,
                    to->add || i > 0);
   }
 }
