@@ -47,7 +47,7 @@ cpu=$(info cpu)
 libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
 slug=$(printf '%s' "$cpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')
 [ -n "$slug" ] || die "esmm info does not name the CPU"
-[ -n "$libraries" ] || die "neither OpenBLAS nor BLIS was found: a record needs a dense library to compare with"
+[ -n "$libraries" ] || die "none of OpenBLAS, BLIS and oneDNN was found: a record needs a dense library to compare with"
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s"' "$(date -u +%Y-%m-%d)" "$(info features)" "$libraries")
 
 # The crossover compares the skipping kernels of the machine's best instruction set.

@@ -27,7 +27,7 @@
 
 #include <stdio.h>
 
-#define PAIRS_CHAIN 320    /* k's that are summed before they are added to C; even */
+#define PAIRS_CHAIN 512    /* k's that are summed before they are added to C; even */
 #define PAIRS_COLS 32      /* of a tile, which is a panel */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
@@ -391,7 +391,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
   g.width = skip ? p->variant : p->m > 16 ? 32 : p->m > 8 ? 16 : 8;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, PAIRS_STRETCH)), 64); /* even stretches */
-  g.mc = 128;
+  g.mc = 256;
   if (skip) {
     int level = 0;
     while (level + 1 < ESMM_CPU_HEIGHTS && (1 << level) < g.width)
