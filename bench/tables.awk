@@ -94,6 +94,8 @@ function percent_of(part, all) { return part > 0 ? sprintf("%.1f %%", 100 * part
 function grid(table, row) { put(table, row, percent(asked) ">", times(speedup)) }
 
 function cpu_line(   row) {
+  if (suite ~ /^bf16/) # in the record, and in no table
+    return
   most(worst, "cpu", ratio)
   if (suite ~ /^over/)
     most(gain, suite SUBSEP asked, speedup)
