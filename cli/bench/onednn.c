@@ -232,10 +232,11 @@ static bool reorder(const onednn_product *p, void *from, void *to)
 void *onednn_weights_make(onednn_product *p, const void *b)
 {
   const onednn_library *x = p->library;
-  void *from = NULL, *to = NULL, *own;
-  memcpy(&own, &b, sizeof own); /* its interface has no const; it only reads this */
+  void *from = NULL, *to = NULL, *own, *allocate;
+  memcpy(&own, &b, sizeof own);             /* its interface has no const; it only reads this */
+  memset(&allocate, 0xff, sizeof allocate); /* its word for memory of its own */
   bool done = x->memory_create(&from, p->rows_b, x->engine, own) == 0 &&
-              x->memory_create(&to, p->best_b, x->engine, (void *)UINTPTR_MAX) == 0 && reorder(p, from, to);
+              x->memory_create(&to, p->best_b, x->engine, allocate) == 0 && reorder(p, from, to);
   if (from)
     (void)x->memory_destroy(from);
   if (!done && to) {
