@@ -1,5 +1,5 @@
 #!/bin/sh
-# record.sh: the benchmark of record of this machine's CPU, in under four minutes. `make bench-record` runs it;
+# record.sh: the benchmark of record of this machine's CPU, in about six minutes. `make bench-record` runs it;
 # `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --json` wrote (checked against float64, timed beside the dense libraries), with
@@ -10,6 +10,7 @@
 #   decode       1, 4 and 16 rows               activations   as of a trained net, by presets
 #   over         where dense wins               calls         what a call of a small product costs (not checked)
 #   strips16     strips of 32 in A, bf16
+#   bf16         products of all these kinds in bf16, by auto and by our dense kernel, against oneDNN
 #
 # From the environment: ESMM (build/esmm), THREADS (the CPUs there are, 8 at most), RUNS (7), RESULTS (bench/results),
 # SUITES (all of the above; some of them make a record only where RESULTS says so).
@@ -20,7 +21,7 @@ unset ESMM_FORCE ESMM_THREADS ESMM_DEVICE
 
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
-all='blockwise unstructured decode activations over strips16 calls'
+all='blockwise unstructured decode activations over strips16 calls bf16'
 SUITES=${SUITES:-$all}
 cpus=$(nproc 2>/dev/null || echo 1)
 THREADS=${THREADS:-$((cpus < 8 ? cpus : 8))}
@@ -48,7 +49,7 @@ cpu=$(info cpu)
 libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
 slug=$(printf '%s' "$cpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')
 [ -n "$slug" ] || die "esmm info does not name the CPU"
-[ -n "$libraries" ] || die "neither OpenBLAS nor BLIS was found: a record needs a dense library to compare with"
+[ -n "$libraries" ] || die "none of OpenBLAS, BLIS and oneDNN was found: a record needs a dense library to compare with"
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s"' "$(date -u +%Y-%m-%d)" "$(info features)" "$libraries")
 
 # The crossover compares the skipping kernels of the machine's best instruction set.
@@ -159,6 +160,31 @@ suite_calls() {
   call 1 1024 1 f32
   call 64 64 64 f32
   call 1 64 64 bf16
+}
+
+suite_bf16() {
+  own= # our own dense kernel beside what the plan chooses
+  ! grep -qx dense_bf16_avx512bf16 "$work/names" || own=,dense_bf16_avx512bf16
+  for product in '1024 1024 1024' '2048 2048 2048' '1024 4096 4096'; do
+    # shellcheck disable=SC2086 # three words
+    measure bf16-dense 1 "auto$own" "$product" --dims $product --dense --dtype bf16
+  done
+  for density in .75 .5 .25 .125; do
+    measure bf16-strips $density auto 2048^3 --size 2048 --blockwise --density $density --dtype bf16
+  done
+  for density in .5 .25 .1; do
+    measure bf16-strips-of-a $density auto 2048^3 --size 2048 --blockwise --density-a $density --density-b 1 \
+      --dtype bf16
+  done
+  for density in .1 .05; do
+    measure bf16-single $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1 --dtype bf16
+  done
+  for rows in 1 16; do
+    for density in 1 .1; do
+      measure bf16-decode $density auto "$rows x 4096 x 4096" \
+        --dims $rows 4096 4096 --random --density-a $density --density-b 1 --dtype bf16
+    done
+  done
 }
 
 for word in $SUITES; do

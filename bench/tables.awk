@@ -103,6 +103,8 @@ function run_line(   library) {
 }
 
 function cpu_line(   row) {
+  if (suite ~ /^bf16/) # in the record, and in no table
+    return
   if (suite == "blockwise" && need("m") == 1024 && (asked == 1 || asked == .75 || asked == .25))
     run_line()
   most(worst, "cpu", ratio)

@@ -59,7 +59,7 @@ static void print_overview(FILE *out)
                "  ESMM_THREADS    threads to use (default: the CPUs this process may run on)\n"
                "  ESMM_FORCE      kernel for every product\n"
                "  ESMM_REMEMBER   0: each product is planned by itself, whatever those before it saw (default 1)\n"
-               "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_CUBLAS\n"
+               "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_ONEDNN, ESMM_CUBLAS\n"
                "                  library files that bench compares with; kernels named cublas_... use the last\n"
                "                  one too\n"
                "  ESMM_NCU        Nsight Compute's ncu, for profile\n"

@@ -21,6 +21,7 @@ echo "compiler   $version for $ARCH"
 echo "nvcc       $(sh scripts/find_nvcc.sh explain)"
 echo "OpenBLAS   $(library libopenblas.so.0 'apt-get install libopenblas0-pthread')"
 echo "BLIS       $(library libblis.so.4 'apt-get install libblis4-pthread')"
+echo "oneDNN     $(library libdnnl.so.2 'apt-get install libdnnl2')"
 [ "$JANSSON" = 1 ] && jansson='found: the command reads safetensors' ||
   jansson="not found, or off (JANSSON=$JANSSON): the command reads no safetensors (apt-get install libjansson-dev)"
 [ "$LIBZIP" = 1 ] && libzip='found: the command reads .pt' ||

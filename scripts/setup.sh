@@ -42,6 +42,7 @@ printf '#include <jansson.h>\nint main(void) { return 0; }\n' | compiles "${CC:-
 printf '#include <zip.h>\nint main(void) { return 0; }\n' | compiles "${CC:-gcc}" -lzip || want libzip-dev
 library libopenblas.so.0 || want libopenblas0-pthread
 library libblis.so.4 || want libblis4-pthread
+library libdnnl.so.3 || library libdnnl.so.2 || want libdnnl2
 if [ "$mode" = test ]; then
   printf '%s\n' '#include <setjmp.h>' '#include <stdarg.h>' '#include <stddef.h>' '#include <stdint.h>' \
     '#include <cmocka.h>' 'int main(void) { return 0; }' | compiles "${CC:-gcc}" -lcmocka || want libcmocka-dev

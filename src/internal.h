@@ -20,8 +20,9 @@
 
 /* CPU features that kernels ask for; cpu/cpuid.c sets them when CPUID and XGETBV both agree. */
 enum {
-  ESMM_CPU_AVX2 = 1,  /* AVX2, FMA, F16C, BMI1, BMI2, LZCNT, POPCNT */
-  ESMM_CPU_AVX512 = 2 /* the above, and AVX-512 F, DQ, BW, VL, CD */
+  ESMM_CPU_AVX2 = 1,      /* AVX2, FMA, F16C, BMI1, BMI2, LZCNT, POPCNT */
+  ESMM_CPU_AVX512 = 2,    /* the above, and AVX-512 F, DQ, BW, VL, CD */
+  ESMM_CPU_AVX512BF16 = 4 /* the above, and AVX-512 BF16 */
 };
 
 struct esmm_ctx {

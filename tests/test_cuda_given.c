@@ -151,7 +151,7 @@ static const int64_t HEIGHTS[] = {8, 16, 32, 64, 128, 24, 256, 4};
 static bool suits(const family *f, int64_t m, int64_t height)
 {
   const int64_t strips = (m + height - 1) / height;
-  return m <= f->rows ? strips <= 16 : f->rows % height == 0 && f->rows / height <= 16;
+  return m <= f->rows ? strips <= 16 : f->rows % height == 0 && f->rows / height <= 4;
 }
 
 static void run_family(const family *f)

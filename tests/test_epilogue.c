@@ -716,13 +716,13 @@ static void a_pattern_saves_the_next_scan(void **state)
 /* ---- the activations alone: C = act(1 * bias), by each instruction set ---- */
 
 /* bias through every kernel: a product with k = 1 whose A is zero, so that the sum is zero. Rows: 1. False: it cannot
-   run, as on a GPU some kernels that want other dtypes. */
+   run: it wants other dtypes. */
 static bool through(const char *kernel, esmm_activation activation, esmm_matrix *a, const esmm_weights *w,
                     const float *x, esmm_matrix *c)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel, .bias = x, .activation = activation};
   const esmm_status status = esmm_matmul(contexts[0], a, w, c, &opts, NULL);
-  if (status == ESMM_ERR_UNSUPPORTED && th_on_gpu())
+  if (status == ESMM_ERR_UNSUPPORTED && (th_on_gpu() || strstr(kernel, "_bf16_")))
     return false;
   if (status != ESMM_OK)
     fail_msg("%s: %s", kernel, esmm_ctx_error(contexts[0]));

@@ -240,7 +240,8 @@ static void alpha_zero_reads_neither(void **state)
   end(&s);
 }
 
-/* What does not fit becomes Inf; what is subnormal in fp16 or bf16 is not zero. */
+/* What does not fit becomes Inf; what is subnormal in fp16 or bf16 is not zero, but for AVX-512 BF16, whose instruction
+   takes it for one. */
 static void extremes_of_half_precision(void **state)
 {
   (void)state;
@@ -260,12 +261,15 @@ static void extremes_of_half_precision(void **state)
     for (int i = 0; i < all.count; i++) {
       esmm_matmul_opts opts = {.size = sizeof opts, .force = forced(&all, i)};
       memset(s.c.data, 0xff, (size_t)(6 * N) * 2);
-      if (esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL) != ESMM_OK)
+      esmm_stats stats = {.size = sizeof stats};
+      if (esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, &stats) != ESMM_OK)
         continue;
+      const bool flushes = strstr(stats.kernel, "_avx512bf16") != NULL;
       for (int64_t r = 0; r < 6; r++)
         for (int64_t j = 0; j < N; j++) {
-          double want = th_round((esmm_dtype)d, th_get(&s.a, r, 7) * (j % 2 ? 2 : -1)), got = th_get(&s.c, r, j);
-          if (!same(got, want))
+          const double a = th_get(&s.a, r, 7), got = th_get(&s.c, r, j);
+          const double want = th_round((esmm_dtype)d, flushes && fabs(a) < 0x1p-126 ? 0 : a * (j % 2 ? 2 : -1));
+          if (!same(got, want) && !(got == 0 && want == 0))
             fail_msg("%s, %s: C[%d,%d] is %g, not %g", all.name[i], esmm_dtype_str((esmm_dtype)d), (int)r, (int)j, got,
                      want);
         }

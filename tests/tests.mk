@@ -34,6 +34,7 @@ tidy: $(TIDY)
 
 tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
 tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
+tidy/%_avx512bf16.c: ISA_FLAGS := $(AVX512BF16_FLAGS)
 $(TIDY): tidy/%: $(GEN)
 	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 

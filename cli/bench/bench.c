@@ -8,8 +8,8 @@
 #include <string.h>
 
 static const char about[] =
-    "Measures kernels against the fastest dense library for this device (cuBLAS; OpenBLAS, BLIS), every result\n"
-    "checked against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
+    "Measures kernels against the fastest dense library for this device (cuBLAS; OpenBLAS, BLIS, oneDNN), every\n"
+    "result checked against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
     "\n"
     "  kernels   auto (default: what the plan chooses), all (that can compete here), names ('esmm list'), ideas\n"
     "            (joint), ladder (the GPU kernels of prior work), their numbers and ranges of them (10-30), in a\n"
@@ -26,6 +26,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  With M up to 64 weights of over 128 KB rotate through several copies, so that they come from memory.\n"
     "  A GPU's operands lie in its memory; its L2 cache is emptied before each call, and its own clock measures.\n"
     "  cuBLAS gets A and B as they are where both are bf16 or both f16, and C is the same or f32; else all in f32.\n"
+    "  So does oneDNN on a CPU, where it can, with B in its own layout; OpenBLAS and BLIS get f32.\n"
     "  A kernel that promises the same bits each time is wrong if it gives others after the measurement.\n"
     "  On a GPU auto learns from its calls: it is measured once it has learnt. ms_first of --json and --csv is a call\n"
     "  that knows nothing yet.\n"

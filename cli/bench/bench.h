@@ -107,6 +107,17 @@ typedef struct bench_finish {
   int pattern_count;
 } bench_finish;
 
+/* oneDNN's operands of one problem. */
+typedef struct bench_onednn {
+  onednn_product *product; /* NULL: it is not there */
+  char reason[128];        /* why it cannot; "": it can */
+  esmm_dtype dtype;        /* of its A and B */
+  bool narrow;             /* its C is of the dtype that ours has; else in fp32 */
+  int copies, variants;
+  io_matrix *a, *dense_a;      /* [variants]: borrowed where they are of that dtype already */
+  void **b, **dense_b, **gate; /* [copies], in its layout; dense_b NULL: b is random dense data */
+} bench_onednn;
+
 typedef struct bench_peer bench_peer;
 enum { BENCH_PEERS = 2 };
 
@@ -137,6 +148,7 @@ typedef struct bench_data {
   double strip_density_a; /* exact, of strips of BENCH_STRIP rows */
   bench_gpu gpu;
   bench_finish finish;
+  bench_onednn onednn;
   bench_peer *peers[BENCH_PEERS];
   int peer_count;
 } bench_data;
@@ -236,6 +248,14 @@ int bench_settle(bench *b, bench_data *data, const bench_contestant *c);
 void bench_result_free(bench_result *result);
 int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
 double bench_median(double *values, int count); /* sorts them; NAN for none */
+
+/* ---- bench_onednn.c ---- */
+
+int bench_onednn_make(const bench *b, bench_data *data); /* CLI_GO or a status; bench_data_free frees it */
+int bench_onednn_next(const bench *b, bench_data *data); /* the new A's */
+void bench_onednn_free(bench_data *data);
+io_matrix *bench_onednn_result(bench_data *data); /* its C */
+bool bench_onednn_call(const bench *b, bench_data *data, const bench_contestant *c, int variant, int copy);
 
 /* ---- bench_epilogue.c ---- */
 

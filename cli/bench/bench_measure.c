@@ -62,9 +62,14 @@ static bench_contestant *add(bench_result *result)
   return c;
 }
 
-/* "cublas_sgemm", "cublas_gemm_bf16_on_random" */
+/* "cublas_sgemm", "cublas_gemm_bf16_on_random", "onednn_matmul_bf16" */
 static void name_baseline(const bench_data *data, bench_contestant *c)
 {
+  if (c->library->onednn) {
+    snprintf(c->name, sizeof c->name, "onednn_matmul_%s%s", esmm_dtype_str(data->onednn.dtype),
+             c->dense_data ? "_on_random" : "");
+    return;
+  }
   const bool wide = data->library_dtype == ESMM_F32;
   snprintf(c->name, sizeof c->name, "%s_%s%s%s%s%s%s", c->library->name, wide ? "s" : "", c->vector ? "gemv" : "gemm",
            wide ? "" : "_", wide ? "" : esmm_dtype_str(data->library_dtype), c->dense_data ? "_on_random" : "",
@@ -87,13 +92,17 @@ static void add_contestants(const bench *b, const bench_data *data, bench_result
   result->ours = result->count;
   for (int dense = 0; dense < 2; dense++) {
     for (int i = 0; i < b->library_count; i++)
-      for (int vector = 0; vector < routines; vector++) {
+      for (int vector = 0; vector < (b->libraries[i].onednn ? 1 : routines); vector++) {
         bench_contestant *c = add(result);
         c->library = &b->libraries[i];
         c->vector = vector;
         c->dense_data = dense;
         c->is_baseline = true;
         name_baseline(data, c);
+        if (c->library->onednn && data->onednn.reason[0]) {
+          c->outcome = BENCH_UNSUPPORTED;
+          snprintf(c->reason, sizeof c->reason, "oneDNN is left out: %s", data->onednn.reason);
+        }
       }
     if (b->library_count == 0) { /* no library: our own dense kernel has to serve */
       bench_contestant *c = add(result);
@@ -125,6 +134,8 @@ esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, in
   if (b->gpu)
     return bench_gpu_call(b, data, c, stats);
   int variant = turn % data->variants, copy = turn % data->copies;
+  if (c->library && c->library->onednn)
+    return bench_onednn_call(b, data, c, variant, copy) ? ESMM_OK : ESMM_ERR_DRIVER_CALL;
   if (c->library) {
     const float *x = (c->dense_data ? data->dense_a : data->plain_a)[variant].m.data;
     const float *const y[] = {b->epilogue.gate ? data->finish.plain_gate[copy].m.data : NULL,
@@ -154,6 +165,8 @@ int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status sta
   const char *name = c->name[0] ? c->name : c->force[0] ? c->force : "auto";
   if (c->library && b->gpu && status == ESMM_ERR_DRIVER_CALL)
     return cli_failed("%s: %s", name, b->cublas.error);
+  if (c->library && c->library->onednn)
+    return cli_failed("%s: oneDNN failed", name);
   if (c->peer)
     return cli_failed("%s: %s", name, bench_peer_reason(c->peer));
   return cli_status(b->ctx, name, status);
@@ -183,20 +196,27 @@ static int settle_all(bench *b, bench_data *data, const bench_result *result)
 
 /* ---- checks ---- */
 
+/* A library of a CPU multiplies in fp32 throughout, but for oneDNN. */
+static bool in_fp32(const bench_data *data, const bench_contestant *c)
+{
+  return c->library && !(c->library->onednn && data->onednn.narrow);
+}
+
 static esmm_status poison(const bench *b, bench_data *data, const bench_contestant *c, const bench_reference *reference)
 {
   if (b->gpu)
     return bench_gpu_poison(b, data, c, reference);
-  io_matrix *out = c->library ? &data->plain_c : &data->c;
+  io_matrix *out = in_fp32(data, c) ? &data->plain_c : &data->c;
   memset(out->memory, 0xff, out->bytes); /* NaN in every dtype */
   return ESMM_OK;
 }
 
-/* How c makes its sums: a library of a CPU gets fp32 throughout. */
+/* How c makes its sums. */
 static error_rule rule_of(const bench *b, const bench_data *data, const bench_contestant *c)
 {
   const cli_problem *p = &b->problem;
-  const bool other = c->library || c->peer, wide = other && data->library_dtype == ESMM_F32;
+  const bool other = c->library || c->peer;
+  const bool wide = b->gpu ? other && data->library_dtype == ESMM_F32 : in_fp32(data, c);
   return (error_rule){.dtype_c = wide ? ESMM_F32 : (esmm_dtype)p->dtype_c,
                       .gpu = b->gpu,
                       .halves = !wide && p->dtype_a != ESMM_F32 && p->dtype_a == p->dtype_b,
@@ -212,11 +232,11 @@ static esmm_status find_error(const bench *b, bench_data *data, const bench_cont
   if (b->gpu)
     return bench_gpu_error(b, data, c, &wanted, &rule, error, bits);
   esmm_status status = ESMM_OK;
-  const bool rounded = !c->library && data->c.m.dtype != ESMM_F32;
+  const bool wide = in_fp32(data, c), rounded = !wide && data->c.m.dtype != ESMM_F32;
   if (rounded)
     status = esmm_matrix_copy(b->ctx, &data->c.m, &data->plain_c.m);
   if (status == ESMM_OK) {
-    const float *values = (c->library || rounded ? &data->plain_c : &data->c)->m.data;
+    const float *values = (wide || rounded ? &data->plain_c : &data->c)->m.data;
     *error = bench_error_find(&wanted, &rule, values, false);
     *bits = bench_bits(&wanted, values, false);
   }
@@ -228,7 +248,7 @@ static esmm_status find_error(const bench *b, bench_data *data, const bench_cont
 static int check(bench *b, bench_data *data, const bench_reference *reference, bench_contestant *c)
 {
   const bool compared = !b->no_check && !c->dense_data && !c->passes;
-  if (c->peer && c->outcome == BENCH_UNSUPPORTED)
+  if ((c->peer || c->library) && c->outcome == BENCH_UNSUPPORTED)
     return CLI_GO;
   esmm_status status = compared ? poison(b, data, c, reference) : ESMM_OK;
   if (status != ESMM_OK)

@@ -262,7 +262,7 @@ static void print_libraries(const bench *b, const bench_data *data, FILE *out)
 {
   if (b->library_count == 0) {
     fprintf(out, "dense     no %s found: compared with ESMM's own dense kernel\n",
-            b->gpu ? "cuBLAS" : "OpenBLAS or BLIS");
+            b->gpu ? "cuBLAS" : "OpenBLAS, BLIS or oneDNN");
     return;
   }
   fprintf(out, "dense     ");
@@ -280,8 +280,11 @@ static void print_libraries(const bench *b, const bench_data *data, FILE *out)
   fprintf(out, ", on this data and on random dense data; the fastest counts\n");
   if (!wide || b->list)
     return;
+  if (data->onednn.product && !data->onednn.reason[0])
+    fprintf(out, "          oneDNN multiplies %s, B in its own layout, by %s\n", esmm_dtype_str(data->onednn.dtype),
+            onednn_product_kernel(data->onednn.product));
   if (data->b.m.dtype != ESMM_F32 || data->a[0].m.dtype != ESMM_F32 || b->problem.dtype_c != ESMM_F32)
-    fprintf(out, "          they multiply in fp32, with operands converted beforehand\n");
+    fprintf(out, "          BLAS libraries multiply in fp32, with operands converted beforehand\n");
 }
 
 static bool is_many(const bench *b)

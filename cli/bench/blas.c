@@ -1,5 +1,5 @@
 /*
- * blas.c: OpenBLAS and BLIS by dlopen.
+ * blas.c: OpenBLAS and BLIS by dlopen; oneDNN, which is no BLAS, is in onednn.c.
  *
  * The Fortran interface is used because every BLAS has it. It is column-major: a row-major product C = A B is the
  * column-major product C' = B' A' on the same memory. RTLD_LOCAL keeps the two libraries' equal names apart. They are
@@ -83,11 +83,19 @@ static bool open_blis(blas_library *library, int threads)
   return true;
 }
 
+static bool open_onednn(blas_library *library, int threads)
+{
+  *library = (blas_library){.name = "onednn"};
+  library->onednn = onednn_open(threads, library->title, sizeof library->title);
+  return library->onednn != NULL;
+}
+
 int blas_open(blas_library *libraries, int threads)
 {
   int count = 0;
   count += open_openblas(&libraries[count], threads);
   count += open_blis(&libraries[count], threads);
+  count += open_onednn(&libraries[count], threads);
   return count;
 }
 

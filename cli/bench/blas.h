@@ -4,6 +4,8 @@
 #ifndef ESMM_CLI_BLAS_H
 #define ESMM_CLI_BLAS_H
 
+#include "onednn.h"
+
 #include <stdint.h>
 
 typedef struct blas_library {
@@ -16,11 +18,13 @@ typedef struct blas_library {
                 const int *, const float *, float *, const int *);
   void (*set_threads_int)(int);      /* one of the two is there */
   void (*set_threads_long)(int64_t); /* BLIS counts in its own integer type */
+  onednn_library *onednn;            /* this library is oneDNN, and none of the above is there */
 } blas_library;
 
-enum { BLAS_LIBRARIES = 2 };
+enum { BLAS_LIBRARIES = 3 };
 
-/* Opens what there is, each set to `threads`; returns how many. ESMM_OPENBLAS and ESMM_BLIS name other files. */
+/* Opens what there is, each set to `threads`; returns how many. ESMM_OPENBLAS, ESMM_BLIS and ESMM_ONEDNN name
+   other files. */
 int blas_open(blas_library *libraries, int threads);
 
 /* C [m,n] = A [m,k] x B [k,n], all row-major and tightly packed; every dimension must fit an int. */

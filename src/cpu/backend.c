@@ -22,9 +22,9 @@ static esmm_status open_device(esmm_ctx *ctx, int ordinal)
   (void)ordinal;
   (void)snprintf(ctx->device, sizeof ctx->device, "cpu");
   esmm_cpu_name(ctx->device_name, sizeof ctx->device_name);
-  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s",
+  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s%s",
                  ctx->cpu & ESMM_CPU_AVX2 ? "avx2 fma f16c bmi2" : "portable",
-                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "");
+                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "", ctx->cpu & ESMM_CPU_AVX512BF16 ? " avx512bf16" : "");
   return ESMM_OK;
 }
 
@@ -84,11 +84,15 @@ static bool has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_
 {
   if ((kernel->cpu & features_of(ctx)) == kernel->cpu)
     return true;
-  (void)snprintf(why, why_bytes, "this CPU has no %s", kernel->cpu & ESMM_CPU_AVX512 ? "AVX-512" : "AVX2");
+  const unsigned lacks = kernel->cpu & ~features_of(ctx);
+  (void)snprintf(why, why_bytes, "this CPU has no %s",
+                 lacks & ESMM_CPU_AVX2     ? "AVX2"
+                 : lacks & ESMM_CPU_AVX512 ? "AVX-512"
+                                           : "AVX-512 BF16");
   return false;
 }
 
-/* The same idea for the widest instruction set that is there. */
+/* The same idea for the widest instruction set that is there, if that takes every dtype that this one does. */
 static const esmm_kernel *superseded(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
   const size_t idea = strcspn(kernel->name, "_") + 1;
@@ -97,7 +101,8 @@ static const esmm_kernel *superseded(const esmm_ctx *ctx, const esmm_kernel *ker
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *other = esmm_registry_at(i);
     if (other->backend == kernel->backend && (other->cpu & features) == other->cpu && other->cpu > kernel->cpu &&
-        strncmp(other->name, kernel->name, idea) == 0 && (!best || other->cpu > best->cpu))
+        strncmp(other->name, kernel->name, idea) == 0 && (!other->dtypes || other->dtypes == kernel->dtypes) &&
+        (!best || other->cpu > best->cpu))
       best = other;
   }
   return best;
@@ -145,9 +150,10 @@ static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
 static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
 {
   (void)snprintf(out, bytes, "-%s-%d",
-                 ctx->cpu & ESMM_CPU_AVX512 ? "avx512"
-                 : ctx->cpu & ESMM_CPU_AVX2 ? "avx2"
-                                            : "portable",
+                 ctx->cpu & ESMM_CPU_AVX512BF16 ? "avx512bf16"
+                 : ctx->cpu & ESMM_CPU_AVX512   ? "avx512"
+                 : ctx->cpu & ESMM_CPU_AVX2     ? "avx2"
+                                                : "portable",
                  ctx->threads);
 }
 

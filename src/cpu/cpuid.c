@@ -40,6 +40,9 @@ unsigned esmm_cpu_detect(void)
   const unsigned need512 = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL | bit_AVX512CD;
   if ((b7 & need512) == need512 && (xcr0 & 0xe0) == 0xe0) /* mask registers, ZMM0-15 high halves, ZMM16-31 */
     found |= ESMM_CPU_AVX512;
+  unsigned a71, b71, c71, d71;
+  if (found & ESMM_CPU_AVX512 && a7 >= 1 && __get_cpuid_count(7, 1, &a71, &b71, &c71, &d71) && a71 & bit_AVX512BF16)
+    found |= ESMM_CPU_AVX512BF16;
   return found;
 }
 

@@ -20,16 +20,13 @@
 #ifndef ESMM_GEMM_H
 #define ESMM_GEMM_H
 
+#include "blocks.h"
 #include "panels.h"
-
-#include <math.h>
 
 #define TILE_COLS (2 * VEC)
 #define STRAIGHT_CHAIN 320 /* terms summed before they are added to C where nothing is skipped */
 #define MOST_PAIRED 96     /* entries of a list that is summed in two chains side by side */
-#define MAX_STRIP 32
-#define MIN_STRIP (MR == 8 ? 8 : 4)
-#define STRETCH 256 /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
+#define STRETCH 256        /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
 
 /* ------------------------------------------------------------------------------------------------ tiles */
 
@@ -327,16 +324,6 @@ static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *
   }
 }
 
-/* The strip's bits from the caller's pattern: the OR of its strips that touch these rows. */
-static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t word0, int64_t words,
-                              uint64_t *bits)
-{
-  memset(bits, 0, (size_t)words * sizeof *bits);
-  for (int64_t s = row0 / pattern->strip_rows; s <= (row0 + rows - 1) / pattern->strip_rows; s++)
-    for (int64_t i = 0; i < words; i++)
-      bits[i] |= pattern->bits[s * pattern->words + word0 + i];
-}
-
 static void set_all(uint64_t *bits, int64_t kc)
 {
   for (int64_t k = 0; k < kc; k += 64)
@@ -366,43 +353,6 @@ static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int
     const int64_t r = tile_row(s, t);
     pack_tile(a + r * ld, ld, tile_row(s, t + 1) - r, s->bits, kc, s->tiles + t * s->tile_stride);
   }
-}
-
-/* ------------------------------------------------------------------------------------------------ k-lists */
-
-ALWAYS int64_t join_words(const strip *s, const panel *b, uint32_t *list_a, uint32_t *list_b, const uint32_t *live,
-                          const int groups)
-{
-  const uint32_t step_a = MR * sizeof(float), step_b = (uint32_t)b->step * (uint32_t)sizeof(float);
-  uint32_t *end_a = list_a, *end_b = list_b;
-  for (int64_t x = 0; x < b->lives; x++) {
-    const int64_t i = live ? live[x] : x;
-    const uint64_t of_a = s->bits[i], of_b = b->bits[i], joint = of_a & of_b;
-    if (groups == 1 && !joint)
-      continue;
-    end_a = append_offsets(end_a, extract_bits(joint, of_a), s->before[i] * step_a, step_a, groups);
-    end_b = append_offsets(end_b, extract_bits(joint, of_b), (b->before[i] - b->before[0]) * step_b, step_b, groups);
-  }
-  return end_a - list_a;
-}
-
-/*
- * The joint of a strip's and a panel's bitmaps as offsets; lists need room for kc + 16 entries. Kept counts say how
- * many groups of bits a word usually fills, so that the loops run a fixed number of times and the branch predictor is
- * not asked.
- */
-static int64_t join(const strip *s, const panel *b, int64_t words, uint32_t *list_a, uint32_t *list_b)
-{
-  if (b->lives == 0)
-    return 0;
-  const int64_t bits_a_word = esmm_max(s->kept / words, b->kept / b->lives);
-  if (b->live)
-    return join_words(s, b, list_a, list_b, b->live, 1);
-  if (bits_a_word <= APPEND_GROUP / 2)
-    return join_words(s, b, list_a, list_b, NULL, 1);
-  if (bits_a_word <= 3 * APPEND_GROUP / 2)
-    return join_words(s, b, list_a, list_b, NULL, 2);
-  return join_words(s, b, list_a, list_b, NULL, 4);
 }
 
 /* ------------------------------------------------------------------------------------------------ the product */
@@ -478,12 +428,6 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   return g;
 }
 
-typedef struct tally {
-  double extract;    /* seconds */
-  double terms;      /* multiplied (row, column, k)s */
-  double kept, seen; /* strip bits set, and all, where zeros of A are skipped */
-} tally;
-
 /*
  * How many of n listed terms to sum in a register before they are added to C. A dense product adds every 320 k's to C,
  * of which n / kc are not zero here: as many terms a chain give about its error. Shorter than 48, or 24 for short
@@ -547,6 +491,14 @@ static void multiply_strip(const strip *s, const panel *b, int64_t width, const 
   }
 }
 
+/* Its k-list with the panel's k's. */
+static int64_t join_strip(const strip *s, const panel *b, int64_t words)
+{
+  const joined of_a = {s->bits, s->before, s->kept, MR * sizeof(float)};
+  const joined of_b = {b->bits, b->before, b->kept, (uint32_t)b->step * (uint32_t)sizeof(float)};
+  return join(&of_a, &of_b, words, b->live, b->lives, s->list_a, s->list_b);
+}
+
 static void multiply_block(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
 {
   const blocking *g = plan;
@@ -607,7 +559,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
           if (shared_list)
             n = s->kept;
           else if (n < 0 || s->kept < kc)
-            n = join(s, &b, words, s->list_a, s->list_b);
+            n = join_strip(s, &b, words);
           multiply_strip(s, &b, g->width, s->list_a, s->list_b, n, chain_length(n, kc), to, ldc, cols, mine, add);
         }
         t->terms += (double)n * (double)s->rows * (double)cols;
@@ -623,81 +575,9 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     esmm_finish(p, row0, rows, col0, cols, sums, ldc);
 }
 
-/* terms() of the kernels that skip: the strip height that is cheapest by the units that units_of counts for it. */
-static inline void cheapest_strip(const esmm_problem *p, const double *cost,
-                                  void (*units_of)(const esmm_problem *p, int level, double *units), double *units,
-                                  int64_t *variant)
-{
-  double best = 0.0;
-  *variant = 0;
-  for (int level = 0; (1 << level) <= MAX_STRIP; level++) {
-    if ((1 << level) < MIN_STRIP)
-      continue;
-    double now[ESMM_COST_TERMS] = {0}, seconds = 0.0;
-    units_of(p, level, now);
-    for (int i = 0; i < ESMM_COST_TERMS; i++)
-      seconds += now[i] * cost[i];
-    if (*variant == 0 || seconds < best) {
-      best = seconds;
-      *variant = 1 << level;
-      memcpy(units, now, sizeof now);
-    }
-  }
-}
-
-typedef void block_function(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t);
-
-typedef struct blocks_job {
-  const esmm_problem *p;
-  block_function *multiply;
-  const void *plan;
-  char *scratch; /* of each worker: a tally, then what multiply gets */
-  size_t bytes;  /* both */
-} blocks_job;
-
-#define TALLY_BYTES align_up(sizeof(tally))
-
-static void multiply_blocks(void *arg, int64_t first, int64_t end, int worker)
-{
-  const blocks_job *x = arg;
-  char *own = x->scratch + (size_t)worker * x->bytes;
-  for (int64_t block = first; block < end; block++)
-    x->multiply(x->p, x->plan, block, own + TALLY_BYTES, (tally *)(void *)own);
-}
-
-/* Where multiply needs so many bytes. */
-static size_t blocks_workspace(const esmm_problem *p, size_t bytes)
-{
-  size_t all;
-  return esmm_size_mul(TALLY_BYTES + bytes, (size_t)p->threads, &all) ? all : SIZE_MAX;
-}
-
 static size_t gemm_workspace(const esmm_problem *p, bool skip)
 {
   return blocks_workspace(p, plan_blocks(p, skip).bytes);
-}
-
-/* Runs all blocks of C, `bytes` of scratch a thread, and fills in the statistics. */
-static void run_blocks(const esmm_problem *p, block_function *multiply, const void *plan, int64_t blocks, size_t bytes,
-                       void *scratch, esmm_stats *stats)
-{
-  blocks_job x = {.p = p, .multiply = multiply, .plan = plan, .scratch = scratch, .bytes = TALLY_BYTES + bytes};
-  for (int i = 0; i < p->threads; i++)
-    memset(x.scratch + (size_t)i * x.bytes, 0, sizeof(tally));
-  esmm_for(p->ctx, p->threads, blocks, 1, multiply_blocks, &x);
-  tally all = {0};
-  for (int i = 0; i < p->threads; i++) {
-    const tally *t = (const tally *)(void *)(x.scratch + (size_t)i * x.bytes);
-    all.extract = fmax(all.extract, t->extract);
-    all.terms += t->terms; /* whole numbers: the order does not matter */
-    all.kept += t->kept;
-    all.seen += t->seen;
-  }
-  stats->seconds_extract = all.extract;
-  stats->flop_useful = 2.0 * all.terms;
-  stats->joint_density = all.terms / ((double)p->m * (double)p->n * (double)p->k);
-  if (all.seen > 0)
-    stats->strip_density_a = all.kept / all.seen;
 }
 
 static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)

@@ -12,6 +12,10 @@
  * caches hold, so part of it comes from the second level; that costs less than shorter lists would. Copying B costs
  * little because a block of up to 1024 rows shares it, and it lets B stay row-major, as decode wants it.
  *
+ * Where the CPU has AVX-512 BF16 (ROW_PAIRS) and both operands are bf16, two entries of a list are taken at a time: B's
+ * buffer stays bf16, half as large, and the two rows that a pair names are put side by side in registers. A list with
+ * an odd end gets a zero that names a row of zeros.
+ *
  * Lists are kept by band of 64 rows, then by stretch, then by row: the order in which they are read.
  */
 #include "operands.h"
@@ -21,6 +25,12 @@
 #define ROW_K 192
 #define ROW_COLS (VEC >= 8 ? 64 : 32)
 #define ROW_VECS (ROW_COLS / VEC)
+#ifdef ROW_PAIRS
+#define ROW_ELEMENT sizeof(uint16_t) /* of B's buffer */
+#else
+#define ROW_ELEMENT sizeof(float)
+#endif
+#define ROW_BUFFER align_up((size_t)(ROW_K + 1) * ROW_COLS * ROW_ELEMENT) /* with a row of zeros, for pairs */
 #define BAND 64
 #define ROW_BLOCK 1024
 #define ROW_MOST_K (1 << 20) /* the lists of a band must have room for every k */
@@ -40,7 +50,7 @@ static row_layout rows_layout(const esmm_problem *p)
   l.block_rows = esmm_min(most, esmm_round_up(p->m, BAND));
   l.bands = l.block_rows / BAND;
   l.splits = esmm_min(l.bands, esmm_ceil_div(3 * p->threads, l.panels));
-  l.entries = BAND * p->k + 64;
+  l.entries = BAND * (p->k + l.stretches) + 64;
   size_t at = align_up((size_t)(l.bands * l.entries) * sizeof(float));
   l.at_offsets = at;
   at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
@@ -50,8 +60,7 @@ static row_layout rows_layout(const esmm_problem *p)
   at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
   l.at_threads = at;
   const size_t row_buffer = (size_t)BAND * ROW_K * sizeof(float);
-  l.thread_bytes = align_up((size_t)ROW_K * ROW_COLS * sizeof(float)) +
-                   align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) + align_up(row_buffer);
+  l.thread_bytes = ROW_BUFFER + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) + align_up(row_buffer);
   l.bytes = at + (size_t)p->threads * l.thread_bytes;
   return l;
 }
@@ -95,23 +104,81 @@ static size_t rows_workspace(const esmm_kernel *self, const esmm_problem *p)
   return rows_layout(p).bytes;
 }
 
-/* The lists of one band of rows, all stretches. Returns its nonzeros. */
-static int64_t list_band(const esmm_problem *p, const row_layout *l, int64_t row0, int64_t rows, float *values,
-                         uint32_t *offsets, uint8_t *counts, uint32_t *starts, float *buffer)
+#ifdef ROW_PAIRS
+
+/* A row's list in pairs of bf16: half as many values, and offsets in twos. Returns the entries with a zero behind an
+   odd end. The values are what bf16 was widened to, so their upper halves are all of them. */
+ALWAYS int64_t pair_list(float *values, uint32_t *offsets, int64_t count)
 {
-  int64_t n = 0;
-  for (int64_t s = 0; s < l->stretches; s++) {
-    const int64_t k0 = s * ROW_K, width = esmm_min(ROW_K, p->k - k0);
-    int64_t ld;
-    const float *a = rows_of_a(&p->a, row0, rows, k0, width, buffer, &ld);
-    starts[s] = (uint32_t)n;
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t count = list_nonzeros(a + r * ld, width, 0, ROW_COLS * sizeof(float), values + n, offsets + n);
-      counts[s * BAND + r] = (uint8_t)count;
-      n += count;
-    }
+  uint32_t *pairs = (uint32_t *)(void *)values;
+  if (count % 2) {
+    values[count] = 0.0f;
+    offsets[count++] = (uint32_t)(ROW_K * ROW_COLS * ROW_ELEMENT);
   }
-  return n;
+  for (int64_t i = 0; i < count; i += 2) {
+    uint32_t words[2];
+    memcpy(words, values + i, sizeof words);
+    words[0] = words[0] >> 16 | (words[1] & 0xffff0000u);
+    memcpy(pairs + i, words, sizeof *pairs);
+  }
+  return count;
+}
+
+/*
+ * The stretch of ROW_COLS columns of B as bf16 [width][ROW_COLS], zero past its last column, and a row of zeros. 32
+ * columns stand so that, of two rows, unpacking low and then high halves of 128 bits gives pairs in their order.
+ */
+static void copy_b(const esmm_weights *w, int64_t k0, int64_t width, int64_t j0, uint16_t *to)
+{
+  uint16_t place[32];
+  for (int i = 0; i < 32; i++)
+    place[i % 16 / 4 * 8 + i / 16 * 4 + i % 4] = (uint16_t)i;
+  const __m512i places = _mm512_loadu_si512(place);
+  const int64_t cols = esmm_min(ROW_COLS, w->rows_ld - j0); /* 32 or 64: rows are padded to cache lines */
+  const uint16_t *from = (const uint16_t *)w->rows + k0 * w->rows_ld + j0;
+  memset(to + ROW_K * ROW_COLS, 0, ROW_COLS * sizeof *to);
+  for (int64_t k = 0; k < width; k++, to += ROW_COLS, from += w->rows_ld)
+    for (int64_t j = 0; j < ROW_COLS; j += 32)
+      _mm512_storeu_si512(to + j, j < cols ? _mm512_permutexvar_epi16(places, _mm512_loadu_si512(from + j))
+                                           : _mm512_setzero_si512());
+}
+
+/* sums [rows][ROW_COLS] (+)= the lists of one band's stretch times the buffer of B */
+static void add_band(const float *values, const uint32_t *offsets, const uint8_t *counts, int64_t rows,
+                     const uint16_t *b, float *sums, bool first)
+{
+  for (int64_t r = 0; r < rows; r++, sums += ROW_COLS) {
+    vec x[ROW_VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < ROW_VECS; v++)
+      x[v] = vec_zero();
+    for (const uint32_t *end = offsets + counts[r]; offsets < end; offsets += 2, values += 2) {
+      int pair;
+      memcpy(&pair, values, sizeof pair);
+      const __m512bh y = (__m512bh)_mm512_set1_epi32(pair);
+      const char *even = (const char *)b + offsets[0], *odd = (const char *)b + offsets[1];
+#pragma GCC unroll 2
+      for (int v = 0; v < ROW_VECS; v += 2) {
+        const __m512i p = _mm512_loadu_si512(even + v * 32), q = _mm512_loadu_si512(odd + v * 32);
+        x[v] = _mm512_dpbf16_ps(x[v], y, (__m512bh)_mm512_unpacklo_epi16(p, q));
+        x[v + 1] = _mm512_dpbf16_ps(x[v + 1], y, (__m512bh)_mm512_unpackhi_epi16(p, q));
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < ROW_VECS; v++)
+      vec_store(sums + v * VEC, first ? x[v] : vec_add(x[v], vec_load(sums + v * VEC)));
+  }
+}
+
+typedef uint16_t row_element;
+
+#else
+
+ALWAYS int64_t pair_list(const float *values, const uint32_t *offsets, int64_t count)
+{
+  (void)values;
+  (void)offsets;
+  return count;
 }
 
 /* The stretch of ROW_COLS columns of B as fp32 [width][ROW_COLS], zero past its last column. */
@@ -148,6 +215,31 @@ static void add_band(const float *values, const uint32_t *offsets, const uint8_t
   }
 }
 
+typedef float row_element;
+
+#endif
+
+/* The lists of one band of rows, all stretches. Returns its nonzeros. */
+static int64_t list_band(const esmm_problem *p, const row_layout *l, int64_t row0, int64_t rows, float *values,
+                         uint32_t *offsets, uint8_t *counts, uint32_t *starts, float *buffer)
+{
+  int64_t n = 0, nonzeros = 0;
+  for (int64_t s = 0; s < l->stretches; s++) {
+    const int64_t k0 = s * ROW_K, width = esmm_min(ROW_K, p->k - k0);
+    int64_t ld;
+    const float *a = rows_of_a(&p->a, row0, rows, k0, width, buffer, &ld);
+    starts[s] = (uint32_t)n;
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t count = list_nonzeros(a + r * ld, width, 0, ROW_COLS * ROW_ELEMENT, values + n, offsets + n);
+      const int64_t listed = pair_list(values + n, offsets + n, count);
+      counts[s * BAND + r] = (uint8_t)listed;
+      nonzeros += count;
+      n += listed;
+    }
+  }
+  return nonzeros;
+}
+
 typedef struct row_job {
   const esmm_problem *p;
   const row_layout *l;
@@ -161,8 +253,7 @@ typedef struct row_job {
 
 static float *worker_sums(const row_job *x, int worker)
 {
-  return (float *)(void *)(x->own + (size_t)worker * x->l->thread_bytes +
-                           align_up((size_t)ROW_K * ROW_COLS * sizeof(float)));
+  return (float *)(void *)(x->own + (size_t)worker * x->l->thread_bytes + ROW_BUFFER);
 }
 
 static void list_bands(void *arg, int64_t first, int64_t end, int worker)
@@ -179,7 +270,7 @@ static void list_bands(void *arg, int64_t first, int64_t end, int worker)
 }
 
 /* An item is ROW_COLS columns of some of the block's bands. */
-static void multiply_item(const row_job *x, int64_t item, float *b, float *sums)
+static void multiply_item(const row_job *x, int64_t item, row_element *b, float *sums)
 {
   const esmm_problem *p = x->p;
   const row_layout *l = x->l;
@@ -201,7 +292,7 @@ static void multiply_item(const row_job *x, int64_t item, float *b, float *sums)
 static void multiply_items(void *arg, int64_t first, int64_t end, int worker)
 {
   const row_job *x = arg;
-  float *b = (float *)(void *)(x->own + (size_t)worker * x->l->thread_bytes);
+  row_element *b = (row_element *)(void *)(x->own + (size_t)worker * x->l->thread_bytes);
   for (int64_t item = first; item < end; item++)
     multiply_item(x, item, b, worker_sums(x, worker));
 }

@@ -1,0 +1,69 @@
+/*
+ * k_dense_bf16_avx512bf16.c: the dense product of bf16 operands on AVX-512 BF16, twice the multiply-adds a cycle of
+ * fp32. See pairs.h.
+ */
+#include "vec_avx512.h"
+
+#include "pairs.h"
+
+#define MOST_COLS ((int64_t)1 << 21) /* a chain of B's rows must lie within 4 GB: offsets have 32 bits */
+
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  if (!p->w->rows && !p->w->full) {
+    (void)snprintf(why, why_bytes,
+                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
+    return false;
+  }
+  if (p->n > MOST_COLS) {
+    (void)snprintf(why, why_bytes, "n is %lld, it takes %lld at most", (long long)p->n, (long long)MOST_COLS);
+    return false;
+  }
+  return true;
+}
+
+static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
+{
+  (void)self;
+  (void)cost;
+  *variant = 0;
+  const double m = (double)p->m, k = (double)p->k, columns = (double)(p->w->panels * ESMM_PANEL);
+  const bool rows = !(p->w->panel_data && p->w->full);
+  units[0] = m * columns * k / (2 * VEC);
+  units[1] = m * k;
+  units[2] = (double)p->n * k * (double)sizeof(uint16_t);
+  units[3] = (double)esmm_ceil_div(p->m, 128) * columns * k * (rows ? 4.0 : 1.0);
+  units[4] = m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, PAIRS_CHAIN) : 8.0);
+  units[5] = 1.0;
+}
+
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
+{
+  (void)self;
+  return pairs_workspace(p, false);
+}
+
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  (void)self;
+  (void)ctx;
+  pairs_run(p, scratch, false, stats);
+  return ESMM_OK;
+}
+
+ESMM_KERNEL(dense_bf16_avx512bf16) = {
+    .name = "dense_bf16_avx512bf16",
+    .doc = "packed dense product of bf16, two k's at a time",
+    .backend = &esmm_cpu_backend,
+    .reads = ESMM_FORM(PANELS) | ESMM_FORM(ROWS),
+    .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
+    .flags = ESMM_KERNEL_DETERMINISTIC,
+    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
+    .can_run = can_run,
+    .terms = terms,
+    .term_names = {"multiply-adds", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
+    .cost = {2.9e-10, 1.5e-10, 3.6e-11, 4e-11, 1e-10, 3e-6},
+    .workspace = workspace,
+    .run = run,
+};

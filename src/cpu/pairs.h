@@ -1,0 +1,644 @@
+/*
+ * pairs.h: the packed product of bf16 operands on AVX-512 BF16, whose instruction vdpbf16ps multiplies two k's of 16
+ * columns at a time and adds both products to fp32 sums. Included by k_*_avx512bf16.c after vec_avx512.h.
+ *
+ * The instruction wants the two k's side by side, in 32 bits: a pair of A for a row, a pair of B for a column.
+ *
+ *   A, by strips of 8, 16 or 32 rows: tiles [kept / 2][8], 32 bits: two k's of a row. Or words [kept][rows], 16 bits,
+ *   where pairs depend on the panel.
+ *
+ *   B stays as it was prepared: two halves of 16 columns for each k. Whichever two k's a list names next are put side
+ *   by side in registers, by the first tile of a strip, which also stores them for the tiles below it. That costs this
+ *   tile a few per cent; a form of B with fixed pairs would multiply every pair that has one of its k's.
+ *
+ * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once. Where it is not, the
+ * pairs of a strip are made for every panel, chain by chain, from its words. A dense product has one list for all
+ * strips, and makes the pairs of B once for a block.
+ *
+ * A list with an odd end gets a zero of both operands: no Inf meets a zero that is not in the data.
+ *
+ * Tile 8 x 32 as in fp32: 16 accumulators, two vectors of B, eight broadcasts. It runs at 99 % of a Zen 4's peak from
+ * the first-level cache, larger ones do no better. Sums stay in registers for PAIRS_CHAIN k's at most.
+ */
+#ifndef ESMM_PAIRS_H
+#define ESMM_PAIRS_H
+
+#include "blocks.h"
+
+#include <stdio.h>
+
+#define PAIRS_CHAIN 512    /* k's that are summed before they are added to C; even */
+#define PAIRS_COLS 32      /* of a tile, which is a panel */
+#define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
+#define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
+
+typedef __m512i pair_vec;
+
+ALWAYS vec dot_pairs(vec sums, pair_vec a, pair_vec b)
+{
+  return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+
+/* Which words of two vectors make 16 pairs. */
+ALWAYS pair_vec pair_places(void)
+{
+  return _mm512_set_epi32(0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008, 0x270007,
+                          0x260006, 0x250005, 0x240004, 0x230003, 0x220002, 0x210001, 0x200000);
+}
+
+/* 16 columns at two k's, side by side. */
+ALWAYS pair_vec pair_up(const char *even, const char *odd, pair_vec places)
+{
+  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)even)),
+                                   places,
+                                   _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)odd)));
+}
+
+/* The same with zeros for the second. */
+ALWAYS pair_vec pair_last(const char *even)
+{
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)even));
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+ALWAYS void pairs_clear(const int rows, vec sums[MR][2])
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+    sums[r][0] = sums[r][1] = vec_zero();
+}
+
+ALWAYS void pairs_prefetch(const int rows, float *c, int64_t ldc)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * ldc, 1);
+    __builtin_prefetch(c + r * ldc + PAIRS_COLS - 1, 1);
+  }
+}
+
+ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_vec x0, pair_vec x1)
+{
+  VEC_KEEP(x0);
+  VEC_KEEP(x1);
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    const pair_vec y = _mm512_set1_epi32((int)a[r]);
+    sums[r][0] = dot_pairs(sums[r][0], y, x0);
+    sums[r][1] = dot_pairs(sums[r][1], y, x1);
+  }
+}
+
+ALWAYS void pairs_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, bool add)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    float *to = c + r * ldc;
+    if (add) {
+      sums[r][0] = vec_add(sums[r][0], vec_load(to));
+      sums[r][1] = vec_add(sums[r][1], vec_load(to + VEC));
+    }
+    vec_store(to, sums[r][0]);
+    vec_store(to + VEC, sums[r][1]);
+  }
+}
+
+/* What a tile multiplies: n k's of a list. */
+typedef struct pairs_of_b {
+  const char *first, *second; /* columns 0..15 and 16..31 of the k at offset 0 */
+  const uint32_t *list;       /* [n]: offsets in bytes */
+  int64_t n;
+  pair_vec *made; /* [ceil(n / 2)][2]: where they are side by side */
+} pairs_of_b;
+
+/* c [rows, 32] (+)= a * b. a: [ceil(n / 2)][8]. Makes the pairs of B, and keeps them if others need them. */
+ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc,
+                         bool add)
+{
+  const pair_vec places = pair_places();
+  const char *b0 = b->first, *b1 = b->second;
+  const uint32_t *list = b->list, *end = list + b->n / 2 * 2;
+  pair_vec *made = b->made;
+  vec sums[MR][2];
+  pairs_prefetch(rows, c, ldc);
+  pairs_clear(rows, sums);
+  for (; list < end; list += 2, a += MR) {
+    const pair_vec x0 = pair_up(b0 + list[0], b0 + list[1], places), x1 = pair_up(b1 + list[0], b1 + list[1], places);
+    if (keep) {
+      _mm512_storeu_si512(made, x0);
+      _mm512_storeu_si512(made + 1, x1);
+      made += 2;
+    }
+    pairs_step(rows, sums, a, x0, x1);
+  }
+  if (b->n % 2) {
+    const pair_vec x0 = pair_last(b0 + list[0]), x1 = pair_last(b1 + list[0]);
+    if (keep) {
+      _mm512_storeu_si512(made, x0);
+      _mm512_storeu_si512(made + 1, x1);
+    }
+    pairs_step(rows, sums, a, x0, x1);
+  }
+  pairs_store(rows, sums, c, ldc, add);
+}
+
+/* The same with pairs that are made. */
+ALWAYS void pairs_made(const int rows, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc, bool add)
+{
+  const pair_vec *from = b->made, *end = from + (b->n + 1) / 2 * 2;
+  vec sums[MR][2];
+  pairs_prefetch(rows, c, ldc);
+  pairs_clear(rows, sums);
+#pragma GCC unroll 2
+  for (; from < end; from += 2, a += MR)
+    pairs_step(rows, sums, a, _mm512_loadu_si512(from), _mm512_loadu_si512(from + 1));
+  pairs_store(rows, sums, c, ldc, add);
+}
+
+typedef enum pairs_way { PAIRS_MAKE, PAIRS_KEEP, PAIRS_MADE } pairs_way;
+typedef void pairs_function(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
+
+#define PAIRS_TILE(rows)                                                                                              \
+  static __attribute__((noinline)) void pairs_##rows(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, \
+                                                     int64_t ldc, bool add)                                           \
+  {                                                                                                                   \
+    if (way == PAIRS_MADE)                                                                                            \
+      pairs_made(rows, a, b, c, ldc, add);                                                                            \
+    else if (way == PAIRS_KEEP)                                                                                       \
+      pairs_making(rows, true, a, b, c, ldc, add);                                                                    \
+    else                                                                                                              \
+      pairs_making(rows, false, a, b, c, ldc, add);                                                                   \
+  }
+PAIRS_TILE(1)
+PAIRS_TILE(2)
+PAIRS_TILE(3)
+PAIRS_TILE(4)
+PAIRS_TILE(5)
+PAIRS_TILE(6)
+PAIRS_TILE(7)
+PAIRS_TILE(8)
+static pairs_function *const pairs_tile[MR + 1] = {NULL,    pairs_1, pairs_2, pairs_3, pairs_4,
+                                                   pairs_5, pairs_6, pairs_7, pairs_8};
+
+/* ------------------------------------------------------------------------------------------------ A */
+
+typedef struct pairs_strip {
+  int64_t row0, rows; /* of the block of C */
+  int64_t kept;       /* k's packed, of the stretch */
+  uint64_t *bits;     /* [words] */
+  uint32_t *before;   /* [words]: k's kept before word w */
+  uint32_t *pairs;    /* tiles of 8 rows, [ceil(kept / 2)][8], tile_stride apart; or: */
+  uint16_t *words;    /* [kept][width] */
+  uint32_t *list;     /* its k's as offsets into a panel, where B is full */
+} pairs_strip;
+
+/* Rows of A as bf16 words: where they lie, or copied to a buffer if A is column-major. */
+static const uint16_t *words_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc,
+                                  uint16_t *buffer, int64_t *ld)
+{
+  if (a->order == ESMM_ROW_MAJOR) {
+    *ld = a->ld;
+    return (const uint16_t *)a->data + r0 * a->ld + k0;
+  }
+  *ld = kc;
+  for (int64_t k = 0; k < kc; k++)
+    esmm_copy_elements(buffer + k, kc, (const uint16_t *)a->data + (k0 + k) * a->ld + r0, 1, rows, a->dtype);
+  return buffer;
+}
+
+ALWAYS __m512i load_words(const uint16_t *from, int64_t count) /* 32 at most; zeros past them */
+{
+  return count >= 32 ? _mm512_loadu_si512(from)
+                     : _mm512_maskz_loadu_epi16((__mmask32)(((uint64_t)1 << count) - 1), from);
+}
+
+/* bits [ceil(kc / 64)] of a strip */
+static void scan_words(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, uint64_t *bits)
+{
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  memset(bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *bits);
+  for (int64_t k = 0; k < kc; k += 32) {
+    __m512i ors = load_words(a + k, kc - k);
+    for (int64_t r = 1; r < rows; r++)
+      ors = _mm512_or_si512(ors, load_words(a + r * ld + k, kc - k));
+    bits[k / 64] |= (uint64_t)_mm512_test_epi16_mask(ors, magnitude) << (k % 64);
+  }
+}
+
+/* 16 rows of 32 k's, turned: x[i] becomes the rows at k = 2 i and 2 i + 1. */
+ALWAYS void turn_pairs(__m512i x[16])
+{
+  __m512i y[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+    y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) { /* x[4 i + j]: rows 4 i .. 4 i + 3 at pairs j, j + 4, j + 8, j + 12 */
+    x[4 * i] = _mm512_unpacklo_epi64(y[4 * i], y[4 * i + 2]);
+    x[4 * i + 1] = _mm512_unpackhi_epi64(y[4 * i], y[4 * i + 2]);
+    x[4 * i + 2] = _mm512_unpacklo_epi64(y[4 * i + 1], y[4 * i + 3]);
+    x[4 * i + 3] = _mm512_unpackhi_epi64(y[4 * i + 1], y[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    y[j] = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x88);
+    y[4 + j] = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xdd);
+    y[8 + j] = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x88);
+    y[12 + j] = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
+    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
+    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
+  }
+}
+
+/* 32 k's of up to 16 rows, turned; rows that are not there are zeros. */
+ALWAYS void load_turned(const uint16_t *a, int64_t ld, int64_t rows, int64_t count, __m512i x[16])
+{
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; r++)
+    x[r] = r < rows ? load_words(a + r * ld, count) : _mm512_setzero_si512();
+  turn_pairs(x);
+}
+
+/* 16 rows of a pair to two tiles, or 8 to one. */
+ALWAYS void store_pairs(uint32_t *to, int64_t tile_stride, bool two, __m512i x)
+{
+  _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(x));
+  if (two)
+    _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm512_extracti64x4_epi64(x, 1));
+}
+
+/* The first `width` (8, 16 or 32) words. */
+ALWAYS void store_words(uint16_t *to, int64_t width, __m512i x)
+{
+  if (width == 32)
+    _mm512_storeu_si512(to, x);
+  else if (width == 16)
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(x));
+  else
+    _mm_storeu_si128((__m128i *)(void *)to, _mm512_castsi512_si128(x));
+}
+
+/* All k's, in pairs: nothing is skipped, so they lie side by side in A already. */
+static void pack_all(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, int64_t tile_stride, uint32_t *to)
+{
+  for (int64_t r = 0; r < rows; r += 2 * MR, to += 2 * tile_stride)
+    for (int64_t k = 0; k < kc; k += 32) {
+      __m512i x[16];
+      load_turned(a + r * ld + k, ld, rows - r, kc - k, x);
+      const int64_t pairs = esmm_min(16, (kc - k + 1) / 2);
+      for (int64_t i = 0; i < pairs; i++)
+        store_pairs(to + (k / 2 + i) * MR, tile_stride, rows - r > MR, x[i]);
+    }
+}
+
+/*
+ * Where a strip's rows stand in its words: so that, of two k's, unpacking low and then high halves of 128 bits gives
+ * pairs in the order of rows. even: which words of 2 x 16 turned pairs they are at an even k; odd ones follow each.
+ */
+static __m512i word_places(int64_t width)
+{
+  uint16_t even[32] = {0};
+  const int half = (int)width / 2;
+  for (int r = 0; r < (int)width; r++)
+    even[r % half / 4 * 8 + r / half * 4 + r % 4] = (uint16_t)(2 * r);
+  return _mm512_loadu_si512(even);
+}
+
+/* The k's of bits, one after another; room for two k's past the last is used. */
+static void pack_words(const uint16_t *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t width,
+                       uint16_t *to)
+{
+  const __m512i even = word_places(width), odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
+  for (int64_t k = 0; k < kc; k += 32) {
+    uint32_t group = (uint32_t)(bits[k / 64] >> (k % 64));
+    if (!group)
+      continue;
+    __m512i x[16], y[16];
+    load_turned(a + k, ld, rows, kc - k, x);
+    if (width == 32)
+      load_turned(a + 16 * ld + k, ld, rows - 16, kc - k, y);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++, group >>= 2) { /* stores every k, steps on only past those that are kept */
+      const __m512i below = width == 32 ? y[i] : x[i];
+      store_words(to, width, _mm512_permutex2var_epi16(x[i], even, below));
+      to += width * (group & 1);
+      store_words(to, width, _mm512_permutex2var_epi16(x[i], odd, below));
+      to += width * (group >> 1 & 1);
+    }
+  }
+}
+
+/* Pairs of n k's that stand at these offsets in a strip's words; NULL: one after another. To tiles of 8 rows. */
+ALWAYS void pair_words(const int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
+                       uint32_t *to)
+{
+  for (int64_t i = 0; i < n; i += 2, to += MR) {
+    const char *even = (const char *)words + (list ? list[i] : i * width * 2);
+    const char *odd = i + 1 < n ? (const char *)words + (list ? list[i + 1] : (i + 1) * width * 2) : NULL;
+    if (width == 32) {
+      const __m512i x = _mm512_loadu_si512(even), y = odd ? _mm512_loadu_si512(odd) : _mm512_setzero_si512();
+      store_pairs(to, tile_stride, true, _mm512_unpacklo_epi16(x, y));
+      store_pairs(to + 2 * tile_stride, tile_stride, true, _mm512_unpackhi_epi16(x, y));
+    } else if (width == 16) {
+      const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)even);
+      const __m256i y = odd ? _mm256_loadu_si256((const __m256i *)(const void *)odd) : _mm256_setzero_si256();
+      _mm256_storeu_si256((__m256i *)(void *)to, _mm256_unpacklo_epi16(x, y));
+      _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm256_unpackhi_epi16(x, y));
+    } else {
+      const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)even);
+      const __m128i y = odd ? _mm_loadu_si128((const __m128i *)(const void *)odd) : _mm_setzero_si128();
+      _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(x, y));
+      _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(x, y));
+    }
+  }
+}
+
+static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
+                       uint32_t *to)
+{
+  if (width == 32)
+    pair_words(32, words, list, n, tile_stride, to);
+  else if (width == 16)
+    pair_words(16, words, list, n, tile_stride, to);
+  else
+    pair_words(8, words, list, n, tile_stride, to);
+}
+
+/* ------------------------------------------------------------------------------------------------ the product */
+
+typedef struct pairs_blocking {
+  bool skip, full; /* full: B has every k of every panel */
+  bool from_rows;  /* B is read from its rows */
+  int64_t panels, width;
+  int64_t tile_stride; /* words of 32 bits from one tile of packed A to the next */
+  int64_t mc, kc, nc;  /* nc in panels */
+  int64_t blocks_m, blocks_n;
+  /* each thread's scratch, in bytes from its start */
+  size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, bytes;
+} pairs_blocking;
+
+static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
+{
+  pairs_blocking g = {.skip = skip, .full = !skip || p->w->full, .panels = p->w->panels};
+  g.from_rows = !skip && !(p->w->panel_data && p->w->full);
+  g.width = skip ? p->variant : p->m > 16 ? 32 : p->m > 8 ? 16 : 8;
+  g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, PAIRS_STRETCH)), 64); /* even stretches */
+  g.mc = 256;
+  if (skip) {
+    int level = 0;
+    while (level + 1 < ESMM_CPU_HEIGHTS && (1 << level) < g.width)
+      level++;
+    if (p->sample.joint[level] < 0.2)
+      g.kc = 4096; /* short lists are what costs */
+    /* About 512 KB of packed A: it is read again for every panel and must stay in the second-level cache. */
+    const int64_t kept = esmm_max(64, (int64_t)((double)esmm_min(g.kc, p->k) * p->sample.strip[level]));
+    g.mc = esmm_max(64, esmm_min(512, ((int64_t)1 << 18) / kept / MAX_STRIP * MAX_STRIP));
+  }
+  g.kc = esmm_min(g.kc, esmm_round_up(p->k, 64));
+  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 4 * p->threads), MAX_STRIP);
+  g.mc = esmm_min(g.mc, esmm_max(64, share));
+  g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.width));
+  g.blocks_m = esmm_ceil_div(p->m, g.mc);
+  g.nc = esmm_min(g.panels, (esmm_is_plain(p) ? 4096 : 1024) / PAIRS_COLS); /* sums in scratch stay near */
+  g.blocks_n = esmm_ceil_div(g.panels, g.nc);
+  if (g.blocks_m * g.blocks_n < 4 * p->threads && p->threads > 1) {
+    g.blocks_n = esmm_min(g.panels, esmm_ceil_div(4 * p->threads, g.blocks_m));
+    g.nc = esmm_ceil_div(g.panels, g.blocks_n);
+    g.blocks_n = esmm_ceil_div(g.panels, g.nc);
+  }
+  const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.width);
+  const int64_t strip_bytes = (g.kc + 4) * g.width * (int64_t)sizeof(uint16_t);
+  g.tile_stride = (g.kc / 2 + 2) * MR;
+  size_t at = align_up((size_t)(strips * strip_bytes));
+  g.at_bits = at;
+  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
+  g.at_before = at;
+  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
+  g.at_strips = at;
+  at = align_up(at + (size_t)strips * sizeof(pairs_strip));
+  g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
+  at = align_up(at + (size_t)(!skip ? PAIRS_CHAIN : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
+  g.at_a = at; /* a chain's pairs of A */
+  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * g.width) * sizeof(uint32_t));
+  g.at_b = at; /* and of B */
+  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * 2) * sizeof(pair_vec));
+  g.at_words = at; /* a strip's words, before they become pairs */
+  at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
+  g.at_sums = at;
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * PAIRS_COLS) * sizeof(float)));
+  g.at_rows = at;
+  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
+  g.bytes = at;
+  return g;
+}
+
+/* Offsets of n k's that lie `step` bytes apart. */
+static void list_all(uint32_t *list, int64_t n, int64_t step)
+{
+  for (int64_t i = 0; i < n; i++)
+    list[i] = (uint32_t)(i * step);
+}
+
+static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t block_row0, int64_t k0, int64_t kc,
+                       uint16_t *row_buffer, uint16_t *word_buffer, pairs_strip *s)
+{
+  const int64_t words = esmm_ceil_div(kc, 64), row0 = block_row0 + s->row0;
+  int64_t ld;
+  const uint16_t *a = words_of_a(&p->a, row0, s->rows, k0, kc, row_buffer, &ld);
+  if (!g->skip) {
+    s->kept = kc;
+    pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
+    return;
+  }
+  if (p->pattern)
+    bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
+  else
+    scan_words(a, ld, s->rows, kc, s->bits);
+  uint32_t kept = 0;
+  for (int64_t i = 0; i < words; i++) {
+    s->before[i] = kept;
+    kept += (uint32_t)__builtin_popcountll(s->bits[i]);
+  }
+  s->kept = kept;
+  if (!g->full) {
+    pack_words(a, ld, s->rows, s->bits, kc, g->width, s->words);
+    return;
+  }
+  if (kept == kc) {
+    pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
+  } else {
+    pack_words(a, ld, s->rows, s->bits, kc, g->width, word_buffer);
+    pair_strip(g->width, word_buffer, NULL, kept, g->tile_stride, s->pairs);
+  }
+  uint32_t *end = s->list;
+  for (int64_t w = 0; w < words; w++)
+    end = append_offsets(end, s->bits[w], (uint32_t)(w * 64 * HALF_BYTES), (uint32_t)HALF_BYTES, 1);
+}
+
+/* c [rows, cols] (+)= a strip's pairs times those of b; columns up to `room` may be written to. made: b's pairs are
+   there. */
+static void pairs_multiply(int64_t rows, const uint32_t *a, int64_t tile_stride, const pairs_of_b *b, bool made,
+                           float *c, int64_t ldc, int64_t cols, int64_t room, bool add)
+{
+  for (int64_t r = 0; r < rows; r += MR, a += tile_stride, c += MR * ldc) {
+    const int64_t count = esmm_min(MR, rows - r);
+    const pairs_way way = made || r > 0 ? PAIRS_MADE : rows > MR ? PAIRS_KEEP : PAIRS_MAKE;
+    if (room >= PAIRS_COLS) {
+      pairs_tile[count](way, a, b, c, ldc, add);
+      continue;
+    }
+    float edge[MR * PAIRS_COLS]; /* past the last column C is not ours to write */
+    pairs_tile[count](way, a, b, edge, PAIRS_COLS, false);
+    for (int64_t x = 0; x < count; x++)
+      for (int64_t y = 0; y < cols; y++)
+        c[x * ldc + y] = edge[x * PAIRS_COLS + y] + (add ? c[x * ldc + y] : 0.0f);
+  }
+}
+
+/* The part of the block's C that a panel meets. */
+typedef struct pairs_target {
+  float *c;
+  int64_t ldc, cols, room;
+  bool add;
+} pairs_target;
+
+/* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: where there are others it has
+   32 rows, and so tiles that keep them. */
+static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
+                           int64_t step, const pairs_target *to)
+{
+  const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_CHAIN)), 2);
+  for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
+    b.n = esmm_min(chain, kc - k);
+    for (int64_t i = 0; i < count; i++)
+      pairs_multiply(strips[i].rows, strips[i].pairs + k / 2 * MR, g->tile_stride, &b, i > 0,
+                     to->c + strips[i].row0 * to->ldc, to->ldc, to->cols, to->room, to->add || k > 0);
+  }
+}
+
+/* The n k's of a strip's list. list_a: where they stand in its words, from which pairs are made; NULL: it has pairs. */
+static void pairs_listed(const pairs_blocking *g, const pairs_strip *s, const uint32_t *list_a, int64_t n, pairs_of_b b,
+                         uint32_t *buffer, const pairs_target *to)
+{
+  if (n == 0 && to->add)
+    return;
+  const uint32_t *list_b = b.list;
+  const int64_t chain = n == 0 ? 2 : esmm_round_up(esmm_ceil_div(n, esmm_ceil_div(n, PAIRS_CHAIN)), 2);
+  for (int64_t i = 0; i == 0 || i < n; i += chain) {
+    const uint32_t *a = s->pairs + i / 2 * MR;
+    int64_t tile_stride = g->tile_stride;
+    b.n = esmm_min(chain, n - i);
+    b.list = list_b + i;
+    if (list_a) {
+      tile_stride = PAIRS_CHAIN / 2 * MR;
+      pair_strip(g->width, s->words, list_a + i, b.n, tile_stride, buffer);
+      a = buffer;
+    }
+    pairs_multiply(s->rows, a, tile_stride, &b, false, to->c + s->row0 * to->ldc, to->ldc, to->cols, to->room,
+                   to->add || i > 0);
+  }
+}
+
+/* Panel q's halves at k0, which are `step` bytes a k. */
+static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, int64_t k0)
+{
+  if (from_rows) {
+    const char *at = (const char *)w->rows + (k0 * w->rows_ld + q * ESMM_PANEL) * (int64_t)sizeof(uint16_t);
+    return (pairs_of_b){.first = at, .second = at + HALF_BYTES};
+  }
+  const uint32_t *before = w->before + q * (w->words + 1);
+  const char *at = (const char *)w->panel_data + (int64_t)w->panel_at[q] * (int64_t)sizeof(uint16_t);
+  const int64_t first = (int64_t)before[k0 / 64] * HALF_BYTES;
+  return (pairs_of_b){.first = at + first, .second = at + first + (int64_t)before[w->words] * HALF_BYTES};
+}
+
+static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
+{
+  const pairs_blocking *g = plan;
+  const esmm_weights *w = p->w;
+  const int64_t row0 = block / g->blocks_n * g->mc, rows = esmm_min(g->mc, p->m - row0);
+  const int64_t q0 = block % g->blocks_n * g->nc, panels = esmm_min(g->nc, g->panels - q0);
+  const int64_t strips = esmm_ceil_div(rows, g->width), all_words = esmm_ceil_div(g->kc, 64);
+  const int64_t step = g->from_rows ? w->rows_ld * (int64_t)sizeof(uint16_t) : HALF_BYTES;
+  const bool plain = esmm_is_plain(p), shared = g->skip && g->full;
+  pairs_strip *strip_of = (pairs_strip *)(void *)(scratch + g->at_strips);
+  uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_lists), *buffer = (uint32_t *)(void *)(scratch + g->at_a);
+  float *sums = (float *)(void *)(scratch + g->at_sums);
+  pairs_target to = {.ldc = plain ? p->c.ld : g->nc * PAIRS_COLS};
+  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * PAIRS_COLS : sums;
+  if (!g->skip)
+    list_all(lists, PAIRS_CHAIN, step);
+  for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
+    const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
+    const double start = now_if_timed(p);
+    to.add = k0 > 0 || (plain && p->beta == 1.0f);
+    for (int64_t i = 0; i < strips; i++) {
+      pairs_strip *s = &strip_of[i];
+      s->row0 = i * g->width;
+      s->rows = esmm_min(g->width, rows - s->row0);
+      s->bits = (uint64_t *)(void *)(scratch + g->at_bits) + i * all_words;
+      s->before = (uint32_t *)(void *)(scratch + g->at_before) + i * all_words;
+      s->words = (uint16_t *)(void *)scratch + i * (g->kc + 4) * g->width;
+      s->pairs = (uint32_t *)(void *)s->words;
+      s->list = lists + (shared ? i * (g->kc + 64) : 0);
+      pairs_pack(p, g, row0, k0, kc, (uint16_t *)(void *)(scratch + g->at_rows),
+                 (uint16_t *)(void *)(scratch + g->at_words), s);
+      t->kept += g->skip ? (double)s->kept : 0.0;
+      t->seen += g->skip ? (double)kc : 0.0;
+    }
+    t->extract += now_if_timed(p) - start;
+    for (int64_t q = 0; q < panels; q++) {
+      pairs_of_b b = pairs_panel(w, g->from_rows, q0 + q, k0);
+      b.made = (pair_vec *)(void *)(scratch + g->at_b);
+      to.cols = esmm_min(PAIRS_COLS, p->n - (q0 + q) * PAIRS_COLS);
+      to.room = plain ? to.cols : PAIRS_COLS;
+      to.c = c + q * PAIRS_COLS;
+      if (!g->skip) {
+        b.list = lists;
+        pairs_straight(g, strip_of, strips, kc, b, step, &to);
+        t->terms += (double)kc * (double)rows * (double)to.cols;
+        continue;
+      }
+      const uint32_t *before = w->before + (q0 + q) * (w->words + 1) + k0 / 64;
+      const joined of_b = {w->bits + (q0 + q) * w->words + k0 / 64, before, (int64_t)before[words] - before[0],
+                           (uint32_t)HALF_BYTES};
+      for (int64_t i = 0; i < strips; i++) {
+        const pairs_strip *s = &strip_of[i];
+        uint32_t *list_a = lists, *list_b = lists + g->kc + 64;
+        const joined of_a = {s->bits, s->before, s->kept, (uint32_t)(g->width * (int64_t)sizeof(uint16_t))};
+        const int64_t n = shared ? s->kept : join(&of_a, &of_b, words, NULL, words, list_a, list_b);
+        b.list = shared ? s->list : list_b;
+        pairs_listed(g, s, shared ? NULL : list_a, n, b, buffer, &to);
+        t->terms += (double)n * (double)s->rows * (double)to.cols;
+      }
+    }
+  }
+  const int64_t col0 = q0 * PAIRS_COLS, cols = esmm_min(panels * PAIRS_COLS, p->n - col0);
+  if (plain)
+    esmm_finish_plain(p, row0, rows, col0, cols);
+  else
+    esmm_finish(p, row0, rows, col0, cols, sums, to.ldc);
+}
+
+/* ------------------------------------------------------------------------------------------------ descriptors */
+
+static inline size_t pairs_workspace(const esmm_problem *p, bool skip)
+{
+  return blocks_workspace(p, pairs_plan(p, skip).bytes);
+}
+
+static inline void pairs_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+{
+  const pairs_blocking g = pairs_plan(p, skip);
+  run_blocks(p, pairs_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+}
+
+#endif
