@@ -397,6 +397,12 @@ suite_ffn16() {
   awk -v stamp="$stamp" '{ sub(/^{"suite":"ffn16",/, ""); print "{\"suite\":\"ffn16\",\"asked\":\"\"," stamp "," $0 }' \
     "$work/lines" >>"$work/record" || die "awk failed"
   awk "$value"'
+    value("apart_ms") != "" {
+      printf "ffn16      %-36s %-8s %s %8.4f ms, %.3f x dense; one by one %8.4f ms, %.3f x dense\n", value("zeros"), \
+        value("mode"), value("graph") == "true" ? "in a graph" : "one by one", value("forward_ms"), \
+        value("forward_times_dense"), value("apart_ms"), value("apart_times_dense")
+      next
+    }
     { printf "ffn16      %-24s %-8s forward %8.4f ms, %.3f x dense; step %8.4f ms, %.3f x dense\n", value("zeros"), \
         value("mode"), value("forward_ms"), value("forward_times_dense"), value("step_ms"), value("step_times_dense") }' \
     "$work/lines"

@@ -1,7 +1,9 @@
 /*
  * ffn_speed_gpu.c [TOKENS D_MODEL D_HIDDEN [DEVICE]]: a layer's passes on a GPU, every mode beside dense mode, in bf16
  * with ReLU2, over hidden layers with more and fewer zeros. Defaults: 4096 4096 14336 cuda. One line of JSON a mode and
- * kind of zeros: milliseconds of a forward pass, and of a whole step (esmm_ffn_set_weights, forward, backward).
+ * kind of zeros: milliseconds of a forward pass, and of a whole step (esmm_ffn_set_weights, forward, backward). Then
+ * passes of 1, 4 and 16 tokens through a gated layer and one without a gate, exact mode beside dense mode: in a CUDA
+ * graph, and called one by one.
  *
  * Dense mode's six products are cuBLAS's, or whatever is faster, with one elementwise pass and two sums of columns:
  * what a net without this library would do. Modes take turns, each run is of several steps between two waits, and
@@ -9,6 +11,7 @@
  */
 #include "ffn_speed.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 enum { MODES = 4, STEPS = 10 };
@@ -121,14 +124,242 @@ static void measure(const net *n, int64_t d, int64_t hidden, const char *zeros)
   fflush(stdout);
 }
 
-/* So many of the features are dead; the others have this bias. */
-static void set_bias(esmm_matrix *b1, double dead, double bias)
+/* Features have the bias `some`, a share of them, or `others`. */
+static void set_bias(esmm_matrix *b, double share, double some, double others)
 {
-  const esmm_matrix host = host_matrix("ffn_speed_gpu", 1, b1->cols);
-  for (int64_t f = 0; f < b1->cols; f++)
-    ((float *)host.data)[f] = (float)(unit() < dead ? -100 : bias);
-  must(esmm_matrix_copy(ctx, &host, b1));
+  const esmm_matrix host = host_matrix("ffn_speed_gpu", 1, b->cols);
+  for (int64_t f = 0; f < b->cols; f++)
+    ((float *)host.data)[f] = (float)(unit() < share ? some : others);
+  must(esmm_matrix_copy(ctx, &host, b));
   free(host.data);
+}
+
+/* ---- few tokens ---- */
+
+/*
+ * Weights lie as torch's nn.Linear has them: col-major. Passes take turns between two layers with weights of their own,
+ * so that none finds in the second-level cache what the one before has read.
+ *
+ * A token has 10 % of the features active, and tokens are alike: 15 % of the features are active for 63 % of the
+ * tokens, the others for 0.65 % of them. What comes before the activation is Gaussian, so biases do that.
+ */
+enum { SETS = 2, PASSES = 20 };
+#define COMMON_SHARE 0.15
+#define COMMON_BIAS 0.3319
+#define RARE_BIAS (-2.4847)
+
+/* The driver's calls for a stream and a graph. */
+typedef struct driver {
+  int (*get)(int *, int);
+  int (*retain)(void **, int);
+  int (*use)(void *);
+  int (*release)(int);
+  int (*stream_create)(void **, unsigned);
+  int (*stream_destroy)(void *);
+  int (*stream_synchronize)(void *);
+  int (*begin_capture)(void *, int);
+  int (*end_capture)(void *, void **);
+  int (*instantiate)(void **, void *, unsigned long long);
+  int (*launch)(void *, void *);
+  int (*exec_destroy)(void *);
+  int (*graph_destroy)(void *);
+  int device;
+  void *stream;
+} driver;
+
+static void must_drive(int result, const char *what)
+{
+  if (result == 0)
+    return;
+  fprintf(stderr, "ffn_speed_gpu: %s: the CUDA driver answers %d\n", what, result);
+  exit(1);
+}
+
+/* A context on the CPU has none: false. */
+static int open_driver(driver *g)
+{
+  const struct {
+    void *at;
+    const char *name;
+  } calls[] = {{&g->get, "cuDeviceGet"},
+               {&g->retain, "cuDevicePrimaryCtxRetain"},
+               {&g->use, "cuCtxSetCurrent"},
+               {&g->release, "cuDevicePrimaryCtxRelease_v2"},
+               {&g->stream_create, "cuStreamCreate"},
+               {&g->stream_destroy, "cuStreamDestroy_v2"},
+               {&g->stream_synchronize, "cuStreamSynchronize"},
+               {&g->begin_capture, "cuStreamBeginCapture_v2"},
+               {&g->end_capture, "cuStreamEndCapture"},
+               {&g->instantiate, "cuGraphInstantiateWithFlags"},
+               {&g->launch, "cuGraphLaunch"},
+               {&g->exec_destroy, "cuGraphExecDestroy"},
+               {&g->graph_destroy, "cuGraphDestroy"}};
+  const char *colon = strchr(esmm_ctx_device(ctx), ':');
+  void *library = colon ? dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) : NULL, *primary = NULL;
+  if (!library)
+    return 0;
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    void *symbol = dlsym(library, calls[i].name);
+    if (!symbol) {
+      fprintf(stderr, "ffn_speed_gpu: the CUDA driver has no %s\n", calls[i].name);
+      exit(1);
+    }
+    memcpy(calls[i].at, &symbol, sizeof symbol);
+  }
+  enum { NON_BLOCKING = 1 };
+  must_drive(g->get(&g->device, atoi(colon + 1)), "cuDeviceGet");
+  must_drive(g->retain(&primary, g->device), "cuDevicePrimaryCtxRetain");
+  must_drive(g->use(primary), "cuCtxSetCurrent");
+  must_drive(g->stream_create(&g->stream, NON_BLOCKING), "cuStreamCreate");
+  return 1;
+}
+
+typedef struct server {
+  esmm_ffn *ffn[SETS];
+  void *graph, *exec; /* of PASSES passes */
+  double in_graph[RUNS], apart[RUNS];
+} server;
+
+static void serve(server *s, const esmm_matrix *x, esmm_matrix *y)
+{
+  for (int i = 0; i < PASSES; i++)
+    must(esmm_ffn_forward(ctx, s->ffn[i % SETS], x, y, NULL, NULL));
+}
+
+static double timed_server(const driver *g, server *s, const esmm_matrix *x, esmm_matrix *y, int in_graph)
+{
+  const double begin = now();
+  if (in_graph) {
+    must_drive(g->launch(s->exec, g->stream), "cuGraphLaunch");
+    must_drive(g->stream_synchronize(g->stream), "cuStreamSynchronize");
+  } else {
+    serve(s, x, y);
+    must(esmm_ctx_synchronize(ctx));
+  }
+  return (now() - begin) / PASSES;
+}
+
+/* g: NULL where there are no graphs. */
+static void measure_decode(const net *n, const driver *g, const esmm_ffn_weights *weights, int64_t tokens)
+{
+  static const esmm_ffn_mode modes[] = {ESMM_FFN_EXACT, ESMM_FFN_DENSE};
+  enum { SERVERS = sizeof modes / sizeof *modes, DENSE = 1 };
+  const int gated = weights->gate != NULL;
+  const int64_t d = n->x.cols, hidden = weights->w1->cols;
+  esmm_matrix x = n->x, y = n->y;
+  server servers[SERVERS];
+  esmm_ffn_report report = {.size = sizeof report};
+  memset(servers, 0, sizeof servers);
+  x.rows = y.rows = tokens;
+  for (int m = 0; m < SERVERS; m++) {
+    server *s = &servers[m];
+    const esmm_ffn_opts o = {.size = sizeof o,
+                             .d_model = d,
+                             .d_hidden = hidden,
+                             .activation = gated ? ESMM_ACT_RELU : ESMM_ACT_RELU2,
+                             .gated = gated,
+                             .mode = modes[m],
+                             .dtype = ESMM_BF16};
+    for (int i = 0; i < SETS; i++) {
+      must(esmm_ffn_create(ctx, &o, &s->ffn[i]));
+      must(esmm_ffn_set_weights(ctx, s->ffn[i], &weights[i], NULL));
+    }
+    if (m == 0)
+      must(esmm_ffn_forward(ctx, s->ffn[0], &x, &y, NULL, &report));
+    serve(s, &x, &y); /* warms up, and lets products remember */
+    serve(s, &x, &y);
+    must(esmm_ctx_synchronize(ctx));
+    if (!g)
+      continue;
+    must_drive(g->begin_capture(g->stream, 0), "cuStreamBeginCapture");
+    serve(s, &x, &y);
+    must_drive(g->end_capture(g->stream, &s->graph), "cuStreamEndCapture");
+    must_drive(g->instantiate(&s->exec, s->graph, 0), "cuGraphInstantiate");
+    (void)timed_server(g, s, &x, &y, 1);
+  }
+  for (int i = 0; i < RUNS; i++)
+    for (int m = 0; m < SERVERS; m++) {
+      servers[m].apart[i] = timed_server(g, &servers[m], &x, &y, 0);
+      servers[m].in_graph[i] = g ? timed_server(g, &servers[m], &x, &y, 1) : servers[m].apart[i];
+    }
+  const double forward = median(servers[DENSE].in_graph), apart = median(servers[DENSE].apart);
+  for (int m = 0; m < SERVERS; m++) {
+    server *s = &servers[m];
+    const double mine = median(s->in_graph), one = median(s->apart);
+    printf(
+        "{\"suite\":\"ffn16\",\"kernel\":\"auto\",\"requested\":\"auto\",\"dtype\":\"bf16\",\"device\":\"%s\","
+        "\"device_name\":\"%s\",\"source_id\":\"%s\",\"zeros\":\"%s decode, 10 %% active, m = %lld\",\"mode\":\"%s\","
+        "\"tokens\":%lld,\"d_model\":%lld,\"d_hidden\":%lld,\"element_density\":%.4f,\"alive_columns\":%lld,"
+        "\"graph\":%s,\"forward_ms\":%.4f,\"forward_times_dense\":%.3f,\"apart_ms\":%.4f,"
+        "\"apart_times_dense\":%.3f}\n",
+        esmm_ctx_device(ctx), esmm_ctx_device_name(ctx), esmm_source_id(), gated ? "gated" : "ungated",
+        (long long)tokens, mode_names[modes[m]], (long long)tokens, (long long)d, (long long)hidden,
+        report.element_density, (long long)report.alive_columns, g ? "true" : "false", 1e3 * mine, forward / mine,
+        1e3 * one, apart / one);
+    if (g) {
+      (void)g->exec_destroy(s->exec);
+      (void)g->graph_destroy(s->graph);
+    }
+    for (int i = 0; i < SETS; i++)
+      esmm_ffn_free(s->ffn[i]);
+  }
+  fflush(stdout);
+}
+
+/* The same memory, seen as col-major. */
+static esmm_matrix by_columns(esmm_matrix m)
+{
+  m.order = ESMM_COL_MAJOR;
+  m.ld = m.rows;
+  return m;
+}
+
+static void measure_few_tokens(net *n)
+{
+  static const int64_t tokens[] = {1, 4, 16};
+  const int64_t d = n->x.cols, hidden = n->w1.cols;
+  driver g;
+  memset(&g, 0, sizeof g);
+  const int has_graphs = open_driver(&g);
+  esmm_matrix gate_bias = on_device(1, hidden, ESMM_F32), w[SETS][3];
+  for (int i = 0; i < SETS; i++) {
+    const esmm_matrix from[] = {n->w1, n->w2, i ? w[0][2] : gaussian(d, hidden, 1 / sqrt((double)d))};
+    for (int j = 0; j < 3; j++) {
+      w[i][j] = by_columns(i ? on_device(from[j].rows, from[j].cols, ESMM_BF16) : from[j]);
+      const esmm_matrix src = by_columns(from[j]);
+      if (i)
+        must(esmm_matrix_copy(ctx, &src, &w[i][j]));
+    }
+  }
+  if (has_graphs)
+    must(esmm_ctx_set_stream(ctx, g.stream));
+  for (int gated = 1; gated >= 0; gated--) {
+    esmm_ffn_weights weights[SETS];
+    set_bias(&gate_bias, COMMON_SHARE, COMMON_BIAS, RARE_BIAS);
+    set_bias(&n->b1, gated ? 0 : COMMON_SHARE, COMMON_BIAS, gated ? 0 : RARE_BIAS);
+    for (int i = 0; i < SETS; i++)
+      weights[i] = (esmm_ffn_weights){.size = sizeof weights[i],
+                                      .w1 = &w[i][0],
+                                      .w2 = &w[i][1],
+                                      .gate = gated ? &w[i][2] : NULL,
+                                      .b1 = n->b1.data,
+                                      .b_gate = gated ? gate_bias.data : NULL,
+                                      .b2 = n->b2.data};
+    for (size_t m = 0; m < sizeof tokens / sizeof *tokens; m++)
+      if (tokens[m] <= n->x.rows)
+        measure_decode(n, has_graphs ? &g : NULL, weights, tokens[m]);
+  }
+  must(esmm_ctx_synchronize(ctx));
+  if (has_graphs) {
+    must(esmm_ctx_set_stream(ctx, NULL));
+    must_drive(g.stream_destroy(g.stream), "cuStreamDestroy");
+  }
+  esmm_memory_free(ctx, gate_bias.data);
+  for (int i = 0; i < SETS; i++)
+    for (int j = i ? 0 : 2; j < 3; j++) /* the first has the net's own w1 and w2 */
+      esmm_memory_free(ctx, w[i][j].data);
+  if (has_graphs)
+    must_drive(g.release(g.device), "cuDevicePrimaryCtxRelease");
 }
 
 int main(int argc, char **argv)
@@ -168,14 +399,15 @@ int main(int argc, char **argv)
            .b2 = on_device(1, d, ESMM_F32),
            .g1 = on_device(1, hidden, ESMM_F32),
            .g2 = on_device(1, d, ESMM_F32)};
-  set_bias(&n.b2, 0, 0);
+  set_bias(&n.b2, 0, 0, 0);
   n.weights = (esmm_ffn_weights){.size = sizeof n.weights, .w1 = &n.w1, .w2 = &n.w2, .b1 = n.b1.data, .b2 = n.b2.data};
   n.grads =
       (esmm_ffn_grads){.size = sizeof n.grads, .x = &n.dx, .w1 = &n.d1, .w2 = &n.d2, .b1 = n.g1.data, .b2 = n.g2.data};
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-    set_bias(&n.b1, cases[c].dead, cases[c].bias);
+    set_bias(&n.b1, cases[c].dead, -100, cases[c].bias); /* dead ones */
     measure(&n, d, hidden, cases[c].zeros);
   }
+  measure_few_tokens(&n);
   esmm_matrix *all[] = {&n.x, &n.y, &n.dy, &n.dx, &n.w1, &n.w2, &n.d1, &n.d2, &n.b1, &n.b2, &n.g1, &n.g2};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     esmm_memory_free(ctx, all[i]->data);

@@ -318,9 +318,10 @@ static void two_of_four_is_the_cpus(void **state)
     int64_t tokens, d_hidden, rank1, rank2;
     double share; /* 0: sparse */
     double dead;
-  } cases[] = {{32, 40, 0, 0, 0, 0},      {33, 41, 0, 0, 0, 0},     {35, 42, 0, 0, 0.5, 0},    {34, 43, 0, 0, 0.95, 0},
-               {37, 90, 0, 0, 0.75, 0.6}, {30, 60, 3, 4, 0.6, 0.4}, {30, 60, 0, 0, 1.0, 0},    {3, 7, 0, 0, 0, 0},
-               {40, 80, 0, 0, 0, 0.5},    {21, 50, 0, 0, 0.01, 0},  {70, 1500, 0, 0, 0.8, 0.3}};
+  } cases[] = {{32, 40, 0, 0, 0, 0},    {33, 41, 0, 0, 0, 0},       {35, 42, 0, 0, 0.5, 0},
+               {34, 43, 0, 0, 0.95, 0}, {37, 90, 0, 0, 0.75, 0.6},  {30, 60, 3, 4, 0.6, 0.4},
+               {30, 60, 0, 0, 1.0, 0},  {3, 7, 0, 0, 0, 0},         {40, 80, 0, 0, 0, 0.5},
+               {21, 50, 0, 0, 0.01, 0}, {70, 1500, 0, 0, 0.8, 0.3}, {5, 33001, 0, 0, 0.9, 0.2}};
   for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
     for (int kind = 0; kind < 24; kind++) {
       const bool gated = kind & 1;
@@ -483,8 +484,8 @@ static void check_average(int64_t tokens, esmm_dtype dtype, int passes)
   for (int64_t i = 0; i < count; i++) {
     const double x = o.p[P_X][i], mean = sum[i] / passes;
     const double variance = fmax(0, squares[i] / passes - mean * mean);
-    /* One that is dropped once in hundreds of passes may be there in all of them, and a small one, which half the sum of
-       its group stands for, in none: no variance is seen. */
+    /* One that is dropped once in hundreds of passes may be there in all of them, and a small one, which half the sum
+       of its group stands for, in none: no variance is seen. */
     double group = 0;
     for (int64_t j = i / 4 * 4; j < i / 4 * 4 + 4; j++)
       group += o.p[P_X][j];

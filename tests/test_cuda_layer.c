@@ -1,7 +1,8 @@
 /*
  * test_cuda_layer.c: the feed-forward layer on a GPU as far as that can be told without one: on the driver of
  * fake_cuda.c, whose kernels do nothing. A second step allocates nothing and waits for nothing; a step can be captured
- * into a graph once it has run; and whichever call of the driver fails, the layer says so, and gives everything back.
+ * into a graph once it has run; few tokens take one launch behind the gate; and whichever call of the driver fails, the
+ * layer says so, and gives everything back.
  */
 #include "cuda/cuda.h"
 #include "cuda/ffn/params.h"
@@ -301,6 +302,124 @@ static void any_call_may_fail(void **state)
   }
 }
 
+/* ---- few tokens through a gate ---- */
+
+static int64_t decodes;
+
+static void count_decodes(const char *name, const void *params)
+{
+  (void)params;
+  decodes += strncmp(name, "esmm_ffn_decode_", 16) == 0;
+}
+
+/* How many launches of the kernel a pass has. */
+static int64_t decodes_of(net *n, esmm_ffn_cache *cache, esmm_ffn_report *report)
+{
+  decodes = 0;
+  fake->kernel = count_decodes;
+  const esmm_status status = esmm_ffn_forward(n->ctx, n->ffn, &n->x, &n->y, cache, report);
+  fake->kernel = NULL;
+  if (status != ESMM_OK)
+    fail_msg("%s: %s", esmm_status_str(status), esmm_ctx_error(n->ctx));
+  return decodes;
+}
+
+/* A pass of up to 16 tokens, exact, behind a ReLU's gate, is one product and one launch, where y is all that is wanted.
+   It allocates once, for any number of tokens; so a graph of one size is not in the way of passes of another. */
+static void few_tokens_take_one_launch_behind_the_gate(void **state)
+{
+  (void)state;
+  static char stream;
+  static const struct {
+    esmm_ffn_mode mode;
+    esmm_activation activation;
+    int gated;
+    int64_t tokens, d_model;
+    int64_t decodes;
+  } cases[] = {{ESMM_FFN_EXACT, ESMM_ACT_RELU, 1, 1, 128, 1},  {ESMM_FFN_EXACT, ESMM_ACT_RELU2, 1, 16, 128, 1},
+               {ESMM_FFN_EXACT, ESMM_ACT_RELU, 1, 9, 136, 1},  {ESMM_FFN_EXACT, ESMM_ACT_RELU, 1, 17, 128, 0},
+               {ESMM_FFN_EXACT, ESMM_ACT_SILU, 1, 4, 128, 0},  {ESMM_FFN_EXACT, ESMM_ACT_RELU, 0, 4, 128, 0},
+               {ESMM_FFN_DENSE, ESMM_ACT_RELU, 1, 4, 128, 0},  {ESMM_FFN_SPARSE, ESMM_ACT_RELU, 1, 4, 128, 0},
+               {ESMM_FFN_EXACT, ESMM_ACT_RELU, 1, 4, 4100, 0}, {ESMM_FFN_EXACT, ESMM_ACT_RELU, 1, 8, 8192, 1}};
+  for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+    const kind k = {cases[i / 2].mode,
+                    ESMM_SPARSIFY_TOP_N,
+                    cases[i / 2].gated,
+                    cases[i / 2].activation,
+                    cases[i / 2].tokens,
+                    cases[i / 2].d_model,
+                    256};
+    net n = {0};
+    char what[60];
+    (void)snprintf(what, sizeof what, "case %zu, %s", i / 2, i % 2 ? "columns" : "rows");
+    n.ctx = must_create(&n.m);
+    assert_int_equal(make_net(&n, &k), ESMM_OK);
+    n.w1.order = n.gate.order = n.w2.order = i % 2 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+    assert_int_equal(esmm_ctx_set_stream(n.ctx, &stream), ESMM_OK);
+    assert_int_equal(esmm_ffn_set_weights(n.ctx, n.ffn, &n.weights, NULL), ESMM_OK);
+    fake->captured = &stream;
+    assert_int_equal(esmm_ffn_forward(n.ctx, n.ffn, &n.x, &n.y, NULL, NULL), ESMM_ERR_UNSUPPORTED);
+    fake->captured = NULL;
+    for (int pass = 0; pass < 3; pass++)
+      if (decodes_of(&n, NULL, NULL) != cases[i / 2].decodes)
+        fail_msg("%s: %lld launches", what, (long long)decodes);
+    const int64_t allocations = fake->allocations, synchronizations = fake->synchronizations;
+    assert_int_equal(esmm_ffn_set_weights(n.ctx, n.ffn, &n.weights, NULL), ESMM_OK);
+    assert_int_equal(decodes_of(&n, NULL, NULL), cases[i / 2].decodes);
+    fake->captured = &stream;
+    assert_int_equal(decodes_of(&n, NULL, NULL), cases[i / 2].decodes);
+    fake->captured = NULL;
+    assert_int_equal(fake->allocations, allocations);
+    assert_int_equal(fake->synchronizations, synchronizations);
+    if (cases[i / 2].decodes) { /* fewer tokens beside that graph; a cache and a report want more than y */
+      n.x.rows = n.y.rows = 1;
+      assert_int_equal(decodes_of(&n, NULL, NULL), 1);
+      n.x.rows = n.y.rows = k.tokens;
+      esmm_ffn_report report = {.size = sizeof report};
+      assert_int_equal(decodes_of(&n, n.cache, NULL), 0);
+      assert_int_equal(decodes_of(&n, NULL, &report), 0);
+    }
+    free_net(&n);
+    assert_int_equal(n.m.live, 0);
+    check_balance(what);
+  }
+}
+
+/* As any_call_may_fail, without a cache. */
+static void any_call_of_few_tokens_may_fail(void **state)
+{
+  (void)state;
+  enum { OUT_OF_MEMORY = 2 };
+  static const kind k = {ESMM_FFN_EXACT, ESMM_SPARSIFY_TOP_N, 1, ESMM_ACT_RELU, 4, 128, 256};
+  int64_t at = 1;
+  for (bool failed = true; failed; at++) {
+    net n = {0};
+    char what[60];
+    (void)snprintf(what, sizeof what, "few tokens, call %lld", (long long)at);
+    n.ctx = must_create(&n.m);
+    fake->result = OUT_OF_MEMORY;
+    fake->failed = NULL;
+    fake->fail_at = at;
+    esmm_status status = make_net(&n, &k);
+    if (status == ESMM_OK)
+      status = esmm_ffn_set_weights(n.ctx, n.ffn, &n.weights, NULL);
+    if (status == ESMM_OK)
+      status = esmm_ffn_forward(n.ctx, n.ffn, &n.x, &n.y, NULL, NULL);
+    fake->fail_at = 0;
+    failed = fake->failed != NULL;
+    if (!failed && status != ESMM_OK)
+      fail_msg("%s: %s without a reason", what, esmm_ctx_error(n.ctx));
+    if (failed && n.ffn && n.cache) {
+      assert_int_equal(esmm_ffn_set_weights(n.ctx, n.ffn, &n.weights, NULL), ESMM_OK);
+      assert_int_equal(decodes_of(&n, NULL, NULL), 1);
+    }
+    free_net(&n);
+    assert_int_equal(n.m.live, 0);
+    check_balance(what);
+  }
+  assert_true(at > 10);
+}
+
 int main(int argc, char **argv)
 {
   (void)argc;
@@ -314,6 +433,8 @@ int main(int argc, char **argv)
       TEST(dead_features_are_left_out),
       TEST(a_first_step_cannot_be_captured),
       TEST(any_call_may_fail),
+      TEST(few_tokens_take_one_launch_behind_the_gate),
+      TEST(any_call_of_few_tokens_may_fail),
   };
   return cmocka_run_group_tests_name("cuda_layer", tests, NULL, NULL);
 }

@@ -95,8 +95,12 @@ else
 fi
 speed() { [ "$("$TREE/examples/ffn_speed" 40 24 96 2 | grep -c '^| .* | [0-9.]* | [0-9.]* |$')" = 19 ]; }
 check 'ffn_speed prints a line for each hidden layer' speed
-speed_gpu() { [ "$("$TREE/examples/ffn_speed_gpu" 40 24 96 cpu | grep -c '"step_times_dense":[0-9.]*}$')" = 24 ]; }
-check 'ffn_speed_gpu prints a line for each mode and hidden layer' speed_gpu
+speed_gpu() {
+  "$TREE/examples/ffn_speed_gpu" 40 24 96 cpu >"$WORK/out" &&
+    [ "$(grep -c '"step_times_dense":[0-9.]*}$' "$WORK/out")" = 24 ] &&
+    [ "$(grep -c 'gated decode, 10 % active, m = 1*[146]","mode":"[a-z]*",.*"apart_times_dense":[0-9.]*}$' "$WORK/out")" = 12 ]
+}
+check 'ffn_speed_gpu prints a line for each mode and hidden layer, and for few tokens' speed_gpu
 no_model() { ! "$infer" "$WORK/curve.csv" 2>"$WORK/error" && grep -q 'curve.csv' "$WORK/error"; }
 check 'ffn_inference names a file that is no model' no_model
 

@@ -24,6 +24,11 @@ for source in $(find src/cuda -name "*.cu" | sort); do
   fi
 done
 
+if [ -n "$nvcc" ]; then
+  in_flight() { ! grep -h C7511 "$FATBIN_DIR"/*.log; } # which ptxas only remarks
+  check "no kernel's wgmma's wait for each other for want of registers" in_flight
+fi
+
 embedded() {
   nm "$TREE/libesmm.a" >"$WORK/symbols" 2>/dev/null
   for source in $(find src/cuda -name "*.cu" | sort); do

@@ -73,7 +73,7 @@ enum {
   FFN_COUNTS,  /* int32 [d_hidden]: nonzeros of each column of h */
   FFN_OPEN,    /* int32 [d_hidden], where gated by a ReLU: tokens that open each column's gate */
   FFN_ORDER,   /* int32 [d_hidden]: alive features, those of fewest nonzeros first */
-  FFN_COLUMNS, /* int32 [d_hidden]: features that go sparse, by index */
+  FFN_COLUMNS, /* int32 [d_hidden]: features that go sparse, by index; on a GPU the others, behind their place */
   FFN_TOKENS,  /* int32 [tokens]: the order that groups of tokens are taken from */
   FFN_KEYS,    /* uint64 [d_hidden]: to rank by, on a CPU */
   FFN_SPARSE,  /* an operand after sparsifying */

@@ -419,7 +419,88 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 /* ---- columns by their counts ---- */
 
+/*
+ * One block, which lives on few trips to memory: a thread has `each` columns, side by side, a multiple of four, and
+ * their counts in registers. Past the last column a count is NO_COLUMN.
+ */
 #define RANKERS ESMM_FFN_RANK_THREADS
+#define HELD 32 /* of a thread's counts: those behind them are read when they are needed */
+#define NO_COLUMN 0xffffffffu
+static_assert(RANKERS == 32 * 32, "a warp has a lane for each warp");
+
+static __device__ __forceinline__ uint32_t count_at(uint64_t counts, int64_t column, int64_t columns)
+{
+  return column < columns ? ((const uint32_t *)counts)[column] : NO_COLUMN;
+}
+
+/* column is a multiple of four. */
+static __device__ __forceinline__ uint4 four_counts(uint64_t counts, int64_t column, int64_t columns)
+{
+  if (column + 4 <= columns && counts % 16 == 0)
+    return *(const uint4 *)((const uint32_t *)counts + column);
+  return make_uint4(count_at(counts, column, columns), count_at(counts, column + 1, columns),
+                    count_at(counts, column + 2, columns), count_at(counts, column + 3, columns));
+}
+
+static __device__ __forceinline__ void put_four(int32_t *to, int64_t column, int64_t columns, const int32_t (&four)[4])
+{
+  if (column + 4 <= columns && (uint64_t)to % 16 == 0) {
+    *(int4 *)(to + column) = make_int4(four[0], four[1], four[2], four[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (column + i < columns)
+      to[column + i] = four[i];
+}
+
+/* A thread's columns. */
+struct span {
+  uint64_t counts;
+  int64_t first, columns;
+  int each;
+  uint32_t held[HELD];
+};
+
+static __device__ __forceinline__ void read_counts(span &s, uint64_t counts)
+{
+  s.counts = counts;
+#pragma unroll
+  for (int i = 0; i < HELD; i += 4) {
+    const uint4 x = i < s.each ? four_counts(counts, s.first + i, s.columns)
+                               : make_uint4(NO_COLUMN, NO_COLUMN, NO_COLUMN, NO_COLUMN);
+    s.held[i] = x.x, s.held[i + 1] = x.y, s.held[i + 2] = x.z, s.held[i + 3] = x.w;
+  }
+}
+
+/* use(column, counts) of each four columns, in their order. */
+template <class USE> static __device__ __forceinline__ void for_fours(const span &s, const USE &use)
+{
+#pragma unroll
+  for (int i = 0; i < HELD; i += 4)
+    if (i < s.each) {
+      const uint32_t four[4] = {s.held[i], s.held[i + 1], s.held[i + 2], s.held[i + 3]};
+      use(s.first + i, four);
+    }
+#pragma unroll 1
+  for (int i = HELD; i < s.each; i += 4) {
+    const uint4 x = four_counts(s.counts, s.first + i, s.columns);
+    const uint32_t four[4] = {x.x, x.y, x.z, x.w};
+    use(s.first + i, four);
+  }
+}
+
+/* How many counts are such. */
+template <class SUCH> static __device__ __forceinline__ int count_such(const span &s, const SUCH &such)
+{
+  int sum = 0;
+  for_fours(s, [&](int64_t, const uint32_t(&four)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      sum += such(four[i]);
+  });
+  return sum;
+}
 
 /* The sum of what the threads before this one have; *all: of the block. */
 static __device__ __forceinline__ int scan(int mine, int *all)
@@ -435,72 +516,46 @@ static __device__ __forceinline__ int scan(int mine, int *all)
   if (lane == 31)
     of_warps[warp] = through;
   __syncthreads();
-  int before = through - mine, sum = 0;
-  for (int i = 0; i < RANKERS / 32; i++) {
-    before += i < warp ? of_warps[i] : 0;
-    sum += of_warps[i];
-  }
+  const int theirs = of_warps[lane];
+  const int before = __reduce_add_sync(~0u, lane < warp ? theirs : 0);
+  *all = __reduce_add_sync(~0u, theirs);
   __syncthreads();
-  *all = sum;
-  return before;
-}
-
-/* One more in a bin, for each lane whose bin is one; all lanes of the warp. Most counts have their upper bytes in
-   common, and adding to one place is done one by one. */
-static __device__ __forceinline__ void add_to_bins(uint32_t *bins, uint32_t bin)
-{
-  int same;
-  (void)__match_all_sync(~0u, bin, &same);
-  if (bin < 256 && (!same || threadIdx.x % 32 == 0))
-    atomicAdd(&bins[bin], same ? 32 : 1);
+  return before + through - mine;
 }
 
 /*
- * The count c such that fewer than `sparse` columns have less and at least that many have c or less, byte by byte from
+ * The count c such that fewer than `sparse` columns have less and at least that many have c or less, bit by bit from
  * the top; *take: how many of those that have c itself go sparse.
  */
-static __device__ __forceinline__ uint32_t find_count(const esmm_ffn_rank_params &p, uint32_t *take)
+static __device__ __forceinline__ uint32_t find_count(const span &s, uint32_t sparse, uint32_t *take)
 {
-  __shared__ uint32_t bins[256], found, left;
-  uint32_t prefix = 0, mask = 0, wanted = (uint32_t)p.sparse;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    if (threadIdx.x < 256)
-      bins[threadIdx.x] = 0;
+  __shared__ uint32_t of_warps[2][RANKERS / 32]; /* which take turns, so that one barrier a bit is enough */
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  uint32_t bits = 0, limit = 0, less = 0;
+  (void)count_such(s, [&](uint32_t count) {
+    bits |= count == NO_COLUMN ? 0 : count;
+    return 0;
+  });
+  bits = __reduce_or_sync(~0u, bits);
+  if (lane == 0)
+    of_warps[0][warp] = bits;
+  __syncthreads();
+  bits = __reduce_or_sync(~0u, of_warps[0][lane]);
+  int turn = 1;
+  for (int bit = 31 - __clz((int)bits); bit >= 0; bit--, turn ^= 1) { /* bits is 0: so is every count */
+    const uint32_t next = limit | 1u << bit;
+    const int mine = __reduce_add_sync(~0u, count_such(s, [&](uint32_t count) { return (int)(count < next); }));
+    if (lane == 0)
+      of_warps[turn][warp] = (uint32_t)mine;
     __syncthreads();
-    for (int64_t base = 0; base < p.features; base += RANKERS) {
-      const int64_t f = base + threadIdx.x;
-      const uint32_t count = f < p.features ? ((const uint32_t *)p.counts)[f] : 0;
-      add_to_bins(bins, f < p.features && (count & mask) == prefix ? count >> shift & 255 : 256);
+    const uint32_t below = __reduce_add_sync(~0u, of_warps[turn][lane]);
+    if (below < sparse) {
+      limit = next;
+      less = below;
     }
-    __syncthreads();
-    if (threadIdx.x < 32) { /* eight bins a lane */
-      uint32_t mine = 0;
-      for (int i = 0; i < 8; i++)
-        mine += bins[8 * threadIdx.x + i];
-      uint32_t through = mine;
-#pragma unroll
-      for (uint32_t step = 1; step < 32; step *= 2) {
-        const uint32_t below = __shfl_up_sync(~0u, through, step);
-        through += threadIdx.x >= step ? below : 0;
-      }
-      uint32_t before = through - mine;
-      for (int i = 0; i < 8; i++) {
-        const uint32_t bin = bins[8 * threadIdx.x + i];
-        if (before < wanted && wanted <= before + bin) { /* it is in one alone */
-          found = 8 * threadIdx.x + i;
-          left = wanted - before;
-        }
-        before += bin;
-      }
-    }
-    __syncthreads();
-    prefix |= found << shift;
-    mask |= 255u << shift;
-    wanted = left;
-    __syncthreads();
   }
-  *take = wanted;
-  return prefix;
+  *take = sparse - less;
+  return limit;
 }
 
 /* Whether a column goes sparse; rank: how many of its very count come before it. */
@@ -510,59 +565,68 @@ static __device__ __forceinline__ bool goes_sparse(const esmm_ffn_rank_params &p
   return p.sparse > 0 && (count < limit || (count == limit && (uint32_t)rank < take));
 }
 
-/* A thread has some columns side by side: where theirs go follows from how many those before it have. */
+/* Where the thread's columns go follows from how many those before it have. */
+static __device__ __forceinline__ void rank_columns(const esmm_ffn_rank_params &p, span &s)
+{
+  int32_t *columns = (int32_t *)p.columns, *others = (int32_t *)p.others;
+  uint32_t limit = 0, take = 0;
+  int all;
+  read_counts(s, p.counts);
+  if (p.sparse > 0)
+    limit = find_count(s, (uint32_t)p.sparse, &take);
+  const int level = count_such(s, [&](uint32_t count) { return (int)(count == limit); });
+  const int level_before = scan(level, &all);
+  const int left = (int)take - level_before; /* of that very count these go sparse, the first ones */
+  const int less = count_such(s, [&](uint32_t count) { return (int)(count < limit); });
+  int before = scan(p.sparse > 0 ? less + max(0, min(level, left)) : 0, &all), rank = level_before;
+  for_fours(s, [&](int64_t column, const uint32_t(&four)[4]) {
+    int32_t place[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int64_t f = column + i;
+      const bool goes = goes_sparse(p, four[i], limit, rank, take);
+      place[i] = goes ? -1 : (int32_t)(f - before);
+      if (!goes && f < p.features)
+        columns[p.sparse + f - before] = (int32_t)f;
+      before += goes;
+      rank += four[i] == limit;
+    }
+    put_four(others, column, p.features, place);
+  });
+}
+
+/* The alive columns; how many there are. */
+static __device__ __forceinline__ int order_columns(const esmm_ffn_rank_params &p, span &s)
+{
+  int32_t *order = (int32_t *)p.order, *places = (int32_t *)p.places;
+  int alive;
+  read_counts(s, p.open);
+  const auto lives = [](uint32_t count) { return (int)((int32_t)count > 0); }; /* NO_COLUMN does not */
+  int before = scan(count_such(s, lives), &alive);
+  for_fours(s, [&](int64_t column, const uint32_t(&four)[4]) {
+    int32_t place[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const bool here = lives(four[i]);
+      place[i] = here ? before : -1;
+      if (here)
+        order[before] = (int32_t)(column + i);
+      before += here;
+    }
+    put_four(places, column, p.features, place);
+  });
+  return alive;
+}
+
 extern "C" __global__ void __launch_bounds__(RANKERS) esmm_ffn_rank(const __grid_constant__ esmm_ffn_rank_params p)
 {
-  const uint32_t *counts = (const uint32_t *)p.counts;
-  const int32_t *open = (const int32_t *)p.open;
-  int32_t *columns = (int32_t *)p.columns, *others = (int32_t *)p.others;
-  int32_t *order = (int32_t *)p.order, *places = (int32_t *)p.places;
-  const int each = (int)((p.features + RANKERS - 1) / RANKERS);
-  const int64_t first = (int64_t)threadIdx.x * each;
-  int all, alive = 0;
-  if (columns) {
-    uint32_t limit = 0, take = 0;
-    if (p.sparse > 0)
-      limit = find_count(p, &take);
-    int level = 0; /* columns of that very count */
-    for (int i = 0; i < each; i++)
-      level += first + i < p.features && counts[first + i] == limit;
-    const int level_before = scan(level, &all);
-    int sparse = 0, rank = level_before;
-    for (int i = 0; i < each; i++) {
-      const uint32_t count = first + i < p.features ? counts[first + i] : ~0u;
-      sparse += goes_sparse(p, count, limit, rank, take);
-      rank += count == limit;
-    }
-    int before = scan(sparse, &all);
-    rank = level_before;
-    for (int i = 0; i < each; i++) {
-      const int64_t f = first + i;
-      const uint32_t count = f < p.features ? counts[f] : ~0u;
-      const bool goes = goes_sparse(p, count, limit, rank, take);
-      if (f < p.features) {
-        columns[goes ? before : p.sparse + f - before] = (int32_t)f;
-        others[f] = goes ? -1 : (int32_t)(f - before);
-      }
-      before += goes;
-      rank += count == limit;
-    }
-  }
-  if (order) {
-    int live = 0;
-    for (int i = 0; i < each; i++)
-      live += first + i < p.features && open[first + i] > 0;
-    int before = scan(live, &alive);
-    for (int i = 0; i < each; i++) {
-      const int64_t f = first + i;
-      const bool lives = f < p.features && open[f] > 0;
-      if (lives)
-        order[before] = (int32_t)f;
-      if (f < p.features)
-        places[f] = lives ? before : -1;
-      before += lives;
-    }
-  }
+  span s;
+  s.columns = p.features;
+  s.each = (int)((p.features + 4 * RANKERS - 1) / (4 * RANKERS)) * 4;
+  s.first = (int64_t)threadIdx.x * s.each;
+  if (p.columns)
+    rank_columns(p, s);
+  const int alive = p.order ? order_columns(p, s) : 0;
   if (p.mailbox && threadIdx.x == 0) { /* one store: the host sees both or neither */
     __threadfence_system();
     *(volatile uint64_t *)p.mailbox = (uint64_t)p.pass << 32 | (uint32_t)alive;
@@ -649,6 +713,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_pick(const __grid
       pick_line<uint16_t>(p, row, first, step);
     else
       pick_line<uint32_t>(p, row, first, step);
+}
+
+/* Lines, or elements of lines, of which there are few. Neighbours of an index lie apart: a thread has elements of
+   several lines on their way at once. */
+extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_add(const __grid_constant__ esmm_ffn_add_params p)
+{
+  const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
+  const int64_t lines = p.elements ? p.dst.rows : p.count, cols = p.elements ? p.count : p.dst.cols;
+  const int32_t *index = (const int32_t *)p.index;
+  with_dtype(p.dst.dtype, [&](auto of) {
+    for (int64_t line = (int64_t)blockIdx.y * ESMM_FFN_PICK_ROWS; line < lines;
+         line += (int64_t)gridDim.y * ESMM_FFN_PICK_ROWS)
+      for (int64_t col = first; col < cols; col += step) {
+        float sums[ESMM_FFN_PICK_ROWS];
+        int64_t to[ESMM_FFN_PICK_ROWS];
+#pragma unroll
+        for (int i = 0; i < ESMM_FFN_PICK_ROWS; i++)
+          if (line + i < lines) {
+            to[i] = p.elements ? (line + i) * p.dst.ld + index[col] : index[line + i] * p.dst.ld + col;
+            sums[i] = ((const float *)p.src.data)[(line + i) * p.src.ld + col] + get(of, p.dst.data, to[i]);
+          }
+#pragma unroll
+        for (int i = 0; i < ESMM_FFN_PICK_ROWS; i++)
+          if (line + i < lines)
+            put(of, p.dst.data, to[i], sums[i]);
+      }
+  });
 }
 
 /* ---- for the report ---- */

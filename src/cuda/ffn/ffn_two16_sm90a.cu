@@ -217,16 +217,22 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_ffn_two16_param
       if (block + 1 < p.blocks)
         step(block + 1);
     }
-    if (OTHERS)
+    if (OTHERS) {
+      sm90_wgmma_wait<0>(); /* sums that are on their way from one loop to the other would make all wgmma's wait */
+      sm90_wgmma_hold(sums);
+      let_go(before);
 #pragma unroll 1
       for (int block = 0; block < p.others; block++) {
         const uint32_t stage = stages + (uint32_t)(slot * of::STAGE);
         sm90_barrier_wait_at(full_at + (uint32_t)slot * 8, phase);
         multiply_dense<DTYPE, BY_K>(sums, stage + STAGE_B + (uint32_t)(group * WGMMA16_PANEL), stage);
-        sm90_wgmma_wait<1>();
-        let_go(before);
+        if (block > 0) {
+          sm90_wgmma_wait<1>();
+          let_go(before);
+        }
         next();
       }
+    }
     sm90_wgmma_wait<0>();
     sm90_wgmma_hold(sums);
     let_go(before);
@@ -274,16 +280,16 @@ static __device__ __forceinline__ void multiply(const esmm_ffn_two16_params &p)
     multiply<dtype, by_k, others>(p);                                      \
   }
 
-#define PACK(id, dtype, largest, others)                                                           \
-  extern "C" __global__ void __launch_bounds__(ESMM_FFN_PACK_FEATURES, largest && !others ? 2 : 1) \
-      esmm_ffn_pack_features_##id(const __grid_constant__ esmm_ffn_pack_params p)                  \
-  {                                                                                                \
-    pack_features<dtype, largest, others>(p);                                                      \
-  }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(ESMM_FFN_PACK_TOKENS, largest && !others ? 4 : 2)   \
-      esmm_ffn_pack_tokens_##id(const __grid_constant__ esmm_ffn_pack_params p)                    \
-  {                                                                                                \
-    pack_tokens<dtype, largest, others>(p);                                                        \
+#define PACK(id, dtype, largest, others)                                                \
+  extern "C" __global__ void __launch_bounds__(ESMM_FFN_PACK_FEATURES, largest ? 2 : 1) \
+      esmm_ffn_pack_features_##id(const __grid_constant__ esmm_ffn_pack_params p)       \
+  {                                                                                     \
+    pack_features<dtype, largest, others>(p);                                           \
+  }                                                                                     \
+  extern "C" __global__ void __launch_bounds__(ESMM_FFN_PACK_TOKENS, largest ? 4 : 2)   \
+      esmm_ffn_pack_tokens_##id(const __grid_constant__ esmm_ffn_pack_params p)         \
+  {                                                                                     \
+    pack_tokens<dtype, largest, others>(p);                                             \
   }
 
 TWO16(bf16_k, ESMM_BF16, true, false)

@@ -176,15 +176,15 @@ static __device__ __forceinline__ packed pack_16(const esmm_ffn_sparsify_params 
   return pack_chosen<DTYPE>(p, x, place, factor, r);
 }
 
-/* A value that stays as it is, to its place beside. */
+/* A value that stays as it is, to its place beside. It is read once more, from the first-level cache: few are, and to
+   pick them out of registers takes twice as many of those. */
 template <esmm_dtype DTYPE, class NOTED>
-static __device__ __forceinline__ void put_aside(const esmm_ffn_pack_params &p, int64_t token, int32_t column,
-                                                 uint32_t word, int which, NOTED &r)
+static __device__ __forceinline__ void put_aside(const esmm_ffn_pack_params &p, int64_t token, int64_t feature,
+                                                 int32_t column, NOTED &r)
 {
-  if (p.how.step == ESMM_FFN_MEASURES)
-    return;
-  const float v = element_of<DTYPE>(word, which);
-  ((uint16_t *)p.side)[token * p.side_ld + column] = (uint16_t)(which ? word >> 16 : word & 0xffffu);
+  const uint32_t bits = __ldg((const uint16_t *)p.how.src + token * p.how.features + feature);
+  const float v = element_of<DTYPE>(bits, 0);
+  ((uint16_t *)p.side)[token * p.side_ld + column] = (uint16_t)bits;
   r.kept += v != 0.0f;
   r.norm += (double)v * (double)v;
 }
@@ -258,18 +258,24 @@ static __device__ __forceinline__ void pack_features(const esmm_ffn_pack_params 
       x[h][4] = b.x, x[h][5] = b.y, x[h][6] = b.z, x[h][7] = b.w;
     }
     if (OTHERS) {
-      const uint32_t others = others_of(p.how, feature, vectors);
+      uint32_t others = others_of(p.how, feature, vectors);
 #pragma unroll
-      for (int i = 0; i < 16; i++)
-        if (others >> i & 1) {
-          const int32_t column = ((const int32_t *)p.how.others)[feature + i];
+      for (int i = 0; i < 8; i++) {
+        const uint32_t gone = (others >> 2 * i & 1) * 0xffffu | (others >> (2 * i + 1) & 1) * 0xffff0000u;
+        x[0][i] &= ~gone;
+        x[1][i] &= ~gone;
+      }
+      if (p.how.step == ESMM_FFN_MEASURES)
+        others = 0;
+#pragma unroll 1
+      for (; others != 0; others &= others - 1) {
+        const int64_t f = feature + __ffs((int)others) - 1;
+        const int32_t column = __ldg((const int32_t *)p.how.others + f);
 #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            if (token + 8 * h < p.how.tokens)
-              put_aside<DTYPE>(p, token + 8 * h, column, x[h][i / 2], i % 2, r);
-            x[h][i / 2] &= i % 2 ? 0xffffu : 0xffff0000u;
-          }
-        }
+        for (int h = 0; h < 2; h++)
+          if (token + 8 * h < p.how.tokens)
+            put_aside<DTYPE>(p, token + 8 * h, f, column, r);
+      }
     }
     char *to = (char *)p.half + esmm_nm16_block_at(2 * pair + warp / (ESMM_NM16_COLS / 16), block, p.blocks);
     uint32_t word = 0;
@@ -311,6 +317,32 @@ static __device__ __forceinline__ uint32_t load_2(const esmm_ffn_sparsify_params
   return from[0] | (f + 1 < p.features ? (uint32_t)from[1] << 16 : 0);
 }
 
+static __device__ __forceinline__ bool is_other(const esmm_ffn_sparsify_params &p, int64_t feature)
+{
+  return feature < p.features && __ldg((const int32_t *)p.others + feature) >= 0;
+}
+
+/* A warp's columns that do not go sparse, one after the other, a lane for each of 16 tokens from `first` on. f: the
+   first of the lane's two. */
+template <esmm_dtype DTYPE, class NOTED>
+static __device__ __forceinline__ void put_columns_aside(const esmm_ffn_pack_params &p, int64_t f, int64_t first,
+                                                         NOTED &r)
+{
+  const int lane = (int)threadIdx.x % 32;
+  const bool mine = lane < 16 && first + lane < p.how.tokens;
+  const int64_t token = mine ? token_at(p.how, first + lane) : 0;
+#pragma unroll 1
+  for (int e = 0; e < 2; e++) {
+    uint32_t left = __ballot_sync(~0u, is_other(p.how, f + e));
+#pragma unroll 1
+    for (; left != 0; left &= left - 1) {
+      const int64_t feature = f + e + 2 * (__ffs((int)left) - 1 - lane);
+      if (mine)
+        put_aside<DTYPE>(p, token, feature, __ldg((const int32_t *)p.how.others + feature), r);
+    }
+  }
+}
+
 /* A block of 128 features by 64 tokens at a time; a warp has 64 features of 16 tokens, a lane two of those. It is laid
    out in shared memory and goes out in one piece. */
 template <esmm_dtype DTYPE, bool LARGEST, bool OTHERS>
@@ -337,15 +369,10 @@ static __device__ __forceinline__ void pack_tokens(const esmm_ffn_pack_params &p
 #pragma unroll
       for (int i = 0; i < 8; i++)
         x[i] = __byte_perm(rows[2 * i], rows[2 * i + 1], e ? 0x7632 : 0x5410);
-      if (OTHERS && f + e < p.how.features) {
-        const int32_t column = ((const int32_t *)p.how.others)[f + e];
-        if (column >= 0)
+      if (OTHERS && is_other(p.how, f + e)) {
 #pragma unroll
-          for (int i = 0; i < 16; i++) {
-            if (first + i < p.how.tokens)
-              put_aside<DTYPE>(p, token_at(p.how, first + i), column, x[i / 2], i % 2, r);
-            x[i / 2] &= i % 2 ? 0u : 0xffff0000u; /* the second of a word comes last */
-          }
+        for (int i = 0; i < 8; i++)
+          x[i] = 0;
       }
       const uint64_t place = (uint64_t)(f + e) << 32 | (uint64_t)(first / GROUP);
       const packed two = pack_16<DTYPE>(p.how, x, place, factor, r);
@@ -354,6 +381,8 @@ static __device__ __forceinline__ void pack_tokens(const esmm_ffn_pack_params &p
       *(uint16_t *)(image + esmm_nm16_word_at(line + e, 4 * part) + esmm_nm16_shift(line + e, 0) / 8) =
           (uint16_t)two.places;
     }
+    if (OTHERS && p.how.step != ESMM_FFN_MEASURES)
+      put_columns_aside<DTYPE>(p, f, first, r);
     __syncthreads();
     if (p.how.step != ESMM_FFN_MEASURES) {
       uint4 *to = (uint4 *)((char *)p.half + esmm_nm16_block_at(strip, block, p.blocks));

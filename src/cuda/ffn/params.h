@@ -143,13 +143,13 @@ typedef struct esmm_ffn_collect_params {
 } esmm_ffn_collect_params;
 ESMM_PARAMS_SIZE(esmm_ffn_collect_params, 32);
 
-#define ESMM_FFN_RANK_THREADS 512
+#define ESMM_FFN_RANK_THREADS 1024
 
 /* esmm_ffn_rank: from the counts, which columns go sparse and which are alive. One block. */
 typedef struct esmm_ffn_rank_params {
   uint64_t counts;        /* int32 [features]: nonzeros of each column */
   uint64_t open;          /* int32 [features]: alive where not 0 */
-  uint64_t columns;       /* int32 [features]: those that go sparse, then the others, each by index; 0: not wanted, */
+  uint64_t columns;       /* int32 [features]: behind the first `sparse` the others, by index; 0: not wanted, */
   uint64_t others;        /* nor is this, which is as above */
   uint64_t order, places; /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
                              wanted */
@@ -173,6 +173,16 @@ typedef struct esmm_ffn_pick_params {
   int32_t add;
 } esmm_ffn_pick_params;
 ESMM_PARAMS_SIZE(esmm_ffn_pick_params, 104);
+
+/* esmm_ffn_add: dst's line (element of each line) index[i] gets src's i added, for each i below count. */
+typedef struct esmm_ffn_add_params {
+  esmm_device_matrix src, dst; /* row-major; src is fp32 */
+  uint64_t index;              /* int32 [count], no two alike */
+  int64_t count;
+  int32_t elements; /* 1: of each line */
+  int32_t unused;
+} esmm_ffn_add_params;
+ESMM_PARAMS_SIZE(esmm_ffn_add_params, 104);
 
 /* esmm_ffn_densities: to notes, which are 0: nonzeros, columns and strips of h that have one. */
 typedef struct esmm_ffn_densities_params {

@@ -290,12 +290,30 @@ static esmm_status launch_product(esmm_ctx *ctx, const packed *x, const esmm_mat
   return status == ESMM_OK ? esmm_cuda_launch(ctx, function, &launch, ctx->stream, &params) : status;
 }
 
+/* Between begin and end: rows of C that belong to the other columns, which a list has. */
+static esmm_status launch_add(esmm_ctx *ctx, const packed *x, const esmm_matrix *rows)
+{
+  static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_add", 0};
+  const esmm_matrix *c = x->product->c;
+  const bool elements = c->order == ESMM_COL_MAJOR; /* C's rows are elements of its lines */
+  const esmm_matrix from = elements ? ffn_transposed(*rows) : *rows, to = elements ? ffn_transposed(*c) : *c;
+  const esmm_ffn_add_params params = {.src = esmm_cuda_matrix(&from),
+                                      .dst = esmm_cuda_matrix(&to),
+                                      .index = address(ffn_numbers(x->cache, FFN_COLUMNS) + x->cache->sparse),
+                                      .count = x->others,
+                                      .elements = elements};
+  const int64_t lines = elements ? to.rows : x->others, cols = elements ? x->others : to.cols;
+  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(esmm_ceil_div(cols, ESMM_FFN_THREADS), RECORDS),
+                              .grid_y = (unsigned)esmm_min(esmm_ceil_div(lines, ESMM_FFN_PICK_ROWS), RECORDS),
+                              .threads = ESMM_FFN_THREADS};
+  return esmm_cuda_launch(ctx, &function, &launch, ctx->stream, &params);
+}
+
 /* Rows of C whose columns of m do not go sparse: so far they are zero, or what they are added to. */
 static esmm_status add_rows(esmm_ctx *ctx, const packed *x)
 {
-  const esmm_matrix *c = x->product->c;
   const esmm_matmul_opts opts = {.size = sizeof opts};
-  const bool by_rows = c->order == ESMM_ROW_MAJOR;
+  const bool by_rows = x->product->c->order == ESMM_ROW_MAJOR;
   const esmm_matrix a = ffn_transposed(x->side);
   esmm_matrix rows;
   esmm_status status = esmm_ffn_matrix(ctx, x->cache, FFN_GRADIENT, by_rows ? x->others : x->n,
@@ -304,9 +322,9 @@ static esmm_status add_rows(esmm_ctx *ctx, const packed *x)
     rows = ffn_transposed(rows);
   if (status == ESMM_OK)
     status = esmm_matmul(ctx, &a, x->w, &rows, &opts, NULL);
-  return status == ESMM_OK
-             ? esmm_ffn_cuda.scatter_rows(ctx, &rows, ffn_numbers(x->cache, FFN_OTHERS), x->product->c, true)
-             : status;
+  if (status == ESMM_OK)
+    status = esmm_cuda_begin(ctx, ctx->stream);
+  return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, launch_add(ctx, x, &rows)) : status;
 }
 
 esmm_status esmm_ffn_cuda_multiply_sparse(esmm_ctx *ctx, esmm_ffn_cache *cache, const ffn_sparse_product *product,
