@@ -310,7 +310,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
 
 /* clang-format off */
 #define CLI_DEVICE_OPTION(target)                                                                                      \
-  {"device", CLI_STRING, target, "auto|cpu|cuda[:N]", "default: ESMM_DEVICE, else auto: the first GPU that works,\n"    \
+  {"device", CLI_STRING, target, "auto|cpu|cuda[:N]", "default: ESMM_DEVICE, else auto: the first GPU that works,\n" \
    "else the CPU", 0, 0, NULL, NULL}
 #define CLI_MACHINE_OPTIONS(p)                                                                                         \
   CLI_DEVICE_OPTION(&(p)->device),                                                                                     \
@@ -338,7 +338,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"density-a", CLI_DENSITY, &(p)->density_a, "D", "the same for A only", 0, 0, NULL, NULL},                           \
   {"density-b", CLI_DENSITY, &(p)->density_b, "D", "the same for B only", 0, 0, NULL, NULL},                           \
   {"seed", CLI_SEED, &(p)->seed, "S", "of all generators (default 1)", 0, 0, NULL, NULL},                              \
-  {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, raw float32 with --dims, or FILE::TENSOR of\n"      \
+  {"load-a", CLI_STRING, &(p)->load_a, "FILE", "A from a .npy file, raw float32 with --dims, or FILE::TENSOR of\n" \
    "safetensors or .pt", 0, 0, NULL, NULL},                                                                            \
   {"load-b", CLI_STRING, &(p)->load_b, "FILE", "B likewise; a tensor [out, in] is transposed", 0, 0, NULL, NULL},      \
   {"tile-rows", CLI_INT, &(p)->tile_rows, "N", "repeat the rows of a loaded A until there are N, at least as\n"        \
@@ -352,7 +352,7 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
   {"dtype-c", CLI_DTYPE, &(p)->dtype_c, "T", "of C only", 0, 0, NULL, &(p)->has_dtype_c},                              \
   {"use", CLI_CHOICE, &(p)->use, "any|decode|large-m", "what B is prepared for (default any)", 0, 0,                   \
    "any|decode|large-m", NULL},                                                                                        \
-  {"format", CLI_STRING, &(p)->format, "F", "what B is prepared as: dense (default), bsr:R or bsr:RxC (blocks),\n"      \
+  {"format", CLI_STRING, &(p)->format, "F", "what B is prepared as: dense (default), bsr:R or bsr:RxC (blocks),\n" \
    "nm:N:M or nm:N:M:C (N of every M k's; C columns choose together)", 0, 0, NULL, NULL},                              \
   CLI_MACHINE_OPTIONS(&(p)->machine)
 

@@ -17,7 +17,7 @@ typedef enum model_k_axis {
 } model_k_axis;
 
 /* clang-format off */
-#define MODEL_K_AXIS_OPTION(target, seen)                                                                                    \
+#define MODEL_K_AXIS_OPTION(target, seen) \
   {"k-axis", CLI_CHOICE, target, "auto|last|first",                                                                    \
    "the axis that products sum over: last is [out, in], as PyTorch's\n"                                                \
    "Linear has it, first is [in, out], as B is multiplied; auto:\n"                                                    \

@@ -36,12 +36,17 @@ typedef enum esmm_prune_scope {
 
 /*
  * Sets elements of b [k,n] to zero so that it fits a format, or so that few are left.
- *   NM:    of each group of k's the `keep` elements of largest |b| stay; of equal ones, the lower k. With group_cols >
- * 1 the columns of a strip choose together, by the sum of squares over them. BSR:   the blocks of largest norm (sum of
- * squares) stay; of equal ones, the one of the lower block row, then of the lower block column. round(density * all
- * blocks) of them stay, and their contents are not touched. DENSE: top-N. The `top` elements of largest |b| stay, of
- * each column or of all of b; or round(density * elements) of them, where top is 0. Of equal ones, the lower k, then
- * the lower column. With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b
+ *
+ * NM: of each group of k's the `keep` elements of largest |b| stay; of equal ones, the lower k. With group_cols above 1
+ * the columns of a strip choose together, by the sum of squares over them.
+ *
+ * BSR: the blocks of largest norm (sum of squares) stay; of equal ones, the one of the lower block row, then of the
+ * lower block column. round(density * all blocks) of them stay, and their contents are not touched.
+ *
+ * DENSE: top-N. The `top` elements of largest |b| stay, of each column or of all of b; or round(density * elements) of
+ * them, where top is 0. Of equal ones, the lower k, then the lower column.
+ *
+ * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b
  * multiplies. NaN counts as infinite.
  *
  * With soft, what top-N or NM keeps shrinks (soft threshold): the largest |b| that goes is subtracted from those that

@@ -136,7 +136,7 @@ int cmd_report(int argc, char **argv)
 {
   enum { MOST = 64 };
   const char *out = "report.html", *words[MOST];
-  int count;
+  int count = 0;
   const cli_option options[] = {
       {"out", CLI_STRING, &out, "FILE", "where the page goes (default report.html); '-' is stdout", 0, 0, NULL, NULL},
       {0}};

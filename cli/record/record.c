@@ -168,9 +168,12 @@ static int read_record(const char *path, record *r)
   FILE *file = fopen(path, "r");
   if (!file)
     return cli_failed("%s: cannot be opened: %s", path, strerror(errno));
-  if (fstat(fileno(file), &info) == 0 && (S_ISDIR(info.st_mode) || info.st_size > MOST_BYTES)) {
+  if (fstat(fileno(file), &info) == 0 && (!S_ISREG(info.st_mode) || info.st_size > MOST_BYTES)) {
     fclose(file);
-    return cli_failed("%s: is no record: %s", path, S_ISDIR(info.st_mode) ? "a directory" : "more than 256 MiB");
+    return cli_failed("%s: is no record: %s", path,
+                      S_ISDIR(info.st_mode)   ? "a directory"
+                      : S_ISREG(info.st_mode) ? "more than 256 MiB"
+                                              : "no file");
   }
   ssize_t length;
   while ((length = getline(&text, &room, file)) >= 0 && number < MOST_LINES) {
@@ -189,6 +192,8 @@ static int read_record(const char *path, record *r)
     }
     json_decref(line);
   }
+  if (length >= 0)
+    problem(r, number + 1, "and what follows is not read: a record has %d lines at most", MOST_LINES);
   const bool bad = ferror(file);
   free(text);
   fclose(file);

@@ -312,7 +312,7 @@ static void turn(const esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache
 static esmm_status can_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
                               esmm_matrix *gate)
 {
-  const esmm_status status = esmm_ffn_matrix(ctx, cache, FFN_PRE_GATE, x->rows, ffn->o.d_hidden, ffn->o.dtype, gate);
+  const esmm_status status = esmm_ffn_matrix(ctx, cache, FFN_PRE_GATE, x->rows, ffn->o.d_hidden, ESMM_F32, gate);
   if (status != ESMM_OK)
     gate->data = NULL;
   return status;

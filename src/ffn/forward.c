@@ -200,7 +200,7 @@ static esmm_status decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   const esmm_ffn_opts *o = &ffn->o;
   *done = false;
   if (!cache->passes->decode || ffn->branches == 1 || !ffn_makes_zeros(ffn) || o->mode != ESMM_FFN_EXACT || o->rank1 ||
-      o->rank2 || !ffn->in_place || x->rows == 0 || x->rows > FFN_DECODE_TOKENS)
+      o->rank2 || !ffn->in_place || ctx->force[0] || x->rows == 0 || x->rows > FFN_DECODE_TOKENS)
     return ESMM_OK;
   esmm_matrix gate = {0}, h = {0};
   esmm_status status = cache->passes->can_decode(ctx, ffn, cache, x, &gate);

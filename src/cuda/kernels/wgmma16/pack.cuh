@@ -5,9 +5,11 @@
  * counts. A step is 64 k's of the strip, 16 KiB through TMA; the eight multiplying warps take steps in
  * turn, each a whole one, so that nothing but a count goes from warp to warp:
  *
- *   look    which of the 64 k's have a nonzero (-0 is a zero). Where the call was given A's bitmaps (GIVEN) they say
- * so, and a step without any is not read place   the count comes from the warp of the step before, and goes on to the
- * next one write   the alive k's behind each other
+ *   look    which of the 64 k's have a nonzero (-0 is a zero)
+ *   place   the count comes from the warp of the step before, and goes on to the next one
+ *   write   the alive k's behind each other
+ *
+ * Where the call was given A's bitmaps (GIVEN) they say what is alive, and a step without any is not read.
  *
  * Blocks of 64 packed k's, [2 panels of 64 rows][64 k's][128 bytes], swizzled, lie in a ring; a thread of the loading
  * warpgroup sends those that are full. TMA undoes the swizzle, so that whoever gathers lines need not.
