@@ -214,9 +214,9 @@ static void more_ones_than_nonzeros(void **state)
           if (th_get(&p.a, i, l) != 0 || full)
             th_set(&more.a, i, l, 1);
       expect_ok(gpu, esmm_matrix_copy(gpu, &more.a, &more.da));
-      esmm_pattern *pattern = pattern_of(gpu, &more.da, 8);
+      esmm_pattern *pattern = pattern_of(gpu, &more.da, 32);
       multiply(&p, kernel, pattern, true, p.want);
-      check_sums(&p, p.want, kernel, 8);
+      check_sums(&p, p.want, kernel, 32);
       esmm_pattern_free(pattern);
       end_product(&more);
       end_product(&p);
