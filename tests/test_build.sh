@@ -5,7 +5,7 @@ set -u
 . tests/support/tap.sh
 
 # report VARIABLES...: what `make` would say it builds. In a tree of its own: options are part of what is up to date.
-report() { "$MAKE" --no-print-directory BUILD="$WORK/tree" "$@" report 2>&1; }
+report() { "$MAKE" --no-print-directory BUILD="$WORK/tree" "$@" found 2>&1; }
 
 words_for_no() {
   for word in 0 no NO No off OFF false; do
@@ -37,7 +37,7 @@ check 'find_nvcc.sh takes them, too' nvcc_words
 # outside of the tree there is one way only.)
 one_tree() {
   report >/dev/null && cp "$WORK/tree/gen/flags" "$WORK/flags" &&
-    "$MAKE" --no-print-directory BUILD="${WORK#"$PWD"/}/tree" report >/dev/null &&
+    "$MAKE" --no-print-directory BUILD="${WORK#"$PWD"/}/tree" found >/dev/null &&
     cmp "$WORK/tree/gen/flags" "$WORK/flags"
 }
 check 'a build directory may be named by its whole path or within the tree' one_tree

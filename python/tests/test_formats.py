@@ -113,9 +113,9 @@ def test_prune_refusals(rng):
     for wrong, match in (
         ({"top": -1}, "top is -1"),
         ({"top": 1.5}, "top is 1.5"),
-        ({"top": 2, "density": 0.5}, "opts->top is 2"),
+        ({"top": 2, "density": 0.5}, "^top is 2"),
         ({"top": 2, "scope": "row"}, "scope"),
-        ({"format": "2:4", "top": 2}, "opts->top is 2"),
+        ({"format": "2:4", "top": 2}, "^top is 2"),
         ({"format": "bsr:4", "density": 0.5, "soft": True}, "soft"),
         ({}, "top or density"),
     ):

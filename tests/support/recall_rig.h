@@ -12,14 +12,8 @@
 #include <pthread.h>
 #include <time.h>
 
-enum {
-  M_FOLD = 16,
-  /* strips of 8 rows, as hand_over makes them, in one of 128 */ M = 512,
-  K = 1024,
-  N = 1024,
-  CALLS = 96,
-  LATE = 2048
-};
+enum { M = 512, K = 1024, N = 1024, CALLS = 96, LATE = 2048 };
+enum { STRIP_ROWS = 32, FOLD = 128 / STRIP_ROWS }; /* of what hand_over makes; so many are a strip of joint */
 
 typedef enum when { AT_ONCE, LATER, NEVER } when;
 
@@ -146,7 +140,7 @@ static inline void note_launch(const char *name, const void *params)
     esmm_wgmma16_params p;
     memcpy(&p, params, sizeof p);
     gpu.given = strcmp(name, "esmm_wgmma16_given_bf16") == 0;
-    assert_true(gpu.given == (p.given.bits != 0) && (!gpu.given || (!p.choose && p.given.fold == M_FOLD)));
+    assert_true(gpu.given == (p.given.bits != 0) && (!gpu.given || (!p.choose && p.given.fold == FOLD)));
     gpu.chooses = p.choose || p.selector.address;
     gpu.self += p.report != 0;
     report(p.report, false);
@@ -279,7 +273,8 @@ static inline void call(rig *x, const esmm_matmul_opts *opts, esmm_stats *stats)
 static inline esmm_pattern *hand_over(rig *x, float counted)
 {
   esmm_pattern *pattern = NULL;
-  const esmm_matmul_opts opts = {.size = sizeof opts, .force = "dense_bf16_sm90a", .c_pattern = &pattern};
+  const esmm_matmul_opts opts = {
+      .size = sizeof opts, .force = "dense_bf16_sm90a", .c_strip_rows = STRIP_ROWS, .c_pattern = &pattern};
   gpu.counted = counted;
   assert_int_equal(esmm_matmul(x->ctx, &x->a, x->w, &x->c, &opts, NULL), ESMM_OK);
   return pattern;

@@ -86,6 +86,8 @@ def sparsify(m: Tensor, columns: Tensor, along_tokens: bool, o: Options) -> Tens
             order = order.to(m.device)
             part = part[order]
         part = part.t()
+    else:  # features 4g to 4g + 3, of which those that go sparse share two places
+        part = torch.zeros_like(m, dtype=torch.float32).index_copy_(1, columns, part)
     n = part.shape[1]
     padded = torch.nn.functional.pad(part, (0, -n % 4))
     made = sparsify_groups(padded.reshape(part.shape[0], -1, 4), o.sparsifier).reshape(part.shape[0], -1)[:, :n]
@@ -93,6 +95,8 @@ def sparsify(m: Tensor, columns: Tensor, along_tokens: bool, o: Options) -> Tens
         made = made.t()
         if order is not None:
             made = torch.empty_like(made).index_copy_(0, order, made)
+    else:
+        made = made[:, columns]
     out = m.clone()
     out[:, columns] = made.to(m.dtype)
     return out
