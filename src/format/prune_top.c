@@ -316,9 +316,9 @@ float esmm_top_factor(const esmm_area_fit *fits, int64_t areas)
 
 void esmm_tally_add(esmm_prune_tally *to, const esmm_prune_tally *from, int64_t count)
 {
-  for (int64_t i = 0; i < count; i++) {
-    to->kept += from[i].kept;
-    to->dropped += from[i].dropped;
+  for (int64_t i = 0; i < count; i++) { /* unsigned: what a device that fails has left there may be anything */
+    to->kept = (int64_t)((uint64_t)to->kept + (uint64_t)from[i].kept);
+    to->dropped = (int64_t)((uint64_t)to->dropped + (uint64_t)from[i].dropped);
     to->squares += from[i].squares;
     to->squares_dropped += from[i].squares_dropped;
   }
