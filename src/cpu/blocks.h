@@ -1,6 +1,6 @@
 /*
- * blocks.h: what the packed products share (gemm.h in fp32, pairs.h in bf16): blocks of C for threads, bitmaps of
- * strips, k-lists, and the choice of a strip's height. Included after vec_*.h.
+ * blocks.h: what the packed products share (gemm.h in fp32, pairs.h in bf16): sums of tiles, blocks of C for threads,
+ * bitmaps of strips, k-lists, and the choice of a strip's height. Included after vec_*.h.
  */
 #ifndef ESMM_BLOCKS_H
 #define ESMM_BLOCKS_H
@@ -9,8 +9,42 @@
 
 #include <math.h>
 
+#define TILE_COLS (2 * VEC)
 #define MAX_STRIP 32
 #define MIN_STRIP (MR == 8 ? 8 : 4)
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+/* c [rows, TILE_COLS] (+)= sums */
+ALWAYS void tile_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, bool add)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    float *to = c + r * ldc;
+    if (add) {
+      sums[r][0] = vec_add(sums[r][0], vec_load(to));
+      sums[r][1] = vec_add(sums[r][1], vec_load(to + VEC));
+    }
+    vec_store(to, sums[r][0]);
+    vec_store(to + VEC, sums[r][1]);
+  }
+}
+
+ALWAYS void tile_clear(const int rows, vec sums[MR][2])
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+    sums[r][0] = sums[r][1] = vec_zero();
+}
+
+ALWAYS void tile_prefetch(const int rows, float *c, int64_t ldc)
+{
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * ldc, 1);
+    __builtin_prefetch(c + r * ldc + TILE_COLS - 1, 1);
+  }
+}
 
 /* ------------------------------------------------------------------------------------------------ bitmaps */
 

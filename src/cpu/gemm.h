@@ -23,43 +23,11 @@
 #include "blocks.h"
 #include "panels.h"
 
-#define TILE_COLS (2 * VEC)
 #define STRAIGHT_CHAIN 320 /* terms summed before they are added to C where nothing is skipped */
 #define MOST_PAIRED 96     /* entries of a list that is summed in two chains side by side */
 #define STRETCH 256        /* k's of A scanned at a time: a kilobyte of each row, so that the reads stay sequential */
 
 /* ------------------------------------------------------------------------------------------------ tiles */
-
-/* c [rows, TILE_COLS] (+)= sums */
-ALWAYS void tile_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, bool add)
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    float *to = c + r * ldc;
-    if (add) {
-      sums[r][0] = vec_add(sums[r][0], vec_load(to));
-      sums[r][1] = vec_add(sums[r][1], vec_load(to + VEC));
-    }
-    vec_store(to, sums[r][0]);
-    vec_store(to + VEC, sums[r][1]);
-  }
-}
-
-ALWAYS void tile_clear(const int rows, vec sums[MR][2])
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++)
-    sums[r][0] = sums[r][1] = vec_zero();
-}
-
-ALWAYS void tile_prefetch(const int rows, float *c, int64_t ldc)
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    __builtin_prefetch(c + r * ldc, 1);
-    __builtin_prefetch(c + r * ldc + TILE_COLS - 1, 1);
-  }
-}
 
 ALWAYS void tile_step(const int rows, vec sums[MR][2], const float *a, const float *b0, const float *b1)
 {

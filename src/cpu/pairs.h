@@ -28,7 +28,6 @@
 #include <stdio.h>
 
 #define PAIRS_CHAIN 512    /* k's that are summed before they are added to C; even */
-#define PAIRS_COLS 32      /* of a tile, which is a panel */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
@@ -62,22 +61,6 @@ ALWAYS pair_vec pair_last(const char *even)
 
 /* ------------------------------------------------------------------------------------------------ tiles */
 
-ALWAYS void pairs_clear(const int rows, vec sums[MR][2])
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++)
-    sums[r][0] = sums[r][1] = vec_zero();
-}
-
-ALWAYS void pairs_prefetch(const int rows, float *c, int64_t ldc)
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    __builtin_prefetch(c + r * ldc, 1);
-    __builtin_prefetch(c + r * ldc + PAIRS_COLS - 1, 1);
-  }
-}
-
 ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_vec x0, pair_vec x1)
 {
   VEC_KEEP(x0);
@@ -87,20 +70,6 @@ ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_
     const pair_vec y = _mm512_set1_epi32((int)a[r]);
     sums[r][0] = dot_pairs(sums[r][0], y, x0);
     sums[r][1] = dot_pairs(sums[r][1], y, x1);
-  }
-}
-
-ALWAYS void pairs_store(const int rows, vec sums[MR][2], float *c, int64_t ldc, bool add)
-{
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) {
-    float *to = c + r * ldc;
-    if (add) {
-      sums[r][0] = vec_add(sums[r][0], vec_load(to));
-      sums[r][1] = vec_add(sums[r][1], vec_load(to + VEC));
-    }
-    vec_store(to, sums[r][0]);
-    vec_store(to + VEC, sums[r][1]);
   }
 }
 
@@ -121,8 +90,8 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, con
   const uint32_t *list = b->list, *end = list + b->n / 2 * 2;
   pair_vec *made = b->made;
   vec sums[MR][2];
-  pairs_prefetch(rows, c, ldc);
-  pairs_clear(rows, sums);
+  tile_prefetch(rows, c, ldc);
+  tile_clear(rows, sums);
   for (; list < end; list += 2, a += MR) {
     const pair_vec x0 = pair_up(b0 + list[0], b0 + list[1], places), x1 = pair_up(b1 + list[0], b1 + list[1], places);
     if (keep) {
@@ -140,7 +109,7 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, con
     }
     pairs_step(rows, sums, a, x0, x1);
   }
-  pairs_store(rows, sums, c, ldc, add);
+  tile_store(rows, sums, c, ldc, add);
 }
 
 /* The same with pairs that are made. */
@@ -148,12 +117,12 @@ ALWAYS void pairs_made(const int rows, const uint32_t *a, const pairs_of_b *b, f
 {
   const pair_vec *from = b->made, *end = from + (b->n + 1) / 2 * 2;
   vec sums[MR][2];
-  pairs_prefetch(rows, c, ldc);
-  pairs_clear(rows, sums);
+  tile_prefetch(rows, c, ldc);
+  tile_clear(rows, sums);
 #pragma GCC unroll 2
   for (; from < end; from += 2, a += MR)
     pairs_step(rows, sums, a, _mm512_loadu_si512(from), _mm512_loadu_si512(from + 1));
-  pairs_store(rows, sums, c, ldc, add);
+  tile_store(rows, sums, c, ldc, add);
 }
 
 typedef enum pairs_way { PAIRS_MAKE, PAIRS_KEEP, PAIRS_MADE } pairs_way;
@@ -407,7 +376,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.mc = esmm_min(g.mc, esmm_max(64, share));
   g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.width));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
-  g.nc = esmm_min(g.panels, (esmm_is_plain(p) ? 4096 : 1024) / PAIRS_COLS); /* sums in scratch stay near */
+  g.nc = esmm_min(g.panels, (esmm_is_plain(p) ? 4096 : 1024) / TILE_COLS); /* sums in scratch stay near */
   g.blocks_n = esmm_ceil_div(g.panels, g.nc);
   if (g.blocks_m * g.blocks_n < 4 * p->threads && p->threads > 1) {
     g.blocks_n = esmm_min(g.panels, esmm_ceil_div(4 * p->threads, g.blocks_m));
@@ -433,7 +402,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.at_words = at; /* a strip's words, before they become pairs */
   at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
   g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * PAIRS_COLS) * sizeof(float)));
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * TILE_COLS) * sizeof(float)));
   g.at_rows = at;
   at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
   g.bytes = at;
@@ -491,15 +460,15 @@ static void pairs_multiply(int64_t rows, const uint32_t *a, int64_t tile_stride,
   for (int64_t r = 0; r < rows; r += MR, a += tile_stride, c += MR * ldc) {
     const int64_t count = esmm_min(MR, rows - r);
     const pairs_way way = made || r > 0 ? PAIRS_MADE : rows > MR ? PAIRS_KEEP : PAIRS_MAKE;
-    if (room >= PAIRS_COLS) {
+    if (room >= TILE_COLS) {
       pairs_tile[count](way, a, b, c, ldc, add);
       continue;
     }
-    float edge[MR * PAIRS_COLS]; /* past the last column C is not ours to write */
-    pairs_tile[count](way, a, b, edge, PAIRS_COLS, false);
+    float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
+    pairs_tile[count](way, a, b, edge, TILE_COLS, false);
     for (int64_t x = 0; x < count; x++)
       for (int64_t y = 0; y < cols; y++)
-        c[x * ldc + y] = edge[x * PAIRS_COLS + y] + (add ? c[x * ldc + y] : 0.0f);
+        c[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? c[x * ldc + y] : 0.0f);
   }
 }
 
@@ -572,8 +541,8 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
   pairs_strip *strip_of = (pairs_strip *)(void *)(scratch + g->at_strips);
   uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_lists), *buffer = (uint32_t *)(void *)(scratch + g->at_a);
   float *sums = (float *)(void *)(scratch + g->at_sums);
-  pairs_target to = {.ldc = plain ? p->c.ld : g->nc * PAIRS_COLS};
-  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * PAIRS_COLS : sums;
+  pairs_target to = {.ldc = plain ? p->c.ld : g->nc * TILE_COLS};
+  float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * TILE_COLS : sums;
   if (!g->skip)
     list_all(lists, PAIRS_CHAIN, step);
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
@@ -598,9 +567,9 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
     for (int64_t q = 0; q < panels; q++) {
       pairs_of_b b = pairs_panel(w, g->from_rows, q0 + q, k0);
       b.made = (pair_vec *)(void *)(scratch + g->at_b);
-      to.cols = esmm_min(PAIRS_COLS, p->n - (q0 + q) * PAIRS_COLS);
-      to.room = plain ? to.cols : PAIRS_COLS;
-      to.c = c + q * PAIRS_COLS;
+      to.cols = esmm_min(TILE_COLS, p->n - (q0 + q) * TILE_COLS);
+      to.room = plain ? to.cols : TILE_COLS;
+      to.c = c + q * TILE_COLS;
       if (!g->skip) {
         b.list = lists;
         pairs_straight(g, strip_of, strips, kc, b, step, &to);
@@ -621,7 +590,7 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
       }
     }
   }
-  const int64_t col0 = q0 * PAIRS_COLS, cols = esmm_min(panels * PAIRS_COLS, p->n - col0);
+  const int64_t col0 = q0 * TILE_COLS, cols = esmm_min(panels * TILE_COLS, p->n - col0);
   if (plain)
     esmm_finish_plain(p, row0, rows, col0, cols);
   else
