@@ -31,6 +31,17 @@ def torch_version() -> "tuple[int, int]":
     return int(major), int(minor)
 
 
+def cxx_runtime() -> "list[str]":
+    """The libstdc++ that torch has loaded, to be linked first. A compiler that brings only a static one would put a
+    second copy into the operators, and an exception thrown by one copy ends the process where the other catches it."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            paths = {line.split(None, 5)[-1].rstrip("\n") for line in maps if "/libstdc++.so" in line}
+    except OSError:
+        return []
+    return sorted(path for path in paths if os.path.isfile(path))[:1]
+
+
 def compile_operators() -> str:
     """The compiled file's path; compiles where it is not there yet."""
     if torch_version() < STABLE:
@@ -38,8 +49,8 @@ def compile_operators() -> str:
     root = os.path.dirname(os.path.abspath(torch.__file__))
     more = [
         "-fvisibility-inlines-hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-L{os.path.join(root, 'lib')}",
-        "-ltorch_cpu", "-lc10", "-pthread",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", *cxx_runtime(),
+        f"-L{os.path.join(root, 'lib')}", "-ltorch_cpu", "-lc10", "-pthread",
     ]  # fmt: skip
     return build(SOURCE, "torch", [os.path.join(root, "include")], torch.__version__, more)
 
