@@ -5,6 +5,7 @@
  */
 #include "gpu16.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- ragged shapes: sums of small integers, which are exact ---- */
@@ -456,12 +457,98 @@ static void blocks_of_many_tiles(void **state)
   close_rooms();
 }
 
+/* What a pass of the test's own over C says, and the pattern that is extracted of it. */
+static void check_notes(const esmm_matrix *c, const esmm_matrix *counts, const esmm_pattern *got, int64_t strip_rows,
+                        const char *what)
+{
+  esmm_matrix host = host_matrix(c->rows, c->cols, c->dtype), counted = host_matrix(1, c->cols, ESMM_F32);
+  esmm_pattern *want = NULL;
+  int32_t *found = counted.data;
+  expect_ok(gpu, esmm_matrix_copy(gpu, c, &host));
+  expect_ok(gpu, esmm_matrix_copy(gpu, counts, &counted));
+  expect_ok(gpu, esmm_pattern_extract(cpu, &host, strip_rows, &want));
+  for (int64_t j = 0; j < c->cols; j++) {
+    int32_t nonzeros = 0;
+    for (int64_t i = 0; i < c->rows; i++)
+      nonzeros += th_get(&host, i, j) != 0.0;
+    if (found[j] != nonzeros)
+      fail_msg("%s, strips of %d: column %d has %d nonzeros, not %d", what, (int)strip_rows, (int)j, (int)found[j],
+               (int)nonzeros);
+  }
+  uint64_t *is = th_pattern_bits(gpu, got), *should = th_pattern_bits(cpu, want);
+  const esmm_pattern_info info = th_pattern(cpu, want);
+  for (int64_t i = 0; i < info.strips * info.words; i++)
+    if (is[i] != should[i])
+      fail_msg("%s: bits of strip %d of %d rows are not C's", what, (int)(i / info.words), (int)strip_rows);
+  free(is);
+  free(should);
+  esmm_pattern_free(want);
+  free(host.data);
+  free(counted.data);
+}
+
+/* A block of the GPU makes several tiles with notes of each, which are taken while it multiplies the next: short tiles,
+   and ones that go several times through all the memory that it has for operands. */
+static void notes_of_several_rounds(void **state)
+{
+  (void)state;
+  static const int64_t sizes[][3] = {{1500, 8192, 64}, {1100, 8192, 1000}, {3000, 4096, 192}};
+  static const int64_t strips[] = {128, 64, 8, 136};
+  for (int i = 0; i < COUNT(sizes) * COUNT(DTYPES); i++) {
+    const int64_t *size = sizes[i / COUNT(DTYPES)];
+    const esmm_dtype dtype = DTYPES[i % COUNT(DTYPES)];
+    esmm_matrix a = host_matrix(size[0], size[2], dtype), b = host_matrix(size[2], size[1], dtype);
+    esmm_matrix bias = host_matrix(1, size[1], ESMM_F32);
+    th_rng rng = {(uint64_t)i + 70};
+    for (int64_t r = 0; r < a.rows; r++)
+      for (int64_t j = 0; j < a.cols; j++)
+        th_set(&a, r, j, (double)th_below(&rng, 3) - 1);
+    for (int64_t r = 0; r < b.rows; r++)
+      for (int64_t j = 0; j < b.cols; j++)
+        th_set(&b, r, j, (double)th_below(&rng, 3) - 1);
+    for (int64_t j = 0; j < bias.cols; j++) /* columns with no, few and many nonzeros */
+      th_set(&bias, 0, j, j % 3 == 0 ? -1e6 : j % 3 == 1 ? -2.5 * sqrt((double)size[2]) : 0);
+    const esmm_matrix like = {.rows = size[0], .cols = size[1], .ld = size[1], .dtype = dtype};
+    esmm_matrix da = to_device(&a), dc = to_device(&like), counts = device_matrix(1, size[1]),
+                dbias = to_device(&bias);
+    esmm_weights *w = NULL;
+    expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
+    for (int j = 0; j < 2 * COUNT(strips); j++) {
+      const bool gated = j % 2;
+      esmm_pattern *pattern = NULL;
+      esmm_stats stats = {.size = sizeof stats};
+      const esmm_matmul_opts opts = {.size = sizeof opts,
+                                     .force = dtype == ESMM_BF16 ? "dense_bf16_sm90a" : "dense_f16_sm90a",
+                                     .activation = ESMM_ACT_RELU2,
+                                     .bias = gated ? NULL : dbias.data,
+                                     .gate = gated ? w : NULL,
+                                     .gate_bias = gated ? dbias.data : NULL,
+                                     .column_nonzeros = counts.data,
+                                     .c_strip_rows = strips[j / 2],
+                                     .c_pattern = &pattern};
+      const esmm_status status = esmm_matmul(gpu, &da, w, &dc, &opts, &stats);
+      if (status == ESMM_ERR_UNSUPPORTED)
+        continue; /* this GPU has no such kernel */
+      expect_ok(gpu, status);
+      check_notes(&dc, &counts, pattern, strips[j / 2], gated ? "gated" : "not gated");
+      esmm_pattern_free(pattern);
+    }
+    esmm_weights_free(w);
+    const esmm_matrix device[] = {da, dc, counts, dbias}, host[] = {a, b, bias};
+    for (int j = 0; j < COUNT(device); j++)
+      esmm_memory_free(gpu, device[j].data);
+    for (int j = 0; j < COUNT(host); j++)
+      free(host[j].data);
+  }
+}
+
 int main(void)
 {
   int status = 0;
   if (!use_gpu("cuda16 shapes", &status))
     return status;
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(notes_of_several_rounds),
       cmocka_unit_test(ragged_shapes),
       cmocka_unit_test(ragged_shapes_of_few_rows),
       cmocka_unit_test(around_the_edges_of_tiles),

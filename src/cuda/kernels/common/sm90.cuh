@@ -63,6 +63,17 @@ static __device__ __forceinline__ bool sm90_barrier_test(uint64_t *b, uint32_t p
   return done != 0;
 }
 
+/* The same without any waiting. */
+static __device__ __forceinline__ bool sm90_barrier_look(uint64_t *b, uint32_t parity)
+{
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(sm90_address(b)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
 static __device__ __forceinline__ void sm90_barrier_wait(uint64_t *b, uint32_t parity)
 {
   while (!sm90_barrier_test(b, parity)) {

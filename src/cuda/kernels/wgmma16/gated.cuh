@@ -120,10 +120,8 @@ static __device__ __forceinline__ void store_gated(const esmm_wgmma16_params &p,
   meet_group(7 + group);
   if (thread % 128 == 0) {
     const int row = unit.row + group * 64;
-    if (tallies_late(p)) {
-      tally_last(sh, group);
-      tally_next(sh, group, row, unit.col);
-    }
+    if (tallies_late(p))
+      tally_next(sh, group, row, unit.col, sm90_address(here));
     sm90_tma_store(&p.map_c, unit.col, row, here);
     sm90_tma_store(&p.map_c, unit.col + 64, row, there);
     sm90_bulk_commit();

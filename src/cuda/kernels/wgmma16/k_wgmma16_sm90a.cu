@@ -156,8 +156,8 @@ typedef struct wgmma16_consumer {
   int lane, group, shares, reader;
   bool gathered_lines;
   uint32_t slot, phase;
-  uint32_t held; /* a stage from which C is being written; MAX_STAGES: none */
-  bool boxes;    /* C was, at least once */
+  uint32_t held;  /* a stage from which C is being written; MAX_STAGES: none */
+  uint32_t tiles; /* that were written so */
 } wgmma16_consumer;
 
 static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring,
@@ -178,7 +178,7 @@ static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma1
   c.b_view = wgmma16_view(ring + b_at);
   c.slot = c.phase = 0;
   c.held = MAX_STAGES;
-  c.boxes = false;
+  c.tiles = 0;
   return c;
 }
 
@@ -189,12 +189,23 @@ static __device__ __forceinline__ void let_go(const wgmma16_consumer &c, uint32_
     sm90_barrier_arrive_cluster(c.empty + at * 8);
 }
 
-/* And so may the one from which C was written: the first warp says so for the warpgroup. */
-static __device__ __forceinline__ void let_go_held(wgmma16_consumer &c)
+/* And so may the one from which C was written: the first warp says so for the warpgroup. Not WAIT: not yet, where what
+   is noted of C is not. */
+template <bool WAIT>
+static __device__ __forceinline__ void let_go_held(const esmm_wgmma16_params &p, wgmma16_shared *sh,
+                                                   wgmma16_consumer &c)
 {
   if (c.held >= MAX_STAGES)
     return;
   if (threadIdx.x / 32 % 4 == 0) {
+    if (tallies_late(p) && !c.gathered_lines) {
+      uint64_t *tallied = &sh->tallied[c.group];
+      const uint32_t parity = (c.tiles - 1) % 2;
+      if (WAIT)
+        sm90_barrier_wait(tallied, parity);
+      else if (!__shfl_sync(~0u, sm90_barrier_look(tallied, parity), 0))
+        return;
+    }
     sm90_bulk_wait_read();
     __syncwarp();
     if (c.lane < c.shares)
@@ -205,7 +216,8 @@ static __device__ __forceinline__ void let_go_held(wgmma16_consumer &c)
 
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
 template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
-static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
+static __device__ __forceinline__ uint32_t multiply_unit(const esmm_wgmma16_params &p, wgmma16_shared *sh,
+                                                         wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
                                                          uint32_t &at)
 {
   typedef wgmma16_stage<COLS> stage;
@@ -215,6 +227,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, fl
   for (int j = 0; j < stage::SUMS; j++) /* zero now: their registers are free between units */
     sums[j] = 0.0f;
   do {
+    if (c.slot == c.held) /* nothing comes there before */
+      let_go_held<true>(p, sh, c);
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
@@ -240,7 +254,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_consumer &c, fl
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
       let_go(c, before);
-      let_go_held(c);
+      let_go_held<false>(p, sh, c);
     }
     before = c.slot;
     if (++c.slot == stage::COUNT) {
@@ -265,22 +279,20 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   typedef wgmma16_stage<COLS> stage;
   const int warp = (thread_now() - FEEDERS) / 32, row0 = unit.row + warp * 16;
   const bool boxes = p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n;
-  let_go_held(c);
-  if (boxes || c.boxes)
+  let_go_held<true>(p, sh, c);
+  if (boxes || c.tiles)
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
     const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
     if (bias && !c.gathered_lines && bias_comes(p, unit, COLS))
       bias = sh->bias[at];
-    c.boxes = true;
+    c.tiles++;
     store_boxes<MORE>(p, sh, sums, unit.row + c.group * 64, unit.col, bias, ring + at * stage::BYTES,
                       stage::BYTES / PANEL, (char *)sh->spare, !c.gathered_lines);
     c.held = at;
     return;
   }
   let_go(c, at);
-  if (!c.gathered_lines)
-    tally_before(p, sh, c.group);
   int first = 0, end = wgmma16_stage<COLS>::SUMS;
   if (unit.parts > 1)
     add_parts<false>(p, unit, sums, row0, first, end);
@@ -296,15 +308,14 @@ static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_para
   const int row0 = unit.row + (thread_now() - FEEDERS) / 32 * 16;
   const bool inside = p.c_boxes && unit.col + ESMM_WGMMA16_GATED <= p.n, boxes = inside && unit.parts == 1;
   int first = 0, end = GATED_SUMS;
-  let_go_held(c);
-  if (boxes || c.boxes)
+  let_go_held<true>(p, sh, c);
+  if (boxes || c.tiles)
     meet_group(7 + c.group); /* its warps multiply no more; its last tile has left the spare memory */
   if (boxes) {
-    c.boxes = true;
+    c.tiles++;
     c.held = at;
   } else {
     let_go(c, at);
-    tally_before(p, sh, c.group);
     if (unit.parts > 1)
       add_parts<true>(p, unit, sums, row0, first, end);
     if (row0 >= p.m || unit.col >= p.n)
@@ -325,17 +336,17 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(p, sh, c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
     if (what & (STAGE_OFF | STAGE_END)) {
-      if (what & STAGE_END && !c.gathered_lines && tallies_late(p))
-        tally_end(sh, c.group);
-      let_go_held(c);
+      let_go_held<true>(p, sh, c);
       let_go(c, at);
+      if (what & STAGE_END && !c.gathered_lines && tallies_late(p) && threadIdx.x % 128 == 0)
+        tally_next(sh, c.group, -1, 0, 0);
       return what & STAGE_END;
     }
     if constexpr (ENTRY == ENTRY_GATED)
@@ -446,6 +457,7 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
 }
 
 /* What is noted of C, where the dense product is wanted: by the warps that do not load. */
+template <bool GATED>
 static __device__ __forceinline__ void tally_dense(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
   if (p.choose) {
@@ -453,10 +465,12 @@ static __device__ __forceinline__ void tally_dense(const esmm_wgmma16_params &p,
     if (sh->mode != ESMM_WGMMA16_DENSE)
       return;
   }
-  if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
-    tally_tiles<ESMM_WGMMA16_WIDE>(p, sh);
+  if (GATED)
+    tally_tiles<2 * ESMM_WGMMA16_GATED, true>(p, sh);
+  else if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+    tally_tiles<ESMM_WGMMA16_WIDE, false>(p, sh);
   else
-    tally_tiles<ESMM_WGMMA16_NARROW>(p, sh);
+    tally_tiles<ESMM_WGMMA16_NARROW, false>(p, sh);
 }
 
 /* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
@@ -469,7 +483,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       wgmma16_choose(p, sh);
     if (threadIdx.x >= 32 && tallies_late(p))
-      tally_dense(p, sh);
+      tally_dense<false>(p, sh);
     meet<3, FEEDERS>();
     if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
       return;
@@ -489,7 +503,7 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
     else
       feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
   } else if (threadIdx.x >= 32 && tallies_late(p)) {
-    tally_dense(p, sh);
+    tally_dense<ENTRY == ENTRY_GATED>(p, sh);
   }
   meet<3, FEEDERS>();
 }
@@ -511,9 +525,11 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     if (p.c_boxes)
       sm90_prefetch_map(&p.map_c);
     if (tallies_late(p)) {
-      sm90_barrier_init(&sh->tile_there, 2);
-      sm90_barrier_init(&sh->tallied, TALLY_WARPS);
-      sh->tally_issued[0] = sh->tally_issued[1] = sh->tally_said[0] = sh->tally_said[1] = 0;
+#pragma unroll 1
+      for (int i = 0; i < 2; i++) {
+        sm90_barrier_init(&sh->tile_there[i], 1);
+        sm90_barrier_init(&sh->tallied[i], TALLY_WARPS);
+      }
     }
     if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
       sm90_prefetch_map(&p.map_packed);

@@ -307,10 +307,8 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   sm90_fence_async();
   meet_group(7 + group);
   if (thread % 128 == 0) {
-    if (late && tallies_late(p)) {
-      tally_last(sh, group);
-      tally_next(sh, group, row, col);
-    }
+    if (late && tallies_late(p))
+      tally_next(sh, group, row, col, sm90_address(here));
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;

@@ -1,10 +1,11 @@
 /*
  * tally.cuh: what is noted of C (nonzeros of columns, bitmaps of strips) by warps that have nothing else to do: of the
- * dense product's loading warpgroup one thread loads. They read a tile back when TMA has written it, while the next one
- * is multiplied, so that it takes none of the multiplying warps' time.
+ * dense product's loading warpgroup one thread loads. They read a tile where it lies in shared memory for TMA to write
+ * it, while the next one is multiplied, so that it takes none of the multiplying warps' time and nothing of memory's.
  *
- * One thread of each multiplying warpgroup sends a tile off. When it sends the next one, the last has long been
- * written: it then says so. Tiles that TMA does not write are noted by who stores them (store.cuh).
+ * A warpgroup's 64 rows are an item. One of its threads says that they are there; the stage that they lie in is let go
+ * of when they have been read (let_go_held), which is asked after each stage and waited for where it is needed again.
+ * Tiles that TMA does not write are noted by who stores them (store.cuh).
  */
 #ifndef ESMM_CUDA_WGMMA16_TALLY_CUH
 #define ESMM_CUDA_WGMMA16_TALLY_CUH
@@ -12,6 +13,7 @@
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define TALLY_WARPS 3 /* all of the loading warpgroup but the first */
+#define TALLY_ROWS 32 /* of a panel, that a warp reads at once */
 
 /* Does this launch note anything so? */
 static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p)
@@ -19,152 +21,152 @@ static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p
   return p.c_boxes && p.epilogue.extra & ESMM_EXTRA_TALLY;
 }
 
-/* By the thread that sends tiles off: the last one is in memory. Said once of each. */
-static __device__ __forceinline__ void tally_last(wgmma16_shared *sh, int group)
+/* One thread of a warpgroup: 64 rows of C from `row` on have their first panel there. row below 0: there are no more.
+ */
+static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group, int row, int col, uint32_t panel)
 {
-  const uint32_t issued = sh->tally_issued[group];
-  if (issued == sh->tally_said[group])
-    return;
-  sh->tally_said[group] = issued;
-  if (issued > 1) /* who waits for a tile must not miss it: the one before is done, and its place free */
-    sm90_barrier_wait(&sh->tallied, issued % 2);
-  sm90_bulk_wait();
-  sm90_barrier_arrive(&sh->tile_there);
+  sh->tally_tile[group] = make_int4(row, col, (int)panel, 0);
+  sm90_barrier_arrive(&sh->tile_there[group]);
 }
 
-/* All multiplying threads, before a tile that TMA does not write: the last one need not wait for it. */
-static __device__ __forceinline__ void tally_before(const esmm_wgmma16_params &p, wgmma16_shared *sh, int group)
+/* ---- by the warps that take the notes ---- */
+
+/* Where a warpgroup's panel g lies; first: where its own or, GATED being false, the block's first panel does. */
+template <int COLS, bool GATED>
+static __device__ __forceinline__ uint32_t tally_panel(wgmma16_shared *sh, uint32_t first, int group, int g)
 {
-  if (tallies_late(p) && (thread_now() - FEEDERS) % 128 == 0)
-    tally_last(sh, group);
+  enum { ROOM = wgmma16_stage<COLS>::BYTES / PANEL };
+  const uint32_t spare = sm90_address(sh->spare);
+  if (GATED)
+    return g ? spare + (uint32_t)group * PANEL : first;
+  const int panel = group * (COLS / 64) + g;
+  return panel < ROOM ? first + (uint32_t)panel * PANEL : spare + (uint32_t)(panel - ROOM) * PANEL;
 }
 
-/* The same thread, then: what is told of the next. row below 0: there are no more. */
-static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group, int row, int col)
+/* Bits of 64 columns from col on, of rows of one strip. A lane has how often each of 8 columns is not zero, the same
+   ones as the lanes 8, 16 and 24 on. */
+static __device__ __forceinline__ void tally_strip(const esmm_epilogue_params &e, int row, int col,
+                                                   const __half2 (&nonzeros)[4])
 {
-  const uint32_t issued = sh->tally_issued[group];
-  if (group == 0)
-    sh->tally_tile[issued % 2] = make_int2(row, col);
-  sh->tally_issued[group] = issued + 1;
-}
-
-/* All multiplying threads, when there are no more tiles: both warpgroups have said so of their last one before either
-   says that it was the last. */
-static __device__ __forceinline__ void tally_end(wgmma16_shared *sh, int group)
-{
-  const bool sends = (thread_now() - FEEDERS) % 128 == 0;
-  if (sends)
-    tally_last(sh, group);
-  meet<1, WORKERS>();
-  if (sends) {
-    const uint32_t issued = sh->tally_issued[group];
-    if (issued > 0)
-      sm90_barrier_wait(&sh->tallied, (issued - 1) % 2);
-    tally_next(sh, group, -1, 0);
-    sm90_barrier_arrive(&sh->tile_there);
-  }
-}
-
-/* Which of two 16-bit elements are not zero: 1 in each half. */
-static __device__ __forceinline__ uint32_t nonzero_pair(uint32_t x)
-{
-  return ((x & 0x7fff7fffu) + 0x7fff7fffu) >> 15 & 0x00010001u;
-}
-
-/* Rows [first, last) of a tile, all of one strip: added to counts, of 8 columns a lane; the strip's bits. C is read
-   once, and is not to drive the operands out of the cache. */
-template <int COLS>
-static __device__ __forceinline__ void tally_rows(const esmm_wgmma16_params &p, int first, int last, int col,
-                                                  uint32_t (&counts)[4])
-{
-  enum { LANES = COLS / 8, ROWS = 32 / LANES, AT_ONCE = 8 };
-  const esmm_epilogue_params &e = p.epilogue;
-  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 - 1, step = TALLY_WARPS * ROWS;
-  const int mine = col + lane % LANES * 8;
-  const uint16_t *from = (const uint16_t *)e.c.data + mine;
-  uint32_t before[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    before[i] = counts[i];
-    counts[i] = 0;
-  }
-#pragma unroll 1
-  for (int row = first + warp * ROWS + lane / LANES; row < last; row += AT_ONCE * step) {
-    uint4 x[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-      x[i] = row + i * step < last ? __ldcs((const uint4 *)(from + (row + i * step) * e.c.ld)) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      counts[0] += nonzero_pair(x[i].x);
-      counts[1] += nonzero_pair(x[i].y);
-      counts[2] += nonzero_pair(x[i].z);
-      counts[3] += nonzero_pair(x[i].w);
-    }
-  }
-  if (e.bits) {
-    uint32_t word = 0; /* this lane's byte of 32 columns */
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      word |= (counts[i] & 0xffffu ? 1u : 0) << (2 * i) | (counts[i] >> 16 ? 1u : 0) << (2 * i + 1);
-    word <<= lane % 4 * 8;
-    word |= __shfl_xor_sync(~0u, word, 1);
-    word |= __shfl_xor_sync(~0u, word, 2);
-    if (lane % 4 == 0 && word)
-      atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)first / (uint32_t)e.strip_rows) * e.words + mine / 32, word);
-  }
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    counts[i] += before[i];
+    bits |= (__low2float(nonzeros[i]) != 0.0f ? 1u : 0) << (2 * i) | (__high2float(nonzeros[i]) != 0.0f ? 1u : 0)
+                                                                         << (2 * i + 1);
+  bits <<= lane % 4 * 8;
+  const uint32_t first = __reduce_or_sync(~0u, lane % 8 < 4 ? bits : 0);
+  const uint32_t second = __reduce_or_sync(~0u, lane % 8 < 4 ? 0 : bits);
+  const uint32_t word = lane ? second : first;
+  if (lane < 2 && word)
+    atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words + col / 32 + lane, word);
 }
 
-template <int COLS>
-static __device__ __forceinline__ void tally_tile(const esmm_wgmma16_params &p, wgmma16_shared *sh, int row, int col)
+/*
+ * A warp: TALLY_ROWS rows of 64 columns, 128 bytes a row, swizzled, from `from` on, which are C's from (row, col) on.
+ * counts: of the 64 columns. fine: bits are noted here, because strips may be lower than a tile.
+ */
+static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params &p, uint32_t from, int row, int col,
+                                                      bool fine, int *counts)
 {
+  enum { LOADS = TALLY_ROWS / 4 }; /* four rows of 128 bytes a load */
   const esmm_epilogue_params &e = p.epilogue;
-  const int end = min(row + TILE, p.m), strip = e.bits ? (int)e.strip_rows : TILE;
-  uint32_t counts[4] = {0, 0, 0, 0};
-#pragma unroll 1
-  for (int first = row; first < end;) {
-    const int last = e.bits ? (int)min((int64_t)end, ((int64_t)first / strip + 1) * strip) : end;
-    tally_rows<COLS>(p, first, last, col, counts);
-    first = last;
-  }
-  if (!e.counts)
-    return;
-  /* The warps' counts are added in shared memory: one addition in memory a column. */
-  const int at = (int)threadIdx.x % 32 % (COLS / 8) * 8;
+  const uint32_t lane = threadIdx.x % 32, r = lane / 8;
+  const __half2 zero = __float2half2_rn(0.0f);
+  const uint32_t at = from + r * 128 + (lane % 8 ^ r) * 16; /* r is below 4: rows 4 on are at ^ 64 of it */
+  uint4 x[LOADS];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    atomicAdd(&sh->tally_counts[at + 2 * i], (int)(counts[i] & 0xffffu));
-    atomicAdd(&sh->tally_counts[at + 2 * i + 1], (int)(counts[i] >> 16));
+  for (int i = 0; i < LOADS; i++)
+    x[i] = sm90_load4((at ^ (i % 2 ? 64u : 0)) + (uint32_t)i * 512);
+  if (row + TALLY_ROWS > p.m)
+#pragma unroll
+    for (int i = 0; i < LOADS; i++)
+      if (row + 4 * i + (int)r >= p.m)
+        x[i] = make_uint4(0, 0, 0, 0);
+  __half2 all[4] = {zero, zero, zero, zero};
+#pragma unroll
+  for (int i = 0; i < LOADS; i += 2) { /* eight rows, which have one strip. Both dtypes are compared as fp16, as in
+                                          tally_lines */
+    __half2 nonzeros[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const uint32_t upper = j == 0 ? x[i].x : j == 1 ? x[i].y : j == 2 ? x[i].z : x[i].w;
+      const uint32_t lower = j == 0 ? x[i + 1].x : j == 1 ? x[i + 1].y : j == 2 ? x[i + 1].z : x[i + 1].w;
+      nonzeros[j] = __hadd2(__hneu2(*(const __half2 *)&upper, zero), __hneu2(*(const __half2 *)&lower, zero));
+      all[j] = __hadd2(all[j], nonzeros[j]);
+    }
+    if (fine)
+      tally_strip(e, row + 4 * i, col, nonzeros);
   }
+  /* What four lanes have of the same columns is added up; each keeps two columns. */
+  const bool high = lane & 16, second = lane & 8;
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+    all[j] = __hadd2(high ? all[j + 2] : all[j], __shfl_xor_sync(~0u, high ? all[j] : all[j + 2], 16));
+  all[0] = __hadd2(second ? all[1] : all[0], __shfl_xor_sync(~0u, second ? all[0] : all[1], 8));
+  const uint32_t mine = lane % 8 * 8 + (high ? 4 : 0) + (second ? 2 : 0);
+  const int low_count = (int)__low2float(all[0]), high_count = (int)__high2float(all[0]);
+  if (low_count)
+    atomicAdd(&counts[mine], low_count);
+  if (high_count)
+    atomicAdd(&counts[mine + 1], high_count);
+}
+
+/* What the warps have counted of a tile goes to memory: one addition a column, and the strip's bits. */
+template <int COLS>
+static __device__ __forceinline__ void tally_flush(const esmm_epilogue_params &e, int *counts, int row, int col,
+                                                   bool fine)
+{
+  const int lane = (int)threadIdx.x % 32;
   meet<9, 32 * TALLY_WARPS>();
-  for (int i = (int)threadIdx.x - 32; i < COLS; i += 32 * TALLY_WARPS) {
-    const int count = sh->tally_counts[i];
-    if (count)
-      atomicAdd((int *)e.counts + col + i, count);
-    sh->tally_counts[i] = 0;
+#pragma unroll 1
+  for (int at = (int)threadIdx.x / 32 * 32 - 32; at < COLS; at += 32 * TALLY_WARPS) {
+    const int count = counts[at + lane];
+    counts[at + lane] = 0;
+    if (e.counts && count)
+      atomicAdd((int *)e.counts + col + at + lane, count);
+    const uint32_t word = __ballot_sync(~0u, count != 0);
+    if (e.bits && !fine && word && lane == 0)
+      atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words + (col + at) / 32,
+               word);
   }
   meet<9, 32 * TALLY_WARPS>();
 }
 
-/* The warps that take the notes, until there are no more tiles. */
-template <int COLS> static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p, wgmma16_shared *sh)
+/* The warps that take the notes, until there are no more tiles. COLS: of a stage; a GATED one has half of it of C. */
+template <int COLS, bool GATED>
+static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
-  for (int i = (int)threadIdx.x - 32; i < COLS; i += 32 * TALLY_WARPS)
+  enum { OF_C = GATED ? COLS / 2 : COLS, ITEMS = OF_C / 64 * (64 / TALLY_ROWS) };
+  const int warp = (int)threadIdx.x / 32 - 1;
+  const bool fine = p.epilogue.bits && (uint32_t)p.epilogue.strip_rows % TILE != 0;
+  for (int i = (int)threadIdx.x - 32; i < OF_C; i += 32 * TALLY_WARPS)
     sh->tally_counts[i] = 0;
   meet<9, 32 * TALLY_WARPS>();
 #pragma unroll 1
-  for (uint32_t i = 0;; i++) {
-    sm90_barrier_wait(&sh->tile_there, i % 2);
-    const int2 tile = sh->tally_tile[i % 2];
-    if (tile.x < 0)
-      return;
-    tally_tile<COLS>(p, sh, tile.x, tile.y);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-      sm90_barrier_arrive(&sh->tallied);
+  for (uint32_t tile = 0;; tile++) {
+    int row = 0, col = 0;
+#pragma unroll 1
+    for (int group = 0; group < 2; group++) {
+      sm90_barrier_wait(&sh->tile_there[group], tile % 2);
+      const int4 told = sh->tally_tile[group];
+      if (told.x < 0)
+        return;
+      row = told.x - group * 64;
+      col = told.y;
+#pragma unroll 1
+      for (int item = (warp + 2 * group * ITEMS) % TALLY_WARPS; item < ITEMS; item += TALLY_WARPS) {
+        const int g = item / (64 / TALLY_ROWS), part = item % (64 / TALLY_ROWS), first = told.x + part * TALLY_ROWS;
+        if (first < p.m)
+          tally_lines_of(p,
+                         tally_panel<COLS, GATED>(sh, (uint32_t)told.z, group, g) + (uint32_t)part * (TALLY_ROWS * 128),
+                         first, col + 64 * g, fine, sh->tally_counts + 64 * g);
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0)
+        sm90_barrier_arrive(&sh->tallied[group]);
+    }
+    tally_flush<OF_C>(p.epilogue, sh->tally_counts, row, col, fine);
   }
 }
 

@@ -172,10 +172,8 @@ typedef struct wgmma16_shared {
   uint32_t stage[MAX_STAGES];                                 /* STAGE_... */
   uint32_t mode;
   /* Statistics of C that warps take which load nothing (tally.cuh): */
-  uint64_t tile_there, tallied; /* a tile is in memory; what is noted of it is noted */
-  int2 tally_tile[2];           /* its row and column, by turns; a row below 0: there are no more */
-  uint32_t tally_issued[2];     /* tiles that each warpgroup has sent off, */
-  uint32_t tally_said[2];       /* and of how many it has said that they are there */
+  uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
+  alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) int4 unit[MAX_STAGES]; /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
