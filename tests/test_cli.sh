@@ -159,6 +159,8 @@ done
   said esmm bench --epilogue bitmaps:0
   said esmm bench --epilogue bitmaps:8x
   said esmm bench --prepare --epilogue bias
+  said esmm bench --prepare --given 32
+  said esmm bench --given 0
   said esmm bench --switch 3 --peers
   said esmm bench --prepare --calls
   said esmm bench --prepare --load-b swap.f32 --dims 2 2 2 --no-tune

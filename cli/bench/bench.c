@@ -80,8 +80,11 @@ static int check_modes(const bench *b, bool sweep)
     modes[count++] = "--sweep";
   if (count > 1)
     return cli_usage("%s and %s cannot both be given", modes[0], modes[1]);
-  if ((b->switch_every || b->prepare) && (b->epilogue_words || b->peers))
-    return cli_usage("%s and %s cannot both be given", modes[0], b->epilogue_words ? "--epilogue" : "--peers");
+  if ((b->switch_every || b->prepare) && (b->epilogue_words || b->peers || b->given_rows))
+    return cli_usage("%s and %s cannot both be given", modes[0],
+                     b->epilogue_words ? "--epilogue"
+                     : b->peers        ? "--peers"
+                                       : "--given");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
   if (count && !sweep && (b->skip_stats || b->extraction))

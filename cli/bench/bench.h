@@ -4,8 +4,8 @@
  * bench.c reads the options and walks the sweep; bench_data.c makes the operands; bench_check.c holds results to a
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
  * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list,
- * bench_suites.c --suite, bench_plot.c --plot, bench_epilogue.c --epilogue, bench_prepare.c --prepare, bench_peers.c
- * --peers.
+ * bench_suites.c --suite, bench_plot.c --plot, bench_epilogue.c --epilogue, bench_given.c --given, bench_prepare.c
+ * --prepare, bench_peers.c --peers.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -31,6 +31,15 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
 /* Options that a line of a list may have too. */
 #define BENCH_PRODUCT_OPTIONS(b)                                                                                     \
   {"epilogue", CLI_STRING, &(b)->epilogue_words, "LIST", BENCH_EPILOGUE_HELP, 0, 0, NULL, NULL},                     \
+      {"given",                                                                                                      \
+       CLI_INT,                                                                                                      \
+       &(b)->given_rows,                                                                                             \
+       "ROWS",                                                                                                       \
+       "A's bitmaps, of strips of ROWS rows, are handed to our products",                                            \
+       1,                                                                                                            \
+       65536,                                                                                                        \
+       NULL,                                                                                                         \
+       NULL},                                                                                                        \
   {                                                                                                                  \
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
@@ -52,6 +61,7 @@ typedef struct bench {
   bool no_check, no_tune, skip_stats, extraction, once, calls, prepare, peers;
   const char *epilogue_words; /* NULL: none */
   bench_epilogue epilogue;
+  int64_t given_rows;       /* 0: A's bitmaps are not given */
   bool alone;               /* --once, --calls, --prepare: no dense library and no random data beside ours */
   int64_t switch_every;     /* 0: not asked for */
   const char *list;         /* NULL: not asked for */
@@ -148,6 +158,8 @@ typedef struct bench_data {
   double strip_density_a; /* exact, of strips of BENCH_STRIP rows */
   bench_gpu gpu;
   bench_finish finish;
+  esmm_pattern **given; /* [given_count]: of --given; NULL without */
+  int given_count;
   bench_onednn onednn;
   bench_peer *peers[BENCH_PEERS];
   int peer_count;
@@ -256,6 +268,12 @@ int bench_onednn_next(const bench *b, bench_data *data); /* the new A's */
 void bench_onednn_free(bench_data *data);
 io_matrix *bench_onednn_result(bench_data *data); /* its C */
 bool bench_onednn_call(const bench *b, bench_data *data, const bench_contestant *c, int variant, int copy);
+
+/* ---- bench_given.c ---- */
+
+int bench_given_make(const bench *b, bench_data *data); /* when A is there; again for the next A */
+const esmm_pattern *bench_given(const bench_data *data, const bench_contestant *c, int variant);
+void bench_given_free(bench_data *data);
 
 /* ---- bench_epilogue.c ---- */
 

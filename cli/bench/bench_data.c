@@ -212,6 +212,8 @@ int bench_data_make(bench *b, bench_data *data)
     status = cli_matrix_alloc("C in f32", data->m, data->n, ESMM_F32, &data->plain_c);
   if (status == CLI_GO && b->epilogue.any)
     status = bench_finish_make(b, data);
+  if (status == CLI_GO)
+    status = bench_given_make(b, data);
   if (status == CLI_GO && !b->gpu && !b->alone)
     status = bench_onednn_make(b, data);
   return status == CLI_GO ? measure_a(b, data) : status;
@@ -237,6 +239,8 @@ int bench_data_next(bench *b, bench_data *data)
   if (status == CLI_GO && b->gpu)
     status = bench_gpu_next(b, data);
   if (status == CLI_GO)
+    status = bench_given_make(b, data);
+  if (status == CLI_GO)
     status = bench_onednn_next(b, data);
   return status == CLI_GO ? measure_a(b, data) : status;
 }
@@ -244,6 +248,7 @@ int bench_data_next(bench *b, bench_data *data)
 void bench_data_free(const bench *b, bench_data *data)
 {
   bench_onednn_free(data);
+  bench_given_free(data);
   bench_finish_free(b, data);
   if (b->gpu)
     bench_gpu_free(b, data);

@@ -260,7 +260,8 @@ esmm_status bench_gpu_call(bench *b, bench_data *data, const bench_contestant *c
     return c->passes ? bench_finish_pass(b, data) : ESMM_OK;
   if (c->peer)
     return bench_peer_call(c->peer);
-  esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
+  esmm_matmul_opts opts = {
+      .size = sizeof opts, .force = c->force[0] ? c->force : NULL, .a_pattern = bench_given(data, c, 0)};
   const esmm_matrix *a = c->dense_data ? &g->dense_a : &g->a;
   if (b->epilogue.any && !c->is_baseline)
     bench_finish_opts(b, data, 0, &opts);

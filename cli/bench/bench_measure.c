@@ -147,7 +147,8 @@ esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, in
         blas_sgemm(c->library, data->m, data->k, data->n, x, y[i], data->plain_c.m.data);
     return ESMM_OK;
   }
-  esmm_matmul_opts opts = {.size = sizeof opts, .force = c->force[0] ? c->force : NULL};
+  esmm_matmul_opts opts = {
+      .size = sizeof opts, .force = c->force[0] ? c->force : NULL, .a_pattern = bench_given(data, c, variant)};
   const esmm_matrix *a = &(c->dense_data ? data->dense_a : data->a)[variant].m;
   esmm_status status = ESMM_OK;
   if (b->epilogue.any && !c->is_baseline)

@@ -120,6 +120,7 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
       NUMBER("density_b", data->info.element_density),
       TEXT("format", b->problem.format ? b->problem.format : "dense"),
       {"epilogue", b->epilogue_words, NAN, false},
+      NUMBER("given", b->given_rows ? (double)b->given_rows : NAN),
       NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
   };
@@ -327,6 +328,8 @@ static void print_problem(const bench *b, const bench_data *data, FILE *out)
             b->epilogue.gate           ? "the dense library multiplies twice, without the rest"
             : bench_finish_can_pass(b) ? "the dense library's C is plain; and_pass: with one pass over it behind"
                                        : "the dense library's C is plain");
+  if (b->given_rows)
+    fprintf(out, "given     A's bitmaps of strips of %lld rows; to make them is not timed\n", (long long)b->given_rows);
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
