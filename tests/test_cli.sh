@@ -517,8 +517,9 @@ nothing) exit 0 ;;
 fails)
   echo '==ERROR== The application returned an error code (1).'
   exit 1 ;;
-patched | replayed) # does not launch with patched code, or only once
-  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || grep -qx application ncu.words ||
+patched | replayed | once) # does not launch with patched code, or not twice in one process, or not twice at all
+  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || { [ "$NCU_DOES" = replayed ] && grep -qx application ncu.words; } ||
+    ! grep -q sm__throughput ncu.words ||
     { echo '==ERROR== LaunchFailed' && exit 1; } ;;
 esac
 echo '==PROF== Connected to process 7 (esmm)'
@@ -556,10 +557,11 @@ without_ncu() {
 check 'profile says what is missing' without_ncu
 unlaunched() { # HOW MODE: it asks again, in another way, and says what is missing
   (export NCU_DOES="$1"; profile >unlaunched.out 2>&1) && grep -q '^second' unlaunched.out && grep -qx "$2" ncu.words &&
-    ! grep -q smsp__sass ncu.words && grep -q 'branch efficiency is left out' unlaunched.out || { cat unlaunched.out; return 1; }
+    ! grep -q smsp__sass ncu.words && grep -q "$3" unlaunched.out || { cat unlaunched.out; return 1; }
 }
-check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel
-check 'profile: a kernel that does not launch twice' unlaunched replayed application
+check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel 'branch efficiency is left out'
+check 'profile: a kernel that does not launch twice' unlaunched replayed application 'branch efficiency is left out'
+check 'profile: a kernel that launches once only' unlaunched once kernel 'only what one run tells'
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----
