@@ -1,11 +1,12 @@
 #!/bin/sh
-# gpu_record.sh: the benchmark of record of this machine's GPU, in about seven minutes on an H200. `make gpu-check` runs
+# gpu_record.sh: the benchmark of record of this machine's GPU, in about nine minutes on an H200. `make gpu-check` runs
 # it after the tests; `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --device cuda --json` wrote (checked against float64, timed beside cuBLAS in the same
 # dtype on the same data and on random dense data; the suites switch, host and prepare16 are not checked), with what was
 # asked for, the driver and the date in front of it. auto is measured once it has learnt from its calls.
-# OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right.
+# OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right; where one did not, or the run
+# was cut off, what came before it is left in OUT/gpu.partial.jsonl.
 #
 #   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder
 #   dense16    bf16 without zeros, and fp16      strips16   A sparse by strips of 128
@@ -21,15 +22,17 @@
 #   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
 #              beside ESMM or in its examples/)
 #
-#   peers      other libraries and kernels beside ours (peers16), bf16 up to 64K (sizes16), how fast the memory is
-#              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in a minute
+#   peers      other libraries and kernels beside ours (peers16), bf16 from 1K to 64K (sizes16), how fast the memory is
+#              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in 105 s. Cut off,
+#              it is the record without the rest of it, and a line of the suite "cut" says so
 #
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
 # where OUT says so), ACTIVATIONS (bench/activations): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x
-# 3072, or the same with .gz. `gpu_record.sh --help` prints this text.
+# 3072, or the same with .gz; LIMIT (no limit): seconds in which all of it must end, at the cost of the peers.
+# `gpu_record.sh --help` prints this text.
 set -uf # words of SUITES are names, not files
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C
@@ -58,6 +61,8 @@ for word in $SUITES; do
   case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
 done
 [ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
+LIMIT=${LIMIT:-86400}
+case $LIMIT in 0* | *[!0-9]*) die "LIMIT: '$LIMIT' is not a positive whole number of seconds" ;; esac
 case $RUNS in 0* | *[!0-9]*) die "RUNS: '$RUNS' is not a positive whole number" ;; esac
 place=${ACTIVATIONS:-bench/activations}
 [ -z "${ACTIVATIONS:-}" ] || [ -d "$place" ] || die "ACTIVATIONS: there is no directory $place"
@@ -67,7 +72,15 @@ for layer in relu2_layer1 relu2_layer4; do
 done
 began=$(date +%s)
 work=$(mktemp -d) || die "cannot make a temporary directory"
-trap 'rm -rf "$work"' EXIT
+# What was measured is not lost with what failed.
+leave() {
+  if [ -s "$work/record" ] && [ -z "$written" ] && mkdir -p "$OUT" && cp "$work/record" "$OUT/gpu.partial.jsonl"; then
+    echo "gpu_record.sh: not a whole record: $OUT/gpu.partial.jsonl, $(wc -l <"$OUT/gpu.partial.jsonl") lines" >&2
+  fi
+  rm -rf "$work"
+}
+written=
+trap leave EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -408,7 +421,15 @@ suite_ffn16() {
     "$work/lines"
 }
 
-# What it measured is left out where it could not be; a result of ours that is wrong is none.
+# The suite WHAT ended before its end, WHY.
+cut_off() {
+  printf '{"suite":"cut","asked":"%s",%s,"kernel":"none","requested":"none","dtype":"bf16","device":"cuda","device_name":"%s","reason":"%s","version":"%s","source_id":"%s","outcome":"ok"}\n' \
+    "$1" "$stamp" "$gpu" "$2" "$(info version)" "$(info source_id)" >>"$work/record"
+  echo "$1      cut off: $2"
+}
+
+# What it measured is left out where it could not be; a result of ours that is wrong is none. It writes each line when it
+# has it: where it runs out of time, or fails, the lines so far are the record's.
 suite_peers() {
   if ! python3 -c 'import numpy, torch; torch.cuda.init()' 2>/dev/null; then
     echo 'peers      left out: python3 has no torch that sees the GPU'
@@ -417,13 +438,24 @@ suite_peers() {
   library=$(find "$(cd "${ESMM%/*}" && pwd)" -maxdepth 1 -name 'libesmm.so*' | sort | head -n 1)
   [ -n "$library" ] || die "there is no libesmm.so beside $ESMM"
   : >"$work/lines"
-  ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" timeout 120 \
-    python3 bench/peers/run.py --seconds 45 --activations "$place" --json "$work/lines" >"$work/table" 2>&1 ||
-    { cat "$work/table" >&2; die "bench/peers/run.py failed; the record stays as it was"; }
+  left=$((LIMIT - ($(date +%s) - began) - 5))
+  [ "$left" -ge 40 ] || { cut_off peers "there were $left seconds left"; return; }
+  seconds=$((left - 20 < 105 ? left - 20 : 105)) # what was begun then needs a while
+  ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" \
+    timeout -k 2 $((seconds + 18)) python3 bench/peers/run.py --seconds "$seconds" --activations "$place" \
+    --json "$work/lines" >"$work/table" 2>&1
+  peers_status=$?
   sed 's/^/peers      /' "$work/table"
+  # A line that was cut in two has no end.
   awk -v stamp="$stamp" '
-    match($0, /^{"suite":"[^"]*","asked":"[^"]*",/) { print substr($0, 1, RLENGTH) stamp "," substr($0, RLENGTH + 1) }' \
+    /}$/ && match($0, /^{"suite":"[^"]*","asked":"[^"]*",/) { print substr($0, 1, RLENGTH) stamp "," substr($0, RLENGTH + 1) }' \
     "$work/lines" >>"$work/record" || die "awk failed"
+  ! grep -q '^ours is wrong' "$work/table" || die "a result beside the peers was not right; the record stays as it was"
+  case $peers_status in
+  0) ;;
+  124 | 137 | 143) cut_off peers "it was ended after $((seconds + 18)) s" ;;
+  *) cut_off peers "it ended with status $peers_status" ;;
+  esac
 }
 
 for word in $SUITES; do
@@ -435,4 +467,6 @@ done
 mkdir -p "$OUT" && temporary=$(mktemp "$OUT/.gpu.XXXXXX") || die "cannot write in $OUT"
 cat "$work/record" >"$temporary" && chmod 644 "$temporary" && sync "$temporary" && mv "$temporary" "$OUT/gpu.jsonl" ||
   { rm -f "$temporary"; die "cannot write $OUT/gpu.jsonl"; }
+written=1
+rm -f "$OUT/gpu.partial.jsonl"
 echo "written: $OUT/gpu.jsonl, $(wc -l <"$OUT/gpu.jsonl") lines, in $(($(date +%s) - began)) s"

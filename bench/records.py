@@ -21,7 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 Line = Dict[str, Any]
 
 # Suites that time no product and are checked in other ways, or not at all.
-UNCHECKED = {"switch", "host", "calls", "prepare16", "ffn16", "ceilings", "layers"}
+UNCHECKED = {"switch", "host", "calls", "prepare16", "ffn16", "ceilings", "layers", "cut"}
 NEWER = {"cpu": "make bench-record", "gpu": "make gpu-check, where there is a GPU,"}
 
 

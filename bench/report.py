@@ -112,6 +112,8 @@ def text_peers(cpu: Record, gpu: Record) -> str:
     text = (
         "Where a peer is faster:\n\n" + "\n".join(found) if found else "No peer is faster than ours on these products."
     )
+    for line in gpu.some(suite="cut", asked="peers"):
+        text += f"\n\nThis record's peers were cut off ({line['reason']}): some of them are missing."
     if failed:
         text += "\n\nWhat did not run: " + "; ".join(failed) + "."
     return text

@@ -83,16 +83,22 @@ def _zeros(asked: Any) -> str:
     return f"{100 * (1 - float(asked)):g} % zeros"
 
 
+def _by_zeros(lines: List[Line]) -> List[Curve]:
+    groups = sorted(by(lines, lambda x: x["asked"]).items(), key=lambda x: -float(x[0]))
+    return [_curve(_zeros(d), "gpu", group, "m") for d, group in groups]
+
+
 def sizes(cpu: Record, gpu: Record) -> Sizes:
     what = "figure 2"
     panels, missing = [], []
     if gpu.has("sizes16"):
-        lines = gpu.some(suite="sizes16", requested="auto")
-        panels.append((
-            "GPU, bf16, strips of 128 in A",
-            [_curve(_zeros(d), "gpu", group, "m") for d, group in sorted(by(lines, lambda x: x["asked"]).items(),
-                                                                         key=lambda x: -float(x[0]))],
-        ))  # fmt: skip
+        panels.append(("GPU, bf16, strips of 128 in A", _by_zeros(gpu.some(suite="sizes16", format="dense"))))
+        curves = _by_zeros(gpu.some(suite="sizes16", format="bsr:128"))
+        halves = gpu.some(suite="sizes16", format="nm:2:4")
+        if halves:
+            curves.append(_curve("2:4", "gpu", halves, "m"))
+        if curves:
+            panels.append(("GPU, bf16, blocks of 128 in B, and 2:4", curves))
     else:
         missing.append("bf16 from 1K to 64K at 50, 78, 90 and 95 % zeros (suite sizes16 of the GPU's record)")
     curves = []
@@ -109,8 +115,11 @@ def sizes(cpu: Record, gpu: Record) -> Sizes:
         for line in gpu.need(what, suite="bsr16", format="bsr:128", asked_density_b=0.22, asked_density_a=1)
         if line["m"] == line["n"] == line["k"]
     ]
-    curves.append(_curve("bf16, blocks of 128 in B, 78 % zeros", "gpu", blocks, "m"))
-    panels.append(("GPU, strips of 32, and blocks", curves))
+    if len(panels) < 2:
+        curves.append(_curve("bf16, blocks of 128 in B, 78 % zeros", "gpu", blocks, "m"))
+    panels.append(
+        ("GPU, strips of 32, and blocks" if len(panels) < 2 else "GPU, fp32, strips of 32 in A and B", curves)
+    )
     lines = cpu.need(what, suite="blockwise", requested="auto")
     panels.append((
         "CPU, fp32, strips of 32 in A and B",

@@ -409,7 +409,7 @@ suite == "host" { host_line(); next }
 suite == "calls" { calls_line(); next }
 suite == "prepare16" { prepare_line(); next }
 suite == "ffn16" { next } # in no table: docs/ffn.md quotes it
-suite ~ /^(peers16|sizes16|ceilings|layers)$/ { next } # docs/report.md has them
+suite ~ /^(peers16|sizes16|ceilings|layers|cut)$/ { next } # docs/report.md has them
 {
   t = need("ms") + 0; extract = need("ms_extract") + 0; baseline = need("ms_baseline") + 0
   speedup = need("speedup") + 0

@@ -456,9 +456,22 @@ static int pass_on(int argc, char **argv, char **out)
  * Ways to ask, each for kernels that do not launch under the one before. ncu patches the code of a kernel to count its
  * branches, which takes registers: one that fills an SM, and is launched cooperatively, then no longer fits. And it
  * runs a kernel several times, with the memory put back in between: an application's replay runs the whole command
- * again instead.
+ * again instead. At last only what one run of a kernel tells.
  */
-typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ATTEMPTS } attempt;
+typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ONE_RUN, ATTEMPTS } attempt;
+
+static bool is_asked(metric m, attempt how)
+{
+  const bool one_run = m == DURATION || m == REGISTERS || m == SHARED_STATIC || m == SHARED_DYNAMIC;
+  return how == ONE_RUN ? one_run : how == ALL_METRICS || m != BRANCHES;
+}
+
+/* Whatever else ncu says, and however it ends. Counters that are for root are so in every way. */
+static bool did_not_launch(const answer *a)
+{
+  return a->text && (strstr(a->text, "LaunchFailed") || strstr(a->text, "Failed to profile")) &&
+         !strstr(a->text, "ERR_NVGPUCTRPERM");
+}
 
 static answer run_ncu(char *ncu, const cli_machine *machine, attempt how, int argc, char **argv)
 {
@@ -475,7 +488,7 @@ static answer run_ncu(char *ncu, const cli_machine *machine, attempt how, int ar
   snprintf(device, sizeof device, "%s", machine->device);
   for (int m = 0; m < METRICS; m++) {
     size_t used = strlen(metrics);
-    if (m == BRANCHES && how != ALL_METRICS)
+    if (!is_asked((metric)m, how))
       continue;
     snprintf(metrics + used, sizeof metrics - used, "%s%s", m ? "," : "", metric_names[m]);
   }
@@ -531,13 +544,15 @@ static int profile_with(char *ncu, const cli_machine *machine, const char *csv, 
   profile p = {0};
   answer a = run_ncu(ncu, machine, ALL_METRICS, argc, argv);
   attempt how = ALL_METRICS;
-  while (a.status != 0 && a.text && strstr(a.text, "LaunchFailed") && how + 1 < ATTEMPTS) {
+  while (did_not_launch(&a) && how + 1 < ATTEMPTS) {
     free(a.text);
     how++;
     a = run_ncu(ncu, machine, how, argc, argv);
   }
   if (a.status == 0 && how != ALL_METRICS)
-    cli_note("branch efficiency is left out: under ncu a kernel does not launch with the code that counts it");
+    cli_note("%s: under ncu a kernel does not launch %s",
+             how == ONE_RUN ? "only what one run tells" : "branch efficiency is left out",
+             how == ONE_RUN ? "more than once" : "with the code that counts it");
   char *copy = a.text ? strdup(a.text) : NULL; /* reading takes the text apart, and an error may have to quote it */
   if (copy)
     read_report(copy, &p);

@@ -6,7 +6,7 @@
 set -u
 . tests/support/tap.sh
 
-golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh storm=$(pwd)/bench/storm.py
+golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh storm=$(pwd)/bench/storm.py json_awk=$(pwd)/bench/json.awk
 cd "$WORK" || exit 1
 mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
 export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
@@ -146,6 +146,10 @@ done
   said esmm bench 10-30 --size 64
   said esmm bench lader --size 64
   said esmm bench auto --size 64 --once --json x.json
+  said esmm bench --price 3
+  said esmm bench --energy --price 3/week
+  said esmm bench --energy --price dear/h
+  said esmm bench --energy --calls
   said esmm bench --switch 0
   said esmm bench --switch 3 --sweep 1,.5
   said esmm bench --switch 3 --size 16 --dense --no-tune
@@ -463,8 +467,24 @@ formats_on_gpu() { # the fake driver has no cuBLAS: peers are left out, and noth
     fake_gpu esmm bench auto 1 --prepare --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"ms_prune":[0-9.e-]*,"ms_prepare":[0-9.e-]*,' fake.json || { cat fake.out fake.json; return 1; }
 }
+energy_on_gpu() { # 400 W for as long as a call takes; dollars by the kWh; by the hour also where nothing counts
+  ESMM_FAKE_WATTS=400 fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy --price .36 \
+    --json fake.json >fake.out 2>&1 &&
+    grep -q '^Energy, of the whole GPU board, by NVML.s counter; .*; \$ at .36/kWh$' fake.out &&
+    awk "$(cat "$json_awk")"'
+      { joules = value("joules"); watts = value("watts") }
+      END { exit !(watts > 360 && watts < 440 && joules > 0 && value("joules_baseline") > 0 && \
+        value("dollars_per_million") > .0999 * joules && value("dollars_per_million") < .1001 * joules) }' fake.json &&
+    grep -q '"energy_source":"nvml_energy"' fake.json || { cat fake.out fake.json; return 1; }
+  ESMM_FAKE_NVML=init fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy --price 3.6/h \
+    --json fake.json >fake.out 2>&1 && grep -q '^energy is left out: nvmlInit gave status 9$' fake.out &&
+    awk "$(cat "$json_awk")"'
+      END { ms = value("ms"); exit !(value("dollars_per_million") > .99 * ms && value("dollars_per_million") < 1.01 * ms) }' fake.json &&
+    grep -q '"energy_source":null,"joules":null,' fake.json || { cat fake.out fake.json; return 1; }
+}
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
   check 'bench has formats and epilogues on a GPU' formats_on_gpu
+  check 'bench counts joules and dollars on a GPU' energy_on_gpu
   check 'bench lets auto learn on a GPU' learns
   check 'bench streams calls to a GPU' streams
 else
@@ -499,8 +519,9 @@ nothing) exit 0 ;;
 fails)
   echo '==ERROR== The application returned an error code (1).'
   exit 1 ;;
-patched | replayed) # does not launch with patched code, or only once
-  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || grep -qx application ncu.words ||
+patched | replayed | once) # does not launch with patched code, or not twice in one process, or not twice at all
+  { [ "$NCU_DOES" = patched ] && ! grep -q smsp__sass ncu.words; } || { [ "$NCU_DOES" = replayed ] && grep -qx application ncu.words; } ||
+    ! grep -q sm__throughput ncu.words ||
     { echo '==ERROR== LaunchFailed' && exit 1; } ;;
 esac
 echo '==PROF== Connected to process 7 (esmm)'
@@ -538,10 +559,11 @@ without_ncu() {
 check 'profile says what is missing' without_ncu
 unlaunched() { # HOW MODE: it asks again, in another way, and says what is missing
   (export NCU_DOES="$1"; profile >unlaunched.out 2>&1) && grep -q '^second' unlaunched.out && grep -qx "$2" ncu.words &&
-    ! grep -q smsp__sass ncu.words && grep -q 'branch efficiency is left out' unlaunched.out || { cat unlaunched.out; return 1; }
+    ! grep -q smsp__sass ncu.words && grep -q "$3" unlaunched.out || { cat unlaunched.out; return 1; }
 }
-check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel
-check 'profile: a kernel that does not launch twice' unlaunched replayed application
+check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel 'branch efficiency is left out'
+check 'profile: a kernel that does not launch twice' unlaunched replayed application 'branch efficiency is left out'
+check 'profile: a kernel that launches once only' unlaunched once kernel 'only what one run tells'
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----

@@ -121,7 +121,9 @@ def line(**more):
     print(json.dumps({**base, "dtype": "bf16", **more}))
 for size in (1024, 4096, 16384, 65536):
     for d in (0.5, 0.22, 0.1, 0.05):
-        line(suite="sizes16", asked=f"{d:g}", requested="auto", m=size, n=size, k=size, speedup=min(0.8 / d, size / 2000 + 0.3), ms=1.0, ms_baseline=2.0)
+        for form, lag in (("dense", 0.8), ("bsr:128", 0.7)):
+            line(suite="sizes16", asked=f"{d:g}", requested="auto", m=size, n=size, k=size, format=form, speedup=min(lag / d, size / 2000 + 0.3), ms=1.0, ms_baseline=2.0)
+    line(suite="sizes16", asked="0.5", requested="auto", m=size, n=size, k=size, format="nm:2:4", speedup=1.5, ms=1.0, ms_baseline=2.0)
 line(suite="ceilings", asked="read", gb_per_s=4100.0)
 for name, top in (("relu2_layer1", 0.024), ("relu2_layer4", 0.98)):
     for rows in (1, 2, 4, 8, 16, 32, 64, 128):

@@ -17,6 +17,8 @@ TEST_SUPPORT := $(BUILD)/obj/tests/support/harness.o $(filter $(BUILD)/obj/io/%,
 FAKE_CUDA := $(BUILD)/tests/fake/libcuda.so.1
 # A clock by which others take a part of the CPUs, or none.
 FAKE_CLOCK := $(BUILD)/tests/fake/clock.so
+# NVML whose GPU takes as many watts as a test says.
+FAKE_NVML := $(BUILD)/tests/fake/libnvidia-ml.so.1
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c))
 
 # ffn_mpi.c needs the header of MPI.
@@ -28,7 +30,7 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK)
+test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
 
 tidy: $(TIDY)
 
@@ -50,8 +52,8 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
 
-# The command's own check of results.
-$(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
+# The command's own check of results, and its counters of energy.
+$(BUILD)/tests/test_bench_check $(BUILD)/tests/test_energy: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
 $(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
@@ -60,10 +62,12 @@ $(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
 	@echo "  ld $@"
 	@$(CC) -shared -Wl,-soname,libcuda.so.1 $(LDFLAGS) $^ -o $@ -lpthread
 
-$(FAKE_CLOCK): $(BUILD)/obj/tests/support/fake_clock.o
+$(FAKE_CLOCK) $(FAKE_NVML):
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) -shared $(LDFLAGS) $^ -o $@
+$(FAKE_CLOCK): $(BUILD)/obj/tests/support/fake_clock.o
+$(FAKE_NVML): $(BUILD)/obj/tests/support/fake_nvml.o
 
 # A fuzz target with a plain main: its corpus is a test in every build, with any compiler.
 $(REPLAY_PROGRAMS): $(BUILD)/tests/replay_%: $(BUILD)/obj/tests/fuzz/fuzz_%.o $(BUILD)/obj/tests/fuzz/replay.o \

@@ -87,6 +87,8 @@ static int check_modes(const bench *b, bool sweep)
                                        : "--given");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
+  if (b->energy && (b->once || b->calls || b->prepare || b->switch_every))
+    return cli_usage("%s and --energy cannot both be given", modes[0]);
   if (count && !sweep && (b->skip_stats || b->extraction))
     return cli_usage("%s and %s cannot both be given", modes[0], b->skip_stats ? "--skip-stats" : "--extraction");
   return CLI_GO;
@@ -121,6 +123,14 @@ static int parse(bench *b, int argc, char **argv)
       {"skip-stats", CLI_FLAG, &b->skip_stats, NULL,
        "what block, warp and dot skipping would save, and what theory says", 0, 0, NULL, NULL},
       {"extraction", CLI_FLAG, &b->extraction, NULL, "speed of extraction beside that of memcpy", 0, 0, NULL, NULL},
+      {"energy", CLI_FLAG, &b->energy, NULL,
+       "joules a product: a second of calls in a row, counted by NVML for\n"
+       "the whole GPU board, by RAPL for the CPU's packages",
+       0, 0, NULL, NULL},
+      {"price", CLI_STRING, &b->price_words, "P",
+       "with --energy, dollars a million products: P or P/kWh is what\n"
+       "energy costs, P/h what an hour of the machine does",
+       0, 0, NULL, NULL},
       {"once", CLI_FLAG, &b->once, NULL, "only run each kernel, once, and measure nothing: for profilers", 0, 0, NULL,
        NULL},
       {"calls", CLI_FLAG, &b->calls, NULL, "what a call costs, in nanoseconds; on a GPU, what it costs the host", 0, 0,
@@ -176,6 +186,8 @@ static int parse(bench *b, int argc, char **argv)
     status = check_modes(b, sweep);
   if (status == CLI_GO)
     status = bench_plot_check(b);
+  if (status == CLI_GO)
+    status = bench_energy_parse(b);
   if (status == CLI_GO)
     status = bench_epilogue_parse(b->epilogue_words, &b->epilogue);
   if (status == CLI_GO && b->problem.load_b && (b->prepare || b->epilogue.gate))
@@ -268,6 +280,7 @@ static int walk(bench *b, bench_report *report)
   b->threads = esmm_ctx_threads(b->ctx);
   b->total = 100 * steps;
   bench_open_libraries(b);
+  bench_energy_open(b);
   cli_progress_start(&b->progress, "bench");
   if (b->list)
     status = bench_list(b, report);
@@ -277,6 +290,8 @@ static int walk(bench *b, bench_report *report)
   }
   bench_data_free(b, &data);
   cli_progress_end(&b->progress);
+  bench_energy_title(b, report->energy_title, sizeof report->energy_title);
+  energy_close(&b->meter);
   cublas_close(&b->cublas);
   return status;
 }

@@ -5,7 +5,7 @@
  * float64 reference; bench_measure.c runs the contestants; bench_gpu.c is how a GPU does so; bench_report.c prints;
  * bench_extra.c has --skip-stats and --extraction, bench_stream.c --calls and --switch, bench_list.c --list,
  * bench_suites.c --suite, bench_plot.c --plot, bench_epilogue.c --epilogue, bench_given.c --given, bench_prepare.c
- * --prepare, bench_peers.c --peers.
+ * --prepare, bench_peers.c --peers, bench_energy.c --energy.
  */
 #ifndef ESMM_CLI_BENCH_H
 #define ESMM_CLI_BENCH_H
@@ -13,6 +13,7 @@
 #include "blas.h"
 #include "cli.h"
 #include "cublas.h"
+#include "energy.h"
 #include "error_bound.h"
 
 /* ---- bench_epilogue.c: the options ---- */
@@ -58,7 +59,10 @@ typedef struct bench {
   const char **kernels;     /* what they mean; "" is auto */
   int kernel_count;
   int64_t runs;
-  bool no_check, no_tune, skip_stats, extraction, once, calls, prepare, peers;
+  bool no_check, no_tune, skip_stats, extraction, once, calls, prepare, peers, energy;
+  const char *price_words; /* of --price, or NULL */
+  double price;            /* dollars per kWh, or per hour of the machine */
+  bool by_the_hour;
   const char *epilogue_words; /* NULL: none */
   bench_epilogue epilogue;
   int64_t given_rows;       /* 0: A's bitmaps are not given */
@@ -78,6 +82,7 @@ typedef struct bench {
   blas_library libraries[BLAS_LIBRARIES];
   int library_count;
   cublas_library cublas; /* on a GPU: libraries[0] is this one by name and title */
+  energy_meter meter;    /* of --energy */
   cli_progress progress;
   int done, total; /* for the progress line */
   int line;        /* of the list; 0 without one */
@@ -239,6 +244,7 @@ typedef struct bench_contestant {
   double median, p95, fastest; /* seconds; NAN when there is none */
   double extract, plan;        /* medians, ours only */
   double first;                /* median of a call that knows nothing of those before; auto on a GPU only */
+  double joules, watts;        /* of a call, and while calls followed each other; NAN: not measured */
   esmm_stats stats;            /* of the checked call, ours only */
 } bench_contestant;
 
@@ -330,7 +336,8 @@ esmm_status bench_gpu_error(const bench *b, bench_data *data, const bench_contes
 
 typedef struct bench_report {
   FILE *out; /* where people look: stderr when a record goes to stdout */
-  cli_table *table, *skip_table, *extraction_table;
+  cli_table *table, *skip_table, *extraction_table, *energy_table;
+  char energy_title[200];
   cli_output json, csv;
   bool csv_started;
   FILE *remarks; /* printed below the table, from text */
@@ -357,6 +364,18 @@ void bench_report_discard(bench_report *report);
 /* Both add rows to a table of the report, which they make when it is not there yet. */
 int bench_skip_stats(const bench *b, const bench_data *data, bench_report *report);
 int bench_extraction(const bench *b, const bench_data *data, bench_report *report);
+
+/* ---- bench_energy.c ---- */
+
+int bench_energy_parse(bench *b); /* --price: CLI_GO or CLI_USAGE */
+void bench_energy_open(bench *b); /* b->meter, or why there is none; energy_close() later */
+/* Joules of ours, of the fastest dense library and of peers. CLI_GO or a status; a meter that fails is none of these.
+ */
+int bench_energy(bench *b, bench_data *data, bench_result *result);
+double bench_energy_dollars(const bench *b, double joules, double seconds); /* of a million products; NAN: no price */
+int bench_energy_fields(const bench *b, const bench_result *result, const bench_contestant *c, cli_field *out);
+void bench_energy_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+void bench_energy_title(const bench *b, char *out, size_t bytes);
 
 /* ---- bench_stream.c ---- */
 

@@ -70,9 +70,9 @@ static int suite_lines(const bench_suite *suite, lines *all)
 /* An option of the command that is not one of a product's. */
 static bool is_of_the_command(const char *word)
 {
-  static const char *const names[] = {"-h",         "--help",    "--json",       "--csv",        "--list",
-                                      "--suite",    "--sweep",   "--once",       "--switch",     "--calls",
-                                      "--no-check", "--no-tune", "--skip-stats", "--extraction", "--prepare"};
+  static const char *const names[] = {"-h",           "--help",       "--json",    "--csv",   "--list",     "--suite",
+                                      "--sweep",      "--once",       "--switch",  "--calls", "--no-check", "--no-tune",
+                                      "--skip-stats", "--extraction", "--prepare", "--plot",  "--energy",   "--price"};
   const size_t length = strcspn(word, "=");
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (strlen(names[i]) == length && strncmp(word, names[i], length) == 0)

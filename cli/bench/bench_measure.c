@@ -57,8 +57,15 @@ double bench_median(double *values, int count)
 static bench_contestant *add(bench_result *result)
 {
   bench_contestant *c = &result->contestants[result->count++];
-  *c = (bench_contestant){
-      .rel_err = NAN, .median = NAN, .p95 = NAN, .fastest = NAN, .extract = NAN, .plan = NAN, .first = NAN};
+  *c = (bench_contestant){.rel_err = NAN,
+                          .median = NAN,
+                          .p95 = NAN,
+                          .fastest = NAN,
+                          .extract = NAN,
+                          .plan = NAN,
+                          .first = NAN,
+                          .joules = NAN,
+                          .watts = NAN};
   return c;
 }
 
@@ -578,7 +585,7 @@ static int check_again(bench *b, bench_data *data, const bench_reference *refere
   for (int i = 0; i < result->ours; i++) {
     bench_contestant *c = &result->contestants[i];
     if (c->outcome == BENCH_WRONG)
-      c->median = c->p95 = c->fastest = c->extract = c->plan = c->first = NAN;
+      c->median = c->p95 = c->fastest = c->extract = c->plan = c->first = c->joules = c->watts = NAN;
   }
   return status;
 }
@@ -606,8 +613,10 @@ int bench_measure(bench *b, bench_data *data, bench_result *result)
     status = time_first_calls(b, data, result);
   if (status == CLI_GO) {
     choose_baseline(result);
-    status = check_again(b, data, &reference, result);
+    status = bench_energy(b, data, result);
   }
+  if (status == CLI_GO)
+    status = check_again(b, data, &reference, result);
   bench_reference_free(&reference);
   bench_peers_free(b, data);
   return status;

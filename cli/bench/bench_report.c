@@ -490,8 +490,12 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
     cli_field fields[MOST_FIELDS];
     int count = contestant_fields(data, result, c, fields);
+    count += bench_energy_fields(b, result, c, fields + count);
     write_record(b, data, result, report, c->name, c->force, fields, count);
   }
+  bench_energy_add(b, data, result, report);
+  if (b->energy && b->meter.reason[0] && !was_said(report, b->meter.reason))
+    fprintf(report->remarks, "energy is left out: %s\n", b->meter.reason);
 }
 
 static void print_part(const bench_report *report, const char *title, const cli_table *table)
@@ -516,6 +520,7 @@ int bench_report_close(bench_report *report)
     fprintf(report->out, "\n%s", report->text);
   print_part(report, "Skipped shares, measured and expected", report->skip_table);
   print_part(report, "Extraction of A's bitmaps", report->extraction_table);
+  print_part(report, report->energy_title, report->energy_table);
   fflush(report->out);
   int status = report->json.file ? cli_output_close(&report->json, "--json") : CLI_GO;
   int other = report->csv.file ? cli_output_close(&report->csv, "--csv") : CLI_GO;
@@ -531,6 +536,7 @@ void bench_report_discard(bench_report *report)
   cli_table_free(report->table);
   cli_table_free(report->skip_table);
   cli_table_free(report->extraction_table);
+  cli_table_free(report->energy_table);
   cli_output_discard(&report->json);
   cli_output_discard(&report->csv);
   *report = (bench_report){0};

@@ -101,7 +101,8 @@ static void take_line(record *r, int number, const json_t *line)
     return;
   }
   char *outcome = text_of(line, "outcome");
-  if (!(ms > 0) && strcmp(outcome, "unsupported") != 0)
+  /* A peer that could not run has a line with its reason. */
+  if (!(ms > 0) && strcmp(outcome, "unsupported") != 0 && strcmp(outcome, "failed") != 0)
     problem(r, number, "field '%s' is no time", host ? "host_ns" : "ms");
   if (!(ms > 0) || !isfinite(ms)) {
     free(outcome);

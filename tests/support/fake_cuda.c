@@ -229,6 +229,14 @@ CALL("cuDeviceGet", cuDeviceGet, (CUdevice * device, int ordinal), count, {
 CALL("cuDeviceGetName", cuDeviceGetName, (char *name, int bytes, CUdevice device), count,
      { snprintf(name, (size_t)bytes, "Fake GPU %d", device); })
 
+/* The library does not call it: the command does, to find the same GPU in NVML. */
+EXPORT CUresult cuDeviceGetPCIBusId(char *bus, int bytes, CUdevice device);
+CUresult cuDeviceGetPCIBusId(char *bus, int bytes, CUdevice device)
+{
+  snprintf(bus, (size_t)bytes, "0000:%02X:00.0", device + 1);
+  return CUDA_SUCCESS;
+}
+
 static int attribute_value(int attribute, CUdevice device)
 {
   const int sm = device == 0 && fake_cuda.first_sm ? fake_cuda.first_sm : fake_cuda.sm;
