@@ -39,7 +39,8 @@ def compile_operators() -> str:
     more = [
         "-fvisibility-inlines-hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-L{os.path.join(root, 'lib')}",
-        "-ltorch_cpu", "-lc10", "-pthread",
+        # First: torch's libraries export parts of the C++ runtime that they were built with, and ours are not theirs.
+        "-lstdc++", "-ltorch_cpu", "-lc10", "-pthread",
     ]  # fmt: skip
     return build(SOURCE, "torch", [os.path.join(root, "include")], torch.__version__, more)
 
