@@ -472,7 +472,7 @@ bool linear(StableIValue *stack, Failure *failure)
 }
 
 /* The same with the arguments first that most calls have. */
-bool linear_plain(StableIValue *stack, Failure *failure)
+bool linear_ordered(StableIValue *stack, Failure *failure)
 {
   Arguments given;
   given.x = take(stack[0]);
@@ -483,6 +483,17 @@ bool linear_plain(StableIValue *stack, Failure *failure)
   given.residual = take_optional(stack[5]);
   given.gate = take_optional(stack[6]);
   given.gate_bias = take_optional(stack[7]);
+  return linear_of(given, stack, failure);
+}
+
+/* And with those alone. */
+bool linear_plain(StableIValue *stack, Failure *failure)
+{
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  given.bias = take_optional(stack[2]);
+  given.activation = to<int64_t>(stack[3]);
   return linear_of(given, stack, failure);
 }
 
@@ -627,7 +638,8 @@ extern "C" void esmm_torch_forget(const void *data)
   STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)            \
   {                                                  \
     m.impl("linear", &boxed<linear>);                \
-    m.impl("_linear", &boxed<linear_plain>);         \
+    m.impl("_linear", &boxed<linear_ordered>);       \
+    m.impl("_linear_plain", &boxed<linear_plain>);   \
     m.impl("_linear_turned", &boxed<linear_turned>); \
     m.impl("linear_stats", &boxed<linear_stats>);    \
     m.impl("linear_packed", &boxed<linear_packed>);  \
