@@ -54,7 +54,9 @@ def build(source: str, stem: str, includes: Sequence[str], version: str, more: S
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC"]
     headers = header_directory()
     key = hashlib.sha256(repr((version, flags, list(more), platform.machine(), os.environ.get("CXX"))).encode())
-    for path in (source, os.path.join(headers, "esmm.h")):
+    beside = os.path.dirname(source)
+    own = sorted(os.path.join(beside, name) for name in os.listdir(beside) if name.endswith(".h"))
+    for path in (source, *own, os.path.join(headers, "esmm.h")):
         with open(path, "rb") as file:
             key.update(file.read())
     directory = cache_directory()

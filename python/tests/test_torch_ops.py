@@ -165,6 +165,7 @@ def test_opcheck(op, requires_grad):
 def test_opcheck_of_operators_without_gradient():
     x, w = zeros(6, 16), parameter(8, 16, requires_grad=False)
     torch.library.opcheck(torch.ops.esmm._linear.default, (x, w, None, _ops.SILU, 0, None, w, None))
+    torch.library.opcheck(torch.ops.esmm._linear_plain.default, (x, w, None, _ops.SILU))
     torch.library.opcheck(torch.ops.esmm._linear_turned.default, (zeros(6, 8), w))
     packed = esmm.torch.to_sparse(w.detach().to(SPARSE_DTYPE), "bsr:8").packed
     torch.library.opcheck(torch.ops.esmm.linear_packed.default, (x.to(SPARSE_DTYPE), packed, 8, None, None, 0))

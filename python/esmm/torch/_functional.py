@@ -13,7 +13,8 @@ from . import _ops, _reference  # noqa: F401  (registers the operators)
 from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
-_linear_now = getattr(_linear, "_op", _linear)  # what calling _linear calls: a Python frame less
+_linear_plain = torch.ops.esmm._linear_plain.default
+_linear_now = getattr(_linear_plain, "_op", _linear_plain)  # what calling it calls: a Python frame less
 
 
 def linear(
@@ -93,9 +94,9 @@ def call(
                 " call requires_grad_(False) on them"
             )
         return _linear_trained(x, weight, bias, residual, gate, gate_bias, activation, format)
-    run = _linear if torch.compiler.is_compiling() else _linear_now
     if format or residual is not None or gate is not None or gate_bias is not None:
-        return run(x, weight, bias, activation, format, residual, gate, gate_bias)
+        return _linear(x, weight, bias, activation, format, residual, gate, gate_bias)
+    run = _linear_plain if torch.compiler.is_compiling() else _linear_now
     if activation:
         return run(x, weight, bias, activation)
     return run(x, weight) if bias is None else run(x, weight, bias)

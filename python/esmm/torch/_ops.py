@@ -2,6 +2,7 @@
 
     linear(x, weight, bias?, residual?, gate?, gate_bias?, activation, format) -> y        differentiable
     _linear(x, weight, bias?, activation, format, residual?, gate?, gate_bias?) -> y       the same without autograd
+    _linear_plain(x, weight, bias?, activation) -> y                                       what most calls need of it
     linear_stats(...) -> (y, nonzeros of each column)
     _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
@@ -31,11 +32,12 @@ library = torch.library.Library("esmm", "DEF")
 _unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
 # A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
 library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_unsafe)
-# Here nothing asks for that place, and each argument that is left out saves the caller an eighth of a microsecond.
+# Here nothing asks for that place, and each argument that there is costs the caller an eighth of a microsecond.
 library.define(
     "_linear(Tensor x, Tensor weight, Tensor? bias=None, int activation=0, int format=0, Tensor? residual=None,"
     " Tensor? gate=None, Tensor? gate_bias=None) -> Tensor"
 )
+library.define("_linear_plain(Tensor x, Tensor weight, Tensor? bias=None, int activation=0) -> Tensor")
 library.define(f"linear_stats(Tensor x, Tensor weight, {_EPILOGUE}) -> (Tensor, Tensor)")
 library.define("_linear_turned(Tensor x, Tensor weight) -> Tensor", tags=_unsafe)
 library.define(
@@ -145,7 +147,11 @@ def _linear(
     return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
 
 
-def _linear_plain(
+def _linear_plain(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: int = 0) -> Tensor:
+    return _linear(x, weight, bias, None, None, None, activation, 0)
+
+
+def _linear_ordered(
     x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
     residual: Optional[Tensor] = None, gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None,
 ) -> Tensor:  # fmt: skip
@@ -204,7 +210,8 @@ compiled = _registry.extension is not None
 if not compiled:
     for _key in ("CPU", "CUDA"):
         library.impl("linear", _linear, _key)
-        library.impl("_linear", _linear_plain, _key)
+        library.impl("_linear", _linear_ordered, _key)
+        library.impl("_linear_plain", _linear_plain, _key)
         library.impl("linear_stats", _linear_stats, _key)
         library.impl("_linear_turned", _linear_turned, _key)
         library.impl("linear_packed", _linear_packed, _key)
@@ -245,6 +252,7 @@ def _unpack_fake(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor
 torch.library.register_fake("esmm::unpack", _unpack_fake, lib=library)
 torch.library.register_fake("esmm::linear", _linear_fake, lib=library)
 torch.library.register_fake("esmm::_linear", _linear_fake, lib=library)
+torch.library.register_fake("esmm::_linear_plain", _linear_fake, lib=library)
 torch.library.register_fake("esmm::linear_stats", _stats_fake, lib=library)
 torch.library.register_fake("esmm::_linear_turned", _turned_fake, lib=library)
 torch.library.register_fake("esmm::linear_packed", _packed_fake, lib=library)
@@ -378,6 +386,6 @@ def _autocast(name: str, device: str, key: str) -> None:
     library.impl(name, cast, key)
 
 
-for _name in ("linear", "_linear", "linear_stats", "linear_packed"):
+for _name in ("linear", "_linear", "_linear_plain", "linear_stats", "linear_packed"):
     _autocast(_name, "cpu", "AutocastCPU")
     _autocast(_name, "cuda", "AutocastCUDA")

@@ -9,59 +9,34 @@
  * Prepared weights are looked up by the tensor that they were made of: address, shape, strides, dtype, device, format
  * and version counter. What is not there is prepared by Python (esmm::_prepare), which also keeps the tensor's memory
  * from being given away while its address is in the table, and calls esmm_torch_forget when it lets go of it.
+ *
+ * Two rules shape the code. It uses the C functions of the stable ABI, not the C++ classes on top of them, which cost
+ * an allocation for each tensor of each call. And no exception of this library leaves it: a process with torch in it
+ * has parts of several C++ runtimes (libc10 and libcufile bring copies of their own), and one that was thrown here and
+ * caught in torch has ended in a fault. Functions return false and leave a text; at the very end, in a frame that has
+ * nothing to clean up, torch itself is asked to throw.
  */
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+#include "tensors.h"
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "esmm.h"
-
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using torch::stable::detail::from;
-using torch::stable::detail::to;
-
-/* ---- errors ---- */
-
-/* torch's own macros put the place in this file before the text. */
-template <typename... Parts> [[noreturn]] void fail(const Parts &...parts)
-{
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-
-#define ESMM_OPS_EXPECT(holds, ...) \
-  do {                              \
-    if (!(holds))                   \
-      fail(__VA_ARGS__);            \
-  } while (0)
-
-/* What the library says of an argument: here it is no field of a struct. */
-std::string in_python(std::string text)
-{
-  for (size_t at; (at = text.find("opts->")) != std::string::npos;)
-    text.erase(at, sizeof "opts->" - 1);
-  return text;
-}
 
 /* ---- libesmm ---- */
 
@@ -92,67 +67,83 @@ struct Idle {
 };
 
 struct Contexts {
+  std::atomic<Idle *> last{nullptr}; /* given back last: taken without a lock */
   std::mutex mutex;
-  std::vector<Idle> idle; /* a few */
+  std::vector<Idle *> idle; /* the others; a few */
 };
 Contexts &contexts = *new Contexts;
 
 class Context {
 public:
-  explicit Context(int32_t device) /* -1: the CPU */
+  Context() = default;
+  ~Context()
   {
-    static const bool named = std::getenv("ESMM_THREADS") != nullptr;
-    const int threads = device >= 0 || named ? 0 : static_cast<int>(torch::stable::get_num_threads());
-    key_ = static_cast<int64_t>(device) * 4096 + threads;
-    {
+    Idle *const before = taken_ ? contexts.last.exchange(taken_, std::memory_order_acq_rel) : nullptr;
+    if (before) {
       std::lock_guard<std::mutex> lock(contexts.mutex);
-      for (size_t i = contexts.idle.size(); i-- > 0 && !ctx_;)
-        if (contexts.idle[i].key == key_) {
-          ctx_ = contexts.idle[i].ctx;
-          contexts.idle.erase(contexts.idle.begin() + static_cast<std::ptrdiff_t>(i));
-        }
-    }
-    if (!ctx_)
-      create(device, threads);
-    if (device >= 0 && !follow_stream(device)) {
-      const std::string text = esmm.ctx_error(ctx_);
-      give_back();
-      fail("esmm: ", text);
+      contexts.idle.push_back(before);
     }
   }
-  ~Context() { give_back(); }
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
-  esmm_ctx *get() const { return ctx_; }
+  esmm_ctx *get() const { return taken_->ctx; }
+
+  /* device: -1 is the CPU. */
+  bool open(int32_t device, Failure *failure)
+  {
+    static const bool named = std::getenv("ESMM_THREADS") != nullptr;
+    uint32_t threads = 0;
+    if (device < 0 && !named)
+      TORCH_DOES(torch_get_num_threads(&threads));
+    const int64_t key = static_cast<int64_t>(device) * 4096 + threads;
+    taken_ = contexts.last.exchange(nullptr, std::memory_order_acq_rel);
+    if (!taken_ || taken_->key != key)
+      find(key);
+    if (!taken_ && !create(device, static_cast<int>(threads), key, failure))
+      return false;
+    return device < 0 || follow_stream(device, failure);
+  }
 
 private:
-  void give_back()
+  /* Puts back what was taken in vain. */
+  void find(int64_t key)
   {
     std::lock_guard<std::mutex> lock(contexts.mutex);
-    contexts.idle.push_back({key_, ctx_});
+    if (taken_)
+      contexts.idle.push_back(std::exchange(taken_, nullptr));
+    for (size_t i = contexts.idle.size(); i-- > 0 && !taken_;)
+      if (contexts.idle[i]->key == key) {
+        taken_ = contexts.idle[i];
+        contexts.idle.erase(contexts.idle.begin() + static_cast<std::ptrdiff_t>(i));
+      }
   }
-  void create(int32_t device, int threads)
+  bool create(int32_t device, int threads, int64_t key, Failure *failure)
   {
-    char text[512] = "";
-    const std::string name = device < 0 ? "cpu" : "cuda:" + std::to_string(device);
+    char text[512] = "", name[32] = "cpu";
+    if (device >= 0)
+      std::snprintf(name, sizeof name, "cuda:%d", device);
+    auto made = std::make_unique<Idle>();
+    made->key = key;
     esmm_ctx_opts opts = {};
     opts.size = sizeof opts;
-    opts.device = name.c_str();
+    opts.device = name;
     opts.threads = threads;
     opts.error = text;
     opts.error_size = sizeof text;
-    const esmm_status status = esmm.ctx_create(&ctx_, &opts);
-    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: no context for ", name, ": ", text);
+    const esmm_status status = esmm.ctx_create(&made->ctx, &opts);
+    EXPECT(status == ESMM_OK, "esmm: no context for %s: %s", name, text);
+    taken_ = made.release();
+    return true;
   }
-  bool follow_stream(int32_t device)
+  bool follow_stream(int32_t device, Failure *failure)
   {
     void *stream = nullptr;
     if (!current_cuda_stream || current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS)
       stream = ask_cuda_stream(device);
-    return esmm.ctx_set_stream(ctx_, stream) == ESMM_OK;
+    EXPECT(esmm.ctx_set_stream(get(), stream) == ESMM_OK, "esmm: %s", esmm.ctx_error(get()));
+    return true;
   }
-  int64_t key_ = 0;
-  esmm_ctx *ctx_ = nullptr;
+  Idle *taken_ = nullptr;
 };
 
 /* ---- what Python prepared ---- */
@@ -179,10 +170,24 @@ struct KeyHash {
   }
 };
 
+/* Weights, or a bias as fp32. */
+struct Prepared {
+  const esmm_weights *w = nullptr;
+  Owned bias;
+  Prepared() = default;
+  Prepared(const Prepared &) = delete;
+  Prepared &operator=(const Prepared &) = delete;
+  ~Prepared()
+  {
+    if (w)
+      esmm.weights_free(const_cast<esmm_weights *>(w));
+  }
+};
+using Kept = std::shared_ptr<Prepared>; /* alive for the length of a call, whoever forgets it meanwhile */
+
 struct Entry {
-  int64_t version;                       /* of the tensor; -1: an inference tensor, which has none */
-  std::shared_ptr<const esmm_weights> w; /* NULL for a bias */
-  std::optional<Tensor> bias;            /* as fp32 */
+  int64_t version; /* of the tensor; -1: an inference tensor, which has none */
+  Kept made;
 };
 
 struct Table {
@@ -191,24 +196,26 @@ struct Table {
 };
 Table &table = *new Table;
 
-/* at::_ops::_version::call, where torch has it under that name: every call asks for a version, and by name, through
-   the stable ABI, that takes a sixth of a small product's time. */
-int64_t (*quick_version)(AtenTensorHandle);
-
-int64_t version_of(const Tensor &t)
+bool version_of(AtenTensorHandle t, int64_t *version, Failure *failure)
 {
-  if (quick_version)
-    return quick_version(t.get());
-  std::array<StableIValue, 1> stack{from(t)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::_version", "", stack.data(), TORCH_ABI_VERSION));
-  return to<int64_t>(stack[0]);
+  if (quick_version) {
+    *version = quick_version(t);
+    return true;
+  }
+  StableIValue stack[1];
+  if (!again(t, &stack[0], failure) || !dispatch("aten::_version", stack, failure))
+    return false;
+  *version = to<int64_t>(stack[0]);
+  return true;
 }
 
-bool is_inference(const Tensor &t)
+bool is_inference(AtenTensorHandle t, bool *holds, Failure *failure)
 {
-  std::array<StableIValue, 1> stack{from(t)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_inference", "", stack.data(), TORCH_ABI_VERSION));
-  return to<bool>(stack[0]);
+  StableIValue stack[1];
+  if (!again(t, &stack[0], failure) || !dispatch("aten::is_inference", stack, failure))
+    return false;
+  *holds = to<bool>(stack[0]);
+  return true;
 }
 
 /* What an exception in Python said: the stable ABI hands on that there was one, and no more. */
@@ -216,108 +223,77 @@ thread_local std::string prepare_error;
 
 /* Asks Python, which returns an esmm_weights * that is ours from then on, or NULL for a bias; plus 1 where it may stay
    in the table. */
-int64_t call_prepare(const Tensor &t, int64_t format, int64_t target)
+bool call_prepare(AtenTensorHandle t, int64_t format, int64_t target, int64_t *address, Failure *failure)
 {
-  std::array<StableIValue, 3> stack{from(t), from(format), from(target)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_prepare", "", stack.data(), TORCH_ABI_VERSION));
-  const int64_t address = to<int64_t>(stack[0]);
-  ESMM_OPS_EXPECT(address >= 0, "esmm: ", prepare_error);
-  return address;
+  StableIValue stack[3] = {0, boxed_value(format), boxed_value(target)};
+  if (!again(t, &stack[0], failure) || !dispatch("esmm::_prepare", stack, failure))
+    return false;
+  *address = to<int64_t>(stack[0]);
+  EXPECT(*address >= 0, "esmm: %s", prepare_error.c_str());
+  return true;
 }
 
 /* A bias as fp32. One that stays is not made here: see float_copy in _registry.py. */
-Tensor float_bias(const Tensor &t, const std::optional<Tensor> &before, bool stays)
+bool float_bias(const View &t, const Kept &before, bool stays, Owned *made, Failure *failure)
 {
-  if (before)
-    return torch::stable::copy_(const_cast<Tensor &>(*before), t); /* where graphs look for it */
+  if (before) { /* where graphs look for it */
+    TORCH_DOES([&] {
+      AtenTensorHandle same = nullptr;
+      const AOTITorchError error = aoti_torch_new_tensor_handle(before->bias.get(), &same);
+      *made = Owned(same);
+      return error;
+    }());
+    return copy_rows(t, codes.f32, made, failure);
+  }
   if (!stays)
-    return torch::stable::contiguous(torch::stable::to(t, ScalarType::Float));
-  std::array<StableIValue, 1> stack{from(t)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("esmm::_float_copy", "", stack.data(), TORCH_ABI_VERSION));
-  return to<Tensor>(stack[0]);
+    return copy_rows(t, codes.f32, made, failure);
+  StableIValue stack[1];
+  if (!again(t.handle, &stack[0], failure) || !dispatch("esmm::_float_copy", stack, failure))
+    return false;
+  *made = take(stack[0]);
+  return true;
 }
 
-Entry prepared(const Key &key, const Tensor &t)
+bool prepared(const Key &key, const View &t, Kept *found, Failure *failure)
 {
-  std::optional<Tensor> bias; /* of an older version */
+  Kept bias; /* of an older version */
   {
     std::shared_lock<std::shared_mutex> lock(table.mutex);
-    const auto found = table.entries.find(key);
-    if (found != table.entries.end()) {
-      if (found->second.version < 0 || found->second.version == version_of(t))
-        return found->second;
-      bias = found->second.bias;
+    const auto at = table.entries.find(key);
+    if (at != table.entries.end()) {
+      int64_t version = -1;
+      if (at->second.version >= 0 && !version_of(t.handle, &version, failure))
+        return false;
+      if (at->second.version == version) {
+        *found = at->second.made;
+        return true;
+      }
+      if (key.format == BIAS)
+        bias = at->second.made;
     }
   }
-  Entry made = {};
-  made.version = is_inference(t) ? -1 : version_of(t);
-  const int64_t address = call_prepare(t, key.format, key.target);
-  if (key.format == BIAS)
-    made.bias = float_bias(t, bias, address & 1);
-  else
-    made.w.reset(reinterpret_cast<const esmm_weights *>(address & ~INT64_C(1)),
-                 [](const esmm_weights *w) { esmm.weights_free(const_cast<esmm_weights *>(w)); });
+  bool untracked = false;
+  int64_t version = -1, address = 0;
+  if (!is_inference(t.handle, &untracked, failure) || (!untracked && !version_of(t.handle, &version, failure)) ||
+      !call_prepare(t.handle, key.format, key.target, &address, failure))
+    return false;
+  Kept made = std::make_shared<Prepared>();
+  if (key.format != BIAS)
+    made->w = reinterpret_cast<const esmm_weights *>(address & ~INT64_C(1));
+  else if (!float_bias(t, bias, address & 1, &made->bias, failure))
+    return false;
+  *found = made;
   if (!(address & 1))
-    return made;
-  Entry before; /* freed after the lock is */
+    return true;
   std::unique_lock<std::shared_mutex> lock(table.mutex);
   Entry &place = table.entries[key];
-  before = place;
-  place = made;
-  return made;
+  place.version = version;
+  std::swap(place.made, made); /* what was there is freed after the lock is */
+  lock.unlock();
+  return true;
 }
 
 /* ---- tensors as the library sees them ---- */
-
-/* Of the dtypes that are not accepted. */
-const char *dtype_name(ScalarType t)
-{
-  switch (t) {
-  case ScalarType::Double:
-    return "float64";
-  case ScalarType::Long:
-    return "int64";
-  case ScalarType::Int:
-    return "int32";
-  case ScalarType::Short:
-    return "int16";
-  case ScalarType::Char:
-    return "int8";
-  case ScalarType::Byte:
-    return "uint8";
-  case ScalarType::Bool:
-    return "bool";
-  default:
-    return "of another dtype";
-  }
-}
-
-int32_t dtype_code(ScalarType t, const char *what)
-{
-  switch (t) {
-  case ScalarType::Float:
-    return ESMM_F32;
-  case ScalarType::BFloat16:
-    return ESMM_BF16;
-  case ScalarType::Half:
-    return ESMM_F16;
-  default:
-    fail("esmm: ", what, " is ", dtype_name(t), ": it has to be float32, bfloat16 or float16");
-  }
-}
-
-/* -1 for the CPU. */
-int32_t device_of(const Tensor &t)
-{
-  return t.is_cuda() ? t.get_device_index() : -1;
-}
-
-void check_device(const Tensor &t, int32_t device, const char *what)
-{
-  const int32_t its = device_of(t);
-  ESMM_OPS_EXPECT(its == device, "esmm: ", what, " is on ", its < 0 ? "the CPU" : "cuda:" + std::to_string(its),
-                  ", and x is on ", device < 0 ? "the CPU" : "cuda:" + std::to_string(device));
-}
 
 esmm_matrix matrix_of(void *data, int64_t rows, int64_t cols, int64_t ld, int32_t dtype, int32_t device)
 {
@@ -332,175 +308,279 @@ esmm_matrix matrix_of(void *data, int64_t rows, int64_t cols, int64_t ld, int32_
   return m;
 }
 
-/* t [.., cols] as rows of `cols`; what does not lie like that is copied, and *t is the copy. */
-esmm_matrix rows_of(Tensor *t, int32_t dtype, int32_t device)
+/* t [.., cols] as rows of `cols`; what does not lie like that is copied, and *copy is that. */
+bool rows_of(const View &t, esmm_matrix *m, Owned *copy, Failure *failure)
 {
-  int64_t dims = t->dim(), cols = t->size(dims - 1);
-  if (dims == 2 && t->stride(1) == 1 && (t->stride(0) >= cols || t->size(0) <= 1)) {
-    const int64_t rows = t->size(0);
-    return matrix_of(t->data_ptr(), rows, cols, rows > 1 ? t->stride(0) : cols, dtype, device);
+  const int64_t cols = t.sizes[t.dims - 1];
+  if (t.dims == 2 && t.strides[1] == 1 && (t.strides[0] >= cols || t.sizes[0] <= 1)) {
+    const int64_t rows = t.sizes[0];
+    *m = matrix_of(t.data, rows, cols, rows > 1 ? t.strides[0] : cols, t.dtype, t.device);
+    return true;
   }
-  if (!t->is_contiguous())
-    *t = torch::stable::contiguous(*t);
+  void *data = t.data;
+  if (!is_contiguous(t)) {
+    if (!copy_rows(t, t.type, copy, failure))
+      return false;
+    TORCH_DOES(aoti_torch_get_data_ptr(copy->get(), &data));
+  }
   int64_t rows = 1;
-  for (int64_t i = 0; i + 1 < dims; i++)
-    rows *= t->size(i);
-  return matrix_of(t->data_ptr(), rows, cols, cols, dtype, device);
+  for (int64_t i = 0; i + 1 < t.dims; i++)
+    rows *= t.sizes[i];
+  *m = matrix_of(data, rows, cols, cols, t.dtype, t.device);
+  return true;
 }
 
-/* weight [out, in], turned [in, out], prepared in the dtype that x has. */
-Entry weights_of(const Tensor &weight, int64_t in, int64_t format, int32_t target, int32_t device, const char *what)
+/* weight [out, in], turned [in, out], prepared in the dtype that x has. *out: how many columns the result has. */
+bool weights_of(AtenTensorHandle weight, const View &x, int64_t format, const char *what, Kept *found, int64_t *out,
+                Failure *failure)
 {
-  check_device(weight, device, what);
-  ESMM_OPS_EXPECT(weight.dim() == 2, "esmm: ", what, " has ", weight.dim(), " dimensions and needs 2");
-  const int64_t rows = weight.size(0), cols = weight.size(1);
-  ESMM_OPS_EXPECT((format & TURNED ? rows : cols) == in, "esmm: x has rows of ", in, ", and ", what, " is [", rows,
-                  ", ", cols, "]");
-  const int32_t source = dtype_code(weight.scalar_type(), what);
-  ESMM_OPS_EXPECT(source == target || source == ESMM_F32, "esmm: x and ", what,
-                  " have different dtypes; only a float32 weight may be wider than x");
-  const Key key = {weight.data_ptr(), rows, cols, weight.stride(0), weight.stride(1), format, source, target, device};
-  return prepared(key, weight);
+  View w;
+  const int64_t in = x.sizes[x.dims - 1];
+  if (!look(weight, &w, failure) || !check_device(w, x, what, failure))
+    return false;
+  EXPECT(w.dims == 2, "esmm: %s has %" PRId64 " dimensions and needs 2", what, w.dims);
+  const int64_t rows = w.sizes[0], cols = w.sizes[1];
+  EXPECT((format & TURNED ? rows : cols) == in, "esmm: x has rows of %" PRId64 ", and %s is [%" PRId64 ", %" PRId64 "]",
+         in, what, rows, cols);
+  if (!check_dtype(w, what, failure))
+    return false;
+  EXPECT(w.dtype == x.dtype || w.dtype == ESMM_F32,
+         "esmm: x and %s have different dtypes; only a float32 weight may be wider than x", what);
+  *out = format & TURNED ? cols : rows;
+  const Key key = {w.data, rows, cols, w.strides[0], w.strides[1], format, w.dtype, x.dtype, w.device};
+  return prepared(key, w, found, failure);
 }
 
 /* *kept holds what had to be made. */
-const float *bias_of(const std::optional<Tensor> &bias, int64_t n, int32_t device, const char *what, Entry *kept)
+bool bias_of(const Owned &bias, int64_t n, const View &x, const char *what, const float **data, Kept *kept,
+             Failure *failure)
 {
   if (!bias)
-    return nullptr;
-  check_device(*bias, device, what);
-  ESMM_OPS_EXPECT(bias->dim() == 1 && bias->size(0) == n, "esmm: ", what, " needs the shape [", n, "]");
-  const int32_t source = dtype_code(bias->scalar_type(), what);
-  if (source == ESMM_F32 && (n <= 1 || bias->stride(0) == 1))
-    return static_cast<const float *>(bias->data_ptr());
-  const Key key = {bias->data_ptr(), n, 1, bias->stride(0), 1, BIAS, source, ESMM_F32, device};
-  *kept = prepared(key, *bias);
-  return static_cast<const float *>(kept->bias->data_ptr());
-}
-
-Tensor new_rows(const Tensor &x, int64_t n, const int32_t dtype)
-{
-  const int64_t dims = x.dim();
-  std::array<int64_t, 8> sizes, strides;
-  ESMM_OPS_EXPECT(dims <= 8, "esmm: x has ", dims, " dimensions; 8 is the most");
-  int64_t step = 1;
-  for (int64_t i = dims - 1; i >= 0; i--) {
-    sizes[i] = i == dims - 1 ? n : x.size(i);
-    strides[i] = step;
-    step *= sizes[i] > 1 ? sizes[i] : 1;
+    return true;
+  View b;
+  if (!look(bias.get(), &b, failure) || !check_device(b, x, what, failure))
+    return false;
+  EXPECT(b.dims == 1 && b.sizes[0] == n, "esmm: %s needs the shape [%" PRId64 "]", what, n);
+  if (!check_dtype(b, what, failure))
+    return false;
+  void *at = b.data;
+  if (b.dtype != ESMM_F32 || (n > 1 && b.strides[0] != 1)) {
+    const Key key = {b.data, n, 1, b.strides[0], 1, BIAS, b.dtype, ESMM_F32, b.device};
+    if (!prepared(key, b, kept, failure))
+      return false;
+    TORCH_DOES(aoti_torch_get_data_ptr((*kept)->bias.get(), &at));
   }
-  int32_t type = 0, index = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(x.get(), &index));
-  AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, sizes.data(), strides.data(), dtype, type, index, &made));
-  return Tensor(made);
-}
-
-int32_t torch_dtype(const Tensor &t)
-{
-  int32_t dtype = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
-  return dtype;
+  *data = static_cast<const float *>(at);
+  return true;
 }
 
 /* ---- the operators ---- */
 
-/* What the operators have in common; the entries keep weights alive for the length of the call. */
-struct Call {
-  esmm_matmul_opts opts = {};
-  esmm_matrix residual = {};
-  Entry gate = {}, biases[2] = {};
-  Tensor kept; /* the residual, where it had to be copied */
-  Tensor x;
-  Tensor y;
-
-  Call(const Tensor &x_, int64_t n, const Entry &weights, const std::optional<Tensor> &bias,
-       const std::optional<Tensor> &residual_, const std::optional<Tensor> &gate_,
-       const std::optional<Tensor> &gate_bias, int64_t activation, int64_t format, int32_t *nonzeros)
-      : kept(x_), x(x_), y(new_rows(x_, n, torch_dtype(x_)))
-  {
-    const int32_t device = device_of(x), dtype = dtype_code(x.scalar_type(), "x");
-    const int64_t in = x.size(x.dim() - 1);
-    esmm_matrix a = rows_of(&x, dtype, device), c = matrix_of(y.data_ptr(), a.rows, n, n, dtype, device);
-    opts.size = sizeof opts;
-    opts.activation = static_cast<esmm_activation>(activation);
-    opts.bias = bias_of(bias, n, device, "bias", &biases[0]);
-    if (residual_) {
-      kept = *residual_;
-      check_device(kept, device, "residual");
-      bool same = kept.dim() == y.dim();
-      for (int64_t i = 0; same && i < y.dim(); i++)
-        same = kept.size(i) == y.size(i);
-      ESMM_OPS_EXPECT(same, "esmm: residual does not have the result's shape");
-      residual = rows_of(&kept, dtype_code(kept.scalar_type(), "residual"), device);
-      opts.residual = &residual;
-    }
-    if (gate_) {
-      gate = weights_of(*gate_, in, format, dtype, device, "gate");
-      opts.gate = gate.w.get();
-      opts.gate_bias = bias_of(gate_bias, n, device, "gate_bias", &biases[1]);
-    }
-    ESMM_OPS_EXPECT(gate_ || !gate_bias, "esmm: gate_bias is given, and gate is not");
-    opts.column_nonzeros = nonzeros;
-    Context ctx(device);
-    const esmm_status status = esmm.matmul(ctx.get(), &a, weights.w.get(), &c, &opts, nullptr);
-    ESMM_OPS_EXPECT(status == ESMM_OK, "esmm: ", in_python(esmm.ctx_error(ctx.get())));
-  }
+/* What an operator was called with. */
+struct Arguments {
+  Owned x, weight, bias, residual, gate, gate_bias;
+  int64_t activation = 0, format = 0;
 };
 
-Entry weights_for(const Tensor &x, const Tensor &weight, int64_t format)
+bool look_at_x(const Owned &x, View *v, Failure *failure)
 {
-  ESMM_OPS_EXPECT(x.dim() >= 1, "esmm: x has no dimensions");
-  return weights_of(weight, x.size(x.dim() - 1), format, dtype_code(x.scalar_type(), "x"), device_of(x), "weight");
+  if (!look(x.get(), v, failure))
+    return false;
+  EXPECT(v->dims >= 1, "esmm: x has no dimensions");
+  return check_dtype(*v, "x", failure);
 }
 
-Tensor linear(const Tensor x, const Tensor weight, const std::optional<Tensor> bias,
-              const std::optional<Tensor> residual, const std::optional<Tensor> gate,
-              const std::optional<Tensor> gate_bias, int64_t activation, int64_t format)
+/* y [.., n] = act(x W + bias) + residual, W being w; the other arguments are checked here. */
+bool product(const Arguments &given, const View &x, const Prepared &w, int64_t n, int32_t *nonzeros, Owned *y,
+             Failure *failure)
 {
-  const Entry w = weights_for(x, weight, format);
-  return Call(x, weight.size(0), w, bias, residual, gate, gate_bias, activation, format, nullptr).y;
+  esmm_matmul_opts opts = {};
+  esmm_matrix a, c, residual;
+  Kept gate, kept[2];
+  Owned copies[2];
+  std::array<int64_t, 8> sizes;
+  EXPECT(x.dims <= 8, "esmm: x has %" PRId64 " dimensions; 8 is the most", x.dims);
+  std::copy(x.sizes, x.sizes + x.dims, sizes.begin());
+  sizes[static_cast<size_t>(x.dims - 1)] = n;
+  void *data = nullptr;
+  if (!rows_of(x, &a, &copies[0], failure) || !new_tensor(sizes.data(), x.dims, x.type, x, y, failure))
+    return false;
+  TORCH_DOES(aoti_torch_get_data_ptr(y->get(), &data));
+  c = matrix_of(data, a.rows, n, n, x.dtype, x.device);
+  opts.size = sizeof opts;
+  opts.activation = static_cast<esmm_activation>(given.activation);
+  opts.column_nonzeros = nonzeros;
+  if (!bias_of(given.bias, n, x, "bias", &opts.bias, &kept[0], failure))
+    return false;
+  if (given.residual) {
+    View r;
+    if (!look(given.residual.get(), &r, failure) || !check_device(r, x, "residual", failure))
+      return false;
+    EXPECT(r.dims == x.dims && std::equal(r.sizes, r.sizes + r.dims, sizes.begin()),
+           "esmm: residual does not have the result's shape");
+    if (!check_dtype(r, "residual", failure) || !rows_of(r, &residual, &copies[1], failure))
+      return false;
+    opts.residual = &residual;
+  }
+  if (given.gate) {
+    int64_t out = 0;
+    if (!weights_of(given.gate.get(), x, given.format, "gate", &gate, &out, failure))
+      return false;
+    opts.gate = gate->w;
+    if (!bias_of(given.gate_bias, n, x, "gate_bias", &opts.gate_bias, &kept[1], failure))
+      return false;
+  }
+  EXPECT(given.gate || !given.gate_bias, "esmm: gate_bias is given, and gate is not");
+  Context ctx;
+  if (!ctx.open(x.device, failure))
+    return false;
+  if (esmm.matmul(ctx.get(), &a, w.w, &c, &opts, nullptr) != ESMM_OK)
+    return fail_as_library(failure, esmm.ctx_error(ctx.get()));
+  return true;
+}
+
+bool linear_of(const Arguments &given, StableIValue *result, Failure *failure)
+{
+  View x;
+  Kept w;
+  Owned y;
+  int64_t n = 0;
+  if (!look_at_x(given.x, &x, failure) || !weights_of(given.weight.get(), x, given.format, "weight", &w, &n, failure) ||
+      !product(given, x, *w, n, nullptr, &y, failure))
+    return false;
+  *result = boxed_value(y.release());
+  return true;
+}
+
+Arguments take_linear(const StableIValue *stack)
+{
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  given.bias = take_optional(stack[2]);
+  given.residual = take_optional(stack[3]);
+  given.gate = take_optional(stack[4]);
+  given.gate_bias = take_optional(stack[5]);
+  given.activation = to<int64_t>(stack[6]);
+  given.format = to<int64_t>(stack[7]);
+  return given;
+}
+
+bool linear(StableIValue *stack, Failure *failure)
+{
+  return linear_of(take_linear(stack), stack, failure);
 }
 
 /* The same with the arguments first that most calls have. */
-Tensor linear_plain(const Tensor x, const Tensor weight, const std::optional<Tensor> bias, int64_t activation,
-                    int64_t format, const std::optional<Tensor> residual, const std::optional<Tensor> gate,
-                    const std::optional<Tensor> gate_bias)
+bool linear_ordered(StableIValue *stack, Failure *failure)
 {
-  const Entry w = weights_for(x, weight, format);
-  return Call(x, weight.size(0), w, bias, residual, gate, gate_bias, activation, format, nullptr).y;
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  given.bias = take_optional(stack[2]);
+  given.activation = to<int64_t>(stack[3]);
+  given.format = to<int64_t>(stack[4]);
+  given.residual = take_optional(stack[5]);
+  given.gate = take_optional(stack[6]);
+  given.gate_bias = take_optional(stack[7]);
+  return linear_of(given, stack, failure);
+}
+
+/* And with those alone. */
+bool linear_plain(StableIValue *stack, Failure *failure)
+{
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  given.bias = take_optional(stack[2]);
+  given.activation = to<int64_t>(stack[3]);
+  return linear_of(given, stack, failure);
 }
 
 /* x times weight [in, out] as it is: what a gradient is multiplied with. */
-Tensor linear_turned(const Tensor x, const Tensor weight)
+bool linear_turned(StableIValue *stack, Failure *failure)
 {
-  const Entry w = weights_for(x, weight, TURNED);
-  return Call(x, weight.size(1), w, std::nullopt, std::nullopt, std::nullopt, std::nullopt, 0, 0, nullptr).y;
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  given.format = TURNED;
+  return linear_of(given, stack, failure);
 }
 
-std::tuple<Tensor, Tensor> linear_stats(const Tensor x, const Tensor weight, const std::optional<Tensor> bias,
-                                        const std::optional<Tensor> residual, const std::optional<Tensor> gate,
-                                        const std::optional<Tensor> gate_bias, int64_t activation, int64_t format)
+bool linear_stats(StableIValue *stack, Failure *failure)
 {
-  const Entry w = weights_for(x, weight, format);
-  const int64_t n = weight.size(0);
-  Tensor counts = torch::stable::new_empty(x, {n}, ScalarType::Int);
-  auto *at = static_cast<int32_t *>(counts.data_ptr());
-  Call call(x, n, w, bias, residual, gate, gate_bias, activation, format, at);
-  return {call.y, counts};
+  const Arguments given = take_linear(stack);
+  View x;
+  Kept w;
+  Owned y, counts;
+  int64_t n = 0;
+  void *at = nullptr;
+  if (!look_at_x(given.x, &x, failure) || !weights_of(given.weight.get(), x, given.format, "weight", &w, &n, failure) ||
+      !new_tensor(&n, 1, codes.i32, x, &counts, failure))
+    return false;
+  TORCH_DOES(aoti_torch_get_data_ptr(counts.get(), &at));
+  if (!product(given, x, *w, n, static_cast<int32_t *>(at), &y, failure))
+    return false;
+  stack[0] = boxed_value(y.release());
+  stack[1] = boxed_value(counts.release());
+  return true;
 }
 
-Tensor linear_packed(const Tensor x, const Tensor packed, int64_t n, const std::optional<Tensor> bias,
-                     const std::optional<Tensor> residual, int64_t activation)
+bool linear_packed(StableIValue *stack, Failure *failure)
 {
-  ESMM_OPS_EXPECT(x.dim() >= 1, "esmm: x has no dimensions");
-  const int32_t device = device_of(x);
-  check_device(packed, device, "packed");
-  const int32_t dtype = dtype_code(x.scalar_type(), "x");
-  const Key key = {packed.data_ptr(), packed.numel(), n, 1, 1, 0, -1, dtype, device};
-  const Entry w = prepared(key, packed);
-  return Call(x, n, w, bias, residual, std::nullopt, std::nullopt, activation, 0, nullptr).y;
+  Arguments given;
+  given.x = take(stack[0]);
+  given.weight = take(stack[1]);
+  const int64_t n = to<int64_t>(stack[2]);
+  given.bias = take_optional(stack[3]);
+  given.residual = take_optional(stack[4]);
+  given.activation = to<int64_t>(stack[5]);
+  View x, packed;
+  Kept w;
+  Owned y;
+  int64_t bytes = 0;
+  if (!look_at_x(given.x, &x, failure) || !look(given.weight.get(), &packed, failure) ||
+      !check_device(packed, x, "packed", failure))
+    return false;
+  TORCH_DOES(aoti_torch_get_numel(given.weight.get(), &bytes));
+  const Key key = {packed.data, bytes, n, 1, 1, 0, -1, x.dtype, x.device};
+  if (!prepared(key, packed, &w, failure) || !product(given, x, *w, n, nullptr, &y, failure))
+    return false;
+  stack[0] = boxed_value(y.release());
+  return true;
+}
+
+/* ---- the way in and out ---- */
+
+using Kernel = bool (*)(StableIValue *, Failure *);
+
+/* Nothing is thrown across this frame's border: memory may run out, and torch's functions may throw. */
+__attribute__((noinline)) bool contained(Kernel kernel, StableIValue *stack, Failure *failure) noexcept
+{
+  try {
+    return kernel(stack, failure);
+  } catch (const std::exception &e) {
+    return fail(failure, "esmm: %s", e.what());
+  } catch (...) {
+    return fail(failure, "esmm: an exception without a text");
+  }
+}
+
+template <Kernel kernel> void boxed(StableIValue *stack, uint64_t, uint64_t)
+{
+  Failure failure;
+  if (contained(kernel, stack, &failure))
+    return;
+  if (check_fail)
+    check_fail("esmm", "esmm", 0, failure.text);
+  throw std::runtime_error(failure.text);
+}
+
+template <typename Function> void find(const char *library, const char *name, Function *function)
+{
+  /* Only where torch has loaded it itself; a torch for CPUs has no libtorch_cuda. */
+  if (void *const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD))
+    *function = reinterpret_cast<Function>(dlsym(handle, name));
 }
 
 } // namespace
@@ -523,11 +603,14 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   FIND(weights_free)
   FIND(matmul)
 #undef FIND
-  /* Only where torch has loaded them itself; a torch for CPUs has no libtorch_cuda. */
-  if (void *torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD))
-    quick_version = reinterpret_cast<decltype(quick_version)>(dlsym(torch, "_ZN2at4_ops8_version4callERKNS_6TensorE"));
-  if (void *cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD))
-    current_cuda_stream = reinterpret_cast<CudaStream>(dlsym(cuda, "aoti_torch_get_current_cuda_stream"));
+  codes = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),  aoti_torch_dtype_float16(),
+           aoti_torch_dtype_int32(),   aoti_torch_device_type_cpu(), aoti_torch_device_type_cuda()};
+  find("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &check_fail);
+  find("libtorch_cpu.so", "_ZNK2at10TensorBase8_versionEv", &quick_version);
+  find("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", &current_cuda_stream);
+  find("libtorch_cuda.so",
+       "_ZN2at6detail18empty_strided_cudaEN3c108ArrayRefIlEES3_NS1_10ScalarTypeESt8optionalINS1_6DeviceEE",
+       &empty_cuda);
   return nullptr;
 }
 
@@ -551,14 +634,15 @@ extern "C" void esmm_torch_forget(const void *data)
   lock.unlock();
 }
 
-#define OPERATORS(key)                                   \
-  STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)                \
-  {                                                      \
-    m.impl("linear", TORCH_BOX(&linear));                \
-    m.impl("_linear", TORCH_BOX(&linear_plain));         \
-    m.impl("_linear_turned", TORCH_BOX(&linear_turned)); \
-    m.impl("linear_stats", TORCH_BOX(&linear_stats));    \
-    m.impl("linear_packed", TORCH_BOX(&linear_packed));  \
+#define OPERATORS(key)                               \
+  STABLE_TORCH_LIBRARY_IMPL(esmm, key, m)            \
+  {                                                  \
+    m.impl("linear", &boxed<linear>);                \
+    m.impl("_linear", &boxed<linear_ordered>);       \
+    m.impl("_linear_plain", &boxed<linear_plain>);   \
+    m.impl("_linear_turned", &boxed<linear_turned>); \
+    m.impl("linear_stats", &boxed<linear_stats>);    \
+    m.impl("linear_packed", &boxed<linear_packed>);  \
   }
 OPERATORS(CPU)
 OPERATORS(CUDA)
