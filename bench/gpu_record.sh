@@ -19,6 +19,7 @@
 #   bsr16      B in blocks                       nm24       B of 2:4, from 1 row to 8192
 #   epilogue16 bias, activation, statistics and gate beside the plain product; what cuBLAS would need for them is not
 #              in its time
+#   given16    A looked at, then A's bitmaps handed over
 #   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
 #              beside ESMM or in its examples/)
 #
@@ -41,7 +42,7 @@ unset ESMM_FORCE ESMM_THREADS
 ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
-all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 prepare16 ffn16 peers'
+all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16 given16 prepare16 ffn16 peers'
 SUITES=${SUITES:-$all}
 
 die() {
@@ -386,6 +387,17 @@ suite_epilogue16() {
   may_lack=1
   measure epilogue16 1 auto - --dtype bf16 --dense --list "$work/epilogue16"
   may_lack=
+}
+
+# Each product twice: A looked at, and its bitmaps handed over.
+suite_given16() {
+  for product in '4096 14336 4096 .5' '4096 14336 4096 .25' '4096 14336 4096 .125' '512 4096 4096 .125' \
+    '64 4096 14336 .1' '16 14336 4096 .1' '1 14336 4096 .1'; do
+    rows=$((${product%% *} < 128 ? ${product%% *} : 128))
+    echo "--dims ${product% *} --density-a ${product##* }"
+    echo "--dims ${product% *} --density-a ${product##* } --given $rows"
+  done >"$work/given16"
+  measure given16 - auto - --dtype bf16 --blockwise --strip 128 --density-b 1 --list "$work/given16"
 }
 
 suite_prepare16() {

@@ -301,6 +301,12 @@ function epilogue_line(   ends, gated) {
     kernel "|" ms(t) "|" (product() in plain ? sprintf("%.3f", t / plain[product()] / (gated ? 2 : 1)) : "") "|" \
     ms(baseline) "|" times(speedup))
 }
+# The product that looks for A's zeros comes first, then the one that was handed its bitmaps.
+function given_line(   to_it) {
+  to_it = value("given") != "" && value("given") != "null"
+  put("gpu16-given", product() "|" percent(asked), to_it ? "bitmaps given, ms>|cuBLAS ms>|times faster>" : \
+    "kernel chosen|A looked at, ms>", to_it ? ms(t) "|" ms(baseline) "|" times(speedup) : kernel "|" ms(t))
+}
 function prepare_line() {
   put("gpu16-prepare", need("k") " × " need("n") "|" need("format"), "prune ms>|prepare ms>",
     ms(need("ms_prune")) "|" ms(need("ms_prepare")))
@@ -363,6 +369,7 @@ BEGIN {
   title["gpu16-nm"] = "product"
   title["gpu16-peers"] = "product|format|nonzeros of B>"
   title["gpu16-epilogue"] = "product|epilogue"
+  title["gpu16-given"] = "product|nonzeros of A>"
   title["gpu16-prepare"] = "B|format"
   title["gpu-storm"] = "line>|product|dtype|zeros"
   title["gpu-switch"] = "product|A"
@@ -381,6 +388,9 @@ BEGIN {
     "not there."
   head["gpu16-epilogue"] = "### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it " \
     "would need for the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them."
+  head["gpu16-given"] = "### Bitmaps handed over\n\nbf16, A sparse by strips of 128, B dense. The product whose C is A " \
+    "has left A's bitmaps on the GPU (`c_pattern`); this one is given\nthem (`a_pattern`), looks for no zeros and takes no " \
+    "sample."
   head["gpu16-prepare"] = "### Making weights\n\nA dense bf16 B in the GPU's memory, pruned and prepared there."
   head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \
     "of time, ms of a call: at 1.00 `auto` is as fast as if it\nhad known each A before."
@@ -424,6 +434,8 @@ suite ~ /^(peers16|sizes16|ceilings|layers|cut)$/ { next } # docs/report.md has 
     weights_line()
   else if (suite == "epilogue16")
     epilogue_line()
+  else if (suite == "given16")
+    given_line()
   else if (suite ~ /16$/)
     gpu16_line()
   else
