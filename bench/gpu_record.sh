@@ -117,7 +117,7 @@ row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
 value=$(cat bench/json.awk)
 
 # bench SUITE ASKED KERNELS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the record; ASKED
-# is the density, or - for A's of each line, or b for B's.
+# is the density, or - for A's of each line, or b for B's, or s for what a line of --suite says itself.
 bench() {
   suite=$1 asked=$2 kernels=$3
   shift 3
@@ -131,7 +131,10 @@ bench() {
     -v stamp="$stamp" "$value"'
     BEGIN { while ((getline line < numbers) > 0) { split(line, part, " "); number[part[1]] = part[2] } }
     { nonzeros = asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : asked
+      if (asked == "s")
+        nonzeros = value("asked")
       sub(/^{/, "")
+      sub(/^"suite":"[^"]*","asked":"[^"]*","date":"[^"]*",/, "")
       print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp ",\"number\":" (number[value("kernel")] + 0) "," $0 }' \
     "$work/lines" >>"$work/record" || die "awk failed"
 }
@@ -149,13 +152,17 @@ measure() {
     { e = value("rel_err_baseline") + 0
       printf "%s %s %s %.4f %.4f %.4f %.2f %.2f\n", \
         product == "-" ? value("m") "," value("n") "," value("k") : product, \
-        asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : asked, value("kernel"), \
+        asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : \
+        asked == "s" ? value("asked") : asked, value("kernel"), \
         value("ms"), value("ms_extract"), value("ms_baseline"), value("speedup"), (e > 0 ? value("rel_err") / e : 0) }' \
     "$work/lines" >"$work/rows" || die "awk failed"
   while read -r product nonzeros kernel ms extract dense_ms speedup error; do
     row "$suite" "$product" "$nonzeros" "$kernel" "$ms" "$extract" "$dense_ms" "$speedup" "$error"
   done <"$work/rows"
 }
+
+# by_name SUITE KERNELS: a suite that the command has (`esmm bench --suite list`), where its products are listed.
+by_name() { measure "$1" s "$2" - --suite "$1"; }
 
 # The kernels of this GPU's own instructions, where there are any.
 first_of() { for name; do ! have "$name" || { echo "$name"; return; }; done; die "none of $* runs here"; }
@@ -164,9 +171,7 @@ also() { for name; do ! have "$name" || { echo ",$name"; return; }; done; } # th
 suite_fp32() {
   dense=$(first_of dense_f32 dense_f32_sm90a dense_f32_mma) || exit 1
   joint=$(first_of joint_f32 joint_f32_sm90a joint_f32_mma) || exit 1
-  for density in 1 .75 .5 .25 .125; do
-    measure blockwise $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
-  done
+  by_name blockwise "auto,$joint,$dense"
   for size in 1024 2048 8192 16384; do
     for density in .5 .25; do
       measure sizes $density auto "$size^3" --size $size --blockwise --density $density
@@ -208,9 +213,7 @@ half16=$(also half_bf16_sm90a)
 fine16=$(also fine_bf16_sm90a)
 
 suite_dense16() {
-  for product in 4096,4096,4096 8192,8192,8192 4096,4096,14336 4096,14336,4096 1024,4096,14336 128,4096,14336; do
-    measure dense16 1 "auto$dense16$cublas16" $product --dtype bf16 "$(dims $product)" --dense
-  done
+  by_name dense16 "auto$dense16$cublas16"
   for product in 4096,4096,4096 4096,4096,14336; do
     measure dense16 1 "auto$(also dense_f16_sm90a dense_f16_mma dense_f16)$(also cublas_f16)" $product \
       --dtype f16 "$(dims $product)" --dense
@@ -218,16 +221,11 @@ suite_dense16() {
 }
 
 suite_strips16() {
-  for product in 4096,4096,14336 8192,8192,8192; do
-    measure strips16 - "auto$joint16" $product --dtype bf16 "$(dims $product)" --blockwise --strip 128 \
-      --sweep 1,.75,.5,.25,.125 --density-b 1
-  done
+  by_name strips16 "auto$joint16"
 }
 
 suite_joint16() {
-  for product in 4096,4096,14336 8192,8192,8192; do
-    measure joint16 - "auto$joint16" $product --dtype bf16 "$(dims $product)" --blockwise --strip 128 --sweep .5,.25
-  done
+  by_name joint16 "auto$joint16"
 }
 
 # A 16-bit C rounds away the sums' own errors.
@@ -256,23 +254,13 @@ suite_sweep16() {
 }
 
 suite_random16() {
-  for m in 16 256 4096; do
-    measure random16 - auto $m,14336,4096 --dtype bf16 --dims $m 4096 14336 --random --sweep .5,.1 --density-b 1
-  done
+  by_name random16 auto
   measure random16 - "auto$(also fine_bf16_sm90a)$(also half_bf16_sm90a)" 4096,4096,14336 --dtype bf16 --dims 4096 14336 4096 \
     --random --sweep .1,.05,.02,.01,.005,.0025 --density-b 1
 }
 
 suite_decode16() {
-  for sides in 4096,14336 14336,4096; do
-    measure decode16 - "auto$decode16" 1,$sides --dtype bf16 "$(dims 1,$sides)" --random --sweep 1,.5,.1,.05 \
-      --density-b 1
-    for m in 4 16; do
-      for preset in early middle late; do
-        measure decode16 $preset "auto$decode16" $m,$sides --dtype bf16 "$(dims "$m,$sides")" --activations $preset
-      done
-    done
-  done
+  by_name decode16 "auto$decode16"
 }
 
 suite_real16() {
@@ -327,29 +315,7 @@ has_kernel() { grep -q "^$2" "$work/numbers" || { echo "$1 left out: no kernel $
 
 suite_bsr16() {
   has_kernel bsr16 bsr_bf16 || return
-  {
-    for block in 128 64 32; do
-      for density in .5 .22 .125 .05; do
-        peers=
-        case $block,$density in 128,.22 | 128,.05 | 32,.125) peers=--peers ;; esac
-        echo "--size 8192 --format bsr:$block --density-b $density $peers"
-      done
-    done
-    for density in .5 .22 .125 .05; do
-      echo "--dims 4096 14336 4096 --format bsr:128 --density-b $density"
-    done
-    echo '--size 4096 --format bsr:128 --density-b .22 --peers'
-    echo '--size 16384 --format bsr:128 --density-b .22'
-    for density in .5 .22; do
-      echo "--size 8192 --format bsr:128 --blockwise --strip 128 --density-a .5 --density-b $density"
-    done
-    for m in 1 16; do
-      for density in .5 .1; do
-        echo "--dims $m 4096 14336 --format bsr:64 --density-b $density"
-      done
-    done
-  } >"$work/bsr16"
-  measure bsr16 b auto - --dtype bf16 --list "$work/bsr16"
+  by_name bsr16 auto
   all_runs=$RUNS
   RUNS=2
   measure bsr16 b auto - --dtype bf16 --size 32768 --format bsr:128 --density-b .22
@@ -358,15 +324,7 @@ suite_bsr16() {
 
 suite_nm24() {
   has_kernel nm24 nm_bf16 || return
-  {
-    for product in '4096 4096 4096' '8192 8192 8192' '4096 14336 4096'; do
-      echo "--dims $product --peers"
-    done
-    for m in 1 2 4 8 16 32 64 128 256 512 1024 2048 8192; do
-      echo "--dims $m 4096 14336 --peers"
-    done
-  } >"$work/nm24"
-  measure nm24 b auto - --dtype bf16 --format nm:2:4 --density-a 1 --list "$work/nm24"
+  by_name nm24 auto
 }
 
 # Where the device lacks a part of an epilogue, its line is missing.

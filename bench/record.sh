@@ -75,14 +75,19 @@ row suite product nonzeros kernel ms 'dense ms' speedup
 value=$(cat bench/json.awk)
 
 # bench SUITE ASKED KERNELS THREADS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the
-# record; ASKED is a density or a preset.
+# record; ASKED is a density or a preset, or s for what a line of --suite says itself.
 bench() {
   suite=$1 asked=$2 kernels=$3 threads=$4
   shift 4
   "$ESMM" bench "$kernels" "$RUNS" --device cpu --threads "$threads" --no-tune "$@" --json "$work/lines" \
     >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
-  sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
+  if [ "$asked" = s ]; then
+    sed -i "s/^\({\"suite\":\"[^\"]*\",\"asked\":\"[^\"]*\",\)\"date\":\"[^\"]*\",/\1$stamp,/" "$work/lines"
+    cat "$work/lines" >>"$work/record"
+  else
+    sed "s/^{/{\"suite\":\"$suite\",\"asked\":\"$asked\",$stamp,/" "$work/lines" >>"$work/record"
+  fi
 }
 
 # measure SUITE ASKED KERNELS PRODUCT OPTIONS...: the same on all threads, and a row for each kernel.
@@ -90,42 +95,22 @@ measure() {
   suite=$1 asked=$2 kernels=$3 product=$4
   shift 4
   bench "$suite" "$asked" "$kernels" "$THREADS" "$@"
-  awk "$value"'
-    { printf "%s %.3f %.3f %.2f\n", value("kernel"), value("ms"), value("ms_baseline"), value("speedup") }' \
+  awk -v asked="$asked" "$value"'
+    { printf "%s %s %.3f %.3f %.2f %s\n", asked == "s" ? value("asked") : asked, value("kernel"), value("ms"), \
+        value("ms_baseline"), value("speedup"), value("m") " x " value("k") " x " value("n") }' \
     "$work/lines" |
-    while read -r kernel ms dense speedup; do
-      row "$suite" "$product" "$asked" "$kernel" "$ms" "$dense" "$speedup"
+    while read -r nonzeros kernel ms dense speedup dims; do
+      row "$suite" "${product:-$dims}" "$nonzeros" "$kernel" "$ms" "$dense" "$speedup"
     done
 }
 
-suite_blockwise() {
-  for size in 512 1024 2048; do
-    for density in 1 .75 .5 .25 .125; do
-      measure blockwise $density auto "$size^3" --size $size --blockwise --density $density
-    done
-  done
-}
+# by_name SUITE: one that the command has (`esmm bench --suite list`), where its products are listed.
+by_name() { measure "$1" s auto '' --suite "$1"; }
 
-suite_unstructured() {
-  for density in .1 .05; do
-    measure unstructured $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1
-  done
-}
-
-suite_decode() {
-  for rows in 1 4 16; do
-    for density in 1 .5 .1; do
-      measure decode $density auto "$rows x 4096 x 4096" \
-        --dims $rows 4096 4096 --random --density-a $density --density-b 1
-    done
-  done
-}
-
-suite_activations() {
-  for preset in early middle late; do
-    measure activations $preset auto '2048 x 3072 x 768' --dims 2048 3072 768 --activations=$preset
-  done
-}
+suite_blockwise() { by_name blockwise; }
+suite_unstructured() { by_name unstructured; }
+suite_decode() { by_name decode; }
+suite_activations() { by_name activations; }
 
 suite_over() {
   for density in 1 .95 .9 .75; do

@@ -1,6 +1,7 @@
 /*
- * bench_suites.c: the suites of the record by name, for `esmm bench --suite`: the products that bench/record.sh and
- * bench/gpu_record.sh measure with auto, so that what is measured elsewhere can be held against the record.
+ * bench_suites.c: the suites of the record by name, for `esmm bench --suite`, so that what is measured elsewhere can be
+ * held against the record. This is the one place that says what is in them: bench/record.sh and bench/gpu_record.sh ask
+ * for them by name too, beside what only they measure.
  *
  * A line of a suite has the options of products, with lists in braces: one product for each choice, the last list
  * fastest. What is chosen of the last list is the field "asked" of the record, unless the suite has one for all.
@@ -39,13 +40,31 @@ static const bench_suite suites[] = {
     {"random16", "zeros anywhere",
      "--dtype bf16 --dims={16,256,4096}x4096x14336 --random --density-b 1 --density-a {0.5,0.1}\n", NULL, true},
     {"decode16", "1, 4 and 16 rows",
-     "--dtype bf16 --dims=1x{14336x4096,4096x14336} --random --density-b 1 --density-a {1,0.5,0.1,0.05}\n"
-     "--dtype bf16 --dims={4,16}x{14336x4096,4096x14336} --activations={early,middle,late}\n",
+     "--dtype bf16 --dims=1x14336x4096 --random --density-b 1 --density-a {1,0.5,0.1,0.05}\n"
+     "--dtype bf16 --dims={4,16}x14336x4096 --activations={early,middle,late}\n"
+     "--dtype bf16 --dims=1x4096x14336 --random --density-b 1 --density-a {1,0.5,0.1,0.05}\n"
+     "--dtype bf16 --dims={4,16}x4096x14336 --activations={early,middle,late}\n",
      NULL, true},
-    {"bsr16", "B in blocks", "--dtype bf16 --size 8192 --format bsr:{128,64,32} --density-b {0.5,0.22,0.125,0.05}\n",
+    {"bsr16", "B in blocks",
+     "--dtype bf16 --size 8192 --format bsr:128 --density-b {0.5}\n"
+     "--dtype bf16 --size 8192 --format bsr:128 --peers --density-b {0.22}\n"
+     "--dtype bf16 --size 8192 --format bsr:128 --density-b {0.125}\n"
+     "--dtype bf16 --size 8192 --format bsr:128 --peers --density-b {0.05}\n"
+     "--dtype bf16 --size 8192 --format bsr:64 --density-b {0.5,0.22,0.125,0.05}\n"
+     "--dtype bf16 --size 8192 --format bsr:32 --density-b {0.5,0.22}\n"
+     "--dtype bf16 --size 8192 --format bsr:32 --peers --density-b {0.125}\n"
+     "--dtype bf16 --size 8192 --format bsr:32 --density-b {0.05}\n"
+     "--dtype bf16 --dims 4096 14336 4096 --format bsr:128 --density-b {0.5,0.22,0.125,0.05}\n"
+     "--dtype bf16 --size 4096 --format bsr:128 --peers --density-b {0.22}\n"
+     "--dtype bf16 --size 16384 --format bsr:128 --density-b {0.22}\n"
+     "--dtype bf16 --size 8192 --format bsr:128 --blockwise --strip 128 --density-a .5 --density-b {0.5,0.22}\n"
+     "--dtype bf16 --dims={1,16}x4096x14336 --format bsr:64 --density-b {0.5,0.1}\n",
      NULL, true},
     {"nm24", "B of 2:4, from 1 row to 8192",
-     "--dtype bf16 --format nm:2:4 --density-a 1 --dims={1,16,64,256,1024,2048,8192}x4096x14336\n", "0.5", true},
+     "--dtype bf16 --format nm:2:4 --density-a 1 --peers --dims={4096x4096x4096,8192x8192x8192,4096x14336x4096}\n"
+     "--dtype bf16 --format nm:2:4 --density-a 1 --peers "
+     "--dims={1,2,4,8,16,32,64,128,256,512,1024,2048,8192}x4096x14336\n",
+     "0.5", true},
 };
 
 enum { SUITES = sizeof suites / sizeof *suites };
