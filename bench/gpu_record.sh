@@ -347,16 +347,7 @@ suite_epilogue16() {
   may_lack=
 }
 
-# Each product twice: A looked at, and its bitmaps handed over.
-suite_given16() {
-  for product in '4096 14336 4096 .5' '4096 14336 4096 .25' '4096 14336 4096 .125' '512 4096 4096 .125' \
-    '64 4096 14336 .1' '16 14336 4096 .1' '1 14336 4096 .1'; do
-    rows=$((${product%% *} < 128 ? ${product%% *} : 128))
-    echo "--dims ${product% *} --density-a ${product##* }"
-    echo "--dims ${product% *} --density-a ${product##* } --given $rows"
-  done >"$work/given16"
-  measure given16 - auto - --dtype bf16 --blockwise --strip 128 --density-b 1 --list "$work/given16"
-}
+suite_given16() { by_name given16 auto; }
 
 suite_prepare16() {
   for format in nm:2:4 bsr:128; do
