@@ -24,7 +24,7 @@
 #              beside ESMM or in its examples/)
 #
 #   peers      other libraries and kernels beside ours (peers16), bf16 from 1K to 64K (sizes16), how fast the memory is
-#              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in 105 s. Cut off,
+#              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in 115 s. Cut off,
 #              it is the record without the rest of it, and a line of the suite "cut" says so
 #
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
@@ -401,7 +401,7 @@ suite_peers() {
   : >"$work/lines"
   left=$((LIMIT - ($(date +%s) - began) - 5))
   [ "$left" -ge 40 ] || { cut_off peers "there were $left seconds left"; return; }
-  seconds=$((left - 20 < 105 ? left - 20 : 105)) # what was begun then needs a while
+  seconds=$((left - 20 < 115 ? left - 20 : 115)) # what was begun then needs a while
   ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" \
     timeout -k 2 $((seconds + 18)) python3 bench/peers/run.py --seconds "$seconds" --activations "$place" \
     --json "$work/lines" >"$work/table" 2>&1

@@ -59,6 +59,12 @@ suite() {
   [ $? -le 3 ] && grep -q '^3 measurements in both' suite.out || { cat suite.out; return 1; }
 }
 check 'bench --suite measures what the record has' suite
+same_b() { # B is made once, and A is another for each
+  esmm bench auto 1 --no-tune --device cpu --threads 2 --suite unstructured --json again.jsonl >again.out 2>&1 || { cat again.out; return 1; }
+  [ "$(grep -c '"outcome":"ok"' again.jsonl)" = 2 ] && grep -q '"asked":".1",.*"density_a":0.1[0-9]*,"density_b":1,' again.jsonl &&
+    grep -q '"asked":".05",.*"density_a":0.05[0-9]*,"density_b":1,' again.jsonl || { cat again.jsonl; return 1; }
+}
+check 'bench --suite makes A anew where only its zeros differ' same_b
 
 # ---- figures ----
 plot() {
@@ -71,6 +77,13 @@ check 'bench --plot wants a sweep' said 2 '--plot draws a sweep' esmm bench --de
 check 'bench --plot knows .svg and .png' said 2 'ends neither in .svg nor in .png' esmm bench --device cpu --sweep 1,.5 --plot x.gif
 have rsvg-convert || check 'bench --plot says what a .png needs' said 1 'a .png needs rsvg-convert' \
   esmm bench auto 1 --no-tune --no-check --device cpu --size 8 --sweep 1,.5 --plot x.png
+
+{ # a peer that could not run has a line, and no time
+  cat "$record"
+  head -n 1 "$record" | sed 's/"ms":[^,]*/"ms":null/; s/"outcome":"ok"/"outcome":"failed"/'
+} >peers.jsonl
+quiet() { esmm compare "$record" peers.jsonl >quiet.out 2>&1 && ! grep -q 'no time' quiet.out || { cat quiet.out; return 1; }; }
+check 'compare takes a peer that could not run for no mistake' quiet
 
 mkdir -p empty two
 cp "$record" new.jsonl two/
