@@ -301,7 +301,7 @@ def test_the_prediction_is_made_of_densities_and_shares(monkeypatch):
         return {name: 1.0 if list(ways) == ["down"] else told[name] for name in ways}
 
     monkeypatch.setattr(_convert, "race", race)
-    monkeypatch.setattr(_convert, "time_inside", lambda model, sample, modules, device: ([6.0], [30]))
+    monkeypatch.setattr(_convert, "time_inside", lambda model, sample, modules, device: ([0.6], [30]))
     done = esmm.torch.convert(model, X, rows=[30])
     (layer,) = done.replaced
     (size,) = layer.sizes
@@ -318,7 +318,7 @@ def test_a_model_that_is_larger_than_the_cache_is_timed_with_it_emptied(monkeypa
     model = nn.Linear(100, 100)
     assert _timing.emptier(model, torch.device("cpu")) is None
     monkeypatch.setattr(_timing, "cache_bytes", lambda device: 1000)
-    assert _timing.emptier(model, torch.device("cpu"))().numel() == 500
+    assert _timing.emptier(model, torch.device("cpu"))().item() == 500
     calls = []
     ways = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     taken = _timing.race(ways, torch.device("cpu"), 0.0, lambda: calls.append("-"))

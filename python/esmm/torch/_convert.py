@@ -165,14 +165,14 @@ class Conversion:
             try:
                 for new, _ in modes:
                     new.training = False
-                inside, rows = time_inside(self.model, sample, [old for _, _, old in self._pairs], device)
+                shares, rows = time_inside(self.model, sample, [old for _, _, old in self._pairs], device)
                 seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
                 output = whole(True)()
             finally:
                 for new, mode in modes:
                     new.training = mode
         self.switch(True)
-        saved = 0.0
+        saved, inside = 0.0, [share * seconds["before"] for share in shares]
         for (layer, new, _), taken, count in zip(self._pairs, inside, rows):
             way = new.way_of(count)
             if way != "dense" and count:

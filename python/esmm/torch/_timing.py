@@ -34,7 +34,7 @@ def emptier(model: nn.Module, device: torch.device) -> Emptier:
         return None
     # On a GPU it also takes long enough for the host to have the next launches ready.
     room = torch.ones(max(2 * cache, 256 << 20 if device.type == "cuda" else 0) // 4, device=device)
-    return lambda: room.mul_(1)
+    return lambda: room.sum()  # reads: lines that were written would have to go back first
 
 
 def _synchronize(device: torch.device) -> None:
@@ -93,8 +93,8 @@ def _once(run: Callable[[], Any], device: torch.device, empty: Callable[[], Any]
 def time_inside(
     model: nn.Module, sample: Sample, modules: Sequence[nn.Module], device: torch.device
 ) -> Tuple[List[float], List[int]]:
-    """Seconds that each of them takes of a run of the model, and how many rows the last call of it had. By itself, over
-    and over, it would find its weights in a cache."""
+    """What share of a run of the model each of them takes, and how many rows the last call of it had. Shares of the
+    sum of many runs: on a busy machine a pause falls now into a module, now beside it."""
     rows: Dict[nn.Module, int] = {}
     begun: Dict[nn.Module, Any] = {}
     spans: Dict[nn.Module, List[Tuple[Any, Any]]] = {}
@@ -106,6 +106,9 @@ def time_inside(
         event.record()
         return event
 
+    def seconds(a: Any, b: Any) -> float:
+        return b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b)  # type: ignore[no-any-return]
+
     def begin(module: nn.Module, args: Any) -> None:
         rows[module] = args[0].numel() // max(1, args[0].shape[-1]) if args else 0
         begun[module] = mark()
@@ -116,17 +119,18 @@ def time_inside(
     runs: List[List[float]] = []
     handles = [m.register_forward_pre_hook(begin) for m in modules] + [m.register_forward_hook(end) for m in modules]
     try:
-        for _ in range(8):
+        begun_at = time.perf_counter()
+        for turn in range(42):
+            if turn >= 12 and time.perf_counter() - begun_at > 0.5:
+                break
             spans.update((module, []) for module in modules)
+            start = mark()
             call_model(model, sample)
+            stop = mark()
             _synchronize(device)
-            runs.append(
-                [
-                    sum(b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b) for a, b in spans[m])
-                    for m in modules
-                ]
-            )
+            runs.append([seconds(start, stop), *(sum(seconds(a, b) for a, b in spans[m]) for m in modules)])
     finally:
         for handle in handles:
             handle.remove()
-    return [statistics.quantiles(times, n=4)[0] for times in zip(*runs[1:])], [rows.get(m, 0) for m in modules]
+    total, *parts = (sum(times) for times in zip(*runs[2:]))
+    return [part / max(total, 1e-9) for part in parts], [rows.get(m, 0) for m in modules]
