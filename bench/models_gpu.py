@@ -105,10 +105,11 @@ def decoder(words: Any) -> None:
         model.to(torch.bfloat16)
         rounding = difference(want, reference)
     began = time.perf_counter()
-    done = esmm.torch.convert(model, ids)
+    done = esmm.torch.convert(model, ids, dense=True)
     print(done, flush=True)
     line("convert, seconds", f"{time.perf_counter() - began:.1f}")
-    line("blocks replaced", f"{len(done.replaced)} of {words.layers}", len(done.replaced) == words.layers)
+    blocks = sum("block" in layer.kind for layer in done.replaced)
+    line("blocks replaced", f"{blocks} of {words.layers}", blocks == words.layers)
     if not done.replaced:
         return
     with torch.no_grad():
@@ -191,6 +192,10 @@ def training(words: Any) -> None:
     ours = copy.deepcopy(model)
     for block in ours.blocks:
         block.mlp = esmm.torch.SparseFFN.from_linears(block.mlp.up, block.mlp.down, activation="relu2")
+    fitted = esmm.torch.fit(ours, x)
+    told = ", ".join(f"{times:.2f}" for times in fitted.values())
+    by = ", ".join(block.mlp.by for block in ours.blocks)
+    print(f"the library's step over plain torch's, by layer: {told}; trained by {by}", flush=True)
     models = {"dense": model, "ours": ours}
     for name in ("dense", "ours"):
         models[f"{name}, compiled"] = torch.compile(copy.deepcopy(models[name]), fullgraph=True)

@@ -276,9 +276,15 @@ def main() -> int:
     with torch.no_grad():
         loss_after = loss_of(model, x, y).item()
     before, after, same = speeds(model, done, x[:1], words.tokens)
+    caches, half = model.caches(1), words.context // 2
+    with torch.no_grad():
+        model(x[:1, :half], caches)
+    step = done.compare((x[:1, half : half + 1], caches, half))
     print(f"\n{'':24}{'before':>12}{'after':>12}")
     print(f"{'loss, nats per byte':24}{loss_before:12.5f}{loss_after:12.5f}")
     print(f"{'decode, tokens/s':24}{before[0]:12.0f}{after[0]:12.0f}   {after[0] / before[0]:.2f} times")
+    print(f"{'one token, ms':24}{1e3 * step.seconds_before:12.3f}{1e3 * step.seconds_after:12.3f}"
+          f"   {step.measured:.2f} times; {step.predicted:.2f} predicted by the densities")  # fmt: skip
     print(f"{'whole prompt, tokens/s':24}{before[1]:12.0f}{after[1]:12.0f}   {after[1] / before[1]:.2f} times")
     print(f"decoded bytes are {'the same' if same else 'not all the same: rounding decided a tie'}")
     if words.out:

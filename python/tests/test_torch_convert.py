@@ -13,14 +13,14 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import esmm.torch  # noqa: E402
-from esmm.torch import _convert  # noqa: E402
+from esmm.torch import _convert, _timing  # noqa: E402
 from esmm.torch._blocks import ConvertedBlock, ConvertedLinear  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Times do not matter here: a short look is enough, and everything that can be replaced is."""
-    monkeypatch.setattr(_convert, "BUDGET", 0.002)
+    monkeypatch.setattr(_timing, "BUDGET", 0.002)
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two threads of torch wait for each other on a busy machine
@@ -265,6 +265,76 @@ def test_dropout_still_drops_in_training():
     assert torch.equal(model(X), model(X))
     model.train()
     assert model.block.original.training and model.training
+
+
+def test_what_is_slower_in_training_trains_as_before(monkeypatch):
+    slow = iter(range(10))
+    monkeypatch.setattr(_convert, "_training", lambda *_: 0.5 if next(slow) % 2 == 0 else 2.0)
+    faster = {"dense": 2.0, "down": 1.0, "fused": 1.5}
+    monkeypatch.setattr(_convert, "race", lambda ways, *_: {name: faster.get(name, 1.0) for name in ways})
+    for trains in (False, True):
+        model = Wrapped(Functional())
+        done = esmm.torch.convert(model, X)
+        layer = done.replaced[0]
+        assert model.block.trains is layer.trains is trains and layer.training == (2.0 if trains else 0.5)
+        assert ("train as before" in str(done)) is not trains
+        monkeypatch.setattr(model.block.original, "forward", lambda x: pytest.fail("the old way"))
+        model.train()
+        if trains:
+            model(X)
+        else:
+            with pytest.raises(pytest.fail.Exception):
+                model(X)
+        model.eval()
+        model(X)  # by its own way
+
+
+def test_the_prediction_is_made_of_densities_and_shares(monkeypatch):
+    """A model takes 10 s, its block 6 of them; with half of h zero the second product takes half of 2 s."""
+    model = Wrapped(Functional()).requires_grad_(False)
+    told = {"dense": 4.0, "down": 2.5, "fused": 9.0, "full": 2.0, "none": 0.0, "before": 10.0, "after": 6.0}
+    parts = []
+
+    def race(ways, *_):
+        parts.append(sorted(ways))
+        # What comes before the product is timed under the name of the way.
+        return {name: 1.0 if list(ways) == ["down"] else told[name] for name in ways}
+
+    monkeypatch.setattr(_convert, "race", race)
+    monkeypatch.setattr(_convert, "time_inside", lambda model, sample, modules, device: ([0.6], [30]))
+    done = esmm.torch.convert(model, X, rows=[30])
+    (layer,) = done.replaced
+    (size,) = layer.sizes
+    assert size.way == "down" and ["full"] in parts and ["none"] in parts
+    block = 4.0 / (1.0 + 2.0 * size.density)
+    assert abs(size.predicted - block) < 1e-9
+    assert abs(done.predicted - 10 / (10 - 6 * (1 - 1 / block))) < 1e-9 and done.measured == 10 / 6
+    again = done.compare(X[:1])
+    assert again.predicted == done.predicted and again.seconds_in_layers == {"block": 6.0}
+    assert isinstance(model.block, _convert.Converted)
+
+
+def test_a_model_that_is_larger_than_the_cache_is_timed_with_it_emptied(monkeypatch):
+    model = nn.Linear(100, 100)
+    assert _timing.emptier(model, torch.device("cpu")) is None
+    monkeypatch.setattr(_timing, "cache_bytes", lambda device: 1000)
+    assert _timing.emptier(model, torch.device("cpu"))().item() == 500
+    calls = []
+    ways = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    taken = _timing.race(ways, torch.device("cpu"), 0.0, lambda: calls.append("-"))
+    assert set(taken) == {"a", "b"} and "".join(calls).endswith("-a-b-a-b")
+
+
+def test_linears_without_zeros_on_request():
+    model = Wrapped(Functional())
+    model.more = nn.Linear(24, 24)
+    model.forward = lambda x: model.more(x + model.block(model.norm(x)))
+    want = outputs(model, X)
+    assert [layer.name for layer in esmm.torch.convert(model, X, min_speedup=0).layers] == ["block"]
+    esmm.torch.undo(model)
+    done = esmm.torch.convert(model, X, min_speedup=0, dense=True)
+    assert sorted(layer.name for layer in done.replaced) == ["block", "more"]  # not the Linears of the block
+    assert _convert.difference(outputs(model, X), want) < 1e-5
 
 
 def test_conversion_leaves_the_modes_alone():

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import esmm.torch  # noqa: E402
-from esmm.torch import SparseFFN, SparseLinear, SparseTensor, _ffn, _reference, to_sparse  # noqa: E402
+from esmm.torch import SparseFFN, SparseLinear, SparseTensor, _ffn, _reference, _timing, to_sparse  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros  # noqa: E402
 
@@ -418,6 +418,33 @@ def test_ffn_wrong_arguments():
         ffn(torch.randn(2, 8, dtype=torch.float64).to(DEVICE))
     with pytest.raises(RuntimeError, match="only a float32 parameter may be wider"):
         ffn.bfloat16()(torch.randn(2, 8).to(DEVICE))
+
+
+@pytest.mark.parametrize("gated", (False, True))
+def test_ffn_is_left_to_torch_where_that_trains_it_faster(gated, monkeypatch):
+    model = nn.Sequential(nn.LayerNorm(24), esmm.torch.SparseFFN(24, 40, activation="relu", gated=gated)).to(DEVICE)
+    x = torch.randn(9, 24, device=DEVICE)
+    want = model(x)
+    grads = torch.autograd.grad(want.sum(), list(model.parameters()))
+    for torch_seconds, by in ((1.05, "torch"), (2.0, "library")):
+        monkeypatch.setattr(_timing, "race", lambda ways, *_: {"torch": [ways["torch"](), torch_seconds][1],
+                                                               "library": [ways["library"](), 1.0][1]})  # fmt: skip
+        assert esmm.torch.fit(model, x) == {"1": torch_seconds}
+        assert model[1].by == copy.deepcopy(model)[1].by == by and (by in repr(model)) == (by == "torch")
+        assert all(p.grad is None for p in model.parameters())
+        near(model(x), want)
+        for a, b in zip(torch.autograd.grad(model(x).sum(), list(model.parameters())), grads):
+            near(a, b, 1e-5)
+    model[1].by = "torch"
+    monkeypatch.setattr(_ffn, "_layer", lambda *_: pytest.fail("the library's layer"))
+    torch._dynamo.reset()
+    near(torch.compile(model, fullgraph=True, backend="eager")(x), want)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        near(model(x), want, 5e-2)
+    with pytest.raises(RuntimeError, match="none of its parameters"):
+        esmm.torch.SparseFFN(24, 40).requires_grad_(False).fit(x)
+    with pytest.raises(RuntimeError, match="'split'"):
+        esmm.torch.SparseFFN(24, 40, mode="split").fit(x)
 
 
 def test_ffn_autocast():

@@ -12,7 +12,7 @@ from ._convert import Conversion, convert, undo
 from ._ops import compiled as has_compiled_operators
 from ._profile import Profile, profile
 from ._registry import clear_cache
-from ._sparse_ffn import SparseFFN
+from ._sparse_ffn import SparseFFN, fit
 from ._functional import linear
 from ._sparse_linear import SparseLinear
 from ._sparse_tensor import SparseTensor, to_sparse
@@ -25,6 +25,7 @@ __all__ = [
     "SparseTensor",
     "clear_cache",
     "convert",
+    "fit",
     "has_compiled_operators",
     "linear",
     "profile",

@@ -46,6 +46,8 @@ def activate(x: Tensor, activation: int) -> Tensor:
 class Converted(nn.Module):
     """What both kinds share."""
 
+    trains = True  # in training, too, by its ways; False: as the old module does
+
     def __init__(self, original: nn.Module, ways: Ways) -> None:
         super().__init__()
         self._original = (original,)  # in a tuple: it is not a child
@@ -73,12 +75,13 @@ class Converted(nn.Module):
                 last = way
 
     def way(self, x: Tensor) -> str:
+        return self.way_of(x.numel() // x.shape[-1] if x.shape[-1] else 0) if self._steps else self._first
+
+    def way_of(self, rows: int) -> str:
         made = self._first
-        if self._steps:
-            rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
-            for start, way in self._steps:
-                if rows >= start:
-                    made = way
+        for start, way in self._steps:
+            if rows >= start:
+                made = way
         return made
 
     def train(self, mode: bool = True) -> "Converted":
@@ -102,7 +105,7 @@ class ConvertedLinear(Converted):
     """A Linear or Conv1D that skips the zeros of its input. Ways: 'dense', 'down'."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.way(x) == "dense":
+        if self.way(x) == "dense" or (self.training and not self.trains):
             return self.original.forward(x)  # type: ignore[no-any-return]
         return product(x, self.original)
 
@@ -115,8 +118,8 @@ class ConvertedBlock(Converted):
     """A feed-forward block: down(act(up(x))) or down(act(gate(x)) * up(x)).
 
     Ways: 'dense', the old one; 'down', torch's as far as h, then a product that skips its zeros; 'fused', both by the
-    library, with the activation in the first one's epilogue. Where the block drops values out in training, it trains
-    the old way.
+    library, with the activation in the first one's epilogue. Where the block drops values out in training, or a step of
+    it was not faster, it trains the old way.
     """
 
     def __init__(

@@ -10,8 +10,7 @@ compared with what was there and timed against it; what is not faster stays.
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
@@ -34,10 +33,10 @@ from ._profile import (
     text_table,
     watching,
 )
+from ._timing import Emptier, emptier, race, time_inside
 
 # How far a replacement's result may be from the block's, as a share of its norm: some units in the last place.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-BUDGET = 0.04  # seconds for timing one way of one block at one number of rows
 
 
 @dataclass
@@ -92,6 +91,27 @@ class Layer:
     sizes: List[Size] = field(default_factory=list)
     difference: float = 0.0  # of the results, as a share of their norm
     seconds_in_model: float = 0.0  # that it took of a run of the model on the sample, before
+    training: float = float("nan")  # times faster in a step of training; NaN: not timed, as nothing requires a gradient
+    trains: bool = True  # by its new way; False: as before
+
+
+@dataclass
+class Comparison:
+    """A run of a model before and after its conversion."""
+
+    seconds_before: float
+    seconds_after: float
+    seconds_predicted: float  # after, by the densities of the replaced layers alone
+    seconds_in_layers: Dict[str, float]  # that the replaced layers took before
+
+    @property
+    def measured(self) -> float:
+        """Times faster than before."""
+        return self.seconds_before / self.seconds_after
+
+    @property
+    def predicted(self) -> float:
+        return self.seconds_before / self.seconds_predicted
 
 
 @dataclass
@@ -105,6 +125,8 @@ class Conversion:
     seconds_after: float
     difference: float  # of the model's outputs before and after, as a share of their norm
     _places: List[Tuple[nn.Module, str, nn.Module, nn.Module]] = field(default_factory=list, repr=False)
+    _pairs: List[Tuple[Layer, Converted, nn.Module]] = field(default_factory=list, repr=False)
+    _predicted: float = 1.0
 
     @property
     def replaced(self) -> List[Layer]:
@@ -117,14 +139,48 @@ class Conversion:
 
     @property
     def predicted(self) -> float:
-        """The same by the densities of the replaced layers alone, at the sample's number of rows: each takes as much
-        less of its time in the model as it is predicted to, and all else stays."""
-        saved = 0.0
-        for layer in self.replaced:
-            size = layer.sizes[-1]
-            if size.way != "dense":
-                saved += layer.seconds_in_model * (1 - 1 / size.predicted_by(size.way))
-        return self.seconds_before / max(self.seconds_before - saved, 1e-3 * self.seconds_before)
+        """The same by the densities of the replaced layers alone."""
+        return self._predicted
+
+    def compare(self, sample: Sample) -> Comparison:
+        """Times the model on another sample before and after, a step of decoding perhaps, and predicts the second from
+        the first: each replaced layer takes as much less of its time in the model as its density says for the nearest
+        number of rows, and all else stays."""
+        return self._compare(sample)[0]
+
+    def _compare(self, sample: Sample) -> Tuple[Comparison, Any]:
+        """That, and what the model gives now."""
+
+        def whole(new: bool) -> Callable[[], Any]:
+            def run() -> Any:
+                self.switch(new)
+                return call_model(self.model, sample)
+
+            return run
+
+        device = next((p.device for _, _, old in self._pairs for p in old.parameters()), torch.device("cpu"))
+        modes = [(new, new.training) for _, new, _ in self._pairs]
+        self.switch(False)
+        with watching(self.model, {}):  # which sees to the modes of the old ones
+            try:
+                for new, _ in modes:
+                    new.training = False
+                shares, rows = time_inside(self.model, sample, [old for _, _, old in self._pairs], device)
+                seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
+                output = whole(True)()
+            finally:
+                for new, mode in modes:
+                    new.training = mode
+        self.switch(True)
+        saved, inside = 0.0, [share * seconds["before"] for share in shares]
+        for (layer, new, _), taken, count in zip(self._pairs, inside, rows):
+            way = new.way_of(count)
+            if way != "dense" and count:
+                size = min(layer.sizes, key=lambda s: abs(math.log(count / s.rows)))
+                saved += taken * (1 - 1 / size.predicted_by(way))
+        left = max(seconds["before"] - saved, 1e-3 * seconds["before"])
+        names = [layer.name for layer, _, _ in self._pairs]
+        return Comparison(seconds["before"], seconds["after"], left, dict(zip(names, inside))), output
 
     def switch(self, on: bool) -> nn.Module:
         """Puts the old modules in (False) or the new ones (True), the very objects, to compare them. Weights are shared
@@ -138,6 +194,7 @@ class Conversion:
         """Puts the old modules back for good. Undoing twice does nothing."""
         self.switch(False)
         self._places.clear()
+        self._pairs.clear()
         return self.model
 
     def __str__(self) -> str:
@@ -171,6 +228,9 @@ class Conversion:
                 f"{self.measured:.2f} times faster ({self.predicted:.2f} predicted); "
                 f"outputs differ by {self.difference:.1e} of their norm"
             )
+            old = sum(not layer.trains for layer in self.replaced)
+            if old:
+                told[-1] += f"; {old} of them train as before, which is faster or drops values out"
         return "\n".join(told)
 
 
@@ -202,76 +262,6 @@ def difference(got: Optional[Tensor], want: Optional[Tensor]) -> float:
     if off != off or norm != norm:
         return float("inf")
     return off / norm if norm > 0 else off
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def race(ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optional[float] = None) -> Dict[str, float]:
-    """Seconds of each, taken in turns so that what disturbs one disturbs all; the lower quartile of several."""
-    budget = BUDGET if budget is None else budget
-    inner: Dict[str, int] = {}
-    for name, run in ways.items():
-        for _ in range(3):
-            run()
-        _synchronize(device)
-        begin = time.perf_counter()
-        run()
-        _synchronize(device)
-        once = max(time.perf_counter() - begin, 1e-7)
-        inner[name] = max(1, min(200, int(budget / 12 / once)))
-    times: Dict[str, List[float]] = {name: [] for name in ways}
-    for turn in range(12):
-        for name, run in ways.items():
-            _synchronize(device)
-            begin = time.perf_counter()
-            for _ in range(inner[name]):
-                run()
-            _synchronize(device)
-            times[name].append((time.perf_counter() - begin) / inner[name])
-        if turn >= 4 and sum(sum(t) * inner[n] for n, t in times.items()) > 3 * budget * len(ways):
-            break
-    return {name: statistics.quantiles(t, n=4)[0] for name, t in times.items()}
-
-
-def time_inside(model: nn.Module, sample: Sample, modules: Sequence[nn.Module], device: torch.device) -> List[float]:
-    """Seconds that each of them takes of a run of the model. By itself, over and over, it would find its weights in a
-    cache."""
-    begun: Dict[nn.Module, Any] = {}
-    spans: Dict[nn.Module, List[Tuple[Any, Any]]] = {}
-
-    def mark() -> Any:
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def begin(module: nn.Module, args: Any) -> None:
-        begun[module] = mark()
-
-    def end(module: nn.Module, args: Any, output: Any) -> None:
-        spans[module].append((begun[module], mark()))
-
-    runs: List[List[float]] = []
-    handles = [m.register_forward_pre_hook(begin) for m in modules] + [m.register_forward_hook(end) for m in modules]
-    try:
-        for _ in range(8):
-            spans.update((module, []) for module in modules)
-            call_model(model, sample)
-            _synchronize(device)
-            runs.append(
-                [
-                    sum(b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b) for a, b in spans[m])
-                    for m in modules
-                ]
-            )
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [statistics.quantiles(times, n=4)[0] for times in zip(*runs[1:])]
 
 
 # ---- finding blocks ----
@@ -423,8 +413,9 @@ Way = Callable[[Tensor], Tensor]
 
 
 def _measure(
-    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Way], before: Dict[str, Way], rows: Sequence[int]
-) -> None:
+    found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Way], before: Dict[str, Way], rows: Sequence[int],
+    empty: Emptier,
+) -> None:  # fmt: skip
     """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x. before: what
     ways do before the product that skips."""
     layer = found.layer
@@ -434,16 +425,15 @@ def _measure(
         # One row may not be like the others: it is the one with the median number of nonzeros.
         first = int((h != 0).sum(1).float().argsort()[(h.shape[0] - 1) // 2]) if count == 1 else 0
         some, some_h = x[first : first + count].contiguous(), h[first : first + count].contiguous()
-        # What a prediction is made from comes first: a GPU's context remembers how dense its input was.
+        # What a prediction is made from comes first, each by itself: a GPU's context remembers how dense its input was.
         full, none = torch.where(some_h == 0, torch.ones_like(some_h), some_h), torch.zeros_like(some_h)
-        parts: Dict[str, Callable[[], Any]] = {
-            "full": partial(product, full, found.linear),
-            "none": partial(product, none, found.linear),
-        }
-        for name, f in before.items():
-            parts[name] = partial(f, some)
-        known = race(parts, x.device)
-        seconds = race({name: partial(f, some) for name, f in ways.items()}, x.device)
+        parts: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in before.items()}
+        parts["none"] = partial(product, none, found.linear)
+        parts["full"] = partial(product, full, found.linear)
+        known: Dict[str, float] = {}
+        for name, run in parts.items():
+            known.update(race({name: run}, x.device, None, empty))
+        seconds = race({name: partial(f, some) for name, f in ways.items()}, x.device, None, empty)
         layer.sizes.append(
             Size(
                 count, _share(some_h, min(count, strip)), seconds,
@@ -452,7 +442,23 @@ def _measure(
         )  # fmt: skip
 
 
-def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], at_least: float) -> None:
+def _training(target: nn.Module, old: Way, new: Way, x: Tensor) -> float:
+    """How many times faster a forward and a backward pass are by the new way."""
+    given, of = x.detach().requires_grad_(), [p for p in target.parameters() if p.requires_grad]
+    dy = torch.ones_like(old(x))
+
+    def step(way: Way) -> Callable[[], Any]:
+        def run() -> Any:
+            with torch.enable_grad():
+                return torch.autograd.grad(way(given), [given, *of], dy)
+
+        return run
+
+    seconds = race({"old": step(old), "new": step(new)}, x.device)
+    return seconds["old"] / seconds["new"]
+
+
+def _examine(found: _Found, x: Tensor, h: Tensor, rows: Sequence[int], at_least: float, empty: Emptier) -> None:
     """Makes the replacement, compares and times it."""
     block = found.block
     target = found.linear if block is None else block
@@ -498,7 +504,7 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
     before: Dict[str, Way] = {}
     if isinstance(made, ConvertedBlock):
         before = {way: partial(made.hidden, way=way) for way in ways if way != "dense"}
-    _measure(found, x if block is not None else h, h, runs, before, rows or (1, count))
+    _measure(found, x if block is not None else h, h, runs, before, rows or (1, count), empty)
     for size in layer.sizes:
         size.way = size.best if size.possible >= at_least else "dense"
     if all(size.way == "dense" for size in layer.sizes):
@@ -506,6 +512,10 @@ def _examine(found: _Found, x: Tensor, h: Tensor, y: Any, rows: Sequence[int], a
         layer.reason = f"not faster: {best.possible:.2f} times at {best.rows} rows"
         return
     made.set_ways([(size.rows, size.way) for size in layer.sizes])
+    if made.trains and made.way(x) != "dense" and any(p.requires_grad for p in target.parameters()):
+        layer.training = _training(target, runs["dense"], runs[made.way(x)], x)
+        made.trains = layer.training >= at_least
+    layer.trains = made.trains
     found.new = made
     layer.replaced = True
 
@@ -519,8 +529,8 @@ def _places(model: nn.Module, old: nn.Module) -> List[Tuple[nn.Module, str]]:
     return [(m, name) for m in model.modules() for name, child in m._modules.items() if child is old]
 
 
-def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Found], List[Layer]]:
-    """The Linears that are fed zeros, and, as layers that stay, those that could have been."""
+def _candidates(model: nn.Module, seen: Profile, most: float, dense: bool) -> Tuple[List[_Found], List[Layer]]:
+    """The Linears that are fed zeros (dense: and all others), and, as layers that stay, those that could have been."""
     modules = dict(model.named_modules())
     found: List[_Found] = []
     others: List[Layer] = []
@@ -542,6 +552,8 @@ def _candidates(model: nn.Module, seen: Profile, most: float) -> Tuple[List[_Fou
                 others.append(stays)
             else:
                 found.append(_Found(entry.name, linear, entry, around, layer=stays))
+        elif dense and linear.weight.dtype in DTYPES and not hooked(linear):
+            found.append(_Found(entry.name, linear, entry, [], layer=stays))
         elif entry.in_features > entry.out_features and any(
             is_linear(other)
             and features(other)[0] < features(other)[1]
@@ -568,6 +580,7 @@ def convert(
     rows: Optional[Sequence[int]] = None,
     max_density: float = 0.9,
     min_speedup: float = 1.03,
+    dense: bool = False,
 ) -> Conversion:
     """Replaces the feed-forward blocks, and single Linears, whose input has zeros worth skipping; in place.
 
@@ -578,6 +591,8 @@ def convert(
     max_density  inputs with more nonzeros than this are not looked at
     min_speedup  what is not this many times faster at any of these numbers of rows stays as it was; 0 replaces all that
                  can be
+    dense        also Linears whose input has no zeros, where the library is faster: in decoding on a GPU it is for some
+                 shapes. What is prepared of them takes their memory again
 
     Results stay the same within rounding. So do the names in the state_dict, and the parameters themselves: the model
     can be trained, saved and loaded as before. What products need is prepared from a weight when it is first used, so a
@@ -590,9 +605,11 @@ def convert(
     if any(isinstance(module, Converted) for module in model.modules()):
         raise ValueError("the model has been converted already: undo that first, with esmm.torch.undo(model)")
     seen = profile(model, sample)
-    found, others = _candidates(model, seen, max_density)
+    found, others = _candidates(model, seen, max_density, dense)
     order = {name: i for i, name in enumerate([*(entry.name for entry in seen.layers), *seen.uncalled])}
 
+    device = next((parameter(f.linear, "weight").device for f in found), torch.device("cpu"))
+    empty = emptier(model, device) if found else None
     busy = [False]
     hooks: Dict[nn.Module, Callable[..., Any]] = {}
     done: Set[int] = set()
@@ -615,7 +632,7 @@ def convert(
                 h = x.detach()
                 if f.block is None:
                     done.add(id(f))
-                    _examine(f, h, h, output, rows or (), min_speedup)
+                    _examine(f, h, h, rows or (), min_speedup, empty)
                 else:
                     f.h = h
 
@@ -625,7 +642,7 @@ def convert(
         def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
             if f.h is not None and id(f) not in done:
                 done.add(id(f))
-                _examine(f, args[0], f.h, output, rows or (), min_speedup)
+                _examine(f, args[0], f.h, rows or (), min_speedup, empty)
                 f.h = None
 
         return work
@@ -652,13 +669,14 @@ def convert(
                 around.setdefault(module, []).append(f)
     with watching(model, {module: guarded(look(module, inside)) for module, inside in around.items()}):
         before = _first_tensor(call_model(model, sample))
+    inside = {module for f in found if f.parent is not None for module in f.parent[1].modules()}
+    found = [f for f in found if f.parent is not None or f.linear not in inside]
     for f in found:
         hooks[f.linear] = guarded(at_linear(f))
         if f.parent is not None:
             hooks[f.parent[1]] = guarded(at_block(f))
             assert f.layer is not None
             f.layer.name = f.parent[0]
-    device = next((parameter(f.linear, "weight").device for f in found), torch.device("cpu"))
     with watching(model, hooks):
         call_model(model, sample)
     result = Conversion(model, [], seen, 0.0, 0.0, 0.0)
@@ -676,24 +694,12 @@ def convert(
             old = f.block if f.block is not None else f.linear
             f.new.training = old.training
             result._places += [(parent, name, f.new, old) for parent, name in _places(model, old)]
-
-    def whole(new: bool) -> Callable[[], Any]:
-        def run() -> Any:
-            result.switch(new)
-            return call_model(model, sample)
-
-        return run
-
-    with watching(model, {}):
-        result.switch(False)
-        replaced = [f for f in found if f.new is not None]
-        old_modules = [f.block if f.block is not None else f.linear for f in replaced]
-        for f, inside in zip(replaced, time_inside(model, sample, old_modules, device)):
             assert f.layer is not None
-            f.layer.seconds_in_model = inside
-        seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
-        after = _first_tensor(whole(True)())
-    result.switch(True)
-    result.seconds_before, result.seconds_after = seconds["before"], seconds["after"]
-    result.difference = difference(after, before)
+            result._pairs.append((f.layer, f.new, old))
+    told, after = result._compare(sample)
+    for layer in result.replaced:
+        layer.seconds_in_model = told.seconds_in_layers[layer.name]
+    result.seconds_before, result.seconds_after = told.seconds_before, told.seconds_after
+    result._predicted = told.predicted
+    result.difference = difference(_first_tensor(after), before)
     return result

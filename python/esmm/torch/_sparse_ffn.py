@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, Optional, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from .. import _lib
 from .._lib import lib
-from . import _ffn, _functional, _reference
+from . import _ffn, _functional, _reference, _timing
 from ._formats import ACTIVATIONS, MODES, SPARSIFIERS, choice
-from ._profile import check_plain
+from ._ops import activate
+from ._profile import Sample, call_model, check_plain
 from ._reference import Options, Weights
 from ._registry import context
 
@@ -29,7 +30,12 @@ class SparseFFN(nn.Module):
 
     up, gate and down are nn.Linear modules, whose parameters are all that a state_dict has. What the library needs is
     prepared from them in the first pass and again when they have changed.
+
+    Where h is too dense or the layer too small for skipping to pay in training, plain torch is faster, and torch.compile
+    fuses it with what is around: fit() finds out, and sets `by` to "torch" then.
     """
+
+    by = "library"  # who trains the exact and dense modes
 
     def __init__(
         self,
@@ -128,10 +134,47 @@ class SparseFFN(nn.Module):
             h = _functional.call(x, w1, b1, None, gate_weight, gate_bias, self._activation, 0)
             y: Tensor = _functional.call(h, w2, b2, None, None, None, 0, 0)
             return y
+        if trains and self.by == "torch" and self._mode in (_reference.EXACT, _reference.DENSE):
+            if x.dtype == w1.dtype or torch.is_autocast_enabled(x.device.type):
+                return self._by_torch(x)
         y, _ = torch.ops.esmm.ffn(
             x, w1, w2, gate_weight, b1, b2, gate_bias, *self._options(), trains,
         )  # fmt: skip
         return y
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        h = self.up(x) if self.gate is None else self.gate(x)
+        h = activate(h, self._activation)
+        y: Tensor = self.down(h if self.gate is None else h * self.up(x))
+        return y
+
+    def fit(self, x: Tensor, *, min_speedup: float = 1.1) -> float:
+        """Times a forward and a backward pass of x by the library and by plain torch, and leaves training to torch
+        (`by` = "torch") unless the library is min_speedup times as fast; torch.compile makes a dense layer some per
+        cent faster than it is here. Returns how many times as fast the library is. Parameters and gradients stay as
+        they are, and so does inference."""
+        _functional.check_tensor(x, "x")
+        of = [p for p in self.parameters() if p.requires_grad]
+        if not of or self._mode not in (_reference.EXACT, _reference.DENSE):
+            raise RuntimeError(
+                "esmm: fit() is for a layer that is trained in mode 'exact' or 'dense': "
+                + (f"this one's is {self.mode!r}" if of else "none of its parameters requires a gradient")
+            )
+        given = x.detach().requires_grad_()
+        dy = torch.ones_like(given)
+
+        def step(by: str) -> Callable[[], Any]:
+            def run() -> Any:
+                self.by = by
+                with torch.enable_grad():
+                    return torch.autograd.grad(self(given), [given, *of], dy)
+
+            return run
+
+        seconds = _timing.race({by: step(by) for by in ("library", "torch")}, x.device)
+        times = seconds["torch"] / seconds["library"]
+        self.by = "library" if times >= min_speedup else "torch"
+        return times
 
     @torch.no_grad()
     def measure(self, x: Tensor) -> Dict[str, Union[int, float]]:
@@ -179,4 +222,30 @@ class SparseFFN(nn.Module):
         text = f"activation={self.activation!r}, mode={self.mode!r}"
         if self._mode in (1, 2):
             text += f", sparsifier={self.sparsifier!r}"
-        return text + (f", sparse_share={self.sparse_share}" if self._mode == 1 else "")
+        text += f", sparse_share={self.sparse_share}" if self._mode == 1 else ""
+        return text + (f", by={self.by!r}" if self.by != "library" else "")
+
+
+def fit(model: nn.Module, sample: Sample, *, min_speedup: float = 1.1) -> Dict[str, float]:
+    """SparseFFN.fit for every such layer of a model that can be, with what it is fed in a run on the sample; returns how
+    many times as fast as plain torch the library trains each. Call it before torch.compile."""
+    fed: Dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Tuple[Any, ...]], None]:
+        return lambda module, args: fed.__setitem__(name, args[0].detach())
+
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, SparseFFN)
+        and module._mode in (_reference.EXACT, _reference.DENSE)
+        and any(p.requires_grad for p in module.parameters())
+    }
+    handles = [module.register_forward_pre_hook(keep(name)) for name, module in layers.items()]
+    try:
+        with torch.no_grad():
+            call_model(model, sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: layers[name].fit(x, min_speedup=min_speedup) for name, x in fed.items()}
