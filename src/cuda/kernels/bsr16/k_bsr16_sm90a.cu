@@ -75,12 +75,15 @@ static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
   return w;
 }
 
-/* Tiles come in groups of `group` tile rows, column by column; first parts of all lists before second ones. */
+/* Tiles come in groups of `group` tile rows, column by column, first parts of all lists before second ones; in every
+   other group the other way round, so that short lists follow short ones, and nobody has all of the long ones. */
 static __device__ __forceinline__ bsr16_unit unit_at(const esmm_bsr16_params &p, const bsr16_work &w, int index)
 {
   bsr16_unit unit;
-  const int in_group = p.group * p.all_parts, group = index / in_group, place = index % in_group;
-  const int height = min(p.group, w.rows - group * p.group), i = group * p.group + place % height;
+  const int in_group = p.group * p.all_parts, group = index / in_group;
+  const int height = min(p.group, w.rows - group * p.group);
+  const int place = group % 2 ? height * p.all_parts - 1 - index % in_group : index % in_group;
+  const int i = group * p.group + place % height;
   unit.row = (p.pairs ? 2 * i + w.rank : i) * p.rows;
   unit.place = place / height;
   unit.part = 0;
