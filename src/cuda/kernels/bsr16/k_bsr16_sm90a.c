@@ -105,7 +105,7 @@ static cut cut_lists(const esmm_problem *p)
     cut c = best;
     cut_at(b, tiles, most, &c);
     c.entries = predict(p, b, most, &c);
-    if (counted * c.parts[1] <= ESMM_BSR16_MOST_SPLIT &&
+    if (counted * c.parts[1] < ESMM_BSR16_MOST_SPLIT && /* the last counter gives out units */
         (double)(counted * c.all) * ESMM_BSR16_PARTIAL(tile) <= SPLIT_BYTES && c.entries < best.entries)
       best = c;
   }
