@@ -1,6 +1,7 @@
 /*
- * test_cuda_blocks.c: blocks on a GPU: pruning to them keeps what a CPU keeps, and arrays of blocks in device memory
- * give the weights that the same arrays in host memory give, or are refused in the same words.
+ * test_cuda_blocks.c: blocks on a GPU: pruning to them keeps what a CPU keeps, arrays of blocks in device memory give
+ * the weights that the same arrays in host memory give, or are refused in the same words, and columns of any length
+ * are multiplied once each.
  */
 #include "bsr_arrays.h"
 #include "gpu16.h"
@@ -202,6 +203,76 @@ static void damaged_device_arrays_are_refused(void **state)
   }
 }
 
+/* ---- columns that differ much in length ---- */
+
+/* Sums of few and small whole numbers, so they are exact. Every eighth column of blocks is empty, and every eighth one
+   full. */
+static void fill_uneven(esmm_matrix *a, esmm_matrix *b, int side)
+{
+  th_rng rng = {(uint64_t)side};
+  for (int64_t r = 0; r < a->rows; r++)
+    for (int64_t k = 0; k < a->cols; k++)
+      th_set(a, r, k, (double)(th_below(&rng, 3) - 1));
+  for (int64_t k0 = 0; k0 < b->rows; k0 += side)
+    for (int64_t c0 = 0; c0 < b->cols; c0 += side) {
+      const int64_t kind = c0 / side % 8;
+      const bool kept = kind == 7 || (kind > 0 && th_below(&rng, 6) == 0);
+      for (int64_t k = k0; k < k0 + side; k++)
+        for (int64_t c = c0; c < c0 + side; c++)
+          th_set(b, k, c, kept ? (double)(th_below(&rng, 3) - 1) : 0.0);
+    }
+}
+
+/* C, which is not what it was before, in host memory. */
+static void multiply_there(const esmm_matrix *a, const esmm_weights *w, const char *force, esmm_matrix *c)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force};
+  memset(c->data, 0xff, th_matrix_bytes(c));
+  esmm_matrix there = copied(c);
+  expect_ok(gpu, esmm_matmul(gpu, a, w, &there, &opts, NULL));
+  expect_ok(gpu, esmm_matrix_copy(gpu, &there, c));
+  esmm_memory_free(gpu, there.data);
+}
+
+/* Enough tiles for ten and more of each block, or pair of blocks, and the same again: what they are given out by is
+   left ready for the next product. */
+static void uneven_columns(void **state)
+{
+  (void)state;
+  enum { M = 8700, N = 5120, K = 256 };
+  for (int i = 0; i < 4; i++) {
+    const esmm_dtype dtype = DTYPES[i % 2];
+    const int side = i / 2 ? 64 : 128; /* the first in pairs, the second alone */
+    const kernels all = kernels_of_format(dtype, ESMM_FORMAT_BSR);
+    esmm_matrix a = matrix_of(M, K, dtype, ESMM_ROW_MAJOR, 0), b = matrix_of(K, N, dtype, ESMM_ROW_MAJOR, 0),
+                c = matrix_of(M, N, dtype, ESMM_ROW_MAJOR, 0), want = matrix_of(M, N, dtype, ESMM_ROW_MAJOR, 0);
+    fill_uneven(&a, &b, side);
+    esmm_prepare_opts opts = {.size = sizeof opts};
+    esmm_weights *dense = NULL, *blocks = NULL;
+    expect_ok(gpu, esmm_prepare(gpu, &b, &opts, &dense));
+    opts.format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = side, .block_cols = side};
+    expect_ok(gpu, esmm_prepare(gpu, &b, &opts, &blocks));
+    esmm_matrix da = copied(&a);
+    multiply_there(&da, dense, NULL, &want);
+    for (int j = 0; j < all.count; j++)
+      for (int run = 0; run < 2 && !is_decode(all.name[j]); run++) {
+        multiply_there(&da, blocks, all.force[j], &c);
+        if (memcmp(c.data, want.data, th_matrix_bytes(&c)) != 0)
+          for (int64_t at = 0; at < (int64_t)M * N; at++)
+            if (!(th_get(&c, at / N, at % N) == th_get(&want, at / N, at % N)))
+              fail_msg("%s, blocks of %d, run %d: C[%d,%d] is %g, not %g", all.name[j], side, run, (int)(at / N),
+                       (int)(at % N), th_get(&c, at / N, at % N), th_get(&want, at / N, at % N));
+      }
+    esmm_memory_free(gpu, da.data);
+    esmm_weights_free(dense);
+    esmm_weights_free(blocks);
+    free(a.data);
+    free(b.data);
+    free(c.data);
+    free(want.data);
+  }
+}
+
 int main(void)
 {
   int status = 0;
@@ -211,6 +282,7 @@ int main(void)
       cmocka_unit_test(pruned_as_on_a_cpu),
       cmocka_unit_test(weights_from_device_arrays),
       cmocka_unit_test(damaged_device_arrays_are_refused),
+      cmocka_unit_test(uneven_columns),
   };
   status = cmocka_run_group_tests_name("cuda blocks", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

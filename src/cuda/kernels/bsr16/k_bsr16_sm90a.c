@@ -11,6 +11,7 @@
 
 #define ALIGN 1024
 #define STAYS 6e7         /* bytes of A that stay in the second-level cache while other columns pass */
+#define WHOLE 3.5e7       /* an A of so few bytes is not cut into groups of rows */
 #define PART_ENTRIES 8.0  /* what adding the parts of a tile takes, in entries; */
 #define TILE_ENTRIES 3.0  /* and what a tile takes beside its entries */
 #define ODD 6e-7          /* of a launch: each element of a C that TMA does not write */
@@ -54,10 +55,13 @@ typedef struct cut {
   double entries; /* that the busiest blocks go through, as it is predicted */
 } cut;
 
-/* Tile rows, or pairs of them, that come together: as many as stay in the second-level cache. */
+/* Tile rows, or pairs of them, that come together: as many as stay in the second-level cache. All of a small A: where
+   columns come by length once, the longest of them are shared out best. */
 static int32_t group_of(const esmm_problem *p, const cut *c)
 {
   const double bytes = (c->pairs ? 2.0 : 1.0) * c->tile * 2.0 * (double)p->k;
+  if (bytes * (double)c->rows <= WHOLE)
+    return (int32_t)c->rows;
   return (int32_t)fmax(1.0, fmin(4.0, STAYS / bytes));
 }
 
@@ -101,7 +105,7 @@ static cut cut_lists(const esmm_problem *p)
     cut c = best;
     cut_at(b, tiles, most, &c);
     c.entries = predict(p, b, most, &c);
-    if (counted * c.parts[1] <= ESMM_BSR16_MOST_SPLIT &&
+    if (counted * c.parts[1] < ESMM_BSR16_MOST_SPLIT && /* the last counter gives out units */
         (double)(counted * c.all) * ESMM_BSR16_PARTIAL(tile) <= SPLIT_BYTES && c.entries < best.entries)
       best = c;
   }
