@@ -35,6 +35,7 @@ tidy: $(TIDY)
 tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
 tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
 tidy/%_avx512bf16.c: ISA_FLAGS := $(AVX512BF16_FLAGS)
+tidy/%_amx.c: ISA_FLAGS := $(AMX_FLAGS)
 $(TIDY): tidy/%: $(GEN)
 	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 
