@@ -54,6 +54,14 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 # The command's own check of results.
 $(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
+# Tiles in plain C instead of AMX's.
+EMULATED := $(if $(filter x86_64,$(ARCH)),$(patsubst src/cpu/%.c,$(BUILD)/obj/emulated/%.o,src/cpu/cpuid.c $(wildcard src/cpu/k_*_amx.c)))
+$(BUILD)/tests/test_tiles: $(EMULATED)
+$(EMULATED): $(BUILD)/obj/emulated/%.o: src/cpu/%.c $(BUILD)/gen/flags | $(GEN)
+	@mkdir -p $(@D)
+	@echo "  cc $< (emulated)"
+	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -DESMM_AMX_EMULATED -MMD -MP -c $< -o $@
+
 $(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
 $(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
@@ -97,4 +105,4 @@ fuzz:
 	  grep stat:: $(BUILD)/fuzz/$$target.log; \
 	done
 
--include $(TEST_OBJ:.o=.d)
+-include $(TEST_OBJ:.o=.d) $(EMULATED:.o=.d)

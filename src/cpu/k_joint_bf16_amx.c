@@ -40,7 +40,7 @@ static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_
   return ESMM_OK;
 }
 
-/* The constants are those of a 2.7 GHz core by its instruction tables; `esmm tune` fits them. */
+/* The constants are estimates, by instruction tables at 2.7 GHz. */
 ESMM_KERNEL(joint_bf16_amx) = {
     .name = "joint_bf16_amx",
     .doc = "skips k's that are zero in 32 rows of A, in AMX tiles",

@@ -40,8 +40,8 @@ typedef struct tiles_of_b {
   const char *last[2];        /* the last step's halves, filled up with zeros */
   char *made;                 /* [step][2 tiles] */
   int64_t ring;               /* step s lies at place s & ring */
-  const char *next[2];        /* halves of the next panel, which is fetched ahead; NULL: none */
-  int64_t next_from, next_to; /* of the 16 lines of a step of each */
+  const char *next[2];        /* halves of the next panel, a part of which is fetched while this is multiplied: */
+  int64_t fetches;            /* lines of each at a step */
 } tiles_of_b;
 
 /* A k of 32 columns, so that unpacking two k's gives pairs in the order of columns: low halves of 128 bits are the
@@ -93,9 +93,9 @@ ALWAYS void make_step(const bool listed, const tiles_of_b *b, int64_t step, int6
 
 ALWAYS void fetch_next(const tiles_of_b *b, int64_t step)
 {
-  for (int64_t i = b->next_from; i < b->next_to; i++) {
-    _mm_prefetch(b->next[0] + step * TILES_TILE + i * TILES_LINE, _MM_HINT_T1);
-    _mm_prefetch(b->next[1] + step * TILES_TILE + i * TILES_LINE, _MM_HINT_T1);
+  for (int64_t i = step * b->fetches; i < (step + 1) * b->fetches; i++) {
+    _mm_prefetch(b->next[0] + i * TILES_LINE, _MM_HINT_T1);
+    _mm_prefetch(b->next[1] + i * TILES_LINE, _MM_HINT_T1);
   }
 }
 
@@ -140,8 +140,7 @@ ALWAYS void tiles_steps(const tiles_way way, const bool one, const char *a, int6
       amx_dot(2, 5, 6);
       amx_dot(3, 5, 7);
     }
-    if (way != TILES_LISTED && b->next[0])
-      fetch_next(b, s);
+    fetch_next(b, s);
   }
   amx_store(0, c, row);
   amx_store(1, c + ESMM_HALF, row);
@@ -342,13 +341,19 @@ static void lay_panel(const esmm_weights *w, bool from_rows, int64_t q, int64_t 
   const uint64_t *bits = w->bits + q * w->words + k0 / 64;
   if (!w->full)
     memset(to, 0, (size_t)(kc * TILES_LINE));
-  for (int64_t k = 0; k < kc; k += 64)
+  for (int64_t k = 0; k < kc; k += 64) {
+    if (bits[k / 64] == UINT64_MAX) {
+      for (int64_t i = 0; i < 64; i++, half[0] += TILES_HALF, half[1] += TILES_HALF)
+        _mm512_store_si512(to + (k + i) * TILES_LINE, lay_halves(half[0], half[1]));
+      continue;
+    }
     for (uint64_t word = bits[k / 64]; word; word &= word - 1, half[0] += TILES_HALF, half[1] += TILES_HALF)
       _mm512_store_si512(to + (k + __builtin_ctzll(word)) * TILES_LINE, lay_halves(half[0], half[1]));
+  }
 }
 
-/* A dense product's B: panel q at the stretch, and what to fetch of the next. */
-static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64_t q, bool more, int64_t k0, int64_t kc,
+/* A dense product's B: panel q at the stretch. */
+static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64_t q, int64_t k0, int64_t kc,
                            char *scratch, tiles_of_b *b)
 {
   const int64_t tail = kc % TILES_STEP, whole = kc - tail;
@@ -360,9 +365,6 @@ static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64
   panel_halves(p->w, q, k0, half);
   b->first = half[0];
   b->second = half[1];
-  b->next[0] = b->next[1] = NULL;
-  if (more && !tail)
-    panel_halves(p->w, q + 1, k0, b->next);
   if (!tail)
     return;
   char *last = scratch + g->at_last;
@@ -370,6 +372,32 @@ static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64
   for (int i = 0; i < 2; i++) {
     memcpy(last + i * TILES_TILE, half[i] + whole * TILES_HALF, (size_t)(tail * TILES_HALF));
     b->last[i] = last + i * TILES_TILE;
+  }
+}
+
+/* Strip i of so many fetches its part of panel q. */
+static inline void plan_fetches(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, int64_t i, int64_t strips,
+                                int64_t steps, tiles_of_b *b)
+{
+  const uint32_t *before = w->before + q * (w->words + 1) + k0 / 64;
+  const int64_t kept = (int64_t)before[esmm_ceil_div(kc, 64)] - before[0];
+  const int64_t share = esmm_ceil_div(kept * TILES_HALF / TILES_LINE, strips);
+  panel_halves(w, q, k0, b->next);
+  b->next[0] += i * share * TILES_LINE;
+  b->next[1] += i * share * TILES_LINE;
+  b->fetches = steps > 0 ? esmm_min(16, esmm_ceil_div(share, steps)) : 0;
+}
+
+/* Fetches what the next stretch has in some of a strip's rows: all of them, by the time that the last panel is done. */
+static inline void fetch_rows(const esmm_matrix *a, int64_t row0, int64_t rows, int64_t panel, int64_t panels,
+                              int64_t k0, int64_t kc)
+{
+  if (a->order != ESMM_ROW_MAJOR)
+    return;
+  for (int64_t r = rows * panel / panels; r < rows * (panel + 1) / panels; r++) {
+    const uint16_t *row = (const uint16_t *)a->data + (row0 + r) * a->ld + k0;
+    for (int64_t k = 0; k < kc; k += TILES_LINE / (int64_t)sizeof *row)
+      _mm_prefetch((const char *)(row + k), _MM_HINT_T1);
   }
 }
 
@@ -412,15 +440,17 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
       if (g->skip)
         lay_panel(w, false, q0 + q, k0, kc, scratch + g->at_laid);
       else
-        straight_panel(p, g, q0 + q, q + 1 < panels, k0, kc, scratch, &b);
-      const int64_t share = esmm_ceil_div(AMX_ROWS, strips);
+        straight_panel(p, g, q0 + q, k0, kc, scratch, &b);
+      const bool ahead = q + 1 < panels && w->panel_data && (g->skip || g->direct);
       for (int64_t i = 0; i < strips; i++) {
         const tiles_strip *s = &strip_of[i];
         const tiles_way way = g->skip || (i == 0 && !g->direct) ? TILES_LISTED : i == 0 ? TILES_MAKE : TILES_MADE;
         if (g->skip)
           b.list = s->list;
-        b.next_from = i * share;
-        b.next_to = esmm_min(AMX_ROWS, (i + 1) * share);
+        b.fetches = 0;
+        if (ahead)
+          plan_fetches(w, q0 + q + 1, k0, kc, i, strips, steps_of(s->kept), &b);
+        fetch_rows(&p->a, row0 + s->row0, s->rows, q, panels, k0 + kc, esmm_min(g->kc, p->k - k0 - kc));
         tiles_multiply(way, s->rows <= AMX_ROWS, s->a, g->stride, steps_of(s->kept), &b, sums + s->row0 * ESMM_PANEL,
                        k0 > 0);
         t->terms += (double)(g->skip ? count_joint(s->bits, bits, words) : kc) * (double)s->rows * (double)cols;
