@@ -278,6 +278,33 @@ static void extremes_of_half_precision(void **state)
   }
 }
 
+/* What fills up a list of three k's, or a last step, is zeros in both operands: an Inf of B would make NaN of them. */
+static void nothing_is_made_of_padding(void **state)
+{
+  (void)state;
+  kernels all = available();
+  for (int d = 0; d < 3; d++) {
+    setting s = make(40, N, K, 0, (esmm_dtype)d);
+    for (int64_t r = 0; r < s.a.rows; r++)
+      for (int64_t k = 0; k < 3; k++)
+        th_set(&s.a, r, 70 * k, 1);
+    for (int64_t j = 0; j < N; j++)
+      th_set(&s.b, 0, j, INFINITY);
+    prepare(&s, ESMM_USE_ANY, 0);
+    for (int i = 0; i < all.count; i++) {
+      if (th_prepare_opts_for(s.ctx, forced(&all, i)).format.kind != ESMM_FORMAT_DENSE || /* they drop elements of B */
+          multiply(&s, forced(&all, i), 0) != ESMM_OK)
+        continue;
+      for (int64_t r = 0; r < s.c.rows; r++)
+        for (int64_t j = 0; j < N; j++)
+          if (th_get(&s.c, r, j) != INFINITY)
+            fail_msg("%s, %s: C[%d,%d] is %g, not Inf", all.name[i], esmm_dtype_str((esmm_dtype)d), (int)r, (int)j,
+                     th_get(&s.c, r, j));
+    }
+    end(&s);
+  }
+}
+
 /* The largest numbers of fp32: splitting them into parts must not round one up to Inf. */
 static void extremes_of_single_precision(void **state)
 {
@@ -480,6 +507,7 @@ int main(void)
       cmocka_unit_test(strict_meets_zeros_of_b),
       cmocka_unit_test(alpha_zero_reads_neither),
       cmocka_unit_test(extremes_of_half_precision),
+      cmocka_unit_test(nothing_is_made_of_padding),
       cmocka_unit_test(extremes_of_single_precision),
       cmocka_unit_test(pattern_may_drop_terms),
       cmocka_unit_test(large_products),

@@ -56,7 +56,7 @@ $(BUILD)/tests/test_bench_check: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main
 
 # Tiles in plain C instead of AMX's.
 EMULATED := $(if $(filter x86_64,$(ARCH)),$(patsubst src/cpu/%.c,$(BUILD)/obj/emulated/%.o,src/cpu/cpuid.c $(wildcard src/cpu/k_*_amx.c)))
-$(BUILD)/tests/test_tiles: $(EMULATED)
+$(BUILD)/tests/test_tiles $(BUILD)/tests/test_tiles_values: $(EMULATED)
 $(EMULATED): $(BUILD)/obj/emulated/%.o: src/cpu/%.c $(BUILD)/gen/flags | $(GEN)
 	@mkdir -p $(@D)
 	@echo "  cc $< (emulated)"
