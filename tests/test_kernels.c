@@ -31,7 +31,7 @@
 #include <time.h>
 
 #ifndef TABLE_OF
-#define TABLE_OF "" /* only kernels with this in their names; "": all, and auto */
+#define TABLE_OF "" /* only kernels with this in their names, as tests.mk builds it; "": all, and auto */
 #endif
 
 /* ---- who runs ---- */
