@@ -70,10 +70,11 @@ endif
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpopcnt
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mprefer-vector-width=512
 AVX512BF16_FLAGS := $(AVX512_FLAGS) -mavx512bf16
+AMX_FLAGS := $(AVX512BF16_FLAGS) -mavx512vbmi2 -mamx-tile -mamx-bf16
 
 LIB_SRC := $(sort $(shell find src -name '*.c'))
 ifneq ($(ARCH),x86_64)
-LIB_SRC := $(filter-out %_avx2.c %_avx512.c %_avx512bf16.c,$(LIB_SRC))
+LIB_SRC := $(filter-out %_avx2.c %_avx512.c %_avx512bf16.c %_amx.c,$(LIB_SRC))
 ALL_CFLAGS += -DESMM_PORTABLE
 endif
 CLI_SRC := $(sort $(wildcard cli/*.c cli/*/*.c io/*.c))
@@ -150,6 +151,7 @@ $(BUILD)/obj/cli/%.o: ALL_CFLAGS += -Icli
 $(BUILD)/obj/%_avx2.o: ISA_FLAGS := $(AVX2_FLAGS)
 $(BUILD)/obj/%_avx512.o: ISA_FLAGS := $(AVX512_FLAGS)
 $(BUILD)/obj/%_avx512bf16.o: ISA_FLAGS := $(AVX512BF16_FLAGS)
+$(BUILD)/obj/%_amx.o: ISA_FLAGS := $(AMX_FLAGS)
 # Generated headers must be there; who includes one knows it by its .d file.
 $(BUILD)/obj/%.o: %.c $(BUILD)/gen/flags | $(GEN)
 	@mkdir -p $(@D)

@@ -150,6 +150,7 @@ suite_calls() {
 suite_bf16() {
   own= # our own dense kernel beside what the plan chooses
   ! grep -qx dense_bf16_avx512bf16 "$work/names" || own=,dense_bf16_avx512bf16
+  ! grep -qx dense_bf16_amx "$work/names" || own=,dense_bf16_amx
   for product in '1024 1024 1024' '2048 2048 2048' '1024 4096 4096'; do
     # shellcheck disable=SC2086 # three words
     measure bf16-dense 1 "auto$own" "$product" --dims $product --dense --dtype bf16

@@ -20,9 +20,10 @@
 
 /* CPU features that kernels ask for; cpu/cpuid.c sets them when CPUID and XGETBV both agree. */
 enum {
-  ESMM_CPU_AVX2 = 1,      /* AVX2, FMA, F16C, BMI1, BMI2, LZCNT, POPCNT */
-  ESMM_CPU_AVX512 = 2,    /* the above, and AVX-512 F, DQ, BW, VL, CD */
-  ESMM_CPU_AVX512BF16 = 4 /* the above, and AVX-512 BF16 */
+  ESMM_CPU_AVX2 = 1,       /* AVX2, FMA, F16C, BMI1, BMI2, LZCNT, POPCNT */
+  ESMM_CPU_AVX512 = 2,     /* the above, and AVX-512 F, DQ, BW, VL, CD */
+  ESMM_CPU_AVX512BF16 = 4, /* the above, and AVX-512 BF16 */
+  ESMM_CPU_AMX = 8         /* the above, AVX-512 VBMI2, and AMX tiles of bf16, which the system lets this process use */
 };
 
 struct esmm_ctx {
@@ -255,7 +256,8 @@ esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const e
 void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin);
 
 /* ---- the machine ---- */
-unsigned esmm_cpu_detect(void); /* ESMM_CPU_... */
+unsigned esmm_cpu_detect(void);         /* ESMM_CPU_... */
+const char *esmm_cpu_amx_refused(void); /* why the system keeps an AMX that the CPU has from this process; or NULL */
 void esmm_cpu_name(char *out, size_t bytes);
 
 /* ---- tuning cache (tune.c) ---- */

@@ -240,8 +240,8 @@ static void alpha_zero_reads_neither(void **state)
   end(&s);
 }
 
-/* What does not fit becomes Inf; what is subnormal in fp16 or bf16 is not zero, but for AVX-512 BF16, whose instruction
-   takes it for one. */
+/* What does not fit becomes Inf; what is subnormal in fp16 or bf16 is not zero, but for AVX-512 BF16 and AMX, whose
+   instruction takes it for one. */
 static void extremes_of_half_precision(void **state)
 {
   (void)state;
@@ -264,7 +264,7 @@ static void extremes_of_half_precision(void **state)
       esmm_stats stats = {.size = sizeof stats};
       if (esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, &stats) != ESMM_OK)
         continue;
-      const bool flushes = strstr(stats.kernel, "_avx512bf16") != NULL;
+      const bool flushes = strstr(stats.kernel, "_avx512bf16") || strstr(stats.kernel, "_amx");
       for (int64_t r = 0; r < 6; r++)
         for (int64_t j = 0; j < N; j++) {
           const double a = th_get(&s.a, r, 7), got = th_get(&s.c, r, j);
@@ -273,6 +273,33 @@ static void extremes_of_half_precision(void **state)
             fail_msg("%s, %s: C[%d,%d] is %g, not %g", all.name[i], esmm_dtype_str((esmm_dtype)d), (int)r, (int)j, got,
                      want);
         }
+    }
+    end(&s);
+  }
+}
+
+/* What fills up a list of three k's, or a last step, is zeros in both operands: an Inf of B would make NaN of them. */
+static void nothing_is_made_of_padding(void **state)
+{
+  (void)state;
+  kernels all = available();
+  for (int d = 0; d < 3; d++) {
+    setting s = make(40, N, K, 0, (esmm_dtype)d);
+    for (int64_t r = 0; r < s.a.rows; r++)
+      for (int64_t k = 0; k < 3; k++)
+        th_set(&s.a, r, 70 * k, 1);
+    for (int64_t j = 0; j < N; j++)
+      th_set(&s.b, 0, j, INFINITY);
+    prepare(&s, ESMM_USE_ANY, 0);
+    for (int i = 0; i < all.count; i++) {
+      if (th_prepare_opts_for(s.ctx, forced(&all, i)).format.kind != ESMM_FORMAT_DENSE || /* they drop elements of B */
+          multiply(&s, forced(&all, i), 0) != ESMM_OK)
+        continue;
+      for (int64_t r = 0; r < s.c.rows; r++)
+        for (int64_t j = 0; j < N; j++)
+          if (th_get(&s.c, r, j) != INFINITY)
+            fail_msg("%s, %s: C[%d,%d] is %g, not Inf", all.name[i], esmm_dtype_str((esmm_dtype)d), (int)r, (int)j,
+                     th_get(&s.c, r, j));
     }
     end(&s);
   }
@@ -480,6 +507,7 @@ int main(void)
       cmocka_unit_test(strict_meets_zeros_of_b),
       cmocka_unit_test(alpha_zero_reads_neither),
       cmocka_unit_test(extremes_of_half_precision),
+      cmocka_unit_test(nothing_is_made_of_padding),
       cmocka_unit_test(extremes_of_single_precision),
       cmocka_unit_test(pattern_may_drop_terms),
       cmocka_unit_test(large_products),

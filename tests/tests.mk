@@ -9,6 +9,7 @@
 FUZZ_SECONDS ?= 60
 
 TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(sort $(wildcard tests/test_*.c)))
+TILE_PROGRAMS := $(if $(filter x86_64,$(ARCH)),$(BUILD)/tests/test_tiles_kernels $(BUILD)/tests/test_tiles_values)
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 REPLAY_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/replay_%)
 FUZZ_PROGRAMS := $(FUZZ_SRC:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz_%)
@@ -30,13 +31,14 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-test-programs: $(TEST_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
+test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
 
 tidy: $(TIDY)
 
 tidy/%_avx2.c: ISA_FLAGS := $(AVX2_FLAGS)
 tidy/%_avx512.c: ISA_FLAGS := $(AVX512_FLAGS)
 tidy/%_avx512bf16.c: ISA_FLAGS := $(AVX512BF16_FLAGS)
+tidy/%_amx.c: ISA_FLAGS := $(AMX_FLAGS)
 $(TIDY): tidy/%: $(GEN)
 	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 
@@ -54,6 +56,20 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 
 # The command's own check of results, and its counters of energy.
 $(BUILD)/tests/test_bench_check $(BUILD)/tests/test_energy: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
+
+# The kernels on AMX tiles where there is no AMX, with tiles in plain C (src/cpu/amx.h): the table of kernels for them
+# alone, and special values.
+EMULATED := $(patsubst %.c,$(BUILD)/obj/emulated/%.o,src/cpu/cpuid.c $(filter %_amx.c,$(LIB_SRC)))
+$(BUILD)/obj/emulated/%_amx.o: ISA_FLAGS := $(AMX_FLAGS)
+$(BUILD)/obj/emulated/%.o: %.c $(BUILD)/gen/flags | $(GEN)
+	@mkdir -p $(@D)
+	@echo "  cc $< (emulated)"
+	@$(CC) $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support -DESMM_AMX_EMULATED -MMD -MP -c $< -o $@
+$(BUILD)/obj/emulated/tests/test_kernels.o: ALL_CFLAGS += '-DTABLE_OF="_amx"'
+$(TILE_PROGRAMS): $(BUILD)/tests/test_tiles_%: $(BUILD)/obj/emulated/tests/test_%.o $(EMULATED) $(TEST_SUPPORT)
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
 
 $(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
@@ -100,4 +116,4 @@ fuzz:
 	  grep stat:: $(BUILD)/fuzz/$$target.log; \
 	done
 
--include $(TEST_OBJ:.o=.d)
+-include $(TEST_OBJ:.o=.d) $(EMULATED:.o=.d) $(BUILD)/obj/emulated/tests/test_kernels.d $(BUILD)/obj/emulated/tests/test_values.d

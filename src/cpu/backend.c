@@ -22,9 +22,14 @@ static esmm_status open_device(esmm_ctx *ctx, int ordinal)
   (void)ordinal;
   (void)snprintf(ctx->device, sizeof ctx->device, "cpu");
   esmm_cpu_name(ctx->device_name, sizeof ctx->device_name);
-  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s%s",
+  const char *refused = esmm_cpu_amx_refused();
+  (void)snprintf(ctx->features, sizeof ctx->features, "%s%s%s%s%s",
                  ctx->cpu & ESMM_CPU_AVX2 ? "avx2 fma f16c bmi2" : "portable",
-                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "", ctx->cpu & ESMM_CPU_AVX512BF16 ? " avx512bf16" : "");
+                 ctx->cpu & ESMM_CPU_AVX512 ? " avx512" : "", ctx->cpu & ESMM_CPU_AVX512BF16 ? " avx512bf16" : "",
+                 ctx->cpu & ESMM_CPU_AMX ? " amx"
+                 : refused               ? "; "
+                                         : "",
+                 refused ? refused : "");
   return ESMM_OK;
 }
 
@@ -85,14 +90,20 @@ static bool has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_
   if ((kernel->cpu & features_of(ctx)) == kernel->cpu)
     return true;
   const unsigned lacks = kernel->cpu & ~features_of(ctx);
+  if (lacks == ESMM_CPU_AMX && esmm_cpu_amx_refused()) {
+    (void)snprintf(why, why_bytes, "%s", esmm_cpu_amx_refused());
+    return false;
+  }
   (void)snprintf(why, why_bytes, "this CPU has no %s",
-                 lacks & ESMM_CPU_AVX2     ? "AVX2"
-                 : lacks & ESMM_CPU_AVX512 ? "AVX-512"
-                                           : "AVX-512 BF16");
+                 lacks & ESMM_CPU_AVX2         ? "AVX2"
+                 : lacks & ESMM_CPU_AVX512     ? "AVX-512"
+                 : lacks & ESMM_CPU_AVX512BF16 ? "AVX-512 BF16"
+                                               : "AMX");
   return false;
 }
 
-/* The same idea for the widest instruction set that is there, if that takes every dtype that this one does. */
+/* The same idea for the widest instruction set that is there, if that takes every dtype that this one does. AMX is not
+   wider: it wants 32 rows, and competes with what follows fewer. */
 static const esmm_kernel *superseded(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
   const size_t idea = strcspn(kernel->name, "_") + 1;
@@ -101,8 +112,8 @@ static const esmm_kernel *superseded(const esmm_ctx *ctx, const esmm_kernel *ker
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *other = esmm_registry_at(i);
     if (other->backend == kernel->backend && (other->cpu & features) == other->cpu && other->cpu > kernel->cpu &&
-        strncmp(other->name, kernel->name, idea) == 0 && (!other->dtypes || other->dtypes == kernel->dtypes) &&
-        (!best || other->cpu > best->cpu))
+        !(other->cpu & ESMM_CPU_AMX) && strncmp(other->name, kernel->name, idea) == 0 &&
+        (!other->dtypes || other->dtypes == kernel->dtypes) && (!best || other->cpu > best->cpu))
       best = other;
   }
   return best;
@@ -150,10 +161,11 @@ static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
 static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
 {
   (void)snprintf(out, bytes, "-%s-%d",
-                 ctx->cpu & ESMM_CPU_AVX512BF16 ? "avx512bf16"
-                 : ctx->cpu & ESMM_CPU_AVX512   ? "avx512"
-                 : ctx->cpu & ESMM_CPU_AVX2     ? "avx2"
-                                                : "portable",
+                 ctx->cpu & ESMM_CPU_AMX          ? "amx"
+                 : ctx->cpu & ESMM_CPU_AVX512BF16 ? "avx512bf16"
+                 : ctx->cpu & ESMM_CPU_AVX512     ? "avx512"
+                 : ctx->cpu & ESMM_CPU_AVX2       ? "avx2"
+                                                  : "portable",
                  ctx->threads);
 }
 

@@ -88,8 +88,8 @@ ALWAYS int64_t join_words(const joined *a, const joined *b, uint32_t *list_a, ui
  * word usually fills, so that the loops run a fixed number of times and the branch predictor is not asked. live: which
  * words b has bits in, `lives` of them; NULL: all, and that many words there are.
  */
-static int64_t join(const joined *a, const joined *b, int64_t words, const uint32_t *live, int64_t lives,
-                    uint32_t *list_a, uint32_t *list_b)
+static inline int64_t join(const joined *a, const joined *b, int64_t words, const uint32_t *live, int64_t lives,
+                           uint32_t *list_a, uint32_t *list_b)
 {
   if (lives == 0)
     return 0;

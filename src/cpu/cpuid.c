@@ -2,7 +2,8 @@
  * cpuid.c: which instruction sets this CPU has and this operating system saves.
  *
  * CPUID alone is not enough: a kernel or hypervisor that does not save the wide registers clears their bits in XCR0,
- * which XGETBV reads, and using them then faults.
+ * which XGETBV reads, and using them then faults. AMX's 8 KB a thread Linux saves only for a process that asked for
+ * them, which is done once.
  */
 #include "internal.h"
 
@@ -11,12 +12,54 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define REQ_XCOMP_PERM 0x1023 /* of arch_prctl: asm/prctl.h is not everywhere */
+#define XTILEDATA 18
+#define CPUID_AMX ((1u << 24) | (1u << 22)) /* tiles, and bf16 in them; compilers' names for these differ */
+
+enum { NOT_ASKED, ALLOWED, UNKNOWN_TO_KERNEL, SIGNAL_STACK, REFUSED };
+
+static _Atomic int amx_state; /* of the above */
+
+/* May this process use tiles? Asks the first time; two threads that both do get the same answer. */
+static int ask_for_tiles(void)
+{
+  int state = atomic_load(&amx_state);
+  if (state != NOT_ASKED)
+    return state;
+  const int before = errno;
+  if (syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XTILEDATA) == 0)
+    state = ALLOWED;
+  else
+    state = errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP ? UNKNOWN_TO_KERNEL
+            : errno == ENOSPC                                         ? SIGNAL_STACK
+                                                                      : REFUSED;
+  errno = before;
+  atomic_store(&amx_state, state);
+  return state;
+}
 
 static uint64_t read_xcr0(void)
 {
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t)high << 32 | low;
+}
+
+#ifdef ESMM_AMX_EMULATED
+enum { EMULATED = 1 }; /* tests: amx.h does what the unit does */
+#else
+enum { EMULATED = 0 };
+#endif
+
+/* edx: of CPUID's leaf 7 */
+static bool has_tiles(unsigned edx, uint64_t xcr0)
+{
+  return EMULATED || ((edx & CPUID_AMX) == CPUID_AMX && (xcr0 & 0x60000) == 0x60000 && ask_for_tiles() == ALLOWED);
 }
 
 unsigned esmm_cpu_detect(void)
@@ -43,7 +86,23 @@ unsigned esmm_cpu_detect(void)
   unsigned a71, b71, c71, d71;
   if (found & ESMM_CPU_AVX512 && a7 >= 1 && __get_cpuid_count(7, 1, &a71, &b71, &c71, &d71) && a71 & bit_AVX512BF16)
     found |= ESMM_CPU_AVX512BF16;
+  if (found & ESMM_CPU_AVX512BF16 && c7 & bit_AVX512VBMI2 && has_tiles(d7, xcr0))
+    found |= ESMM_CPU_AMX;
   return found;
+}
+
+const char *esmm_cpu_amx_refused(void)
+{
+  switch (atomic_load(&amx_state)) {
+  case UNKNOWN_TO_KERNEL:
+    return "this kernel gives no permission for AMX tiles (Linux 5.16 and later do)";
+  case SIGNAL_STACK:
+    return "AMX tiles do not fit on an alternate signal stack of this process: make it larger";
+  case REFUSED:
+    return "this process got no permission for AMX tiles (arch_prctl)";
+  default:
+    return NULL;
+  }
 }
 
 void esmm_cpu_name(char *out, size_t bytes)
@@ -70,6 +129,11 @@ void esmm_cpu_name(char *out, size_t bytes)
 unsigned esmm_cpu_detect(void)
 {
   return 0;
+}
+
+const char *esmm_cpu_amx_refused(void)
+{
+  return NULL;
 }
 
 void esmm_cpu_name(char *out, size_t bytes)

@@ -24,6 +24,7 @@
 #define ESMM_PAIRS_H
 
 #include "blocks.h"
+#include "words.h"
 
 #include <stdio.h>
 
@@ -161,39 +162,6 @@ typedef struct pairs_strip {
   uint16_t *words;    /* [kept][width] */
   uint32_t *list;     /* its k's as offsets into a panel, where B is full */
 } pairs_strip;
-
-/* Rows of A as bf16 words: where they lie, or copied to a buffer if A is column-major. */
-static const uint16_t *words_of_a(const esmm_matrix *a, int64_t r0, int64_t rows, int64_t k0, int64_t kc,
-                                  uint16_t *buffer, int64_t *ld)
-{
-  if (a->order == ESMM_ROW_MAJOR) {
-    *ld = a->ld;
-    return (const uint16_t *)a->data + r0 * a->ld + k0;
-  }
-  *ld = kc;
-  for (int64_t k = 0; k < kc; k++)
-    esmm_copy_elements(buffer + k, kc, (const uint16_t *)a->data + (k0 + k) * a->ld + r0, 1, rows, a->dtype);
-  return buffer;
-}
-
-ALWAYS __m512i load_words(const uint16_t *from, int64_t count) /* 32 at most; zeros past them */
-{
-  return count >= 32 ? _mm512_loadu_si512(from)
-                     : _mm512_maskz_loadu_epi16((__mmask32)(((uint64_t)1 << count) - 1), from);
-}
-
-/* bits [ceil(kc / 64)] of a strip */
-static void scan_words(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, uint64_t *bits)
-{
-  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-  memset(bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *bits);
-  for (int64_t k = 0; k < kc; k += 32) {
-    __m512i ors = load_words(a + k, kc - k);
-    for (int64_t r = 1; r < rows; r++)
-      ors = _mm512_or_si512(ors, load_words(a + r * ld + k, kc - k));
-    bits[k / 64] |= (uint64_t)_mm512_test_epi16_mask(ors, magnitude) << (k % 64);
-  }
-}
 
 /* 16 rows of 32 k's, turned: x[i] becomes the rows at k = 2 i and 2 i + 1. */
 ALWAYS void turn_pairs(__m512i x[16])
