@@ -415,11 +415,13 @@ static esmm_status bench_make(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job 
 {
   esmm_status status = bench_make_b(ctx, t, x);
   if (status == ESMM_OK)
-    status = make_matrix(ctx, t->m, t->n, t->dtype, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
+    status =
+        make_matrix(ctx, t->m, t->n, t->dtype, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
   x->copies = t->m <= 16 && ctx->backend->threads ? ESMM_TUNE_COPIES : 1;
   for (int i = 0; status == ESMM_OK && i < x->copies; i++) {
     const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 10 + (uint64_t)i, .density = t->density_a};
-    status = make_matrix(ctx, t->m, t->k, t->dtype, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i]) : no_memory(ctx, t->m, t->k);
+    status = make_matrix(ctx, t->m, t->k, t->dtype, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i])
+                                                              : no_memory(ctx, t->m, t->k);
     if (status == ESMM_OK)
       status = move_to_device(ctx, &x->a[i], true);
   }
