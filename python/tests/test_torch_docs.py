@@ -22,10 +22,10 @@ def test_docstrings():
     assert doctest.testmod(esmm.torch).failed == 0
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", range(3))
 def test_the_page(number, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", text(), flags=re.S | re.M)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(compile(blocks[number], PAGE, "exec"), {})
     assert capsys.readouterr().out
 

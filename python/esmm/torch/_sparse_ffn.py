@@ -31,8 +31,8 @@ class SparseFFN(nn.Module):
     up, gate and down are nn.Linear modules, whose parameters are all that a state_dict has. What the library needs is
     prepared from them in the first pass and again when they have changed.
 
-    Where h is too dense or the layer too small for skipping to pay in training, plain torch is faster, and torch.compile
-    fuses it with what is around: fit() finds out, and sets `by` to "torch" then.
+    Where h is too dense or the layer too small for skipping to pay in training, plain torch is faster, and
+    torch.compile fuses it with what is around: fit() finds out, and sets `by` to "torch" then.
     """
 
     by = "library"  # who trains the exact and dense modes
@@ -227,8 +227,8 @@ class SparseFFN(nn.Module):
 
 
 def fit(model: nn.Module, sample: Sample, *, min_speedup: float = 1.1) -> Dict[str, float]:
-    """SparseFFN.fit for every such layer of a model that can be, with what it is fed in a run on the sample; returns how
-    many times as fast as plain torch the library trains each. Call it before torch.compile."""
+    """SparseFFN.fit for every such layer of a model that can be, with what it is fed in a run on the sample; returns
+    how many times as fast as plain torch the library trains each. Call it before torch.compile."""
     fed: Dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Tuple[Any, ...]], None]:

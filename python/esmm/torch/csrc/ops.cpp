@@ -236,18 +236,15 @@ bool call_prepare(AtenTensorHandle t, int64_t format, int64_t target, int64_t *a
 /* A bias as fp32. One that stays is not made here: see float_copy in _registry.py. */
 bool float_bias(const View &t, const Kept &before, bool stays, Owned *made, Failure *failure)
 {
+  StableIValue stack[1];
   if (before) { /* where graphs look for it */
-    TORCH_DOES([&] {
-      AtenTensorHandle same = nullptr;
-      const AOTITorchError error = aoti_torch_new_tensor_handle(before->bias.get(), &same);
-      *made = Owned(same);
-      return error;
-    }());
+    if (!again(before->bias.get(), &stack[0], failure))
+      return false;
+    *made = take(stack[0]);
     return copy_rows(t, codes.f32, made, failure);
   }
   if (!stays)
     return copy_rows(t, codes.f32, made, failure);
-  StableIValue stack[1];
   if (!again(t.handle, &stack[0], failure) || !dispatch("esmm::_float_copy", stack, failure))
     return false;
   *made = take(stack[0]);
