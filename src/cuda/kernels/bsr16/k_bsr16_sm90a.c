@@ -11,7 +11,6 @@
 
 #define ALIGN 1024
 #define STAYS 6e7         /* bytes of A that stay in the second-level cache while other columns pass */
-#define WHOLE 3.5e7       /* an A of so few bytes is not cut into groups of rows */
 #define PART_ENTRIES 8.0  /* what adding the parts of a tile takes, in entries; */
 #define TILE_ENTRIES 3.0  /* and what a tile takes beside its entries */
 #define ODD 6e-7          /* of a launch: each element of a C that TMA does not write */
@@ -55,14 +54,12 @@ typedef struct cut {
   double entries; /* that the busiest blocks go through, as it is predicted */
 } cut;
 
-/* Tile rows, or pairs of them, that come together: as many as stay in the second-level cache. All of a small A: where
-   columns come by length once, the longest of them are shared out best. */
+/* Tile rows, or pairs of them, that come together: two, unless they do not stay in the second-level cache. More of them
+   leave less of it for the columns that pass, and were slower. */
 static int32_t group_of(const esmm_problem *p, const cut *c)
 {
   const double bytes = (c->pairs ? 2.0 : 1.0) * c->tile * 2.0 * (double)p->k;
-  if (bytes * (double)c->rows <= WHOLE)
-    return (int32_t)c->rows;
-  return (int32_t)fmax(1.0, fmin(4.0, STAYS / bytes));
+  return (int32_t)fmax(1.0, fmin(2.0, STAYS / bytes));
 }
 
 /* Columns come longest first, so those with a part q are the first parts[q]. */
