@@ -591,8 +591,8 @@ def convert(
     max_density  inputs with more nonzeros than this are not looked at
     min_speedup  what is not this many times faster at any of these numbers of rows stays as it was; 0 replaces all that
                  can be
-    dense        also Linears whose input has no zeros, where the library is faster: in decoding on a GPU it is for some
-                 shapes. What is prepared of them takes their memory again
+    dense        also Linears whose input has no zeros, where the library is faster: in decoding on a GPU it may
+                 be. What is prepared of them takes their memory again
 
     Results stay the same within rounding. So do the names in the state_dict, and the parameters themselves: the model
     can be trained, saved and loaded as before. What products need is prepared from a weight when it is first used, so a

@@ -76,8 +76,8 @@ CheckFail check_fail;
 int64_t (*quick_version)(AtenTensorHandle);
 
 /*
- * at::detail::empty_strided_cuda, likewise: the stable ABI's way goes through the dispatcher twice, which takes as long
- * as all that this file does. The types are laid out and passed as torch's are: IntArrayRef, optional<Device>,
+ * at::detail::empty_strided_cuda, likewise: the stable ABI's way goes through the dispatcher.
+ * The types are laid out and passed as torch's are: IntArrayRef, optional<Device>,
  * TensorBase. A tensor's handle is the address of a TensorBase that is deleted with `delete`.
  */
 struct Numbers {
