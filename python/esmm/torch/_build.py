@@ -17,6 +17,7 @@ from .._build import BuildError, build
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc", "ops.cpp")
 STABLE = (2, 10)  # the first torch with all of the stable ABI that ops.cpp uses
+KNOWN = (2, 13)  # the last whose own C++ types ops.cpp was tried with
 STREAM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32)
 
 
@@ -63,12 +64,12 @@ def load() -> Optional[ctypes.CDLL]:
         path = compile_operators()
         library = ctypes.CDLL(path)
         library.esmm_torch_bind.restype = ctypes.c_char_p
-        library.esmm_torch_bind.argtypes = [ctypes.c_char_p, STREAM]
+        library.esmm_torch_bind.argtypes = [ctypes.c_char_p, STREAM, ctypes.c_int]
         library.esmm_torch_failed.restype = None
         library.esmm_torch_failed.argtypes = [ctypes.c_char_p]
         library.esmm_torch_forget.restype = None
         library.esmm_torch_forget.argtypes = [ctypes.c_void_p]
-        wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()), _stream)
+        wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()), _stream, int(torch_version() <= KNOWN))
         if wrong:
             raise RuntimeError(f"{path} cannot use libesmm: {wrong.decode()}")
     except (BuildError, OSError) as e:

@@ -582,8 +582,9 @@ template <typename Function> void find(const char *library, const char *name, Fu
 
 } // namespace
 
-/* Where libesmm is, and a function of Python's that tells a device's current stream. NULL, or what is wrong. */
-extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t))
+/* Where libesmm is, and a function of Python's that tells a device's current stream. known: this torch is one whose
+   C++ types are those that quick ways past the stable ABI take; a later one may have others. NULL, or what is wrong. */
+extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t), int known)
 {
   ask_cuda_stream = stream;
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -603,8 +604,10 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   codes = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),  aoti_torch_dtype_float16(),
            aoti_torch_dtype_int32(),   aoti_torch_device_type_cpu(), aoti_torch_device_type_cuda()};
   find("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &check_fail);
-  find("libtorch_cpu.so", "_ZNK2at10TensorBase8_versionEv", &quick_version);
   find("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", &current_cuda_stream);
+  if (!known)
+    return nullptr;
+  find("libtorch_cpu.so", "_ZNK2at10TensorBase8_versionEv", &quick_version);
   find("libtorch_cuda.so",
        "_ZN2at6detail18empty_strided_cudaEN3c108ArrayRefIlEES3_NS1_10ScalarTypeESt8optionalINS1_6DeviceEE",
        &empty_cuda);
