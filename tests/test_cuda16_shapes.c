@@ -509,8 +509,7 @@ static void notes_of_several_rounds(void **state)
     for (int64_t j = 0; j < bias.cols; j++) /* columns with no, few and many nonzeros */
       th_set(&bias, 0, j, j % 3 == 0 ? -1e6 : j % 3 == 1 ? -2.5 * sqrt((double)size[2]) : 0);
     const esmm_matrix like = {.rows = size[0], .cols = size[1], .ld = size[1], .dtype = dtype};
-    esmm_matrix da = to_device(&a), dc = to_device(&like), counts = device_matrix(1, size[1]),
-                dbias = to_device(&bias);
+    esmm_matrix da = to_device(&a), dc = to_device(&like), counts = device_matrix(1, size[1]), dbias = to_device(&bias);
     esmm_weights *w = NULL;
     expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
     for (int j = 0; j < 2 * COUNT(strips); j++) {
@@ -548,16 +547,11 @@ int main(void)
   if (!use_gpu("cuda16 shapes", &status))
     return status;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(notes_of_several_rounds),
-      cmocka_unit_test(ragged_shapes),
-      cmocka_unit_test(ragged_shapes_of_few_rows),
-      cmocka_unit_test(around_the_edges_of_tiles),
-      cmocka_unit_test(zeros_of_both_operands),
-      cmocka_unit_test(tiles_of_several_rounds),
-      cmocka_unit_test(few_nonzeros_anywhere),
-      cmocka_unit_test(blocks_of_b),
-      cmocka_unit_test(blocks_of_b_for_few_rows),
-      cmocka_unit_test(blocks_of_many_tiles),
+      cmocka_unit_test(notes_of_several_rounds),   cmocka_unit_test(ragged_shapes),
+      cmocka_unit_test(ragged_shapes_of_few_rows), cmocka_unit_test(around_the_edges_of_tiles),
+      cmocka_unit_test(zeros_of_both_operands),    cmocka_unit_test(tiles_of_several_rounds),
+      cmocka_unit_test(few_nonzeros_anywhere),     cmocka_unit_test(blocks_of_b),
+      cmocka_unit_test(blocks_of_b_for_few_rows),  cmocka_unit_test(blocks_of_many_tiles),
   };
   status = cmocka_run_group_tests_name("cuda16 shapes", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);
