@@ -330,9 +330,10 @@ static void solve(const fit *f, double scale, double *cost)
   }
 }
 
-static bool make_matrix(esmm_ctx *ctx, int64_t rows, int64_t cols, esmm_matrix *m)
+/* With room for fp32, whatever its dtype. */
+static bool make_matrix(esmm_ctx *ctx, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_matrix *m)
 {
-  *m = (esmm_matrix){.rows = rows, .cols = cols, .ld = cols};
+  *m = (esmm_matrix){.rows = rows, .cols = cols, .ld = cols, .dtype = dtype};
   m->data = esmm_mem_alloc(&ctx->allocator, (size_t)(rows * cols) * sizeof(float));
   return m->data != NULL;
 }
@@ -386,11 +387,11 @@ static esmm_status no_memory(esmm_ctx *ctx, int64_t rows, int64_t cols)
 static esmm_status bench_make_b(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x)
 {
   if (x->w && x->of_b->k == t->k && x->of_b->n == t->n && x->of_b->density_b == t->density_b &&
-      x->of_b->format.kind == ESMM_FORMAT_DENSE && t->format.kind == ESMM_FORMAT_DENSE)
+      x->of_b->dtype == t->dtype && x->of_b->format.kind == ESMM_FORMAT_DENSE && t->format.kind == ESMM_FORMAT_DENSE)
     return ESMM_OK;
   bench_free(ctx, x, true);
   x->of_b = t;
-  if (!make_matrix(ctx, t->k, t->n, &x->b))
+  if (!make_matrix(ctx, t->k, t->n, t->dtype, &x->b))
     return no_memory(ctx, t->k, t->n);
   const bool dense = t->format.kind == ESMM_FORMAT_DENSE;
   const esmm_prune_opts prune = {.size = sizeof prune, .format = t->format, .density = t->density_b};
@@ -414,20 +415,38 @@ static esmm_status bench_make(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job 
 {
   esmm_status status = bench_make_b(ctx, t, x);
   if (status == ESMM_OK)
-    status = make_matrix(ctx, t->m, t->n, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
+    status =
+        make_matrix(ctx, t->m, t->n, t->dtype, &x->c) ? move_to_device(ctx, &x->c, false) : no_memory(ctx, t->m, t->n);
   x->copies = t->m <= 16 && ctx->backend->threads ? ESMM_TUNE_COPIES : 1;
   for (int i = 0; status == ESMM_OK && i < x->copies; i++) {
     const esmm_generator a = {.size = sizeof a, .kind = t->kind, .seed = 10 + (uint64_t)i, .density = t->density_a};
-    status = make_matrix(ctx, t->m, t->k, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i]) : no_memory(ctx, t->m, t->k);
+    status = make_matrix(ctx, t->m, t->k, t->dtype, &x->a[i]) ? esmm_generate(ctx, &a, &x->a[i])
+                                                              : no_memory(ctx, t->m, t->k);
     if (status == ESMM_OK)
       status = move_to_device(ctx, &x->a[i], true);
   }
   return status;
 }
 
+/* Is a kernel measured in this trial, if it can do the product? */
+static bool meant(const esmm_ctx *ctx, const esmm_trial *t, const esmm_kernel *kernel)
+{
+  return esmm_kernel_competes(ctx, kernel) && (t->dtype == ESMM_F32 || kernel->dtypes & ESMM_DTYPE_BIT(t->dtype));
+}
+
+static bool meant_for_any(const esmm_ctx *ctx, const esmm_trial *t)
+{
+  for (int i = 0; i < esmm_registry_count(); i++)
+    if (meant(ctx, t, esmm_registry_at(i)))
+      return true;
+  return false;
+}
+
 /* Runs one trial on every kernel that can and notes what it took. */
 static esmm_status try_all(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x, fit *fits)
 {
+  if (!meant_for_any(ctx, t))
+    return ESMM_OK;
   esmm_status status = bench_make(ctx, t, x);
   esmm_problem p = {.ctx = ctx,
                     .m = t->m,
@@ -443,7 +462,7 @@ static esmm_status try_all(esmm_ctx *ctx, const esmm_trial *t, esmm_tune_job *x,
   for (int i = 0; status == ESMM_OK && i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     char why[160];
-    if (!esmm_kernel_competes(ctx, kernel) || !esmm_plan_can_run(&p, kernel, why, sizeof why))
+    if (!meant(ctx, t, kernel) || !esmm_plan_can_run(&p, kernel, why, sizeof why))
       continue;
     fit *f = &fits[i];
     double *units = f->units[f->count];

@@ -5,7 +5,7 @@
 #include "backend.h"
 #include "esmm_tools.h"
 
-#define ESMM_MOST_TRIALS 64 /* of a backend, the end mark apart */
+#define ESMM_MOST_TRIALS 80 /* of a backend, the end mark apart */
 #define ESMM_TUNE_COPIES 8  /* of A when m is small: rows of B that the last run left in cache must not look cheap */
 
 /* One product. A list of them ends with m = 0. */
@@ -14,6 +14,7 @@ typedef struct esmm_trial {
   esmm_generator_kind kind;
   double density_a, density_b; /* BSR: the share of blocks that B keeps; NM: 1 */
   esmm_format format;
+  esmm_dtype dtype; /* of A, B and C. Kernels that take any dtype are measured in fp32 only */
 } esmm_trial;
 
 /* A trial's operands. B serves the next trial too if that has the same. */

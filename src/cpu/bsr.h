@@ -221,11 +221,6 @@ static void few_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
 
 /* ------------------------------------------------------------------------------------------------ the descriptor */
 
-static double bsr_density(const esmm_weights *w)
-{
-  return (double)w->bsr.blocks / ((double)w->bsr.strips * (double)w->bsr.levels);
-}
-
 static void few_units(const esmm_problem *p, double *units)
 {
   const double m = (double)p->m, k = (double)p->k, columns = (double)(p->w->bsr.strips * p->w->bsr.block_cols);

@@ -11,6 +11,8 @@
  *   by side in registers, by the first tile of a strip, which also stores them for the tiles below it. That costs this
  *   tile a few per cent; a form of B with fixed pairs would multiply every pair that has one of its k's.
  *
+ * BSR weights whose block width 32 divides are read where they lie, too: rows of a block column are block_cols apart.
+ *
  * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once. Where it is not, the
  * pairs of a strip are made for every panel, chain by chain, from its words. A dense product has one list for all
  * strips, and makes the pairs of B once for a block.
@@ -18,16 +20,19 @@
  * A list with an odd end gets a zero of both operands: no Inf meets a zero that is not in the data.
  *
  * Tile 8 x 32 as in fp32: 16 accumulators, two vectors of B, eight broadcasts. It runs at 99 % of a Zen 4's peak from
- * the first-level cache, larger ones do no better. Sums stay in registers for PAIRS_CHAIN k's at most.
+ * the first-level cache, larger ones do no better. Sums stay in registers for PAIRS_CHAIN or PAIRS_STRAIGHT k's
+ * at most.
  */
 #ifndef ESMM_PAIRS_H
 #define ESMM_PAIRS_H
 
 #include "blocks.h"
+#include "kept.h"
 
 #include <stdio.h>
 
-#define PAIRS_CHAIN 512    /* k's that are summed before they are added to C; even */
+#define PAIRS_CHAIN 512    /* k's of a list that are summed before they are added to C; even */
+#define PAIRS_STRAIGHT 768 /* the same in a dense product, which makes no pairs of A for each chain */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
@@ -346,17 +351,21 @@ static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *lis
 typedef struct pairs_blocking {
   bool skip, full; /* full: B has every k of every panel */
   bool from_rows;  /* B is read from its rows */
+  bool blocks;     /* or from its blocks, whose width 32 divides */
   int64_t panels, width;
   int64_t tile_stride; /* words of 32 bits from one tile of packed A to the next */
   int64_t mc, kc, nc;  /* nc in panels */
+  int64_t held;        /* panels whose sums are in scratch: one, where all k's are one stretch */
+  int64_t sums_ld;
   int64_t blocks_m, blocks_n;
   /* each thread's scratch, in bytes from its start */
-  size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, bytes;
+  size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, at_kept, bytes;
 } pairs_blocking;
 
 static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
 {
-  pairs_blocking g = {.skip = skip, .full = !skip || p->w->full, .panels = p->w->panels};
+  pairs_blocking g = {.skip = skip, .blocks = p->w->format == ESMM_FORMAT_BSR, .panels = p->w->panels};
+  g.full = !skip || (p->w->full && !g.blocks);
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
   g.width = skip ? p->variant : p->m > 16 ? 32 : p->m > 8 ? 16 : 8;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, PAIRS_STRETCH)), 64); /* even stretches */
@@ -376,13 +385,16 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.mc = esmm_min(g.mc, esmm_max(64, share));
   g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.width));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
-  g.nc = esmm_min(g.panels, (esmm_is_plain(p) ? 4096 : 1024) / TILE_COLS); /* sums in scratch stay near */
+  const bool at_once = esmm_is_plain(p) || g.kc >= p->k;
+  g.nc = esmm_min(g.panels, (at_once ? 4096 : 1024) / TILE_COLS); /* sums in scratch stay near */
   g.blocks_n = esmm_ceil_div(g.panels, g.nc);
   if (g.blocks_m * g.blocks_n < 4 * p->threads && p->threads > 1) {
     g.blocks_n = esmm_min(g.panels, esmm_ceil_div(4 * p->threads, g.blocks_m));
     g.nc = esmm_ceil_div(g.panels, g.blocks_n);
     g.blocks_n = esmm_ceil_div(g.panels, g.nc);
   }
+  g.held = at_once ? 1 : g.nc;
+  g.sums_ld = g.held * TILE_COLS + (at_once ? 0 : VEC); /* rows a page apart would push one another out of the cache */
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.width);
   const int64_t strip_bytes = (g.kc + 4) * g.width * (int64_t)sizeof(uint16_t);
   g.tile_stride = (g.kc / 2 + 2) * MR;
@@ -394,17 +406,19 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.at_strips = at;
   at = align_up(at + (size_t)strips * sizeof(pairs_strip));
   g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
-  at = align_up(at + (size_t)(!skip ? PAIRS_CHAIN : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
+  at = align_up(at + (size_t)(!skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
   g.at_a = at; /* a chain's pairs of A */
   at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * g.width) * sizeof(uint32_t));
   g.at_b = at; /* and of B */
-  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * 2) * sizeof(pair_vec));
+  at = align_up(at + (size_t)((skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2) * sizeof(pair_vec));
   g.at_words = at; /* a strip's words, before they become pairs */
   at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
   g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * TILE_COLS) * sizeof(float)));
+  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.sums_ld) * sizeof(float)));
   g.at_rows = at;
   at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
+  g.at_kept = at; /* the bits of a panel of blocks, and what is counted of them */
+  at = align_up(at + (g.blocks ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t) : 0));
   g.bytes = at;
   return g;
 }
@@ -484,7 +498,7 @@ typedef struct pairs_target {
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
-  const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_CHAIN)), 2);
+  const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_STRAIGHT)), 2);
   for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
     b.n = esmm_min(chain, kc - k);
     for (int64_t i = 0; i < count; i++)
@@ -529,6 +543,36 @@ static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, 
   return (pairs_of_b){.first = at + first, .second = at + first + (int64_t)before[w->words] * HALF_BYTES};
 }
 
+/* The k's of panel q, of the stretch from k0 on, and where they are: of blocks, found in scratch. */
+static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t q, int64_t k0, int64_t kc,
+                         char *scratch, pairs_of_b *b)
+{
+  const int64_t words = esmm_ceil_div(kc, 64);
+  if (!g->blocks) {
+    const uint32_t *before = w->before + q * (w->words + 1) + k0 / 64;
+    return (joined){w->bits + q * w->words + k0 / 64, before, (int64_t)before[words] - before[0], (uint32_t)HALF_BYTES};
+  }
+  uint64_t *bits = (uint64_t *)(void *)(scratch + g->at_kept);
+  const panel_room room = {
+      .bits = bits, .before = (uint32_t *)(bits + words), .live = (uint32_t *)(bits + words) + words + 1};
+  panel found = {.kept = 0};
+  const int64_t at = find_blocks(&w->bsr, q * ESMM_PANEL, k0, kc, &room, &found);
+  b->first = (const char *)w->bsr.values + at * (int64_t)sizeof(uint16_t);
+  b->second = b->first + HALF_BYTES;
+  return (joined){found.bits, found.before, found.kept, (uint32_t)w->bsr.block_cols * (uint32_t)sizeof(uint16_t)};
+}
+
+/* The k's that a strip shares with a panel: offsets into the strip's words, then, kc + 64 entries on, into the panel.
+   Where B is full the strip's own list is that, and none is made. */
+static int64_t pairs_join(const pairs_blocking *g, const pairs_strip *s, const joined *of_b, int64_t words,
+                          uint32_t *lists)
+{
+  if (g->full)
+    return s->kept;
+  const joined of_a = {s->bits, s->before, s->kept, (uint32_t)(g->width * (int64_t)sizeof(uint16_t))};
+  return join(&of_a, of_b, words, NULL, words, lists, lists + g->kc + 64);
+}
+
 static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
 {
   const pairs_blocking *g = plan;
@@ -541,10 +585,11 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
   pairs_strip *strip_of = (pairs_strip *)(void *)(scratch + g->at_strips);
   uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_lists), *buffer = (uint32_t *)(void *)(scratch + g->at_a);
   float *sums = (float *)(void *)(scratch + g->at_sums);
-  pairs_target to = {.ldc = plain ? p->c.ld : g->nc * TILE_COLS};
+  const bool panel_ends = !plain && g->held == 1; /* its sums are whole, and go to C while they are near */
+  pairs_target to = {.ldc = plain ? p->c.ld : g->sums_ld};
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * TILE_COLS : sums;
   if (!g->skip)
-    list_all(lists, PAIRS_CHAIN, step);
+    list_all(lists, PAIRS_STRAIGHT, step);
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
     const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
     const double start = now_if_timed(p);
@@ -565,31 +610,30 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
-      pairs_of_b b = pairs_panel(w, g->from_rows, q0 + q, k0);
+      pairs_of_b b = g->blocks ? (pairs_of_b){.n = 0} : pairs_panel(w, g->from_rows, q0 + q, k0);
+      const joined of_b = g->full ? (joined){.kept = 0} : pairs_kept(g, w, q0 + q, k0, kc, scratch, &b);
       b.made = (pair_vec *)(void *)(scratch + g->at_b);
       to.cols = esmm_min(TILE_COLS, p->n - (q0 + q) * TILE_COLS);
       to.room = plain ? to.cols : TILE_COLS;
-      to.c = c + q * TILE_COLS;
+      to.c = c + (panel_ends ? 0 : q * TILE_COLS);
       if (!g->skip) {
         b.list = lists;
         pairs_straight(g, strip_of, strips, kc, b, step, &to);
         t->terms += (double)kc * (double)rows * (double)to.cols;
-        continue;
       }
-      const uint32_t *before = w->before + (q0 + q) * (w->words + 1) + k0 / 64;
-      const joined of_b = {w->bits + (q0 + q) * w->words + k0 / 64, before, (int64_t)before[words] - before[0],
-                           (uint32_t)HALF_BYTES};
-      for (int64_t i = 0; i < strips; i++) {
+      for (int64_t i = 0; g->skip && i < strips; i++) {
         const pairs_strip *s = &strip_of[i];
-        uint32_t *list_a = lists, *list_b = lists + g->kc + 64;
-        const joined of_a = {s->bits, s->before, s->kept, (uint32_t)(g->width * (int64_t)sizeof(uint16_t))};
-        const int64_t n = shared ? s->kept : join(&of_a, &of_b, words, NULL, words, list_a, list_b);
-        b.list = shared ? s->list : list_b;
-        pairs_listed(g, s, shared ? NULL : list_a, n, b, buffer, &to);
+        const int64_t n = pairs_join(g, s, &of_b, words, lists);
+        b.list = shared ? s->list : lists + g->kc + 64;
+        pairs_listed(g, s, shared ? NULL : lists, n, b, buffer, &to);
         t->terms += (double)n * (double)s->rows * (double)to.cols;
       }
+      if (panel_ends)
+        esmm_finish(p, row0, rows, (q0 + q) * TILE_COLS, to.cols, sums, g->sums_ld);
     }
   }
+  if (panel_ends)
+    return;
   const int64_t col0 = q0 * TILE_COLS, cols = esmm_min(panels * TILE_COLS, p->n - col0);
   if (plain)
     esmm_finish_plain(p, row0, rows, col0, cols);

@@ -1,6 +1,6 @@
 /*
  * panels.h: B as panels of 32 or 16 columns, whatever form it was prepared in; gemm.h multiplies them. Included after
- * operands.h.
+ * vec_*.h.
  *
  * A panel is a set of k's and, for each of them, its columns as fp32. Forms that lie so in memory already are read in
  * place: dense panels, blocks whose width is a multiple of 16, N:M lists that 16 columns or more share. The others, and
@@ -9,17 +9,7 @@
 #ifndef ESMM_PANELS_H
 #define ESMM_PANELS_H
 
-#include "operands.h"
-
-typedef struct panel {
-  const float *first, *second; /* columns 0..15 and 16..31 of the first k that is kept */
-  int64_t step;                /* floats from one kept k to the next */
-  int64_t kept;
-  const uint64_t *bits;   /* [words]: the k's that are kept */
-  const uint32_t *before; /* [words + 1]: how many before word w, counted from before[0] on */
-  const uint32_t *live;   /* which words have a bit, `lives` of them; NULL: take all */
-  int64_t lives;
-} panel;
+#include "kept.h"
 
 typedef enum source {
   FROM_PANELS, /* dense, with the k's that are zero in a panel left out (or none) */
@@ -29,14 +19,6 @@ typedef enum source {
   FROM_LISTS,  /* N:M whose columns share their k's */
   FROM_WIDENED /* BSR or N:M with all k's, zeros filled in */
 } source;
-
-/* Where a thread makes panels of a stretch of kc k's. */
-typedef struct panel_room {
-  bool in_place;           /* blocks are read where they lie: their rows need not follow each other */
-  float *values;           /* [2][kc][16] */
-  uint64_t *bits;          /* [kc / 64] */
-  uint32_t *before, *live; /* [kc / 64 + 1] each */
-} panel_room;
 
 ALWAYS bool shares_lists(const esmm_weights *w)
 {
@@ -130,77 +112,17 @@ static panel panel_of_rows(const esmm_weights *w, int64_t q, int64_t k0, int64_t
   return full_panel(buffer, kc);
 }
 
-/* ------------------------------------------------------------------------------------------------ k's that are kept */
-
-ALWAYS void set_range(uint64_t *bits, int64_t from, int64_t to)
-{
-  for (int64_t at = from; at < to; at = (at / 64 + 1) * 64) {
-    const int64_t count = esmm_min(to, (at / 64 + 1) * 64) - at;
-    bits[at / 64] |= (count == 64 ? UINT64_MAX : ((uint64_t)1 << count) - 1) << (at % 64);
-  }
-}
-
-/* before, live and kept from the bits of a panel that is made in room. */
-static void count_bits(const panel_room *room, int64_t kc, panel *b)
-{
-  const int64_t words = esmm_ceil_div(kc, 64);
-  uint32_t kept = 0;
-  b->lives = 0;
-  for (int64_t i = 0; i < words; i++) {
-    room->before[i] = kept;
-    room->live[b->lives] = (uint32_t)i;
-    b->lives += room->bits[i] != 0;
-    kept += (uint32_t)__builtin_popcountll(room->bits[i]);
-  }
-  room->before[words] = kept;
-  b->bits = room->bits;
-  b->before = room->before;
-  b->live = room->live;
-  b->kept = kept;
-}
-
 /* ------------------------------------------------------------------------------------------------ BSR */
-
-/* Block i of `form` clipped to the stretch: k's from..to, counted from k0; false where it lies outside. */
-ALWAYS bool clip_block(const esmm_bsr_form *form, int64_t i, int64_t k0, int64_t kc, int64_t *from, int64_t *to)
-{
-  const int64_t k = (int64_t)form->at[i] * form->block_rows - k0;
-  *from = esmm_max(0, k);
-  *to = esmm_min(kc, k + form->block_rows);
-  return *from < *to;
-}
-
-/* Blocks first..end-1 of block column s are those that touch the stretch. */
-static void blocks_of_stretch(const esmm_bsr_form *form, int64_t s, int64_t k0, int64_t kc, int64_t *first,
-                              int64_t *end)
-{
-  int64_t low = form->start[s], high = form->start[s + 1];
-  while (low < high && (form->at[low] + (int64_t)1) * form->block_rows <= k0)
-    low++;
-  *first = low;
-  while (low < high && (int64_t)form->at[low] * form->block_rows < k0 + kc)
-    low++;
-  *end = low;
-}
 
 /* Columns j0..j0+width-1, which lie in one block column: in place, its rows are block_cols apart. */
 static panel panel_of_blocks(const esmm_weights *w, int64_t j0, int64_t width, int64_t k0, int64_t kc,
                              const panel_room *room)
 {
   const esmm_bsr_form *form = &w->bsr;
-  const int64_t s = j0 / form->block_cols, size = (int64_t)form->block_rows * form->block_cols;
   panel b = {.first = room->values, .second = room->values, .step = form->block_cols};
-  int64_t first, end, from = 0, to;
-  blocks_of_stretch(form, s, k0, kc, &first, &end);
-  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
-  for (int64_t i = end - 1; i >= first; i--) /* ends with the first block's `from` */
-    if (clip_block(form, i, k0, kc, &from, &to))
-      set_range(room->bits, from, to);
-  count_bits(room, kc, &b);
+  const int64_t at = find_blocks(form, j0, k0, kc, room, &b);
   if (b.kept == 0)
     return b;
-  const int64_t skipped = k0 + from - (int64_t)form->at[first] * form->block_rows;
-  const int64_t at = first * size + skipped * form->block_cols + j0 % form->block_cols;
   if (w->dtype == ESMM_F32 && room->in_place) {
     b.first = (const float *)form->values + at;
     b.second = b.first + ESMM_HALF;
