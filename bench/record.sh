@@ -165,6 +165,9 @@ suite_bf16() {
   for density in .1 .05; do
     measure bf16-single $density auto 2048^3 --size 2048 --random --density-a $density --density-b 1 --dtype bf16
   done
+  for preset in early middle late; do
+    measure bf16-activations $preset auto '2048 x 3072 x 768' --dims 2048 3072 768 --activations=$preset --dtype bf16
+  done
   for rows in 1 16; do
     for density in 1 .1; do
       measure bf16-decode $density auto "$rows x 4096 x 4096" \

@@ -247,6 +247,23 @@ static void the_load_is_the_backend_s(void **state)
   esmm_ctx_free(ctx);
 }
 
+/* Every kernel that competes meets a trial of its dtype and format. */
+static void every_kernel_has_a_trial(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = th_ctx(1);
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    const esmm_kernel *kernel = esmm_registry_at(i);
+    bool found = !esmm_kernel_competes(ctx, kernel);
+    for (const esmm_trial *t = ctx->backend->trials; t->m > 0 && !found; t++)
+      found = (kernel->dtypes ? (kernel->dtypes & ESMM_DTYPE_BIT(t->dtype)) != 0 : t->dtype == ESMM_F32) &&
+              esmm_kernel_formats(kernel) & 1u << t->format.kind;
+    if (!found)
+      fail_msg("%s: no trial measures it", kernel->name);
+  }
+  esmm_ctx_free(ctx);
+}
+
 typedef struct progress {
   int calls, last, total;
 } progress;
@@ -282,12 +299,21 @@ static void tuning_measures_and_saves(void **state)
   assert_int_equal(esmm_prepare(ctx, &of_b, NULL, &w), ESMM_OK);
   assert_int_equal(verdicts_after_a_product(ctx, w), 1);
   assert_int_equal(verdicts_after_a_product(ctx, w), 1);
+  static double shipped[ESMM_MAX_KERNELS][ESMM_COST_TERMS];
+  memcpy(shipped, ctx->cost, sizeof shipped);
   assert_int_equal(esmm_tune(ctx, 1, on_progress, &p), ESMM_OK);
   const int64_t made = esmm_recall_verdicts_made(ctx);
   assert_int_equal(verdicts_after_a_product(ctx, w), made + 1); /* other costs, other verdicts */
   esmm_weights_free(w);
   assert_int_equal(esmm_is_tuned(ctx), 1);
   assert_true(p.calls >= 2 && p.last == p.total);
+  for (int i = 0; i < esmm_registry_count(); i++) {
+    bool measured = !esmm_kernel_competes(ctx, esmm_registry_at(i));
+    for (int t = 0; t < ESMM_COST_TERMS; t++)
+      measured = measured || shipped[i][t] != ctx->cost[i][t];
+    if (!measured)
+      fail_msg("%s: it was not measured", esmm_registry_at(i)->name);
+  }
   esmm_ctx *later = context();
   assert_int_equal(esmm_is_tuned(later), 1);
   assert_int_equal(esmm_tune_load(later), esmm_tune_load(ctx));
@@ -319,6 +345,7 @@ int main(void)
       cmocka_unit_test(constants_of_the_file_decide),
       cmocka_unit_test(bad_files_are_ignored),
       cmocka_unit_test(the_load_is_the_backend_s),
+      cmocka_unit_test(every_kernel_has_a_trial),
       cmocka_unit_test(tuning_measures_and_saves),
       cmocka_unit_test(a_place_that_cannot_be_written),
   };

@@ -31,13 +31,13 @@ typedef struct pair_layout {
   int64_t room;   /* entries of a row's list: pairs are half as many */
   int64_t blocks; /* of k's */
   int64_t width, items;
-  int64_t zeros; /* bytes of a row of B */
+  int64_t row_bytes; /* of B */
   size_t at_rows, at_values, at_starts, at_alive, at_zeros, at_sums, at_lists, list_bytes, bytes;
 } pair_layout;
 
 static pair_layout lay_out(const esmm_problem *p)
 {
-  pair_layout l = {.blocks = esmm_ceil_div(p->k, PAIR_K), .zeros = p->w->rows_ld * (int64_t)sizeof(uint16_t)};
+  pair_layout l = {.blocks = esmm_ceil_div(p->k, PAIR_K), .row_bytes = p->w->rows_ld * (int64_t)sizeof(uint16_t)};
   /* Every thread the same number of column ranges, each of whole chunks. */
   const int64_t ranges = esmm_round_up(esmm_ceil_div(p->n, PAIR_COLS), p->threads);
   l.room = esmm_round_up(p->k, 2) + 2 * l.blocks;
@@ -52,7 +52,7 @@ static pair_layout lay_out(const esmm_problem *p)
   l.at_alive = at; /* [k], and a byte for each k */
   at = align_up(at + (size_t)p->k * sizeof(uint32_t) + (size_t)(l.blocks + 1) * sizeof(uint32_t) + (size_t)p->k);
   l.at_zeros = at;
-  at = align_up(at + (size_t)l.zeros);
+  at = align_up(at + (size_t)l.row_bytes);
   l.at_sums = at;
   at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
   l.at_lists = at; /* of each thread: a block of a row as fp32, and its nonzeros */
@@ -98,7 +98,7 @@ typedef struct pair_job {
   uint32_t *starts;     /* [m][blocks + 1], in pairs */
   uint32_t *alive;      /* k's that some row needs, rising */
   uint32_t *alive_end;  /* [blocks]: how many of them up to the end of a block */
-  unsigned char *needs; /* [k] */
+  unsigned char *needs; /* [k]: 1 where some row needs it */
   char *zeros, *lists;
   float *sums;
   _Atomic int64_t nonzeros;
@@ -108,14 +108,16 @@ typedef struct pair_job {
 static int64_t pair_up(const pair_job *x, int64_t k0, const float *values, const uint32_t *ks, int64_t count,
                        const char **rows, uint32_t *pairs)
 {
-  const char *b = (const char *)x->p->w->rows + k0 * x->l->zeros;
+  const char *b = (const char *)x->p->w->rows + k0 * x->l->row_bytes;
+  for (int64_t i = 0; i < count; i++) /* rows of A are listed by several threads */
+    __atomic_store_n(x->needs + k0 + ks[i], 1, __ATOMIC_RELAXED);
   for (int64_t i = 0; i < count; i += 2) {
     const bool two = i + 1 < count;
     uint32_t words[2] = {0, 0};
     memcpy(words, values + i, two ? sizeof words : sizeof *words);
     pairs[i / 2] = words[0] >> 16 | (words[1] & 0xffff0000u); /* what bf16 was widened to: upper halves are all */
-    rows[i] = b + (int64_t)ks[i] * x->l->zeros;
-    rows[i + 1] = two ? b + (int64_t)ks[i + 1] * x->l->zeros : x->zeros;
+    rows[i] = b + (int64_t)ks[i] * x->l->row_bytes;
+    rows[i + 1] = two ? b + (int64_t)ks[i + 1] * x->l->row_bytes : x->zeros;
   }
   return (count + 1) / 2;
 }
@@ -145,21 +147,11 @@ static void list_rows(void *arg, int64_t first, int64_t end, int worker)
   }
 }
 
-/* Which k's some row needs, for prefetching. */
+/* The k's that some row needs, for prefetching. */
 static void find_alive(const pair_job *x)
 {
-  const esmm_problem *p = x->p;
-  const pair_layout *l = x->l;
   uint32_t n = 0;
-  memset(x->needs, 0, (size_t)p->k);
-  for (int64_t m = 0; m < p->m; m++) {
-    const char *const *rows = x->rows + m * l->room;
-    const int64_t entries = 2 * (int64_t)x->starts[m * (l->blocks + 1) + l->blocks];
-    for (int64_t i = 0; i < entries; i++)
-      if (rows[i] != x->zeros)
-        x->needs[(rows[i] - (const char *)p->w->rows) / l->zeros] = 1;
-  }
-  for (int64_t k = 0; k < p->k; k++) {
+  for (int64_t k = 0; k < x->p->k; k++) {
     x->alive[n] = (uint32_t)k;
     n += x->needs[k];
     x->alive_end[k / PAIR_K] = n;
@@ -204,7 +196,7 @@ static void put_in_order(float *sums, int64_t cols)
 /* The part of B's row k that a range of columns has. */
 static void prefetch_row(const pair_job *x, uint32_t k, int64_t at, int64_t bytes)
 {
-  const char *row = (const char *)x->p->w->rows + (int64_t)k * x->l->zeros + at;
+  const char *row = (const char *)x->p->w->rows + (int64_t)k * x->l->row_bytes + at;
   for (int64_t i = 0; i < bytes; i += 64)
     __builtin_prefetch(row + i, 0, 2);
 }
@@ -275,7 +267,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   x.alive_end = x.alive + p->k;
   x.needs = (unsigned char *)(x.alive_end + l.blocks + 1);
   const double start = now_if_timed(p);
-  memset(x.zeros, 0, (size_t)l.zeros);
+  memset(x.zeros, 0, (size_t)l.row_bytes);
+  memset(x.needs, 0, (size_t)p->k);
   esmm_for(ctx, p->threads, p->m, 1, list_rows, &x);
   find_alive(&x);
   stats->seconds_extract = now_if_timed(p) - start;

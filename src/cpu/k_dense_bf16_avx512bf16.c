@@ -34,7 +34,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   units[1] = m * k;
   units[2] = (double)p->n * k * (double)sizeof(uint16_t);
   units[3] = (double)esmm_ceil_div(p->m, 128) * columns * k * (rows ? 4.0 : 1.0);
-  units[4] = m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, PAIRS_CHAIN) : 8.0);
+  units[4] = m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, PAIRS_STRAIGHT) : 8.0);
   units[5] = 1.0;
 }
 

@@ -20,7 +20,8 @@
  * A list with an odd end gets a zero of both operands: no Inf meets a zero that is not in the data.
  *
  * Tile 8 x 32 as in fp32: 16 accumulators, two vectors of B, eight broadcasts. It runs at 99 % of a Zen 4's peak from
- * the first-level cache, larger ones do no better. Sums stay in registers for PAIRS_CHAIN k's at most.
+ * the first-level cache, larger ones do no better. Sums stay in registers for PAIRS_CHAIN or PAIRS_STRAIGHT k's
+ * at most.
  */
 #ifndef ESMM_PAIRS_H
 #define ESMM_PAIRS_H
@@ -31,7 +32,8 @@
 
 #include <stdio.h>
 
-#define PAIRS_CHAIN 512    /* k's that are summed before they are added to C; even */
+#define PAIRS_CHAIN 512    /* k's of a list that are summed before they are added to C; even */
+#define PAIRS_STRAIGHT 768 /* the same in a dense product, which makes no pairs of A for each chain */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
@@ -372,11 +374,11 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.at_strips = at;
   at = align_up(at + (size_t)strips * sizeof(pairs_strip));
   g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
-  at = align_up(at + (size_t)(!skip ? PAIRS_CHAIN : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
+  at = align_up(at + (size_t)(!skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
   g.at_a = at; /* a chain's pairs of A */
   at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * g.width) * sizeof(uint32_t));
   g.at_b = at; /* and of B */
-  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * 2) * sizeof(pair_vec));
+  at = align_up(at + (size_t)((skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2) * sizeof(pair_vec));
   g.at_words = at; /* a strip's words, before they become pairs */
   at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
   g.at_sums = at;
@@ -464,7 +466,7 @@ typedef struct pairs_target {
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
-  const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_CHAIN)), 2);
+  const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_STRAIGHT)), 2);
   for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
     b.n = esmm_min(chain, kc - k);
     for (int64_t i = 0; i < count; i++)
@@ -555,7 +557,7 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
   pairs_target to = {.ldc = plain ? p->c.ld : g->sums_ld};
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * TILE_COLS : sums;
   if (!g->skip)
-    list_all(lists, PAIRS_CHAIN, step);
+    list_all(lists, PAIRS_STRAIGHT, step);
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
     const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
     const double start = now_if_timed(p);

@@ -74,6 +74,10 @@ const esmm_trial esmm_cpu_trials[] = {
     {16, 4096, 8192, ESMM_GEN_RANDOM, .3, 1, DENSE_B, ESMM_BF16},
     {16, 4096, 8192, ESMM_GEN_RANDOM, .1, 1, DENSE_B, ESMM_BF16},
     {16, 4096, 8192, ESMM_GEN_RANDOM, .03, 1, DENSE_B, ESMM_BF16},
+    {512, 512, 512, ESMM_GEN_DENSE, 1, .5, BLOCKS(32, 32), ESMM_BF16},
+    {1024, 1024, 1024, ESMM_GEN_DENSE, 1, .25, BLOCKS(32, 32), ESMM_BF16},
+    {1024, 2048, 1024, ESMM_GEN_BLOCKWISE, .5, .1, BLOCKS(64, 64), ESMM_BF16},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, .25, BLOCKS(64, 64), ESMM_BF16},
     {.m = 0},
 };
 _Static_assert(sizeof esmm_cpu_trials / sizeof esmm_cpu_trials[0] <= ESMM_MOST_TRIALS + 1, "raise ESMM_MOST_TRIALS");
