@@ -221,15 +221,6 @@ ALWAYS int64_t pack_row(const uint16_t *a, int64_t kc, const uint64_t *bits, uin
   return n;
 }
 
-/* k's of the stretch that both have. */
-static inline int64_t count_joint(const uint64_t *a, const uint64_t *b, int64_t words)
-{
-  int64_t n = 0;
-  for (int64_t i = 0; i < words; i++)
-    n += __builtin_popcountll(a[i] & b[i]);
-  return n;
-}
-
 /* ------------------------------------------------------------------------------------------------ the product */
 
 typedef struct tiles_blocking {
@@ -414,7 +405,7 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
       .laid = scratch + g->at_laid, .list = lists, .made = scratch + g->at_made, .ring = g->skip ? TILES_RING - 1 : -1};
   amx_begin();
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
-    const int64_t kc = esmm_min(g->kc, p->k - k0), words = esmm_ceil_div(kc, 64);
+    const int64_t kc = esmm_min(g->kc, p->k - k0);
     const double start = now_if_timed(p);
     for (int64_t i = 0; i < strips; i++) {
       tiles_strip *s = &strip_of[i];
@@ -436,7 +427,6 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
     for (int64_t q = 0; q < panels; q++) {
       float *sums = (float *)(void *)(scratch + g->at_sums) + q * g->mc * ESMM_PANEL;
       const int64_t col0 = (q0 + q) * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, p->n - col0);
-      const uint64_t *bits = w->bits + (q0 + q) * w->words + k0 / 64;
       if (g->skip)
         lay_panel(w, false, q0 + q, k0, kc, scratch + g->at_laid);
       else
@@ -453,7 +443,7 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
         fetch_rows(&p->a, row0 + s->row0, s->rows, q, panels, k0 + kc, esmm_min(g->kc, p->k - k0 - kc));
         tiles_multiply(way, s->rows <= AMX_ROWS, s->a, g->stride, steps_of(s->kept), &b, sums + s->row0 * ESMM_PANEL,
                        k0 > 0);
-        t->terms += (double)(g->skip ? count_joint(s->bits, bits, words) : kc) * (double)s->rows * (double)cols;
+        t->terms += (double)s->kept * (double)s->rows * (double)cols;
       }
       if (k0 + kc == p->k)
         esmm_finish(p, row0, rows, col0, cols, sums, ESMM_PANEL);
