@@ -20,7 +20,7 @@
   {                          \
     name, NULL, value, false \
   }
-enum { MOST_FIELDS = 64 };
+enum { MOST_FIELDS = 96 };
 
 static const char on_random[] = "_on_random"; /* how the name of a baseline on random dense data ends */
 

@@ -46,9 +46,7 @@ static const bench_suite suites[] = {
      "--dtype bf16 --dims={4,16}x4096x14336 --activations={early,middle,late}\n",
      NULL, true},
     {"bsr16", "B in blocks",
-     "--dtype bf16 --size 8192 --format bsr:128 --density-b {0.5}\n"
-     "--dtype bf16 --size 8192 --format bsr:128 --peers --density-b {0.22}\n"
-     "--dtype bf16 --size 8192 --format bsr:128 --density-b {0.125}\n"
+     "--dtype bf16 --size 8192 --format bsr:128 --density-b {0.5,0.22,0.125}\n"
      "--dtype bf16 --size 8192 --format bsr:128 --peers --density-b {0.05}\n"
      "--dtype bf16 --size 8192 --format bsr:64 --density-b {0.5,0.22,0.125,0.05}\n"
      "--dtype bf16 --size 8192 --format bsr:32 --density-b {0.5,0.22}\n"
