@@ -71,8 +71,8 @@ two_builds() {
 cut_off() { # a record whose peers were cut off before the first of them
   copy &&
     sed -i '/"suite":"\(peers16\|cut\)"/d' "$WORK/tree/$gpu_record" &&
-    sed -n '1s/"suite":"[^"]*","asked":"[^"]*"/"suite":"cut","asked":"peers","reason":"no time"/p' \
-      "$WORK/tree/$gpu_record" >"$WORK/cut" &&
+    sed -n '1s/"suite":"[^"]*","asked":"[^"]*"\(.*\)"reason":"[^"]*"/"suite":"cut","asked":"peers"\1"reason":"no time"/p' \
+      "$WORK/tree/$gpu_record" >"$WORK/cut" && [ -s "$WORK/cut" ] &&
     cat "$WORK/cut" >>"$WORK/tree/$gpu_record" && (cd "$WORK/tree" && "$python" bench/report.py) &&
     tr '\n' ' ' <"$WORK/tree/docs/report.md" >"$WORK/cut" &&
     grep -q 'peers were cut off before the first of them (no time)' "$WORK/cut" && ! grep -q 'suite peers16 yet' "$WORK/cut"
