@@ -1,6 +1,6 @@
 #!/bin/sh
-# gpu_check.sh: everything that needs a GPU, in one command of a quarter of an hour on an H200: `make gpu-check`. Stages can
-# be run one by one; each takes less than ten minutes.
+# gpu_check.sh: everything that needs a GPU, in one command of a quarter of an hour on an H200: `make gpu-check`. Stages
+# can be run one by one; each takes less than ten minutes.
 #
 #   tests      the test programs on the GPU: the whole table of kernels, accuracy, values, threads, streams, graphs; the
 #              command's own checks
@@ -12,9 +12,10 @@
 # each replaced as a whole; until then the old record stays.
 #
 # From the environment: STAGES="tests sanitizer record" (all), BUILD (build), DEVICE (cuda), RESULTS (bench/results),
-# RUNS, ACTIVATIONS and LIMIT (of bench/gpu_record.sh), ESMM_ALLOW_NO_SANITIZER=1 to go on where compute-sanitizer is missing. A
-# build whose programs are of these sources ($BUILD/gpu, from `make gpu-programs`) is used as it is, so one made
-# elsewhere can be carried here; otherwise make builds. `gpu_check.sh --id` prints the hash that tells.
+# RUNS, ACTIVATIONS and LIMIT (of bench/gpu_record.sh; LIMIT is 570 here), ESMM_ALLOW_NO_SANITIZER=1 to go on where
+# compute-sanitizer is missing. A build whose programs are of these sources ($BUILD/gpu, from `make gpu-programs`) is
+# used as it is, so one made elsewhere can be carried here; otherwise make builds. `gpu_check.sh --id` prints the hash
+# that tells.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C CMOCKA_MESSAGE_OUTPUT=TAP
@@ -68,6 +69,9 @@ for stage in $STAGES; do
   case $stage in tests | sanitizer | record) ;; *) die "unknown stage '$stage'; there are tests, sanitizer, record" ;; esac
 done
 set +f
+
+LIMIT=${LIMIT:-570}
+case $LIMIT in 0* | *[!0-9]*) die "LIMIT: '$LIMIT' is not a positive whole number of seconds" ;; esac
 
 # ---- the build ----
 section build
@@ -220,8 +224,12 @@ run_sanitizer() {
 
 run_record() {
   rm -rf "$STATE/record"
-  ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" LIMIT="${LIMIT:-570}" timeout 590 sh bench/gpu_record.sh ||
-    { failed "the record; $STATE/record/gpu.partial.jsonl has what came before"; return; }
+  if ! ESMM="$PROGRAMS/esmm" OUT="$STATE/record" DEVICE="$DEVICE" LIMIT="$LIMIT" timeout $((LIMIT + 20)) \
+    sh bench/gpu_record.sh; then
+    partial=$STATE/record/gpu.partial.jsonl
+    [ -f "$partial" ] && failed "the record; $partial has what came before" || failed 'the record'
+    return
+  fi
   printf '{"check":"record","lines":%d,%s}\n' "$(wc -l <"$STATE/record/gpu.jsonl")" "$stamp" >>"$STATE/$stage.new"
 }
 

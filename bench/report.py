@@ -96,6 +96,9 @@ def floor_text(number: int) -> Callable[[Record, Record], str]:
 
 def text_peers(cpu: Record, gpu: Record) -> str:
     """Where a peer is faster than ours; that comes first."""
+    cut = [line["reason"] for line in gpu.some(suite="cut", asked="peers")]
+    if not gpu.has("peers16") and cut:
+        return f"*This record's peers were cut off before the first of them ({'; '.join(cut)}).*"
     if not gpu.has("peers16"):
         return ("*This GPU record has no suite peers16 yet: `make gpu-check` on a machine with a GPU and torch measures "
                 "the peers of [bench/peers](../bench/peers), and this section is then theirs.*")  # fmt: skip
@@ -112,8 +115,8 @@ def text_peers(cpu: Record, gpu: Record) -> str:
     text = (
         "Where a peer is faster:\n\n" + "\n".join(found) if found else "No peer is faster than ours on these products."
     )
-    for line in gpu.some(suite="cut", asked="peers"):
-        text += f"\n\nThis record's peers were cut off ({line['reason']}): some of them are missing."
+    if cut:
+        text += f"\n\nThis record's peers were cut off ({'; '.join(cut)}): some of them are missing."
     if failed:
         text += "\n\nWhat did not run: " + "; ".join(failed) + "."
     return text

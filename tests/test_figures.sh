@@ -68,6 +68,15 @@ two_builds() {
     sed -i '5s/"source_id":"[^"]*"/"source_id":"other"/' "$WORK/tree/$gpu_record" &&
     finds 'source_id other is not' bench/report.py
 }
+cut_off() { # a record whose peers were cut off before the first of them
+  copy &&
+    sed -i '/"suite":"\(peers16\|cut\)"/d' "$WORK/tree/$gpu_record" &&
+    sed -n '1s/"suite":"[^"]*","asked":"[^"]*"\(.*\)"reason":"[^"]*"/"suite":"cut","asked":"peers"\1"reason":"no time"/p' \
+      "$WORK/tree/$gpu_record" >"$WORK/cut" && [ -s "$WORK/cut" ] &&
+    cat "$WORK/cut" >>"$WORK/tree/$gpu_record" && (cd "$WORK/tree" && "$python" bench/report.py) &&
+    tr '\n' ' ' <"$WORK/tree/docs/report.md" >"$WORK/cut" &&
+    grep -q 'peers were cut off before the first of them (no time)' "$WORK/cut" && ! grep -q 'suite peers16 yet' "$WORK/cut"
+}
 check 'a changed cell is found' wrong_cell
 check 'a number that no record has is found' wrong_prose
 check 'a reason for a number that is gone is found' stale_entry
@@ -76,6 +85,7 @@ check 'a reference to no line is an error that names it' no_line
 check 'a record with a wrong result is refused' wrong_line
 check 'a record with a broken line is refused' not_json
 check 'a record of two builds is refused' two_builds
+check 'peers that were cut off are not asked for as if they were new' cut_off
 
 figures_fit() { # valid, small, undated, of these records
   "$python" - <<'PY'
@@ -151,6 +161,61 @@ refused() {
     grep -q 'there is no suite nothing' "$WORK/out"
 }
 check 'bench/peers names its suites' refused
+ends() { # what its exit status says, with suites that stop, are late or are whole
+  "$python" - <<'PY'
+import contextlib, io, sys, types
+sys.path.insert(0, "bench/peers")
+import run
+run.Rig = lambda seconds: types.SimpleNamespace(common={})
+def whole(rig): pass
+def late(rig): run.late["jobs of peers16"] += 2
+def stops(rig): raise MemoryError("full")
+def wrong(rig): run.wrong_ours.append("1 x 1"); late(rig)
+for suite, status, words in ((whole, 0, None), (late, 3, "cut off: there was no time left for 2 jobs of peers16"),
+                             (stops, 3, "cut off: peers16 stopped: MemoryError: full"), (wrong, 1, None)):
+    run.late.clear(), run.stopped.clear(), run.wrong_ours.clear()
+    run.suite_peers16, out = suite, io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        got = run.main(["--suites", "peers16"])
+    assert got == status, (suite, got)
+    assert words is None or words == out.getvalue().splitlines()[-1], out.getvalue()
+PY
+}
+check 'bench/peers says with its exit status that something is missing' ends
+data() { # shares that are those asked for, also where there are few blocks; a wrong result that is said at once
+  "$python" - <<'PY'
+import contextlib, io, sys, types, torch
+sys.path.insert(0, "bench/peers")
+import run
+rig = types.SimpleNamespace(torch=torch, device="cpu", common={})
+for density, blocks, ks in ((0.5, 32, 512), (0.22, 14, 225), (0.05, 3, 51), (1e-6, 1, 1)):
+    weight = run.keep_blocks(rig, torch.ones(1024, 1024, dtype=torch.bfloat16), 128, density)
+    assert run.shares(rig, weight, 128) == (blocks / 64, blocks / 64), (density, run.shares(rig, weight, 128))
+    x = run.strips(rig, 1024, 1024, density)
+    assert run.shares(rig, x, 128)[1] == ks / 1024, (density, run.shares(rig, x, 128))
+    assert ((x != 0).view(8, 128, 1024).any(1).sum(1) == ks).all(), density
+x, weight = torch.ones(4, 8), torch.ones(2, 8)
+results = (("cublas_nk", x @ weight.t()), ("esmm", torch.ones(4, 2)))
+both = [run.Contestant(name, lambda: None, lambda y=y: y) for name, y in results]
+for c in both:
+    c.times = [1.0]
+what = {"job": "dense", "m": 4, "n": 2, "k": 8, "asked_density": 1.0}
+for apart in (False, True):
+    out = io.StringIO()
+    for c in both:
+        c.failed = ""
+    with contextlib.redirect_stdout(out):
+        run.judge(rig, "peers16", what, both, x, weight, apart)
+    assert "\nours is wrong: 4 x 2, k 8: wrong: off by" in "\n" + out.getvalue(), out.getvalue()
+mine = [line for line in run.lines if line["requested"] == "auto"]
+assert len(mine) == 1 and mine[0]["outcome"] == "failed" and mine[0]["reason"].startswith("wrong"), mine
+PY
+}
+if "$python" -c 'import torch' 2>/dev/null; then
+  check 'the data of bench/peers are as asked, and what is wrong is said at once' data
+else
+  skip 'the data of bench/peers are as asked, and what is wrong is said at once' 'torch is not installed'
+fi
 if "$python" -c 'import torch, triton' 2>/dev/null; then
   check 'the Triton kernels of the peers are right' env TRITON_INTERPRET=1 "$python" bench/peers/run.py --self-check
 else

@@ -69,6 +69,8 @@ made_rows() { # against the best of all, random products, a switch, the host
     made storm .5 own auto 9 1 2 '"line":5,"generator":"random","density_a":0.5,"density_b":1'
     made switch .05 auto auto 16 1 1 '"switch_every":50,"best_dense":"x","best_sparse":"y","switch_ratio":1.25,"dense_ratio":1.01,"ms_best":1,"ms_auto":1.25,"ms_auto_dense":2.02,"ms_baseline_dense":2'
     made host .05 own auto 16 1 1 '"host_ns":1234'
+    made given16 .125 own auto 32 2 6 '"given":null'
+    made given16 .125 own auto 32 1.5 6 '"given":"a"'
   } >"$WORK/made.jsonl"
   made_tables || return 1
   grep -q -F '| 16 rows and more, 5 to 50 % | 1 | 1.50 | 3.00 | 0.500 | 0.500 | 1 | 0 |' "$blocks/gpu16-best" &&
@@ -78,7 +80,9 @@ made_rows() { # against the best of all, random products, a switch, the host
     tr '\n' ' ' <"$blocks/gpu-storm" | grep -q -F 'below 0.95 times cuBLAS on 1 of 2 products (50 %), those above. It is at its worst on 7 × 8' &&
     grep -q 'turns from dense to 5 % and back every 50 calls | x, y | 1.000 | 1.250 | 1.250 |' "$blocks/gpu-switch" &&
     grep -q 'stays dense | cuBLAS | 2.000 | 2.020 | 1.010 |' "$blocks/gpu-switch" &&
-    grep -q -F '| 16 × 8, k 16 | 5 % | own | 1.23 |' "$blocks/gpu-host" || { cat "$blocks"/gpu16-best "$blocks"/gpu-[shs]*; return 1; }
+    grep -q -F '| 16 × 8, k 16 | 5 % | own | 1.23 |' "$blocks/gpu-host" &&
+    grep -q -F '| 32 × 8, k 16 | 12.5 % | own | 2.000 | 1.500 | 6.000 | 4.00 |' "$blocks/gpu16-given" ||
+    { cat "$blocks"/gpu16-best "$blocks"/gpu16-given "$blocks"/gpu-[shs]*; return 1; }
 }
 check 'tables of a made-up record' made_rows
 made_none() { # a record without these suites leaves nothing behind

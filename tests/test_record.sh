@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_record.sh: what bench/gpu_record.sh leaves where a part of it is cut off, fails or is wrong, with stand-ins for the
-# command on a GPU and for Python with torch. Called by run_tests.sh with TREE and WORK set.
+# test_record.sh: what bench/gpu_record.sh leaves where a part of it is cut off, fails or is wrong, with stand-ins for
+# the command on a GPU and for Python with torch; and how gpu_check.sh calls it. Called by run_tests.sh with TREE and
+# WORK set.
 set -u
 . tests/support/tap.sh
 
@@ -29,6 +30,15 @@ printf '{"suite":"peers16","asked":"1","kernel":"half of' >>"$2" # it was ended 
 case ${PEERS:-} in
 killed) kill -KILL $$ ;;
 wrong) echo 'ours is wrong: 1 x 1' && exit 1 ;;
+wrong-killed) echo 'ours is wrong: 1 x 1' && kill -KILL $$ ;;
+wrong-line)
+  echo '{"suite":"peers16","asked":"1","kernel":"own","requested":"auto","reason":"wrong: 1","outcome":"failed"}' >"$2"
+  kill -KILL $$
+  ;;
+rival-wrong)
+  echo '{"suite":"peers16","asked":"1","kernel":"one","requested":"one","reason":"wrong: 1","outcome":"failed"}' >"$2"
+  ;;
+left-out) printf 'cut off: no "time" \\ for\t2 jobs\n' && exit 3 ;;
 esac
 SCRIPT
 chmod +x "$WORK/stub/esmm" "$WORK/stub/bin/python3"
@@ -45,12 +55,56 @@ killed() {
   record PEERS=killed && has gpu.jsonl host 3 && has gpu.jsonl peers16 1 && has gpu.jsonl cut 1 &&
     grep -q '"suite":"cut","asked":"peers",.*"device_name":"NVIDIA GPU","reason":"it was ended after .*"source_id":"abc"' "$WORK/out/gpu.jsonl"
 }
+left_out() {
+  record PEERS=left-out && has gpu.jsonl host 3 && has gpu.jsonl peers16 1 && has gpu.jsonl cut 1 &&
+    grep -q '"suite":"cut","asked":"peers",.*"reason":"no time  for2 jobs",' "$WORK/out/gpu.jsonl"
+}
 late() { record LIMIT=30 && has gpu.jsonl host 3 && has gpu.jsonl peers16 0 && has gpu.jsonl cut 1; }
-wrong() { ! record PEERS=wrong && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 3; }
+wrong() { # HOW
+  ! record PEERS="$1" && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 3
+}
+rival_wrong() { record PEERS=rival-wrong && has gpu.jsonl peers16 1 && has gpu.jsonl cut 0; }
 failed() { ! record BENCH_FAILS=16x14336x4096 && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 1; }
 check 'a whole record has its peers' whole
 check 'peers that are killed leave what they measured, and a mark' killed
 check 'where there is no time left for peers, there is a record without them' late
-check 'a wrong result is no record, and the rest is not lost' wrong
+check 'peers that left something out leave a mark with the reason' left_out
+check 'a wrong result is no record, and the rest is not lost' wrong wrong
+check 'nor is it where the peers are killed after it' wrong wrong-killed
+check 'nor where only its line says so' wrong wrong-line
+check 'a wrong result of a peer is the peer'"'"'s' rival_wrong
 check 'a measurement that fails leaves those before it' failed
+
+# gpu_check.sh gives the record LIMIT and 20 seconds; it names what is left of one only where there is something.
+gpu_check() { # VARIABLE=VALUE...: its stage record, in a tree of its own
+  rm -rf "$WORK/tree" && mkdir -p "$WORK/tree/bench" "$WORK/tree/build/gpu" &&
+    cp bench/gpu_check.sh "$WORK/tree/bench/" && cp "$WORK/stub/esmm" "$WORK/tree/build/gpu/esmm" &&
+    printf '%s\n' "$RECORD" >"$WORK/tree/bench/gpu_record.sh" &&
+    (cd "$WORK/tree" && sh bench/gpu_check.sh --id >build/gpu/id 2>/dev/null)
+  env "$@" PATH="$WORK/stub/bin:$PATH" STAGES=record BUILD=build sh "$WORK/tree/bench/gpu_check.sh" >"$WORK/out.txt" 2>&1
+}
+limits() {
+  RECORD='mkdir -p "$OUT" && echo "limit $LIMIT" >"$OUT/gpu.jsonl"'
+  gpu_check LIMIT=700 && grep -q 'limit 700' "$WORK/tree/build/gpu-check/record/gpu.jsonl" &&
+    grep -q -x 'timeout 720' "$WORK/timeouts" && gpu_check LIMIT= && grep -q -x 'timeout 590' "$WORK/timeouts" ||
+    return 1
+  for limit in 0 -3 ten 1.5; do
+    ! gpu_check LIMIT=$limit && grep -q "LIMIT: '$limit' is not a positive whole number" "$WORK/out.txt" || return 1
+  done
+}
+names_partial() {
+  RECORD='exit 1'
+  ! gpu_check LIMIT=9 && grep -q 'FAILED: the record$' "$WORK/out.txt" && ! grep -q partial "$WORK/out.txt" || return 1
+  RECORD='mkdir -p "$OUT" && : >"$OUT/gpu.partial.jsonl"; exit 1'
+  ! gpu_check LIMIT=9 && grep -q 'FAILED: the record; .*/gpu.partial.jsonl has what came before' "$WORK/out.txt"
+}
+cat >"$WORK/stub/bin/timeout" <<SCRIPT
+#!/bin/sh
+echo "timeout \$1" >>"$WORK/timeouts"
+while :; do case \$1 in -k) shift 2 ;; [0-9]*) shift && break ;; esac; done
+exec "\$@"
+SCRIPT
+chmod +x "$WORK/stub/bin/timeout"
+check 'gpu_check.sh takes LIMIT for what it is' limits
+check 'gpu_check.sh names a partial record where there is one' names_partial
 finish

@@ -18,14 +18,18 @@ has everything queued. A time is the median between two events around one call. 
 cuBLAS with the weights as [n, k] and as [k, n], but for sizes16. What a format needs is made beforehand, for all.
 
 Every result is checked against float64 on the GPU, NaN fails. A peer that cannot run, or is wrong, is reported as such,
-and the rest run; if ours is wrong the exit status is 1. Lines are those of the record, without its stamp; each is in FILE
-as soon as its product was measured, so that what is cut off leaves what came before. --seconds are shared out: peers16
-starts nothing after 56 % of them. What compiles slowly, and what has several peers already, comes last.
+and the rest run. Lines are those of the record, without its stamp; each is in FILE as soon as its product was measured,
+so that what is cut off leaves what came before. --seconds are shared out: peers16 starts nothing after 56 % of them.
+What compiles slowly, and what has several peers already, comes last.
+
+The exit status is 1 if ours is wrong, which is also said at once in a line that begins with "ours is wrong"; otherwise
+3 if something was left out for want of time, or stopped, which the last line says after "cut off:"; otherwise 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import gzip
 import json
 import os
@@ -37,9 +41,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 HERE = os.path.dirname(os.path.abspath(__file__))
 SUITES = ("layers", "peers16", "ceilings", "sizes16")
 PEERS_SHARE = 0.56  # of the time
+NO_TIME = "there was no time left"
 HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)
 lines: List[Dict[str, Any]] = []
 wrong_ours: List[str] = []
+late: Dict[str, int] = collections.Counter()  # what there was no time left for, and how many of them
+stopped: List[str] = []  # what ended before its end for another reason
 began = time.monotonic()  # importing torch counts
 
 
@@ -54,6 +61,17 @@ def record(line: Dict[str, Any]) -> None:
     if Out.file:
         Out.file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
         Out.file.flush()
+
+
+def stop(what: str) -> None:
+    stopped.append(what)
+    print(f"  {what}", flush=True)
+
+
+def left_out() -> str:
+    """All that is missing, in one line; empty where nothing is."""
+    missing = [f"{NO_TIME} for " + ", ".join(f"{n} {what}" for what, n in late.items())] if late else []
+    return "; ".join(missing + stopped)
 
 
 class Rig:
@@ -209,7 +227,9 @@ def judge(
     """
     for c in contestants:
         if c.failed or not c.times:
-            c.failed = c.failed or "there was no time left"
+            c.failed = c.failed or NO_TIME
+            if c.failed == NO_TIME:
+                late[f"contestants of {suite}"] += 1
             continue
         try:
             with rig.torch.no_grad():
@@ -220,7 +240,7 @@ def judge(
             c.failed = one_line(e)
     dense = [c for c in contestants if c.name.startswith("cublas") and not c.failed]
     if not dense:
-        print(f"  {what}: no dense baseline: {[c.failed for c in contestants]}", flush=True)
+        stop(f"{what['job']}, {what['m']} x {what['n']}, k {what['k']}: no dense baseline: {contestants[0].failed}")
         return
     best = min(dense, key=lambda c: c.ms)
     m, n, k = what["m"], what["n"], what["k"]
@@ -238,9 +258,9 @@ def judge(
         # A result in bf16 is off by half a unit of its last place, 2^-9, at least.
         if not c.failed and not c.error <= 2 * max(best.error, 2.0**-9):
             c.failed = f"wrong: off by {c.error:.1e} of the largest value, cuBLAS by {best.error:.1e}"
-            line["outcome"] = "wrong"
             if c.name == "esmm":
                 wrong_ours.append(f"{m} x {n}, k {k}: {c.failed}")
+                print(f"ours is wrong: {wrong_ours[-1]}", flush=True)  # now: what is killed later says nothing more
         if c.failed:
             line.update(outcome="failed", reason=c.failed, ms=None, ms_baseline=best.ms, speedup=None)
         else:
@@ -248,6 +268,8 @@ def judge(
                         baseline=best.name, ms_baseline=best.ms, speedup=best.ms / c.ms, rel_err=c.error,
                         rel_err_baseline=best.error, checked_rows=min(64, m),
                         gflops=2e-6 * m * n * k / c.ms)  # fmt: skip
+        if apart and c.name == "esmm" and c.failed not in ("", NO_TIME):
+            stopped.append(f"{suite}, {m}, {what['job']}, ours: {c.failed}")
         if not apart or (c.name == "esmm" and not c.failed):
             record({"suite": suite, "asked": f"{what['asked_density']:g}", **line})
         name = line["kernel"] if c.name == "esmm" else c.name
@@ -288,7 +310,7 @@ def fastest(
     tried = [Contestant(name, make(config), result, {"config": str(config)}) for config in configs]
     for c in tried:
         if rig.late():
-            c.failed = "there was no time left"
+            c.failed = NO_TIME
         else:
             ready(rig, c, 2)
     race(rig, tried, 3)
@@ -315,7 +337,7 @@ def compete(
         if c.failed or "timed" in c.extra:
             continue
         if rig.late() and not c.name.startswith(("cublas", "esmm")):
-            c.failed = "there was no time left"
+            c.failed = NO_TIME
             continue
         ready(rig, c, 24 if c.name == "esmm" else 3)
         if c.name == "esmm" and not c.failed:
@@ -329,11 +351,23 @@ def dense_weight(rig: Rig, n: int, k: int) -> Any:
 
 
 def keep_blocks(rig: Rig, weight: Any, block: int, density: float) -> Any:
-    """Zeros in all but a share of its blocks, in place."""
+    """Zeros in all but a share of its blocks, in place; their number is that share's, and one at least."""
     n, k = weight.shape
-    kept = rig.torch.rand(n // block, k // block, device=rig.device) < density
-    weight.view(n // block, block, k // block, block).mul_(kept[:, None, :, None])
+    total = n // block * (k // block)
+    kept = rig.torch.zeros(total, dtype=weight.dtype, device=rig.device)
+    kept[rig.torch.randperm(total, device=rig.device)[: max(1, round(density * total))]] = 1
+    weight.view(n // block, block, k // block, block).mul_(kept.view(n // block, 1, k // block, 1))
     return weight
+
+
+def shares(rig: Rig, x: Any, rows: int) -> Any:
+    """The shares of nonzero elements of x, and of (strip of so many rows, column) pairs with a nonzero."""
+    alive = pairs = 0
+    for first in range(0, x.shape[0], 4096):  # a band at a time, for want of memory
+        band = x[first : first + 4096] != 0
+        alive += int(band.sum())
+        pairs += int(band.view(-1, rows, x.shape[1]).any(1).sum())
+    return alive / x.numel(), pairs * rows / x.numel()
 
 
 def keep_two_of_four(rig: Rig, weight: Any) -> Any:
@@ -384,7 +418,8 @@ def blocks_job(rig: Rig, size: int, density: float, slow: bool) -> None:
     if slow:
         every.append(guarded("cusparse_csr", torch_csr))
     what = {"job": "blocks", "m": size, "n": size, "k": size, "generator": "blocks", "asked_density": density,
-            "density_a": 1.0, "density_b": density, "strip128_density_a": 1.0, "format": f"bsr:{block}"}  # fmt: skip
+            "density_a": 1.0, "density_b": shares(rig, weight, block)[0], "strip128_density_a": 1.0,
+            "format": f"bsr:{block}"}  # fmt: skip
     compete(rig, "peers16", what, every, x, weight, rounds=5 if slow else 9)
 
 
@@ -467,10 +502,13 @@ def row_job(rig: Rig, n: int, k: int, density: float, weight: Any, turned: Any, 
 
 
 def strips(rig: Rig, m: int, k: int, density: float) -> Any:
-    """A [m, k] of which in 128 rows a k is zero or not."""
+    """A [m, k] of which in 128 rows a k is zero or not; as many are not in every strip, and one at least."""
     torch = rig.torch
     x = torch.randn(m, k, dtype=torch.bfloat16, device=rig.device)
-    x.view(m // 128, 128, k).mul_((torch.rand(m // 128, 1, k, device=rig.device) < density))
+    order = torch.rand(m // 128, k, device=rig.device).argsort(1)
+    kept = torch.zeros(m // 128, k, dtype=x.dtype, device=rig.device)
+    kept.scatter_(1, order[:, : max(1, round(density * k))], 1)
+    x.view(m // 128, 128, k).mul_(kept[:, None, :])
     return x
 
 
@@ -490,8 +528,9 @@ def strips_job(rig: Rig, m: int, n: int, k: int, density: float) -> None:
         return Contestant("cusparse_csr", call, lambda: box["y"], {"eager": True})
 
     every.append(guarded("cusparse_csr", csr_a))
+    elements, alive = shares(rig, x, 128)
     what = {"job": "strips", "m": m, "n": n, "k": k, "generator": "blockwise", "asked_density": density,
-            "density_a": density, "density_b": 1.0, "strip128_density_a": density, "format": "dense"}  # fmt: skip
+            "density_a": elements, "density_b": 1.0, "strip128_density_a": alive, "format": "dense"}  # fmt: skip
     compete(rig, "peers16", what, every, x, weight, rounds=5)
 
 
@@ -538,12 +577,13 @@ def suite_peers16(rig: Rig) -> None:
     rig.ends = began + PEERS_SHARE * (rig.last - began)
     for number, job in enumerate(jobs):
         if rig.late() or (number >= len(jobs) - 2 and time.monotonic() > rig.ends - 20):
-            print(f"  {len(jobs) - number} of {len(jobs)} jobs left out: there was no time left", flush=True)
+            late["jobs of peers16"] += len(jobs) - number
+            print(f"  {len(jobs) - number} of {len(jobs)} jobs left out: {NO_TIME}", flush=True)
             break
         try:
             job()
         except Exception as e:  # noqa: BLE001
-            print(f"  job {number + 1} stopped: {one_line(e)}", flush=True)
+            stop(f"job {number + 1} of peers16 stopped: {one_line(e)}")
     rig.ends = rig.last
 
 
@@ -560,7 +600,7 @@ def size_product(rig: Rig, size: int, form: str, density: float, y: Any, z: Any)
     try:
         call = rig.ours(x, weight, z, format)
     except Exception as e:  # noqa: BLE001
-        print(f"  {size}, {form}: ours cannot: {one_line(e)}", flush=True)
+        stop(f"sizes16, {size}, {form}, {density}: ours cannot: {one_line(e)}")
         return
     mine = Contestant("esmm", call, lambda: z)
     ready(rig, dense, 0 if huge else 1)
@@ -570,9 +610,11 @@ def size_product(rig: Rig, size: int, form: str, density: float, y: Any, z: Any)
     if not mine.failed:
         mine.extra["kernel"] = call.stats().kernel  # type: ignore[attr-defined]
     race(rig, [dense, mine], 1 if huge else 3 if size > 8192 else 7, 0 if huge else 1)
-    sparse_a = density if form == "strips" else 1.0
+    elements, alive = shares(rig, x if form == "strips" else weight, 128)
+    sparse_a = form == "strips"
     what = {"job": "size", "m": size, "n": size, "k": size, "generator": generator, "asked_density": density,
-            "density_a": sparse_a, "density_b": 1.0 if form == "strips" else density, "strip128_density_a": sparse_a,
+            "density_a": elements if sparse_a else 1.0, "density_b": 1.0 if sparse_a else elements,
+            "strip128_density_a": alive if sparse_a else 1.0,
             "format": {None: "dense", "2:4": "nm:2:4"}.get(format, format)}  # fmt: skip
     judge(rig, "sizes16", what, [dense, mine], x, weight, apart=True)
 
@@ -586,7 +628,8 @@ def suite_sizes16(rig: Rig, largest: int) -> None:
         y, z = (torch.empty(size, size, dtype=torch.bfloat16, device=rig.device) for _ in range(2))
         for form, density in products:
             if rig.late():
-                print(f"  {size}, {form}, {density}: left out: there was no time left", flush=True)
+                late["products of sizes16"] += 1
+                print(f"  {size}, {form}, {density}: left out: {NO_TIME}", flush=True)
                 continue
             size_product(rig, size, form, density, y, z)
             if size > 8192:
@@ -622,7 +665,9 @@ def suite_ceilings(rig: Rig) -> None:
         except Exception as e:  # noqa: BLE001
             print(f"  read by {name}: {one_line(e)}", flush=True)
     for asked, rates in found.items():
-        if rates:
+        if not rates:
+            stop(f"ceilings: nothing could {asked}")
+        else:
             record({"suite": "ceilings", "asked": asked, "kernel": asked, **rig.common, "requested": asked,
                           "bytes": 4 * words, "gb_per_s": max(rates), "outcome": "ok"})  # fmt: skip
             print(f"  {asked}: {max(rates):.0f} GB/s", flush=True)
@@ -711,16 +756,16 @@ def main(argv: List[str]) -> int:
             else:
                 globals()[f"suite_{suite}"](rig)
         except Exception as e:  # noqa: BLE001
-            print(f"  {suite} stopped: {one_line(e)}", flush=True)
+            stop(f"{suite} stopped: {one_line(e)}")
             import traceback
 
             traceback.print_exc()
     if Out.file:
         Out.file.close()
     print(f"{len(lines)} lines in {time.monotonic() - began:.0f} s")
-    for text in wrong_ours:
-        print(f"ours is wrong: {text}", file=sys.stderr)
-    return 1 if wrong_ours else 0
+    if left_out():
+        print(f"cut off: {left_out()}")
+    return 1 if wrong_ours else 3 if left_out() else 0
 
 
 if __name__ == "__main__":
