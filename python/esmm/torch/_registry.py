@@ -145,8 +145,8 @@ def float_copy(t: torch.Tensor) -> torch.Tensor:
     pool of the graph to be, and nothing of that but results may live on. Such a pool is for one thread, or its stream:
     another thread allocates outside of it.
 
-    It is no inference tensor, also where the first call comes in inference mode: a later one, which writes to it, may be
-    outside of that.
+    It is no inference tensor, also where the first call comes in inference mode: a later one, which writes to it, may
+    be outside of that.
     """
     with torch.inference_mode(False), torch.no_grad():
         return _float_copy(t.detach())
