@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 
 import pytest
 
@@ -287,6 +288,62 @@ def test_what_is_slower_in_training_trains_as_before(monkeypatch):
                 model(X)
         model.eval()
         model(X)  # by its own way
+
+
+def test_inference_mode_has_no_training_to_time():
+    """Nor has a sample made in it to be fed to the steps as it is."""
+    with torch.inference_mode():
+        x, model = torch.randn(30, 24), Wrapped(Functional())
+        assert esmm.torch.convert(model, x, min_speedup=0).replaced
+    model = Wrapped(Functional())
+    with torch.inference_mode():
+        (layer,) = esmm.torch.convert(model, x, min_speedup=0).replaced
+    assert layer.training != layer.training and layer.trains
+    (layer,) = esmm.torch.convert(esmm.torch.undo(model), x, min_speedup=0).replaced
+    assert layer.training > 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("esmm: CUDA out of memory. Tried to")])
+def test_steps_that_memory_runs_out_in_are_left_out(error, monkeypatch):
+    def no_memory(*_):
+        raise error
+
+    monkeypatch.setattr(_convert, "_time_steps", no_memory)
+    (layer,) = esmm.torch.convert(Wrapped(Functional()), X, min_speedup=0).replaced
+    assert layer.training != layer.training and not layer.trains
+    error = RuntimeError("another one")
+    with pytest.raises(RuntimeError, match="another one"):
+        esmm.torch.convert(Wrapped(Functional()), X, min_speedup=0)
+
+
+@pytest.mark.parametrize("on", (True, False))
+def test_a_comparison_leaves_those_modules_in_that_were(on):
+    model = Wrapped(Functional()).train()
+    done = esmm.torch.convert(model, X, min_speedup=0)
+    held = children(done.switch(on))
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(RuntimeError):
+        done.compare(torch.randn(3, 5))
+    assert children(model) == held and [module.training for module in model.modules()] == modes
+    assert done.compare(X[:2]).seconds_after > 0
+    assert children(model) == held and [module.training for module in model.modules()] == modes
+
+
+def test_modules_inside_a_run_are_timed_whatever_they_are_called_with():
+    class Slow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(24, 24), 0
+
+        def forward(self, x):
+            self.calls += 1
+            time.sleep(0.2)
+            return self.linear(input=x)
+
+    model = Slow()
+    (share,), rows = _timing.time_inside(model, X[0, :5], [model.linear], torch.device("cpu"))
+    assert 0 < share < 0.5 and rows == [5]
+    assert model.calls == 3  # not longer than it takes
 
 
 def test_the_prediction_is_made_of_densities_and_shares(monkeypatch):

@@ -447,6 +447,40 @@ def test_ffn_is_left_to_torch_where_that_trains_it_faster(gated, monkeypatch):
         esmm.torch.SparseFFN(24, 40, mode="split").fit(x)
 
 
+def test_fit_that_fails_changes_nothing(monkeypatch):
+    layer, x = esmm.torch.SparseFFN(24, 40).to(DEVICE), torch.randn(9, 24, device=DEVICE)
+
+    def race(ways, *_):
+        ways["torch"]()
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(_timing, "race", race)
+    for by in ("library", "torch"):
+        layer.by = by
+        with pytest.raises(RuntimeError, match="no memory"):
+            layer.fit(x)
+        assert layer.by == by
+    for call in (lambda: layer.fit(x), lambda: esmm.torch.fit(layer, x)):
+        with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode.. has none"):
+            call()
+
+
+def test_fit_of_a_layer_that_is_called_by_name():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ffn = esmm.torch.SparseFFN(24, 40)
+
+        def forward(self, x):
+            return self.ffn(x=x)
+
+    with torch.inference_mode():
+        made_there = torch.randn(9, 24, device=DEVICE)
+    model = Named().to(DEVICE)
+    for x in (torch.randn(9, 24, device=DEVICE), made_there):
+        assert esmm.torch.fit(model, x)["ffn"] > 0
+
+
 def test_ffn_autocast():
     ffn = SparseFFN(32, 64, activation="relu").to(DEVICE)
     x = torch.randn(9, 32).to(DEVICE).requires_grad_()

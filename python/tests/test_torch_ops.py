@@ -185,6 +185,19 @@ def test_a_bias_as_float32():
     assert torch.ops.esmm._float_copy(same).data_ptr() != same.data_ptr()
 
 
+def test_a_bias_as_float32_that_inference_mode_made():
+    """What is kept of it can be written again outside of that mode."""
+    x, w = zeros(3, 16, dtype=torch.bfloat16), parameter(8, 16, dtype=torch.bfloat16, requires_grad=False)
+    b = parameter(8, dtype=torch.bfloat16, requires_grad=False)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            near(esmm.torch.linear(x, w, b), F.linear(x.double(), w.double(), b.double()), 2e-2)
+        with torch.no_grad():
+            b.add_(1)
+    with torch.inference_mode():
+        assert not torch.ops.esmm._float_copy(b).is_inference()
+
+
 @pytest.mark.parametrize("enabled_dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_autocast(enabled_dtype):
     x, w, b = zeros(6, 32).requires_grad_(), parameter(8, 32), parameter(8)
@@ -354,6 +367,15 @@ def test_errors_name_what_is_wrong():
     assert ".cpp" not in str(caught.value)
     with pytest.raises(TypeError, match="weight is a ndarray"):
         esmm.torch.linear(x, np.zeros((3, 8), np.float32))
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="of a GPU's memory torch speaks itself")
+def test_errors_of_torch_are_told():
+    if esmm.torch.has_compiled_operators and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("this torch keeps them to itself")
+    x, w = torch.zeros(1, 16).expand(1 << 45, 16), parameter(8, 16, requires_grad=False)
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        esmm.torch.linear(x, w)
 
 
 def test_transposes_of_a_sparse_tensor():

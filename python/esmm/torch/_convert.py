@@ -91,7 +91,7 @@ class Layer:
     sizes: List[Size] = field(default_factory=list)
     difference: float = 0.0  # of the results, as a share of their norm
     seconds_in_model: float = 0.0  # that it took of a run of the model on the sample, before
-    training: float = float("nan")  # times faster in a step of training; NaN: not timed, as nothing requires a gradient
+    training: float = float("nan")  # times faster in a step of training with the sample's rows; NaN: not timed
     trains: bool = True  # by its new way; False: as before
 
 
@@ -145,7 +145,8 @@ class Conversion:
     def compare(self, sample: Sample) -> Comparison:
         """Times the model on another sample before and after, a step of decoding perhaps, and predicts the second from
         the first: each replaced layer takes as much less of its time in the model as its density says for the nearest
-        number of rows, and all else stays."""
+        number of rows, and all else stays. Afterwards, also where the model cannot be called with the sample, those
+        modules are in that were."""
         return self._compare(sample)[0]
 
     def _compare(self, sample: Sample) -> Tuple[Comparison, Any]:
@@ -160,18 +161,21 @@ class Conversion:
 
         device = next((p.device for _, _, old in self._pairs for p in old.parameters()), torch.device("cpu"))
         modes = [(new, new.training) for _, new, _ in self._pairs]
+        held = [(parent, name, parent._modules.get(name)) for parent, name, _, _ in self._places]
         self.switch(False)
-        with watching(self.model, {}):  # which sees to the modes of the old ones
-            try:
+        try:
+            with watching(self.model, {}):  # which sees to the modes of the old ones
                 for new, _ in modes:
                     new.training = False
                 shares, rows = time_inside(self.model, sample, [old for _, _, old in self._pairs], device)
                 seconds = race({"before": whole(False), "after": whole(True)}, device, 0.3)
                 output = whole(True)()
-            finally:
-                for new, mode in modes:
-                    new.training = mode
-        self.switch(True)
+        finally:
+            for new, mode in modes:
+                new.training = mode
+            for parent, name, module in held:
+                if module is not None:
+                    parent._modules[name] = module
         saved, inside = 0.0, [share * seconds["before"] for share in shares]
         for (layer, new, _), taken, count in zip(self._pairs, inside, rows):
             way = new.way_of(count)
@@ -230,7 +234,7 @@ class Conversion:
             )
             old = sum(not layer.trains for layer in self.replaced)
             if old:
-                told[-1] += f"; {old} of them train as before, which is faster or drops values out"
+                told[-1] += f"; {old} of them train as before: faster, with dropout, or too large to be timed"
         return "\n".join(told)
 
 
@@ -442,9 +446,28 @@ def _measure(
         )  # fmt: skip
 
 
+def _can_train(target: nn.Module) -> bool:
+    """Whether a step of training can be made here: torch.inference_mode() has none, nor have parameters made in it."""
+    of = list(target.parameters())
+    if torch.is_inference_mode_enabled() or any(p.is_inference() for p in of):
+        return False
+    return any(p.requires_grad for p in of)
+
+
 def _training(target: nn.Module, old: Way, new: Way, x: Tensor) -> float:
-    """How many times faster a forward and a backward pass are by the new way."""
-    given, of = x.detach().requires_grad_(), [p for p in target.parameters() if p.requires_grad]
+    """How many times faster a forward and a backward pass are by the new way; NaN where memory runs out."""
+    try:
+        return _time_steps(target, old, new, x)
+    except RuntimeError as e:
+        # An operator of the library's says it in words: exceptions of other kinds do not pass torch's C interface.
+        if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e) or "allocate memory" in str(e):
+            return float("nan")
+        raise
+
+
+def _time_steps(target: nn.Module, old: Way, new: Way, x: Tensor) -> float:
+    x = x.clone() if x.is_inference() else x.detach()  # what was made in inference mode cannot require a gradient
+    given, of = x.requires_grad_(), [p for p in target.parameters() if p.requires_grad]
     dy = torch.ones_like(old(x))
 
     def step(way: Way) -> Callable[[], Any]:
@@ -512,9 +535,9 @@ def _examine(found: _Found, x: Tensor, h: Tensor, rows: Sequence[int], at_least:
         layer.reason = f"not faster: {best.possible:.2f} times at {best.rows} rows"
         return
     made.set_ways([(size.rows, size.way) for size in layer.sizes])
-    if made.trains and made.way(x) != "dense" and any(p.requires_grad for p in target.parameters()):
+    if made.trains and made.way(x) != "dense" and _can_train(target):
         layer.training = _training(target, runs["dense"], runs[made.way(x)], x)
-        made.trains = layer.training >= at_least
+        made.trains = layer.training >= at_least  # not where it is NaN
     layer.trains = made.trains
     found.new = made
     layer.replaced = True
@@ -597,6 +620,11 @@ def convert(
     Results stay the same within rounding. So do the names in the state_dict, and the parameters themselves: the model
     can be trained, saved and loaded as before. What products need is prepared from a weight when it is first used, so a
     replaced layer takes about twice the memory it did.
+
+    Where parameters of a module require gradients, steps of training are timed, too, a forward and a backward pass with
+    the sample's rows, and decide for any number of rows whether the module trains by its new way. Batches of training
+    of another size are better told by a sample of that size. Where memory runs out it trains as before. Under
+    torch.inference_mode() there are no such steps: none is timed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: it has to be an nn.Module")
@@ -608,8 +636,13 @@ def convert(
     found, others = _candidates(model, seen, max_density, dense)
     order = {name: i for i, name in enumerate([*(entry.name for entry in seen.layers), *seen.uncalled])}
 
-    device = next((parameter(f.linear, "weight").device for f in found), torch.device("cpu"))
-    empty = emptier(model, device) if found else None
+    empties: Dict[torch.device, Emptier] = {}
+
+    def empty(device: torch.device) -> Emptier:
+        if device not in empties:
+            empties[device] = emptier(model, device)
+        return empties[device]
+
     busy = [False]
     hooks: Dict[nn.Module, Callable[..., Any]] = {}
     done: Set[int] = set()
@@ -632,7 +665,7 @@ def convert(
                 h = x.detach()
                 if f.block is None:
                     done.add(id(f))
-                    _examine(f, h, h, rows or (), min_speedup, empty)
+                    _examine(f, h, h, rows or (), min_speedup, empty(h.device))
                 else:
                     f.h = h
 
@@ -642,7 +675,7 @@ def convert(
         def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
             if f.h is not None and id(f) not in done:
                 done.add(id(f))
-                _examine(f, args[0], f.h, rows or (), min_speedup, empty)
+                _examine(f, args[0], f.h, rows or (), min_speedup, empty(f.h.device))
                 f.h = None
 
         return work
@@ -697,6 +730,7 @@ def convert(
             assert f.layer is not None
             result._pairs.append((f.layer, f.new, old))
     told, after = result._compare(sample)
+    result.switch(True)
     for layer in result.replaced:
         layer.seconds_in_model = told.seconds_in_layers[layer.name]
     result.seconds_before, result.seconds_after = told.seconds_before, told.seconds_after

@@ -144,10 +144,17 @@ def float_copy(t: torch.Tensor) -> torch.Tensor:
     While torch.compile(mode="reduce-overhead") runs a function for the first time, all that is allocated comes from the
     pool of the graph to be, and nothing of that but results may live on. Such a pool is for one thread, or its stream:
     another thread allocates outside of it.
+
+    It is no inference tensor, also where the first call comes in inference mode: a later one, which writes to it, may
+    be outside of that.
     """
-    t = t.detach()
+    with torch.inference_mode(False), torch.no_grad():
+        return _float_copy(t.detach())
+
+
+def _float_copy(t: torch.Tensor) -> torch.Tensor:
     if not t.is_cuda or torch.cuda.is_current_stream_capturing():
-        return t.to(torch.float32, copy=True).contiguous()
+        return torch.empty(t.shape, dtype=torch.float32, device=t.device).copy_(t)
 
     def allocate() -> torch.Tensor:
         made = torch.empty(t.shape, dtype=torch.float32, device=t.device)

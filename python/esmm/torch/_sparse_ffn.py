@@ -154,13 +154,15 @@ class SparseFFN(nn.Module):
         cent faster than it is here. Returns how many times as fast the library is. Parameters and gradients stay as
         they are, and so does inference."""
         _functional.check_tensor(x, "x")
+        _check_mode()
         of = [p for p in self.parameters() if p.requires_grad]
         if not of or self._mode not in (_reference.EXACT, _reference.DENSE):
             raise RuntimeError(
                 "esmm: fit() is for a layer that is trained in mode 'exact' or 'dense': "
                 + (f"this one's is {self.mode!r}" if of else "none of its parameters requires a gradient")
             )
-        given = x.detach().requires_grad_()
+        given = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
+        before = self.by
         dy = torch.ones_like(given)
 
         def step(by: str) -> Callable[[], Any]:
@@ -171,7 +173,11 @@ class SparseFFN(nn.Module):
 
             return run
 
-        seconds = _timing.race({by: step(by) for by in ("library", "torch")}, x.device)
+        try:
+            seconds = _timing.race({by: step(by) for by in ("library", "torch")}, x.device)
+        except BaseException:
+            self.by = before
+            raise
         times = seconds["torch"] / seconds["library"]
         self.by = "library" if times >= min_speedup else "torch"
         return times
@@ -226,13 +232,19 @@ class SparseFFN(nn.Module):
         return text + (f", by={self.by!r}" if self.by != "library" else "")
 
 
+def _check_mode() -> None:
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("esmm: fit() times steps of training, and torch.inference_mode() has none: call it outside")
+
+
 def fit(model: nn.Module, sample: Sample, *, min_speedup: float = 1.1) -> Dict[str, float]:
     """SparseFFN.fit for every such layer of a model that can be, with what it is fed in a run on the sample; returns
     how many times as fast as plain torch the library trains each. Call it before torch.compile."""
+    _check_mode()
     fed: Dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Tuple[Any, ...]], None]:
-        return lambda module, args: fed.__setitem__(name, args[0].detach())
+    def keep(name: str) -> Callable[[nn.Module, Tuple[Any, ...], Dict[str, Any]], None]:
+        return lambda module, args, kwargs: fed.__setitem__(name, (*args, *kwargs.values())[0].detach())
 
     layers = {
         name: module
@@ -241,7 +253,7 @@ def fit(model: nn.Module, sample: Sample, *, min_speedup: float = 1.1) -> Dict[s
         and module._mode in (_reference.EXACT, _reference.DENSE)
         and any(p.requires_grad for p in module.parameters())
     }
-    handles = [module.register_forward_pre_hook(keep(name)) for name, module in layers.items()]
+    handles = [module.register_forward_pre_hook(keep(name), with_kwargs=True) for name, module in layers.items()]
     try:
         with torch.no_grad():
             call_model(model, sample)

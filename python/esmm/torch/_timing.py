@@ -28,9 +28,9 @@ def cache_bytes(device: torch.device) -> int:
 
 def emptier(model: nn.Module, device: torch.device) -> Emptier:
     """What drives a layer's weights out of the cache, as the model's other layers do between two of its calls. None
-    where the whole model has room in it."""
+    where all that the model has on the device has room in it."""
     cache = cache_bytes(device)
-    if sum(p.numel() * p.element_size() for p in model.parameters()) <= cache:
+    if sum(p.numel() * p.element_size() for p in model.parameters() if p.device == device) <= cache:
         return None
     # On a GPU it also takes long enough for the host to have the next launches ready.
     room = torch.ones(max(2 * cache, 256 << 20 if device.type == "cuda" else 0) // 4, device=device)
@@ -76,59 +76,62 @@ def race(
 
 
 def _once(run: Callable[[], Any], device: torch.device, empty: Callable[[], Any]) -> float:
-    if device.type != "cuda":
-        empty()
-        begin = time.perf_counter()
-        run()
-        return time.perf_counter() - begin
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
     empty()
-    events[0].record()
+    begun = _mark(device)
     run()
-    events[1].record()
-    events[1].synchronize()
-    return 1e-3 * events[0].elapsed_time(events[1])
+    return _seconds(begun, _mark(device))
+
+
+def _mark(device: torch.device) -> Any:
+    """Now: on a GPU an event in that device's stream, which need not be the current device's."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds(a: Any, b: Any) -> float:
+    if isinstance(a, float):
+        return b - a  # type: ignore[no-any-return]
+    b.synchronize()
+    return 1e-3 * a.elapsed_time(b)  # type: ignore[no-any-return]
 
 
 def time_inside(
     model: nn.Module, sample: Sample, modules: Sequence[nn.Module], device: torch.device
 ) -> Tuple[List[float], List[int]]:
     """What share of a run of the model each of them takes, and how many rows the last call of it had. Shares of the
-    sum of many runs: on a busy machine a pause falls now into a module, now beside it."""
+    sum of many runs, or, where the model is slow, of few: on a busy machine a pause falls now into a module, now beside
+    it."""
     rows: Dict[nn.Module, int] = {}
     begun: Dict[nn.Module, Any] = {}
     spans: Dict[nn.Module, List[Tuple[Any, Any]]] = {}
 
-    def mark() -> Any:
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    places = {m: next((p.device for p in m.parameters()), device) for m in modules}
 
-    def seconds(a: Any, b: Any) -> float:
-        return b - a if device.type != "cuda" else 1e-3 * a.elapsed_time(b)  # type: ignore[no-any-return]
-
-    def begin(module: nn.Module, args: Any) -> None:
-        rows[module] = args[0].numel() // max(1, args[0].shape[-1]) if args else 0
-        begun[module] = mark()
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.dim()), None)
+        rows[module] = given.numel() // max(1, given.shape[-1]) if given is not None else 0
+        begun[module] = _mark(places[module])
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        spans[module].append((begun[module], mark()))
+        spans[module].append((begun[module], _mark(places[module])))
 
     runs: List[List[float]] = []
-    handles = [m.register_forward_pre_hook(begin) for m in modules] + [m.register_forward_hook(end) for m in modules]
+    handles = [m.register_forward_pre_hook(begin, with_kwargs=True) for m in modules]
+    handles += [m.register_forward_hook(end) for m in modules]
     try:
         begun_at = time.perf_counter()
         for turn in range(42):
-            if turn >= 12 and time.perf_counter() - begun_at > 0.5:
+            if turn >= 3 and time.perf_counter() - begun_at > 0.5:
                 break
             spans.update((module, []) for module in modules)
-            start = mark()
+            start = _mark(device)
             call_model(model, sample)
-            stop = mark()
+            stop = _mark(device)
             _synchronize(device)
-            runs.append([seconds(start, stop), *(sum(seconds(a, b) for a, b in spans[m]) for m in modules)])
+            runs.append([_seconds(start, stop), *(sum(_seconds(a, b) for a, b in spans[m]) for m in modules)])
     finally:
         for handle in handles:
             handle.remove()

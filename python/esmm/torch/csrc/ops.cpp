@@ -604,6 +604,7 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   codes = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),  aoti_torch_dtype_float16(),
            aoti_torch_dtype_int32(),   aoti_torch_device_type_cpu(), aoti_torch_device_type_cuda()};
   find("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &check_fail);
+  find("libtorch_cpu.so", "torch_exception_get_what_without_backtrace", &torch_error);
   find("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", &current_cuda_stream);
   if (!known)
     return nullptr;

@@ -48,8 +48,22 @@ __attribute__((format(printf, 2, 3))) bool fail(Failure *failure, const char *fo
       return fail(failure, __VA_ARGS__); \
   } while (0)
 
-/* A function of torch's; what it says of an error is in its log. */
-#define TORCH_DOES(call) EXPECT((call) == AOTI_TORCH_SUCCESS, "esmm: torch failed in %s", #call)
+/* torch_exception_get_what_without_backtrace: what the last error in this thread was. From torch 2.13 on; an older one
+   writes it to its log alone. */
+const char *(*torch_error)();
+
+bool fail_in_torch(Failure *failure, const char *where)
+{
+  const char *const text = torch_error ? torch_error() : nullptr;
+  return fail(failure, "esmm: torch failed in %s%s%s", where, text && *text ? ": " : "", text ? text : "");
+}
+
+/* A function of torch's C interface, which gives a code where it throws inside. */
+#define TORCH_DOES(call)                    \
+  do {                                      \
+    if ((call) != AOTI_TORCH_SUCCESS)       \
+      return fail_in_torch(failure, #call); \
+  } while (0)
 
 /* What the library says of an argument: here it is no field of a struct. */
 bool fail_as_library(Failure *failure, const char *text)
@@ -261,8 +275,8 @@ bool new_tensor(const int64_t *sizes, int64_t dims, int32_t type, const View &li
 /* Another operator, of torch or of _ops.py; what it takes and gives is on the stack. */
 bool dispatch(const char *name, StableIValue *stack, Failure *failure)
 {
-  EXPECT(torch_call_dispatcher(name, "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS, "esmm: torch failed in %s",
-         name);
+  if (torch_call_dispatcher(name, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS)
+    return fail_in_torch(failure, name);
   return true;
 }
 
