@@ -181,7 +181,8 @@ def table_nets(cpu: Record, gpu: Record) -> str:
 def table_ffn(cpu: Record, gpu: Record) -> str:
     lines = gpu.need("the layer", suite="ffn16", mode="exact")
     return grid(["zeros of the hidden layer", "forward, times dense>", "whole step, times dense>"],
-                [[x["zeros"], times(x["forward_times_dense"]), times(x["step_times_dense"])] for x in lines])  # fmt: skip
+                [[x["zeros"], times(x["forward_times_dense"]), times(x["step_times_dense"]) if "step_times_dense" in x
+                  else ""] for x in lines])  # fmt: skip
 
 
 PARTS: Dict[str, Callable[[Record, Record], str]] = {

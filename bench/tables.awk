@@ -389,7 +389,7 @@ BEGIN {
   head["gpu16-epilogue"] = "### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it " \
     "would need for the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them."
   head["gpu16-given"] = "### Bitmaps handed over\n\nbf16, A sparse by strips of 128, B dense. The product whose C is A " \
-    "has left A's bitmaps on the GPU (`c_pattern`); this one is given\nthem (`a_pattern`), looks for no zeros and takes no " \
+    "has left A's bitmaps on the GPU (`c_pattern`); this\none is given them (`a_pattern`), looks for no zeros and takes no " \
     "sample."
   head["gpu16-prepare"] = "### Making weights\n\nA dense bf16 B in the GPU's memory, pruned and prepared there."
   head["gpu-switch"] = "### Where A changes\n\nA stream of calls with the same weights, bf16. Figures are " \

@@ -672,7 +672,7 @@ ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 #define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 33792)
-#define ESMM_BSR16_MOST_SPLIT 1024                            /* tiles whose list is cut: a counter each */
+#define ESMM_BSR16_MOST_SPLIT 1024 /* counters: one for each tile whose list is cut, the last gives out units */
 #define ESMM_BSR16_PARTIAL(rows) ((rows)*ESMM_BSR16_COLS * 4) /* bytes of one part's sums */
 
 /*

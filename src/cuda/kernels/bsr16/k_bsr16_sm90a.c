@@ -54,11 +54,12 @@ typedef struct cut {
   double entries; /* that the busiest blocks go through, as it is predicted */
 } cut;
 
-/* Tile rows, or pairs of them, that come together: as many as stay in the second-level cache. */
+/* Tile rows, or pairs of them, that come together: two, unless they do not stay in the second-level cache. More of them
+   leave less of it for the columns that pass, and were slower. */
 static int32_t group_of(const esmm_problem *p, const cut *c)
 {
   const double bytes = (c->pairs ? 2.0 : 1.0) * c->tile * 2.0 * (double)p->k;
-  return (int32_t)fmax(1.0, fmin(4.0, STAYS / bytes));
+  return (int32_t)fmax(1.0, fmin(2.0, STAYS / bytes));
 }
 
 /* Columns come longest first, so those with a part q are the first parts[q]. */
@@ -101,7 +102,7 @@ static cut cut_lists(const esmm_problem *p)
     cut c = best;
     cut_at(b, tiles, most, &c);
     c.entries = predict(p, b, most, &c);
-    if (counted * c.parts[1] <= ESMM_BSR16_MOST_SPLIT &&
+    if (counted * c.parts[1] < ESMM_BSR16_MOST_SPLIT && /* the last counter gives out units */
         (double)(counted * c.all) * ESMM_BSR16_PARTIAL(tile) <= SPLIT_BYTES && c.entries < best.entries)
       best = c;
   }

@@ -19,8 +19,9 @@
  * there; or two entries, where a cell has 32 k's.
  *
  * Persistent blocks in pairs, a cluster: rows differ, columns and so lists are the same, and each cell is fetched once
- * for both. One warp loads. Lists that are long, or too few to fill the GPU, are cut; who finishes a tile's last part
- * adds up all of them in their order. Tiles of 128 rows where m is small.
+ * for both. One warp loads. A block, or pair, that nears the end of a tile asks a counter in memory which it has next,
+ * for lists differ much in their length. Lists that are long, or too few to fill the GPU, are cut; who finishes a
+ * tile's last part adds up all of them in their order. Tiles of 128 rows where m is small.
  */
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
@@ -28,36 +29,35 @@
 #define STAGE_BYTES (6 * PANEL)
 #define A_BYTES (4 * PANEL) /* of a stage; its cells are behind them */
 #define BOTH 3              /* blocks of a pair */
+#define SENT 8              /* units that one block of a pair can tell the other of: more than stages */
+#define AHEAD 6             /* stages of a unit that are still to be loaded when its block asks for the next */
+#define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of those who have asked */
 
 /* What consumers are told of a stage: the panels of its first and second entry, whether it is its unit's last, whether
    there are no more. */
 enum { TOLD_SECOND = 2, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
 
 typedef struct bsr16_shared {
-  uint64_t full[STAGES], empty[STAGES];
+  uint64_t full[STAGES], empty[STAGES], sent[SENT];
+  uint32_t ticket[SENT]; /* from the first block of a pair to the second */
   uint32_t told[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   alignas(16) int4 unit[STAGES];
-  /* Each warpgroup's own, on the way to C: boxes that TMA writes, by turns; or 2 KiB for each of its warps. */
+  /* Each warpgroup's own, on the way to C, and nothing of the other's: one of them may be a tile ahead. */
   union {
-    alignas(1024) char boxes[2][2][PANEL];
-    float spare[2][4][512];
-  };
+    alignas(1024) char boxes[2][PANEL]; /* that TMA writes, by turns; */
+    float spare[4][512];                /* or 2 KiB for each of its warps */
+  } own[2];
 } bsr16_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h tells the host another size");
 
 /* ---- units of work: a tile, or a part of its list ---- */
 
-/* Columns come by their length. So that no block has the longest of every round, it goes through them to and fro. */
+/* A worker is a block, or a pair. The first unit is the worker's own; whoever nears the end of one asks for the next.
+ */
 typedef struct bsr16_work {
   int rows, rank, count, place, workers;
 } bsr16_work;
-
-/* The unit of a round; from `count` on there are none. */
-static __device__ __forceinline__ int index_of(const bsr16_work &w, int round)
-{
-  return round * w.workers + (round % 2 ? w.workers - 1 - w.place : w.place);
-}
 
 typedef struct bsr16_unit {
   int row, place;  /* of the tile's first row; among the columns by length */
@@ -75,7 +75,8 @@ static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
   return w;
 }
 
-/* Tiles come in groups of `group` tile rows, column by column; first parts of all lists before second ones. */
+/* Tiles come in groups of `group` tile rows, column by column, first parts of all lists before second ones. Columns
+   come by their length: the last units are short, and nobody waits long for them. */
 static __device__ __forceinline__ bsr16_unit unit_at(const esmm_bsr16_params &p, const bsr16_work &w, int index)
 {
   bsr16_unit unit;
@@ -156,6 +157,74 @@ template <int CELL_K> static __device__ __forceinline__ uint32_t entry_bytes(con
   return (uint32_t)(p.rows + __popc(entry.x >> 28) * ESMM_CELL_COLS) * (CELL_K * 2);
 }
 
+/* A word to another block of the cluster, whose barrier learns of its 4 bytes. */
+static __device__ __forceinline__ void send(uint32_t to, uint32_t x, uint32_t b)
+{
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x),
+               "r"(b)
+               : "memory");
+}
+
+/* The unit after this one. It is found out step by step, a step a stage: each waits for what the one before sent for.
+ */
+typedef struct bsr16_next {
+  int step;
+  uint32_t ticket; /* lane 0's: how many had asked before */
+  int index;       /* from work.count on there are no more */
+  bsr16_unit unit;
+  uint4 column;
+  bsr16_list list;
+  uint2 mine; /* lane i's: entry i */
+} bsr16_next;
+enum { NEXT_ASK, NEXT_TELL, NEXT_COLUMN, NEXT_LIST, NEXT_KNOWN };
+
+/*
+ * All lanes. turn: units that this worker has had before this one. It asks once in each, so units are asked for `count`
+ * times; who is the last of them leaves the counter ready for the next launch.
+ *
+ * The second block of a pair is told by the first. That cannot overtake it: the first block loads a stage when the
+ * second has multiplied the one STAGES before, and a unit has a stage at least.
+ */
+static __device__ __forceinline__ void next_step(const esmm_bsr16_params &p, bsr16_shared *sh, const bsr16_work &work,
+                                                 int turn, bsr16_next &next)
+{
+  static_assert(SENT > STAGES + 1, "a ticket is written before the one that was there is read");
+  const int lane = (int)threadIdx.x, at = turn % SENT;
+  uint32_t *asked = (uint32_t *)p.counters + ASKED;
+  switch (next.step++) {
+  case NEXT_ASK:
+    if (lane == 0 && work.rank == 0)
+      next.ticket = atomicAdd(asked, 1);
+    break;
+  case NEXT_TELL:
+    if (lane == 0 && work.rank == 0) {
+      if (next.ticket == (uint32_t)work.count - 1)
+        *asked = 0;
+      if (p.pairs)
+        send(sm90_address_at(&sh->ticket[at], 1), next.ticket, sm90_address_at(&sh->sent[at], 1));
+    }
+    break;
+  case NEXT_COLUMN:
+    if (lane == 0 && work.rank == 1) {
+      sm90_barrier_expect(&sh->sent[at], sizeof sh->ticket[at]);
+      sm90_barrier_wait(&sh->sent[at], (uint32_t)(turn / SENT % 2));
+      next.ticket = sm90_load(sm90_address(&sh->ticket[at]));
+    }
+    next.index = work.workers + (int)__shfl_sync(~0u, next.ticket, 0);
+    if (next.index < work.count) {
+      next.unit = unit_at(p, work, next.index);
+      next.column = column_at(p, next.unit);
+    }
+    break;
+  case NEXT_LIST:
+    if (next.index < work.count) {
+      next.list = list_of(p, next.unit, next.column);
+      next.mine = entry_at(next.list, next.list.first + lane);
+    }
+    break;
+  }
+}
+
 template <int CELL_K>
 static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
@@ -164,25 +233,19 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   const int lane = (int)threadIdx.x;
   int slot = 0;
   uint32_t phase = 1;
-  /* Lists are long on their way: of the next unit the first entries are fetched, of the one after its column. */
-  bsr16_unit unit = {}, next = {}, after = {};
-  bsr16_list list = {}, next_list = {};
-  uint4 after_column = {};
-  uint2 mine = {}, ahead = {}, next_mine = {}; /* lane i's: entry i of 32; of the 32 after; of the next unit's first */
-  if (index_of(work, 0) < work.count) {
-    next = unit_at(p, work, index_of(work, 0));
-    next_list = list_of(p, next, column_at(p, next));
-    next_mine = entry_at(next_list, next_list.first + lane);
+  bsr16_next next = {};
+  next.index = work.place;
+  if (next.index < work.count) {
+    next.unit = unit_at(p, work, next.index);
+    next.list = list_of(p, next.unit, column_at(p, next.unit));
+    next.mine = entry_at(next.list, next.list.first + lane);
   }
-  if (index_of(work, 1) < work.count) {
-    after = unit_at(p, work, index_of(work, 1));
-    after_column = column_at(p, after);
-  }
-  for (int round = 0; index_of(work, round) < work.count; round++) {
-    unit = next;
-    list = next_list;
-    mine = next_mine;
-    ahead = entry_at(list, list.first + 32 + lane);
+  for (int turn = 0; next.index < work.count; turn++) {
+    const bsr16_unit unit = next.unit;
+    const bsr16_list list = next.list;
+    uint2 mine = next.mine,
+          ahead = entry_at(list, list.first + 32 + lane); /* lane i's: entry i of 32; of those after */
+    next.step = NEXT_ASK;
     for (int at = list.first, base = at; at < list.after || at == list.first; at += EACH) {
       if (at - base == 32) {
         base = at;
@@ -216,18 +279,11 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         slot = 0;
         phase ^= 1;
       }
-      if (at == list.first) { /* while the first stage is on its way */
-        if (index_of(work, round + 1) < work.count) {
-          next = after;
-          next_list = list_of(p, next, after_column);
-          next_mine = entry_at(next_list, next_list.first + lane);
-        }
-        if (index_of(work, round + 2) < work.count) {
-          after = unit_at(p, work, index_of(work, round + 2));
-          after_column = column_at(p, after);
-        }
-      }
+      if (next.step < NEXT_KNOWN && (list.after - at - 1) / EACH <= AHEAD - next.step)
+        next_step(p, sh, work, turn, next);
     }
+    while (next.step < NEXT_KNOWN)
+      next_step(p, sh, work, turn, next);
   }
   if (lane == 0) {
     sm90_barrier_wait(&sh->empty[slot], phase);
@@ -491,7 +547,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
   const int row = told.x, col = told.y, parts = told.w >> 16, part = told.w & 0xffff;
   const int group = group_now(), warp = thread_now() / 32 % 4;
   if (p.c_boxes && parts == 1 && col + ESMM_BSR16_COLS <= p.n) {
-    store_boxes(p, sums, row, col + group * ESMM_CELL_COLS, sh->boxes[group]);
+    store_boxes(p, sums, row, col + group * ESMM_CELL_COLS, sh->own[group].boxes);
     return;
   }
   if (parts > 1 && !add_parts(p, sh, row, told.z, part, parts, sums))
@@ -501,7 +557,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
       sm90_bulk_wait_read();
     meet_group(7 + group);
   }
-  store_sums(p, sums, row, col + group * ESMM_CELL_COLS + warp * 16, sh->spare[group][warp]);
+  store_sums(p, sums, row, col + group * ESMM_CELL_COLS + warp * 16, sh->own[group].spare[warp]);
   if (p.c_boxes)
     meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
 }
@@ -560,6 +616,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
       sm90_barrier_init(&sh->full[i], 1);
       sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
     }
+    for (int i = 0; i < SENT; i++)
+      sm90_barrier_init(&sh->sent[i], 1);
     sm90_fence_init();
   }
   __syncthreads();
