@@ -298,9 +298,10 @@ check 'bench --epilogue: bias, activation, statistics' epilogues f32 bias,relu2,
 check 'bench --epilogue: a gate' epilogues bf16 gate,silu,bias
 check 'bench --epilogue: a residual' epilogues f16 residual,gelu-tanh,bitmaps:32,counts
 epilogue_lines() {
-  printf '%s\n' '--epilogue bias,relu' '' '--epilogue gate,relu --format bsr:8 --density-b .5 --density-a 1' '--dense' >epilogues.txt
+  printf '%s\n' '--epilogue bias,relu --given 8' '' '--epilogue gate,relu --format bsr:8 --density-b .5 --density-a 1' '--dense' >epilogues.txt
   without_libraries esmm bench auto 1 --list epilogues.txt --dims 5 64 64 --threads 1 --no-tune --json epilogue.json >epilogue.out 2>&1 &&
-    [ "$(grep -o '"epilogue":[^ ]*","weight\|"epilogue":null' epilogue.json | wc -l)" = 3 ] &&
+    [ "$(grep -o '"epilogue":[^ ]*","given\|"epilogue":null' epilogue.json | wc -l)" = 3 ] &&
+    [ "$(grep -o '"given":[0-9a-z]*' epilogue.json | tr '\n' ' ')" = '"given":8 "given":null "given":null ' ] &&
     [ "$(grep -c '"outcome":"ok"' epilogue.json)" = 3 ] || { cat epilogue.out epilogue.json; return 1; }
 }
 check 'bench --list: lines with epilogues' epilogue_lines
