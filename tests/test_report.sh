@@ -87,7 +87,8 @@ check 'compare takes a peer that could not run for no mistake' quiet
 
 mkdir -p empty two
 cp "$record" new.jsonl two/
-check 'report of a directory' said 0 'report.html: 117 measurements of 2 records' esmm report two
+lines=$(cat "$record" new.jsonl | wc -l)
+check 'report of a directory' said 0 "report.html: $((lines)) measurements of 2 records" esmm report two
 check 'report of a file, to stdout' sh -c 'esmm report "$1" --out - | grep -q "</html>"' - "$record"
 check 'report does not replace a record' said 2 'a record' esmm report two --out two/new.jsonl
 check 'report of an empty directory' said 1 'no .jsonl file' esmm report empty
