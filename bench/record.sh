@@ -1,5 +1,5 @@
 #!/bin/sh
-# record.sh: the benchmark of record of this machine's CPU, in about six minutes. `make bench-record` runs it;
+# record.sh: the benchmark of record of this machine's CPU, in about eight minutes. `make bench-record` runs it;
 # `make tables` puts the result into README.md and docs/PERFORMANCE.md.
 #
 # Every line is one that `esmm bench --json` wrote (checked against float64, timed beside the dense libraries), with

@@ -453,10 +453,10 @@ static int pass_on(int argc, char **argv, char **out)
 }
 
 /*
- * Ways to ask, each for kernels that do not launch under the one before. ncu patches the code of a kernel to count its
- * branches, which takes registers: one that fills an SM, and is launched cooperatively, then no longer fits. And it
- * runs a kernel several times, with the memory put back in between: an application's replay runs the whole command
- * again instead. At last only what one run of a kernel tells.
+ * Ways to ask, each for kernels that do not run under the one before. ncu patches the code of a kernel to count its
+ * branches, and runs a kernel several times, with the memory put back in between: an application's replay runs the
+ * whole command again instead. At last only what one run of a kernel tells. Some run under none of them: those of
+ * wgmma16 end with an illegal instruction whenever ncu watches.
  */
 typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ONE_RUN, ATTEMPTS } attempt;
 

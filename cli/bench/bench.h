@@ -351,6 +351,8 @@ typedef struct bench_report {
 
 int bench_report_open(const bench *b, bench_report *report);
 /* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
+/* The first cell of a row where a table has several products: which of them it is of. */
+void bench_report_place(const bench *b, const bench_data *data, cli_table *t);
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 /* A record of its own fields beside those that say what was asked for. */

@@ -178,13 +178,7 @@ static void add_row(const bench *b, const bench_data *data, const bench_contesta
                     cli_table *t)
 {
   const double ratio = best ? best->joules / c->joules : NAN;
-  if (b->suite)
-    cli_table_cell(t, CLI_PLAIN, "%lld,%lld,%lld %s", (long long)data->m, (long long)data->k, (long long)data->n,
-                   b->asked);
-  else if (b->list)
-    cli_table_cell(t, CLI_PLAIN, "%d", b->line);
-  else if (b->sweep_count)
-    cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
+  bench_report_place(b, data, t);
   cli_table_cell(t, CLI_PLAIN, "%s%s", c->peer || c->passes ? "peer: " : c->force[0] ? "" : "auto: ", c->name);
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(c->joules, 3));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(c->watts, 3));

@@ -375,12 +375,8 @@ static const char *error_text(double error)
   return isinf(error) ? "NaN" : cli_number(error, 2);
 }
 
-static void add_our_row(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
-                        cli_table *t)
+void bench_report_place(const bench *b, const bench_data *data, cli_table *t)
 {
-  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
-  const bool wrong = c->outcome == BENCH_WRONG;
-  const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
   if (b->suite)
     cli_table_cell(t, CLI_PLAIN, "%lld,%lld,%lld %s", (long long)data->m, (long long)data->k, (long long)data->n,
                    b->asked);
@@ -388,6 +384,15 @@ static void add_our_row(const bench *b, const bench_data *data, const bench_resu
     cli_table_cell(t, CLI_PLAIN, "%d", b->line);
   else if (b->sweep_count)
     cli_table_cell(t, CLI_PLAIN, "%s", cli_percent(b->problem.density_now));
+}
+
+static void add_our_row(const bench *b, const bench_data *data, const bench_result *result, const bench_contestant *c,
+                        cli_table *t)
+{
+  const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
+  const bool wrong = c->outcome == BENCH_WRONG;
+  const double ratio = speedup(result, c), unit = b->gpu ? 1e-3 : 1;
+  bench_report_place(b, data, t);
   cli_table_cell(t, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->name);
   cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e3 * c->p95, 4));
