@@ -374,10 +374,19 @@ bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given
 
 /* ---- prepare.c ---- */
 
-/* The columns of a tile of 128: of a BSR B, as params.h says of k_bsr16_sm90a.cu. */
+/* The columns of a tile: of a BSR B, as params.h says of k_bsr16_sm90a.cu. */
 typedef struct esmm_cuda_tile_column {
   uint32_t tile, first, entries, unused;
 } esmm_cuda_tile_column;
+
+/* Lists of the blocks of 32 x 32 in a BSR B's cells (narrow.c). */
+typedef struct esmm_cuda_narrow {
+  int64_t tiles;
+  int64_t entry_count, blocks;          /* of all tiles */
+  CUdeviceptr entries, columns, places; /* as params.h says of k_bsr16_narrow_sm90a.cu */
+  esmm_cuda_tile_column *by_length;     /* columns again, in host memory */
+  CUdeviceptr memory;                   /* the one allocation that these lie in */
+} esmm_cuda_narrow;
 
 /* A BSR B of 16 bits, as cells (blocks.c). */
 typedef struct esmm_cuda_blocks {
@@ -391,7 +400,8 @@ typedef struct esmm_cuda_blocks {
   CUdeviceptr entries, columns, places;
   esmm_cuda_tile_column *by_length; /* columns again, in host memory */
   CUdeviceptr memory;               /* the one allocation that these lie in */
-  size_t bytes;
+  size_t bytes;                     /* of all of it, narrow's too */
+  esmm_cuda_narrow narrow;
 } esmm_cuda_blocks;
 
 typedef struct esmm_cuda_weights {

@@ -665,7 +665,7 @@ typedef struct esmm_bsr_arrays_params {
 } esmm_bsr_arrays_params;
 ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 
-/* ---- k_bsr16_sm90a.cu: 16-bit A times cells, on Hopper ---- */
+/* ---- k_bsr16_sm90a.cu, k_bsr16_narrow_sm90a.cu: 16-bit A times cells, on Hopper ---- */
 
 #define ESMM_BSR16_COLS 128 /* of a tile of C: two panels */
 #define ESMM_BSR16_ROWS 256 /* of a tile, or half as many where m is small */
@@ -673,7 +673,7 @@ ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 33792)
 #define ESMM_BSR16_MOST_SPLIT 1024 /* counters: one for each tile whose list is cut, the last gives out units */
-#define ESMM_BSR16_PARTIAL(rows) ((rows)*ESMM_BSR16_COLS * 4) /* bytes of one part's sums */
+#define ESMM_BSR16_PARTIAL(rows, cols) ((rows) * (cols)*4) /* bytes of one part's sums */
 
 /*
  * An entry is a chunk of cell_k k's that a panel of a tile has a cell of: uint2 (chunk | panels << 28, its first cell);
@@ -698,9 +698,31 @@ typedef struct esmm_bsr16_params {
   int32_t parts[ESMM_BSR16_PARTS]; /* parts[q]: columns that have a part q; [0]: all */
   int32_t all_parts;               /* their sum */
   int32_t unused;
+  uint64_t places; /* narrow: [tiles][ESMM_NARROW_BLOCKS] uint32_t: which 32 columns, or ESMM_NO_CELL */
   esmm_epilogue_params epilogue;
 } esmm_bsr16_params;
 ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
+
+/*
+ * The narrow one reads blocks of 32 k's by 32 columns, halves or quarters of cells. A tile has eight times 32 columns,
+ * which need not be neighbours. An entry is a chunk of 32 k's that some of these have a block of, four of them at most:
+ * esmm_narrow_entry. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines of 32; of C 64
+ * rows of 32 columns.
+ */
+#define ESMM_NARROW_SIDE 32  /* k's and columns of a block */
+#define ESMM_NARROW_BLOCKS 8 /* times 32 columns of a tile */
+#define ESMM_NARROW_EACH 4   /* blocks of an entry */
+#define ESMM_NARROW_ROWS 128 /* of a tile */
+#define ESMM_NARROW_STAGES 12
+#define ESMM_NARROW_SHARED (ESMM_NARROW_STAGES * 16384 + 33792)
+
+typedef struct esmm_narrow_entry {
+  uint32_t chunk;
+  uint32_t alive;                   /* bit i: there is a block of the i-th 32 columns */
+  uint32_t block[ESMM_NARROW_EACH]; /* where they lie, in order: line of all cells << 1 | right half */
+  uint32_t unused[2];
+} esmm_narrow_entry;
+ESMM_PARAMS_SIZE(esmm_narrow_entry, 32);
 
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 

@@ -6,7 +6,8 @@
  *   columns   of tiles, those with most entries first: long ones begin first, so that all blocks end together
  *   places    [panels][chunks] of 64 columns each: the cell there, or ESMM_NO_CELL
  *
- * A cell's number counts tile by tile, chunk by chunk, panel by panel: the cells of an entry follow each other.
+ * A cell's number counts tile by tile, chunk by chunk, panel by panel: the cells of an entry follow each other. Blocks
+ * in cells, 32 by 32, have lists of their own (narrow.c).
  */
 #include "cuda/ops/blocks.h"
 
@@ -51,10 +52,8 @@ static unsigned blocks_for(int64_t items)
 
 /* ---- which cells there are ---- */
 
-/* How many blocks of so many rows and columns have a nonzero and, where flags is not 0, which. `at`: 8 bytes of device
-   memory for the count. */
-static esmm_status scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags, CUdeviceptr at,
-                        int64_t *count, CUstream stream)
+esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags,
+                                  CUdeviceptr at, int64_t *count, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_blocks, "esmm_blocks_scan", 0};
   const esmm_blocks_scan_params params = {
@@ -82,7 +81,7 @@ static uint32_t panels_at(const esmm_weights *w, const tables *t, int64_t tile, 
   return alive;
 }
 
-static int longer_first(const void *x, const void *y)
+int esmm_cuda_longer_first(const void *x, const void *y)
 {
   const esmm_cuda_tile_column *a = x, *b = y;
   if (a->entries != b->entries)
@@ -117,7 +116,7 @@ static void fill_tables(const esmm_weights *w, tables *t)
     column->entries = (uint32_t)(entries - column->first);
   }
   t->entry_count = entries;
-  qsort(t->columns, (size_t)tiles_of(w), sizeof *t->columns, longer_first);
+  qsort(t->columns, (size_t)tiles_of(w), sizeof *t->columns, esmm_cuda_longer_first);
 }
 
 static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
@@ -235,11 +234,14 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
   esmm_status status = esmm_cuda_alloc(ctx, flags + ALIGN, &memory); /* the count, then the flags */
   if (status != ESMM_OK)
     return status;
-  status = scan(ctx, b, w->bsr.block_rows, w->bsr.block_cols, 0, memory, &blocks->kept, stream);
+  status = esmm_cuda_blocks_scan(ctx, b, w->bsr.block_rows, w->bsr.block_cols, 0, memory, &blocks->kept, stream);
   if (status == ESMM_OK)
-    status = scan(ctx, b, blocks->cell_k, ESMM_CELL_COLS, memory + ALIGN, memory, &blocks->cells, stream);
+    status =
+        esmm_cuda_blocks_scan(ctx, b, blocks->cell_k, ESMM_CELL_COLS, memory + ALIGN, memory, &blocks->cells, stream);
   if (status == ESMM_OK)
     status = fill_from_flags(ctx, b, w, memory + ALIGN, &t, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_narrow_fill(ctx, b, w, t.places, stream);
   esmm_mem_free(&ctx->allocator, t.memory, t.bytes);
   esmm_cuda_free(ctx, memory);
   return status;
@@ -268,6 +270,7 @@ void esmm_cuda_blocks_free(esmm_weights *w)
   esmm_cuda_blocks *blocks = &((esmm_cuda_weights *)w->device)->blocks;
   if (blocks->memory)
     esmm_cuda_free_at(w->ordinal, blocks->memory);
+  esmm_cuda_narrow_free(w);
   esmm_mem_free(&w->allocator, blocks->by_length, (size_t)tiles_of(w) * sizeof *blocks->by_length);
 }
 

@@ -9,6 +9,16 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
 /* B again, into a tight row-major matrix in host memory. Between begin and end; waits. */
 esmm_status esmm_cuda_blocks_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 void esmm_cuda_blocks_free(esmm_weights *w);
+/* How many blocks of so many rows and columns have a nonzero and, where flags is not 0, which. `at`: 8 bytes of device
+   memory for the count. Waits. */
+esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags,
+                                  CUdeviceptr at, int64_t *count, CUstream stream);
+int esmm_cuda_longer_first(const void *x, const void *y); /* of two esmm_cuda_tile_column, for qsort */
+
+/* narrow.c: lists of blocks of 32 x 32. cells: [panels][chunks], where each lies, as blocks.c has it. Waits. */
+esmm_status esmm_cuda_narrow_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, const uint32_t *cells,
+                                  CUstream stream);
+void esmm_cuda_narrow_free(esmm_weights *w);
 
 /* bsr.c: as backend.h says. */
 esmm_status esmm_cuda_prepare_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b, const esmm_prepare_opts *opts,

@@ -19,27 +19,22 @@
  * there; or two entries, where a cell has 32 k's.
  *
  * Persistent blocks in pairs, a cluster: rows differ, columns and so lists are the same, and each cell is fetched once
- * for both. One warp loads. A block, or pair, that nears the end of a tile asks a counter in memory which it has next,
- * for lists differ much in their length. Lists that are long, or too few to fill the GPU, are cut; who finishes a
- * tile's last part adds up all of them in their order. Tiles of 128 rows where m is small.
+ * for both. One warp loads. Lists that are long, or too few to fill the GPU, are cut; who finishes a tile's last part
+ * adds up all of them in their order (units.cuh). Tiles of 128 rows where m is small.
  */
-#include "cuda/kernels/wgmma16/wgmma16.cuh"
+#include "cuda/kernels/bsr16/units.cuh"
 
 #define STAGES ESMM_BSR16_STAGES
 #define STAGE_BYTES (6 * PANEL)
 #define A_BYTES (4 * PANEL) /* of a stage; its cells are behind them */
-#define BOTH 3              /* blocks of a pair */
-#define SENT 8              /* units that one block of a pair can tell the other of: more than stages */
-#define AHEAD 6             /* stages of a unit that are still to be loaded when its block asks for the next */
-#define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of those who have asked */
 
 /* What consumers are told of a stage: the panels of its first and second entry, whether it is its unit's last, whether
    there are no more. */
 enum { TOLD_SECOND = 2, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
 
 typedef struct bsr16_shared {
-  uint64_t full[STAGES], empty[STAGES], sent[SENT];
-  uint32_t ticket[SENT]; /* from the first block of a pair to the second */
+  uint64_t full[STAGES], empty[STAGES];
+  bsr16_tickets tickets;
   uint32_t told[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   alignas(16) int4 unit[STAGES];
@@ -51,76 +46,11 @@ typedef struct bsr16_shared {
 } bsr16_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h tells the host another size");
 
-/* ---- units of work: a tile, or a part of its list ---- */
-
-/* A worker is a block, or a pair. The first unit is the worker's own; whoever nears the end of one asks for the next.
- */
-typedef struct bsr16_work {
-  int rows, rank, count, place, workers;
-} bsr16_work;
-
-typedef struct bsr16_unit {
-  int row, place;  /* of the tile's first row; among the columns by length */
-  int part, parts; /* of its list */
-} bsr16_unit;
-
-static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
-{
-  bsr16_work w;
-  w.rank = p.pairs ? (int)cluster_rank() : 0;
-  w.rows = ceil_div(p.m, p.pairs ? 2 * p.rows : p.rows);
-  w.count = w.rows * p.all_parts;
-  w.place = p.pairs ? (int)blockIdx.x / ESMM_WGMMA16_CLUSTER : (int)blockIdx.x;
-  w.workers = p.pairs ? (int)gridDim.x / ESMM_WGMMA16_CLUSTER : (int)gridDim.x;
-  return w;
-}
-
-/* Tiles come in groups of `group` tile rows, column by column, first parts of all lists before second ones. Columns
-   come by their length: the last units are short, and nobody waits long for them. */
-static __device__ __forceinline__ bsr16_unit unit_at(const esmm_bsr16_params &p, const bsr16_work &w, int index)
-{
-  bsr16_unit unit;
-  const int in_group = p.group * p.all_parts, group = index / in_group, place = index % in_group;
-  const int height = min(p.group, w.rows - group * p.group), i = group * p.group + place % height;
-  unit.row = (p.pairs ? 2 * i + w.rank : i) * p.rows;
-  unit.place = place / height;
-  unit.part = 0;
-  while (unit.place >= p.parts[unit.part])
-    unit.place -= p.parts[unit.part++];
-  unit.parts = unit.part + 1;
-  while (unit.parts < ESMM_BSR16_PARTS && unit.place < p.parts[unit.parts])
-    unit.parts++;
-  return unit;
-}
-
 /* ---- loading: one warp ---- */
 
-/* A unit's list. */
-typedef struct bsr16_list {
-  const uint2 *from;
-  int col;          /* of its tile */
-  int first, after; /* entries */
-} bsr16_list;
-
-/* column: as params.h has it. */
-static __device__ __forceinline__ bsr16_list list_of(const esmm_bsr16_params &p, const bsr16_unit &unit,
-                                                     const uint4 &column)
+static __device__ __forceinline__ uint2 entry_at(const esmm_bsr16_params &p, const bsr16_list &list, int at)
 {
-  bsr16_list list;
-  list.col = (int)column.x * ESMM_BSR16_COLS;
-  list.from = (const uint2 *)p.entries + column.y;
-  share((int)column.z, unit.part, unit.parts, list.first, list.after);
-  return list;
-}
-
-static __device__ __forceinline__ uint4 column_at(const esmm_bsr16_params &p, const bsr16_unit &unit)
-{
-  return __ldg((const uint4 *)p.columns + unit.place);
-}
-
-static __device__ __forceinline__ uint2 entry_at(const bsr16_list &list, int at)
-{
-  return at < list.after ? __ldg(list.from + at) : make_uint2(0, 0);
+  return at < list.after ? __ldg((const uint2 *)p.entries + list.base + at) : make_uint2(0, 0);
 }
 
 /* One thread: A's chunk and the cells of an entry, number `number` of a stage at `stage`. turn: which of a pair fetches
@@ -157,74 +87,6 @@ template <int CELL_K> static __device__ __forceinline__ uint32_t entry_bytes(con
   return (uint32_t)(p.rows + __popc(entry.x >> 28) * ESMM_CELL_COLS) * (CELL_K * 2);
 }
 
-/* A word to another block of the cluster, whose barrier learns of its 4 bytes. */
-static __device__ __forceinline__ void send(uint32_t to, uint32_t x, uint32_t b)
-{
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x),
-               "r"(b)
-               : "memory");
-}
-
-/* The unit after this one. It is found out step by step, a step a stage: each waits for what the one before sent for.
- */
-typedef struct bsr16_next {
-  int step;
-  uint32_t ticket; /* lane 0's: how many had asked before */
-  int index;       /* from work.count on there are no more */
-  bsr16_unit unit;
-  uint4 column;
-  bsr16_list list;
-  uint2 mine; /* lane i's: entry i */
-} bsr16_next;
-enum { NEXT_ASK, NEXT_TELL, NEXT_COLUMN, NEXT_LIST, NEXT_KNOWN };
-
-/*
- * All lanes. turn: units that this worker has had before this one. It asks once in each, so units are asked for `count`
- * times; who is the last of them leaves the counter ready for the next launch.
- *
- * The second block of a pair is told by the first. That cannot overtake it: the first block loads a stage when the
- * second has multiplied the one STAGES before, and a unit has a stage at least.
- */
-static __device__ __forceinline__ void next_step(const esmm_bsr16_params &p, bsr16_shared *sh, const bsr16_work &work,
-                                                 int turn, bsr16_next &next)
-{
-  static_assert(SENT > STAGES + 1, "a ticket is written before the one that was there is read");
-  const int lane = (int)threadIdx.x, at = turn % SENT;
-  uint32_t *asked = (uint32_t *)p.counters + ASKED;
-  switch (next.step++) {
-  case NEXT_ASK:
-    if (lane == 0 && work.rank == 0)
-      next.ticket = atomicAdd(asked, 1);
-    break;
-  case NEXT_TELL:
-    if (lane == 0 && work.rank == 0) {
-      if (next.ticket == (uint32_t)work.count - 1)
-        *asked = 0;
-      if (p.pairs)
-        send(sm90_address_at(&sh->ticket[at], 1), next.ticket, sm90_address_at(&sh->sent[at], 1));
-    }
-    break;
-  case NEXT_COLUMN:
-    if (lane == 0 && work.rank == 1) {
-      sm90_barrier_expect(&sh->sent[at], sizeof sh->ticket[at]);
-      sm90_barrier_wait(&sh->sent[at], (uint32_t)(turn / SENT % 2));
-      next.ticket = sm90_load(sm90_address(&sh->ticket[at]));
-    }
-    next.index = work.workers + (int)__shfl_sync(~0u, next.ticket, 0);
-    if (next.index < work.count) {
-      next.unit = unit_at(p, work, next.index);
-      next.column = column_at(p, next.unit);
-    }
-    break;
-  case NEXT_LIST:
-    if (next.index < work.count) {
-      next.list = list_of(p, next.unit, next.column);
-      next.mine = entry_at(next.list, next.list.first + lane);
-    }
-    break;
-  }
-}
-
 template <int CELL_K>
 static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
@@ -233,24 +95,18 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
   const int lane = (int)threadIdx.x;
   int slot = 0;
   uint32_t phase = 1;
-  bsr16_next next = {};
-  next.index = work.place;
-  if (next.index < work.count) {
-    next.unit = unit_at(p, work, next.index);
-    next.list = list_of(p, next.unit, column_at(p, next.unit));
-    next.mine = entry_at(next.list, next.list.first + lane);
-  }
+  bsr16_next next = first_of(p, work);
+  uint2 then = entry_at(p, next.list, next.list.first + lane); /* lane i's: entry i of the next unit */
   for (int turn = 0; next.index < work.count; turn++) {
     const bsr16_unit unit = next.unit;
     const bsr16_list list = next.list;
-    uint2 mine = next.mine,
-          ahead = entry_at(list, list.first + 32 + lane); /* lane i's: entry i of 32; of those after */
+    uint2 mine = then, ahead = entry_at(p, list, list.first + 32 + lane); /* the same of this one; of those after */
     next.step = NEXT_ASK;
     for (int at = list.first, base = at; at < list.after || at == list.first; at += EACH) {
       if (at - base == 32) {
         base = at;
         mine = ahead;
-        ahead = entry_at(list, base + 32 + lane);
+        ahead = entry_at(p, list, base + 32 + lane);
       }
       const bool last = at + EACH >= list.after;
       uint2 entry[EACH];
@@ -267,7 +123,8 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         }
         sh->told[slot] = told;
         if (last)
-          sh->unit[slot] = make_int4(unit.row, list.col, unit.place, unit.parts << 16 | unit.part);
+          sh->unit[slot] =
+              make_int4(unit.row, (int)list.tile * ESMM_BSR16_COLS, unit.place, unit.parts << 16 | unit.part);
         sm90_barrier_expect(&sh->full[slot], bytes);
 #pragma unroll
         for (int i = 0; i < EACH; i++)
@@ -279,11 +136,13 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         slot = 0;
         phase ^= 1;
       }
-      if (next.step < NEXT_KNOWN && (list.after - at - 1) / EACH <= AHEAD - next.step)
-        next_step(p, sh, work, turn, next);
+      if (next.step < NEXT_KNOWN && (list.after - at - 1) / EACH <= AHEAD - next.step &&
+          next_step<STAGES, 1>(p, &sh->tickets, work, turn, next))
+        then = entry_at(p, next.list, next.list.first + lane);
     }
     while (next.step < NEXT_KNOWN)
-      next_step(p, sh, work, turn, next);
+      if (next_step<STAGES, 1>(p, &sh->tickets, work, turn, next))
+        then = entry_at(p, next.list, next.list.first + lane);
   }
   if (lane == 0) {
     sm90_barrier_wait(&sh->empty[slot], phase);
@@ -294,20 +153,6 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 }
 
 /* ---- multiplying ---- */
-
-/* wgmma's view of an operand: panels of 64 columns `panel` bytes apart, groups of 8 lines `group` bytes; lines of 64 or
-   128 bytes, swizzled as wide. */
-static __device__ __forceinline__ uint64_t view_of(const void *at, uint32_t panel, uint32_t group, bool wide)
-{
-  return (uint64_t)((sm90_address(at) & 0x3ffffu) >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(group >> 4) << 32 |
-         (uint64_t)(wide ? 1 : 2) << 62;
-}
-
-/* Which of the two multiplying warpgroups this is. */
-static __device__ __forceinline__ int group_now(void)
-{
-  return (thread_now() - FEEDERS) / 128;
-}
 
 typedef struct bsr16_consumer {
   uint32_t full, empty, told; /* addresses of shared memory */
@@ -396,61 +241,6 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, floa
   sm90_wgmma_wait<0>();
   at = before;
   return what;
-}
-
-/* ---- parts ---- */
-
-/* The number of a unit's part among all columns' parts. */
-static __device__ __forceinline__ int part_place(const esmm_bsr16_params &p, int part)
-{
-  int before = 0;
-  for (int i = 0; i < part; i++)
-    before += p.parts[i];
-  return before;
-}
-
-/* Leaves a part's sums in memory. True for who comes last: it then has the sums of all of them, added in their order.
- */
-template <int SUMS>
-static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, bsr16_shared *sh, int row, int place,
-                                                 int part, int parts, float (&sums)[SUMS])
-{
-  enum { EACH = SUMS / 4 * WORKERS }; /* vectors of a part */
-  const int thread = thread_now() - FEEDERS, tile_row = row / p.rows;
-  float4 *all = (float4 *)p.partial + ((int64_t)tile_row * p.all_parts + place) * EACH + thread;
-  float4 *mine = all + (int64_t)part_place(p, part) * EACH;
-  uint32_t *come = (uint32_t *)p.counters + tile_row * p.parts[1] + place;
-#pragma unroll
-  for (int i = 0; i < SUMS; i += 4)
-    __stcg(mine + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
-  __threadfence();
-  meet<1, WORKERS>();
-  if (thread == 0) {
-    const uint32_t before = atomicAdd(come, 1);
-    if ((int)before == parts - 1)
-      *come = 0;
-    __threadfence();
-    sh->come = before;
-  }
-  meet<1, WORKERS>();
-  if ((int)sh->come != parts - 1)
-    return false;
-#pragma unroll
-  for (int i = 0; i < SUMS; i++)
-    sums[i] = 0.0f;
-#pragma unroll 1
-  for (int q = 0; q < parts; q++) {
-    const float4 *from = all + (int64_t)part_place(p, q) * EACH;
-#pragma unroll
-    for (int i = 0; i < SUMS; i += 4) {
-      const float4 x = __ldcg(from + i / 4 * WORKERS);
-      sums[i] += x.x;
-      sums[i + 1] += x.y;
-      sums[i + 2] += x.z;
-      sums[i + 3] += x.w;
-    }
-  }
-  return true;
 }
 
 /* ---- the epilogue ---- */
@@ -550,7 +340,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
     store_boxes(p, sums, row, col + group * ESMM_CELL_COLS, sh->own[group].boxes);
     return;
   }
-  if (parts > 1 && !add_parts(p, sh, row, told.z, part, parts, sums))
+  if (parts > 1 && !add_parts(p, &sh->come, row, told.z, part, parts, sums))
     return;
   if (p.c_boxes) { /* boxes of the tile before may not have left yet */
     if ((thread_now() - FEEDERS) % 128 == 0)
@@ -617,7 +407,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
       sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
     }
     for (int i = 0; i < SENT; i++)
-      sm90_barrier_init(&sh->sent[i], 1);
+      sm90_barrier_init(&sh->tickets.sent[i], 1);
     sm90_fence_init();
   }
   __syncthreads();

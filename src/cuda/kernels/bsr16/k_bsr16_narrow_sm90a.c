@@ -1,0 +1,84 @@
+/*
+ * k_bsr16_narrow_sm90a.c: bsr_narrow_bf16_sm90a and bsr_narrow_f16_sm90a: a B of blocks that are narrower than 64
+ * columns on Hopper, A as it is. See k_bsr16_narrow_sm90a.cu.
+ *
+ * A is read as it is where TMA can do that (16-byte lines), else copied first.
+ */
+#include "cuda/kernels/bsr16/bsr16.h"
+
+ESMM_FATBIN(k_bsr16_narrow_sm90a);
+static const esmm_cuda_function bf16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_bf16", ESMM_NARROW_SHARED};
+static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_f16", ESMM_NARROW_SHARED};
+
+static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  return esmm_bsr16_fits(p, why, why_bytes);
+}
+
+static esmm_bsr16_lists lists_of(const esmm_problem *p)
+{
+  const esmm_cuda_narrow *n = &esmm_cuda_b(p)->blocks.narrow;
+  return (esmm_bsr16_lists){.by_length = n->by_length,
+                            .tiles = n->tiles,
+                            .entry_count = n->entry_count,
+                            .entries = n->entries,
+                            .columns = n->columns,
+                            .places = n->places,
+                            .rows = ESMM_NARROW_ROWS,
+                            .cols = ESMM_NARROW_BLOCKS * ESMM_NARROW_SIDE,
+                            .k = ESMM_NARROW_SIDE,
+                            .cell_cols = ESMM_NARROW_SIDE,
+                            .pairs = p->m > ESMM_NARROW_ROWS};
+}
+
+/* Bytes that come to the busiest multiprocessor through the second-level cache, or its entries and blocks, whichever
+   takes longer; beside them what memory has to move once. */
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
+{
+  (void)self;
+  const esmm_cuda_narrow *n = &esmm_cuda_b(p)->blocks.narrow;
+  const esmm_bsr16_lists lists = lists_of(p);
+  const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, &lists);
+  const double block = 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_SIDE;
+  const double blocks = n->entry_count > 0 ? (double)n->blocks / (double)n->entry_count : 0.0; /* of an entry */
+  const double bytes =
+      c.entries * (2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_ROWS + blocks * block / (lists.pairs ? 2.0 : 1.0));
+  const double steps = c.entries * (1.0 + blocks);
+  if (cost[0] * bytes >= cost[1] * steps)
+    units->base[0] = bytes;
+  else
+    units->base[1] = steps;
+  esmm_bsr16_line(p, &c, block * (double)n->blocks, units);
+  *variant = 0;
+}
+
+static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
+{
+  (void)self;
+  const esmm_bsr16_lists lists = lists_of(p);
+  return esmm_bsr16_workspace(p, &lists);
+}
+
+static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
+{
+  const esmm_bsr16_lists lists = lists_of(p);
+  return esmm_bsr16_run(self, ctx, p, &lists, ESMM_NARROW_SHARED, scratch, stats);
+}
+
+static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
+
+#define NARROW(id, dtype)                                                                                          \
+  .name = "bsr_narrow_" #id "_sm90a",                                                                              \
+  .doc = #id ": the same for blocks of less than 64 columns, 32 at a time (wgmma)", .backend = &esmm_cuda_backend, \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16),                             \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,           \
+  .workspace = workspace, .device = &about,                                                                        \
+  .term_names = {"bytes to a multiprocessor", "entries and blocks", "reading and writing",                         \
+                 "adding of parts",           "copying of a",       "launches"},                                   \
+  .cost = {1.6e-11, 6e-8, 1e-13, 4e-6, 3.9e-6, 8e-6}
+
+ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};
+
+ESMM_KERNEL(bsr_narrow_f16_sm90a) = {NARROW(f16, ESMM_F16)};

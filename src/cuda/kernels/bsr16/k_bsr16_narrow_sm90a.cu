@@ -1,0 +1,499 @@
+/*
+ * k_bsr16_narrow_sm90a.cu: a 16-bit A times a B of cells whose blocks are narrower than a cell, on Hopper: 32 k's by 32
+ * columns.
+ *
+ *   A [m,k]   bf16 or fp16, either order, as the caller has it
+ *   B         cells of 64 columns (ops/blocks.c), of which the blocks that have a nonzero are read
+ *   sums      fp32, in the tensor core
+ *
+ * What bounds narrow blocks is the way from the second-level cache: a chunk of A is used for the few blocks that a tile
+ * has there. So a tile has eight times 32 columns, those whose blocks lie at the same k's (ops/blocks.c puts them
+ * together), and 128 rows:
+ *
+ *     A: 128 rows                   columns 96.., 544.., 0.., ... (eight)        C
+ *     [ chunk 0           ]         [ x . . x . . . . ]
+ *     [ chunk 1: not read ]    x    [ . . . . . . . . ]       =       [ rows 0 to 63:   warpgroup 0 ]
+ *     [ chunk 2           ]         [ . . x . . . . . ]               [ rows 64 to 127: warpgroup 1 ]
+ *
+ * A stage holds an entry: A's chunk, and up to four blocks. An instruction has 64 rows and 32 columns, so only what is
+ * there is multiplied; it reads A's 64 rows again for every block, which shared memory allows at two thirds of its
+ * rate.
+ *
+ * Blocks of the GPU, pairs, units and parts are those of units.cuh.
+ */
+#include "cuda/kernels/bsr16/units.cuh"
+
+#define STAGES ESMM_NARROW_STAGES
+#define WARPS 4 /* that load */
+#define SIDE ESMM_NARROW_SIDE
+#define BLOCKS ESMM_NARROW_BLOCKS
+#define A_PANEL (64 * SIDE * 2) /* 64 rows of a chunk */
+#define A_BYTES (2 * A_PANEL)   /* of a stage; its blocks are behind them */
+#define BLOCK_BYTES (SIDE * SIDE * 2)
+#define STAGE_BYTES (A_BYTES + ESMM_NARROW_EACH * BLOCK_BYTES)
+#define BOX (64 * SIDE * 2) /* bytes: 64 rows of 32 columns of C */
+#define BLOCK_SUMS 16       /* a thread's share of 64 x 32 sums */
+#define SUMS (BLOCKS * BLOCK_SUMS)
+
+/* What consumers are told of a stage: which blocks it has, whether it is its unit's last, whether there are no more. */
+enum { TOLD_BLOCKS = 0xff, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
+
+typedef struct narrow_shared {
+  uint64_t full[STAGES], empty[STAGES];
+  bsr16_tickets tickets;
+  uint32_t told[STAGES];
+  uint32_t come; /* parts of a tile that were there before this one */
+  /* With a unit's last stage: its row, -, place, parts << 16 | part; where its columns are. */
+  alignas(16) uint4 unit[STAGES], places[STAGES][2];
+  /* Each warpgroup's own, on the way to C. */
+  union {
+    alignas(1024) char boxes[2][2][BOX]; /* that TMA writes, two by turns; */
+    float spare[4][512];                 /* or 2 KiB for each of its warps */
+  } own[2];
+} narrow_shared;
+static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) <= ESMM_NARROW_SHARED,
+              "params.h tells the host another size");
+static_assert(BLOCKS == 8, "two vectors of places");
+static_assert(WARPS * 32 == FEEDERS && STAGES % WARPS == 0, "a warp has the same stages each time");
+
+/* ---- loading ---- */
+
+typedef struct narrow_entry {
+  uint4 first, second; /* as esmm_narrow_entry has them */
+} narrow_entry;
+
+static __device__ __forceinline__ narrow_entry entry_at(const esmm_bsr16_params &p, const bsr16_list &list, int at)
+{
+  narrow_entry entry = {};
+  if (at < list.after) {
+    const uint4 *from = (const uint4 *)p.entries + 2 * ((int64_t)list.base + at);
+    entry.first = __ldg(from);
+    entry.second = __ldg(from + 1);
+  }
+  return entry;
+}
+
+/* What lane i has. */
+static __device__ __forceinline__ esmm_narrow_entry entry_of(const narrow_entry &mine, int i)
+{
+  esmm_narrow_entry entry;
+  entry.chunk = __shfl_sync(~0u, mine.first.x, i);
+  entry.alive = __shfl_sync(~0u, mine.first.y, i);
+  entry.block[0] = __shfl_sync(~0u, mine.first.z, i);
+  entry.block[1] = __shfl_sync(~0u, mine.first.w, i);
+  entry.block[2] = __shfl_sync(~0u, mine.second.x, i);
+  entry.block[3] = __shfl_sync(~0u, mine.second.y, i);
+  return entry;
+}
+
+/* Lane i's of eight: where the i-th 32 columns of a tile are. */
+static __device__ __forceinline__ uint32_t place_at(const esmm_bsr16_params &p, const bsr16_list &list)
+{
+  return __ldg((const uint32_t *)p.places + (int64_t)list.tile * BLOCKS + threadIdx.x % BLOCKS);
+}
+
+/* One thread: A's chunk and the blocks of an entry. turn: which of a pair fetches its first block. */
+static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
+                                                  const esmm_narrow_entry &entry, int rank, int turn)
+{
+  const int k = (int)entry.chunk * SIDE, blocks = __popc(entry.alive);
+  if (p.a_by_k) {
+    sm90_tma_load(stage, &p.map_a, row, k, full);
+    sm90_tma_load(stage + A_PANEL, &p.map_a, row + 64, k, full);
+  } else {
+    sm90_tma_load(stage, &p.map_a, k, row, full);
+  }
+#pragma unroll
+  for (int i = 0; i < ESMM_NARROW_EACH; i++) {
+    if (i >= blocks)
+      break;
+    char *to = stage + A_BYTES + i * BLOCK_BYTES;
+    const int x = (int)(entry.block[i] & 1) * SIDE, line = (int)(entry.block[i] >> 1);
+    if (!p.pairs)
+      sm90_tma_load(to, &p.map_cells, x, line, full);
+    else if ((i + turn) % 2 == rank)
+      sm90_tma_load_multicast(to, &p.map_cells, x, line, full, BOTH);
+  }
+}
+
+/* One of the loading warps: one thread has 200 instructions for a stage, and a stage is multiplied in less time than
+   these take. Stages come in turns to the warps. */
+static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
+{
+  const bsr16_work work = work_of(p);
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+  int slot = warp,
+      before = 0; /* before: stages of all units before this one, of which those of its number are its own */
+  uint32_t phase = 1;
+  bsr16_next next = first_of(p, work);
+  narrow_entry then =
+      entry_at(p, next.list, next.list.first + warp + lane * WARPS); /* lane i's: its i-th of the next */
+  uint32_t then_place = place_at(p, next.list);
+  for (int turn = 0; next.index < work.count; turn++) {
+    const bsr16_unit unit = next.unit;
+    const bsr16_list list = next.list;
+    const uint32_t place = then_place;
+    const int count = max(list.after - list.first, 1), first = list.first + (warp - before & WARPS - 1);
+    narrow_entry mine = then; /* the same of this unit */
+    before += count;
+    next.step = NEXT_ASK;
+    for (int at = first, base = at; at < list.first + count; at += WARPS) {
+      if (at - base == 32 * WARPS) {
+        base = at;
+        mine = entry_at(p, list, base + lane * WARPS);
+      }
+      const bool last = at + 1 == list.first + count;
+      const esmm_narrow_entry entry = entry_of(mine, (at - base) / WARPS);
+      if (lane == 0)
+        sm90_barrier_wait(&sh->empty[slot], phase);
+      if (last) {
+        __syncwarp();
+        if (lane < BLOCKS)
+          ((uint32_t *)sh->places[slot])[lane] = place;
+        __syncwarp();
+      }
+      if (lane == 0) {
+        sh->told[slot] = (entry.alive & TOLD_BLOCKS) | (last ? TOLD_LAST : 0);
+        if (last)
+          sh->unit[slot] =
+              make_uint4((uint32_t)unit.row, 0, (uint32_t)unit.place, (uint32_t)(unit.parts << 16 | unit.part));
+        sm90_barrier_expect(&sh->full[slot], entry.alive ? (uint32_t)(A_BYTES + __popc(entry.alive) * BLOCK_BYTES) : 0);
+        if (entry.alive)
+          load_entry(p, ring + slot * STAGE_BYTES, &sh->full[slot], unit.row, entry, work.rank, slot);
+      }
+      __syncwarp();
+      slot += WARPS;
+      if (slot >= STAGES) {
+        slot -= STAGES;
+        phase ^= 1;
+      }
+      if (next.step < NEXT_KNOWN && (list.first + count - at - 1) / WARPS <= AHEAD - next.step &&
+          next_step<STAGES, WARPS>(p, &sh->tickets, work, turn, next)) {
+        then = entry_at(p, next.list, next.list.first + (warp - before & WARPS - 1) + lane * WARPS);
+        then_place = place_at(p, next.list);
+      }
+    }
+    while (next.step < NEXT_KNOWN)
+      if (next_step<STAGES, WARPS>(p, &sh->tickets, work, turn, next)) {
+        then = entry_at(p, next.list, next.list.first + (warp - before & WARPS - 1) + lane * WARPS);
+        then_place = place_at(p, next.list);
+      }
+  }
+  if (lane == 0 && (before & WARPS - 1) == warp) {
+    sm90_barrier_wait(&sh->empty[slot], phase);
+    sh->told[slot] = TOLD_END;
+    sm90_barrier_arrive(&sh->full[slot]);
+  }
+  __syncwarp();
+}
+
+/* ---- multiplying ---- */
+
+typedef struct narrow_consumer {
+  uint32_t full, empty, told; /* addresses of shared memory */
+  uint64_t a_view, b_view;
+  int lane, shares, reader;
+  uint32_t slot, phase;
+} narrow_consumer;
+
+template <bool A_BY_K>
+static __device__ __forceinline__ narrow_consumer consumer_of(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
+{
+  narrow_consumer c;
+  c.lane = (int)threadIdx.x % 32;
+  c.shares = p.pairs ? 2 : 1;
+  c.reader = p.pairs ? (int)cluster_rank() : 0;
+  c.full = sm90_address(sh->full);
+  c.told = sm90_address(sh->told);
+  c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
+  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  c.a_view = view_of(ring + group_now() * A_PANEL, A_PANEL, A_BY_K ? 1024 : 512, A_BY_K);
+  c.b_view = view_of(ring + A_BYTES, BLOCK_BYTES, 512, false);
+  c.slot = c.phase = 0;
+  return c;
+}
+
+/* A stage may be used again. */
+static __device__ __forceinline__ void let_go(const narrow_consumer &c, uint32_t at)
+{
+  if (c.lane < c.shares)
+    sm90_barrier_arrive_cluster(c.empty + at * 8);
+}
+
+#define WGMMA_32(types, a_by_k)                                                          \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." types " {"                  \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
+               "%16, %17, 1, 1, 1, %18, 1;"                                              \
+               : WGMMA16_SUMS_8(AT), WGMMA16_SUMS_8(AT + 8)                              \
+               : "l"(a), "l"(b), "n"(a_by_k))
+
+/* Sums of the PLACE-th 32 columns += a chunk's 64 rows times their block. */
+template <esmm_dtype DTYPE, bool A_BY_K, int PLACE>
+static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint64_t a, uint64_t b)
+{
+  enum { AT = PLACE * BLOCK_SUMS, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
+#pragma unroll
+  for (int s = 0; s < SIDE / 16; s++, a += A_STEP, b += B_STEP)
+    if (DTYPE == ESMM_F16)
+      WGMMA_32("f16.f16", A_BY_K);
+    else
+      WGMMA_32("bf16.bf16", A_BY_K);
+}
+
+/* Those of a stage's blocks from the PLACE-th 32 columns on. Each is committed by itself: the compiler does so in any
+   case, where sums are chosen by branches, and a commit of all would be one more. */
+template <esmm_dtype DTYPE, bool A_BY_K, int PLACE>
+static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], uint32_t alive, uint64_t a, uint64_t b)
+{
+  if constexpr (PLACE < BLOCKS) {
+    if (alive >> PLACE & 1) {
+      sm90_wgmma_fence();
+      multiply_block<DTYPE, A_BY_K, PLACE>(sums, a, b);
+      sm90_wgmma_commit();
+      b += BLOCK_BYTES >> 4;
+    }
+    multiply_blocks<DTYPE, A_BY_K, PLACE + 1>(sums, alive, a, b);
+  }
+}
+
+/* For all blocks but the last `count`, which is a stage's. */
+static __device__ __forceinline__ void wait_for_all_but(int count)
+{
+  static_assert(ESMM_NARROW_EACH == 4, "cases");
+  if (count == 1)
+    sm90_wgmma_wait<1>();
+  else if (count == 2)
+    sm90_wgmma_wait<2>();
+  else if (count == 3)
+    sm90_wgmma_wait<3>();
+  else if (count == 4)
+    sm90_wgmma_wait<4>();
+  else
+    sm90_wgmma_wait<0>();
+}
+
+/* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
+template <esmm_dtype DTYPE, bool A_BY_K>
+static __device__ __forceinline__ uint32_t multiply_unit(narrow_consumer &c, float (&sums)[SUMS], uint32_t &at)
+{
+  uint32_t before = STAGES, what = 0;
+#pragma unroll
+  for (int j = 0; j < SUMS; j++)
+    sums[j] = 0.0f;
+  do {
+    sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
+    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
+    multiply_blocks<DTYPE, A_BY_K, 0>(sums, what, c.a_view + c.slot * (STAGE_BYTES >> 4),
+                                      c.b_view + c.slot * (STAGE_BYTES >> 4));
+    if (before < STAGES) {
+      wait_for_all_but(__popc(what & TOLD_BLOCKS));
+      let_go(c, before);
+    }
+    before = c.slot;
+    if (++c.slot == STAGES) {
+      c.slot = 0;
+      c.phase ^= 1;
+    }
+  } while (!(what & (TOLD_LAST | TOLD_END)));
+  sm90_wgmma_wait<0>();
+  at = before;
+  return what;
+}
+
+/* ---- the epilogue ---- */
+
+/* A thread has, of 64 rows by eight times 32 columns, sums[16i + 4j + 2h + e]: row 16 * warp + lane / 4 + 8h, column
+   8j + lane % 4 * 2 + e of the i-th 32. */
+
+/* 16 rows by 32 columns to lines of 64 bytes, swizzled. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void store_block(uint32_t to, const float (&x)[BLOCK_SUMS])
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 2; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
+    const uint32_t pairs[4] = {pair_of<DTYPE>(x[8 * i], x[8 * i + 1]), pair_of<DTYPE>(x[8 * i + 2], x[8 * i + 3]),
+                               pair_of<DTYPE>(x[8 * i + 4], x[8 * i + 5]), pair_of<DTYPE>(x[8 * i + 6], x[8 * i + 7])};
+    sm90_stmatrix_at(to + line * 64 + ((2 * i + lane / 16) ^ line / 2 % 4) * 16, pairs);
+  }
+}
+
+/* Finishes a warpgroup's sums and has TMA write them, twice 32 columns at a time. row: its first. */
+static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
+                                                   const uint32_t (&places)[BLOCKS], char (*boxes)[2][BOX])
+{
+  const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
+#pragma unroll
+  for (int g = 0; g < BLOCKS; g += 2) {
+    if (thread % 128 == 0)
+      sm90_bulk_wait_read<1>(); /* what was in these boxes has left */
+    meet_group(7 + group);
+#pragma unroll
+    for (int i = g; i < g + 2; i++) {
+      const uint32_t to = sm90_address(boxes[g / 2 % 2][i % 2]) + (uint32_t)warp * (BOX / 4);
+      float x[BLOCK_SUMS];
+#pragma unroll
+      for (int j = 0; j < BLOCK_SUMS; j++)
+        x[j] = sums[BLOCK_SUMS * i + j];
+      finish_values<in_fragments>(p.epilogue, x, (int)places[i] * SIDE + thread % 4 * 2);
+      if (p.epilogue.c.dtype == ESMM_BF16)
+        store_block<ESMM_BF16>(to, x);
+      else /* ESMM_F16 */
+        store_block<ESMM_F16>(to, x);
+    }
+    sm90_fence_async();
+    meet_group(7 + group);
+    if (thread % 128 == 0) {
+      sm90_tma_store(&p.map_c, (int)places[g] * SIDE, row, boxes[g / 2 % 2][0]);
+      sm90_tma_store(&p.map_c, (int)places[g + 1] * SIDE, row, boxes[g / 2 % 2][1]);
+      sm90_bulk_commit();
+    }
+  }
+}
+
+/* Any C: a warp's 16 rows from `row` on by 32 columns a turn, through its own shared memory. The sums are lost. */
+static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
+                                                  uint32_t (&places)[BLOCKS], float *spare)
+{
+  const esmm_epilogue_params &e = p.epilogue;
+  const int lane = thread_now() % 32;
+#pragma unroll 1
+  for (int g = 0; g < BLOCKS; g++) {
+    const int64_t col = (int64_t)places[0] * SIDE; /* past C: there are no such columns */
+#pragma unroll
+    for (int i = 0; i < BLOCK_SUMS; i++)
+      spare[(lane / 4 + i / 2 % 2 * 8) * SIDE + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
+#pragma unroll
+    for (int i = 0; i + BLOCK_SUMS < SUMS; i++)
+      sums[i] = sums[i + BLOCK_SUMS];
+#pragma unroll
+    for (int i = 0; i + 1 < BLOCKS; i++)
+      places[i] = places[i + 1];
+    __syncwarp();
+    if (has_vectors(e.c) && col + SIDE <= p.n) {
+#pragma unroll 1
+      for (int i = 0; i < 2; i++) {
+        const int r = i * 8 + lane / 4;
+        const float4 *from = (const float4 *)(spare + r * SIDE + lane % 4 * 8);
+        const float4 low = from[0], high = from[1];
+        float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (row + r < p.m)
+          finish_8(e, row + r, col + lane % 4 * 8, x);
+      }
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < 16; r++)
+        if (row + r < p.m && col + lane < p.n)
+          finish_element(e, row + r, col + lane, spare[r * SIDE + lane]);
+    }
+    __syncwarp();
+  }
+}
+
+/* What becomes of the sums. */
+static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &told,
+                                                   uint32_t (&places)[BLOCKS], narrow_shared *sh, float (&sums)[SUMS])
+{
+  const int row = (int)told.x, parts = (int)(told.w >> 16), part = (int)(told.w & 0xffff);
+  const int group = group_now(), warp = thread_now() / 32 % 4;
+  bool whole = true; /* all its columns lie inside C */
+#pragma unroll
+  for (int i = 0; i < BLOCKS; i++)
+    whole &= ((int64_t)places[i] + 1) * SIDE <= p.n;
+  if (parts > 1 && !add_parts(p, &sh->come, row, (int)told.z, part, parts, sums))
+    return;
+  if (p.c_boxes && whole) {
+    store_boxes(p, sums, row + group * 64, places, sh->own[group].boxes);
+    return;
+  }
+  if (p.c_boxes) { /* boxes of the tile before may not have left yet */
+    if ((thread_now() - FEEDERS) % 128 == 0)
+      sm90_bulk_wait_read();
+    meet_group(7 + group);
+  }
+  store_sums(p, sums, row + group * 64 + warp * 16, places, sh->own[group].spare[warp]);
+  if (p.c_boxes)
+    meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
+}
+
+/* What one lane has, told to the others. */
+static __device__ __forceinline__ uint4 told_by(int lane, const uint4 &x)
+{
+  return make_uint4(__shfl_sync(~0u, x.x, lane), __shfl_sync(~0u, x.y, lane), __shfl_sync(~0u, x.z, lane),
+                    __shfl_sync(~0u, x.w, lane));
+}
+
+template <esmm_dtype DTYPE, bool A_BY_K>
+static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
+{
+  narrow_consumer c = consumer_of<A_BY_K>(p, ring, sh);
+  for (;;) {
+    float sums[SUMS];
+    uint32_t at;
+    const uint32_t what = multiply_unit<DTYPE, A_BY_K>(c, sums, at);
+    if (what & TOLD_END) {
+      if ((thread_now() - FEEDERS) % 128 == 0)
+        sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
+      return;
+    }
+    uint4 unit = {}, first = {}, second = {};
+    if (c.lane == c.reader) {
+      unit = sh->unit[at];
+      first = sh->places[at][0];
+      second = sh->places[at][1];
+    }
+    unit = told_by(c.reader, unit);
+    first = told_by(c.reader, first);
+    second = told_by(c.reader, second);
+    let_go(c, at);
+    uint32_t places[BLOCKS] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    finish_unit(p, unit, places, sh, sums);
+  }
+}
+
+template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(const esmm_bsr16_params &p)
+{
+  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  narrow_shared *sh = (narrow_shared *)(ring + STAGES * STAGE_BYTES);
+  if (threadIdx.x == 0) {
+    sm90_prefetch_map(&p.map_a);
+    sm90_prefetch_map(&p.map_cells);
+    if (p.c_boxes)
+      sm90_prefetch_map(&p.map_c);
+    for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
+      sm90_barrier_init(&sh->full[i], 1);
+      sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
+    }
+    for (int i = 0; i < SENT; i++)
+      sm90_barrier_init(&sh->tickets.sent[i], 1);
+    sm90_fence_init();
+  }
+  __syncthreads();
+  cluster_sync();
+  if (threadIdx.x < FEEDERS) {
+    sm90_registers_down<88>();
+    feed(p, ring, sh);
+  } else {
+    sm90_registers_up<208>();
+    if (p.a_by_k)
+      multiply<DTYPE, true>(p, ring, sh);
+    else
+      multiply<DTYPE, false>(p, ring, sh);
+  }
+  cluster_sync(); /* the other block may still send here */
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_bsr16_narrow_bf16(const __grid_constant__ esmm_bsr16_params p)
+{
+  if (!not_selected(p.selector))
+    narrow_main<ESMM_BF16>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_bsr16_narrow_f16(const __grid_constant__ esmm_bsr16_params p)
+{
+  if (!not_selected(p.selector))
+    narrow_main<ESMM_F16>(p);
+}
