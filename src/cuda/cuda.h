@@ -382,7 +382,7 @@ typedef struct esmm_cuda_tile_column {
 /* Lists of the blocks of 32 x 32 in a BSR B's cells (narrow.c). */
 typedef struct esmm_cuda_narrow {
   int64_t tiles;
-  int64_t entry_count, blocks;          /* of all tiles */
+  int64_t entry_count, chunks, blocks;  /* of all tiles */
   CUdeviceptr entries, columns, places; /* as params.h says of k_bsr16_narrow_sm90a.cu */
   esmm_cuda_tile_column *by_length;     /* columns again, in host memory */
   CUdeviceptr memory;                   /* the one allocation that these lie in */

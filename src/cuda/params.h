@@ -698,31 +698,33 @@ typedef struct esmm_bsr16_params {
   int32_t parts[ESMM_BSR16_PARTS]; /* parts[q]: columns that have a part q; [0]: all */
   int32_t all_parts;               /* their sum */
   int32_t unused;
-  uint64_t places; /* narrow: [tiles][ESMM_NARROW_BLOCKS] uint32_t: which 32 columns, or ESMM_NO_CELL */
+  uint64_t places; /* narrow: [tiles][ESMM_NARROW_COLS] uint32_t: which 32 columns, or ESMM_NO_CELL */
   esmm_epilogue_params epilogue;
 } esmm_bsr16_params;
 ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 
 /*
  * The narrow one reads blocks of 32 k's by 32 columns, halves or quarters of cells. A tile has eight times 32 columns,
- * which need not be neighbours. An entry is a chunk of 32 k's that some of these have a block of, four of them at most:
- * esmm_narrow_entry. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines of 32; of C 64
- * rows of 32 columns.
+ * which need not be neighbours. An entry is what lies in a stage: up to four chunks of 32 k's that some of these have a
+ * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines
+ * of 32; of C 64 rows of 32 columns.
  */
 #define ESMM_NARROW_SIDE 32  /* k's and columns of a block */
-#define ESMM_NARROW_BLOCKS 8 /* times 32 columns of a tile */
-#define ESMM_NARROW_EACH 4   /* blocks of an entry */
+#define ESMM_NARROW_COLS 8   /* times 32 columns of a tile */
+#define ESMM_NARROW_CHUNKS 4 /* of an entry, */
+#define ESMM_NARROW_BLOCKS 8 /* and blocks; no fewer than a chunk can have */
 #define ESMM_NARROW_ROWS 128 /* of a tile */
-#define ESMM_NARROW_STAGES 12
-#define ESMM_NARROW_SHARED (ESMM_NARROW_STAGES * 16384 + 33792)
+#define ESMM_NARROW_STAGES 4
+#define ESMM_NARROW_SHARED (ESMM_NARROW_STAGES * 49152 + 33792)
 
 typedef struct esmm_narrow_entry {
-  uint32_t chunk;
-  uint32_t alive;                   /* bit i: there is a block of the i-th 32 columns */
-  uint32_t block[ESMM_NARROW_EACH]; /* where they lie, in order: line of all cells << 1 | right half */
-  uint32_t unused[2];
+  uint32_t chunk[ESMM_NARROW_CHUNKS];
+  uint32_t alive; /* bit 8 i + j: of the i-th chunk the j-th 32 columns have a block; chunks that have none come last */
+  uint32_t
+      block[ESMM_NARROW_BLOCKS]; /* where they lie, in the order of the bits: line of all cells << 1 | right half */
+  uint32_t unused[3];
 } esmm_narrow_entry;
-ESMM_PARAMS_SIZE(esmm_narrow_entry, 32);
+ESMM_PARAMS_SIZE(esmm_narrow_entry, 64);
 
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 

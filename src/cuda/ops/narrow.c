@@ -13,7 +13,7 @@
 
 #define ALIGN 1024
 #define SIDE ESMM_NARROW_SIDE
-#define BLOCKS ESMM_NARROW_BLOCKS
+#define COLS ESMM_NARROW_COLS
 #define WINDOW                                                                                           \
   512 /* of those that are left, so many are looked at for a tile: 64K columns take tens of milliseconds \
        */
@@ -26,7 +26,7 @@ typedef struct tables {
   uint32_t *lengths; /* [columns] */
   uint32_t *from;    /* [chunks + 1]: where in `left` columns of that length begin */
   uint32_t *left;    /* [columns], longest first */
-  uint32_t *places;  /* [tiles][BLOCKS] */
+  uint32_t *places;  /* [tiles][COLS] */
   esmm_cuda_tile_column *by_length;
   unsigned char *flags; /* [columns][chunks] */
   void *memory;
@@ -37,10 +37,10 @@ static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
 {
   *t = (tables){.columns = esmm_ceil_div(w->n, SIDE), .chunks = esmm_ceil_div(w->k, SIDE)};
   t->words = esmm_ceil_div(t->chunks, 64);
-  t->tiles = esmm_ceil_div(t->columns, BLOCKS);
+  t->tiles = esmm_ceil_div(t->columns, COLS);
   const size_t columns = (size_t)t->columns, words = (size_t)t->words, tiles = (size_t)t->tiles;
   t->bytes = (columns * words + words) * sizeof *t->bits + tiles * sizeof *t->by_length +
-             (2 * columns + (size_t)t->chunks + 1 + tiles * BLOCKS) * sizeof *t->left +
+             (2 * columns + (size_t)t->chunks + 1 + tiles * COLS) * sizeof *t->left +
              columns * (size_t)t->chunks; /* B has more elements than each of these */
   t->memory = esmm_mem_alloc(&ctx->allocator, t->bytes);
   if (!t->memory)
@@ -52,7 +52,7 @@ static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
   t->left = t->lengths + columns;
   t->from = t->left + columns;
   t->places = t->from + t->chunks + 1;
-  t->flags = (void *)(t->places + tiles * BLOCKS);
+  t->flags = (void *)(t->places + tiles * COLS);
   return ESMM_OK;
 }
 
@@ -108,14 +108,14 @@ static void join_columns(tables *t)
 {
   uint32_t *left = t->left, *place = t->places;
   int64_t count = t->columns;
-  for (int64_t i = 0; i < t->tiles * BLOCKS; i++, place++) {
-    if (i % BLOCKS == 0)
+  for (int64_t i = 0; i < t->tiles * COLS; i++, place++) {
+    if (i % COLS == 0)
       memset(t->joined, 0, (size_t)t->words * sizeof *t->joined);
     if (count == 0) {
       *place = ESMM_NO_CELL;
       continue;
     }
-    const int64_t at = i % BLOCKS == 0 ? 0 : nearest(t, left, esmm_min(count, WINDOW));
+    const int64_t at = i % COLS == 0 ? 0 : nearest(t, left, esmm_min(count, WINDOW));
     *place = left[at];
     for (int64_t j = 0; j < t->words; j++)
       t->joined[j] |= t->bits[(int64_t)*place * t->words + j];
@@ -131,31 +131,10 @@ static void join_columns(tables *t)
 static uint32_t alive_at(const tables *t, const uint32_t *places, int64_t chunk)
 {
   uint32_t alive = 0;
-  for (int i = 0; i < BLOCKS; i++)
+  for (int i = 0; i < COLS; i++)
     if (places[i] != ESMM_NO_CELL)
       alive |= (uint32_t)(t->bits[(int64_t)places[i] * t->words + chunk / 64] >> (chunk % 64) & 1) << i;
   return alive;
-}
-
-/* The first ESMM_NARROW_EACH bits that are set. */
-static uint32_t first_of(uint32_t alive)
-{
-  uint32_t rest = alive;
-  for (int i = 0; i < ESMM_NARROW_EACH; i++)
-    rest &= rest - 1;
-  return alive & ~rest;
-}
-
-/* How many entries there are, and blocks in them. */
-static void count_entries(const tables *t, esmm_cuda_narrow *n)
-{
-  n->entry_count = n->blocks = 0;
-  for (int64_t tile = 0; tile < t->tiles; tile++)
-    for (int64_t chunk = 0; chunk < t->chunks; chunk++) {
-      const int blocks = __builtin_popcount(alive_at(t, t->places + tile * BLOCKS, chunk));
-      n->entry_count += (blocks + ESMM_NARROW_EACH - 1) / ESMM_NARROW_EACH;
-      n->blocks += blocks;
-    }
 }
 
 /* Where a block of 32 columns and a chunk of 32 k's lies, as params.h has it. */
@@ -167,23 +146,57 @@ static uint32_t block_at(const esmm_cuda_blocks *b, const uint32_t *cells, uint3
   return line << 1 | column % (ESMM_CELL_COLS / SIDE);
 }
 
+/* A tile's entries, each as full as its chunks and blocks allow; returns how many. They are written where `entries` is
+   not NULL, and counted in n where it is. */
+static int64_t fill_tile(const esmm_cuda_blocks *b, const uint32_t *cells, const tables *t, int64_t tile,
+                         esmm_narrow_entry *entries, esmm_cuda_narrow *n)
+{
+  const uint32_t *places = t->places + tile * COLS;
+  int64_t count = 0;
+  int chunks = ESMM_NARROW_CHUNKS, blocks = 0; /* of the last entry */
+  for (int64_t chunk = 0; chunk < t->chunks; chunk++) {
+    const uint32_t alive = alive_at(t, places, chunk);
+    if (!alive)
+      continue;
+    const int here = __builtin_popcount(alive);
+    if (chunks == ESMM_NARROW_CHUNKS || blocks + here > ESMM_NARROW_BLOCKS) {
+      chunks = blocks = 0;
+      if (entries)
+        entries[count] = (esmm_narrow_entry){0};
+      count++;
+    }
+    if (entries) {
+      esmm_narrow_entry *entry = &entries[count - 1];
+      entry->chunk[chunks] = (uint32_t)chunk;
+      entry->alive |= alive << (8 * chunks);
+      for (int i = 0, at = blocks; i < COLS; i++)
+        if (alive >> i & 1)
+          entry->block[at++] = block_at(b, cells, places[i], chunk);
+    } else {
+      n->chunks++;
+      n->blocks += here;
+    }
+    chunks++;
+    blocks += here;
+  }
+  return count;
+}
+
+/* How many entries there are, and what is in them. */
+static void count_entries(const esmm_cuda_blocks *b, const tables *t, esmm_cuda_narrow *n)
+{
+  for (int64_t tile = 0; tile < t->tiles; tile++)
+    n->entry_count += fill_tile(b, NULL, t, tile, NULL, n);
+}
+
 static void fill_entries(const esmm_cuda_blocks *b, const uint32_t *cells, tables *t, esmm_narrow_entry *entries)
 {
-  int64_t count = 0;
+  int64_t first = 0;
   for (int64_t tile = 0; tile < t->tiles; tile++) {
-    const uint32_t *places = t->places + tile * BLOCKS;
-    esmm_cuda_tile_column *column = &t->by_length[tile];
-    *column = (esmm_cuda_tile_column){.tile = (uint32_t)tile, .first = (uint32_t)count};
-    for (int64_t chunk = 0; chunk < t->chunks; chunk++)
-      for (uint32_t alive = alive_at(t, places, chunk), here; alive; alive &= ~here) {
-        here = first_of(alive);
-        esmm_narrow_entry *entry = &entries[count++];
-        *entry = (esmm_narrow_entry){.chunk = (uint32_t)chunk, .alive = here};
-        for (int i = 0, at = 0; i < BLOCKS; i++)
-          if (here >> i & 1)
-            entry->block[at++] = block_at(b, cells, places[i], chunk);
-      }
-    column->entries = (uint32_t)(count - column->first);
+    const int64_t count = fill_tile(b, cells, t, tile, entries + first, NULL);
+    t->by_length[tile] =
+        (esmm_cuda_tile_column){.tile = (uint32_t)tile, .first = (uint32_t)first, .entries = (uint32_t)count};
+    first += count;
   }
   qsort(t->by_length, (size_t)t->tiles, sizeof *t->by_length, esmm_cuda_longer_first);
 }
@@ -200,7 +213,7 @@ static esmm_status upload(esmm_ctx *ctx, const tables *t, const esmm_narrow_entr
     size_t bytes;
   } all[] = {{&n->entries, entries, (size_t)n->entry_count * sizeof *entries},
              {&n->columns, t->by_length, (size_t)t->tiles * sizeof *t->by_length},
-             {&n->places, t->places, (size_t)(t->tiles * BLOCKS) * sizeof *t->places}};
+             {&n->places, t->places, (size_t)(t->tiles * COLS) * sizeof *t->places}};
   size_t bytes = 0, at[sizeof all / sizeof *all];
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!esmm_cuda_reserve(&bytes, all[i].bytes, ALIGN, &at[i]))
@@ -229,7 +242,7 @@ static esmm_status keep_columns(esmm_ctx *ctx, const tables *t, esmm_cuda_narrow
 
 static esmm_status list(esmm_ctx *ctx, esmm_cuda_blocks *b, const uint32_t *cells, tables *t, CUstream stream)
 {
-  count_entries(t, &b->narrow);
+  count_entries(b, t, &b->narrow);
   const size_t bytes = (size_t)esmm_max(1, b->narrow.entry_count) * sizeof(esmm_narrow_entry);
   esmm_narrow_entry *entries = esmm_mem_alloc(&ctx->allocator, bytes);
   if (!entries)

@@ -26,14 +26,14 @@ static esmm_bsr16_lists lists_of(const esmm_problem *p)
                             .columns = n->columns,
                             .places = n->places,
                             .rows = ESMM_NARROW_ROWS,
-                            .cols = ESMM_NARROW_BLOCKS * ESMM_NARROW_SIDE,
+                            .cols = ESMM_NARROW_COLS * ESMM_NARROW_SIDE,
                             .k = ESMM_NARROW_SIDE,
                             .cell_cols = ESMM_NARROW_SIDE,
                             .pairs = p->m > ESMM_NARROW_ROWS};
 }
 
-/* Bytes that come to the busiest multiprocessor through the second-level cache, or its entries and blocks, whichever
-   takes longer; beside them what memory has to move once. */
+/* Bytes that come to the busiest multiprocessor through the second-level cache, or its chunks and blocks, whichever
+   take longer; beside them what memory has to move once. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
 {
@@ -41,11 +41,11 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const esmm_cuda_narrow *n = &esmm_cuda_b(p)->blocks.narrow;
   const esmm_bsr16_lists lists = lists_of(p);
   const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, &lists);
-  const double block = 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_SIDE;
-  const double blocks = n->entry_count > 0 ? (double)n->blocks / (double)n->entry_count : 0.0; /* of an entry */
+  const double block = 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_SIDE, all = fmax(1.0, (double)n->entry_count);
+  const double blocks = (double)n->blocks / all, chunks = (double)n->chunks / all; /* of an entry */
   const double bytes =
-      c.entries * (2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_ROWS + blocks * block / (lists.pairs ? 2.0 : 1.0));
-  const double steps = c.entries * (1.0 + blocks);
+      c.entries * (chunks * 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_ROWS + blocks * block / (lists.pairs ? 2.0 : 1.0));
+  const double steps = c.entries * (chunks + blocks);
   if (cost[0] * bytes >= cost[1] * steps)
     units->base[0] = bytes;
   else
@@ -75,8 +75,8 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16),                             \
   .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,           \
   .workspace = workspace, .device = &about,                                                                        \
-  .term_names = {"bytes to a multiprocessor", "entries and blocks", "reading and writing",                         \
-                 "adding of parts",           "copying of a",       "launches"},                                   \
+  .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                          \
+                 "adding of parts",           "copying of a",      "launches"},                                    \
   .cost = {1.6e-11, 6e-8, 1e-13, 4e-6, 3.9e-6, 8e-6}
 
 ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};

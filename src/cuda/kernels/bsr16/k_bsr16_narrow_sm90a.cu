@@ -12,8 +12,8 @@
  *
  *     A: 128 rows                   columns 96.., 544.., 0.., ... (eight)        C
  *     [ chunk 0           ]         [ x . . x . . . . ]
- *     [ chunk 1: not read ]    x    [ . . . . . . . . ]       =       [ rows 0 to 63:   warpgroup 0 ]
- *     [ chunk 2           ]         [ . . x . . . . . ]               [ rows 64 to 127: warpgroup 1 ]
+ *     [ chunk 1: not read ]    x    [ . . . . . . . . ]       =       [ columns 0 to 3: warpgroup 0 ]
+ *     [ chunk 2           ]         [ . . x . . . . . ]               [ columns 4 to 7: warpgroup 1 ]
  *
  * A stage holds an entry: A's chunk, and up to four blocks. An instruction has 64 rows and 32 columns, so only what is
  * there is multiplied; it reads A's 64 rows again for every block, which shared memory allows at two thirds of its
@@ -24,25 +24,29 @@
 #include "cuda/kernels/bsr16/units.cuh"
 
 #define STAGES ESMM_NARROW_STAGES
-#define WARPS 4 /* that load */
+#define CHUNKS ESMM_NARROW_CHUNKS
 #define SIDE ESMM_NARROW_SIDE
-#define BLOCKS ESMM_NARROW_BLOCKS
+#define COLS ESMM_NARROW_COLS
 #define A_PANEL (64 * SIDE * 2) /* 64 rows of a chunk */
-#define A_BYTES (2 * A_PANEL)   /* of a stage; its blocks are behind them */
+#define A_CHUNK (2 * A_PANEL)
+#define A_BYTES (CHUNKS * A_CHUNK) /* of a stage; its blocks are behind them */
 #define BLOCK_BYTES (SIDE * SIDE * 2)
-#define STAGE_BYTES (A_BYTES + ESMM_NARROW_EACH * BLOCK_BYTES)
-#define BOX (64 * SIDE * 2) /* bytes: 64 rows of 32 columns of C */
-#define BLOCK_SUMS 16       /* a thread's share of 64 x 32 sums */
-#define SUMS (BLOCKS * BLOCK_SUMS)
+#define STAGE_BYTES (A_BYTES + ESMM_NARROW_BLOCKS * BLOCK_BYTES)
+#define BOX (64 * SIDE * 2)           /* bytes: 64 rows of 32 columns of C */
+#define BLOCK_SUMS 16                 /* a thread's share of 64 x 32 sums */
+#define MINE (COLS / 2)               /* times 32 columns of a warpgroup, for all of a tile's rows: */
+#define HALF_SUMS (MINE * BLOCK_SUMS) /* 64 rows of it, */
+#define SUMS (2 * HALF_SUMS)          /* and 64 more */
+#define WARPS 4                       /* that load */
 
-/* What consumers are told of a stage: which blocks it has, whether it is its unit's last, whether there are no more. */
-enum { TOLD_BLOCKS = 0xff, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
+/* What consumers are told of a stage beside its `alive`. */
+enum { TOLD_LAST = 1, TOLD_END = 2 }; /* of its unit; there are no more */
 
 typedef struct narrow_shared {
   uint64_t full[STAGES], empty[STAGES];
   bsr16_tickets tickets;
-  uint32_t told[STAGES];
-  uint32_t come; /* parts of a tile that were there before this one */
+  alignas(16) uint2 told[STAGES]; /* alive, TOLD_... */
+  uint32_t come;                  /* parts of a tile that were there before this one */
   /* With a unit's last stage: its row, -, place, parts << 16 | part; where its columns are. */
   alignas(16) uint4 unit[STAGES], places[STAGES][2];
   /* Each warpgroup's own, on the way to C. */
@@ -53,58 +57,59 @@ typedef struct narrow_shared {
 } narrow_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) <= ESMM_NARROW_SHARED,
               "params.h tells the host another size");
-static_assert(BLOCKS == 8, "two vectors of places");
+static_assert(COLS == 8 && CHUNKS == 4, "two vectors of places, a word of bits");
 static_assert(WARPS * 32 == FEEDERS && STAGES % WARPS == 0, "a warp has the same stages each time");
 
 /* ---- loading ---- */
 
-typedef struct narrow_entry {
-  uint4 first, second; /* as esmm_narrow_entry has them */
-} narrow_entry;
-
-static __device__ __forceinline__ narrow_entry entry_at(const esmm_bsr16_params &p, const bsr16_list &list, int at)
+/* Lane i's: word i of an entry, if there is one. */
+static __device__ __forceinline__ uint32_t entry_at(const esmm_bsr16_params &p, const bsr16_list &list, int at)
 {
-  narrow_entry entry = {};
-  if (at < list.after) {
-    const uint4 *from = (const uint4 *)p.entries + 2 * ((int64_t)list.base + at);
-    entry.first = __ldg(from);
-    entry.second = __ldg(from + 1);
-  }
-  return entry;
+  enum { WORDS = sizeof(esmm_narrow_entry) / 4 };
+  const int lane = (int)threadIdx.x % 32;
+  return at < list.after && lane < WORDS ? __ldg((const uint32_t *)p.entries + ((int64_t)list.base + at) * WORDS + lane)
+                                         : 0;
 }
 
-/* What lane i has. */
-static __device__ __forceinline__ esmm_narrow_entry entry_of(const narrow_entry &mine, int i)
+/* The same of all lanes. */
+static __device__ __forceinline__ esmm_narrow_entry entry_of(uint32_t word)
 {
   esmm_narrow_entry entry;
-  entry.chunk = __shfl_sync(~0u, mine.first.x, i);
-  entry.alive = __shfl_sync(~0u, mine.first.y, i);
-  entry.block[0] = __shfl_sync(~0u, mine.first.z, i);
-  entry.block[1] = __shfl_sync(~0u, mine.first.w, i);
-  entry.block[2] = __shfl_sync(~0u, mine.second.x, i);
-  entry.block[3] = __shfl_sync(~0u, mine.second.y, i);
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++)
+    entry.chunk[i] = __shfl_sync(~0u, word, i);
+  entry.alive = __shfl_sync(~0u, word, CHUNKS);
+#pragma unroll
+  for (int i = 0; i < ESMM_NARROW_BLOCKS; i++)
+    entry.block[i] = __shfl_sync(~0u, word, CHUNKS + 1 + i);
   return entry;
 }
 
 /* Lane i's of eight: where the i-th 32 columns of a tile are. */
 static __device__ __forceinline__ uint32_t place_at(const esmm_bsr16_params &p, const bsr16_list &list)
 {
-  return __ldg((const uint32_t *)p.places + (int64_t)list.tile * BLOCKS + threadIdx.x % BLOCKS);
+  return __ldg((const uint32_t *)p.places + (int64_t)list.tile * COLS + threadIdx.x % COLS);
 }
 
-/* One thread: A's chunk and the blocks of an entry. turn: which of a pair fetches its first block. */
+/* One thread: A's chunks and the blocks of an entry. turn: which of a pair fetches its first block. */
 static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
                                                   const esmm_narrow_entry &entry, int rank, int turn)
 {
-  const int k = (int)entry.chunk * SIDE, blocks = __popc(entry.alive);
-  if (p.a_by_k) {
-    sm90_tma_load(stage, &p.map_a, row, k, full);
-    sm90_tma_load(stage + A_PANEL, &p.map_a, row + 64, k, full);
-  } else {
-    sm90_tma_load(stage, &p.map_a, k, row, full);
+  const int blocks = __popc(entry.alive);
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++) {
+    if (!(entry.alive >> 8 * i & 0xff))
+      break;
+    const int k = (int)entry.chunk[i] * SIDE;
+    if (p.a_by_k) {
+      sm90_tma_load(stage + i * A_CHUNK, &p.map_a, row, k, full);
+      sm90_tma_load(stage + i * A_CHUNK + A_PANEL, &p.map_a, row + 64, k, full);
+    } else {
+      sm90_tma_load(stage + i * A_CHUNK, &p.map_a, k, row, full);
+    }
   }
 #pragma unroll
-  for (int i = 0; i < ESMM_NARROW_EACH; i++) {
+  for (int i = 0; i < ESMM_NARROW_BLOCKS; i++) {
     if (i >= blocks)
       break;
     char *to = stage + A_BYTES + i * BLOCK_BYTES;
@@ -116,50 +121,52 @@ static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, ch
   }
 }
 
-/* One of the loading warps: one thread has 200 instructions for a stage, and a stage is multiplied in less time than
-   these take. Stages come in turns to the warps. */
+static __device__ __forceinline__ uint32_t entry_bytes(uint32_t alive)
+{
+  uint32_t chunks = 0;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; i++)
+    chunks += alive >> 8 * i & 0xff ? 1 : 0;
+  return chunks * A_CHUNK + (uint32_t)__popc(alive) * BLOCK_BYTES;
+}
+
+/* One of the loading warps; stages come to them in turns, for a stage takes one thread hundreds of instructions. */
 static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
 {
   const bsr16_work work = work_of(p);
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-  int slot = warp,
-      before = 0; /* before: stages of all units before this one, of which those of its number are its own */
+  int slot = warp, before = 0; /* before: stages of all units before this one, of which every WARPS-th is its own */
   uint32_t phase = 1;
   bsr16_next next = first_of(p, work);
-  narrow_entry then =
-      entry_at(p, next.list, next.list.first + warp + lane * WARPS); /* lane i's: its i-th of the next */
+  uint32_t then = entry_at(p, next.list, next.list.first + warp); /* its first of the next unit */
   uint32_t then_place = place_at(p, next.list);
   for (int turn = 0; next.index < work.count; turn++) {
     const bsr16_unit unit = next.unit;
     const bsr16_list list = next.list;
     const uint32_t place = then_place;
-    const int count = max(list.after - list.first, 1), first = list.first + (warp - before & WARPS - 1);
-    narrow_entry mine = then; /* the same of this unit */
+    const int count = max(list.after - list.first, 1), first = list.first + ((warp - before) & (WARPS - 1));
+    uint32_t word = then;
     before += count;
     next.step = NEXT_ASK;
-    for (int at = first, base = at; at < list.first + count; at += WARPS) {
-      if (at - base == 32 * WARPS) {
-        base = at;
-        mine = entry_at(p, list, base + lane * WARPS);
-      }
+    for (int at = first; at < list.first + count; at += WARPS) {
       const bool last = at + 1 == list.first + count;
-      const esmm_narrow_entry entry = entry_of(mine, (at - base) / WARPS);
+      const esmm_narrow_entry entry = entry_of(word);
+      word = entry_at(p, list, at + WARPS);
       if (lane == 0)
         sm90_barrier_wait(&sh->empty[slot], phase);
       if (last) {
         __syncwarp();
-        if (lane < BLOCKS)
+        if (lane < COLS)
           ((uint32_t *)sh->places[slot])[lane] = place;
         __syncwarp();
       }
       if (lane == 0) {
-        sh->told[slot] = (entry.alive & TOLD_BLOCKS) | (last ? TOLD_LAST : 0);
+        sh->told[slot] = make_uint2(entry.alive, last ? TOLD_LAST : 0);
         if (last)
           sh->unit[slot] =
               make_uint4((uint32_t)unit.row, 0, (uint32_t)unit.place, (uint32_t)(unit.parts << 16 | unit.part));
-        sm90_barrier_expect(&sh->full[slot], entry.alive ? (uint32_t)(A_BYTES + __popc(entry.alive) * BLOCK_BYTES) : 0);
-        if (entry.alive)
-          load_entry(p, ring + slot * STAGE_BYTES, &sh->full[slot], unit.row, entry, work.rank, slot);
+        sm90_barrier_expect(&sh->full[slot], entry_bytes(entry.alive));
+        load_entry(p, ring + slot * STAGE_BYTES, &sh->full[slot], unit.row, entry, work.rank, slot);
       }
       __syncwarp();
       slot += WARPS;
@@ -169,19 +176,19 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
       }
       if (next.step < NEXT_KNOWN && (list.first + count - at - 1) / WARPS <= AHEAD - next.step &&
           next_step<STAGES, WARPS>(p, &sh->tickets, work, turn, next)) {
-        then = entry_at(p, next.list, next.list.first + (warp - before & WARPS - 1) + lane * WARPS);
+        then = entry_at(p, next.list, next.list.first + ((warp - before) & (WARPS - 1)));
         then_place = place_at(p, next.list);
       }
     }
     while (next.step < NEXT_KNOWN)
       if (next_step<STAGES, WARPS>(p, &sh->tickets, work, turn, next)) {
-        then = entry_at(p, next.list, next.list.first + (warp - before & WARPS - 1) + lane * WARPS);
+        then = entry_at(p, next.list, next.list.first + ((warp - before) & (WARPS - 1)));
         then_place = place_at(p, next.list);
       }
   }
-  if (lane == 0 && (before & WARPS - 1) == warp) {
+  if (lane == 0 && (before & (WARPS - 1)) == warp) {
     sm90_barrier_wait(&sh->empty[slot], phase);
-    sh->told[slot] = TOLD_END;
+    sh->told[slot] = make_uint2(0, TOLD_END);
     sm90_barrier_arrive(&sh->full[slot]);
   }
   __syncwarp();
@@ -207,7 +214,7 @@ static __device__ __forceinline__ narrow_consumer consumer_of(const esmm_bsr16_p
   c.told = sm90_address(sh->told);
   c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
   asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
-  c.a_view = view_of(ring + group_now() * A_PANEL, A_PANEL, A_BY_K ? 1024 : 512, A_BY_K);
+  c.a_view = view_of(ring, A_PANEL, A_BY_K ? 1024 : 512, A_BY_K);
   c.b_view = view_of(ring + A_BYTES, BLOCK_BYTES, 512, false);
   c.slot = c.phase = 0;
   return c;
@@ -227,11 +234,12 @@ static __device__ __forceinline__ void let_go(const narrow_consumer &c, uint32_t
                : WGMMA16_SUMS_8(AT), WGMMA16_SUMS_8(AT + 8)                              \
                : "l"(a), "l"(b), "n"(a_by_k))
 
-/* Sums of the PLACE-th 32 columns += a chunk's 64 rows times their block. */
-template <esmm_dtype DTYPE, bool A_BY_K, int PLACE>
+/* Sums of a half's I-th 32 columns += a chunk's 64 rows times their block. */
+template <esmm_dtype DTYPE, bool A_BY_K, int HALF, int I>
 static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint64_t a, uint64_t b)
 {
-  enum { AT = PLACE * BLOCK_SUMS, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
+  enum { AT = HALF * HALF_SUMS + I * BLOCK_SUMS, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
+  a += HALF * (A_PANEL >> 4);
 #pragma unroll
   for (int s = 0; s < SIDE / 16; s++, a += A_STEP, b += B_STEP)
     if (DTYPE == ESMM_F16)
@@ -240,71 +248,93 @@ static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint64_t
       WGMMA_32("bf16.bf16", A_BY_K);
 }
 
-/* Those of a stage's blocks from the PLACE-th 32 columns on. Each is committed by itself: the compiler does so in any
-   case, where sums are chosen by branches, and a commit of all would be one more. */
-template <esmm_dtype DTYPE, bool A_BY_K, int PLACE>
-static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], uint32_t alive, uint64_t a, uint64_t b)
+/* Those blocks that ALIVE has, from the I-th 32 columns on, which lie one after the other. */
+template <esmm_dtype DTYPE, bool A_BY_K, int ALIVE, int I>
+static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], uint64_t a, uint64_t b)
 {
-  if constexpr (PLACE < BLOCKS) {
-    if (alive >> PLACE & 1) {
-      sm90_wgmma_fence();
-      multiply_block<DTYPE, A_BY_K, PLACE>(sums, a, b);
-      sm90_wgmma_commit();
-      b += BLOCK_BYTES >> 4;
+  if constexpr (I < MINE) {
+    if constexpr (ALIVE >> I & 1) {
+      multiply_block<DTYPE, A_BY_K, 0, I>(sums, a, b);
+      multiply_block<DTYPE, A_BY_K, 1, I>(sums, a, b);
     }
-    multiply_blocks<DTYPE, A_BY_K, PLACE + 1>(sums, alive, a, b);
+    multiply_blocks<DTYPE, A_BY_K, ALIVE, I + 1>(sums, a, b + (ALIVE >> I & 1 ? BLOCK_BYTES >> 4 : 0));
   }
 }
 
-/* For all blocks but the last `count`, which is a stage's. */
-static __device__ __forceinline__ void wait_for_all_but(int count)
+/* A chunk's blocks of this warpgroup. Each set of them is written out: what is under way together must not depend on
+   branches between, and to ask for each block by itself takes longer than to multiply it. */
+template <esmm_dtype DTYPE, bool A_BY_K>
+static __device__ __forceinline__ void multiply_chunk(float (&sums)[SUMS], uint32_t alive, uint64_t a, uint64_t b)
 {
-  static_assert(ESMM_NARROW_EACH == 4, "cases");
-  if (count == 1)
-    sm90_wgmma_wait<1>();
-  else if (count == 2)
-    sm90_wgmma_wait<2>();
-  else if (count == 3)
-    sm90_wgmma_wait<3>();
-  else if (count == 4)
-    sm90_wgmma_wait<4>();
-  else
-    sm90_wgmma_wait<0>();
+#define SET(bits)                                        \
+  case bits:                                             \
+    sm90_wgmma_fence();                                  \
+    multiply_blocks<DTYPE, A_BY_K, bits, 0>(sums, a, b); \
+    sm90_wgmma_commit();                                 \
+    break
+  switch (alive) {
+    SET(1);
+    SET(2);
+    SET(3);
+    SET(4);
+    SET(5);
+    SET(6);
+    SET(7);
+    SET(8);
+    SET(9);
+    SET(10);
+    SET(11);
+    SET(12);
+    SET(13);
+    SET(14);
+    SET(15);
+  default:
+    break;
+  }
+#undef SET
 }
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(narrow_consumer &c, float (&sums)[SUMS], uint32_t &at)
 {
-  uint32_t before = STAGES, what = 0;
+  uint32_t what = 0;
 #pragma unroll
   for (int j = 0; j < SUMS; j++)
     sums[j] = 0.0f;
-  do {
+  for (;;) {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
-    what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
-    multiply_blocks<DTYPE, A_BY_K, 0>(sums, what, c.a_view + c.slot * (STAGE_BYTES >> 4),
-                                      c.b_view + c.slot * (STAGE_BYTES >> 4));
-    if (before < STAGES) {
-      wait_for_all_but(__popc(what & TOLD_BLOCKS));
-      let_go(c, before);
+    uint2 told = make_uint2(0, 0);
+    if (c.lane == c.reader)
+      told = sm90_load2(c.told + c.slot * 8);
+    uint32_t alive = __shfl_sync(~0u, told.x, c.reader);
+    what = __shfl_sync(~0u, told.y, c.reader);
+    uint64_t a = c.a_view + c.slot * (STAGE_BYTES >> 4), b = c.b_view + c.slot * (STAGE_BYTES >> 4);
+#pragma unroll 1
+    for (; alive; alive >>= COLS) { /* chunks that have none come last */
+      const uint32_t lower = alive & 0xf, upper = alive >> MINE & 0xf, mine = group_now() ? upper : lower;
+      multiply_chunk<DTYPE, A_BY_K>(sums, mine, a, b + (group_now() ? __popc(lower) * (BLOCK_BYTES >> 4) : 0));
+      a += A_CHUNK >> 4;
+      b += __popc(alive & 0xff) * (BLOCK_BYTES >> 4);
     }
-    before = c.slot;
+    sm90_wgmma_wait<0>();
+    at = c.slot;
     if (++c.slot == STAGES) {
       c.slot = 0;
       c.phase ^= 1;
     }
-  } while (!(what & (TOLD_LAST | TOLD_END)));
-  sm90_wgmma_wait<0>();
-  at = before;
-  return what;
+    if (what)
+      return what;
+    let_go(c, at);
+  }
 }
 
 /* ---- the epilogue ---- */
 
-/* A thread has, of 64 rows by eight times 32 columns, sums[16i + 4j + 2h + e]: row 16 * warp + lane / 4 + 8h, column
-   8j + lane % 4 * 2 + e of the i-th 32. */
+/* A thread has, of twice 64 rows by four times 32 columns, sums[64h + 16i + 4j + 2r + e]: row 64h + 16 * warp + lane /
+   4
+   + 8r, column 8j + lane % 4 * 2 + e of the warpgroup's i-th 32. */
 
 /* 16 rows by 32 columns to lines of 64 bytes, swizzled. */
 template <esmm_dtype DTYPE>
@@ -319,13 +349,13 @@ static __device__ __forceinline__ void store_block(uint32_t to, const float (&x)
   }
 }
 
-/* Finishes a warpgroup's sums and has TMA write them, twice 32 columns at a time. row: its first. */
+/* Finishes a warpgroup's sums and has TMA write them, 64 rows of twice 32 columns at a time. row: the tile's first. */
 static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
-                                                   const uint32_t (&places)[BLOCKS], char (*boxes)[2][BOX])
+                                                   const uint32_t (&places)[MINE], char (*boxes)[2][BOX])
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
 #pragma unroll
-  for (int g = 0; g < BLOCKS; g += 2) {
+  for (int g = 0; g < 2 * MINE; g += 2) {
     if (thread % 128 == 0)
       sm90_bulk_wait_read<1>(); /* what was in these boxes has left */
     meet_group(7 + group);
@@ -336,7 +366,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
 #pragma unroll
       for (int j = 0; j < BLOCK_SUMS; j++)
         x[j] = sums[BLOCK_SUMS * i + j];
-      finish_values<in_fragments>(p.epilogue, x, (int)places[i] * SIDE + thread % 4 * 2);
+      finish_values<in_fragments>(p.epilogue, x, (int)places[i % MINE] * SIDE + thread % 4 * 2);
       if (p.epilogue.c.dtype == ESMM_BF16)
         store_block<ESMM_BF16>(to, x);
       else /* ESMM_F16 */
@@ -345,31 +375,34 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
     sm90_fence_async();
     meet_group(7 + group);
     if (thread % 128 == 0) {
-      sm90_tma_store(&p.map_c, (int)places[g] * SIDE, row, boxes[g / 2 % 2][0]);
-      sm90_tma_store(&p.map_c, (int)places[g + 1] * SIDE, row, boxes[g / 2 % 2][1]);
+      const int at = row + g / MINE * 64;
+      sm90_tma_store(&p.map_c, (int)places[g % MINE] * SIDE, at, boxes[g / 2 % 2][0]);
+      sm90_tma_store(&p.map_c, (int)places[g % MINE + 1] * SIDE, at, boxes[g / 2 % 2][1]);
       sm90_bulk_commit();
     }
   }
 }
 
-/* Any C: a warp's 16 rows from `row` on by 32 columns a turn, through its own shared memory. The sums are lost. */
+/* Any C: 16 rows by 32 columns of a warp a turn, through its own shared memory; row: its first. The sums are lost. */
 static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
-                                                  uint32_t (&places)[BLOCKS], float *spare)
+                                                  uint32_t (&places)[MINE], float *spare)
 {
   const esmm_epilogue_params &e = p.epilogue;
   const int lane = thread_now() % 32;
 #pragma unroll 1
-  for (int g = 0; g < BLOCKS; g++) {
+  for (int g = 0; g < 2 * MINE; g++) {
     const int64_t col = (int64_t)places[0] * SIDE; /* past C: there are no such columns */
+    const int first = row + g / MINE * 64;
 #pragma unroll
     for (int i = 0; i < BLOCK_SUMS; i++)
       spare[(lane / 4 + i / 2 % 2 * 8) * SIDE + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
 #pragma unroll
     for (int i = 0; i + BLOCK_SUMS < SUMS; i++)
       sums[i] = sums[i + BLOCK_SUMS];
-#pragma unroll
-    for (int i = 0; i + 1 < BLOCKS; i++)
-      places[i] = places[i + 1];
+    places[0] = places[1]; /* they come round again for the second half */
+    places[1] = places[2];
+    places[2] = places[3];
+    places[3] = (uint32_t)(col / SIDE);
     __syncwarp();
     if (has_vectors(e.c) && col + SIDE <= p.n) {
 #pragma unroll 1
@@ -378,14 +411,14 @@ static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, fl
         const float4 *from = (const float4 *)(spare + r * SIDE + lane % 4 * 8);
         const float4 low = from[0], high = from[1];
         float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        if (row + r < p.m)
-          finish_8(e, row + r, col + lane % 4 * 8, x);
+        if (first + r < p.m)
+          finish_8(e, first + r, col + lane % 4 * 8, x);
       }
     } else {
 #pragma unroll 1
       for (int r = 0; r < 16; r++)
-        if (row + r < p.m && col + lane < p.n)
-          finish_element(e, row + r, col + lane, spare[r * SIDE + lane]);
+        if (first + r < p.m && col + lane < p.n)
+          finish_element(e, first + r, col + lane, spare[r * SIDE + lane]);
     }
     __syncwarp();
   }
@@ -393,18 +426,18 @@ static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, fl
 
 /* What becomes of the sums. */
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &told,
-                                                   uint32_t (&places)[BLOCKS], narrow_shared *sh, float (&sums)[SUMS])
+                                                   uint32_t (&places)[MINE], narrow_shared *sh, float (&sums)[SUMS])
 {
   const int row = (int)told.x, parts = (int)(told.w >> 16), part = (int)(told.w & 0xffff);
   const int group = group_now(), warp = thread_now() / 32 % 4;
-  bool whole = true; /* all its columns lie inside C */
+  bool whole = true; /* all the warpgroup's columns lie inside C */
 #pragma unroll
-  for (int i = 0; i < BLOCKS; i++)
+  for (int i = 0; i < MINE; i++)
     whole &= ((int64_t)places[i] + 1) * SIDE <= p.n;
   if (parts > 1 && !add_parts(p, &sh->come, row, (int)told.z, part, parts, sums))
     return;
   if (p.c_boxes && whole) {
-    store_boxes(p, sums, row + group * 64, places, sh->own[group].boxes);
+    store_boxes(p, sums, row, places, sh->own[group].boxes);
     return;
   }
   if (p.c_boxes) { /* boxes of the tile before may not have left yet */
@@ -412,7 +445,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
       sm90_bulk_wait_read();
     meet_group(7 + group);
   }
-  store_sums(p, sums, row + group * 64 + warp * 16, places, sh->own[group].spare[warp]);
+  store_sums(p, sums, row + warp * 16, places, sh->own[group].spare[warp]);
   if (p.c_boxes)
     meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
 }
@@ -437,17 +470,15 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
         sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
       return;
     }
-    uint4 unit = {}, first = {}, second = {};
+    uint4 unit = {}, mine = {};
     if (c.lane == c.reader) {
       unit = sh->unit[at];
-      first = sh->places[at][0];
-      second = sh->places[at][1];
+      mine = sh->places[at][group_now()];
     }
     unit = told_by(c.reader, unit);
-    first = told_by(c.reader, first);
-    second = told_by(c.reader, second);
+    mine = told_by(c.reader, mine);
     let_go(c, at);
-    uint32_t places[BLOCKS] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    uint32_t places[MINE] = {mine.x, mine.y, mine.z, mine.w};
     finish_unit(p, unit, places, sh, sums);
   }
 }

@@ -110,6 +110,13 @@ static __device__ __forceinline__ uint4 sm90_load4(uint32_t from)
   return x;
 }
 
+static __device__ __forceinline__ uint2 sm90_load2(uint32_t from)
+{
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
 static __device__ __forceinline__ uint32_t sm90_load(uint32_t from)
 {
   uint32_t x;
