@@ -85,26 +85,31 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
 
 /* ---- the epilogue ---- */
 
-/* 16 rows by 64 columns, 128 bytes a row, swizzled. */
-template <esmm_dtype DTYPE> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
+/* A warp's 16 rows by 64 columns: four times matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void pack_lines(const float *sums, uint32_t (&pairs)[4][4])
 {
-  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
 #pragma unroll
-  for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
-    const float *x = &sums[8 * i];
-    const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
-                               pair_of<DTYPE>(x[6], x[7])};
-    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs);
-  }
+  for (int i = 0; i < 16; i++)
+    pairs[i / 4][i % 4] = pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]);
 }
 
 /* By C's dtype, which is 16-bit. */
-static __device__ __forceinline__ void store_lines(int32_t dtype, uint32_t to, const float *sums)
+static __device__ __forceinline__ void pack_lines(int32_t dtype, const float *sums, uint32_t (&pairs)[4][4])
 {
   if (dtype == ESMM_BF16)
-    store_lines<ESMM_BF16>(to, sums);
+    pack_lines<ESMM_BF16>(sums, pairs);
   else /* ESMM_F16 */
-    store_lines<ESMM_F16>(to, sums);
+    pack_lines<ESMM_F16>(sums, pairs);
+}
+
+/* To shared memory, 128 bytes a row, swizzled. */
+static __device__ __forceinline__ void store_lines(uint32_t to, const uint32_t (&pairs)[4][4])
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs[i]);
 }
 
 /* ---- what is noted of C ---- */
@@ -255,13 +260,14 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
- * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
- * bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a curve or a residual may follow.
+ * others, or is counted on the way there (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits
+ * until that memory has been read. bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a
+ * curve or a residual may follow.
  */
 template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    float (&sums)[SUMS], int row, int col, const float *bias, char *here,
-                                                   int room, char *there, bool late)
+                                                   int room, char *there, bool late, bool counted)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   if constexpr (MORE) {
@@ -276,7 +282,11 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
         x[i] = sums[i];
       const int first = 64 * g + lane % 4 * 2;
       finish_panel(p.epilogue, x, row + warp * 16 + lane / 4, col + first, bias_from(bias, first));
-      store_lines(p.epilogue.c.dtype, to, x);
+      uint32_t pairs[4][4];
+      pack_lines(p.epilogue.c.dtype, x, pairs);
+      store_lines(to, pairs);
+      if (counted)
+        tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs);
 #pragma unroll
       for (int i = 0; i + PANEL_SUMS < SUMS; i++)
         sums[i] = sums[i + PANEL_SUMS];
@@ -290,7 +300,11 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
       const int panel = group * (SUMS / 32) + g;
       const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
                           (uint32_t)warp * (PANEL / 4);
-      store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
+      uint32_t pairs[4][4];
+      pack_lines(p.epilogue.c.dtype, &sums[32 * g], pairs);
+      store_lines(to, pairs);
+      if (counted)
+        tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs);
     }
   }
   if (!late && p.epilogue.extra & ESMM_EXTRA_TALLY) {
@@ -307,7 +321,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   sm90_fence_async();
   meet_group(7 + group);
   if (thread % 128 == 0) {
-    if (late && tallies_late(p))
+    if (late)
       tally_next(sh, group, row, col, sm90_address(here));
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
@@ -329,7 +343,9 @@ static __device__ __forceinline__ void store_rows(const esmm_epilogue_params &e,
   const bool mine = lane % 8 * 4 >= first && lane % 8 * 4 < last;
   const uint32_t here = sm90_address(spare);
   uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col + lane % 8 * 8;
-  store_lines(e.c.dtype, here, sums);
+  uint32_t pairs[4][4];
+  pack_lines(e.c.dtype, sums, pairs);
+  store_lines(here, pairs);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; i++) {
