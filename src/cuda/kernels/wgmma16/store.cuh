@@ -85,22 +85,55 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
 
 /* ---- the epilogue ---- */
 
+/* pair_of, and what is below 0 becomes 0, in the same instruction. NaN stays NaN; a zero's sign is not kept. */
+template <esmm_dtype DTYPE> static __device__ __forceinline__ uint32_t rectified_pair_of(float x, float y)
+{
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a 16-bit C");
+  uint32_t pair;
+  if (DTYPE == ESMM_BF16)
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  else
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+
 /* A warp's 16 rows by 64 columns: four times matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15. */
-template <esmm_dtype DTYPE>
+template <esmm_dtype DTYPE, bool RECTIFY>
 static __device__ __forceinline__ void pack_lines(const float *sums, uint32_t (&pairs)[4][4])
 {
 #pragma unroll
   for (int i = 0; i < 16; i++)
-    pairs[i / 4][i % 4] = pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]);
+    pairs[i / 4][i % 4] =
+        RECTIFY ? rectified_pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]) : pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]);
 }
 
 /* By C's dtype, which is 16-bit. */
+template <bool RECTIFY = false>
 static __device__ __forceinline__ void pack_lines(int32_t dtype, const float *sums, uint32_t (&pairs)[4][4])
 {
   if (dtype == ESMM_BF16)
-    pack_lines<ESMM_BF16>(sums, pairs);
+    pack_lines<ESMM_BF16, RECTIFY>(sums, pairs);
   else /* ESMM_F16 */
-    pack_lines<ESMM_F16>(sums, pairs);
+    pack_lines<ESMM_F16, RECTIFY>(sums, pairs);
+}
+
+/* What of NONE, RELU and RELU2 comes before packing: x |x| for the last. pack_activated does the rest. */
+template <int SUMS>
+static __device__ __forceinline__ void begin_activation(const esmm_epilogue_params &e, float (&sums)[SUMS])
+{
+  if (e.activation == ESMM_ACT_RELU2)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = __fmul_rn(sums[i], fabsf(sums[i]));
+}
+
+static __device__ __forceinline__ void pack_activated(const esmm_epilogue_params &e, const float *sums,
+                                                      uint32_t (&pairs)[4][4])
+{
+  if (e.activation == ESMM_ACT_NONE)
+    pack_lines(e.c.dtype, sums, pairs);
+  else
+    pack_lines<true>(e.c.dtype, sums, pairs);
 }
 
 /* To shared memory, 128 bytes a row, swizzled. */
@@ -294,14 +327,14 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   } else {
     scale(p.epilogue, sums);
     add_row(bias_from(bias, thread % 4 * 2), sums);
-    activate(p.epilogue.activation, sums);
+    begin_activation(p.epilogue, sums);
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;
       const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
                           (uint32_t)warp * (PANEL / 4);
       uint32_t pairs[4][4];
-      pack_lines(p.epilogue.c.dtype, &sums[32 * g], pairs);
+      pack_activated(p.epilogue, &sums[32 * g], pairs);
       store_lines(to, pairs);
       if (counted)
         tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs);
