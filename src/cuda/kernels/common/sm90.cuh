@@ -129,6 +129,11 @@ static __device__ __forceinline__ void sm90_store(uint32_t to, uint32_t x)
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
+static __device__ __forceinline__ void sm90_add(uint32_t to, uint32_t x)
+{
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
 static __device__ __forceinline__ void sm90_store4(uint32_t to, uint4 x)
 {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");

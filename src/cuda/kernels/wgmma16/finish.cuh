@@ -12,6 +12,7 @@
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define PANEL_SUMS 32 /* a thread's share of 64 columns */
+#define LOG2_E 1.4426950408889634074
 
 /* ---- curves ---- */
 
@@ -29,12 +30,10 @@ static __device__ __forceinline__ float reciprocal(float x)
   return y;
 }
 
-/* |x|, but not more than that; NaN stays NaN. */
+/* |x|, but not more than that; of NaN, that. */
 static __device__ __forceinline__ float magnitude(float x, float most)
 {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(fabsf(x)), "f"(most));
-  return y;
+  return fminf(fabsf(x), most);
 }
 
 template <int DEGREE> static __device__ __forceinline__ float polynomial(const float (&c)[DEGREE + 1], float x)
@@ -46,32 +45,45 @@ template <int DEGREE> static __device__ __forceinline__ float polynomial(const f
   return sum;
 }
 
-/* smooth() of epilogue.cuh: max(x, 0) - t * tail(t) with t = |x|. */
-template <esmm_activation ACTIVATION> static __device__ __forceinline__ float curve(float x)
+/* smooth() of epilogue.cuh: max(x, 0) - t * tail(t) with t = |x|. NaN stays NaN by the first term. */
+static __device__ __forceinline__ float gelu(float x)
 {
-  constexpr double LOG2_E = 1.4426950408889634074;
-  float lost;
-  if (ACTIVATION == ESMM_ACT_GELU) {
-    constexpr float p[] = {0.49999999995530976638f,  0.508395306745190167f,    0.25133751568319926738f,
-                           0.071633627863950939215f, 0.011716735951844875138f, 0.00089721355011788267803f};
-    constexpr float q[] = {1.0f,
-                           1.8146751657630647163f,
-                           1.4505764598126517899f,
-                           0.65928297064587929435f,
-                           0.18181320962682220405f,
-                           0.029369325044528575947f,
-                           0.0022489834420874904552f};
-    const float t = magnitude(x, 15.0f);
-    lost = t * exp2_of(t * t * (float)(-0.5 * LOG2_E)) * (polynomial<5>(p, t) * reciprocal(polynomial<6>(q, t)));
-  } else if (ACTIVATION == ESMM_ACT_GELU_TANH) {
-    constexpr float cube = (float)(-0.071354816272600248776 * LOG2_E), slope = (float)(-1.5957691216057307118 * LOG2_E);
-    const float t = magnitude(x, 12.0f), e = exp2_of(t * fmaf(t * t, cube, slope));
-    lost = t * e * reciprocal(e + 1.0f);
-  } else { /* ESMM_ACT_SILU */
-    const float t = magnitude(x, 120.0f), e = exp2_of(t * (float)-LOG2_E);
-    lost = t * e * reciprocal(e + 1.0f);
+  constexpr float p[] = {0.49999999995530976638f,  0.508395306745190167f,    0.25133751568319926738f,
+                         0.071633627863950939215f, 0.011716735951844875138f, 0.00089721355011788267803f};
+  constexpr float q[] = {1.0f,
+                         1.8146751657630647163f,
+                         1.4505764598126517899f,
+                         0.65928297064587929435f,
+                         0.18181320962682220405f,
+                         0.029369325044528575947f,
+                         0.0022489834420874904552f};
+  const float t = magnitude(x, 15.0f), e = exp2_of(t * t * (float)(-0.5 * LOG2_E));
+  return rectify(x) - t * e * (polynomial<5>(p, t) * reciprocal(polynomial<6>(q, t)));
+}
+
+/*
+ * The same for those whose tail is e / (e + 1), four values at once: they share a reciprocal, that of the product of
+ * their e + 1, which lie between 1 and 2. MUFU, which takes 8 cycles for a warp, then has 1.25 instructions a value
+ * instead of 2; with the others they are 9.5 instead of 8. What is NaN does not get into its neighbours.
+ */
+template <esmm_activation ACTIVATION> static __device__ __forceinline__ void logistic(float *x)
+{
+  static_assert(ACTIVATION == ESMM_ACT_SILU || ACTIVATION == ESMM_ACT_GELU_TANH, "another tail");
+  constexpr float cube = (float)(-0.071354816272600248776 * LOG2_E), slope = (float)(-1.5957691216057307118 * LOG2_E);
+  float above[4], over[4]; /* t * e, e + 1 */
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const bool silu = ACTIVATION == ESMM_ACT_SILU;
+    const float t = magnitude(x[i], silu ? 120.0f : 12.0f);
+    const float e = exp2_of(t * (silu ? (float)-LOG2_E : fmaf(t * t, cube, slope)));
+    above[i] = t * e;
+    over[i] = e + 1.0f;
   }
-  return rectify(x) - lost;
+  const float front = over[0] * over[1], back = over[2] * over[3], all = reciprocal(front * back);
+  const float both[2] = {all * back, all * front}; /* 1 / front, 1 / back */
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    x[i] = rectify(x[i]) - above[i] * (both[i / 2] * over[i ^ 1]);
 }
 
 /* Any activation: the choice is made once, outside the loops. */
@@ -86,17 +98,17 @@ static __device__ __forceinline__ void follow(int32_t activation, float (&x)[PAN
   case ESMM_ACT_GELU:
 #pragma unroll
     for (int i = 0; i < PANEL_SUMS; i++)
-      x[i] = curve<ESMM_ACT_GELU>(x[i]);
+      x[i] = gelu(x[i]);
     return;
   case ESMM_ACT_GELU_TANH:
 #pragma unroll
-    for (int i = 0; i < PANEL_SUMS; i++)
-      x[i] = curve<ESMM_ACT_GELU_TANH>(x[i]);
+    for (int i = 0; i < PANEL_SUMS; i += 4)
+      logistic<ESMM_ACT_GELU_TANH>(&x[i]);
     return;
   case ESMM_ACT_SILU:
 #pragma unroll
-    for (int i = 0; i < PANEL_SUMS; i++)
-      x[i] = curve<ESMM_ACT_SILU>(x[i]);
+    for (int i = 0; i < PANEL_SUMS; i += 4)
+      logistic<ESMM_ACT_SILU>(&x[i]);
     return;
   }
   __builtin_unreachable();

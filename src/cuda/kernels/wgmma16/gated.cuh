@@ -80,11 +80,12 @@ static __device__ __forceinline__ void store_gated_slowly(const esmm_wgmma16_par
 /*
  * A C that TMA can write, all 128 columns inside it. boxes: it does, from `here`, the warpgroup's panel of A, and from
  * its half of the spare memory; let_go_held waits until that has been read. Else sums [first, last) are stored from
- * here. bias: both of the tile's, the gate's 128 in front; or NULL: they are where the caller has them.
+ * here. bias: both of the tile's, the gate's 128 in front; or NULL: they are where the caller has them. counted: see
+ * tally.cuh.
  */
 static __device__ __forceinline__ void store_gated(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    const wgmma16_unit &unit, float (&sums)[2 * GATED_SUMS], int first,
-                                                   int last, bool boxes, char *here, const float *bias)
+                                                   int last, bool boxes, bool counted, char *here, const float *bias)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32;
   char *there = (char *)sh->spare + group * PANEL;
@@ -103,10 +104,15 @@ static __device__ __forceinline__ void store_gated(const esmm_wgmma16_params &p,
       const float *own = bias ? bias + ESMM_WGMMA16_GATED : (const float *)p.epilogue.bias;
       finish_gated(p, gate, x, row0 + lane / 4, col + lane % 4 * 2, p.gate_bias ? gates + at : nullptr,
                    p.epilogue.bias ? own + at : nullptr);
-      if (boxes)
-        store_lines(p.epilogue.c.dtype, sm90_address(g ? there : here) + (uint32_t)(warp % 4 * (PANEL / 4)), x);
-      else
+      if (boxes) {
+        uint32_t pairs[4][4];
+        pack_lines(p.epilogue.c.dtype, x, pairs);
+        store_lines(sm90_address(g ? there : here) + (uint32_t)(warp % 4 * (PANEL / 4)), pairs);
+        if (counted)
+          tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 2, pairs);
+      } else {
         store_rows(p.epilogue, x, row0, col, first - g, last - g, sh->spare[warp]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < PANEL_SUMS; i++) {

@@ -158,6 +158,7 @@ typedef struct wgmma16_consumer {
   uint32_t slot, phase;
   uint32_t held;  /* a stage from which C is being written; MAX_STAGES: none */
   uint32_t tiles; /* that were written so */
+  bool read_back; /* the last of them is, by warps that take notes of it */
 } wgmma16_consumer;
 
 static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring,
@@ -179,6 +180,7 @@ static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma1
   c.slot = c.phase = 0;
   c.held = MAX_STAGES;
   c.tiles = 0;
+  c.read_back = false;
   return c;
 }
 
@@ -189,16 +191,14 @@ static __device__ __forceinline__ void let_go(const wgmma16_consumer &c, uint32_
     sm90_barrier_arrive_cluster(c.empty + at * 8);
 }
 
-/* And so may the one from which C was written: the first warp says so for the warpgroup. Not WAIT: not yet, where what
-   is noted of C is not. */
-template <bool WAIT>
-static __device__ __forceinline__ void let_go_held(const esmm_wgmma16_params &p, wgmma16_shared *sh,
-                                                   wgmma16_consumer &c)
+/* And so may the one from which C was written: the first warp says so for the warpgroup. Not WAIT: not yet, where it is
+   still being read back. */
+template <bool WAIT> static __device__ __forceinline__ void let_go_held(wgmma16_shared *sh, wgmma16_consumer &c)
 {
   if (c.held >= MAX_STAGES)
     return;
   if (threadIdx.x / 32 % 4 == 0) {
-    if (tallies_late(p) && !c.gathered_lines) {
+    if (c.read_back) {
       uint64_t *tallied = &sh->tallied[c.group];
       const uint32_t parity = (c.tiles - 1) % 2;
       if (WAIT)
@@ -214,11 +214,18 @@ static __device__ __forceinline__ void let_go_held(const esmm_wgmma16_params &p,
   c.held = MAX_STAGES;
 }
 
+/* What was noted of the last tile that was written so has been taken: the first warp waits for the warpgroup. */
+static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &p, wgmma16_shared *sh,
+                                                     const wgmma16_consumer &c)
+{
+  if (tallies_late(p) && !c.gathered_lines && c.tiles && thread_now() / 32 % 4 == 0)
+    sm90_barrier_wait(&sh->tallied[c.group], (c.tiles - 1) % 2);
+}
+
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
 template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
-static __device__ __forceinline__ uint32_t multiply_unit(const esmm_wgmma16_params &p, wgmma16_shared *sh,
-                                                         wgmma16_consumer &c, float (&sums)[wgmma16_stage<COLS>::SUMS],
-                                                         uint32_t &at)
+static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgmma16_consumer &c,
+                                                         float (&sums)[wgmma16_stage<COLS>::SUMS], uint32_t &at)
 {
   typedef wgmma16_stage<COLS> stage;
   enum { STEPS = ESMM_WGMMA16_K / 16, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
@@ -228,7 +235,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(const esmm_wgmma16_para
     sums[j] = 0.0f;
   do {
     if (c.slot == c.held) /* nothing comes there before */
-      let_go_held<true>(p, sh, c);
+      let_go_held<true>(sh, c);
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
@@ -254,7 +261,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(const esmm_wgmma16_para
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
       let_go(c, before);
-      let_go_held<false>(p, sh, c);
+      let_go_held<false>(sh, c);
     }
     before = c.slot;
     if (++c.slot == stage::COUNT) {
@@ -279,16 +286,20 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   typedef wgmma16_stage<COLS> stage;
   const int warp = (thread_now() - FEEDERS) / 32, row0 = unit.row + warp * 16;
   const bool boxes = p.c_boxes && unit.parts == 1 && unit.col + COLS <= p.n;
-  let_go_held<true>(p, sh, c);
+  let_go_held<true>(sh, c);
+  if (boxes)
+    await_tallied(p, sh, c);
   if (boxes || c.tiles)
     meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
   if (boxes) {
     const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
     if (bias && !c.gathered_lines && bias_comes(p, unit, COLS))
       bias = sh->bias[at];
+    const bool late = !c.gathered_lines && tallies_late(p), counted = late && is_counted(p, unit.row);
     c.tiles++;
+    c.read_back = late && !counted;
     store_boxes<MORE>(p, sh, sums, unit.row + c.group * 64, unit.col, bias, ring + at * stage::BYTES,
-                      stage::BYTES / PANEL, (char *)sh->spare, !c.gathered_lines);
+                      stage::BYTES / PANEL, (char *)sh->spare, late, counted);
     c.held = at;
     return;
   }
@@ -308,11 +319,15 @@ static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_para
   const int row0 = unit.row + (thread_now() - FEEDERS) / 32 * 16;
   const bool inside = p.c_boxes && unit.col + ESMM_WGMMA16_GATED <= p.n, boxes = inside && unit.parts == 1;
   int first = 0, end = GATED_SUMS;
-  let_go_held<true>(p, sh, c);
+  const bool late = boxes && tallies_late(p), counted = late && is_counted(p, unit.row);
+  let_go_held<true>(sh, c);
+  if (boxes)
+    await_tallied(p, sh, c);
   if (boxes || c.tiles)
     meet_group(7 + c.group); /* its warps multiply no more; its last tile has left the spare memory */
   if (boxes) {
     c.tiles++;
+    c.read_back = late && !counted;
     c.held = at;
   } else {
     let_go(c, at);
@@ -322,7 +337,7 @@ static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_para
       return;
   }
   if (inside)
-    store_gated(p, sh, unit, sums, first, end, boxes, ring + at * stage::BYTES + c.group * PANEL,
+    store_gated(p, sh, unit, sums, first, end, boxes, counted, ring + at * stage::BYTES + c.group * PANEL,
                 bias_comes(p, unit, ESMM_WGMMA16_GATED) ? sh->bias[at] : nullptr);
   else
     store_gated_slowly(p, sums, row0, unit.col, first, end);
@@ -336,17 +351,20 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(p, sh, c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(sh, c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
     if (what & (STAGE_OFF | STAGE_END)) {
-      let_go_held<true>(p, sh, c);
+      let_go_held<true>(sh, c);
       let_go(c, at);
-      if (what & STAGE_END && !c.gathered_lines && tallies_late(p) && threadIdx.x % 128 == 0)
-        tally_next(sh, c.group, -1, 0, 0);
+      if (what & STAGE_END && !c.gathered_lines && tallies_late(p)) {
+        await_tallied(p, sh, c);
+        if (threadIdx.x % 128 == 0)
+          tally_next(sh, c.group, -1, 0, 0);
+      }
       return what & STAGE_END;
     }
     if constexpr (ENTRY == ENTRY_GATED)
@@ -530,6 +548,9 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
         sm90_barrier_init(&sh->tile_there[i], 1);
         sm90_barrier_init(&sh->tallied[i], TALLY_WARPS);
       }
+#pragma unroll 1
+      for (int i = 0; i < ESMM_WGMMA16_WIDE; i += 16)
+        *(uint4 *)&sh->tally_bytes[i] = make_uint4(0, 0, 0, 0);
     }
     if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
       sm90_prefetch_map(&p.map_packed);

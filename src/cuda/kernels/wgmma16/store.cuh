@@ -85,26 +85,64 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
 
 /* ---- the epilogue ---- */
 
-/* 16 rows by 64 columns, 128 bytes a row, swizzled. */
-template <esmm_dtype DTYPE> static __device__ __forceinline__ void store_lines(uint32_t to, const float *sums)
+/* pair_of, and what is below 0 becomes 0, in the same instruction. NaN stays NaN; a zero's sign is not kept. */
+template <esmm_dtype DTYPE> static __device__ __forceinline__ uint32_t rectified_pair_of(float x, float y)
 {
-  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
+  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a 16-bit C");
+  uint32_t pair;
+  if (DTYPE == ESMM_BF16)
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  else
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+
+/* A warp's 16 rows by 64 columns: four times matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15. */
+template <esmm_dtype DTYPE, bool RECTIFY>
+static __device__ __forceinline__ void pack_lines(const float *sums, uint32_t (&pairs)[4][4])
+{
 #pragma unroll
-  for (int i = 0; i < 4; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
-    const float *x = &sums[8 * i];
-    const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
-                               pair_of<DTYPE>(x[6], x[7])};
-    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs);
-  }
+  for (int i = 0; i < 16; i++)
+    pairs[i / 4][i % 4] =
+        RECTIFY ? rectified_pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]) : pair_of<DTYPE>(sums[2 * i], sums[2 * i + 1]);
 }
 
 /* By C's dtype, which is 16-bit. */
-static __device__ __forceinline__ void store_lines(int32_t dtype, uint32_t to, const float *sums)
+template <bool RECTIFY = false>
+static __device__ __forceinline__ void pack_lines(int32_t dtype, const float *sums, uint32_t (&pairs)[4][4])
 {
   if (dtype == ESMM_BF16)
-    store_lines<ESMM_BF16>(to, sums);
+    pack_lines<ESMM_BF16, RECTIFY>(sums, pairs);
   else /* ESMM_F16 */
-    store_lines<ESMM_F16>(to, sums);
+    pack_lines<ESMM_F16, RECTIFY>(sums, pairs);
+}
+
+/* What of NONE, RELU and RELU2 comes before packing: x |x| for the last. pack_activated does the rest. */
+template <int SUMS>
+static __device__ __forceinline__ void begin_activation(const esmm_epilogue_params &e, float (&sums)[SUMS])
+{
+  if (e.activation == ESMM_ACT_RELU2)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+      sums[i] = __fmul_rn(sums[i], fabsf(sums[i]));
+}
+
+static __device__ __forceinline__ void pack_activated(const esmm_epilogue_params &e, const float *sums,
+                                                      uint32_t (&pairs)[4][4])
+{
+  if (e.activation == ESMM_ACT_NONE)
+    pack_lines(e.c.dtype, sums, pairs);
+  else
+    pack_lines<true>(e.c.dtype, sums, pairs);
+}
+
+/* To shared memory, 128 bytes a row, swizzled. */
+static __device__ __forceinline__ void store_lines(uint32_t to, const uint32_t (&pairs)[4][4])
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs[i]);
 }
 
 /* ---- what is noted of C ---- */
@@ -255,13 +293,14 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
- * others (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that memory has been read.
- * bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a curve or a residual may follow.
+ * others, or is counted on the way there (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits
+ * until that memory has been read. bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a
+ * curve or a residual may follow.
  */
 template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                    float (&sums)[SUMS], int row, int col, const float *bias, char *here,
-                                                   int room, char *there, bool late)
+                                                   int room, char *there, bool late, bool counted)
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   if constexpr (MORE) {
@@ -276,7 +315,11 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
         x[i] = sums[i];
       const int first = 64 * g + lane % 4 * 2;
       finish_panel(p.epilogue, x, row + warp * 16 + lane / 4, col + first, bias_from(bias, first));
-      store_lines(p.epilogue.c.dtype, to, x);
+      uint32_t pairs[4][4];
+      pack_lines(p.epilogue.c.dtype, x, pairs);
+      store_lines(to, pairs);
+      if (counted)
+        tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs);
 #pragma unroll
       for (int i = 0; i + PANEL_SUMS < SUMS; i++)
         sums[i] = sums[i + PANEL_SUMS];
@@ -284,13 +327,17 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   } else {
     scale(p.epilogue, sums);
     add_row(bias_from(bias, thread % 4 * 2), sums);
-    activate(p.epilogue.activation, sums);
+    begin_activation(p.epilogue, sums);
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
       const int panel = group * (SUMS / 32) + g;
       const uint32_t to = sm90_address(panel < room ? here + panel * PANEL : there + (panel - room) * PANEL) +
                           (uint32_t)warp * (PANEL / 4);
-      store_lines(p.epilogue.c.dtype, to, &sums[32 * g]);
+      uint32_t pairs[4][4];
+      pack_activated(p.epilogue, &sums[32 * g], pairs);
+      store_lines(to, pairs);
+      if (counted)
+        tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs);
     }
   }
   if (!late && p.epilogue.extra & ESMM_EXTRA_TALLY) {
@@ -307,7 +354,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
   sm90_fence_async();
   meet_group(7 + group);
   if (thread % 128 == 0) {
-    if (late && tallies_late(p))
+    if (late)
       tally_next(sh, group, row, col, sm90_address(here));
 #pragma unroll
     for (int g = 0; g < SUMS / 32; g++) {
@@ -329,7 +376,9 @@ static __device__ __forceinline__ void store_rows(const esmm_epilogue_params &e,
   const bool mine = lane % 8 * 4 >= first && lane % 8 * 4 < last;
   const uint32_t here = sm90_address(spare);
   uint16_t *to = (uint16_t *)e.c.data + (row0 + lane / 8) * e.c.ld + col + lane % 8 * 8;
-  store_lines(e.c.dtype, here, sums);
+  uint32_t pairs[4][4];
+  pack_lines(e.c.dtype, sums, pairs);
+  store_lines(here, pairs);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; i++) {

@@ -1,10 +1,16 @@
 /*
- * tally.cuh: what is noted of C (nonzeros of columns, bitmaps of strips) by warps that have nothing else to do: of the
- * dense product's loading warpgroup one thread loads. They read a tile where it lies in shared memory for TMA to write
- * it, while the next one is multiplied, so that it takes none of the multiplying warps' time and nothing of memory's.
+ * tally.cuh: what is noted of C (nonzeros of columns, bitmaps of strips) in a dense product. Tiles of both kinds may
+ * follow one another:
  *
- * A warpgroup's 64 rows are an item. One of its threads says that they are there; the stage that they lie in is let go
- * of when they have been read (let_go_held), which is asked after each stage and waited for where it is needed again.
+ *   counted    all of its rows are C's, and one strip's: who multiplies counts nonzeros in registers, from the pairs
+ *              that it stores, and adds them up in shared memory, a byte a column (tally_pairs)
+ *   read back  others: warps that have nothing else to do, as of the loading warpgroup one thread loads, read the tile
+ *              where it lies in shared memory for TMA to write it
+ *
+ * The same warps bring both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
+ * are an item: one of its threads says that they are there. `tallied` says that what was told has been taken: the bytes
+ * are zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
+ * stage that C lies in waits only for those that read it back (let_go_held), which is asked after each stage.
  * Tiles that TMA does not write are noted by who stores them (store.cuh).
  */
 #ifndef ESMM_CUDA_WGMMA16_TALLY_CUH
@@ -19,6 +25,55 @@
 static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p)
 {
   return p.c_boxes && p.epilogue.extra & ESMM_EXTRA_TALLY;
+}
+
+/* Strips may be lower than a tile. */
+static __device__ __forceinline__ bool has_fine_strips(const esmm_epilogue_params &e)
+{
+  return e.bits && (uint32_t)e.strip_rows % TILE != 0;
+}
+
+/* Of a launch that tallies_late: is the tile from `row` on counted in registers? Else it is read back. */
+static __device__ __forceinline__ bool is_counted(const esmm_wgmma16_params &p, int row)
+{
+  return row + TILE <= p.m && !has_fine_strips(p.epilogue);
+}
+
+/* ---- by the warps that multiply ---- */
+
+/* The place of a column's byte: of 16 columns that a warp packs together, 0 and 8, 1 and 9, ... lie side by side. */
+static __device__ __forceinline__ int tally_place(int col)
+{
+  return (col & ~15) + col % 8 * 2 + col / 8 % 2;
+}
+
+/*
+ * A warp: 16 rows by 64 columns, as pack_lines packs them, all of them C's. bytes: of these columns, in shared memory.
+ * Two columns' counts are one fp16 number, the second times 32, and so a lane has 16 of its own columns in four words.
+ * Four of the eight lanes that have the same columns add up, each then has four columns; the last two lanes add theirs
+ * where they go. Exact: a lane's numbers are up to 8 + 32 * 8. Both dtypes are compared as fp16, as in tally_lines.
+ */
+static __device__ __forceinline__ void tally_pairs(uint32_t bytes, const uint32_t (&pairs)[4][4])
+{
+  const uint32_t lane = (uint32_t)thread_now() % 32;
+  const __half2 zero = __float2half2_rn(0.0f);
+  const bool high = lane & 16, second = lane & 8;
+  __half2 nonzeros[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const __half2 *x = (const __half2 *)pairs[i]; /* eight columns of both rows, the next eight */
+    nonzeros[i] = __hfma2(__hadd2(__hneu2(x[2], zero), __hneu2(x[3], zero)), __float2half2_rn(32.0f),
+                          __hadd2(__hneu2(x[0], zero), __hneu2(x[1], zero)));
+  }
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+    nonzeros[j] =
+        __hadd2(high ? nonzeros[j + 2] : nonzeros[j], __shfl_xor_sync(~0u, high ? nonzeros[j] : nonzeros[j + 2], 16));
+  nonzeros[0] =
+      __hadd2(second ? nonzeros[1] : nonzeros[0], __shfl_xor_sync(~0u, second ? nonzeros[0] : nonzeros[1], 8));
+  const __half2 whole = __hadd2(nonzeros[0], __float2half2_rn(1024.0f)); /* the number is in the low bits */
+  const uint32_t bits = *(const uint32_t *)&whole;
+  sm90_add(bytes + (lane / 8 * 4 + lane % 4) * 4, (bits & 0x001f001fu) | (bits << 3 & 0x1f001f00u));
 }
 
 /* One thread of a warpgroup: 64 rows of C from `row` on have their first panel there. row below 0: there are no more.
@@ -133,27 +188,53 @@ static __device__ __forceinline__ void tally_flush(const esmm_epilogue_params &e
   meet<9, 32 * TALLY_WARPS>();
 }
 
+/* The same for a tile that was counted: a lane has a column. */
+template <int COLS>
+static __device__ __forceinline__ void tally_counted(const esmm_epilogue_params &e, uint8_t *bytes, int row, int col)
+{
+  const int lane = (int)threadIdx.x % 32;
+#pragma unroll 1
+  for (int at = (int)threadIdx.x / 32 * 32 - 32; at < COLS; at += 32 * TALLY_WARPS) {
+    uint8_t *byte = bytes + tally_place(at + lane);
+    const int count = *byte;
+    *byte = 0;
+    if (e.counts && count)
+      atomicAdd((int *)e.counts + col + at + lane, count);
+    const uint32_t word = __ballot_sync(~0u, count != 0);
+    if (e.bits && word && lane == 0)
+      atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words + (col + at) / 32,
+               word);
+  }
+}
+
 /* The warps that take the notes, until there are no more tiles. COLS: of a stage; a GATED one has half of it of C. */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
   enum { OF_C = GATED ? COLS / 2 : COLS, ITEMS = OF_C / 64 * (64 / TALLY_ROWS) };
   const int warp = (int)threadIdx.x / 32 - 1;
-  const bool fine = p.epilogue.bits && (uint32_t)p.epilogue.strip_rows % TILE != 0;
+  const bool fine = has_fine_strips(p.epilogue);
   for (int i = (int)threadIdx.x - 32; i < OF_C; i += 32 * TALLY_WARPS)
     sh->tally_counts[i] = 0;
   meet<9, 32 * TALLY_WARPS>();
 #pragma unroll 1
   for (uint32_t tile = 0;; tile++) {
-    int row = 0, col = 0;
+    sm90_barrier_wait(&sh->tile_there[0], tile % 2);
+    const int row = sh->tally_tile[0].x, col = sh->tally_tile[0].y;
+    if (row < 0)
+      return;
+    if (is_counted(p, row)) {
+      sm90_barrier_wait(&sh->tile_there[1], tile % 2);
+      tally_counted<OF_C>(p.epilogue, sh->tally_bytes, row, col);
+      __syncwarp();
+      if (threadIdx.x % 32 < 2)
+        sm90_barrier_arrive(&sh->tallied[threadIdx.x % 32]);
+      continue;
+    }
 #pragma unroll 1
     for (int group = 0; group < 2; group++) {
       sm90_barrier_wait(&sh->tile_there[group], tile % 2);
       const int4 told = sh->tally_tile[group];
-      if (told.x < 0)
-        return;
-      row = told.x - group * 64;
-      col = told.y;
 #pragma unroll 1
       for (int item = (warp + 2 * group * ITEMS) % TALLY_WARPS; item < ITEMS; item += TALLY_WARPS) {
         const int g = item / (64 / TALLY_ROWS), part = item % (64 / TALLY_ROWS), first = told.x + part * TALLY_ROWS;
