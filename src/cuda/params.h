@@ -719,10 +719,10 @@ ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 
 typedef struct esmm_narrow_entry {
   uint32_t chunk[ESMM_NARROW_CHUNKS];
-  uint32_t alive; /* bit 8 i + j: of the i-th chunk the j-th 32 columns have a block; chunks that have none come last */
-  uint32_t
-      block[ESMM_NARROW_BLOCKS]; /* where they lie, in the order of the bits: line of all cells << 1 | right half */
-  uint32_t unused[3];
+  uint32_t steps;  /* bits 4 i to 4 i + 3: of the i-th block, which 32 of its half's columns | which chunk << 2 */
+  uint32_t counts; /* of the lower half's blocks, which come first; of all blocks << 8; of chunks << 16 */
+  uint32_t block[ESMM_NARROW_BLOCKS]; /* where they lie: line of all cells << 1 | right half */
+  uint32_t unused[2];
 } esmm_narrow_entry;
 ESMM_PARAMS_SIZE(esmm_narrow_entry, 64);
 

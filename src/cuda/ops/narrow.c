@@ -146,40 +146,54 @@ static uint32_t block_at(const esmm_cuda_blocks *b, const uint32_t *cells, uint3
   return line << 1 | column % (ESMM_CELL_COLS / SIDE);
 }
 
+/* Adds to an entry the blocks of one half of a tile's columns, from what its chunks have of them. */
+static void fill_half(const esmm_cuda_blocks *b, const uint32_t *cells, const uint32_t *places, const uint32_t *alive,
+                      int chunks, int half, esmm_narrow_entry *entry)
+{
+  uint32_t at = entry->counts >> 8 & 0xff;
+  for (int i = 0; i < chunks; i++)
+    for (int j = 0; j < COLS / 2; j++)
+      if (alive[i] >> (half * (COLS / 2) + j) & 1) {
+        entry->steps |= (uint32_t)(j | i << 2) << (4 * at);
+        entry->block[at++] = block_at(b, cells, places[half * (COLS / 2) + j], entry->chunk[i]);
+      }
+  entry->counts = (entry->counts & 0xff0000) | at << 8 | (half ? entry->counts & 0xff : at);
+}
+
 /* A tile's entries, each as full as its chunks and blocks allow; returns how many. They are written where `entries` is
    not NULL, and counted in n where it is. */
 static int64_t fill_tile(const esmm_cuda_blocks *b, const uint32_t *cells, const tables *t, int64_t tile,
                          esmm_narrow_entry *entries, esmm_cuda_narrow *n)
 {
   const uint32_t *places = t->places + tile * COLS;
-  int64_t count = 0;
-  int chunks = ESMM_NARROW_CHUNKS, blocks = 0; /* of the last entry */
-  for (int64_t chunk = 0; chunk < t->chunks; chunk++) {
-    const uint32_t alive = alive_at(t, places, chunk);
-    if (!alive)
-      continue;
-    const int here = __builtin_popcount(alive);
-    if (chunks == ESMM_NARROW_CHUNKS || blocks + here > ESMM_NARROW_BLOCKS) {
-      chunks = blocks = 0;
-      if (entries)
-        entries[count] = (esmm_narrow_entry){0};
-      count++;
+  int64_t count = 0, chunk = 0;
+  for (;;) {
+    esmm_narrow_entry entry = {0};
+    uint32_t alive[ESMM_NARROW_CHUNKS];
+    int chunks = 0, blocks = 0;
+    for (; chunk < t->chunks; chunk++) {
+      const uint32_t here = alive_at(t, places, chunk);
+      if (!here)
+        continue;
+      if (chunks == ESMM_NARROW_CHUNKS || blocks + __builtin_popcount(here) > ESMM_NARROW_BLOCKS)
+        break;
+      blocks += __builtin_popcount(here);
+      alive[chunks] = here;
+      entry.chunk[chunks++] = (uint32_t)chunk;
     }
+    if (chunks == 0)
+      return count;
     if (entries) {
-      esmm_narrow_entry *entry = &entries[count - 1];
-      entry->chunk[chunks] = (uint32_t)chunk;
-      entry->alive |= alive << (8 * chunks);
-      for (int i = 0, at = blocks; i < COLS; i++)
-        if (alive >> i & 1)
-          entry->block[at++] = block_at(b, cells, places[i], chunk);
+      entry.counts = (uint32_t)chunks << 16;
+      fill_half(b, cells, places, alive, chunks, 0, &entry);
+      fill_half(b, cells, places, alive, chunks, 1, &entry);
+      entries[count] = entry;
     } else {
-      n->chunks++;
-      n->blocks += here;
+      n->chunks += chunks;
+      n->blocks += blocks;
     }
-    chunks++;
-    blocks += here;
+    count++;
   }
-  return count;
 }
 
 /* How many entries there are, and what is in them. */

@@ -39,14 +39,14 @@
 #define SUMS (2 * HALF_SUMS)          /* and 64 more */
 #define WARPS 4                       /* that load */
 
-/* What consumers are told of a stage beside its `alive`. */
-enum { TOLD_LAST = 1, TOLD_END = 2 }; /* of its unit; there are no more */
+/* What consumers are told of a stage: its steps, and its counts with: */
+enum { TOLD_LAST = 1 << 24, TOLD_END = 1 << 25 }; /* it is its unit's last; there are no more */
 
 typedef struct narrow_shared {
   uint64_t full[STAGES], empty[STAGES];
   bsr16_tickets tickets;
-  alignas(16) uint2 told[STAGES]; /* alive, TOLD_... */
-  uint32_t come;                  /* parts of a tile that were there before this one */
+  alignas(16) uint2 told[STAGES];
+  uint32_t come; /* parts of a tile that were there before this one */
   /* With a unit's last stage: its row, -, place, parts << 16 | part; where its columns are. */
   alignas(16) uint4 unit[STAGES], places[STAGES][2];
   /* Each warpgroup's own, on the way to C. */
@@ -57,7 +57,7 @@ typedef struct narrow_shared {
 } narrow_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) <= ESMM_NARROW_SHARED,
               "params.h tells the host another size");
-static_assert(COLS == 8 && CHUNKS == 4, "two vectors of places, a word of bits");
+static_assert(COLS == 8 && CHUNKS == 4 && ESMM_NARROW_BLOCKS == 8, "two vectors of places, a word of steps");
 static_assert(WARPS * 32 == FEEDERS && STAGES % WARPS == 0, "a warp has the same stages each time");
 
 /* ---- loading ---- */
@@ -78,10 +78,11 @@ static __device__ __forceinline__ esmm_narrow_entry entry_of(uint32_t word)
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++)
     entry.chunk[i] = __shfl_sync(~0u, word, i);
-  entry.alive = __shfl_sync(~0u, word, CHUNKS);
+  entry.steps = __shfl_sync(~0u, word, CHUNKS);
+  entry.counts = __shfl_sync(~0u, word, CHUNKS + 1);
 #pragma unroll
   for (int i = 0; i < ESMM_NARROW_BLOCKS; i++)
-    entry.block[i] = __shfl_sync(~0u, word, CHUNKS + 1 + i);
+    entry.block[i] = __shfl_sync(~0u, word, CHUNKS + 2 + i);
   return entry;
 }
 
@@ -95,10 +96,10 @@ static __device__ __forceinline__ uint32_t place_at(const esmm_bsr16_params &p, 
 static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
                                                   const esmm_narrow_entry &entry, int rank, int turn)
 {
-  const int blocks = __popc(entry.alive);
+  const int blocks = (int)(entry.counts >> 8 & 0xff), chunks = (int)(entry.counts >> 16);
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
-    if (!(entry.alive >> 8 * i & 0xff))
+    if (i >= chunks)
       break;
     const int k = (int)entry.chunk[i] * SIDE;
     if (p.a_by_k) {
@@ -121,13 +122,9 @@ static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, ch
   }
 }
 
-static __device__ __forceinline__ uint32_t entry_bytes(uint32_t alive)
+static __device__ __forceinline__ uint32_t entry_bytes(uint32_t counts)
 {
-  uint32_t chunks = 0;
-#pragma unroll
-  for (int i = 0; i < CHUNKS; i++)
-    chunks += alive >> 8 * i & 0xff ? 1 : 0;
-  return chunks * A_CHUNK + (uint32_t)__popc(alive) * BLOCK_BYTES;
+  return (counts >> 16) * A_CHUNK + (counts >> 8 & 0xff) * BLOCK_BYTES;
 }
 
 /* One of the loading warps; stages come to them in turns, for a stage takes one thread hundreds of instructions. */
@@ -161,11 +158,11 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         __syncwarp();
       }
       if (lane == 0) {
-        sh->told[slot] = make_uint2(entry.alive, last ? TOLD_LAST : 0);
+        sh->told[slot] = make_uint2(entry.steps, entry.counts | (last ? TOLD_LAST : 0));
         if (last)
           sh->unit[slot] =
               make_uint4((uint32_t)unit.row, 0, (uint32_t)unit.place, (uint32_t)(unit.parts << 16 | unit.part));
-        sm90_barrier_expect(&sh->full[slot], entry_bytes(entry.alive));
+        sm90_barrier_expect(&sh->full[slot], entry_bytes(entry.counts));
         load_entry(p, ring + slot * STAGE_BYTES, &sh->full[slot], unit.row, entry, work.rank, slot);
       }
       __syncwarp();
@@ -198,7 +195,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 typedef struct narrow_consumer {
   uint32_t full, empty, told; /* addresses of shared memory */
-  uint64_t a_view, b_view;
+  uint32_t a_view, b_view;    /* the lower words: places are all that changes of a view */
   int lane, shares, reader;
   uint32_t slot, phase;
 } narrow_consumer;
@@ -214,8 +211,8 @@ static __device__ __forceinline__ narrow_consumer consumer_of(const esmm_bsr16_p
   c.told = sm90_address(sh->told);
   c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
   asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
-  c.a_view = view_of(ring, A_PANEL, A_BY_K ? 1024 : 512, A_BY_K);
-  c.b_view = view_of(ring + A_BYTES, BLOCK_BYTES, 512, false);
+  c.a_view = (uint32_t)view_of(ring, A_PANEL, 0, false);
+  c.b_view = (uint32_t)view_of(ring + A_BYTES, BLOCK_BYTES, 0, false);
   c.slot = c.phase = 0;
   return c;
 }
@@ -234,64 +231,48 @@ static __device__ __forceinline__ void let_go(const narrow_consumer &c, uint32_t
                : WGMMA16_SUMS_8(AT), WGMMA16_SUMS_8(AT + 8)                              \
                : "l"(a), "l"(b), "n"(a_by_k))
 
+/* The upper word of view_of(). */
+static constexpr __device__ uint64_t upper_view(uint32_t group, bool wide)
+{
+  return group >> 4 | (wide ? 1u : 2u) << 30;
+}
+
 /* Sums of a half's I-th 32 columns += a chunk's 64 rows times their block. */
 template <esmm_dtype DTYPE, bool A_BY_K, int HALF, int I>
-static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint64_t a, uint64_t b)
+static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint32_t a_view, uint32_t b_view)
 {
   enum { AT = HALF * HALF_SUMS + I * BLOCK_SUMS, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
-  a += HALF * (A_PANEL >> 4);
+  constexpr uint64_t a_lines = upper_view(A_BY_K ? 1024 : 512, A_BY_K), b_lines = upper_view(512, false);
 #pragma unroll
-  for (int s = 0; s < SIDE / 16; s++, a += A_STEP, b += B_STEP)
+  for (int s = 0; s < SIDE / 16; s++) {
+    const uint64_t a = a_lines << 32 | (a_view + HALF * (A_PANEL >> 4) + s * A_STEP);
+    const uint64_t b = b_lines << 32 | (b_view + s * B_STEP);
     if (DTYPE == ESMM_F16)
       WGMMA_32("f16.f16", A_BY_K);
     else
       WGMMA_32("bf16.bf16", A_BY_K);
-}
-
-/* Those blocks that ALIVE has, from the I-th 32 columns on, which lie one after the other. */
-template <esmm_dtype DTYPE, bool A_BY_K, int ALIVE, int I>
-static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], uint64_t a, uint64_t b)
-{
-  if constexpr (I < MINE) {
-    if constexpr (ALIVE >> I & 1) {
-      multiply_block<DTYPE, A_BY_K, 0, I>(sums, a, b);
-      multiply_block<DTYPE, A_BY_K, 1, I>(sums, a, b);
-    }
-    multiply_blocks<DTYPE, A_BY_K, ALIVE, I + 1>(sums, a, b + (ALIVE >> I & 1 ? BLOCK_BYTES >> 4 : 0));
   }
 }
 
-/* A chunk's blocks of this warpgroup. Each set of them is written out: what is under way together must not depend on
-   branches between, and to ask for each block by itself takes longer than to multiply it. */
+/* A block: which 32 of the warpgroup's columns it is for, `at` says. Sums that branches choose are under way together
+   all the same, if each branch commits them by itself. */
 template <esmm_dtype DTYPE, bool A_BY_K>
-static __device__ __forceinline__ void multiply_chunk(float (&sums)[SUMS], uint32_t alive, uint64_t a, uint64_t b)
+static __device__ __forceinline__ void multiply_step(float (&sums)[SUMS], uint32_t at, uint32_t a, uint32_t b)
 {
-#define SET(bits)                                        \
-  case bits:                                             \
-    sm90_wgmma_fence();                                  \
-    multiply_blocks<DTYPE, A_BY_K, bits, 0>(sums, a, b); \
-    sm90_wgmma_commit();                                 \
+#define STEP(i)                                      \
+  case i:                                            \
+    sm90_wgmma_fence();                              \
+    multiply_block<DTYPE, A_BY_K, 0, i>(sums, a, b); \
+    multiply_block<DTYPE, A_BY_K, 1, i>(sums, a, b); \
+    sm90_wgmma_commit();                             \
     break
-  switch (alive) {
-    SET(1);
-    SET(2);
-    SET(3);
-    SET(4);
-    SET(5);
-    SET(6);
-    SET(7);
-    SET(8);
-    SET(9);
-    SET(10);
-    SET(11);
-    SET(12);
-    SET(13);
-    SET(14);
-    SET(15);
-  default:
-    break;
+  switch (at) {
+    STEP(0);
+    STEP(1);
+    STEP(2);
+    STEP(3);
   }
-#undef SET
+#undef STEP
 }
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
@@ -308,23 +289,23 @@ static __device__ __forceinline__ uint32_t multiply_unit(narrow_consumer &c, flo
     uint2 told = make_uint2(0, 0);
     if (c.lane == c.reader)
       told = sm90_load2(c.told + c.slot * 8);
-    uint32_t alive = __shfl_sync(~0u, told.x, c.reader);
+    uint32_t steps = __shfl_sync(~0u, told.x, c.reader);
     what = __shfl_sync(~0u, told.y, c.reader);
-    uint64_t a = c.a_view + c.slot * (STAGE_BYTES >> 4), b = c.b_view + c.slot * (STAGE_BYTES >> 4);
+    const uint32_t lower = what & 0xff, all = what >> 8 & 0xff;
+    const uint32_t first = group_now() ? lower : 0, last = group_now() ? all : lower;
+    const uint32_t a = c.a_view + c.slot * (STAGE_BYTES >> 4);
+    uint32_t b = c.b_view + c.slot * (STAGE_BYTES >> 4) + first * (BLOCK_BYTES >> 4);
+    steps >>= 4 * first; /* of fewer than eight, where there are any */
 #pragma unroll 1
-    for (; alive; alive >>= COLS) { /* chunks that have none come last */
-      const uint32_t lower = alive & 0xf, upper = alive >> MINE & 0xf, mine = group_now() ? upper : lower;
-      multiply_chunk<DTYPE, A_BY_K>(sums, mine, a, b + (group_now() ? __popc(lower) * (BLOCK_BYTES >> 4) : 0));
-      a += A_CHUNK >> 4;
-      b += __popc(alive & 0xff) * (BLOCK_BYTES >> 4);
-    }
+    for (uint32_t i = first; i < last; i++, steps >>= 4, b += BLOCK_BYTES >> 4)
+      multiply_step<DTYPE, A_BY_K>(sums, steps & 3, a + (steps >> 2 & 3) * (A_CHUNK >> 4), b);
     sm90_wgmma_wait<0>();
     at = c.slot;
     if (++c.slot == STAGES) {
       c.slot = 0;
       c.phase ^= 1;
     }
-    if (what)
+    if (what & (TOLD_LAST | TOLD_END))
       return what;
     let_go(c, at);
   }
