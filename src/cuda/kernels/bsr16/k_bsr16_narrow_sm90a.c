@@ -77,7 +77,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .workspace = workspace, .device = &about,                                                                        \
   .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                          \
                  "adding of parts",           "copying of a",      "launches"},                                    \
-  .cost = {1.6e-11, 6e-8, 1e-13, 4e-6, 3.9e-6, 8e-6}
+  .cost = {1.6e-11, 6e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}
 
 ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};
 
