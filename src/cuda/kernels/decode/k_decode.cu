@@ -12,10 +12,9 @@
  *
  * A block copies its k's of A to shared memory (all copies at once: one latency) and lists, in ascending order, those
  * with a nonzero in any row. Then each warp streams the rows of its steps of the list from global memory to registers,
- * STAGES steps of 2 KiB ahead. Where the call was given A's bitmaps and B is 16-bit, the list comes from those, and A
- * is not waited for before the first rows of B are on their way. Up to 8 rows of A are asked for together with the
- * bitmaps, or they would come behind those rows of B; of more only eights of k's with an alive one, when the bitmaps
- * are there. What fills up the last step is replaced by zeros in both operands, so that no Inf of either gets in.
+ * STAGES steps of 2 KiB ahead. Where the call was given A's bitmaps and B is 16-bit, the list comes from those: of A
+ * only eights of k's with an alive one are copied, while the first rows of B come. What fills up the last step is
+ * replaced by zeros in both operands, so that no Inf of either gets in.
  *
  * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
  * another while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4)
@@ -396,9 +395,7 @@ static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4]
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* A [m, ks from k on] to lines of shared memory, zeros up to a multiple of 8 k's. Not WAIT: what is copied as vectors
-   is on its way. */
-template <bool WAIT>
+/* A [m, ks from k on] to lines of shared memory, zeros up to a multiple of 8 k's. */
 static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p, int k, int ks, uint16_t *tile)
 {
   const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
@@ -411,8 +408,7 @@ static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p
 #pragma unroll 1
       for (int row = 0; row < m; row++)
         copy_16(tile + row * line + i, a + row * row_step + i, 2 * min(PART, ks - i));
-    if (WAIT)
-      wait_for_copies();
+    wait_for_copies();
     return;
   }
   for (int i = (int)threadIdx.x; i < (ks + PART - 1) / PART * PART; i += THREADS)
@@ -422,8 +418,7 @@ static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p
   __syncthreads();
 }
 
-/* The same for the eight k's from i on of all rows, by one thread, where lines are vectors. Nobody waits for it
- * yet. */
+/* The same for the eight k's from i on of all rows, by one thread, where lines are vectors. Nobody waits for it yet. */
 static __device__ __forceinline__ void copy_part_16(const esmm_decode_params &p, int k, int ks, int i, uint16_t *tile)
 {
   const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
@@ -440,14 +435,12 @@ static __device__ __forceinline__ uint32_t given_part(const esmm_decode_params &
   return k < (int)p.a.cols ? given_strip_word(p.given, 0, k / 32, (int)p.a.cols) >> k % 32 & ((1u << PART) - 1) : 0;
 }
 
-/* The list of a chunk's k's by the bitmaps that the call was given; what of A it needs is on its way, or there. ALL:
-   all of A is, from the beginning. */
-template <bool ALL>
+/* The list of a chunk's k's by the bitmaps that the call was given; what of A it needs is on its way, or there. */
 static __device__ __forceinline__ int list_given_16(const esmm_decode_params &p, int chunk_k, int ks, uint16_t *tile,
                                                     uint16_t *list, int (*totals)[WARPS])
 {
-  if (ALL || !p.vector)
-    copy_chunk_16<false>(p, chunk_k, ks, tile);
+  if (!p.vector)
+    copy_chunk_16(p, chunk_k, ks, tile);
   int count = 0;
   uint32_t next = given_part(p, chunk_k + PART * (int)threadIdx.x);
   for (int from = 0, turn = 0; from < ks; from += PART * THREADS, turn ^= 1) {
@@ -455,7 +448,7 @@ static __device__ __forceinline__ int list_given_16(const esmm_decode_params &p,
     const uint32_t mask = k < ks ? next : 0;
     if (from + PART * THREADS < ks)
       next = given_part(p, chunk_k + k + PART * THREADS);
-    if (!ALL && mask && p.vector)
+    if (mask && p.vector)
       copy_part_16(p, chunk_k, ks, k, tile);
     count = append(mask, k, count, list, totals[turn]);
   }
@@ -601,9 +594,9 @@ static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
       __syncthreads();
     int count;
     if constexpr (GIVEN) {
-      count = list_given_16<HALVES == 1>(p, k, ks, tile, list, n.totals);
+      count = list_given_16(p, k, ks, tile, list, n.totals);
     } else {
-      copy_chunk_16<true>(p, k, ks, tile);
+      copy_chunk_16(p, k, ks, tile);
       count = list_chunk_16(m, line, ks, tile, list, n.totals);
     }
     end_list(count, list);

@@ -13,7 +13,8 @@
  * of 32: their elements of A, and their rows of B, which it gathers. Four warps multiply stages as they fill up.
  *
  * Where the call was given A's bitmaps, a warp knows its k's before their box has come: the rows of B are on their way
- * meanwhile, and boxes without any are not loaded but for the first ones.
+ * meanwhile, of a box only eights of k's with an alive one are read, and boxes without any are not loaded but for the
+ * first ones.
  *
  * Lines of A stay where they are put, and where there is room for all of them the next tile needs B's rows only.
  * Otherwise A is scanned again.
@@ -88,10 +89,10 @@ struct found {
   uint32_t low, high;
 };
 
-/* Box i, which has come. */
-template <bool BY_K> static __device__ __forceinline__ void read_box(uint32_t i, found_lines &lines)
+template <bool BY_K> static __device__ __forceinline__ found look(uint32_t i, found_lines &lines)
 {
   const uint32_t at = line_reader<BY_K>(sm90_address(memory()->boxes[i % BOXES]), threadIdx.x % 32);
+  found alive = {0, 0};
 #pragma unroll
   for (int g = 0; g < 8; g++) {
     uint32_t x[4], y[4];
@@ -103,11 +104,6 @@ template <bool BY_K> static __device__ __forceinline__ void read_box(uint32_t i,
       lines.x[g][4 + j] = y[j];
     }
   }
-}
-
-static __device__ __forceinline__ found look(const found_lines &lines)
-{
-  found alive = {0, 0};
 #pragma unroll
   for (int g = 0; g < 8; g++) {
     const uint32_t *x = lines.x[g], any = x[0] | x[1] | x[2] | x[3] | x[4] | x[5] | x[6] | x[7];
@@ -175,6 +171,30 @@ static __device__ __forceinline__ void put_lines(const uint32_t (&lines)[4][8], 
 #pragma unroll
       for (uint32_t j = 0; j < 8; j++)
         sm90_store(at ^ j * 16, lines[g][j]);
+  }
+}
+
+/* The k's of `alive` of box i, which has come, to places from `entry` on: eights of them without any are not read. */
+template <bool BY_K> static __device__ __forceinline__ void put_box(uint32_t i, const found &alive, uint32_t entry)
+{
+  const uint32_t lane = threadIdx.x % 32, to = sm90_address(memory()->a) + lane % 4 * 4;
+  const uint32_t from = line_reader<BY_K>(sm90_address(memory()->boxes[i % BOXES]), lane);
+#pragma unroll
+  for (uint32_t g = 0; g < 8; g++) {
+    const uint32_t word = g < 4 ? alive.low : alive.high, bit = 1u << ((lane & ~3u) + g % 4);
+    if ((word >> g % 4 & 0x11111111u) == 0)
+      continue;
+    uint32_t x[4], y[4];
+    read_lines<BY_K>(from, (int)g, 0, x);
+    read_lines<BY_K>(from, (int)g, 1, y);
+    const uint32_t before = (uint32_t)__popc(word & (bit - 1)) + (g < 4 ? 0 : (uint32_t)__popc(alive.low));
+    const uint32_t line = (entry + before) % LINES_A, at = to + line * LINE + line % 8 * 16;
+    if (word & bit)
+#pragma unroll
+      for (uint32_t j = 0; j < 4; j++) {
+        sm90_store(at ^ j * 16, x[j]);
+        sm90_store(at ^ (4 + j) * 16, y[j]);
+      }
   }
 }
 
@@ -296,8 +316,7 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
   for (uint32_t i = warp; k < last; i += FIND_WARPS, k += BOX_K * FIND_WARPS) {
     found_lines lines;
     sm90_barrier_wait(&memory()->come[i % BOXES], i / BOXES & 1);
-    read_box<BY_K>(i, lines);
-    const found alive = look(lines);
+    const found alive = look<BY_K>(i, lines);
     const uint32_t low = (uint32_t)__popc(alive.low), count = low + (uint32_t)__popc(alive.high);
     const uint32_t entry = pass_on(i, count);
     if (threadIdx.x % 32 == 0 && k + BOXES * BOX_K < last)
@@ -323,19 +342,13 @@ static __device__ __forceinline__ found found_of(uint2 bits)
   return {__ballot_sync(~0u, bits.x >> k & 1), __ballot_sync(~0u, bits.y >> k & 1)};
 }
 
-/* A lane's part of the bitmap of its warp's first box. */
-static __device__ __forceinline__ uint32_t fetch_first(const esmm_fused16_params &p, int row0, int first)
-{
-  return given_fetch(p.given, row0 / ROWS, first + BOX_K * (int)(threadIdx.x / 32), threadIdx.x % 32);
-}
-
 /*
  * The same where A's bitmaps are given. A warp has one place for boxes, and of those that it takes later loads only
- * what has an alive k, as soon as the one before is in registers; the first ones have been loaded. begun: fetch_first.
+ * what has an alive k; the first ones have been loaded.
  */
 template <bool BY_K>
 static __device__ __forceinline__ uint32_t find_given(const esmm_fused16_params &p, finder &f, int row0, int first,
-                                                      int last, const columns &b, uint32_t begun)
+                                                      int last, const columns &b)
 {
   static_assert(BOXES == FIND_WARPS, "a warp's boxes have one place");
   uint32_t thread;
@@ -345,7 +358,7 @@ static __device__ __forceinline__ uint32_t find_given(const esmm_fused16_params 
   strip /= ROWS;
   const uint32_t warp = thread / 32, lane = thread % 32;
   int k = first + BOX_K * (int)warp;
-  uint2 next = given_step(begun, last - k, lane);
+  uint2 next = given_step(given_fetch(p.given, strip, k, lane), last - k, lane);
   bool loaded = true;
   uint32_t phase = 0;
 #pragma unroll 1
@@ -361,25 +374,17 @@ static __device__ __forceinline__ uint32_t find_given(const esmm_fused16_params 
       put_rows(p, f, b, alive.low, entry, (uint32_t)k);
       put_rows(p, f, b, alive.high, entry + low, (uint32_t)k + 32);
     }
-    const bool here = loaded; /* it is where there is a k */
-    next = given_step(fetched, last - later, lane);
-    loaded = (next.x | next.y) != 0;
-    if (here) {
-      found_lines lines;
+    if (loaded) {
       sm90_barrier_wait(&memory()->come[warp], phase);
       phase ^= 1;
-      read_box<BY_K>(i, lines);
+      put_box<BY_K>(i, alive, entry);
       __syncwarp(); /* everybody has read */
-      if (lane == 0 && loaded)
-        load_box<BY_K>(p, i + BOXES, row0, later);
-      __syncwarp();
-      put_lines(*(const uint32_t(*)[4][8])lines.x, alive.low, entry);
-      put_lines(*(const uint32_t(*)[4][8]) & lines.x[4], alive.high, entry + low);
-    } else {
-      if (lane == 0 && loaded)
-        load_box<BY_K>(p, i + BOXES, row0, later);
-      __syncwarp();
     }
+    next = given_step(fetched, last - later, lane);
+    loaded = (next.x | next.y) != 0;
+    if (lane == 0 && loaded)
+      load_box<BY_K>(p, i + BOXES, row0, later);
+    __syncwarp();
     if (count > 0)
       leave(f, f.base + (entry + count) / STAGE_K, STEPS);
   }
@@ -643,7 +648,7 @@ static __device__ __forceinline__ columns columns_of(const esmm_fused16_params &
 /* A finder's part of tile t, and of the next one where A's lines stay: as many stages as there are. */
 template <bool BY_K, bool GIVEN>
 static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, finder &f, uint32_t &entries, int row0,
-                                                 int first, int last, int tile, uint32_t begun, bool again, bool more)
+                                                 int first, int last, int tile, bool again, bool more)
 {
   if (again && stays(entries)) {
     find_again(p, f, entries, columns_of(p, tile), STAGES);
@@ -656,8 +661,7 @@ static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, f
       find_meet();
     }
     if constexpr (GIVEN)
-      entries =
-          find_given<BY_K>(p, f, row0, first, last, columns_of(p, tile), again ? fetch_first(p, row0, first) : begun);
+      entries = find_given<BY_K>(p, f, row0, first, last, columns_of(p, tile));
     else
       entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
   }
@@ -678,9 +682,6 @@ static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
             groups = (p.tiles + p.each - 1) / p.each;
   const int row0 = unit / groups * ROWS, tile0 = unit % groups * p.each, tiles = min(p.each, p.tiles - tile0);
   const int first = rank * p.range, last = min(p.k, first + p.range);
-  uint32_t begun = 0; /* the bitmaps are on their way while barriers are set up */
-  if (GIVEN && threadIdx.x < FINDERS)
-    begun = fetch_first(p, row0, first);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       sm90_barrier_init(&memory()->full[i], FINDERS + FIND_WARPS);
@@ -696,7 +697,7 @@ static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
 #pragma unroll 1
   for (int t = 0;; t++) {
     if (threadIdx.x < FINDERS) {
-      find_tile<BY_K, GIVEN>(p, f, entries, row0, first, last, tile0 + t, begun, t > 0, t + 1 < tiles);
+      find_tile<BY_K, GIVEN>(p, f, entries, row0, first, last, tile0 + t, t > 0, t + 1 < tiles);
     } else {
       float sums[SUMS];
       multiply<DTYPE>(x, sums);
