@@ -133,24 +133,30 @@ static void check_sums(const product *p, const uint16_t *c, const char *kernel, 
 typedef struct family {
   const char *kernel[2]; /* bf16, fp16 */
   int64_t rows;          /* of its strips */
+  int64_t over;          /* with no more rows it scans A all the same */
   int64_t shapes[5][3];  /* m, n, k */
 } family;
 
 static const family FAMILIES[] = {
     {{"joint_bf16_sm90a", "joint_f16_sm90a"},
      128,
+     0,
      {{300, 264, 1000}, {128, 512, 4096}, {1030, 300, 72}, {100, 40, 2055}, {7, 256, 640}}},
     {{"fused_bf16_sm90a", "fused_f16_sm90a"},
+     64,
      64,
      {{150, 264, 1000}, {64, 512, 2048}, {65, 700, 72}, {33, 40, 2055}, {7, 256, 640}}},
     {{"decode_bf16", "decode_f16"},
      16,
-     {{16, 264, 1000}, {1, 512, 4096}, {9, 300, 72}, {5, 40, 2055}, {3, 1000, 9000}}}};
+     8,
+     {{16, 264, 1000}, {1, 512, 4096}, {9, 300, 72}, {5, 40, 2055}, {12, 1000, 9000}}}};
 static const int64_t HEIGHTS[] = {8, 16, 32, 64, 128, 24, 256, 4};
 
 static bool suits(const family *f, int64_t m, int64_t height)
 {
   const int64_t strips = (m + height - 1) / height;
+  if (m <= f->over)
+    return false;
   return m <= f->rows ? strips <= 16 : f->rows % height == 0 && f->rows / height <= 4;
 }
 

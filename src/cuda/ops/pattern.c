@@ -323,6 +323,13 @@ bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given
   return true;
 }
 
+bool esmm_cuda_given_to(const esmm_kernel *kernel, const esmm_problem *p, esmm_given_bits *given)
+{
+  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
+  *given = (esmm_given_bits){0};
+  return about->given_rows > 0 && p->m > about->given_over && esmm_cuda_given(p, about->given_rows, given);
+}
+
 /* Another context may have filled it, on a stream that this one's is not behind. */
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits)

@@ -526,9 +526,8 @@ static int say_copy(const esmm_weights *w, const esmm_kernel *kernel, char *text
 /* Says where the kernel reads bitmaps of A that the call was given. `pair`: one that chooses on the device scans A. */
 static int say_given(const run *r, const esmm_kernel *kernel, char *text, size_t bytes)
 {
-  const int64_t rows = esmm_cuda_about(kernel)->given_rows;
   esmm_given_bits given;
-  const bool reads = rows > 0 && !(r->d.run == DEVICE_CHOOSES && r->d.pair) && esmm_cuda_given(r->p, rows, &given);
+  const bool reads = !(r->d.run == DEVICE_CHOOSES && r->d.pair) && esmm_cuda_given_to(kernel, r->p, &given);
   return snprintf(text, bytes, "%s", reads ? "A is not scanned; " : "");
 }
 

@@ -783,8 +783,6 @@ DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
 DECODE(esmm_decode_f32_8, ESMM_DECODE_BLOCKS, (decode_32<8, 3>))
 DECODE(esmm_decode_f32_16, ESMM_DECODE_BLOCKS, (decode_32<16, 2>))
 
-/* Where A's bitmaps are given. */
-DECODE(esmm_decode_given_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, true>))
+/* Where A's bitmaps are given, of more than 8 rows. */
 DECODE(esmm_decode_given_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true>))
-DECODE(esmm_decode_given_f16_8, MANY, (decode_16<__half, 1, 2, true>))
 DECODE(esmm_decode_given_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true>))

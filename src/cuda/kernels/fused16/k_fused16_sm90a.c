@@ -187,7 +187,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   stats->strip_rows = ESMM_FUSED16_ROWS;
   const esmm_cuda_function *function = by_k ? &f->columns : &f->rows;
-  if (esmm_cuda_given(p, ESMM_FUSED16_ROWS, &params.given))
+  if (esmm_cuda_given_to(self, p, &params.given))
     function = by_k ? &f->given_columns : &f->given_rows;
   return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
 }
@@ -202,8 +202,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
   .cost = {1.1e-13, 4.6e-7, 6.2e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
 
-static const esmm_cuda_kernel about = {
-    .sm = 90, .exact = true, .line = line, .given_rows = ESMM_FUSED16_ROWS, .knee = KNEE, .past_knee = PAST_KNEE};
+static const esmm_cuda_kernel about = {.sm = 90,
+                                       .exact = true,
+                                       .line = line,
+                                       .given_rows = ESMM_FUSED16_ROWS,
+                                       .given_over = ESMM_FUSED16_ROWS,
+                                       .knee = KNEE,
+                                       .past_knee = PAST_KNEE};
 
 ESMM_KERNEL(fused_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 
