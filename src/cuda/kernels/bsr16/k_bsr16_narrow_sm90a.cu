@@ -193,35 +193,16 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 /* ---- multiplying ---- */
 
-typedef struct narrow_consumer {
-  uint32_t full, empty, told; /* addresses of shared memory */
-  uint32_t a_view, b_view;    /* the lower words: places are all that changes of a view */
-  int lane, shares, reader;
-  uint32_t slot, phase;
-} narrow_consumer;
+/* The lower words of views of the first stage: places are all that changes of a view. */
+typedef struct narrow_views {
+  uint32_t a, b;
+} narrow_views;
 
-template <bool A_BY_K>
-static __device__ __forceinline__ narrow_consumer consumer_of(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
+static __device__ __forceinline__ narrow_views views_of(char *ring)
 {
-  narrow_consumer c;
-  c.lane = (int)threadIdx.x % 32;
-  c.shares = p.pairs ? 2 : 1;
-  c.reader = p.pairs ? (int)cluster_rank() : 0;
-  c.full = sm90_address(sh->full);
-  c.told = sm90_address(sh->told);
-  c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
-  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
-  c.a_view = (uint32_t)view_of(ring, A_PANEL, 0, false);
-  c.b_view = (uint32_t)view_of(ring + A_BYTES, BLOCK_BYTES, 0, false);
-  c.slot = c.phase = 0;
-  return c;
-}
-
-/* A stage may be used again. */
-static __device__ __forceinline__ void let_go(const narrow_consumer &c, uint32_t at)
-{
-  if (c.lane < c.shares)
-    sm90_barrier_arrive_cluster(c.empty + at * 8);
+  const narrow_views views = {(uint32_t)view_of(ring, A_PANEL, 0, false),
+                              (uint32_t)view_of(ring + A_BYTES, BLOCK_BYTES, 0, false)};
+  return views;
 }
 
 #define WGMMA_32(types, a_by_k)                                                          \
@@ -277,7 +258,8 @@ static __device__ __forceinline__ void multiply_step(float (&sums)[SUMS], uint32
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
 template <esmm_dtype DTYPE, bool A_BY_K>
-static __device__ __forceinline__ uint32_t multiply_unit(narrow_consumer &c, float (&sums)[SUMS], uint32_t &at)
+static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const narrow_views &views,
+                                                         float (&sums)[SUMS], uint32_t &at)
 {
   uint32_t what = 0;
 #pragma unroll
@@ -293,8 +275,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(narrow_consumer &c, flo
     what = __shfl_sync(~0u, told.y, c.reader);
     const uint32_t lower = what & 0xff, all = what >> 8 & 0xff;
     const uint32_t first = group_now() ? lower : 0, last = group_now() ? all : lower;
-    const uint32_t a = c.a_view + c.slot * (STAGE_BYTES >> 4);
-    uint32_t b = c.b_view + c.slot * (STAGE_BYTES >> 4) + first * (BLOCK_BYTES >> 4);
+    const uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
+    uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + first * (BLOCK_BYTES >> 4);
     steps >>= 4 * first; /* of fewer than eight, where there are any */
 #pragma unroll 1
     for (uint32_t i = first; i < last; i++, steps >>= 4, b += BLOCK_BYTES >> 4)
@@ -441,11 +423,12 @@ static __device__ __forceinline__ uint4 told_by(int lane, const uint4 &x)
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
 {
-  narrow_consumer c = consumer_of<A_BY_K>(p, ring, sh);
+  const narrow_views views = views_of(ring);
+  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->told);
   for (;;) {
     float sums[SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<DTYPE, A_BY_K>(c, sums, at);
+    const uint32_t what = multiply_unit<DTYPE, A_BY_K>(c, views, sums, at);
     if (what & TOLD_END) {
       if ((thread_now() - FEEDERS) % 128 == 0)
         sm90_bulk_wait_read(); /* a block that ends takes its shared memory along */
@@ -468,19 +451,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(c
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   narrow_shared *sh = (narrow_shared *)(ring + STAGES * STAGE_BYTES);
-  if (threadIdx.x == 0) {
-    sm90_prefetch_map(&p.map_a);
-    sm90_prefetch_map(&p.map_cells);
-    if (p.c_boxes)
-      sm90_prefetch_map(&p.map_c);
-    for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
-      sm90_barrier_init(&sh->full[i], 1);
-      sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
-    }
-    for (int i = 0; i < SENT; i++)
-      sm90_barrier_init(&sh->tickets.sent[i], 1);
-    sm90_fence_init();
-  }
+  if (threadIdx.x == 0)
+    begin_stages<STAGES>(p, sh->full, sh->empty, &sh->tickets);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {

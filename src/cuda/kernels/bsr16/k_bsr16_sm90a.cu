@@ -154,36 +154,17 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 /* ---- multiplying ---- */
 
-typedef struct bsr16_consumer {
-  uint32_t full, empty, told; /* addresses of shared memory */
-  uint64_t a_view, b_view;
-  int lane, shares, reader;
-  uint32_t slot, phase;
-} bsr16_consumer;
+/* Views of the first stage. */
+typedef struct bsr16_views {
+  uint64_t a, b;
+} bsr16_views;
 
-template <bool A_BY_K, int CELL_K>
-static __device__ __forceinline__ bsr16_consumer consumer_of(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
+template <bool A_BY_K, int CELL_K> static __device__ __forceinline__ bsr16_views views_of(char *ring)
 {
-  bsr16_consumer c;
   const bool wide = A_BY_K || CELL_K == 64;
-  c.lane = (int)threadIdx.x % 32;
-  c.shares = p.pairs ? 2 : 1;
-  c.reader = p.pairs ? (int)cluster_rank() : 0;
-  c.full = sm90_address(sh->full);
-  c.told = sm90_address(sh->told);
-  c.empty = sm90_address_at(sh->empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
-  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
-  c.a_view = view_of(ring, CELL_K * 128, wide ? 1024 : 512, wide);
-  c.b_view = view_of(ring + A_BYTES + group_now() * (CELL_K * ESMM_CELL_COLS * 2), PANEL, 1024, true);
-  c.slot = c.phase = 0;
-  return c;
-}
-
-/* A stage may be used again. */
-static __device__ __forceinline__ void let_go(const bsr16_consumer &c, uint32_t at)
-{
-  if (c.lane < c.shares)
-    sm90_barrier_arrive_cluster(c.empty + at * 8);
+  const bsr16_views views = {view_of(ring, CELL_K * 128, wide ? 1024 : 512, wide),
+                             view_of(ring + A_BYTES + group_now() * (CELL_K * ESMM_CELL_COLS * 2), PANEL, 1024, true)};
+  return views;
 }
 
 /* A chunk of A with a cell. */
@@ -198,7 +179,8 @@ static __device__ __forceinline__ void multiply_entry(float (&sums)[SUMS], uint6
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
 template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
-static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, float (&sums)[SUMS], uint32_t &at)
+static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const bsr16_views &views,
+                                                         float (&sums)[SUMS], uint32_t &at)
 {
   enum {
     EACH = 64 / CELL_K,
@@ -213,7 +195,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, floa
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
-    const uint64_t a = c.a_view + c.slot * (STAGE_BYTES >> 4), b = c.b_view + c.slot * (STAGE_BYTES >> 4);
+    const uint64_t a = views.a + c.slot * (STAGE_BYTES >> 4), b = views.b + c.slot * (STAGE_BYTES >> 4);
     const uint32_t mine = what >> group_now() & (EACH == 2 ? 5 : 1); /* of the panels of its entries */
     /* Each branch by itself: instructions are under way together only where nothing stands between them. */
     if (mine == 5) {
@@ -355,11 +337,12 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
 template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
 {
-  bsr16_consumer c = consumer_of<A_BY_K, CELL_K>(p, ring, sh);
+  const bsr16_views views = views_of<A_BY_K, CELL_K>(ring);
+  bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->told);
   for (;;) {
     float sums[SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<DTYPE, A_BY_K, CELL_K>(c, sums, at);
+    const uint32_t what = multiply_unit<DTYPE, A_BY_K, CELL_K>(c, views, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -397,19 +380,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   bsr16_shared *sh = (bsr16_shared *)(ring + STAGES * STAGE_BYTES);
-  if (threadIdx.x == 0) {
-    sm90_prefetch_map(&p.map_a);
-    sm90_prefetch_map(&p.map_cells);
-    if (p.c_boxes)
-      sm90_prefetch_map(&p.map_c);
-    for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
-      sm90_barrier_init(&sh->full[i], 1);
-      sm90_barrier_init(&sh->empty[i], p.pairs ? 16 : 8);
-    }
-    for (int i = 0; i < SENT; i++)
-      sm90_barrier_init(&sh->tickets.sent[i], 1);
-    sm90_fence_init();
-  }
+  if (threadIdx.x == 0)
+    begin_stages<STAGES>(p, sh->full, sh->empty, &sh->tickets);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {

@@ -225,6 +225,54 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, uin
   return true;
 }
 
+/* ---- stages, for those who multiply ---- */
+
+/* One thread of a block, before the others go on. */
+template <int STAGES>
+static __device__ __forceinline__ void begin_stages(const esmm_bsr16_params &p, uint64_t *full, uint64_t *empty,
+                                                    bsr16_tickets *tickets)
+{
+  sm90_prefetch_map(&p.map_a);
+  sm90_prefetch_map(&p.map_cells);
+  if (p.c_boxes)
+    sm90_prefetch_map(&p.map_c);
+  for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
+    sm90_barrier_init(&full[i], 1);
+    sm90_barrier_init(&empty[i], p.pairs ? 16 : 8);
+  }
+  for (int i = 0; i < SENT; i++)
+    sm90_barrier_init(&tickets->sent[i], 1);
+  sm90_fence_init();
+}
+
+typedef struct bsr16_consumer {
+  uint32_t full, empty, told; /* addresses of shared memory */
+  int lane, shares, reader;
+  uint32_t slot, phase;
+} bsr16_consumer;
+
+static __device__ __forceinline__ bsr16_consumer consumer_of(const esmm_bsr16_params &p, const uint64_t *full,
+                                                             const uint64_t *empty, const void *told)
+{
+  bsr16_consumer c;
+  c.lane = (int)threadIdx.x % 32;
+  c.shares = p.pairs ? 2 : 1;
+  c.reader = p.pairs ? (int)cluster_rank() : 0;
+  c.full = sm90_address(full);
+  c.told = sm90_address(told);
+  c.empty = sm90_address_at(empty, p.pairs ? (uint32_t)c.lane % 2 : cluster_rank());
+  asm volatile("" : "+r"(c.full), "+r"(c.told), "+r"(c.empty)); /* they stay in registers */
+  c.slot = c.phase = 0;
+  return c;
+}
+
+/* A stage may be used again. */
+static __device__ __forceinline__ void let_go(const bsr16_consumer &c, uint32_t at)
+{
+  if (c.lane < c.shares)
+    sm90_barrier_arrive_cluster(c.empty + at * 8);
+}
+
 /* ---- wgmma's view of an operand ---- */
 
 /* Panels of 64 columns `panel` bytes apart, groups of 8 lines `group` bytes; lines of 64 or 128 bytes, swizzled as
