@@ -256,16 +256,18 @@ static __device__ __forceinline__ void multiply_step(float (&sums)[SUMS], uint32
 #undef STEP
 }
 
-/* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
+/* Stages up to a unit's last, whose slot is *at; returns what was told of it. Its products are waited for when the next
+   stage is there and what was told of it is known. */
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const narrow_views &views,
                                                          float (&sums)[SUMS], uint32_t &at)
 {
-  uint32_t what = 0;
+  const bool second = group_now() != 0;
+  uint32_t before = STAGES, what = 0;
 #pragma unroll
   for (int j = 0; j < SUMS; j++)
     sums[j] = 0.0f;
-  for (;;) {
+  do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     uint2 told = make_uint2(0, 0);
@@ -274,23 +276,25 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
     uint32_t steps = __shfl_sync(~0u, told.x, c.reader);
     what = __shfl_sync(~0u, told.y, c.reader);
     const uint32_t lower = what & 0xff, all = what >> 8 & 0xff;
-    const uint32_t first = group_now() ? lower : 0, last = group_now() ? all : lower;
+    const uint32_t first = second ? lower : 0, last = second ? all : lower;
     const uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
     uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + first * (BLOCK_BYTES >> 4);
     steps >>= 4 * first; /* of fewer than eight, where there are any */
+    sm90_wgmma_wait<0>();
+    if (before < STAGES)
+      let_go(c, before);
 #pragma unroll 1
     for (uint32_t i = first; i < last; i++, steps >>= 4, b += BLOCK_BYTES >> 4)
       multiply_step<DTYPE, A_BY_K>(sums, steps & 3, a + (steps >> 2 & 3) * (A_CHUNK >> 4), b);
-    sm90_wgmma_wait<0>();
-    at = c.slot;
+    before = c.slot;
     if (++c.slot == STAGES) {
       c.slot = 0;
       c.phase ^= 1;
     }
-    if (what & (TOLD_LAST | TOLD_END))
-      return what;
-    let_go(c, at);
-  }
+  } while (!(what & (TOLD_LAST | TOLD_END)));
+  sm90_wgmma_wait<0>();
+  at = before;
+  return what;
 }
 
 /* ---- the epilogue ---- */
