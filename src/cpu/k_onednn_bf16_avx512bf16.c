@@ -5,7 +5,8 @@
  * A product is cut into parts of rows, about as many for every thread, each with all columns: the library reads B in
  * its own layout, and writes C itself where nothing follows the sum and C's rows lie tightly. Else it writes fp32 sums
  * of a part to scratch, and the epilogue makes C of them. Heights of parts are multiples of ROW_STEP, because every
- * height is compiled once. Rows past the last such multiple are copied, with zeros below them.
+ * height is compiled once. Rows past the last such multiple are copied, with zeros below them; so are all rows of an A
+ * whose rows do not lie tightly, which version 2 has no such kernel for.
  *
  * Where the library fails to set up a part dense_bf16_avx512bf16 does the product, and where it fails to multiply one
  * that part of it: so scratch suffices for either.
@@ -26,7 +27,7 @@ static const esmm_kernel *const fallback = &esmm_kernel_dense_bf16_avx512bf16;
 typedef struct cut {
   int64_t rows, parts;     /* of each but the last part */
   int64_t last, last_room; /* rows of the last one, and with zeros below them */
-  bool direct;             /* the library writes C */
+  bool copied, direct;     /* the library reads copies of A's rows; it writes C */
 } cut;
 
 static cut cut_rows(const esmm_problem *p)
@@ -36,6 +37,7 @@ static cut cut_rows(const esmm_problem *p)
   x.parts = esmm_ceil_div(p->m, x.rows);
   x.last = p->m - (x.parts - 1) * x.rows;
   x.last_room = esmm_round_up(x.last, ROW_STEP);
+  x.copied = p->a.ld != p->k;
   x.direct = esmm_is_rounded(p) && p->c.ld == p->n && p->c.dtype != ESMM_F16;
   return x;
 }
@@ -67,18 +69,16 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
 }
 
 typedef struct layout {
-  size_t at_a;           /* a copy of the last part's rows, behind the flags of parts that failed; or the fallback's */
-  size_t at_threads;     /* what threads have, */
-  size_t at_sums, bytes; /* each of them: the library's scratch, then sums */
+  size_t at_threads;           /* what threads have, or the fallback, behind the flags of parts that failed; */
+  size_t at_a, at_sums, bytes; /* each of them: the library's scratch, a copy of rows of A, sums */
 } layout;
 
 /* Both of its parts; false: the library failed. */
 static bool take_parts(const esmm_problem *p, const cut *x, esmm_onednn_part *part[2])
 {
-  const esmm_dtype direct = x->direct ? p->c.dtype : ESMM_F32;
-  const bool copied = x->last != x->last_room;
-  part[0] = esmm_onednn_take(p->w, x->parts > 1 ? x->rows : x->last_room, p->a.ld, direct);
-  part[1] = part[0] ? esmm_onednn_take(p->w, x->last_room, copied ? p->k : p->a.ld, copied ? ESMM_F32 : direct) : NULL;
+  const esmm_dtype direct = x->direct ? p->c.dtype : ESMM_F32, last = x->last == x->last_room ? direct : ESMM_F32;
+  part[0] = x->parts > 1 ? esmm_onednn_take(p->w, x->rows, direct) : esmm_onednn_take(p->w, x->last_room, last);
+  part[1] = part[0] ? esmm_onednn_take(p->w, x->last_room, last) : NULL;
   if (part[1])
     return true;
   esmm_onednn_give_back(part[0]);
@@ -94,11 +94,12 @@ static void give_back(esmm_onednn_part *part[2])
 static layout lay_out(const esmm_problem *p, const cut *x, esmm_onednn_part *const part[2])
 {
   const size_t scratch[2] = {esmm_onednn_scratch(part[0]), esmm_onednn_scratch(part[1])};
-  const int64_t sums = x->direct ? (x->last != x->last_room ? x->last_room : 0) : esmm_max(x->rows, x->last_room);
-  layout l = {.at_sums = align_up(scratch[0] > scratch[1] ? scratch[0] : scratch[1])};
+  const int64_t most = x->parts > 1 ? x->rows : x->last_room, odd = x->last != x->last_room ? x->last_room : 0;
+  const int64_t copied = x->copied ? most : odd, sums = x->direct ? odd : most;
+  layout l = {.at_threads = align_up((size_t)x->parts)};
+  l.at_a = align_up(scratch[0] > scratch[1] ? scratch[0] : scratch[1]);
+  l.at_sums = align_up(l.at_a + (size_t)(copied * p->k) * sizeof(uint16_t));
   l.bytes = align_up(l.at_sums + (size_t)(sums * p->n) * sizeof(float));
-  l.at_a = align_up((size_t)x->parts);
-  l.at_threads = l.at_a + (x->last != x->last_room ? align_up((size_t)(x->last_room * p->k) * sizeof(uint16_t)) : 0);
   return l;
 }
 
@@ -131,9 +132,8 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
   (void)self;
   const cut x = cut_rows(p);
   const esmm_problem first = part_problem(p, &x, 0), last = part_problem(p, &x, x.parts - 1);
-  const size_t least =
-      largest(esmm_kernel_workspace(fallback, p),
-              largest(esmm_kernel_workspace(fallback, &first), esmm_kernel_workspace(fallback, &last)));
+  const size_t least = largest(esmm_kernel_workspace(fallback, p), largest(esmm_kernel_workspace(fallback, &first),
+                                                                           esmm_kernel_workspace(fallback, &last)));
   esmm_onednn_part *part[2];
   if (!take_parts(p, &x, part))
     return least;
@@ -141,7 +141,7 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
   give_back(part);
   size_t bytes, other;
   return esmm_size_mul(l.bytes, (size_t)p->threads, &bytes) && esmm_size_add(bytes, l.at_threads, &bytes) &&
-                 esmm_size_add(least, l.at_a, &other)
+                 esmm_size_add(least, l.at_threads, &other)
              ? largest(bytes, other)
              : SIZE_MAX;
 }
@@ -152,19 +152,16 @@ typedef struct job {
   const layout *l;
   esmm_onednn_part *const *part;
   bool *failed; /* [parts] */
-  char *a;      /* the last part's rows, copied */
   char *scratch;
   atomic_bool any_failed;
 } job;
 
-static void copy_last(const job *y)
+/* to: [room, k], zeros below the rows. */
+static void copy_rows(const esmm_problem *p, int64_t row0, int64_t rows, int64_t room, uint16_t *to)
 {
-  const esmm_problem *p = y->p;
-  const int64_t row0 = p->m - y->x->last;
-  uint16_t *to = (uint16_t *)(void *)y->a;
-  for (int64_t i = 0; i < y->x->last; i++)
+  for (int64_t i = 0; i < rows; i++)
     memcpy(to + i * p->k, (const uint16_t *)p->a.data + (row0 + i) * p->a.ld, (size_t)p->k * sizeof *to);
-  memset(to + y->x->last * p->k, 0, (size_t)((y->x->last_room - y->x->last) * p->k) * sizeof *to);
+  memset(to + rows * p->k, 0, (size_t)((room - rows) * p->k) * sizeof *to);
 }
 
 static void multiply_parts(void *arg, int64_t first, int64_t end, int worker)
@@ -175,13 +172,15 @@ static void multiply_parts(void *arg, int64_t first, int64_t end, int worker)
   char *own = y->scratch + (size_t)worker * y->l->bytes;
   float *sums = (float *)(void *)(own + y->l->at_sums);
   for (int64_t i = first; i < end; i++) {
-    const bool last = i == x->parts - 1, copied = last && x->last != x->last_room, direct = x->direct && !copied;
+    const bool last = i == x->parts - 1, odd = last && x->last != x->last_room, direct = x->direct && !odd;
     const int64_t row0 = i * x->rows, rows = last ? x->last : x->rows;
     const char *a = (const char *)p->a.data + (size_t)(row0 * p->a.ld) * sizeof(uint16_t);
     char *c = (char *)p->c.data + (size_t)(row0 * p->c.ld) * esmm_dtype_size(p->c.dtype);
-    if (copied)
-      copy_last(y);
-    y->failed[i] = !esmm_onednn_multiply(y->part[last], p->w, copied ? y->a : a, direct ? (void *)c : sums, own);
+    if (x->copied || odd) {
+      a = own + y->l->at_a;
+      copy_rows(p, row0, rows, last ? x->last_room : rows, (uint16_t *)(void *)(own + y->l->at_a));
+    }
+    y->failed[i] = !esmm_onednn_multiply(y->part[last], p->w, a, direct ? (void *)c : sums, own);
     if (y->failed[i])
       y->any_failed = true;
     else if (direct)
@@ -200,13 +199,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     return fallback->run(fallback, ctx, p, scratch, stats);
   const layout l = lay_out(p, &x, part);
   char *at = scratch;
-  job y = {.p = p, .x = &x, .l = &l, .part = part, .failed = scratch, .a = at + l.at_a, .scratch = at + l.at_threads};
+  job y = {.p = p, .x = &x, .l = &l, .part = part, .failed = scratch, .scratch = at + l.at_threads};
   esmm_for(ctx, p->threads, x.parts, 1, multiply_parts, &y);
   give_back(part);
   for (int64_t i = 0; i < x.parts && y.any_failed; i++)
     if (y.failed[i]) {
       const esmm_problem rest = part_problem(p, &x, i);
-      (void)fallback->run(fallback, ctx, &rest, y.a, stats); /* a CPU's kernel cannot fail */
+      (void)fallback->run(fallback, ctx, &rest, y.scratch, stats); /* a CPU's kernel cannot fail */
     }
   stats->flop_useful = 2.0 * (double)p->m * (double)p->n * (double)p->k;
   stats->joint_density = 1.0;

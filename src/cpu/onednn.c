@@ -20,7 +20,7 @@ enum { DESC_BYTES = 4096, PRODUCT_BYTES = 16384 }; /* version 2's structs take 6
 enum { KIND_CPU = 1, TAG_ANY = 1, TYPE_BF16 = 2, TYPE_F32 = 3, SCRATCH_OF_CALLER = 1, IN_ORDER = 1 };
 enum { QUERY_KERNEL = 8, QUERY_WEIGHTS = 131, QUERY_SCRATCH = 136 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCH = 80 };
-enum { MOST_PARTS = 512, LEAST_SIDE = 64 };
+enum { MOST_PARTS = 512, LEAST_SIDE = 32 };
 
 typedef struct argument {
   int what;
@@ -279,10 +279,9 @@ static bool lay_out(const esmm_matrix *b, const esmm_onednn_form *f)
   const shape s = {b->rows, b->cols, by_rows ? b->ld : 1, by_rows ? 1 : b->ld, TYPE_BF16};
   void *from = describe(&s), *desc = NULL, *primitive = NULL;
   call x = {.count = 0};
-  const bool done =
-      from && dnnl.reorder_create(&desc, from, dnnl.engine, f->layout, dnnl.engine, NULL) == 0 &&
-      dnnl.primitive_create(&primitive, desc) == 0 && add(&x, ARG_SRC, from, b->data) &&
-      add(&x, ARG_DST, f->layout, f->data) && execute(primitive, &x);
+  const bool done = from && dnnl.reorder_create(&desc, from, dnnl.engine, f->layout, dnnl.engine, NULL) == 0 &&
+                    dnnl.primitive_create(&primitive, desc) == 0 && add(&x, ARG_SRC, from, b->data) &&
+                    add(&x, ARG_DST, f->layout, f->data) && execute(primitive, &x);
   end(&x);
   if (primitive)
     (void)dnnl.primitive_destroy(primitive);
@@ -328,7 +327,7 @@ void esmm_onednn_free(esmm_weights *w)
 /* ---- parts ---- */
 
 struct esmm_onednn_part {
-  int64_t k, n, rows, lda;
+  int64_t k, n, rows;
   esmm_dtype dtype_c;
   void *a, *c, *desc, *primitive; /* primitive is NULL: this place is free */
   const void *layout, *scratch;   /* in desc */
@@ -354,7 +353,7 @@ static void clear(esmm_onednn_part *x)
 
 static bool make(const esmm_weights *w, esmm_onednn_part *x)
 {
-  const shape a = {x->rows, x->k, x->lda, 1, TYPE_BF16};
+  const shape a = {x->rows, x->k, x->k, 1, TYPE_BF16};
   const shape c = {x->rows, x->n, x->n, 1, x->dtype_c == ESMM_BF16 ? TYPE_BF16 : TYPE_F32};
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* it decides how work is cut when a product is made */
@@ -372,7 +371,7 @@ static bool make(const esmm_weights *w, esmm_onednn_part *x)
 
 static bool is_part(const esmm_onednn_part *x, const esmm_onednn_part *wanted)
 {
-  return x->primitive && x->k == wanted->k && x->n == wanted->n && x->rows == wanted->rows && x->lda == wanted->lda &&
+  return x->primitive && x->k == wanted->k && x->n == wanted->n && x->rows == wanted->rows &&
          x->dtype_c == wanted->dtype_c;
 }
 
@@ -390,9 +389,9 @@ static esmm_onednn_part *find_place(const esmm_onednn_part *wanted)
   return place;
 }
 
-esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t lda, esmm_dtype dtype_c)
+esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c)
 {
-  const esmm_onednn_part wanted = {.k = w->k, .n = w->n, .rows = rows, .lda = lda, .dtype_c = dtype_c};
+  const esmm_onednn_part wanted = {.k = w->k, .n = w->n, .rows = rows, .dtype_c = dtype_c};
   if (given_up)
     return NULL;
   lock_parts();

@@ -21,11 +21,11 @@ bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
 esmm_status esmm_onednn_keep(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
 void esmm_onednn_free(esmm_weights *w);
 
-/* Products of `rows` rows of A, `lda` elements apart, with w: C [rows,n] in a dtype, tightly packed. */
+/* Products of `rows` rows of A with w: C [rows,n] in a dtype. Both are row-major and tightly packed. */
 typedef struct esmm_onednn_part esmm_onednn_part;
 #define ESMM_ONEDNN_ROWS 256 /* at most */
 /* Made where there is none yet. NULL: the library failed, and is not asked again. To be given back. */
-esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t lda, esmm_dtype dtype_c);
+esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c);
 void esmm_onednn_give_back(esmm_onednn_part *part);
 size_t esmm_onednn_scratch(const esmm_onednn_part *part); /* bytes that a call needs */
 /* By any number of threads at once, each with scratch of its own. false: it failed. */
