@@ -484,8 +484,8 @@ static esmm_matrix unpack_begin(const esmm_weights *w, size_t *bytes)
 
 esmm_status esmm_forms_extra(esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w)
 {
-  if (!esmm_onednn_worth(w, max_bytes_ratio))
-    return ESMM_OK;
+  if (ctx->backend != &esmm_cpu_backend || !esmm_onednn_worth(w, max_bytes_ratio))
+    return ESMM_OK; /* another device's weights pass through a CPU's forms on their way to a file */
   if (b)
     return esmm_onednn_keep(ctx, b, w);
   if (w->rows) {
