@@ -33,7 +33,6 @@ typedef struct pair_layout {
   int64_t room;   /* entries of a row's list: pairs are half as many */
   int64_t blocks; /* of k's */
   int64_t width, items;
-  int64_t sums_ld;   /* rows of sums are no multiple of a page apart */
   int64_t row_bytes; /* of B */
   size_t at_rows, at_values, at_starts, at_alive, at_zeros, at_sums, at_lists, list_bytes, bytes;
 } pair_layout;
