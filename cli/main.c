@@ -60,8 +60,8 @@ static void print_overview(FILE *out)
                "  ESMM_FORCE      kernel for every product\n"
                "  ESMM_REMEMBER   0: each product is planned by itself, whatever those before it saw (default 1)\n"
                "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_ONEDNN, ESMM_CUBLAS\n"
-               "                  library files that bench compares with; kernels named cublas_... use the last\n"
-               "                  one too\n"
+               "                  library files that bench compares with; kernels named onednn_... and\n"
+               "                  cublas_... use the last two too (ESMM_ONEDNN=off: there is no such kernel)\n"
                "  ESMM_NCU        Nsight Compute's ncu, for profile\n"
                "  XDG_CACHE_HOME  where the tuning cache lies (default: ~/.cache)\n"
                "  NO_COLOR        no colour on a terminal\n");

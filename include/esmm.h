@@ -239,19 +239,21 @@ typedef enum esmm_use {
                           narrow matrices take more) */
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
-} esmm_use; /* on a GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8
-               does not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of
-               32 columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio
-               below 2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights, which take
-               0.5625 of B's bytes where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio
-               allows both (BSR: from 2 on) */
+} esmm_use; /* where oneDNN is installed and the CPU has AVX-512 BF16, a bf16 B that is not for decode and has no dead
+               strips is kept once more, as oneDNN lays it out, unless max_bytes_ratio is below 3 (for large m: 2). On a
+               GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8 does
+               not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of 32
+               columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio below
+               2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights, which take 0.5625 of
+               B's bytes where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both
+               (BSR: from 2 on) */
 
 typedef struct esmm_prepare_opts {
   size_t size;
   esmm_use use;           /* of a dense B; other formats keep one form for every m */
   int strict;             /* 1: keep zeros of B, so that strict products can run from panels */
-  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2, on a GPU 3. Padding to whole
-                             panels, cache lines and blocks is not counted */
+  double max_bytes_ratio; /* most bytes the forms of B may hold, over B's own; default 2, on a GPU, and where B is
+                             kept for oneDNN, 3. Padding to whole panels, cache lines and blocks is not counted */
   esmm_format format;     /* NM: B must fit; esmm_format_check and esmm_prune (esmm_tools.h) help */
   int unchecked; /* 1: esmm_prepare_bsr takes arrays in device memory as sound, and does not wait to see it. What
                     is damaged then gives weights of some other matrix, but is never followed out of bounds */
@@ -280,7 +282,7 @@ ESMM_API void esmm_weights_free(esmm_weights *weights); /* a GPU's: waits for th
 ESMM_API esmm_status esmm_weights_get_info(const esmm_weights *weights, esmm_weights_info *info); /* set info->size */
 
 /* Writes to a temporary file beside path, then renames it: path holds the old or the new weights, never half. A file
-   does not store max_bytes_ratio: on a GPU, load makes what the default allows. */
+   does not store max_bytes_ratio: load makes what the default allows on a GPU, and for oneDNN. */
 ESMM_API esmm_status esmm_weights_save(esmm_ctx *ctx, const esmm_weights *weights, const char *path);
 ESMM_API esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights);
 

@@ -72,6 +72,14 @@ struct esmm_ctx {
  *           second half [kept][16]   columns 16..31, zero-padded past n
  *         kept = before[panel][words]; the k's kept are the bits of bits[panel], in order.
  */
+/* B in the layout that oneDNN likes best (cpu/onednn.h), beside the others. */
+typedef struct esmm_onednn_form {
+  void *data; /* NULL when not kept */
+  size_t bytes;
+  void *desc;         /* the library's, of a product that reads this layout, */
+  const void *layout; /* which is described there */
+} esmm_onednn_form;
+
 struct esmm_weights {
   esmm_allocator allocator;
   uint64_t serial; /* other weights have other numbers, also at the same address (recall.h) */
@@ -103,6 +111,8 @@ struct esmm_weights {
 
   void *turned; /* NULL when not kept */
   int64_t turned_ld;
+
+  esmm_onednn_form onednn;
 
   const struct esmm_backend *backend; /* where they were prepared, */
   int ordinal;                        /* on which of its devices */

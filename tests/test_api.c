@@ -507,6 +507,7 @@ static void weights_are_described(void **state)
   for (int use = 0; use < 3; use++) {
     esmm_weights *w = NULL;
     esmm_prepare_opts opts = {.size = sizeof opts, .use = (esmm_use)use, .strict = use == 2};
+    opts.max_bytes_ratio = use == 0 ? 2.0 : 1.5; /* nothing for a library */
     assert_int_equal(esmm_prepare(f->ctx, &b, &opts, &w), ESMM_OK);
     esmm_weights_info info = {.size = sizeof info};
     assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
@@ -601,6 +602,10 @@ static void force_by_name_and_idea(void **state)
     char idea[32];
     snprintf(idea, sizeof idea, "%.*s", (int)strcspn(info.name, "_"), info.name);
     o.force = idea;
+    if (strcmp(idea, "onednn") == 0) { /* the one idea that has no kernel for fp32 */
+      expect_matmul(f, idea, &f->a, f->w, &f->c, &o, ESMM_ERR_UNSUPPORTED, "bf16", "");
+      continue;
+    }
     esmm_status status = esmm_matmul(f->ctx, &f->a, f->w, &f->c, &o, &stats);
     if (status != ESMM_OK)
       fail_msg("force '%s': %s", idea, esmm_ctx_error(f->ctx));

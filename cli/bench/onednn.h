@@ -11,7 +11,7 @@
 
 typedef struct onednn_library onednn_library;
 
-/* NULL where it is not there. ESMM_ONEDNN names another file. title gets its name and version. */
+/* NULL where it is not there. ESMM_ONEDNN names another file, unless it is "off". title gets its name and version. */
 onednn_library *onednn_open(int threads, char *title, size_t title_bytes);
 
 /* Products of one shape: A [m,k] row-major of a dtype, B [k,n] prepared, C [m,n] row-major. */

@@ -93,7 +93,8 @@ def prepare(
     format:  'dense'; 'bsr:32', 'bsr:32x64': blocks with a nonzero are kept; '2:4', 'nm:1:8': B must fit, see prune().
              'bsr' keeps a SciPy array's own blocks.
     strict:  keeps B's zeros, for products with strict=True.
-    max_bytes_ratio: most bytes that the forms of B may hold, over B's own. 0: the default, 2 (on a GPU 3).
+    max_bytes_ratio: most bytes that the forms of B may hold, over B's own. 0: the default, 2 (on a GPU, and where B is
+        kept for oneDNN, 3).
     dtype:   'bf16' where b is of uint16 and holds the bits of bf16.
     device:  'cpu', 'cuda', 'cuda:1', ... The default is where b lies if that is a GPU, else what esmm.device() says.
 

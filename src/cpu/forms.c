@@ -6,6 +6,7 @@
 #include "cpu/forms.h"
 
 #include "bits.h"
+#include "cpu/onednn.h"
 
 #include <string.h>
 
@@ -312,6 +313,19 @@ static bool turned_sizes(const esmm_file_header *h, const esmm_weights *w, size_
   return true;
 }
 
+/* ---- oneDNN's layout: esmm_forms_extra makes it ---- */
+
+static size_t onednn_bytes(const esmm_weights *w)
+{
+  return w->onednn.bytes;
+}
+
+/* Its padding is not what the limit is for. */
+static size_t onednn_held(const esmm_weights *w)
+{
+  return (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
+}
+
 /* ---- the other formats ---- */
 
 static esmm_status alloc_format(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w)
@@ -408,6 +422,12 @@ const esmm_host_form esmm_host_forms[] = {
      .bytes = turned_bytes,
      .held = turned_held,
      .section_sizes = turned_sizes},
+    {.kind = ESMM_FORM_ONEDNN,
+     .extra = true,
+     .free = esmm_onednn_free,
+     .bytes = onednn_bytes,
+     .held = onednn_held,
+     .section_sizes = turned_sizes},
 };
 
 const int esmm_host_form_count = sizeof esmm_host_forms / sizeof esmm_host_forms[0];
@@ -422,8 +442,8 @@ unsigned esmm_forms_formats(void)
 
 bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t n)
 {
-  return esmm_form_table[form->kind].format == format && (form->not_for == ESMM_USE_ANY || form->not_for != use) &&
-         (form->most_n == 0 || n <= form->most_n);
+  return !form->extra && esmm_form_table[form->kind].format == format &&
+         (form->not_for == ESMM_USE_ANY || form->not_for != use) && (form->most_n == 0 || n <= form->most_n);
 }
 
 static bool keeps(const esmm_weights *w, const esmm_host_form *form)
@@ -451,17 +471,41 @@ esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w
   return status;
 }
 
+/* B as the caller had it, into memory that unpack_end gives back; data is NULL where there is none. */
+static esmm_matrix unpack_begin(const esmm_weights *w, size_t *bytes)
+{
+  esmm_matrix b = {.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
+  *bytes = (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
+  b.data = esmm_mem_alloc(&w->allocator, *bytes);
+  if (b.data)
+    esmm_weights_unpack(w, &b);
+  return b;
+}
+
+esmm_status esmm_forms_extra(esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w)
+{
+  if (ctx->backend != &esmm_cpu_backend || !esmm_onednn_worth(w, max_bytes_ratio))
+    return ESMM_OK; /* another device's weights pass through a CPU's forms on their way to a file */
+  if (b)
+    return esmm_onednn_keep(ctx, b, w);
+  if (w->rows) {
+    const esmm_matrix rows = {.data = w->rows, .rows = w->k, .cols = w->n, .ld = w->rows_ld, .dtype = w->dtype};
+    return esmm_onednn_keep(ctx, &rows, w);
+  }
+  size_t bytes;
+  const esmm_matrix whole = unpack_begin(w, &bytes);
+  const esmm_status status = whole.data ? esmm_onednn_keep(ctx, &whole, w) : ESMM_ERR_MEMORY;
+  esmm_mem_free(&w->allocator, whole.data, bytes);
+  return status;
+}
+
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w)
 {
   if (!(w->forms & ESMM_FORM(TURNED)))
-    return ESMM_OK;
-  const size_t bytes = (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
-  esmm_matrix b = {.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
-  b.data = esmm_mem_alloc(&w->allocator, bytes);
-  if (!b.data)
-    return ESMM_ERR_MEMORY;
-  esmm_weights_unpack(w, &b);
-  const esmm_status status = fill_turned(ctx, &b, w);
+    return esmm_forms_extra(ctx, NULL, 0.0, w);
+  size_t bytes;
+  const esmm_matrix b = unpack_begin(w, &bytes);
+  const esmm_status status = b.data ? fill_turned(ctx, &b, w) : ESMM_ERR_MEMORY;
   esmm_mem_free(&w->allocator, b.data, bytes);
   return status;
 }

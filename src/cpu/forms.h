@@ -13,6 +13,7 @@ typedef struct esmm_host_form {
   esmm_form_kind kind;
   esmm_use not_for; /* a use of dense weights that does without it; ESMM_USE_ANY: none does */
   int64_t most_n;   /* kept where B has so many columns at most; 0: however many */
+  bool extra;       /* made behind the others where that is worth it: esmm_forms_extra */
 
   /* What can be allocated before the contents are known. Sizes were checked for overflow. */
   esmm_status (*alloc)(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
@@ -40,6 +41,9 @@ unsigned esmm_forms_formats(void); /* that there are forms for */
 /* Of all forms that w keeps. alloc sets w->forms. */
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
 esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+/* Those that are there for a library alone, within the limit of bytes (0: the default). b may be NULL: from another
+   form. Fails where memory does. */
+esmm_status esmm_forms_extra(esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w);
 /* Those that files do not hold, from one that they do. */
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w);
 void esmm_forms_free(esmm_weights *w);

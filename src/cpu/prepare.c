@@ -160,7 +160,8 @@ static double own_bytes(const esmm_weights *w)
    small matrices that alone may pass the ratio, and it is not what the limit is for. */
 static esmm_status check_ratio(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
 {
-  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : ESMM_BYTES_RATIO;
+  const double unless_given = ESMM_BYTES_RATIO + (w->forms & ESMM_FORM(ONEDNN) ? 1.0 : 0.0);
+  const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : unless_given;
   const double size = (double)esmm_dtype_size(w->dtype), own = own_bytes(w);
   const double held = (double)esmm_forms_held(w);
   const double slack = 128.0 * ESMM_PANEL + 2.0 * ESMM_PANEL * (double)w->k * size;
@@ -197,5 +198,7 @@ esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   esmm_status status = esmm_weights_alloc(ctx, b, opts, &w);
   if (status == ESMM_OK)
     status = w->format == ESMM_FORMAT_DENSE ? fill(ctx, b, opts->strict != 0, w) : esmm_forms_fill(ctx, b, w);
+  if (status == ESMM_OK)
+    status = esmm_forms_extra(ctx, b, opts->max_bytes_ratio, w);
   return esmm_prepare_finish(ctx, opts, status, w, out);
 }

@@ -34,12 +34,18 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 
 /* ---- B of products ---- */
 
+/* What soon changes is not laid out for a library as well: that takes longer than the library's product saves. */
+#define RATIO_WITHOUT_LIBRARY 2.0
+
 static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                            esmm_weights *old, esmm_weights **out)
 {
   (void)given;
   (void)old;
-  return esmm_prepare(ctx, b, opts, out);
+  esmm_prepare_opts o = *opts;
+  if (o.max_bytes_ratio == 0.0)
+    o.max_bytes_ratio = RATIO_WITHOUT_LIBRARY;
+  return esmm_prepare(ctx, b, &o, out);
 }
 
 static esmm_status take_b(esmm_ctx *ctx, esmm_ffn_cache *cache, ffn_b which, const esmm_matrix *b, esmm_dtype a,
@@ -48,7 +54,7 @@ static esmm_status take_b(esmm_ctx *ctx, esmm_ffn_cache *cache, ffn_b which, con
   (void)cache;
   (void)which;
   (void)a;
-  const esmm_prepare_opts opts = {.size = sizeof opts, .strict = strict};
+  const esmm_prepare_opts opts = {.size = sizeof opts, .strict = strict, .max_bytes_ratio = RATIO_WITHOUT_LIBRARY};
   return esmm_prepare(ctx, b, &opts, out);
 }
 

@@ -1,0 +1,440 @@
+/*
+ * onednn.c: the few calls of oneDNN that onednn_bf16 makes, of versions 2 and 3.
+ *
+ * A memory descriptor is a struct that the caller has in version 2, an object behind a pointer in version 3: here it is
+ * a pointer, in version 2 to a buffer that is large enough. A product is described in two steps in version 2, in one in
+ * version 3. The numbers below are the same in both.
+ *
+ * What a product needs is compiled by the library when it is first asked for, which takes milliseconds. So parts are
+ * kept for the whole process, those used longest ago make room, and their heights are few (k_onednn_*.c).
+ */
+#include "cpu/onednn.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DESC_BYTES = 4096, PRODUCT_BYTES = 16384 }; /* version 2's structs take 696 and 2800 */
+enum { KIND_CPU = 1, TAG_ANY = 1, TYPE_BF16 = 2, TYPE_F32 = 3, SCRATCH_OF_CALLER = 1, IN_ORDER = 1 };
+enum { QUERY_KERNEL = 8, QUERY_WEIGHTS = 131, QUERY_SCRATCH = 136 };
+enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCH = 80 };
+enum { MOST_PARTS = 512, LEAST_SIDE = 32 };
+
+typedef struct argument {
+  int what;
+  void *memory;
+} argument;
+
+static struct {
+  void *engine;
+  bool opaque; /* version 3 */
+  int (*engine_create)(void **, int, size_t);
+  int (*stream_create)(void **, void *, unsigned);
+  int (*stream_wait)(void *);
+  int (*stream_destroy)(void *);
+  int (*desc_tag)(void *, int, const int64_t *, int, int);                                               /* version 2 */
+  int (*desc_strides)(void *, int, const int64_t *, int, const int64_t *);                               /* version 2 */
+  int (*matmul_init)(void *, const void *, const void *, const void *, const void *);                    /* version 2 */
+  int (*primitive_desc)(void **, const void *, const void *, void *, const void *);                      /* version 2 */
+  int (*desc_create_tag)(void **, int, const int64_t *, int, int);                                       /* version 3 */
+  int (*desc_create_strides)(void **, int, const int64_t *, int, const int64_t *);                       /* version 3 */
+  int (*desc_destroy)(void *);                                                                           /* version 3 */
+  int (*matmul_create)(void **, void *, const void *, const void *, const void *, const void *, void *); /* version 3 */
+  size_t (*desc_size)(const void *);
+  int (*attr_create)(void **);
+  int (*attr_scratch)(void *, int);
+  int (*attr_destroy)(void *);
+  int (*reorder_create)(void **, const void *, void *, const void *, void *, const void *);
+  int (*desc_query)(const void *, int, int, void *);
+  const void *(*desc_query_md)(const void *, int, int);
+  int (*primitive_create)(void **, const void *);
+  int (*primitive_execute)(const void *, void *, int, const argument *);
+  int (*primitive_destroy)(void *);
+  int (*primitive_desc_destroy)(void *);
+  int (*memory_create)(void **, const void *, void *, void *);
+  int (*memory_destroy)(void *);
+  void (*set_threads)(int);
+  int (*threads)(void);
+} dnnl;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
+static const char *missing;  /* NULL: it is there */
+static atomic_bool given_up; /* it failed to make a part: for good, so that a call's scratch suits what runs then */
+
+/* ---- opening ---- */
+
+/* ISO C has no conversion from an object's address to a function's; POSIX promises that it works. */
+static bool find(void *library, const char *symbol, void *function)
+{
+  void *address = dlsym(library, symbol);
+  memcpy(function, &address, sizeof address);
+  return address != NULL;
+}
+
+static bool find_version(void *l)
+{
+  dnnl.opaque = !find(l, "dnnl_memory_desc_init_by_tag", &dnnl.desc_tag);
+  if (!dnnl.opaque)
+    return find(l, "dnnl_memory_desc_init_by_strides", &dnnl.desc_strides) &&
+           find(l, "dnnl_matmul_desc_init", &dnnl.matmul_init) &&
+           find(l, "dnnl_primitive_desc_create", &dnnl.primitive_desc);
+  return find(l, "dnnl_memory_desc_create_with_tag", &dnnl.desc_create_tag) &&
+         find(l, "dnnl_memory_desc_create_with_strides", &dnnl.desc_create_strides) &&
+         find(l, "dnnl_memory_desc_destroy", &dnnl.desc_destroy) &&
+         find(l, "dnnl_matmul_primitive_desc_create", &dnnl.matmul_create);
+}
+
+static bool find_all(void *l)
+{
+  return find_version(l) && find(l, "dnnl_engine_create", &dnnl.engine_create) &&
+         find(l, "dnnl_stream_create", &dnnl.stream_create) && find(l, "dnnl_stream_wait", &dnnl.stream_wait) &&
+         find(l, "dnnl_stream_destroy", &dnnl.stream_destroy) &&
+         find(l, "dnnl_memory_desc_get_size", &dnnl.desc_size) &&
+         find(l, "dnnl_primitive_attr_create", &dnnl.attr_create) &&
+         find(l, "dnnl_primitive_attr_set_scratchpad_mode", &dnnl.attr_scratch) &&
+         find(l, "dnnl_primitive_attr_destroy", &dnnl.attr_destroy) &&
+         find(l, "dnnl_reorder_primitive_desc_create", &dnnl.reorder_create) &&
+         find(l, "dnnl_primitive_desc_query", &dnnl.desc_query) &&
+         find(l, "dnnl_primitive_desc_query_md", &dnnl.desc_query_md) &&
+         find(l, "dnnl_primitive_create", &dnnl.primitive_create) &&
+         find(l, "dnnl_primitive_execute", &dnnl.primitive_execute) &&
+         find(l, "dnnl_primitive_destroy", &dnnl.primitive_destroy) &&
+         find(l, "dnnl_primitive_desc_destroy", &dnnl.primitive_desc_destroy) &&
+         find(l, "dnnl_memory_create", &dnnl.memory_create) && find(l, "dnnl_memory_destroy", &dnnl.memory_destroy);
+}
+
+/* So that a child finds it open. */
+static void lock_parts(void)
+{
+  (void)pthread_mutex_lock(&parts_lock);
+}
+
+static void unlock_parts(void)
+{
+  (void)pthread_mutex_unlock(&parts_lock);
+}
+
+/* It stays open: parts live as long as the process. */
+static void open_library(void)
+{
+  static const char *const files[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"};
+  const char *asked = getenv("ESMM_ONEDNN");
+  void *library = NULL;
+  if (asked && strcmp(asked, "off") == 0) {
+    missing = "oneDNN is turned off (ESMM_ONEDNN=off)";
+    return;
+  }
+  if (asked && asked[0])
+    library = dlopen(asked, RTLD_NOW | RTLD_LOCAL);
+  else
+    for (size_t i = 0; i < sizeof files / sizeof files[0] && !library; i++)
+      library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    missing = "libdnnl was not found (ESMM_ONEDNN may name a file)";
+  else if (!find_all(library) || !find(library, "omp_set_num_threads", &dnnl.set_threads) ||
+           !find(library, "omp_get_max_threads", &dnnl.threads))
+    missing = "this libdnnl has not the functions that are needed, or is built without OpenMP";
+  else if (pthread_atfork(lock_parts, unlock_parts, unlock_parts) != 0 ||
+           dnnl.engine_create(&dnnl.engine, KIND_CPU, 0) != 0)
+    missing = "oneDNN did not start";
+}
+
+const char *esmm_onednn_missing(const esmm_kernel *self)
+{
+  (void)self;
+  if (pthread_once(&once, open_library) != 0)
+    return "libdnnl could not be opened";
+  return !missing && given_up ? "oneDNN failed to set up a product" : missing;
+}
+
+/* ---- descriptors ---- */
+
+typedef struct shape {
+  int64_t rows, cols;
+  int64_t down, across; /* elements to the next row, the next column */
+  int type;
+} shape;
+
+/* NULL where it fails. across 0: in whatever layout the library likes best. */
+static void *describe(const shape *s)
+{
+  const int64_t dims[12] = {s->rows, s->cols}, strides[12] = {s->down, s->across}; /* version 2 takes arrays of 12 */
+  void *desc = NULL;
+  if (dnnl.opaque) {
+    const int status = s->across ? dnnl.desc_create_strides(&desc, 2, dims, s->type, strides)
+                                 : dnnl.desc_create_tag(&desc, 2, dims, s->type, TAG_ANY);
+    return status == 0 ? desc : NULL;
+  }
+  desc = calloc(1, DESC_BYTES);
+  if (desc && (s->across ? dnnl.desc_strides(desc, 2, dims, s->type, strides)
+                         : dnnl.desc_tag(desc, 2, dims, s->type, TAG_ANY)) != 0) {
+    free(desc);
+    return NULL;
+  }
+  return desc;
+}
+
+static void forget(void *desc)
+{
+  if (dnnl.opaque && desc)
+    (void)dnnl.desc_destroy(desc);
+  else
+    free(desc);
+}
+
+/* The library's kernel for packed weights: others would be slower than ours. */
+static bool is_packed_kernel(const void *desc)
+{
+  const char *name = NULL;
+  return dnnl.desc_query(desc, QUERY_KERNEL, 0, &name) == 0 && name && strncmp(name, "brg", 3) == 0;
+}
+
+static void *describe_product(const void *a, const void *b, const void *c)
+{
+  void *attr = NULL, *desc = NULL, *two_steps = dnnl.opaque ? NULL : calloc(1, PRODUCT_BYTES);
+  bool made = a && b && c && dnnl.attr_create(&attr) == 0 && dnnl.attr_scratch(attr, SCRATCH_OF_CALLER) == 0;
+  if (made && dnnl.opaque)
+    made = dnnl.matmul_create(&desc, dnnl.engine, a, b, NULL, c, attr) == 0;
+  else if (made)
+    made = two_steps && dnnl.matmul_init(two_steps, a, b, NULL, c) == 0 &&
+           dnnl.primitive_desc(&desc, two_steps, attr, dnnl.engine, NULL) == 0;
+  if (made && !is_packed_kernel(desc)) {
+    (void)dnnl.primitive_desc_destroy(desc);
+    desc = NULL;
+  }
+  if (attr)
+    (void)dnnl.attr_destroy(attr);
+  free(two_steps);
+  return made ? desc : NULL;
+}
+
+/* ---- calls ---- */
+
+/* Memory of the caller's as the library has it, at most MOST_ARGUMENTS; and a stream. */
+enum { MOST_ARGUMENTS = 4 };
+typedef struct call {
+  argument of[MOST_ARGUMENTS];
+  int count;
+  void *stream;
+} call;
+
+static bool add(call *x, int what, const void *desc, const void *data)
+{
+  void *own;
+  memcpy(&own, &data, sizeof own); /* its interface has no const; it only reads what is read */
+  if (dnnl.memory_create(&x->of[x->count].memory, desc, dnnl.engine, own) != 0)
+    return false;
+  x->of[x->count++].what = what;
+  return true;
+}
+
+/* On this thread alone, whatever a caller of OpenMP has set for it. */
+static bool execute(const void *primitive, call *x)
+{
+  const int before = dnnl.threads();
+  dnnl.set_threads(1);
+  const bool done = dnnl.stream_create(&x->stream, dnnl.engine, IN_ORDER) == 0 &&
+                    dnnl.primitive_execute(primitive, x->stream, x->count, x->of) == 0 &&
+                    dnnl.stream_wait(x->stream) == 0;
+  dnnl.set_threads(before);
+  return done;
+}
+
+static void end(call *x)
+{
+  for (int i = 0; i < x->count; i++)
+    (void)dnnl.memory_destroy(x->of[i].memory);
+  if (x->stream)
+    (void)dnnl.stream_destroy(x->stream);
+}
+
+/* ---- B ---- */
+
+bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio)
+{
+  const double forms = w->use == ESMM_USE_ANY ? 3.0 : 2.0;
+  return w->format == ESMM_FORMAT_DENSE && w->dtype == ESMM_BF16 && w->use != ESMM_USE_DECODE && w->full &&
+         w->k >= LEAST_SIDE && w->n >= LEAST_SIDE && (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) &&
+         esmm_cpu_detect() & ESMM_CPU_AVX512BF16 && !esmm_onednn_missing(NULL);
+}
+
+static void *any_product(const esmm_weights *w)
+{
+  const shape a = {ESMM_ONEDNN_ROWS, w->k, w->k, 1, TYPE_BF16}, b = {.rows = w->k, .cols = w->n, .type = TYPE_BF16};
+  const shape c = {ESMM_ONEDNN_ROWS, w->n, w->n, 1, TYPE_F32};
+  void *of_a = describe(&a), *of_b = describe(&b), *of_c = describe(&c);
+  void *desc = describe_product(of_a, of_b, of_c);
+  forget(of_a);
+  forget(of_b);
+  forget(of_c);
+  return desc;
+}
+
+static bool lay_out(const esmm_matrix *b, const esmm_onednn_form *f)
+{
+  const bool by_rows = b->order == ESMM_ROW_MAJOR;
+  const shape s = {b->rows, b->cols, by_rows ? b->ld : 1, by_rows ? 1 : b->ld, TYPE_BF16};
+  void *from = describe(&s), *desc = NULL, *primitive = NULL;
+  call x = {.count = 0};
+  const bool done = from && dnnl.reorder_create(&desc, from, dnnl.engine, f->layout, dnnl.engine, NULL) == 0 &&
+                    dnnl.primitive_create(&primitive, desc) == 0 && add(&x, ARG_SRC, from, b->data) &&
+                    add(&x, ARG_DST, f->layout, f->data) && execute(primitive, &x);
+  end(&x);
+  if (primitive)
+    (void)dnnl.primitive_destroy(primitive);
+  if (desc)
+    (void)dnnl.primitive_desc_destroy(desc);
+  forget(from);
+  return done;
+}
+
+esmm_status esmm_onednn_keep(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+{
+  esmm_onednn_form *f = &w->onednn;
+  const int before = dnnl.threads();
+  dnnl.set_threads(1); /* layouts may depend on them */
+  f->desc = any_product(w);
+  dnnl.set_threads(before);
+  f->layout = f->desc ? dnnl.desc_query_md(f->desc, QUERY_WEIGHTS, 0) : NULL;
+  if (!f->layout) {
+    esmm_onednn_free(w);
+    return ESMM_OK;
+  }
+  f->bytes = dnnl.desc_size(f->layout);
+  f->data = esmm_mem_alloc(&w->allocator, f->bytes);
+  if (!f->data)
+    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of weights for oneDNN", f->bytes);
+  if (lay_out(b, f))
+    w->forms |= ESMM_FORM(ONEDNN);
+  else
+    esmm_onednn_free(w);
+  return ESMM_OK;
+}
+
+void esmm_onednn_free(esmm_weights *w)
+{
+  esmm_onednn_form *f = &w->onednn;
+  if (f->data)
+    esmm_mem_free(&w->allocator, f->data, f->bytes);
+  if (f->desc)
+    (void)dnnl.primitive_desc_destroy(f->desc);
+  *f = (esmm_onednn_form){.data = NULL};
+}
+
+/* ---- parts ---- */
+
+struct esmm_onednn_part {
+  int64_t k, n, rows;
+  esmm_dtype dtype_c;
+  void *a, *c, *desc, *primitive; /* primitive is NULL: this place is free */
+  const void *layout, *scratch;   /* in desc */
+  int users;
+  uint64_t used; /* when, by the table's clock */
+};
+
+static struct {
+  uint64_t clock;
+  esmm_onednn_part part[MOST_PARTS];
+} table; /* under parts_lock */
+
+static void clear(esmm_onednn_part *x)
+{
+  if (x->primitive)
+    (void)dnnl.primitive_destroy(x->primitive);
+  if (x->desc)
+    (void)dnnl.primitive_desc_destroy(x->desc);
+  forget(x->a);
+  forget(x->c);
+  *x = (esmm_onednn_part){.k = 0};
+}
+
+static bool make(const esmm_weights *w, esmm_onednn_part *x)
+{
+  const shape a = {x->rows, x->k, x->k, 1, TYPE_BF16};
+  const shape c = {x->rows, x->n, x->n, 1, x->dtype_c == ESMM_BF16 ? TYPE_BF16 : TYPE_F32};
+  const int before = dnnl.threads();
+  dnnl.set_threads(1); /* it decides how work is cut when a product is made */
+  x->a = describe(&a);
+  x->c = describe(&c);
+  x->desc = describe_product(x->a, w->onednn.layout, x->c);
+  const bool made = x->desc && dnnl.primitive_create(&x->primitive, x->desc) == 0;
+  dnnl.set_threads(before);
+  if (!made)
+    return false;
+  x->layout = dnnl.desc_query_md(x->desc, QUERY_WEIGHTS, 0);
+  x->scratch = dnnl.desc_query_md(x->desc, QUERY_SCRATCH, 0);
+  return x->layout && dnnl.desc_size(x->layout) == w->onednn.bytes;
+}
+
+static bool is_part(const esmm_onednn_part *x, const esmm_onednn_part *wanted)
+{
+  return x->primitive && x->k == wanted->k && x->n == wanted->n && x->rows == wanted->rows &&
+         x->dtype_c == wanted->dtype_c;
+}
+
+/* The part, or where it may go, or NULL: all are in use. */
+static esmm_onednn_part *find_place(const esmm_onednn_part *wanted)
+{
+  esmm_onednn_part *place = NULL;
+  for (int i = 0; i < MOST_PARTS; i++) {
+    esmm_onednn_part *x = &table.part[i];
+    if (is_part(x, wanted))
+      return x;
+    if (x->users == 0 && (!place || x->used < place->used))
+      place = x;
+  }
+  return place;
+}
+
+esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c)
+{
+  const esmm_onednn_part wanted = {.k = w->k, .n = w->n, .rows = rows, .dtype_c = dtype_c};
+  if (given_up)
+    return NULL;
+  lock_parts();
+  esmm_onednn_part *x = find_place(&wanted);
+  if (x && !is_part(x, &wanted)) {
+    clear(x);
+    *x = wanted;
+    if (!make(w, x)) {
+      clear(x);
+      x = NULL;
+      given_up = true;
+    }
+  }
+  if (x) {
+    x->users++;
+    x->used = ++table.clock;
+  }
+  unlock_parts();
+  return x;
+}
+
+void esmm_onednn_give_back(esmm_onednn_part *part)
+{
+  if (!part)
+    return;
+  lock_parts();
+  part->users--;
+  unlock_parts();
+}
+
+size_t esmm_onednn_scratch(const esmm_onednn_part *part)
+{
+  return part->scratch ? dnnl.desc_size(part->scratch) : 0;
+}
+
+bool esmm_onednn_multiply(const esmm_onednn_part *part, const esmm_weights *w, const void *a, void *c, void *scratch)
+{
+  call x = {.count = 0};
+  bool done = add(&x, ARG_SRC, part->a, a) && add(&x, ARG_WEIGHTS, part->layout, w->onednn.data) &&
+              add(&x, ARG_DST, part->c, c);
+  if (done && esmm_onednn_scratch(part) > 0)
+    done = add(&x, ARG_SCRATCH, part->scratch, scratch);
+  done = done && execute(part->primitive, &x);
+  end(&x);
+  return done;
+}

@@ -1,0 +1,194 @@
+/*
+ * test_onednn.c: what the library does with oneDNN on a CPU: where B is kept in its layout and where not, files, a
+ * forked child, and what happens where it is turned off or not there. Results of onednn_* are in the table of
+ * test_kernels.c. Where it is not installed, or the CPU has no AVX-512 BF16, only the latter.
+ */
+#include "harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { M = 70, K = 256, N = 192 };
+#define MODE "ESMM_TEST_ONEDNN"
+
+typedef struct rig {
+  esmm_ctx *ctx;
+  esmm_matrix a, b, c;
+} rig;
+
+static void start(rig *x)
+{
+  *x = (rig){.ctx = th_ctx_on("cpu", 2), .a = th_matrix_alloc(M, K, ESMM_BF16), .b = th_matrix_alloc(K, N, ESMM_BF16)};
+  x->c = th_matrix_alloc(M, N, ESMM_BF16);
+  th_fill(&x->a, 1, 1.0, true);
+  th_fill(&x->b, 2, 1.0, true);
+}
+
+static void stop(rig *x)
+{
+  esmm_ctx_free(x->ctx);
+  free(x->a.data);
+  free(x->b.data);
+  free(x->c.data);
+}
+
+static esmm_status multiply(rig *x, const esmm_weights *w, const char *force)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = force};
+  return esmm_matmul(x->ctx, &x->a, w, &x->c, &opts, NULL);
+}
+
+/* Prepares b so, and says whether onednn runs; *bytes may be NULL. */
+static bool keeps(rig *x, esmm_use use, double ratio, size_t *bytes)
+{
+  const esmm_prepare_opts opts = {.size = sizeof opts, .use = use, .max_bytes_ratio = ratio};
+  esmm_weights_info info = {.size = sizeof info};
+  esmm_weights *w = NULL;
+  if (esmm_prepare(x->ctx, &x->b, &opts, &w) != ESMM_OK)
+    fail_msg("%s", esmm_ctx_error(x->ctx));
+  const esmm_status status = multiply(x, w, "onednn");
+  assert_true(status == ESMM_OK || status == ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(multiply(x, w, NULL), ESMM_OK);
+  assert_int_equal(esmm_weights_get_info(w, &info), ESMM_OK);
+  if (bytes)
+    *bytes = info.bytes;
+  esmm_weights_free(w);
+  return status == ESMM_OK;
+}
+
+static bool is_here(void)
+{
+  rig x;
+  start(&x);
+  const bool here = keeps(&x, ESMM_USE_ANY, 0.0, NULL);
+  stop(&x);
+  return here;
+}
+
+/* B once more where the limit of bytes allows it: by default, and where all of B is alive. */
+static void kept_where_worth_it(void **state)
+{
+  (void)state;
+  rig x;
+  if (!is_here())
+    skip();
+  start(&x);
+  size_t with, without;
+  assert_true(keeps(&x, ESMM_USE_ANY, 0.0, &with));
+  assert_false(keeps(&x, ESMM_USE_ANY, 2.0, &without));
+  assert_true(with >= without + (size_t)K * N * 2);
+  assert_true(keeps(&x, ESMM_USE_ANY, 3.0, NULL));
+  assert_true(keeps(&x, ESMM_USE_LARGE_M, 2.0, NULL));
+  assert_false(keeps(&x, ESMM_USE_LARGE_M, 1.5, NULL));
+  assert_false(keeps(&x, ESMM_USE_DECODE, 0.0, NULL));
+  for (int64_t j = 0; j < 32; j++) /* a k that one panel does without: skipping is then worth more */
+    th_set(&x.b, 5, j, 0.0);
+  assert_false(keeps(&x, ESMM_USE_ANY, 0.0, NULL));
+  stop(&x);
+}
+
+static void files_make_it_again(void **state)
+{
+  (void)state;
+  rig x;
+  if (!is_here())
+    skip();
+  start(&x);
+  char path[64];
+  esmm_weights *w = NULL, *read = NULL;
+  (void)snprintf(path, sizeof path, "/tmp/test_onednn.%ld", (long)getpid());
+  assert_int_equal(esmm_prepare(x.ctx, &x.b, NULL, &w), ESMM_OK);
+  assert_int_equal(esmm_weights_save(x.ctx, w, path), ESMM_OK);
+  assert_int_equal(esmm_weights_load(x.ctx, path, &read), ESMM_OK);
+  (void)remove(path);
+  assert_int_equal(multiply(&x, w, "onednn"), ESMM_OK);
+  esmm_matrix first = th_matrix_alloc(M, N, ESMM_BF16);
+  memcpy(first.data, x.c.data, th_matrix_bytes(&first));
+  assert_int_equal(multiply(&x, read, "onednn"), ESMM_OK);
+  assert_memory_equal(first.data, x.c.data, th_matrix_bytes(&first));
+  free(first.data);
+  esmm_weights_free(w);
+  esmm_weights_free(read);
+  stop(&x);
+}
+
+static void wait_for(pid_t child)
+{
+  int status = 0;
+  assert_true(child > 0);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void forked_child_multiplies(void **state)
+{
+  (void)state;
+  rig x;
+  if (!is_here())
+    skip();
+  start(&x);
+  esmm_weights *w = NULL;
+  assert_int_equal(esmm_prepare(x.ctx, &x.b, NULL, &w), ESMM_OK);
+  assert_int_equal(multiply(&x, w, "onednn"), ESMM_OK);
+  fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)alarm(60);
+    _exit(multiply(&x, w, "onednn") == ESMM_OK ? 0 : 1);
+  }
+  wait_for(child);
+  esmm_weights_free(w);
+  stop(&x);
+}
+
+/* In a process of its own, as the library is opened once: the reason names the variable, and nothing else is missing.
+ */
+static int without_library(void)
+{
+  rig x;
+  start(&x);
+  esmm_weights *w = NULL;
+  const bool fine = esmm_prepare(x.ctx, &x.b, NULL, &w) == ESMM_OK &&
+                    multiply(&x, w, "onednn_bf16_avx512bf16") == ESMM_ERR_UNSUPPORTED &&
+                    multiply(&x, w, NULL) == ESMM_OK;
+  esmm_weights_free(w);
+  stop(&x);
+  return fine ? 0 : 1;
+}
+
+static void run_without(const char *value)
+{
+  fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    static char self[] = "/proc/self/exe";
+    char *const arguments[] = {self, NULL};
+    setenv(MODE, "without", 1);
+    setenv("ESMM_ONEDNN", value, 1);
+    execv(self, arguments);
+    _exit(127);
+  }
+  wait_for(child);
+}
+
+static void turned_off_or_not_there(void **state)
+{
+  (void)state;
+  run_without("off");
+  run_without("/nonexistent/libdnnl.so");
+}
+
+int main(void)
+{
+  if (getenv(MODE))
+    return without_library();
+  (void)unsetenv("ESMM_ONEDNN");
+  const struct CMUnitTest tests[] = {cmocka_unit_test(kept_where_worth_it), cmocka_unit_test(files_make_it_again),
+                                     cmocka_unit_test(forked_child_multiplies),
+                                     cmocka_unit_test(turned_off_or_not_there)};
+  return cmocka_run_group_tests_name("onednn", tests, NULL, NULL);
+}
