@@ -512,6 +512,7 @@ check 'run takes a device' product '2 1 4 3' --device cpu
 cat >ncu <<'SCRIPT'
 #!/bin/sh
 printf '%s\n' "$@" >ncu.words
+echo "${ESMM_COOPERATIVE-unset}" >ncu.cooperative
 case ${NCU_DOES:-} in
 forbidden)
   echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'
@@ -565,6 +566,13 @@ unlaunched() { # HOW MODE: it asks again, in another way, and says what is missi
 check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel 'branch efficiency is left out'
 check 'profile: a kernel that does not launch twice' unlaunched replayed application 'branch efficiency is left out'
 check 'profile: a kernel that launches once only' unlaunched once kernel 'only what one run tells'
+cooperative() { # WORD: what ncu finds in ESMM_COOPERATIVE
+  profile --size 64 >profile.out 2>&1 && [ "$(cat ncu.cooperative)" = "$1" ]
+}
+check 'profile asks for launches that ncu can run' cooperative 0
+export ESMM_COOPERATIVE=1
+check 'profile leaves ESMM_COOPERATIVE as it is set' cooperative 1
+unset ESMM_COOPERATIVE
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----
