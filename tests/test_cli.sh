@@ -483,9 +483,16 @@ energy_on_gpu() { # 400 W for as long as a call takes; dollars by the kWh; by th
       END { ms = value("ms"); exit !(value("dollars_per_million") > .99 * ms && value("dollars_per_million") < 1.01 * ms) }' fake.json &&
     grep -q '"energy_source":null,"joules":null,' fake.json || { cat fake.out fake.json; return 1; }
 }
+meter_fails() { # HOW COUNT: so many of two products have their joules, and why one has none is said once
+  ESMM_FAKE_NVML=$1 fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy \
+    --sweep 1,.5 --json fake.json >fake.out 2>&1 && [ "$(grep -c '"joules":[0-9]' fake.json)" = "$2" ] &&
+    [ "$(grep -c '^energy is left out: .* gave status 15$' fake.out)" = 1 ] || { cat fake.out fake.json; return 1; }
+}
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
   check 'bench has formats and epilogues on a GPU' formats_on_gpu
   check 'bench counts joules and dollars on a GPU' energy_on_gpu
+  check 'a meter that fails once is asked again' meter_fails once 1
+  check 'one that fails on is given up' meter_fails soon 0
   check 'bench lets auto learn on a GPU' learns
   check 'bench streams calls to a GPU' streams
 else
