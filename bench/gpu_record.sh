@@ -26,14 +26,16 @@
 #   peers      other libraries and kernels beside ours (peers16), bf16 from 1K to 64K (sizes16), how fast the memory is
 #              (ceilings), how dense strips of ACTIVATIONS are (layers): bench/peers/run.py, with torch, in 115 s. Where
 #              time or memory ran out, or it was cut off, it is the record without the rest of it, and a line of the
-#              suite "cut" says so
+#              suite "cut" says so. It runs first where LIMIT leaves all others REST seconds, else last, in what is left;
+#              its lines are the record's last in any case
 #
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
 # From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
 # plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
 # where OUT says so), ACTIVATIONS (bench/activations): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x
-# 3072, or the same with .gz; LIMIT (no limit): seconds in which all of it must end, at the cost of the peers.
+# 3072, or the same with .gz; LIMIT (no limit): seconds in which all of it must end, at the cost of the peers;
+# REST (340): seconds of these that all suites but the peers may take (265 to 314 were seen).
 # `gpu_record.sh --help` prints this text.
 set -uf # words of SUITES are names, not files
 cd "$(dirname "$0")/.." || exit 1
@@ -66,6 +68,8 @@ done
 [ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
 LIMIT=${LIMIT:-86400}
 case $LIMIT in 0* | *[!0-9]*) die "LIMIT: '$LIMIT' is not a positive whole number of seconds" ;; esac
+REST=${REST:-340}
+case $REST in 0* | *[!0-9]*) die "REST: '$REST' is not a positive whole number of seconds" ;; esac
 case $RUNS in 0* | *[!0-9]*) die "RUNS: '$RUNS' is not a positive whole number" ;; esac
 place=${ACTIVATIONS:-bench/activations}
 [ -z "${ACTIVATIONS:-}" ] || [ -d "$place" ] || die "ACTIVATIONS: there is no directory $place"
@@ -75,8 +79,13 @@ for layer in relu2_layer1 relu2_layer4; do
 done
 began=$(date +%s)
 work=$(mktemp -d) || die "cannot make a temporary directory"
+# The peers' lines come last, whenever they were measured. They are moved, so that this may be done twice.
+add_peers() {
+  [ ! -s "$work/peers" ] || { cat "$work/peers" >>"$work/record" && : >"$work/peers"; }
+}
 # What was measured is not lost with what failed.
 leave() {
+  [ -n "$written" ] || add_peers
   if [ -s "$work/record" ] && [ -z "$written" ] && mkdir -p "$OUT" && cp "$work/record" "$OUT/gpu.partial.jsonl"; then
     echo "gpu_record.sh: not a whole record: $OUT/gpu.partial.jsonl, $(wc -l <"$OUT/gpu.partial.jsonl") lines" >&2
   fi
@@ -384,19 +393,20 @@ suite_ffn16() {
     "$work/lines"
 }
 
-# cut_off WHAT WHY: that suite ended before its end.
+# cut_off WHAT WHY: that suite, the peers, ended before its end.
 cut_off() {
   why=$(printf '%s' "$2" | tr -cd ' -~' | tr -d '"\\' | cut -c1-400) # it may be another program's message
   {
     printf '{"suite":"cut","asked":"%s",%s,"kernel":"none","requested":"none","dtype":"bf16","device":"cuda",' "$1" "$stamp"
     printf '"device_name":"%s","reason":"%s","version":"%s","source_id":"%s","outcome":"ok"}\n' \
       "$gpu" "$why" "$(info version)" "$(info source_id)"
-  } >>"$work/record"
+  } >>"$work/peers"
   echo "$1      cut off: $why"
 }
 
 # What it measured is left out where it could not be; a result of ours that is wrong is none. It writes each line when
 # it has it: where it runs out of time, or fails, the lines so far are the record's.
+# $1: seconds of LIMIT that are kept for others.
 suite_peers() {
   if ! python3 -c 'import numpy, torch; torch.cuda.init()' 2>/dev/null; then
     echo 'peers      left out: python3 has no torch that sees the GPU'
@@ -405,7 +415,7 @@ suite_peers() {
   library=$(find "$(cd "${ESMM%/*}" && pwd)" -maxdepth 1 -name 'libesmm.so*' | sort | head -n 1)
   [ -n "$library" ] || die "there is no libesmm.so beside $ESMM"
   : >"$work/lines"
-  left=$((LIMIT - ($(date +%s) - began) - 5))
+  left=$((LIMIT - ($(date +%s) - began) - 5 - ${1:-0}))
   [ "$left" -ge 40 ] || { cut_off peers "there were $left seconds left"; return; }
   seconds=$((left - 20 < 115 ? left - 20 : 115)) # what was begun then needs a while
   ESMM_LIBRARY=$library PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 TRITON_CACHE_DIR="$work/triton" \
@@ -418,10 +428,11 @@ suite_peers() {
     /}$/ && match($0, /^{"suite":"[^"]*","asked":"[^"]*",/) {
       print substr($0, 1, RLENGTH) stamp "," substr($0, RLENGTH + 1)
     }' \
-    "$work/lines" >>"$work/record" || die "awk failed"
+    "$work/lines" >>"$work/peers" || die "awk failed"
   # It says so when it finds it, and again in its line: what ended it afterwards changes nothing.
   if grep -q '^ours is wrong' "$work/table" || grep '"requested":"auto"' "$work/lines" | grep -q '"reason":"wrong'; then
-    die "a result beside the peers was not right; the record stays as it was"
+    wrong='a result beside the peers was not right; the record stays as it was' # once the others are measured
+    echo "peers      $wrong"
   fi
   case $peers_status in
   0) ;;
@@ -431,10 +442,22 @@ suite_peers() {
   esac
 }
 
+run_suite() { # NAME [WORDS]
+  called=$1
+  shift
+  "suite_$called" "$@"
+  echo "           $called: $(($(date +%s) - began)) s"
+}
+
+# Last, they would get what the others leave, which was too little more than once.
+first='' wrong=''
+case " $SUITES " in *' peers '*) [ $((LIMIT - REST - 5)) -lt 60 ] || first=peers ;; esac
+[ -z "$first" ] || run_suite peers "$REST"
 for word in $SUITES; do
-  suite_$word
-  echo "           $word: $(($(date +%s) - began)) s"
+  [ "$word" = "$first" ] || run_suite "$word"
 done
+add_peers
+[ -z "$wrong" ] || die "$wrong"
 
 [ -s "$work/record" ] || die "no suite measured anything; nothing is written"
 mkdir -p "$OUT" && temporary=$(mktemp "$OUT/.gpu.XXXXXX") || die "cannot write in $OUT"

@@ -258,7 +258,8 @@ typedef struct answer {
 
 static void become(char **words, int output)
 {
-  if (dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0)
+  /* ncu does not run launches that are cooperative and in clusters; a GPU that is profiled does nothing else. */
+  if (setenv("ESMM_COOPERATIVE", "0", 0) == 0 && dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0)
     execv(words[0], words);
   _exit(127);
 }
@@ -455,8 +456,7 @@ static int pass_on(int argc, char **argv, char **out)
 /*
  * Ways to ask, each for kernels that do not run under the one before. ncu patches the code of a kernel to count its
  * branches, and runs a kernel several times, with the memory put back in between: an application's replay runs the
- * whole command again instead. At last only what one run of a kernel tells. Some run under none of them: those of
- * wgmma16 end with an illegal instruction whenever ncu watches.
+ * whole command again instead. At last only what one run of a kernel tells.
  */
 typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ONE_RUN, ATTEMPTS } attempt;
 
@@ -598,6 +598,7 @@ int cmd_profile(int argc, char **argv)
       "  emptied before each launch; the clock is left alone.\n"
       "\n"
       "ncu is looked for in PATH, /usr/local/cuda/bin and /opt/nvidia/nsight-compute; ESMM_NCU names another.\n"
+      "Unless it is set, ESMM_COOPERATIVE is 0 for what ncu runs: let nothing else run on the GPU meanwhile.\n"
       "\n"
       "Examples\n"
       "  esmm profile auto --size 4096 --blockwise --density .5\n"

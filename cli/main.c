@@ -62,6 +62,8 @@ static void print_overview(FILE *out)
                "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_ONEDNN, ESMM_CUBLAS\n"
                "                  library files that bench compares with; kernels named onednn_... and\n"
                "                  cublas_... use the last two too (ESMM_ONEDNN=off: there is no such kernel)\n"
+               "  ESMM_COOPERATIVE\n"
+               "                  0: no cooperative launches in clusters, which ncu does not run (default 1)\n"
                "  ESMM_NCU        Nsight Compute's ncu, for profile\n"
                "  XDG_CACHE_HOME  where the tuning cache lies (default: ~/.cache)\n"
                "  NO_COLOR        no colour on a terminal\n");

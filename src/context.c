@@ -327,10 +327,11 @@ static esmm_status open_first(esmm_ctx *ctx)
       continue;
     }
     for (int d = 0; d < count; d++) {
-      if (open_device(ctx, backend, d) == ESMM_OK) {
+      const esmm_status status = open_device(ctx, backend, d);
+      if (status == ESMM_OK)
         ctx->device_reason[0] = '\0';
-        return ESMM_OK;
-      }
+      if (status == ESMM_OK || status == ESMM_ERR_ARGUMENT) /* a mistake of the caller's: no reason for another one */
+        return status;
       keep_reason(ctx);
     }
   }

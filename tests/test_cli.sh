@@ -483,9 +483,16 @@ energy_on_gpu() { # 400 W for as long as a call takes; dollars by the kWh; by th
       END { ms = value("ms"); exit !(value("dollars_per_million") > .99 * ms && value("dollars_per_million") < 1.01 * ms) }' fake.json &&
     grep -q '"energy_source":null,"joules":null,' fake.json || { cat fake.out fake.json; return 1; }
 }
+meter_fails() { # HOW COUNT: so many of two products have their joules, and why one has none is said once
+  ESMM_FAKE_NVML=$1 fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy \
+    --sweep 1,.5 --json fake.json >fake.out 2>&1 && [ "$(grep -c '"joules":[0-9]' fake.json)" = "$2" ] &&
+    [ "$(grep -c '^energy is left out: .* gave status 15$' fake.out)" = 1 ] || { cat fake.out fake.json; return 1; }
+}
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && esmm list | grep -q '^decode_bf16 '; then
   check 'bench has formats and epilogues on a GPU' formats_on_gpu
   check 'bench counts joules and dollars on a GPU' energy_on_gpu
+  check 'a meter that fails once is asked again' meter_fails once 1
+  check 'one that fails on is given up' meter_fails soon 0
   check 'bench lets auto learn on a GPU' learns
   check 'bench streams calls to a GPU' streams
 else
@@ -512,6 +519,7 @@ check 'run takes a device' product '2 1 4 3' --device cpu
 cat >ncu <<'SCRIPT'
 #!/bin/sh
 printf '%s\n' "$@" >ncu.words
+echo "${ESMM_COOPERATIVE-unset}" >ncu.cooperative
 case ${NCU_DOES:-} in
 forbidden)
   echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'
@@ -565,6 +573,13 @@ unlaunched() { # HOW MODE: it asks again, in another way, and says what is missi
 check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel 'branch efficiency is left out'
 check 'profile: a kernel that does not launch twice' unlaunched replayed application 'branch efficiency is left out'
 check 'profile: a kernel that launches once only' unlaunched once kernel 'only what one run tells'
+cooperative() { # WORD: what ncu finds in ESMM_COOPERATIVE
+  profile --size 64 >profile.out 2>&1 && [ "$(cat ncu.cooperative)" = "$1" ]
+}
+check 'profile asks for launches that ncu can run' cooperative 0
+export ESMM_COOPERATIVE=1
+check 'profile leaves ESMM_COOPERATIVE as it is set' cooperative 1
+unset ESMM_COOPERATIVE
 check 'profile writes CSV to stdout' sh -c 'ESMM_NCU=$WORK/ncu esmm profile --device cuda --csv=- | cmp - profile.csv'
 
 # ---- models ----

@@ -592,6 +592,50 @@ static void a_pattern_tells_densities(void **state)
   square_stop(&s);
 }
 
+/* A product by a kernel: how many of its launches were in clusters, and how many cooperative. */
+static void check_launches(square *s, const char *kernel, int clusters, int cooperative)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel};
+  seen.count = 0;
+  fake->clusters = fake->cooperative = 0;
+  if (esmm_matmul(s->ctx, &s->a, s->w, &s->c, &opts, NULL) != ESMM_OK)
+    fail_msg("%s: %s", kernel, esmm_ctx_error(s->ctx));
+  if (fake->clusters != clusters || fake->cooperative != cooperative)
+    fail_msg("%s: %d launches in clusters and %d cooperative, not %d and %d", kernel, (int)fake->clusters,
+             (int)fake->cooperative, clusters, cooperative);
+}
+
+/* ESMM_COOPERATIVE=0, for profilers: launches in clusters are not cooperative, others that have to be are. */
+static void clusters_without_cooperation(void **state)
+{
+  static const char *const values[] = {NULL, "", "1", "0"};
+  (void)state;
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+    square s;
+    reset();
+    if (values[i])
+      setenv("ESMM_COOPERATIVE", values[i], 1);
+    square_start(&s, ESMM_BF16);
+    check_launches(&s, s.dense, 1, i < 3);
+    check_launches(&s, s.joint, 1, i < 3);
+    square_stop(&s);
+    square_start(&s, ESMM_F32);
+    check_launches(&s, "ladder_25_fused_64x32", 0, 1);
+    square_stop(&s);
+  }
+  static const char *const devices[] = {"cuda", "auto"}; /* not the CPU either: who sets it means a GPU */
+  setenv("ESMM_COOPERATIVE", "no", 1);
+  for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+    meter m = {0};
+    char text[512];
+    esmm_ctx *ctx = NULL;
+    assert_int_equal(create(&m, devices[i], &ctx, text, sizeof text), ESMM_ERR_ARGUMENT);
+    assert_null(ctx);
+    assert_string_equal(text, "ESMM_COOPERATIVE is 'no'; it must be 0 or 1");
+  }
+  unsetenv("ESMM_COOPERATIVE");
+}
+
 int main(int argc, char **argv)
 {
   (void)argc;
@@ -610,7 +654,8 @@ int main(int argc, char **argv)
                                     TEST(a_pattern_tells_densities),
                                     TEST(low_strips_follow_from_elements_and_tall_ones),
                                     TEST(few_nonzeros_anywhere_run_on_low_strips),
-                                    TEST(fine_copies_what_it_cannot_read)};
+                                    TEST(fine_copies_what_it_cannot_read),
+                                    TEST(clusters_without_cooperation)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda plan, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("cuda plan", with, NULL, NULL);

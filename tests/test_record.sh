@@ -16,6 +16,7 @@ info)
 list) echo 'decode_bf16 0 cuda yes' ;;
 bench)
   [ -z "${BENCH_FAILS:-}" ] || case "$*" in *$BENCH_FAILS*) exit 1 ;; esac
+  echo others >>"$ORDER"
   while [ "$1" != --json ]; do shift; done
   echo '{"kernel":"decode_bf16","host_ns":5}' >"$2"
   ;;
@@ -24,6 +25,8 @@ SCRIPT
 cat >"$WORK/stub/bin/python3" <<'SCRIPT'
 #!/bin/sh
 [ "$1" != -c ] || exit 0
+echo peers >>"$ORDER"
+echo "$@" >"$ORDER.words"
 while [ "$1" != --json ]; do shift; done
 echo '{"suite":"peers16","asked":"1","kernel":"one","outcome":"ok"}' >"$2"
 printf '{"suite":"peers16","asked":"1","kernel":"half of' >>"$2" # it was ended here
@@ -44,8 +47,8 @@ SCRIPT
 chmod +x "$WORK/stub/esmm" "$WORK/stub/bin/python3"
 
 record() { # VARIABLE=VALUE...: a small record in $WORK/out
-  rm -rf "$WORK/out"
-  env "$@" PATH="$WORK/stub/bin:$PATH" ESMM="$WORK/stub/esmm" OUT="$WORK/out" SUITES='host peers' sh bench/gpu_record.sh
+  rm -rf "$WORK/out" "$WORK/order"
+  env "$@" ORDER="$WORK/order" PATH="$WORK/stub/bin:$PATH" ESMM="$WORK/stub/esmm" OUT="$WORK/out" SUITES='host peers' sh bench/gpu_record.sh
 }
 has() { # FILE SUITE COUNT
   [ "$(grep -c "^{\"suite\":\"$2\",\"asked\":\"[^\"]*\",\"date\":\"....-..-..\",.*}\$" "$WORK/out/$1")" = "$3" ] || { cat "$WORK/out/$1"; return 1; }
@@ -59,6 +62,12 @@ left_out() {
   record PEERS=left-out && has gpu.jsonl host 3 && has gpu.jsonl peers16 1 && has gpu.jsonl cut 1 &&
     grep -q '"suite":"cut","asked":"peers",.*"reason":"no time  for2 jobs",' "$WORK/out/gpu.jsonl"
 }
+# VARIABLE=VALUE... FIRST SECONDS: who is measured first, and how long the peers may take; their lines are the last ones.
+order() {
+  record "$1" && [ "$(head -n 1 "$WORK/order")" = "$2" ] && [ "$(sort -u "$WORK/order" | wc -l)" = 2 ] &&
+    grep -q -e "--seconds $3 " "$WORK/order.words" && has gpu.jsonl host 3 && has gpu.jsonl peers16 1 &&
+    tail -n 1 "$WORK/out/gpu.jsonl" | grep -q '"suite":"peers16"' || { cat "$WORK/order" "$WORK/order.words"; return 1; }
+}
 late() { record LIMIT=30 && has gpu.jsonl host 3 && has gpu.jsonl peers16 0 && has gpu.jsonl cut 1; }
 wrong() { # HOW
   ! record PEERS="$1" && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 3
@@ -67,6 +76,11 @@ rival_wrong() { record PEERS=rival-wrong && has gpu.jsonl peers16 1 && has gpu.j
 failed() { ! record BENCH_FAILS=16x14336x4096 && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 1; }
 check 'a whole record has its peers' whole
 check 'peers that are killed leave what they measured, and a mark' killed
+check 'peers come first where the others have time enough' order LIMIT=570 peers 115
+check 'and get what these do not need' order LIMIT=450 peers '\(8[0-5]\|7[0-9]\)'
+check 'else they come last' order LIMIT=300 others 115
+rest() { ! record REST=0 && ! record REST=4m; }
+check 'REST is a number of seconds' rest
 check 'where there is no time left for peers, there is a record without them' late
 check 'peers that left something out leave a mark with the reason' left_out
 check 'a wrong result is no record, and the rest is not lost' wrong wrong

@@ -78,12 +78,23 @@ check 'bench --plot knows .svg and .png' said 2 'ends neither in .svg nor in .pn
 have rsvg-convert || check 'bench --plot says what a .png needs' said 1 'a .png needs rsvg-convert' \
   esmm bench auto 1 --no-tune --no-check --device cpu --size 8 --sweep 1,.5 --plot x.png
 
-{ # a peer that could not run has a line, and no time
+with_failure() { # SUITE: the record, and a line of that suite that has no time
   cat "$record"
-  head -n 1 "$record" | sed 's/"ms":[^,]*/"ms":null/; s/"outcome":"ok"/"outcome":"failed"/'
-} >peers.jsonl
-quiet() { esmm compare "$record" peers.jsonl >quiet.out 2>&1 && ! grep -q 'no time' quiet.out || { cat quiet.out; return 1; }; }
-check 'compare takes a peer that could not run for no mistake' quiet
+  head -n 1 "$record" | sed "s/\"ms\":[^,]*/\"ms\":null/; s/\"outcome\":\"ok\"/\"outcome\":\"failed\"/
+    s/\"suite\":\"[^\"]*\"/\"suite\":\"$1\"/"
+}
+quiet() { # SUITE
+  with_failure "$1" >peers.jsonl
+  esmm compare "$record" peers.jsonl >quiet.out 2>&1 && ! grep -q 'no time' quiet.out || { cat quiet.out; return 1; }
+}
+loud() { # SUITE
+  with_failure "$1" >peers.jsonl
+  esmm compare "$record" peers.jsonl >quiet.out 2>&1
+  grep -q "field 'ms' is no time" quiet.out || { cat quiet.out; return 1; }
+}
+check 'compare takes a peer that could not run for no mistake' quiet peers16
+check 'nor one of the sizes' quiet sizes16
+check 'but a line of another suite without a time is one' loud dense16
 
 mkdir -p empty two
 cp "$record" new.jsonl two/

@@ -17,7 +17,7 @@ static const double warm_seconds = 0.1;   /* until others' threads sleep, and th
 static const double least_seconds = 1;    /* from step to step */
 static const double most_seconds = 4;     /* a counter that has not moved by then never will */
 static const double batch_seconds = 5e-3; /* between looks at the counter */
-enum { MOST_BATCH = 512 };
+enum { MOST_BATCH = 512, MOST_FAILURES = 3 };
 
 int bench_energy_parse(bench *b)
 {
@@ -128,7 +128,8 @@ int bench_energy(bench *b, bench_data *data, bench_result *result)
     const esmm_status status = measure(b, data, c);
     if (status != ESMM_OK)
       return bench_call_failed(b, c, status);
-    if (isnan(c->joules)) /* the meter failed: the others need not wait for it */
+    b->meter.failures = isnan(c->joules) ? b->meter.failures + 1 : 0;
+    if (b->meter.failures == MOST_FAILURES) /* in a row: what is left need not wait for it */
       b->meter.source = NULL;
   }
   return CLI_GO;

@@ -22,6 +22,7 @@ typedef struct energy_package {
 typedef struct energy_meter {
   const char *source; /* "rapl", "nvml_energy", "nvml_power": for records; NULL: there is none */
   char reason[320];   /* why there is none, or what went wrong last */
+  int failures;       /* products in a row whose energy could not be measured */
   /* a CPU's */
   energy_package packages[ENERGY_PACKAGES];
   int package_count;

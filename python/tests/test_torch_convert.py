@@ -346,23 +346,49 @@ def test_modules_inside_a_run_are_timed_whatever_they_are_called_with():
     assert model.calls == 3  # not longer than it takes
 
 
+def test_pauses_of_a_busy_machine_are_in_no_share():
+    """Every other run is held up inside the module, for ten times as long as the run takes."""
+
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(24, 24), 0
+            self.linear.register_forward_hook(lambda *_: time.sleep(0.005))
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls % 2:
+                self.linear.register_forward_pre_hook(self.hold)
+            time.sleep(0.005)
+            return self.linear(x)
+
+        def hold(self, module, args):
+            module._forward_pre_hooks.popitem()
+            time.sleep(0.05)
+
+    model = Held()
+    (share,), _ = _timing.time_inside(model, X[0, :5], [model.linear], torch.device("cpu"))
+    assert 0.25 < share < 0.75  # a half; over all runs more than 0.8
+
+
 def test_the_prediction_is_made_of_densities_and_shares(monkeypatch):
     """A model takes 10 s, its block 6 of them; with half of h zero the second product takes half of 2 s."""
     model = Wrapped(Functional()).requires_grad_(False)
     told = {"dense": 4.0, "down": 2.5, "fused": 9.0, "full": 2.0, "none": 0.0, "before": 10.0, "after": 6.0}
+    told.update({"before down": 1.0, "before fused": 8.0})
     parts = []
 
     def race(ways, *_):
-        parts.append(sorted(ways))
-        # What comes before the product is timed under the name of the way.
-        return {name: 1.0 if list(ways) == ["down"] else told[name] for name in ways}
+        parts.append(set(ways))
+        return {name: told[name] for name in ways}
 
     monkeypatch.setattr(_convert, "race", race)
     monkeypatch.setattr(_convert, "time_inside", lambda model, sample, modules, device: ([0.6], [30]))
     done = esmm.torch.convert(model, X, rows=[30])
     (layer,) = done.replaced
     (size,) = layer.sizes
-    assert size.way == "down" and ["full"] in parts and ["none"] in parts
+    # In turns, all of them: what is read over and over by itself stays in a CPU's cache, whatever is done to empty it.
+    assert size.way == "down" and parts[0] == {"before down", "before fused", "none", "full", "dense", "down", "fused"}
     block = 4.0 / (1.0 + 2.0 * size.density)
     assert abs(size.predicted - block) < 1e-9
     assert abs(done.predicted - 10 / (10 - 6 * (1 - 1 / block))) < 1e-9 and done.measured == 10 / 6
@@ -380,6 +406,19 @@ def test_a_model_that_is_larger_than_the_cache_is_timed_with_it_emptied(monkeypa
     ways = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     taken = _timing.race(ways, torch.device("cpu"), 0.0, lambda: calls.append("-"))
     assert set(taken) == {"a", "b"} and "".join(calls).endswith("-a-b-a-b")
+
+
+def test_a_linear_is_called_as_before():
+    """With its input by place or by name; what the old one refuses, the new one refuses."""
+    model = Wrapped(nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Dropout(0.0), nn.Linear(48, 24)))
+    linear = model.block[3]
+    new = ConvertedLinear(linear, [(1, "down")])
+    h = torch.relu(torch.randn(5, 48))
+    for made in (new(h), new(input=h)):
+        torch.testing.assert_close(made, linear(h))
+    for args, kwargs in ((), {}), ((h,), {"x": h}), ((), {"x": h}), ((), {"input": h, "x": h}):
+        with pytest.raises(TypeError, match="argument"):
+            new(*args, **kwargs)
 
 
 def test_linears_without_zeros_on_request():

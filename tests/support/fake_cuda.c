@@ -330,15 +330,19 @@ CALL("cuOccupancyMaxActiveBlocksPerMultiprocessor", cuOccupancyMaxActiveBlocksPe
        *count_of_blocks = 1;
      })
 
-/* A grid is whole clusters, and those are of 8 blocks at most. */
-static int clusters_fit(const CUlaunchConfig *config)
+/* Counts a launch's attributes. A grid is whole clusters, and those are of 8 blocks at most. */
+static int take_attributes(const CUlaunchConfig *config)
 {
-  for (unsigned i = 0; i < config->numAttrs; i++)
+  for (unsigned i = 0; i < config->numAttrs; i++) {
+    fake_cuda.cooperative +=
+        config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative;
     if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      fake_cuda.clusters++;
       const unsigned x = config->attrs[i].value.cluster.x;
       if (x == 0 || x > 8 || config->gridDimX % x != 0)
         return 0;
     }
+  }
   return 1;
 }
 
@@ -348,7 +352,7 @@ CALL("cuLaunchKernelEx", cuLaunchKernelEx,
        fake_cuda.launches++;
        if (config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0 || config->gridDimY > 65535 ||
            config->gridDimZ > 65535 || config->blockDimX == 0 || config->blockDimX > 1024 ||
-           config->sharedMemBytes > 227 << 10 || !clusters_fit(config))
+           config->sharedMemBytes > 227 << 10 || !take_attributes(config))
          result = mistake("cuLaunchKernelEx", "a grid or block that no GPU takes", CUDA_ERROR_INVALID_VALUE);
        else if (fake_cuda.kernel)
          fake_cuda.kernel(function->name, params[0]);

@@ -38,6 +38,7 @@ typedef struct fake_cuda_state {
   int64_t synchronizations; /* of a stream or an event */
   int64_t mistakes; /* calls that no correct program makes: no current context, unknown memory, beyond its end */
   char mistake[128];
+  int64_t cooperative, clusters; /* launches that were so, and in clusters */
 } fake_cuda_state;
 
 #endif

@@ -1,7 +1,8 @@
 /*
  * fake_nvml.c: libnvidia-ml.so.1 for tests: one GPU, in the place on the bus that fake_cuda.c gives cuda:0, that takes
  * ESMM_FAKE_WATTS (default 300) at every moment. Its counter moves every ESMM_FAKE_STEP milliseconds (default 20; 0:
- * never). ESMM_FAKE_NVML says what it lacks: "energy" its counter, "power" that and its power, "init" all of it.
+ * never). ESMM_FAKE_NVML says what it lacks: "energy" its counter, "power" that and its power, "init" all of it;
+ * "once": its counter fails when it is read for the third time; "soon": from then on.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 
 EXPORT int nvmlInit_v2(void);
 EXPORT int nvmlShutdown(void);
@@ -18,7 +19,7 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device);
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules);
 EXPORT int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts);
 
-static int started;
+static int started, reads;
 
 static double number(const char *variable, double otherwise)
 {
@@ -58,6 +59,9 @@ int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millij
   const double step = 1e-3 * number("ESMM_FAKE_STEP", 20);
   if (device != &started || started == 0 || lacks("energy") || lacks("power"))
     return NOT_SUPPORTED;
+  reads++;
+  if ((reads == 3 && lacks("once")) || (reads >= 3 && lacks("soon")))
+    return GPU_IS_LOST;
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
   const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
   *millijoules = 1000;

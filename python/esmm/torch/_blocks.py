@@ -104,7 +104,11 @@ class Converted(nn.Module):
 class ConvertedLinear(Converted):
     """A Linear or Conv1D that skips the zeros of its input. Ways: 'dense', 'down'."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Optional[Tensor] = None, **named: Any) -> Tensor:
+        """input: under the name that the old module has for it, too: input of a Linear, x of a Conv1D."""
+        x = named.get("x") if input is None and len(named) == 1 and is_conv1d(self.original) else input
+        if x is None or (named and x is input):  # the old one says what is wrong with that
+            return self.original.forward(*([] if input is None else [input]), **named)  # type: ignore[no-any-return]
         if self.way(x) == "dense" or (self.training and not self.trains):
             return self.original.forward(x)  # type: ignore[no-any-return]
         return product(x, self.original)

@@ -429,19 +429,25 @@ def _measure(
         # One row may not be like the others: it is the one with the median number of nonzeros.
         first = int((h != 0).sum(1).float().argsort()[(h.shape[0] - 1) // 2]) if count == 1 else 0
         some, some_h = x[first : first + count].contiguous(), h[first : first + count].contiguous()
-        # What a prediction is made from comes first, each by itself: a GPU's context remembers how dense its input was.
         full, none = torch.where(some_h == 0, torch.ones_like(some_h), some_h), torch.zeros_like(some_h)
-        parts: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in before.items()}
+        parts: Dict[str, Callable[[], Any]] = {f"before {name}": partial(f, some) for name, f in before.items()}
         parts["none"] = partial(product, none, found.linear)
         parts["full"] = partial(product, full, found.linear)
+        whole: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in ways.items()}
         known: Dict[str, float] = {}
-        for name, run in parts.items():
-            known.update(race({name: run}, x.device, None, empty))
-        seconds = race({name: partial(f, some) for name, f in ways.items()}, x.device, None, empty)
+        if x.device.type == "cuda":
+            # What a prediction is made from comes first, each by itself: a context remembers how dense its input was.
+            for name, run in parts.items():
+                known.update(race({name: run}, x.device, None, empty))
+            known.update(race(whole, x.device, None, empty))
+        else:
+            # In turns: a CPU's last cache keeps a part of what is read over and over, whatever else is read in between.
+            known.update(race({**parts, **whole}, x.device, None, empty))
         layer.sizes.append(
             Size(
-                count, _share(some_h, min(count, strip)), seconds,
-                {name: known.get(name, 0.0) for name in ways if name != "dense"}, known["full"], known["none"],
+                count, _share(some_h, min(count, strip)), {name: known[name] for name in ways},
+                {name: known.get(f"before {name}", 0.0) for name in ways if name != "dense"},
+                known["full"], known["none"],
             )
         )  # fmt: skip
 

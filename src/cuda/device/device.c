@@ -8,6 +8,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_DEVICES 32
@@ -208,10 +209,22 @@ esmm_status esmm_cuda_count(esmm_ctx *ctx, int *count)
   return status;
 }
 
+static esmm_status choose_cooperative(esmm_ctx *ctx, bool *uncooperative)
+{
+  const char *env = getenv("ESMM_COOPERATIVE");
+  *uncooperative = env && strcmp(env, "0") == 0;
+  if (env && *env && strcmp(env, "0") != 0 && strcmp(env, "1") != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ESMM_COOPERATIVE is '%.40s'; it must be 0 or 1", env);
+  return ESMM_OK;
+}
+
 esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
 {
   int count = 0;
-  esmm_status status = esmm_cuda_count(ctx, &count);
+  bool uncooperative = false;
+  esmm_status status = choose_cooperative(ctx, &uncooperative);
+  if (status == ESMM_OK)
+    status = esmm_cuda_count(ctx, &count);
   if (status != ESMM_OK)
     return status;
   if (ordinal < 0 || ordinal >= count)
@@ -229,6 +242,7 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
   }
   memset(cuda, 0, sizeof *cuda);
   cuda->device = device;
+  cuda->uncooperative = uncooperative;
   ctx->state = cuda;
   esmm_cuda_scope scope;
   status = esmm_cuda_enter(ctx, &scope);

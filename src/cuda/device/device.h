@@ -42,6 +42,7 @@ typedef struct esmm_cuda_device {
 
 struct esmm_cuda {
   esmm_cuda_device *device;
+  bool uncooperative;             /* ESMM_COOPERATIVE=0: launches in clusters are not cooperative, too (module.c) */
   CUevent done;                   /* behind the last call's work */
   unsigned long long done_stream; /* id of the stream it was recorded on */
   bool done_recorded;

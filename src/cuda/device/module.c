@@ -151,6 +151,13 @@ static unsigned or_one(unsigned x)
   return x ? x : 1;
 }
 
+/*
+ * A cooperative launch fails where not all of its blocks can be resident at once; without the attribute such blocks
+ * wait for ones that never start. Under Nsight Compute, launches that are in clusters as well end with an illegal
+ * instruction, so ESMM_COOPERATIVE=0 leaves the attribute out of those. They have a block a multiprocessor at most, all
+ * of which are resident where nothing else runs on the GPU. Launches without clusters keep it: cooperative_groups needs
+ * it.
+ */
 static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, const esmm_launch *launch,
                                   CUstream stream, const void *params)
 {
@@ -160,7 +167,7 @@ static esmm_status launch_current(esmm_ctx *ctx, const esmm_cuda_function *f, co
     return status;
   CUlaunchAttribute attributes[2];
   unsigned count = 0;
-  if (launch->cooperative)
+  if (launch->cooperative && !(launch->cluster && esmm_cuda_state(ctx)->uncooperative))
     attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
   if (launch->cluster)
     attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
