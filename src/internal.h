@@ -63,6 +63,14 @@ struct esmm_ctx {
 
 #define ESMM_TURNED_COLS 15 /* most columns of a B that is kept turned too: less than a vector of the widest */
 
+/* B in the layout that oneDNN likes best (cpu/onednn.h), beside the others. */
+typedef struct esmm_onednn_form {
+  void *data; /* NULL when not kept */
+  size_t bytes;
+  void *desc;         /* the library's, of a product that reads this layout, */
+  const void *layout; /* which is described there */
+} esmm_onednn_form;
+
 /*
  * turned: [n][turned_ld], B transposed, turned_ld padded to a cache line with zeros. Where n is ESMM_TURNED_COLS at
  *         most, beside the others. For dot products.
@@ -72,14 +80,6 @@ struct esmm_ctx {
  *           second half [kept][16]   columns 16..31, zero-padded past n
  *         kept = before[panel][words]; the k's kept are the bits of bits[panel], in order.
  */
-/* B in the layout that oneDNN likes best (cpu/onednn.h), beside the others. */
-typedef struct esmm_onednn_form {
-  void *data; /* NULL when not kept */
-  size_t bytes;
-  void *desc;         /* the library's, of a product that reads this layout, */
-  const void *layout; /* which is described there */
-} esmm_onednn_form;
-
 struct esmm_weights {
   esmm_allocator allocator;
   uint64_t serial; /* other weights have other numbers, also at the same address (recall.h) */

@@ -52,6 +52,10 @@ static bool has_dtypes(const esmm_problem *p, const esmm_kernel *kernel, char *w
 
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
 {
+  /* To ask what is missing may open a library: not for products that would not use it. */
+  if (kernel->missing && kernel->backend == p->ctx->backend &&
+      (!has_dtypes(p, kernel, why, why_bytes) || !has_form(p->w, kernel, why, why_bytes)))
+    return false;
   if (!esmm_kernel_available(p->ctx, kernel, why, why_bytes) || !has_dtypes(p, kernel, why, why_bytes) ||
       !has_form(p->w, kernel, why, why_bytes))
     return false;

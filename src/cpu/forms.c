@@ -1,7 +1,7 @@
 /*
- * forms.c: the forms of B that a CPU keeps: panels, rows and turned columns of a dense B (internal.h draws them), and
- * those of the other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16 while they read a panel,
- * which is done once for many rows of A.
+ * forms.c: the forms of B that a CPU keeps: panels, rows and turned columns of a dense B (internal.h draws them),
+ * oneDNN's own layout, and those of the other formats (format/). All stay in B's own dtype: kernels widen bf16 and fp16
+ * while they read a panel, which is done once for many rows of A.
  */
 #include "cpu/forms.h"
 
@@ -471,8 +471,8 @@ esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w
   return status;
 }
 
-/* B as the caller had it, into memory that unpack_end gives back; data is NULL where there is none. */
-static esmm_matrix unpack_begin(const esmm_weights *w, size_t *bytes)
+/* B as the caller had it, in memory that is the caller's to free; data is NULL where there is none. */
+static esmm_matrix unpack(const esmm_weights *w, size_t *bytes)
 {
   esmm_matrix b = {.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};
   *bytes = (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
@@ -482,29 +482,32 @@ static esmm_matrix unpack_begin(const esmm_weights *w, size_t *bytes)
   return b;
 }
 
-esmm_status esmm_forms_extra(esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w)
+void esmm_forms_extra(const esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w)
 {
   if (ctx->backend != &esmm_cpu_backend || !esmm_onednn_worth(w, max_bytes_ratio))
-    return ESMM_OK; /* another device's weights pass through a CPU's forms on their way to a file */
-  if (b)
-    return esmm_onednn_keep(ctx, b, w);
-  if (w->rows) {
+    return; /* another device's weights pass through a CPU's forms on their way to a file */
+  if (b) {
+    esmm_onednn_keep(b, w);
+  } else if (w->rows) {
     const esmm_matrix rows = {.data = w->rows, .rows = w->k, .cols = w->n, .ld = w->rows_ld, .dtype = w->dtype};
-    return esmm_onednn_keep(ctx, &rows, w);
+    esmm_onednn_keep(&rows, w);
+  } else {
+    size_t bytes;
+    const esmm_matrix whole = unpack(w, &bytes);
+    if (whole.data)
+      esmm_onednn_keep(&whole, w);
+    esmm_mem_free(&w->allocator, whole.data, bytes);
   }
-  size_t bytes;
-  const esmm_matrix whole = unpack_begin(w, &bytes);
-  const esmm_status status = whole.data ? esmm_onednn_keep(ctx, &whole, w) : ESMM_ERR_MEMORY;
-  esmm_mem_free(&w->allocator, whole.data, bytes);
-  return status;
 }
 
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w)
 {
-  if (!(w->forms & ESMM_FORM(TURNED)))
-    return esmm_forms_extra(ctx, NULL, 0.0, w);
+  if (!(w->forms & ESMM_FORM(TURNED))) {
+    esmm_forms_extra(ctx, NULL, 0.0, w);
+    return ESMM_OK;
+  }
   size_t bytes;
-  const esmm_matrix b = unpack_begin(w, &bytes);
+  const esmm_matrix b = unpack(w, &bytes);
   const esmm_status status = b.data ? fill_turned(ctx, &b, w) : ESMM_ERR_MEMORY;
   esmm_mem_free(&w->allocator, b.data, bytes);
   return status;

@@ -42,8 +42,8 @@ unsigned esmm_forms_formats(void); /* that there are forms for */
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
 esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
 /* Those that are there for a library alone, within the limit of bytes (0: the default). b may be NULL: from another
-   form. Fails where memory does. */
-esmm_status esmm_forms_extra(esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w);
+   form. Where memory does not suffice, products do without. */
+void esmm_forms_extra(const esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w);
 /* Those that files do not hold, from one that they do. */
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w);
 void esmm_forms_free(esmm_weights *w);

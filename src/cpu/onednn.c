@@ -117,6 +117,12 @@ static void unlock_parts(void)
   (void)pthread_mutex_unlock(&parts_lock);
 }
 
+/* Of the OpenMP that the library calls: one that all of the process sees comes before that which it was linked to. */
+static bool find_openmp(void *library, const char *name, void *function)
+{
+  return find(RTLD_DEFAULT, name, function) || find(library, name, function);
+}
+
 /* It stays open: parts live as long as the process. */
 static void open_library(void)
 {
@@ -134,8 +140,8 @@ static void open_library(void)
       library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
   if (!library)
     missing = "libdnnl was not found (ESMM_ONEDNN may name a file)";
-  else if (!find_all(library) || !find(library, "omp_set_num_threads", &dnnl.set_threads) ||
-           !find(library, "omp_get_max_threads", &dnnl.threads))
+  else if (!find_all(library) || !find_openmp(library, "omp_set_num_threads", &dnnl.set_threads) ||
+           !find_openmp(library, "omp_get_max_threads", &dnnl.threads))
     missing = "this libdnnl has not the functions that are needed, or is built without OpenMP";
   else if (pthread_atfork(lock_parts, unlock_parts, unlock_parts) != 0 ||
            dnnl.engine_create(&dnnl.engine, KIND_CPU, 0) != 0)
@@ -291,27 +297,22 @@ static bool lay_out(const esmm_matrix *b, const esmm_onednn_form *f)
   return done;
 }
 
-esmm_status esmm_onednn_keep(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w)
+void esmm_onednn_keep(const esmm_matrix *b, esmm_weights *w)
 {
   esmm_onednn_form *f = &w->onednn;
+  lock_parts(); /* a child that is forked meanwhile finds the library's own locks open, too */
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* layouts may depend on them */
   f->desc = any_product(w);
   dnnl.set_threads(before);
   f->layout = f->desc ? dnnl.desc_query_md(f->desc, QUERY_WEIGHTS, 0) : NULL;
-  if (!f->layout) {
-    esmm_onednn_free(w);
-    return ESMM_OK;
-  }
-  f->bytes = dnnl.desc_size(f->layout);
-  f->data = esmm_mem_alloc(&w->allocator, f->bytes);
-  if (!f->data)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of weights for oneDNN", f->bytes);
-  if (lay_out(b, f))
+  f->bytes = f->layout ? dnnl.desc_size(f->layout) : 0;
+  f->data = f->layout ? esmm_mem_alloc(&w->allocator, f->bytes) : NULL;
+  if (f->data && lay_out(b, f))
     w->forms |= ESMM_FORM(ONEDNN);
   else
     esmm_onednn_free(w);
-  return ESMM_OK;
+  unlock_parts();
 }
 
 void esmm_onednn_free(esmm_weights *w)
@@ -402,9 +403,10 @@ esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dty
     if (!make(w, x)) {
       clear(x);
       x = NULL;
-      given_up = true;
     }
   }
+  if (!x) /* also where all places are in use: a call's scratch is for the library or for what runs instead */
+    given_up = true;
   if (x) {
     x->users++;
     x->used = ++table.clock;

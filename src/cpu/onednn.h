@@ -16,15 +16,16 @@ const char *esmm_onednn_missing(const esmm_kernel *self);
 
 /* Is it worth once more B's bytes? Where B is bf16, no product of it skips k's of B, and the limit allows it. */
 bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
-/* Makes w->onednn of b, which has w's shape and dtype. Fails only where memory does: where the library refuses there is
+/* Makes w->onednn of b, which has w's shape and dtype. Where the library refuses, or memory does not suffice, there is
    no such form. */
-esmm_status esmm_onednn_keep(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
+void esmm_onednn_keep(const esmm_matrix *b, esmm_weights *w);
 void esmm_onednn_free(esmm_weights *w);
 
 /* Products of `rows` rows of A with w: C [rows,n] in a dtype. Both are row-major and tightly packed. */
 typedef struct esmm_onednn_part esmm_onednn_part;
 #define ESMM_ONEDNN_ROWS 256 /* at most */
-/* Made where there is none yet. NULL: the library failed, and is not asked again. To be given back. */
+/* Made where there is none yet. NULL: the library failed, or hundreds are in use at once; it is not asked again. To be
+   given back. */
 esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c);
 void esmm_onednn_give_back(esmm_onednn_part *part);
 size_t esmm_onednn_scratch(const esmm_onednn_part *part); /* bytes that a call needs */

@@ -199,6 +199,6 @@ esmm_status esmm_prepare_checked(esmm_ctx *ctx, const esmm_matrix *b, const esmm
   if (status == ESMM_OK)
     status = w->format == ESMM_FORMAT_DENSE ? fill(ctx, b, opts->strict != 0, w) : esmm_forms_fill(ctx, b, w);
   if (status == ESMM_OK)
-    status = esmm_forms_extra(ctx, b, opts->max_bytes_ratio, w);
+    esmm_forms_extra(ctx, b, opts->max_bytes_ratio, w);
   return esmm_prepare_finish(ctx, opts, status, w, out);
 }

@@ -43,8 +43,9 @@ static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepa
   (void)given;
   (void)old;
   esmm_prepare_opts o = *opts;
+  const bool one_form = o.use == ESMM_USE_LARGE_M && o.format.kind == ESMM_FORMAT_DENSE;
   if (o.max_bytes_ratio == 0.0)
-    o.max_bytes_ratio = RATIO_WITHOUT_LIBRARY;
+    o.max_bytes_ratio = one_form ? RATIO_WITHOUT_LIBRARY - 0.5 : RATIO_WITHOUT_LIBRARY;
   return esmm_prepare(ctx, b, &o, out);
 }
 

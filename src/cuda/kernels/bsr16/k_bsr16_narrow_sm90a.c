@@ -64,7 +64,10 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   const esmm_bsr16_lists lists = lists_of(p);
-  return esmm_bsr16_run(self, ctx, p, &lists, ESMM_NARROW_SHARED, scratch, stats);
+  const esmm_status status = esmm_bsr16_run(self, ctx, p, &lists, ESMM_NARROW_SHARED, scratch, stats);
+  stats->joint_density = (double)esmm_cuda_b(p)->blocks.narrow.blocks / ((double)esmm_ceil_div(p->k, ESMM_NARROW_SIDE) *
+                                                                         (double)esmm_ceil_div(p->n, ESMM_NARROW_SIDE));
+  return status;
 }
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};

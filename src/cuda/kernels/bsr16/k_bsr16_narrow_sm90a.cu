@@ -7,7 +7,7 @@
  *   sums      fp32, in the tensor core
  *
  * What bounds narrow blocks is the way from the second-level cache: a chunk of A is used for the few blocks that a tile
- * has there. So a tile has eight times 32 columns, those whose blocks lie at the same k's (ops/blocks.c puts them
+ * has there. So a tile has eight times 32 columns, those whose blocks lie at the same k's (ops/narrow.c puts them
  * together), and 128 rows:
  *
  *     A: 128 rows                   columns 96.., 544.., 0.., ... (eight)        C
@@ -15,9 +15,9 @@
  *     [ chunk 1: not read ]    x    [ . . . . . . . . ]       =       [ columns 0 to 3: warpgroup 0 ]
  *     [ chunk 2           ]         [ . . x . . . . . ]               [ columns 4 to 7: warpgroup 1 ]
  *
- * A stage holds an entry: A's chunk, and up to four blocks. An instruction has 64 rows and 32 columns, so only what is
- * there is multiplied; it reads A's 64 rows again for every block, which shared memory allows at two thirds of its
- * rate.
+ * A stage holds an entry: up to four of A's chunks, and up to eight blocks. An instruction has 64 rows and 32 columns,
+ * so only what is there is multiplied; it reads A's 64 rows again for every block, which shared memory allows at two
+ * thirds of its rate.
  *
  * Blocks of the GPU, pairs, units and parts are those of units.cuh.
  */

@@ -128,7 +128,8 @@ template <int STAGES, int WARPS>
 static __device__ __forceinline__ bool next_step(const esmm_bsr16_params &p, bsr16_tickets *tickets,
                                                  const bsr16_work &work, int turn, bsr16_next &next)
 {
-  static_assert(SENT > STAGES + 1, "a ticket is written before the one that was there is read");
+  static_assert(SENT >= (WARPS > 1 ? 2 * STAGES + WARPS : STAGES + 2),
+                "a ticket is written before the one there is read");
   const int lane = (int)threadIdx.x % 32, warp = WARPS > 1 ? (int)threadIdx.x / 32 : 0, at = turn % SENT;
   const bool asks = lane == 0 && warp == 0 && work.rank == 0;
   uint32_t *asked = (uint32_t *)p.counters + ASKED;
