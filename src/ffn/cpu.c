@@ -34,8 +34,10 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 
 /* ---- B of products ---- */
 
-/* What soon changes is not laid out for a library as well: that takes longer than the library's product saves. */
+/* What soon changes is not laid out for a library as well: that takes longer than the library's product saves. So the
+   limit is less than B's own forms and one more take: two of them, or one of what is for large m only. */
 #define RATIO_WITHOUT_LIBRARY 2.0
+#define RATIO_OF_ONE_FORM 1.5
 
 static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                            esmm_weights *old, esmm_weights **out)
@@ -45,7 +47,7 @@ static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepa
   esmm_prepare_opts o = *opts;
   const bool one_form = o.use == ESMM_USE_LARGE_M && o.format.kind == ESMM_FORMAT_DENSE;
   if (o.max_bytes_ratio == 0.0)
-    o.max_bytes_ratio = one_form ? RATIO_WITHOUT_LIBRARY - 0.5 : RATIO_WITHOUT_LIBRARY;
+    o.max_bytes_ratio = one_form ? RATIO_OF_ONE_FORM : RATIO_WITHOUT_LIBRARY;
   return esmm_prepare(ctx, b, &o, out);
 }
 

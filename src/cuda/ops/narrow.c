@@ -14,9 +14,7 @@
 #define ALIGN 1024
 #define SIDE ESMM_NARROW_SIDE
 #define COLS ESMM_NARROW_COLS
-#define WINDOW                                                                                           \
-  512 /* of those that are left, so many are looked at for a tile: 64K columns take tens of milliseconds \
-       */
+#define WINDOW 512 /* columns that are looked at for a place: what all take grows with the square of their number */
 
 /* What of it is counted on the host, in one allocation. */
 typedef struct tables {
