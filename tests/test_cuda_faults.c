@@ -406,9 +406,7 @@ static bool fail_in_kernel(const char *kernel, esmm_dtype dtype, int64_t rows, i
                                   : strncmp(kernel, "nm_", 3) == 0 ? ESMM_FORMAT_NM
                                   : strstr(kernel, "bsr_")         ? ESMM_FORMAT_BSR
                                                                    : ESMM_FORMAT_DENSE;
-    esmm_prepare_opts prepare = {.size = sizeof prepare, .format.kind = kind};
-    if (kind == ESMM_FORMAT_BSR && strstr(kernel, "joint_")) /* takes no lower blocks */
-      prepare.format.block_rows = prepare.format.block_cols = 64;
+    const esmm_prepare_opts prepare = {.size = sizeof prepare, .format.kind = kind};
     assert_int_equal(esmm_prepare(ctx, &b, &prepare, &w), ESMM_OK);
     esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel};
     esmm_stats stats = {.size = sizeof stats};

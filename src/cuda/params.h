@@ -726,50 +726,6 @@ typedef struct esmm_narrow_entry {
 } esmm_narrow_entry;
 ESMM_PARAMS_SIZE(esmm_narrow_entry, 64);
 
-/*
- * ---- k_bsr16_joint_sm90a.cu: the same where A has zeros, too ----
- *
- * A is packed first, in cuts of 128 rows and 128 k's. Of a cut, its alive k's are lines of 128 rows behind each other,
- * zeros up to the next multiple of 16; 8 lines are a group: [2][8][64] elements, for rows 0 to 63 and 64 to 127,
- * swizzled as wgmma reads them.
- */
-#define ESMM_JOINT_CUT 128 /* rows, and k's, of a cut */
-#define ESMM_JOINT_CUT_BYTES 32768
-#define ESMM_JOINT_LINES 16   /* of a unit, which rings give out */
-#define ESMM_JOINT_A_UNITS 22 /* in the ring of lines of A, 128 rows each; */
-#define ESMM_JOINT_B_UNITS 22 /* in that of B, 128 columns each */
-#define ESMM_JOINT_COLS 256   /* of a block's tile of C */
-#define ESMM_JOINT_PACK_THREADS 256
-#define ESMM_JOINT_PACK_SHARED (2 * ESMM_JOINT_CUT_BYTES + 5120)
-#define ESMM_JOINT_THREADS 512 /* two warpgroups that multiply, two that gather */
-#define ESMM_JOINT_SHARED ((ESMM_JOINT_A_UNITS + ESMM_JOINT_B_UNITS) * 4096 + 51200)
-
-typedef struct esmm_bsr16_joint_params {
-  esmm_tensor_map map_a; /* boxes of 64 by 64 */
-  esmm_tensor_map map_c; /* the same, where c_boxes is not 0 */
-  esmm_selector selector;
-  int32_t m, n;
-  int32_t a_by_k;         /* A is col-major */
-  int32_t c_boxes;        /* TMA can write C */
-  int32_t strips, cuts;   /* of 128 rows; of 128 k's of a strip */
-  int32_t panels, chunks; /* of 64 columns, of 64 k's: B's cells */
-  int32_t tiles;          /* of columns */
-  int32_t group;          /* strips that come together */
-  uint64_t cells, places; /* places [panels][chunks]: the cell there, or ESMM_NO_CELL */
-  uint64_t packed;        /* [strips][cuts][ESMM_JOINT_CUT_BYTES] */
-  uint64_t lists;         /* [strips][cuts][128] uint16_t: where the k of each line lies in four cells, of two panels
-                             and two chunks, that follow each other; in 16 bytes, of the first panel. Of 16 lines, 4 i + j
-                             comes as 4 j + i */
-  uint64_t counts;        /* [strips][cuts] uint32_t: alive k's */
-  uint64_t asked;         /* uint32_t: gives out tiles; zero, and left so */
-  uint64_t report;        /* esmm_choice_device, or 0 */
-  int64_t k;
-  float b_density; /* for the report */
-  int32_t unused;
-  esmm_epilogue_params epilogue;
-} esmm_bsr16_joint_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_joint_params, 576);
-
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 
 #define ESMM_BSR16_MMA_ROWS 64

@@ -223,12 +223,6 @@ static bool skips(const candidate *c)
   return c->kernel->flags & ESMM_KERNEL_SKIPS;
 }
 
-/* Does what it costs depend on A? That of kernels which leave out zeros of B alone does not. */
-static bool follows_a(const candidate *c)
-{
-  return skips(c) && (c->per_strip != 0.0 || c->per_joint != 0.0);
-}
-
 /* Runs one of them, whatever A holds. */
 static void run_alone(decision *d, const candidate *c)
 {
@@ -245,12 +239,12 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   candidate selectable = {0}, only = {0};
   for (int i = 0; i < v->count; i++) {
     const candidate *c = &v->all[i];
-    candidate *best = &d->of[follows_a(c) ? RUN_SKIP : RUN_DENSE];
+    candidate *best = &d->of[skips(c) ? RUN_SKIP : RUN_DENSE];
     if (middle(c) < middle(best))
       *best = *c;
     if (middle(c) < middle(&only))
       only = *c;
-    if (!follows_a(c) && !esmm_cuda_about(c->kernel)->library && middle(c) < middle(&selectable))
+    if (!skips(c) && !esmm_cuda_about(c->kernel)->library && middle(c) < middle(&selectable))
       selectable = *c;
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];

@@ -79,7 +79,7 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
   }
   s->density_a = (double)choice->element;
   s->strip_density_a = (double)choice->strip;
-  if (!(r->d.of[chosen].kernel->flags & ESMM_KERNEL_SKIPS)) {
+  if (chosen == RUN_DENSE) {
     s->joint_density = 1.0;
   } else if (a->strips > 0) {
     status = read_strip_density(r, a, &s->strip_density_a);

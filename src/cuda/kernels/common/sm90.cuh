@@ -158,16 +158,6 @@ static __device__ __forceinline__ void sm90_bulk_load(void *to, const void *from
       : "memory");
 }
 
-/* The same to every block of the cluster that `blocks` has a bit of: same place, each one's own barrier. */
-static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const void *from, uint32_t bytes, uint64_t *b,
-                                                                uint16_t blocks)
-{
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-               "[%3], %4;" ::"r"(sm90_address(to)),
-               "l"(from), "r"(bytes), "r"(sm90_address(b)), "h"(blocks)
-               : "memory");
-}
-
 static __device__ __forceinline__ void sm90_prefetch_map(const void *map)
 {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -188,14 +178,6 @@ static __device__ __forceinline__ void sm90_tma_store(const void *map, int x, in
 {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y),
                "r"(sm90_address(from))
-               : "memory");
-}
-
-/* Bytes of shared memory to memory, both aligned to 16. */
-static __device__ __forceinline__ void sm90_bulk_store(void *to, const void *from, uint32_t bytes)
-{
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sm90_address(from)),
-               "r"(bytes)
                : "memory");
 }
 
