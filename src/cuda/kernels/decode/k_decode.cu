@@ -35,6 +35,7 @@
  *
  * Registers bound what is in flight: 3 blocks of 8 warps at 80 registers and two stages each, 2 at 128 where m > 8.
  */
+#include "cuda/kernels/common/few_rows.cuh"
 #include "cuda/kernels/common/gate.cuh"
 #include "cuda/kernels/common/given.cuh"
 
@@ -58,15 +59,6 @@ static __device__ __forceinline__ int warp_id(void)
 }
 
 /* ---- clusters: blocks send their sums to each other's shared memory ---- */
-
-static __device__ __forceinline__ int cluster_ranks(void)
-{
-  uint32_t ranks = 1;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks)); /* rather read again than kept in a register */
-#endif
-  return (int)ranks;
-}
 
 /* Says that this block has started, and that `arrived` counts what is sent to it up to `bytes`. */
 static __device__ __forceinline__ void cluster_start(uint64_t *arrived, int bytes)
@@ -119,35 +111,10 @@ static __device__ __forceinline__ void cluster_wait_arrived(uint64_t *arrived)
 #endif
 }
 
-/* ---- memory ---- */
-
-/* 16 bytes that this block reads once. */
-static __device__ __forceinline__ uint4 load_once(const uint8_t *from)
-{
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(from));
-  return x;
-}
-
-/* 16 bytes to shared memory; those past `bytes` are zeros. */
-static __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes)
-{
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(bytes)
-               : "memory");
-}
-
 static __device__ __forceinline__ void copy_4(void *to, const void *from)
 {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
                : "memory");
-}
-
-static __device__ __forceinline__ void wait_for_copies(void)
-{
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* ---- the list ---- */
