@@ -4,6 +4,7 @@
  * were launched, and report what A's densities are and what the device has chosen.
  */
 #include "cuda/cuda.h"
+#include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
 
 #include <math.h>

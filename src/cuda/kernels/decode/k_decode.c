@@ -8,6 +8,7 @@
  * Of a gated product one launch reads both weights: twice the columns in warps, of which two have the same.
  */
 #include "cuda/cuda.h"
+#include "cuda/kernels/decode/decode_params.h"
 
 #include <math.h>
 #include <stdio.h>

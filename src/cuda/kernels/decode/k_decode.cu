@@ -38,6 +38,7 @@
 #include "cuda/kernels/common/few_rows.cuh"
 #include "cuda/kernels/common/gate.cuh"
 #include "cuda/kernels/common/given.cuh"
+#include "cuda/kernels/decode/decode_params.h"
 
 #define THREADS ESMM_DECODE_THREADS
 #define WARPS (THREADS / 32)
