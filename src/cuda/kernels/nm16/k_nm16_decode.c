@@ -145,7 +145,7 @@ static const esmm_cuda_kernel about = {.sm = 80, .line = line};
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(NM16),                \
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = id, .can_run = can_run, .terms = esmm_cuda_terms, \
   .term_names = {"reading of b", "copying of a", "adding of parts", "rows of a", "", "launches"},             \
-  .cost = {2.5e-13, 2.65e-13, 1e-6, 1e-7, 0.0, 6e-6}, .run = run
+  .cost = {2.66e-13, 1.34e-13, 5e-7, 2.15e-7, 0.0, 6.14e-6}, .run = run
 
 ESMM_KERNEL(decode_nm_bf16) = {DESCRIPTOR(bf16, ESMM_BF16)};
 
