@@ -402,10 +402,10 @@ static bool fail_in_kernel(const char *kernel, esmm_dtype dtype, int64_t rows, i
     meter m = {0};
     esmm_ctx *ctx = must_create(&m);
     esmm_weights *w = NULL;
-    const esmm_format_kind kind = dtype == ESMM_F32                ? ESMM_FORMAT_DENSE /* no GPU takes the others */
-                                  : strncmp(kernel, "nm_", 3) == 0 ? ESMM_FORMAT_NM
-                                  : strstr(kernel, "bsr_")         ? ESMM_FORMAT_BSR
-                                                                   : ESMM_FORMAT_DENSE;
+    const esmm_format_kind kind = dtype == ESMM_F32        ? ESMM_FORMAT_DENSE /* no GPU takes the others */
+                                  : strstr(kernel, "nm_")  ? ESMM_FORMAT_NM
+                                  : strstr(kernel, "bsr_") ? ESMM_FORMAT_BSR
+                                                           : ESMM_FORMAT_DENSE;
     const esmm_prepare_opts prepare = {.size = sizeof prepare, .format.kind = kind};
     assert_int_equal(esmm_prepare(ctx, &b, &prepare, &w), ESMM_OK);
     esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel};

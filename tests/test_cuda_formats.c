@@ -241,13 +241,14 @@ static void check_sizes(int64_t m, int64_t n, int64_t k, const group_format *f, 
   }
 }
 
-static void expect_all_names_ran(int64_t ran[2][8])
+/* few: products of few rows were among them, so that kernels for those have run, too. */
+static void expect_all_names_ran(int64_t ran[2][8], bool few)
 {
   for (int d = 0; d < 2; d++) {
     const char *names[8];
     const int count = names_of(DTYPES[d], names);
     for (int i = 0; i < count; i++)
-      if (ran[d][i] == 0)
+      if (ran[d][i] == 0 && (few || !names[i] || !is_decode(names[i])))
         fail_msg("%s ran none of these products", names[i] ? names[i] : "auto");
   }
 }
@@ -261,7 +262,7 @@ static void one_tile(void **state)
   for (int i = 0; i < COUNT(rows); i++)
     for (int64_t k = 64; k <= 256; k *= 2)
       check_sizes(rows[i], 128, k, &FORMATS[0], 0, 1, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, true);
 }
 
 /* 2:4 in shapes that no tile fits. */
@@ -276,7 +277,7 @@ static void ragged_shapes(void **state)
     for (int j = 0; j < COUNT(ns); j++)
       for (int l = 0; l < COUNT(ks); l++, turn++)
         check_sizes(ms[i], ns[j], ks[l], &FORMATS[0], turn, 1, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, true);
 }
 
 /* Enough tiles of 256 rows for all of a GPU: pairs of blocks do those. Nothing ragged first. */
@@ -286,19 +287,20 @@ static void tall_tiles(void **state)
   int64_t ran[2][8] = {{0}};
   for (int64_t k = 64; k <= 1024; k *= 16)
     check_sizes(2048, 2048, k, &FORMATS[0], 0, 1, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, false);
 }
 
-/* The same in several rounds, with an odd number of column tiles, over the edges; then parts of k. */
+/* The same in several rounds, with an odd number of column tiles, over the edges; then parts of k; then few rows of an
+   A that comes to shared memory in parts. */
 static void large_products(void **state)
 {
   (void)state;
-  static const int64_t sizes[][3] = {{2000, 1900, 200}, {2100, 2100, 65}, {700, 900, 1100},
-                                     {16, 1024, 5000},  {100, 300, 3000}, {256, 128, 2000}};
+  static const int64_t sizes[][3] = {{2000, 1900, 200}, {2100, 2100, 65}, {700, 900, 1100}, {16, 1024, 5000},
+                                     {100, 300, 3000},  {256, 128, 2000}, {16, 6500, 3200}};
   int64_t ran[2][8] = {{0}};
   for (int i = 0; i < COUNT(sizes); i++)
     check_sizes(sizes[i][0], sizes[i][1], sizes[i][2], &FORMATS[0], (uint64_t)i * 3, 1, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, true);
 }
 
 /* Every layout and epilogue of one product of each kind of low tile, and of tall ones six. */
@@ -310,7 +312,7 @@ static void every_layout(void **state)
   for (int i = 0; i < COUNT(ms); i++)
     check_sizes(ms[i], 168, 136, &FORMATS[0], 0, 64, ran);
   check_sizes(1500, 1900, 72, &FORMATS[0], 0, 6, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, true);
 }
 
 static void every_format(void **state)
@@ -321,7 +323,7 @@ static void every_format(void **state)
   for (int f = 0; f < COUNT(FORMATS); f++)
     for (int i = 0; i < COUNT(sizes); i++)
       check_sizes(sizes[i][0], sizes[i][1], sizes[i][2], &FORMATS[f], (uint64_t)(f * 5 + i), 3, ran);
-  expect_all_names_ran(ran);
+  expect_all_names_ran(ran, true);
 }
 
 /* The same bits in every run: parts along k are added in a fixed order. */

@@ -102,11 +102,13 @@ static void end_product(product *p)
   free(p->want);
 }
 
-/* C of one call to `out`; given: whether it is to say that A was not scanned. */
-static void multiply(product *p, const char *kernel, const esmm_pattern *pattern, bool given, uint16_t *out)
+/* C of one call to `out`; gated: by A times the same weights; given: whether it is to say that A was not scanned. */
+static void multiply_by(product *p, const char *kernel, const esmm_pattern *pattern, bool gated, bool given,
+                        uint16_t *out)
 {
   esmm_stats stats = {.size = sizeof stats};
-  const esmm_matmul_opts opts = {.size = sizeof opts, .force = kernel, .a_pattern = pattern};
+  const esmm_matmul_opts opts = {
+      .size = sizeof opts, .force = kernel, .a_pattern = pattern, .gate = gated ? p->w : NULL};
   memset(p->got, 0xff, p->bytes);
   esmm_matrix host = {.data = p->got, .rows = p->dc.rows, .cols = p->dc.cols, .ld = p->dc.ld, .dtype = p->dc.dtype};
   expect_ok(gpu, esmm_matrix_copy(gpu, &host, &p->dc));
@@ -116,6 +118,11 @@ static void multiply(product *p, const char *kernel, const esmm_pattern *pattern
   if ((strstr(stats.reason, "A is not scanned") != NULL) != given)
     fail_msg("%s, strips that %s: %s", kernel, given ? "suit" : "do not suit", stats.reason);
   memcpy(out, p->got, p->bytes);
+}
+
+static void multiply(product *p, const char *kernel, const esmm_pattern *pattern, bool given, uint16_t *out)
+{
+  multiply_by(p, kernel, pattern, false, given, out);
 }
 
 static void check_sums(const product *p, const uint16_t *c, const char *kernel, int64_t strip_rows)
@@ -205,6 +212,31 @@ static void decode_reads_bitmaps(void **state)
   run_family(&FAMILIES[2]);
 }
 
+/* Both branches of a gated product in one launch: the same list for both. */
+static void gated_decode_reads_bitmaps(void **state)
+{
+  (void)state;
+  for (int turn = 0; turn < 4; turn++)
+    for (int shape = 0; shape < 5; shape++) {
+      const int64_t *s = FAMILIES[2].shapes[shape];
+      const esmm_dtype dtype = (shape + turn) % 2 ? ESMM_F16 : ESMM_BF16;
+      const char *kernel = FAMILIES[2].kernel[dtype == ESMM_F16];
+      product p = make_product(s[0], s[1], s[2], dtype, turn == 1 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR, (zeros)turn);
+      for (int64_t i = 0; i < s[0] * s[1]; i++)
+        p.sums[i] *= p.sums[i];
+      uint16_t *c = malloc(p.bytes);
+      assert_non_null(c);
+      multiply_by(&p, kernel, NULL, true, false, p.want);
+      check_sums(&p, p.want, kernel, 0);
+      esmm_pattern *pattern = pattern_of(gpu, &p.da, 8);
+      multiply_by(&p, kernel, pattern, true, suits(&FAMILIES[2], s[0], 8), c);
+      assert_memory_equal(c, p.want, p.bytes);
+      esmm_pattern_free(pattern);
+      free(c);
+      end_product(&p);
+    }
+}
+
 /* Bitmaps of a matrix that has more nonzeros, and of A after some of them have become zeros. */
 static void more_ones_than_nonzeros(void **state)
 {
@@ -275,11 +307,9 @@ static void patterns_that_are_not_read(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(joint_reads_bitmaps),
-      cmocka_unit_test(fused_reads_bitmaps),
-      cmocka_unit_test(decode_reads_bitmaps),
-      cmocka_unit_test(more_ones_than_nonzeros),
-      cmocka_unit_test(decode_of_blocks_leaves_cells_out),
+      cmocka_unit_test(joint_reads_bitmaps),        cmocka_unit_test(fused_reads_bitmaps),
+      cmocka_unit_test(decode_reads_bitmaps),       cmocka_unit_test(gated_decode_reads_bitmaps),
+      cmocka_unit_test(more_ones_than_nonzeros),    cmocka_unit_test(decode_of_blocks_leaves_cells_out),
       cmocka_unit_test(patterns_that_are_not_read),
   };
   int status = 0;

@@ -4,6 +4,7 @@
  * were launched, and report what A's densities are and what the device has chosen.
  */
 #include "cuda/cuda.h"
+#include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
 
 #include <math.h>
@@ -14,6 +15,7 @@ static struct {
   int count;
   char name[MOST][64];
   esmm_wgmma16_params wgmma16;  /* of the last launch of that kernel */
+  esmm_decode_params decode;    /* the same */
   esmm_selector selector[MOST]; /* of kernels of 16-bit operands */
   esmm_choice_device says;
 } seen;
@@ -33,6 +35,12 @@ static void note_launch(const char *name, const void *params)
     seen.selector[seen.count] = seen.wgmma16.selector;
     if (seen.wgmma16.report)
       memcpy(esmm_cuda_pointer(seen.wgmma16.report), &seen.says, sizeof seen.says);
+  } else if (strncmp(name, "esmm_decode_", 12) == 0) {
+    memcpy(&seen.decode, params, sizeof seen.decode);
+    const uint64_t reports[] = {seen.decode.report, seen.decode.gate_report};
+    for (int i = 0; i < 2; i++)
+      if (reports[i])
+        memcpy(esmm_cuda_pointer(reports[i]), &seen.says, sizeof seen.says);
   } else if (strcmp(name, "esmm_sample") == 0) {
     esmm_sample_params sample;
     memcpy(&sample, params, sizeof sample);
@@ -525,6 +533,55 @@ static void gated_is_one_launch(void **state)
   }
 }
 
+static void check_gated_decode(const square *s, const char *function)
+{
+  const esmm_decode_params *p = &seen.decode;
+  if (seen.count != 1 || strcmp(seen.name[0], function) != 0)
+    fail_msg("%d launches, the first is %s, not %s", seen.count, seen.name[0], function);
+  assert_true(p->gate_activation == ESMM_ACT_SILU && p->epilogue.activation == ESMM_ACT_NONE && !p->epilogue.factor);
+  assert_true(p->gate == p->b && p->group_shift > 0 && p->a.data == esmm_cuda_address(&s->a));
+}
+
+/* Up to 16 rows: decode reads both weights in one launch, by its name and by the plan, whether A is known to have zeros
+   or not; and that launch tells both weights' entries of the table what it saw, so that nothing samples A. */
+static void gated_decode_is_one_launch(void **state)
+{
+  (void)state;
+  for (int dtype = ESMM_BF16; dtype <= ESMM_F16; dtype++)
+    for (int turn = 0; turn < 4; turn++) {
+      const bool bf16 = dtype == ESMM_BF16, few = turn % 2 == 0;
+      const char *const names[] = {"esmm_decode_gated_bf16_8", "esmm_decode_gated_bf16_16", "esmm_decode_gated_f16_8",
+                                   "esmm_decode_gated_f16_16"};
+      const char *function = names[2 * !bf16 + !few];
+      const float strip = turn < 2 ? .05f : few ? 1.0f : .3f;
+      int told = 0;
+      square s;
+      reset();
+      setenv("ESMM_REMEMBER", "1", 1);
+      square_start(&s, (esmm_dtype)dtype);
+      setenv("ESMM_REMEMBER", "0", 1);
+      s.a.rows = s.c.rows = few ? 1 : 16;
+      seen.says = (esmm_choice_device){.chosen = 1, .element = strip, .strip = strip, .joint = strip, .ready = 1};
+      gated_run(&s, bf16 ? "decode_bf16" : "decode_f16", NULL);
+      check_gated_decode(&s, function);
+      for (int i = 0; i < 2 * ESMM_REPORTS; i++)
+        gated_run(&s, NULL, NULL);
+      for (int i = 0; i < ESMM_REPORTS; i++) {
+        gated_run(&s, NULL, NULL);
+        check_gated_decode(&s, function);
+        told += (seen.decode.report != 0) + (seen.decode.gate_report != 0);
+      }
+      assert_true(told > 1);
+      esmm_stats stats;
+      gated_run(&s, NULL, &stats);
+      assert_int_equal(count_of(function), 1);
+      assert_true(stats.flop_dense == 4.0 * (double)s.a.rows * SIZE * SIZE);
+      if (!strstr(stats.reason, "both products in one launch"))
+        fail_msg("the reason is '%s'", stats.reason);
+      square_stop(&s);
+    }
+}
+
 /* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. */
 static void wgmma16_tallies_itself(void **state)
 {
@@ -649,6 +706,7 @@ int main(int argc, char **argv)
                                     TEST(others_have_selectors),
                                     TEST(every_part_of_the_epilogue_runs),
                                     TEST(gated_is_one_launch),
+                                    TEST(gated_decode_is_one_launch),
                                     TEST(curves_and_residuals_have_an_entry),
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),

@@ -545,16 +545,18 @@ static void tiles_of_a_gpu_are_counted(void **state)
  * What Hopper's dense kernel does in its own launch behind the sums, in registers or, where C is odd, one by one: a
  * gate (both branches are one launch), every activation, a residual, biases, statistics. Shapes: tiles over every edge,
  * pairs of blocks that share A (up to 128 rows) or B, tiles split along k, several tiles a block. The skipping kernel
- * does it through shared memory, for one branch.
+ * does it through shared memory, for one branch; decode, for few rows, makes both: in blocks alone or in clusters.
  */
 static void gates_curves_and_residuals_of_tiles(void **state)
 {
   (void)state;
   if (!th_on_gpu())
     skip();
-  static const int64_t shapes[][3] = {{300, 512, 136},  {64, 1024, 1100}, {129, 392, 72}, {17, 136, 200},
-                                      {128, 128, 2100}, {257, 520, 64},   {65, 250, 40},  {40, 2048, 1030}};
-  enum { CASES = 48, MANY = 5120 };
+  static const int64_t shapes[][3] = {{300, 512, 136},  {64, 1024, 1100}, {129, 392, 72},  {17, 136, 200},
+                                      {128, 128, 2100}, {257, 520, 64},   {65, 250, 40},   {40, 2048, 1030},
+                                      {1, 1000, 1100},  {16, 264, 2055},  {5, 2048, 130},  {9, 61, 700},
+                                      {8, 136, 3000},   {2, 4100, 96},    {13, 520, 1030}, {1, 7, 9}};
+  enum { CASES = 96, MANY = 5120 };
   th_arena *arenas[] = {&arena_a, &arena_c, &arena_r};
   for (int j = 0; j < COUNT(arenas); j++) {
     th_arena_free(arenas[j]);
@@ -584,6 +586,8 @@ static void gates_curves_and_residuals_of_tiles(void **state)
     x.placed = true;
     x.seed = 12 * (uint64_t)(i + 1) + (i % 6 == 5 ? 1 + (uint64_t)(i / 6 % 3) : 0); /* else lines of 16 bytes */
     run_mix_of(&x, 1, x.dtype_a == ESMM_BF16 ? "dense_bf16_sm90a" : "dense_f16_sm90a");
+    if (x.m <= 16)
+      run_mix_of(&x, 1, x.dtype_a == ESMM_BF16 ? "decode_bf16" : "decode_f16");
     if (!x.gate)
       run_mix_of(&x, 1, x.dtype_a == ESMM_BF16 ? "joint_bf16_sm90a" : "joint_f16_sm90a");
   }

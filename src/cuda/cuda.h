@@ -257,6 +257,7 @@ typedef struct esmm_cuda_call {
   bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
   CUdeviceptr
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
+  CUdeviceptr gate_report; /* the same for who remembers the gate's product, where the launch makes both branches */
   const esmm_cuda_line *choose; /* NULL, or: choose between this kernel and its partner on the device */
 } esmm_cuda_call;
 

@@ -6,6 +6,7 @@
 #define ESMM_TEST_RECALL_RIG_H
 
 #include "cuda/cuda.h"
+#include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
 
 #include <math.h>

@@ -64,13 +64,15 @@ static esmm_status give_strips(run *r, const esmm_kernel *kernel, esmm_cuda_call
 static esmm_status launch(run *r, which one, bool selectable, const esmm_cuda_line *line)
 {
   const candidate *c = &r->d.of[one];
+  const CUdeviceptr report = r->timed                         ? note_at(r, offsetof(notes, report))
+                             : r->report && r->reports_itself ? r->report_at
+                                                              : 0;
   esmm_cuda_call call = {.stream = r->stream,
                          .extracted = r->mark[EXTRACTED + (int)one],
                          .a_strips = &r->a_strips[one],
                          .all_of_b = &r->all_of_b[one],
-                         .report = r->timed                         ? note_at(r, offsetof(notes, report))
-                                   : r->report && r->reports_itself ? r->report_at
-                                                                    : 0,
+                         .report = report ? report : r->gate_report_at,
+                         .gate_report = report ? r->gate_report_at : 0,
                          .choose = line};
   if (selectable)
     call.selector = (esmm_selector){

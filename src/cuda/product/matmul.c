@@ -210,10 +210,16 @@ static esmm_status choose_gated(run *r, run *gate, const esmm_gate *wanted, cons
   return ESMM_OK;
 }
 
-/* One launch makes both; the gate's decision is told A's densities all the same. */
+/* One launch makes both; the gate's decision is told A's densities all the same: by that launch, where it reports. */
 static esmm_status multiply_whole(run *r, run *gate, const char *force, esmm_stats *s)
 {
+  const bool reports = esmm_cuda_about(r->d.of[r->d.run].kernel)->reports && gate->report && gate->reports_itself;
+  r->gate_report_at = reports ? gate->report_at : 0;
   const esmm_status status = multiply_decided(r, force, s);
+  if (reports && status == ESMM_OK)
+    esmm_run_expect_report(gate);
+  if (reports)
+    return status;
   gate->p->a = r->p->a;
   gate->scratch = r->scratch;
   esmm_run_let_sample(gate);

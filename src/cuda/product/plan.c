@@ -15,7 +15,8 @@
  * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
  * partner's work inside its own launch where that is the cheaper one.
  *
- * A gated product is two, each decided so, or one dense launch that makes both, where that is cheaper than the two.
+ * A gated product is two, each decided so, or one launch that makes both, where that is cheaper than the two: for the A
+ * that is remembered, or for one without zeros.
  *
  * Where earlier calls have told how dense A was (recall.c), or the call has A's pattern in host memory, the host
  * chooses among all kernels, a library's too, and runs the one.
@@ -448,6 +449,7 @@ bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, con
   const esmm_kernel *before = r->d.of[r->d.run == RUN_SKIP ? RUN_SKIP : RUN_DENSE].kernel;
   esmm_problem whole = *r->p;
   candidate best = {0};
+  double seconds = 0.0;
   whole.gate = *branch;
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
@@ -455,17 +457,21 @@ bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, con
         !may_run(gate->p, kernel, force))
       continue;
     const candidate c = look_at(&whole, i);
-    if (!best.kernel || c.base < best.base)
+    const double mine = r->d.memory == MEMORY_KNOWN ? seconds_seen(&c, r) : most(&c);
+    if (!best.kernel || mine < seconds) {
       best = c;
+      seconds = mine;
+    }
   }
-  if (!best.kernel || (!force && best.base >= two))
+  if (!best.kernel || (!force && seconds >= two))
     return false;
   run_alone(&r->d, &best);
   r->d.whole = true;
-  r->d.seconds = best.base;
+  r->d.seconds = seconds;
   r->d.next = before;
   r->d.next_seconds = two;
-  esmm_run_let_sample(r);
+  if (!esmm_cuda_about(best.kernel)->reports)
+    esmm_run_let_sample(r);
   return true;
 }
 
@@ -539,11 +545,9 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
   const decision *d = &r->d;
   const esmm_seen *seen = r->seen;
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
-  if (!d->whole) {
-    const int given = say_given(r, mine->kernel, text, bytes);
-    text += given;
-    bytes -= (size_t)given;
-  }
+  const int given = say_given(r, mine->kernel, text, bytes);
+  text += given;
+  bytes -= (size_t)given;
   if (force) {
     esmm_plan_forced_text(ctx, force, text, bytes);
     return;

@@ -111,6 +111,7 @@ typedef struct run {
   esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
   CUdeviceptr report_at;      /* the same for the device */
   bool reports_itself;        /* the kernel does; else a sampling launch goes before it */
+  CUdeviceptr gate_report_at; /* where it reports to for the gate's run, too; 0: it does not */
 } run;
 
 static inline CUdeviceptr note_at(const run *r, size_t offset)

@@ -7,6 +7,7 @@
  * choice does not depend on how fast the GPU is. L is so long that the report nearly always is there by then; where it
  * is not, the host waits for it, without a call of the driver.
  */
+#include "cuda/kernels/decode/decode_params.h"
 #include "cuda/product/product.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* k_bsr16_decode.c: decode_bsr_bf16 and decode_bsr_f16: few rows times a B of blocks. See k_bsr16_decode.cu. */
 #include "cuda/kernels/bsr16/bsr16.h"
+#include "cuda/kernels/decode/decode_params.h"
 
 #include <stdio.h>
 

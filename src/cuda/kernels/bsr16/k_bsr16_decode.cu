@@ -14,6 +14,7 @@
  * Sums of warps, then of blocks, are added in a fixed order.
  */
 #include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/few_rows.cuh"
 #include "cuda/kernels/common/given.cuh"
 #include "cuda/kernels/mma16/mma16.cuh"
 
@@ -23,50 +24,7 @@
 #define WINDOW 1024 /* chunks of k that are listed at once */
 #define PAD 4
 
-/* ---- clusters ---- */
-
-static __device__ __forceinline__ int cluster_ranks(void)
-{
-  uint32_t ranks = 1;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
-#endif
-  return (int)ranks;
-}
-
-/* All threads of a cluster's blocks meet, and see what was written before. */
-static __device__ __forceinline__ void cluster_meet(void)
-{
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-/* The same place in block `rank`. */
-static __device__ __forceinline__ float load_from(const float *place, int rank)
-{
-  float x = *place;
-#if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"((uint32_t)__cvta_generic_to_shared(place)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
-#endif
-  return x;
-}
-
 /* ---- operands ---- */
-
-/* 16 bytes that this block reads once. */
-static __device__ __forceinline__ uint4 load_once(const char *from)
-{
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(from));
-  return x;
-}
 
 static __device__ __forceinline__ uint32_t element_or_0(const esmm_device_matrix &a, int64_t row, int64_t k)
 {

@@ -4,8 +4,11 @@
  * The floor is the bytes of B's rows that A needs. How C is cut: more columns in a block mean that A is read less
  * often, more blocks along k that the GPU is full; a cluster's blocks have to find room side by side, so they do not
  * take all that there is.
+ *
+ * Of a gated product one launch reads both weights: twice the columns in warps, of which two have the same.
  */
 #include "cuda/cuda.h"
+#include "cuda/kernels/decode/decode_params.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +26,8 @@ ESMM_FATBIN(k_decode);
 /* The kernel for so many rows of A. */
 typedef struct width {
   esmm_cuda_function function;
-  esmm_cuda_function given; /* the same where A's bitmaps are given; none for fp32 and few rows */
+  esmm_cuda_function gated;              /* both branches of a gated product; none for fp32 */
+  esmm_cuda_function given, given_gated; /* the same where A's bitmaps are given; none for fp32 and few rows */
   int64_t rows;
   int at_once; /* blocks on a multiprocessor that has clusters */
 } width;
@@ -32,16 +36,25 @@ typedef struct width {
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-static const width bf16[] = {
-    {FUNCTION("esmm_decode_bf16_8"), {0}, FEW, ESMM_DECODE_BLOCKS_FEW_ROWS},
-    {FUNCTION("esmm_decode_bf16_16"), FUNCTION("esmm_decode_given_bf16_16"), 16, ESMM_DECODE_BLOCKS}};
-static const width f16[] = {
-    {FUNCTION("esmm_decode_f16_8"), {0}, FEW, ESMM_DECODE_BLOCKS_FEW_ROWS},
-    {FUNCTION("esmm_decode_f16_16"), FUNCTION("esmm_decode_given_f16_16"), 16, ESMM_DECODE_BLOCKS}};
-static const width f32[] = {{FUNCTION("esmm_decode_f32_1"), {0}, 1, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                            {FUNCTION("esmm_decode_f32_4"), {0}, 4, ESMM_DECODE_BLOCKS_FEW_ROWS},
-                            {FUNCTION("esmm_decode_f32_8"), {0}, 8, ESMM_DECODE_BLOCKS},
-                            {FUNCTION("esmm_decode_f32_16"), {0}, 16, ESMM_DECODE_BLOCKS}};
+#define WIDTHS_16(id)                                                                                          \
+  {                                                                                                            \
+    {.function = FUNCTION("esmm_decode_" #id "_8"),                                                            \
+     .gated = FUNCTION("esmm_decode_gated_" #id "_8"),                                                         \
+     .rows = FEW,                                                                                              \
+     .at_once = ESMM_DECODE_BLOCKS_FEW_ROWS},                                                                  \
+    {                                                                                                          \
+      .function = FUNCTION("esmm_decode_" #id "_16"), .gated = FUNCTION("esmm_decode_gated_" #id "_16"),       \
+      .given = FUNCTION("esmm_decode_given_" #id "_16"),                                                       \
+      .given_gated = FUNCTION("esmm_decode_given_gated_" #id "_16"), .rows = 16, .at_once = ESMM_DECODE_BLOCKS \
+    }                                                                                                          \
+  }
+#define WIDTH_32(count, blocks)                                                           \
+  {                                                                                       \
+    .function = FUNCTION("esmm_decode_f32_" #count), .rows = (count), .at_once = (blocks) \
+  }
+static const width bf16[] = WIDTHS_16(bf16), f16[] = WIDTHS_16(f16);
+static const width f32[] = {WIDTH_32(1, ESMM_DECODE_BLOCKS_FEW_ROWS), WIDTH_32(4, ESMM_DECODE_BLOCKS_FEW_ROWS),
+                            WIDTH_32(8, ESMM_DECODE_BLOCKS), WIDTH_32(16, ESMM_DECODE_BLOCKS)};
 
 static const width *widths_of(esmm_dtype dtype)
 {
@@ -68,7 +81,7 @@ static const width *find_width(const esmm_problem *p)
 /* ---- how a product is cut ---- */
 
 typedef struct cut {
-  int shift;     /* 1 << shift warps side by side in a block */
+  int shift;     /* 1 << shift warps side by side in a block; of a gated product they are pairs */
   int64_t ranks; /* blocks that share columns */
   int64_t tiles; /* of columns */
 } cut;
@@ -76,6 +89,12 @@ typedef struct cut {
 static int64_t columns_of_warp(const esmm_problem *p)
 {
   return p->w->dtype == ESMM_F32 ? ESMM_STRIP : ESMM_DECODE_COLS;
+}
+
+/* Weights that the launch reads. */
+static int sides(const esmm_problem *p)
+{
+  return p->gate.w ? 2 : 1;
 }
 
 /* Clusters are sm_90's. */
@@ -94,10 +113,10 @@ static int64_t most_blocks(int64_t at_once, int64_t ranks, int64_t gpu)
 static cut find_cut(const esmm_problem *p, int64_t most_ranks)
 {
   const int64_t gpu = esmm_cuda_sms(p), at_once = find_width(p)->at_once;
-  const int64_t slices = esmm_ceil_div(p->n, columns_of_warp(p)), enough = 3 * (at_once - 1) * gpu / 4;
+  const int64_t slices = sides(p) * esmm_ceil_div(p->n, columns_of_warp(p)), enough = 3 * (at_once - 1) * gpu / 4;
   cut best = {.shift = MOST_SHIFT, .ranks = 1, .tiles = esmm_ceil_div(slices, 1 << MOST_SHIFT)};
   int64_t best_busy = 0;
-  for (int shift = 0; shift <= MOST_SHIFT; shift++)
+  for (int shift = sides(p) - 1; shift <= MOST_SHIFT; shift++)
     for (int64_t ranks = 1; ranks <= most_ranks && (ranks == 1 || ranks * LEAST_RANGE <= p->k); ranks *= 2) {
       const int64_t tiles = esmm_ceil_div(slices, 1 << shift), busy = esmm_min(slices * ranks >> shift, enough);
       if (tiles * ranks <= most_blocks(at_once, ranks, gpu) && busy >= best_busy) {
@@ -121,9 +140,9 @@ static int64_t chunk_bytes(const esmm_problem *p, int64_t chunk)
 /* Fills in chunk and inbox; returns the bytes of a block. */
 static int64_t lay_out(const esmm_problem *p, int64_t room, esmm_decode_params *params)
 {
-  const int64_t cols = columns_of_warp(p) << params->group_shift, ways = WARPS >> params->group_shift;
-  const int64_t sums = ways * p->m * (cols + ESMM_DECODE_PAD) * (int64_t)sizeof(float);
-  const int64_t inbox = (p->m * cols + ESMM_DECODE_RANKS) * (int64_t)sizeof(float);
+  const int64_t cols = (columns_of_warp(p) << params->group_shift) / sides(p), ways = WARPS >> params->group_shift;
+  const int64_t rows = sides(p) * p->m, sums = ways * rows * (cols + ESMM_DECODE_PAD) * (int64_t)sizeof(float);
+  const int64_t inbox = (rows * cols + ESMM_DECODE_RANKS) * (int64_t)sizeof(float);
   const int64_t unit = chunk_bytes(p, ESMM_DECODE_K) - chunk_bytes(p, 0);
   const int64_t units = (esmm_max(room - inbox, sums) - chunk_bytes(p, 0)) / unit;
   params->chunk = (int32_t)esmm_min(params->range, units * ESMM_DECODE_K);
@@ -165,7 +184,7 @@ static void line_16(const esmm_kernel *self, const esmm_problem *p, const double
   const cut c = find_cut(p, most_ranks(p));
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_DECODE_COLS);
   const double wide = p->m <= 8 ? 1.0 : c.tiles * c.ranks <= esmm_cuda_sms(p) ? 1.23 : 1.04;
-  units->per_strip[0] = 2.0 * k * cols * wide;
+  units->per_strip[0] = 2.0 * k * cols * wide * sides(p);
   units->base[1] = 2.0 * m * k * (double)c.tiles;
   units->base[2] = fmin(k, 4096.0);
   units->per_strip[2] = c.tiles * c.ranks <= FEW_BLOCKS ? ALONE * k / (double)c.ranks : 0.0;
@@ -214,14 +233,22 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .report = esmm_cuda_call_of(p)->report,
       .epilogue = esmm_cuda_epilogue(p),
   };
+  if (p->gate.w) { /* its rows are as far apart as b's: n decides that */
+    params.gate = esmm_cuda_of(p->gate.w)->rows;
+    params.gate_bias = (uint64_t)(uintptr_t)p->gate.bias;
+    params.gate_activation = (int32_t)p->gate.activation;
+    params.gate_report = esmm_cuda_call_of(p)->gate_report;
+  }
   const esmm_launch launch = {.grid_x = (unsigned)(c.tiles * c.ranks),
                               .threads = ESMM_DECODE_THREADS,
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   const bool given = !is_f32 && esmm_cuda_given_to(self, p, &params.given);
   const width *v = find_width(p);
+  const esmm_cuda_function *function =
+      p->gate.w ? (given ? &v->given_gated : &v->gated) : (given ? &v->given : &v->function);
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, given ? &v->given : &v->function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype, form)                                                                                \
@@ -232,8 +259,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 #define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
-static const esmm_cuda_kernel about_16 = {
-    .sm = 80, .line = line_16, .steady = true, .reports = true, .given_rows = ESMM_DECODE_ROWS, .given_over = FEW};
+static const esmm_cuda_kernel about_16 = {.sm = 80,
+                                          .line = line_16,
+                                          .steady = true,
+                                          .reports = true,
+                                          .given_rows = ESMM_DECODE_ROWS,
+                                          .given_over = FEW,
+                                          .gates = true};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
 
 ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};

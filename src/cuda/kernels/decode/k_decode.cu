@@ -26,14 +26,19 @@
  * fp32: lane (x, y) = (lane / 8, lane % 8) takes entries 4x .. 4x+3 and columns 4y .. 4y+3, with IEEE multiply-adds;
  * the four x meet at the end. A's k's lie [k][rows] in shared memory, to be read four rows at a time.
  *
+ * A gated product, C = activation(A x gate) * (A x B), is one launch too where both are 16-bit: warps side by side take
+ * turns with the two weights' rows of the same columns, by the same list, and the gate's sums are m more rows of sums.
+ *
  * Sums of a block's warps are added in shared memory, those of a cluster's blocks in the shared memory of the block
  * that finishes these columns; always in the same order, so results do not vary. Other GPUs than sm_90 have no
  * clusters.
  *
  * Registers bound what is in flight: 3 blocks of 8 warps at 80 registers and two stages each, 2 at 128 where m > 8.
  */
-#include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/few_rows.cuh"
+#include "cuda/kernels/common/gate.cuh"
 #include "cuda/kernels/common/given.cuh"
+#include "cuda/kernels/decode/decode_params.h"
 
 #define THREADS ESMM_DECODE_THREADS
 #define WARPS (THREADS / 32)
@@ -55,15 +60,6 @@ static __device__ __forceinline__ int warp_id(void)
 }
 
 /* ---- clusters: blocks send their sums to each other's shared memory ---- */
-
-static __device__ __forceinline__ int cluster_ranks(void)
-{
-  uint32_t ranks = 1;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks)); /* rather read again than kept in a register */
-#endif
-  return (int)ranks;
-}
 
 /* Says that this block has started, and that `arrived` counts what is sent to it up to `bytes`. */
 static __device__ __forceinline__ void cluster_start(uint64_t *arrived, int bytes)
@@ -116,35 +112,10 @@ static __device__ __forceinline__ void cluster_wait_arrived(uint64_t *arrived)
 #endif
 }
 
-/* ---- memory ---- */
-
-/* 16 bytes that this block reads once. */
-static __device__ __forceinline__ uint4 load_once(const uint8_t *from)
-{
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(from));
-  return x;
-}
-
-/* 16 bytes to shared memory; those past `bytes` are zeros. */
-static __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes)
-{
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(bytes)
-               : "memory");
-}
-
 static __device__ __forceinline__ void copy_4(void *to, const void *from)
 {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
                : "memory");
-}
-
-static __device__ __forceinline__ void wait_for_copies(void)
-{
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* ---- the list ---- */
@@ -204,10 +175,11 @@ static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
 
 /*
  * Dynamic shared memory: A's chunk, the list, for fp32 bits [chunk / 32]; in their place at the end
- *   sums [ways][m][cols + ESMM_DECODE_PAD]   of the warps that share a column's k's;
+ *   sums [ways][rows][cols + ESMM_DECODE_PAD]   of the warps that share a column's k's;
  * and at p.inbox
- *   sums [ranks][m][cols / ranks]            of the columns that this block finishes, from all ranks,
- *   counts [ranks]                           of listed k's, in rank 0.
+ *   sums [ranks][rows][cols / ranks]            of the columns that this block finishes, from all ranks,
+ *   counts [ranks]                              of listed k's, in rank 0.
+ * rows: m, or 2 m of a gated product: the gate's come second.
  */
 extern __shared__ __align__(16) uint8_t shared[];
 
@@ -235,11 +207,43 @@ static __device__ __forceinline__ int ways(const esmm_decode_params &p)
   return WARPS >> p.group_shift;
 }
 
-/* Which columns are this warp's, counted in warps; tiles of a block's columns first. */
-static __device__ __forceinline__ int64_t slice(const esmm_decode_params &p)
+/* Which of the warps side by side this is. */
+static __device__ __forceinline__ int group_of(const esmm_decode_params &p)
 {
-  const int group = warp_id() & ((1 << p.group_shift) - 1);
-  return ((int64_t)(blockIdx.x >> log_2(cluster_ranks())) << p.group_shift) + group;
+  return warp_id() & ((1 << p.group_shift) - 1);
+}
+
+/* Of a gated product: it reads the gate's weights. */
+template <bool GATED> static __device__ __forceinline__ bool is_gate(const esmm_decode_params &p)
+{
+  return GATED && group_of(p) % 2 == 1;
+}
+
+/* Columns of a block; a warp has 1 << log_width, which are another one's too where that reads the gate's. */
+template <bool GATED> static __device__ __forceinline__ int log_columns(const esmm_decode_params &p, int log_width)
+{
+  return log_width + p.group_shift - (GATED ? 1 : 0);
+}
+
+/* Rows of sums. */
+template <bool GATED> static __device__ __forceinline__ int sum_rows(const esmm_decode_params &p)
+{
+  return GATED ? 2 * (int)p.a.rows : (int)p.a.rows;
+}
+
+/* Which columns are this warp's, counted in warps; tiles of a block's columns first. */
+template <bool GATED> static __device__ __forceinline__ int64_t slice(const esmm_decode_params &p)
+{
+  return ((int64_t)(blockIdx.x >> log_2(cluster_ranks())) << log_columns<GATED>(p, 0)) +
+         (group_of(p) >> (GATED ? 1 : 0));
+}
+
+/* The same for the first float of this warp's sums, whose lines have `line` of them and a warp 1 << log_width. */
+template <bool GATED>
+static __device__ __forceinline__ float *sums_of_warp(const esmm_decode_params &p, int log_width, int line)
+{
+  const int first = (warp_id() >> p.group_shift) * sum_rows<GATED>(p) + (is_gate<GATED>(p) ? (int)p.a.rows : 0);
+  return (float *)shared + first * line + ((group_of(p) >> (GATED ? 1 : 0)) << log_width);
 }
 
 static __device__ __forceinline__ uint32_t nanoseconds(void)
@@ -254,11 +258,12 @@ static __device__ __forceinline__ bool reports(const esmm_decode_params &p)
   return p.report != 0 && blockIdx.x == 0 && threadIdx.x == 0;
 }
 
-static __device__ __forceinline__ void start(const esmm_decode_params &p, int cols, notes &n)
+/* rows, log_cols: of the block's sums. */
+static __device__ __forceinline__ void start(const esmm_decode_params &p, int rows, int log_cols, notes &n)
 {
   const int ranks = cluster_ranks();
   if (ranks > 1) /* rank 0 gets the counts, too */
-    cluster_start(&n.arrived, 4 * ((int)p.a.rows * cols + (first_k(p, ranks) == 0 ? ranks : 0)));
+    cluster_start(&n.arrived, 4 * ((rows << log_cols) + (first_k(p, ranks) == 0 ? ranks : 0)));
   if (threadIdx.x == 0)
     n.listed = n.spent = 0;
 }
@@ -272,59 +277,71 @@ static __device__ __forceinline__ void note_list(const esmm_decode_params &p, in
 }
 
 /* This block's sums to those that finish them. */
-static __device__ __forceinline__ void send_sums(const esmm_decode_params &p, int ranks, int log_cols, float *inbox,
-                                                 notes &n)
+static __device__ __forceinline__ void send_sums(const esmm_decode_params &p, int ranks, int rows, int log_cols,
+                                                 float *inbox, notes &n)
 {
   const float *sums = (const float *)shared;
-  const int m = (int)p.a.rows, cols = 1 << log_cols, line = cols + ESMM_DECODE_PAD;
+  const int cols = 1 << log_cols, line = cols + ESMM_DECODE_PAD;
   const int log_mine = log_cols - log_2(ranks), mine = 1 << log_mine, rank = (int)blockIdx.x & (ranks - 1);
 #pragma unroll 1
-  for (int e = (int)threadIdx.x; e < m * cols; e += THREADS) {
+  for (int e = (int)threadIdx.x; e < rows * cols; e += THREADS) {
     const int row = e >> log_cols, col = e & (cols - 1);
     const float *from = sums + row * line + col;
     float sum = *from;
 #pragma unroll
     for (int way = 1; way < WARPS; way++)
       if (way < ways(p))
-        sum += from[way * m * line];
-    float *to = &inbox[((rank * m + row) << log_mine) + (col & (mine - 1))];
+        sum += from[way * rows * line];
+    float *to = &inbox[((rank * rows + row) << log_mine) + (col & (mine - 1))];
     if (ranks > 1)
       cluster_send(to, col >> log_mine, __float_as_uint(sum), &n.arrived);
     else
       *to = sum; /* which this thread finishes itself */
   }
-  uint32_t *counts = (uint32_t *)(inbox + m * cols);
+  uint32_t *counts = (uint32_t *)(inbox + rows * cols);
   if (threadIdx.x == 0 && ranks > 1)
     cluster_send(&counts[rank], 0, n.listed, &n.arrived);
   else if (threadIdx.x == 0)
     counts[0] = n.listed;
 }
 
+/* A sum that arrived in parts. */
+static __device__ __forceinline__ float add_parts(const float *parts, int ranks, int step)
+{
+  float sum = *parts;
+#pragma unroll
+  for (int rank = 1; rank < ESMM_DECODE_RANKS; rank++)
+    if (rank < ranks)
+      sum += parts[rank * step];
+  return sum;
+}
+
 /* From the block's sums in shared memory to C. */
-static __device__ __forceinline__ void finish(const esmm_decode_params &p, int log_cols, notes &n)
+template <bool GATED> static __device__ __forceinline__ void finish(const esmm_decode_params &p, int log_cols, notes &n)
 {
   float *inbox = (float *)(shared + p.inbox);
-  const int m = (int)p.a.rows, ranks = cluster_ranks();
+  const int m = (int)p.a.rows, rows = sum_rows<GATED>(p), ranks = cluster_ranks();
   const int log_mine = log_cols - log_2(ranks), mine = 1 << log_mine;
   const int64_t col0 = (int64_t)blockIdx.x * mine; /* tile, then rank */
   if (ranks > 1)
     cluster_wait_started();
-  send_sums(p, ranks, log_cols, inbox, n);
+  send_sums(p, ranks, rows, log_cols, inbox, n);
   if (ranks > 1)
     cluster_wait_arrived(&n.arrived);
 #pragma unroll 1
   for (int e = (int)threadIdx.x; e < m * mine; e += THREADS) {
     const int64_t col = col0 + (e & (mine - 1));
-    float sum = inbox[e];
-#pragma unroll
-    for (int rank = 1; rank < ESMM_DECODE_RANKS; rank++)
-      if (rank < ranks)
-        sum += inbox[rank * m * mine + e];
-    if (col < p.epilogue.c.cols)
+    if (col >= p.epilogue.c.cols)
+      continue;
+    const float sum = add_parts(inbox + e, ranks, rows * mine);
+    if constexpr (GATED)
+      finish_gated_element(p.epilogue, (const float *)p.gate_bias, p.gate_activation, e >> log_mine, col,
+                           add_parts(inbox + m * mine + e, ranks, rows * mine), sum);
+    else
       finish_element(p.epilogue, e >> log_mine, col, sum);
   }
   if (reports(p)) {
-    const uint32_t *counts = (const uint32_t *)(inbox + (m << log_cols));
+    const uint32_t *counts = (const uint32_t *)(inbox + (rows << log_cols));
     uint32_t listed = 0;
 #pragma unroll 1
     for (int rank = 0; rank < ranks; rank++)
@@ -334,6 +351,8 @@ static __device__ __forceinline__ void finish(const esmm_decode_params &p, int l
     seen.strip = seen.joint = (float)listed / (float)p.a.cols;
     seen.extract_ns = max(n.spent, 1u);
     report_choice(p.report, seen);
+    if (GATED && p.gate_report)
+      report_choice(p.gate_report, seen);
   }
 }
 
@@ -506,6 +525,17 @@ static __device__ __forceinline__ void multiply_step_16(const stage &s, const ui
   }
 }
 
+/* The weights that this warp reads. Rather chosen again for each chunk than kept in registers. */
+template <bool GATED> static __device__ __forceinline__ uint64_t rows_of_warp(const esmm_decode_params &p)
+{
+  uint64_t rows = p.b;
+  if (GATED)
+    asm volatile("{ .reg .pred gate; setp.ne.u32 gate, %3, 0; selp.u64 %0, %1, %2, gate; }"
+                 : "=l"(rows)
+                 : "l"(p.gate), "l"(p.b), "r"((uint32_t)is_gate<GATED>(p)));
+  return rows;
+}
+
 /* Where bitmaps were given, A has not been waited for: all of it that is listed is there then. */
 template <bool GIVEN> static __device__ __forceinline__ void await_given(void)
 {
@@ -515,17 +545,18 @@ template <bool GIVEN> static __device__ __forceinline__ void await_given(void)
   __syncthreads();
 }
 
-template <typename T, int HALVES, int STAGES, bool GIVEN>
+template <typename T, int HALVES, int STAGES, bool GIVEN, bool GATED>
 static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_params &p, int chunk_k, int count,
                                                          const uint16_t *tile, const uint16_t *list,
                                                          float (&sums)[HALVES][4][4])
 {
   const int lane = lane_id(), steps = (count + STEP - 1) / STEP;
-  if (slice(p) * ESMM_DECODE_COLS >= p.epilogue.c.cols) {
+  if (slice<GATED>(p) * ESMM_DECODE_COLS >= p.epilogue.c.cols) {
     await_given<GIVEN>();
     return;
   }
-  const uint8_t *b = (const uint8_t *)p.b + (int64_t)chunk_k * p.b_row + slice(p) * p.b_slice + lane % 8 * 16;
+  const uint8_t *b = (const uint8_t *)rows_of_warp<GATED>(p) + (int64_t)chunk_k * p.b_row +
+                     slice<GATED>(p) * p.b_slice + lane % 8 * 16;
   const uint16_t *lines[HALVES]; /* rows past m repeat the last one: their sums go nowhere */
 #pragma unroll
   for (int h = 0; h < HALVES; h++)
@@ -554,12 +585,12 @@ static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_param
 }
 
 /* Sums of a warp to its part of the block's. */
-template <int HALVES>
+template <bool GATED, int HALVES>
 static __device__ __forceinline__ void store_sums_16(const esmm_decode_params &p, const float (&sums)[HALVES][4][4])
 {
-  const int g = lane_id() / 4, t = lane_id() % 4, group = warp_id() & ((1 << p.group_shift) - 1);
-  const int m = (int)p.a.rows, line = (ESMM_DECODE_COLS << p.group_shift) + ESMM_DECODE_PAD;
-  float *out = (float *)shared + (warp_id() >> p.group_shift) * m * line + group * ESMM_DECODE_COLS + 8 * g;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const int m = (int)p.a.rows, line = (1 << log_columns<GATED>(p, LOG_COLS)) + ESMM_DECODE_PAD;
+  float *out = sums_of_warp<GATED>(p, LOG_COLS, line) + 8 * g;
 #pragma unroll
   for (int h = 0; h < HALVES; h++)
 #pragma unroll
@@ -573,14 +604,14 @@ static __device__ __forceinline__ void store_sums_16(const esmm_decode_params &p
     }
 }
 
-template <typename T, int HALVES, int STAGES, bool GIVEN>
+template <typename T, int HALVES, int STAGES, bool GIVEN, bool GATED>
 static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
 {
   __shared__ notes n;
   if (not_selected(p.selector))
     return;
   const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
-  start(p, ESMM_DECODE_COLS << p.group_shift, n);
+  start(p, sum_rows<GATED>(p), log_columns<GATED>(p, LOG_COLS), n);
   uint16_t *tile = (uint16_t *)shared, *list = tile + m * line;
   if ((int)threadIdx.x < m) /* A's zeros, see cut_step */
     tile[(int)threadIdx.x * line + p.chunk] = 0;
@@ -601,12 +632,12 @@ static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
     }
     end_list(count, list);
     note_list(p, count, begun, n);
-    multiply_chunk_16<T, HALVES, STAGES, GIVEN>(p, k, count, tile, list, sums);
+    multiply_chunk_16<T, HALVES, STAGES, GIVEN, GATED>(p, k, count, tile, list, sums);
   }
   __syncthreads();
-  store_sums_16(p, sums);
+  store_sums_16<GATED>(p, sums);
   __syncthreads();
-  finish(p, LOG_COLS + p.group_shift, n);
+  finish<GATED>(p, log_columns<GATED>(p, LOG_COLS), n);
 }
 
 /* ---- fp32 ---- */
@@ -683,9 +714,9 @@ static __device__ __forceinline__ void multiply_chunk_32(const esmm_decode_param
                                                          float (&sums)[ROWS][4])
 {
   const int lane = lane_id(), steps = (count + STEP - 1) / STEP;
-  if (slice(p) * ESMM_STRIP >= p.epilogue.c.cols)
+  if (slice<false>(p) * ESMM_STRIP >= p.epilogue.c.cols)
     return;
-  const uint8_t *b = (const uint8_t *)p.b + (int64_t)chunk_k * p.b_row + slice(p) * p.b_slice + lane % 8 * 16;
+  const uint8_t *b = (const uint8_t *)p.b + (int64_t)chunk_k * p.b_row + slice<false>(p) * p.b_slice + lane % 8 * 16;
   stage stages[STAGES];
   int step = warp_id() >> p.group_shift;
 #pragma unroll
@@ -712,9 +743,8 @@ static __device__ __forceinline__ void multiply_chunk_32(const esmm_decode_param
 template <int ROWS>
 static __device__ __forceinline__ void store_sums_32(const esmm_decode_params &p, const float (&sums)[ROWS][4])
 {
-  const int lane = lane_id(), group = warp_id() & ((1 << p.group_shift) - 1);
-  const int m = (int)p.a.rows, line = (ESMM_STRIP << p.group_shift) + ESMM_DECODE_PAD;
-  float *out = (float *)shared + (warp_id() >> p.group_shift) * m * line + group * ESMM_STRIP + lane % 8 * 4;
+  const int lane = lane_id(), m = (int)p.a.rows, line = (1 << log_columns<false>(p, LOG_STRIP)) + ESMM_DECODE_PAD;
+  float *out = sums_of_warp<false>(p, LOG_STRIP, line) + lane % 8 * 4;
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {
     float x[4];
@@ -733,7 +763,7 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
   __shared__ notes n;
   if (not_selected(p.selector))
     return;
-  start(p, ESMM_STRIP << p.group_shift, n);
+  start(p, (int)p.a.rows, log_columns<false>(p, LOG_STRIP), n);
   float *tile = (float *)shared;
   uint16_t *list = (uint16_t *)(tile + ROWS * (p.chunk + ESMM_DECODE_SPARE));
   uint32_t *bits = (uint32_t *)((uint8_t *)list + ESMM_DECODE_LIST(p.chunk));
@@ -756,7 +786,7 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
   __syncthreads();
   store_sums_32(p, sums);
   __syncthreads();
-  finish(p, LOG_STRIP + p.group_shift, n);
+  finish<false>(p, log_columns<false>(p, LOG_STRIP), n);
 }
 
 /* ---- what the host launches, by the rows of A that it has room for ---- */
@@ -774,15 +804,23 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
     body(p);                                                                                                       \
   }
 
-DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false>))
-DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false>))
-DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2, false>))
-DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false>))
+DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false, false>))
+DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false, false>))
+DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2, false, false>))
+DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false, false>))
 DECODE(esmm_decode_f32_1, MANY, (decode_32<1, 3>))
 DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
 DECODE(esmm_decode_f32_8, ESMM_DECODE_BLOCKS, (decode_32<8, 3>))
 DECODE(esmm_decode_f32_16, ESMM_DECODE_BLOCKS, (decode_32<16, 2>))
 
+/* Both branches of a gated product. */
+DECODE(esmm_decode_gated_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false, true>))
+DECODE(esmm_decode_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false, true>))
+DECODE(esmm_decode_gated_f16_8, MANY, (decode_16<__half, 1, 2, false, true>))
+DECODE(esmm_decode_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false, true>))
+
 /* Where A's bitmaps are given, of more than 8 rows. */
-DECODE(esmm_decode_given_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true>))
-DECODE(esmm_decode_given_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true>))
+DECODE(esmm_decode_given_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true, false>))
+DECODE(esmm_decode_given_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true, false>))
+DECODE(esmm_decode_given_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true, true>))
+DECODE(esmm_decode_given_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true, true>))

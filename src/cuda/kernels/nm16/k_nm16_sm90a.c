@@ -13,6 +13,7 @@
 
 #define LEAST_BLOCKS 4 /* of 64 k's that are worth a part of their own */
 #define STAGE_LOW .6   /* what a stage of 128 rows takes of one of 256 */
+#define SLOW_READ 1.12 /* what reading takes where bulk copies and a cluster's exchange are all there is */
 #define GROUP 16       /* pairs of column tiles that come together */
 #define ODD 4e-7       /* of a launch: each element of a C that is finished outside of registers */
 
@@ -170,7 +171,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   if (c.rows > 64 && cost[which] * c.stages >= cost[2] * read)
     units->base[which] = c.stages;
   else
-    units->base[2] += read;
+    units->base[2] += c.rows > 64 ? read : SLOW_READ * read;
   units->base[3] = c.ranks > 1 ? 1.0 : 0.0;
   units->base[4] = needs_copy(p, c.rows) ? 1.0 + m * k * 1e-6 : 0.0;
   units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) || c.rows != ESMM_NM16_TALL ? 0.0 : ODD * m * n);

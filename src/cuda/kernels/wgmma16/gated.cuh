@@ -9,35 +9,10 @@
 #ifndef ESMM_CUDA_WGMMA16_GATED_CUH
 #define ESMM_CUDA_WGMMA16_GATED_CUH
 
+#include "cuda/kernels/common/gate.cuh"
 #include "cuda/kernels/wgmma16/store.cuh"
 
 #define GATED_SUMS 64 /* a thread's, of each of the two products */
-
-/* One element of any C, inside it; true where what is stored is not zero. A call, because many end in it. */
-static __device__ __noinline__ bool finish_gated_element(const esmm_wgmma16_params &p, int row, int col, float gate,
-                                                         float sum)
-{
-  const esmm_epilogue_params &e = p.epilogue;
-  const int64_t at = element_at(e.c, row, col);
-  bool nonzero = false;
-  float f = __fmul_rn(e.alpha, gate), x = __fmul_rn(e.alpha, sum);
-  if (p.gate_bias)
-    f = __fadd_rn(f, ((const float *)p.gate_bias)[col]);
-  f = is_smooth(p.gate_activation) ? smooth(p.gate_activation, f) : activate(p.gate_activation, f);
-  if (e.beta != 0.0f)
-    x = __fadd_rn(x, __fmul_rn(e.beta, load_element(e.c, at)));
-  if (e.bias)
-    x = __fadd_rn(x, ((const float *)e.bias)[col]);
-  x = __fmul_rn(f, x);
-  if (e.residual.data)
-    x = __fadd_rn(x, load_element(e.residual, element_at(e.residual, row, col)));
-  with_dtype(e.c.dtype, [&](auto of) {
-    const auto value = rounded(of, x);
-    nonzero = as_float(value) != 0.0f;
-    ((typename decltype(of)::element *)e.c.data)[at] = value;
-  });
-  return nonzero;
-}
 
 /* Eight rows, which lie in one strip of C, by four columns: each lane has one element. Notes which are not zero. */
 static __device__ __forceinline__ void tally_element(const esmm_epilogue_params &e, int row, int col, bool nonzero)
@@ -64,7 +39,8 @@ static __device__ __forceinline__ void store_gated_slowly(const esmm_wgmma16_par
         const int row = row0 + lane / 4 + i / 2 * 8, col = col0 + 2 * g + lane % 4 * 2 + i % 2;
         bool nonzero = false;
         if (row < p.m && col < p.n)
-          nonzero = finish_gated_element(p, row, col, sums[i], sums[GATED_SUMS + i]);
+          nonzero = finish_gated_element(p.epilogue, (const float *)p.gate_bias, p.gate_activation, row, col, sums[i],
+                                         sums[GATED_SUMS + i]);
         __syncwarp();
         if (p.epilogue.extra & ESMM_EXTRA_TALLY)
           tally_element(p.epilogue, row, col, nonzero);
