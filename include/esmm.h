@@ -378,10 +378,10 @@ typedef enum esmm_activation {
  *
  * On a GPU one launch makes both branches where a kernel can and that is cheaper (dense 16-bit weights of one dtype, up
  * to 16 rows or on Hopper); else the gate's is finished into scratch of m * n numbers of fp32 before the other product.
- * Where C lies in device memory so do the biases and column_nonzeros, and all of it is asynchronous. *c_pattern's bitmaps stay on
- * the GPU: only contexts of that GPU take them, and esmm_pattern_get_info, esmm_pattern_bits and esmm_pattern_coarsen,
- * whose result lies in host memory, wait for them. It is new memory, so c_pattern is refused while a stream is
- * captured.
+ * Where C lies in device memory so do the biases and column_nonzeros, and all of it is asynchronous. *c_pattern's
+ * bitmaps stay on the GPU: only contexts of that GPU take them, and esmm_pattern_get_info, esmm_pattern_bits and
+ * esmm_pattern_coarsen, whose result lies in host memory, wait for them. It is new memory, so c_pattern is refused
+ * while a stream is captured.
  *
  * residual may be C itself (the same data, ld, dtype and order). Nothing else that is read may share memory with C, and
  * column_nonzeros may share memory with nothing.
