@@ -59,6 +59,25 @@ typedef struct esmm_given_bits {
 } esmm_given_bits;
 ESMM_PARAMS_SIZE(esmm_given_bits, 24);
 
+/*
+ * A 16-bit matrix without its dead columns, as the product reads it that takes it as its A (wgmma16/handed.cuh): 128
+ * rows by 256 columns, a segment, at a time. A column with a nonzero in these rows is a line for each 64 of them, 128
+ * bytes, in the order of columns; its 16 bytes i lie at i ^ (line % 8). Lines of zeros follow up to a multiple of
+ * ESMM_PACKED_GROUP. A group of zeros lies before the values.
+ */
+#define ESMM_PACKED_COLS 256
+#define ESMM_PACKED_GROUP 8
+#define ESMM_PACKED_BYTES (ESMM_PACKED_GROUP * 128) /* of a group */
+
+typedef struct esmm_packed {
+  uint64_t values; /* [strips][2][segments][ESMM_PACKED_COLS][64]; 0: there are none */
+  uint64_t places; /* [strips][segments][ESMM_PACKED_COLS] uint8_t: which columns of the segment they are */
+  uint64_t counts; /* [strips][segments] uint32_t: how many */
+  int32_t segments;
+  int32_t unused;
+} esmm_packed;
+ESMM_PARAMS_SIZE(esmm_packed, 32);
+
 #define ESMM_MOST_FOLD 16 /* so that a lane reads one word of 64 k's at most: see wgmma16/pack.cuh */
 
 /* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
@@ -301,7 +320,8 @@ typedef struct esmm_wgmma16_params {
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
   esmm_given_bits given; /* fold: of strips of 128 rows */
-  uint64_t unused[5];
+  esmm_packed handed;    /* esmm_wgmma16_packs_*: what is made of C; esmm_wgmma16_packed_*: A */
+  uint64_t unused;
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
@@ -461,6 +481,14 @@ typedef struct esmm_tally_count_params {
   uint32_t unused;
 } esmm_tally_count_params;
 ESMM_PARAMS_SIZE(esmm_tally_count_params, 64);
+
+/* esmm_tally_pack: C packed, from C as it is stored, 16-bit and row-major. Blocks of ESMM_PACKED_COLS threads, one for
+   each segment (x) of a strip of ESMM_TILE rows (y). */
+typedef struct esmm_tally_pack_params {
+  esmm_device_matrix c;
+  esmm_packed to;
+} esmm_tally_pack_params;
+ESMM_PARAMS_SIZE(esmm_tally_pack_params, 72);
 
 /* ---- count.cu ---- */
 

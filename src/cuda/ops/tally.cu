@@ -151,3 +151,55 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __threadfence_system();
   *(volatile uint32_t *)&out->ready = p.ready;
 }
+
+/* ---- C packed ---- */
+
+/* A thread has a column of a strip. */
+extern "C" __global__ void __launch_bounds__(ESMM_PACKED_COLS)
+    esmm_tally_pack(const __grid_constant__ esmm_tally_pack_params p)
+{
+  __shared__ uint32_t alive[ESMM_PACKED_COLS / 32];
+  const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int64_t row = (int64_t)blockIdx.y * ESMM_TILE, col = (int64_t)blockIdx.x * ESMM_PACKED_COLS + thread;
+  const int64_t segment = (int64_t)blockIdx.y * p.to.segments + blockIdx.x;
+  const uint16_t *from = (const uint16_t *)p.c.data + row * p.c.ld + col;
+  const int rows = col < p.c.cols ? (int)min((int64_t)ESMM_TILE, p.c.rows - row) : 0;
+  uint32_t pairs[ESMM_TILE / 2], any = 0;
+#pragma unroll
+  for (int i = 0; i < ESMM_TILE / 2; i++) {
+    const uint32_t low = 2 * i < rows ? from[(2 * i) * p.c.ld] : 0;
+    const uint32_t high = 2 * i + 1 < rows ? from[(2 * i + 1) * p.c.ld] : 0;
+    pairs[i] = low | high << 16;
+    any |= pairs[i];
+  }
+  const bool mine = (any & 0x7fff7fffu) != 0; /* -0 is a zero */
+  const uint32_t word = __ballot_sync(~0u, mine);
+  if (lane == 0)
+    alive[warp] = word;
+  __syncthreads();
+  int count = 0, line = __popc(word & ((1u << lane) - 1));
+#pragma unroll
+  for (int i = 0; i < ESMM_PACKED_COLS / 32; i++) {
+    count += __popc(alive[i]);
+    line += i < warp ? __popc(alive[i]) : 0;
+  }
+  const int end = (count + ESMM_PACKED_GROUP - 1) / ESMM_PACKED_GROUP * ESMM_PACKED_GROUP;
+  if (mine)
+    ((uint8_t *)p.to.places)[segment * ESMM_PACKED_COLS + line] = (uint8_t)thread;
+  else /* the first of them are zeros: they are what fills up the last group */
+    line = count + thread - line;
+  if (thread == 0)
+    ((uint32_t *)p.to.counts)[segment] = (uint32_t)count;
+  if (line >= end)
+    return;
+#pragma unroll
+  for (int panel = 0; panel < 2; panel++) {
+    const int64_t first = ((int64_t)blockIdx.y * 2 + panel) * p.to.segments + blockIdx.x;
+    uint4 *to = (uint4 *)p.to.values + (first * ESMM_PACKED_COLS + line) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const uint32_t *x = &pairs[panel * 32 + i * 4];
+      to[i ^ line % 8] = mine ? make_uint4(x[0], x[1], x[2], x[3]) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}

@@ -212,6 +212,7 @@ typedef struct wgmma16_gather {
   bool is_b; /* it is B */
 } wgmma16_gather;
 
+/* Of `field` of the shared memory. */
 #define AT(field, index, size) (h.sh_at + (uint32_t)offsetof(wgmma16_shared, field) + (uint32_t)(index) * (size))
 
 /*
@@ -686,7 +687,5 @@ static __device__ __forceinline__ void feed_skip_ab(const esmm_wgmma16_params &p
   }
   feed_end(sh, h);
 }
-
-#undef AT
 
 #endif

@@ -33,15 +33,20 @@ ESMM_FATBIN(k_wgmma16_sm90a);
 typedef struct functions {
   esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
   esmm_cuda_function given;            /* joint, where A's bitmaps are there */
+  esmm_cuda_function packs, packed;    /* dense that also packs C; joint, where A comes packed */
 } functions;
 static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_bf16", ESMM_WGMMA16_SHARED}};
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_bf16", ESMM_WGMMA16_SHARED}};
 static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_f16", ESMM_WGMMA16_SHARED}};
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_f16", ESMM_WGMMA16_SHARED}};
 
 /* ---- can it? ---- */
 
@@ -288,6 +293,20 @@ static bool tallies(const esmm_problem *p)
   return p->c.order == ESMM_ROW_MAJOR && (!p->bitmaps || p->bitmaps->strip_rows % 8 == 0);
 }
 
+/* Dense packs C on the way where every tile is whole and written by TMA, and so is known when it is stored. */
+static bool packs(const esmm_problem *p)
+{
+  const esmm_wgmma16_units u = cut_dense(p);
+  return u.cols == ESMM_PACKED_COLS && u.splits == 1 && p->n % ESMM_PACKED_COLS == 0 && p->k > ESMM_WGMMA16_K &&
+         p->a.order == ESMM_ROW_MAJOR && p->bitmaps && p->bitmaps->strip_rows == ESMM_TILE && writes_boxes(p) &&
+         !more_follows(p);
+}
+
+static bool takes_packed(const esmm_problem *p)
+{
+  return skip_mode(p) == ESMM_WGMMA16_SKIP_A;
+}
+
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
 {
   const esmm_cuda_weights *w = esmm_cuda_b(p);
@@ -347,6 +366,10 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
     cut_segments(p, &params.segments, &params.segment_k);
     if (!choose) /* who chooses may not pack at all */
       (void)esmm_cuda_given(p, ESMM_TILE, &params.given);
+    if (!choose && p->packed && mode == ESMM_WGMMA16_SKIP_A)
+      (void)esmm_cuda_packed_a(p, &params.handed);
+  } else if (p->bitmaps && !params.selector.address && packs(p)) {
+    params.handed = esmm_cuda_pattern_room(p->bitmaps);
   }
   if (choose) {
     params.dense = choose->dense;
@@ -364,9 +387,11 @@ static void note_strips(const esmm_problem *p, const esmm_wgmma16_params *params
   stats->strip_rows = ESMM_TILE;
   if (call->all_of_b)
     *call->all_of_b = params->mode == ESMM_WGMMA16_SKIP_A;
-  if (call->a_strips)
-    *call->a_strips = (esmm_strips){
-        .bits = params->a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = esmm_cuda_b(p)->strips.k_padded};
+  if (call->a_strips) /* of a packed A the pattern's own, whose strips are these */
+    *call->a_strips = (esmm_strips){.bits = params->handed.values ? params->given.bits : params->a_bits,
+                                    .strips = esmm_ceil_div(p->m, ESMM_TILE),
+                                    .k_padded = params->handed.values ? (int64_t)32 * params->given.words
+                                                                      : esmm_cuda_b(p)->strips.k_padded};
 }
 
 static int mode_of(const esmm_kernel *self, const esmm_problem *p)
@@ -404,11 +429,17 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .cooperative = 1,
       .cluster = ESMM_WGMMA16_CLUSTER};
   const functions *own = self->own;
-  const esmm_cuda_function *function = p->gate.w                           ? &own->gated
-                                       : params.c_boxes && more_follows(p) ? &own->more
-                                       : params.given.bits                 ? &own->given
-                                                                           : &own->any;
-  return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
+  const bool handed = params.handed.values != 0;
+  const esmm_cuda_function *function = handed && mode == ESMM_WGMMA16_DENSE ? &own->packs
+                                       : handed                             ? &own->packed
+                                       : p->gate.w                          ? &own->gated
+                                       : params.c_boxes && more_follows(p)  ? &own->more
+                                       : params.given.bits                  ? &own->given
+                                                                            : &own->any;
+  status = esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
+  if (status == ESMM_OK && handed && mode == ESMM_WGMMA16_DENSE)
+    esmm_cuda_pattern_note_packed(p->bitmaps, p->c.dtype);
+  return status;
 }
 
 /* Samples A and chooses as the launch would that is given the choice, and writes what it saw to the call's report. */
@@ -429,7 +460,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
 }
 
 static const esmm_cuda_kernel about_dense = {
-    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .gates = true};
+    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .packs = packs, .gates = true};
 static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .exact = true,
                                                   .line = joint_line,
@@ -438,6 +469,7 @@ static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .look = look,
                                                   .tallies = tallies,
                                                   .given_rows = ESMM_TILE,
+                                                  .takes_packed = takes_packed,
                                                   .reports = true};
 static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .exact = true,
@@ -447,6 +479,7 @@ static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .look = look,
                                                  .tallies = tallies,
                                                  .given_rows = ESMM_TILE,
+                                                 .takes_packed = takes_packed,
                                                  .reports = true};
 
 #define COMMON(id, dtype)                                                                                 \

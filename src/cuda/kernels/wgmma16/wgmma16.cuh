@@ -186,7 +186,12 @@ typedef struct wgmma16_shared {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
     alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
-    alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE];     /* dense: with a unit's last stage; a gate's in front */
+    /* A packed by who made it: a warp's own lines, then its two groups of the packed A */
+    alignas(16) uint32_t handed[4][CHUNK_STAGES][FEEDER_LINES + 4];
+    struct {
+      alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE]; /* dense: with a unit's last stage; a gate's in front */
+      alignas(16) uint4 nowhere[PACK_WARPS][32];             /* for lines of C that are not packed */
+    };
   };
 } wgmma16_shared;
 static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");
