@@ -308,6 +308,7 @@ esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
 /* C packed to where p->bitmaps has room for it, from C as it is stored. */
 esmm_status esmm_cuda_tally_pack(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
+esmm_status esmm_cuda_tally_index(esmm_ctx *ctx, const esmm_tally_index_params *params, CUstream stream);
 /* Adds up a pattern's bits; the sums behind them are 0. */
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,

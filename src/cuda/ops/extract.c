@@ -219,6 +219,14 @@ esmm_status esmm_cuda_tally_pack(esmm_ctx *ctx, const esmm_problem *p, CUstream 
   return status;
 }
 
+esmm_status esmm_cuda_tally_index(esmm_ctx *ctx, const esmm_tally_index_params *params, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_index", 0};
+  return esmm_cuda_launch(
+      ctx, &function, &(esmm_launch){.grid_x = (unsigned)params->packed.strips, .threads = ESMM_TALLY_INDEX_THREADS},
+      stream, params);
+}
+
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_count", 0};

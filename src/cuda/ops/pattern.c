@@ -120,9 +120,10 @@ typedef struct shelf {
 typedef struct placed {
   shelf *from;
   piece it;
-  size_t values, places, counts; /* where in its memory C's packed values lie; values 0: it has no room for them */
-  bool packed;                   /* they are there, */
-  esmm_dtype dtype;              /* of this dtype */
+  size_t values, places, counts, index; /* where in its memory C's packed values lie; values 0: there is no room for
+                                           them */
+  bool packed;                          /* they are there, */
+  esmm_dtype dtype;                     /* of this dtype */
 } placed;
 
 static void free_piece(int ordinal, const piece *it)
@@ -249,6 +250,7 @@ static bool reserve_packed(const esmm_pattern *pattern, placed *p, size_t *bytes
 {
   enum { ALIGN = ESMM_PACKED_BYTES };
   const size_t segment = (size_t)ESMM_TILE * ESMM_PACKED_COLS * 2;
+  const esmm_packed shape = {.segments = (int32_t)segments_of(pattern), .strips = (int32_t)pattern->strips};
   size_t all, zeros;
   return esmm_size_mul((size_t)pattern->strips, (size_t)segments_of(pattern), &all) &&
          all <= INT32_MAX / (2 * ESMM_PACKED_COLS / ESMM_PACKED_GROUP) && all <= SIZE_MAX / 2 / segment &&
@@ -256,7 +258,9 @@ static bool reserve_packed(const esmm_pattern *pattern, placed *p, size_t *bytes
          esmm_cuda_reserve(bytes, ESMM_PACKED_BYTES, ALIGN, &zeros) &&
          esmm_cuda_reserve(bytes, all * segment, ALIGN, &p->values) &&
          esmm_cuda_reserve(bytes, all * ESMM_PACKED_COLS, ALIGN, &p->places) &&
-         esmm_cuda_reserve(bytes, all * sizeof(uint32_t), ALIGN, &p->counts);
+         esmm_cuda_reserve(bytes, all * sizeof(uint32_t), ALIGN, &p->counts) &&
+         esmm_cuda_reserve(bytes, ESMM_PACKED_INDEX(shape) * sizeof(uint32_t) + ESMM_WGMMA16_LISTS_PAST, ALIGN,
+                           &p->index);
 }
 
 esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, bool packed)
@@ -298,7 +302,9 @@ esmm_packed esmm_cuda_pattern_room(const esmm_pattern *pattern)
   return (esmm_packed){.values = p->it.memory + p->values,
                        .places = p->it.memory + p->places,
                        .counts = p->it.memory + p->counts,
-                       .segments = (int32_t)segments_of(pattern)};
+                       .index = p->it.memory + p->index,
+                       .segments = (int32_t)segments_of(pattern),
+                       .strips = (int32_t)pattern->strips};
 }
 
 void esmm_cuda_pattern_note_packed(esmm_pattern *pattern, esmm_dtype dtype)
@@ -323,6 +329,15 @@ int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
 static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
+  if (p->packed) { /* its strips have 128 rows, and those of 32 would be no better known */
+    const esmm_tally_index_params index = {.packed = esmm_cuda_pattern_room(pattern),
+                                           .sums = p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS,
+                                           .out = p->it.told_at,
+                                           .ready = p->it.number};
+    return esmm_cuda_tally_index(ctx, &index, stream);
+  }
+  if (!p->it.told)
+    return ESMM_OK;
   const esmm_tally_count_params params = {
       .bits = p->it.memory,
       .strips = pattern->strips,
@@ -337,7 +352,7 @@ static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream st
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
-  const esmm_status status = p->it.told ? count(ctx, pattern, stream) : ESMM_OK;
+  const esmm_status status = count(ctx, pattern, stream);
   return status == ESMM_OK ? esmm_cuda_event_record(ctx, p->it.filled, stream) : status;
 }
 

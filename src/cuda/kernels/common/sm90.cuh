@@ -129,6 +129,11 @@ static __device__ __forceinline__ void sm90_store(uint32_t to, uint32_t x)
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
+static __device__ __forceinline__ void sm90_store2(uint32_t to, uint2 x)
+{
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
+}
+
 static __device__ __forceinline__ void sm90_add(uint32_t to, uint32_t x)
 {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");

@@ -366,8 +366,13 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
     cut_segments(p, &params.segments, &params.segment_k);
     if (!choose) /* who chooses may not pack at all */
       (void)esmm_cuda_given(p, ESMM_TILE, &params.given);
-    if (!choose && p->packed && mode == ESMM_WGMMA16_SKIP_A)
-      (void)esmm_cuda_packed_a(p, &params.handed);
+    if (!choose && p->packed && mode == ESMM_WGMMA16_SKIP_A && esmm_cuda_packed_a(p, &params.handed)) {
+      params.packed = 0;
+      params.lists = params.handed.index;
+      params.counts = params.lists + ESMM_PACKED_LINES(params.handed) * sizeof(uint32_t);
+      params.segments = 1;
+      params.segment_k = params.handed.segments * ESMM_PACKED_COLS;
+    }
   } else if (p->bitmaps && !params.selector.address && packs(p)) {
     params.handed = esmm_cuda_pattern_room(p->bitmaps);
   }

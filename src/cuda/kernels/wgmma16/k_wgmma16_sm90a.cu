@@ -473,8 +473,8 @@ static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &
 static __device__ __forceinline__ void feed_packed(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
-    report_counts(p, (const uint32_t *)p.handed.counts, ceil_div(p.m, TILE) * p.handed.segments);
-  feed_handed(p, ring, sh);
+    report_counts(p, (const uint32_t *)p.lists + ESMM_PACKED_ALIVE(p.handed), p.handed.strips);
+  feed_skip_a<true>(p, ring, sh);
 }
 
 template <bool GIVEN>
@@ -505,7 +505,7 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
   if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
     report_counts(p, (const uint32_t *)p.counts, pack_items(p));
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    feed_skip_a(p, ring, sh);
+    feed_skip_a<false>(p, ring, sh);
   else
     feed_skip_ab(p, ring, sh);
   if (threadIdx.x == 0)

@@ -185,9 +185,10 @@ typedef struct wgmma16_shared {
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
-    alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
-    /* A packed by who made it: a warp's own lines, then its two groups of the packed A */
-    alignas(16) uint32_t handed[4][CHUNK_STAGES][FEEDER_LINES + 4];
+    struct { /* SKIP_A: where rows of B begin, a warp's own lines; runs of groups, where A came packed */
+      alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES];
+      alignas(16) uint32_t runs[4][CHUNK_STAGES][ESMM_WGMMA16_K / ESMM_PACKED_GROUP];
+    };
     struct {
       alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE]; /* dense: with a unit's last stage; a gate's in front */
       alignas(16) uint4 nowhere[PACK_WARPS][32];             /* for lines of C that are not packed */
