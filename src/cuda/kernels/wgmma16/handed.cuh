@@ -126,7 +126,17 @@ static __device__ __forceinline__ void store_handed(const esmm_wgmma16_params &p
     store_lines(to, pairs[g]);
     tally_pairs(sm90_address(sh->tally_bytes) + (uint32_t)g * 64, pairs[g]);
   }
+  sm90_fence_async();
   meet<1, WORKERS>(); /* both warpgroups have counted */
+  if (thread % 128 == 0) {
+#pragma unroll
+    for (int g = 0; g < PANELS; g++) {
+      const int panel = group * PANELS + g;
+      sm90_tma_store(&p.map_c, unit.col + 64 * g, row,
+                     panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
+    }
+    sm90_bulk_commit();
+  }
   const alive_columns a = find_alive(sh->tally_bytes);
   const int strip = unit.row / TILE, segment = unit.col / ESMM_PACKED_COLS;
   if (unit.row < p.m)
@@ -148,15 +158,8 @@ static __device__ __forceinline__ void store_handed(const esmm_wgmma16_params &p
     sm90_fence_async();
     meet_group(7 + group);
     if (thread % 128 == 0) {
-      if (from == 0) {
+      if (from == 0)
         tally_next(sh, group, row, unit.col, sm90_address(here));
-#pragma unroll
-        for (int g = 0; g < PANELS; g++) {
-          const int panel = group * PANELS + g;
-          sm90_tma_store(&p.map_c, unit.col + 64 * g, row,
-                         panel < ROOM ? here + panel * PANEL : there + (panel - ROOM) * PANEL);
-        }
-      }
       const int count = min(end - from, (int)MOST_LINES);
       if (count > 0)
         sm90_bulk_store((char *)p.handed.values +
