@@ -159,7 +159,6 @@ typedef struct wgmma16_consumer {
   bool gathered_lines;
   uint32_t slot, phase;
   uint32_t held;  /* a stage from which C is being written; MAX_STAGES: none */
-  uint32_t lines; /* the same of packed lines, let go of together */
   uint32_t tiles; /* that were written so */
   bool read_back; /* the last of them is, by warps that take notes of it */
 } wgmma16_consumer;
@@ -181,7 +180,7 @@ static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma1
   c.a_view = wgmma16_view(ring + c.group * PANEL);
   c.b_view = wgmma16_view(ring + b_at);
   c.slot = c.phase = 0;
-  c.held = c.lines = MAX_STAGES;
+  c.held = MAX_STAGES;
   c.tiles = 0;
   c.read_back = false;
   return c;
@@ -211,13 +210,10 @@ template <bool WAIT> static __device__ __forceinline__ void let_go_held(wgmma16_
     }
     sm90_bulk_wait_read();
     __syncwarp();
-    if (c.lane < c.shares) {
+    if (c.lane < c.shares)
       sm90_barrier_arrive_cluster_many(c.empty + c.held * 8, 4);
-      if (c.lines < MAX_STAGES)
-        sm90_barrier_arrive_cluster_many(c.empty + c.lines * 8, 4);
-    }
   }
-  c.held = c.lines = MAX_STAGES;
+  c.held = MAX_STAGES;
 }
 
 /* What was noted of the last tile that was written so has been taken: the first warp waits for the warpgroup. */
@@ -241,7 +237,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
   for (int j = 0; j < stage::SUMS; j++) /* zero now: their registers are free between units */
     sums[j] = 0.0f;
   do {
-    if (c.slot == c.held || (KEEPS && c.slot == c.lines)) /* nothing comes there before */
+    if (c.slot == c.held) /* nothing comes there before */
       let_go_held<true>(sh, c);
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
@@ -318,8 +314,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
 }
 
-/* The same for one whose C is packed, too, and whose tiles TMA writes all. The stage before the last is held as well.
- */
+/* The same for one whose C is packed, too, and whose tiles TMA writes all: others let go of its last two stages. */
 static __device__ __forceinline__ void finish_packed_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
                                                           char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
                                                           uint32_t at, float (&sums)[ESMM_WGMMA16_WIDE / 2])
@@ -327,15 +322,12 @@ static __device__ __forceinline__ void finish_packed_unit(const esmm_wgmma16_par
   typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
   const uint32_t lines = at ? at - 1 : stage::COUNT - 1;
   const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
-  let_go_held<true>(sh, c);
   await_tallied(p, sh, c);
   meet<1, WORKERS>();
   if (bias && bias_comes(p, unit, ESMM_WGMMA16_WIDE))
     bias = sh->bias[at];
   c.tiles++;
-  store_handed(p, sh, sums, unit, bias, ring + at * stage::BYTES, (char *)sh->spare, ring + lines * stage::BYTES);
-  c.held = at;
-  c.lines = lines;
+  store_handed(p, sh, sums, unit, bias, at, ring + at * stage::BYTES, (char *)sh->spare, ring + lines * stage::BYTES);
 }
 
 /* The same for a gated product. What a warpgroup touches here the other one does not. */
@@ -392,6 +384,8 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
         await_tallied(p, sh, c);
         if (threadIdx.x % 128 == 0)
           tally_next(sh, c.group, -1, 0, 0);
+        if (ENTRY == ENTRY_PACKS && threadIdx.x == FEEDERS)
+          sm90_barrier_arrive(&sh->c_there);
       }
       return what & STAGE_END;
     }
@@ -558,6 +552,11 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
       feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh);
     else
       feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
+  } else if (ENTRY == ENTRY_PACKS) {
+    if (threadIdx.x == 32)
+      send_tiles(p, ring, sh);
+    else if (threadIdx.x / 32 == 2)
+      note_tiles(p, sh);
   } else if (threadIdx.x >= 32 && tallies_late(p)) {
     tally_dense<ENTRY == ENTRY_GATED>(p, sh);
   }
@@ -584,8 +583,10 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
 #pragma unroll 1
       for (int i = 0; i < 2; i++) {
         sm90_barrier_init(&sh->tile_there[i], 1);
-        sm90_barrier_init(&sh->tallied[i], TALLY_WARPS);
+        sm90_barrier_init(&sh->tallied[i], ENTRY == ENTRY_PACKS ? HANDED_WARPS : TALLY_WARPS);
       }
+      if (ENTRY == ENTRY_PACKS)
+        sm90_barrier_init(&sh->c_there, 1);
 #pragma unroll 1
       for (int i = 0; i < ESMM_WGMMA16_WIDE; i += 16)
         *(uint4 *)&sh->tally_bytes[i] = make_uint4(0, 0, 0, 0);

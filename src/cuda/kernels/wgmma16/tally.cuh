@@ -33,11 +33,10 @@ static __device__ __forceinline__ bool has_fine_strips(const esmm_epilogue_param
   return e.bits && (uint32_t)e.strip_rows % TILE != 0;
 }
 
-/* Of a launch that tallies_late: is the tile from `row` on counted in registers? Else it is read back. Who packs C has
-   cleared rows past it (handed.cuh). */
+/* Of a launch that tallies_late: is the tile from `row` on counted in registers? Else it is read back. */
 static __device__ __forceinline__ bool is_counted(const esmm_wgmma16_params &p, int row)
 {
-  return (row + TILE <= p.m || p.handed.values) && !has_fine_strips(p.epilogue);
+  return row + TILE <= p.m && !has_fine_strips(p.epilogue);
 }
 
 /* ---- by the warps that multiply ---- */

@@ -173,7 +173,10 @@ typedef struct wgmma16_shared {
   uint32_t mode;
   /* Statistics of C that warps take which load nothing (tally.cuh): */
   uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
-  alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
+  uint64_t c_there;                   /* where C is packed: C is, its packed lines are not yet */
+  alignas(16) int4 tally_tile[3];     /* their first row and column, where they lie; a row below 0: there are no more.
+                                         Where C is packed: the tile's, its last stage; of each warpgroup, lines that are
+                                         sent already, and others */
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) uint8_t
       tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile whose nonzeros were counted in registers; 0 between tiles */
