@@ -487,7 +487,7 @@ def packer(kind: Type[Structure]) -> struct.Struct:
         c_double: "d",
     }
     text = {field: f"{ctypes.sizeof(field)}s" for field in (c_char * 32, c_char * 160)}
-    layout = struct.Struct("@" + "".join(codes.get(f[1]) or text[f[1]] for f in kind._fields_))  # type: ignore[index]
+    layout = struct.Struct("@" + "".join(codes.get(f[1]) or text[f[1]] for f in kind._fields_) + "0P")  # type: ignore[index]
     assert layout.size == ctypes.sizeof(kind), kind
     return layout
 

@@ -22,6 +22,8 @@
 #define PARTS .51                 /* of a launch: adding the parts of joint's split tiles, */
 #define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
 #define PART_STAGES 13            /* or as long as so many stages */
+#define PACKED .55                /* of a launch: one whose A comes packed, */
+#define PACKED_FILL 3.5           /* and lines of zeros in each of A's segments, in the mean */
 #define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
 #define FOLLOWS 2.5               /* of an element with odd lines: one that a gate, a residual or a curve follows */
 #define IN_REGISTERS .08          /* the same, where TMA writes C: by the instructions that it takes */
@@ -226,16 +228,20 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  units->base[2] = 2.0 * k * m + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  const bool packed = p->packed && !narrow; /* A is: no scan, and no blocks that meet */
+  units->base[2] = (packed ? 0.0 : 2.0 * k * m) + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
     per_density[narrow] = stages;
   else
     per_density[2] = 2.0 * k * n;
-  units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
+  units->base[3] = all * (packed ? 1.0 : segments); /* a tile has a stage that is not full for each of them, or a round
+                                                       of bitmaps */
+  if (packed)
+    units->base[0] = all * k * (PACKED_FILL / (ESMM_PACKED_COLS * ESMM_WGMMA16_K));
   units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = (u.splits > 1 ? 1.0 + PARTS : 1.0) +
+  units->base[ESMM_COST_TERMS - 1] = (packed ? PACKED : 1.0) + (u.splits > 1 ? PARTS : 0.0) +
                                      edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
-                                     (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
+                                     (p->m <= 2 * ESMM_TILE && !packed ? FEW_STRIPS * k : 0.0);
   *variant = ESMM_TILE;
 }
 
