@@ -3,7 +3,6 @@
  * packs, on its way or by a launch behind it, is the same; joint then gives what it gives by a scan. Sums of small
  * integers are exact, whatever the order; of others the two ways to pack give the same bits.
  */
-#include "esmm_ffn.h"
 #include "gpu16.h"
 
 #include <math.h>
@@ -322,74 +321,10 @@ static void what_is_not_read(void **state)
   free(got);
 }
 
-/* A layer whose context has learned how many features are alive hands h over packed: passes give the same numbers as
-   the first ones, with a cache and without. Few are alive, then all. */
-static void layer_hands_h_over(void **state)
-{
-  (void)state;
-  enum { TOKENS = 1152, MODEL = 1024, HIDDEN = 4096, PASSES = 40 };
-  esmm_ctx *first = gpu, *learns = NULL;
-  const esmm_ctx_opts of_gpu = {.size = sizeof of_gpu, .device = device_name, .no_tuning_cache = 1, .remember = 1};
-  assert_int_equal(esmm_ctx_create(&learns, &of_gpu), ESMM_OK);
-  gpu = learns;
-  th_rng rng = {5};
-  esmm_matrix x = host_matrix(TOKENS, MODEL, ESMM_BF16), w1 = host_matrix(MODEL, HIDDEN, ESMM_BF16),
-              w2 = host_matrix(HIDDEN, MODEL, ESMM_BF16), b1 = host_matrix(1, HIDDEN, ESMM_F32);
-  const esmm_matrix shape = {.rows = TOKENS, .cols = MODEL, .ld = MODEL, .dtype = ESMM_BF16};
-  for (int64_t i = 0; i < TOKENS * MODEL; i++)
-    th_set(&x, i / MODEL, i % MODEL, i % MODEL % 8 == 0 ? (double)th_below(&rng, 3) - 1 : 0.0);
-  for (int64_t i = 0; i < MODEL * HIDDEN; i++) {
-    th_set(&w1, i / HIDDEN, i % HIDDEN, (double)(th_below(&rng, 8) / 7) - (double)(th_below(&rng, 8) / 7));
-    th_set(&w2, i / MODEL, i % MODEL, (double)th_below(&rng, 3) - 1);
-  }
-  for (int64_t f = 0; f < HIDDEN; f++)
-    th_set(&b1, 0, f, f % 5 == 0 ? 1.0 : -120.0);
-  esmm_matrix dx = to_device(&x), dw1 = to_device(&w1), dw2 = to_device(&w2), db1 = to_device(&b1),
-              y = to_device(&shape);
-  const esmm_ffn_opts opts = {
-      .size = sizeof opts, .d_model = MODEL, .d_hidden = HIDDEN, .activation = ESMM_ACT_RELU, .dtype = ESMM_BF16};
-  const esmm_ffn_weights weights = {.size = sizeof weights, .w1 = &dw1, .w2 = &dw2, .b1 = db1.data};
-  uint16_t *want = malloc(TOKENS * MODEL * 2), *got = malloc(TOKENS * MODEL * 2);
-  assert_true(want && got);
-  esmm_ffn *ffn = NULL;
-  esmm_ffn_cache *cache = NULL;
-  expect_ok(gpu, esmm_ffn_create(gpu, &opts, &ffn));
-  expect_ok(gpu, esmm_ffn_cache_create(gpu, ffn, &cache));
-  for (int full = 0; full < 2; full++) {
-    for (int64_t f = 0; full && f < HIDDEN; f++)
-      th_set(&b1, 0, f, 1.0);
-    expect_ok(gpu, esmm_matrix_copy(gpu, &b1, &db1));
-    expect_ok(gpu, esmm_ffn_set_weights(gpu, ffn, &weights, NULL));
-    for (int pass = 0; pass < PASSES; pass++) {
-      uint16_t *out = pass == 0 ? want : got;
-      esmm_matrix host = {.data = out, .rows = TOKENS, .cols = MODEL, .ld = MODEL, .dtype = ESMM_BF16};
-      memset(out, 0xff, TOKENS * MODEL * 2);
-      expect_ok(gpu, esmm_matrix_copy(gpu, &host, &y));
-      expect_ok(gpu, esmm_ffn_forward(gpu, ffn, &dx, &y, pass % 2 ? cache : NULL, NULL));
-      expect_ok(gpu, esmm_matrix_copy(gpu, &y, &host));
-      expect_ok(gpu, esmm_ctx_synchronize(gpu));
-      if (pass > 0)
-        expect_same(got, want, TOKENS, MODEL, "a pass of the layer");
-    }
-  }
-  esmm_ffn_cache_free(cache);
-  esmm_ffn_free(ffn);
-  const esmm_matrix *const on_gpu[] = {&dx, &dw1, &dw2, &db1, &y}, *const on_host[] = {&x, &w1, &w2, &b1};
-  for (int i = 0; i < COUNT(on_gpu); i++)
-    esmm_memory_free(gpu, on_gpu[i]->data);
-  for (int i = 0; i < COUNT(on_host); i++)
-    free(on_host[i]->data);
-  free(want);
-  free(got);
-  gpu = first;
-  esmm_ctx_free(learns);
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {cmocka_unit_test(joint_reads_what_a_launch_packs),
-                                     cmocka_unit_test(dense_packs_on_the_way), cmocka_unit_test(what_is_not_read),
-                                     cmocka_unit_test(layer_hands_h_over)};
+                                     cmocka_unit_test(dense_packs_on_the_way), cmocka_unit_test(what_is_not_read)};
   int status = 0;
   if (!use_gpu("cuda packed", &status))
     return status;

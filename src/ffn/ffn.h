@@ -19,8 +19,7 @@
 #include "backend.h"
 #include "ffn/passes.h"
 
-#define FFN_STRIP 8          /* tokens that share one bitmap of h, */
-#define FFN_PACKED_STRIP 128 /* and of one that is handed over packed */
+#define FFN_STRIP 8          /* tokens that share one bitmap of h */
 #define FFN_SHARE 0.95       /* sparse_share, unless given */
 #define FFN_COMPACT 0.9      /* backward works on the alive features alone where they are at most this share of all */
 #define FFN_MASKED 0.22      /* below this density of h, dh is computed element by element */

@@ -80,10 +80,6 @@ static esmm_status finish_h(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *
   if (cache->passes->patterns && (counts || ffn->o.mode == ESMM_FFN_EXACT)) {
     opts.c_strip_rows = FFN_STRIP;
     opts.c_pattern = &cache->pattern;
-  } else if (cache->passes->packs && !gate && cache->passes->packs(ctx, ffn, cache->tokens)) {
-    opts.c_strip_rows = FFN_PACKED_STRIP;
-    opts.c_pattern = &cache->pattern;
-    opts.c_packed = 1;
   }
   return multiply(ctx, ffn, &in, &up->expand, h, opts);
 }
@@ -299,10 +295,6 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
     status = rank(ctx, ffn, cache, once);
   if (status == ESMM_OK)
     status = make_y(ctx, ffn, cache, &h, &to);
-  if (cache->passes->packs) { /* as large as h: the next layer's pass has a use for that memory */
-    esmm_pattern_free(cache->pattern);
-    cache->pattern = NULL;
-  }
   if (status != ESMM_OK)
     return status;
   cache->generation = ffn->generation;

@@ -72,13 +72,10 @@ typedef struct ffn_derivative {
 
 typedef struct ffn_passes {
   bool patterns; /* bitmaps of h help the product behind it: it is asked for them */
-  /* May be NULL: never. Is the product that makes h to hand it over packed to the one behind it, in a pattern that is
-     freed once that is under way? */
-  bool (*packs)(esmm_ctx *ctx, const esmm_ffn *ffn, int64_t tokens);
-  bool turned; /* products read a B that lies transposed: backward need not turn weights round */
-  bool wide;   /* gradients between products are fp32, else of the layer's dtype */
-  bool alike;  /* scatter_rows takes a src of dst's order, and without `add` of dst's dtype; else fp32 rows */
-  bool keeps;  /* what the layer has of earlier weights is used again, in place */
+  bool turned;   /* products read a B that lies transposed: backward need not turn weights round */
+  bool wide;     /* gradients between products are fp32, else of the layer's dtype */
+  bool alike;    /* scatter_rows takes a src of dst's order, and without `add` of dst's dtype; else fp32 rows */
+  bool keeps;    /* what the layer has of earlier weights is used again, in place */
 
   /* Modes, as bits 1 << esmm_ffn_mode, in which backward leaves out features that are dead in the whole batch. */
   unsigned compacts;

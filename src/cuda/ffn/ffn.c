@@ -13,14 +13,11 @@
 #include "cuda/ffn/sparse.h"
 #include "cuda/ops/borrow.h"
 #include "ffn/ffn.h"
-#include "recall.h"
 
 #include <math.h>
 
-#define LOOK_EVERY 8      /* passes, where few features were dead */
-#define MOST_ROWS 65535   /* blocks along y */
-#define LEAST_PACKED 1024 /* tokens from which on h is handed over packed, */
-#define MOST_PACKED .7    /* and the share of its features that is alive in 128 tokens below which it is */
+#define LOOK_EVERY 8    /* passes, where few features were dead */
+#define MOST_ROWS 65535 /* blocks along y */
 
 _Static_assert(ESMM_FFN_DROPS == FFN_DROPS, "the notes have a record for each drop");
 
@@ -147,23 +144,6 @@ static void put_back(esmm_ffn_cache *cache, ffn_b which, esmm_weights *w)
   (void)cache;
   (void)which;
   (void)w; /* the cache keeps it */
-}
-
-/* ---- h handed over packed ---- */
-
-/*
- * Where the product that makes y is known to skip, by what it saw of h in earlier passes: it then need not pack h,
- * which costs the one that makes h less. Not in a graph, which has no memory to give for it.
- */
-static bool packs(esmm_ctx *ctx, const esmm_ffn *ffn, int64_t tokens)
-{
-  const esmm_seen *seen = esmm_recall_seen(ctx, ffn->params.contract.prepared, tokens);
-  if (ffn->o.mode != ESMM_FFN_EXACT || !ffn_makes_zeros(ffn) || tokens < LEAST_PACKED || !seen || !seen->known ||
-      seen->strip_rows != FFN_PACKED_STRIP || seen->strip >= MOST_PACKED ||
-      esmm_cuda_begin(ctx, ctx->stream) != ESMM_OK)
-    return false;
-  const bool captured = esmm_cuda_capturing(ctx);
-  return esmm_cuda_end(ctx, ctx->stream, ESMM_OK) == ESMM_OK && !captured;
 }
 
 /* ---- elementwise ---- */
@@ -597,7 +577,6 @@ static esmm_status report(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 const ffn_passes esmm_ffn_cuda = {
     .turned = true,
     .alike = true,
-    .packs = packs,
     .keeps = true,
     .compacts = 1u << ESMM_FFN_EXACT,
     .looks = looks,
