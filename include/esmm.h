@@ -417,6 +417,12 @@ typedef struct esmm_matmul_opts {
   esmm_pattern **c_pattern;    /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
                                   it as the a_pattern of the product that takes C as its A, then free it. NULL after a
                                   failure. NULL: not wanted */
+  int c_packed;                /* on a GPU, with a c_pattern of strips of 128 rows: the pattern also has the values of
+                                  a 16-bit row-major C without what is zero in all of a strip, as the 16-bit joint
+                                  kernel of Hopper reads them, which then neither scans nor packs its A. That takes 1.03
+                                  times C's bytes of device memory more. 1: where the kernel that makes C can write them
+                                  on its way (dense, Hopper) and that memory is there; 2: in any case, by a launch
+                                  behind it. Elsewhere nothing is packed. C itself is written as ever */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */

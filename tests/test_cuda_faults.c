@@ -360,8 +360,13 @@ static void fail_each_allocation(data d)
       status = esmm_prepare(ctx, &d.b, NULL, &w);
     if (status == ESMM_OK)
       status = esmm_matmul(ctx, &d.a, w, &d.c, NULL, &stats);
-    const esmm_matmul_opts opts = {
-        .size = sizeof opts, .residual = &d.c, .gate = w, .column_nonzeros = counts, .c_pattern = &pattern};
+    const esmm_matmul_opts opts = {.size = sizeof opts,
+                                   .residual = &d.c,
+                                   .gate = w,
+                                   .column_nonzeros = counts,
+                                   .c_strip_rows = 128,
+                                   .c_pattern = &pattern,
+                                   .c_packed = 2};
     if (status == ESMM_OK)
       status = esmm_matmul(ctx, &d.a, w, &d.c, &opts, NULL);
     esmm_pattern_info info = {.size = sizeof info};

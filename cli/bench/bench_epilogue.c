@@ -36,6 +36,7 @@ static int take_word(const char *word, size_t length, bench_epilogue *out)
                : is_word("residual", word, length) ? &out->residual
                : is_word("gate", word, length)     ? &out->gate
                : is_word("counts", word, length)   ? &out->counts
+               : is_word("packed", word, length)   ? &out->packed
                                                    : NULL;
   if ((flag && *flag) || (activation && out->activation))
     return cli_usage("--epilogue: '%.*s' is one too many: each at most once, and one activation", (int)length, word);
@@ -53,7 +54,7 @@ static int take_word(const char *word, size_t length, bench_epilogue *out)
     return cli_parse_int("--epilogue bitmaps", rows, 1, 1 << 20, &out->bitmap_rows);
   }
   return cli_usage("--epilogue: '%.*s' is none of bias, relu, relu2, gelu, gelu-tanh, silu, gate, residual, counts, "
-                   "bitmaps:ROWS",
+                   "bitmaps:ROWS, packed",
                    (int)length, word);
 }
 
@@ -211,6 +212,7 @@ void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_o
   if (f->pattern_count == BENCH_TIMERS)
     forget_patterns(f, 0);
   opts->c_strip_rows = e->bitmap_rows;
+  opts->c_packed = e->packed;
   f->patterns[f->pattern_count] = NULL;
   opts->c_pattern = &f->patterns[f->pattern_count++];
 }

@@ -186,6 +186,7 @@ class MatmulOpts(Structure):
         ("column_nonzeros", c_void_p),
         ("c_strip_rows", c_int64),
         ("c_pattern", c_void_p),
+        ("c_packed", c_int),
     ]
 
 
@@ -486,7 +487,7 @@ def packer(kind: Type[Structure]) -> struct.Struct:
         c_double: "d",
     }
     text = {field: f"{ctypes.sizeof(field)}s" for field in (c_char * 32, c_char * 160)}
-    layout = struct.Struct("@" + "".join(codes.get(f[1]) or text[f[1]] for f in kind._fields_))  # type: ignore[index]
+    layout = struct.Struct("@" + "".join(codes.get(f[1]) or text[f[1]] for f in kind._fields_) + "0P")  # type: ignore[index]
     assert layout.size == ctypes.sizeof(kind), kind
     return layout
 

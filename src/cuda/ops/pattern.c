@@ -120,6 +120,10 @@ typedef struct shelf {
 typedef struct placed {
   shelf *from;
   piece it;
+  size_t values, places, counts, index; /* where in its memory C's packed values lie; values 0: there is no room for
+                                           them */
+  bool packed;                          /* they are there, */
+  esmm_dtype dtype;                     /* of this dtype */
 } placed;
 
 static void free_piece(int ordinal, const piece *it)
@@ -235,14 +239,41 @@ static size_t bytes_of(const esmm_pattern *p)
   return (size_t)(p->strips * p->words) * sizeof(uint64_t) + ESMM_TALLY_SUMS;
 }
 
-esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
+/* Segments of 256 columns that a strip's packed values have. */
+static int64_t segments_of(const esmm_pattern *p)
 {
-  const size_t bytes = bytes_of(pattern);
+  return esmm_ceil_div(p->k, ESMM_PACKED_COLS);
+}
+
+/* Room for C's packed values behind the bits and a group of zeros, and behind that their places and counts. */
+static bool reserve_packed(const esmm_pattern *pattern, placed *p, size_t *bytes)
+{
+  enum { ALIGN = ESMM_PACKED_BYTES };
+  const size_t segment = (size_t)ESMM_TILE * ESMM_PACKED_COLS * 2;
+  const esmm_packed shape = {.segments = (int32_t)segments_of(pattern), .strips = (int32_t)pattern->strips};
+  size_t all, zeros;
+  return esmm_size_mul((size_t)pattern->strips, (size_t)segments_of(pattern), &all) &&
+         all <= INT32_MAX / (2 * ESMM_PACKED_COLS / ESMM_PACKED_GROUP) && all <= SIZE_MAX / 2 / segment &&
+         esmm_cuda_reserve(bytes, bytes_of(pattern), ALIGN, &zeros) &&
+         esmm_cuda_reserve(bytes, ESMM_PACKED_BYTES, ALIGN, &zeros) &&
+         esmm_cuda_reserve(bytes, all * segment, ALIGN, &p->values) &&
+         esmm_cuda_reserve(bytes, all * ESMM_PACKED_COLS, ALIGN, &p->places) &&
+         esmm_cuda_reserve(bytes, all * sizeof(uint32_t), ALIGN, &p->counts) &&
+         esmm_cuda_reserve(bytes, ESMM_PACKED_INDEX(shape) * sizeof(uint32_t) + ESMM_WGMMA16_LISTS_PAST, ALIGN,
+                           &p->index);
+}
+
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, bool packed)
+{
+  size_t bytes = packed ? 0 : bytes_of(pattern);
   placed *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
   if (!p)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a pattern");
   *p = (placed){0};
   esmm_status status = find_shelf(ctx, &p->from);
+  if (status == ESMM_OK && packed && !reserve_packed(pattern, p, &bytes))
+    status = esmm_fail(ctx, ESMM_ERR_OVERFLOW, "c is %lld x %lld: packed, it does not fit in memory",
+                       (long long)pattern->rows, (long long)pattern->k);
   if (status == ESMM_OK && !take_from(p->from, bytes, &p->it))
     status = make_piece(ctx, bytes, &p->it);
   if (status != ESMM_OK) {
@@ -257,6 +288,38 @@ esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
   return ESMM_OK;
 }
 
+int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  return (int64_t)((p->values ? p->values : bytes_of(pattern)) / sizeof(uint32_t));
+}
+
+esmm_packed esmm_cuda_pattern_room(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  if (!p || !p->values)
+    return (esmm_packed){0};
+  return (esmm_packed){.values = p->it.memory + p->values,
+                       .places = p->it.memory + p->places,
+                       .counts = p->it.memory + p->counts,
+                       .index = p->it.memory + p->index,
+                       .segments = (int32_t)segments_of(pattern),
+                       .strips = (int32_t)pattern->strips};
+}
+
+void esmm_cuda_pattern_note_packed(esmm_pattern *pattern, esmm_dtype dtype)
+{
+  placed *p = pattern->device;
+  p->packed = true;
+  p->dtype = dtype;
+}
+
+bool esmm_cuda_pattern_is_packed(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  return p && p->packed;
+}
+
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
 {
   return height % pattern->strip_rows == 0 ? height / pattern->strip_rows : 1;
@@ -266,6 +329,15 @@ int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
 static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
+  if (p->packed) { /* its strips have 128 rows, and those of 32 would be no better known */
+    const esmm_tally_index_params index = {.packed = esmm_cuda_pattern_room(pattern),
+                                           .sums = p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS,
+                                           .out = p->it.told_at,
+                                           .ready = p->it.number};
+    return esmm_cuda_tally_index(ctx, &index, stream);
+  }
+  if (!p->it.told)
+    return ESMM_OK;
   const esmm_tally_count_params params = {
       .bits = p->it.memory,
       .strips = pattern->strips,
@@ -280,7 +352,7 @@ static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream st
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
-  const esmm_status status = p->it.told ? count(ctx, pattern, stream) : ESMM_OK;
+  const esmm_status status = count(ctx, pattern, stream);
   return status == ESMM_OK ? esmm_cuda_event_record(ctx, p->it.filled, stream) : status;
 }
 
@@ -320,6 +392,16 @@ bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given
                              .strips = (int32_t)pattern->strips,
                              .words = (int32_t)(2 * pattern->words),
                              .fold = (int32_t)fold};
+  return true;
+}
+
+bool esmm_cuda_packed_a(const esmm_problem *p, esmm_packed *packed)
+{
+  const placed *at = p->pattern ? p->pattern->device : NULL;
+  *packed = (esmm_packed){0};
+  if (!at || !at->packed || at->dtype != p->a.dtype || at->from != esmm_cuda_attached(p->ctx, &key))
+    return false;
+  *packed = esmm_cuda_pattern_room(p->pattern);
   return true;
 }
 

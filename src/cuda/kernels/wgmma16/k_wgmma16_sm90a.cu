@@ -15,10 +15,12 @@
  *
  * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products that a curve
  * or a residual follows (finish.cuh), gated ones, which have two B's (gated.cuh), and skipping ones that were given A's
- * bitmaps: their code would be in the others' way. Floors are in bench/SPEED.md.
+ * bitmaps: their code would be in the others' way. So have two products of which the first hands C over packed to the
+ * second (handed.cuh), which then begins to multiply at once. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
+#include "cuda/kernels/wgmma16/handed.cuh"
 #include "cuda/kernels/wgmma16/pack.cuh"
 
 /* ---- choosing ---- */
@@ -146,8 +148,8 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 /* ---- multiplying ---- */
 
 /* What an entry of this file is for: any mode; dense, where more follows the sums; dense and gated; skipping, where A's
-   bitmaps are given. */
-enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN };
+   bitmaps are given; dense, where C is packed, too; skipping, where A is. */
+enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN, ENTRY_PACKS, ENTRY_PACKED };
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
@@ -222,8 +224,9 @@ static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &
     sm90_barrier_wait(&sh->tallied[c.group], (c.tiles - 1) % 2);
 }
 
-/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is *at. */
-template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
+/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is at.
+   KEEPS: the one before, which there is, is not let go of. */
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K, bool KEEPS>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgmma16_consumer &c,
                                                          float (&sums)[wgmma16_stage<COLS>::SUMS], uint32_t &at)
 {
@@ -260,7 +263,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
     }
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
-      let_go(c, before);
+      if (!KEEPS || !(what & STAGE_LAST))
+        let_go(c, before);
       let_go_held<false>(sh, c);
     }
     before = c.slot;
@@ -310,6 +314,22 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
 }
 
+/* The same for one whose C is packed, too, and whose tiles TMA writes all: others let go of its last two stages. */
+static __device__ __forceinline__ void finish_packed_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
+                                                          char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
+                                                          uint32_t at, float (&sums)[ESMM_WGMMA16_WIDE / 2])
+{
+  typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
+  const uint32_t lines = at ? at - 1 : stage::COUNT - 1;
+  const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
+  await_tallied(p, sh, c);
+  meet<1, WORKERS>();
+  if (bias && bias_comes(p, unit, ESMM_WGMMA16_WIDE))
+    bias = sh->bias[at];
+  c.tiles++;
+  store_handed(p, sh, sums, unit, bias, at, ring + at * stage::BYTES, (char *)sh->spare, ring + lines * stage::BYTES);
+}
+
 /* The same for a gated product. What a warpgroup touches here the other one does not. */
 static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
                                                          char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
@@ -351,7 +371,7 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(sh, c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K, ENTRY == ENTRY_PACKS>(sh, c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -364,11 +384,15 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
         await_tallied(p, sh, c);
         if (threadIdx.x % 128 == 0)
           tally_next(sh, c.group, -1, 0, 0);
+        if (ENTRY == ENTRY_PACKS && threadIdx.x == FEEDERS)
+          sm90_barrier_arrive(&sh->c_there);
       }
       return what & STAGE_END;
     }
     if constexpr (ENTRY == ENTRY_GATED)
       finish_gated_unit(p, unit_heard(told), ring, sh, c, at, sums);
+    else if constexpr (ENTRY == ENTRY_PACKS)
+      finish_packed_unit(p, unit_heard(told), ring, sh, c, at, sums);
     else
       finish_unit<COLS, ENTRY == ENTRY_MORE>(p, unit_heard(told), ring, sh, c, at, sums);
   }
@@ -423,13 +447,13 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
 /* ---- loading ---- */
 
 /* A warp, when all is packed: how many k's of A's strips are alive. The host has it while the product is multiplied. */
-static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p)
+static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p, const uint32_t *counts, int items)
 {
-  const int items = pack_items(p), lane = (int)threadIdx.x % 32;
+  const int lane = (int)threadIdx.x % 32;
   int64_t alive = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = lane; i < items; i += 32)
-    alive += __ldcg((const uint32_t *)p.counts + i);
+    alive += __ldcg(counts + i);
 #pragma unroll
   for (int d = 16; d > 0; d /= 2)
     alive += __shfl_xor_sync(~0u, alive, d);
@@ -437,6 +461,14 @@ static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &
     const float strip = (float)alive / ((float)ceil_div(p.m, TILE) * (float)p.k);
     report_densities(p, strip, strip * p.b_density);
   }
+}
+
+/* The loading warpgroup where A is packed. */
+static __device__ __forceinline__ void feed_packed(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+{
+  if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
+    report_counts(p, (const uint32_t *)p.lists + ESMM_PACKED_ALIVE(p.handed), p.handed.strips);
+  feed_skip_a<true>(p, ring, sh);
 }
 
 template <bool GIVEN>
@@ -465,9 +497,9 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
   }
   meet<3, FEEDERS>();
   if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
-    report_counts(p);
+    report_counts(p, (const uint32_t *)p.counts, pack_items(p));
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    feed_skip_a(p, ring, sh);
+    feed_skip_a<false>(p, ring, sh);
   else
     feed_skip_ab(p, ring, sh);
   if (threadIdx.x == 0)
@@ -516,10 +548,15 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
   if (threadIdx.x == 0) {
     if (ENTRY == ENTRY_GATED)
       feed_dense<2 * ESMM_WGMMA16_GATED, ENTRY == ENTRY_GATED>(p, ring, sh);
-    else if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+    else if (ENTRY == ENTRY_PACKS || p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
       feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh);
     else
       feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
+  } else if (ENTRY == ENTRY_PACKS) {
+    if (threadIdx.x == 32)
+      send_tiles(p, ring, sh);
+    else if (threadIdx.x / 32 == 2)
+      note_tiles(p, sh);
   } else if (threadIdx.x >= 32 && tallies_late(p)) {
     tally_dense<ENTRY == ENTRY_GATED>(p, sh);
   }
@@ -546,14 +583,17 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
 #pragma unroll 1
       for (int i = 0; i < 2; i++) {
         sm90_barrier_init(&sh->tile_there[i], 1);
-        sm90_barrier_init(&sh->tallied[i], TALLY_WARPS);
+        sm90_barrier_init(&sh->tallied[i], ENTRY == ENTRY_PACKS ? HANDED_WARPS : TALLY_WARPS);
       }
+      if (ENTRY == ENTRY_PACKS)
+        sm90_barrier_init(&sh->c_there, 1);
 #pragma unroll 1
       for (int i = 0; i < ESMM_WGMMA16_WIDE; i += 16)
         *(uint4 *)&sh->tally_bytes[i] = make_uint4(0, 0, 0, 0);
     }
-    if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
-      sm90_prefetch_map(&p.map_packed);
+    if (ENTRY == ENTRY_GIVEN || ENTRY == ENTRY_PACKED || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
+      if (ENTRY != ENTRY_PACKED)
+        sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
         sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
@@ -582,6 +622,8 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
       load_for(p, ring, sh);
     else if constexpr (ENTRY == ENTRY_GIVEN)
       feed_skip_as<true>(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_PACKED)
+      feed_packed(p, ring, sh);
     else
       load_wanted<ENTRY>(p, ring, sh);
   } else {
@@ -590,6 +632,10 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
       work_on<DTYPE>(p, ring, sh);
     else if constexpr (ENTRY == ENTRY_GIVEN)
       pack_and_multiply<DTYPE, true>(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_PACKED)
+      (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY_PACKED>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
+    else if constexpr (ENTRY == ENTRY_PACKS)
+      (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, false, ENTRY_PACKS>(p, ESMM_WGMMA16_DENSE, ring, sh);
     else if constexpr (ENTRY == ENTRY_MORE)
       (void)multiply_dense<DTYPE, ENTRY_MORE>(p, ring, sh);
     else
@@ -656,6 +702,35 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
 {
   if (!not_selected(p.selector))
     wgmma16_main<ESMM_F16, ENTRY_GIVEN>(p);
+}
+
+/* The dense mode, where C is packed, too: A is row-major, tiles have 256 columns and are whole, c_boxes is set, nothing
+   is of ESMM_EXTRA_VALUES, C's strips have 128 rows, k is more than a stage's. choose is 0. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_packs_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  wgmma16_main<ESMM_BF16, ENTRY_PACKS>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_packs_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  wgmma16_main<ESMM_F16, ENTRY_PACKS>(p);
+}
+
+/* ESMM_WGMMA16_SKIP_A, where A is packed; choose is 0. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_packed_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_BF16, ENTRY_PACKED>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_packed_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_F16, ENTRY_PACKED>(p);
 }
 
 /*
