@@ -6,6 +6,8 @@
  */
 #include "cuda/kernels/bsr16/bsr16.h"
 
+#include <stdio.h>
+
 ESMM_FATBIN(k_bsr16_narrow_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_bf16", ESMM_NARROW_SHARED};
 static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_f16", ESMM_NARROW_SHARED};
@@ -13,6 +15,10 @@ static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
+  if (esmm_cuda_b(p)->blocks.narrow.tiles == 0) {
+    (void)snprintf(why, why_bytes, "b's blocks are of 64 k's and columns or more, and have no lists of narrower ones");
+    return false;
+  }
   return esmm_bsr16_fits(p, why, why_bytes);
 }
 
@@ -25,6 +31,7 @@ static esmm_bsr16_lists lists_of(const esmm_problem *p)
                             .entries = n->entries,
                             .columns = n->columns,
                             .places = n->places,
+                            .blocks = n->values,
                             .rows = ESMM_NARROW_ROWS,
                             .cols = ESMM_NARROW_COLS * ESMM_NARROW_SIDE,
                             .k = ESMM_NARROW_SIDE,

@@ -173,6 +173,15 @@ static __device__ __forceinline__ void sm90_tma_load_multicast(void *to, const v
                : "memory");
 }
 
+static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const void *from, uint32_t bytes, uint64_t *b,
+                                                                uint16_t blocks)
+{
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+               "[%3], %4;" ::"r"(sm90_address(to)),
+               "l"(from), "r"(bytes), "r"(sm90_address(b)), "h"(blocks)
+               : "memory");
+}
+
 /* A box from shared memory to memory; the thread's groups of such copies are committed and waited for. */
 static __device__ __forceinline__ void sm90_tma_store(const void *map, int x, int y, const void *from)
 {
