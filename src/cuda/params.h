@@ -678,7 +678,6 @@ ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 
 #define ESMM_BSR16_COLS 128 /* of a tile of C: two panels */
 #define ESMM_BSR16_ROWS 256 /* of a tile, or half as many where m is small */
-#define ESMM_BSR16_BOX 32   /* rows of C that leave for memory at a time */
 #define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 33792)
@@ -693,7 +692,7 @@ ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 typedef struct esmm_bsr16_params {
   esmm_tensor_map map_a;     /* boxes of cell_k k's by `rows` rows, or 64 rows by cell_k k's where A is col-major */
   esmm_tensor_map map_cells; /* all cells as lines of 64, boxes of a cell */
-  esmm_tensor_map map_c;     /* boxes of 64 columns by ESMM_BSR16_BOX rows, where c_boxes is not 0 */
+  esmm_tensor_map map_c;     /* boxes of 64 by 64, where c_boxes is not 0 */
   esmm_selector selector;
   int32_t m, n;
   int32_t a_by_k;  /* A is col-major */
@@ -718,7 +717,7 @@ ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
  * The narrow one reads blocks of 32 k's by 32 columns, halves or quarters of cells. A tile has eight times 32 columns,
  * which need not be neighbours. An entry is what lies in a stage: up to four chunks of 32 k's that some of these have a
  * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines
- * of 32; of C 32 columns.
+ * of 32; of C 64 rows of 32 columns.
  */
 #define ESMM_NARROW_SIDE 32  /* k's and columns of a block */
 #define ESMM_NARROW_COLS 8   /* times 32 columns of a tile */

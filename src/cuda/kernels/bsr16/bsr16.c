@@ -126,8 +126,8 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
     status = esmm_cuda_tensor_map_boxes_16(ctx, b->values, ESMM_CELL_COLS, b->cells * b->cell_k, ESMM_CELL_COLS, cols,
                                            k, &params->map_cells);
   if (status == ESMM_OK && params->c_boxes)
-    status = esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, cols, ESMM_BSR16_BOX,
-                                           &params->map_c);
+    status =
+        esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(&p->c), p->n, p->m, p->c.ld, cols, 64, &params->map_c);
   return status;
 }
 

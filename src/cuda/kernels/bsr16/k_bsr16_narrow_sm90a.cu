@@ -34,12 +34,12 @@
 #define A_BYTES (CHUNKS * A_CHUNK) /* of a stage; its blocks are behind them */
 #define BLOCK_BYTES (SIDE * SIDE * 2)
 #define STAGE_BYTES (A_BYTES + ESMM_NARROW_BLOCKS * BLOCK_BYTES)
-#define BOX (ESMM_BSR16_BOX * SIDE * 2) /* bytes: rows of 32 columns of C */
-#define MINE (COLS / 2)                 /* times 32 columns of a warpgroup, for all of a tile's rows: */
-#define TWICE (MINE / 2)                /* twice as many together, */
-#define SUMS 64                         /* a thread's share of that */
-#define ZEROS (SIDE * 32)               /* bytes: 16 k's by 32 columns, before the ring and behind everything */
-#define WARPS 4                         /* that load */
+#define BOX (64 * SIDE * 2) /* bytes: 64 rows of 32 columns of C */
+#define MINE (COLS / 2)     /* times 32 columns of a warpgroup, for all of a tile's rows: */
+#define TWICE (MINE / 2)    /* twice as many together, */
+#define SUMS 64             /* a thread's share of that */
+#define ZEROS (SIDE * 32)   /* bytes: 16 k's by 32 columns, before the ring and behind everything */
+#define WARPS 4             /* that load */
 
 /* What consumers are told of a stage: which blocks it has, and its counts with: */
 enum { TOLD_LAST = 1 << 24, TOLD_END = 1 << 25 }; /* it is its unit's last; there are no more */
@@ -53,8 +53,8 @@ typedef struct narrow_shared {
   alignas(16) uint4 unit[STAGES], places[STAGES][2];
   /* Each warpgroup's own, on the way to C. */
   union {
-    alignas(1024) char boxes[BOXES][2][BOX]; /* that TMA writes, two by turns; */
-    float spare[4][512];                     /* or 2 KiB for each of its warps */
+    alignas(1024) char boxes[2][2][BOX]; /* that TMA writes, two by turns; */
+    float spare[4][512];                 /* or 2 KiB for each of its warps */
   } own[2];
 } narrow_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) + 2 * ZEROS <= ESMM_NARROW_SHARED,
@@ -239,21 +239,8 @@ static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], cons
   sm90_wgmma_commit();
 }
 
-/* All products are done but those of the last `groups` commits, or of fewer. */
-static __device__ __forceinline__ void wait_for_others(int groups)
-{
-  if (groups >= 3)
-    sm90_wgmma_wait<3>();
-  else if (groups == 2)
-    sm90_wgmma_wait<2>();
-  else if (groups == 1)
-    sm90_wgmma_wait<1>();
-  else
-    sm90_wgmma_wait<0>();
-}
-
-/* Stages up to a unit's last, whose slot is *at; returns what was told of it. A stage is let go of when the products of
-   the next one are under way. */
+/* Stages up to a unit's last, whose slot is *at; returns what was told of it. Its products are waited for when the next
+   stage is there and what was told of it is known. */
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const narrow_views &views,
                                                          float (&sums)[TWICE][SUMS], uint32_t &at)
@@ -272,10 +259,12 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
     const uint32_t alive = __shfl_sync(~0u, told.x, c.reader);
     what = __shfl_sync(~0u, told.y, c.reader);
     uint32_t left = second ? alive >> 16 : alive & 0xffff;
-    const int groups = __popc((left | left >> 1) & 0x5555);
     uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
     uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + (second ? what & 0xff : 0) * (BLOCK_BYTES >> 4);
-    /* Sums that branches choose are under way together all the same, if each branch commits them by itself. */
+    sm90_wgmma_wait<0>();
+    if (before < STAGES)
+      let_go(c, before);
+      /* Sums that branches choose are under way together all the same, if each branch commits them by itself. */
 #pragma unroll 1
     for (; left != 0; left >>= 4, a += A_CHUNK >> 4) {
       if (left & 3) {
@@ -286,10 +275,6 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
         multiply_blocks<DTYPE, A_BY_K>(sums[1], views, left >> 2 & 3, a, b);
         b += (left & 12) == 12 ? 2 * BLOCK_BYTES >> 4 : BLOCK_BYTES >> 4;
       }
-    }
-    if (before < STAGES) {
-      wait_for_others(groups);
-      let_go(c, before);
     }
     before = c.slot;
     if (++c.slot == STAGES) {
@@ -305,7 +290,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
 /* ---- the epilogue ---- */
 
 /* A thread has, of twice 32 columns by 128 rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row 8j + lane % 4
- * 2 + e. So two of a warpgroup's warps have the first 32 columns, the others the second. */
+   * 2 + e. So two of a warpgroup's warps have the first 32 columns, the others the second. */
 
 /* The first of a warp's 16 columns; past C where there are none. */
 static __device__ __forceinline__ int first_column(const uint32_t (&places)[MINE], int i)
@@ -315,7 +300,7 @@ static __device__ __forceinline__ int first_column(const uint32_t (&places)[MINE
   return place == ESMM_NO_CELL ? INT32_MAX - SIDE : (int)place * SIDE + warp % 2 * 16;
 }
 
-/* 16 rows by 16 columns to boxes of 32 columns, 64 bytes a row, swizzled. line: of the first row; right: the
+/* 16 rows by 16 columns to boxes of 64 rows by 32 columns, 64 bytes a row, swizzled. line: of the first row; right: the
    box's right half. */
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void store_turned(uint32_t box, int line, int right, const float *x)
@@ -326,7 +311,7 @@ static __device__ __forceinline__ void store_turned(uint32_t box, int line, int 
   sm90_stmatrix_trans_at(box + (uint32_t)(row * 64 + (part ^ row / 2 % 4) * 16), pairs);
 }
 
-/* Finishes a warpgroup's sums and has TMA write them, boxes of twice 32 columns at a time. */
+/* Finishes a warpgroup's sums and has TMA write them, 64 rows of twice 32 columns at a time. */
 static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[TWICE][SUMS], int row,
                                                    const uint32_t (&places)[MINE], char (*boxes)[2][BOX])
 {
@@ -335,24 +320,22 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
   for (int i = 0; i < TWICE; i++) {
     finish_values<in_columns>(p.epilogue, sums[i], first_column(places, i) + thread % 32 / 4);
 #pragma unroll
-    for (int g = 0; g < 2 * SUMS / ESMM_BSR16_BOX; g++) {
-      char(*box)[BOX] = boxes[g % BOXES];
+    for (int g = 0; g < 2; g++) { /* 64 rows */
+      const uint32_t to = sm90_address(boxes[g][warp / 2]);
       if (thread % 128 == 0)
-        sm90_bulk_wait_read<BOXES - 1>(); /* what was in these boxes has left */
+        sm90_bulk_wait_read<1>(); /* what was in these boxes has left */
       meet_group(7 + group);
 #pragma unroll
-      for (int j = 0; j < ESMM_BSR16_BOX / 16; j++) { /* 16 rows */
-        const float *x = &sums[i][ESMM_BSR16_BOX / 2 * g + 8 * j];
+      for (int j = 0; j < 4; j++) /* 16 rows */
         if (p.epilogue.c.dtype == ESMM_BF16)
-          store_turned<ESMM_BF16>(sm90_address(box[warp / 2]), j * 16, warp % 2, x);
+          store_turned<ESMM_BF16>(to, j * 16, warp % 2, &sums[i][32 * g + 8 * j]);
         else /* ESMM_F16 */
-          store_turned<ESMM_F16>(sm90_address(box[warp / 2]), j * 16, warp % 2, x);
-      }
+          store_turned<ESMM_F16>(to, j * 16, warp % 2, &sums[i][32 * g + 8 * j]);
       sm90_fence_async();
       meet_group(7 + group);
       if (thread % 128 == 0) {
-        sm90_tma_store(&p.map_c, (int)places[2 * i] * SIDE, row + ESMM_BSR16_BOX * g, box[0]);
-        sm90_tma_store(&p.map_c, (int)places[2 * i + 1] * SIDE, row + ESMM_BSR16_BOX * g, box[1]);
+        sm90_tma_store(&p.map_c, (int)places[2 * i] * SIDE, row + 64 * g, boxes[g][0]);
+        sm90_tma_store(&p.map_c, (int)places[2 * i + 1] * SIDE, row + 64 * g, boxes[g][1]);
         sm90_bulk_commit();
       }
     }

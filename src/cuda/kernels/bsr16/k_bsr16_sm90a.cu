@@ -40,8 +40,8 @@ typedef struct bsr16_shared {
   alignas(16) int4 unit[STAGES];
   /* Each warpgroup's own, on the way to C, and nothing of the other's: one of them may be a tile ahead. */
   union {
-    alignas(1024) char boxes[BOXES][ESMM_BSR16_BOX * 128]; /* that TMA writes, by turns; */
-    float spare[4][512];                                   /* or 2 KiB for each of its warps */
+    alignas(1024) char boxes[2][PANEL]; /* that TMA writes, by turns; */
+    float spare[4][512];                /* or 2 KiB for each of its warps */
   } own[2];
 } bsr16_shared;
 static_assert(STAGES * STAGE_BYTES + sizeof(bsr16_shared) <= ESMM_BSR16_SHARED, "params.h tells the host another size");
@@ -230,7 +230,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
 /* A thread has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row
    8j + lane % 4 * 2 + e. */
 
-/* 16 rows by 16 columns to boxes of 64 columns, 128 bytes a row, swizzled. line: of the first row. */
+/* 16 rows by 16 columns to panels of 64 rows by 64 columns, 128 bytes a row, swizzled. line: of the first row. */
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void store_turned(uint32_t panel, int line, int warp, const float *x)
 {
@@ -241,33 +241,31 @@ static __device__ __forceinline__ void store_turned(uint32_t panel, int line, in
 }
 
 /*
- * Finishes a warpgroup's sums and has TMA write them, a box at a time. The warpgroups do this each for itself: while
+ * Finishes a warpgroup's sums and has TMA write them, 64 rows at a time. The warpgroups do this each for itself: while
  * one of them stores, the other has the tensor core alone.
  */
 template <int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
-                                                   char (*boxes)[ESMM_BSR16_BOX * 128])
+                                                   char (*boxes)[PANEL])
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
   finish_values<in_columns>(p.epilogue, sums, col + warp * 16 + thread % 32 / 4);
 #pragma unroll
-  for (int g = 0; g < 2 * SUMS / ESMM_BSR16_BOX; g++) {
-    const uint32_t to = sm90_address(boxes[g % BOXES]);
+  for (int g = 0; g < SUMS / 32; g++) {
+    const uint32_t to = sm90_address(boxes[g % 2]);
     if (thread % 128 == 0)
-      sm90_bulk_wait_read<BOXES - 1>(); /* what was in this box has left */
+      sm90_bulk_wait_read<1>(); /* what was in this box has left */
     meet_group(7 + group);
 #pragma unroll
-    for (int i = 0; i < ESMM_BSR16_BOX / 16; i++) { /* 16 rows */
-      const float *x = &sums[ESMM_BSR16_BOX / 2 * g + 8 * i];
+    for (int i = 0; i < 4; i++) /* 16 rows */
       if (p.epilogue.c.dtype == ESMM_BF16)
-        store_turned<ESMM_BF16>(to, i * 16, warp, x);
+        store_turned<ESMM_BF16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
       else /* ESMM_F16 */
-        store_turned<ESMM_F16>(to, i * 16, warp, x);
-    }
+        store_turned<ESMM_F16>(to, i * 16, warp, &sums[32 * g + 8 * i]);
     sm90_fence_async();
     meet_group(7 + group);
     if (thread % 128 == 0) {
-      sm90_tma_store(&p.map_c, col, row + ESMM_BSR16_BOX * g, boxes[g % BOXES]);
+      sm90_tma_store(&p.map_c, col, row + 64 * g, boxes[g % 2]);
       sm90_bulk_commit();
     }
   }

@@ -12,7 +12,6 @@
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define BOTH 3  /* blocks of a pair */
-#define BOXES 4 /* of a warpgroup, on the way to C by turns: TMA reads one while others are written */
 #define SENT 16 /* units that one block of a pair can tell the other of: more than stages */
 #define AHEAD 6 /* stages of a unit that are still to be loaded when its block asks for the next */
 #define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of those who have asked */
