@@ -716,8 +716,8 @@ ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 /*
  * The narrow one reads blocks of 32 k's by 32 columns, halves or quarters of cells. A tile has eight times 32 columns,
  * which need not be neighbours. An entry is what lies in a stage: up to four chunks of 32 k's that some of these have a
- * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines
- * of 32; of C 64 rows of 32 columns.
+ * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of C 64
+ * rows of 32 columns. Its blocks lie one after the other and come without a map.
  */
 #define ESMM_NARROW_SIDE 32  /* k's and columns of a block */
 #define ESMM_NARROW_COLS 8   /* times 32 columns of a tile */

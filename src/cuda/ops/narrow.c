@@ -5,6 +5,8 @@
  * A tile has eight times 32 columns, and reads a chunk of A wherever one of them has a block. So those go together that
  * have blocks at the same k's: the longest that is left first, then, seven times, what shares most k's with what the
  * tile has so far. Of blocks in random places this saves 10 to 15 % of A's chunks, of others more.
+ *
+ * The blocks themselves are kept once more, in the order in which lists name them: those of an entry come by one copy.
  */
 #include "cuda/ops/blocks.h"
 

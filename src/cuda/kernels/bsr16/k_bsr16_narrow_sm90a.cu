@@ -3,7 +3,7 @@
  * columns.
  *
  *   A [m,k]   bf16 or fp16, either order, as the caller has it
- *   B         cells of 64 columns (ops/blocks.c), of which the blocks that have a nonzero are read
+ *   B         blocks of 32 x 32 with a nonzero, in the order of lists, as wgmma reads them (ops/narrow.c)
  *   sums      fp32, in the tensor core
  *
  * What bounds narrow blocks is the way from the second-level cache: a chunk of A is used for the few blocks that a tile
@@ -290,7 +290,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
 /* ---- the epilogue ---- */
 
 /* A thread has, of twice 32 columns by 128 rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row 8j + lane % 4
-   * 2 + e. So two of a warpgroup's warps have the first 32 columns, the others the second. */
+ * 2 + e. So two of a warpgroup's warps have the first 32 columns, the others the second. */
 
 /* The first of a warp's 16 columns; past C where there are none. */
 static __device__ __forceinline__ int first_column(const uint32_t (&places)[MINE], int i)
