@@ -255,8 +255,9 @@ static void uneven_columns(void **state)
     expect_ok(gpu, esmm_prepare(gpu, &b, &opts, &blocks));
     esmm_matrix da = copied(&a);
     multiply_there(&da, dense, NULL, &want);
-    for (int j = 0; j < all.count; j++)
-      for (int run = 0; run < 2 && !is_decode(all.name[j]); run++) {
+    for (int j = 0; j < all.count; j++) {
+      const bool runs = !is_decode(all.name[j]) && !(side % 64 == 0 && strstr(all.name[j], "narrow"));
+      for (int run = 0; run < 2 && runs; run++) {
         multiply_there(&da, blocks, all.force[j], &c);
         if (memcmp(c.data, want.data, th_matrix_bytes(&c)) != 0)
           for (int64_t at = 0; at < (int64_t)M * N; at++)
@@ -264,6 +265,7 @@ static void uneven_columns(void **state)
               fail_msg("%s, blocks of %d, run %d: C[%d,%d] is %g, not %g", all.name[j], side, run, (int)(at / N),
                        (int)(at % N), th_get(&c, at / N, at % N), th_get(&want, at / N, at % N));
       }
+    }
     esmm_memory_free(gpu, da.data);
     esmm_weights_free(dense);
     esmm_weights_free(blocks);

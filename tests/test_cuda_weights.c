@@ -233,6 +233,47 @@ static esmm_status use_format(esmm_ctx *ctx, esmm_format_kind kind, const data *
   return status;
 }
 
+/* Lists of blocks of 32 x 32 are kept where cells have more than the caller's blocks, and only there does their kernel
+   run. */
+static void lists_of_narrow_blocks(void **state)
+{
+  (void)state;
+  static const struct {
+    int rows, cols;
+    bool narrow;
+  } blocks[] = {{32, 32, true},  {64, 32, true},   {32, 64, true},   {96, 128, true},  {1, 7, true},
+                {64, 64, false}, {128, 64, false}, {64, 192, false}, {128, 128, false}};
+  fake->sm = 90;
+  for (size_t i = 0; i < 2 * sizeof blocks / sizeof *blocks; i++) {
+    const int64_t rows = 200, n = 300, k = 260;
+    const esmm_dtype dtype = i % 2 ? ESMM_F16 : ESMM_BF16;
+    meter m = {0};
+    esmm_ctx *ctx = must_create(&m);
+    esmm_matrix a = th_matrix_alloc(rows, k, dtype), b = th_matrix_alloc(k, n, dtype),
+                c = th_matrix_alloc(rows, n, dtype);
+    const esmm_prepare_opts prepare = {
+        .size = sizeof prepare,
+        .format = {.kind = ESMM_FORMAT_BSR, .block_rows = blocks[i / 2].rows, .block_cols = blocks[i / 2].cols}};
+    const esmm_matmul_opts opts = {.size = sizeof opts,
+                                   .force = i % 2 ? "bsr_narrow_f16_sm90a" : "bsr_narrow_bf16_sm90a"};
+    esmm_weights *w = NULL;
+    assert_int_equal(esmm_prepare(ctx, &b, &prepare, &w), ESMM_OK);
+    assert_int_equal(esmm_cuda_of(w)->blocks.narrow.tiles, blocks[i / 2].narrow ? 2 : 0);
+    const esmm_status status = esmm_matmul(ctx, &a, w, &c, &opts, NULL);
+    if (blocks[i / 2].narrow)
+      assert_int_equal(status, ESMM_OK);
+    else
+      th_expect("narrow", status, ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "no lists of narrower ones", "");
+    esmm_weights_free(w);
+    esmm_ctx_free(ctx);
+    free(a.data);
+    free(b.data);
+    free(c.data);
+    assert_int_equal(m.live, 0);
+    check_balance("narrow blocks");
+  }
+}
+
 /* Each call of the driver fails in turn, then each allocation: nothing is lost, and the next time all is well. */
 static void formats_survive_failures(void **state)
 {
@@ -332,9 +373,10 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {
-      TEST(weights_of_16_bits),       TEST(formats_are_refused), TEST(weights_of_groups), TEST(groups_and_their_copy),
-      TEST(formats_survive_failures), TEST(strips_for_the_call), TEST(every_dtype_runs)};
+  const struct CMUnitTest with[] = {TEST(weights_of_16_bits),     TEST(formats_are_refused),
+                                    TEST(weights_of_groups),      TEST(groups_and_their_copy),
+                                    TEST(lists_of_narrow_blocks), TEST(formats_survive_failures),
+                                    TEST(strips_for_the_call),    TEST(every_dtype_runs)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("weights, no GPU kernels", without, NULL, NULL);
   return cmocka_run_group_tests_name("weights", with, NULL, NULL);

@@ -401,6 +401,7 @@ typedef struct esmm_cuda_tile_column {
 typedef struct esmm_cuda_narrow {
   int64_t tiles;
   int64_t entry_count, chunks, blocks;  /* of all tiles */
+  CUdeviceptr values;                   /* [blocks][32][32], in the order of entries, swizzled */
   CUdeviceptr entries, columns, places; /* as params.h says of k_bsr16_narrow_sm90a.cu */
   esmm_cuda_tile_column *by_length;     /* columns again, in host memory */
   CUdeviceptr memory;                   /* the one allocation that these lie in */

@@ -595,6 +595,15 @@ typedef struct esmm_blocks_copy_params {
 } esmm_blocks_copy_params;
 ESMM_PARAMS_SIZE(esmm_blocks_copy_params, 72);
 
+/* esmm_narrow_pack: blocks of 32 k's by 32 columns from cells, in lines of 64 bytes, swizzled. */
+typedef struct esmm_narrow_pack_params {
+  uint64_t cells;  /* as above */
+  uint64_t which;  /* [count] uint32_t: line of all cells << 1 | right half */
+  uint64_t blocks; /* [count][32][32] */
+  int64_t count;
+} esmm_narrow_pack_params;
+ESMM_PARAMS_SIZE(esmm_narrow_pack_params, 32);
+
 /* What is known of a block that may be pruned: src/format/format.h's esmm_block_note. */
 typedef struct esmm_device_note {
   uint64_t key;
@@ -665,6 +674,7 @@ typedef struct esmm_bsr16_params {
   int32_t all_parts;               /* their sum */
   int32_t unused;
   uint64_t places; /* narrow: [tiles][ESMM_NARROW_COLS] uint32_t: which 32 columns, or ESMM_NO_CELL */
+  uint64_t blocks; /* narrow: all blocks, each as it lies in a stage */
   esmm_epilogue_params epilogue;
 } esmm_bsr16_params;
 ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
@@ -672,8 +682,8 @@ ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 /*
  * The narrow one reads blocks of 32 k's by 32 columns, halves or quarters of cells. A tile has eight times 32 columns,
  * which need not be neighbours. An entry is what lies in a stage: up to four chunks of 32 k's that some of these have a
- * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of cells 32 lines
- * of 32; of C 64 rows of 32 columns.
+ * block of, and up to eight blocks. Its boxes of A are 32 k's by `rows` rows, or 64 rows by 32 k's; of C 64
+ * rows of 32 columns. Its blocks lie one after the other and come without a map.
  */
 #define ESMM_NARROW_SIDE 32  /* k's and columns of a block */
 #define ESMM_NARROW_COLS 8   /* times 32 columns of a tile */
@@ -681,16 +691,16 @@ ESMM_PARAMS_SIZE(esmm_bsr16_params, 704);
 #define ESMM_NARROW_BLOCKS 8 /* and blocks; no fewer than a chunk can have */
 #define ESMM_NARROW_ROWS 128 /* of a tile */
 #define ESMM_NARROW_STAGES 4
-#define ESMM_NARROW_SHARED (ESMM_NARROW_STAGES * 49152 + 33792)
+#define ESMM_NARROW_SHARED (ESMM_NARROW_STAGES * 49152 + 33792 + 2048)
 
 typedef struct esmm_narrow_entry {
   uint32_t chunk[ESMM_NARROW_CHUNKS];
-  uint32_t steps;  /* bits 4 i to 4 i + 3: of the i-th block, which 32 of its half's columns | which chunk << 2 */
+  uint32_t alive;  /* bits 16 h + 4 c to 16 h + 4 c + 3: of half h's columns, which have a block of the c-th chunk */
   uint32_t counts; /* of the lower half's blocks, which come first; of all blocks << 8; of chunks << 16 */
-  uint32_t block[ESMM_NARROW_BLOCKS]; /* where they lie: line of all cells << 1 | right half */
-  uint32_t unused[2];
+  uint32_t block;  /* the number of its first one among all, which lie in the order of entries */
+  uint32_t unused;
 } esmm_narrow_entry;
-ESMM_PARAMS_SIZE(esmm_narrow_entry, 64);
+ESMM_PARAMS_SIZE(esmm_narrow_entry, 32);
 
 /* ---- k_bsr16_mma.cu: the same by mma.sync, sm_80 and later; a block has a panel of 64 columns by 64 rows ---- */
 

@@ -225,12 +225,14 @@ static esmm_status encode(esmm_ctx *ctx, int type, size_t element, CUdeviceptr d
   _Static_assert(sizeof(esmm_tensor_map) == 128, "as in cuda.h");
   const uint64_t dims[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)ld * element};
   const uint32_t box[2] = {box_inner, box_outer}, element_strides[2] = {1, 1};
-  const int swizzle = box_inner * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const bool narrow = box_inner * element == 64;
+  const int swizzle = narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const int promotion = narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   void *address = NULL;
   memcpy(&address, &data, sizeof address);
   return esmm_cuda_check(ctx,
                          cu()->cuTensorMapEncodeTiled(out, type, 2, address, dims, strides, box, element_strides, 0,
-                                                      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0),
+                                                      swizzle, promotion, 0),
                          "cuTensorMapEncodeTiled of %lld x %lld, ld %lld, box %u x %u", (long long)outer,
                          (long long)inner, (long long)ld, box_outer, box_inner);
 }

@@ -203,6 +203,28 @@ static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function,
                           &params);
 }
 
+esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks, const uint32_t *which, CUstream stream)
+{
+  static const esmm_cuda_function function = {&fatbin_blocks, "esmm_narrow_pack", 0};
+  const esmm_cuda_narrow *n = &blocks->narrow;
+  const size_t bytes = (size_t)n->blocks * sizeof *which;
+  CUdeviceptr memory;
+  if (n->blocks == 0)
+    return ESMM_OK;
+  esmm_status status = esmm_cuda_alloc(ctx, bytes, &memory);
+  if (status != ESMM_OK)
+    return status;
+  const esmm_narrow_pack_params params = {
+      .cells = blocks->values, .which = memory, .blocks = n->values, .count = n->blocks};
+  status = esmm_cuda_to_device(ctx, memory, which, bytes, stream);
+  if (status == ESMM_OK)
+    status = esmm_cuda_launch(ctx, &function,
+                              &(esmm_launch){.grid_x = blocks_for(n->blocks), .threads = ESMM_BLOCKS_THREADS}, stream,
+                              &params);
+  esmm_cuda_free(ctx, memory);
+  return status;
+}
+
 static esmm_status fill_from_flags(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr flags,
                                    tables *t, CUstream stream)
 {
@@ -240,7 +262,7 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
         esmm_cuda_blocks_scan(ctx, b, blocks->cell_k, ESMM_CELL_COLS, memory + ALIGN, memory, &blocks->cells, stream);
   if (status == ESMM_OK)
     status = fill_from_flags(ctx, b, w, memory + ALIGN, &t, stream);
-  if (status == ESMM_OK)
+  if (status == ESMM_OK && (w->bsr.block_rows % 64 != 0 || w->bsr.block_cols % 64 != 0))
     status = esmm_cuda_narrow_fill(ctx, b, w, t.places, stream);
   esmm_mem_free(&ctx->allocator, t.memory, t.bytes);
   esmm_cuda_free(ctx, memory);

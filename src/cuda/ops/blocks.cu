@@ -86,6 +86,20 @@ extern "C" __global__ void __launch_bounds__(ESMM_BLOCKS_THREADS)
       [](int64_t) {});
 }
 
+/* Eight elements a thread. Lines of 64 bytes, swizzled as wide: what wgmma reads after a plain copy. */
+extern "C" __global__ void __launch_bounds__(ESMM_BLOCKS_THREADS)
+    esmm_narrow_pack(const __grid_constant__ esmm_narrow_pack_params p)
+{
+  enum { LINE = ESMM_NARROW_SIDE / 8, BLOCK = ESMM_NARROW_SIDE * LINE }; /* in 16 bytes */
+  const int64_t step = (int64_t)gridDim.x * ESMM_BLOCKS_THREADS;
+  for (int64_t i = (int64_t)blockIdx.x * ESMM_BLOCKS_THREADS + threadIdx.x; i < p.count * BLOCK; i += step) {
+    const uint32_t which = ((const uint32_t *)p.which)[i / BLOCK];
+    const int line = (int)(i % BLOCK) / LINE, at = (int)i % LINE;
+    const uint4 *from = (const uint4 *)p.cells + ((int64_t)(which >> 1) + line) * (ESMM_CELL_COLS / 8);
+    ((uint4 *)p.blocks)[i / BLOCK * BLOCK + line * LINE + (at ^ line / 2 % 4)] = from[(which & 1) * LINE + at];
+  }
+}
+
 /* ---- pruning ---- */
 
 #define BATCH 16 /* elements of a lane that are loaded before they are added up */

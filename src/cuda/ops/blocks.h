@@ -19,6 +19,9 @@ int esmm_cuda_longer_first(const void *x, const void *y); /* of two esmm_cuda_ti
 esmm_status esmm_cuda_narrow_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, const uint32_t *cells,
                                   CUstream stream);
 void esmm_cuda_narrow_free(esmm_weights *w);
+/* blocks.c, for it: the blocks themselves, out of cells. which: as params.h has it, in host memory. */
+esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks, const uint32_t *which,
+                                  CUstream stream);
 
 /* bsr.c: as backend.h says. */
 esmm_status esmm_cuda_prepare_bsr(esmm_ctx *ctx, const char *what, const esmm_bsr *b, const esmm_prepare_opts *opts,

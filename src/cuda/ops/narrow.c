@@ -5,6 +5,8 @@
  * A tile has eight times 32 columns, and reads a chunk of A wherever one of them has a block. So those go together that
  * have blocks at the same k's: the longest that is left first, then, seven times, what shares most k's with what the
  * tile has so far. Of blocks in random places this saves 10 to 15 % of A's chunks, of others more.
+ *
+ * The blocks themselves are kept once more, in the order in which lists name them: those of an entry come by one copy.
  */
 #include "cuda/ops/blocks.h"
 
@@ -14,6 +16,7 @@
 #define ALIGN 1024
 #define SIDE ESMM_NARROW_SIDE
 #define COLS ESMM_NARROW_COLS
+#define BLOCK_BYTES (SIDE * SIDE * 2)
 #define WINDOW 512 /* columns that are looked at for a place: what all take grows with the square of their number */
 
 /* What of it is counted on the host, in one allocation. */
@@ -123,6 +126,31 @@ static void join_columns(tables *t)
   }
 }
 
+static int64_t shared_of(const tables *t, uint32_t x, uint32_t y)
+{
+  int64_t shared = 0;
+  for (int64_t i = 0; i < t->words; i++)
+    shared += __builtin_popcountll(t->bits[(int64_t)x * t->words + i] & t->bits[(int64_t)y * t->words + i]);
+  return shared;
+}
+
+/* Within a tile, two by two those that share most: they are multiplied together where both have a block. */
+static void pair_columns(const tables *t, uint32_t *places)
+{
+  for (int i = 0; i < COLS; i += 2) {
+    int64_t most = -1;
+    for (int j = i + 1; j < COLS && places[j] != ESMM_NO_CELL; j++) {
+      const int64_t shared = shared_of(t, places[i], places[j]);
+      if (shared > most) {
+        const uint32_t nearest_one = places[j];
+        places[j] = places[i + 1];
+        places[i + 1] = nearest_one;
+        most = shared;
+      }
+    }
+  }
+}
+
 /* ---- lists ---- */
 
 /* Which of a tile's eight have a block of that chunk. */
@@ -144,24 +172,35 @@ static uint32_t block_at(const esmm_cuda_blocks *b, const uint32_t *cells, uint3
   return line << 1 | column % (ESMM_CELL_COLS / SIDE);
 }
 
-/* Adds to an entry the blocks of one half of a tile's columns, from what its chunks have of them. */
-static void fill_half(const esmm_cuda_blocks *b, const uint32_t *cells, const uint32_t *places, const uint32_t *alive,
-                      int chunks, int half, esmm_narrow_entry *entry)
+/* The blocks of an entry, from what its chunks have of a tile's columns: those of one half of them, then the others. */
+static void fill_blocks(const esmm_cuda_blocks *b, const uint32_t *cells, const uint32_t *places, const uint32_t *alive,
+                        int chunks, esmm_narrow_entry *entry, uint32_t *blocks)
 {
-  uint32_t at = entry->counts >> 8 & 0xff;
-  for (int i = 0; i < chunks; i++)
-    for (int j = 0; j < COLS / 2; j++)
-      if (alive[i] >> (half * (COLS / 2) + j) & 1) {
-        entry->steps |= (uint32_t)(j | i << 2) << (4 * at);
-        entry->block[at++] = block_at(b, cells, places[half * (COLS / 2) + j], entry->chunk[i]);
-      }
-  entry->counts = (entry->counts & 0xff0000) | at << 8 | (half ? entry->counts & 0xff : at);
+  uint32_t count = 0, lower = 0;
+  for (int half = 0; half < 2; half++) {
+    for (int i = 0; i < chunks; i++)
+      for (int j = 0; j < COLS / 2; j++)
+        if (alive[i] >> (half * (COLS / 2) + j) & 1) {
+          entry->alive |= 1u << (16 * half + 4 * i + j);
+          blocks[count++] = block_at(b, cells, places[half * (COLS / 2) + j], entry->chunk[i]);
+        }
+    if (half == 0)
+      lower = count;
+  }
+  entry->counts = lower | count << 8 | (uint32_t)chunks << 16;
 }
 
-/* A tile's entries, each as full as its chunks and blocks allow; returns how many. They are written where `entries` is
-   not NULL, and counted in n where it is. */
-static int64_t fill_tile(const esmm_cuda_blocks *b, const uint32_t *cells, const tables *t, int64_t tile,
-                         esmm_narrow_entry *entries, esmm_cuda_narrow *n)
+/* What is written of the lists: entries, and where each of their blocks lies. */
+typedef struct written {
+  esmm_narrow_entry *entries;
+  uint32_t *blocks;
+  int64_t entry_count, block_count;
+} written;
+
+/* A tile's entries, each as full as its chunks and blocks allow; returns how many. They are written to `out` where it
+   is not NULL, and counted in n where it is. */
+static int64_t fill_tile(const esmm_cuda_blocks *b, const uint32_t *cells, const tables *t, int64_t tile, written *out,
+                         esmm_cuda_narrow *n)
 {
   const uint32_t *places = t->places + tile * COLS;
   int64_t count = 0, chunk = 0;
@@ -181,11 +220,11 @@ static int64_t fill_tile(const esmm_cuda_blocks *b, const uint32_t *cells, const
     }
     if (chunks == 0)
       return count;
-    if (entries) {
-      entry.counts = (uint32_t)chunks << 16;
-      fill_half(b, cells, places, alive, chunks, 0, &entry);
-      fill_half(b, cells, places, alive, chunks, 1, &entry);
-      entries[count] = entry;
+    if (out) {
+      entry.block = (uint32_t)out->block_count;
+      fill_blocks(b, cells, places, alive, chunks, &entry, out->blocks + out->block_count);
+      out->entries[out->entry_count++] = entry;
+      out->block_count += blocks;
     } else {
       n->chunks += chunks;
       n->blocks += blocks;
@@ -201,29 +240,27 @@ static void count_entries(const esmm_cuda_blocks *b, const tables *t, esmm_cuda_
     n->entry_count += fill_tile(b, NULL, t, tile, NULL, n);
 }
 
-static void fill_entries(const esmm_cuda_blocks *b, const uint32_t *cells, tables *t, esmm_narrow_entry *entries)
+static void fill_entries(const esmm_cuda_blocks *b, const uint32_t *cells, tables *t, written *out)
 {
-  int64_t first = 0;
   for (int64_t tile = 0; tile < t->tiles; tile++) {
-    const int64_t count = fill_tile(b, cells, t, tile, entries + first, NULL);
-    t->by_length[tile] =
-        (esmm_cuda_tile_column){.tile = (uint32_t)tile, .first = (uint32_t)first, .entries = (uint32_t)count};
-    first += count;
+    const uint32_t first = (uint32_t)out->entry_count;
+    const int64_t count = fill_tile(b, cells, t, tile, out, NULL);
+    t->by_length[tile] = (esmm_cuda_tile_column){.tile = (uint32_t)tile, .first = first, .entries = (uint32_t)count};
   }
   qsort(t->by_length, (size_t)t->tiles, sizeof *t->by_length, esmm_cuda_longer_first);
 }
 
 /* ---- to the device ---- */
 
-static esmm_status upload(esmm_ctx *ctx, const tables *t, const esmm_narrow_entry *entries, esmm_cuda_blocks *b,
-                          CUstream stream)
+static esmm_status upload(esmm_ctx *ctx, const tables *t, const written *lists, esmm_cuda_blocks *b, CUstream stream)
 {
   esmm_cuda_narrow *n = &b->narrow;
   const struct {
     CUdeviceptr *to;
     const void *from;
     size_t bytes;
-  } all[] = {{&n->entries, entries, (size_t)n->entry_count * sizeof *entries},
+  } all[] = {{&n->values, NULL, (size_t)n->blocks * BLOCK_BYTES},
+             {&n->entries, lists->entries, (size_t)n->entry_count * sizeof *lists->entries},
              {&n->columns, t->by_length, (size_t)t->tiles * sizeof *t->by_length},
              {&n->places, t->places, (size_t)(t->tiles * COLS) * sizeof *t->places}};
   size_t bytes = 0, at[sizeof all / sizeof *all];
@@ -233,11 +270,11 @@ static esmm_status upload(esmm_ctx *ctx, const tables *t, const esmm_narrow_entr
   esmm_status status = esmm_cuda_alloc(ctx, bytes, &n->memory);
   for (size_t i = 0; status == ESMM_OK && i < sizeof all / sizeof *all; i++) {
     *all[i].to = n->memory + at[i];
-    if (all[i].bytes > 0)
+    if (all[i].from && all[i].bytes > 0)
       status = esmm_cuda_to_device(ctx, *all[i].to, all[i].from, all[i].bytes, stream);
   }
   b->bytes += bytes;
-  return status;
+  return status == ESMM_OK ? esmm_cuda_narrow_pack(ctx, b, lists->blocks, stream) : status;
 }
 
 /* The columns stay with the host, too: it cuts long ones. */
@@ -255,15 +292,17 @@ static esmm_status keep_columns(esmm_ctx *ctx, const tables *t, esmm_cuda_narrow
 static esmm_status list(esmm_ctx *ctx, esmm_cuda_blocks *b, const uint32_t *cells, tables *t, CUstream stream)
 {
   count_entries(b, t, &b->narrow);
-  const size_t bytes = (size_t)esmm_max(1, b->narrow.entry_count) * sizeof(esmm_narrow_entry);
-  esmm_narrow_entry *entries = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!entries)
+  const size_t entries = (size_t)b->narrow.entry_count * sizeof(esmm_narrow_entry);
+  const size_t bytes = entries + (size_t)esmm_max(1, b->narrow.blocks) * sizeof(uint32_t);
+  char *memory = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!memory)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", bytes);
-  fill_entries(b, cells, t, entries);
+  written lists = {.entries = (void *)memory, .blocks = (void *)(memory + entries)};
+  fill_entries(b, cells, t, &lists);
   esmm_status status = keep_columns(ctx, t, &b->narrow);
   if (status == ESMM_OK)
-    status = upload(ctx, t, entries, b, stream);
-  esmm_mem_free(&ctx->allocator, entries, bytes);
+    status = upload(ctx, t, &lists, b, stream);
+  esmm_mem_free(&ctx->allocator, memory, bytes);
   return status;
 }
 
@@ -289,6 +328,8 @@ esmm_status esmm_cuda_narrow_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
     take_bits(&t);
     sort_columns(&t);
     join_columns(&t);
+    for (int64_t tile = 0; tile < t.tiles; tile++)
+      pair_columns(&t, t.places + tile * COLS);
     status = list(ctx, blocks, cells, &t, stream);
   }
   esmm_mem_free(&ctx->allocator, t.memory, t.bytes);

@@ -122,7 +122,7 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   esmm_status status =
       esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(a), by_k ? p->m : p->k, by_k ? p->k : p->m, a->ld,
                                     by_k ? 64 : k, by_k ? k : (unsigned)lists->rows, &params->map_a);
-  if (status == ESMM_OK && b->cells > 0)
+  if (status == ESMM_OK && b->cells > 0 && !lists->blocks)
     status = esmm_cuda_tensor_map_boxes_16(ctx, b->values, ESMM_CELL_COLS, b->cells * b->cell_k, ESMM_CELL_COLS, cols,
                                            k, &params->map_cells);
   if (status == ESMM_OK && params->c_boxes)
@@ -158,6 +158,7 @@ esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
                               .columns = lists->columns,
                               .entries = lists->entries,
                               .places = lists->places,
+                              .blocks = lists->blocks,
                               .partial = at + l.partial,
                               .counters = meeting,
                               .all_parts = c.all,

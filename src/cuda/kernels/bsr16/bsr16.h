@@ -22,6 +22,7 @@ typedef struct esmm_bsr16_lists {
   const esmm_cuda_tile_column *by_length;
   int64_t tiles, entry_count;           /* of columns; all of them */
   CUdeviceptr entries, columns, places; /* as params.h has them */
+  CUdeviceptr blocks;                   /* narrow: likewise; 0: cells are read */
   int32_t rows, cols;                   /* of a tile */
   int32_t k;                            /* of an entry */
   int32_t cell_cols;                    /* of what is loaded of B at a time, and of C stored */

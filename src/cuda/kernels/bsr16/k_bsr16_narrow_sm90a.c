@@ -6,6 +6,8 @@
  */
 #include "cuda/kernels/bsr16/bsr16.h"
 
+#include <stdio.h>
+
 ESMM_FATBIN(k_bsr16_narrow_sm90a);
 static const esmm_cuda_function bf16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_bf16", ESMM_NARROW_SHARED};
 static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_f16", ESMM_NARROW_SHARED};
@@ -13,6 +15,10 @@ static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
+  if (esmm_cuda_b(p)->blocks.narrow.tiles == 0) {
+    (void)snprintf(why, why_bytes, "b's blocks are of 64 k's and columns or more, and have no lists of narrower ones");
+    return false;
+  }
   return esmm_bsr16_fits(p, why, why_bytes);
 }
 
@@ -25,6 +31,7 @@ static esmm_bsr16_lists lists_of(const esmm_problem *p)
                             .entries = n->entries,
                             .columns = n->columns,
                             .places = n->places,
+                            .blocks = n->values,
                             .rows = ESMM_NARROW_ROWS,
                             .cols = ESMM_NARROW_COLS * ESMM_NARROW_SIDE,
                             .k = ESMM_NARROW_SIDE,
@@ -45,7 +52,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double blocks = (double)n->blocks / all, chunks = (double)n->chunks / all; /* of an entry */
   const double bytes =
       c.entries * (chunks * 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_ROWS + blocks * block / (lists.pairs ? 2.0 : 1.0));
-  const double steps = c.entries * (chunks + blocks);
+  const double steps = c.entries * (chunks + 1.35 * blocks);
   if (cost[0] * bytes >= cost[1] * steps)
     units->base[0] = bytes;
   else
@@ -80,7 +87,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .workspace = workspace, .device = &about,                                                                        \
   .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                          \
                  "adding of parts",           "copying of a",      "launches"},                                    \
-  .cost = {1.6e-11, 6e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}
+  .cost = {1.6e-11, 5.4e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}
 
 ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};
 

@@ -3,7 +3,7 @@
  * columns.
  *
  *   A [m,k]   bf16 or fp16, either order, as the caller has it
- *   B         cells of 64 columns (ops/blocks.c), of which the blocks that have a nonzero are read
+ *   B         blocks of 32 x 32 with a nonzero, in the order of lists, as wgmma reads them (ops/narrow.c)
  *   sums      fp32, in the tensor core
  *
  * What bounds narrow blocks is the way from the second-level cache: a chunk of A is used for the few blocks that a tile
@@ -15,9 +15,11 @@
  *     [ chunk 1: not read ]    x    [ . . . . . . . . ]       =       [ columns 0 to 3: warpgroup 0 ]
  *     [ chunk 2           ]         [ . . x . . . . . ]               [ columns 4 to 7: warpgroup 1 ]
  *
- * A stage holds an entry: up to four of A's chunks, and up to eight blocks. An instruction has 64 rows and 32 columns,
- * so only what is there is multiplied; it reads A's 64 rows again for every block, which shared memory allows at two
- * thirds of its rate.
+ * A stage holds an entry: up to four of A's chunks, and up to eight blocks. C is computed transposed, as in
+ * k_bsr16_sm90a.cu: an instruction has 64 columns, two times 32 that are neighbours in the tile, by 128 rows. Its view
+ * of the columns says where the second 32 lie, so where one of the two has no block that half of the view is a block of
+ * zeros. By instructions of 64 rows and 32 columns nothing would be multiplied in vain, but there would be four for a
+ * block, each over in 24 cycles: choosing their sums takes a warp longer than that.
  *
  * Blocks of the GPU, pairs, units and parts are those of units.cuh.
  */
@@ -32,14 +34,14 @@
 #define A_BYTES (CHUNKS * A_CHUNK) /* of a stage; its blocks are behind them */
 #define BLOCK_BYTES (SIDE * SIDE * 2)
 #define STAGE_BYTES (A_BYTES + ESMM_NARROW_BLOCKS * BLOCK_BYTES)
-#define BOX (64 * SIDE * 2)           /* bytes: 64 rows of 32 columns of C */
-#define BLOCK_SUMS 16                 /* a thread's share of 64 x 32 sums */
-#define MINE (COLS / 2)               /* times 32 columns of a warpgroup, for all of a tile's rows: */
-#define HALF_SUMS (MINE * BLOCK_SUMS) /* 64 rows of it, */
-#define SUMS (2 * HALF_SUMS)          /* and 64 more */
-#define WARPS 4                       /* that load */
+#define BOX (64 * SIDE * 2) /* bytes: 64 rows of 32 columns of C */
+#define MINE (COLS / 2)     /* times 32 columns of a warpgroup, for all of a tile's rows: */
+#define TWICE (MINE / 2)    /* twice as many together, */
+#define SUMS 64             /* a thread's share of that */
+#define ZEROS (SIDE * 32)   /* bytes: 16 k's by 32 columns, before the ring and behind everything */
+#define WARPS 4             /* that load */
 
-/* What consumers are told of a stage: its steps, and its counts with: */
+/* What consumers are told of a stage: which blocks it has, and its counts with: */
 enum { TOLD_LAST = 1 << 24, TOLD_END = 1 << 25 }; /* it is its unit's last; there are no more */
 
 typedef struct narrow_shared {
@@ -55,9 +57,9 @@ typedef struct narrow_shared {
     float spare[4][512];                 /* or 2 KiB for each of its warps */
   } own[2];
 } narrow_shared;
-static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) <= ESMM_NARROW_SHARED,
+static_assert(STAGES * STAGE_BYTES + sizeof(narrow_shared) + 2 * ZEROS <= ESMM_NARROW_SHARED,
               "params.h tells the host another size");
-static_assert(COLS == 8 && CHUNKS == 4 && ESMM_NARROW_BLOCKS == 8, "two vectors of places, a word of steps");
+static_assert(COLS == 8 && CHUNKS == 4 && ESMM_NARROW_BLOCKS == 8, "two vectors of places, a word of bits");
 static_assert(WARPS * 32 == FEEDERS && STAGES % WARPS == 0, "a warp has the same stages each time");
 
 /* ---- loading ---- */
@@ -74,15 +76,13 @@ static __device__ __forceinline__ uint32_t entry_at(const esmm_bsr16_params &p, 
 /* The same of all lanes. */
 static __device__ __forceinline__ esmm_narrow_entry entry_of(uint32_t word)
 {
-  esmm_narrow_entry entry;
+  esmm_narrow_entry entry = {};
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++)
     entry.chunk[i] = __shfl_sync(~0u, word, i);
-  entry.steps = __shfl_sync(~0u, word, CHUNKS);
+  entry.alive = __shfl_sync(~0u, word, CHUNKS);
   entry.counts = __shfl_sync(~0u, word, CHUNKS + 1);
-#pragma unroll
-  for (int i = 0; i < ESMM_NARROW_BLOCKS; i++)
-    entry.block[i] = __shfl_sync(~0u, word, CHUNKS + 2 + i);
+  entry.block = __shfl_sync(~0u, word, CHUNKS + 2);
   return entry;
 }
 
@@ -92,11 +92,13 @@ static __device__ __forceinline__ uint32_t place_at(const esmm_bsr16_params &p, 
   return __ldg((const uint32_t *)p.places + (int64_t)list.tile * COLS + threadIdx.x % COLS);
 }
 
-/* One thread: A's chunks and the blocks of an entry. turn: which of a pair fetches its first block. */
+/* One thread: A's chunks and the blocks of an entry, half of which either of a pair fetches for both. turn: who has one
+   more if they are odd. */
 static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
                                                   const esmm_narrow_entry &entry, int rank, int turn)
 {
   const int blocks = (int)(entry.counts >> 8 & 0xff), chunks = (int)(entry.counts >> 16);
+  const char *from = (const char *)p.blocks + (int64_t)entry.block * BLOCK_BYTES;
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
     if (i >= chunks)
@@ -109,16 +111,14 @@ static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, ch
       sm90_tma_load(stage + i * A_CHUNK, &p.map_a, k, row, full);
     }
   }
-#pragma unroll
-  for (int i = 0; i < ESMM_NARROW_BLOCKS; i++) {
-    if (i >= blocks)
-      break;
-    char *to = stage + A_BYTES + i * BLOCK_BYTES;
-    const int x = (int)(entry.block[i] & 1) * SIDE, line = (int)(entry.block[i] >> 1);
-    if (!p.pairs)
-      sm90_tma_load(to, &p.map_cells, x, line, full);
-    else if ((i + turn) % 2 == rank)
-      sm90_tma_load_multicast(to, &p.map_cells, x, line, full, BOTH);
+  if (!p.pairs) {
+    if (blocks > 0)
+      sm90_bulk_load(stage + A_BYTES, from, (uint32_t)blocks * BLOCK_BYTES, full);
+  } else {
+    const int cut = (blocks + turn % 2) / 2, first = rank == 0 ? 0 : cut, count = rank == 0 ? cut : blocks - cut;
+    if (count > 0)
+      sm90_bulk_load_multicast(stage + A_BYTES + first * BLOCK_BYTES, from + first * BLOCK_BYTES,
+                               (uint32_t)count * BLOCK_BYTES, full, BOTH);
   }
 }
 
@@ -128,13 +128,12 @@ static __device__ __forceinline__ uint32_t entry_bytes(uint32_t counts)
 }
 
 /* One of the loading warps; stages come to them in turns, for a stage takes one thread hundreds of instructions. */
-static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
+static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, narrow_shared *sh, bsr16_next &next)
 {
   const bsr16_work work = work_of(p);
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
   int slot = warp, before = 0; /* before: stages of all units before this one, of which every WARPS-th is its own */
   uint32_t phase = 1;
-  bsr16_next next = first_of(p, work);
   uint32_t then = entry_at(p, next.list, next.list.first + warp); /* its first of the next unit */
   uint32_t then_place = place_at(p, next.list);
   for (int turn = 0; next.index < work.count; turn++) {
@@ -158,7 +157,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
         __syncwarp();
       }
       if (lane == 0) {
-        sh->told[slot] = make_uint2(entry.steps, entry.counts | (last ? TOLD_LAST : 0));
+        sh->told[slot] = make_uint2(entry.alive, entry.counts | (last ? TOLD_LAST : 0));
         if (last)
           sh->unit[slot] =
               make_uint4((uint32_t)unit.row, 0, (uint32_t)unit.place, (uint32_t)(unit.parts << 16 | unit.part));
@@ -193,24 +192,24 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 /* ---- multiplying ---- */
 
-/* The lower words of views of the first stage: places are all that changes of a view. */
+/* What changes of views: their lower words, a place in shared memory and how far it is to the next 32 columns of
+   blocks, both in 16 bytes. */
 typedef struct narrow_views {
-  uint32_t a, b;
+  uint32_t a, b;          /* of the first stage; b: the place alone, as are: */
+  uint32_t before, after; /* zeros, before the ring and behind it */
 } narrow_views;
 
-static __device__ __forceinline__ narrow_views views_of(char *ring)
+static __device__ __forceinline__ uint32_t place_of(const void *at)
 {
-  const narrow_views views = {(uint32_t)view_of(ring, A_PANEL, 0, false),
-                              (uint32_t)view_of(ring + A_BYTES, BLOCK_BYTES, 0, false)};
-  return views;
+  return (sm90_address(at) & 0x3ffffu) >> 4;
 }
 
-#define WGMMA_32(types, a_by_k)                                                          \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." types " {"                  \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-               "%16, %17, 1, 1, 1, %18, 1;"                                              \
-               : WGMMA16_SUMS_8(AT), WGMMA16_SUMS_8(AT + 8)                              \
-               : "l"(a), "l"(b), "n"(a_by_k))
+static __device__ __forceinline__ narrow_views views_of(const char *ring, const char *after)
+{
+  const narrow_views views = {(uint32_t)view_of(ring, A_PANEL, 0, false), place_of(ring + A_BYTES),
+                              place_of(ring - ZEROS), place_of(after)};
+  return views;
+}
 
 /* The upper word of view_of(). */
 static constexpr __device__ uint64_t upper_view(uint32_t group, bool wide)
@@ -218,74 +217,65 @@ static constexpr __device__ uint64_t upper_view(uint32_t group, bool wide)
   return group >> 4 | (wide ? 1u : 2u) << 30;
 }
 
-/* Sums of a half's I-th 32 columns += a chunk's 64 rows times their block. */
-template <esmm_dtype DTYPE, bool A_BY_K, int HALF, int I>
-static __device__ __forceinline__ void multiply_block(float (&d)[SUMS], uint32_t a_view, uint32_t b_view)
+/* Sums of twice 32 columns += a chunk times their blocks. here: which of the two have one; `at`: where the first of
+   these lies. */
+template <esmm_dtype DTYPE, bool A_BY_K>
+static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], const narrow_views &views, uint32_t here,
+                                                       uint32_t a, uint32_t at)
 {
-  enum { AT = HALF * HALF_SUMS + I * BLOCK_SUMS, A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
+  enum { A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 64 >> 4 };
   constexpr uint64_t a_lines = upper_view(A_BY_K ? 1024 : 512, A_BY_K), b_lines = upper_view(512, false);
+  uint32_t first[SIDE / 16], second[SIDE / 16];
 #pragma unroll
   for (int s = 0; s < SIDE / 16; s++) {
-    const uint64_t a = a_lines << 32 | (a_view + HALF * (A_PANEL >> 4) + s * A_STEP);
-    const uint64_t b = b_lines << 32 | (b_view + s * B_STEP);
-    if (DTYPE == ESMM_F16)
-      WGMMA_32("f16.f16", A_BY_K);
-    else
-      WGMMA_32("bf16.bf16", A_BY_K);
+    first[s] = here & 1 ? at + s * B_STEP : views.before;
+    second[s] = here == 1 ? views.after : at + s * B_STEP + (here == 3 ? BLOCK_BYTES >> 4 : 0);
   }
-}
-
-/* A block: which 32 of the warpgroup's columns it is for, `at` says. Sums that branches choose are under way together
-   all the same, if each branch commits them by itself. */
-template <esmm_dtype DTYPE, bool A_BY_K>
-static __device__ __forceinline__ void multiply_step(float (&sums)[SUMS], uint32_t at, uint32_t a, uint32_t b)
-{
-#define STEP(i)                                      \
-  case i:                                            \
-    sm90_wgmma_fence();                              \
-    multiply_block<DTYPE, A_BY_K, 0, i>(sums, a, b); \
-    multiply_block<DTYPE, A_BY_K, 1, i>(sums, a, b); \
-    sm90_wgmma_commit();                             \
-    break
-  switch (at) {
-    STEP(0);
-    STEP(1);
-    STEP(2);
-    STEP(3);
-  }
-#undef STEP
+  sm90_wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < SIDE / 16; s++)
+    wgmma16_turned<DTYPE, A_BY_K>(sums, b_lines << 32 | ((second[s] - first[s]) << 16 | first[s]),
+                                  a_lines << 32 | (a + s * A_STEP));
+  sm90_wgmma_commit();
 }
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. Its products are waited for when the next
    stage is there and what was told of it is known. */
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const narrow_views &views,
-                                                         float (&sums)[SUMS], uint32_t &at)
+                                                         float (&sums)[TWICE][SUMS], uint32_t &at)
 {
   const bool second = group_now() != 0;
   uint32_t before = STAGES, what = 0;
 #pragma unroll
-  for (int j = 0; j < SUMS; j++)
-    sums[j] = 0.0f;
+  for (int j = 0; j < TWICE * SUMS; j++)
+    sums[j / SUMS][j % SUMS] = 0.0f;
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
     /* Read by the lane that lets go of this block's stage, and told to the others. */
     uint2 told = make_uint2(0, 0);
     if (c.lane == c.reader)
       told = sm90_load2(c.told + c.slot * 8);
-    uint32_t steps = __shfl_sync(~0u, told.x, c.reader);
+    const uint32_t alive = __shfl_sync(~0u, told.x, c.reader);
     what = __shfl_sync(~0u, told.y, c.reader);
-    const uint32_t lower = what & 0xff, all = what >> 8 & 0xff;
-    const uint32_t first = second ? lower : 0, last = second ? all : lower;
-    const uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
-    uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + first * (BLOCK_BYTES >> 4);
-    steps >>= 4 * first; /* of fewer than eight, where there are any */
+    uint32_t left = second ? alive >> 16 : alive & 0xffff;
+    uint32_t a = views.a + c.slot * (STAGE_BYTES >> 4);
+    uint32_t b = views.b + c.slot * (STAGE_BYTES >> 4) + (second ? what & 0xff : 0) * (BLOCK_BYTES >> 4);
     sm90_wgmma_wait<0>();
     if (before < STAGES)
       let_go(c, before);
+      /* Sums that branches choose are under way together all the same, if each branch commits them by itself. */
 #pragma unroll 1
-    for (uint32_t i = first; i < last; i++, steps >>= 4, b += BLOCK_BYTES >> 4)
-      multiply_step<DTYPE, A_BY_K>(sums, steps & 3, a + (steps >> 2 & 3) * (A_CHUNK >> 4), b);
+    for (; left != 0; left >>= 4, a += A_CHUNK >> 4) {
+      if (left & 3) {
+        multiply_blocks<DTYPE, A_BY_K>(sums[0], views, left & 3, a, b);
+        b += (left & 3) == 3 ? 2 * BLOCK_BYTES >> 4 : BLOCK_BYTES >> 4;
+      }
+      if (left & 12) {
+        multiply_blocks<DTYPE, A_BY_K>(sums[1], views, left >> 2 & 3, a, b);
+        b += (left & 12) == 12 ? 2 * BLOCK_BYTES >> 4 : BLOCK_BYTES >> 4;
+      }
+    }
     before = c.slot;
     if (++c.slot == STAGES) {
       c.slot = 0;
@@ -299,101 +289,63 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
 
 /* ---- the epilogue ---- */
 
-/* A thread has, of twice 64 rows by four times 32 columns, sums[64h + 16i + 4j + 2r + e]: row 64h + 16 * warp + lane /
-   4
-   + 8r, column 8j + lane % 4 * 2 + e of the warpgroup's i-th 32. */
+/* A thread has, of twice 32 columns by 128 rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 + 8h, row 8j + lane % 4
+ * 2 + e. So two of a warpgroup's warps have the first 32 columns, the others the second. */
 
-/* 16 rows by 32 columns to lines of 64 bytes, swizzled. */
-template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void store_block(uint32_t to, const float (&x)[BLOCK_SUMS])
+/* The first of a warp's 16 columns; past C where there are none. */
+static __device__ __forceinline__ int first_column(const uint32_t (&places)[MINE], int i)
 {
-  const uint32_t lane = (uint32_t)thread_now() % 32, line = lane % 16;
-#pragma unroll
-  for (int i = 0; i < 2; i++) { /* matrices of rows 0-7, 8-15 by columns 0-7, the same by 8-15 */
-    const uint32_t pairs[4] = {pair_of<DTYPE>(x[8 * i], x[8 * i + 1]), pair_of<DTYPE>(x[8 * i + 2], x[8 * i + 3]),
-                               pair_of<DTYPE>(x[8 * i + 4], x[8 * i + 5]), pair_of<DTYPE>(x[8 * i + 6], x[8 * i + 7])};
-    sm90_stmatrix_at(to + line * 64 + ((2 * i + lane / 16) ^ line / 2 % 4) * 16, pairs);
-  }
+  const int warp = thread_now() / 32 % 4;
+  const uint32_t place = warp / 2 ? places[2 * i + 1] : places[2 * i];
+  return place == ESMM_NO_CELL ? INT32_MAX - SIDE : (int)place * SIDE + warp % 2 * 16;
 }
 
-/* Finishes a warpgroup's sums and has TMA write them, 64 rows of twice 32 columns at a time. row: the tile's first. */
-static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
+/* 16 rows by 16 columns to boxes of 64 rows by 32 columns, 64 bytes a row, swizzled. line: of the first row; right: the
+   box's right half. */
+template <esmm_dtype DTYPE>
+static __device__ __forceinline__ void store_turned(uint32_t box, int line, int right, const float *x)
+{
+  const int lane = thread_now() % 32, row = line + lane / 16 * 8 + lane % 8, part = right * 2 + lane / 8 % 2;
+  const uint32_t pairs[4] = {pair_of<DTYPE>(x[0], x[1]), pair_of<DTYPE>(x[2], x[3]), pair_of<DTYPE>(x[4], x[5]),
+                             pair_of<DTYPE>(x[6], x[7])};
+  sm90_stmatrix_trans_at(box + (uint32_t)(row * 64 + (part ^ row / 2 % 4) * 16), pairs);
+}
+
+/* Finishes a warpgroup's sums and has TMA write them, 64 rows of twice 32 columns at a time. */
+static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, float (&sums)[TWICE][SUMS], int row,
                                                    const uint32_t (&places)[MINE], char (*boxes)[2][BOX])
 {
   const int thread = thread_now() - FEEDERS, group = thread / 128, warp = thread / 32 % 4;
 #pragma unroll
-  for (int g = 0; g < 2 * MINE; g += 2) {
-    if (thread % 128 == 0)
-      sm90_bulk_wait_read<1>(); /* what was in these boxes has left */
-    meet_group(7 + group);
+  for (int i = 0; i < TWICE; i++) {
+    finish_values<in_columns>(p.epilogue, sums[i], first_column(places, i) + thread % 32 / 4);
 #pragma unroll
-    for (int i = g; i < g + 2; i++) {
-      const uint32_t to = sm90_address(boxes[g / 2 % 2][i % 2]) + (uint32_t)warp * (BOX / 4);
-      float x[BLOCK_SUMS];
+    for (int g = 0; g < 2; g++) { /* 64 rows */
+      const uint32_t to = sm90_address(boxes[g][warp / 2]);
+      if (thread % 128 == 0)
+        sm90_bulk_wait_read<1>(); /* what was in these boxes has left */
+      meet_group(7 + group);
 #pragma unroll
-      for (int j = 0; j < BLOCK_SUMS; j++)
-        x[j] = sums[BLOCK_SUMS * i + j];
-      finish_values<in_fragments>(p.epilogue, x, (int)places[i % MINE] * SIDE + thread % 4 * 2);
-      if (p.epilogue.c.dtype == ESMM_BF16)
-        store_block<ESMM_BF16>(to, x);
-      else /* ESMM_F16 */
-        store_block<ESMM_F16>(to, x);
-    }
-    sm90_fence_async();
-    meet_group(7 + group);
-    if (thread % 128 == 0) {
-      const int at = row + g / MINE * 64;
-      sm90_tma_store(&p.map_c, (int)places[g % MINE] * SIDE, at, boxes[g / 2 % 2][0]);
-      sm90_tma_store(&p.map_c, (int)places[g % MINE + 1] * SIDE, at, boxes[g / 2 % 2][1]);
-      sm90_bulk_commit();
-    }
-  }
-}
-
-/* Any C: 16 rows by 32 columns of a warp a turn, through its own shared memory; row: its first. The sums are lost. */
-static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row,
-                                                  uint32_t (&places)[MINE], float *spare)
-{
-  const esmm_epilogue_params &e = p.epilogue;
-  const int lane = thread_now() % 32;
-#pragma unroll 1
-  for (int g = 0; g < 2 * MINE; g++) {
-    const int64_t col = (int64_t)places[0] * SIDE; /* past C: there are no such columns */
-    const int first = row + g / MINE * 64;
-#pragma unroll
-    for (int i = 0; i < BLOCK_SUMS; i++)
-      spare[(lane / 4 + i / 2 % 2 * 8) * SIDE + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[i];
-#pragma unroll
-    for (int i = 0; i + BLOCK_SUMS < SUMS; i++)
-      sums[i] = sums[i + BLOCK_SUMS];
-    places[0] = places[1]; /* they come round again for the second half */
-    places[1] = places[2];
-    places[2] = places[3];
-    places[3] = (uint32_t)(col / SIDE);
-    __syncwarp();
-    if (has_vectors(e.c) && col + SIDE <= p.n) {
-#pragma unroll 1
-      for (int i = 0; i < 2; i++) {
-        const int r = i * 8 + lane / 4;
-        const float4 *from = (const float4 *)(spare + r * SIDE + lane % 4 * 8);
-        const float4 low = from[0], high = from[1];
-        float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        if (first + r < p.m)
-          finish_8(e, first + r, col + lane % 4 * 8, x);
+      for (int j = 0; j < 4; j++) /* 16 rows */
+        if (p.epilogue.c.dtype == ESMM_BF16)
+          store_turned<ESMM_BF16>(to, j * 16, warp % 2, &sums[i][32 * g + 8 * j]);
+        else /* ESMM_F16 */
+          store_turned<ESMM_F16>(to, j * 16, warp % 2, &sums[i][32 * g + 8 * j]);
+      sm90_fence_async();
+      meet_group(7 + group);
+      if (thread % 128 == 0) {
+        sm90_tma_store(&p.map_c, (int)places[2 * i] * SIDE, row + 64 * g, boxes[g][0]);
+        sm90_tma_store(&p.map_c, (int)places[2 * i + 1] * SIDE, row + 64 * g, boxes[g][1]);
+        sm90_bulk_commit();
       }
-    } else {
-#pragma unroll 1
-      for (int r = 0; r < 16; r++)
-        if (first + r < p.m && col + lane < p.n)
-          finish_element(e, first + r, col + lane, spare[r * SIDE + lane]);
     }
-    __syncwarp();
   }
 }
 
 /* What becomes of the sums. */
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &told,
-                                                   uint32_t (&places)[MINE], narrow_shared *sh, float (&sums)[SUMS])
+                                                   const uint32_t (&places)[MINE], narrow_shared *sh,
+                                                   float (&sums)[TWICE][SUMS])
 {
   const int row = (int)told.x, parts = (int)(told.w >> 16), part = (int)(told.w & 0xffff);
   const int group = group_now(), warp = thread_now() / 32 % 4;
@@ -401,7 +353,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
 #pragma unroll
   for (int i = 0; i < MINE; i++)
     whole &= ((int64_t)places[i] + 1) * SIDE <= p.n;
-  if (parts > 1 && !add_parts(p, &sh->come, row, (int)told.z, part, parts, sums))
+  if (parts > 1 && !add_parts(p, &sh->come, row, (int)told.z, part, parts, (float(&)[TWICE * SUMS]) sums))
     return;
   if (p.c_boxes && whole) {
     store_boxes(p, sums, row, places, sh->own[group].boxes);
@@ -412,7 +364,9 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
       sm90_bulk_wait_read();
     meet_group(7 + group);
   }
-  store_sums(p, sums, row + warp * 16, places, sh->own[group].spare[warp]);
+#pragma unroll
+  for (int i = 0; i < TWICE; i++)
+    store_sums(p, sums[i], row, first_column(places, i), sh->own[group].spare[warp]);
   if (p.c_boxes)
     meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
 }
@@ -427,10 +381,10 @@ static __device__ __forceinline__ uint4 told_by(int lane, const uint4 &x)
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char *ring, narrow_shared *sh)
 {
-  const narrow_views views = views_of(ring);
+  const narrow_views views = views_of(ring, (const char *)(sh + 1));
   bsr16_consumer c = consumer_of(p, sh->full, sh->empty, sh->told);
   for (;;) {
-    float sums[SUMS];
+    float sums[TWICE][SUMS];
     uint32_t at;
     const uint32_t what = multiply_unit<DTYPE, A_BY_K>(c, views, sums, at);
     if (what & TOLD_END) {
@@ -453,15 +407,22 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
 
 template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(const esmm_bsr16_params &p)
 {
-  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  extern __shared__ __align__(1024) char zeros[]; /* there is no other shared memory, so it starts as it says */
+  char *ring = zeros + ZEROS;
   narrow_shared *sh = (narrow_shared *)(ring + STAGES * STAGE_BYTES);
-  if (threadIdx.x == 0)
+  bsr16_next next = {};
+  if (threadIdx.x < FEEDERS) /* the first list is looked up while the blocks meet */
+    next = first_of(p, work_of(p));
+  else if (threadIdx.x == FEEDERS)
     begin_stages<STAGES>(p, sh->full, sh->empty, &sh->tickets);
+  for (int i = (int)threadIdx.x; i < ZEROS / 4; i += ESMM_WGMMA16_THREADS)
+    ((uint32_t *)zeros)[i] = ((uint32_t *)(sh + 1))[i] = 0;
+  sm90_fence_async();
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
     sm90_registers_down<88>();
-    feed(p, ring, sh);
+    feed(p, ring, sh, next);
   } else {
     sm90_registers_up<208>();
     if (p.a_by_k)

@@ -87,16 +87,16 @@ template <int CELL_K> static __device__ __forceinline__ uint32_t entry_bytes(con
   return (uint32_t)(p.rows + __popc(entry.x >> 28) * ESMM_CELL_COLS) * (CELL_K * 2);
 }
 
+/* next: the first unit; then: lane i's: entry i of it. */
 template <int CELL_K>
-static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh)
+static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, bsr16_shared *sh, bsr16_next &next,
+                                            uint2 then)
 {
   enum { EACH = 64 / CELL_K }; /* entries of a stage */
   const bsr16_work work = work_of(p);
   const int lane = (int)threadIdx.x;
   int slot = 0;
   uint32_t phase = 1;
-  bsr16_next next = first_of(p, work);
-  uint2 then = entry_at(p, next.list, next.list.first + lane); /* lane i's: entry i of the next unit */
   for (int turn = 0; next.index < work.count; turn++) {
     const bsr16_unit unit = next.unit;
     const bsr16_list list = next.list;
@@ -271,46 +271,6 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
   }
 }
 
-/* Any C: 32 rows by 16 columns a turn through the warp's own shared memory. The sums are lost. */
-template <int SUMS>
-static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
-                                                  float *spare)
-{
-  enum { LINE = 16 };
-  const esmm_epilogue_params &e = p.epilogue;
-  const int lane = thread_now() % 32;
-  const bool vectors = has_vectors(e.c) && col + LINE <= p.n;
-#pragma unroll 1
-  for (int g = 0; g < SUMS; g += 16, row += 32) {
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-      spare[(i / 4 * 8 + lane % 4 * 2 + i % 2) * LINE + lane / 4 + i / 2 % 2 * 8] = sums[i];
-#pragma unroll
-    for (int i = 0; i + 16 < SUMS; i++)
-      sums[i] = sums[i + 16];
-    __syncwarp();
-    if (vectors) {
-#pragma unroll 1
-      for (int i = 0; i < 2; i++) {
-        const int r = i * 16 + lane / 2;
-        const float4 *from = (const float4 *)(spare + r * LINE + lane % 2 * 8);
-        const float4 low = from[0], high = from[1];
-        float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        if (row + r < p.m)
-          finish_8(e, row + r, col + lane % 2 * 8, x);
-      }
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < 16; i++) {
-        const int r = i * 2 + lane / 16, c = lane % 16;
-        if (row + r < p.m && col + c < p.n)
-          finish_element(e, row + r, col + c, spare[r * LINE + c]);
-      }
-    }
-    __syncwarp();
-  }
-}
-
 /* What becomes of the sums. */
 template <int SUMS>
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, bsr16_shared *sh,
@@ -380,17 +340,23 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
 {
   extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
   bsr16_shared *sh = (bsr16_shared *)(ring + STAGES * STAGE_BYTES);
-  if (threadIdx.x == 0)
+  bsr16_next next = {};
+  uint2 then = make_uint2(0, 0);
+  if (threadIdx.x < 32) { /* the first list is on its way while the blocks meet */
+    next = first_of(p, work_of(p));
+    then = entry_at(p, next.list, next.list.first + (int)threadIdx.x);
+  } else if (threadIdx.x == 32) {
     begin_stages<STAGES>(p, sh->full, sh->empty, &sh->tickets);
+  }
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < FEEDERS) {
     sm90_registers_down<72>();
     if (threadIdx.x < 32) {
       if (p.cell_k == 64)
-        feed<64>(p, ring, sh);
+        feed<64>(p, ring, sh, next, then);
       else
-        feed<32>(p, ring, sh);
+        feed<32>(p, ring, sh, next, then);
     }
   } else {
     sm90_registers_up<216>();

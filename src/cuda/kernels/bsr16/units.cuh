@@ -234,7 +234,8 @@ static __device__ __forceinline__ void begin_stages(const esmm_bsr16_params &p, 
                                                     bsr16_tickets *tickets)
 {
   sm90_prefetch_map(&p.map_a);
-  sm90_prefetch_map(&p.map_cells);
+  if (!p.blocks)
+    sm90_prefetch_map(&p.map_cells);
   if (p.c_boxes)
     sm90_prefetch_map(&p.map_c);
   for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
@@ -289,6 +290,52 @@ static __device__ __forceinline__ uint64_t view_of(const void *at, uint32_t pane
 static __device__ __forceinline__ int group_now(void)
 {
   return (thread_now() - FEEDERS) / 128;
+}
+
+/* ---- C, by columns ---- */
+
+/* A thread has, of 16 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column lane / 4 + 8h, row 8j + lane % 4 * 2 +
+ * e.
+ */
+
+/* Any C: 32 rows by 16 columns a turn through the warp's own shared memory. The sums are lost. */
+template <int SUMS>
+static __device__ __forceinline__ void store_sums(const esmm_bsr16_params &p, float (&sums)[SUMS], int row, int col,
+                                                  float *spare)
+{
+  enum { LINE = 16 };
+  const esmm_epilogue_params &e = p.epilogue;
+  const int lane = thread_now() % 32;
+  const bool vectors = has_vectors(e.c) && col + LINE <= p.n;
+#pragma unroll 1
+  for (int g = 0; g < SUMS; g += 16, row += 32) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      spare[(i / 4 * 8 + lane % 4 * 2 + i % 2) * LINE + lane / 4 + i / 2 % 2 * 8] = sums[i];
+#pragma unroll
+    for (int i = 0; i + 16 < SUMS; i++)
+      sums[i] = sums[i + 16];
+    __syncwarp();
+    if (vectors) {
+#pragma unroll 1
+      for (int i = 0; i < 2; i++) {
+        const int r = i * 16 + lane / 2;
+        const float4 *from = (const float4 *)(spare + r * LINE + lane % 2 * 8);
+        const float4 low = from[0], high = from[1];
+        float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (row + r < p.m)
+          finish_8(e, row + r, col + lane % 2 * 8, x);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 16; i++) {
+        const int r = i * 2 + lane / 16, c = lane % 16;
+        if (row + r < p.m && col + c < p.n)
+          finish_element(e, row + r, col + c, spare[r * LINE + c]);
+      }
+    }
+    __syncwarp();
+  }
 }
 
 #endif

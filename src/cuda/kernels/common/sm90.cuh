@@ -178,9 +178,19 @@ static __device__ __forceinline__ void sm90_tma_load_multicast(void *to, const v
                : "memory");
 }
 
-/* Bytes of memory, as sm90_bulk_load, to the same blocks; `to` and `b` are addresses of shared memory. */
-static __device__ __forceinline__ void sm90_bulk_load_multicast(uint32_t to, const void *from, uint32_t bytes,
-                                                                uint32_t b, uint16_t blocks)
+/* Bytes of memory, as sm90_bulk_load, to the same blocks. */
+static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const void *from, uint32_t bytes, uint64_t *b,
+                                                                uint16_t blocks)
+{
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+               "[%3], %4;" ::"r"(sm90_address(to)),
+               "l"(from), "r"(bytes), "r"(sm90_address(b)), "h"(blocks)
+               : "memory");
+}
+
+/* The same by addresses of shared memory. */
+static __device__ __forceinline__ void sm90_bulk_load_multicast_at(uint32_t to, const void *from, uint32_t bytes,
+                                                                   uint32_t b, uint16_t blocks)
 {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
                "[%3], %4;" ::"r"(to),

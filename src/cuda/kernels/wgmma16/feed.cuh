@@ -496,9 +496,9 @@ static __device__ __forceinline__ void fetch_runs(const esmm_wgmma16_params &p, 
     return;
   const int64_t strip = (int64_t)(row / TILE * 2 + rank) * (p.segment_k / ESMM_PACKED_GROUP);
   const int64_t group = (run & 0xffffffu) == ESMM_PACKED_ZEROS ? -1 : strip + (run & 0xffffffu);
-  sm90_bulk_load_multicast(to + (uint32_t)h.lane * ESMM_PACKED_BYTES,
-                           (const char *)p.handed.values + group * ESMM_PACKED_BYTES, (run >> 24) * ESMM_PACKED_BYTES,
-                           full, BOTH);
+  sm90_bulk_load_multicast_at(to + (uint32_t)h.lane * ESMM_PACKED_BYTES,
+                              (const char *)p.handed.values + group * ESMM_PACKED_BYTES,
+                              (run >> 24) * ESMM_PACKED_BYTES, full, BOTH);
 }
 
 /*
