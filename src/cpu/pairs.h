@@ -38,6 +38,7 @@
 #define PAIRS_STRAIGHT 768 /* the same in a dense product, which makes no pairs of A for each chain */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define PAIRS_AHEAD 8      /* steps by which a tile makes pairs of A before it multiplies them */
+#define PAIRS_PAGE 128     /* k's by which halves of B are fetched before they are needed: a page */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
 typedef __m512i pair_vec;
@@ -87,6 +88,7 @@ typedef struct pairs_of_b {
   const char *first, *second; /* columns 0..15 and 16..31 of the k at offset 0 */
   const uint32_t *list;       /* [n]: offsets in bytes */
   int64_t n;
+  int64_t ahead;  /* bytes from a k to the one that is fetched meanwhile */
   pair_vec *made; /* [ceil(n / 2)][2]: where they are side by side */
 } pairs_of_b;
 
@@ -104,9 +106,14 @@ ALWAYS void pairs_step_at(const int rows, vec sums[MR][2], const uint32_t *a, co
              pair_up(b->second + list[0], b->second + list[1], places));
 }
 
-/* c [rows, 32] (+)= a * b. Makes the pairs of B, and keeps them if others need them. */
-ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc,
-                         bool add)
+typedef enum pairs_way { PAIRS_MAKE, PAIRS_FETCH, PAIRS_KEEP, PAIRS_MADE } pairs_way; /* b's pairs */
+
+/*
+ * c [rows, 32] (+)= a * b. Makes the pairs of B, and keeps them if others need them. fetch: B comes from memory, and
+ * the CPU fetches ahead by itself, but not into the next page.
+ */
+ALWAYS void pairs_making(const int rows, const bool fetch, const bool keep, const uint32_t *a, const pairs_of_b *b,
+                         float *c, int64_t ldc, bool add)
 {
   const pair_vec places = pair_places();
   const char *b0 = b->first, *b1 = b->second;
@@ -117,6 +124,10 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, con
   tile_clear(rows, sums);
   for (; list < end; list += 2, a += MR) {
     const pair_vec x0 = pair_up(b0 + list[0], b0 + list[1], places), x1 = pair_up(b1 + list[0], b1 + list[1], places);
+    if (fetch) {
+      _mm_prefetch(b0 + b->ahead + list[0], _MM_HINT_T0);
+      _mm_prefetch(b1 + b->ahead + list[0], _MM_HINT_T0);
+    }
     if (keep) {
       _mm512_storeu_si512(made, x0);
       _mm512_storeu_si512(made + 1, x1);
@@ -187,9 +198,63 @@ ALWAYS void pairs_joined(const int rows, const pairs_of_a *a, const pairs_of_b *
   tile_store(rows, sums, c, ldc, add);
 }
 
-typedef enum pairs_way { PAIRS_MAKE, PAIRS_KEEP, PAIRS_MADE } pairs_way; /* b's pairs, where a's are there */
+/* The same for 9 to 16 rows, two tiles of A: 16 columns at a time, so that pairs of B serve all rows and need not be
+   kept. */
+ALWAYS void pairs_tall_step(const int rows, vec sums[2 * MR], const uint32_t *a, const uint32_t *below, pair_vec x)
+{
+  VEC_KEEP(x);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+    sums[r] = dot_pairs(sums[r], _mm512_set1_epi32((int)(r < MR ? a[r] : below[r - MR])), x);
+}
+
+ALWAYS void pairs_tall(const int rows, const uint32_t *a, const uint32_t *below, const char *half, const pairs_of_b *b,
+                       float *c, int64_t ldc, bool add)
+{
+  const pair_vec places = pair_places();
+  const char *ahead = half + b->ahead;
+  const uint32_t *list = b->list, *end = list + b->n / 2 * 2;
+  vec sums[2 * MR];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * ldc, 1);
+    sums[r] = vec_zero();
+  }
+  for (; list < end; list += 2, a += MR, below += MR) {
+    _mm_prefetch(ahead + list[0], _MM_HINT_T0);
+    pairs_tall_step(rows, sums, a, below, pair_up(half + list[0], half + list[1], places));
+  }
+  if (b->n % 2)
+    pairs_tall_step(rows, sums, a, below, pair_last(half + list[0]));
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+    vec_store(c + r * ldc, add ? vec_add(sums[r], vec_load(c + r * ldc)) : sums[r]);
+}
+
+typedef void tall_function(const uint32_t *a, const uint32_t *below, const pairs_of_b *b, float *c, int64_t ldc,
+                           bool add);
+
+#define TALL_TILE(rows)                                                                                            \
+  static __attribute__((noinline)) void tall_##rows(const uint32_t *a, const uint32_t *below, const pairs_of_b *b, \
+                                                    float *c, int64_t ldc, bool add)                               \
+  {                                                                                                                \
+    pairs_tall(rows, a, below, b->first, b, c, ldc, add);                                                          \
+    pairs_tall(rows, a, below, b->second, b, c + VEC, ldc, add);                                                   \
+  }
+TALL_TILE(9)
+TALL_TILE(10)
+TALL_TILE(11)
+TALL_TILE(12)
+TALL_TILE(13)
+TALL_TILE(14)
+TALL_TILE(15)
+TALL_TILE(16)
+static tall_function *const tall_tile[2 * MR + 1] = {[9] = tall_9, tall_10, tall_11, tall_12,
+                                                     tall_13,      tall_14, tall_15, tall_16};
+
 typedef void pairs_function(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
 
+/* With few rows memory is all that a tile waits for, and fetching ahead of it gains nothing. */
 #define PAIRS_TILE(rows)                                                                                      \
   static __attribute__((noinline)) void pairs_##rows(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, \
                                                      float *c, int64_t ldc, bool add)                         \
@@ -199,9 +264,11 @@ typedef void pairs_function(pairs_way way, const pairs_of_a *a, const pairs_of_b
     else if (way == PAIRS_MADE)                                                                               \
       pairs_made(rows, a->pairs, b, c, ldc, add);                                                             \
     else if (way == PAIRS_KEEP)                                                                               \
-      pairs_making(rows, true, a->pairs, b, c, ldc, add);                                                     \
+      pairs_making(rows, false, true, a->pairs, b, c, ldc, add);                                              \
+    else if (way == PAIRS_FETCH && (rows) > MR / 2)                                                           \
+      pairs_making(rows, true, false, a->pairs, b, c, ldc, add);                                              \
     else                                                                                                      \
-      pairs_making(rows, false, a->pairs, b, c, ldc, add);                                                    \
+      pairs_making(rows, false, false, a->pairs, b, c, ldc, add);                                             \
   }
 PAIRS_TILE(1)
 PAIRS_TILE(2)
@@ -461,17 +528,21 @@ static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t b
     end = append_offsets(end, s->bits[w], (uint32_t)(w * 64 * HALF_BYTES), (uint32_t)HALF_BYTES, 1);
 }
 
-/* c [rows, cols] (+)= a strip's tiles times b, that of a first; columns up to `room` may be written to. made: b's pairs
-   are there. */
-static void pairs_multiply(int64_t rows, pairs_of_a a, int64_t tile_stride, const pairs_of_b *b, bool made, float *c,
-                           int64_t ldc, int64_t cols, int64_t room, bool add)
+/* c [rows, cols] (+)= a strip's tiles times b, that of a first; columns up to `room` may be written to. way: of the
+   first tile. */
+static void pairs_multiply(int64_t rows, pairs_of_a a, int64_t tile_stride, const pairs_of_b *b, pairs_way way,
+                           float *c, int64_t ldc, int64_t cols, int64_t room, bool add)
 {
+  if (way == PAIRS_FETCH && rows > MR && room >= TILE_COLS) {
+    tall_tile[rows](a.pairs, a.pairs + tile_stride, b, c, ldc, add);
+    return;
+  }
   for (int64_t r = 0; r < rows; r += MR, c += MR * ldc) {
     const int64_t count = esmm_min(MR, rows - r);
-    const pairs_way way = made || r > 0 ? PAIRS_MADE : rows > MR ? PAIRS_KEEP : PAIRS_MAKE;
     float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
     const bool whole = room >= TILE_COLS;
     pairs_tile[count](way, &a, b, whole ? c : edge, whole ? ldc : TILE_COLS, whole && add);
+    way = way == PAIRS_KEEP ? PAIRS_MADE : way;
     if (a.words)
       a.words += tile_stride * (int64_t)sizeof(uint32_t);
     else
@@ -492,15 +563,16 @@ typedef struct pairs_target {
 } pairs_target;
 
 /* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: where there are others it has
-   32 rows, and so tiles that keep them. */
+   32 rows, and so tiles that keep them. Where there are none, and 16 rows at most, nobody else needs them. */
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
   const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_STRAIGHT)), 2);
   for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
+    pairs_way way = count == 1 && strips[0].rows <= 2 * MR ? PAIRS_FETCH : PAIRS_KEEP;
     b.n = esmm_min(chain, kc - k);
-    for (int64_t i = 0; i < count; i++)
-      pairs_multiply(strips[i].rows, (pairs_of_a){.pairs = strips[i].pairs + k / 2 * MR}, g->tile_stride, &b, i > 0,
+    for (int64_t i = 0; i < count; i++, way = PAIRS_MADE)
+      pairs_multiply(strips[i].rows, (pairs_of_a){.pairs = strips[i].pairs + k / 2 * MR}, g->tile_stride, &b, way,
                      to->c + strips[i].row0 * to->ldc, to->ldc, to->cols, to->room, to->add || k > 0);
   }
 }
@@ -519,8 +591,8 @@ static void pairs_listed(const pairs_blocking *g, const pairs_strip *s, const ui
                                 : (pairs_of_a){.pairs = s->pairs + i / 2 * MR};
     b.n = esmm_min(chain, n - i);
     b.list = list_b + i;
-    pairs_multiply(s->rows, a, g->tile_stride, &b, false, to->c + s->row0 * to->ldc, to->ldc, to->cols, to->room,
-                   to->add || i > 0);
+    pairs_multiply(s->rows, a, g->tile_stride, &b, s->rows > MR ? PAIRS_KEEP : PAIRS_MAKE, to->c + s->row0 * to->ldc,
+                   to->ldc, to->cols, to->room, to->add || i > 0);
   }
 }
 
@@ -534,7 +606,9 @@ static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, 
   const uint32_t *before = w->before + q * (w->words + 1);
   const char *at = (const char *)w->panel_data + (int64_t)w->panel_at[q] * (int64_t)sizeof(uint16_t);
   const int64_t first = (int64_t)before[k0 / 64] * HALF_BYTES;
-  return (pairs_of_b){.first = at + first, .second = at + first + (int64_t)before[w->words] * HALF_BYTES};
+  return (pairs_of_b){.first = at + first,
+                      .second = at + first + (int64_t)before[w->words] * HALF_BYTES,
+                      .ahead = PAIRS_PAGE * HALF_BYTES};
 }
 
 /* The k's of panel q, of the stretch from k0 on, and where they are: of blocks, found in scratch. */
