@@ -11,6 +11,7 @@
  *   by side in registers. A form of B with fixed pairs would multiply every pair that has one of its k's.
  *
  * BSR weights whose block width 32 divides are read where they lie, too: rows of a block column are block_cols apart.
+ * So are N:M weights of which 32 columns share their k's.
  *
  * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once; the first tile of
  * the strip keeps the pairs of B for those below it. Where it is not, every tile makes its own pairs of both: those of
@@ -403,7 +404,8 @@ static void pair_strip(int64_t rows, const uint16_t *words, int64_t n, int64_t t
 typedef struct pairs_blocking {
   bool skip, full; /* full: B has every k of every panel */
   bool from_rows;  /* B is read from its rows */
-  bool blocks;     /* or from its blocks, whose width 32 divides */
+  bool blocks;     /* or from its blocks, whose width 32 divides, */
+  bool lists;      /* or from N:M lists that 32 columns share */
   int64_t panels, width;
   int64_t tile_stride; /* words of 32 bits from one tile of packed A to the next */
   int64_t mc, kc, nc;  /* nc in panels */
@@ -426,8 +428,11 @@ static inline int64_t even_rows(int64_t m, int64_t most, int64_t threads)
 
 static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
 {
-  pairs_blocking g = {.skip = skip, .blocks = p->w->format == ESMM_FORMAT_BSR, .panels = p->w->panels};
-  g.full = !skip || (p->w->full && !g.blocks);
+  pairs_blocking g = {.skip = skip,
+                      .blocks = p->w->format == ESMM_FORMAT_BSR,
+                      .lists = p->w->format == ESMM_FORMAT_NM,
+                      .panels = esmm_ceil_div(p->n, ESMM_PANEL)};
+  g.full = !skip || (p->w->full && !g.blocks && !g.lists);
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
   g.width = skip ? p->variant : p->m > 16 ? 32 : p->m > 8 ? 16 : 8;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, PAIRS_STRETCH)), 64); /* even stretches */
@@ -479,8 +484,10 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.sums_ld) * sizeof(float)));
   g.at_rows = at;
   at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
-  g.at_kept = at; /* the bits of a panel of blocks, and what is counted of them */
-  at = align_up(at + (g.blocks ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t) : 0));
+  g.at_kept = at; /* the bits of a panel of blocks or lists, and what is counted of them */
+  at = align_up(at + (g.blocks || g.lists
+                          ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t)
+                          : 0));
   g.bytes = at;
   return g;
 }
@@ -611,12 +618,12 @@ static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, 
                       .ahead = PAIRS_PAGE * HALF_BYTES};
 }
 
-/* The k's of panel q, of the stretch from k0 on, and where they are: of blocks, found in scratch. */
+/* The k's of panel q, of the stretch from k0 on, and where they are: of blocks and lists, found in scratch. */
 static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t q, int64_t k0, int64_t kc,
                          char *scratch, pairs_of_b *b)
 {
   const int64_t words = esmm_ceil_div(kc, 64);
-  if (!g->blocks) {
+  if (!g->blocks && !g->lists) {
     const uint32_t *before = w->before + q * (w->words + 1) + k0 / 64;
     return (joined){w->bits + q * w->words + k0 / 64, before, (int64_t)before[words] - before[0], (uint32_t)HALF_BYTES};
   }
@@ -624,6 +631,13 @@ static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t
   const panel_room room = {
       .bits = bits, .before = (uint32_t *)(bits + words), .live = (uint32_t *)(bits + words) + words + 1};
   panel found = {.kept = 0};
+  if (g->lists) {
+    const int64_t slot = find_listed(&w->nm, q * ESMM_PANEL, k0, kc, &room, &found);
+    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else nobody looks at the second */
+    b->first = (const char *)w->nm.values + (2 * q * w->nm.slots + slot) * HALF_BYTES;
+    b->second = b->first + half;
+    return (joined){found.bits, found.before, found.kept, (uint32_t)HALF_BYTES};
+  }
   const int64_t at = find_blocks(&w->bsr, q * ESMM_PANEL, k0, kc, &room, &found);
   b->first = (const char *)w->bsr.values + at * (int64_t)sizeof(uint16_t);
   b->second = b->first + HALF_BYTES;
@@ -678,7 +692,7 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
-      pairs_of_b b = g->blocks ? (pairs_of_b){.n = 0} : pairs_panel(w, g->from_rows, q0 + q, k0);
+      pairs_of_b b = g->blocks || g->lists ? (pairs_of_b){.n = 0} : pairs_panel(w, g->from_rows, q0 + q, k0);
       const joined of_b = g->full ? (joined){.kept = 0} : pairs_kept(g, w, q0 + q, k0, kc, scratch, &b);
       b.made = (pair_vec *)(void *)(scratch + g->at_b);
       to.cols = esmm_min(TILE_COLS, p->n - (q0 + q) * TILE_COLS);
