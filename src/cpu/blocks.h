@@ -58,6 +58,13 @@ static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t
       bits[i] |= pattern->bits[s * pattern->words + word0 + i];
 }
 
+ALWAYS bool any_bit(const uint64_t *bits, int64_t from, int64_t count) /* count is at most 32 */
+{
+  const uint64_t low = bits[from / 64] >> (from % 64);
+  const uint64_t high = from % 64 ? bits[from / 64 + 1] << (64 - from % 64) : 0;
+  return ((low | high) & (((uint64_t)1 << count) - 1)) != 0;
+}
+
 /* ------------------------------------------------------------------------------------------------ k-lists */
 
 /* One side of a joint: a strip of A, or a panel of B. */

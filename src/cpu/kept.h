@@ -1,6 +1,6 @@
 /*
- * kept.h: which k's a panel of B keeps, and the blocks that it has them from. What panels.h and pairs.h share. Included
- * after vec_*.h.
+ * kept.h: which k's a panel of B keeps, and the blocks or lists that it has them from. What panels.h and pairs.h share.
+ * Included after vec_*.h.
  */
 #ifndef ESMM_KEPT_H
 #define ESMM_KEPT_H
@@ -94,6 +94,61 @@ static inline int64_t find_blocks(const esmm_bsr_form *form, int64_t j0, int64_t
     return 0;
   const int64_t skipped = k0 + from - (int64_t)form->at[first] * form->block_rows;
   return first * size + skipped * form->block_cols + j0 % form->block_cols;
+}
+
+/* The first slot whose k may be k0 or more, and the one past the last that may be below k1. */
+ALWAYS void slots_of_stretch(const esmm_nm_form *form, int64_t k0, int64_t k1, int64_t *first, int64_t *end)
+{
+  *first = k0 / form->group * form->keep;
+  *end = esmm_min(form->slots, esmm_ceil_div(k1, form->group) * form->keep);
+}
+
+/* Where slots of a group stand, from slot to slot without a division. */
+typedef struct slot_walk {
+  int64_t base; /* the group's first k, less k0 */
+  int in_group;
+} slot_walk;
+
+ALWAYS slot_walk walk_from(const esmm_nm_form *form, int64_t slot, int64_t k0) /* a group's first slot */
+{
+  return (slot_walk){.base = slot / form->keep * form->group - k0};
+}
+
+ALWAYS void walk_on(const esmm_nm_form *form, slot_walk *at)
+{
+  if (++at->in_group == form->keep) {
+    at->in_group = 0;
+    at->base += form->group;
+  }
+}
+
+/*
+ * The same of N:M weights, of columns from j0 on that share a list: the slot of the first k. Slots have ascending k's,
+ * so those of the stretch follow each other.
+ */
+static inline int64_t find_listed(const esmm_nm_form *form, int64_t j0, int64_t k0, int64_t kc, const panel_room *room,
+                                  panel *b)
+{
+  int64_t first, end;
+  slots_of_stretch(form, k0, k0 + kc, &first, &end);
+  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
+  const unsigned char *list = form->index + (size_t)(j0 / form->group_cols) * form->list_bytes;
+  int64_t start = end;
+  slot_walk at = walk_from(form, first, k0);
+  for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
+    const int64_t k = at.base + (int64_t)esmm_nm_field(list, slot, form->bits);
+    if (k >= 0 && k < kc) {
+      room->bits[k / 64] |= (uint64_t)1 << (k % 64);
+      start = esmm_min(start, slot);
+    }
+  }
+  count_bits(room, kc, b);
+  return start;
+}
+
+ALWAYS bool shares_lists(const esmm_weights *w)
+{
+  return w->nm.group_cols > 1 && (w->nm.group_cols >= w->n || w->nm.group_cols % ESMM_HALF == 0);
 }
 
 /* Share of a form's blocks that are there. */

@@ -223,13 +223,6 @@ ALWAYS int next_rows(int64_t left)
   return level;
 }
 
-ALWAYS bool any_bit(const uint64_t *bits, int64_t from, int64_t count) /* count is at most 32 */
-{
-  const uint64_t low = bits[from / 64] >> (from % 64);
-  const uint64_t high = from % 64 ? bits[from / 64 + 1] << (64 - from % 64) : 0;
-  return ((low | high) & (((uint64_t)1 << count) - 1)) != 0;
-}
-
 /* Packs the groups of a tile that have a nonzero, and lists them. bits has a word to spare. */
 static int64_t pack_groups(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t m,
                            const select_layout *l, float *to, uint32_t *list)

@@ -4,18 +4,21 @@
  *
  * The instruction wants the two k's side by side, in 32 bits: a pair of A for a row, a pair of B for a column.
  *
- *   A, by strips of 8, 16 or 32 rows: tiles [kept / 2][8], 32 bits: two k's of a row. Or words [kept][rows], 16 bits,
+ *   A, by strips of 8, 16 or 32 rows: tiles [kept / 2][8], 32 bits: two k's of a row. Or tiles [kept][8], 16 bits,
  *   where pairs depend on the panel.
  *
  *   B stays as it was prepared: two halves of 16 columns for each k. Whichever two k's a list names next are put side
- *   by side in registers, by the first tile of a strip, which also stores them for the tiles below it. That costs this
- *   tile a few per cent; a form of B with fixed pairs would multiply every pair that has one of its k's.
+ *   by side in registers. A form of B with fixed pairs would multiply every pair that has one of its k's.
  *
  * BSR weights whose block width 32 divides are read where they lie, too: rows of a block column are block_cols apart.
+ * So are N:M weights of which 32 columns share their k's.
  *
- * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once. Where it is not, the
- * pairs of a strip are made for every panel, chain by chain, from its words. A dense product has one list for all
- * strips, and makes the pairs of B once for a block.
+ * Where B is full the list of a strip does not depend on the panel, and A is packed in pairs once; the first tile of
+ * the strip keeps the pairs of B for those below it. Where it is not, every tile makes its own pairs of both: those of
+ * A a few steps ahead, to a buffer that never leaves the first-level cache. A Zen 4 has room for these shuffles beside
+ * its multiply-adds, but not for stores: one of 64 bytes takes a multiply-add's place twice, and a buffer for all tiles
+ * of a strip would be fetched from the second-level cache to be written. A dense product has one list for all strips,
+ * and makes the pairs of B once for a block.
  *
  * A list with an odd end gets a zero of both operands: no Inf meets a zero that is not in the data.
  *
@@ -35,6 +38,8 @@
 #define PAIRS_CHAIN 512    /* k's of a list that are summed before they are added to C; even */
 #define PAIRS_STRAIGHT 768 /* the same in a dense product, which makes no pairs of A for each chain */
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
+#define PAIRS_AHEAD 8      /* steps by which a tile makes pairs of A before it multiplies them */
+#define PAIRS_PAGE 128     /* k's by which halves of B are fetched before they are needed: a page */
 #define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
 typedef __m512i pair_vec;
@@ -79,17 +84,37 @@ ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_
   }
 }
 
-/* What a tile multiplies: n k's of a list. */
+/* What a tile multiplies: n k's of a list, of B */
 typedef struct pairs_of_b {
   const char *first, *second; /* columns 0..15 and 16..31 of the k at offset 0 */
   const uint32_t *list;       /* [n]: offsets in bytes */
   int64_t n;
+  int64_t ahead;  /* bytes from a k to the one that is fetched meanwhile */
   pair_vec *made; /* [ceil(n / 2)][2]: where they are side by side */
 } pairs_of_b;
 
-/* c [rows, 32] (+)= a * b. a: [ceil(n / 2)][8]. Makes the pairs of B, and keeps them if others need them. */
-ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc,
-                         bool add)
+/* and of A, by 8 rows. */
+typedef struct pairs_of_a {
+  uint32_t *pairs;      /* [ceil(n / 2)][8]; or room for that, and: */
+  const char *words;    /* 8 rows of the k at offset 0; NULL: pairs are there */
+  const uint32_t *list; /* [n]: offsets in bytes */
+} pairs_of_a;
+
+ALWAYS void pairs_step_at(const int rows, vec sums[MR][2], const uint32_t *a, const pairs_of_b *b, const uint32_t *list,
+                          pair_vec places)
+{
+  pairs_step(rows, sums, a, pair_up(b->first + list[0], b->first + list[1], places),
+             pair_up(b->second + list[0], b->second + list[1], places));
+}
+
+typedef enum pairs_way { PAIRS_MAKE, PAIRS_FETCH, PAIRS_KEEP, PAIRS_MADE } pairs_way; /* b's pairs */
+
+/*
+ * c [rows, 32] (+)= a * b. Makes the pairs of B, and keeps them if others need them. fetch: B comes from memory, and
+ * the CPU fetches ahead by itself, but not into the next page.
+ */
+ALWAYS void pairs_making(const int rows, const bool fetch, const bool keep, const uint32_t *a, const pairs_of_b *b,
+                         float *c, int64_t ldc, bool add)
 {
   const pair_vec places = pair_places();
   const char *b0 = b->first, *b1 = b->second;
@@ -100,6 +125,10 @@ ALWAYS void pairs_making(const int rows, const bool keep, const uint32_t *a, con
   tile_clear(rows, sums);
   for (; list < end; list += 2, a += MR) {
     const pair_vec x0 = pair_up(b0 + list[0], b0 + list[1], places), x1 = pair_up(b1 + list[0], b1 + list[1], places);
+    if (fetch) {
+      _mm_prefetch(b0 + b->ahead + list[0], _MM_HINT_T0);
+      _mm_prefetch(b1 + b->ahead + list[0], _MM_HINT_T0);
+    }
     if (keep) {
       _mm512_storeu_si512(made, x0);
       _mm512_storeu_si512(made + 1, x1);
@@ -131,19 +160,116 @@ ALWAYS void pairs_made(const int rows, const uint32_t *a, const pairs_of_b *b, f
   tile_store(rows, sums, c, ldc, add);
 }
 
-typedef enum pairs_way { PAIRS_MAKE, PAIRS_KEEP, PAIRS_MADE } pairs_way;
-typedef void pairs_function(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
+/* 8 rows at two k's, side by side. */
+ALWAYS void pair_rows(__m128i even, __m128i odd, uint32_t *to)
+{
+  _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(even, odd));
+  _mm_storeu_si128((__m128i *)(void *)(to + MR / 2), _mm_unpackhi_epi16(even, odd));
+}
 
-#define PAIRS_TILE(rows)                                                                                              \
-  static __attribute__((noinline)) void pairs_##rows(pairs_way way, const uint32_t *a, const pairs_of_b *b, float *c, \
-                                                     int64_t ldc, bool add)                                           \
-  {                                                                                                                   \
-    if (way == PAIRS_MADE)                                                                                            \
-      pairs_made(rows, a, b, c, ldc, add);                                                                            \
-    else if (way == PAIRS_KEEP)                                                                                       \
-      pairs_making(rows, true, a, b, c, ldc, add);                                                                    \
-    else                                                                                                              \
-      pairs_making(rows, false, a, b, c, ldc, add);                                                                   \
+ALWAYS __m128i load_rows(const char *words, uint32_t at)
+{
+  return _mm_loadu_si128((const __m128i *)(const void *)(words + at));
+}
+
+/* The same with no pairs made: neither B's, nor A's, which are PAIRS_AHEAD steps ahead. */
+ALWAYS void pairs_joined(const int rows, const pairs_of_a *a, const pairs_of_b *b, float *c, int64_t ldc, bool add)
+{
+  const pair_vec places = pair_places();
+  const pairs_of_b from = *b; /* in registers */
+  const char *words = a->words;
+  const uint32_t *next = a->list, *list = from.list, *pairs = a->pairs, *end = next + from.n / 2 * 2;
+  const uint32_t *first = next + esmm_min(PAIRS_AHEAD, from.n / 2) * 2, *last = list + from.n / 2 * 2;
+  uint32_t *to = a->pairs;
+  vec sums[MR][2];
+  tile_prefetch(rows, c, ldc);
+  tile_clear(rows, sums);
+  for (; next < first; next += 2, to += MR)
+    pair_rows(load_rows(words, next[0]), load_rows(words, next[1]), to);
+  for (; next < end; next += 2, to += MR, list += 2, pairs += MR) {
+    pair_rows(load_rows(words, next[0]), load_rows(words, next[1]), to);
+    pairs_step_at(rows, sums, pairs, &from, list, places);
+  }
+  if (from.n % 2)
+    pair_rows(load_rows(words, next[0]), _mm_setzero_si128(), to);
+  for (; list < last; list += 2, pairs += MR)
+    pairs_step_at(rows, sums, pairs, &from, list, places);
+  if (from.n % 2)
+    pairs_step(rows, sums, pairs, pair_last(from.first + list[0]), pair_last(from.second + list[0]));
+  tile_store(rows, sums, c, ldc, add);
+}
+
+/* The same for 9 to 16 rows, two tiles of A: 16 columns at a time, so that pairs of B serve all rows and need not be
+   kept. */
+ALWAYS void pairs_tall_step(const int rows, vec sums[2 * MR], const uint32_t *a, const uint32_t *below, pair_vec x)
+{
+  VEC_KEEP(x);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+    sums[r] = dot_pairs(sums[r], _mm512_set1_epi32((int)(r < MR ? a[r] : below[r - MR])), x);
+}
+
+ALWAYS void pairs_tall(const int rows, const uint32_t *a, const uint32_t *below, const char *half, const pairs_of_b *b,
+                       float *c, int64_t ldc, bool add)
+{
+  const pair_vec places = pair_places();
+  const char *ahead = half + b->ahead;
+  const uint32_t *list = b->list, *end = list + b->n / 2 * 2;
+  vec sums[2 * MR];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+    __builtin_prefetch(c + r * ldc, 1);
+    sums[r] = vec_zero();
+  }
+  for (; list < end; list += 2, a += MR, below += MR) {
+    _mm_prefetch(ahead + list[0], _MM_HINT_T0);
+    pairs_tall_step(rows, sums, a, below, pair_up(half + list[0], half + list[1], places));
+  }
+  if (b->n % 2)
+    pairs_tall_step(rows, sums, a, below, pair_last(half + list[0]));
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+    vec_store(c + r * ldc, add ? vec_add(sums[r], vec_load(c + r * ldc)) : sums[r]);
+}
+
+typedef void tall_function(const uint32_t *a, const uint32_t *below, const pairs_of_b *b, float *c, int64_t ldc,
+                           bool add);
+
+#define TALL_TILE(rows)                                                                                            \
+  static __attribute__((noinline)) void tall_##rows(const uint32_t *a, const uint32_t *below, const pairs_of_b *b, \
+                                                    float *c, int64_t ldc, bool add)                               \
+  {                                                                                                                \
+    pairs_tall(rows, a, below, b->first, b, c, ldc, add);                                                          \
+    pairs_tall(rows, a, below, b->second, b, c + VEC, ldc, add);                                                   \
+  }
+TALL_TILE(9)
+TALL_TILE(10)
+TALL_TILE(11)
+TALL_TILE(12)
+TALL_TILE(13)
+TALL_TILE(14)
+TALL_TILE(15)
+TALL_TILE(16)
+static tall_function *const tall_tile[2 * MR + 1] = {[9] = tall_9, tall_10, tall_11, tall_12,
+                                                     tall_13,      tall_14, tall_15, tall_16};
+
+typedef void pairs_function(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
+
+/* With few rows memory is all that a tile waits for, and fetching ahead of it gains nothing. */
+#define PAIRS_TILE(rows)                                                                                      \
+  static __attribute__((noinline)) void pairs_##rows(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, \
+                                                     float *c, int64_t ldc, bool add)                         \
+  {                                                                                                           \
+    if (a->words)                                                                                             \
+      pairs_joined(rows, a, b, c, ldc, add);                                                                  \
+    else if (way == PAIRS_MADE)                                                                               \
+      pairs_made(rows, a->pairs, b, c, ldc, add);                                                             \
+    else if (way == PAIRS_KEEP)                                                                               \
+      pairs_making(rows, false, true, a->pairs, b, c, ldc, add);                                              \
+    else if (way == PAIRS_FETCH && (rows) > MR / 2)                                                           \
+      pairs_making(rows, true, false, a->pairs, b, c, ldc, add);                                              \
+    else                                                                                                      \
+      pairs_making(rows, false, false, a->pairs, b, c, ldc, add);                                             \
   }
 PAIRS_TILE(1)
 PAIRS_TILE(2)
@@ -164,7 +290,7 @@ typedef struct pairs_strip {
   uint64_t *bits;     /* [words] */
   uint32_t *before;   /* [words]: k's kept before word w */
   uint32_t *pairs;    /* tiles of 8 rows, [ceil(kept / 2)][8], tile_stride apart; or: */
-  uint16_t *words;    /* [kept][width] */
+  uint16_t *words;    /* the same, [kept][8], as many bytes apart */
   uint32_t *list;     /* its k's as offsets into a panel, where B is full */
 } pairs_strip;
 
@@ -217,15 +343,12 @@ ALWAYS void store_pairs(uint32_t *to, int64_t tile_stride, bool two, __m512i x)
     _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm512_extracti64x4_epi64(x, 1));
 }
 
-/* The first `width` (8, 16 or 32) words. */
-ALWAYS void store_words(uint16_t *to, int64_t width, __m512i x)
+/* 16 rows of a k to two tiles, or 8 to one. */
+ALWAYS void store_words(uint16_t *to, int64_t stride, bool two, __m256i x)
 {
-  if (width == 32)
-    _mm512_storeu_si512(to, x);
-  else if (width == 16)
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_castsi512_si256(x));
-  else
-    _mm_storeu_si128((__m128i *)(void *)to, _mm512_castsi512_si128(x));
+  _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(x));
+  if (two)
+    _mm_storeu_si128((__m128i *)(void *)(to + stride), _mm256_extracti128_si256(x, 1));
 }
 
 /* All k's, in pairs: nothing is skipped, so they lie side by side in A already. */
@@ -241,77 +364,39 @@ static void pack_all(const uint16_t *a, int64_t ld, int64_t rows, int64_t kc, in
     }
 }
 
-/*
- * Where a strip's rows stand in its words: so that, of two k's, unpacking low and then high halves of 128 bits gives
- * pairs in the order of rows. even: which words of 2 x 16 turned pairs they are at an even k; odd ones follow each.
- */
-static __m512i word_places(int64_t width)
+/* The k's of bits, one after another, to tiles [kept][8]; room for a k past the last is used. */
+static void pack_words(const uint16_t *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc,
+                       int64_t tile_stride, uint16_t *to)
 {
-  uint16_t even[32] = {0};
-  const int half = (int)width / 2;
-  for (int r = 0; r < (int)width; r++)
-    even[r % half / 4 * 8 + r / half * 4 + r % 4] = (uint16_t)(2 * r);
-  return _mm512_loadu_si512(even);
-}
-
-/* The k's of bits, one after another; room for two k's past the last is used. */
-static void pack_words(const uint16_t *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t width,
-                       uint16_t *to)
-{
-  const __m512i even = word_places(width), odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
-  for (int64_t k = 0; k < kc; k += 32) {
-    uint32_t group = (uint32_t)(bits[k / 64] >> (k % 64));
-    if (!group)
-      continue;
-    __m512i x[16], y[16];
-    load_turned(a + k, ld, rows, kc - k, x);
-    if (width == 32)
-      load_turned(a + 16 * ld + k, ld, rows - 16, kc - k, y);
+  const __m512i odd_first = _mm512_set1_epi32(16);
+  for (int64_t r = 0; r < rows; r += 2 * MR, to += 4 * tile_stride) {
+    uint16_t *end = to;
+    for (int64_t k = 0; k < kc; k += 32) {
+      uint32_t group = (uint32_t)(bits[k / 64] >> (k % 64));
+      if (!group)
+        continue;
+      __m512i x[16];
+      load_turned(a + r * ld + k, ld, rows - r, kc - k, x);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++, group >>= 2) { /* stores every k, steps on only past those that are kept */
-      const __m512i below = width == 32 ? y[i] : x[i];
-      store_words(to, width, _mm512_permutex2var_epi16(x[i], even, below));
-      to += width * (group & 1);
-      store_words(to, width, _mm512_permutex2var_epi16(x[i], odd, below));
-      to += width * (group >> 1 & 1);
+      for (int i = 0; i < 16; i++, group >>= 2) { /* stores every k, steps on only past those that are kept */
+        store_words(end, 2 * tile_stride, rows - r > MR, _mm512_cvtepi32_epi16(x[i]));
+        end += MR * (group & 1);
+        store_words(end, 2 * tile_stride, rows - r > MR, _mm512_cvtepi32_epi16(_mm512_srlv_epi32(x[i], odd_first)));
+        end += MR * (group >> 1 & 1);
+      }
     }
   }
 }
 
-/* Pairs of n k's that stand at these offsets in a strip's words; NULL: one after another. To tiles of 8 rows. */
-ALWAYS void pair_words(const int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
-                       uint32_t *to)
+/* Pairs of a strip's n k's, one after another: a tile's words become its pairs. */
+static void pair_strip(int64_t rows, const uint16_t *words, int64_t n, int64_t tile_stride, uint32_t *to)
 {
-  for (int64_t i = 0; i < n; i += 2, to += MR) {
-    const char *even = (const char *)words + (list ? list[i] : i * width * 2);
-    const char *odd = i + 1 < n ? (const char *)words + (list ? list[i + 1] : (i + 1) * width * 2) : NULL;
-    if (width == 32) {
-      const __m512i x = _mm512_loadu_si512(even), y = odd ? _mm512_loadu_si512(odd) : _mm512_setzero_si512();
-      store_pairs(to, tile_stride, true, _mm512_unpacklo_epi16(x, y));
-      store_pairs(to + 2 * tile_stride, tile_stride, true, _mm512_unpackhi_epi16(x, y));
-    } else if (width == 16) {
-      const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)even);
-      const __m256i y = odd ? _mm256_loadu_si256((const __m256i *)(const void *)odd) : _mm256_setzero_si256();
-      _mm256_storeu_si256((__m256i *)(void *)to, _mm256_unpacklo_epi16(x, y));
-      _mm256_storeu_si256((__m256i *)(void *)(to + tile_stride), _mm256_unpackhi_epi16(x, y));
-    } else {
-      const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)even);
-      const __m128i y = odd ? _mm_loadu_si128((const __m128i *)(const void *)odd) : _mm_setzero_si128();
-      _mm_storeu_si128((__m128i *)(void *)to, _mm_unpacklo_epi16(x, y));
-      _mm_storeu_si128((__m128i *)(void *)(to + 4), _mm_unpackhi_epi16(x, y));
+  for (int64_t r = 0; r < rows; r += MR, words += 2 * tile_stride, to += tile_stride)
+    for (int64_t i = 0; i < n; i += 2) {
+      const __m128i even = _mm_loadu_si128((const __m128i *)(const void *)(words + i * MR));
+      const __m128i odd = _mm_loadu_si128((const __m128i *)(const void *)(words + (i + 1) * MR));
+      pair_rows(even, i + 1 < n ? odd : _mm_setzero_si128(), to + i / 2 * MR);
     }
-  }
-}
-
-static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *list, int64_t n, int64_t tile_stride,
-                       uint32_t *to)
-{
-  if (width == 32)
-    pair_words(32, words, list, n, tile_stride, to);
-  else if (width == 16)
-    pair_words(16, words, list, n, tile_stride, to);
-  else
-    pair_words(8, words, list, n, tile_stride, to);
 }
 
 /* ------------------------------------------------------------------------------------------------ the product */
@@ -319,7 +404,8 @@ static void pair_strip(int64_t width, const uint16_t *words, const uint32_t *lis
 typedef struct pairs_blocking {
   bool skip, full; /* full: B has every k of every panel */
   bool from_rows;  /* B is read from its rows */
-  bool blocks;     /* or from its blocks, whose width 32 divides */
+  bool blocks;     /* or from its blocks, whose width 32 divides, */
+  bool lists;      /* or from N:M lists that 32 columns share */
   int64_t panels, width;
   int64_t tile_stride; /* words of 32 bits from one tile of packed A to the next */
   int64_t mc, kc, nc;  /* nc in panels */
@@ -330,10 +416,23 @@ typedef struct pairs_blocking {
   size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, at_kept, bytes;
 } pairs_blocking;
 
+/* Rows of a block, `most` or down to half as many: so that no thread has many more of them than the others. */
+static inline int64_t even_rows(int64_t m, int64_t most, int64_t threads)
+{
+  int64_t best = most;
+  for (int64_t rows = most; threads > 1 && rows >= esmm_max(most / 2, MAX_STRIP); rows -= MAX_STRIP)
+    if (esmm_ceil_div(esmm_ceil_div(m, rows), threads) * rows < esmm_ceil_div(esmm_ceil_div(m, best), threads) * best)
+      best = rows;
+  return best;
+}
+
 static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
 {
-  pairs_blocking g = {.skip = skip, .blocks = p->w->format == ESMM_FORMAT_BSR, .panels = p->w->panels};
-  g.full = !skip || (p->w->full && !g.blocks);
+  pairs_blocking g = {.skip = skip,
+                      .blocks = p->w->format == ESMM_FORMAT_BSR,
+                      .lists = p->w->format == ESMM_FORMAT_NM,
+                      .panels = esmm_ceil_div(p->n, ESMM_PANEL)};
+  g.full = !skip || (p->w->full && !g.blocks && !g.lists);
   g.from_rows = !skip && !(p->w->panel_data && p->w->full);
   g.width = skip ? p->variant : p->m > 16 ? 32 : p->m > 8 ? 16 : 8;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, PAIRS_STRETCH)), 64); /* even stretches */
@@ -351,7 +450,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.kc = esmm_min(g.kc, esmm_round_up(p->k, 64));
   const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 4 * p->threads), MAX_STRIP);
   g.mc = esmm_min(g.mc, esmm_max(64, share));
-  g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.width));
+  g.mc = esmm_min(even_rows(p->m, g.mc, p->threads), esmm_round_up(p->m, g.width));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
   const bool at_once = esmm_is_plain(p) || g.kc >= p->k;
   g.nc = esmm_min(g.panels, (at_once ? 4096 : 1024) / TILE_COLS); /* sums in scratch stay near */
@@ -375,8 +474,8 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   at = align_up(at + (size_t)strips * sizeof(pairs_strip));
   g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
   at = align_up(at + (size_t)(!skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
-  g.at_a = at; /* a chain's pairs of A */
-  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * g.width) * sizeof(uint32_t));
+  g.at_a = at; /* a chain's pairs of A, of a tile */
+  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * MR) * sizeof(uint32_t));
   g.at_b = at; /* and of B */
   at = align_up(at + (size_t)((skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2) * sizeof(pair_vec));
   g.at_words = at; /* a strip's words, before they become pairs */
@@ -385,8 +484,10 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.sums_ld) * sizeof(float)));
   g.at_rows = at;
   at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
-  g.at_kept = at; /* the bits of a panel of blocks, and what is counted of them */
-  at = align_up(at + (g.blocks ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t) : 0));
+  g.at_kept = at; /* the bits of a panel of blocks or lists, and what is counted of them */
+  at = align_up(at + (g.blocks || g.lists
+                          ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t)
+                          : 0));
   g.bytes = at;
   return g;
 }
@@ -420,34 +521,41 @@ static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t b
   }
   s->kept = kept;
   if (!g->full) {
-    pack_words(a, ld, s->rows, s->bits, kc, g->width, s->words);
+    pack_words(a, ld, s->rows, s->bits, kc, g->tile_stride, s->words);
     return;
   }
   if (kept == kc) {
     pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
   } else {
-    pack_words(a, ld, s->rows, s->bits, kc, g->width, word_buffer);
-    pair_strip(g->width, word_buffer, NULL, kept, g->tile_stride, s->pairs);
+    pack_words(a, ld, s->rows, s->bits, kc, g->tile_stride, word_buffer);
+    pair_strip(s->rows, word_buffer, kept, g->tile_stride, s->pairs);
   }
   uint32_t *end = s->list;
   for (int64_t w = 0; w < words; w++)
     end = append_offsets(end, s->bits[w], (uint32_t)(w * 64 * HALF_BYTES), (uint32_t)HALF_BYTES, 1);
 }
 
-/* c [rows, cols] (+)= a strip's pairs times those of b; columns up to `room` may be written to. made: b's pairs are
-   there. */
-static void pairs_multiply(int64_t rows, const uint32_t *a, int64_t tile_stride, const pairs_of_b *b, bool made,
+/* c [rows, cols] (+)= a strip's tiles times b, that of a first; columns up to `room` may be written to. way: of the
+   first tile. */
+static void pairs_multiply(int64_t rows, pairs_of_a a, int64_t tile_stride, const pairs_of_b *b, pairs_way way,
                            float *c, int64_t ldc, int64_t cols, int64_t room, bool add)
 {
-  for (int64_t r = 0; r < rows; r += MR, a += tile_stride, c += MR * ldc) {
+  if (way == PAIRS_FETCH && rows > MR && room >= TILE_COLS) {
+    tall_tile[rows](a.pairs, a.pairs + tile_stride, b, c, ldc, add);
+    return;
+  }
+  for (int64_t r = 0; r < rows; r += MR, c += MR * ldc) {
     const int64_t count = esmm_min(MR, rows - r);
-    const pairs_way way = made || r > 0 ? PAIRS_MADE : rows > MR ? PAIRS_KEEP : PAIRS_MAKE;
-    if (room >= TILE_COLS) {
-      pairs_tile[count](way, a, b, c, ldc, add);
-      continue;
-    }
     float edge[MR * TILE_COLS]; /* past the last column C is not ours to write */
-    pairs_tile[count](way, a, b, edge, TILE_COLS, false);
+    const bool whole = room >= TILE_COLS;
+    pairs_tile[count](way, &a, b, whole ? c : edge, whole ? ldc : TILE_COLS, whole && add);
+    way = way == PAIRS_KEEP ? PAIRS_MADE : way;
+    if (a.words)
+      a.words += tile_stride * (int64_t)sizeof(uint32_t);
+    else
+      a.pairs += tile_stride;
+    if (whole)
+      continue;
     for (int64_t x = 0; x < count; x++)
       for (int64_t y = 0; y < cols; y++)
         c[x * ldc + y] = edge[x * TILE_COLS + y] + (add ? c[x * ldc + y] : 0.0f);
@@ -462,20 +570,22 @@ typedef struct pairs_target {
 } pairs_target;
 
 /* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: where there are others it has
-   32 rows, and so tiles that keep them. */
+   32 rows, and so tiles that keep them. Where there are none, and 16 rows at most, nobody else needs them. */
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
   const int64_t chain = esmm_round_up(esmm_ceil_div(kc, esmm_ceil_div(kc, PAIRS_STRAIGHT)), 2);
   for (int64_t k = 0; k < kc; k += chain, b.first += chain * step, b.second += chain * step) {
+    pairs_way way = count == 1 && strips[0].rows <= 2 * MR ? PAIRS_FETCH : PAIRS_KEEP;
     b.n = esmm_min(chain, kc - k);
-    for (int64_t i = 0; i < count; i++)
-      pairs_multiply(strips[i].rows, strips[i].pairs + k / 2 * MR, g->tile_stride, &b, i > 0,
+    for (int64_t i = 0; i < count; i++, way = PAIRS_MADE)
+      pairs_multiply(strips[i].rows, (pairs_of_a){.pairs = strips[i].pairs + k / 2 * MR}, g->tile_stride, &b, way,
                      to->c + strips[i].row0 * to->ldc, to->ldc, to->cols, to->room, to->add || k > 0);
   }
 }
 
-/* The n k's of a strip's list. list_a: where they stand in its words, from which pairs are made; NULL: it has pairs. */
+/* The n k's of a strip's list. list_a: where they stand in its words, from which pairs are made in a buffer; NULL: it
+   has pairs. */
 static void pairs_listed(const pairs_blocking *g, const pairs_strip *s, const uint32_t *list_a, int64_t n, pairs_of_b b,
                          uint32_t *buffer, const pairs_target *to)
 {
@@ -484,17 +594,12 @@ static void pairs_listed(const pairs_blocking *g, const pairs_strip *s, const ui
   const uint32_t *list_b = b.list;
   const int64_t chain = n == 0 ? 2 : esmm_round_up(esmm_ceil_div(n, esmm_ceil_div(n, PAIRS_CHAIN)), 2);
   for (int64_t i = 0; i == 0 || i < n; i += chain) {
-    const uint32_t *a = s->pairs + i / 2 * MR;
-    int64_t tile_stride = g->tile_stride;
+    const pairs_of_a a = list_a ? (pairs_of_a){.pairs = buffer, .words = (const char *)s->words, .list = list_a + i}
+                                : (pairs_of_a){.pairs = s->pairs + i / 2 * MR};
     b.n = esmm_min(chain, n - i);
     b.list = list_b + i;
-    if (list_a) {
-      tile_stride = PAIRS_CHAIN / 2 * MR;
-      pair_strip(g->width, s->words, list_a + i, b.n, tile_stride, buffer);
-      a = buffer;
-    }
-    pairs_multiply(s->rows, a, tile_stride, &b, false, to->c + s->row0 * to->ldc, to->ldc, to->cols, to->room,
-                   to->add || i > 0);
+    pairs_multiply(s->rows, a, g->tile_stride, &b, s->rows > MR ? PAIRS_KEEP : PAIRS_MAKE, to->c + s->row0 * to->ldc,
+                   to->ldc, to->cols, to->room, to->add || i > 0);
   }
 }
 
@@ -508,15 +613,17 @@ static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, 
   const uint32_t *before = w->before + q * (w->words + 1);
   const char *at = (const char *)w->panel_data + (int64_t)w->panel_at[q] * (int64_t)sizeof(uint16_t);
   const int64_t first = (int64_t)before[k0 / 64] * HALF_BYTES;
-  return (pairs_of_b){.first = at + first, .second = at + first + (int64_t)before[w->words] * HALF_BYTES};
+  return (pairs_of_b){.first = at + first,
+                      .second = at + first + (int64_t)before[w->words] * HALF_BYTES,
+                      .ahead = PAIRS_PAGE * HALF_BYTES};
 }
 
-/* The k's of panel q, of the stretch from k0 on, and where they are: of blocks, found in scratch. */
+/* The k's of panel q, of the stretch from k0 on, and where they are: of blocks and lists, found in scratch. */
 static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t q, int64_t k0, int64_t kc,
                          char *scratch, pairs_of_b *b)
 {
   const int64_t words = esmm_ceil_div(kc, 64);
-  if (!g->blocks) {
+  if (!g->blocks && !g->lists) {
     const uint32_t *before = w->before + q * (w->words + 1) + k0 / 64;
     return (joined){w->bits + q * w->words + k0 / 64, before, (int64_t)before[words] - before[0], (uint32_t)HALF_BYTES};
   }
@@ -524,6 +631,13 @@ static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t
   const panel_room room = {
       .bits = bits, .before = (uint32_t *)(bits + words), .live = (uint32_t *)(bits + words) + words + 1};
   panel found = {.kept = 0};
+  if (g->lists) {
+    const int64_t slot = find_listed(&w->nm, q * ESMM_PANEL, k0, kc, &room, &found);
+    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else nobody looks at the second */
+    b->first = (const char *)w->nm.values + (2 * q * w->nm.slots + slot) * HALF_BYTES;
+    b->second = b->first + half;
+    return (joined){found.bits, found.before, found.kept, (uint32_t)HALF_BYTES};
+  }
   const int64_t at = find_blocks(&w->bsr, q * ESMM_PANEL, k0, kc, &room, &found);
   b->first = (const char *)w->bsr.values + at * (int64_t)sizeof(uint16_t);
   b->second = b->first + HALF_BYTES;
@@ -537,7 +651,7 @@ static int64_t pairs_join(const pairs_blocking *g, const pairs_strip *s, const j
 {
   if (g->full)
     return s->kept;
-  const joined of_a = {s->bits, s->before, s->kept, (uint32_t)(g->width * (int64_t)sizeof(uint16_t))};
+  const joined of_a = {s->bits, s->before, s->kept, (uint32_t)(MR * sizeof(uint16_t))};
   return join(&of_a, of_b, words, NULL, words, lists, lists + g->kc + 64);
 }
 
@@ -578,7 +692,7 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
-      pairs_of_b b = g->blocks ? (pairs_of_b){.n = 0} : pairs_panel(w, g->from_rows, q0 + q, k0);
+      pairs_of_b b = g->blocks || g->lists ? (pairs_of_b){.n = 0} : pairs_panel(w, g->from_rows, q0 + q, k0);
       const joined of_b = g->full ? (joined){.kept = 0} : pairs_kept(g, w, q0 + q, k0, kc, scratch, &b);
       b.made = (pair_vec *)(void *)(scratch + g->at_b);
       to.cols = esmm_min(TILE_COLS, p->n - (q0 + q) * TILE_COLS);

@@ -20,11 +20,6 @@ typedef enum source {
   FROM_WIDENED /* BSR or N:M with all k's, zeros filled in */
 } source;
 
-ALWAYS bool shares_lists(const esmm_weights *w)
-{
-  return w->nm.group_cols > 1 && (w->nm.group_cols >= w->n || w->nm.group_cols % ESMM_HALF == 0);
-}
-
 /* What a product of w is made from that skips zeros of B, or that does not. */
 static source source_of(const esmm_weights *w, bool skip)
 {
@@ -195,52 +190,13 @@ static panel panel_of_union(const esmm_weights *w, int64_t j0, int64_t k0, int64
 
 /* ------------------------------------------------------------------------------------------------ N:M */
 
-/* The first slot whose k may be k0 or more, and the one past the last that may be below k1. */
-ALWAYS void slots_of_stretch(const esmm_nm_form *form, int64_t k0, int64_t k1, int64_t *first, int64_t *end)
-{
-  *first = k0 / form->group * form->keep;
-  *end = esmm_min(form->slots, esmm_ceil_div(k1, form->group) * form->keep);
-}
-
-/* Where slots of a group stand, from slot to slot without a division. */
-typedef struct slot_walk {
-  int64_t base; /* the group's first k, less k0 */
-  int in_group;
-} slot_walk;
-
-ALWAYS slot_walk walk_from(const esmm_nm_form *form, int64_t slot, int64_t k0) /* a group's first slot */
-{
-  return (slot_walk){.base = slot / form->keep * form->group - k0};
-}
-
-ALWAYS void walk_on(const esmm_nm_form *form, slot_walk *at)
-{
-  if (++at->in_group == form->keep) {
-    at->in_group = 0;
-    at->base += form->group;
-  }
-}
-
 /* Columns j0..j0+width-1, which share a list: its k's, and halves in place. */
 static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, int64_t k0, int64_t kc,
                             const panel_room *room)
 {
   const esmm_nm_form *form = &w->nm;
   panel b = {.step = ESMM_HALF};
-  int64_t first, end;
-  slots_of_stretch(form, k0, k0 + kc, &first, &end);
-  memset(room->bits, 0, (size_t)esmm_ceil_div(kc, 64) * sizeof *room->bits);
-  const unsigned char *list = form->index + (size_t)(j0 / form->group_cols) * form->list_bytes;
-  int64_t start = end; /* the first slot of the stretch */
-  slot_walk at = walk_from(form, first, k0);
-  for (int64_t slot = first; slot < end; slot++, walk_on(form, &at)) {
-    const int64_t k = at.base + (int64_t)esmm_nm_field(list, slot, form->bits);
-    if (k >= 0 && k < kc) {
-      room->bits[k / 64] |= (uint64_t)1 << (k % 64);
-      start = esmm_min(start, slot);
-    }
-  }
-  count_bits(room, kc, &b);
+  const int64_t start = find_listed(form, j0, k0, kc, room, &b);
   const int64_t q = j0 / ESMM_HALF, here = (q * form->slots + start) * ESMM_HALF;
   const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else nobody looks at the second half */
   const int64_t next = two ? here + form->slots * ESMM_HALF : here;
