@@ -582,6 +582,27 @@ static void gated_decode_is_one_launch(void **state)
     }
 }
 
+/* Pairs of tiles that are left after whole rounds of 66 are split along k where that fills the GPU, after few rounds
+   and after many. */
+static void what_is_left_after_rounds_is_split(void **state)
+{
+  (void)state;
+  static const struct {
+    int64_t rows;
+    int whole, splits;
+  } cases[] = {{2304, 4 * 66, 2}, {3328, 6 * 66, 3}, {SIZE, 512, 1}}; /* 24, 20 and 50 are left */
+  square s;
+  square_start(&s, ESMM_BF16);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    s.a.rows = s.c.rows = cases[i].rows;
+    gated_run(&s, s.dense, NULL);
+    const esmm_wgmma16_units *u = &seen.wgmma16.units[ESMM_WGMMA16_DENSE];
+    if (u->whole != cases[i].whole || u->splits != cases[i].splits)
+      fail_msg("%d rows: %d whole tiles, the others in %d parts", (int)cases[i].rows, u->whole, u->splits);
+  }
+  square_stop(&s);
+}
+
 /* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. */
 static void wgmma16_tallies_itself(void **state)
 {
@@ -707,6 +728,7 @@ int main(int argc, char **argv)
                                     TEST(every_part_of_the_epilogue_runs),
                                     TEST(gated_is_one_launch),
                                     TEST(gated_decode_is_one_launch),
+                                    TEST(what_is_left_after_rounds_is_split),
                                     TEST(curves_and_residuals_have_an_entry),
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),

@@ -116,8 +116,8 @@ static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, 
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
-  /* What is left after whole rounds is split along k, where that fills the GPU. */
-  const int64_t rest = tiles < 6 * clusters ? tiles % clusters : 0;
+  /* What is left after whole rounds, however many these are, is split along k, where that fills the GPU. */
+  const int64_t rest = tiles % clusters;
   const int64_t most = rest > 0 ? esmm_min(parts, esmm_min(clusters / rest, steps / LEAST_STEPS)) : 1;
   const int64_t splits = most > 1 && parts_pay(most, steps, kept) ? most : 1;
   return (esmm_wgmma16_units){.cols = cols,
