@@ -484,6 +484,7 @@ esmm_prepare_opts th_prepare_opts_for(esmm_ctx *ctx, const char *force)
       continue;
     opts.format.kind = info.formats & 1u << ESMM_FORMAT_BSR ? ESMM_FORMAT_BSR : ESMM_FORMAT_NM;
     opts.format.keep = opts.format.group = 4;
+    opts.format.group_cols = strstr(force, "nm_lists") ? 32 : 0; /* which takes columns that choose together */
   }
   return opts;
 }
