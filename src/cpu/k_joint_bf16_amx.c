@@ -14,14 +14,13 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   *variant = TILES_STRIP;
   const double m = (double)p->m, k = (double)p->k, panels = (double)p->w->panels;
   const double strips = (double)esmm_ceil_div(p->m, TILES_STRIP), strip = p->sample.strip[ESMM_CPU_HEIGHTS - 1];
-  const tiles_blocking g = tiles_plan(p, true);
-  const double stretches = (double)esmm_ceil_div(p->k, g.kc);
+  const double most = fmin(4096.0, 512.0 / fmax(1.0 / 8, strip)), stretches = ceil(k / most);
   /* Steps of both, with half a step to fill up at the end of a list. */
   const double steps = strips * panels * (k * strip / TILES_STEP + 0.5 * stretches);
   units[0] = 2.0 * (p->m > AMX_ROWS ? 2.0 : 1.0) * steps;
-  units[1] = m * k * (0.5 + strip) * (double)(g.shared ? 1 : g.blocks_n);
+  units[1] = m * k * (0.5 + strip) * (double)esmm_ceil_div(p->w->panels, 32);
   units[2] = (double)p->n * k * (double)sizeof(uint16_t) * p->w->strip_density;
-  units[3] = steps + (double)(g.shared ? 1 : g.blocks_m) * panels * k / TILES_STEP * (0.5 + p->w->strip_density);
+  units[3] = steps + (double)esmm_ceil_div(p->m, 256) * panels * k / TILES_STEP * (0.5 + p->w->strip_density);
   units[4] = strips * panels * (stretches + (esmm_is_rounded(p) ? 1.0 : 2.0));
   units[5] = 1.0;
 }

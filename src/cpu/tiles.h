@@ -8,12 +8,9 @@
  *   B must have pairs of k's side by side: steps of 32 k's, two tiles [16 pairs][16 columns][2]. No form of B has that,
  *   and none is kept: the k's that are multiplied next are put side by side two steps ahead of the unit, which does not
  *   wait for it. A dense product does so once for a block of 256 rows, which costs about a tenth of what the block's
- *   products do. A strip with a list of its own does so for itself, from a copy of the panel with zeros where that has
- *   none of a k. So B's zeros are not skipped beside A's: to put k's side by side within rows of A, for every panel,
- *   would cost more than the unit saves.
- *
- * What skips packs A and copies B's panels once for all blocks of C, where both fit into TILES_SHARED: to do so in
- * every block took most of the time where few k's are left. Larger products do it block by block.
+ *   products do. A strip with a list of its own does so for itself, from a copy of the panel that the block makes, with
+ *   zeros where the panel has none of that k. So B's zeros are not skipped beside A's: to put k's side by side within
+ *   rows of A, for every panel, would cost more than the unit saves.
  *
  * 2 x 2 tiles of sums, 32 x 32, stay in the unit for a stretch of k's, and go to scratch in fp32, [panel][rows][32].
  * Ends of lists and of A and B are filled up with zeros in both operands: no Inf meets a zero that is not in the data.
@@ -32,13 +29,6 @@
 #define TILES_LINE ((int64_t)64)           /* bytes of a k in a panel's copy, and of a row in a tile */
 #define TILES_TILE (AMX_ROWS * TILES_LINE) /* bytes */
 #define TILES_HALF (ESMM_HALF * (int64_t)sizeof(uint16_t)) /* bytes of a k in half a panel */
-
-/* Most bytes of packed A and of B's copies for a whole product; less where tests have small products, for both ways. */
-#ifndef ESMM_AMX_EMULATED
-#define TILES_SHARED ((int64_t)48 << 20)
-#else
-#define TILES_SHARED ((int64_t)128 << 10)
-#endif
 
 /* ------------------------------------------------------------------------------------------------ B */
 
@@ -235,16 +225,12 @@ ALWAYS int64_t pack_row(const uint16_t *a, int64_t kc, const uint64_t *bits, uin
 
 typedef struct tiles_blocking {
   bool skip, direct; /* direct: panels have every k, and are read where they lie */
-  bool shared;       /* strips and panels are made once for all blocks */
   int64_t panels;
   int64_t mc, kc, nc; /* nc in panels */
   int64_t blocks_m, blocks_n;
   int64_t stride; /* of packed A */
   /* each thread's scratch, in bytes from its start */
   size_t at_strips, at_bits, at_lists, at_laid, at_made, at_last, at_sums, at_rows, bytes;
-  /* what they share: strips, then: */
-  size_t all_bits, all_lists, all_a, all_laid, all_bytes;
-  char *all;
 } tiles_blocking;
 
 static tiles_blocking tiles_plan(const esmm_problem *p, bool skip)
@@ -255,11 +241,6 @@ static tiles_blocking tiles_plan(const esmm_problem *p, bool skip)
   if (skip) {
     const double kept = fmax(1.0 / 8, p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
     most = esmm_min(4096, (int64_t)(512.0 / kept));
-    const int64_t rows = esmm_round_up(p->m, TILES_STRIP), columns = w->panels * ESMM_PANEL;
-    g.shared = p->k <= 4096 && p->m > TILES_STRIP &&
-               (rows + columns) * (p->k + 64) <= TILES_SHARED / (int64_t)sizeof(uint16_t);
-    if (g.shared)
-      most = 4096;
   }
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, most)), 64); /* even stretches */
   g.mc = esmm_min(256, esmm_round_up(p->m, TILES_STRIP));
@@ -274,24 +255,16 @@ static tiles_blocking tiles_plan(const esmm_problem *p, bool skip)
     g.blocks_n = esmm_ceil_div(g.panels, g.nc);
   }
   g.stride = tiles_stride(g.kc);
-  if (g.shared) {
-    const int64_t all = esmm_ceil_div(p->m, TILES_STRIP);
-    g.all_bits = align_up((size_t)all * sizeof(tiles_strip));
-    g.all_lists = align_up(g.all_bits + (size_t)(all * g.kc / 64) * sizeof(uint64_t));
-    g.all_a = align_up(g.all_lists + (size_t)(all * (g.kc + 64)) * sizeof(uint32_t));
-    g.all_laid = g.all_a + (size_t)(all * TILES_STRIP * g.stride);
-    g.all_bytes = g.all_laid + (size_t)(g.panels * (g.kc + 1) * TILES_LINE);
-  }
   const int64_t strips = esmm_ceil_div(g.mc, TILES_STRIP), words = g.kc / 64;
-  size_t at = align_up(g.shared ? 0 : (size_t)(strips * TILES_STRIP * g.stride));
+  size_t at = align_up((size_t)(strips * TILES_STRIP * g.stride));
   g.at_strips = at;
   at = align_up(at + (size_t)strips * sizeof(tiles_strip));
   g.at_bits = at;
   at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
   g.at_lists = at; /* of every strip, or of all */
-  at = align_up(at + (size_t)(g.shared ? 0 : (skip ? strips : 1) * (g.kc + 64)) * sizeof(uint32_t));
+  at = align_up(at + (size_t)((skip ? strips : 1) * (g.kc + 64)) * sizeof(uint32_t));
   g.at_laid = at; /* and a line of zeros */
-  at = align_up(at + (size_t)(g.direct || g.shared ? 0 : (g.kc + 1) * TILES_LINE));
+  at = align_up(at + (size_t)(g.direct ? 0 : (g.kc + 1) * TILES_LINE));
   g.at_made = at;
   at = align_up(at + (size_t)(2 * TILES_TILE * (skip ? TILES_RING : steps_of(g.kc))));
   g.at_last = at;
@@ -406,16 +379,6 @@ static inline void plan_fetches(const esmm_weights *w, int64_t q, int64_t k0, in
   b->fetches = steps > 0 ? esmm_min(16, esmm_ceil_div(share, steps)) : 0;
 }
 
-/* The same of a copy: both of its halves by k. */
-static inline void plan_copy_fetches(const char *laid, int64_t kc, int64_t i, int64_t strips, int64_t steps,
-                                     tiles_of_b *b)
-{
-  const int64_t share = esmm_ceil_div(kc / 2, strips);
-  b->next[0] = laid + i * share * TILES_LINE;
-  b->next[1] = b->next[0] + kc / 2 * TILES_LINE;
-  b->fetches = steps > 0 ? esmm_min(16, esmm_ceil_div(share, steps)) : 0;
-}
-
 /* Fetches what the next stretch has in some of a strip's rows: all of them, by the time that the last panel is done. */
 static inline void fetch_rows(const esmm_matrix *a, int64_t row0, int64_t rows, int64_t panel, int64_t panels,
                               int64_t k0, int64_t kc)
@@ -429,62 +392,13 @@ static inline void fetch_rows(const esmm_matrix *a, int64_t row0, int64_t rows, 
   }
 }
 
-/* Strips of A and panels of B for all blocks: first the strips, then the panels. */
-typedef struct tiles_job {
-  const esmm_problem *p;
-  const tiles_blocking *g;
-  char *rows; /* of each worker: its scratch */
-  size_t bytes;
-} tiles_job;
-
-static void share_pieces(void *arg, int64_t first, int64_t end, int worker)
-{
-  const tiles_job *x = arg;
-  const tiles_blocking *g = x->g;
-  const esmm_problem *p = x->p;
-  const int64_t strips = esmm_ceil_div(p->m, TILES_STRIP);
-  for (int64_t i = first; i < end; i++) {
-    if (i >= strips) {
-      lay_panel(p->w, false, i - strips, 0, p->k, g->all + g->all_laid + (i - strips) * (g->kc + 1) * TILES_LINE);
-      continue;
-    }
-    tiles_strip *s = (tiles_strip *)(void *)g->all + i;
-    *s = (tiles_strip){.row0 = i * TILES_STRIP,
-                       .rows = esmm_min(TILES_STRIP, p->m - i * TILES_STRIP),
-                       .bits = (uint64_t *)(void *)(g->all + g->all_bits) + i * (g->kc / 64),
-                       .list = (uint32_t *)(void *)(g->all + g->all_lists) + i * (g->kc + 64),
-                       .a = g->all + g->all_a + i * TILES_STRIP * g->stride};
-    tiles_pack(p, g, 0, 0, p->k, (uint16_t *)(void *)(x->rows + (size_t)worker * x->bytes + g->at_rows), s);
-  }
-}
-
-/* The strips of a block at a stretch: packed now, or there already. */
-static void tiles_strips(const esmm_problem *p, const tiles_blocking *g, int64_t row0, int64_t rows, int64_t k0,
-                         int64_t kc, char *scratch, tiles_strip *strip_of)
-{
-  for (int64_t i = 0; i < esmm_ceil_div(rows, TILES_STRIP); i++) {
-    tiles_strip *s = &strip_of[i];
-    if (g->shared) {
-      *s = ((const tiles_strip *)(const void *)g->all)[row0 / TILES_STRIP + i];
-      s->row0 -= row0;
-      continue;
-    }
-    s->row0 = i * TILES_STRIP;
-    s->rows = esmm_min(TILES_STRIP, rows - s->row0);
-    s->bits = (uint64_t *)(void *)(scratch + g->at_bits) + i * (g->kc / 64);
-    s->list = (uint32_t *)(void *)(scratch + g->at_lists) + (g->skip ? i * (g->kc + 64) : 0);
-    s->a = scratch + s->row0 * g->stride;
-    tiles_pack(p, g, row0, k0, kc, (uint16_t *)(void *)(scratch + g->at_rows), s);
-  }
-}
-
 static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, char *scratch, tally *t)
 {
   const tiles_blocking *g = plan;
   const esmm_weights *w = p->w;
   const int64_t row0 = block / g->blocks_n * g->mc, rows = esmm_min(g->mc, p->m - row0);
   const int64_t q0 = block % g->blocks_n * g->nc, panels = esmm_min(g->nc, g->panels - q0);
-  const int64_t strips = esmm_ceil_div(rows, TILES_STRIP);
+  const int64_t strips = esmm_ceil_div(rows, TILES_STRIP), all_words = g->kc / 64;
   tiles_strip *strip_of = (tiles_strip *)(void *)(scratch + g->at_strips);
   uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_lists);
   tiles_of_b b = {
@@ -493,10 +407,16 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
   for (int64_t k0 = 0; k0 < p->k; k0 += g->kc) {
     const int64_t kc = esmm_min(g->kc, p->k - k0);
     const double start = now_if_timed(p);
-    tiles_strips(p, g, row0, rows, k0, kc, scratch, strip_of);
-    for (int64_t i = 0; g->skip && i < strips; i++) {
-      t->kept += (double)strip_of[i].kept;
-      t->seen += (double)kc;
+    for (int64_t i = 0; i < strips; i++) {
+      tiles_strip *s = &strip_of[i];
+      s->row0 = i * TILES_STRIP;
+      s->rows = esmm_min(TILES_STRIP, rows - s->row0);
+      s->bits = (uint64_t *)(void *)(scratch + g->at_bits) + i * all_words;
+      s->list = lists + (g->skip ? i * (g->kc + 64) : 0);
+      s->a = scratch + s->row0 * g->stride;
+      tiles_pack(p, g, row0, k0, kc, (uint16_t *)(void *)(scratch + g->at_rows), s);
+      t->kept += g->skip ? (double)s->kept : 0.0;
+      t->seen += g->skip ? (double)kc : 0.0;
     }
     if (!g->skip) {
       for (int64_t k = 0; k < kc; k++)
@@ -507,9 +427,7 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
     for (int64_t q = 0; q < panels; q++) {
       float *sums = (float *)(void *)(scratch + g->at_sums) + q * g->mc * ESMM_PANEL;
       const int64_t col0 = (q0 + q) * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, p->n - col0);
-      if (g->shared)
-        b.laid = g->all + g->all_laid + (q0 + q) * (g->kc + 1) * TILES_LINE;
-      else if (g->skip)
+      if (g->skip)
         lay_panel(w, false, q0 + q, k0, kc, scratch + g->at_laid);
       else
         straight_panel(p, g, q0 + q, k0, kc, scratch, &b);
@@ -520,9 +438,7 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
         if (g->skip)
           b.list = s->list;
         b.fetches = 0;
-        if (ahead && g->shared)
-          plan_copy_fetches(b.laid + (g->kc + 1) * TILES_LINE, kc, i, strips, steps_of(s->kept), &b);
-        else if (ahead)
+        if (ahead)
           plan_fetches(w, q0 + q + 1, k0, kc, i, strips, steps_of(s->kept), &b);
         fetch_rows(&p->a, row0 + s->row0, s->rows, q, panels, k0 + kc, esmm_min(g->kc, p->k - k0 - kc));
         tiles_multiply(way, s->rows <= AMX_ROWS, s->a, g->stride, steps_of(s->kept), &b, sums + s->row0 * ESMM_PANEL,
@@ -540,24 +456,13 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
 
 static inline size_t tiles_workspace(const esmm_problem *p, bool skip)
 {
-  const tiles_blocking g = tiles_plan(p, skip);
-  size_t bytes;
-  return esmm_size_add(blocks_workspace(p, g.bytes), align_up(g.all_bytes), &bytes) ? bytes : SIZE_MAX;
+  return blocks_workspace(p, tiles_plan(p, skip).bytes);
 }
 
 static inline void tiles_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
 {
-  tiles_blocking g = tiles_plan(p, skip);
-  char *own = (char *)scratch + align_up(g.all_bytes);
-  const double start = now_if_timed(p);
-  g.all = scratch;
-  if (g.shared) {
-    const tiles_job x = {.p = p, .g = &g, .rows = own + TALLY_BYTES, .bytes = TALLY_BYTES + g.bytes};
-    esmm_for(p->ctx, p->threads, esmm_ceil_div(p->m, TILES_STRIP) + g.panels, 1, share_pieces, (void *)&x);
-  }
-  const double shared = now_if_timed(p) - start;
-  run_blocks(p, tiles_block, &g, g.blocks_m * g.blocks_n, g.bytes, own, stats);
-  stats->seconds_extract += shared;
+  const tiles_blocking g = tiles_plan(p, skip);
+  run_blocks(p, tiles_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
 }
 
 #endif
