@@ -399,8 +399,10 @@ static void compare(const problem *p, const data *d, score *s, bool gpu)
   }
 }
 
-/* b in the kernel's own format. Every matrix is 4:4, and has blocks; one that is 2:4 is prepared so. */
-static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, esmm_weights **weights)
+/* b in the kernel's own format. Every matrix is 4:4, and has blocks; one that is 2:4 is prepared so. together: columns
+   of the others choose together, 32 at a time. */
+static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, bool together,
+                             esmm_weights **weights)
 {
   esmm_prepare_opts opts = {.size = sizeof opts, .format.kind = format};
   int64_t k = -1, col = -1;
@@ -408,8 +410,10 @@ static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_ki
     return ESMM_OK;
   const esmm_status done =
       format == ESMM_FORMAT_NM ? esmm_format_check(ctx, b, &opts.format, &k, &col) : ESMM_OK; /* 2:4 */
-  if (k >= 0)
+  if (k >= 0) {
     opts.format.keep = opts.format.group = 4;
+    opts.format.group_cols = together ? 32 : 1;
+  }
   return done == ESMM_OK ? esmm_prepare(ctx, b, &opts, weights) : done;
 }
 
@@ -420,9 +424,10 @@ static esmm_status weights_of(esmm_ctx *ctx, const problem *p, data *d, esmm_for
   *gate = d->gpu_weights ? d->gpu_gate : d->gate_weights;
   if (format == ESMM_FORMAT_DENSE)
     return ESMM_OK;
-  esmm_status done = in_format(ctx, &d->b.m, format, &d->formats[format]);
+  const bool together = !d->gpu_weights; /* a CPU has kernels for such columns alone */
+  esmm_status done = in_format(ctx, &d->b.m, format, together, &d->formats[format]);
   if (done == ESMM_OK && p->gate)
-    done = in_format(ctx, &d->gate.m, format, &d->gate_formats[format]);
+    done = in_format(ctx, &d->gate.m, format, together, &d->gate_formats[format]);
   *weights = d->formats[format];
   *gate = d->gate_formats[format];
   return done;

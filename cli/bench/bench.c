@@ -87,6 +87,8 @@ static int check_modes(const bench *b, bool sweep)
                                        : "--given");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
+  if (b->given_packed && b->given_rows != 128 && !b->list)
+    return cli_usage("--packed wants --given 128: strips of another height are not packed");
   if (b->energy && (b->once || b->calls || b->prepare || b->switch_every))
     return cli_usage("%s and --energy cannot both be given", modes[0]);
   if (count && !sweep && (b->skip_stats || b->extraction))

@@ -67,6 +67,8 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out)
     status = take_word(word, length, out);
     word = word[length] ? word + length + 1 : NULL;
   }
+  if (status == CLI_GO && out->packed && out->bitmap_rows != 128)
+    return cli_usage("--epilogue: packed wants bitmaps:128: strips of another height are not packed");
   return status;
 }
 

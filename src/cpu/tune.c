@@ -84,6 +84,10 @@ const esmm_trial esmm_cpu_trials[] = {
     {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .1, 1, GROUPS(2, 4, 1), ESMM_BF16},
     {1, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1), ESMM_BF16},
     {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 1), ESMM_BF16},
+    {128, 256, 256, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 32), ESMM_BF16},
+    {768, 768, 768, ESMM_GEN_DENSE, 1, 1, GROUPS(2, 4, 32), ESMM_BF16},
+    {1024, 1024, 512, ESMM_GEN_BLOCKWISE, .1, 1, GROUPS(2, 4, 32), ESMM_BF16},
+    {16, 4096, 8192, ESMM_GEN_RANDOM, 1, 1, GROUPS(2, 4, 32), ESMM_BF16},
     {.m = 0},
 };
 _Static_assert(sizeof esmm_cpu_trials / sizeof esmm_cpu_trials[0] <= ESMM_MOST_TRIALS + 1, "raise ESMM_MOST_TRIALS");

@@ -64,7 +64,7 @@ static esmm_status begin_tally(const run *r)
 {
   const esmm_problem *p = r->p;
   esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps, packs_c(r)) : ESMM_OK;
-  if (status == ESMM_ERR_MEMORY && p->packs == 1) /* it can be done without */
+  if ((status == ESMM_ERR_MEMORY || status == ESMM_ERR_OVERFLOW) && p->packs == 1) /* it can be done without */
     status = esmm_cuda_pattern_place(r->ctx, p->bitmaps, false);
   return status == ESMM_OK ? esmm_cuda_tally_begin(r->ctx, p, r->stream) : status;
 }

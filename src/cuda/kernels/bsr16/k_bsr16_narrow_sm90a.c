@@ -1,6 +1,6 @@
 /*
- * k_bsr16_narrow_sm90a.c: bsr_narrow_bf16_sm90a and bsr_narrow_f16_sm90a: a B of blocks that are narrower than 64
- * columns on Hopper, A as it is. See k_bsr16_narrow_sm90a.cu.
+ * k_bsr16_narrow_sm90a.c: bsr_narrow_bf16_sm90a and bsr_narrow_f16_sm90a: a B of blocks whose sides 64 does not
+ * divide, on Hopper, A as it is. See k_bsr16_narrow_sm90a.cu.
  *
  * A is read as it is where TMA can do that (16-byte lines), else copied first.
  */
@@ -79,14 +79,14 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
 
-#define NARROW(id, dtype)                                                                                          \
-  .name = "bsr_narrow_" #id "_sm90a",                                                                              \
-  .doc = #id ": the same for blocks of less than 64 columns, 32 at a time (wgmma)", .backend = &esmm_cuda_backend, \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16),                             \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,           \
-  .workspace = workspace, .device = &about,                                                                        \
-  .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                          \
-                 "adding of parts",           "copying of a",      "launches"},                                    \
+#define NARROW(id, dtype)                                                                                             \
+  .name = "bsr_narrow_" #id "_sm90a",                                                                                 \
+  .doc = #id ": the same for blocks whose sides 64 does not divide, 32 by 32 (wgmma)", .backend = &esmm_cuda_backend, \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16),                                \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,              \
+  .workspace = workspace, .device = &about,                                                                           \
+  .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                             \
+                 "adding of parts",           "copying of a",      "launches"},                                       \
   .cost = {1.6e-11, 5.4e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}
 
 ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};

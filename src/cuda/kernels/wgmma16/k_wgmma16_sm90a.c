@@ -309,13 +309,14 @@ static bool tallies(const esmm_problem *p)
   return p->c.order == ESMM_ROW_MAJOR && (!p->bitmaps || p->bitmaps->strip_rows % 8 == 0);
 }
 
-/* Dense packs C on the way where every tile is whole and written by TMA, and so is known when it is stored. */
+/* Dense packs C on the way where every tile is whole and written by TMA, and so is known when it is stored. Pairs that
+   share A may have a tile past C's last column. */
 static bool packs(const esmm_problem *p)
 {
   const esmm_wgmma16_units u = cut_dense(p);
-  return u.cols == ESMM_PACKED_COLS && u.splits == 1 && p->n % ESMM_PACKED_COLS == 0 && p->k > ESMM_WGMMA16_K &&
-         p->a.order == ESMM_ROW_MAJOR && p->bitmaps && p->bitmaps->strip_rows == ESMM_TILE && writes_boxes(p) &&
-         !more_follows(p);
+  return u.cols == ESMM_PACKED_COLS && u.share == ESMM_WGMMA16_SHARE_B && u.splits == 1 &&
+         p->n % ESMM_PACKED_COLS == 0 && p->k > ESMM_WGMMA16_K && p->a.order == ESMM_ROW_MAJOR && p->bitmaps &&
+         p->bitmaps->strip_rows == ESMM_TILE && writes_boxes(p) && !more_follows(p);
 }
 
 static bool takes_packed(const esmm_problem *p)
