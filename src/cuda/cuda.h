@@ -196,6 +196,8 @@ typedef struct esmm_cuda_kernel {
                     see all of A anyway */
   bool (*tallies)(const esmm_problem *p); /* its launch notes of C what p wants noted; NULL, or false: a pass over C
                                              does, behind it */
+  bool (*clears)(const esmm_problem *p);  /* and where it is the only one, it clears before what it adds its notes to;
+                                             NULL, or false: a launch before it does */
   int64_t given_rows; /* of its strips, where it reads bitmaps of A that the call was given (esmm_cuda_given) and then
                          does not scan A; 0: it always does */
   int64_t given_over; /* with no more rows of A than these it scans A all the same, which was no slower there */
@@ -374,6 +376,14 @@ int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern);
 /* Where C's packed values go; values 0: it has no room for them. They are there once that is noted. */
 esmm_packed esmm_cuda_pattern_room(const esmm_pattern *pattern);
 void esmm_cuda_pattern_note_packed(esmm_pattern *pattern, esmm_dtype dtype);
+/* Where the product that fills it adds up its bits, and tells of them; told 0: it need not. It does once that is noted.
+ */
+typedef struct esmm_cuda_pattern_sums {
+  CUdeviceptr sums, told;
+  uint32_t number;
+} esmm_cuda_pattern_sums;
+esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern);
+void esmm_cuda_pattern_note_counted(esmm_pattern *pattern);
 bool esmm_cuda_pattern_is_packed(const esmm_pattern *pattern);
 /* The values that p's a_pattern has of A; false: none that this context can read. */
 bool esmm_cuda_packed_a(const esmm_problem *p, esmm_packed *packed);

@@ -267,7 +267,8 @@ typedef struct esmm_wgmma16_units {
   int32_t share; /* ESMM_WGMMA16_...: neighbours along n share A, those along m share B */
   int32_t group; /* tile rows that come together */
   int32_t whole, splits;
-  int32_t unused[3];
+  int32_t lent; /* dense, splits being 1: of the others, the first stages that blocks without one begin with (LENT) */
+  int32_t unused[2];
 } esmm_wgmma16_units;
 ESMM_PARAMS_SIZE(esmm_wgmma16_units, 32);
 
@@ -307,10 +308,16 @@ typedef struct esmm_wgmma16_params {
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
-  int32_t unused_too;
+  uint32_t told_number;     /* told->ready, when the bits have been counted */
   esmm_tensor_map map_gate; /* as map_b */
+  /* Dense, where the launch itself clears what it adds its notes of C to: */
+  uint64_t told;        /* esmm_pattern_told in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
+  uint64_t bitmap_sums; /* behind the bits: a uint64_t, and at 24 a uint32_t: how many have added to it */
+  int64_t bitmap_words; /* 32-bit words from the bits on that are 0 before, the sums' among them; */
+  int64_t count_words;  /* the same of the counts. Both 0: they are cleared already */
+  uint64_t unused_too[4];
 } esmm_wgmma16_params;
-ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1152);
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1216);
 
 #define ESMM_WGMMA16_THREADS 384
 #define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
@@ -327,7 +334,8 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1152);
 #define ESMM_WGMMA16_GATED_PARTS 4   /* most parts of a gated tile that is split: each adds 32 columns at least */
 #define ESMM_WGMMA16_PARTIAL (ESMM_TILE * ESMM_WGMMA16_WIDE * 4) /* bytes of one part's sums */
 #define ESMM_WGMMA16_MOST_BLOCKS 256                             /* that meet at split tiles */
-#define ESMM_WGMMA16_MEETING (8 + 8 * ESMM_WGMMA16_MOST_BLOCKS)  /* two words, and two a block of a split tile */
+#define ESMM_WGMMA16_CLEARED (2 + 2 * ESMM_WGMMA16_MOST_BLOCKS)  /* of its words: two where blocks meet that clear */
+#define ESMM_WGMMA16_MEETING (4 * ESMM_WGMMA16_CLEARED + 8)      /* two words, two a block of a split tile, and these */
 #define ESMM_WGMMA16_LEAST_SAMPLED 8                             /* A is sampled where m and k are at least this */
 
 /* esmm_wgmma16_look: what a launch with the same esmm_wgmma16_params chooses, as an esmm_choice_device in report. One

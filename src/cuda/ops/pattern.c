@@ -124,6 +124,7 @@ typedef struct placed {
                                            them */
   bool packed;                          /* they are there, */
   esmm_dtype dtype;                     /* of this dtype */
+  bool counted;                         /* the product counts the bits itself */
 } placed;
 
 static void free_piece(int ordinal, const piece *it)
@@ -325,25 +326,45 @@ int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
   return height % pattern->strip_rows == 0 ? height / pattern->strip_rows : 1;
 }
 
+/* Where sums of the bits lie. */
+static CUdeviceptr sums_of(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  return p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS;
+}
+
+esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern)
+{
+  const placed *p = pattern->device;
+  return (esmm_cuda_pattern_sums){
+      .sums = sums_of(pattern), .told = p->it.told ? p->it.told_at : 0, .number = p->it.number};
+}
+
+void esmm_cuda_pattern_note_counted(esmm_pattern *pattern)
+{
+  placed *p = pattern->device;
+  p->counted = true;
+}
+
 /* The product that takes it as its a_pattern chooses its kernel by these counts (product/recall.c). */
 static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
   if (p->packed) { /* its strips have 128 rows, and those of 32 would be no better known */
     const esmm_tally_index_params index = {.packed = esmm_cuda_pattern_room(pattern),
-                                           .sums = p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS,
+                                           .sums = sums_of(pattern),
                                            .out = p->it.told_at,
                                            .ready = p->it.number};
     return esmm_cuda_tally_index(ctx, &index, stream);
   }
-  if (!p->it.told)
+  if (!p->it.told || p->counted)
     return ESMM_OK;
   const esmm_tally_count_params params = {
       .bits = p->it.memory,
       .strips = pattern->strips,
       .words = pattern->words,
       .fold = {esmm_cuda_pattern_fold(pattern, ESMM_STRIP), esmm_cuda_pattern_fold(pattern, ESMM_TILE)},
-      .sums = p->it.memory + bytes_of(pattern) - ESMM_TALLY_SUMS,
+      .sums = sums_of(pattern),
       .out = p->it.told_at,
       .ready = p->it.number};
   return esmm_cuda_tally_count(ctx, &params, stream);

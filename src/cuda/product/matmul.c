@@ -47,6 +47,13 @@ static esmm_status get_product_scratch(run *r)
   return get_scratch(r, strips, most);
 }
 
+/* The only kernel that runs, or NULL: the device chooses, or there is nothing to multiply. */
+static const esmm_cuda_kernel *alone(const run *r)
+{
+  const esmm_kernel *kernel = r->d.run != DEVICE_CHOOSES ? r->d.of[r->d.run].kernel : NULL;
+  return kernel ? esmm_cuda_about(kernel) : NULL;
+}
+
 /* C is wanted packed, can be, and is: on the way, or by a launch behind it. */
 static bool packs_c(const run *r)
 {
@@ -54,8 +61,7 @@ static bool packs_c(const run *r)
   if (!p->bitmaps || !p->packs || p->m == 0 || p->n == 0 || esmm_dtype_size(p->c.dtype) != 2 ||
       p->c.order != ESMM_ROW_MAJOR || p->bitmaps->strip_rows != ESMM_TILE)
     return false;
-  const esmm_kernel *alone = r->d.run != DEVICE_CHOOSES ? r->d.of[r->d.run].kernel : NULL;
-  const esmm_cuda_kernel *about = alone ? esmm_cuda_about(alone) : NULL;
+  const esmm_cuda_kernel *about = alone(r);
   return p->packs == 2 ? p->bitmaps->strips <= MOST_STRIPS : about && about->packs && about->packs(p);
 }
 
@@ -63,10 +69,13 @@ static bool packs_c(const run *r)
 static esmm_status begin_tally(const run *r)
 {
   const esmm_problem *p = r->p;
+  const esmm_cuda_kernel *about = alone(r);
   esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps, packs_c(r)) : ESMM_OK;
   if ((status == ESMM_ERR_MEMORY || status == ESMM_ERR_OVERFLOW) && p->packs == 1) /* it can be done without */
     status = esmm_cuda_pattern_place(r->ctx, p->bitmaps, false);
-  return status == ESMM_OK ? esmm_cuda_tally_begin(r->ctx, p, r->stream) : status;
+  if (status != ESMM_OK || (about && about->clears && about->clears(p)))
+    return status;
+  return esmm_cuda_tally_begin(r->ctx, p, r->stream);
 }
 
 static esmm_status end_tally(const run *r)

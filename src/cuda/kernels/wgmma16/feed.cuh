@@ -159,8 +159,35 @@ static __device__ __forceinline__ void load_bias(const esmm_wgmma16_params &p, w
   }
 }
 
-/* One thread: all stages, or those that are loaded before it is known that the product is not wanted. */
-template <int COLS, bool GATED>
+/* One thread: the sums of those who have had the unit's tile before, through the ring as its last stages. */
+template <int COLS>
+static __device__ __forceinline__ void feed_lent(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh,
+                                                 const wgmma16_unit &unit, int &slot, uint32_t &phase)
+{
+  typedef wgmma16_stage<COLS> stage;
+  uint32_t *counter = lent_counter(p, unit), come;
+  do
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(counter) : "memory");
+  while (come < (uint32_t)unit.part);
+  if (unit.parts)
+    *counter = 0; /* nobody has it after this block */
+  sm90_fence_async_all();
+  const float4 *from = lent_sums<stage::SUMS>(p, unit);
+  for (int i = 0; i < stage::SUMS; i += wgmma16_lent<COLS>::SUMS) {
+    const int sums = min(stage::SUMS - i, (int)wgmma16_lent<COLS>::SUMS), bytes = sums * WORKERS * (int)sizeof(float);
+    sm90_barrier_wait(&sh->dense.empty[slot], phase);
+    sm90_barrier_expect(&sh->dense.full[slot], (uint32_t)bytes);
+    sm90_bulk_load(ring + slot * stage::BYTES, from + i / 4 * WORKERS, (uint32_t)bytes, &sh->dense.full[slot]);
+    if (++slot == stage::COUNT) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+}
+
+/* One thread: all stages, or those that are loaded before it is known that the product is not wanted. LENDS: stages of
+   a tile may be lent. */
+template <int COLS, bool GATED, bool LENDS>
 static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   typedef wgmma16_stage<COLS> stage;
@@ -168,25 +195,26 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
   const int steps = ceil_div(p.k, ESMM_WGMMA16_K);
   const bool share_b = work.u.share == ESMM_WGMMA16_SHARE_B;
   bool off = false;
-  int loaded = !GATED && p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
+  int loaded = !GATED && !LENDS && p.choose ? feed_unknown<COLS>(p, ring, sh, work, off) : 0;
   if (off)
     return;
   int slot = loaded % stage::COUNT;
   uint32_t phase = loaded == stage::COUNT ? 0 : 1;
-  for (int i = work.first; i < work.count; i += work.step) {
-    const wgmma16_unit unit = unit_at(work, i);
+  const int before = LENDS ? count_lent(work) : 0;
+  for (int i = 0; work.first + (i - before) * work.step < work.count; i++) {
+    const wgmma16_turn turn = turn_at<LENDS>(work, steps, i, before);
+    const wgmma16_unit &unit = turn.unit;
     const uint32_t rows = stage_rows(p, unit.row);
-    int from, to;
-    share(steps, unit.part, unit.parts, from, to);
-    from += loaded;
+    const int from = turn.from + loaded, to = turn.to;
     loaded = 0;
     for (int s = from; s < to || s == from; s++) {
       sm90_barrier_wait(&sh->dense.empty[slot], phase);
       const bool last = s + 1 >= to;
-      sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST : 0);
+      sh->stage[slot] = rows | (s < to ? STAGE_STEPS_ALL : 0) | (last ? STAGE_LAST | turn.last : 0);
       if (last) {
         sh->unit[slot] = unit_told(unit);
-        load_bias<COLS, GATED>(p, sh, slot, unit);
+        if (!(turn.last & STAGE_LENDS))
+          load_bias<COLS, GATED>(p, sh, slot, unit);
       }
       load_dense<COLS, GATED>(p, ring + slot * stage::BYTES, &sh->dense.full[slot], unit.row, unit.col,
                               s * ESMM_WGMMA16_K, work.rank, share_b, p.m <= 64, true);
@@ -195,6 +223,8 @@ static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, 
         phase ^= 1;
       }
     }
+    if (LENDS && turn.last & STAGE_RESUMES)
+      feed_lent<COLS>(p, ring, sh, unit, slot, phase);
   }
   sm90_barrier_wait(&sh->dense.empty[slot], phase);
   sh->stage[slot] = STAGE_END;

@@ -203,6 +203,11 @@ static __device__ __forceinline__ void note_tiles(const esmm_wgmma16_params &p, 
 {
   const esmm_epilogue_params &e = p.epilogue;
   const int lane = (int)threadIdx.x % 32;
+  clear_notes(p, lane, 32);
+  __syncwarp();
+  if ((p.count_words | p.bitmap_words) && lane == 0)
+    clear_wait(p);
+  __syncwarp();
   for (uint32_t tile = 0;; tile++) {
     sm90_barrier_wait(&sh->c_there, tile % 2);
     const int row = sh->tally_tile[0].x, col = sh->tally_tile[0].y;

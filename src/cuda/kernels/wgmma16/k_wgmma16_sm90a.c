@@ -13,6 +13,9 @@
 
 #define ALIGN 1024       /* of the workspace's parts: what wgmma reads */
 #define LEAST_STEPS 4    /* stages that are worth a part of their own */
+#define LEND 5.0         /* stages that it takes to leave sums to another, */
+#define ADD_LENT 4.0     /* and to add them */
+#define LEAST_LENT 12    /* stages that are worth lending */
 #define STAYS 2.4e7      /* bytes of B that stay in half of the second-level cache */
 #define DENSE_EDGE .42   /* of a launch: tiles over C's edge, */
 #define DENSE_ODD 5.8e-7 /* and each element of a C with odd lines */
@@ -37,19 +40,22 @@ typedef struct functions {
   esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
   esmm_cuda_function given;            /* joint, where A's bitmaps are there */
   esmm_cuda_function packs, packed;    /* dense that also packs C; joint, where A comes packed */
+  esmm_cuda_function lent;             /* dense, where stages are lent */
 } functions;
 static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_bf16", ESMM_WGMMA16_SHARED}};
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_bf16", ESMM_WGMMA16_SHARED},
+                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_bf16", ESMM_WGMMA16_SHARED}};
 static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_f16", ESMM_WGMMA16_SHARED}};
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_f16", ESMM_WGMMA16_SHARED},
+                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_f16", ESMM_WGMMA16_SHARED}};
 
 /* ---- can it? ---- */
 
@@ -112,8 +118,19 @@ static bool parts_pay(int64_t splits, int64_t steps, double kept)
   return (1.0 - 1.0 / (double)splits) * kept * (double)steps > PART_STAGES;
 }
 
-/* kept: the share of k's that A is expected to leave; parts: most of a tile. */
-static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept, int64_t parts)
+/* Stages of each tile that is left, `rest` of them, which those without one begin with. All end at the same time where
+   steps - lent + ADD_LENT = (lent + LEND) * rest / idle + LEND: a tile's stages may be cut in two. */
+static int64_t lend_stages(int64_t rest, int64_t clusters, int64_t steps)
+{
+  const double each = (double)rest / (double)(clusters - rest);
+  const int64_t lent = (int64_t)(((double)steps + ADD_LENT) / (each + 1.0) - LEND);
+  return lent >= LEAST_LENT ? lent : 0;
+}
+
+/* kept: the share of k's that A is expected to leave; parts: most of a tile; lends: those without a tile that is left
+   may begin with stages of it. */
+static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept, int64_t parts,
+                                    bool lends)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
@@ -121,11 +138,13 @@ static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, 
   const int64_t rest = tiles % clusters;
   const int64_t most = rest > 0 ? esmm_min(parts, esmm_min(clusters / rest, steps / LEAST_STEPS)) : 1;
   const int64_t splits = most > 1 && parts_pay(most, steps, kept) ? most : 1;
+  const int64_t lent = lends && 2 * rest > clusters && tiles > clusters ? lend_stages(rest, clusters, steps) : 0;
   return (esmm_wgmma16_units){.cols = cols,
                               .share = share,
                               .group = group,
-                              .whole = (int32_t)(splits > 1 ? tiles - rest : tiles),
-                              .splits = (int32_t)splits};
+                              .whole = (int32_t)(splits > 1 || lent > 0 ? tiles - rest : tiles),
+                              .splits = (int32_t)splits,
+                              .lent = (int32_t)lent};
 }
 
 /* Tiles of 256 columns are faster for each column, those of 128 fill the GPU sooner. Where B stays in the second-level
@@ -137,15 +156,15 @@ static esmm_wgmma16_units cut_dense(const esmm_problem *p)
   const int share = rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A;
   const double b = 2.0 * (double)p->k * (double)p->n;
   if (p->gate.w)
-    return cut_tiles(p, ESMM_WGMMA16_GATED, share, 2.0 * b > STAYS ? 8 : 1, 1.0, ESMM_WGMMA16_GATED_PARTS);
-  return cut_tiles(p, cols, share, b > STAYS ? 8 : 1, 1.0, INT64_MAX);
+    return cut_tiles(p, ESMM_WGMMA16_GATED, share, 2.0 * b > STAYS ? 8 : 1, 1.0, ESMM_WGMMA16_GATED_PARTS, false);
+  return cut_tiles(p, cols, share, b > STAYS ? 8 : 1, 1.0, INT64_MAX, !more_follows(p));
 }
 
 static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
 {
   const int64_t rows = esmm_ceil_div(p->m, ESMM_TILE);
   if (mode == ESMM_WGMMA16_SKIP_A)
-    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32, KEPT, INT64_MAX);
+    return cut_tiles(p, ESMM_WGMMA16_WIDE, ESMM_WGMMA16_SHARE_A, 32, KEPT, INT64_MAX, false);
   return (esmm_wgmma16_units){
       .cols = ESMM_WGMMA16_NARROW, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
@@ -264,7 +283,7 @@ typedef struct layout {
 static size_t partial_bytes(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER;
-  return u->splits > 1 ? (size_t)(ESMM_WGMMA16_CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
+  return u->splits > 1 || u->lent > 0 ? (size_t)(ESMM_WGMMA16_CLUSTER * clusters) * ESMM_WGMMA16_PARTIAL : 0;
 }
 
 static bool lay_out(const esmm_problem *p, bool packs, layout *l)
@@ -317,6 +336,13 @@ static bool packs(const esmm_problem *p)
   return u.cols == ESMM_PACKED_COLS && u.share == ESMM_WGMMA16_SHARE_B && u.splits == 1 &&
          p->n % ESMM_PACKED_COLS == 0 && p->k > ESMM_WGMMA16_K && p->a.order == ESMM_ROW_MAJOR && p->bitmaps &&
          p->bitmaps->strip_rows == ESMM_TILE && writes_boxes(p) && !more_follows(p);
+}
+
+/* Dense clears what it adds to where the warps that take notes see every tile, as they see those that TMA writes. */
+static bool clears(const esmm_problem *p)
+{
+  const esmm_wgmma16_units u = cut_dense(p);
+  return u.splits == 1 && p->n % u.cols == 0 && writes_boxes(p) && tallies(p);
 }
 
 static bool takes_packed(const esmm_problem *p)
@@ -398,8 +424,25 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
     params.base = choose->base;
     params.per_strip = choose->per_strip;
     params.per_joint = choose->per_joint;
+    params.units[ESMM_WGMMA16_DENSE].lent = 0;
   }
   return params;
+}
+
+/* What is noted of C is cleared by the launch, and the bits of strips as high as tiles are counted there. */
+static void clear_within(const esmm_problem *p, esmm_wgmma16_params *params)
+{
+  const esmm_epilogue_params *e = &params->epilogue;
+  params->count_words = e->counts ? p->n : 0;
+  if (!e->bits)
+    return;
+  const esmm_cuda_pattern_sums adds = esmm_cuda_pattern_adds(p->bitmaps);
+  params->bitmap_words = esmm_cuda_pattern_zeros(p->bitmaps);
+  params->bitmap_sums = adds.sums;
+  if (p->bitmaps->strip_rows == ESMM_TILE && !params->handed.values) {
+    params->told = adds.told;
+    params->told_number = adds.number;
+  }
 }
 
 /* What statistics are to be counted from. */
@@ -440,6 +483,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   params.meeting = meeting;
   if (mode != ESMM_WGMMA16_DENSE)
     note_strips(p, &params, stats);
+  else if (!params.selector.address && !params.choose && clears(p))
+    clear_within(p, &params);
   status = make_maps(ctx, p, &a, &params);
   if (status != ESMM_OK)
     return status;
@@ -457,10 +502,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                        : p->gate.w                          ? &own->gated
                                        : params.c_boxes && more_follows(p)  ? &own->more
                                        : params.given.bits                  ? &own->given
+                                       : params.units[mode].lent            ? &own->lent
                                                                             : &own->any;
   status = esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
   if (status == ESMM_OK && handed && mode == ESMM_WGMMA16_DENSE)
     esmm_cuda_pattern_note_packed(p->bitmaps, p->c.dtype);
+  if (status == ESMM_OK && params.told)
+    esmm_cuda_pattern_note_counted(p->bitmaps);
   return status;
 }
 
@@ -482,7 +530,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
 }
 
 static const esmm_cuda_kernel about_dense = {
-    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .packs = packs, .gates = true};
+    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .clears = clears, .packs = packs, .gates = true};
 static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .exact = true,
                                                   .line = joint_line,

@@ -13,10 +13,11 @@
  *             blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
- * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products that a curve
- * or a residual follows (finish.cuh), gated ones, which have two B's (gated.cuh), and skipping ones that were given A's
- * bitmaps: their code would be in the others' way. So have two products of which the first hands C over packed to the
- * second (handed.cuh), which then begins to multiply at once. Floors are in bench/SPEED.md.
+ * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products whose tiles
+ * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), gated ones, which
+ * have two B's (gated.cuh), and skipping ones that were given A's bitmaps: their code would be in the others' way. So
+ * have two products of which the first hands C over packed to the second (handed.cuh), which then begins to multiply at
+ * once. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
@@ -147,9 +148,14 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 
 /* ---- multiplying ---- */
 
-/* What an entry of this file is for: any mode; dense, where more follows the sums; dense and gated; skipping, where A's
-   bitmaps are given; dense, where C is packed, too; skipping, where A is. */
-enum { ENTRY_ANY, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN, ENTRY_PACKS, ENTRY_PACKED };
+/* What an entry of this file is for: any mode; dense, where stages are lent; dense, where more follows the sums; dense
+   and gated; skipping, where A's bitmaps are given; dense, where C is packed, too; skipping, where A is. */
+enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN, ENTRY_PACKS, ENTRY_PACKED };
+
+static __device__ constexpr bool lends(int entry)
+{
+  return entry == ENTRY_LENT || entry == ENTRY_PACKS;
+}
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
@@ -225,7 +231,7 @@ static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &
 }
 
 /* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is at.
-   KEEPS: the one before, which there is, is not let go of. */
+   KEEPS: the one before, which there is, is not let go of, unless the unit's sums are lent or others' come. */
 template <int COLS, esmm_dtype DTYPE, bool A_BY_K, bool KEEPS>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgmma16_consumer &c,
                                                          float (&sums)[wgmma16_stage<COLS>::SUMS], uint32_t &at)
@@ -263,7 +269,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
     }
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
-      if (!KEEPS || !(what & STAGE_LAST))
+      if (!KEEPS || !(what & STAGE_LAST) || what & (STAGE_LENDS | STAGE_RESUMES))
         let_go(c, before);
       let_go_held<false>(sh, c);
     }
@@ -276,6 +282,39 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
   sm90_wgmma_wait<0>();
   at = before;
   return what;
+}
+
+/* Adds the sums of those who have had the tile before: they come behind its last stage. Nothing sets sums before the
+   first product but zero: the compiler would wait for every wgmma. keeps: the last stage that they come in, which is
+   the one before the unit's last in the ring, is not let go of. */
+template <int COLS>
+static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, wgmma16_consumer &c, bool keeps,
+                                                float (&sums)[wgmma16_stage<COLS>::SUMS])
+{
+  typedef wgmma16_stage<COLS> stage;
+  enum { STEP = wgmma16_lent<COLS>::SUMS };
+#pragma unroll
+  for (int g = 0; g < stage::SUMS; g += STEP) {
+    if (c.slot == c.held)
+      let_go_held<true>(sh, c);
+    sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
+    const uint32_t from = sm90_address(ring) + c.slot * stage::BYTES + (uint32_t)(thread_now() - FEEDERS) * 16;
+#pragma unroll
+    for (int i = 0; i < STEP && g + i < stage::SUMS; i += 4) {
+      const uint4 x = sm90_load4(from + (uint32_t)i / 4 * (WORKERS * 16));
+      sums[g + i] += __uint_as_float(x.x);
+      sums[g + i + 1] += __uint_as_float(x.y);
+      sums[g + i + 2] += __uint_as_float(x.z);
+      sums[g + i + 3] += __uint_as_float(x.w);
+    }
+    __syncwarp();
+    if (!keeps || g + STEP < stage::SUMS)
+      let_go(c, c.slot);
+    if (++c.slot == stage::COUNT) {
+      c.slot = 0;
+      c.phase ^= 1;
+    }
+  }
 }
 
 /*
@@ -320,6 +359,8 @@ static __device__ __forceinline__ void finish_packed_unit(const esmm_wgmma16_par
                                                           uint32_t at, float (&sums)[ESMM_WGMMA16_WIDE / 2])
 {
   typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
+  static_assert((int)wgmma16_lent<ESMM_WGMMA16_WIDE>::STAGES == (int)stage::COUNT - 1,
+                "add_lent keeps the stage of lines");
   const uint32_t lines = at ? at - 1 : stage::COUNT - 1;
   const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
   await_tallied(p, sh, c);
@@ -377,6 +418,7 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
     told.y = __shfl_sync(~0u, told.y, c.reader);
     told.z = __shfl_sync(~0u, told.z, c.reader);
     told.w = __shfl_sync(~0u, told.w, c.reader);
+    const wgmma16_unit unit = unit_heard(told);
     if (what & (STAGE_OFF | STAGE_END)) {
       let_go_held<true>(sh, c);
       let_go(c, at);
@@ -389,12 +431,21 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
       }
       return what & STAGE_END;
     }
+    if constexpr (lends(ENTRY)) {
+      if (what & STAGE_RESUMES)
+        add_lent<COLS>(ring, sh, c, ENTRY == ENTRY_PACKS && !(what & STAGE_LENDS), sums);
+      if (what & STAGE_LENDS) {
+        let_go(c, at);
+        lend(p, unit, sums);
+        continue;
+      }
+    }
     if constexpr (ENTRY == ENTRY_GATED)
-      finish_gated_unit(p, unit_heard(told), ring, sh, c, at, sums);
+      finish_gated_unit(p, unit, ring, sh, c, at, sums);
     else if constexpr (ENTRY == ENTRY_PACKS)
-      finish_packed_unit(p, unit_heard(told), ring, sh, c, at, sums);
+      finish_packed_unit(p, unit, ring, sh, c, at, sums);
     else
-      finish_unit<COLS, ENTRY == ENTRY_MORE>(p, unit_heard(told), ring, sh, c, at, sums);
+      finish_unit<COLS, ENTRY == ENTRY_MORE>(p, unit, ring, sh, c, at, sums);
   }
 }
 
@@ -528,8 +579,9 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
 {
   if (p.mode == ESMM_WGMMA16_DENSE || p.choose) {
     if (threadIdx.x == 0)
-      p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE ? feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh)
-                                                            : feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
+      p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE
+          ? feed_dense<ESMM_WGMMA16_WIDE, false, false>(p, ring, sh)
+          : feed_dense<ESMM_WGMMA16_NARROW, false, false>(p, ring, sh);
     else if (p.choose && threadIdx.x >= FEEDERS - SAMPLERS)
       wgmma16_choose(p, sh);
     if (threadIdx.x >= 32 && tallies_late(p))
@@ -547,11 +599,11 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
 {
   if (threadIdx.x == 0) {
     if (ENTRY == ENTRY_GATED)
-      feed_dense<2 * ESMM_WGMMA16_GATED, ENTRY == ENTRY_GATED>(p, ring, sh);
+      feed_dense<2 * ESMM_WGMMA16_GATED, ENTRY == ENTRY_GATED, false>(p, ring, sh);
     else if (ENTRY == ENTRY_PACKS || p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
-      feed_dense<ESMM_WGMMA16_WIDE, false>(p, ring, sh);
+      feed_dense<ESMM_WGMMA16_WIDE, false, lends(ENTRY)>(p, ring, sh);
     else
-      feed_dense<ESMM_WGMMA16_NARROW, false>(p, ring, sh);
+      feed_dense<ESMM_WGMMA16_NARROW, false, lends(ENTRY)>(p, ring, sh);
   } else if (ENTRY == ENTRY_PACKS) {
     if (threadIdx.x == 32)
       send_tiles(p, ring, sh);
@@ -636,8 +688,8 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
       (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY_PACKED>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
     else if constexpr (ENTRY == ENTRY_PACKS)
       (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, false, ENTRY_PACKS>(p, ESMM_WGMMA16_DENSE, ring, sh);
-    else if constexpr (ENTRY == ENTRY_MORE)
-      (void)multiply_dense<DTYPE, ENTRY_MORE>(p, ring, sh);
+    else if constexpr (ENTRY == ENTRY_MORE || ENTRY == ENTRY_LENT)
+      (void)multiply_dense<DTYPE, ENTRY>(p, ring, sh);
     else
       multiply_gated<DTYPE>(p, ring, sh);
   }
@@ -658,7 +710,23 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     wgmma16_main<ESMM_F16, ENTRY_ANY>(p);
 }
 
-/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. First, c_boxes is set, and something is of
+/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. First, units[ESMM_WGMMA16_DENSE].lent is set,
+   which it else is for esmm_wgmma16_packs_* alone, and nothing is of ESMM_EXTRA_VALUES where c_boxes is set. */
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_lent_bf16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_BF16, ENTRY_LENT>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
+    esmm_wgmma16_lent_f16(const __grid_constant__ esmm_wgmma16_params p)
+{
+  if (!not_selected(p.selector))
+    wgmma16_main<ESMM_F16, ENTRY_LENT>(p);
+}
+
+/* Then, c_boxes is set, and something is of
    ESMM_EXTRA_VALUES. */
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_more_bf16(const __grid_constant__ esmm_wgmma16_params p)

@@ -83,6 +83,21 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
     }
 }
 
+/* ---- lent stages (LENT in wgmma16.cuh) ---- */
+
+/* The sums go to memory, for who has the tile next. */
+template <int SUMS>
+static __device__ __forceinline__ void lend(const esmm_wgmma16_params &p, const wgmma16_unit &unit, float (&sums)[SUMS])
+{
+  float4 *to = lent_sums<SUMS>(p, unit) + (thread_now() - FEEDERS);
+#pragma unroll
+  for (int i = 0; i < SUMS; i += 4)
+    __stcg(to + i / 4 * WORKERS, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+  meet<1, WORKERS>();
+  if (thread_now() == FEEDERS)
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(lent_counter(p, unit)), "r"(unit.part + 1) : "memory");
+}
+
 /* ---- the epilogue ---- */
 
 /* pair_of, and what is below 0 becomes 0, in the same instruction. NaN stays NaN; a zero's sign is not kept. */

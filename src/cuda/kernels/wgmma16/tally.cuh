@@ -86,6 +86,42 @@ static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group,
 
 /* ---- by the warps that take the notes ---- */
 
+/*
+ * So many threads of every block, `thread` being this one's number among them: clear what is added to, where no launch
+ * has done so before. All blocks have when clear_wait returns. One thread of a block calls that, and tells the others;
+ * the product is multiplied meanwhile.
+ */
+static __device__ __forceinline__ void clear_notes(const esmm_wgmma16_params &p, int thread, int threads)
+{
+  const int64_t first = (int64_t)blockIdx.x * threads + thread, step = (int64_t)gridDim.x * threads;
+  for (int64_t i = first; i < p.count_words; i += step)
+    ((uint32_t *)p.epilogue.counts)[i] = 0;
+  for (int64_t i = first; i < p.bitmap_words; i += step)
+    ((uint32_t *)p.epilogue.bits)[i] = 0;
+}
+
+static __device__ __forceinline__ void clear_wait(const esmm_wgmma16_params &p)
+{
+  uint32_t *meeting = (uint32_t *)p.meeting + ESMM_WGMMA16_CLEARED;
+  wait_for_all(meeting, gridDim.x);
+  leave(meeting, gridDim.x);
+}
+
+/* One thread of each of `warps` warps of every block, when it has noted all: so many bits. The last one tells. */
+static __device__ __forceinline__ void tell_bits(const esmm_wgmma16_params &p, uint32_t bits, uint32_t warps)
+{
+  unsigned long long *sum = (unsigned long long *)p.bitmap_sums;
+  atomicAdd(sum, (unsigned long long)bits);
+  __threadfence();
+  if (atomicAdd((uint32_t *)(sum + 3), 1u) != warps * gridDim.x - 1)
+    return;
+  __threadfence();
+  esmm_pattern_told *told = (esmm_pattern_told *)p.told;
+  told->own = told->folded[0] = told->folded[1] = __ldcg(sum);
+  __threadfence_system();
+  *(volatile uint32_t *)&told->ready = p.told_number;
+}
+
 /* Where a warpgroup's panel g lies; first: where its own or, GATED being false, the block's first panel does. */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ uint32_t tally_panel(wgmma16_shared *sh, uint32_t first, int group, int g)
@@ -167,12 +203,14 @@ static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params 
     atomicAdd(&counts[mine + 1], high_count);
 }
 
-/* What the warps have counted of a tile goes to memory: one addition a column, and the strip's bits. */
+/* What the warps have counted of a tile goes to memory: one addition a column, and the strip's bits. Returns how many
+   of these this warp has noted. */
 template <int COLS>
-static __device__ __forceinline__ void tally_flush(const esmm_epilogue_params &e, int *counts, int row, int col,
-                                                   bool fine)
+static __device__ __forceinline__ uint32_t tally_flush(const esmm_epilogue_params &e, int *counts, int row, int col,
+                                                       bool fine)
 {
   const int lane = (int)threadIdx.x % 32;
+  uint32_t bits = 0;
   meet<9, 32 * TALLY_WARPS>();
 #pragma unroll 1
   for (int at = (int)threadIdx.x / 32 * 32 - 32; at < COLS; at += 32 * TALLY_WARPS) {
@@ -181,18 +219,22 @@ static __device__ __forceinline__ void tally_flush(const esmm_epilogue_params &e
     if (e.counts && count)
       atomicAdd((int *)e.counts + col + at + lane, count);
     const uint32_t word = __ballot_sync(~0u, count != 0);
+    bits += (uint32_t)__popc(word);
     if (e.bits && !fine && word && lane == 0)
       atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words + (col + at) / 32,
                word);
   }
   meet<9, 32 * TALLY_WARPS>();
+  return bits;
 }
 
 /* The same for a tile that was counted: a lane has a column. */
 template <int COLS>
-static __device__ __forceinline__ void tally_counted(const esmm_epilogue_params &e, uint8_t *bytes, int row, int col)
+static __device__ __forceinline__ uint32_t tally_counted(const esmm_epilogue_params &e, uint8_t *bytes, int row,
+                                                         int col)
 {
   const int lane = (int)threadIdx.x % 32;
+  uint32_t bits = 0;
 #pragma unroll 1
   for (int at = (int)threadIdx.x / 32 * 32 - 32; at < COLS; at += 32 * TALLY_WARPS) {
     uint8_t *byte = bytes + tally_place(at + lane);
@@ -201,10 +243,12 @@ static __device__ __forceinline__ void tally_counted(const esmm_epilogue_params 
     if (e.counts && count)
       atomicAdd((int *)e.counts + col + at + lane, count);
     const uint32_t word = __ballot_sync(~0u, count != 0);
+    bits += (uint32_t)__popc(word);
     if (e.bits && word && lane == 0)
       atomicOr((uint32_t *)e.bits + (int64_t)((uint32_t)row / (uint32_t)e.strip_rows) * e.words + (col + at) / 32,
                word);
   }
+  return bits;
 }
 
 /* The warps that take the notes, until there are no more tiles. COLS: of a stage; a GATED one has half of it of C. */
@@ -214,18 +258,28 @@ static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p,
   enum { OF_C = GATED ? COLS / 2 : COLS, ITEMS = OF_C / 64 * (64 / TALLY_ROWS) };
   const int warp = (int)threadIdx.x / 32 - 1;
   const bool fine = has_fine_strips(p.epilogue);
+  uint32_t bits = 0;
   for (int i = (int)threadIdx.x - 32; i < OF_C; i += 32 * TALLY_WARPS)
     sh->tally_counts[i] = 0;
+  clear_notes(p, (int)threadIdx.x - 32, 32 * TALLY_WARPS);
   meet<9, 32 * TALLY_WARPS>();
+  if (p.count_words | p.bitmap_words) {
+    if (threadIdx.x == 32)
+      clear_wait(p);
+    meet<9, 32 * TALLY_WARPS>();
+  }
 #pragma unroll 1
   for (uint32_t tile = 0;; tile++) {
     sm90_barrier_wait(&sh->tile_there[0], tile % 2);
     const int row = sh->tally_tile[0].x, col = sh->tally_tile[0].y;
-    if (row < 0)
+    if (row < 0) {
+      if (p.told && threadIdx.x % 32 == 0)
+        tell_bits(p, bits, TALLY_WARPS);
       return;
+    }
     if (is_counted(p, row)) {
       sm90_barrier_wait(&sh->tile_there[1], tile % 2);
-      tally_counted<OF_C>(p.epilogue, sh->tally_bytes, row, col);
+      bits += tally_counted<OF_C>(p.epilogue, sh->tally_bytes, row, col);
       __syncwarp();
       if (threadIdx.x % 32 < 2)
         sm90_barrier_arrive(&sh->tallied[threadIdx.x % 32]);
@@ -247,7 +301,7 @@ static __device__ __forceinline__ void tally_tiles(const esmm_wgmma16_params &p,
       if (threadIdx.x % 32 == 0)
         sm90_barrier_arrive(&sh->tallied[group]);
     }
-    tally_flush<OF_C>(p.epilogue, sh->tally_counts, row, col, fine);
+    bits += tally_flush<OF_C>(p.epilogue, sh->tally_counts, row, col, fine);
   }
 }
 

@@ -98,6 +98,25 @@ typedef struct wgmma16_work {
   int count, first, step;
 } wgmma16_work;
 
+/*
+ * LENT. Where whole rounds leave tiles for more than half of the pairs, those that get none of them take over a part of
+ * each, and begin with that: u.lent stages of each such tile, laid end to end and cut into as many equal ranges as
+ * there are idle pairs. Their sums go to memory; who has the tile, in its last round, adds them to its own. So nobody
+ * waits: what is lent is there rounds before. As more pairs lend than take over, a range is longer than a tile's lent
+ * stages, and one tile's lie in two ranges at most. Then who has the second of them has it first of all, and the other,
+ * who has the tile last of its range, adds that to its own.
+ *
+ *   pair        0         1         2         3         4 (idle at the end)
+ *   begins                                              lent stages of 0, 1, 2, 3
+ *   whole tiles 0 5 10    1 6 11    2 7 12    3 8 13    4 9 14
+ *   ends        15        16        17        18
+ */
+typedef struct wgmma16_turn {
+  wgmma16_unit unit;
+  int from, to;  /* stages */
+  uint32_t last; /* STAGE_... of the last one */
+} wgmma16_turn;
+
 static __device__ __forceinline__ wgmma16_work work_of(const esmm_wgmma16_params &p, int mode)
 {
   wgmma16_work w;
@@ -131,9 +150,19 @@ static __device__ __forceinline__ wgmma16_unit unit_at(const wgmma16_work &w, in
 
 /*
  * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether the
- * product is called off, whether there are no more units; from STAGE_ROWS on, the rows that its tile has.
+ * product is called off, whether there are no more units; of its unit's last, whether the sums of others come behind
+ * it, and whether its own are left to another (LENT); from STAGE_ROWS on, the rows that its tile has.
  */
-enum { STAGE_STEPS = 7, STAGE_STEPS_ALL = 4, STAGE_LAST = 8, STAGE_OFF = 16, STAGE_END = 32, STAGE_ROWS = 8 };
+enum {
+  STAGE_STEPS = 7,
+  STAGE_STEPS_ALL = 4,
+  STAGE_LAST = 8,
+  STAGE_OFF = 16,
+  STAGE_END = 32,
+  STAGE_LENDS = 64,
+  STAGE_RESUMES = 128,
+  STAGE_ROWS = 8
+};
 
 /* With a unit's last stage: which it is, so that consumers need not work it out. */
 static __device__ __forceinline__ int4 unit_told(const wgmma16_unit &unit)
@@ -145,6 +174,96 @@ static __device__ __forceinline__ wgmma16_unit unit_heard(const int4 &told)
 {
   const wgmma16_unit unit = {told.x, told.y, told.w & 0xffff, told.w >> 16, told.z};
   return unit;
+}
+
+/* Part `part` of `parts` of `all`: [from, to). */
+static __device__ __forceinline__ void share(int all, int part, int parts, int &from, int &to)
+{
+  from = (int)((int64_t)all * part / parts);
+  to = (int)((int64_t)all * (part + 1) / parts);
+}
+
+/* LENT: the range of an idle pair, counted from 0. */
+static __device__ __forceinline__ void lent_range(const wgmma16_work &w, int idle, int &from, int &to)
+{
+  const int left = w.count - w.u.whole;
+  share(left * w.u.lent, idle, w.step - left, from, to);
+}
+
+/* And whose range has that stage. */
+static __device__ __forceinline__ int lent_to(const wgmma16_work &w, int stage)
+{
+  const int left = w.count - w.u.whole;
+  return (int)(((int64_t)(stage + 1) * (w.step - left) - 1) / (left * w.u.lent));
+}
+
+/* How many units this pair or block has before its first whole tile. */
+static __device__ __forceinline__ int count_lent(const wgmma16_work &w)
+{
+  const int left = w.count - w.u.whole;
+  if (!w.u.lent || w.first < left)
+    return 0;
+  int from, to;
+  lent_range(w, w.first - left, from, to);
+  return ceil_div(to, w.u.lent) - from / w.u.lent;
+}
+
+/*
+ * The i-th unit of a pair or block, of which the first `before` were lent to it: these have unit.parts 0. unit.part of
+ * a tile whose stages were lent: how many others have had it before. LENDS: a tile's may be.
+ */
+template <bool LENDS>
+static __device__ __forceinline__ wgmma16_turn turn_at(const wgmma16_work &w, int steps, int i, int before)
+{
+  const int lent = w.u.lent;
+  wgmma16_turn turn;
+  turn.last = 0;
+  if (!LENDS || i >= before) {
+    const int index = w.first + (i - before) * w.step, at = (index - w.u.whole) * lent;
+    turn.unit = unit_at(w, index);
+    share(steps, turn.unit.part, turn.unit.parts, turn.from, turn.to);
+    if (LENDS && lent && at >= 0) {
+      turn.from = lent;
+      turn.unit.part = 1 + lent_to(w, at + lent - 1) - lent_to(w, at);
+      turn.last = STAGE_RESUMES;
+    }
+    return turn;
+  }
+  int from, to;
+  lent_range(w, w.first - (w.count - w.u.whole), from, to);
+  const int tile = from / lent + i, begin = max(from, tile * lent), end = min(to, (tile + 1) * lent);
+  turn.unit = unit_at(w, w.u.whole + tile);
+  turn.unit.parts = 0;
+  turn.unit.part = end < (tile + 1) * lent; /* the next range begins with the others */
+  turn.from = begin - tile * lent;
+  turn.to = end - tile * lent;
+  turn.last = STAGE_LENDS | (turn.unit.part ? STAGE_RESUMES : 0);
+  return turn;
+}
+
+/*
+ * Where their sums lie, four of a worker's side by side. As many of each worker's as a stage of the ring takes come at
+ * once. The unit's last stage is not let go of before they have come, so there are fewer of these than the ring has.
+ */
+template <int COLS> struct wgmma16_lent {
+  typedef wgmma16_stage<COLS> stage;
+  enum {
+    SUMS = stage::BYTES / (WORKERS * (int)sizeof(float)), /* a worker's, in a stage */
+    STAGES = (stage::SUMS + SUMS - 1) / SUMS
+  };
+  static_assert(SUMS % 4 == 0 && (int)STAGES < (int)stage::COUNT, "they come through the ring");
+};
+
+template <int SUMS>
+static __device__ __forceinline__ float4 *lent_sums(const esmm_wgmma16_params &p, const wgmma16_unit &unit)
+{
+  return (float4 *)p.partial + (int64_t)unit.tile * (SUMS / 4 * WORKERS);
+}
+
+/* How many have had the tile; 0 again when its last block has them. */
+static __device__ __forceinline__ uint32_t *lent_counter(const esmm_wgmma16_params &p, const wgmma16_unit &unit)
+{
+  return (uint32_t *)p.meeting + 2 + 2 * unit.tile;
 }
 
 #define FEEDER_LINES 16 /* of 64 that a feeding warp gathers */
@@ -208,13 +327,6 @@ static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "param
 static __device__ __forceinline__ bool bias_comes(const esmm_wgmma16_params &p, const wgmma16_unit &unit, int cols)
 {
   return p.c_boxes && ((p.epilogue.bias | p.gate_bias) & 15) == 0 && unit.parts == 1 && unit.col + cols <= p.n;
-}
-
-/* Part `part` of `parts` of `all`: [from, to). */
-static __device__ __forceinline__ void share(int all, int part, int parts, int &from, int &to)
-{
-  from = (int)((int64_t)all * part / parts);
-  to = (int)((int64_t)all * (part + 1) / parts);
 }
 
 #endif
