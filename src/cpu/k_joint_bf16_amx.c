@@ -1,6 +1,6 @@
 /*
- * k_joint_bf16_amx.c: skipping of bf16 operands on AMX: k's that are zero in 32 rows of A. See tiles.h, which also says
- * why B's zeros are not skipped beside them, and joint.h for the idea.
+ * k_joint_bf16_amx.c: skipping of bf16 operands on AMX: k's that are zero in 32 rows of A. See tiles.h, and joint.h for
+ * the idea. k_joint_both_bf16_amx.c skips B's zeros beside them.
  */
 #include "vec_avx512.h"
 

@@ -9,8 +9,8 @@
  *   and none is kept: the k's that are multiplied next are put side by side two steps ahead of the unit, which does not
  *   wait for it. A dense product does so once for a block of 256 rows, which costs about a tenth of what the block's
  *   products do. A strip with a list of its own does so for itself, from a copy of the panel that the block makes, with
- *   zeros where the panel has none of that k. So B's zeros are not skipped beside A's: to put k's side by side within
- *   rows of A, for every panel, would cost more than the unit saves.
+ *   zeros where the panel has none of that k. So B's zeros are not skipped beside A's: for that, k's would have to be
+ *   put side by side within rows of A for every panel, as meet.h does.
  *
  * 2 x 2 tiles of sums, 32 x 32, stay in the unit for a stretch of k's, and go to scratch in fp32, [panel][rows][32].
  * Ends of lists and of A and B are filled up with zeros in both operands: no Inf meets a zero that is not in the data.

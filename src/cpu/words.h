@@ -40,4 +40,36 @@ static inline void scan_words(const uint16_t *a, int64_t ld, int64_t rows, int64
   }
 }
 
+/* 16 rows of 32 k's, turned: x[i] becomes the rows at k = 2 i and 2 i + 1. */
+ALWAYS void turn_pairs(__m512i x[16])
+{
+  __m512i y[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+    y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) { /* x[4 i + j]: rows 4 i .. 4 i + 3 at pairs j, j + 4, j + 8, j + 12 */
+    x[4 * i] = _mm512_unpacklo_epi64(y[4 * i], y[4 * i + 2]);
+    x[4 * i + 1] = _mm512_unpackhi_epi64(y[4 * i], y[4 * i + 2]);
+    x[4 * i + 2] = _mm512_unpacklo_epi64(y[4 * i + 1], y[4 * i + 3]);
+    x[4 * i + 3] = _mm512_unpackhi_epi64(y[4 * i + 1], y[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    y[j] = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x88);
+    y[4 + j] = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xdd);
+    y[8 + j] = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x88);
+    y[12 + j] = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    x[j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0x88);
+    x[8 + j] = _mm512_shuffle_i32x4(y[j], y[8 + j], 0xdd);
+    x[4 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0x88);
+    x[12 + j] = _mm512_shuffle_i32x4(y[4 + j], y[12 + j], 0xdd);
+  }
+}
+
 #endif
