@@ -392,6 +392,102 @@ static void tiles_of_several_rounds(void **state)
   close_rooms();
 }
 
+/* What a pass of the test's own over C says, and the pattern that is extracted of it. got: NULL for none. */
+static void check_notes(const esmm_matrix *c, const esmm_matrix *counts, const esmm_pattern *got, int64_t strip_rows,
+                        const char *what)
+{
+  esmm_matrix host = host_matrix(c->rows, c->cols, c->dtype), counted = host_matrix(1, c->cols, ESMM_F32);
+  int32_t *found = counted.data;
+  expect_ok(gpu, esmm_matrix_copy(gpu, c, &host));
+  expect_ok(gpu, esmm_matrix_copy(gpu, counts, &counted));
+  for (int64_t j = 0; j < c->cols; j++) {
+    int32_t nonzeros = 0;
+    for (int64_t i = 0; i < c->rows; i++)
+      nonzeros += th_get(&host, i, j) != 0.0;
+    if (found[j] != nonzeros)
+      fail_msg("%s, strips of %d: column %d has %d nonzeros, not %d", what, (int)strip_rows, (int)j, (int)found[j],
+               (int)nonzeros);
+  }
+  if (got) {
+    esmm_pattern *want = NULL;
+    expect_ok(gpu, esmm_pattern_extract(cpu, &host, strip_rows, &want));
+    uint64_t *is = th_pattern_bits(gpu, got), *should = th_pattern_bits(cpu, want);
+    const esmm_pattern_info info = th_pattern(cpu, want);
+    for (int64_t i = 0; i < info.strips * info.words; i++)
+      if (is[i] != should[i])
+        fail_msg("%s: bits of strip %d of %d rows are not C's", what, (int)(i / info.words), (int)strip_rows);
+    free(is);
+    free(should);
+    esmm_pattern_free(want);
+  }
+  free(host.data);
+  free(counted.data);
+}
+
+/* C of dense, by that kernel, with what is noted of it where counts are wanted. */
+static void multiply_lent(const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c, const char *kernel,
+                          const esmm_matrix *bias, esmm_matrix *counts, int packed)
+{
+  esmm_pattern *pattern = NULL;
+  const esmm_matmul_opts opts = {.size = sizeof opts,
+                                 .force = kernel,
+                                 .bias = bias->data,
+                                 .activation = ESMM_ACT_RELU,
+                                 .column_nonzeros = counts ? counts->data : NULL,
+                                 .c_strip_rows = TALL,
+                                 .c_pattern = counts ? &pattern : NULL,
+                                 .c_packed = packed};
+  expect_ok(gpu, esmm_matmul(gpu, a, w, c, &opts, NULL));
+  if (counts)
+    check_notes(c, counts, pattern, TALL, kernel);
+  esmm_pattern_free(pattern);
+}
+
+/* Tiles of which others have begun with stages: of 132 multiprocessors 40 have none that are left, and take parts of 46
+   pairs', some of which two of them share. Sums are of small integers, so another kernel has the same bits. */
+static void stages_that_are_lent(void **state)
+{
+  (void)state;
+  enum { M = 3996, N = 1792, K = 3400, WHOLE = M * N };
+  for (int i = 0; i < 2 * COUNT(DTYPES); i++) {
+    const esmm_dtype dtype = DTYPES[i / 2], dtype_c = i % 2 ? ESMM_F32 : dtype;
+    const char *kernel = dtype == ESMM_BF16 ? "dense_bf16_sm90a" : "dense_f16_sm90a";
+    const char *other = dtype == ESMM_BF16 ? "dense_bf16_mma" : "dense_f16_mma";
+    esmm_matrix a = host_matrix(M, K, dtype), b = host_matrix(K, N, dtype), bias = host_matrix(1, N, ESMM_F32);
+    th_rng rng = {(uint64_t)i + 300};
+    for (int64_t r = 0; r < M; r++)
+      for (int64_t j = 0; j < K; j++)
+        th_set(&a, r, j, (double)th_below(&rng, 3) - 1);
+    for (int64_t r = 0; r < K; r++)
+      for (int64_t j = 0; j < N; j++)
+        th_set(&b, r, j, (double)th_below(&rng, 3) - 1);
+    for (int64_t j = 0; j < N; j++)
+      th_set(&bias, 0, j, j % 3 == 0 ? -1e6 : j % 3 == 1 ? -100 : 0);
+    const esmm_matrix like = {.rows = M, .cols = N, .ld = N, .dtype = dtype_c};
+    esmm_matrix da = to_device(&a), want = to_device(&like), got = to_device(&like), counts = device_matrix(1, N);
+    esmm_matrix dbias = to_device(&bias), x = host_matrix(M, N, dtype_c), y = host_matrix(M, N, dtype_c);
+    esmm_weights *w = NULL;
+    expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
+    multiply_lent(&da, w, &want, other, &dbias, NULL, 0);
+    expect_ok(gpu, esmm_matrix_copy(gpu, &want, &y));
+    for (int noted = 0; noted < 4;
+         noted++) { /* 1: counts and bitmaps, 2: and packed; 3: as 0, when all that was used */
+      memset(x.data, 0xff, WHOLE * esmm_dtype_size(dtype_c));
+      expect_ok(gpu, esmm_matrix_copy(gpu, &x, &got));
+      multiply_lent(&da, w, &got, kernel, &dbias, noted % 3 ? &counts : NULL, noted == 2);
+      expect_ok(gpu, esmm_matrix_copy(gpu, &got, &x));
+      if (memcmp(x.data, y.data, WHOLE * esmm_dtype_size(dtype_c)) != 0)
+        fail_msg("%s, C in %s, %d: C differs from that of %s", kernel, esmm_dtype_str(dtype_c), noted, other);
+    }
+    esmm_weights_free(w);
+    const esmm_matrix device[] = {da, want, got, counts, dbias}, host[] = {a, b, bias, x, y};
+    for (int j = 0; j < COUNT(device); j++)
+      esmm_memory_free(gpu, device[j].data);
+    for (int j = 0; j < COUNT(host); j++)
+      free(host[j].data);
+  }
+}
+
 /* A few nonzeros anywhere: lists of k's that go on from chunk to chunk, chunks without any, blocks that go through
    several units with chunks that do not fill the ring evenly. */
 static void few_nonzeros_anywhere(void **state)
@@ -455,38 +551,6 @@ static void blocks_of_many_tiles(void **state)
       end_shape(&s);
     }
   close_rooms();
-}
-
-/* What a pass of the test's own over C says, and the pattern that is extracted of it. got: NULL for none. */
-static void check_notes(const esmm_matrix *c, const esmm_matrix *counts, const esmm_pattern *got, int64_t strip_rows,
-                        const char *what)
-{
-  esmm_matrix host = host_matrix(c->rows, c->cols, c->dtype), counted = host_matrix(1, c->cols, ESMM_F32);
-  int32_t *found = counted.data;
-  expect_ok(gpu, esmm_matrix_copy(gpu, c, &host));
-  expect_ok(gpu, esmm_matrix_copy(gpu, counts, &counted));
-  for (int64_t j = 0; j < c->cols; j++) {
-    int32_t nonzeros = 0;
-    for (int64_t i = 0; i < c->rows; i++)
-      nonzeros += th_get(&host, i, j) != 0.0;
-    if (found[j] != nonzeros)
-      fail_msg("%s, strips of %d: column %d has %d nonzeros, not %d", what, (int)strip_rows, (int)j, (int)found[j],
-               (int)nonzeros);
-  }
-  if (got) {
-    esmm_pattern *want = NULL;
-    expect_ok(gpu, esmm_pattern_extract(cpu, &host, strip_rows, &want));
-    uint64_t *is = th_pattern_bits(gpu, got), *should = th_pattern_bits(cpu, want);
-    const esmm_pattern_info info = th_pattern(cpu, want);
-    for (int64_t i = 0; i < info.strips * info.words; i++)
-      if (is[i] != should[i])
-        fail_msg("%s: bits of strip %d of %d rows are not C's", what, (int)(i / info.words), (int)strip_rows);
-    free(is);
-    free(should);
-    esmm_pattern_free(want);
-  }
-  free(host.data);
-  free(counted.data);
 }
 
 /* A block of the GPU makes several tiles with notes of each, which are taken while it multiplies the next: short tiles,
@@ -598,7 +662,7 @@ int main(void)
       cmocka_unit_test(zeros_of_both_operands),    cmocka_unit_test(tiles_of_several_rounds),
       cmocka_unit_test(few_nonzeros_anywhere),     cmocka_unit_test(blocks_of_b),
       cmocka_unit_test(blocks_of_b_for_few_rows),  cmocka_unit_test(blocks_of_many_tiles),
-      cmocka_unit_test(odd_values_are_noted),
+      cmocka_unit_test(odd_values_are_noted),      cmocka_unit_test(stages_that_are_lent),
   };
   status = cmocka_run_group_tests_name("cuda16 shapes", tests, open_gpu, close_gpu);
   esmm_ctx_free(gpu);

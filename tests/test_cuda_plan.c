@@ -603,7 +603,39 @@ static void what_is_left_after_rounds_is_split(void **state)
   square_stop(&s);
 }
 
-/* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. */
+/* Where more than half of the 66 pairs have a tile that is left, the others begin with stages of it, if there are
+   enough of them; not where a curve follows, nor in a launch that may choose to skip. */
+static void stages_are_lent(void **state)
+{
+  (void)state;
+  static const struct {
+    int64_t rows;
+    esmm_activation activation;
+    int whole, lent;
+  } cases[] = {{1792, ESMM_ACT_RELU2, 66, 15}, {3840, ESMM_ACT_NONE, 3 * 66, 19}, {SIZE, ESMM_ACT_NONE, 256, 0},
+               {1536, ESMM_ACT_NONE, 66, 0},   {1792, ESMM_ACT_SILU, 112, 0},     {896, ESMM_ACT_NONE, 128, 0}};
+  square s;
+  square_start(&s, ESMM_BF16);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const esmm_matmul_opts opts = {.size = sizeof opts, .force = s.dense, .activation = cases[i].activation};
+    s.a.rows = s.c.rows = cases[i].rows;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &opts, NULL), ESMM_OK);
+    const esmm_wgmma16_units *u = &seen.wgmma16.units[ESMM_WGMMA16_DENSE];
+    if (u->whole != cases[i].whole || u->lent != cases[i].lent)
+      fail_msg("%d rows: %d whole tiles, %d stages of the others lent", (int)cases[i].rows, u->whole, u->lent);
+    assert_int_equal(count_of("esmm_wgmma16_lent_bf16"), cases[i].lent > 0);
+    assert_true(cases[i].lent == 0 || seen.wgmma16.partial);
+  }
+  s.a.rows = s.c.rows = cases[0].rows;
+  assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &(esmm_matmul_opts){.size = sizeof(esmm_matmul_opts)}, NULL),
+                   ESMM_OK);
+  assert_true(!seen.wgmma16.choose || seen.wgmma16.units[ESMM_WGMMA16_DENSE].lent == 0);
+  square_stop(&s);
+}
+
+/* The kernels for 16 bits take the statistics in their own launch, where C and its strips allow it. Dense then clears
+   before what it adds to, and counts the bits of strips as high as its tiles: no launch goes before or behind it. */
 static void wgmma16_tallies_itself(void **state)
 {
   (void)state;
@@ -634,6 +666,11 @@ static void wgmma16_tallies_itself(void **state)
     assert_int_equal(seen.wgmma16.epilogue.counts != 0, cases[i].itself);
     assert_int_equal(seen.wgmma16.epilogue.bits != 0, cases[i].itself);
     assert_int_equal(seen.wgmma16.c_boxes, cases[i].order == ESMM_ROW_MAJOR);
+    assert_int_equal(count_of("esmm_tally_begin"), !cases[i].itself);
+    assert_int_equal(count_of("esmm_tally_count"), cases[i].strip_rows != 128);
+    assert_int_equal(seen.wgmma16.count_words, cases[i].itself ? SIZE : 0);
+    assert_int_equal(seen.wgmma16.bitmap_words > 0, cases[i].itself);
+    assert_int_equal(seen.wgmma16.told != 0, cases[i].strip_rows == 128);
     if (cases[i].itself)
       assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
     esmm_pattern_free(pattern);
@@ -730,6 +767,7 @@ int main(int argc, char **argv)
                                     TEST(gated_decode_is_one_launch),
                                     TEST(what_is_left_after_rounds_is_split),
                                     TEST(curves_and_residuals_have_an_entry),
+                                    TEST(stages_are_lent),
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),
                                     TEST(low_strips_follow_from_elements_and_tall_ones),

@@ -25,6 +25,7 @@
 #define PARTS .51                 /* of a launch: adding the parts of joint's split tiles, */
 #define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
 #define PART_STAGES 13            /* or as long as so many stages */
+#define UNEVEN 1.25               /* of stages: columns of a B of blocks differ in how many they have */
 #define PACKED .55                /* of a launch: one whose A comes packed, */
 #define PACKED_FILL 3.5           /* and lines of zeros in each of A's segments, in the mean */
 #define MANY_ROUNDS 6             /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
@@ -260,7 +261,7 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const bool packed = p->packed && !narrow; /* A is: no scan, and no blocks that meet */
   units->base[2] = (packed ? 0.0 : 2.0 * k * m) + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
-    per_density[narrow] = stages;
+    per_density[narrow] = stages * (narrow && p->w->format == ESMM_FORMAT_BSR ? UNEVEN : 1.0);
   else
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * (packed ? 1.0 : segments); /* a tile has a stage that is not full for each of them, or a round
