@@ -1,6 +1,6 @@
 /*
- * words.h: A in bf16 as 16-bit words, for the kernels that multiply bf16 as it is (pairs.h, tiles.h): its rows and the
- * bitmaps of its strips. Included after vec_avx512.h.
+ * words.h: A in bf16 as 16-bit words, for the kernels that multiply bf16 as it is (pairs.h, tiles.h, meet.h): its rows,
+ * the bitmaps of its strips, and words turned. Included after vec_avx512.h.
  */
 #ifndef ESMM_WORDS_H
 #define ESMM_WORDS_H

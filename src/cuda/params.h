@@ -293,7 +293,7 @@ typedef struct esmm_wgmma16_params {
   uint64_t lists;     /* [strips][segments * segment_k] uint32_t: where their rows of B begin, in 16 bytes */
   uint64_t a_bits;    /* [strips][b_words] uint32_t: the same as bitmaps */
   uint64_t counts;    /* [strips][segments] uint32_t: how many */
-  uint64_t partial;   /* fp32 sums of the parts of split tiles */
+  uint64_t partial;   /* fp32 sums of the parts of split tiles, or of lent stages */
   uint64_t meeting;   /* ESMM_WGMMA16_MEETING bytes where blocks meet; zero before the first use, then left ready */
   uint64_t report;    /* esmm_choice_device, or 0 */
   float dense, base, per_strip, per_joint;
@@ -334,9 +334,10 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1216);
 #define ESMM_WGMMA16_GATED_PARTS 4   /* most parts of a gated tile that is split: each adds 32 columns at least */
 #define ESMM_WGMMA16_PARTIAL (ESMM_TILE * ESMM_WGMMA16_WIDE * 4) /* bytes of one part's sums */
 #define ESMM_WGMMA16_MOST_BLOCKS 256                             /* that meet at split tiles */
-#define ESMM_WGMMA16_CLEARED (2 + 2 * ESMM_WGMMA16_MOST_BLOCKS)  /* of its words: two where blocks meet that clear */
-#define ESMM_WGMMA16_MEETING (4 * ESMM_WGMMA16_CLEARED + 8)      /* two words, two a block of a split tile, and these */
-#define ESMM_WGMMA16_LEAST_SAMPLED 8                             /* A is sampled where m and k are at least this */
+#define ESMM_WGMMA16_CLEARED \
+  (2 + 2 * ESMM_WGMMA16_MOST_BLOCKS)                        /* the first of two words where blocks that clear meet */
+#define ESMM_WGMMA16_MEETING (4 * ESMM_WGMMA16_CLEARED + 8) /* two words, two a block of a split tile, and these */
+#define ESMM_WGMMA16_LEAST_SAMPLED 8                        /* A is sampled where m and k are at least this */
 
 /* esmm_wgmma16_look: what a launch with the same esmm_wgmma16_params chooses, as an esmm_choice_device in report. One
  * block of so many threads, no dynamic shared memory. */

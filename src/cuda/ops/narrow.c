@@ -23,6 +23,8 @@
 #define SIDE ESMM_NARROW_SIDE
 #define COLS ESMM_NARROW_COLS
 #define BLOCK_BYTES (SIDE * SIDE * 2)
+_Static_assert(ESMM_NARROW_BLOCKS == COLS && COLS <= 8,
+               "any chunk fits into an empty entry; its columns are a byte's bits");
 #define PAIRS (COLS / 2)
 #define WINDOW 512  /* columns that are looked at for a place: what all take grows with the square of their number */
 #define EXCHANGES 2 /* times that each pair is looked at: a third gained 0.2 % of A's chunks */
@@ -113,7 +115,7 @@ static int64_t count_shared(const uint64_t *x, const uint64_t *y, int64_t words)
   return shared;
 }
 
-/* The place among the first `count` that are left of whose bits share most with `with`. */
+/* Of the first `count` that are left, the place of the one whose bits share most with `with`. */
 static int64_t nearest(const tables *t, const uint64_t *bits, const uint64_t *with, const uint32_t *left, int64_t count)
 {
   int64_t best = 0, most = -1;

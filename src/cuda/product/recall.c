@@ -275,7 +275,7 @@ static void believe(run *r, const int64_t *set)
 }
 
 /*
- * A pattern on the GPU, where nothing is remembered: its counts are there when the product that made it has ended, and
+ * A pattern on the GPU, where nothing is remembered: its counts are there by the end of the product that made it, and
  * are waited for. That costs the GPU about as much as the sample that this saves, once: entry, which may be NULL,
  * remembers them, so that the next such call need not wait. False: it tells nothing.
  */

@@ -440,7 +440,7 @@ static void clear_within(const esmm_problem *p, esmm_wgmma16_params *params)
   const esmm_cuda_pattern_sums adds = esmm_cuda_pattern_adds(p->bitmaps);
   params->bitmap_words = esmm_cuda_pattern_zeros(p->bitmaps);
   params->bitmap_sums = adds.sums;
-  if (p->bitmaps->strip_rows == ESMM_TILE && !params->handed.values) {
+  if (p->bitmaps->strip_rows == ESMM_TILE && !esmm_cuda_pattern_room(p->bitmaps).values) { /* else the index does it */
     params->told = adds.told;
     params->told_number = adds.number;
   }
@@ -489,7 +489,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   status = make_maps(ctx, p, &a, &params);
   if (status != ESMM_OK)
     return status;
-  /* Cooperative: parts of a tile, and all blocks after packing, wait for each other. */
+  /* Cooperative: parts of a tile, who has a lent one, and all blocks after packing or clearing wait for each other. */
   const esmm_launch launch = {
       .grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / ESMM_WGMMA16_CLUSTER * ESMM_WGMMA16_CLUSTER),
       .threads = ESMM_WGMMA16_THREADS,

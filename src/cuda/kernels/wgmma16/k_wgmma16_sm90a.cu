@@ -726,8 +726,7 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     wgmma16_main<ESMM_F16, ENTRY_LENT>(p);
 }
 
-/* Then, c_boxes is set, and something is of
-   ESMM_EXTRA_VALUES. */
+/* Here c_boxes is set, and something is of ESMM_EXTRA_VALUES. */
 extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
     esmm_wgmma16_more_bf16(const __grid_constant__ esmm_wgmma16_params p)
 {

@@ -78,8 +78,8 @@ static __device__ __forceinline__ void leave(uint32_t *meeting, uint32_t all)
 /* One block's part of C, and of the k's. */
 typedef struct wgmma16_unit {
   int row, col;    /* of its tile; may lie past C in the second block of a pair */
-  int part, parts; /* along k */
-  int tile;        /* number of its tile among the split ones, for the sums */
+  int part, parts; /* along k; parts is 0 where stages of a tile are lent to this block, see turn_at */
+  int tile;        /* number of its tile among the split or lent ones, for the sums */
 } wgmma16_unit;
 
 static __device__ __forceinline__ int ceil_div(int a, int b)
@@ -219,10 +219,11 @@ static __device__ __forceinline__ wgmma16_turn turn_at(const wgmma16_work &w, in
   wgmma16_turn turn;
   turn.last = 0;
   if (!LENDS || i >= before) {
-    const int index = w.first + (i - before) * w.step, at = (index - w.u.whole) * lent;
+    const int index = w.first + (i - before) * w.step;
     turn.unit = unit_at(w, index);
     share(steps, turn.unit.part, turn.unit.parts, turn.from, turn.to);
-    if (LENDS && lent && at >= 0) {
+    if (LENDS && lent && index >= w.u.whole) {
+      const int at = (index - w.u.whole) * lent;
       turn.from = lent;
       turn.unit.part = 1 + lent_to(w, at + lent - 1) - lent_to(w, at);
       turn.last = STAGE_RESUMES;
