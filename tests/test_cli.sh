@@ -360,6 +360,18 @@ informed() { # LOAD TEXT NUMBER: what info says of it
 check 'info: tuned on an idle machine' informed 10 'yes, machine idle' 10
 check 'info: tuned on a busy machine' informed 38 "yes, while others took 38 % of the CPUs: run 'esmm tune' when they do not" 38
 check 'info: a tuning of no load is none' informed 101 "no: the plan uses shipped constants; run 'esmm tune'" null
+refused() { # a kernel that cannot: the error says which, and why
+  ! esmm bench dots_f32_portable 1 --device cpu --size 24 --threads 1 --no-tune >refused.out 2>refused.err &&
+    grep -q 'none of the kernels asked for can run this product: dots_f32_portable cannot run' refused.err ||
+    { cat refused.out refused.err; return 1; }
+}
+check 'bench says why no kernel can run' refused
+inspects_tuned() { # where the plan's constants are measured, so is the dense library: oneDNN, which has no sgemm, is not
+  tuning 10
+  here esmm inspect stripes.f32 --dims 8x12 --device cpu --threads 1 >tuned.out 2>&1 &&
+    grep -q '^dense: ' tuned.out || { cat tuned.out; return 1; }
+}
+check 'inspect of a tuned machine' inspects_tuned
 tunes_again() { # a busy tuning: not on a busy machine, and not where the caller says so; on an idle one, and once
   tuning 60
   cp "$tuning_path" before.tune

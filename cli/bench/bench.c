@@ -320,6 +320,8 @@ static int run(bench *b)
   }
   if (status == CLI_GO && b->gpu && b->extraction)
     status = cli_usage("--extraction: it measures a CPU's scan (--device cpu); a GPU's is the column extract");
+  if (status == CLI_GO && !b->gpu && b->given_packed)
+    status = cli_usage("--packed: only a GPU reads a packed A (--device cuda); leave it out on a CPU");
   if (status == CLI_GO)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)
@@ -327,7 +329,8 @@ static int run(bench *b)
   if (status == CLI_GO)
     status = bench_plot_write(b, report.plot);
   if (status == CLI_GO && !b->once && report.measured == 0 && report.wrong == 0 && report.failed == 0)
-    status = cli_failed("none of the kernels asked for can run this product");
+    status = cli_failed("none of the kernels asked for can run this product%s%s", report.refused[0] ? ": " : "",
+                        report.refused);
   else if (status == CLI_GO)
     status = report.wrong || report.failed ? CLI_FAILED : CLI_OK;
   bench_report_discard(&report);

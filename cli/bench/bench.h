@@ -346,7 +346,8 @@ typedef struct bench_report {
   char *text;
   size_t bytes;
   int wrong, measured;
-  int failed; /* products of a list */
+  char refused[256]; /* why the first of our kernels that could not run could not; "" if all could */
+  int failed;        /* products of a list */
   bool noisy, starred;
   bench_plot *plot; /* of --plot; NULL: nothing was measured yet */
 } bench_report;

@@ -494,6 +494,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     if (i >= result->ours)
       continue;
     report->wrong += c->outcome == BENCH_WRONG;
+    if (c->outcome == BENCH_UNSUPPORTED && !report->refused[0])
+      snprintf(report->refused, sizeof report->refused, "%s", c->reason);
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
     cli_field fields[MOST_FIELDS];
     int count = contestant_fields(data, result, c, fields);
