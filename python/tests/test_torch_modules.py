@@ -725,7 +725,12 @@ model.load_state_dict(start)
 train(model, x, y)
 for n, p in model.state_dict().items():
     assert (p - got[n]).abs().max() < 1e-5, n
+dist.barrier()
 dist.destroy_process_group()
+# All that is asked has been answered. The interpreter's own end is left out: now and then one of torch's threads is not
+# joined by then, and the process is ended ("terminate called without an active exception").
+sys.stderr.flush()
+os._exit(0)
 """
 
 

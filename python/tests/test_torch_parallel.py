@@ -187,4 +187,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method="file://" + os.environ["ESMM_MEETING"], rank=rank, world_size=ranks)
     for name in os.environ["ESMM_CHECK"].split():
         {"check_split": check_split, "check_ddp": check_ddp}[name](rank, ranks)
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # now and then one of torch's threads is not joined when the interpreter ends, which ends the process
