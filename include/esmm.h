@@ -244,9 +244,9 @@ typedef enum esmm_use {
                GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8 does
                not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of 32
                columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio below
-               2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights, which take 0.5625 of
-               B's bytes where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both
-               (BSR: from 2 on) */
+               2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights that fit 2:4, which take
+               0.5625 of B's bytes, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both (BSR: from 2
+               on); a GPU that is no Hopper refuses 2:4 without one. Of other NM weights it keeps B's rows alone */
 
 typedef struct esmm_prepare_opts {
   size_t size;

@@ -760,7 +760,6 @@ ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
 /*
  * esmm_nm_check: *out = ~ of the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too
  * many; it stays 0 where there are none.
- * esmm_nm_fill_slots: the form slots16 (nm_layout.h) at out.
  * esmm_nm_prune, esmm_nm_prune_4: b in place, a tally for each block to out; the latter for groups of 4 k's of a column
  * each, of a row-major 16-bit B whose rows begin at multiples of 16 bytes and have a multiple of 8 elements.
  * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
@@ -771,11 +770,9 @@ typedef struct esmm_nm_params {
   int64_t group_cols;
   int64_t strips, groups; /* of group_cols columns, of `group` k's */
   uint64_t out;
-  uint64_t places; /* slots16 */
-  int64_t ld;      /* slots16: columns of a row of values */
-  uint64_t norms;  /* prune: [k] fp32, or 0 */
+  uint64_t norms; /* prune: [k] fp32, or 0 */
 } esmm_nm_params;
-ESMM_PARAMS_SIZE(esmm_nm_params, 104);
+ESMM_PARAMS_SIZE(esmm_nm_params, 88);
 
 /* esmm_nm_add: *to = the sum of the tallies, in their order. */
 typedef struct esmm_nm_add_params {
@@ -859,23 +856,5 @@ typedef struct esmm_half16_params {
   esmm_epilogue_params epilogue;
 } esmm_half16_params;
 ESMM_PARAMS_SIZE(esmm_half16_params, 448);
-
-/* ---- k_nm_generic.cu: N:M weights on any GPU ---- */
-
-#define ESMM_NM_GENERIC_TILE 64 /* rows and columns of a block */
-#define ESMM_NM_GENERIC_THREADS 256
-#define ESMM_NM_GENERIC_K 64 /* most k's at a time, whole groups */
-
-typedef struct esmm_nm_generic_params {
-  esmm_selector selector;
-  esmm_device_matrix a;
-  int64_t n;
-  uint64_t values; /* of slots16, or the form nm16 where places is 0 */
-  uint64_t places;
-  int64_t ld, strips, group_cols;
-  int32_t keep, group;
-  esmm_epilogue_params epilogue;
-} esmm_nm_generic_params;
-ESMM_PARAMS_SIZE(esmm_nm_generic_params, 112 + sizeof(esmm_epilogue_params));
 
 #endif
