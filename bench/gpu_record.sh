@@ -202,7 +202,6 @@ suite_fp32() {
     [ -n "$name" ] || die "there is no kernel with the number $number"
     ladder=$ladder${ladder:+,}$name
   done
-  ! have joint_f32_simt || ladder=$ladder,joint_f32_simt
   measure ladder .5 "$ladder" 4096^3 --size 4096 --blockwise --density .5
   for density in .9 .8 .7 .6; do # with those of the first suite: where dense wins
     measure over $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density

@@ -404,14 +404,14 @@ static void every_part_of_the_epilogue_runs(void **state)
     esmm_matmul_opts opts = parts[i].opts;
     int count = 0;
     opts.size = sizeof opts;
-    opts.force = "joint_f32_simt";
+    opts.force = "joint_f32";
     assert_int_equal(esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, 0, &count), ESMM_OK);
     assert_null(pattern);
     seen.count = 0;
     if (esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL) != ESMM_OK)
       fail_msg("%s: %s", parts[i].word, esmm_ctx_error(b.ctx));
-    if (count_of("joint_f32_simt") != parts[i].products || count_passes() != parts[i].passes)
-      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("joint_f32_simt"), count_passes());
+    if (count_of("joint_f32") != parts[i].products || count_passes() != parts[i].passes)
+      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("joint_f32"), count_passes());
     const float alpha = 0;
     opts.alpha = &alpha;
     esmm_pattern_free(pattern);

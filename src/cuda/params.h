@@ -163,20 +163,18 @@ ESMM_PARAMS_SIZE(esmm_convert_params, 96);
 
 /* ---- products ---- */
 
-/* Kernels that read both operands as strips: joint_f32, joint_f32_simt, dense_f32_mma. */
+/* Kernels that read both operands as strips: joint_f32, dense_f32_mma. */
 typedef struct esmm_strips_product_params {
   esmm_selector selector;
   int64_t m, n, k;
   esmm_strips a, b;
   esmm_epilogue_params epilogue;
-  uint64_t bank; /* joint_f32_simt: sums of earlier windows of k, 64 KiB a tile; 0 where one window is all */
 } esmm_strips_product_params;
-ESMM_PARAMS_SIZE(esmm_strips_product_params, 264);
+ESMM_PARAMS_SIZE(esmm_strips_product_params, 256);
 
-#define ESMM_SIMT_TILE 128    /* rows and columns of a block of joint_f32_simt and of the ladder, */
+#define ESMM_SIMT_TILE 128    /* rows and columns of a block of the ladder, */
 #define ESMM_SIMT_THREADS 256 /* and its threads */
 #define ESMM_SIMT_BLOCKS 2    /* at once on a multiprocessor */
-#define ESMM_SIMT_WINDOW 4096 /* k's that joint_f32_simt sums in one chain */
 
 /*
  * The ladder reads A as the caller has it, with bitmaps of its own strip heights.
