@@ -7,7 +7,7 @@
  *
  * Of a gated product one launch reads both weights: twice the columns in warps, of which two have the same.
  */
-#include "cuda/cuda.h"
+#include "cuda/kernels/common/host.h"
 #include "cuda/kernels/decode/decode_params.h"
 
 #include <math.h>
@@ -161,16 +161,13 @@ static int64_t room(const esmm_ctx *ctx, const esmm_problem *p)
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
-  if (p->m > ESMM_DECODE_ROWS)
-    (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
-  else if (p->n > ESMM_DECODE_MOST_SIDE || p->k > ESMM_DECODE_MOST_SIDE)
-    (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
-  else if (shared < ESMM_DECODE_SHARED)
-    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
-                   ESMM_DECODE_SHARED);
-  else
+  if (p->n > ESMM_DECODE_MOST_SIDE || p->k > ESMM_DECODE_MOST_SIDE)
+    return esmm_cuda_too_large(p, why, why_bytes);
+  if (esmm_cuda_get(p->ctx)->shared_per_block < ESMM_DECODE_SHARED)
+    return esmm_cuda_too_little_shared(p, ESMM_DECODE_SHARED, why, why_bytes);
+  if (p->m <= ESMM_DECODE_ROWS)
     return true;
+  (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
   return false;
 }
 
@@ -208,13 +205,6 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
   *variant = p->m;
 }
 
-/* Lines along k that can be copied 16 bytes at a time. */
-static bool is_vector(const esmm_matrix *a)
-{
-  const bool along_k = a->order == ESMM_ROW_MAJOR || a->ld == 1, many = a->rows > 1;
-  return along_k && esmm_cuda_address(a) % 16 == 0 && (!many || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)scratch;
@@ -229,7 +219,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .b_row = is_f32 ? ESMM_STRIP * (uint32_t)sizeof(float) : (uint32_t)w->rows_ld * 2,
       .group_shift = c.shift,
       .range = (int32_t)esmm_round_up(esmm_ceil_div(p->k, c.ranks), ESMM_DECODE_K),
-      .vector = is_vector(&p->a),
+      .vector = esmm_cuda_is_vector(&p->a),
       .report = esmm_cuda_call_of(p)->report,
       .epilogue = esmm_cuda_epilogue(p),
   };

@@ -4,7 +4,7 @@
  * How C is cut: a tile has 64 rows and 256 columns. Where tiles do not fill the GPU, up to 8 blocks share a tile's k's;
  * where there are too many of them, a block does several, and scans A once for all.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -98,9 +98,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   if (p->m < ESMM_WGMMA16_MOST_SIDE && p->n < ESMM_WGMMA16_MOST_SIDE && p->k < ESMM_WGMMA16_MOST_SIDE &&
       units * ESMM_FUSED16_RANKS < MOST_BLOCKS)
     return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
-                 (long long)p->k, (long long)p->n);
-  return false;
+  return esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /*
@@ -124,7 +122,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->per_strip[1] = AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
   units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
   units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[5] = 1.0 + (c.ranks > 1 ? MEETING + SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
 }
@@ -138,7 +136,7 @@ static bool lay_out(const esmm_problem *p, const cut *c, layout *l)
 {
   *l = (layout){0};
   const size_t blocks = c->ranks > 1 ? (size_t)(c->strips * c->groups * c->ranks) : 0; /* few: they run at once */
-  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a, false), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, blocks * ESMM_FUSED16_PARTIAL, ALIGN, &l->partial);
 }
 
@@ -161,7 +159,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   layout l;
   if (!lay_out(p, &c, &l)) /* its size was asked for before */
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+  esmm_status status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_fused16_params params = {.selector = call->selector,

@@ -6,7 +6,7 @@
  * weights. The joint kernel makes one branch alone. It chooses between itself and its dense partner in its own launch,
  * when it is told to. A is read as it is where TMA can do that (16 bits, 16-byte lines), else copied first.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -65,13 +65,11 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   (void)self;
   if (p->m > ESMM_WGMMA16_MOST_SIDE || p->n > ESMM_WGMMA16_MOST_SIDE || p->k > ESMM_WGMMA16_MOST_SIDE ||
       (double)p->k * (double)esmm_cuda_b(p)->rows_ld / 8 > (double)UINT32_MAX)
-    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
-                   (long long)p->m, (long long)p->k, (long long)p->n);
-  else if (esmm_cuda_sms(p) > ESMM_WGMMA16_MOST_BLOCKS)
-    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
-                   ESMM_WGMMA16_MOST_BLOCKS);
-  else
+    return esmm_cuda_too_large(p, why, why_bytes);
+  if (esmm_cuda_sms(p) <= ESMM_WGMMA16_MOST_BLOCKS)
     return true;
+  (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
+                 ESMM_WGMMA16_MOST_BLOCKS);
   return false;
 }
 
@@ -241,7 +239,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   else
     units->base[2] += read;
   units->base[3] = saves_by_parts(p, &u) ? 1.0 : 0.0;
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true, DENSE_EDGE, DENSE_ODD);
   *variant = 0;
 }
@@ -268,7 +266,7 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
                                                        of bitmaps */
   if (packed)
     units->base[0] = all * k * (PACKED_FILL / (ESMM_PACKED_COLS * ESMM_WGMMA16_K));
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[ESMM_COST_TERMS - 1] = (packed ? PACKED : 1.0) + (saves_by_parts(p, &u) ? PARTS : 0.0) +
                                      edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
                                      (p->m <= 2 * ESMM_TILE && !packed ? FEW_STRIPS * k : 0.0);
@@ -298,7 +296,7 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
   size_t entries;
   *l = (layout){0};
   return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
-         esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a, false), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
          (!packs ||
           (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
@@ -477,7 +475,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
   esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_WGMMA16, call->stream, &meeting);
   if (status == ESMM_OK)
-    status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+    status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_wgmma16_params params = params_of(p, &a, mode, at, &l);
@@ -522,7 +520,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   layout l;
   if (!lay_out(p, true, &l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  const esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+  const esmm_status status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   const esmm_wgmma16_params params = params_of(p, &a, mode_of(self, p), at, &l);
