@@ -40,6 +40,7 @@ typedef struct product {
   int64_t given_rows;   /* of an a_pattern, which another product made; 0: none */
   float alpha, beta;
   const char *force;
+  bool learnt; /* only what is launched once A's densities are known */
 } product;
 
 static const char *const dtype_names[] = {"f32", "bf16", "f16"};
@@ -539,7 +540,9 @@ static bool add_product(plan_text *out, const product *p)
     last = p->force ? NULL : record(&x, p);
     must(&x, call(&x, p, &stats));
     plan_add(out, "{\"product\":\"%s\",\"kernel\":\"%s\"", p->name, stats.kernel);
-    if (!last || strcmp(first, last) == 0)
+    if (p->learnt)
+      plan_add(out, ",\"last\":%s}\n", last);
+    else if (!last || strcmp(first, last) == 0)
       plan_add(out, ",\"always\":%s}\n", first);
     else
       plan_add(out, ",\"first\":%s,\"last\":%s}\n", first, last);
@@ -565,6 +568,7 @@ static void add_sweep(plan_text *out)
         product p = make_product(ESMM_BF16, rows[r], sides[s][0], sides[s][1]);
         p.element = densities[d];
         p.strip = ESMM_TILE;
+        p.learnt = d > 0; /* before, they are all alike */
         set_name(&p, "sweep");
         (void)add_product(out, &p);
       }
@@ -593,7 +597,8 @@ static void vary(product *p, int shape)
 
 enum { SHAPES = 9 };
 
-static int add_forced_at(plan_text *out, const esmm_kernel *kernel, int sm)
+/* Every `step`-th shape. */
+static int add_forced_at(plan_text *out, const esmm_kernel *kernel, int sm, int step)
 {
   static const esmm_format formats[] = {{.kind = ESMM_FORMAT_DENSE},
                                         {.kind = ESMM_FORMAT_BSR, .block_rows = 64, .block_cols = 64},
@@ -607,7 +612,7 @@ static int add_forced_at(plan_text *out, const esmm_kernel *kernel, int sm)
                      : strstr(name, "nm")         ? 3
                                                   : 0;
   int ran = 0;
-  for (int shape = 0; shape < SHAPES; shape++) {
+  for (int shape = 0; shape < SHAPES; shape += step) {
     char group[64];
     product p = make_product(strstr(name, "bf16") ? ESMM_BF16 : strstr(name, "_f16") ? ESMM_F16 : ESMM_F32, 1, 1, 1);
     vary(&p, shape);
@@ -629,12 +634,174 @@ static void add_forced(plan_text *out)
     const esmm_kernel *kernel = esmm_registry_at(i);
     if (kernel->backend != &esmm_cuda_backend)
       continue;
-    int ran = add_forced_at(out, kernel, 90);
+    int ran = add_forced_at(out, kernel, 90, 1);
     if (esmm_cuda_about(kernel)->sm == 80 && !esmm_cuda_about(kernel)->library)
-      ran += add_forced_at(out, kernel, 80);
+      ran += add_forced_at(out, kernel, 80, 3);
     if (ran == 0)
       fail_msg("%s can do none of the products", kernel->name);
   }
+}
+
+/* ---- random products, as bench/storm.py has them ---- */
+
+static int64_t pick(th_rng *rng, const int64_t *of, int count)
+{
+  return of[th_below(rng, count)];
+}
+#define PICK(rng, list) pick(rng, list, (int)(sizeof(list) / sizeof *(list)))
+
+static const int64_t storm_rows[] = {1,  2,   3,   4,   7,   8,   12,  16,  19,   31,   32,   48,   65,
+                                     96, 127, 128, 200, 256, 385, 512, 900, 1024, 1537, 2048, 3001, 4096};
+static const int64_t storm_sides[] = {1,    7,    31,   33,   64,   96,   129,  250,  511,  512,  768,
+                                      1001, 1024, 1536, 2047, 2048, 3072, 4095, 4096, 6144, 8192, 11008};
+static const double storm_densities[] = {1, .95, .7, .5, .3, .15, .08, .03, .005, 0};
+
+/* The zeros of A and B. */
+static void draw_zeros(th_rng *rng, product *p)
+{
+  static const int64_t strips[] = {1, 1, 4, 16, 32, 64, 128, 200};
+  static const double of_b[] = {1, 1, 1, .6, .2};
+  p->element = storm_densities[th_below(rng, 10)];
+  p->strip = PICK(rng, strips);
+  p->density_b = of_b[th_below(rng, 5)];
+}
+
+/* What follows the sums. */
+static void draw_epilogue(th_rng *rng, product *p)
+{
+  static const float scales[] = {1, 1, 1, 1, 1, 1, .5F, 0};
+  static const int64_t pads[] = {0, 0, 0, 0, 8, 3};
+  p->activation = th_below(rng, 3) ? ESMM_ACT_NONE : (esmm_activation)th_below(rng, 6);
+  p->bias = th_below(rng, 3) == 0;
+  p->residual = th_below(rng, 6) ? 0 : (int)(1 + th_below(rng, 2));
+  p->alpha = scales[th_below(rng, 7)];
+  p->beta = th_below(rng, 6) ? 0 : scales[th_below(rng, 7)];
+  p->dtype_c = th_below(rng, 5) ? p->dtype : ESMM_F32;
+  p->order_c = th_below(rng, 8) ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR;
+  p->pad_c = PICK(rng, pads);
+}
+
+static void add_random(plan_text *out, int index)
+{
+  static const esmm_dtype dtypes[] = {ESMM_BF16, ESMM_BF16, ESMM_F16, ESMM_F32};
+  static const int64_t pads[] = {0, 0, 0, 8, 3};
+  char group[32];
+  th_rng rng = {.state = 2026 + ((uint64_t)index << 32)};
+  const esmm_dtype dtype = dtypes[th_below(&rng, 4)];
+  const int64_t m = PICK(&rng, storm_rows), n = PICK(&rng, storm_sides), k = PICK(&rng, storm_sides);
+  product p = make_product(dtype, m, n, k);
+  draw_zeros(&rng, &p);
+  draw_epilogue(&rng, &p);
+  p.order_a = th_below(&rng, 6) ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR;
+  p.order_b = th_below(&rng, 6) ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR;
+  p.pad_a = PICK(&rng, pads);
+  p.sm = th_below(&rng, 8) ? 90 : 80;
+  p.no_cublas = th_below(&rng, 8) == 0;
+  p.host = th_below(&rng, 8) == 0 && m * k + m * n < 1 << 20; /* those are copied */
+  (void)snprintf(group, sizeof group, "random %d", index);
+  set_name(&p, group);
+  (void)add_product(out, &p);
+}
+
+static void add_gated(plan_text *out, int index)
+{
+  static const int64_t rows[] = {1, 8, 16, 64, 200, 512, 1792, 2304, 3328, 4096}, sides[] = {1000, 2048, 4096, 11008};
+  char group[32];
+  th_rng rng = {.state = 4 + ((uint64_t)index << 32)};
+  product p = make_product(th_below(&rng, 2) ? ESMM_BF16 : ESMM_F16, rows[index % 10], 1, 1);
+  p.n = PICK(&rng, sides);
+  p.k = PICK(&rng, sides);
+  draw_zeros(&rng, &p);
+  if (th_below(&rng, 3) == 0)
+    draw_epilogue(&rng, &p);
+  else
+    p.activation = ESMM_ACT_SILU;
+  if (index % 15 == 14)
+    p.dtype = p.dtype_c = ESMM_F32;
+  p.gate = true;
+  p.gate_bias = th_below(&rng, 4) == 0;
+  p.sm = th_below(&rng, 8) ? 90 : 80;
+  p.no_cublas = th_below(&rng, 2) == 0;
+  (void)snprintf(group, sizeof group, "gated %d", index);
+  set_name(&p, group);
+  (void)add_product(out, &p);
+}
+
+/* Counts and bitmaps of C: from the kernel that makes it, and from a launch behind it. */
+static void add_statistics(plan_text *out, int index)
+{
+  static const int64_t rows[] = {1, 16, 200, 1024, 4096}, strips[] = {0, 8, 128, 32, 12};
+  char group[32];
+  th_rng rng = {.state = 9 + ((uint64_t)index << 32)};
+  product p = make_product(index % 4 == 3 ? ESMM_F32 : index % 4 ? ESMM_BF16 : ESMM_F16, rows[index % 5], 3072, 768);
+  draw_zeros(&rng, &p);
+  p.activation = ESMM_ACT_RELU2;
+  p.pattern_rows = strips[index / 5 % 4 + (index == 17)];
+  p.counts = index % 2 == 0 || p.pattern_rows == 0;
+  p.no_cublas = index % 3 == 0;
+  p.order_c = index % 7 == 6 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  p.gate = index % 9 == 8;
+  (void)snprintf(group, sizeof group, "statistics %d", index);
+  set_name(&p, group);
+  (void)add_product(out, &p);
+}
+
+/* Bitmaps of A from another product: they tell the plan its densities. */
+static void add_given(plan_text *out)
+{
+  static const int64_t rows[] = {16, 64, 1024, 4096}, strips[] = {32, 128, 8};
+  static const double densities[] = {1, .3, .05};
+  for (int r = 0; r < 4; r++)
+    for (int s = 0; s < 3; s++) {
+      product p = make_product(s == 2 ? ESMM_F16 : ESMM_BF16, rows[r], 4096, 2048);
+      p.given_rows = strips[s];
+      p.strip = ESMM_TILE;
+      p.element = densities[(r + s) % 3];
+      set_name(&p, "given");
+      (void)add_product(out, &p);
+    }
+}
+
+static void add_blocks(plan_text *out)
+{
+  static const int64_t rows[] = {1, 16, 64, 512, 4096};
+  static const int sides[] = {32, 64, 128};
+  static const double densities[] = {.5, .2, .05};
+  for (int r = 0; r < 5; r++)
+    for (int s = 0; s < 3; s++)
+      for (int d = 0; d < 3; d++) {
+        product p = make_product(d == 1 ? ESMM_F16 : ESMM_BF16, rows[r], r == 3 ? 3000 : 4096, 4096);
+        p.format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = sides[s], .block_cols = sides[s]};
+        p.density_b = densities[d];
+        p.element = s == 1 && d == 2 ? .1 : 1;
+        p.strip = ESMM_TILE;
+        p.sm = r == 2 && d == 0 ? 80 : 90;
+        p.activation = r == 3 ? ESMM_ACT_RELU : ESMM_ACT_NONE;
+        set_name(&p, "blocks");
+        (void)add_product(out, &p);
+      }
+}
+
+static void add_n_m(plan_text *out)
+{
+  static const int64_t rows[] = {1, 8, 16, 32, 64, 128, 256, 512, 2048, 4096};
+  static const struct {
+    int keep, group;
+  } patterns[] = {{2, 4}, {1, 4}, {4, 8}};
+  for (int i = 0; i < 3; i++)
+    for (int r = 0; r < (i ? 4 : 20); r++) {
+      product p = make_product(r % 4 == 3 ? ESMM_F16 : ESMM_BF16, rows[i ? 3 * r : r % 10], r < 10 ? 4096 : 1000,
+                               r < 10 ? 4096 : 14336);
+      p.format =
+          (esmm_format){.kind = ESMM_FORMAT_NM, .keep = patterns[i].keep, .group = patterns[i].group, .group_cols = 1};
+      p.element = r % 5 == 2 ? .1 : 1;
+      p.strip = ESMM_TILE;
+      p.sm = r % 7 == 5 ? 80 : 90;
+      p.bias = r % 3 == 0;
+      p.order_a = r % 6 == 4 ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+      set_name(&p, "n:m");
+      (void)add_product(out, &p);
+    }
 }
 
 /* ---- the file ---- */
@@ -664,6 +831,15 @@ static void plans_are_as_they_were(void **state)
   (void)state;
   plan_text text = {0};
   add_sweep(&text);
+  for (int i = 0; i < 200; i++)
+    add_random(&text, i);
+  for (int i = 0; i < 30; i++)
+    add_gated(&text, i);
+  for (int i = 0; i < 20; i++)
+    add_statistics(&text, i);
+  add_given(&text);
+  add_blocks(&text);
+  add_n_m(&text);
   add_forced(&text);
   if (getenv("ESMM_GOLDEN_UPDATE")) {
     write_file(GOLDEN, &text);
