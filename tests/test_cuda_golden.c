@@ -580,7 +580,7 @@ static void vary(product *p, int shape)
   static const struct {
     int64_t m, n, k;
   } shapes[] = {{1, 4096, 4096},  {7, 1000, 2048},    {16, 3072, 768},    {64, 512, 1024},   {100, 96, 65},
-                {300, 768, 3072}, {1024, 1024, 1024}, {4096, 4096, 4096}, {1792, 4096, 2048}};
+                {300, 768, 3072}, {1024, 1024, 1024}, {4096, 4096, 4096}, {1792, 4096, 4096}};
   p->m = shapes[shape].m;
   p->n = shapes[shape].n;
   p->k = shapes[shape].k;
@@ -634,7 +634,7 @@ static void add_forced(plan_text *out)
     const esmm_kernel *kernel = esmm_registry_at(i);
     if (kernel->backend != &esmm_cuda_backend)
       continue;
-    int ran = add_forced_at(out, kernel, 90, 1);
+    int ran = add_forced_at(out, kernel, 90, strstr(kernel->name, "_f16") ? 2 : 1); /* as bf16 */
     if (esmm_cuda_about(kernel)->sm == 80 && !esmm_cuda_about(kernel)->library)
       ran += add_forced_at(out, kernel, 80, 3);
     if (ran == 0)
