@@ -62,14 +62,12 @@ static lines split(const char *text)
   return l;
 }
 
-/* Up to where the kernel is named. */
+/* Its product in words: they have no quotes. */
 static span product_of(span line)
 {
-  static const char behind[] = "\",\"kernel\":";
-  for (size_t i = 0; i + sizeof behind <= line.length; i++)
-    if (memcmp(line.at + i, behind, sizeof behind - 1) == 0)
-      return (span){line.at, i};
-  return line;
+  enum { START = sizeof "{\"product\":\"" - 1 };
+  const char *end = line.length > START ? memchr(line.at + START, '"', line.length - START) : NULL;
+  return end ? (span){line.at + START, (size_t)(end - line.at) - START} : line;
 }
 
 static const span *find(const lines *in, span line)
@@ -85,6 +83,7 @@ static const span *find(const lines *in, span line)
 
 typedef struct pair {
   char path[PATH]; /* last[0].epilogue.c.cols */
+  span launch;     /* what is launched there; empty outside of launches */
   span value;
 } pair;
 
@@ -108,6 +107,7 @@ static pairs fields_of(span line)
 {
   const char *const end = line.at + line.length;
   char section[32] = "";
+  span function = {0};
   int launch = -1;
   pairs p = {0};
   for (const char *at = line.at; at < end; at++)
@@ -138,56 +138,67 @@ static pairs fields_of(span line)
     else
       (void)snprintf(to->path, sizeof to->path, "%.*s", length, name);
     to->value = (span){at, (size_t)(end_of_value(at, end) - at)};
+    if (length == 6 && strncmp(name, "launch", 6) == 0)
+      function = to->value;
+    to->launch = section[0] ? function : (span){"", 0};
     at = to->value.at + to->value.length - 1;
   }
   return p;
 }
 
-static const span *value_of(const pairs *p, const char *path)
+static const pair *find_pair(const pairs *p, const char *path)
 {
   for (size_t i = 0; i < p->count; i++)
     if (strcmp(p->pair[i].path, path) == 0)
-      return &p->pair[i].value;
+      return &p->pair[i];
   return NULL;
 }
 
-/* Fields of x, which is, that have another value in y, which should be; or, with `lacking`, that y has not. */
-static int show(const pairs *x, const pairs *y, bool lacking, int shown)
+/* How a field is and how it should be, either of which may be NULL; no more of them than can be read. */
+static void show_pair(const pair *is, const pair *should, int *shown)
 {
-  for (size_t i = 0; i < x->count; i++) {
-    const pair *p = &x->pair[i];
-    const span *other = value_of(y, p->path);
-    if (lacking ? other != NULL : !other || same(*other, p->value))
-      continue;
-    if (shown++ >= MOST_SHOWN)
-      continue;
-    if (lacking)
-      printf("#   %s is %.*s, which should not be there\n", p->path, (int)p->value.length, p->value.at);
-    else
-      printf("#   %s is %.*s, it should be %.*s\n", p->path, (int)p->value.length, p->value.at, (int)other->length,
-             other->at);
-  }
-  return shown;
+  const pair *p = is ? is : should;
+  if ((*shown)++ >= MOST_SHOWN)
+    return;
+  printf("#   %s", p->path);
+  if (p->launch.length)
+    printf(" of %.*s", (int)p->launch.length, p->launch.at);
+  if (is)
+    printf(" is %.*s, ", (int)is->value.length, is->value.at);
+  else
+    printf(" is not there, ");
+  if (should)
+    printf("it should be %.*s\n", (int)should->value.length, should->value.at);
+  else
+    printf("it should not be there\n");
 }
 
-static int show_missing(const pairs *should, const pairs *is, int shown)
+/* Where another function is launched, that is all there is to say of its parameters. */
+static bool comparable(const pairs *y, const pair *p)
 {
-  for (size_t i = 0; i < should->count; i++) {
-    const pair *p = &should->pair[i];
-    if (!value_of(is, p->path) && shown++ < MOST_SHOWN)
-      printf("#   %s is not there, it should be %.*s\n", p->path, (int)p->value.length, p->value.at);
-  }
-  return shown;
+  char path[PATH];
+  const char *dot = strchr(p->path, '.');
+  if (p->launch.length == 0 || !dot)
+    return true;
+  (void)snprintf(path, sizeof path, "%.*s.launch", (int)(dot - p->path), p->path);
+  const pair *other = find_pair(y, path);
+  return strcmp(p->path, path) == 0 || (other && same(other->value, p->launch));
 }
 
 static void show_line(span should, span is)
 {
   const pairs want = fields_of(should), got = fields_of(is);
   const span product = product_of(is);
+  int shown = 0;
   printf("# %.*s\n", (int)product.length, product.at);
-  int shown = show(&got, &want, false, 0);
-  shown = show(&got, &want, true, shown);
-  shown = show_missing(&want, &got, shown);
+  for (size_t i = 0; i < got.count; i++) {
+    const pair *p = &got.pair[i], *old = find_pair(&want, p->path);
+    if (comparable(&want, p) && !(old && same(old->value, p->value)))
+      show_pair(p, old, &shown);
+  }
+  for (size_t i = 0; i < want.count; i++)
+    if (comparable(&got, &want.pair[i]) && !find_pair(&got, want.pair[i].path))
+      show_pair(NULL, &want.pair[i], &shown);
   if (shown > MOST_SHOWN)
     printf("#   and %d more of its fields\n", shown - MOST_SHOWN);
   free(want.pair);
@@ -204,13 +215,15 @@ int plan_compare(const char *should, const char *is)
     const bool in_place = i < want.count && same(product_of(want.line[i]), product_of(got.line[i]));
     const span *old = in_place ? &want.line[i] : find(&want, got.line[i]);
     if (!old && added++ == 0)
-      printf("# a product that should not be there: %.*s\n", (int)product_of(got.line[i]).length, got.line[i].at);
+      printf("# a product that should not be there: %.*s\n", (int)product_of(got.line[i]).length,
+             product_of(got.line[i]).at);
     if (old && !same(*old, got.line[i]) && others++ == 0)
       show_line(*old, got.line[i]);
   }
   for (size_t i = 0; i < want.count; i++)
     if (!find(&got, want.line[i]) && gone++ == 0)
-      printf("# a product that is not there: %.*s\n", (int)product_of(want.line[i]).length, want.line[i].at);
+      printf("# a product that is not there: %.*s\n", (int)product_of(want.line[i]).length,
+             product_of(want.line[i]).at);
   if (others + added + gone)
     printf("# of %zu products %d are others, %d are new, %d are gone\n", got.count, others, added, gone);
   else if (++others)
