@@ -27,7 +27,7 @@ ESMM_FATBIN(prepare);
 typedef struct cuda_form {
   esmm_form_kind kind;
   bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
-  size_t (*bytes)(int64_t k, int64_t n); /* SIZE_MAX on overflow */
+  size_t (*bytes)(int64_t k, int64_t n);                                             /* SIZE_MAX on overflow */
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
   /* NULL where esmm_prepare16 makes it, with the bitmaps of a 16-bit B. */
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);

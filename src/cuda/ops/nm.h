@@ -18,7 +18,8 @@ static inline esmm_format esmm_cuda_nm_format(const esmm_weights *w)
       .kind = ESMM_FORMAT_NM, .keep = w->nm.keep, .group = w->nm.group, .group_cols = w->nm.group_cols};
 }
 
-double esmm_cuda_nm_ratio(const esmm_format *f); /* bytes of the form nm16 of a B, padding apart, by its own; 0: it has none */
+double
+esmm_cuda_nm_ratio(const esmm_format *f); /* bytes of the form nm16 of a B, padding apart, by its own; 0: it has none */
 /* Bytes of the values and places; SIZE_MAX on overflow. */
 size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n);
 

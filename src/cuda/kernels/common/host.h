@@ -38,7 +38,8 @@ static inline bool esmm_cuda_as_it_is(const esmm_matrix *a)
 static inline bool esmm_cuda_is_vector(const esmm_matrix *a)
 {
   const bool along_k = a->order == ESMM_ROW_MAJOR || a->ld == 1;
-  return along_k && esmm_cuda_address(a) % 16 == 0 && (a->rows == 1 || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
+  return along_k && esmm_cuda_address(a) % 16 == 0 &&
+         (a->rows == 1 || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
 }
 
 /* TMA can write C: 16 bits, lines of 16 bytes, nothing is read but the bias. */

@@ -2,8 +2,8 @@
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
  * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], whichever layout it is expected to multiply
- * faster, and writes C itself where nothing but alpha and beta follows the sums and C is fp32; else a pass over the sums
- * makes C of them (cublas.h).
+ * faster, and writes C itself where nothing but alpha and beta follows the sums and C is fp32; else a pass over the
+ * sums makes C of them (cublas.h).
  */
 #include "cuda/kernels/cublas/cublas.h"
 

@@ -81,8 +81,7 @@ static bool lay_out(const esmm_problem *p, layout *l)
   *l = (layout){0};
   return esmm_size_mul(groups, (size_t)chunks_of(p) * ESMM_FINE16_STEPS, &steps) &&
          esmm_size_add(steps, past, &steps) && esmm_size_mul(steps, ESMM_FINE16_VALUES, &values) &&
-         esmm_size_mul(steps, ESMM_FINE16_PLACES, &places) &&
-         esmm_cuda_reserve(&l->bytes, copy, ALIGN, &l->copy) &&
+         esmm_size_mul(steps, ESMM_FINE16_PLACES, &places) && esmm_cuda_reserve(&l->bytes, copy, ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, values, ALIGN, &l->values) &&
          esmm_cuda_reserve(&l->bytes, places, ALIGN, &l->places) &&
          esmm_cuda_reserve(&l->bytes, groups * 2 * sizeof(uint32_t), ALIGN, &l->counts);
