@@ -15,7 +15,8 @@ _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake dri
 #define STRUCTS(X)                                                                                                     \
   X(fake_tensor_map, tensor_map)                                                                                       \
   X(esmm_selector, selector)                                                                                           \
-  X(esmm_device_matrix, device_matrix) X(esmm_strips, strips) X(esmm_given_bits, given_bits) X(esmm_packed, packed) X( \
+  X(esmm_device_matrix, device_matrix)                                                                                 \
+  X(esmm_strips, strips) X(esmm_given_bits, given_bits) X(esmm_packed, packed) X(                                      \
       esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units)                                      \
       X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) X(  \
           esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
@@ -32,10 +33,9 @@ _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake dri
                                                   X(esmm_bsr16_decode_params, bsr16_decode_params)                     \
                                                       X(esmm_nm16_params, nm16_params)                                 \
                                                           X(esmm_half16_params, half16_params)                         \
-                                                              X(esmm_nm_generic_params, nm_generic_params)             \
-                                                                  X(esmm_decode_params, decode_params)                 \
-                                                                      X(esmm_nm16_decode_params, nm16_decode_params)   \
-                                                                          X(fake_gemm, gemm)
+                                                              X(esmm_decode_params, decode_params)                     \
+                                                                  X(esmm_nm16_decode_params, nm16_decode_params)       \
+                                                                      X(fake_gemm, gemm)
 
 #define ID(type, name) AT_##name,
 enum { STRUCTS(ID) STRUCT_COUNT };
@@ -134,7 +134,7 @@ static const field strips_product_params_fields[] = {
     FIELD(esmm_strips_product_params, selector), FIELD(esmm_strips_product_params, m),
     FIELD(esmm_strips_product_params, n),        FIELD(esmm_strips_product_params, k),
     FIELD(esmm_strips_product_params, a),        FIELD(esmm_strips_product_params, b),
-    FIELD(esmm_strips_product_params, epilogue), FIELD(esmm_strips_product_params, bank)};
+    FIELD(esmm_strips_product_params, epilogue)};
 
 static const field ladder_params_fields[] = {
     FIELD(esmm_ladder_params, selector), FIELD(esmm_ladder_params, m),       FIELD(esmm_ladder_params, n),
@@ -292,14 +292,6 @@ static const field half16_params_fields[] = {
     FIELD(esmm_half16_params, again), FIELD(esmm_half16_params, agains),    FIELD(esmm_half16_params, b),
     FIELD(esmm_half16_params, b_ld),  FIELD(esmm_half16_params, epilogue)};
 
-static const field nm_generic_params_fields[] = {
-    FIELD(esmm_nm_generic_params, selector), FIELD(esmm_nm_generic_params, a),
-    FIELD(esmm_nm_generic_params, n),        FIELD(esmm_nm_generic_params, values),
-    FIELD(esmm_nm_generic_params, places),   FIELD(esmm_nm_generic_params, ld),
-    FIELD(esmm_nm_generic_params, strips),   FIELD(esmm_nm_generic_params, group_cols),
-    FIELD(esmm_nm_generic_params, keep),     FIELD(esmm_nm_generic_params, group),
-    FIELD(esmm_nm_generic_params, epilogue)};
-
 static const field decode_params_fields[] = {FIELD(esmm_decode_params, selector),
                                              FIELD(esmm_decode_params, a),
                                              FIELD(esmm_decode_params, b),
@@ -372,7 +364,6 @@ static const struct {
     {"esmm_joint_mma16_extract", AT_mma16_extract_params},
     {"esmm_nm16_", AT_nm16_params},
     {"esmm_nm16_decode_", AT_nm16_decode_params},
-    {"esmm_nm_generic_", AT_nm_generic_params},
     {"esmm_pack_rows", AT_pack_params},
     {"esmm_sample", AT_sample_params},
     {"esmm_small_", AT_small_params},
@@ -382,7 +373,6 @@ static const struct {
     {"esmm_tally_index", AT_tally_index_params},
     {"esmm_tally_pack", AT_tally_pack_params},
     {"esmm_wgmma16_", AT_wgmma16_params},
-    {"joint_f32_simt", AT_strips_product_params},
     {"ladder_", AT_ladder_params},
 };
 
