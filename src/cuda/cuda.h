@@ -267,8 +267,8 @@ static inline const esmm_cuda_call *esmm_cuda_call_of(const esmm_problem *p)
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 
 /* product/matmul.c: as backend.h says; operands may lie in host memory */
-esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                               bool want_stats, esmm_stats *s);
+esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s);
+esmm_status esmm_cuda_multiply_nothing(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s);
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 
 /* product/recall.c */

@@ -87,26 +87,13 @@ static esmm_status reserve_factor(run *r, int64_t rows)
                    (long long)rows, (long long)r->p->n);
 }
 
-/* The branch as a product of its own. Its memory and its bias are known once they are there. */
+/* The branch, whose memory and bias are known once they are there. */
 static esmm_problem gate_problem(const esmm_problem *p, const esmm_gate *wanted, int64_t rows)
 {
-  esmm_problem g = *p;
-  g.w = wanted->w;
-  g.gate.w = NULL;
-  g.m = rows;
-  g.c = (esmm_matrix){.data = esmm_cuda_pointer(SCRATCH_ALIGN),
-                      .rows = rows,
-                      .cols = p->n,
-                      .ld = factor_ld(p),
-                      .place = ESMM_DEVICE,
-                      .device = p->ctx->ordinal};
-  g.beta = 0.0f;
-  g.bias = wanted->bias;
-  g.activation = wanted->activation;
-  g.gated = false;
-  g.residual.data = NULL;
-  g.nonzeros = NULL;
-  g.bitmaps = NULL;
+  esmm_problem g = esmm_gate_problem(p, wanted, rows, factor_ld(p));
+  g.c.data = esmm_cuda_pointer(SCRATCH_ALIGN);
+  g.c.place = ESMM_DEVICE;
+  g.c.device = p->ctx->ordinal;
   return g;
 }
 
@@ -308,31 +295,44 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   return ESMM_OK;
 }
 
-esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                               bool want_stats, esmm_stats *s)
+esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s)
 {
-  const bool nothing = p->m == 0 || p->k == 0 || p->alpha == 0.0f;
   const esmm_gate wanted = p->gate;
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
-  (void)o;          /* p has it all */
   p->gate.w = NULL; /* until one launch is decided on */
   if (status != ESMM_OK)
     return status;
   status = check_capture(ctx, p, want_stats);
   if (status == ESMM_OK)
     status = esmm_run_make_marks(&r);
-  if (status == ESMM_OK && wanted.w && !nothing)
+  if (status == ESMM_OK && wanted.w)
     status = esmm_run_make_marks(&gate);
   if (status == ESMM_OK)
-    status = nothing    ? finish_only(&r, &wanted, s)
-             : wanted.w ? multiply_gated(&r, &gate, &wanted, force, s)
-                        : multiply(&r, force, s);
+    status = wanted.w ? multiply_gated(&r, &gate, &wanted, force, s) : multiply(&r, force, s);
   status = esmm_cuda_end(ctx, r.stream, status);
   esmm_run_free_marks(&r);
   esmm_run_free_marks(&gate);
+  return status;
+}
+
+esmm_status esmm_cuda_multiply_nothing(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s)
+{
+  const esmm_gate wanted = p->gate;
+  run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
+  esmm_status status = esmm_cuda_begin(ctx, r.stream);
+  p->gate.w = NULL;
+  if (status != ESMM_OK)
+    return status;
+  status = check_capture(ctx, p, want_stats);
+  if (status == ESMM_OK)
+    status = esmm_run_make_marks(&r);
+  if (status == ESMM_OK)
+    status = finish_only(&r, &wanted, s);
+  status = esmm_cuda_end(ctx, r.stream, status);
+  esmm_run_free_marks(&r);
   return status;
 }
 
