@@ -12,30 +12,25 @@
 _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake driver fills a tensor map");
 
 /* Structs in structs, then those that kernels take: type, and its name here. */
-#define STRUCTS(X)                                                                                                     \
-  X(fake_tensor_map, tensor_map)                                                                                       \
-  X(esmm_selector, selector)                                                                                           \
-  X(esmm_device_matrix, device_matrix) X(esmm_strips, strips) X(esmm_given_bits, given_bits) X(esmm_packed, packed) X( \
-      esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units)                                      \
-      X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) X(  \
-          esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
-          X(esmm_strips_product_params, strips_product_params) X(esmm_ladder_params, ladder_params)                    \
-              X(esmm_dense_params, dense_params) X(esmm_wgmma16_params, wgmma16_params)                                \
-                  X(esmm_fused16_params, fused16_params) X(esmm_fine16_pack_params, fine16_pack_params)                \
-                      X(esmm_fine16_params, fine16_params) X(esmm_tally_begin_params, tally_begin_params)              \
-                          X(esmm_tally_params, tally_params) X(esmm_tally_count_params, tally_count_params)            \
-                              X(esmm_tally_pack_params, tally_pack_params)                                             \
-                                  X(esmm_tally_index_params, tally_index_params) X(esmm_mma16_params, mma16_params)    \
-                                      X(esmm_mma16_extract_params, mma16_extract_params)                               \
-                                          X(esmm_small_params, small_params) X(esmm_bsr16_params, bsr16_params)        \
-                                              X(esmm_bsr16_mma_params, bsr16_mma_params)                               \
-                                                  X(esmm_bsr16_decode_params, bsr16_decode_params)                     \
-                                                      X(esmm_nm16_params, nm16_params)                                 \
-                                                          X(esmm_half16_params, half16_params)                         \
-                                                              X(esmm_nm_generic_params, nm_generic_params)             \
-                                                                  X(esmm_decode_params, decode_params)                 \
-                                                                      X(esmm_nm16_decode_params, nm16_decode_params)   \
-                                                                          X(fake_gemm, gemm)
+/* clang-format off */
+#define STRUCTS(X) \
+  X(fake_tensor_map, tensor_map) X(esmm_selector, selector) X(esmm_device_matrix, device_matrix) \
+  X(esmm_strips, strips) X(esmm_given_bits, given_bits) X(esmm_packed, packed) \
+  X(esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units) \
+  X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) \
+  X(esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
+  X(esmm_strips_product_params, strips_product_params) X(esmm_ladder_params, ladder_params) \
+  X(esmm_dense_params, dense_params) X(esmm_wgmma16_params, wgmma16_params) X(esmm_fused16_params, fused16_params) \
+  X(esmm_fine16_pack_params, fine16_pack_params) X(esmm_fine16_params, fine16_params) \
+  X(esmm_tally_begin_params, tally_begin_params) X(esmm_tally_params, tally_params) \
+  X(esmm_tally_count_params, tally_count_params) X(esmm_tally_pack_params, tally_pack_params) \
+  X(esmm_tally_index_params, tally_index_params) X(esmm_mma16_params, mma16_params) \
+  X(esmm_mma16_extract_params, mma16_extract_params) X(esmm_small_params, small_params) \
+  X(esmm_bsr16_params, bsr16_params) X(esmm_bsr16_mma_params, bsr16_mma_params) \
+  X(esmm_bsr16_decode_params, bsr16_decode_params) X(esmm_nm16_params, nm16_params) \
+  X(esmm_half16_params, half16_params) X(esmm_nm_generic_params, nm_generic_params) \
+  X(esmm_decode_params, decode_params) X(esmm_nm16_decode_params, nm16_decode_params) X(fake_gemm, gemm)
+/* clang-format on */
 
 #define ID(type, name) AT_##name,
 enum { STRUCTS(ID) STRUCT_COUNT };
@@ -57,16 +52,13 @@ typedef struct field {
 } field;
 
 #define MEMBER(type, member) (((type *)0)->member)
-#define FIELD(type, member)                                                                     \
-  {                                                                                             \
-#member, offsetof(type, member), sizeof MEMBER(type, member), 0, KIND(MEMBER(type, member)) \
-  }
-#define ARRAY(type, member)                                                                                  \
-  {                                                                                                          \
-#member, offsetof(type, member),                                                                         \
-        sizeof MEMBER(type, member)[0], (int)(sizeof MEMBER(type, member) / sizeof MEMBER(type, member)[0]), \
-                                    KIND(MEMBER(type, member)[0])                                            \
-  }
+/* clang-format off */
+#define FIELD(type, member) \
+  {#member, offsetof(type, member), sizeof MEMBER(type, member), 0, KIND(MEMBER(type, member))}
+#define ARRAY(type, member) \
+  {#member, offsetof(type, member), sizeof MEMBER(type, member)[0], \
+   (int)(sizeof MEMBER(type, member) / sizeof MEMBER(type, member)[0]), KIND(MEMBER(type, member)[0])}
+/* clang-format on */
 
 static const field tensor_map_fields[] = {
     FIELD(fake_tensor_map, address),   FIELD(fake_tensor_map, cols),       FIELD(fake_tensor_map, rows),
