@@ -765,10 +765,10 @@ static void add_given(plan_text *out)
 
 static void add_blocks(plan_text *out)
 {
-  static const int64_t rows[] = {1, 16, 64, 512, 4096};
+  static const int64_t rows[] = {1, 16, 64, 512, 4096, 16384};
   static const int sides[] = {32, 64, 128};
   static const double densities[] = {.5, .2, .05};
-  for (int r = 0; r < 5; r++)
+  for (int r = 0; r < 6; r++)
     for (int s = 0; s < 3; s++)
       for (int d = 0; d < 3; d++) {
         product p = make_product(d == 1 ? ESMM_F16 : ESMM_BF16, rows[r], r == 3 ? 3000 : 4096, 4096);
