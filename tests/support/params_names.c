@@ -12,29 +12,25 @@
 _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake driver fills a tensor map");
 
 /* Structs in structs, then those that kernels take: type, and its name here. */
-#define STRUCTS(X)                                                                                                   \
-  X(fake_tensor_map, tensor_map)                                                                                     \
-  X(esmm_selector, selector)                                                                                         \
-  X(esmm_device_matrix, device_matrix)                                                                               \
-  X(esmm_strips, strips) X(esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units)               \
-      X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params)   \
-          X(esmm_count_params, count_params) X(esmm_finish_params, finish_params)                                    \
-              X(esmm_convert_params, convert_params) X(esmm_strips_product_params, strips_product_params)            \
-                  X(esmm_ladder_params, ladder_params) X(esmm_dense_params, dense_params)                            \
-                      X(esmm_wgmma16_params, wgmma16_params) X(esmm_fused16_params, fused16_params)                  \
-                          X(esmm_fine16_pack_params, fine16_pack_params) X(esmm_fine16_params, fine16_params)        \
-                              X(esmm_tally_begin_params, tally_begin_params) X(esmm_tally_params, tally_params)      \
-                                  X(esmm_tally_count_params, tally_count_params) X(esmm_mma16_params, mma16_params)  \
-                                      X(esmm_mma16_extract_params, mma16_extract_params)                             \
-                                          X(esmm_small_params, small_params) X(esmm_bsr16_params, bsr16_params)      \
-                                              X(esmm_bsr16_mma_params, bsr16_mma_params)                             \
-                                                  X(esmm_bsr16_decode_params, bsr16_decode_params)                   \
-                                                      X(esmm_nm16_params, nm16_params)                               \
-                                                          X(esmm_half16_params, half16_params)                       \
-                                                              X(esmm_nm_generic_params, nm_generic_params)           \
-                                                                  X(esmm_decode_params, decode_params)               \
-                                                                      X(esmm_nm16_decode_params, nm16_decode_params) \
-                                                                          X(fake_gemm, gemm)
+/* clang-format off */
+#define STRUCTS(X) \
+  X(fake_tensor_map, tensor_map) X(esmm_selector, selector) X(esmm_device_matrix, device_matrix) \
+  X(esmm_strips, strips) \
+  X(esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units) \
+  X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) \
+  X(esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
+  X(esmm_strips_product_params, strips_product_params) X(esmm_ladder_params, ladder_params) \
+  X(esmm_dense_params, dense_params) X(esmm_wgmma16_params, wgmma16_params) X(esmm_fused16_params, fused16_params) \
+  X(esmm_fine16_pack_params, fine16_pack_params) X(esmm_fine16_params, fine16_params) \
+  X(esmm_tally_begin_params, tally_begin_params) X(esmm_tally_params, tally_params) \
+  X(esmm_tally_count_params, tally_count_params) \
+  X(esmm_mma16_params, mma16_params) \
+  X(esmm_mma16_extract_params, mma16_extract_params) X(esmm_small_params, small_params) \
+  X(esmm_bsr16_params, bsr16_params) X(esmm_bsr16_mma_params, bsr16_mma_params) \
+  X(esmm_bsr16_decode_params, bsr16_decode_params) X(esmm_nm16_params, nm16_params) \
+  X(esmm_half16_params, half16_params) \
+  X(esmm_decode_params, decode_params) X(esmm_nm16_decode_params, nm16_decode_params) X(fake_gemm, gemm)
+/* clang-format on */
 
 #define ID(type, name) AT_##name,
 enum { STRUCTS(ID) STRUCT_COUNT };
@@ -56,16 +52,13 @@ typedef struct field {
 } field;
 
 #define MEMBER(type, member) (((type *)0)->member)
-#define FIELD(type, member)                                                                     \
-  {                                                                                             \
-#member, offsetof(type, member), sizeof MEMBER(type, member), 0, KIND(MEMBER(type, member)) \
-  }
-#define ARRAY(type, member)                                                                                  \
-  {                                                                                                          \
-#member, offsetof(type, member),                                                                         \
-        sizeof MEMBER(type, member)[0], (int)(sizeof MEMBER(type, member) / sizeof MEMBER(type, member)[0]), \
-                                    KIND(MEMBER(type, member)[0])                                            \
-  }
+/* clang-format off */
+#define FIELD(type, member) \
+  {#member, offsetof(type, member), sizeof MEMBER(type, member), 0, KIND(MEMBER(type, member))}
+#define ARRAY(type, member) \
+  {#member, offsetof(type, member), sizeof MEMBER(type, member)[0], \
+   (int)(sizeof MEMBER(type, member) / sizeof MEMBER(type, member)[0]), KIND(MEMBER(type, member)[0])}
+/* clang-format on */
 
 static const field tensor_map_fields[] = {
     FIELD(fake_tensor_map, address),   FIELD(fake_tensor_map, cols),       FIELD(fake_tensor_map, rows),
@@ -125,7 +118,7 @@ static const field strips_product_params_fields[] = {
     FIELD(esmm_strips_product_params, selector), FIELD(esmm_strips_product_params, m),
     FIELD(esmm_strips_product_params, n),        FIELD(esmm_strips_product_params, k),
     FIELD(esmm_strips_product_params, a),        FIELD(esmm_strips_product_params, b),
-    FIELD(esmm_strips_product_params, epilogue), FIELD(esmm_strips_product_params, bank)};
+    FIELD(esmm_strips_product_params, epilogue)};
 
 static const field ladder_params_fields[] = {
     FIELD(esmm_ladder_params, selector), FIELD(esmm_ladder_params, m),       FIELD(esmm_ladder_params, n),
@@ -140,7 +133,6 @@ static const field dense_params_fields[] = {
 
 static const field wgmma16_params_fields[] = {FIELD(esmm_wgmma16_params, map_a),
                                               FIELD(esmm_wgmma16_params, map_b),
-                                              FIELD(esmm_wgmma16_params, map_packed),
                                               FIELD(esmm_wgmma16_params, map_c),
                                               FIELD(esmm_wgmma16_params, selector),
                                               FIELD(esmm_wgmma16_params, m),
@@ -157,7 +149,6 @@ static const field wgmma16_params_fields[] = {FIELD(esmm_wgmma16_params, map_a),
                                               FIELD(esmm_wgmma16_params, b_ld),
                                               FIELD(esmm_wgmma16_params, b_bits),
                                               FIELD(esmm_wgmma16_params, b_alive),
-                                              FIELD(esmm_wgmma16_params, packed),
                                               FIELD(esmm_wgmma16_params, lists),
                                               FIELD(esmm_wgmma16_params, a_bits),
                                               FIELD(esmm_wgmma16_params, counts),
@@ -274,14 +265,6 @@ static const field half16_params_fields[] = {
     FIELD(esmm_half16_params, again), FIELD(esmm_half16_params, agains),    FIELD(esmm_half16_params, b),
     FIELD(esmm_half16_params, b_ld),  FIELD(esmm_half16_params, epilogue)};
 
-static const field nm_generic_params_fields[] = {
-    FIELD(esmm_nm_generic_params, selector), FIELD(esmm_nm_generic_params, a),
-    FIELD(esmm_nm_generic_params, n),        FIELD(esmm_nm_generic_params, values),
-    FIELD(esmm_nm_generic_params, places),   FIELD(esmm_nm_generic_params, ld),
-    FIELD(esmm_nm_generic_params, strips),   FIELD(esmm_nm_generic_params, group_cols),
-    FIELD(esmm_nm_generic_params, keep),     FIELD(esmm_nm_generic_params, group),
-    FIELD(esmm_nm_generic_params, epilogue)};
-
 static const field decode_params_fields[] = {
     FIELD(esmm_decode_params, selector),    FIELD(esmm_decode_params, a),
     FIELD(esmm_decode_params, b),           FIELD(esmm_decode_params, b_slice),
@@ -346,7 +329,6 @@ static const struct {
     {"esmm_joint_mma16_extract", AT_mma16_extract_params},
     {"esmm_nm16_", AT_nm16_params},
     {"esmm_nm16_decode_", AT_nm16_decode_params},
-    {"esmm_nm_generic_", AT_nm_generic_params},
     {"esmm_pack_rows", AT_pack_params},
     {"esmm_sample", AT_sample_params},
     {"esmm_small_", AT_small_params},
@@ -354,7 +336,6 @@ static const struct {
     {"esmm_tally_begin", AT_tally_begin_params},
     {"esmm_tally_count", AT_tally_count_params},
     {"esmm_wgmma16_", AT_wgmma16_params},
-    {"joint_f32_simt", AT_strips_product_params},
     {"ladder_", AT_ladder_params},
 };
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SHOWN = 24, PATH = 192 };
+enum { MOST_SHOWN = 16, PATH = 192 };
 
 void plan_add(plan_text *text, const char *format, ...)
 {
@@ -155,22 +155,22 @@ static const pair *find_pair(const pairs *p, const char *path)
 }
 
 /* How a field is and how it should be, either of which may be NULL; no more of them than can be read. */
-static void show_pair(const pair *is, const pair *should, int *shown)
+static void show_pair(plan_text *to, const pair *is, const pair *should, int *shown)
 {
   const pair *p = is ? is : should;
   if ((*shown)++ >= MOST_SHOWN)
     return;
-  printf("#   %s", p->path);
+  plan_add(to, "\n  %s", p->path);
   if (p->launch.length)
-    printf(" of %.*s", (int)p->launch.length, p->launch.at);
+    plan_add(to, " of %.*s", (int)p->launch.length, p->launch.at);
   if (is)
-    printf(" is %.*s, ", (int)is->value.length, is->value.at);
+    plan_add(to, " is %.*s, ", (int)is->value.length, is->value.at);
   else
-    printf(" is not there, ");
+    plan_add(to, " is not there, ");
   if (should)
-    printf("it should be %.*s\n", (int)should->value.length, should->value.at);
+    plan_add(to, "it should be %.*s", (int)should->value.length, should->value.at);
   else
-    printf("it should not be there\n");
+    plan_add(to, "it should not be there");
 }
 
 /* Where another function is launched, that is all there is to say of its parameters. */
@@ -185,27 +185,27 @@ static bool comparable(const pairs *y, const pair *p)
   return strcmp(p->path, path) == 0 || (other && same(other->value, p->launch));
 }
 
-static void show_line(span should, span is)
+static void show_line(plan_text *to, span should, span is)
 {
   const pairs want = fields_of(should), got = fields_of(is);
   const span product = product_of(is);
   int shown = 0;
-  printf("# %.*s\n", (int)product.length, product.at);
+  plan_add(to, "\n%.*s", (int)product.length, product.at);
   for (size_t i = 0; i < got.count; i++) {
     const pair *p = &got.pair[i], *old = find_pair(&want, p->path);
     if (comparable(&want, p) && !(old && same(old->value, p->value)))
-      show_pair(p, old, &shown);
+      show_pair(to, p, old, &shown);
   }
   for (size_t i = 0; i < want.count; i++)
     if (comparable(&got, &want.pair[i]) && !find_pair(&got, want.pair[i].path))
-      show_pair(NULL, &want.pair[i], &shown);
+      show_pair(to, NULL, &want.pair[i], &shown);
   if (shown > MOST_SHOWN)
-    printf("#   and %d more of its fields\n", shown - MOST_SHOWN);
+    plan_add(to, "\n  and %d more of its fields", shown - MOST_SHOWN);
   free(want.pair);
   free(got.pair);
 }
 
-int plan_compare(const char *should, const char *is)
+int plan_compare(const char *should, const char *is, plan_text *said)
 {
   if (strcmp(should, is) == 0)
     return 0;
@@ -215,19 +215,19 @@ int plan_compare(const char *should, const char *is)
     const bool in_place = i < want.count && same(product_of(want.line[i]), product_of(got.line[i]));
     const span *old = in_place ? &want.line[i] : find(&want, got.line[i]);
     if (!old && added++ == 0)
-      printf("# a product that should not be there: %.*s\n", (int)product_of(got.line[i]).length,
-             product_of(got.line[i]).at);
+      plan_add(said, "\nno product that should be there: %.*s", (int)product_of(got.line[i]).length,
+               product_of(got.line[i]).at);
     if (old && !same(*old, got.line[i]) && others++ == 0)
-      show_line(*old, got.line[i]);
+      show_line(said, *old, got.line[i]);
   }
   for (size_t i = 0; i < want.count; i++)
     if (!find(&got, want.line[i]) && gone++ == 0)
-      printf("# a product that is not there: %.*s\n", (int)product_of(want.line[i]).length,
-             product_of(want.line[i]).at);
+      plan_add(said, "\na product that is not there: %.*s", (int)product_of(want.line[i]).length,
+               product_of(want.line[i]).at);
   if (others + added + gone)
-    printf("# of %zu products %d are others, %d are new, %d are gone\n", got.count, others, added, gone);
+    plan_add(said, "\nof %zu products %d are others, %d are new, %d are gone", got.count, others, added, gone);
   else if (++others)
-    printf("# the products come in another order\n");
+    plan_add(said, "\nthe products come in another order");
   free(want.line);
   free(got.line);
   return others + added + gone;

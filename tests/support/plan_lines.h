@@ -18,7 +18,7 @@ typedef struct plan_text {
 } plan_text;
 void plan_add(plan_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Prints how `is` differs from `should`, both such files, and counts the lines that do: 0 where they are equal. */
-int plan_compare(const char *should, const char *is);
+/* Says how `is` differs from `should`, both such files, and counts the lines that do: 0 where they are equal. */
+int plan_compare(const char *should, const char *is, plan_text *said);
 
 #endif
