@@ -13,7 +13,7 @@ info)
   printf '  "%s": "%s",\n' version 1 source_id abc cpu CPU gpu 'NVIDIA GPU' gpu_driver 570 features sm_90
   echo '  "dense_libraries": ["cuBLAS 13"]'
   ;;
-list) echo 'decode_bf16 0 cuda yes' ;;
+list) echo 'decode_bf16 cuda yes' ;;
 bench)
   [ -z "${BENCH_FAILS:-}" ] || case "$*" in *$BENCH_FAILS*) exit 1 ;; esac
   echo others >>"$ORDER"
