@@ -29,7 +29,7 @@ check 'the ladder is for a GPU' on_cpu
 wrong() { # the steps asked for, each once, in order
   LD_LIBRARY_PATH="$TREE/tests/fake" says 1 '^ladder_25_fused_64x32 is WRONG: ' 20-25 21 --device cuda --size 128 \
     --sweep 1,.5 --runs 1 --json "$WORK/lines" && [ "$(grep -c WRONG "$WORK/out")" -ge 6 ] &&
-    [ "$(sed -n 's/.*"number":\([0-9]*\),.*"ms":[0-9.e-]*,.*"ms_extract":[0-9.e-]*,.*"outcome":"wrong".*/\1/p' "$WORK/lines" |
+    [ "$(sed -n 's/.*"number":\([0-9]*\),.*"ms_extract":.*"outcome":"wrong".*/\1/p' "$WORK/lines" |
       tr '\n' ' ')" = '20 21 25 20 21 25 ' ] || { cat "$WORK/out" "$WORK/lines"; return 1; }
 }
 if [ -e "$TREE/tests/fake/libcuda.so.1" ] && [ -n "$(sh scripts/find_nvcc.sh)" ]; then

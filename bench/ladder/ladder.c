@@ -133,7 +133,10 @@ static void add_row(const bench *b, const bench_data *data, const bench_result *
   const int number = number_of(c->force);
   const bool wrong = c->outcome == BENCH_WRONG;
   bench_report_place(b, data, t);
-  cli_table_cell(t, CLI_PLAIN, number ? "%d" : "", number);
+  if (number)
+    cli_table_cell(t, CLI_PLAIN, "%d", number);
+  else
+    cli_table_cell(t, CLI_PLAIN, "today");
   cli_table_cell(t, CLI_PLAIN, "%s", c->name);
   cli_table_cell(t, wrong ? CLI_BAD : CLI_PLAIN, "%s", wrong ? "WRONG" : cli_number(1e3 * c->median, 4));
   cli_table_cell(t, CLI_PLAIN, "%s", cli_number(1e3 * c->extract, 3));
