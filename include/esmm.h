@@ -454,7 +454,7 @@ enum {
   ESMM_KERNEL_DETERMINISTIC = 1, /* same data, same threads: same bits */
   ESMM_KERNEL_SKIPS = 2,         /* may skip zeros; never used under strict */
   ESMM_KERNEL_REFERENCE = 4,     /* for checking: only runs when forced */
-  ESMM_KERNEL_ABLATION = 8       /* kept for comparison: only runs when forced */
+  ESMM_KERNEL_ABLATION = 8       /* reserved: no kernel has it */
 };
 
 typedef struct esmm_kernel_info {
@@ -462,7 +462,7 @@ typedef struct esmm_kernel_info {
   const char *name;    /* "joint_f32_avx2" */
   const char *doc;     /* one line */
   const char *backend; /* "cpu", "cuda" */
-  int number;          /* its place on the ladder of prior work, or 0 */
+  int number;          /* reserved: always 0 */
   unsigned flags;      /* ESMM_KERNEL_... */
   int available;       /* 1: the context can run it: its backend is the context's, and the device has what it needs */
   unsigned formats;    /* of B that it reads: the bits 1 << esmm_format_kind */

@@ -70,7 +70,6 @@ typedef struct esmm_kernel esmm_kernel;
 struct esmm_kernel {
   const char *name, *doc;
   const esmm_backend *backend;
-  int number;          /* place on the ladder, 0: none */
   unsigned flags;      /* ESMM_KERNEL_... of esmm.h */
   unsigned cpu;        /* ESMM_CPU_... it needs */
   unsigned reads;      /* the form of B that it reads, ESMM_FORM(...); 0: whatever there is */

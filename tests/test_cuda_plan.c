@@ -4,10 +4,13 @@
  * were launched, and report what A's densities are and what the device has chosen.
  */
 #include "cuda/cuda.h"
+#include "cuda/ffn/decode_params.h"
 #include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
 
 #include <math.h>
+
+ESMM_FATBIN(ffn_decode);
 
 enum { SIZE = 4096, MOST = 16 }; /* so large that skipping can pay for asking; launches of a call */
 
@@ -753,6 +756,9 @@ static void check_launches(square *s, const char *kernel, int clusters, int coop
 static void clusters_without_cooperation(void **state)
 {
   static const char *const values[] = {NULL, "", "1", "0"};
+  static const esmm_cuda_function decode = {&fatbin_ffn_decode, "esmm_ffn_decode_bf16_8", 0};
+  const esmm_launch alone = {.grid_x = 1, .threads = 32, .cooperative = 1}; /* as the layer's */
+  const esmm_ffn_decode_params params = {0};
   (void)state;
   for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
     square s;
@@ -762,9 +768,10 @@ static void clusters_without_cooperation(void **state)
     square_start(&s, ESMM_BF16);
     check_launches(&s, s.dense, 1, i < 3);
     check_launches(&s, s.joint, 1, i < 3);
-    square_stop(&s);
-    square_start(&s, ESMM_F32);
-    check_launches(&s, "ladder_25_fused_64x32", 0, 1);
+    fake->clusters = fake->cooperative = 0;
+    assert_int_equal(esmm_cuda_begin(s.ctx, NULL), ESMM_OK);
+    assert_int_equal(esmm_cuda_end(s.ctx, NULL, esmm_cuda_launch(s.ctx, &decode, &alone, NULL, &params)), ESMM_OK);
+    assert_true(fake->clusters == 0 && fake->cooperative == 1);
     square_stop(&s);
   }
   static const char *const devices[] = {"cuda", "auto"}; /* not the CPU either: who sets it means a GPU */

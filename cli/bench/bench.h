@@ -350,12 +350,16 @@ typedef struct bench_report {
   bench_plot *plot; /* of --plot; NULL: nothing was measured yet */
 } bench_report;
 
+enum { BENCH_FIELDS = 96 }; /* of a record, at most */
+
 int bench_report_open(const bench *b, bench_report *report);
-/* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 /* The first cell of a row where a table has several products: which of them it is of. */
 void bench_report_place(const bench *b, const bench_data *data, cli_table *t);
+/* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+/* What was measured of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
+int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out);
 /* A record of its own fields beside those that say what was asked for. */
 void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
                          const char *requested, const cli_field *own, int count);

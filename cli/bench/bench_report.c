@@ -20,8 +20,6 @@
   {                          \
     name, NULL, value, false \
   }
-enum { MOST_FIELDS = 96 };
-
 static const char on_random[] = "_on_random"; /* how the name of a baseline on random dense data ends */
 
 static const char *source_kind(const cli_source *source)
@@ -128,8 +126,7 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
   return sizeof fields / sizeof *fields;
 }
 
-static int contestant_fields(const bench_data *data, const bench_result *result, const bench_contestant *c,
-                             cli_field *out)
+int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out)
 {
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool ran = c->outcome != BENCH_UNSUPPORTED;
@@ -198,7 +195,7 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
                          const char *kernel, const char *requested, const cli_field *own, int own_count)
 {
   const labels l = make_labels(b);
-  cli_field fields[MOST_FIELDS];
+  cli_field fields[BENCH_FIELDS];
   int count = 0;
   char date[16] = "";
   const time_t now = time(NULL);
@@ -495,8 +492,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     if (c->outcome == BENCH_UNSUPPORTED && !report->refused[0])
       snprintf(report->refused, sizeof report->refused, "%s", c->reason);
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
-    cli_field fields[MOST_FIELDS];
-    int count = contestant_fields(data, result, c, fields);
+    cli_field fields[BENCH_FIELDS];
+    int count = bench_report_fields(data, result, c, fields);
     count += bench_energy_fields(b, result, c, fields + count);
     write_record(b, data, result, report, c->name, c->force, fields, count);
   }

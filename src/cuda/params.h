@@ -156,39 +156,6 @@ typedef struct esmm_strips_product_params {
 } esmm_strips_product_params;
 ESMM_PARAMS_SIZE(esmm_strips_product_params, 256);
 
-#define ESMM_SIMT_TILE 128    /* rows and columns of a block of the ladder, */
-#define ESMM_SIMT_THREADS 256 /* and its threads */
-#define ESMM_SIMT_BLOCKS 2    /* at once on a multiprocessor */
-
-/*
- * The ladder reads A as the caller has it, with bitmaps of its own strip heights.
- *   a_bits [ceil(m / height)][words], b_bits8 [4 * b.strips][words]: words = b.k_padded / 32, bits as in esmm_strips
- */
-typedef struct esmm_ladder_params {
-  esmm_selector selector;
-  int64_t m, n, k;
-  esmm_device_matrix a;
-  esmm_strips b;
-  uint64_t a_bits;  /* 0 where A is not scanned */
-  uint64_t b_bits8; /* of strips of 8 columns; 0 where those of 32 are used */
-  esmm_epilogue_params epilogue;
-} esmm_ladder_params;
-ESMM_PARAMS_SIZE(esmm_ladder_params, 280);
-
-/* By number: rows of A's strips (0: it has no bitmaps), columns of B's. */
-#define ESMM_LADDER_10 0, 32
-#define ESMM_LADDER_17 0, 32
-#define ESMM_LADDER_20 64, 32
-#define ESMM_LADDER_21 8, 32
-#define ESMM_LADDER_25 64, 32
-#define ESMM_LADDER_28 8, 32
-#define ESMM_LADDER_29 32, 32
-#define ESMM_LADDER_30 8, 8
-
-/* Dynamic shared memory of the kernels of plain multiply-adds, bytes. */
-#define ESMM_LADDER_SHARED 68224
-#define ESMM_SIMT_SHARED(stages) (32768 * (stages) + 16384)
-
 /* strips_mma.cuh, which joint_f32 and dense_f32_mma are made of: 96 x 128 of C a block; shared memory for its ring. */
 #define ESMM_STRIPS_MMA_ROWS 96
 #define ESMM_STRIPS_MMA_COLS 128

@@ -19,7 +19,7 @@ _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake dri
   X(esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units) \
   X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) \
   X(esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
-  X(esmm_strips_product_params, strips_product_params) X(esmm_ladder_params, ladder_params) \
+  X(esmm_strips_product_params, strips_product_params) \
   X(esmm_dense_params, dense_params) X(esmm_wgmma16_params, wgmma16_params) X(esmm_fused16_params, fused16_params) \
   X(esmm_fine16_pack_params, fine16_pack_params) X(esmm_fine16_params, fine16_params) \
   X(esmm_tally_begin_params, tally_begin_params) X(esmm_tally_params, tally_params) \
@@ -119,11 +119,6 @@ static const field strips_product_params_fields[] = {
     FIELD(esmm_strips_product_params, n),        FIELD(esmm_strips_product_params, k),
     FIELD(esmm_strips_product_params, a),        FIELD(esmm_strips_product_params, b),
     FIELD(esmm_strips_product_params, epilogue)};
-
-static const field ladder_params_fields[] = {
-    FIELD(esmm_ladder_params, selector), FIELD(esmm_ladder_params, m),       FIELD(esmm_ladder_params, n),
-    FIELD(esmm_ladder_params, k),        FIELD(esmm_ladder_params, a),       FIELD(esmm_ladder_params, b),
-    FIELD(esmm_ladder_params, a_bits),   FIELD(esmm_ladder_params, b_bits8), FIELD(esmm_ladder_params, epilogue)};
 
 static const field dense_params_fields[] = {
     FIELD(esmm_dense_params, map_a), FIELD(esmm_dense_params, map_b),    FIELD(esmm_dense_params, selector),
@@ -336,7 +331,6 @@ static const struct {
     {"esmm_tally_begin", AT_tally_begin_params},
     {"esmm_tally_count", AT_tally_count_params},
     {"esmm_wgmma16_", AT_wgmma16_params},
-    {"ladder_", AT_ladder_params},
 };
 
 const params_struct *params_of(const char *function)

@@ -94,7 +94,6 @@ ESMM_KERNEL(cublas_f32) = {
     .name = "cublas_f32",
     .doc = "cuBLAS, IEEE fp32: dense, where the library is there",
     .backend = &esmm_cuda_backend,
-    .number = 15,
     /* No atomics (cuBLAS's default), one stream at a time, a workspace of the context's own: NVIDIA promises the same
        bits then. */
     .flags = ESMM_KERNEL_DETERMINISTIC,
