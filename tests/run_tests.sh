@@ -61,7 +61,7 @@ tap() {
   grep '# *SKIP' "$tap_log" | sed 's/^[a-z ]*[0-9]* *-* */      skipped: /'
   if [ $(($2 + tap_extra)) != 0 ]; then
     [ -z "$tap_why" ] || echo "      $tap_why"
-    grep -A 12 '^not ok' "$tap_log" | grep -v '^ok' | cut -c1-400 | head -n 60 | sed 's/^/      /'
+    grep -A 12 -E '^(not ok|ERROR: )' "$tap_log" | grep -v '^ok' | cut -c1-400 | head -n 60 | sed 's/^/      /'
     [ -z "$tap_why" ] || tail -n 30 "$tap_log" | cut -c1-400 | sed 's/^/      | /'
     echo "      all of it: $tap_log"
     failed_names="$failed_names '$tap_name'"

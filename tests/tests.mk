@@ -3,7 +3,7 @@
 #   make test                     sets up what is missing, builds with gcc and clang, runs everything
 #   make test-programs            builds the test programs of this configuration (CC, SANITIZE, ...) in $(BUILD)/tests
 #   make tidy                     clang-tidy over every C file, as .clang-tidy says
-#   make golden                   writes the command's expected outputs in tests/golden anew; read the diff
+#   make golden                   writes tests/golden anew, the command's outputs and a GPU's plans; read the diff
 #   make fuzz FUZZ_SECONDS=60     libFuzzer on each target for that long; needs clang
 
 FUZZ_SECONDS ?= 60
@@ -42,10 +42,10 @@ tidy/%_amx.c: ISA_FLAGS := $(AMX_FLAGS)
 $(TIDY): tidy/%: $(GEN)
 	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 
-golden: $(BUILD)/esmm
+golden: $(BUILD)/esmm $(BUILD)/tests/test_cuda_golden $(FAKE_CUDA)
 	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden
 	@ESMM_GOLDEN_UPDATE=1 TREE='$(abspath $(BUILD))' WORK='$(abspath $(BUILD))/golden' sh tests/test_cli.sh | grep -v '^ok'; \
-	  echo "  tests/golden written"
+	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_cuda_golden && echo "  tests/golden written"
 
 $(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests -Itests/support
 
@@ -72,6 +72,8 @@ $(TILE_PROGRAMS): $(BUILD)/tests/test_tiles_%: $(BUILD)/obj/emulated/tests/test_
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
 
 $(filter $(BUILD)/tests/test_ffn% $(BUILD)/tests/test_cuda_ffn%,$(TEST_PROGRAMS)): $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
+
+$(BUILD)/tests/test_cuda_golden: $(BUILD)/obj/tests/support/params_names.o $(BUILD)/obj/tests/support/plan_lines.o
 
 $(FAKE_CUDA): $(BUILD)/obj/tests/support/fake_cuda.o
 	@mkdir -p $(@D)

@@ -12,16 +12,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define ALIGN 256
 #define STACK 16
 #define MAX_PITCH INT32_MAX
+#define MAPPED ((size_t)1 << 20) /* blocks of so many bytes are pages of their own, which take memory once written, */
+#define BEHIND 4096              /* and there is so much behind them that is no block's */
 
 enum { ERROR_INVALID_CONTEXT = 201, ERROR_INVALID_DEVICE = 101, ERROR_NOT_FOUND = 500, ERROR_UNKNOWN = 999 };
 
+static uint64_t base_of(uint64_t address);
+
 extern fake_cuda_state fake_cuda;
-EXPORT fake_cuda_state fake_cuda = {.version = 12040, .devices = 1, .sm = 90, .pools = 1, .memory = (size_t)1 << 30};
+EXPORT fake_cuda_state fake_cuda = {
+    .version = 12040, .devices = 1, .sm = 90, .pools = 1, .memory = (size_t)1 << 30, .base_of = base_of};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -30,7 +36,7 @@ typedef struct block {
   char *data;
   size_t bytes;
 } block;
-static block *blocks;
+static block *blocks, *pinned;
 
 /* A primary context is the address of its device's entry. */
 static struct CUctx_st {
@@ -83,12 +89,28 @@ static CUresult count_current(const char *call)
   return result;
 }
 
+/* past: an address just behind a block is the block's, too. */
+static block *find_in(block *first, CUdeviceptr at, int past)
+{
+  for (block *b = first; b; b = b->next) {
+    const CUdeviceptr begin = (CUdeviceptr)(uintptr_t)b->data;
+    if (at >= begin && at < begin + b->bytes + (past != 0))
+      return b;
+  }
+  return NULL;
+}
+
 static block *find_block(CUdeviceptr at)
 {
-  for (block *b = blocks; b; b = b->next)
-    if (at >= (CUdeviceptr)(uintptr_t)b->data && at < (CUdeviceptr)(uintptr_t)b->data + b->bytes)
-      return b;
-  return NULL;
+  return find_in(blocks, at, 0);
+}
+
+/* Without the lock: a kernel or a product by cuBLAS asks, and the driver does nothing else meanwhile. No block begins
+   where another ends. */
+static uint64_t base_of(uint64_t address)
+{
+  const block *b = find_in(blocks, address, 1), *other = b ? b : find_in(pinned, address, 1);
+  return other ? (uint64_t)(uintptr_t)other->data : 0;
 }
 
 /* The host address of `bytes` bytes of device memory, or NULL where they are not all in one block. */
@@ -102,6 +124,27 @@ static char *memory_at(const char *call, CUdeviceptr at, size_t bytes)
   return NULL;
 }
 
+/* Zeros: kernels that do nothing leave these behind, so that tests see the same each time. NULL: there is no memory. */
+static void *zeros(size_t bytes)
+{
+  void *data = NULL;
+  if (bytes >= MAPPED) {
+    data = mmap(NULL, bytes + BEHIND, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return data == MAP_FAILED ? NULL : data;
+  }
+  if (posix_memalign(&data, ALIGN, bytes) != 0)
+    return NULL;
+  return memset(data, 0, bytes);
+}
+
+static void free_zeros(void *data, size_t bytes)
+{
+  if (bytes >= MAPPED)
+    (void)munmap(data, bytes + BEHIND);
+  else
+    free(data);
+}
+
 static CUresult take(CUdeviceptr *ptr, size_t bytes)
 {
   if (bytes == 0)
@@ -109,12 +152,11 @@ static CUresult take(CUdeviceptr *ptr, size_t bytes)
   if ((size_t)fake_cuda.bytes + bytes > fake_cuda.memory)
     return CUDA_ERROR_OUT_OF_MEMORY;
   block *b = malloc(sizeof *b);
-  void *data = NULL;
-  if (!b || posix_memalign(&data, ALIGN, bytes) != 0) {
+  void *data = b ? zeros(bytes) : NULL;
+  if (!data) {
     free(b);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  memset(data, 0, bytes); /* kernels that do nothing leave this behind, so that tests see the same each time */
   *b = (block){.next = blocks, .data = data, .bytes = bytes};
   blocks = b;
   fake_cuda.blocks++;
@@ -135,7 +177,7 @@ static CUresult give(const char *call, CUdeviceptr ptr)
     *at = b->next;
     fake_cuda.blocks--;
     fake_cuda.bytes -= (int64_t)b->bytes;
-    free(b->data);
+    free_zeros(b->data, b->bytes);
     free(b);
     return CUDA_SUCCESS;
   }
@@ -333,12 +375,15 @@ CALL("cuOccupancyMaxActiveBlocksPerMultiprocessor", cuOccupancyMaxActiveBlocksPe
 /* Counts a launch's attributes. A grid is whole clusters, and those are of 8 blocks at most. */
 static int take_attributes(const CUlaunchConfig *config)
 {
+  fake_cuda.launch = (fake_launch){.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                                   .threads = config->blockDimX,
+                                   .shared = config->sharedMemBytes};
   for (unsigned i = 0; i < config->numAttrs; i++) {
-    fake_cuda.cooperative +=
-        config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative;
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && config->attrs[i].value.cooperative)
+      fake_cuda.cooperative += fake_cuda.launch.cooperative = 1;
     if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
       fake_cuda.clusters++;
-      const unsigned x = config->attrs[i].value.cluster.x;
+      const unsigned x = fake_cuda.launch.cluster = config->attrs[i].value.cluster.x;
       if (x == 0 || x > 8 || config->gridDimX % x != 0)
         return 0;
     }
@@ -377,13 +422,39 @@ RELEASE("cuMemFreeAsync", cuMemFreeAsync, (CUdeviceptr ptr, CUstream stream), {
     given = give("cuMemFreeAsync", ptr);
 })
 
+/* Host memory that the device sees, too; NULL: there is none. */
+static void *pin(size_t bytes)
+{
+  block *b = malloc(sizeof *b);
+  void *data = b ? calloc(1, bytes) : NULL;
+  if (!data) {
+    free(b);
+    return NULL;
+  }
+  *b = (block){.next = pinned, .data = data, .bytes = bytes};
+  pinned = b;
+  return data;
+}
+
+static void unpin(void *host)
+{
+  for (block **at = &pinned; *at; at = &(*at)->next)
+    if ((*at)->data == host) {
+      block *b = *at;
+      *at = b->next;
+      free(b);
+      break;
+    }
+  free(host);
+}
+
 CALL("cuMemHostAlloc", cuMemHostAlloc, (void **host, size_t bytes, unsigned flags), count_current, {
   if (fake_cuda.captured)
     result = mistake("cuMemHostAlloc", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   else if (bytes == 0 || flags & ~3u)
     result = mistake("cuMemHostAlloc", "0 bytes, or flags that there are not", CUDA_ERROR_INVALID_VALUE);
   else
-    *host = calloc(1, bytes);
+    *host = pin(bytes);
   if (result == CUDA_SUCCESS && !*host)
     result = CUDA_ERROR_OUT_OF_MEMORY;
   fake_cuda.pinned += result == CUDA_SUCCESS;
@@ -395,7 +466,7 @@ CALL("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2, (CUdeviceptr * p
          result = mistake("cuMemHostGetDevicePointer", "flags, which must be 0", CUDA_ERROR_INVALID_VALUE);
      })
 RELEASE("cuMemFreeHost", cuMemFreeHost, (void *host), {
-  free(host);
+  unpin(host);
   fake_cuda.pinned--;
 })
 
@@ -510,10 +581,19 @@ CALL("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled,
      (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,
       const uint32_t *box, const uint32_t *element_strides, int interleave, int swizzle, int promotion, int fill),
      count, {
-       (void)interleave;
-       (void)promotion;
-       (void)fill;
-       memset(map, 0, 128);
+       fake_tensor_map *to = map;
+       memset(to, 0, sizeof *to);
+       to->address = (uint64_t)(uintptr_t)address;
+       to->cols = (int64_t)dims[0];
+       to->rows = (int64_t)dims[1];
+       to->pitch = (int64_t)strides[0];
+       to->box_cols = box[0];
+       to->box_rows = box[1];
+       to->type = type;
+       to->interleave = interleave;
+       to->swizzle = swizzle;
+       to->promotion = promotion;
+       to->fill = fill;
        const uint32_t size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
        const uint32_t widest = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 / size : 256;
        if (rank != 2 || (uintptr_t)address % 16 || strides[0] % 16 || dims[0] == 0 || dims[1] == 0 || box[0] == 0 ||
@@ -549,6 +629,22 @@ static int cublas_status(const char *call, const void *handle)
   return bad ? CUBLAS_INVALID_VALUE : 0;
 }
 
+static fake_gemm handle_has; /* the workspace and the mode that a handle was given last */
+
+static uint64_t address_of(const void *pointer)
+{
+  return (uint64_t)(uintptr_t)pointer;
+}
+
+static void note_gemm(const char *call, fake_gemm g)
+{
+  if (!fake_cuda.gemm)
+    return;
+  g.workspace = handle_has.workspace;
+  g.math_mode = handle_has.math_mode;
+  fake_cuda.gemm(call, &g);
+}
+
 static void add(int64_t *what, int by)
 {
   (void)pthread_mutex_lock(&lock);
@@ -572,7 +668,9 @@ int cublasDestroy_v2(void *handle)
 
 int cublasSetMathMode(void *handle, int mode)
 {
-  (void)mode;
+  (void)pthread_mutex_lock(&lock);
+  handle_has.math_mode = mode;
+  (void)pthread_mutex_unlock(&lock);
   return cublas_status("cublasSetMathMode", handle);
 }
 
@@ -586,6 +684,7 @@ int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes)
 {
   (void)pthread_mutex_lock(&lock);
   (void)memory_at("cublasSetWorkspace", (CUdeviceptr)(uintptr_t)workspace, bytes);
+  handle_has.workspace = address_of(workspace);
   (void)pthread_mutex_unlock(&lock);
   return cublas_status("cublasSetWorkspace", handle);
 }
@@ -593,11 +692,22 @@ int cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes)
 int cublasSgemm_v2(void *handle, int op_a, int op_b, int m, int n, int k, const float *alpha, const float *a, int lda,
                    const float *b, int ldb, const float *beta, float *c, int ldc)
 {
-  (void)alpha;
-  (void)beta;
   add(&fake_cuda.sgemms, 1);
-  if (!a || !b || !c || lda < (op_a ? k : m) || ldb < (op_b ? n : k) || ldc < m)
+  if (!alpha || !beta || !a || !b || !c || lda < (op_a ? k : m) || ldb < (op_b ? n : k) || ldc < m)
     return CUBLAS_INVALID_VALUE;
+  note_gemm("cublasSgemm", (fake_gemm){.a = address_of(a),
+                                       .b = address_of(b),
+                                       .c = address_of(c),
+                                       .op_a = op_a,
+                                       .op_b = op_b,
+                                       .m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .lda = lda,
+                                       .ldb = ldb,
+                                       .ldc = ldc,
+                                       .alpha = *alpha,
+                                       .beta = *beta});
   return cublas_status("cublasSgemm", handle);
 }
 
@@ -624,6 +734,25 @@ int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const vo
       !operand_16(c, 0, m, n, ldc) || (a_type != F16 && a_type != BF16) || b_type != a_type ||
       (c_type != a_type && c_type != F32) || compute != COMPUTE_32F || algorithm != DEFAULT)
     return CUBLAS_INVALID_VALUE;
+  fake_gemm g = {.a = address_of(a),
+                 .b = address_of(b),
+                 .c = address_of(c),
+                 .op_a = op_a,
+                 .op_b = op_b,
+                 .m = m,
+                 .n = n,
+                 .k = k,
+                 .lda = lda,
+                 .ldb = ldb,
+                 .ldc = ldc,
+                 .a_type = a_type,
+                 .b_type = b_type,
+                 .c_type = c_type,
+                 .compute = compute,
+                 .algorithm = algorithm};
+  memcpy(&g.alpha, alpha, sizeof g.alpha); /* fp32, as the sums are */
+  memcpy(&g.beta, beta, sizeof g.beta);
+  note_gemm("cublasGemmEx", g);
   return cublas_status("cublasGemmEx", handle);
 }
 

@@ -9,6 +9,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* How a kernel is launched. */
+typedef struct fake_launch {
+  unsigned grid[3], threads, shared, cluster; /* cluster 0: none */
+  int cooperative;
+} fake_launch;
+
+/* What the fake writes as a tensor map, in the place of what only a GPU reads: the arguments of the call. */
+typedef struct fake_tensor_map {
+  uint64_t address;
+  int64_t cols, rows, pitch; /* pitch: bytes */
+  uint32_t box_cols, box_rows;
+  int32_t type, interleave, swizzle, promotion, fill;
+  int32_t unused;
+  uint64_t unused_too[8];
+} fake_tensor_map;
+
+/* The arguments of a product by cuBLAS, and what its handle was given before. */
+typedef struct fake_gemm {
+  uint64_t a, b, c, workspace;
+  int32_t op_a, op_b, m, n, k, lda, ldb, ldc;
+  float alpha, beta;
+  int32_t a_type, b_type, c_type, compute, algorithm, math_mode;
+} fake_gemm;
+
 typedef struct fake_cuda_state {
   /* What the driver is */
   int version, devices, sm, pools;
@@ -30,6 +54,10 @@ typedef struct fake_cuda_state {
 
   /* NULL, or what a launched kernel does: it gets its name and its one parameter. It must not call the driver. */
   void (*kernel)(const char *name, const void *params);
+  fake_launch launch;                                      /* of that kernel */
+  void (*gemm)(const char *call, const fake_gemm *params); /* NULL, or what a product by cuBLAS does */
+  /* For such functions: where the memory begins, on the device or pinned, that has this address; 0: none has. */
+  uint64_t (*base_of)(uint64_t address);
 
   /* What is there now */
   int64_t blocks, bytes, events, modules, retained, handles, pinned;
