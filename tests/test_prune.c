@@ -229,12 +229,20 @@ static void the_choice_is_pinned(void **state)
   assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
   const float one[4] = {0, 2, 0, 0};
   assert_memory_equal(blocks, one, sizeof blocks);
+
+  float edge[3] = {1, 1.5f, 3}; /* 1 x 2 blocks, of which the last is cut to one element: 3 * 3 against 1 + 1.5 * 1.5 */
+  m = (esmm_matrix){.data = edge, .rows = 1, .cols = 3};
+  opts.format.block_cols = 2;
+  opts.density = 0.5;
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  const float last[3] = {0, 0, 3};
+  assert_memory_equal(edge, last, sizeof edge);
 }
 
 static void blocks_keep_the_largest(void **state)
 {
   esmm_ctx *ctx = *state;
-  static const int sizes[][2] = {{1, 1}, {16, 16}, {32, 8}, {7, 20}, {256, 256}};
+  static const int sizes[][2] = {{1, 1}, {16, 16}, {32, 8}, {7, 20}, {256, 256}, {4, 7}}; /* of the last one a corner */
   static const double densities[] = {0.0, 0.5, 0.125, 1.0, 0.31};
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
     for (int variant = 0; variant < 20; variant++) {
