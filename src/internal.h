@@ -195,6 +195,9 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
 /* Both checked: do they share an element? */
 bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y);
 
+/* Sets *handle to NULL, with no context, too; both must be there. handle: where a public function puts a new object. */
+esmm_status esmm_begin_handle(esmm_ctx *ctx, const char *what, void *handle);
+
 /* Copies the fields that the caller's struct has over the defaults in *into; opts may be NULL. */
 esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into);
 

@@ -96,11 +96,11 @@ static void bad_options(void **state)
               cases[i].value);
     assert_null(ffn);
   }
+  ffn = (esmm_ffn *)&n;
   assert_int_equal(esmm_ffn_create(NULL, &good, &ffn), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_ffn_create(ctx, NULL, &ffn), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_ffn_create(ctx, &good, NULL), ESMM_ERR_ARGUMENT);
-  esmm_ffn_cache *cache = NULL;
-  assert_int_equal(esmm_ffn_cache_create(ctx, NULL, &cache), ESMM_ERR_ARGUMENT);
+  esmm_ffn_cache *cache = (esmm_ffn_cache *)&n;
   assert_int_equal(esmm_ffn_cache_create(NULL, NULL, &cache), ESMM_ERR_ARGUMENT);
   esmm_ctx_free(ctx);
 }
