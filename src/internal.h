@@ -98,7 +98,7 @@ struct esmm_weights {
   int64_t panels; /* ceil(n / ESMM_PANEL) */
   int64_t words;  /* ceil(k / 64) */
   uint64_t *bits; /* [panels][words]; always there */
-  float *alive;   /* [k]: share of panels whose bitmap has this k; always there */
+  float *alive;   /* [k]: share of panels whose bitmap has this k; none where n is 0 */
 
   void *rows; /* NULL when not kept */
   int64_t rows_ld;

@@ -61,7 +61,7 @@ static esmm_status fail_file(const file *f, esmm_status status, const char *form
 
 static bool keeps(const esmm_file_header *h, const esmm_host_form *form)
 {
-  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use, h->n);
+  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use, h->k, h->n);
 }
 
 static bool keeps_kind(const esmm_file_header *h, esmm_form_kind kind)
