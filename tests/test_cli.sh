@@ -337,6 +337,12 @@ tiled() { # the rows of a file again and again: the same densities
 check 'bench repeats the rows of a file' tiled
 check 'bench takes ideas, names and all' esmm bench all 1 --size 48 --threads 1 --no-tune
 check 'check passes' esmm check
+no_rows() { # the other side may be any number
+  printf '\223NUMPY\001\000v\000%-117s\n' "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 36860184273), }" >rows.npy
+  (ulimit -d 204800 && timeout 60 esmm inspect rows.npy --threads 1) >rows.out 2>&1 &&
+    grep -q '^shape  *0 x 36860184273' rows.out || { cat rows.out; return 1; }
+}
+check 'inspect of a file without rows takes no memory' no_rows
 check 'info gives JSON' sh -c 'esmm info --json | grep -q "\"version\""'
 listed() { # every kernel is listed once, in order
   esmm list | awk 'NR > 1 && NF == 0 { exit } NR > 1 && /^[a-z]/ { print $1 }' >listed && LC_ALL=C sort -u listed | cmp - listed && [ -s listed ]
