@@ -64,6 +64,8 @@ endif
 ifneq ($(SANITIZE),)
 ALL_CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all
 LDFLAGS += -fsanitize=$(SANITIZE)
+else
+NO_UNDEFINED := -Wl,--no-undefined # clang's sanitizers are in the program, not in what it loads
 endif
 
 # Only the kernels of an instruction set are compiled for it; the library picks at run time.
@@ -169,7 +171,7 @@ $(BUILD)/libesmm.a: $(LIB_OBJ)
 
 $(BUILD)/libesmm.so.$(VERSION): $(LIB_OBJ)
 	@echo "  ld $@"
-	@$(CC) -shared -Wl,-soname,libesmm.so.$(SOVERSION) -Wl,--no-undefined $(LDFLAGS) $^ -o $@ $(LDLIBS)
+	@$(CC) -shared -Wl,-soname,libesmm.so.$(SOVERSION) $(NO_UNDEFINED) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 $(BUILD)/libesmm.so: $(BUILD)/libesmm.so.$(VERSION)
 	@ln -sf libesmm.so.$(VERSION) $(BUILD)/libesmm.so.$(SOVERSION)

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { CACHES = 8 };
@@ -52,10 +53,37 @@ static void name_cpu(const esmm_ctx *ctx, char *out, size_t bytes)
   esmm_ctx_free(other);
 }
 
+/* Asked for in a process of its own: OpenBLAS starts threads when it is opened, and where the system refused them it
+   waits for them at the process's end, for ever. */
+static void find_blas(machine *m)
+{
+  int ends[2];
+  if (pipe(ends) != 0)
+    return;
+  const pid_t child = fork();
+  if (child == 0) {
+    blas_library libraries[BLAS_LIBRARIES];
+    const int count = blas_open(libraries, 1);
+    for (int i = 0; i < count; i++)
+      dprintf(ends[1], "%s\n", libraries[i].title);
+    _exit(0);
+  }
+  close(ends[1]);
+  FILE *titles = fdopen(ends[0], "r");
+  while (titles && m->library_count < BLAS_LIBRARIES &&
+         fgets(m->libraries[m->library_count], sizeof m->libraries[0], titles)) {
+    char *title = m->libraries[m->library_count++];
+    title[strcspn(title, "\n")] = '\0';
+  }
+  if (titles)
+    fclose(titles);
+  if (child > 0)
+    waitpid(child, NULL, 0);
+}
+
 /* What `esmm bench` would compare with on this device. */
 static void find_libraries(const esmm_ctx *ctx, machine *m)
 {
-  blas_library libraries[BLAS_LIBRARIES];
   cublas_library cublas;
   if (cli_on_gpu(ctx)) {
     if (cublas_open(&cublas))
@@ -63,9 +91,7 @@ static void find_libraries(const esmm_ctx *ctx, machine *m)
     cublas_close(&cublas);
     return;
   }
-  int count = blas_open(libraries, esmm_ctx_threads(ctx));
-  for (int i = 0; i < count; i++)
-    snprintf(m->libraries[m->library_count++], sizeof m->libraries[0], "%s", libraries[i].title);
+  find_blas(m);
 }
 
 static void examine(const esmm_ctx *ctx, machine *m)

@@ -243,28 +243,64 @@ static void forget_temporary(io_sink *sink)
   sink->temporary = NULL;
 }
 
-int io_sink_open(io_sink *sink, const io_error *error)
+/* Where a file without a name is found, to give it one. */
+static const char *nameless_path(int fd, char path[32])
 {
-  mode_t mode = 0;
+  snprintf(path, 32, "/proc/self/fd/%d", fd);
+  return path;
+}
+
+/* A file without a name in target's directory, which ends with the process however that ends; -1 where the system has
+   none. */
+static int open_nameless(const char *target)
+{
+  char *copy = strdup(target), path[32];
+  int fd = copy ? open(dirname(copy), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666) : -1;
+  free(copy);
+  if (fd >= 0 && access(nameless_path(fd, path), F_OK) != 0) {
+    close(fd);
+    fd = -1;
+  }
+  return fd;
+}
+
+/* A name beside target for the nameless file, or, where that is -1, for a new one. Gives the file, or -1. */
+static int make_temporary(io_sink *sink, int nameless)
+{
+  const size_t bytes = strlen(sink->target) + 48;
   int fd = -1;
-  memset(sink, 0, sizeof *sink);
-  if (sink_target(error->name, &mode, &sink->target, error) != 0)
-    return -1;
-  size_t bytes = strlen(sink->target) + 48;
   sink->temporary = malloc(bytes);
   /* Not mkstemp: its files are private, and the umask that would correct it cannot be asked without changing it. */
   for (int attempt = 0; sink->temporary && fd < 0 && attempt < 100; attempt++) {
+    char path[32];
     snprintf(sink->temporary, bytes, "%s.tmp-%ld-%d", sink->target, (long)getpid(), attempt);
-    fd = open(sink->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (nameless < 0)
+      fd = open(sink->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    else if (linkat(AT_FDCWD, nameless_path(nameless, path), AT_FDCWD, sink->temporary, AT_SYMLINK_FOLLOW) == 0)
+      fd = nameless;
     if (fd < 0 && errno != EEXIST)
       break;
   }
-  int reason = errno;
-  if (fd < 0) {
+  if (fd >= 0) {
+    replace_temporary(NULL, sink->temporary);
+  } else {
     free(sink->temporary); /* it names no file of ours */
     sink->temporary = NULL;
-  } else {
-    replace_temporary(NULL, sink->temporary);
+  }
+  return fd;
+}
+
+int io_sink_open(io_sink *sink, const io_error *error)
+{
+  mode_t mode = 0;
+  memset(sink, 0, sizeof *sink);
+  if (sink_target(error->name, &mode, &sink->target, error) != 0)
+    return -1;
+  int fd = open_nameless(sink->target);
+  if (fd < 0)
+    fd = make_temporary(sink, -1);
+  int reason = errno;
+  if (fd >= 0) {
     if (mode != 0)
       (void)fchmod(fd, mode); /* a file of somebody else's with odd modes is still written, with ours */
     sink->file = fdopen(fd, "wb");
@@ -305,7 +341,9 @@ static void sync_directory(const char *path)
 
 int io_sink_commit(io_sink *sink, const io_error *error)
 {
-  bool good = fflush(sink->file) == 0 && !ferror(sink->file) && fsync(fileno(sink->file)) == 0;
+  const int fd = fileno(sink->file);
+  bool good = fflush(sink->file) == 0 && !ferror(sink->file) && fsync(fd) == 0 &&
+              (sink->temporary || make_temporary(sink, fd) >= 0);
   int reason = errno;
   if (fclose(sink->file) != 0 && good) {
     good = false;

@@ -51,11 +51,12 @@ void io_source_close(io_source *source);
 
 void *io_alloc(size_t bytes); /* aligned to a cache line, never of size 0; free() it */
 
-/* A file that will replace another when it is complete. */
+/* A file that will replace another when it is complete. Until then it has no name where the file system can do that, so
+   that nothing is left of it even by a process that is killed. */
 typedef struct io_sink {
   FILE *file;
   char *target;    /* path, with links followed where it exists */
-  char *temporary; /* beside target */
+  char *temporary; /* beside target; NULL: it has no name */
 } io_sink;
 
 int io_sink_open(io_sink *sink, const io_error *error);

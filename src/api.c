@@ -148,6 +148,15 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
 }
 
 /* Copies the fields that the caller's struct has over the defaults in *into. */
+esmm_status esmm_begin_handle(esmm_ctx *ctx, const char *what, void *handle)
+{
+  if (handle)
+    memset(handle, 0, sizeof(void *));
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
+  return handle ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
+}
+
 esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into)
 {
   if (!opts)
@@ -284,29 +293,25 @@ esmm_status esmm_host_twin_write(esmm_ctx *ctx, const esmm_matrix *twin, const e
 
 esmm_status esmm_pattern_extract(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip_rows, esmm_pattern **pattern)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
-  *pattern = NULL;
+  esmm_status status = esmm_begin_handle(ctx, "pattern", pattern);
+  if (status != ESMM_OK)
+    return status;
   if (strip_rows < 1)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_rows is %lld, must be at least 1", (long long)strip_rows);
   esmm_matrix checked;
-  esmm_status status = esmm_check_matrix(ctx, "a", a, &checked);
+  status = esmm_check_matrix(ctx, "a", a, &checked);
   return status == ESMM_OK ? ctx->backend->pattern(ctx, &checked, strip_rows, pattern) : status;
 }
 
 esmm_status esmm_pattern_extract_b(esmm_ctx *ctx, const esmm_matrix *b, int64_t strip_cols, esmm_pattern **pattern)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!pattern)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
-  *pattern = NULL;
+  esmm_status status = esmm_begin_handle(ctx, "pattern", pattern);
+  if (status != ESMM_OK)
+    return status;
   if (strip_cols < 1)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "strip_cols is %lld, must be at least 1", (long long)strip_cols);
   esmm_matrix checked;
-  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  status = esmm_check_matrix(ctx, "b", b, &checked);
   if (status != ESMM_OK)
     return status;
   esmm_matrix transposed = checked;
@@ -344,14 +349,11 @@ esmm_status esmm_prepare_opts_check(esmm_ctx *ctx, const esmm_prepare_opts *opts
 
 esmm_status esmm_prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **weights)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!weights)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
-  *weights = NULL;
   esmm_matrix checked;
   esmm_prepare_opts o;
-  esmm_status status = esmm_check_matrix(ctx, "b", b, &checked);
+  esmm_status status = esmm_begin_handle(ctx, "weights", weights);
+  if (status == ESMM_OK)
+    status = esmm_check_matrix(ctx, "b", b, &checked);
   if (status == ESMM_OK)
     status = esmm_prepare_opts_check(ctx, opts, ESMM_DEFAULT_BLOCK, ESMM_DEFAULT_BLOCK, &o);
   if (status != ESMM_OK)

@@ -83,7 +83,8 @@ esmm_status esmm_fail(esmm_ctx *ctx, esmm_status status, const char *format, ...
 {
   va_list args;
   va_start(args, format);
-  (void)vsnprintf(ctx->error, sizeof ctx->error, format, args);
+  if (ctx)
+    (void)vsnprintf(ctx->error, sizeof ctx->error, format, args);
   va_end(args);
   return status;
 }
@@ -129,12 +130,8 @@ esmm_status esmm_ctx_synchronize(esmm_ctx *ctx)
 
 esmm_status esmm_memory_alloc(esmm_ctx *ctx, size_t bytes, void **ptr)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!ptr)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ptr is NULL");
-  *ptr = NULL;
-  return ctx->backend->memory_alloc(ctx, bytes, ptr);
+  const esmm_status status = esmm_begin_handle(ctx, "ptr", ptr);
+  return status == ESMM_OK ? ctx->backend->memory_alloc(ctx, bytes, ptr) : status;
 }
 
 void esmm_memory_free(esmm_ctx *ctx, void *ptr)
@@ -171,16 +168,14 @@ struct esmm_timer {
 
 esmm_status esmm_timer_create(esmm_ctx *ctx, esmm_timer **timer)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!timer)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "timer is NULL");
-  *timer = NULL;
+  esmm_status status = esmm_begin_handle(ctx, "timer", timer);
+  if (status != ESMM_OK)
+    return status;
   esmm_timer *t = esmm_mem_alloc(&ctx->allocator, sizeof *t);
   if (!t)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a timer");
   *t = (esmm_timer){.ctx = ctx};
-  const esmm_status status = ctx->backend->timer_create(ctx, &t->own);
+  status = ctx->backend->timer_create(ctx, &t->own);
   if (status != ESMM_OK) {
     esmm_mem_free(&ctx->allocator, t, sizeof *t);
     return status;

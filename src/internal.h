@@ -98,7 +98,7 @@ struct esmm_weights {
   int64_t panels; /* ceil(n / ESMM_PANEL) */
   int64_t words;  /* ceil(k / 64) */
   uint64_t *bits; /* [panels][words]; always there */
-  float *alive;   /* [k]: share of panels whose bitmap has this k; always there */
+  float *alive;   /* [k]: share of panels whose bitmap has this k; none where n is 0 */
 
   void *rows; /* NULL when not kept */
   int64_t rows_ld;
@@ -194,6 +194,9 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
 
 /* Both checked: do they share an element? */
 bool esmm_overlap(const esmm_matrix *x, const esmm_matrix *y);
+
+/* Sets *handle to NULL, with no context, too; both must be there. handle: where a public function puts a new object. */
+esmm_status esmm_begin_handle(esmm_ctx *ctx, const char *what, void *handle);
 
 /* Copies the fields that the caller's struct has over the defaults in *into; opts may be NULL. */
 esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into);

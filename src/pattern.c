@@ -292,11 +292,9 @@ esmm_status esmm_pattern_host(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 
 esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip_rows, esmm_pattern **coarser)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!coarser)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "coarser is NULL");
-  *coarser = NULL;
+  esmm_status status = esmm_begin_handle(ctx, "coarser", coarser);
+  if (status != ESMM_OK)
+    return status;
   if (!pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "pattern is NULL");
   if (strip_rows < 1 || strip_rows % pattern->strip_rows != 0)
@@ -304,7 +302,7 @@ esmm_status esmm_pattern_coarsen(esmm_ctx *ctx, const esmm_pattern *pattern, int
                      (long long)strip_rows, (long long)pattern->strip_rows);
   esmm_pattern *p = NULL;
   const esmm_pattern *from;
-  esmm_status status = esmm_pattern_enter(ctx, "pattern", pattern, &from);
+  status = esmm_pattern_enter(ctx, "pattern", pattern, &from);
   if (status != ESMM_OK)
     return status;
   status = esmm_pattern_alloc(ctx, pattern->rows, pattern->k, strip_rows, &p);

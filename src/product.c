@@ -230,16 +230,14 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const char *force, bool w
 esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                         const esmm_matmul_opts *opts, esmm_stats *stats)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
   esmm_problem p;
   esmm_matmul_opts o = {.size = sizeof o};
   esmm_stats s = {.size = sizeof s};
   esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
-  if (status != ESMM_OK)
-    return status;
-  if (o.c_pattern)
+  if (status == ESMM_OK && o.c_pattern)
     *o.c_pattern = NULL;
+  if (status != ESMM_OK || !ctx)
+    return ESMM_ERR_ARGUMENT;
   if (stats && !esmm_struct_size(stats->size, sizeof s))
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "stats->size is %zu; set it to sizeof *stats, %zu in this version",
                      stats->size, sizeof s);

@@ -220,10 +220,10 @@ static void in_order(int64_t *order, int64_t count)
 esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *rows, int64_t strip_rows, int64_t *order,
                                  esmm_pattern **reordered)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
   if (reordered)
     *reordered = NULL;
+  if (!ctx)
+    return ESMM_ERR_ARGUMENT;
   if (!rows || !order)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", !rows ? "rows" : "order");
   if (rows->strip_rows != 1)

@@ -185,7 +185,7 @@ elif works clang -fsanitize=thread; then
   raced="pool threads kernels small epilogue cuda_faults ffn" # what starts threads; no other program is built
   # shellcheck disable=SC2086 # names without spaces
   if build tsan CC=clang CFLAGS='-O1 -g' SANITIZE=thread $(printf "${OUT#"$PWD"/}/tsan/tests/test_%s " $raced) \
-    "${OUT#"$PWD"/}/tsan/tests/fake/libcuda.so.1"; then
+    "${OUT#"$PWD"/}"/tsan/libesmm.so "${OUT#"$PWD"/}/tsan/tests/fake/libcuda.so.1"; then
     for name in $raced; do programs tsan "$name"; done
   fi
 else

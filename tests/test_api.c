@@ -245,17 +245,12 @@ static void null_arguments(void **state)
   int count = 4;
 
   assert_int_equal(esmm_matmul(NULL, &f->a, f->w, &f->c, NULL, NULL), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_prepare(NULL, &f->b, NULL, &w), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_matrix_copy(NULL, &f->a, &f->c), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_explain(NULL, &f->a, f->w, &f->c, NULL, verdicts, sizeof *verdicts, &count), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_pattern_extract(NULL, &f->a, 1, &p), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_pattern_extract_b(NULL, &f->b, 1, &p), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_pattern_coarsen(NULL, NULL, 1, &p), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_pattern_skip_stats(NULL, NULL, NULL, &skip), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_generate(NULL, &g, &f->a), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_generator_preset(NULL, "early", &g), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_weights_save(NULL, f->w, "x"), ESMM_ERR_ARGUMENT);
-  assert_int_equal(esmm_weights_load(NULL, "x", &w), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_tune(NULL, 0, NULL, NULL), ESMM_ERR_ARGUMENT);
 
   expect_matmul(f, "a", NULL, f->w, &f->c, NULL, ESMM_ERR_ARGUMENT, "a", "NULL");
@@ -396,6 +391,34 @@ static void bad_matrices(void **state)
   x = f->b;
   x.device = 2;
   EXPECT(esmm_prepare(f->ctx, &x, NULL, &w), ESMM_ERR_ARGUMENT, "b->device", "2");
+}
+
+/* Nor without a context. */
+static void handles_are_null_without_a_context(void **state)
+{
+  fixture *f = *state;
+  const esmm_bsr blocks = {.size = sizeof blocks};
+#define MAKES_NOTHING(type, call)                \
+  do {                                           \
+    type *handle = (type *)(void *)f;            \
+    assert_int_equal((call), ESMM_ERR_ARGUMENT); \
+    assert_null(handle);                         \
+  } while (0)
+  MAKES_NOTHING(void, esmm_memory_alloc(NULL, 64, &handle));
+  MAKES_NOTHING(esmm_weights, esmm_prepare(NULL, &f->b, NULL, &handle));
+  MAKES_NOTHING(esmm_weights, esmm_prepare_bsr(NULL, &blocks, NULL, &handle));
+  MAKES_NOTHING(esmm_weights, esmm_weights_load(NULL, "x", &handle));
+  MAKES_NOTHING(esmm_pattern, esmm_pattern_extract(NULL, &f->a, 1, &handle));
+  MAKES_NOTHING(esmm_pattern, esmm_pattern_extract_b(NULL, &f->b, 1, &handle));
+  MAKES_NOTHING(esmm_pattern, esmm_pattern_coarsen(NULL, NULL, 1, &handle));
+  MAKES_NOTHING(esmm_pattern, esmm_pattern_reorder(NULL, NULL, 1, NULL, &handle));
+  MAKES_NOTHING(esmm_timer, esmm_timer_create(NULL, &handle));
+  esmm_matmul_opts opts = {.size = sizeof opts};
+  MAKES_NOTHING(esmm_pattern, (opts.c_pattern = &handle, esmm_matmul(NULL, &f->a, f->w, &f->c, &opts, NULL)));
+  MAKES_NOTHING(esmm_pattern, (opts.c_pattern = &handle, esmm_matmul_bsr(NULL, &blocks, f->w, &f->c, &opts, NULL)));
+  opts.size = 1;
+  assert_int_equal(esmm_matmul(NULL, &f->a, f->w, &f->c, &opts, NULL), ESMM_ERR_ARGUMENT);
+#undef MAKES_NOTHING
 }
 
 /* What made nothing leaves NULL, whatever the handle held before: nobody frees a stale one. */
@@ -860,6 +883,7 @@ int main(void)
       TEST(null_arguments),
       TEST(bad_matrices),
       TEST(handles_are_null_after_failure),
+      TEST(handles_are_null_without_a_context),
       TEST(bad_options),
       TEST(pattern_of_another_matrix),
       TEST(weights_are_described),

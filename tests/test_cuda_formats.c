@@ -560,7 +560,7 @@ static void pruned_as_on_a_cpu(void **state)
       float norms[300];
       fill_to_prune(&b, (uint64_t)(f * 100 + i));
       for (int k = 0; k < 300; k++)
-        norms[k] = (float)(k % 5) * 0.37f + (float)(k % 3);
+        norms[k] = k % 15 == 0 ? -0.0f : (float)(k % 5) * 0.37f + (float)(k % 3);
       const esmm_prune_opts opts = {
           .size = sizeof opts, .format = format_of(&FORMATS[f]), .input_norms = i / 3 % 2 ? norms : NULL};
       expect_pruned_alike("N:M", 100 * f + i, &b, &opts);
@@ -575,7 +575,7 @@ static esmm_matrix to_prune(int64_t rows, int64_t cols, int i, float norms[1200]
   th_rng rng = {(uint64_t)(rows * 7 + i)};
   fill_to_prune(&b, (uint64_t)(rows * 13 + cols + i));
   for (int k = 0; k < 1200; k++)
-    norms[k] = k % 11 == 0 ? 0 : (float)(k % 5) * 0.37f + (float)(k % 3);
+    norms[k] = k % 11 == 0 ? -0.0f : (float)(k % 5) * 0.37f + (float)(k % 3);
   for (int64_t k = 0; i % 4 != 0 && k < rows; k++) /* else nothing of a matrix with Inf would shrink */
     for (int64_t j = 0; j < cols; j++)
       if (!isfinite(th_get(&b, k, j)))

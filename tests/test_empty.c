@@ -266,6 +266,33 @@ static void no_tokens(void **state)
   }
 }
 
+/* One side is nothing, the other any number: nothing is allocated by it. */
+static void the_other_side_is_free(void **state)
+{
+  esmm_ctx *ctx = *state;
+  const int64_t many = (int64_t)1 << 31;
+  for (int i = 0; i < 9; i++) {
+    const esmm_matrix b = {.rows = i % 3 == 2 ? many : 0, .cols = i % 3 == 2 ? 0 : i % 3 ? 2 * many : 2 * many + 7};
+    const esmm_prepare_opts opts = {
+        .size = sizeof opts, .format.kind = (esmm_format_kind)(i / 3), .format.keep = 2, .format.group = 4};
+    esmm_weights_info info = {.size = sizeof info};
+    esmm_weights *w = NULL, *loaded = NULL;
+    must(ctx, esmm_prepare(ctx, &b, &opts, &w));
+    must(ctx, esmm_weights_get_info(w, &info));
+    if (info.bytes > 4096)
+      fail_msg("%lld x %lld, format %d: %zu bytes", (long long)b.rows, (long long)b.cols, i / 3, info.bytes);
+    const char *path = in_dir("sides.esmm");
+    must(ctx, esmm_weights_save(ctx, w, path));
+    if (b.rows == 0) { /* the other one's rows are looked at one by one */
+      must(ctx, esmm_weights_load(ctx, path, &loaded));
+      must(ctx, esmm_weights_get_info(loaded, &info));
+      assert_true(info.bytes <= 4096 && info.rows == b.rows && info.cols == b.cols);
+    }
+    esmm_weights_free(loaded);
+    esmm_weights_free(w);
+  }
+}
+
 static int set_up(void **state)
 {
   return make_dir(state) == 0 ? th_cpu_set_up(state) : -1;
@@ -279,6 +306,6 @@ static int tear_down(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_at_all), cmocka_unit_test(no_blocks),
-                                     cmocka_unit_test(no_tokens)};
+                                     cmocka_unit_test(no_tokens), cmocka_unit_test(the_other_side_is_free)};
   return cmocka_run_group_tests_name("empty", tests, set_up, tear_down);
 }

@@ -1,6 +1,6 @@
 /*
  * test_epilogue_options.c: what of an epilogue is refused, and what is left as it was then; options of older programs;
- * that C is not read unless asked for. test_epilogue.c has what an epilogue computes.
+ * that C is not read unless asked for, and finished once. test_epilogue.c has what an epilogue computes.
  */
 #include "harness.h"
 
@@ -188,6 +188,62 @@ static void c_is_not_read_unless_asked(void **state)
   free(b.data);
 }
 
+/* C [m, n] of ones [m, k] times ones, which are in w, with C added twice: as beta * C, and as a residual in place. */
+static void expect_finished_once(esmm_ctx *of, const char *force, esmm_dtype dtype, const esmm_weights *w, int64_t m,
+                                 int64_t k, int64_t n)
+{
+  enum { MOST_N = 100 };
+  const float alpha = 0.5f, beta = 1.0f;
+  int32_t counts[MOST_N];
+  esmm_matrix a = th_matrix_alloc(m, k, dtype), c = th_matrix_alloc(m, n, ESMM_F32);
+  const esmm_matmul_opts opts = {
+      .size = sizeof opts, .alpha = &alpha, .beta = &beta, .residual = &c, .column_nonzeros = counts, .force = force};
+  for (int64_t i = 0; i < m * k; i++)
+    th_encode(a.data, dtype, i, 1);
+  for (int64_t i = 0; i < m * n; i++)
+    ((float *)c.data)[i] = 1000;
+  assert_true(n <= MOST_N);
+  const esmm_status status = esmm_matmul(of, &a, w, &c, &opts, NULL);
+  for (int64_t i = 0; status == ESMM_OK && i < m * n; i++) {
+    const double want = 0.5 * (double)k + 2000, got = (double)((float *)c.data)[i];
+    if (got != want || counts[i % n] != m)
+      fail_msg("%s, %s, %d x %d x %d: C[%d] is %g, not %g, %d nonzeros in its column", force, esmm_dtype_str(dtype),
+               (int)m, (int)k, (int)n, (int)i, got, want, (int)counts[i % n]);
+  }
+  if (status != ESMM_OK && status != ESMM_ERR_UNSUPPORTED)
+    fail_msg("%s: %s", force, esmm_ctx_error(of));
+  free(a.data);
+  free(c.data);
+}
+
+/* Kernels go through long sums in stretches of k: what comes after a sum comes after the last of them. */
+static void c_is_finished_once(void **state)
+{
+  (void)state;
+  static const int64_t ks[] = {2048, 4097, 8200}, ns[] = {15, 32, 100};
+  esmm_ctx *one = th_ctx(1);
+  for (int kernel = 0; kernel < esmm_kernel_count(); kernel++)
+    for (int at = 0; at < COUNT(ks) * COUNT(ns) * 2; at++) {
+      const int64_t k = ks[at / 2 % COUNT(ks)], n = ns[at / 2 / COUNT(ks)];
+      const esmm_dtype dtype = at % 2 ? ESMM_BF16 : ESMM_F32;
+      esmm_kernel_info info = {.size = sizeof info};
+      esmm_weights *w = NULL;
+      assert_int_equal(esmm_kernel_get(ctx, kernel, &info), ESMM_OK);
+      if (!info.available)
+        break;
+      esmm_matrix b = th_matrix_alloc(k, n, dtype);
+      for (int64_t i = 0; i < k * n; i++)
+        th_encode(b.data, dtype, i, 1);
+      const esmm_prepare_opts prepare = th_prepare_opts_for(ctx, info.name);
+      assert_int_equal(esmm_prepare(ctx, &b, &prepare, &w), ESMM_OK);
+      expect_finished_once(one, info.name, dtype, w, 64, k, n);
+      expect_finished_once(ctx, info.name, dtype, w, 3, k, n);
+      esmm_weights_free(w);
+      free(b.data);
+    }
+  esmm_ctx_free(one);
+}
+
 static int make_ctx(void **state)
 {
   (void)state;
@@ -209,6 +265,7 @@ int main(void)
       cmocka_unit_test(bad_options_are_refused),
       cmocka_unit_test(older_programs_still_work),
       cmocka_unit_test(c_is_not_read_unless_asked),
+      cmocka_unit_test(c_is_finished_once),
   };
   return cmocka_run_group_tests_name("epilogue options", tests, make_ctx, free_ctx);
 }

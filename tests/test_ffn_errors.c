@@ -96,12 +96,15 @@ static void bad_options(void **state)
               cases[i].value);
     assert_null(ffn);
   }
+  ffn = (esmm_ffn *)&n;
   assert_int_equal(esmm_ffn_create(NULL, &good, &ffn), ESMM_ERR_ARGUMENT);
+  assert_null(ffn);
   assert_int_equal(esmm_ffn_create(ctx, NULL, &ffn), ESMM_ERR_ARGUMENT);
   assert_int_equal(esmm_ffn_create(ctx, &good, NULL), ESMM_ERR_ARGUMENT);
-  esmm_ffn_cache *cache = NULL;
-  assert_int_equal(esmm_ffn_cache_create(ctx, NULL, &cache), ESMM_ERR_ARGUMENT);
+  esmm_ffn_cache *cache = (esmm_ffn_cache *)&n;
   assert_int_equal(esmm_ffn_cache_create(NULL, NULL, &cache), ESMM_ERR_ARGUMENT);
+  assert_null(cache);
+  assert_int_equal(esmm_ffn_cache_create(ctx, NULL, &cache), ESMM_ERR_ARGUMENT);
   esmm_ctx_free(ctx);
 }
 
@@ -316,13 +319,88 @@ static void any_allocation_may_fail(void **state)
   }
 }
 
+/* FNV-1a of a matrix's bytes. */
+static uint64_t hash_matrix(uint64_t hash, const esmm_matrix *m)
+{
+  const unsigned char *bytes = m->data;
+  for (size_t i = 0; bytes && i < th_matrix_bytes(m); i++)
+    hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  return hash;
+}
+
+/* A call that may fail for want of memory, and is made again then. */
+#define TWICE(call)                      \
+  do {                                   \
+    if ((call) != ESMM_OK)               \
+      assert_int_equal((call), ESMM_OK); \
+  } while (0)
+
+/* What two rounds of passes give, where an allocation may fail. */
+static uint64_t stubborn_life(esmm_ctx *ctx, const esmm_ffn_opts *opts, rig *r)
+{
+  uint64_t hash = 0xcbf29ce484222325u;
+  esmm_ffn *ffn = NULL;
+  esmm_ffn_cache *cache = NULL;
+  TWICE(esmm_ffn_create(ctx, opts, &ffn));
+  TWICE(esmm_ffn_cache_create(ctx, ffn, &cache));
+  TWICE(esmm_ffn_set_weights(ctx, ffn, &r->weights, NULL));
+  for (int i = 0; i < 2; i++) {
+    TWICE(esmm_ffn_forward(ctx, ffn, &r->p[P_X], &r->y, cache, NULL));
+    hash = hash_matrix(hash, &r->y);
+    TWICE(esmm_ffn_forward(ctx, ffn, &r->p[P_X], &r->y, NULL, NULL));
+    hash = hash_matrix(hash, &r->y);
+    TWICE(esmm_ffn_backward(ctx, ffn, cache, &r->dy, &r->grads, NULL));
+    for (int j = 0; j < P_COUNT; j++)
+      hash = hash_matrix(hash, &r->d[j]);
+  }
+  esmm_ffn_cache_free(cache);
+  esmm_ffn_free(ffn);
+  return hash;
+}
+
+/* A call that failed and is made again changes no bit of what follows. */
+static void bits_survive_a_failure(void **state)
+{
+  (void)state;
+  for (int kind = 0; kind < 8; kind++) {
+    oracle o = {.tokens = 24, .d_model = 10, .d_hidden = 40, .activation = ESMM_ACT_RELU2, .gated = kind / 4};
+    oracle_create(&o, 1, 1);
+    kill_features(&o, 0.5, 3);
+    esmm_ffn_opts opts = opts_of(&o);
+    opts.mode = (esmm_ffn_mode)(kind % 4);
+    opts.sparsifier = ESMM_SPARSIFY_MVUE;
+    opts.permute_tokens = 1;
+    rig r;
+    rig_create(&r, &o, &opts, plain, 1);
+    const uint64_t want = stubborn_life(r.ctx, &opts, &r);
+    for (int64_t n = 1, more = 1; more; n++) {
+      meter m = {0};
+      const esmm_allocator allocator = {.alloc = meter_alloc, .free = meter_free, .user = &m};
+      const esmm_ctx_opts co = {.size = sizeof co, .threads = 1, .allocator = &allocator, .no_tuning_cache = 1};
+      esmm_ctx *ctx = NULL;
+      assert_int_equal(esmm_ctx_create(&ctx, &co), ESMM_OK);
+      m.fail_at = m.calls + n;
+      if (stubborn_life(ctx, &opts, &r) != want)
+        fail_msg("kind %d: other bits after allocation %lld failed (%s)", kind, (long long)n, esmm_ctx_error(ctx));
+      more = m.failed;
+      esmm_ctx_free(ctx);
+    }
+    rig_free(&r);
+    oracle_free(&o);
+  }
+}
+
 int main(void)
 {
   th_clean_environment();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(caches_have_owners), cmocka_unit_test(bad_options),
-      cmocka_unit_test(bad_weights),        cmocka_unit_test(dense_mode_needs_dense_weights),
-      cmocka_unit_test(bad_passes),         cmocka_unit_test(any_allocation_may_fail),
+      cmocka_unit_test(caches_have_owners),
+      cmocka_unit_test(bad_options),
+      cmocka_unit_test(bad_weights),
+      cmocka_unit_test(dense_mode_needs_dense_weights),
+      cmocka_unit_test(bad_passes),
+      cmocka_unit_test(any_allocation_may_fail),
+      cmocka_unit_test(bits_survive_a_failure),
   };
   return cmocka_run_group_tests_name("ffn_errors", tests, NULL, NULL);
 }

@@ -26,7 +26,7 @@ static int by_rank(const void *x, const void *y)
 
 static double norm_at(const float *norms, int64_t k)
 {
-  return norms ? (double)norms[k] : 1.0;
+  return norms ? fabs((double)norms[k]) : 1.0;
 }
 
 /* Of rows k0.. and columns j0..: squares, each times its input's. One element's order is that of its magnitude. */
@@ -141,7 +141,7 @@ static const float *norms_for(int variant)
   th_rng rng = {(uint64_t)variant};
   for (int i = 0; i < 400; i++) {
     const int64_t draw = th_below(&rng, 5);
-    norms[i] = draw == 0 ? 0.0f : draw < 3 ? 1.0f : draw == 3 ? 2.0f : 0.5f;
+    norms[i] = draw == 0 ? i % 2 ? 0.0f : -0.0f : draw < 3 ? 1.0f : draw == 3 ? 2.0f : 0.5f;
   }
   return variant % 4 < 2 ? NULL : norms;
 }
@@ -202,7 +202,7 @@ static void the_choice_is_pinned(void **state)
   assert_true(fabs(report.norm - sqrt(46)) < 1e-12 && fabs(report.norm_dropped - sqrt(20)) < 1e-12);
 
   float again[4] = {1, 2, 3, 4};
-  const float norms[4] = {9, 1, 1, 0};
+  const float norms[4] = {9, 1, 1, -0.0f};
   m = (esmm_matrix){.data = again, .rows = 4, .cols = 1};
   opts.input_norms = norms;
   assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
@@ -229,12 +229,20 @@ static void the_choice_is_pinned(void **state)
   assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
   const float one[4] = {0, 2, 0, 0};
   assert_memory_equal(blocks, one, sizeof blocks);
+
+  float edge[3] = {1, 1.5f, 3}; /* 1 x 2 blocks, of which the last is cut to one element: 3 * 3 against 1 + 1.5 * 1.5 */
+  m = (esmm_matrix){.data = edge, .rows = 1, .cols = 3};
+  opts.format.block_cols = 2;
+  opts.density = 0.5;
+  assert_int_equal(esmm_prune(ctx, &m, &opts, NULL), ESMM_OK);
+  const float last[3] = {0, 0, 3};
+  assert_memory_equal(edge, last, sizeof edge);
 }
 
 static void blocks_keep_the_largest(void **state)
 {
   esmm_ctx *ctx = *state;
-  static const int sizes[][2] = {{1, 1}, {16, 16}, {32, 8}, {7, 20}, {256, 256}};
+  static const int sizes[][2] = {{1, 1}, {16, 16}, {32, 8}, {7, 20}, {256, 256}, {4, 7}}; /* of the last one a corner */
   static const double densities[] = {0.0, 0.5, 0.125, 1.0, 0.31};
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
     for (int variant = 0; variant < 20; variant++) {

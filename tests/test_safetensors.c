@@ -31,6 +31,7 @@ static const corpus_case cases[] = {
     {"f4", NULL},
     {"unaligned", NULL},
     {"overflow_beside_zero", NULL}, /* nothing is there */
+    {"many_rows_of_nothing", NULL},
     {"overlap", "tensor 'b': its bytes overlap"},
     {"gap", "4 bytes before tensor 'b' belong to none"},
     {"gap_at_start", "4 bytes before tensor 'a' belong to none"},

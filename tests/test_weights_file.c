@@ -130,7 +130,7 @@ static void expect_same_weights(const esmm_weights *x, const esmm_weights *y)
   assert_int_equal(x->rows_bytes, y->rows_bytes);
   assert_int_equal(x->rows_ld, y->rows_ld);
   assert_memory_equal(x->bits, y->bits, (size_t)(x->panels * x->words) * sizeof *x->bits);
-  assert_memory_equal(x->alive, y->alive, (size_t)x->k * sizeof *x->alive);
+  assert_memory_equal(x->alive, y->alive, (size_t)(x->n > 0 ? x->k : 0) * sizeof *x->alive);
   expect_same_form(x, y);
   assert_true(!x->rows == !y->rows && !x->before == !y->before && !x->panel_data == !y->panel_data);
   if (x->rows)

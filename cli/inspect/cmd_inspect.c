@@ -288,6 +288,7 @@ static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
   side a, b;
   esmm_weights *weights = NULL;
   prediction p = prediction_new(ctx);
+  const bool empty = file.m.rows == 0 || file.m.cols == 0; /* its other side may be any number: nothing is multiplied */
   cli_progress_update(&progress, 1, STEPS);
   esmm_status done = measure_side(ctx, &file.m, false, &a);
   cli_progress_update(&progress, 2, STEPS);
@@ -295,20 +296,23 @@ static int inspect_matrix(esmm_ctx *ctx, const inspect_request *r)
     done = measure_side(ctx, &file.m, true, &b);
   cli_progress_update(&progress, 3, STEPS);
   p.full = done == ESMM_OK && a.strip[0] == 1;
-  if (done == ESMM_OK)
+  if (done == ESMM_OK && !empty)
     done = esmm_prepare(ctx, &file.m, NULL, &weights);
   cli_progress_update(&progress, 4, STEPS);
-  status = done == ESMM_OK ? predict_as_a(ctx, &p, r, &file.m) : cli_status(ctx, r->path, done);
+  if (done != ESMM_OK)
+    status = cli_status(ctx, r->path, done);
+  else if (!empty)
+    status = predict_as_a(ctx, &p, r, &file.m);
   cli_progress_update(&progress, 5, STEPS);
-  if (status == CLI_GO)
+  if (status == CLI_GO && !empty)
     status = predict_as_b(ctx, &p, r, weights, file.m.rows, file.m.dtype);
   cli_progress_end(&progress);
   if (status == CLI_GO) {
     print_facts(r->path, &file.m, &a, &b);
     print_strips(&a, &b);
-    status = print_patterns(ctx, r->path, &file.m);
+    status = empty ? CLI_GO : print_patterns(ctx, r->path, &file.m);
   }
-  if (status == CLI_GO)
+  if (status == CLI_GO && !empty)
     print_prediction(ctx, &p);
   cli_table_free(p.table);
   esmm_weights_free(weights);

@@ -220,7 +220,7 @@ static esmm_status fill_rows(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *
 {
   filling x = {.b = b, .w = w};
   const int64_t at_once = esmm_at_once(w->rows_ld, ESMM_READ_ROWS * (int64_t)esmm_dtype_size(w->dtype));
-  esmm_for(ctx, ctx->threads, esmm_ceil_div(w->k, ESMM_READ_ROWS), at_once, fill_some_rows, &x);
+  esmm_for(ctx, ctx->threads, w->n > 0 ? esmm_ceil_div(w->k, ESMM_READ_ROWS) : 0, at_once, fill_some_rows, &x);
   return ESMM_OK;
 }
 
@@ -440,8 +440,10 @@ unsigned esmm_forms_formats(void)
   return formats;
 }
 
-bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t n)
+bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t k, int64_t n)
 {
+  if (k == 0 && form->kind == ESMM_FORM_PANELS) /* its tables would grow with n */
+    return false;
   return !form->extra && esmm_form_table[form->kind].format == format &&
          (form->not_for == ESMM_USE_ANY || form->not_for != use) && (form->most_n == 0 || n <= form->most_n);
 }
@@ -455,7 +457,7 @@ esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_
 {
   esmm_status status = ESMM_OK;
   for (int i = 0; status == ESMM_OK && i < esmm_host_form_count; i++)
-    if (esmm_form_wanted(&esmm_host_forms[i], w->format, w->use, w->n)) {
+    if (esmm_form_wanted(&esmm_host_forms[i], w->format, w->use, w->k, w->n)) {
       w->forms |= 1u << esmm_host_forms[i].kind;
       status = esmm_host_forms[i].alloc(ctx, opts, w);
     }

@@ -33,8 +33,8 @@ typedef struct esmm_host_form {
 extern const esmm_host_form esmm_host_forms[];
 extern const int esmm_host_form_count;
 
-/* Is it kept of a B of this format and so many columns, prepared for this use? */
-bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t n);
+/* Is it kept of a B of this format and shape, prepared for this use? */
+bool esmm_form_wanted(const esmm_host_form *form, esmm_format_kind format, esmm_use use, int64_t k, int64_t n);
 
 unsigned esmm_forms_formats(void); /* that there are forms for */
 

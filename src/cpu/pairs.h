@@ -635,7 +635,7 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
   pairs_strip *strip_of = (pairs_strip *)(void *)(scratch + g->at_strips);
   uint32_t *lists = (uint32_t *)(void *)(scratch + g->at_lists), *buffer = (uint32_t *)(void *)(scratch + g->at_a);
   float *sums = (float *)(void *)(scratch + g->at_sums);
-  const bool panel_ends = !plain && g->held == 1; /* its sums are whole, and go to C while they are near */
+  const bool panel_ends = !plain && g->kc >= p->k; /* its sums are whole, and go to C while they are near */
   pairs_target to = {.ldc = plain ? p->c.ld : g->sums_ld};
   float *c = plain ? (float *)p->c.data + row0 * p->c.ld + q0 * TILE_COLS : sums;
   if (!g->skip)

@@ -12,17 +12,22 @@
 #include <stdio.h>
 #include <string.h>
 
+/* None where there are no panels: k alone could be any number. */
+static size_t alive_bytes(const esmm_weights *w)
+{
+  return w->panels > 0 ? (size_t)w->k * sizeof *w->alive : 0;
+}
+
 void esmm_cpu_weights_free(esmm_weights *w)
 {
   esmm_forms_free(w);
   esmm_mem_free(&w->allocator, w->bits, (size_t)w->panels * (size_t)w->words * sizeof *w->bits);
-  esmm_mem_free(&w->allocator, w->alive, (size_t)w->k * sizeof *w->alive);
+  esmm_mem_free(&w->allocator, w->alive, alive_bytes(w));
 }
 
 void esmm_weights_count_bytes(esmm_weights *w)
 {
-  w->bytes = sizeof *w + (size_t)w->panels * (size_t)w->words * sizeof *w->bits + (size_t)w->k * sizeof *w->alive +
-             esmm_forms_bytes(w);
+  w->bytes = sizeof *w + (size_t)w->panels * (size_t)w->words * sizeof *w->bits + alive_bytes(w) + esmm_forms_bytes(w);
 }
 
 esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts,
@@ -54,7 +59,7 @@ esmm_status esmm_weights_alloc(esmm_ctx *ctx, const esmm_matrix *b, const esmm_p
   esmm_status status = esmm_forms_alloc(ctx, opts, w);
   if (status == ESMM_OK) {
     w->bits = esmm_mem_alloc(&w->allocator, bits_bytes);
-    w->alive = esmm_mem_alloc(&w->allocator, (size_t)k * sizeof *w->alive);
+    w->alive = esmm_mem_alloc(&w->allocator, alive_bytes(w));
     if (!w->bits || !w->alive)
       status = esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for the weights of a %lld x %lld matrix", (long long)k,
                          (long long)n);
@@ -77,11 +82,11 @@ void esmm_weights_set_densities(esmm_weights *w, int64_t nonzero, int64_t set)
 
 void esmm_weights_set_alive(esmm_weights *w)
 {
-  for (int64_t k = 0; k < w->k; k++) {
+  for (int64_t k = 0; k < w->k && w->panels > 0; k++) {
     int64_t count = 0;
     for (int64_t q = 0; q < w->panels; q++)
       count += (int64_t)(w->bits[q * w->words + k / 64] >> (k % 64) & 1);
-    w->alive[k] = w->panels ? (float)((double)count / (double)w->panels) : 0.0f;
+    w->alive[k] = (float)((double)count / (double)w->panels);
   }
 }
 

@@ -112,7 +112,7 @@ struct esmm_ffn_cache {
   esmm_ffn_cache *previous, *next;
   uint64_t generation; /* of the weights its pass was made with; 0: it holds none */
   uint64_t number;     /* among the layer's caches: MVUE draws for each of them */
-  uint64_t runs;       /* passes so far: and anew in each */
+  uint64_t runs;       /* passes so far that did not fail: and anew in each */
   int64_t tokens;
   esmm_matrix x; /* the caller's */
   ffn_buffer buffers[FFN_BUFFERS];

@@ -295,8 +295,10 @@ esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x,
     status = rank(ctx, ffn, cache, once);
   if (status == ESMM_OK)
     status = make_y(ctx, ffn, cache, &h, &to);
-  if (status != ESMM_OK)
+  if (status != ESMM_OK) {
+    cache->runs--; /* the next one draws the same numbers as if there had been no failure */
     return status;
+  }
   cache->generation = ffn->generation;
   return report ? esmm_ffn_fill_report(ctx, ffn, cache, true, report) : ESMM_OK;
 }

@@ -44,13 +44,12 @@ static esmm_status check_opts(esmm_ctx *ctx, esmm_ffn_opts *o)
 
 esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn **out)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!out || !opts)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", out ? "opts" : "ffn");
-  *out = NULL;
   esmm_ffn_opts o = {.size = sizeof o};
-  esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
+  esmm_status status = esmm_begin_handle(ctx, "ffn", out);
+  if (status == ESMM_OK && !opts)
+    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts is NULL");
+  if (status == ESMM_OK)
+    status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
   if (status == ESMM_OK)
     status = check_opts(ctx, &o);
   if (status != ESMM_OK)
@@ -292,12 +291,9 @@ void esmm_ffn_free(esmm_ffn *ffn)
 
 esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache **out)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!out || !ffn)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", out ? "ffn" : "cache");
-  *out = NULL;
-  const esmm_status status = esmm_ffn_check_device(ctx, ffn);
+  esmm_status status = esmm_begin_handle(ctx, "cache", out);
+  if (status == ESMM_OK)
+    status = ffn ? esmm_ffn_check_device(ctx, ffn) : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ffn is NULL");
   if (status != ESMM_OK)
     return status;
   esmm_ffn_cache *cache = esmm_mem_alloc(&ctx->allocator, sizeof *cache);

@@ -442,14 +442,11 @@ static esmm_status fill_from_given(esmm_ctx *ctx, const esmm_bsr *b, esmm_weight
 
 esmm_status esmm_prepare_bsr(esmm_ctx *ctx, const esmm_bsr *b, const esmm_prepare_opts *opts, esmm_weights **weights)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!weights)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
-  *weights = NULL;
   esmm_bsr arrays;
   esmm_prepare_opts o;
-  esmm_status status = check_bsr(ctx, "b", b, &arrays);
+  esmm_status status = esmm_begin_handle(ctx, "weights", weights);
+  if (status == ESMM_OK)
+    status = check_bsr(ctx, "b", b, &arrays);
   if (status == ESMM_OK)
     status = esmm_prepare_opts_check(ctx, opts, arrays.block_rows, arrays.block_cols, &o);
   if (status != ESMM_OK)
@@ -526,16 +523,14 @@ static esmm_status check_apart(esmm_ctx *ctx, const esmm_bsr *a, const char *wri
 esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esmm_weights *weights, esmm_matrix *c,
                             const esmm_matmul_opts *opts, esmm_stats *stats)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
   esmm_bsr arrays;
   esmm_matrix dense, checked;
   esmm_matmul_opts o = {.size = sizeof o};
   esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
-  if (status != ESMM_OK)
-    return status;
-  if (o.c_pattern)
+  if (status == ESMM_OK && o.c_pattern)
     *o.c_pattern = NULL; /* whatever fails from here on */
+  if (status != ESMM_OK || !ctx)
+    return ESMM_ERR_ARGUMENT;
   if (o.a_pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->a_pattern is set, but the blocks of a are its pattern");
   status = check_bsr(ctx, "a", a, &arrays);

@@ -166,7 +166,7 @@ void esmm_form_shape(const esmm_format *format, esmm_weights *w)
   }
   w->bsr.block_rows = format->block_rows;
   w->bsr.block_cols = format->block_cols;
-  w->bsr.strips = esmm_ceil_div(w->n, format->block_cols);
+  w->bsr.strips = w->k > 0 ? esmm_ceil_div(w->n, format->block_cols) : 0;
   w->bsr.levels = esmm_ceil_div(w->k, format->block_rows);
 }
 

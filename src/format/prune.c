@@ -29,15 +29,13 @@ static double weigh(const job *j, int64_t k, int64_t col)
   return fabs((double)esmm_matrix_get(&j->b, k, col)) * (j->norms ? (double)j->norms[k] : 1.0);
 }
 
-/* Of rows x cols elements from (k, col) on: by magnitude, and by the sum of squares where there are several. Column c
-   of them adds to sum c modulo `sums`, in rising k's; then the upper half of the sums to the lower, until one is left.
-   sums: a power of two. */
+/* Of rows x cols elements from (k, col) on: the sum of squares. Column c of them adds to sum c modulo `sums`, in rising
+   k's; then the upper half of the sums to the lower, until one is left. sums: a power of two. */
 static uint64_t key_of_area(const job *j, int64_t k, int64_t rows, int64_t col, int64_t cols, int sums)
 {
-  if (rows == 1 && cols == 1)
-    return esmm_prune_key(esmm_nonzero_at(j->b.data, j->b.dtype, esmm_matrix_index(&j->b, k, col)), weigh(j, k, col));
   bool nonzero = false;
-  double squares[ESMM_BLOCK_SUMS] = {0};
+  double squares[ESMM_BLOCK_SUMS];
+  memset(squares, 0, (size_t)sums * sizeof *squares);
   for (int64_t r = k; r < k + rows; r++)
     for (int64_t c = 0; c < cols; c++) {
       const double x = weigh(j, r, col + c);

@@ -36,7 +36,7 @@ typedef struct job {
 
 static inline double norm_at(const job *j, int64_t k)
 {
-  return j->how->norms ? (double)j->how->norms[k] : 1.0;
+  return j->how->norms ? fabs((double)j->how->norms[k]) : 1.0; /* -0.0 is 0 */
 }
 
 static inline uint64_t key_at(const job *j, int64_t k, int64_t col)

@@ -61,7 +61,7 @@ static esmm_status fail_file(const file *f, esmm_status status, const char *form
 
 static bool keeps(const esmm_file_header *h, const esmm_host_form *form)
 {
-  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use, h->n);
+  return esmm_form_wanted(form, (esmm_format_kind)h->format, (esmm_use)h->use, h->k, h->n);
 }
 
 static bool keeps_kind(const esmm_file_header *h, esmm_form_kind kind)
@@ -542,11 +542,9 @@ static esmm_status move_to_device(esmm_ctx *ctx, esmm_weights **weights)
 
 esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **weights)
 {
-  if (!ctx)
-    return ESMM_ERR_ARGUMENT;
-  if (!weights)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "weights is NULL");
-  *weights = NULL;
+  esmm_status status = esmm_begin_handle(ctx, "weights", weights);
+  if (status != ESMM_OK)
+    return status;
   if (!path || !*path)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   file f = {.ctx = ctx, .name = path, .fd = -1};
@@ -556,7 +554,6 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
   if (f.fd < 0)
     return fail_file(&f, ESMM_ERR_IO, "cannot open: %s", strerror(errno));
   struct stat st;
-  esmm_status status = ESMM_OK;
   if (fstat(f.fd, &st) != 0)
     status = fail_file(&f, ESMM_ERR_IO, "cannot look at: %s", strerror(errno));
   else if (!S_ISREG(st.st_mode))

@@ -69,6 +69,7 @@ def make_safetensors():
     save("huge_length", {}, length=1 << 40)
     save("huge_shape", {"a": tensor("F32", [1 << 62, 1 << 62], 0, 8)}, bytes(8))
     save("overflow_to_fit", {"a": tensor("F32", [1 << 33, 1 << 31], 0, 0)})
+    save("many_rows_of_nothing", {"a": tensor("F32", [1 << 50, 0], 0, 0)})
     save("overflow_beside_zero", {"a": tensor("F32", [0, 1 << 62, 1 << 62], 0, 0)})
     save("huge_number", b'{"a":{"dtype":"F32","shape":[99999999999999999999],"data_offsets":[0,0]}}')
     save("size_differs", {"a": tensor("F32", [3], 0, 8)}, bytes(8))

@@ -18,7 +18,7 @@ static inline void fuzz_read_matrix(const esmm_matrix *m)
   const int64_t lines = m->order == ESMM_ROW_MAJOR ? m->rows : m->cols;
   const size_t line = (size_t)(m->order == ESMM_ROW_MAJOR ? m->cols : m->rows) * esmm_dtype_size(m->dtype);
   unsigned sum = 0;
-  for (int64_t i = 0; i < lines; i++) {
+  for (int64_t i = 0; line > 0 && i < lines; i++) { /* lines of nothing may be any number */
     const unsigned char *bytes = (const unsigned char *)m->data + (size_t)(i * m->ld) * esmm_dtype_size(m->dtype);
     for (size_t j = 0; j < line; j++)
       sum += bytes[j];

@@ -124,14 +124,13 @@ static __device__ __forceinline__ block_area area_of(const esmm_blocks_prune_par
 /*
  * The order of the sums is prune.c's, so that the device keeps the same blocks as a CPU: a lane has every 32nd column
  * of the block, goes through it in rising k's, and the lanes' sums are added by halves. Zeros past the block's columns
- * change no sum. What is left of a block at B's corner may be one element, which counts by its magnitude.
+ * change no sum.
  */
 template <typename T>
 static __device__ __forceinline__ esmm_device_note weigh(const esmm_blocks_prune_params &p, const block_area &a)
 {
   const int lane = (int)threadIdx.x % 32, steps = (a.cols + 31) / 32, all = a.rows * steps;
   const T *from = (const T *)p.b.data;
-  const bool one = a.rows == 1 && a.cols == 1;
   double score = 0.0, squares = 0.0;
   int nonzero = 0, r = 0, c = lane;
   for (int t = 0; t < all; t += BATCH) {
@@ -152,7 +151,7 @@ static __device__ __forceinline__ esmm_device_note weigh(const esmm_blocks_prune
       const double size = fabs((double)x[i]), weight = __dmul_rn(size, (double)norm[i]);
       nonzero += x[i] != 0.0f;
       squares = __dadd_rn(squares, __dmul_rn(size, size));
-      score = __dadd_rn(score, one ? weight : __dmul_rn(weight, weight));
+      score = __dadd_rn(score, __dmul_rn(weight, weight));
     }
   }
   for (int d = 16; d > 0; d /= 2) {

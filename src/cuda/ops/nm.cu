@@ -84,7 +84,7 @@ static __device__ __forceinline__ unsigned long long key_of(bool nonzero, double
 
 static __device__ __forceinline__ double weigh(const esmm_nm_params &p, int64_t k, float x)
 {
-  return __dmul_rn(fabs((double)x), p.norms ? (double)((const float *)p.norms)[k] : 1.0);
+  return fabs(__dmul_rn((double)x, p.norms ? (double)((const float *)p.norms)[k] : 1.0)); /* a norm may be -0.0 */
 }
 
 static __device__ __forceinline__ void settle(const esmm_nm_params &p, int64_t at, float x, bool keep, esmm_nm_tally &t)

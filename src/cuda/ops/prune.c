@@ -243,7 +243,7 @@ static esmm_status upload_norms(esmm_ctx *ctx, const job *j)
   if (!j->how->norms)
     return ESMM_OK;
   for (size_t i = 0; i < k; i++)
-    j->m.host_inverses[i] = 1.0 / (double)j->how->norms[i];
+    j->m.host_inverses[i] = 1.0 / fabs((double)j->how->norms[i]); /* of -0.0, too */
   const esmm_status status =
       esmm_cuda_to_device(ctx, j->m.norms, j->how->norms, k * sizeof *j->how->norms, ctx->stream);
   return status == ESMM_OK

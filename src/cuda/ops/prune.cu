@@ -25,7 +25,7 @@ static __device__ __forceinline__ uint64_t key_of(const esmm_top_keys &keys, int
 {
   if (!keys.norms)
     return min(__float_as_uint(x) & 0x7fffffffu, 0x7f800000u);
-  const double score = __dmul_rn(fabs((double)x), (double)((const float *)keys.norms)[k]);
+  const double score = fabs(__dmul_rn((double)x, (double)((const float *)keys.norms)[k])); /* a norm may be -0.0 */
   return x == 0.0f ? 0 : (uint64_t)__double_as_longlong(isnan(score) ? (double)INFINITY : score) + 1;
 }
 
