@@ -417,16 +417,7 @@ typedef struct esmm_matmul_opts {
   esmm_pattern **c_pattern;    /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
                                   it as the a_pattern of the product that takes C as its A, then free it. NULL after a
                                   failure. NULL: not wanted */
-  int c_packed;                /* on a GPU, with a c_pattern of strips of 128 rows: the pattern also has the values of
-                                  a 16-bit row-major C without what is zero in all of a strip, as the 16-bit joint
-                                  kernel of Hopper reads them, which then neither scans nor packs its A. Of a
-                                  product of the same context that is given the pattern, A must be C as it was stored,
-                                  unchanged: its values are taken from the pattern, not from A. That takes 1.03 times
-                                  the bytes of C, rounded up to 128 rows and 256 columns, of device memory more, which
-                                  the context keeps for the next pattern. 1: where the kernel that makes C can write
-                                  them on its way (dense, Hopper) and that memory is there; 2: else by a launch behind
-                                  it. With other strips than c_strip_rows 128, or elsewhere, nothing is packed. C itself
-                                  is written as ever. 0: nothing is packed */
+  int reserved;                /* 0 */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */

@@ -51,12 +51,10 @@ typedef struct esmm_problem {
   esmm_matrix residual;  /* data is NULL: none */
   int32_t *nonzeros;     /* [n], to which the nonzeros of C's columns are added; NULL: not wanted */
   esmm_pattern *bitmaps; /* into which C's strips are ORed; NULL: not wanted */
-  int packs;             /* esmm_matmul_opts.c_packed */
   int64_t row0;          /* row of the whole C, in bitmaps, that is row 0 of this one */
   bool strict;
   bool timed;                  /* seconds are wanted: else no clock need be read */
   const esmm_pattern *pattern; /* NULL: scan A */
-  bool packed;                 /* it has A's values, packed, where this context can read them: set by the backend */
   int threads;
   esmm_sample sample;
   int64_t variant;  /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */

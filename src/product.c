@@ -64,8 +64,8 @@ static esmm_status check_statistics(esmm_ctx *ctx, const esmm_matmul_opts *o, co
   if (o->c_strip_rows < 0)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->c_strip_rows is %lld; it must be positive, or 0 for %d",
                      (long long)o->c_strip_rows, C_STRIP_ROWS);
-  if (o->c_packed < 0 || o->c_packed > 2)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->c_packed is %d; it must be 0, 1 or 2", o->c_packed);
+  if (o->reserved != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->reserved, once c_packed, is %d; it must be 0", o->reserved);
   if (!o->column_nonzeros)
     return ESMM_OK;
   if (p->m > INT32_MAX)
@@ -149,7 +149,6 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->gated = o->gate != NULL;
   p->gate = (esmm_gate){o->gate, o->gate_bias, o->activation};
   p->nonzeros = o->column_nonzeros;
-  p->packs = o->c_pattern ? o->c_packed : 0;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
   const double most = sqrt((double)p->m * (double)p->n * (double)p->k / ctx->thread_work);

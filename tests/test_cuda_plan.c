@@ -675,18 +675,6 @@ static void wgmma16_tallies_itself(void **state)
       assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
     esmm_pattern_free(pattern);
   }
-  esmm_pattern *pattern = NULL; /* what a launch behind it packs, that counts */
-  const esmm_matmul_opts packed = {.size = sizeof packed,
-                                   .force = s.dense,
-                                   .activation = ESMM_ACT_SILU,
-                                   .c_strip_rows = 128,
-                                   .c_pattern = &pattern,
-                                   .c_packed = 2};
-  seen.count = 0;
-  assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &packed, NULL), ESMM_OK);
-  assert_int_equal(seen.wgmma16.told, 0);
-  assert_int_equal(count_of("esmm_tally_index"), 1);
-  esmm_pattern_free(pattern);
   esmm_memory_free(s.ctx, counts);
   square_stop(&s);
 }

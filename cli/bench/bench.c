@@ -87,8 +87,6 @@ static int check_modes(const bench *b, bool sweep)
                                        : "--given");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
-  if (b->given_packed && b->given_rows != 128 && !b->list)
-    return cli_usage("--packed wants --given 128: strips of another height are not packed");
   if (b->energy && (b->once || b->calls || b->prepare || b->switch_every))
     return cli_usage("%s and --energy cannot both be given", modes[0]);
   if (count && !sweep && (b->skip_stats || b->extraction))
@@ -320,8 +318,6 @@ static int run(bench *b)
   }
   if (status == CLI_GO && b->gpu && b->extraction)
     status = cli_usage("--extraction: it measures a CPU's scan (--device cpu); a GPU's is the column extract");
-  if (status == CLI_GO && !b->gpu && b->given_packed)
-    status = cli_usage("--packed: only a GPU reads a packed A (--device cuda); leave it out on a CPU");
   if (status == CLI_GO)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)

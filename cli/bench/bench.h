@@ -21,7 +21,7 @@
 /* What --epilogue asks for, which only our kernels do: a dense library's product is plain. */
 typedef struct bench_epilogue {
   bool any; /* of the following */
-  bool bias, residual, gate, counts, packed;
+  bool bias, residual, gate, counts;
   esmm_activation activation;
   int64_t bitmap_rows; /* 0: no bitmaps */
 } bench_epilogue;
@@ -41,14 +41,13 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
        65536,                                                                                                        \
        NULL,                                                                                                         \
        NULL},                                                                                                        \
-      {"packed", CLI_FLAG, &(b)->given_packed, NULL, "and on a GPU, with --given 128, A packed", 0, 0, NULL, NULL},  \
   {                                                                                                                  \
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
   }
 #define BENCH_EPILOGUE_HELP                                           \
   "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
-  "silu, gate, residual, counts, bitmaps:ROWS, packed (default none)"
+  "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
 typedef struct bench_suite bench_suite;
 typedef struct bench_plot bench_plot;
@@ -67,7 +66,6 @@ typedef struct bench {
   const char *epilogue_words; /* NULL: none */
   bench_epilogue epilogue;
   int64_t given_rows;       /* 0: A's bitmaps are not given */
-  bool given_packed;        /* and with them A, packed */
   bool alone;               /* --once, --calls, --prepare: no dense library and no random data beside ours */
   int64_t switch_every;     /* 0: not asked for */
   const char *list;         /* NULL: not asked for */

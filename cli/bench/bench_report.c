@@ -121,7 +121,6 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
       TEXT("format", b->problem.format ? b->problem.format : "dense"),
       {"epilogue", b->epilogue_words, NAN, false},
       NUMBER("given", b->given_rows ? (double)b->given_rows : NAN),
-      {"packed", b->given_packed ? "yes" : NULL, NAN, false},
       NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
   };
@@ -330,8 +329,7 @@ static void print_problem(const bench *b, const bench_data *data, FILE *out)
             : bench_finish_can_pass(b) ? "the dense library's C is plain; and_pass: with one pass over it behind"
                                        : "the dense library's C is plain");
   if (b->given_rows)
-    fprintf(out, "given     A's bitmaps of strips of %lld rows%s; to make them is not timed\n",
-            (long long)b->given_rows, b->given_packed ? ", and A packed" : "");
+    fprintf(out, "given     A's bitmaps of strips of %lld rows; to make them is not timed\n", (long long)b->given_rows);
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);

@@ -61,8 +61,6 @@ ESMM_PARAMS_SIZE(esmm_given_bits, 24);
 
 #define ESMM_MOST_FOLD 16 /* so that a lane reads one word of 64 k's at most: see wgmma16/pack.cuh */
 
-#include "cuda/packed_params.h"
-
 /* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
  */
 enum {
@@ -304,7 +302,7 @@ typedef struct esmm_wgmma16_params {
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
   esmm_given_bits given; /* fold: of strips of 128 rows */
-  esmm_packed handed;    /* esmm_wgmma16_packs_*: what is made of C; esmm_wgmma16_packed_*: A */
+  uint64_t unused[5];
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;

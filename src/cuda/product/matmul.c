@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_STRIPS 65535 /* that a launch packs: blocks along y */
-
 /* strips: room for B's, too. */
 static esmm_status get_scratch(run *r, bool strips, size_t work)
 {
@@ -54,25 +52,12 @@ static const esmm_cuda_kernel *alone(const run *r)
   return kernel ? esmm_cuda_about(kernel) : NULL;
 }
 
-/* C is wanted packed, can be, and is: on the way, or by a launch behind it. */
-static bool packs_c(const run *r)
-{
-  const esmm_problem *p = r->p;
-  if (!p->bitmaps || !p->packs || p->m == 0 || p->n == 0 || esmm_dtype_size(p->c.dtype) != 2 ||
-      p->c.order != ESMM_ROW_MAJOR || p->bitmaps->strip_rows != ESMM_TILE)
-    return false;
-  const esmm_cuda_kernel *about = alone(r);
-  return p->packs == 2 ? p->bitmaps->strips <= MOST_STRIPS : about && about->packs && about->packs(p);
-}
-
 /* Counts and bitmaps of C are 0: kernels add to them. */
 static esmm_status begin_tally(const run *r)
 {
   const esmm_problem *p = r->p;
   const esmm_cuda_kernel *about = alone(r);
-  esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps, packs_c(r)) : ESMM_OK;
-  if ((status == ESMM_ERR_MEMORY || status == ESMM_ERR_OVERFLOW) && p->packs == 1) /* it can be done without */
-    status = esmm_cuda_pattern_place(r->ctx, p->bitmaps, false);
+  const esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps) : ESMM_OK;
   if (status != ESMM_OK || (about && about->clears && about->clears(p)))
     return status;
   return esmm_cuda_tally_begin(r->ctx, p, r->stream);
@@ -80,12 +65,7 @@ static esmm_status begin_tally(const run *r)
 
 static esmm_status end_tally(const run *r)
 {
-  const esmm_problem *p = r->p;
-  if (!p->bitmaps)
-    return ESMM_OK;
-  const bool missing = esmm_cuda_pattern_room(p->bitmaps).values && !esmm_cuda_pattern_is_packed(p->bitmaps);
-  const esmm_status status = missing ? esmm_cuda_tally_pack(r->ctx, p, r->stream) : ESMM_OK;
-  return status == ESMM_OK ? esmm_cuda_pattern_placed(r->ctx, p->bitmaps, r->stream) : status;
+  return r->p->bitmaps ? esmm_cuda_pattern_placed(r->ctx, r->p->bitmaps, r->stream) : ESMM_OK;
 }
 
 /* ---- the gate's branch ---- */
@@ -127,7 +107,6 @@ static esmm_problem gate_problem(const esmm_problem *p, const esmm_gate *wanted,
   g.residual.data = NULL;
   g.nonzeros = NULL;
   g.bitmaps = NULL;
-  g.packs = 0;
   return g;
 }
 
@@ -334,8 +313,6 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul
 {
   const bool nothing = p->m == 0 || p->k == 0 || p->alpha == 0.0f;
   const esmm_gate wanted = p->gate;
-  esmm_packed packed;
-  p->packed = esmm_cuda_packed_a(p, &packed);
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
@@ -411,8 +388,6 @@ static esmm_status look(run *r, run *gate, const esmm_gate *wanted, const char *
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
   const esmm_gate wanted = p->gate;
-  esmm_packed packed;
-  p->packed = esmm_cuda_packed_a(p, &packed);
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream};
