@@ -20,7 +20,7 @@ gpu-check:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' $(if $(STAGES),STAGES='$(STAGES)') sh bench/gpu_check.sh
 
 # Without debug information, and with the libraries that a bare machine may miss.
-GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes cuda_blocks cuda_explain cuda_ffn cuda_ffn_decode cuda_formats cuda_given cuda_half cuda_remember epilogue epilogue_options kernels \
+GPU_TESTS := $(addprefix test_,accuracy cuda cuda16 cuda16_shapes cuda_blocks cuda_explain cuda_ffn cuda_ffn_decode cuda_formats cuda_half cuda_remember epilogue epilogue_options kernels \
   overlap pattern threads values)
 gpu-programs: $(BUILD)/esmm $(BUILD)/libesmm.so.$(VERSION) $(BUILD)/examples/ffn_speed_gpu $(BUILD)/examples/ffn_train $(GPU_TESTS:%=$(BUILD)/tests/%)
 	@rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib

@@ -136,7 +136,7 @@ command_works() { # WORDS...: a line of the command, which must succeed
 
 run_tests() {
   # Most of their time is a CPU's, so they run beside each other, and beside what follows.
-  long='test_kernels test_epilogue test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_blocks test_cuda_ffn test_cuda_ffn_decode test_cuda_given test_cuda_half test_accuracy'
+  long='test_kernels test_epilogue test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_blocks test_cuda_ffn test_cuda_ffn_decode test_cuda_half test_accuracy'
   for name in $long; do
     program $name 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" &
   done

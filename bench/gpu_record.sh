@@ -19,7 +19,6 @@
 #   bsr16      B in blocks                       nm24       B of 2:4, from 1 row to 8192
 #   epilogue16 bias, activation, statistics and gate beside the plain product; what cuBLAS would need for them is not
 #              in its time
-#   given16    A looked at, then A's bitmaps handed over
 #   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
 #              beside ESMM or in its examples/)
 #
@@ -46,7 +45,7 @@ ESMM=${ESMM:-build/esmm}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
 all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16'
-all="$all given16 prepare16 ffn16 peers"
+all="$all prepare16 ffn16 peers"
 SUITES=${SUITES:-$all}
 
 die() {
@@ -357,8 +356,6 @@ suite_epilogue16() {
   measure epilogue16 1 auto - --dtype bf16 --dense --list "$work/epilogue16"
   may_lack=
 }
-
-suite_given16() { by_name given16 auto; }
 
 suite_prepare16() {
   for format in nm:2:4 bsr:128; do

@@ -393,31 +393,27 @@ typedef struct esmm_matmul_opts {
   const float *bias;  /* [n], added to every row before the activation. In device memory if C is, else in the host's.
                          NULL: none */
   esmm_activation activation;
-  int strict;        /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
-  const char *force; /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
-                        anything to multiply. Overrides the context's */
-  const esmm_pattern
-      *a_pattern;              /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
-                                  GPU chooses its kernel by them: at once if they lie in host memory, else where
-                                  it remembers nothing of such products, and then it waits for the product that
-                                  makes them. 16-bit joint, fused and decode on a GPU read the c_pattern of a
-                                  product of the same context in place of a scan, where at most four of its
-                                  strips are one of theirs (joint 32, 64 or 128 rows, fused 16, 32 or 64), or A is
-                                  one of theirs and has 16 at most; a graph reads it at every launch, so keep it
-                                  as long. Must be of this A: a term whose bit is 0 may or may not be part of the sum */
-  const esmm_matrix *residual; /* [m,n], any dtype and order; NULL: none */
-  const esmm_weights *gate;    /* a second B of weights' shape, prepared for the same device; its dtype and form may
-                                  differ. Each product has its own plan, unless one launch makes both; force and
-                                  strict are for both. NULL: none */
-  const float *gate_bias;      /* [n], only with a gate; where bias would lie. NULL: none */
-  int32_t *column_nonzeros;    /* [n], receives how many elements of each column of C are nonzero; in device memory if
-                                  C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged
-                                  after a failure (on a GPU: unless work had begun). NULL: not wanted */
-  int64_t c_strip_rows;        /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
-  esmm_pattern **c_pattern;    /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
-                                  it as the a_pattern of the product that takes C as its A, then free it. NULL after a
-                                  failure. NULL: not wanted */
-  int reserved;                /* 0 */
+  int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
+  const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
+                                    anything to multiply. Overrides the context's */
+  const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
+                                    GPU chooses its kernel by them: at once if they lie in host memory, else where
+                                    it remembers nothing of such products, and then it waits for the product that
+                                    makes them. Kernels on a GPU scan A all the same. Must be of this A: a term whose
+                                    bit is 0 may or may not be part of the sum */
+  const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
+  const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
+                                    differ. Each product has its own plan, unless one launch makes both; force and
+                                    strict are for both. NULL: none */
+  const float *gate_bias;        /* [n], only with a gate; where bias would lie. NULL: none */
+  int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; in device memory if
+                                    C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged
+                                    after a failure (on a GPU: unless work had begun). NULL: not wanted */
+  int64_t c_strip_rows;          /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
+  esmm_pattern **c_pattern;      /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
+                                    it as the a_pattern of the product that takes C as its A, then free it. NULL after a
+                                    failure. NULL: not wanted */
+  int reserved;                  /* 0 */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */

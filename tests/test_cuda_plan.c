@@ -707,6 +707,35 @@ static void a_pattern_tells_densities(void **state)
   square_stop(&s);
 }
 
+/* A pattern tells the plan; a kernel that is forced is launched as without one. */
+static void a_pattern_changes_no_launch(void **state)
+{
+  (void)state;
+  square s;
+  esmm_pattern *pattern = NULL;
+  square_start(&s, ESMM_BF16);
+  const esmm_matmul_opts leave = {.size = sizeof leave, .force = s.dense, .c_strip_rows = 128, .c_pattern = &pattern};
+  assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &leave, NULL), ESMM_OK);
+  for (int noted = 0; noted < 2; noted++) {
+    const esmm_matmul_opts plain = {.size = sizeof plain, .force = noted ? s.dense : s.joint};
+    esmm_matmul_opts told = plain;
+    told.a_pattern = pattern;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &plain, NULL), ESMM_OK);
+    const esmm_wgmma16_params before = seen.wgmma16;
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s", seen.name[0]);
+    assert_int_equal(seen.count, 1);
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &told, NULL), ESMM_OK);
+    assert_int_equal(seen.count, 1);
+    assert_string_equal(seen.name[0], name);
+    assert_memory_equal(&seen.wgmma16, &before, sizeof before);
+  }
+  esmm_pattern_free(pattern);
+  square_stop(&s);
+}
+
 /* A product by a kernel: how many of its launches were in clusters, and how many cooperative. */
 static void check_launches(square *s, const char *kernel, int clusters, int cooperative)
 {
@@ -770,6 +799,7 @@ int main(int argc, char **argv)
                                     TEST(stages_are_lent),
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),
+                                    TEST(a_pattern_changes_no_launch),
                                     TEST(low_strips_follow_from_elements_and_tall_ones),
                                     TEST(few_nonzeros_anywhere_run_on_low_strips),
                                     TEST(fine_copies_what_it_cannot_read),

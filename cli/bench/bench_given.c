@@ -1,12 +1,12 @@
 /*
- * bench_given.c: --given ROWS: our products get A's bitmaps, as a product whose C is A would leave them, and need not
- * look for its zeros. To make them is no part of the time.
+ * bench_given.c: --given ROWS: our products get A's bitmaps, as a product whose C is A would leave them. A CPU need not
+ * look for its zeros then, and a GPU's plan knows how dense A is. To make them is no part of the time.
  */
 #include "bench.h"
 
 #include <stdlib.h>
 
-/* On a GPU patterns that a product has left there are what the next one reads: here of one that leaves A as it is. */
+/* On a GPU a pattern that a product has left there: here of one that leaves A as it is. */
 static int hand_over(const bench *b, esmm_matrix a, esmm_pattern **pattern)
 {
   static const float zero = 0.0f, one = 1.0f;

@@ -198,11 +198,8 @@ typedef struct esmm_cuda_kernel {
                                              does, behind it */
   bool (*clears)(const esmm_problem *p);  /* and where it is the only one, it clears before what it adds its notes to;
                                              NULL, or false: a launch before it does */
-  int64_t given_rows; /* of its strips, where it reads bitmaps of A that the call was given (esmm_cuda_given) and then
-                         does not scan A; 0: it always does */
-  int64_t given_over; /* with no more rows of A than these it scans A all the same, which was no slower there */
-  bool gates;         /* it can make both branches of a gated product in one launch: p->gate */
-  bool library;       /* its launches are a library's and look at no selector: it runs only where the host can choose */
+  bool gates;                             /* it can make both branches of a gated product in one launch: p->gate */
+  bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
      set to 1. */
@@ -382,11 +379,6 @@ const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uin
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
 void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */
-/* The a_pattern of p for a kernel whose strips have `rows` rows: its bits as they lie on the GPU. False, and no bits:
-   there is none that suits, and A is to be scanned. */
-bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given);
-/* The same for a kernel, by its given_rows and given_over. */
-bool esmm_cuda_given_to(const esmm_kernel *kernel, const esmm_problem *p, esmm_given_bits *given);
 
 /* ---- prepare.c ---- */
 

@@ -47,20 +47,6 @@ typedef struct esmm_strips {
 } esmm_strips;
 ESMM_PARAMS_SIZE(esmm_strips, 32);
 
-/*
- * Bitmaps of A that the call was given (esmm_matmul_opts.a_pattern), as they lie: [strips][words]. The kernel's own
- * strips are `fold` of these each, ORed. A k whose bit is 0 holds zeros; one whose bit is 1 may.
- */
-typedef struct esmm_given_bits {
-  uint64_t bits; /* uint32_t; 0: none, and A is to be scanned */
-  int32_t strips, words;
-  int32_t fold;
-  int32_t unused;
-} esmm_given_bits;
-ESMM_PARAMS_SIZE(esmm_given_bits, 24);
-
-#define ESMM_MOST_FOLD 16 /* so that a lane reads one word of 64 k's at most: see wgmma16/pack.cuh */
-
 /* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
  */
 enum {
@@ -301,8 +287,6 @@ typedef struct esmm_wgmma16_params {
   float b_density;             /* share of B's tiles that need a k, in the mean; for the report */
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: of strips of 128 rows */
-  uint64_t unused[5];
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
@@ -315,7 +299,7 @@ typedef struct esmm_wgmma16_params {
   int64_t count_words;  /* the same of the counts. Both 0: they are cleared already */
   uint64_t unused_too[4];
 } esmm_wgmma16_params;
-ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1216);
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1152);
 
 #define ESMM_WGMMA16_THREADS 384
 #define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
@@ -373,10 +357,8 @@ typedef struct esmm_fused16_params {
       partial; /* sums that blocks of a cluster hand over: ESMM_FUSED16_PARTIAL bytes a block; 0 where ranks is 1 */
   uint64_t unused_too;
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: of strips of 64 rows */
-  uint64_t unused_three[5];
 } esmm_fused16_params;
-ESMM_PARAMS_SIZE(esmm_fused16_params, 448);
+ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 
 /* ---- k_fine16_sm90a.cu: 16-bit operands, A very sparse, on Hopper ---- */
 
@@ -740,9 +722,8 @@ typedef struct esmm_bsr16_decode_params {
   int32_t vector; /* A is row-major, its rows begin at multiples of 8 bytes */
   int32_t unused;
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: all strips */
 } esmm_bsr16_decode_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 264);
+ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 240);
 
 /* ---- ops/nm.cu: N:M on the device ---- */
 

@@ -325,39 +325,6 @@ CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)
   return p ? p->it.memory : 0;
 }
 
-/*
- * One of another context is not read: that one may hand the memory on once the caller has freed the pattern, and does
- * not wait for this context's products. Strips that are taller than the kernel's say less than a scan would find; to
- * put many small ones together takes as long as the scan (joint, strips of 8: 0.97 times as fast).
- */
-bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given)
-{
-  enum { WORTH_FOLDING = 4 };
-  const esmm_pattern *pattern = p->pattern;
-  const placed *at = pattern ? pattern->device : NULL;
-  *given = (esmm_given_bits){0};
-  if (!at || at->from != esmm_cuda_attached(p->ctx, &key))
-    return false;
-  const int64_t fold = p->m <= rows                      ? pattern->strips
-                       : rows % pattern->strip_rows == 0 ? rows / pattern->strip_rows
-                                                         : 0;
-  if (fold < 1 || fold > (p->m <= rows ? ESMM_MOST_FOLD : WORTH_FOLDING) ||
-      pattern->strips > INT32_MAX / ESMM_MOST_FOLD || pattern->words > INT32_MAX / 2)
-    return false;
-  *given = (esmm_given_bits){.bits = at->it.memory,
-                             .strips = (int32_t)pattern->strips,
-                             .words = (int32_t)(2 * pattern->words),
-                             .fold = (int32_t)fold};
-  return true;
-}
-
-bool esmm_cuda_given_to(const esmm_kernel *kernel, const esmm_problem *p, esmm_given_bits *given)
-{
-  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
-  *given = (esmm_given_bits){0};
-  return about->given_rows > 0 && p->m > about->given_over && esmm_cuda_given(p, about->given_rows, given);
-}
-
 /* Another context may have filled it, on a stream that this one's is not behind. */
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits)

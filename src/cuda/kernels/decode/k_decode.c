@@ -18,7 +18,6 @@
 #define LEAST_RANGE 128  /* k's that are worth a block of their own */
 #define FEW_BLOCKS 16    /* so few wait for B's rows one after the other, */
 #define ALONE 6.6        /* and a k takes so many times as long */
-#define FEW 8            /* rows of 16 bits, for which A comes no later than its bitmaps would */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
@@ -26,8 +25,7 @@ ESMM_FATBIN(k_decode);
 /* The kernel for so many rows of A. */
 typedef struct width {
   esmm_cuda_function function;
-  esmm_cuda_function gated;              /* both branches of a gated product; none for fp32 */
-  esmm_cuda_function given, given_gated; /* the same where A's bitmaps are given; none for fp32 and few rows */
+  esmm_cuda_function gated; /* both branches of a gated product; none for fp32 */
   int64_t rows;
   int at_once; /* blocks on a multiprocessor that has clusters */
 } width;
@@ -36,17 +34,16 @@ typedef struct width {
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-#define WIDTHS_16(id)                                                                                          \
-  {                                                                                                            \
-    {.function = FUNCTION("esmm_decode_" #id "_8"),                                                            \
-     .gated = FUNCTION("esmm_decode_gated_" #id "_8"),                                                         \
-     .rows = FEW,                                                                                              \
-     .at_once = ESMM_DECODE_BLOCKS_FEW_ROWS},                                                                  \
-    {                                                                                                          \
-      .function = FUNCTION("esmm_decode_" #id "_16"), .gated = FUNCTION("esmm_decode_gated_" #id "_16"),       \
-      .given = FUNCTION("esmm_decode_given_" #id "_16"),                                                       \
-      .given_gated = FUNCTION("esmm_decode_given_gated_" #id "_16"), .rows = 16, .at_once = ESMM_DECODE_BLOCKS \
-    }                                                                                                          \
+#define WIDTHS_16(id)                                                                                                \
+  {                                                                                                                  \
+    {.function = FUNCTION("esmm_decode_" #id "_8"),                                                                  \
+     .gated = FUNCTION("esmm_decode_gated_" #id "_8"),                                                               \
+     .rows = 8,                                                                                                      \
+     .at_once = ESMM_DECODE_BLOCKS_FEW_ROWS},                                                                        \
+    {                                                                                                                \
+      .function = FUNCTION("esmm_decode_" #id "_16"), .gated = FUNCTION("esmm_decode_gated_" #id "_16"), .rows = 16, \
+      .at_once = ESMM_DECODE_BLOCKS                                                                                  \
+    }                                                                                                                \
   }
 #define WIDTH_32(count, blocks)                                                           \
   {                                                                                       \
@@ -217,6 +214,7 @@ static bool is_vector(const esmm_matrix *a)
 
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   (void)scratch;
   const esmm_cuda_weights *w = esmm_cuda_b(p);
   const bool is_f32 = p->w->dtype == ESMM_F32;
@@ -243,12 +241,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .threads = ESMM_DECODE_THREADS,
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
-  const bool given = !is_f32 && esmm_cuda_given_to(self, p, &params.given);
   const width *v = find_width(p);
-  const esmm_cuda_function *function =
-      p->gate.w ? (given ? &v->given_gated : &v->gated) : (given ? &v->given : &v->function);
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch(ctx, p->gate.w ? &v->gated : &v->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype, form)                                                                                \
@@ -259,13 +254,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 #define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
-static const esmm_cuda_kernel about_16 = {.sm = 80,
-                                          .line = line_16,
-                                          .steady = true,
-                                          .reports = true,
-                                          .given_rows = ESMM_DECODE_ROWS,
-                                          .given_over = FEW,
-                                          .gates = true};
+static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true, .gates = true};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
 
 ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};

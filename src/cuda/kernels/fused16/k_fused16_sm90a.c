@@ -25,19 +25,17 @@
 
 ESMM_FATBIN(k_fused16_sm90a);
 
-/* One for each order of A; where A's bitmaps are given, others. */
+/* One for each order of A. */
 typedef struct functions {
-  esmm_cuda_function rows, columns, given_rows, given_columns;
+  esmm_cuda_function rows, columns;
 } functions;
 
 #define FUNCTION(name)                                 \
   {                                                    \
     &fatbin_k_fused16_sm90a, name, ESMM_FUSED16_SHARED \
   }
-static const functions bf16 = {FUNCTION("esmm_fused16_bf16"), FUNCTION("esmm_fused16_bf16_by_k"),
-                               FUNCTION("esmm_fused16_given_bf16"), FUNCTION("esmm_fused16_given_bf16_by_k")};
-static const functions f16 = {FUNCTION("esmm_fused16_f16"), FUNCTION("esmm_fused16_f16_by_k"),
-                              FUNCTION("esmm_fused16_given_f16"), FUNCTION("esmm_fused16_given_f16_by_k")};
+static const functions bf16 = {FUNCTION("esmm_fused16_bf16"), FUNCTION("esmm_fused16_bf16_by_k")};
+static const functions f16 = {FUNCTION("esmm_fused16_f16"), FUNCTION("esmm_fused16_f16_by_k")};
 
 /* ---- how a product is cut ---- */
 
@@ -186,10 +184,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .shared = ESMM_FUSED16_SHARED,
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   stats->strip_rows = ESMM_FUSED16_ROWS;
-  const esmm_cuda_function *function = by_k ? &f->columns : &f->rows;
-  if (esmm_cuda_given_to(self, p, &params.given))
-    function = by_k ? &f->given_columns : &f->given_rows;
-  return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
+  return esmm_cuda_launch(ctx, by_k ? &f->columns : &f->rows, &launch, call->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype)                                                                                        \
@@ -202,13 +197,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
   .cost = {1.1e-13, 4.6e-7, 6.2e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
 
-static const esmm_cuda_kernel about = {.sm = 90,
-                                       .exact = true,
-                                       .line = line,
-                                       .given_rows = ESMM_FUSED16_ROWS,
-                                       .given_over = ESMM_FUSED16_ROWS,
-                                       .knee = KNEE,
-                                       .past_knee = PAST_KNEE};
+static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .knee = KNEE, .past_knee = PAST_KNEE};
 
 ESMM_KERNEL(fused_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

@@ -37,18 +37,15 @@ ESMM_FATBIN(k_wgmma16_sm90a);
 
 typedef struct functions {
   esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
-  esmm_cuda_function given;            /* joint, where A's bitmaps are there */
   esmm_cuda_function lent;             /* dense, where stages are lent */
 } functions;
 static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_bf16", ESMM_WGMMA16_SHARED},
                                {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_bf16", ESMM_WGMMA16_SHARED}};
 static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_f16", ESMM_WGMMA16_SHARED},
                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_f16", ESMM_WGMMA16_SHARED}};
 
 /* ---- can it? ---- */
@@ -382,8 +379,6 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
     params.counts = scratch + l->counts;
     params.a_bits = scratch + l->bits;
     cut_segments(p, &params.segments, &params.segment_k);
-    if (!choose) /* who chooses may not pack at all */
-      (void)esmm_cuda_given(p, ESMM_TILE, &params.given);
   }
   if (choose) {
     params.dense = choose->dense;
@@ -462,7 +457,6 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   const functions *own = self->own;
   const esmm_cuda_function *function = p->gate.w                           ? &own->gated
                                        : params.c_boxes && more_follows(p) ? &own->more
-                                       : params.given.bits                 ? &own->given
                                        : params.units[mode].lent           ? &own->lent
                                                                            : &own->any;
   status = esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
@@ -497,7 +491,6 @@ static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .can_choose = can_choose,
                                                   .look = look,
                                                   .tallies = tallies,
-                                                  .given_rows = ESMM_TILE,
                                                   .reports = true};
 static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .exact = true,
@@ -506,7 +499,6 @@ static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .can_choose = can_choose,
                                                  .look = look,
                                                  .tallies = tallies,
-                                                 .given_rows = ESMM_TILE,
                                                  .reports = true};
 
 #define COMMON(id, dtype)                                                                                 \

@@ -9,14 +9,12 @@
  *
  *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
  *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if not wanted
- *   pack      A is scanned, or given bitmaps are read, and its alive k's are packed strip by strip (pack.cuh); then all
- *             blocks meet
+ *   pack      A is scanned, and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
  * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products whose tiles
- * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), gated ones, which
- * have two B's (gated.cuh), and skipping ones that were given A's bitmaps: their code would be in the others' way.
- * Floors are in bench/SPEED.md.
+ * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), and gated ones,
+ * which have two B's (gated.cuh): their code would be in the others' way. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
@@ -147,8 +145,8 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 /* ---- multiplying ---- */
 
 /* What an entry of this file is for: any mode; dense, where stages are lent; dense, where more follows the sums; dense
-   and gated; skipping, where A's bitmaps are given. */
-enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN };
+   and gated. */
+enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED };
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
@@ -437,13 +435,13 @@ static __device__ __forceinline__ void multiply_gated(const esmm_wgmma16_params 
 }
 
 /* The multiplying warpgroups of a skipping product. */
-template <esmm_dtype DTYPE, bool GIVEN>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void pack_and_multiply(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.a_by_k)
-    pack<true, GIVEN>(p, ring, sh);
+    pack<true>(p, ring, sh);
   else
-    pack<false, GIVEN>(p, ring, sh);
+    pack<false>(p, ring, sh);
   if (threadIdx.x == FEEDERS)
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
@@ -459,15 +457,16 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
 {
   if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE, ENTRY_ANY>(p, ring, sh))
     return;
-  pack_and_multiply<DTYPE, false>(p, ring, sh);
+  pack_and_multiply<DTYPE>(p, ring, sh);
 }
 
 /* ---- loading ---- */
 
 /* A warp, when all is packed: how many k's of A's strips are alive. The host has it while the product is multiplied. */
-static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p, const uint32_t *counts, int items)
+static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p)
 {
-  const int lane = (int)threadIdx.x % 32;
+  const uint32_t *counts = (const uint32_t *)p.counts;
+  const int items = pack_items(p), lane = (int)threadIdx.x % 32;
   int64_t alive = 0;
 #pragma unroll 8
   for (int i = lane; i < items; i += 32)
@@ -481,17 +480,13 @@ static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &
   }
 }
 
-template <bool GIVEN>
-static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+static __device__ __forceinline__ void feed_skip(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   uint64_t began = 0;
-  if (threadIdx.x < (GIVEN ? 32 : 1)) {
-    if (threadIdx.x == 0 && p.report)
+  if (threadIdx.x == 0) {
+    if (p.report)
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
-    if constexpr (GIVEN)
-      pack_feed_given(p, ring, sh);
-    else
-      pack_feed(p, ring, sh);
+    pack_feed(p, ring, sh);
   } else if (threadIdx.x == 32) {
     pack_send(p, ring, sh);
   }
@@ -507,7 +502,7 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
   }
   meet<3, FEEDERS>();
   if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
-    report_counts(p, (const uint32_t *)p.counts, pack_items(p));
+    report_counts(p);
   if (p.mode == ESMM_WGMMA16_SKIP_A)
     feed_skip_a(p, ring, sh);
   else
@@ -549,7 +544,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
     if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
       return;
   }
-  feed_skip_as<false>(p, ring, sh);
+  feed_skip(p, ring, sh);
 }
 
 /* The same for entries that only have the dense mode, and do not choose. */
@@ -595,7 +590,7 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
       for (int i = 0; i < ESMM_WGMMA16_WIDE; i += 16)
         *(uint4 *)&sh->tally_bytes[i] = make_uint4(0, 0, 0, 0);
     }
-    if (ENTRY == ENTRY_GIVEN || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
+    if (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE) {
       sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
@@ -623,16 +618,12 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     sm90_registers_down<120>();
     if constexpr (ENTRY == ENTRY_ANY)
       load_for(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_GIVEN)
-      feed_skip_as<true>(p, ring, sh);
     else
       load_wanted<ENTRY>(p, ring, sh);
   } else {
     sm90_registers_up<192>();
     if constexpr (ENTRY == ENTRY_ANY)
       work_on<DTYPE>(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_GIVEN)
-      pack_and_multiply<DTYPE, true>(p, ring, sh);
     else if constexpr (ENTRY == ENTRY_MORE || ENTRY == ENTRY_LENT)
       (void)multiply_dense<DTYPE, ENTRY>(p, ring, sh);
     else
@@ -699,21 +690,6 @@ extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
 {
   if (!not_selected(p.selector))
     wgmma16_main<ESMM_F16, ENTRY_GATED>(p);
-}
-
-/* The skipping modes, where A's bitmaps are given; choose is 0. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_given_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_GIVEN>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_given_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_GIVEN>(p);
 }
 
 /*
