@@ -413,8 +413,8 @@ static void every_part_of_the_epilogue_runs(void **state)
     seen.count = 0;
     if (esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL) != ESMM_OK)
       fail_msg("%s: %s", parts[i].word, esmm_ctx_error(b.ctx));
-    if (count_of("joint_f32") != parts[i].products || count_passes() != parts[i].passes)
-      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("joint_f32"), count_passes());
+    if (count_of("esmm_joint_f32") != parts[i].products || count_passes() != parts[i].passes)
+      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("esmm_joint_f32"), count_passes());
     const float alpha = 0;
     opts.alpha = &alpha;
     esmm_pattern_free(pattern);
