@@ -23,7 +23,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_TEST_CASE ESMM_TES
 
 # Everything that the programs are made of.
 sources_id() {
-  find Makefile include src cli io tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name Makefile | sort |
+  find Makefile include src cli io tests examples bench/ladder -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name Makefile | sort |
     while read -r file; do
       echo "$file"
       cat "$file"
@@ -125,18 +125,22 @@ ran() { # NAME: counts what program left
   read -r ran_status ran_seconds <"$STATE/log/$1.status"
   count "$1" "$STATE/log/$1.log" "$ran_status" "$ran_seconds"
 }
-command_works() { # WORDS...: a line of the command, which must succeed
-  if timeout 120 "$PROGRAMS/esmm" "$@" >"$STATE/log/command.log" 2>&1 </dev/null; then
-    printf 'ok - esmm %s\n' "$*"
+works() { # PROGRAM WORDS...: a line that must succeed
+  works_program=$1
+  shift
+  if timeout 120 "$PROGRAMS/$works_program" "$@" >"$STATE/log/command.log" 2>&1 </dev/null; then
+    printf 'ok - %s %s\n' "$works_program" "$*"
   else
-    printf 'not ok - esmm %s\n' "$*"
+    printf 'not ok - %s %s\n' "$works_program" "$*"
     sed 's/^/# /' "$STATE/log/command.log" | tail -n 20
   fi
 }
 
+command_works() { works esmm "$@"; }
+
 run_tests() {
   # Most of their time is a CPU's, so they run beside each other, and beside what follows.
-  long='test_kernels test_epilogue test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_blocks test_cuda_ffn test_cuda_ffn_decode test_cuda_given test_cuda_half test_cuda_packed test_accuracy'
+  long='test_kernels test_epilogue test_cuda16 test_cuda16_shapes test_cuda_formats test_cuda_blocks test_cuda_ffn test_cuda_ffn_decode test_cuda_half test_accuracy'
   for name in $long; do
     program $name 240 ESMM_TEST_SECONDS="${ESMM_TEST_SECONDS:-100}" &
   done
@@ -162,6 +166,10 @@ run_tests() {
         --epilogue bias,relu2
     done
     command_works tune --device "$DEVICE"
+    works ladder --device "$DEVICE" --runs 1 --size 512 --sweep 1,.5,.125
+    works ladder --device "$DEVICE" --runs 1 --dims 200 511 385
+    works ladder --device "$DEVICE" --runs 1 --dims 65 1000 1003 --dtype bf16
+    works ladder --device "$DEVICE" --runs 1 --dims 300 70 9 --dtype f16
   } >"$STATE/log/command_lines.log"
   count 'esmm on the GPU' "$STATE/log/command_lines.log" 0 $(($(date +%s) - command_began))
   if python3 -c 'import numpy, pytest, torch' 2>/dev/null; then

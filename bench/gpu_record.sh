@@ -8,7 +8,7 @@
 # OUT/gpu.jsonl is replaced only when every measurement succeeded and every result was right; where one did not, or the
 # run was cut off, what came before it is left in OUT/gpu.partial.jsonl.
 #
-#   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder
+#   fp32       strips of 32: densities, sizes, one operand sparse, long k, the ladder (build/ladder)
 #   dense16    bf16 without zeros, and fp16      strips16   A sparse by strips of 128
 #   joint16    A and B sparse by strips of 128   error16    bf16 and fp16 with C in fp32, where errors show
 #   sweep16    147 products, auto and all that   random16   auto where zeros are anywhere
@@ -19,7 +19,6 @@
 #   bsr16      B in blocks                       nm24       B of 2:4, from 1 row to 8192
 #   epilogue16 bias, activation, statistics and gate beside the plain product; what cuBLAS would need for them is not
 #              in its time
-#   given16    A looked at, then A's bitmaps handed over
 #   ffn16      the feed-forward layer, forward and whole steps, every mode beside dense mode (ffn_speed_gpu, which lies
 #              beside ESMM or in its examples/)
 #
@@ -31,10 +30,10 @@
 #
 # cuSPARSELt and cuSPARSE are measured beside some of bsr16 and nm24 where they can be opened.
 #
-# From the environment: ESMM (build/esmm), RUNS (7), OUT (bench/results/<gpu>), DEVICE (cuda), TUNE=1 to measure the
-# plan's constants first instead of using the shipped ones, SUITES (all of the above; some of them make a record only
-# where OUT says so), ACTIVATIONS (bench/activations): a directory with relu2_layer1.npy and relu2_layer4.npy, 2048 x
-# 3072, or the same with .gz; LIMIT (no limit): seconds in which all of it must end, at the cost of the peers;
+# From the environment: ESMM (build/esmm), LADDER (the file ladder beside ESMM), RUNS (7), OUT (bench/results/<gpu>),
+# DEVICE (cuda), TUNE=1 to measure the plan's constants first instead of using the shipped ones, SUITES (all of the
+# above; some of them make a record only where OUT says so), ACTIVATIONS (bench/activations): a directory with
+# relu2_layer1.npy and relu2_layer4.npy, 2048 x 3072, or the same with .gz; LIMIT (no limit): seconds in which all of it must end, at the cost of the peers;
 # REST (340): seconds of these that all suites but the peers may take (265 to 314 were seen).
 # `gpu_record.sh --help` prints this text.
 set -uf # words of SUITES are names, not files
@@ -43,10 +42,11 @@ export LC_ALL=C
 unset ESMM_FORCE ESMM_THREADS
 
 ESMM=${ESMM:-build/esmm}
+LADDER=${LADDER:-${ESMM%/*}/ladder}
 RUNS=${RUNS:-7}
 DEVICE=${DEVICE:-cuda}
 all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 storm switch host bsr16 nm24 epilogue16'
-all="$all given16 prepare16 ffn16 peers"
+all="$all prepare16 ffn16 peers"
 SUITES=${SUITES:-$all}
 
 die() {
@@ -63,6 +63,7 @@ case "$#${1:+ $1}" in
 esac
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
 for word in $SUITES; do
+  [ "$word" != fp32 ] || [ -x "$LADDER" ] || die "there is no $LADDER; build it with make ladder"
   case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
 done
 [ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
@@ -107,12 +108,11 @@ OUT=${OUT:-bench/results/$slug}
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s","driver":"%s","host":"%s"' "$(date -u +%Y-%m-%d)" \
   "$(info features)" "$libraries" "$(info gpu_driver)" "$(info cpu)")
 
-# Names of the kernels that run here, with their numbers on the ladder.
+# Names of the kernels that run here.
 "$ESMM" list --device "$DEVICE" >"$work/list" || die "esmm list failed"
-awk '$3 == "cuda" && $4 == "yes" { print $1, $2 + 0 }' "$work/list" >"$work/numbers"
-[ -s "$work/numbers" ] || die "esmm list names no kernel for $gpu"
-have() { grep -q "^$1 " "$work/numbers"; }
-name_of() { awk -v n="$1" '$2 == n { print $1; exit }' "$work/numbers"; } # of a number of the ladder
+awk '$2 == "cuda" && $3 == "yes" { print $1 }' "$work/list" >"$work/kernels"
+[ -s "$work/kernels" ] || die "esmm list names no kernel for $gpu"
+have() { grep -q -x "$1" "$work/kernels"; }
 
 # Constants of its own: whatever an old cache holds must not decide.
 export XDG_CACHE_HOME="$work/cache"
@@ -134,19 +134,21 @@ bench() {
   shift 3
   "$ESMM" bench "$kernels" "$RUNS" --device "$DEVICE" --no-tune "$@" --json "$work/lines" >"$work/table" 2>&1 ||
     { cat "$work/table" >&2; die "esmm bench $kernels $* failed; the record stays as it was"; }
+  stamp_lines
+}
+# stamp_lines: puts $work/lines into the record, with $suite and $asked in front.
+stamp_lines() {
   if [ -n "$may_lack" ]; then # a kernel that cannot run this product is no contestant
     sed -i '/"outcome":"unsupported"/d' "$work/lines" || die "sed failed"
   fi
-  [ -s "$work/lines" ] || die "esmm bench $kernels $* wrote no line"
-  awk -v numbers="$work/numbers" -v suite="$suite" -v asked="$asked" \
-    -v stamp="$stamp" "$value"'
-    BEGIN { while ((getline line < numbers) > 0) { split(line, part, " "); number[part[1]] = part[2] } }
+  [ -s "$work/lines" ] || die "$suite: no line was written"
+  awk -v suite="$suite" -v asked="$asked" -v stamp="$stamp" "$value"'
     { nonzeros = asked == "-" ? value("asked_density_a") : asked == "b" ? value("asked_density_b") : asked
       if (asked == "s")
         nonzeros = value("asked")
       sub(/^{/, "")
       sub(/^"suite":"[^"]*","asked":"[^"]*","date":"[^"]*",/, "")
-      print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp ",\"number\":" (number[value("kernel")] + 0) "," $0 }' \
+      print "{\"suite\":\"" suite "\",\"asked\":\"" nonzeros "\"," stamp "," $0 }' \
     "$work/lines" >>"$work/record" || die "awk failed"
 }
 may_lack=
@@ -157,6 +159,11 @@ measure() {
   suite=$1 asked=$2 kernels=$3
   shift 4
   bench "$suite" "$asked" "$kernels" "$@"
+  show
+}
+
+# show: the lines of $suite that were just stamped, looked at and told.
+show() {
   ! grep '"bit_identical":false' "$work/lines" || die "a result was not the same twice; the record stays as it was"
   ! grep -v '"outcome":"ok"' "$work/lines" || die "a result was not right; the record stays as it was"
   awk -v asked="$asked" -v product="$measured" "$value"'
@@ -196,14 +203,11 @@ suite_fp32() {
     measure long-k $density "auto,$joint,$dense" 1024,1024,16384 \
       --dims 1024 16384 1024 --blockwise --density $density
   done
-  ladder=
-  for number in 10 15 17 20 21 25 28 29 30; do
-    name=$(name_of $number)
-    [ -n "$name" ] || die "there is no kernel with the number $number"
-    ladder=$ladder${ladder:+,}$name
-  done
-  ! have joint_f32_simt || ladder=$ladder,joint_f32_simt
-  measure ladder .5 "$ladder" 4096^3 --size 4096 --blockwise --density .5
+  "$LADDER" --device "$DEVICE" --runs "$RUNS" --size 4096 --sweep .5 --json "$work/lines" >"$work/table" 2>&1 ||
+    { cat "$work/table" >&2; die "$LADDER failed; the record stays as it was"; }
+  suite=ladder asked=.5 measured=4096^3
+  stamp_lines
+  show
   for density in .9 .8 .7 .6; do # with those of the first suite: where dense wins
     measure over $density "auto,$joint,$dense" 4096^3 --size 4096 --blockwise --density $density
   done
@@ -322,7 +326,7 @@ suite_host() {
 
 # ---- weights in formats; --dims is M K N ----
 
-has_kernel() { grep -q "^$2" "$work/numbers" || { echo "$1 left out: no kernel $2... runs here"; return 1; }; }
+has_kernel() { grep -q "^$2" "$work/kernels" || { echo "$1 left out: no kernel $2... runs here"; return 1; }; }
 
 suite_bsr16() {
   has_kernel bsr16 bsr_bf16 || return
@@ -357,8 +361,6 @@ suite_epilogue16() {
   measure epilogue16 1 auto - --dtype bf16 --dense --list "$work/epilogue16"
   may_lack=
 }
-
-suite_given16() { by_name given16 auto; }
 
 suite_prepare16() {
   for format in nm:2:4 bsr:128; do

@@ -451,7 +451,7 @@ static int print_help(const cli_parser *parser)
       int length = (int)strlen(label);
       width = length > width && length <= WIDEST ? length : width;
     }
-  printf("Usage: esmm %s\n\n%s\n", parser->synopsis, parser->about);
+  printf("Usage: %s%s\n\n%s\n", parser->alone ? "" : "esmm ", parser->synopsis, parser->about);
   if (parser->options->kind != CLI_HEADING)
     printf("\nOptions\n");
   for (const cli_option *o = parser->options; !is_end(o); o++) {

@@ -97,6 +97,7 @@ typedef struct cli_parser {
   const char *notes;         /* printed after the options: rules and examples; may be NULL */
   int min_words, max_words;  /* how many words may stand beside the options */
   const char *words_are;     /* for the error about too few or too many: "a file" */
+  bool alone;                /* a program of its own: the synopsis has its name */
 } cli_parser;
 
 /*
@@ -373,9 +374,8 @@ int cli_problem_make(esmm_ctx *ctx, cli_problem *problem, io_matrix *a, io_matri
 /* ---- kernels by name ---- */
 
 /*
- * Resolves "all", "auto", "ladder", names, ideas, ladder numbers and ranges ("10-30"), in comma lists, into kernel
- * names ("" stands for auto), each once, in the order given. *names is an array to free(); the strings are the
- * library's. Returns CLI_GO or CLI_USAGE.
+ * Resolves "all", "auto", names and ideas, in comma lists, into kernel names ("" stands for auto), each once, in the
+ * order given. *names is an array to free(); the strings are the library's. Returns CLI_GO or CLI_USAGE.
  */
 int cli_kernels(const esmm_ctx *ctx, const char *what, const char *list, const char ***names, int *count);
 

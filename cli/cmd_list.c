@@ -7,8 +7,8 @@ enum { WIDEST = 120 };
 
 static void flags_text(unsigned flags, char *out, size_t bytes)
 {
-  snprintf(out, bytes, "%s%s%s%s", flags & ESMM_KERNEL_DETERMINISTIC ? "D" : "-", flags & ESMM_KERNEL_SKIPS ? "S" : "-",
-           flags & ESMM_KERNEL_REFERENCE ? "R" : "-", flags & ESMM_KERNEL_ABLATION ? "A" : "-");
+  snprintf(out, bytes, "%s%s%s", flags & ESMM_KERNEL_DETERMINISTIC ? "D" : "-", flags & ESMM_KERNEL_SKIPS ? "S" : "-",
+           flags & ESMM_KERNEL_REFERENCE ? "R" : "-");
 }
 
 static void add_row(cli_table *table, const esmm_kernel_info *info)
@@ -17,10 +17,6 @@ static void add_row(cli_table *table, const esmm_kernel_info *info)
   char flags[8];
   flags_text(info->flags, flags, sizeof flags);
   cli_table_cell(table, style, "%s", info->name);
-  if (info->number)
-    cli_table_cell(table, style, "%d", info->number);
-  else
-    cli_table_cell(table, style, "-");
   cli_table_cell(table, style, "%s", info->backend);
   cli_table_cell(table, style, "%s", info->available ? "yes" : "no");
   cli_table_cell(table, style, "%s", flags);
@@ -29,8 +25,8 @@ static void add_row(cli_table *table, const esmm_kernel_info *info)
 
 static int print_list(const esmm_ctx *ctx, bool names)
 {
-  static const char *const heads[] = {"kernel", "number", "backend", "here", "flags", "what it does"};
-  cli_table *table = cli_table_new("lrllll", heads);
+  static const char *const heads[] = {"kernel", "backend", "here", "flags", "what it does"};
+  cli_table *table = cli_table_new("lllll", heads);
   int status = CLI_OK;
   for (int i = 0; i < esmm_kernel_count() && status == CLI_OK; i++) {
     esmm_kernel_info info = {.size = sizeof info};
@@ -45,8 +41,8 @@ static int print_list(const esmm_ctx *ctx, bool names)
   if (!names && status == CLI_OK) {
     const int width = cli_screen_width(stdout);
     cli_table_print_wrapped(table, width > 0 ? width : WIDEST, stdout);
-    printf("\nhere: whether %s can run it. number: place on the ladder of prior work.\n"
-           "Flags: D deterministic, S skips zeros, R reference and A ablation (both run only when asked for)\n",
+    printf("\nhere: whether %s can run it. Flags: D deterministic, S skips zeros, R reference (runs only when asked "
+           "for)\n",
            esmm_ctx_device(ctx));
   }
   cli_table_free(table);
@@ -69,8 +65,7 @@ int cmd_list(int argc, char **argv)
       .notes = "Flags\n"
                "  D  deterministic: the same data and threads give the same bits\n"
                "  S  skips zeros; never used under --strict\n"
-               "  R  reference: for checking, only runs when it is asked for\n"
-               "  A  ablation: kept for comparison, only runs when it is asked for\n"};
+               "  R  reference: for checking, only runs when it is asked for\n"};
   int count;
   int status = cli_parse(&parser, argc, argv, NULL, &count);
   if (status != CLI_GO)

@@ -244,9 +244,9 @@ typedef enum esmm_use {
                GPU a 16-bit B is kept as its rows, padded to 128 columns; where it has fewer, or a number that 8 does
                not divide, also without padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of 32
                columns, and unless it is for decode in a second form for dense kernels (not with max_bytes_ratio below
-               2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights, which take 0.5625 of
-               B's bytes where they fit 2:4, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both
-               (BSR: from 2 on) */
+               2), and as its rows for cuBLAS (not below 3). Beside BSR weights, and NM weights that fit 2:4, which take
+               0.5625 of B's bytes, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both (BSR: from 2
+               on); a GPU that is no Hopper refuses 2:4 without one. Of other NM weights it keeps B's rows alone */
 
 typedef struct esmm_prepare_opts {
   size_t size;
@@ -393,40 +393,27 @@ typedef struct esmm_matmul_opts {
   const float *bias;  /* [n], added to every row before the activation. In device memory if C is, else in the host's.
                          NULL: none */
   esmm_activation activation;
-  int strict;        /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
-  const char *force; /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
-                        anything to multiply. Overrides the context's */
-  const esmm_pattern
-      *a_pattern;              /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
-                                  GPU chooses its kernel by them: at once if they lie in host memory, else where
-                                  it remembers nothing of such products, and then it waits for the product that
-                                  makes them. 16-bit joint, fused and decode on a GPU read the c_pattern of a
-                                  product of the same context in place of a scan, where at most four of its
-                                  strips are one of theirs (joint 32, 64 or 128 rows, fused 16, 32 or 64), or A is
-                                  one of theirs and has 16 at most; a graph reads it at every launch, so keep it
-                                  as long. Must be of this A: a term whose bit is 0 may or may not be part of the sum */
-  const esmm_matrix *residual; /* [m,n], any dtype and order; NULL: none */
-  const esmm_weights *gate;    /* a second B of weights' shape, prepared for the same device; its dtype and form may
-                                  differ. Each product has its own plan, unless one launch makes both; force and
-                                  strict are for both. NULL: none */
-  const float *gate_bias;      /* [n], only with a gate; where bias would lie. NULL: none */
-  int32_t *column_nonzeros;    /* [n], receives how many elements of each column of C are nonzero; in device memory if
-                                  C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged
-                                  after a failure (on a GPU: unless work had begun). NULL: not wanted */
-  int64_t c_strip_rows;        /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
-  esmm_pattern **c_pattern;    /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
-                                  it as the a_pattern of the product that takes C as its A, then free it. NULL after a
-                                  failure. NULL: not wanted */
-  int c_packed;                /* on a GPU, with a c_pattern of strips of 128 rows: the pattern also has the values of
-                                  a 16-bit row-major C without what is zero in all of a strip, as the 16-bit joint
-                                  kernel of Hopper reads them, which then neither scans nor packs its A. Of a
-                                  product of the same context that is given the pattern, A must be C as it was stored,
-                                  unchanged: its values are taken from the pattern, not from A. That takes 1.03 times
-                                  the bytes of C, rounded up to 128 rows and 256 columns, of device memory more, which
-                                  the context keeps for the next pattern. 1: where the kernel that makes C can write
-                                  them on its way (dense, Hopper) and that memory is there; 2: else by a launch behind
-                                  it. With other strips than c_strip_rows 128, or elsewhere, nothing is packed. C itself
-                                  is written as ever. 0: nothing is packed */
+  int strict;                    /* 1: no skipping, zeros meet Inf and NaN as IEEE says */
+  const char *force;             /* a kernel's name, or its idea ("joint"); fails if it cannot run, where there is
+                                    anything to multiply. Overrides the context's */
+  const esmm_pattern *a_pattern; /* A's bitmaps, if you have them: the CPU's joint kernel then does not scan A, and a
+                                    GPU chooses its kernel by them: at once if they lie in host memory, else where
+                                    it remembers nothing of such products, and then it waits for the product that
+                                    makes them. Kernels on a GPU scan A all the same. Must be of this A: a term whose
+                                    bit is 0 may or may not be part of the sum */
+  const esmm_matrix *residual;   /* [m,n], any dtype and order; NULL: none */
+  const esmm_weights *gate;      /* a second B of weights' shape, prepared for the same device; its dtype and form may
+                                    differ. Each product has its own plan, unless one launch makes both; force and
+                                    strict are for both. NULL: none */
+  const float *gate_bias;        /* [n], only with a gate; where bias would lie. NULL: none */
+  int32_t *column_nonzeros;      /* [n], receives how many elements of each column of C are nonzero; in device memory if
+                                    C is, else in the host's. m is at most 2^31 - 1, else ESMM_ERR_OVERFLOW. Unchanged
+                                    after a failure (on a GPU: unless work had begun). NULL: not wanted */
+  int64_t c_strip_rows;          /* rows of C that share a bitmap in *c_pattern; 0 means 8 */
+  esmm_pattern **c_pattern;      /* receives a new pattern: what esmm_pattern_extract(C, c_strip_rows) would give. Use
+                                    it as the a_pattern of the product that takes C as its A, then free it. NULL after a
+                                    failure. NULL: not wanted */
+  int reserved;                  /* 0 */
 } esmm_matmul_opts;
 
 typedef struct esmm_stats { /* with a gate: FLOP and seconds of both products, the rest of the one with weights */
@@ -467,7 +454,7 @@ enum {
   ESMM_KERNEL_DETERMINISTIC = 1, /* same data, same threads: same bits */
   ESMM_KERNEL_SKIPS = 2,         /* may skip zeros; never used under strict */
   ESMM_KERNEL_REFERENCE = 4,     /* for checking: only runs when forced */
-  ESMM_KERNEL_ABLATION = 8       /* kept for comparison: only runs when forced */
+  ESMM_KERNEL_ABLATION = 8       /* reserved: no kernel has it */
 };
 
 typedef struct esmm_kernel_info {
@@ -475,7 +462,7 @@ typedef struct esmm_kernel_info {
   const char *name;    /* "joint_f32_avx2" */
   const char *doc;     /* one line */
   const char *backend; /* "cpu", "cuda" */
-  int number;          /* its place on the ladder of prior work, or 0 */
+  int number;          /* reserved: always 0 */
   unsigned flags;      /* ESMM_KERNEL_... */
   int available;       /* 1: the context can run it: its backend is the context's, and the device has what it needs */
   unsigned formats;    /* of B that it reads: the bits 1 << esmm_format_kind */

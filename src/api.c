@@ -471,7 +471,6 @@ static esmm_kernel_info describe(const esmm_ctx *ctx, const esmm_kernel *kernel)
       .name = kernel->name,
       .doc = kernel->doc,
       .backend = kernel->backend->name,
-      .number = kernel->number,
       .flags = kernel->flags,
       .available = esmm_kernel_available(ctx, kernel, NULL, 0),
       .formats = esmm_kernel_formats(kernel),

@@ -71,10 +71,11 @@ struct esmm_backend {
   /* ---- products ---- */
   /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
-  /* C is not empty, unless column counts in the device's memory are to become 0. With k or alpha 0 only the epilogue is
-     to be done. s is filled in only where it is wanted. */
-  esmm_status (*multiply)(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
-                          esmm_stats *s);
+  /* C is not empty, k and alpha are not 0; p->gate is the other branch, to be made too. s is filled in only where it is
+     wanted. */
+  esmm_status (*multiply)(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s);
+  /* The epilogue alone: k or alpha is 0, or C is empty and column counts in the device's memory are to become 0. */
+  esmm_status (*finish)(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s);
   /* What multiply would choose, as esmm_plan_sampled gives it. */
   esmm_status (*explain)(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
   /* Waits for the reports that an entry of recall.h expects, and takes none. NULL: its products send none. */

@@ -21,7 +21,6 @@ const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {
     [ESMM_FORM_CELLS16] = {"cells", ESMM_FORMAT_BSR, "b is fp32"},
     [ESMM_FORM_NM16] = {"2:4 blocks", ESMM_FORMAT_NM, "some four k's may have more than two nonzeros"},
     [ESMM_FORM_TURNED16] = {"16-bit columns", ESMM_FORMAT_DENSE, "the weights were prepared"},
-    [ESMM_FORM_SLOTS16] = {"slots", ESMM_FORMAT_NM, "the weights fit 2:4 and are kept so"},
 };
 
 unsigned esmm_forms_of_format(esmm_format_kind format)

@@ -27,7 +27,6 @@ typedef enum esmm_form_kind {
   ESMM_FORM_CELLS16,  /* GPU: 16-bit cells of a BSR B that have a nonzero */
   ESMM_FORM_NM16,     /* GPU: 2:4, 16-bit: blocks of values and places for the sparse tensor core */
   ESMM_FORM_TURNED16, /* GPU: 16-bit, B transposed, where it lies so and a library reads it: of a layer's products */
-  ESMM_FORM_SLOTS16,  /* GPU: any other N:M, 16-bit: rows of values and rows of places */
   ESMM_FORM_KINDS
 } esmm_form_kind;
 

@@ -51,17 +51,18 @@ typedef struct esmm_problem {
   esmm_matrix residual;  /* data is NULL: none */
   int32_t *nonzeros;     /* [n], to which the nonzeros of C's columns are added; NULL: not wanted */
   esmm_pattern *bitmaps; /* into which C's strips are ORed; NULL: not wanted */
-  int packs;             /* esmm_matmul_opts.c_packed */
   int64_t row0;          /* row of the whole C, in bitmaps, that is row 0 of this one */
   bool strict;
   bool timed;                  /* seconds are wanted: else no clock need be read */
   const esmm_pattern *pattern; /* NULL: scan A */
-  bool packed;                 /* it has A's values, packed, where this context can read them: set by the backend */
   int threads;
   esmm_sample sample;
   int64_t variant;  /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */
   const void *call; /* what the backend hands to run() beside this; NULL where it needs nothing */
 } esmm_problem;
+
+/* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C. */
+esmm_problem esmm_gate_problem(const esmm_problem *p, const esmm_gate *gate, int64_t m, int64_t ld);
 
 /* Callbacks get the kernel itself: one function may serve several kernels, which differ in what they say of themselves.
  */
@@ -69,7 +70,6 @@ typedef struct esmm_kernel esmm_kernel;
 struct esmm_kernel {
   const char *name, *doc;
   const esmm_backend *backend;
-  int number;          /* place on the ladder, 0: none */
   unsigned flags;      /* ESMM_KERNEL_... of esmm.h */
   unsigned cpu;        /* ESMM_CPU_... it needs */
   unsigned reads;      /* the form of B that it reads, ESMM_FORM(...); 0: whatever there is */

@@ -106,9 +106,7 @@ bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const 
 /* Why a kernel that can run does not compete, or NULL. */
 static const char *only_when_forced(const esmm_kernel *kernel)
 {
-  return kernel->flags & ESMM_KERNEL_REFERENCE  ? "for checking"
-         : kernel->flags & ESMM_KERNEL_ABLATION ? "kept for comparison"
-                                                : NULL;
+  return kernel->flags & ESMM_KERNEL_REFERENCE ? "for checking" : NULL;
 }
 
 static bool from_env(const esmm_ctx *ctx, const char *force)

@@ -64,8 +64,8 @@ static esmm_status check_statistics(esmm_ctx *ctx, const esmm_matmul_opts *o, co
   if (o->c_strip_rows < 0)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->c_strip_rows is %lld; it must be positive, or 0 for %d",
                      (long long)o->c_strip_rows, C_STRIP_ROWS);
-  if (o->c_packed < 0 || o->c_packed > 2)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->c_packed is %d; it must be 0, 1 or 2", o->c_packed);
+  if (o->reserved != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->reserved, once c_packed, is %d; it must be 0", o->reserved);
   if (!o->column_nonzeros)
     return ESMM_OK;
   if (p->m > INT32_MAX)
@@ -149,12 +149,27 @@ static esmm_status make_problem(esmm_ctx *ctx, const esmm_matrix *a, const esmm_
   p->gated = o->gate != NULL;
   p->gate = (esmm_gate){o->gate, o->gate_bias, o->activation};
   p->nonzeros = o->column_nonzeros;
-  p->packs = o->c_pattern ? o->c_packed : 0;
   p->strict = o->strict != 0;
   p->pattern = p->strict ? NULL : o->a_pattern;
-  const double most = sqrt((double)p->m * (double)p->n * (double)p->k / ctx->thread_work);
-  p->threads = most >= (double)ctx->threads ? ctx->threads : (int)fmax(1.0, most);
   return ESMM_OK;
+}
+
+esmm_problem esmm_gate_problem(const esmm_problem *p, const esmm_gate *gate, int64_t m, int64_t ld)
+{
+  esmm_problem g = *p;
+  g.w = gate->w;
+  g.gate.w = NULL;
+  g.m = m;
+  g.c = (esmm_matrix){.rows = m, .cols = p->n, .ld = ld};
+  g.beta = 0.0f;
+  g.bias = gate->bias;
+  g.activation = gate->activation;
+  g.gated = false;
+  g.factor = NULL;
+  g.residual.data = NULL;
+  g.nonzeros = NULL;
+  g.bitmaps = NULL;
+  return g;
 }
 
 static const char *forced(const esmm_ctx *ctx, const esmm_matmul_opts *o)
@@ -188,13 +203,12 @@ static esmm_status make_bitmaps(esmm_ctx *ctx, const esmm_matmul_opts *o, esmm_p
 }
 
 /* Runs a product that was checked, with a kernel where there is anything to multiply. */
-static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool want_stats,
-                       esmm_stats *s)
+static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s)
 {
   const bool empty = p->m == 0 || p->n == 0, nothing = p->k == 0 || p->alpha == 0.0f;
   esmm_status status = ESMM_OK;
   if (!empty && !nothing) {
-    status = ctx->backend->multiply(ctx, p, o, force, want_stats, s);
+    status = ctx->backend->multiply(ctx, p, force, want_stats, s);
     s->skipped_share = 1.0 - s->flop_useful / s->flop_dense;
     return status;
   }
@@ -204,13 +218,13 @@ static esmm_status run(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o
     if (!p->nonzeros || p->n == 0)
       return ESMM_OK;
     if (p->c.place == ESMM_DEVICE)
-      return ctx->backend->multiply(ctx, p, o, NULL, want_stats, s);
+      return ctx->backend->finish(ctx, p, want_stats, s);
     memset(p->nonzeros, 0, (size_t)p->n * sizeof *p->nonzeros);
     return ESMM_OK;
   }
   (void)snprintf(s->reason, sizeof s->reason, "%s is 0: only the epilogue", p->k == 0 ? "k" : "alpha");
   s->skipped_share = 1.0;
-  return ctx->backend->multiply(ctx, p, o, NULL, want_stats, s);
+  return ctx->backend->finish(ctx, p, want_stats, s);
 }
 
 esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
@@ -231,7 +245,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   if (status != ESMM_OK)
     return status;
   const char *force = forced(ctx, &o);
-  s.threads = ctx->backend->threads ? p.threads : 0;
+  s.threads = ctx->backend->threads;
   s.strip_cols = ESMM_PANEL;
   s.strip_density_b = weights->strip_density;
   s.weights_bytes = weights->bytes;
@@ -241,7 +255,7 @@ esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights 
   if (o.c_pattern)
     status = make_bitmaps(ctx, &o, &p);
   if (status == ESMM_OK)
-    status = run(ctx, &p, &o, force, stats != NULL, &s);
+    status = run(ctx, &p, force, stats != NULL, &s);
   if (status != ESMM_OK) {
     esmm_pattern_free(p.bitmaps);
     return status;

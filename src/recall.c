@@ -168,7 +168,7 @@ static key key_of(const esmm_problem *p)
   k.nonzeros = p->nonzeros != NULL;
   k.bitmaps = !p->bitmaps ? 0 : p->bitmaps->strip_rows % 8 == 0 ? 1 : 2;
   k.strict = p->strict;
-  k.pattern = !p->pattern ? 0 : p->packed ? 2 : 1;
+  k.pattern = p->pattern != NULL;
   return k;
 }
 

@@ -83,6 +83,6 @@ unsigned esmm_kernel_formats(const esmm_kernel *kernel)
 
 bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel)
 {
-  return !(kernel->flags & (ESMM_KERNEL_REFERENCE | ESMM_KERNEL_ABLATION)) &&
-         esmm_kernel_available(ctx, kernel, NULL, 0) && !esmm_kernel_superseded(ctx, kernel);
+  return !(kernel->flags & ESMM_KERNEL_REFERENCE) && esmm_kernel_available(ctx, kernel, NULL, 0) &&
+         !esmm_kernel_superseded(ctx, kernel);
 }

@@ -141,6 +141,7 @@ if build gcc CC=gcc all $TEST_TARGETS; then
   shell_test readme
   shell_test figures
   shell_test record
+  shell_test ladder
   shell_test examples
   section 'Python'
   shell_test python

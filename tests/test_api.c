@@ -472,6 +472,8 @@ static void bad_options(void **state)
   expect_matmul(f, "activation", &f->a, f->w, &f->c, &o, ESMM_ERR_ARGUMENT, "activation", "44");
   o = (esmm_matmul_opts){.size = sizeof o, .force = "banana"};
   expect_matmul(f, "force", &f->a, f->w, &f->c, &o, ESMM_ERR_UNKNOWN_KERNEL, "force", "banana");
+  o = (esmm_matmul_opts){.size = sizeof o, .reserved = 2};
+  expect_matmul(f, "reserved", &f->a, f->w, &f->c, &o, ESMM_ERR_ARGUMENT, "opts->reserved, once c_packed, is 2", "");
 
   esmm_stats stats = {.size = 1};
   assert_int_equal(esmm_matmul(f->ctx, &f->a, f->w, &f->c, NULL, &stats), ESMM_ERR_ARGUMENT);

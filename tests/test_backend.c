@@ -134,11 +134,10 @@ static esmm_status toy_check_epilogue(esmm_ctx *ctx, const esmm_matmul_opts *o)
 
 extern const esmm_kernel esmm_kernel_ref;
 
-static esmm_status toy_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                                bool want_stats, esmm_stats *s)
+static esmm_status toy_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s)
 {
-  (void)o;
   (void)want_stats;
+  p->threads = 1;
   if (force)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "a toy has no %s", force);
   void *scratch = esmm_scratch(ctx, esmm_kernel_ref.workspace(&esmm_kernel_ref, p));

@@ -144,7 +144,7 @@ done
   said esmm bench 29,15 10 --size 64
   said esmm bench ladder --size 64
   said esmm bench 10-30 --size 64
-  said esmm bench lader --size 64
+  said esmm bench ladder_29_joint_32x32 --size 64
   said esmm bench auto --size 64 --once --json x.json
   said esmm bench --price 3
   said esmm bench --energy --price 3/week
@@ -532,8 +532,6 @@ auto_says() {
 check 'auto says why it is the CPU' auto_says
 cpu_is_quiet() { ! no_gpu esmm info --device cpu | grep -q '^GPU' && ! no_gpu esmm explain --size 48 --device cpu | grep -q '^GPU '; }
 check 'cpu needs no reason' cpu_is_quiet
-ladder_says() { no_gpu esmm bench 29 --size 48 >ladder.out 2>&1; [ $? = 1 ] && grep -q "29: the ladder's kernels run on a GPU, and there is none: .." ladder.out; }
-check 'the ladder says why there is no GPU' ladder_says
 check 'run takes a device' product '2 1 4 3' --device cpu
 
 # ---- profile: with a stand-in for ncu ----

@@ -426,7 +426,7 @@ static void check_notes(const esmm_matrix *c, const esmm_matrix *counts, const e
 
 /* C of dense, by that kernel, with what is noted of it where counts are wanted. */
 static void multiply_lent(const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c, const char *kernel,
-                          const esmm_matrix *bias, esmm_matrix *counts, int packed)
+                          const esmm_matrix *bias, esmm_matrix *counts)
 {
   esmm_pattern *pattern = NULL;
   const esmm_matmul_opts opts = {.size = sizeof opts,
@@ -435,8 +435,7 @@ static void multiply_lent(const esmm_matrix *a, const esmm_weights *w, esmm_matr
                                  .activation = ESMM_ACT_RELU,
                                  .column_nonzeros = counts ? counts->data : NULL,
                                  .c_strip_rows = TALL,
-                                 .c_pattern = counts ? &pattern : NULL,
-                                 .c_packed = packed};
+                                 .c_pattern = counts ? &pattern : NULL};
   expect_ok(gpu, esmm_matmul(gpu, a, w, c, &opts, NULL));
   if (counts)
     check_notes(c, counts, pattern, TALL, kernel);
@@ -468,13 +467,12 @@ static void stages_that_are_lent(void **state)
     esmm_matrix dbias = to_device(&bias), x = host_matrix(M, N, dtype_c), y = host_matrix(M, N, dtype_c);
     esmm_weights *w = NULL;
     expect_ok(gpu, esmm_prepare(gpu, &b, NULL, &w));
-    multiply_lent(&da, w, &want, other, &dbias, NULL, 0);
+    multiply_lent(&da, w, &want, other, &dbias, NULL);
     expect_ok(gpu, esmm_matrix_copy(gpu, &want, &y));
-    for (int noted = 0; noted < 4;
-         noted++) { /* 1: counts and bitmaps, 2: and packed; 3: as 0, when all that was used */
+    for (int noted = 0; noted < 3; noted++) { /* 1: counts and bitmaps; 2: as 0, when all that was used */
       memset(x.data, 0xff, WHOLE * esmm_dtype_size(dtype_c));
       expect_ok(gpu, esmm_matrix_copy(gpu, &x, &got));
-      multiply_lent(&da, w, &got, kernel, &dbias, noted % 3 ? &counts : NULL, noted == 2);
+      multiply_lent(&da, w, &got, kernel, &dbias, noted == 1 ? &counts : NULL);
       expect_ok(gpu, esmm_matrix_copy(gpu, &got, &x));
       if (memcmp(x.data, y.data, WHOLE * esmm_dtype_size(dtype_c)) != 0)
         fail_msg("%s, C in %s, %d: C differs from that of %s", kernel, esmm_dtype_str(dtype_c), noted, other);

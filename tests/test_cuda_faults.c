@@ -365,8 +365,7 @@ static void fail_each_allocation(data d)
                                    .gate = w,
                                    .column_nonzeros = counts,
                                    .c_strip_rows = 128,
-                                   .c_pattern = &pattern,
-                                   .c_packed = 2};
+                                   .c_pattern = &pattern};
     if (status == ESMM_OK)
       status = esmm_matmul(ctx, &d.a, w, &d.c, &opts, NULL);
     esmm_pattern_info info = {.size = sizeof info};

@@ -604,14 +604,9 @@ static int add_forced_at(plan_text *out, const esmm_kernel *kernel, int sm, int 
   static const esmm_format formats[] = {{.kind = ESMM_FORMAT_DENSE},
                                         {.kind = ESMM_FORMAT_BSR, .block_rows = 64, .block_cols = 64},
                                         {.kind = ESMM_FORMAT_BSR, .block_rows = 32, .block_cols = 32},
-                                        {.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4, .group_cols = 1},
-                                        {.kind = ESMM_FORMAT_NM, .keep = 3, .group = 8, .group_cols = 1}};
+                                        {.kind = ESMM_FORMAT_NM, .keep = 2, .group = 4, .group_cols = 1}};
   const char *name = kernel->name;
-  const int format = strstr(name, "bsr_narrow")   ? 2
-                     : strstr(name, "bsr")        ? 1
-                     : strstr(name, "nm_generic") ? 4
-                     : strstr(name, "nm")         ? 3
-                                                  : 0;
+  const int format = strstr(name, "bsr_narrow") ? 2 : strstr(name, "bsr") ? 1 : strstr(name, "nm") ? 3 : 0;
   int ran = 0;
   for (int shape = 0; shape < SHAPES; shape += step) {
     char group[64];

@@ -4,10 +4,13 @@
  * were launched, and report what A's densities are and what the device has chosen.
  */
 #include "cuda/cuda.h"
+#include "cuda/ffn/decode_params.h"
 #include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
 
 #include <math.h>
+
+ESMM_FATBIN(ffn_decode);
 
 enum { SIZE = 4096, MOST = 16 }; /* so large that skipping can pay for asking; launches of a call */
 
@@ -404,14 +407,14 @@ static void every_part_of_the_epilogue_runs(void **state)
     esmm_matmul_opts opts = parts[i].opts;
     int count = 0;
     opts.size = sizeof opts;
-    opts.force = "joint_f32_simt";
+    opts.force = "joint_f32";
     assert_int_equal(esmm_explain(b.ctx, &b.a, b.w, &b.c, &opts, NULL, 0, &count), ESMM_OK);
     assert_null(pattern);
     seen.count = 0;
     if (esmm_matmul(b.ctx, &b.a, b.w, &b.c, &opts, NULL) != ESMM_OK)
       fail_msg("%s: %s", parts[i].word, esmm_ctx_error(b.ctx));
-    if (count_of("joint_f32_simt") != parts[i].products || count_passes() != parts[i].passes)
-      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("joint_f32_simt"), count_passes());
+    if (count_of("esmm_joint_f32") != parts[i].products || count_passes() != parts[i].passes)
+      fail_msg("%s: %d products, %d passes", parts[i].word, count_of("esmm_joint_f32"), count_passes());
     const float alpha = 0;
     opts.alpha = &alpha;
     esmm_pattern_free(pattern);
@@ -675,18 +678,6 @@ static void wgmma16_tallies_itself(void **state)
       assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
     esmm_pattern_free(pattern);
   }
-  esmm_pattern *pattern = NULL; /* what a launch behind it packs, that counts */
-  const esmm_matmul_opts packed = {.size = sizeof packed,
-                                   .force = s.dense,
-                                   .activation = ESMM_ACT_SILU,
-                                   .c_strip_rows = 128,
-                                   .c_pattern = &pattern,
-                                   .c_packed = 2};
-  seen.count = 0;
-  assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &packed, NULL), ESMM_OK);
-  assert_int_equal(seen.wgmma16.told, 0);
-  assert_int_equal(count_of("esmm_tally_index"), 1);
-  esmm_pattern_free(pattern);
   esmm_memory_free(s.ctx, counts);
   square_stop(&s);
 }
@@ -719,6 +710,35 @@ static void a_pattern_tells_densities(void **state)
   square_stop(&s);
 }
 
+/* A pattern tells the plan; a kernel that is forced is launched as without one. */
+static void a_pattern_changes_no_launch(void **state)
+{
+  (void)state;
+  square s;
+  esmm_pattern *pattern = NULL;
+  square_start(&s, ESMM_BF16);
+  const esmm_matmul_opts leave = {.size = sizeof leave, .force = s.dense, .c_strip_rows = 128, .c_pattern = &pattern};
+  assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &leave, NULL), ESMM_OK);
+  for (int noted = 0; noted < 2; noted++) {
+    const esmm_matmul_opts plain = {.size = sizeof plain, .force = noted ? s.dense : s.joint};
+    esmm_matmul_opts told = plain;
+    told.a_pattern = pattern;
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &plain, NULL), ESMM_OK);
+    const esmm_wgmma16_params before = seen.wgmma16;
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s", seen.name[0]);
+    assert_int_equal(seen.count, 1);
+    seen.count = 0;
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &told, NULL), ESMM_OK);
+    assert_int_equal(seen.count, 1);
+    assert_string_equal(seen.name[0], name);
+    assert_memory_equal(&seen.wgmma16, &before, sizeof before);
+  }
+  esmm_pattern_free(pattern);
+  square_stop(&s);
+}
+
 /* A product by a kernel: how many of its launches were in clusters, and how many cooperative. */
 static void check_launches(square *s, const char *kernel, int clusters, int cooperative)
 {
@@ -736,6 +756,9 @@ static void check_launches(square *s, const char *kernel, int clusters, int coop
 static void clusters_without_cooperation(void **state)
 {
   static const char *const values[] = {NULL, "", "1", "0"};
+  static const esmm_cuda_function decode = {&fatbin_ffn_decode, "esmm_ffn_decode_bf16_8", 0};
+  const esmm_launch alone = {.grid_x = 1, .threads = 32, .cooperative = 1}; /* as the layer's */
+  const esmm_ffn_decode_params params = {0};
   (void)state;
   for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
     square s;
@@ -745,9 +768,10 @@ static void clusters_without_cooperation(void **state)
     square_start(&s, ESMM_BF16);
     check_launches(&s, s.dense, 1, i < 3);
     check_launches(&s, s.joint, 1, i < 3);
-    square_stop(&s);
-    square_start(&s, ESMM_F32);
-    check_launches(&s, "ladder_25_fused_64x32", 0, 1);
+    fake->clusters = fake->cooperative = 0;
+    assert_int_equal(esmm_cuda_begin(s.ctx, NULL), ESMM_OK);
+    assert_int_equal(esmm_cuda_end(s.ctx, NULL, esmm_cuda_launch(s.ctx, &decode, &alone, NULL, &params)), ESMM_OK);
+    assert_true(fake->clusters == 0 && fake->cooperative == 1);
     square_stop(&s);
   }
   static const char *const devices[] = {"cuda", "auto"}; /* not the CPU either: who sets it means a GPU */
@@ -782,6 +806,7 @@ int main(int argc, char **argv)
                                     TEST(stages_are_lent),
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),
+                                    TEST(a_pattern_changes_no_launch),
                                     TEST(low_strips_follow_from_elements_and_tall_ones),
                                     TEST(few_nonzeros_anywhere_run_on_low_strips),
                                     TEST(fine_copies_what_it_cannot_read),

@@ -121,11 +121,12 @@ static void weights_of_groups(void **state)
       {2, 4, 5, 0.6, ESMM_FORM(NM16)},
       {1, 3, 1, 0.6, ESMM_FORM(NM16)},
       {2, 8, 1, 0.6, ESMM_FORM(NM16)},
-      {2, 6, 1, 0.6, ESMM_FORM(SLOTS16)},
-      {4, 8, 1, 1, ESMM_FORM(SLOTS16)},
-      {4, 8, 16, 2, ESMM_FORM(SLOTS16) | ESMM_FORM(ROWS16)},
+      {2, 6, 1, 0, ESMM_FORM(ROWS16)},
+      {4, 8, 1, 1, ESMM_FORM(ROWS16)},
+      {4, 8, 16, 2, ESMM_FORM(ROWS16)},
       {2, 4, 1, 0.5, 0},
-      {7, 8, 1, 1.3, 0},
+      {2, 6, 1, 0.9, 0},
+      {7, 8, 1, 0.99, 0},
   };
   meter m = {0};
   esmm_ctx *ctx = must_create(&m);
@@ -147,7 +148,7 @@ static void weights_of_groups(void **state)
       assert_int_equal(w->forms, rows[i / 2].forms);
       assert_int_equal(w->makes, w->forms & ESMM_FORM(ROWS16) ? ESMM_FORM(STRIPS) : 0);
       const esmm_cuda_weights *device = esmm_cuda_of(w);
-      assert_int_equal(device->nm % 256, 0);
+      assert_true((device->nm != 0) == ((w->forms & ESMM_FORM(NM16)) != 0) && device->nm % 256 == 0);
       assert_true(device->strips.bits && device->strips.strips == (n + 31) / 32);
       assert_true((device->rows != 0) == ((w->forms & ESMM_FORM(ROWS16)) != 0));
       esmm_weights_info info = {.size = sizeof info};
@@ -180,15 +181,24 @@ static void groups_and_their_copy(void **state)
     esmm_weights *w = NULL;
     const esmm_prepare_opts opts = {
         .size = sizeof opts, .format.kind = ESMM_FORMAT_NM, .max_bytes_ratio = copy ? 3 : 0.6};
-    assert_int_equal(esmm_prepare(ctx, &d.b, &opts, &w), ESMM_OK);
+    const esmm_status prepared = esmm_prepare(ctx, &d.b, &opts, &w);
+    if (fake->sm != 90 && !copy) { /* only Hopper multiplies 2:4 of more than 16 rows */
+      th_expect("prepare", prepared, ESMM_ERR_UNSUPPORTED, esmm_ctx_error(ctx), "max_bytes_ratio", "1.56");
+      esmm_ctx_free(ctx);
+      free_data(&d);
+      continue;
+    }
+    assert_int_equal(prepared, ESMM_OK);
     if (few)
       d.a.rows = d.c.rows = 12;
     const struct {
       const char *kernel;
       bool runs;
-    } rows[] = {{"nm_%s_sm90a", fake->sm == 90}, {"nm_generic_%s", true},
-                {"decode_nm_%s", few},           {"dense_%s_mma", copy},
-                {"decode_%s", few && copy},      {"dense_%s_sm90a", copy && fake->sm == 90}};
+    } rows[] = {{"nm_%s_sm90a", fake->sm == 90},
+                {"decode_nm_%s", few},
+                {"dense_%s_mma", copy},
+                {"decode_%s", few && copy},
+                {"dense_%s_sm90a", copy && fake->sm == 90}};
     for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
       char force[64];
       (void)snprintf(force, sizeof force, rows[j].kernel, name);
@@ -346,8 +356,7 @@ static int64_t launches_of(const char *force, esmm_dtype a, esmm_dtype b)
 static void strips_for_the_call(void **state)
 {
   (void)state;
-  static const char *const names[] = {"joint_f32", "joint_f32_simt", "dense_f32_mma", "ladder_10_dense",
-                                      "ladder_20_joint_64x32"};
+  static const char *const names[] = {"joint_f32", "dense_f32_mma"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++) {
       const int64_t kept = launches_of(names[i], (esmm_dtype)dtype, ESMM_F32);

@@ -15,7 +15,7 @@ compiled() { # NAME: every entry function of the file was compiled for each targ
 }
 
 nvcc=$(sh scripts/find_nvcc.sh)
-for source in $(find src/cuda -name "*.cu" | sort); do
+for source in $(find src/cuda bench/ladder -name "*.cu" | sort); do
   name=$(basename "$source" .cu)
   if [ -n "$nvcc" ]; then
     check "$source: no spills, no warnings" compiled "$name"

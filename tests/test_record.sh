@@ -13,14 +13,19 @@ info)
   printf '  "%s": "%s",\n' version 1 source_id abc cpu CPU gpu 'NVIDIA GPU' gpu_driver 570 features sm_90
   echo '  "dense_libraries": ["cuBLAS 13"]'
   ;;
-list) echo 'decode_bf16 0 cuda yes' ;;
+list) printf '%s cuda yes\n' decode_bf16 dense_f32 joint_f32 ;;
 bench)
   [ -z "${BENCH_FAILS:-}" ] || case "$*" in *$BENCH_FAILS*) exit 1 ;; esac
   echo others >>"$ORDER"
   while [ "$1" != --json ]; do shift; done
-  echo '{"kernel":"decode_bf16","host_ns":5}' >"$2"
+  echo '{"kernel":"decode_bf16","host_ns":5,"outcome":"ok"}' >"$2"
   ;;
 esac
+SCRIPT
+cat >"$WORK/stub/ladder" <<'SCRIPT'
+#!/bin/sh
+case $* in '--device cuda --runs 7 --size 4096 --sweep .5 --json '*) ;; *) exit 1 ;; esac
+printf '{"kernel":"ladder","number":%s,"outcome":"ok"}\n' 10 29 >"${10}"
 SCRIPT
 cat >"$WORK/stub/bin/python3" <<'SCRIPT'
 #!/bin/sh
@@ -44,7 +49,7 @@ rival-wrong)
 left-out) printf 'cut off: no "time" \\ for\t2 jobs\n' && exit 3 ;;
 esac
 SCRIPT
-chmod +x "$WORK/stub/esmm" "$WORK/stub/bin/python3"
+chmod +x "$WORK/stub/esmm" "$WORK/stub/ladder" "$WORK/stub/bin/python3"
 
 record() { # VARIABLE=VALUE...: a small record in $WORK/out
   rm -rf "$WORK/out" "$WORK/order"
@@ -75,6 +80,14 @@ wrong() { # HOW
 rival_wrong() { record PEERS=rival-wrong && has gpu.jsonl peers16 1 && has gpu.jsonl cut 0; }
 failed() { ! record BENCH_FAILS=16x14336x4096 && [ ! -e "$WORK/out/gpu.jsonl" ] && has gpu.partial.jsonl host 1; }
 check 'a whole record has its peers' whole
+fp32() { # the ladder is a program of its own
+  env "$@" ORDER="$WORK/order" ESMM="$WORK/stub/esmm" OUT="$WORK/out" SUITES=fp32 sh bench/gpu_record.sh
+}
+ladder() {
+  rm -rf "$WORK/out" && fp32 LADDER= && has gpu.jsonl ladder 2 && grep -q '"suite":"ladder".*"number":29,' "$WORK/out/gpu.jsonl" &&
+    ! fp32 LADDER=/none >"$WORK/out.txt" 2>&1 && grep -q 'there is no /none; build it with make ladder' "$WORK/out.txt"
+}
+check 'the ladder is in the record, by its numbers' ladder
 check 'peers that are killed leave what they measured, and a mark' killed
 check 'peers come first where the others have time enough' order LIMIT=570 peers 115
 check 'and get what these do not need' order LIMIT=450 peers '\(8[0-5]\|7[0-9]\)'

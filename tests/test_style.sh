@@ -4,7 +4,7 @@
 set -u
 . tests/support/tap.sh
 
-files=$(find include src cli io tests examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
+files=$(find include src cli io tests examples bench/ladder -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 if have clang-format && clang-format --version | grep -q 'version 14\.'; then
   check 'formatted as .clang-format says' clang-format --dry-run --Werror $files
 else

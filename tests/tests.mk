@@ -23,7 +23,7 @@ FAKE_NVML := $(BUILD)/tests/fake/libnvidia-ml.so.1
 TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c))
 
 # ffn_mpi.c needs the header of MPI.
-TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c)))
+TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c bench/ladder/*.c)))
 
 .PHONY: test test-programs tidy golden fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
@@ -31,7 +31,7 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
+test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(BUILD)/ladder $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
 
 tidy: $(TIDY)
 

@@ -11,9 +11,8 @@ static const char about[] =
     "Measures kernels against the fastest dense library for this device (cuBLAS; OpenBLAS, BLIS, oneDNN), every\n"
     "result checked against float64. Our time includes the scan of A; the preparation of B is timed apart.\n"
     "\n"
-    "  kernels   auto (default: what the plan chooses), all (that can compete here), names ('esmm list'), ideas\n"
-    "            (joint), ladder (the GPU kernels of prior work), their numbers and ranges of them (10-30), in a\n"
-    "            comma list\n"
+    "  kernels   auto (default: what the plan chooses), all (that can compete here), names ('esmm list') and ideas\n"
+    "            (joint), in a comma list\n"
     "  runs      timed calls of each, at least; more where they are short (default 7)";
 
 static const char notes[] = CLI_PROBLEM_NOTES
@@ -56,7 +55,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125\n"
     "  esmm bench all 7 --dims 1 4096 4096 --random --density-a 10% --density-b 1\n"
     "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n"
-    "  esmm bench 29,15,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n"
+    "  esmm bench joint,cublas_f32,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n"
     "  esmm bench auto --device cuda --dtype bf16 --size 8192 --blockwise --strip 128 --sweep 1,.5,.25 --density-b 1\n";
 
 /* Ways to measure something else, of which one at most can be asked for. */
@@ -87,8 +86,6 @@ static int check_modes(const bench *b, bool sweep)
                                        : "--given");
   if (b->once && (b->json || b->csv || b->skip_stats || b->extraction))
     return cli_usage("--once measures nothing: give no --json, --csv, --skip-stats or --extraction with it");
-  if (b->given_packed && b->given_rows != 128 && !b->list)
-    return cli_usage("--packed wants --given 128: strips of another height are not packed");
   if (b->energy && (b->once || b->calls || b->prepare || b->switch_every))
     return cli_usage("%s and --energy cannot both be given", modes[0]);
   if (count && !sweep && (b->skip_stats || b->extraction))
@@ -320,8 +317,6 @@ static int run(bench *b)
   }
   if (status == CLI_GO && b->gpu && b->extraction)
     status = cli_usage("--extraction: it measures a CPU's scan (--device cpu); a GPU's is the column extract");
-  if (status == CLI_GO && !b->gpu && b->given_packed)
-    status = cli_usage("--packed: only a GPU reads a packed A (--device cuda); leave it out on a CPU");
   if (status == CLI_GO)
     status = walk(b, &report);
   if (status == CLI_GO && !b->once)

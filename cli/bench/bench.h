@@ -21,7 +21,7 @@
 /* What --epilogue asks for, which only our kernels do: a dense library's product is plain. */
 typedef struct bench_epilogue {
   bool any; /* of the following */
-  bool bias, residual, gate, counts, packed;
+  bool bias, residual, gate, counts;
   esmm_activation activation;
   int64_t bitmap_rows; /* 0: no bitmaps */
 } bench_epilogue;
@@ -41,14 +41,13 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
        65536,                                                                                                        \
        NULL,                                                                                                         \
        NULL},                                                                                                        \
-      {"packed", CLI_FLAG, &(b)->given_packed, NULL, "and on a GPU, with --given 128, A packed", 0, 0, NULL, NULL},  \
   {                                                                                                                  \
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
   }
 #define BENCH_EPILOGUE_HELP                                           \
   "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
-  "silu, gate, residual, counts, bitmaps:ROWS, packed (default none)"
+  "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
 typedef struct bench_suite bench_suite;
 typedef struct bench_plot bench_plot;
@@ -67,7 +66,6 @@ typedef struct bench {
   const char *epilogue_words; /* NULL: none */
   bench_epilogue epilogue;
   int64_t given_rows;       /* 0: A's bitmaps are not given */
-  bool given_packed;        /* and with them A, packed */
   bool alone;               /* --once, --calls, --prepare: no dense library and no random data beside ours */
   int64_t switch_every;     /* 0: not asked for */
   const char *list;         /* NULL: not asked for */
@@ -352,12 +350,16 @@ typedef struct bench_report {
   bench_plot *plot; /* of --plot; NULL: nothing was measured yet */
 } bench_report;
 
+enum { BENCH_FIELDS = 96 }; /* of a record, at most */
+
 int bench_report_open(const bench *b, bench_report *report);
-/* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 /* The first cell of a row where a table has several products: which of them it is of. */
 void bench_report_place(const bench *b, const bench_data *data, cli_table *t);
+/* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
+/* What was measured of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
+int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out);
 /* A record of its own fields beside those that say what was asked for. */
 void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
                          const char *requested, const cli_field *own, int count);

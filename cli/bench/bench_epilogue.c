@@ -36,7 +36,6 @@ static int take_word(const char *word, size_t length, bench_epilogue *out)
                : is_word("residual", word, length) ? &out->residual
                : is_word("gate", word, length)     ? &out->gate
                : is_word("counts", word, length)   ? &out->counts
-               : is_word("packed", word, length)   ? &out->packed
                                                    : NULL;
   if ((flag && *flag) || (activation && out->activation))
     return cli_usage("--epilogue: '%.*s' is one too many: each at most once, and one activation", (int)length, word);
@@ -54,7 +53,7 @@ static int take_word(const char *word, size_t length, bench_epilogue *out)
     return cli_parse_int("--epilogue bitmaps", rows, 1, 1 << 20, &out->bitmap_rows);
   }
   return cli_usage("--epilogue: '%.*s' is none of bias, relu, relu2, gelu, gelu-tanh, silu, gate, residual, counts, "
-                   "bitmaps:ROWS, packed",
+                   "bitmaps:ROWS",
                    (int)length, word);
 }
 
@@ -67,8 +66,6 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out)
     status = take_word(word, length, out);
     word = word[length] ? word + length + 1 : NULL;
   }
-  if (status == CLI_GO && out->packed && out->bitmap_rows != 128)
-    return cli_usage("--epilogue: packed wants bitmaps:128: strips of another height are not packed");
   return status;
 }
 
@@ -214,7 +211,6 @@ void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_o
   if (f->pattern_count == BENCH_TIMERS)
     forget_patterns(f, 0);
   opts->c_strip_rows = e->bitmap_rows;
-  opts->c_packed = e->packed;
   f->patterns[f->pattern_count] = NULL;
   opts->c_pattern = &f->patterns[f->pattern_count++];
 }

@@ -1,12 +1,12 @@
 /*
- * bench_given.c: --given ROWS: our products get A's bitmaps, as a product whose C is A would leave them, and need not
- * look for its zeros; with --packed A's values, too, as joint reads them. To make them is no part of the time.
+ * bench_given.c: --given ROWS: our products get A's bitmaps, as a product whose C is A would leave them. A CPU need not
+ * look for its zeros then, and a GPU's plan knows how dense A is. To make them is no part of the time.
  */
 #include "bench.h"
 
 #include <stdlib.h>
 
-/* On a GPU patterns that a product has left there are what the next one reads: here of one that leaves A as it is. */
+/* On a GPU a pattern that a product has left there: here of one that leaves A as it is. */
 static int hand_over(const bench *b, esmm_matrix a, esmm_pattern **pattern)
 {
   static const float zero = 0.0f, one = 1.0f;
@@ -19,12 +19,8 @@ static int hand_over(const bench *b, esmm_matrix a, esmm_pattern **pattern)
   if (status == CLI_GO)
     status = cli_device_copy(b->ctx, "a column of zeros", &column.m, a.dtype, ESMM_ROW_MAJOR, &near_column);
   if (status == CLI_GO) {
-    const esmm_matmul_opts opts = {.size = sizeof opts,
-                                   .alpha = &zero,
-                                   .beta = &one,
-                                   .c_strip_rows = b->given_rows,
-                                   .c_pattern = pattern,
-                                   .c_packed = b->given_packed ? 2 : 0};
+    const esmm_matmul_opts opts = {
+        .size = sizeof opts, .alpha = &zero, .beta = &one, .c_strip_rows = b->given_rows, .c_pattern = pattern};
     esmm_status made = esmm_prepare(b->ctx, &row.m, NULL, &weights);
     if (made == ESMM_OK)
       made = esmm_matmul(b->ctx, &near_column, weights, &a, &opts, NULL);

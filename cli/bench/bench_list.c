@@ -149,7 +149,6 @@ int bench_list(bench *b, bench_report *report)
   const cli_problem given = b->problem;
   const char *const given_epilogue = b->epilogue_words;
   const int64_t given_rows = b->given_rows;
-  const bool given_packed = b->given_packed;
   const bool given_peers = b->peers;
   lines all;
   bench_data data = {0};
@@ -169,7 +168,6 @@ int bench_list(bench *b, bench_report *report)
     b->problem = given;
     b->epilogue_words = given_epilogue;
     b->given_rows = given_rows;
-    b->given_packed = given_packed;
     b->peers = given_peers;
     const bool again = b->suite && made && differ_in_a(before, all.text[i]);
     free(before);

@@ -20,8 +20,6 @@
   {                          \
     name, NULL, value, false \
   }
-enum { MOST_FIELDS = 96 };
-
 static const char on_random[] = "_on_random"; /* how the name of a baseline on random dense data ends */
 
 static const char *source_kind(const cli_source *source)
@@ -121,7 +119,6 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
       TEXT("format", b->problem.format ? b->problem.format : "dense"),
       {"epilogue", b->epilogue_words, NAN, false},
       NUMBER("given", b->given_rows ? (double)b->given_rows : NAN),
-      {"packed", b->given_packed ? "yes" : NULL, NAN, false},
       NUMBER("weight_bytes", (double)data->info.bytes),
       NUMBER("strip128_density_a", data->strip_density_a),
   };
@@ -129,8 +126,7 @@ static int problem_fields(const bench *b, const bench_data *data, const labels *
   return sizeof fields / sizeof *fields;
 }
 
-static int contestant_fields(const bench_data *data, const bench_result *result, const bench_contestant *c,
-                             cli_field *out)
+int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out)
 {
   const bench_contestant *best = result->best < 0 ? NULL : &result->contestants[result->best];
   const bool ran = c->outcome != BENCH_UNSUPPORTED;
@@ -199,7 +195,7 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
                          const char *kernel, const char *requested, const cli_field *own, int own_count)
 {
   const labels l = make_labels(b);
-  cli_field fields[MOST_FIELDS];
+  cli_field fields[BENCH_FIELDS];
   int count = 0;
   char date[16] = "";
   const time_t now = time(NULL);
@@ -330,8 +326,7 @@ static void print_problem(const bench *b, const bench_data *data, FILE *out)
             : bench_finish_can_pass(b) ? "the dense library's C is plain; and_pass: with one pass over it behind"
                                        : "the dense library's C is plain");
   if (b->given_rows)
-    fprintf(out, "given     A's bitmaps of strips of %lld rows%s; to make them is not timed\n",
-            (long long)b->given_rows, b->given_packed ? ", and A packed" : "");
+    fprintf(out, "given     A's bitmaps of strips of %lld rows; to make them is not timed\n", (long long)b->given_rows);
   fprintf(out, "weights   prepared in %s, %s", cli_seconds(data->seconds_prepare), cli_bytes((double)data->info.bytes));
   if (data->copies > 1)
     fprintf(out, "; each call takes the next of %d copies, so that they come from memory", data->copies);
@@ -497,8 +492,8 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     if (c->outcome == BENCH_UNSUPPORTED && !report->refused[0])
       snprintf(report->refused, sizeof report->refused, "%s", c->reason);
     report->measured += c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
-    cli_field fields[MOST_FIELDS];
-    int count = contestant_fields(data, result, c, fields);
+    cli_field fields[BENCH_FIELDS];
+    int count = bench_report_fields(data, result, c, fields);
     count += bench_energy_fields(b, result, c, fields + count);
     write_record(b, data, result, report, c->name, c->force, fields, count);
   }

@@ -63,22 +63,6 @@ static const bench_suite suites[] = {
      "--dtype bf16 --format nm:2:4 --density-a 1 --peers "
      "--dims={1,2,4,8,16,32,64,128,256,512,1024,2048,8192}x4096x14336\n",
      "0.5", true},
-    {"given16", "A looked at, then its bitmaps handed over",
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --density-a {0.5}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --given 128 --density-a {0.5}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --density-a {0.25}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --given 128 --density-a {0.25}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --density-a {0.125}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 4096 14336 4096 --given 128 --density-a {0.125}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 512 4096 4096 --density-a {0.125}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 512 4096 4096 --given 128 --density-a {0.125}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 64 4096 14336 --density-a {0.1}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 64 4096 14336 --given 64 --density-a {0.1}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 16 14336 4096 --density-a {0.1}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 16 14336 4096 --given 16 --density-a {0.1}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 1 14336 4096 --density-a {0.1}\n"
-     "--dtype bf16 --blockwise --strip 128 --density-b 1 --dims 1 14336 4096 --given 1 --density-a {0.1}\n",
-     NULL, true},
 };
 
 enum { SUITES = sizeof suites / sizeof *suites };

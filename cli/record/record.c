@@ -66,8 +66,8 @@ static double number_of(const json_t *line, const char *name)
 static char *key_of(const json_t *line)
 {
   static const char *const names[] = {
-      "suite",     "asked", "device",          "threads",         "line",   "m",        "n",     "k",      "dtype",
-      "generator", "seed",  "asked_density_a", "asked_density_b", "format", "epilogue", "given", "packed", "requested"};
+      "suite",     "asked", "device",          "threads",         "line",   "m",        "n",     "k",        "dtype",
+      "generator", "seed",  "asked_density_a", "asked_density_b", "format", "epilogue", "given", "requested"};
   char *key = NULL;
   size_t bytes = 0;
   FILE *out = open_memstream(&key, &bytes);

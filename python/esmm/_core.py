@@ -548,11 +548,10 @@ class Context(_Closable):
         gate_bias: int = 0,
         column_nonzeros: int = 0,
         c_strip_rows: int = 0,
-        c_packed: int = 0,
         want_stats: bool = False,
     ) -> Tuple[Optional[Stats], Optional[Pattern]]:
         """esmm_matmul on raw memory: pointers are numbers, activation is a value of ACTIVATIONS. With want_stats the
-        first result is what the call did; with c_strip_rows the second is C's pattern, with c_packed its values, too."""
+        first result is what the call did; with c_strip_rows the second is C's pattern."""
         if self._handle is None or weights._handle is None:
             self._live(), weights._live()
         handle, w = self._handle, weights._handle  # held for the length of the call
@@ -587,7 +586,6 @@ class Context(_Closable):
                     gate_bias,
                     column_nonzeros,
                     c_strip_rows,
-                    c_packed,
                 )
                 _held = (a_pattern and a_pattern._handle, gate and gate._handle)
             _pack_matrix(block, _C, *c, 0, 0, 0)
@@ -624,7 +622,6 @@ class Context(_Closable):
         gate_bias: int,
         column_nonzeros: int,
         c_strip_rows: int,
-        c_packed: int,
     ) -> int:
         """Fills the options of a call in the context's block; their address."""
         at, block = self._at, self._block
@@ -652,7 +649,7 @@ class Context(_Closable):
             column_nonzeros,
             c_strip_rows,
             at + _OUT if c_strip_rows else 0,
-            c_packed,
+            0,
         )
         return at + _OPTS
 
@@ -677,7 +674,6 @@ class Context(_Closable):
             gate_bias=0,
             column_nonzeros=0,
             c_strip_rows=0,
-            c_packed=0,
         )
         given.update(options)
         room = max(1, lib.esmm_kernel_count())

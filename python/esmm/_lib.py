@@ -186,7 +186,7 @@ class MatmulOpts(Structure):
         ("column_nonzeros", c_void_p),
         ("c_strip_rows", c_int64),
         ("c_pattern", c_void_p),
-        ("c_packed", c_int),
+        ("reserved", c_int),
     ]
 
 

@@ -185,6 +185,7 @@ const esmm_backend esmm_cpu_backend = {
     .prepare = esmm_prepare_checked,
     .weights_free = esmm_cpu_weights_free,
     .multiply = esmm_cpu_multiply,
+    .finish = esmm_cpu_finish,
     .explain = esmm_cpu_explain,
     .has = has,
     .superseded = superseded,

@@ -24,8 +24,8 @@ void esmm_sample_extent(const esmm_matrix *a, int64_t *groups, int64_t *spread);
 double esmm_sample_seconds(const esmm_matrix *a);                                /* about how long that takes */
 
 /* product.c */
-esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                              bool want_stats, esmm_stats *s);
+esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s);
+esmm_status esmm_cpu_finish(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s);
 esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 
 /* prepare.c: the forms; needs no context */

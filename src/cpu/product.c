@@ -16,21 +16,11 @@
 #define GATE_ROWS 128
 #define WORK_SECONDS 3e-11 /* about what a multiply-add takes where none is skipped */
 
-/* The gate's branch, row-major in fp32, into memory that is still to be had. */
-static esmm_problem gate_problem(const esmm_problem *p, const esmm_matmul_opts *o)
+/* The most that a product is worth if nothing is skipped. */
+static void set_threads(esmm_problem *p)
 {
-  esmm_problem g = *p;
-  g.w = o->gate;
-  g.c = (esmm_matrix){.rows = p->m, .cols = p->n, .ld = p->n};
-  g.beta = 0.0f;
-  g.bias = o->gate_bias;
-  g.activation = o->activation;
-  g.gated = false;
-  g.factor = NULL;
-  g.residual.data = NULL;
-  g.nonzeros = NULL;
-  g.bitmaps = NULL;
-  return g;
+  const double most = sqrt((double)p->m * (double)p->n * (double)p->k / p->ctx->thread_work);
+  p->threads = most >= (double)p->ctx->threads ? p->ctx->threads : (int)fmax(1.0, most);
 }
 
 /* Nothing can fail from here on: the counts may lose what they held. */
@@ -63,15 +53,16 @@ static void finish_zeros(const esmm_problem *p)
 }
 
 /* The gate's branch is one row then, the same for all. */
-static esmm_status run_epilogue_only(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o)
+esmm_status esmm_cpu_finish(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s)
 {
-  if (o->gate) {
+  (void)want_stats;
+  set_threads(p);
+  s->threads = p->threads;
+  if (p->gate.w) {
     float *row = esmm_scratch(ctx, (size_t)p->n * sizeof *row);
     if (!row)
       return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %lld numbers of the gate's branch", (long long)p->n);
-    esmm_problem gate = gate_problem(p, o);
-    gate.m = 1;
-    gate.c.rows = 1;
+    esmm_problem gate = esmm_gate_problem(p, &p->gate, 1, p->n);
     gate.c.data = row;
     finish_zeros(&gate);
     p->factor = row;
@@ -127,6 +118,17 @@ static void judge(esmm_problem *p, verdict *v)
   v->threads = worth_threads(p, index, seconds, &v->wakes);
 }
 
+/* Fills p->sample as the plan needs it. */
+static esmm_status explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
+{
+  verdict v;
+  if (!force)
+    judge(p, &v);
+  if (force || !v.outright)
+    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
+  return esmm_plan_sampled(ctx, p, force, choices, chosen);
+}
+
 /* Looked for once for each shape of call; NULL where that is not remembered. */
 static const verdict *recall_verdict(esmm_problem *p)
 {
@@ -145,7 +147,7 @@ static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_probl
 {
   esmm_choice choices[ESMM_MAX_KERNELS];
   int chosen;
-  const esmm_status status = esmm_cpu_explain(ctx, p, force, choices, &chosen);
+  const esmm_status status = explain(ctx, p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
   out->kernel = choices[chosen].kernel;
@@ -316,11 +318,10 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
   return status;
 }
 
-static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force, bool told,
-                             esmm_stats *s)
+static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
 {
   planned x, gate;
-  esmm_problem branch = gate_problem(p, o);
+  esmm_problem branch = esmm_gate_problem(p, &p->gate, p->m, p->n);
   const double start = esmm_now();
   esmm_status status = plan(ctx, p, force, told, &x);
   if (status == ESMM_OK)
@@ -360,19 +361,13 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_o
 
 esmm_status esmm_cpu_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
-  verdict v;
-  if (!force)
-    judge(p, &v);
-  if (force || !v.outright)
-    esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
-  return esmm_plan_sampled(ctx, p, force, choices, chosen);
+  set_threads(p);
+  return explain(ctx, p, force, choices, chosen);
 }
 
-esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                              bool want_stats, esmm_stats *s)
+esmm_status esmm_cpu_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s)
 {
+  set_threads(p);
   p->timed = want_stats;
-  if (p->k == 0 || p->alpha == 0.0f)
-    return run_epilogue_only(ctx, p, o);
-  return o->gate ? run_gated(ctx, p, o, force, want_stats, s) : run_planned(ctx, p, force, want_stats, s);
+  return p->gate.w ? run_gated(ctx, p, force, want_stats, s) : run_planned(ctx, p, force, want_stats, s);
 }

@@ -107,6 +107,7 @@ const esmm_backend esmm_cuda_backend = {
     .drop_blocks = esmm_cuda_drop_blocks,
     .prune_top = esmm_cuda_prune_top,
     .multiply = esmm_cuda_multiply,
+    .finish = esmm_cuda_multiply_nothing,
     .explain = esmm_cuda_explain,
     .settle_reports = esmm_cuda_settle_reports,
     .has = has,

@@ -198,13 +198,7 @@ typedef struct esmm_cuda_kernel {
                                              does, behind it */
   bool (*clears)(const esmm_problem *p);  /* and where it is the only one, it clears before what it adds its notes to;
                                              NULL, or false: a launch before it does */
-  int64_t given_rows; /* of its strips, where it reads bitmaps of A that the call was given (esmm_cuda_given) and then
-                         does not scan A; 0: it always does */
-  int64_t given_over; /* with no more rows of A than these it scans A all the same, which was no slower there */
-  bool (*packs)(const esmm_problem *p);        /* its launch, where it is the only one, also writes C packed, to where
-                                                  p->bitmaps has room for that; NULL, or false: it does not */
-  bool (*takes_packed)(const esmm_problem *p); /* it reads A packed where p->packed; NULL, or false: it does not */
-  bool gates;                                  /* it can make both branches of a gated product in one launch: p->gate */
+  bool gates;                             /* it can make both branches of a gated product in one launch: p->gate */
   bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
   /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
      and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
@@ -273,8 +267,8 @@ static inline const esmm_cuda_call *esmm_cuda_call_of(const esmm_problem *p)
 esmm_status esmm_cuda_mark_extracted(esmm_ctx *ctx, const esmm_problem *p);
 
 /* product/matmul.c: as backend.h says; operands may lie in host memory */
-esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                               bool want_stats, esmm_stats *s);
+esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s);
+esmm_status esmm_cuda_multiply_nothing(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s);
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen);
 
 /* product/recall.c */
@@ -309,9 +303,6 @@ esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
 esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
 /* What p wants noted of C, from C as it is stored, where the kernel has not: added to what is there. */
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
-/* C packed to where p->bitmaps has room for it, from C as it is stored. */
-esmm_status esmm_cuda_tally_pack(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
-esmm_status esmm_cuda_tally_index(esmm_ctx *ctx, const esmm_tally_index_params *params, CUstream stream);
 /* Adds up a pattern's bits; the sums behind them are 0. */
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream);
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
@@ -368,14 +359,11 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
  * Patterns of C, which stay on the GPU. place gives an empty one its memory; placed notes that
  * the stream has come behind what fills it. Both between begin and end, and not while the stream is captured.
  */
-esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, bool packed); /* packed: and C's values */
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern);
 esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream);
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
 /* 32-bit words from its bits on that are 0 before it is filled. */
 int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern);
-/* Where C's packed values go; values 0: it has no room for them. They are there once that is noted. */
-esmm_packed esmm_cuda_pattern_room(const esmm_pattern *pattern);
-void esmm_cuda_pattern_note_packed(esmm_pattern *pattern, esmm_dtype dtype);
 /* Where the product that fills it adds up its bits, and tells of them; told 0: it need not. It does once that is noted.
  */
 typedef struct esmm_cuda_pattern_sums {
@@ -384,9 +372,6 @@ typedef struct esmm_cuda_pattern_sums {
 } esmm_cuda_pattern_sums;
 esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern);
 void esmm_cuda_pattern_note_counted(esmm_pattern *pattern);
-bool esmm_cuda_pattern_is_packed(const esmm_pattern *pattern);
-/* The values that p's a_pattern has of A; false: none that this context can read. */
-bool esmm_cuda_packed_a(const esmm_problem *p, esmm_packed *packed);
 /* Its strips that make one of that height; 1 where theirs does not divide it. */
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height);
 /* What the GPU has counted of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: nobody counts. */
@@ -394,11 +379,6 @@ const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uin
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
 void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */
-/* The a_pattern of p for a kernel whose strips have `rows` rows: its bits as they lie on the GPU. False, and no bits:
-   there is none that suits, and A is to be scanned. */
-bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given);
-/* The same for a kernel, by its given_rows and given_over. */
-bool esmm_cuda_given_to(const esmm_kernel *kernel, const esmm_problem *p, esmm_given_bits *given);
 
 /* ---- prepare.c ---- */
 

@@ -47,22 +47,6 @@ typedef struct esmm_strips {
 } esmm_strips;
 ESMM_PARAMS_SIZE(esmm_strips, 32);
 
-/*
- * Bitmaps of A that the call was given (esmm_matmul_opts.a_pattern), as they lie: [strips][words]. The kernel's own
- * strips are `fold` of these each, ORed. A k whose bit is 0 holds zeros; one whose bit is 1 may.
- */
-typedef struct esmm_given_bits {
-  uint64_t bits; /* uint32_t; 0: none, and A is to be scanned */
-  int32_t strips, words;
-  int32_t fold;
-  int32_t unused;
-} esmm_given_bits;
-ESMM_PARAMS_SIZE(esmm_given_bits, 24);
-
-#define ESMM_MOST_FOLD 16 /* so that a lane reads one word of 64 k's at most: see wgmma16/pack.cuh */
-
-#include "cuda/packed_params.h"
-
 /* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
  */
 enum {
@@ -163,49 +147,14 @@ ESMM_PARAMS_SIZE(esmm_convert_params, 96);
 
 /* ---- products ---- */
 
-/* Kernels that read both operands as strips: joint_f32, joint_f32_simt, dense_f32_mma. */
+/* Kernels that read both operands as strips: joint_f32, dense_f32_mma. */
 typedef struct esmm_strips_product_params {
   esmm_selector selector;
   int64_t m, n, k;
   esmm_strips a, b;
   esmm_epilogue_params epilogue;
-  uint64_t bank; /* joint_f32_simt: sums of earlier windows of k, 64 KiB a tile; 0 where one window is all */
 } esmm_strips_product_params;
-ESMM_PARAMS_SIZE(esmm_strips_product_params, 264);
-
-#define ESMM_SIMT_TILE 128    /* rows and columns of a block of joint_f32_simt and of the ladder, */
-#define ESMM_SIMT_THREADS 256 /* and its threads */
-#define ESMM_SIMT_BLOCKS 2    /* at once on a multiprocessor */
-#define ESMM_SIMT_WINDOW 4096 /* k's that joint_f32_simt sums in one chain */
-
-/*
- * The ladder reads A as the caller has it, with bitmaps of its own strip heights.
- *   a_bits [ceil(m / height)][words], b_bits8 [4 * b.strips][words]: words = b.k_padded / 32, bits as in esmm_strips
- */
-typedef struct esmm_ladder_params {
-  esmm_selector selector;
-  int64_t m, n, k;
-  esmm_device_matrix a;
-  esmm_strips b;
-  uint64_t a_bits;  /* 0 where A is not scanned */
-  uint64_t b_bits8; /* of strips of 8 columns; 0 where those of 32 are used */
-  esmm_epilogue_params epilogue;
-} esmm_ladder_params;
-ESMM_PARAMS_SIZE(esmm_ladder_params, 280);
-
-/* By number: rows of A's strips (0: it has no bitmaps), columns of B's. */
-#define ESMM_LADDER_10 0, 32
-#define ESMM_LADDER_17 0, 32
-#define ESMM_LADDER_20 64, 32
-#define ESMM_LADDER_21 8, 32
-#define ESMM_LADDER_25 64, 32
-#define ESMM_LADDER_28 8, 32
-#define ESMM_LADDER_29 32, 32
-#define ESMM_LADDER_30 8, 8
-
-/* Dynamic shared memory of the kernels of plain multiply-adds, bytes. */
-#define ESMM_LADDER_SHARED 68224
-#define ESMM_SIMT_SHARED(stages) (32768 * (stages) + 16384)
+ESMM_PARAMS_SIZE(esmm_strips_product_params, 256);
 
 /* strips_mma.cuh, which joint_f32 and dense_f32_mma are made of: 96 x 128 of C a block; shared memory for its ring. */
 #define ESMM_STRIPS_MMA_ROWS 96
@@ -303,8 +252,6 @@ typedef struct esmm_wgmma16_params {
   float b_density;             /* share of B's tiles that need a k, in the mean; for the report */
   esmm_wgmma16_units units[3]; /* by mode */
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: of strips of 128 rows */
-  esmm_packed handed;    /* esmm_wgmma16_packs_*: what is made of C; esmm_wgmma16_packed_*: A */
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
@@ -317,7 +264,7 @@ typedef struct esmm_wgmma16_params {
   int64_t count_words;  /* the same of the counts. Both 0: they are cleared already */
   uint64_t unused_too[4];
 } esmm_wgmma16_params;
-ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1216);
+ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1152);
 
 #define ESMM_WGMMA16_THREADS 384
 #define ESMM_WGMMA16_CLUSTER 2  /* blocks of a cluster */
@@ -375,10 +322,8 @@ typedef struct esmm_fused16_params {
       partial; /* sums that blocks of a cluster hand over: ESMM_FUSED16_PARTIAL bytes a block; 0 where ranks is 1 */
   uint64_t unused_too;
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: of strips of 64 rows */
-  uint64_t unused_three[5];
 } esmm_fused16_params;
-ESMM_PARAMS_SIZE(esmm_fused16_params, 448);
+ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 
 /* ---- k_fine16_sm90a.cu: 16-bit operands, A very sparse, on Hopper ---- */
 
@@ -742,9 +687,8 @@ typedef struct esmm_bsr16_decode_params {
   int32_t vector; /* A is row-major, its rows begin at multiples of 8 bytes */
   int32_t unused;
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: all strips */
 } esmm_bsr16_decode_params;
-ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 264);
+ESMM_PARAMS_SIZE(esmm_bsr16_decode_params, 240);
 
 /* ---- ops/nm.cu: N:M on the device ---- */
 
@@ -760,7 +704,6 @@ ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
 /*
  * esmm_nm_check: *out = ~ of the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too
  * many; it stays 0 where there are none.
- * esmm_nm_fill_slots: the form slots16 (nm_layout.h) at out.
  * esmm_nm_prune, esmm_nm_prune_4: b in place, a tally for each block to out; the latter for groups of 4 k's of a column
  * each, of a row-major 16-bit B whose rows begin at multiples of 16 bytes and have a multiple of 8 elements.
  * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
@@ -771,11 +714,9 @@ typedef struct esmm_nm_params {
   int64_t group_cols;
   int64_t strips, groups; /* of group_cols columns, of `group` k's */
   uint64_t out;
-  uint64_t places; /* slots16 */
-  int64_t ld;      /* slots16: columns of a row of values */
-  uint64_t norms;  /* prune: [k] fp32, or 0 */
+  uint64_t norms; /* prune: [k] fp32, or 0 */
 } esmm_nm_params;
-ESMM_PARAMS_SIZE(esmm_nm_params, 104);
+ESMM_PARAMS_SIZE(esmm_nm_params, 88);
 
 /* esmm_nm_add: *to = the sum of the tallies, in their order. */
 typedef struct esmm_nm_add_params {
@@ -859,23 +800,5 @@ typedef struct esmm_half16_params {
   esmm_epilogue_params epilogue;
 } esmm_half16_params;
 ESMM_PARAMS_SIZE(esmm_half16_params, 448);
-
-/* ---- k_nm_generic.cu: N:M weights on any GPU ---- */
-
-#define ESMM_NM_GENERIC_TILE 64 /* rows and columns of a block */
-#define ESMM_NM_GENERIC_THREADS 256
-#define ESMM_NM_GENERIC_K 64 /* most k's at a time, whole groups */
-
-typedef struct esmm_nm_generic_params {
-  esmm_selector selector;
-  esmm_device_matrix a;
-  int64_t n;
-  uint64_t values; /* of slots16, or the form nm16 where places is 0 */
-  uint64_t places;
-  int64_t ld, strips, group_cols;
-  int32_t keep, group;
-  esmm_epilogue_params epilogue;
-} esmm_nm_generic_params;
-ESMM_PARAMS_SIZE(esmm_nm_generic_params, 112 + sizeof(esmm_epilogue_params));
 
 #endif

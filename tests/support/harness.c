@@ -293,6 +293,18 @@ void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b
     }
 }
 
+void th_chain(int64_t m, int64_t n, int64_t k, const double *a, const double *b, float *sum)
+{
+  memset(sum, 0, (size_t)(m * n) * sizeof *sum);
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t p = 0; p < k; p++) {
+      const double x = a[i * k + p];
+      const double *row = b + p * n;
+      for (int64_t j = 0; j < n && x != 0; j++)
+        sum[i * n + j] = (float)((double)sum[i * n + j] + x * row[j]);
+    }
+}
+
 /* ---- the device ---- */
 
 const char *th_device(void)

@@ -62,6 +62,8 @@ void th_fill(esmm_matrix *m, uint64_t seed, double density, bool integers); /* u
 
 /* ---- the oracle: sum and sum of magnitudes of A [m,k] times B [k,n], row-major float64 ---- */
 void th_oracle(int64_t m, int64_t n, int64_t k, const double *a, const double *b, double *sum, double *magnitude);
+/* The same sums in one fp32 chain of multiply-adds in the order of k: the measure of a GPU's kernels. */
+void th_chain(int64_t m, int64_t n, int64_t k, const double *a, const double *b, float *sum);
 
 /* ---- the device: ESMM_TEST_DEVICE ("cuda", "cuda:1"), else "cpu" ---- */
 const char *th_device(void);

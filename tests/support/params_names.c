@@ -15,20 +15,20 @@ _Static_assert(sizeof(fake_tensor_map) == sizeof(esmm_tensor_map), "the fake dri
 /* clang-format off */
 #define STRUCTS(X) \
   X(fake_tensor_map, tensor_map) X(esmm_selector, selector) X(esmm_device_matrix, device_matrix) \
-  X(esmm_strips, strips) X(esmm_given_bits, given_bits) X(esmm_packed, packed) \
+  X(esmm_strips, strips) \
   X(esmm_epilogue_params, epilogue_params) X(esmm_wgmma16_units, wgmma16_units) \
   X(esmm_extract_params, extract_params) X(esmm_pack_params, pack_params) X(esmm_sample_params, sample_params) \
   X(esmm_count_params, count_params) X(esmm_finish_params, finish_params) X(esmm_convert_params, convert_params) \
-  X(esmm_strips_product_params, strips_product_params) X(esmm_ladder_params, ladder_params) \
+  X(esmm_strips_product_params, strips_product_params) \
   X(esmm_dense_params, dense_params) X(esmm_wgmma16_params, wgmma16_params) X(esmm_fused16_params, fused16_params) \
   X(esmm_fine16_pack_params, fine16_pack_params) X(esmm_fine16_params, fine16_params) \
   X(esmm_tally_begin_params, tally_begin_params) X(esmm_tally_params, tally_params) \
-  X(esmm_tally_count_params, tally_count_params) X(esmm_tally_pack_params, tally_pack_params) \
-  X(esmm_tally_index_params, tally_index_params) X(esmm_mma16_params, mma16_params) \
+  X(esmm_tally_count_params, tally_count_params) \
+  X(esmm_mma16_params, mma16_params) \
   X(esmm_mma16_extract_params, mma16_extract_params) X(esmm_small_params, small_params) \
   X(esmm_bsr16_params, bsr16_params) X(esmm_bsr16_mma_params, bsr16_mma_params) \
   X(esmm_bsr16_decode_params, bsr16_decode_params) X(esmm_nm16_params, nm16_params) \
-  X(esmm_half16_params, half16_params) X(esmm_nm_generic_params, nm_generic_params) \
+  X(esmm_half16_params, half16_params) \
   X(esmm_decode_params, decode_params) X(esmm_nm16_decode_params, nm16_decode_params) X(fake_gemm, gemm)
 /* clang-format on */
 
@@ -41,7 +41,7 @@ enum { ADDRESS = STRUCT_COUNT, INT64, INT32, UINT32, FP32 }; /* kinds of fields 
 #define KIND(x) \
   _Generic((x), uint64_t: ADDRESS, int64_t: INT64, int32_t: INT32, uint32_t: UINT32, float: FP32, \
            esmm_tensor_map: AT_tensor_map, esmm_selector: AT_selector, esmm_device_matrix: AT_device_matrix, \
-           esmm_strips: AT_strips, esmm_given_bits: AT_given_bits, esmm_packed: AT_packed, \
+           esmm_strips: AT_strips, \
            esmm_epilogue_params: AT_epilogue_params, esmm_wgmma16_units: AT_wgmma16_units)
 /* clang-format on */
 
@@ -76,14 +76,6 @@ static const field device_matrix_fields[] = {FIELD(esmm_device_matrix, data),  F
 
 static const field strips_fields[] = {FIELD(esmm_strips, data), FIELD(esmm_strips, bits), FIELD(esmm_strips, strips),
                                       FIELD(esmm_strips, k_padded)};
-
-static const field given_bits_fields[] = {FIELD(esmm_given_bits, bits), FIELD(esmm_given_bits, strips),
-                                          FIELD(esmm_given_bits, words), FIELD(esmm_given_bits, fold),
-                                          FIELD(esmm_given_bits, unused)};
-
-static const field packed_fields[] = {FIELD(esmm_packed, values),   FIELD(esmm_packed, places),
-                                      FIELD(esmm_packed, counts),   FIELD(esmm_packed, index),
-                                      FIELD(esmm_packed, segments), FIELD(esmm_packed, strips)};
 
 static const field epilogue_params_fields[] = {
     FIELD(esmm_epilogue_params, c),          FIELD(esmm_epilogue_params, bias),
@@ -126,12 +118,7 @@ static const field strips_product_params_fields[] = {
     FIELD(esmm_strips_product_params, selector), FIELD(esmm_strips_product_params, m),
     FIELD(esmm_strips_product_params, n),        FIELD(esmm_strips_product_params, k),
     FIELD(esmm_strips_product_params, a),        FIELD(esmm_strips_product_params, b),
-    FIELD(esmm_strips_product_params, epilogue), FIELD(esmm_strips_product_params, bank)};
-
-static const field ladder_params_fields[] = {
-    FIELD(esmm_ladder_params, selector), FIELD(esmm_ladder_params, m),       FIELD(esmm_ladder_params, n),
-    FIELD(esmm_ladder_params, k),        FIELD(esmm_ladder_params, a),       FIELD(esmm_ladder_params, b),
-    FIELD(esmm_ladder_params, a_bits),   FIELD(esmm_ladder_params, b_bits8), FIELD(esmm_ladder_params, epilogue)};
+    FIELD(esmm_strips_product_params, epilogue)};
 
 static const field dense_params_fields[] = {
     FIELD(esmm_dense_params, map_a), FIELD(esmm_dense_params, map_b),    FIELD(esmm_dense_params, selector),
@@ -174,8 +161,6 @@ static const field wgmma16_params_fields[] = {FIELD(esmm_wgmma16_params, map_a),
                                               FIELD(esmm_wgmma16_params, b_density),
                                               ARRAY(esmm_wgmma16_params, units),
                                               FIELD(esmm_wgmma16_params, epilogue),
-                                              FIELD(esmm_wgmma16_params, given),
-                                              FIELD(esmm_wgmma16_params, handed),
                                               FIELD(esmm_wgmma16_params, gate_bias),
                                               FIELD(esmm_wgmma16_params, gate_activation),
                                               FIELD(esmm_wgmma16_params, told_number),
@@ -187,12 +172,11 @@ static const field wgmma16_params_fields[] = {FIELD(esmm_wgmma16_params, map_a),
                                               ARRAY(esmm_wgmma16_params, unused_too)};
 
 static const field fused16_params_fields[] = {
-    FIELD(esmm_fused16_params, map_a),   FIELD(esmm_fused16_params, selector),    FIELD(esmm_fused16_params, m),
-    FIELD(esmm_fused16_params, n),       FIELD(esmm_fused16_params, k),           FIELD(esmm_fused16_params, tiles),
-    FIELD(esmm_fused16_params, each),    FIELD(esmm_fused16_params, ranks),       FIELD(esmm_fused16_params, range),
-    FIELD(esmm_fused16_params, unused),  FIELD(esmm_fused16_params, b),           FIELD(esmm_fused16_params, b_row),
-    FIELD(esmm_fused16_params, partial), FIELD(esmm_fused16_params, unused_too),  FIELD(esmm_fused16_params, epilogue),
-    FIELD(esmm_fused16_params, given),   ARRAY(esmm_fused16_params, unused_three)};
+    FIELD(esmm_fused16_params, map_a),   FIELD(esmm_fused16_params, selector),   FIELD(esmm_fused16_params, m),
+    FIELD(esmm_fused16_params, n),       FIELD(esmm_fused16_params, k),          FIELD(esmm_fused16_params, tiles),
+    FIELD(esmm_fused16_params, each),    FIELD(esmm_fused16_params, ranks),      FIELD(esmm_fused16_params, range),
+    FIELD(esmm_fused16_params, unused),  FIELD(esmm_fused16_params, b),          FIELD(esmm_fused16_params, b_row),
+    FIELD(esmm_fused16_params, partial), FIELD(esmm_fused16_params, unused_too), FIELD(esmm_fused16_params, epilogue)};
 
 static const field fine16_pack_params_fields[] = {
     FIELD(esmm_fine16_pack_params, map_a),  FIELD(esmm_fine16_pack_params, selector),
@@ -221,12 +205,6 @@ static const field tally_count_params_fields[] = {
     FIELD(esmm_tally_count_params, words), ARRAY(esmm_tally_count_params, fold),
     FIELD(esmm_tally_count_params, sums),  FIELD(esmm_tally_count_params, out),
     FIELD(esmm_tally_count_params, ready), FIELD(esmm_tally_count_params, unused)};
-
-static const field tally_pack_params_fields[] = {FIELD(esmm_tally_pack_params, c), FIELD(esmm_tally_pack_params, to)};
-
-static const field tally_index_params_fields[] = {
-    FIELD(esmm_tally_index_params, packed), FIELD(esmm_tally_index_params, sums), FIELD(esmm_tally_index_params, out),
-    FIELD(esmm_tally_index_params, ready), FIELD(esmm_tally_index_params, unused)};
 
 static const field mma16_params_fields[] = {
     FIELD(esmm_mma16_params, selector), FIELD(esmm_mma16_params, m),      FIELD(esmm_mma16_params, n),
@@ -266,7 +244,7 @@ static const field bsr16_decode_params_fields[] = {
     FIELD(esmm_bsr16_decode_params, cells),    FIELD(esmm_bsr16_decode_params, places),
     FIELD(esmm_bsr16_decode_params, chunks),   FIELD(esmm_bsr16_decode_params, cell_k),
     FIELD(esmm_bsr16_decode_params, vector),   FIELD(esmm_bsr16_decode_params, unused),
-    FIELD(esmm_bsr16_decode_params, epilogue), FIELD(esmm_bsr16_decode_params, given)};
+    FIELD(esmm_bsr16_decode_params, epilogue)};
 
 static const field nm16_params_fields[] = {FIELD(esmm_nm16_params, map_a),  FIELD(esmm_nm16_params, selector),
                                            FIELD(esmm_nm16_params, b),      FIELD(esmm_nm16_params, m),
@@ -284,32 +262,16 @@ static const field half16_params_fields[] = {
     FIELD(esmm_half16_params, again), FIELD(esmm_half16_params, agains),    FIELD(esmm_half16_params, b),
     FIELD(esmm_half16_params, b_ld),  FIELD(esmm_half16_params, epilogue)};
 
-static const field nm_generic_params_fields[] = {
-    FIELD(esmm_nm_generic_params, selector), FIELD(esmm_nm_generic_params, a),
-    FIELD(esmm_nm_generic_params, n),        FIELD(esmm_nm_generic_params, values),
-    FIELD(esmm_nm_generic_params, places),   FIELD(esmm_nm_generic_params, ld),
-    FIELD(esmm_nm_generic_params, strips),   FIELD(esmm_nm_generic_params, group_cols),
-    FIELD(esmm_nm_generic_params, keep),     FIELD(esmm_nm_generic_params, group),
-    FIELD(esmm_nm_generic_params, epilogue)};
-
-static const field decode_params_fields[] = {FIELD(esmm_decode_params, selector),
-                                             FIELD(esmm_decode_params, a),
-                                             FIELD(esmm_decode_params, b),
-                                             FIELD(esmm_decode_params, b_slice),
-                                             FIELD(esmm_decode_params, b_row),
-                                             FIELD(esmm_decode_params, group_shift),
-                                             FIELD(esmm_decode_params, range),
-                                             FIELD(esmm_decode_params, chunk),
-                                             FIELD(esmm_decode_params, vector),
-                                             FIELD(esmm_decode_params, inbox),
-                                             FIELD(esmm_decode_params, report),
-                                             FIELD(esmm_decode_params, epilogue),
-                                             FIELD(esmm_decode_params, given),
-                                             FIELD(esmm_decode_params, gate),
-                                             FIELD(esmm_decode_params, gate_bias),
-                                             FIELD(esmm_decode_params, gate_report),
-                                             FIELD(esmm_decode_params, gate_activation),
-                                             FIELD(esmm_decode_params, unused)};
+static const field decode_params_fields[] = {
+    FIELD(esmm_decode_params, selector),    FIELD(esmm_decode_params, a),
+    FIELD(esmm_decode_params, b),           FIELD(esmm_decode_params, b_slice),
+    FIELD(esmm_decode_params, b_row),       FIELD(esmm_decode_params, group_shift),
+    FIELD(esmm_decode_params, range),       FIELD(esmm_decode_params, chunk),
+    FIELD(esmm_decode_params, vector),      FIELD(esmm_decode_params, inbox),
+    FIELD(esmm_decode_params, report),      FIELD(esmm_decode_params, epilogue),
+    FIELD(esmm_decode_params, gate),        FIELD(esmm_decode_params, gate_bias),
+    FIELD(esmm_decode_params, gate_report), FIELD(esmm_decode_params, gate_activation),
+    FIELD(esmm_decode_params, unused)};
 
 static const field nm16_decode_params_fields[] = {
     FIELD(esmm_nm16_decode_params, selector),    FIELD(esmm_nm16_decode_params, a),
@@ -364,18 +326,13 @@ static const struct {
     {"esmm_joint_mma16_extract", AT_mma16_extract_params},
     {"esmm_nm16_", AT_nm16_params},
     {"esmm_nm16_decode_", AT_nm16_decode_params},
-    {"esmm_nm_generic_", AT_nm_generic_params},
     {"esmm_pack_rows", AT_pack_params},
     {"esmm_sample", AT_sample_params},
     {"esmm_small_", AT_small_params},
     {"esmm_tally", AT_tally_params},
     {"esmm_tally_begin", AT_tally_begin_params},
     {"esmm_tally_count", AT_tally_count_params},
-    {"esmm_tally_index", AT_tally_index_params},
-    {"esmm_tally_pack", AT_tally_pack_params},
     {"esmm_wgmma16_", AT_wgmma16_params},
-    {"joint_f32_simt", AT_strips_product_params},
-    {"ladder_", AT_ladder_params},
 };
 
 const params_struct *params_of(const char *function)

@@ -14,7 +14,7 @@
 #include <time.h>
 
 enum { M = 512, K = 1024, N = 1024, CALLS = 96, LATE = 2048 };
-enum { STRIP_ROWS = 32, FOLD = 128 / STRIP_ROWS }; /* of what hand_over makes; so many are a strip of joint */
+enum { STRIP_ROWS = 32 }; /* of what hand_over makes */
 
 typedef enum when { AT_ONCE, LATER, NEVER } when;
 
@@ -27,7 +27,6 @@ static struct {
   int samples;      /* sampling launches of this call */
   int self;         /* reports that the product's own kernel was asked for */
   char product[64]; /* the kernel of this call */
-  bool given;       /* it is joint, and reads bitmaps that the call was given */
   bool chooses;     /* it is one that chooses between itself and its partner, or has a selector */
   int64_t gemms;    /* of cuBLAS, before this call */
 } gpu;
@@ -136,12 +135,10 @@ static inline void note_launch(const char *name, const void *params)
     return;
   }
   (void)snprintf(gpu.product, sizeof gpu.product, "%s", name);
-  gpu.chooses = gpu.given = false;
+  gpu.chooses = false;
   if (strncmp(name, "esmm_wgmma16_", 13) == 0) {
     esmm_wgmma16_params p;
     memcpy(&p, params, sizeof p);
-    gpu.given = strcmp(name, "esmm_wgmma16_given_bf16") == 0;
-    assert_true(gpu.given == (p.given.bits != 0) && (!gpu.given || (!p.choose && p.given.fold == FOLD)));
     gpu.chooses = p.choose || p.selector.address;
     gpu.self += p.report != 0;
     report(p.report, false);
@@ -288,8 +285,7 @@ static inline bool ran_dense(void)
 
 static inline bool ran_joint(void)
 {
-  const bool joint = strcmp(gpu.product, "esmm_wgmma16_bf16") == 0 || gpu.given;
-  return joint && !gpu.chooses;
+  return strcmp(gpu.product, "esmm_wgmma16_bf16") == 0 && !gpu.chooses;
 }
 
 static inline esmm_recollection recall_of(rig *x, int64_t m)

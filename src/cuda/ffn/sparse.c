@@ -13,7 +13,7 @@
 
 #include "cuda/ffn/ffn.h"
 #include "cuda/ffn/params.h"
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm_layout.h"
 #include "ffn/ffn.h"
 

@@ -205,28 +205,6 @@ esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector 
                           stream, &params);
 }
 
-esmm_status esmm_cuda_tally_pack(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
-{
-  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_pack", 0};
-  const esmm_tally_pack_params params = {.c = esmm_cuda_matrix(&p->c), .to = esmm_cuda_pattern_room(p->bitmaps)};
-  const esmm_status status = esmm_cuda_launch(ctx, &function,
-                                              &(esmm_launch){.grid_x = (unsigned)params.to.segments,
-                                                             .grid_y = (unsigned)p->bitmaps->strips,
-                                                             .threads = ESMM_PACKED_COLS},
-                                              stream, &params);
-  if (status == ESMM_OK)
-    esmm_cuda_pattern_note_packed(p->bitmaps, p->c.dtype);
-  return status;
-}
-
-esmm_status esmm_cuda_tally_index(esmm_ctx *ctx, const esmm_tally_index_params *params, CUstream stream)
-{
-  static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_index", 0};
-  return esmm_cuda_launch(
-      ctx, &function, &(esmm_launch){.grid_x = (unsigned)params->packed.strips, .threads = ESMM_TALLY_INDEX_THREADS},
-      stream, params);
-}
-
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_count", 0};

@@ -7,8 +7,8 @@
  *   tight16   16-bit: the rows again without padding, for cuBLAS, which is faster with them where n is small or odd
  *   tight32   fp32: rows without padding, for cuBLAS; where the limit of bytes allows a third form
  *   cells16   16-bit, BSR: cells with a nonzero, in memory of their own (blocks.c); here lie the bitmaps, as of rows16
- *   nm16      16-bit N:M that fits 2:4: values and places in blocks; slots16: any other. With rows16 beside them, as a
- *             dense copy, where the limit of bytes allows it
+ *   nm16      16-bit N:M that fits 2:4: values and places in blocks. With rows16 beside them, as a dense copy, where
+ *             the limit of bytes allows it; any other N:M is rows16 alone
  *
  * Kernels that read strips get them made for the call where B is 16-bit (product/launch.c). To a GPU B is A transposed:
  * the kernels that extract A's strips extract B's from a matrix [n, k] of the other order.
@@ -27,8 +27,7 @@ ESMM_FATBIN(prepare);
 typedef struct cuda_form {
   esmm_form_kind kind;
   bool (*wanted)(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio); /* of opts' format it is */
-  /* SIZE_MAX on overflow. NULL: it follows from the format too, nm_bytes. */
-  size_t (*bytes)(int64_t k, int64_t n);
+  size_t (*bytes)(int64_t k, int64_t n);                                             /* SIZE_MAX on overflow */
   void (*place)(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, int64_t n);
   /* NULL where esmm_prepare16 makes it, with the bitmaps of a 16-bit B. */
   esmm_status (*fill)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
@@ -309,20 +308,14 @@ static bool nm16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, dou
   return esmm_dtype_is_16bit(b->dtype) && esmm_cuda_fits_nm16(&opts->format);
 }
 
-static bool slots16_wanted(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio)
-{
-  (void)ratio;
-  return esmm_dtype_is_16bit(b->dtype) && !esmm_cuda_fits_nm16(&opts->format);
-}
-
 static size_t nm_bits_bytes(int64_t k, int64_t n)
 {
   return (esmm_cuda_bitmap_bytes(esmm_ceil_div(n, ESMM_STRIP), k) + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static size_t nm_bytes(int64_t k, int64_t n, const esmm_format *f)
+static size_t nm_bytes(int64_t k, int64_t n)
 {
-  const size_t held = esmm_cuda_fits_nm16(f) ? esmm_cuda_nm16_bytes(k, n) : esmm_cuda_slots16_bytes(k, n, f);
+  const size_t held = esmm_cuda_nm16_bytes(k, n);
   size_t bytes;
   return held != SIZE_MAX && esmm_size_add(held, nm_bits_bytes(k, n), &bytes) ? bytes : SIZE_MAX;
 }
@@ -345,8 +338,7 @@ static const cuda_form forms[] = {
     {ESMM_FORM_TIGHT16, tight16_wanted, tight16_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_TIGHT32, tight32_wanted, tight32_bytes, place_tight, fill_tight, NULL},
     {ESMM_FORM_CELLS16, is_16bit, bits_bytes, place_cells16, esmm_cuda_blocks_fill, esmm_cuda_blocks_read},
-    {ESMM_FORM_NM16, nm16_wanted, NULL, place_nm, NULL, esmm_cuda_nm_read},
-    {ESMM_FORM_SLOTS16, slots16_wanted, NULL, place_nm, esmm_cuda_slots_fill, esmm_cuda_nm_read},
+    {ESMM_FORM_NM16, nm16_wanted, nm_bytes, place_nm, NULL, esmm_cuda_nm_read},
 };
 
 enum { COUNT = sizeof forms / sizeof forms[0] };
@@ -372,7 +364,7 @@ bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts
   for (int i = 0; i < COUNT; i++) {
     if (!is_for(forms[i].kind, opts->format.kind) || !forms[i].wanted(b, opts, ratio))
       continue;
-    const size_t bytes = forms[i].bytes ? forms[i].bytes(k, n) : nm_bytes(k, n, &opts->format);
+    const size_t bytes = forms[i].bytes(k, n);
     if (bytes == SIZE_MAX || !esmm_cuda_reserve(&l->bytes, bytes, ALIGN, &l->at[forms[i].kind]))
       return false;
     l->forms |= 1u << forms[i].kind;

@@ -1,10 +1,9 @@
 /*
- * nm.c: N:M weights on a GPU, the host's side of nm.cu: whether a B fits, its two forms, and pruning.
+ * nm.c: N:M weights on a GPU, the host's side of nm.cu: whether a B fits, its form, and pruning.
  *
- *   nm16      what fits 2:4: blocks of values and places as Hopper's sparse tensor core reads them (made by prepare.c)
- *   slots16   any other N:M: rows of values, and rows of places
- *
- * nm_layout.h draws both. Bitmaps of strips of 32 columns lie in front of either (forms.c).
+ * What fits 2:4 has the form nm16, which prepare.cu makes: blocks of values and places as Hopper's sparse tensor core
+ * reads them, behind bitmaps of strips of 32 columns (forms.c). nm_layout.h draws it. Any other N:M is kept as dense
+ * rows.
  */
 #include "cuda/ops/nm.h"
 
@@ -105,11 +104,11 @@ esmm_status esmm_cuda_format_check(esmm_ctx *ctx, const esmm_matrix *b, const es
   return status;
 }
 
-/* ---- the forms ---- */
+/* ---- the form ---- */
 
 double esmm_cuda_nm_ratio(const esmm_format *f)
 {
-  return esmm_cuda_fits_nm16(f) ? 0.5625 : (1.0 + 0.5 / f->group_cols) * f->keep / f->group;
+  return esmm_cuda_fits_nm16(f) ? 0.5625 : 0.0;
 }
 
 size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n)
@@ -117,53 +116,6 @@ size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n)
   size_t bytes;
   return esmm_size_mul((size_t)esmm_nm16_tiles(n) * ESMM_NM16_BLOCK, (size_t)esmm_nm16_blocks(k), &bytes) ? bytes
                                                                                                           : SIZE_MAX;
-}
-
-static size_t lay_out_slots(int64_t k, int64_t n, const esmm_format *f, esmm_cuda_slots *s)
-{
-  size_t values, places, at[2], bytes = 0;
-  s->count = esmm_slots16_count(k, f->keep, f->group);
-  s->ld = esmm_round_up(n, 8);
-  s->strips = esmm_ceil_div(n, f->group_cols);
-  if (!esmm_size_mul((size_t)s->ld * sizeof(uint16_t), (size_t)s->count, &values) ||
-      !esmm_size_mul((size_t)s->strips, (size_t)s->count, &places) ||
-      !esmm_cuda_reserve(&bytes, values, ALIGN, &at[0]) || !esmm_cuda_reserve(&bytes, places, ALIGN, &at[1]))
-    return SIZE_MAX;
-  s->values = at[0];
-  s->places = at[1];
-  return bytes;
-}
-
-size_t esmm_cuda_slots16_bytes(int64_t k, int64_t n, const esmm_format *f)
-{
-  esmm_cuda_slots s;
-  return lay_out_slots(k, n, f, &s);
-}
-
-esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w)
-{
-  const esmm_cuda_weights *device = esmm_cuda_of(w);
-  esmm_cuda_slots s = {.values = device->nm};
-  if (w->forms & ESMM_FORM(SLOTS16)) {
-    const esmm_format f = esmm_cuda_nm_format(w);
-    (void)lay_out_slots(w->k, w->n, &f, &s); /* its size was asked for before */
-    s.values += device->nm;
-    s.places += device->nm;
-  }
-  return s;
-}
-
-esmm_status esmm_cuda_slots_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
-{
-  static const esmm_cuda_function function = {&fatbin_nm, "esmm_nm_fill_slots", 0};
-  const esmm_format f = esmm_cuda_nm_format(w);
-  const esmm_cuda_slots s = esmm_cuda_slots_of(w);
-  esmm_nm_params params = params_of(b, &f);
-  params.out = s.values;
-  params.places = s.places;
-  params.ld = s.ld;
-  const esmm_launch launch = cut_groups(ctx, &params);
-  return esmm_cuda_launch(ctx, &function, &launch, stream, &params);
 }
 
 /* ---- B again ---- */
@@ -187,49 +139,19 @@ void esmm_cuda_nm16_unpack(const unsigned char *blocks, int64_t tile, esmm_matri
       }
 }
 
-static void unpack_slots(const esmm_weights *w, const esmm_cuda_slots *s, const uint16_t *values,
-                         const unsigned char *places, esmm_matrix *b)
-{
-  uint16_t *to = b->data;
-  for (int64_t k = 0; k < w->k; k++)
-    memset(to + k * b->ld, 0, (size_t)w->n * sizeof *to);
-  for (int64_t slot = 0; slot < s->count; slot++)
-    for (int64_t j = 0; j < w->n; j++) {
-      const int64_t k = slot / w->nm.keep * w->nm.group + places[slot * s->strips + j / w->nm.group_cols];
-      if (k < w->k)
-        to[k * b->ld + j] = values[slot * s->ld + j];
-    }
-}
-
-/* All of slots16, or a tile of nm16 at a time, through buffer. */
-static esmm_status read_through(esmm_ctx *ctx, const esmm_weights *w, unsigned char *buffer, size_t bytes,
-                                esmm_matrix *b, CUstream stream)
-{
-  const esmm_cuda_slots s = esmm_cuda_slots_of(w);
-  esmm_status status = ESMM_OK;
-  if (s.places) {
-    status = esmm_cuda_to_host(ctx, buffer, s.values, bytes, stream);
-    if (status == ESMM_OK)
-      unpack_slots(w, &s, (const uint16_t *)(const void *)buffer, buffer + (s.places - s.values), b);
-    return status;
-  }
-  for (int64_t tile = 0; status == ESMM_OK && tile < esmm_nm16_tiles(w->n); tile++) {
-    status = esmm_cuda_to_host(ctx, buffer, s.values + (size_t)tile * bytes, bytes, stream);
-    if (status == ESMM_OK)
-      esmm_cuda_nm16_unpack(buffer, tile, b);
-  }
-  return status;
-}
-
+/* A tile at a time through a buffer. */
 esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream)
 {
-  const esmm_format f = esmm_cuda_nm_format(w);
-  const size_t bytes = w->forms & ESMM_FORM(SLOTS16) ? esmm_cuda_slots16_bytes(w->k, w->n, &f)
-                                                     : (size_t)esmm_nm16_blocks(w->k) * ESMM_NM16_BLOCK;
+  const size_t bytes = (size_t)esmm_nm16_blocks(w->k) * ESMM_NM16_BLOCK;
   unsigned char *buffer = esmm_mem_alloc(&ctx->allocator, bytes);
   if (!buffer)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of weights", bytes);
-  const esmm_status status = read_through(ctx, w, buffer, bytes, b, stream);
+  esmm_status status = ESMM_OK;
+  for (int64_t tile = 0; status == ESMM_OK && tile < esmm_nm16_tiles(w->n); tile++) {
+    status = esmm_cuda_to_host(ctx, buffer, esmm_cuda_of(w)->nm + (size_t)tile * bytes, bytes, stream);
+    if (status == ESMM_OK)
+      esmm_cuda_nm16_unpack(buffer, tile, b);
+  }
   esmm_mem_free(&ctx->allocator, buffer, bytes);
   return status;
 }

@@ -1,5 +1,5 @@
 /*
- * nm.cu: N:M on the device: does a B fit, B's form slots16 (nm_layout.h; nm16 is made in prepare.cu), and pruning.
+ * nm.cu: N:M on the device: does a B fit, and pruning. The form nm16 is made in prepare.cu.
  *
  * A group is `group` k's of one column, or of a strip of group_cols columns that share their choice. Where a column
  * chooses for itself a thread takes a group, neighbouring threads neighbouring columns (or k's, where those are
@@ -71,36 +71,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_check(const __grid
     check<1>(p);
   else
     check<32>(p);
-}
-
-/* ---- any N:M in slots ---- */
-
-template <int TEAM> static __device__ __forceinline__ void fill_slots(const esmm_nm_params &p)
-{
-  const int lane = TEAM == 1 ? 0 : (int)threadIdx.x % TEAM;
-  for_groups<TEAM>(p, [&](const nm_group &g) {
-    const int kept = min(p.keep, g.rows);
-    uint32_t choice = nonzeros<TEAM>(p, g);
-    while (__popc(choice) < kept)
-      choice |= choice + 1; /* its lowest 0 */
-    int64_t slot = g.group * p.keep;
-    for (int i = 0; i < kept; i++, slot++, choice &= choice - 1) {
-      const int place = __ffs((int)choice) - 1;
-      for (int64_t j = lane; j < g.cols; j += TEAM)
-        ((uint16_t *)p.out)[slot * p.ld + g.j0 + j] =
-            ((const uint16_t *)p.b.data)[element_at(p.b, g.k0 + place, g.j0 + j)];
-      if (lane == 0)
-        ((uint8_t *)p.places)[slot * p.strips + g.strip] = (uint8_t)place;
-    }
-  });
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) esmm_nm_fill_slots(const __grid_constant__ esmm_nm_params p)
-{
-  if (p.group_cols == 1)
-    fill_slots<1>(p);
-  else
-    fill_slots<32>(p);
 }
 
 /* ---- pruning: the same choices as prune.c, by the same keys ---- */

@@ -5,7 +5,7 @@
 #include "cuda/cuda.h"
 #include "cuda/ops/nm_layout.h"
 
-/* No four k's from a multiple of 4 on have more than two nonzeros: the form nm16 holds such a B, else slots16 does. */
+/* No four k's from a multiple of 4 on have more than two nonzeros: the form nm16 holds such a B. */
 static inline bool esmm_cuda_fits_nm16(const esmm_format *f)
 {
   return f->keep == 1 ? f->group > 1 : f->keep == 2 && f->group % 4 == 0;
@@ -18,17 +18,10 @@ static inline esmm_format esmm_cuda_nm_format(const esmm_weights *w)
       .kind = ESMM_FORMAT_NM, .keep = w->nm.keep, .group = w->nm.group, .group_cols = w->nm.group_cols};
 }
 
-double esmm_cuda_nm_ratio(const esmm_format *f); /* bytes of a B's form, padding apart, by its own bytes */
+double
+esmm_cuda_nm_ratio(const esmm_format *f); /* bytes of the form nm16 of a B, padding apart, by its own; 0: it has none */
 /* Bytes of the values and places; SIZE_MAX on overflow. */
 size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n);
-size_t esmm_cuda_slots16_bytes(int64_t k, int64_t n, const esmm_format *f);
-
-/* slots16 at its address; .places is 0 for nm16. */
-typedef struct esmm_cuda_slots {
-  CUdeviceptr values, places;
-  int64_t count, ld, strips;
-} esmm_cuda_slots;
-esmm_cuda_slots esmm_cuda_slots_of(const esmm_weights *w);
 
 /* Two of four k's of each column: what esmm_prepare16 checks itself. */
 bool esmm_cuda_nm_is_24(const esmm_format *f);
@@ -37,7 +30,6 @@ bool esmm_cuda_nm_is_24(const esmm_format *f);
 esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr misfit,
                                CUstream stream);
 esmm_status esmm_cuda_nm_fits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t misfit);
-esmm_status esmm_cuda_slots_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream);
 /* B again, into a row-major host matrix. */
 esmm_status esmm_cuda_nm_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 /* The columns of a tile from its blocks, [blocks] in host memory, into a row-major host matrix of 16 bits. */

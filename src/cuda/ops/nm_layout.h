@@ -77,14 +77,4 @@ ESMM_NM_INLINE uint32_t esmm_nm16_places(uint32_t mask)
   return (mask & 8 ? 0x498e4dccu : 0x49884444u) >> (mask & 7) * 4 & 15u;
 }
 
-/*
- * Any other N:M (form slots16): row s of values [slots][ld] has slot s of every column, row s of places
- * [slots][strips] a byte for each strip of columns that share their choice: the place within the group. Groups, slots
- * and choices are those of esmm_nm_form (format.h).
- */
-ESMM_NM_INLINE int64_t esmm_slots16_count(int64_t k, int keep, int group)
-{
-  return k / group * keep + (k % group < keep ? k % group : keep);
-}
-
 #endif

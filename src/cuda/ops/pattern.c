@@ -120,11 +120,7 @@ typedef struct shelf {
 typedef struct placed {
   shelf *from;
   piece it;
-  size_t values, places, counts, index; /* where in its memory C's packed values lie; values 0: there is no room for
-                                           them */
-  bool packed;                          /* they are there, */
-  esmm_dtype dtype;                     /* of this dtype */
-  bool counted;                         /* the product counts the bits itself */
+  bool counted; /* the product counts the bits itself */
 } placed;
 
 static void free_piece(int ordinal, const piece *it)
@@ -240,41 +236,14 @@ static size_t bytes_of(const esmm_pattern *p)
   return (size_t)(p->strips * p->words) * sizeof(uint64_t) + ESMM_TALLY_SUMS;
 }
 
-/* Segments of 256 columns that a strip's packed values have. */
-static int64_t segments_of(const esmm_pattern *p)
+esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern)
 {
-  return esmm_ceil_div(p->k, ESMM_PACKED_COLS);
-}
-
-/* Room for C's packed values behind the bits and a group of zeros, and behind that their places and counts. */
-static bool reserve_packed(const esmm_pattern *pattern, placed *p, size_t *bytes)
-{
-  enum { ALIGN = ESMM_PACKED_BYTES };
-  const size_t segment = (size_t)ESMM_TILE * ESMM_PACKED_COLS * 2;
-  const esmm_packed shape = {.segments = (int32_t)segments_of(pattern), .strips = (int32_t)pattern->strips};
-  size_t all, zeros;
-  return esmm_size_mul((size_t)pattern->strips, (size_t)segments_of(pattern), &all) &&
-         all <= INT32_MAX / (2 * ESMM_PACKED_COLS / ESMM_PACKED_GROUP) && all <= SIZE_MAX / 2 / segment &&
-         esmm_cuda_reserve(bytes, bytes_of(pattern), ALIGN, &zeros) &&
-         esmm_cuda_reserve(bytes, ESMM_PACKED_BYTES, ALIGN, &zeros) &&
-         esmm_cuda_reserve(bytes, all * segment, ALIGN, &p->values) &&
-         esmm_cuda_reserve(bytes, all * ESMM_PACKED_COLS, ALIGN, &p->places) &&
-         esmm_cuda_reserve(bytes, all * sizeof(uint32_t), ALIGN, &p->counts) &&
-         esmm_cuda_reserve(bytes, ESMM_PACKED_INDEX(shape) * sizeof(uint32_t) + ESMM_WGMMA16_LISTS_PAST, ALIGN,
-                           &p->index);
-}
-
-esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, bool packed)
-{
-  size_t bytes = packed ? 0 : bytes_of(pattern);
+  const size_t bytes = bytes_of(pattern);
   placed *p = esmm_mem_alloc(&ctx->allocator, sizeof *p);
   if (!p)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for a pattern");
   *p = (placed){0};
   esmm_status status = find_shelf(ctx, &p->from);
-  if (status == ESMM_OK && packed && !reserve_packed(pattern, p, &bytes))
-    status = esmm_fail(ctx, ESMM_ERR_OVERFLOW, "c is %lld x %lld: packed, it does not fit in memory",
-                       (long long)pattern->rows, (long long)pattern->k);
   if (status == ESMM_OK && !take_from(p->from, bytes, &p->it))
     status = make_piece(ctx, bytes, &p->it);
   if (status != ESMM_OK) {
@@ -291,34 +260,7 @@ esmm_status esmm_cuda_pattern_place(esmm_ctx *ctx, esmm_pattern *pattern, bool p
 
 int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern)
 {
-  const placed *p = pattern->device;
-  return (int64_t)((p->values ? p->values : bytes_of(pattern)) / sizeof(uint32_t));
-}
-
-esmm_packed esmm_cuda_pattern_room(const esmm_pattern *pattern)
-{
-  const placed *p = pattern->device;
-  if (!p || !p->values)
-    return (esmm_packed){0};
-  return (esmm_packed){.values = p->it.memory + p->values,
-                       .places = p->it.memory + p->places,
-                       .counts = p->it.memory + p->counts,
-                       .index = p->it.memory + p->index,
-                       .segments = (int32_t)segments_of(pattern),
-                       .strips = (int32_t)pattern->strips};
-}
-
-void esmm_cuda_pattern_note_packed(esmm_pattern *pattern, esmm_dtype dtype)
-{
-  placed *p = pattern->device;
-  p->packed = true;
-  p->dtype = dtype;
-}
-
-bool esmm_cuda_pattern_is_packed(const esmm_pattern *pattern)
-{
-  const placed *p = pattern->device;
-  return p && p->packed;
+  return (int64_t)(bytes_of(pattern) / sizeof(uint32_t));
 }
 
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height)
@@ -350,13 +292,6 @@ void esmm_cuda_pattern_note_counted(esmm_pattern *pattern)
 static esmm_status count(esmm_ctx *ctx, const esmm_pattern *pattern, CUstream stream)
 {
   const placed *p = pattern->device;
-  if (p->packed) { /* its strips have 128 rows, and those of 32 would be no better known */
-    const esmm_tally_index_params index = {.packed = esmm_cuda_pattern_room(pattern),
-                                           .sums = sums_of(pattern),
-                                           .out = p->it.told_at,
-                                           .ready = p->it.number};
-    return esmm_cuda_tally_index(ctx, &index, stream);
-  }
   if (!p->it.told || p->counted)
     return ESMM_OK;
   const esmm_tally_count_params params = {
@@ -388,49 +323,6 @@ CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)
 {
   const placed *p = pattern->device;
   return p ? p->it.memory : 0;
-}
-
-/*
- * One of another context is not read: that one may hand the memory on once the caller has freed the pattern, and does
- * not wait for this context's products. Strips that are taller than the kernel's say less than a scan would find; to
- * put many small ones together takes as long as the scan (joint, strips of 8: 0.97 times as fast).
- */
-bool esmm_cuda_given(const esmm_problem *p, int64_t rows, esmm_given_bits *given)
-{
-  enum { WORTH_FOLDING = 4 };
-  const esmm_pattern *pattern = p->pattern;
-  const placed *at = pattern ? pattern->device : NULL;
-  *given = (esmm_given_bits){0};
-  if (!at || at->from != esmm_cuda_attached(p->ctx, &key))
-    return false;
-  const int64_t fold = p->m <= rows                      ? pattern->strips
-                       : rows % pattern->strip_rows == 0 ? rows / pattern->strip_rows
-                                                         : 0;
-  if (fold < 1 || fold > (p->m <= rows ? ESMM_MOST_FOLD : WORTH_FOLDING) ||
-      pattern->strips > INT32_MAX / ESMM_MOST_FOLD || pattern->words > INT32_MAX / 2)
-    return false;
-  *given = (esmm_given_bits){.bits = at->it.memory,
-                             .strips = (int32_t)pattern->strips,
-                             .words = (int32_t)(2 * pattern->words),
-                             .fold = (int32_t)fold};
-  return true;
-}
-
-bool esmm_cuda_packed_a(const esmm_problem *p, esmm_packed *packed)
-{
-  const placed *at = p->pattern ? p->pattern->device : NULL;
-  *packed = (esmm_packed){0};
-  if (!at || !at->packed || at->dtype != p->a.dtype || at->from != esmm_cuda_attached(p->ctx, &key))
-    return false;
-  *packed = esmm_cuda_pattern_room(p->pattern);
-  return true;
-}
-
-bool esmm_cuda_given_to(const esmm_kernel *kernel, const esmm_problem *p, esmm_given_bits *given)
-{
-  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
-  *given = (esmm_given_bits){0};
-  return about->given_rows > 0 && p->m > about->given_over && esmm_cuda_given(p, about->given_rows, given);
 }
 
 /* Another context may have filled it, on a stream that this one's is not behind. */

@@ -156,21 +156,28 @@ _Static_assert(ESMM_PANEL == ESMM_STRIP, "panels of a CPU and strips of a GPU ar
 
 /*
  * What may be kept? One form of B in its own dtype; a second, and for fp32 a third, where the ratio allows it. Without
- * them the dense kernels read the first too, so nothing becomes impossible. Padding and bitmaps are not counted.
+ * them the dense kernels read the first too, so nothing becomes impossible, except for 2:4 on a GPU that is no Hopper.
+ * Padding and bitmaps are not counted.
  */
 static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_cuda_layout *l)
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
-  const double least = opts->format.kind == ESMM_FORMAT_NM    ? esmm_cuda_nm_ratio(&opts->format)
-                       : opts->format.kind == ESMM_FORMAT_BSR ? 0.0 /* see check_blocks */
-                                                              : 1.0;
+  const double nm = opts->format.kind == ESMM_FORMAT_NM ? esmm_cuda_nm_ratio(&opts->format) : 0.0;
+  const bool rows_too = nm > 0.0 && esmm_cuda_get(ctx)->sm != 90; /* 2:4 of more than 16 rows is multiplied on Hopper */
+  const double least = opts->format.kind == ESMM_FORMAT_BSR ? 0.0 /* see check_blocks */
+                       : nm > 0.0 && !rows_too              ? nm
+                                                            : 1.0 + nm;
   if (opts->format.kind != ESMM_FORMAT_DENSE && !esmm_dtype_is_16bit(b->dtype))
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "%s weights of %s are for the CPU, and this is a %s context: use %s",
                      esmm_format_str(opts->format.kind), esmm_dtype_str(b->dtype), esmm_ctx_kind(ctx),
                      "bf16 or f16, or dense ones");
   if (ratio < least && b->rows > 0 && b->cols > 0)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
-                     "prepared weights would hold %.2f times b's bytes, and max_bytes_ratio allows %.2f", least, ratio);
+                     "prepared weights would hold %.2f times b's bytes%s, and max_bytes_ratio allows %.2f", least,
+                     opts->format.kind != ESMM_FORMAT_NM ? ""
+                     : rows_too                          ? ", since this GPU needs b's rows beside 2:4"
+                                                         : ", since a GPU keeps b's rows unless it fits 2:4",
+                     ratio);
   if (b->cols > INT64_MAX / 4 || b->rows > (int64_t)UINT32_MAX - 64 || !esmm_cuda_forms_lay_out(b, opts, ratio, l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "b is %lld x %lld: prepared weights would not fit in memory",
                      (long long)b->rows, (long long)b->cols);

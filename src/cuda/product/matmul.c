@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_STRIPS 65535 /* that a launch packs: blocks along y */
-
 /* strips: room for B's, too. */
 static esmm_status get_scratch(run *r, bool strips, size_t work)
 {
@@ -54,25 +52,12 @@ static const esmm_cuda_kernel *alone(const run *r)
   return kernel ? esmm_cuda_about(kernel) : NULL;
 }
 
-/* C is wanted packed, can be, and is: on the way, or by a launch behind it. */
-static bool packs_c(const run *r)
-{
-  const esmm_problem *p = r->p;
-  if (!p->bitmaps || !p->packs || p->m == 0 || p->n == 0 || esmm_dtype_size(p->c.dtype) != 2 ||
-      p->c.order != ESMM_ROW_MAJOR || p->bitmaps->strip_rows != ESMM_TILE)
-    return false;
-  const esmm_cuda_kernel *about = alone(r);
-  return p->packs == 2 ? p->bitmaps->strips <= MOST_STRIPS : about && about->packs && about->packs(p);
-}
-
 /* Counts and bitmaps of C are 0: kernels add to them. */
 static esmm_status begin_tally(const run *r)
 {
   const esmm_problem *p = r->p;
   const esmm_cuda_kernel *about = alone(r);
-  esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps, packs_c(r)) : ESMM_OK;
-  if ((status == ESMM_ERR_MEMORY || status == ESMM_ERR_OVERFLOW) && p->packs == 1) /* it can be done without */
-    status = esmm_cuda_pattern_place(r->ctx, p->bitmaps, false);
+  const esmm_status status = p->bitmaps ? esmm_cuda_pattern_place(r->ctx, p->bitmaps) : ESMM_OK;
   if (status != ESMM_OK || (about && about->clears && about->clears(p)))
     return status;
   return esmm_cuda_tally_begin(r->ctx, p, r->stream);
@@ -80,12 +65,7 @@ static esmm_status begin_tally(const run *r)
 
 static esmm_status end_tally(const run *r)
 {
-  const esmm_problem *p = r->p;
-  if (!p->bitmaps)
-    return ESMM_OK;
-  const bool missing = esmm_cuda_pattern_room(p->bitmaps).values && !esmm_cuda_pattern_is_packed(p->bitmaps);
-  const esmm_status status = missing ? esmm_cuda_tally_pack(r->ctx, p, r->stream) : ESMM_OK;
-  return status == ESMM_OK ? esmm_cuda_pattern_placed(r->ctx, p->bitmaps, r->stream) : status;
+  return r->p->bitmaps ? esmm_cuda_pattern_placed(r->ctx, r->p->bitmaps, r->stream) : ESMM_OK;
 }
 
 /* ---- the gate's branch ---- */
@@ -107,27 +87,13 @@ static esmm_status reserve_factor(run *r, int64_t rows)
                    (long long)rows, (long long)r->p->n);
 }
 
-/* The branch as a product of its own. Its memory and its bias are known once they are there. */
+/* The branch, whose memory and bias are known once they are there. */
 static esmm_problem gate_problem(const esmm_problem *p, const esmm_gate *wanted, int64_t rows)
 {
-  esmm_problem g = *p;
-  g.w = wanted->w;
-  g.gate.w = NULL;
-  g.m = rows;
-  g.c = (esmm_matrix){.data = esmm_cuda_pointer(SCRATCH_ALIGN),
-                      .rows = rows,
-                      .cols = p->n,
-                      .ld = factor_ld(p),
-                      .place = ESMM_DEVICE,
-                      .device = p->ctx->ordinal};
-  g.beta = 0.0f;
-  g.bias = wanted->bias;
-  g.activation = wanted->activation;
-  g.gated = false;
-  g.residual.data = NULL;
-  g.nonzeros = NULL;
-  g.bitmaps = NULL;
-  g.packs = 0;
+  esmm_problem g = esmm_gate_problem(p, wanted, rows, factor_ld(p));
+  g.c.data = esmm_cuda_pointer(SCRATCH_ALIGN);
+  g.c.place = ESMM_DEVICE;
+  g.c.device = p->ctx->ordinal;
   return g;
 }
 
@@ -329,33 +295,44 @@ static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want
   return ESMM_OK;
 }
 
-esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const esmm_matmul_opts *o, const char *force,
-                               bool want_stats, esmm_stats *s)
+esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force, bool want_stats, esmm_stats *s)
 {
-  const bool nothing = p->m == 0 || p->k == 0 || p->alpha == 0.0f;
   const esmm_gate wanted = p->gate;
-  esmm_packed packed;
-  p->packed = esmm_cuda_packed_a(p, &packed);
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
-  (void)o;          /* p has it all */
   p->gate.w = NULL; /* until one launch is decided on */
   if (status != ESMM_OK)
     return status;
   status = check_capture(ctx, p, want_stats);
   if (status == ESMM_OK)
     status = esmm_run_make_marks(&r);
-  if (status == ESMM_OK && wanted.w && !nothing)
+  if (status == ESMM_OK && wanted.w)
     status = esmm_run_make_marks(&gate);
   if (status == ESMM_OK)
-    status = nothing    ? finish_only(&r, &wanted, s)
-             : wanted.w ? multiply_gated(&r, &gate, &wanted, force, s)
-                        : multiply(&r, force, s);
+    status = wanted.w ? multiply_gated(&r, &gate, &wanted, force, s) : multiply(&r, force, s);
   status = esmm_cuda_end(ctx, r.stream, status);
   esmm_run_free_marks(&r);
   esmm_run_free_marks(&gate);
+  return status;
+}
+
+esmm_status esmm_cuda_multiply_nothing(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esmm_stats *s)
+{
+  const esmm_gate wanted = p->gate;
+  run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
+  esmm_status status = esmm_cuda_begin(ctx, r.stream);
+  p->gate.w = NULL;
+  if (status != ESMM_OK)
+    return status;
+  status = check_capture(ctx, p, want_stats);
+  if (status == ESMM_OK)
+    status = esmm_run_make_marks(&r);
+  if (status == ESMM_OK)
+    status = finish_only(&r, &wanted, s);
+  status = esmm_cuda_end(ctx, r.stream, status);
+  esmm_run_free_marks(&r);
   return status;
 }
 
@@ -411,8 +388,6 @@ static esmm_status look(run *r, run *gate, const esmm_gate *wanted, const char *
 esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
   const esmm_gate wanted = p->gate;
-  esmm_packed packed;
-  p->packed = esmm_cuda_packed_a(p, &packed);
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
   run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream};

@@ -529,18 +529,6 @@ static int say_copy(const esmm_weights *w, const esmm_kernel *kernel, char *text
   return snprintf(text, bytes, "%s", copy ? "on the dense copy: " : "");
 }
 
-/* Says where the kernel reads bitmaps of A that the call was given, or A packed. `pair`: one that chooses on the device
- * scans A. */
-static int say_given(const run *r, const esmm_kernel *kernel, char *text, size_t bytes)
-{
-  esmm_given_bits given;
-  const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
-  const bool chooses = r->d.run == DEVICE_CHOOSES && r->d.pair;
-  if (!chooses && r->p->packed && about->takes_packed && about->takes_packed(r->p))
-    return snprintf(text, bytes, "A comes packed; ");
-  return snprintf(text, bytes, "%s", !chooses && esmm_cuda_given_to(kernel, r->p, &given) ? "A is not scanned; " : "");
-}
-
 /* Why `chosen`, at the densities of choice. A dense kernel may have been chosen before A was seen. */
 void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,
                      size_t bytes)
@@ -549,9 +537,6 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
   const decision *d = &r->d;
   const esmm_seen *seen = r->seen;
   const candidate *mine = &d->of[chosen], *other = &d->of[!chosen];
-  const int given = say_given(r, mine->kernel, text, bytes);
-  text += given;
-  bytes -= (size_t)given;
   if (force) {
     esmm_plan_forced_text(ctx, force, text, bytes);
     return;

@@ -1,6 +1,6 @@
 /* bsr16.c: what the wgmma kernels of a B of blocks share on the host. See bsr16.h and units.cuh. */
 #include "cuda/kernels/bsr16/bsr16.h"
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <stdio.h>
 
@@ -85,7 +85,7 @@ void esmm_bsr16_line(const esmm_problem *p, const esmm_bsr16_cut *cut, double mo
   const esmm_epilogue_params e = esmm_cuda_epilogue(p);
   units->base[2] = 2.0 * m * (double)p->k + moved + (double)esmm_dtype_size(p->c.dtype) * m * (double)p->n;
   units->base[3] = cut->parts[1] > 0 ? 1.0 : 0.0;
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_writes_boxes(p, &e) && !p->gated ? 0.0 : ODD * m * (double)p->n);
 }
 
@@ -100,7 +100,7 @@ static bool lay_out(const esmm_problem *p, const esmm_bsr16_lists *lists, const 
   const int64_t rows = lists->pairs ? 2 * c->rows : c->rows;
   const size_t partial = (size_t)ESMM_BSR16_PARTIAL(lists->rows, lists->cols);
   *l = (layout){0};
-  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a, false), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, c->parts[1] > 0 ? (size_t)(rows * c->all) * partial : 0, ALIGN, &l->partial);
 }
 
@@ -144,7 +144,7 @@ esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
   esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_BSR16, call->stream, &meeting);
   if (status == ESMM_OK)
-    status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+    status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_bsr16_params params = {.selector = call->selector,

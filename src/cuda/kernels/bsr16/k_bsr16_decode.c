@@ -68,16 +68,15 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   (void)scratch;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const esmm_cuda_function *of = self->own, *function = &of[p->m > 8];
-  esmm_bsr16_decode_params params = {.selector = esmm_cuda_call_of(p)->selector,
-                                     .a = esmm_cuda_matrix(&p->a),
-                                     .cells = b->values,
-                                     .places = b->places,
-                                     .chunks = (int32_t)b->chunks,
-                                     .cell_k = b->cell_k,
-                                     .vector = p->a.order == ESMM_ROW_MAJOR && esmm_cuda_address(&p->a) % 8 == 0 &&
-                                               p->a.ld % 4 == 0,
-                                     .epilogue = esmm_cuda_epilogue(p)};
-  (void)esmm_cuda_given(p, ESMM_BSR16_DECODE_ROWS, &params.given);
+  const esmm_bsr16_decode_params params = {.selector = esmm_cuda_call_of(p)->selector,
+                                           .a = esmm_cuda_matrix(&p->a),
+                                           .cells = b->values,
+                                           .places = b->places,
+                                           .chunks = (int32_t)b->chunks,
+                                           .cell_k = b->cell_k,
+                                           .vector = p->a.order == ESMM_ROW_MAJOR &&
+                                                     esmm_cuda_address(&p->a) % 8 == 0 && p->a.ld % 4 == 0,
+                                           .epilogue = esmm_cuda_epilogue(p)};
   const unsigned shared_by = ranks(p);
   const esmm_launch launch = {.grid_x = (unsigned)panels(p) * shared_by,
                               .threads = ESMM_BSR16_DECODE_THREADS,

@@ -3,8 +3,7 @@
  * B once; the floor is their bytes.
  *
  * A block has a panel of 64 columns, or with others of its cluster a share of the panel's k's. It lists the panel's
- * cells, without those whose k's are all dead where the call was given A's bitmaps; its warps take steps of 16 k's in
- * turn, 2 KiB each, from memory to registers, two or three of them ahead.
+ * cells; its warps take steps of 16 k's in turn, 2 KiB each, from memory to registers, two or three of them ahead.
  *
  * mma m16n8k16 computes C transposed: 16 columns of B by 8 rows of A. Lane (g, t) = (lane / 4, lane % 4) wants columns
  * 8g .. 8g+7 of k's 4t .. 4t+3, which the instruction takes for its k's 2t, 2t+1, 2t+8, 2t+9: any order is as good as
@@ -15,7 +14,6 @@
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/few_rows.cuh"
-#include "cuda/kernels/common/given.cuh"
 #include "cuda/kernels/mma16/mma16.cuh"
 
 #define THREADS ESMM_BSR16_DECODE_THREADS
@@ -108,18 +106,6 @@ template <int TILES> struct bsr16_memory {
   float sums[WARPS][8 * TILES][COLS + PAD]; /* of warps; then, in the first, of the block */
 };
 
-/* A may have a nonzero at the chunk's k's, as far as the call was told. */
-static __device__ __forceinline__ bool may_be_alive(const esmm_bsr16_decode_params &p, int chunk)
-{
-  if (p.given.bits == 0)
-    return true;
-  const int words = p.cell_k / 32, ks = (int)p.a.cols;
-  uint32_t any = given_strip_word(p.given, 0, chunk * words, ks);
-  if (words == 2)
-    any |= given_strip_word(p.given, 0, chunk * words + 1, ks);
-  return any != 0;
-}
-
 /* The panel's cells among WINDOW chunks from `first` on, in their order; returns how many. */
 static __device__ __forceinline__ int list_cells(const esmm_bsr16_decode_params &p, int panel, int first, listed *list,
                                                  int *counts)
@@ -133,7 +119,7 @@ static __device__ __forceinline__ int list_cells(const esmm_bsr16_decode_params 
 #pragma unroll
   for (int i = 0; i < EACH; i++) { /* a warp has EACH * 32 chunks side by side */
     const int chunk = first + (warp * EACH + i) * 32 + lane;
-    cell[i] = chunk < p.chunks && may_be_alive(p, chunk) ? __ldg(places + chunk) : ESMM_NO_CELL;
+    cell[i] = chunk < p.chunks ? __ldg(places + chunk) : ESMM_NO_CELL;
     total += __popc(__ballot_sync(~0u, cell[i] != ESMM_NO_CELL));
   }
   if (lane == 0)

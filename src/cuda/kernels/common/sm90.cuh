@@ -129,11 +129,6 @@ static __device__ __forceinline__ void sm90_store(uint32_t to, uint32_t x)
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-static __device__ __forceinline__ void sm90_store2(uint32_t to, uint2 x)
-{
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
-}
-
 static __device__ __forceinline__ void sm90_add(uint32_t to, uint32_t x)
 {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
@@ -188,29 +183,11 @@ static __device__ __forceinline__ void sm90_bulk_load_multicast(void *to, const 
                : "memory");
 }
 
-/* The same by addresses of shared memory. */
-static __device__ __forceinline__ void sm90_bulk_load_multicast_at(uint32_t to, const void *from, uint32_t bytes,
-                                                                   uint32_t b, uint16_t blocks)
-{
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-               "[%3], %4;" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(b), "h"(blocks)
-               : "memory");
-}
-
 /* A box from shared memory to memory; the thread's groups of such copies are committed and waited for. */
 static __device__ __forceinline__ void sm90_tma_store(const void *map, int x, int y, const void *from)
 {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y),
                "r"(sm90_address(from))
-               : "memory");
-}
-
-/* Bytes of shared memory to memory, both aligned to 16; waited for as boxes are. */
-static __device__ __forceinline__ void sm90_bulk_store(void *to, const void *from, uint32_t bytes)
-{
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(sm90_address(from)),
-               "r"(bytes)
                : "memory");
 }
 

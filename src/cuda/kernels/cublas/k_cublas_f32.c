@@ -1,15 +1,15 @@
 /*
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
- * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], and writes C itself where nothing but alpha
- * and beta follows the sums and C is fp32; else a pass over the sums makes C of them (cublas.h). Which of B's layouts
- * it multiplies faster depends on the shape, so there are two kernels.
+ * It reads A as it is and B's columns [n][columns_ld] or its rows [k][n], whichever layout it is expected to multiply
+ * faster, and writes C itself where nothing but alpha and beta follows the sums and C is fp32; else a pass over the
+ * sums makes C of them (cublas.h).
  */
 #include "cuda/kernels/cublas/cublas.h"
 
 #include <math.h>
 
-#define OTHER_LAYOUT 1.3 /* what the slower layout of B costs, about */
+#define OTHER_LAYOUT 1.3 /* cost of rows where columns are faster, about */
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -59,31 +59,24 @@ static kind kind_of(const esmm_problem *p)
   return (kind){1.0, 1.8, 1.1, 1.8};
 }
 
-static void line_of(const esmm_problem *p, bool faster, esmm_cuda_units *units)
+static bool takes_rows(const esmm_problem *p)
 {
-  const double m = (double)p->m, n = (double)p->n, k = (double)p->k, slower = faster ? 1.0 : OTHER_LAYOUT;
+  const esmm_cuda_weights *b = esmm_cuda_b(p);
+  return b->form[ESMM_FORM_TIGHT32] && (rows_are_faster(p) || !b->columns);
+}
+
+static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
+                 int64_t *variant)
+{
+  (void)self;
+  (void)cost;
+  const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+  const double slower = takes_rows(p) && !rows_are_faster(p) ? OTHER_LAYOUT : 1.0;
   const kind x = kind_of(p);
   units->base[0] = slower * x.work * m * n * k;
   units->base[1] = slower * x.bytes * sizeof(float) * (m * k + k * n + m * n) + esmm_cublas_pass_bytes(p);
   units->base[2] = slower * x.ks * fmin(k, 2048.0);
   units->base[5] = slower * x.launches + (esmm_cublas_passes(p) ? ESMM_CUBLAS_PASS : 0.0);
-}
-
-static void line_columns(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
-                         int64_t *variant)
-{
-  (void)self;
-  (void)cost;
-  line_of(p, !rows_are_faster(p) || !esmm_cuda_b(p)->form[ESMM_FORM_TIGHT32], units);
-  *variant = 0;
-}
-
-static void line_rows(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
-                      int64_t *variant)
-{
-  (void)self;
-  (void)cost;
-  line_of(p, rows_are_faster(p), units);
   *variant = 0;
 }
 
@@ -91,47 +84,22 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 {
   (void)self;
   (void)stats;
-  const esmm_cublas_operand b = {esmm_cuda_b(p)->columns, esmm_cuda_b(p)->columns_ld, false};
-  return esmm_cublas_multiply(ctx, p, b, scratch);
+  const esmm_cuda_weights *b = esmm_cuda_b(p);
+  const esmm_cublas_operand columns = {b->columns, b->columns_ld, false},
+                            rows = {b->form[ESMM_FORM_TIGHT32], p->n, true};
+  return esmm_cublas_multiply(ctx, p, takes_rows(p) ? rows : columns, scratch);
 }
-
-static esmm_status run_rows(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                            esmm_stats *stats)
-{
-  (void)self;
-  (void)stats;
-  const esmm_cublas_operand b = {esmm_cuda_b(p)->form[ESMM_FORM_TIGHT32], p->n, true};
-  return esmm_cublas_multiply(ctx, p, b, scratch);
-}
-
-ESMM_KERNEL(cublas_f32_rows) = {
-    .name = "cublas_f32_rows",
-    .doc = "cuBLAS, IEEE fp32, on B's rows: dense, where the library is there",
-    .backend = &esmm_cuda_backend,
-    .flags = ESMM_KERNEL_DETERMINISTIC, /* as below */
-    .reads = ESMM_FORM(TIGHT32),
-    .dtypes = ESMM_DTYPE_BIT(ESMM_F32),
-    .device = &(const esmm_cuda_kernel){.sm = 80, .library = true, .start = esmm_cublas_start, .line = line_rows},
-    .missing = esmm_cublas_missing,
-    .can_run = can_run,
-    .terms = esmm_cuda_terms,
-    .term_names = {"multiply-adds", "reading and writing", "k's in a row", "", "", "launches"},
-    .cost = {4.1e-14, 2.4e-13, 1.2e-9, 0.0, 0.0, 5e-6},
-    .workspace = esmm_cublas_workspace,
-    .run = run_rows,
-};
 
 ESMM_KERNEL(cublas_f32) = {
     .name = "cublas_f32",
     .doc = "cuBLAS, IEEE fp32: dense, where the library is there",
     .backend = &esmm_cuda_backend,
-    .number = 15,
     /* No atomics (cuBLAS's default), one stream at a time, a workspace of the context's own: NVIDIA promises the same
        bits then. */
     .flags = ESMM_KERNEL_DETERMINISTIC,
-    .reads = ESMM_FORM(COLUMNS),
+    .reads = ESMM_FORM(COLUMNS) | ESMM_FORM(TIGHT32),
     .dtypes = ESMM_DTYPE_BIT(ESMM_F32),
-    .device = &(const esmm_cuda_kernel){.sm = 80, .library = true, .start = esmm_cublas_start, .line = line_columns},
+    .device = &(const esmm_cuda_kernel){.sm = 80, .library = true, .start = esmm_cublas_start, .line = line},
     .missing = esmm_cublas_missing,
     .can_run = can_run,
     .terms = esmm_cuda_terms,

@@ -35,7 +35,6 @@ typedef struct esmm_decode_params {
   int32_t inbox;       /* where in shared memory the sums of the cluster's blocks arrive */
   uint64_t report;     /* esmm_choice_device, or 0 */
   esmm_epilogue_params epilogue;
-  esmm_given_bits given; /* fold: all strips; 16-bit B */
   /* esmm_decode_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate;        /* its rows, as b's: b_row apart */
   uint64_t gate_bias;   /* [n] fp32, or 0 */
@@ -43,6 +42,6 @@ typedef struct esmm_decode_params {
   int32_t gate_activation;
   int32_t unused;
 } esmm_decode_params;
-ESMM_PARAMS_SIZE(esmm_decode_params, 312);
+ESMM_PARAMS_SIZE(esmm_decode_params, 288);
 
 #endif

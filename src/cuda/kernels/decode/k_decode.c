@@ -7,7 +7,7 @@
  *
  * Of a gated product one launch reads both weights: twice the columns in warps, of which two have the same.
  */
-#include "cuda/cuda.h"
+#include "cuda/kernels/common/host.h"
 #include "cuda/kernels/decode/decode_params.h"
 
 #include <math.h>
@@ -18,7 +18,6 @@
 #define LEAST_RANGE 128  /* k's that are worth a block of their own */
 #define FEW_BLOCKS 16    /* so few wait for B's rows one after the other, */
 #define ALONE 6.6        /* and a k takes so many times as long */
-#define FEW 8            /* rows of 16 bits, for which A comes no later than its bitmaps would */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
@@ -26,8 +25,7 @@ ESMM_FATBIN(k_decode);
 /* The kernel for so many rows of A. */
 typedef struct width {
   esmm_cuda_function function;
-  esmm_cuda_function gated;              /* both branches of a gated product; none for fp32 */
-  esmm_cuda_function given, given_gated; /* the same where A's bitmaps are given; none for fp32 and few rows */
+  esmm_cuda_function gated; /* both branches of a gated product; none for fp32 */
   int64_t rows;
   int at_once; /* blocks on a multiprocessor that has clusters */
 } width;
@@ -36,17 +34,16 @@ typedef struct width {
   {                                            \
     &fatbin_k_decode, name, ESMM_DECODE_SHARED \
   }
-#define WIDTHS_16(id)                                                                                          \
-  {                                                                                                            \
-    {.function = FUNCTION("esmm_decode_" #id "_8"),                                                            \
-     .gated = FUNCTION("esmm_decode_gated_" #id "_8"),                                                         \
-     .rows = FEW,                                                                                              \
-     .at_once = ESMM_DECODE_BLOCKS_FEW_ROWS},                                                                  \
-    {                                                                                                          \
-      .function = FUNCTION("esmm_decode_" #id "_16"), .gated = FUNCTION("esmm_decode_gated_" #id "_16"),       \
-      .given = FUNCTION("esmm_decode_given_" #id "_16"),                                                       \
-      .given_gated = FUNCTION("esmm_decode_given_gated_" #id "_16"), .rows = 16, .at_once = ESMM_DECODE_BLOCKS \
-    }                                                                                                          \
+#define WIDTHS_16(id)                                                                                                \
+  {                                                                                                                  \
+    {.function = FUNCTION("esmm_decode_" #id "_8"),                                                                  \
+     .gated = FUNCTION("esmm_decode_gated_" #id "_8"),                                                               \
+     .rows = 8,                                                                                                      \
+     .at_once = ESMM_DECODE_BLOCKS_FEW_ROWS},                                                                        \
+    {                                                                                                                \
+      .function = FUNCTION("esmm_decode_" #id "_16"), .gated = FUNCTION("esmm_decode_gated_" #id "_16"), .rows = 16, \
+      .at_once = ESMM_DECODE_BLOCKS                                                                                  \
+    }                                                                                                                \
   }
 #define WIDTH_32(count, blocks)                                                           \
   {                                                                                       \
@@ -161,16 +158,13 @@ static int64_t room(const esmm_ctx *ctx, const esmm_problem *p)
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
-  if (p->m > ESMM_DECODE_ROWS)
-    (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
-  else if (p->n > ESMM_DECODE_MOST_SIDE || p->k > ESMM_DECODE_MOST_SIDE)
-    (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
-  else if (shared < ESMM_DECODE_SHARED)
-    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
-                   ESMM_DECODE_SHARED);
-  else
+  if (p->n > ESMM_DECODE_MOST_SIDE || p->k > ESMM_DECODE_MOST_SIDE)
+    return esmm_cuda_too_large(p, why, why_bytes);
+  if (esmm_cuda_get(p->ctx)->shared_per_block < ESMM_DECODE_SHARED)
+    return esmm_cuda_too_little_shared(p, ESMM_DECODE_SHARED, why, why_bytes);
+  if (p->m <= ESMM_DECODE_ROWS)
     return true;
+  (void)snprintf(why, why_bytes, "m is %lld, decode takes %d at most", (long long)p->m, ESMM_DECODE_ROWS);
   return false;
 }
 
@@ -208,15 +202,9 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
   *variant = p->m;
 }
 
-/* Lines along k that can be copied 16 bytes at a time. */
-static bool is_vector(const esmm_matrix *a)
-{
-  const bool along_k = a->order == ESMM_ROW_MAJOR || a->ld == 1, many = a->rows > 1;
-  return along_k && esmm_cuda_address(a) % 16 == 0 && (!many || a->ld * (int64_t)esmm_dtype_size(a->dtype) % 16 == 0);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
+  (void)self;
   (void)scratch;
   const esmm_cuda_weights *w = esmm_cuda_b(p);
   const bool is_f32 = p->w->dtype == ESMM_F32;
@@ -229,7 +217,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .b_row = is_f32 ? ESMM_STRIP * (uint32_t)sizeof(float) : (uint32_t)w->rows_ld * 2,
       .group_shift = c.shift,
       .range = (int32_t)esmm_round_up(esmm_ceil_div(p->k, c.ranks), ESMM_DECODE_K),
-      .vector = is_vector(&p->a),
+      .vector = esmm_cuda_is_vector(&p->a),
       .report = esmm_cuda_call_of(p)->report,
       .epilogue = esmm_cuda_epilogue(p),
   };
@@ -243,12 +231,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .threads = ESMM_DECODE_THREADS,
                               .shared = (unsigned)lay_out(p, room(ctx, p), &params),
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
-  const bool given = !is_f32 && esmm_cuda_given_to(self, p, &params.given);
   const width *v = find_width(p);
-  const esmm_cuda_function *function =
-      p->gate.w ? (given ? &v->given_gated : &v->gated) : (given ? &v->given : &v->function);
   stats->strip_rows = p->m;
-  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch(ctx, p->gate.w ? &v->gated : &v->function, &launch, esmm_cuda_call_of(p)->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype, form)                                                                                \
@@ -259,13 +244,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 
 #define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
 
-static const esmm_cuda_kernel about_16 = {.sm = 80,
-                                          .line = line_16,
-                                          .steady = true,
-                                          .reports = true,
-                                          .given_rows = ESMM_DECODE_ROWS,
-                                          .given_over = FEW,
-                                          .gates = true};
+static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true, .gates = true};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
 
 ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};

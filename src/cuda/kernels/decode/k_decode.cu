@@ -12,9 +12,8 @@
  *
  * A block copies its k's of A to shared memory (all copies at once: one latency) and lists, in ascending order, those
  * with a nonzero in any row. Then each warp streams the rows of its steps of the list from global memory to registers,
- * STAGES steps of 2 KiB ahead. Where the call was given A's bitmaps and B is 16-bit, the list comes from those: of A
- * only eights of k's with an alive one are copied, while the first rows of B come. What fills up the last step is
- * replaced by zeros in both operands, so that no Inf of either gets in.
+ * STAGES steps of 2 KiB ahead. What fills up the last step is replaced by zeros in both operands, so that no Inf of
+ * either gets in.
  *
  * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
  * another while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4)
@@ -37,7 +36,6 @@
  */
 #include "cuda/kernels/common/few_rows.cuh"
 #include "cuda/kernels/common/gate.cuh"
-#include "cuda/kernels/common/given.cuh"
 #include "cuda/kernels/decode/decode_params.h"
 
 #define THREADS ESMM_DECODE_THREADS
@@ -437,43 +435,6 @@ static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p
   __syncthreads();
 }
 
-/* The same for the eight k's from i on of all rows, by one thread, where lines are vectors. Nobody waits for it yet. */
-static __device__ __forceinline__ void copy_part_16(const esmm_decode_params &p, int k, int ks, int i, uint16_t *tile)
-{
-  const int m = (int)p.a.rows, line = p.chunk + ESMM_DECODE_SPARE;
-  const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1;
-  const uint16_t *a = (const uint16_t *)p.a.data + k + i;
-#pragma unroll 1
-  for (int row = 0; row < m; row++)
-    copy_16(tile + row * line + i, a + row * row_step, 2 * min(PART, ks - i));
-}
-
-/* Which of the eight k's from k on are alive, as the call was told. */
-static __device__ __forceinline__ uint32_t given_part(const esmm_decode_params &p, int k)
-{
-  return k < (int)p.a.cols ? given_strip_word(p.given, 0, k / 32, (int)p.a.cols) >> k % 32 & ((1u << PART) - 1) : 0;
-}
-
-/* The list of a chunk's k's by the bitmaps that the call was given; what of A it needs is on its way, or there. */
-static __device__ __forceinline__ int list_given_16(const esmm_decode_params &p, int chunk_k, int ks, uint16_t *tile,
-                                                    uint16_t *list, int (*totals)[WARPS])
-{
-  if (!p.vector)
-    copy_chunk_16(p, chunk_k, ks, tile);
-  int count = 0;
-  uint32_t next = given_part(p, chunk_k + PART * (int)threadIdx.x);
-  for (int from = 0, turn = 0; from < ks; from += PART * THREADS, turn ^= 1) {
-    const int k = from + PART * (int)threadIdx.x;
-    const uint32_t mask = k < ks ? next : 0;
-    if (from + PART * THREADS < ks)
-      next = given_part(p, chunk_k + k + PART * THREADS);
-    if (mask && p.vector)
-      copy_part_16(p, chunk_k, ks, k, tile);
-    count = append(mask, k, count, list, totals[turn]);
-  }
-  return count;
-}
-
 static __device__ __forceinline__ int list_chunk_16(int m, int line, int ks, const uint16_t *tile, uint16_t *list,
                                                     int (*totals)[WARPS])
 {
@@ -536,25 +497,14 @@ template <bool GATED> static __device__ __forceinline__ uint64_t rows_of_warp(co
   return rows;
 }
 
-/* Where bitmaps were given, A has not been waited for: all of it that is listed is there then. */
-template <bool GIVEN> static __device__ __forceinline__ void await_given(void)
-{
-  if (!GIVEN)
-    return;
-  wait_for_copies();
-  __syncthreads();
-}
-
-template <typename T, int HALVES, int STAGES, bool GIVEN, bool GATED>
+template <typename T, int HALVES, int STAGES, bool GATED>
 static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_params &p, int chunk_k, int count,
                                                          const uint16_t *tile, const uint16_t *list,
                                                          float (&sums)[HALVES][4][4])
 {
   const int lane = lane_id(), steps = (count + STEP - 1) / STEP;
-  if (slice<GATED>(p) * ESMM_DECODE_COLS >= p.epilogue.c.cols) {
-    await_given<GIVEN>();
+  if (slice<GATED>(p) * ESMM_DECODE_COLS >= p.epilogue.c.cols)
     return;
-  }
   const uint8_t *b = (const uint8_t *)rows_of_warp<GATED>(p) + (int64_t)chunk_k * p.b_row +
                      slice<GATED>(p) * p.b_slice + lane % 8 * 16;
   const uint16_t *lines[HALVES]; /* rows past m repeat the last one: their sums go nowhere */
@@ -567,7 +517,6 @@ static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_param
   for (int i = 0; i < STAGES; i++)
     if (step + i * ways(p) < steps)
       load_step(stages[i], b, p.b_row, list + STEP * (step + i * ways(p)));
-  await_given<GIVEN>();
   for (;;)
 #pragma unroll
     for (int i = 0; i < STAGES; i++) { /* the way out keeps each load before the next wait */
@@ -604,7 +553,7 @@ static __device__ __forceinline__ void store_sums_16(const esmm_decode_params &p
     }
 }
 
-template <typename T, int HALVES, int STAGES, bool GIVEN, bool GATED>
+template <typename T, int HALVES, int STAGES, bool GATED>
 static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
 {
   __shared__ notes n;
@@ -623,16 +572,11 @@ static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
     const uint32_t begun = reports(p) ? nanoseconds() : 0;
     if (k > first)
       __syncthreads();
-    int count;
-    if constexpr (GIVEN) {
-      count = list_given_16(p, k, ks, tile, list, n.totals);
-    } else {
-      copy_chunk_16(p, k, ks, tile);
-      count = list_chunk_16(m, line, ks, tile, list, n.totals);
-    }
+    copy_chunk_16(p, k, ks, tile);
+    const int count = list_chunk_16(m, line, ks, tile, list, n.totals);
     end_list(count, list);
     note_list(p, count, begun, n);
-    multiply_chunk_16<T, HALVES, STAGES, GIVEN, GATED>(p, k, count, tile, list, sums);
+    multiply_chunk_16<T, HALVES, STAGES, GATED>(p, k, count, tile, list, sums);
   }
   __syncthreads();
   store_sums_16<GATED>(p, sums);
@@ -804,23 +748,17 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
     body(p);                                                                                                       \
   }
 
-DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false, false>))
-DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false, false>))
-DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2, false, false>))
-DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false, false>))
+DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false>))
+DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false>))
+DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2, false>))
+DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false>))
 DECODE(esmm_decode_f32_1, MANY, (decode_32<1, 3>))
 DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
 DECODE(esmm_decode_f32_8, ESMM_DECODE_BLOCKS, (decode_32<8, 3>))
 DECODE(esmm_decode_f32_16, ESMM_DECODE_BLOCKS, (decode_32<16, 2>))
 
 /* Both branches of a gated product. */
-DECODE(esmm_decode_gated_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false, true>))
-DECODE(esmm_decode_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false, true>))
-DECODE(esmm_decode_gated_f16_8, MANY, (decode_16<__half, 1, 2, false, true>))
-DECODE(esmm_decode_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false, true>))
-
-/* Where A's bitmaps are given, of more than 8 rows. */
-DECODE(esmm_decode_given_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true, false>))
-DECODE(esmm_decode_given_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true, false>))
-DECODE(esmm_decode_given_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true, true>))
-DECODE(esmm_decode_given_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true, true>))
+DECODE(esmm_decode_gated_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, true>))
+DECODE(esmm_decode_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true>))
+DECODE(esmm_decode_gated_f16_8, MANY, (decode_16<__half, 1, 2, true>))
+DECODE(esmm_decode_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true>))

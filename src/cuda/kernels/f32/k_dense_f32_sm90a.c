@@ -3,7 +3,7 @@
  *
  * A is read as it is where TMA can do that (fp32, row-major, 16-byte lines), else packed first.
  */
-#include "cuda/cuda.h"
+#include "cuda/kernels/common/host.h"
 
 #include <stdio.h>
 
@@ -16,11 +16,8 @@ static const esmm_cuda_function low = {&fatbin_k_dense_f32_sm90a, "esmm_dense_f3
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  if (p->m > INT32_MAX / 2 || p->n > INT32_MAX / 2 || p->k > INT32_MAX / 2) {
-    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
-                   (long long)p->m, (long long)p->k, (long long)p->n);
-    return false;
-  }
+  if (p->m > INT32_MAX / 2 || p->n > INT32_MAX / 2 || p->k > INT32_MAX / 2)
+    return esmm_cuda_too_large(p, why, why_bytes);
   if (esmm_cuda_b(p)->columns_ld % 4 == 0)
     return true;
   (void)snprintf(why, why_bytes,
@@ -31,8 +28,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 
 static bool as_it_is(const esmm_matrix *a)
 {
-  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_in_lines(a) &&
-         a->ld < (int64_t)1 << 38; /* TMA's lines lie at most 2^40 bytes apart */
+  return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_as_it_is(a);
 }
 
 /* Rounds of blocks of so many rows that the multiprocessors need. */

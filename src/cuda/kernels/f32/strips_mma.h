@@ -4,9 +4,7 @@
 #ifndef ESMM_CUDA_STRIPS_MMA_H
 #define ESMM_CUDA_STRIPS_MMA_H
 
-#include "cuda/cuda.h"
-
-#include <stdio.h>
+#include "cuda/kernels/common/host.h"
 
 /* The same function with rings of several depths: seven stages of 32 on sm_90; else of 24, or four where a
    block has less shared memory (sm_86, sm_89). Four is the least, see strips_mma.cuh. */
@@ -21,19 +19,11 @@
 static inline bool esmm_strips_mma_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
-  if (shared < ESMM_STRIPS_MMA_LEAST) {
-    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
-                   ESMM_STRIPS_MMA_LEAST);
-    return false;
-  }
-  if (p->m > INT32_MAX / 4 || p->n > INT32_MAX / 4 || p->k > 1 << 24 ||
-      esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS) > INT32_MAX / 2) {
-    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
-                   (long long)p->m, (long long)p->k, (long long)p->n);
-    return false;
-  }
-  return true;
+  if (esmm_cuda_get(p->ctx)->shared_per_block < ESMM_STRIPS_MMA_LEAST)
+    return esmm_cuda_too_little_shared(p, ESMM_STRIPS_MMA_LEAST, why, why_bytes);
+  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+  return (p->m <= INT32_MAX / 4 && p->n <= INT32_MAX / 4 && p->k <= 1 << 24 && blocks <= INT32_MAX / 2) ||
+         esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* Extraction (all segments where nothing is skipped), then the product. */

@@ -5,7 +5,7 @@
  * col-major one, or one with odd lines, is copied first. Lists have room for an A without zeros, 1.125 times A's bytes,
  * so none overflows: a dense A is slow, not wrong.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <stdio.h>
 
@@ -44,34 +44,10 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   if (p->m <= ESMM_FINE16_MOST_SIDE && p->n <= ESMM_FINE16_MOST_SIDE && p->k <= ESMM_FINE16_MOST_SIDE &&
       lists < MOST_STEPS && units_of(p) < INT32_MAX / 2)
     return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
-                 (long long)p->k, (long long)p->n);
-  return false;
-}
-
-/* ---- A ---- */
-
-static bool needs_copy(const esmm_problem *p)
-{
-  return p->a.order == ESMM_COL_MAJOR || !esmm_cuda_as_it_is(&p->a);
-}
-
-static esmm_matrix copy_at(const esmm_problem *p, CUdeviceptr at)
-{
-  esmm_matrix a = p->a;
-  a.order = ESMM_ROW_MAJOR;
-  return esmm_cuda_aligned_copy(&a, at);
+  return esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* ---- what it costs ---- */
-
-/* Sums may be finished where they are made: 16-bit C in lines of 16 bytes, and nothing that follows reads C or needs to
-   know where a sum lies but for its column. */
-static bool in_registers(const esmm_problem *p)
-{
-  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
-  return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e); /* a gate's factor comes after the plan */
-}
 
 /* A block takes units one after the other, and each is all of B's k's for 64 columns, and the steps of 512 rows. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
@@ -86,8 +62,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[1] = rounds * (double)chunks_of(p);
   units->base[2] = (double)(esmm_ceil_div(groups_of(p), esmm_cuda_sms(p)) * chunks_of(p));
   units->base[3] = ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
-  units->base[4] = needs_copy(p) ? 1.0 + m * k * 1e-6 : 0.0;
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) ? 0.0 : ODD * m * n);
+  units->base[4] = esmm_cuda_copy_units(&p->a, true);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ODD * m * n);
   *variant = ESMM_FINE16_STRIP;
 }
 
@@ -100,14 +76,12 @@ typedef struct layout {
 static bool lay_out(const esmm_problem *p, layout *l)
 {
   const size_t groups = (size_t)groups_of(p), past = ESMM_FINE16_PAST;
-  const esmm_matrix copy = copy_at(p, 0);
-  size_t steps, values, places, copied = 0;
+  const size_t copy = esmm_cuda_copy_bytes(&p->a, true);
+  size_t steps, values, places;
   *l = (layout){0};
   return esmm_size_mul(groups, (size_t)chunks_of(p) * ESMM_FINE16_STEPS, &steps) &&
          esmm_size_add(steps, past, &steps) && esmm_size_mul(steps, ESMM_FINE16_VALUES, &values) &&
-         esmm_size_mul(steps, ESMM_FINE16_PLACES, &places) &&
-         (!needs_copy(p) || esmm_size_mul((size_t)copy.ld * 2, (size_t)copy.rows, &copied)) &&
-         esmm_cuda_reserve(&l->bytes, copied, ALIGN, &l->copy) &&
+         esmm_size_mul(steps, ESMM_FINE16_PLACES, &places) && esmm_cuda_reserve(&l->bytes, copy, ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, values, ALIGN, &l->values) &&
          esmm_cuda_reserve(&l->bytes, places, ALIGN, &l->places) &&
          esmm_cuda_reserve(&l->bytes, groups * 2 * sizeof(uint32_t), ALIGN, &l->counts);
@@ -126,12 +100,8 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 static esmm_status pack(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr at, const layout *l)
 {
   const esmm_cuda_call *call = esmm_cuda_call_of(p);
-  esmm_matrix a = p->a;
-  esmm_status status = ESMM_OK;
-  if (needs_copy(p)) {
-    a = copy_at(p, at + l->copy);
-    status = esmm_cuda_convert(ctx, &p->a, &a, call->selector, call->stream);
-  }
+  esmm_matrix a;
+  esmm_status status = esmm_cuda_align_a(ctx, p, true, at + l->copy, &a);
   esmm_fine16_pack_params params = {.selector = call->selector,
                                     .chunks = (int32_t)chunks_of(p),
                                     .values = at + l->values,
@@ -168,7 +138,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                .row_blocks = (int32_t)esmm_ceil_div(p->m, ESMM_FINE16_BLOCK_ROWS),
                                .tiles = (int32_t)esmm_ceil_div(p->n, ESMM_FINE16_COLS),
                                .together = TOGETHER,
-                               .registers = in_registers(p),
+                               .registers = esmm_cuda_in_registers(p),
                                .values = at + l.values,
                                .places = at + l.places,
                                .counts = at + l.counts,

@@ -4,7 +4,7 @@
  * How C is cut: a tile has 64 rows and 256 columns. Where tiles do not fill the GPU, up to 8 blocks share a tile's k's;
  * where there are too many of them, a block does several, and scans A once for all.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -25,19 +25,17 @@
 
 ESMM_FATBIN(k_fused16_sm90a);
 
-/* One for each order of A; where A's bitmaps are given, others. */
+/* One for each order of A. */
 typedef struct functions {
-  esmm_cuda_function rows, columns, given_rows, given_columns;
+  esmm_cuda_function rows, columns;
 } functions;
 
 #define FUNCTION(name)                                 \
   {                                                    \
     &fatbin_k_fused16_sm90a, name, ESMM_FUSED16_SHARED \
   }
-static const functions bf16 = {FUNCTION("esmm_fused16_bf16"), FUNCTION("esmm_fused16_bf16_by_k"),
-                               FUNCTION("esmm_fused16_given_bf16"), FUNCTION("esmm_fused16_given_bf16_by_k")};
-static const functions f16 = {FUNCTION("esmm_fused16_f16"), FUNCTION("esmm_fused16_f16_by_k"),
-                              FUNCTION("esmm_fused16_given_f16"), FUNCTION("esmm_fused16_given_f16_by_k")};
+static const functions bf16 = {FUNCTION("esmm_fused16_bf16"), FUNCTION("esmm_fused16_bf16_by_k")};
+static const functions f16 = {FUNCTION("esmm_fused16_f16"), FUNCTION("esmm_fused16_f16_by_k")};
 
 /* ---- how a product is cut ---- */
 
@@ -98,9 +96,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   if (p->m < ESMM_WGMMA16_MOST_SIDE && p->n < ESMM_WGMMA16_MOST_SIDE && p->k < ESMM_WGMMA16_MOST_SIDE &&
       units * ESMM_FUSED16_RANKS < MOST_BLOCKS)
     return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
-                 (long long)p->k, (long long)p->n);
-  return false;
+  return esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /*
@@ -124,7 +120,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->per_strip[1] = AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
   units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
   units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[5] = 1.0 + (c.ranks > 1 ? MEETING + SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
 }
@@ -138,7 +134,7 @@ static bool lay_out(const esmm_problem *p, const cut *c, layout *l)
 {
   *l = (layout){0};
   const size_t blocks = c->ranks > 1 ? (size_t)(c->strips * c->groups * c->ranks) : 0; /* few: they run at once */
-  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+  return esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a, false), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, blocks * ESMM_FUSED16_PARTIAL, ALIGN, &l->partial);
 }
 
@@ -161,7 +157,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   layout l;
   if (!lay_out(p, &c, &l)) /* its size was asked for before */
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+  esmm_status status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_fused16_params params = {.selector = call->selector,
@@ -186,10 +182,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                               .shared = ESMM_FUSED16_SHARED,
                               .cluster = c.ranks > 1 ? (unsigned)c.ranks : 0};
   stats->strip_rows = ESMM_FUSED16_ROWS;
-  const esmm_cuda_function *function = by_k ? &f->columns : &f->rows;
-  if (esmm_cuda_given_to(self, p, &params.given))
-    function = by_k ? &f->given_columns : &f->given_rows;
-  return esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
+  return esmm_cuda_launch(ctx, by_k ? &f->columns : &f->rows, &launch, call->stream, &params);
 }
 
 #define DESCRIPTOR(id, dtype)                                                                                        \
@@ -202,13 +195,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
   .cost = {1.1e-13, 4.6e-7, 6.2e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
 
-static const esmm_cuda_kernel about = {.sm = 90,
-                                       .exact = true,
-                                       .line = line,
-                                       .given_rows = ESMM_FUSED16_ROWS,
-                                       .given_over = ESMM_FUSED16_ROWS,
-                                       .knee = KNEE,
-                                       .past_knee = PAST_KNEE};
+static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .knee = KNEE, .past_knee = PAST_KNEE};
 
 ESMM_KERNEL(fused_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

@@ -12,10 +12,6 @@
  * rows (-0 is a zero), hears from the box before how many there are so far, and puts its own behind those, into stages
  * of 32: their elements of A, and their rows of B, which it gathers. Four warps multiply stages as they fill up.
  *
- * Where the call was given A's bitmaps, a warp knows its k's before their box has come: the rows of B are on their way
- * meanwhile, of a box only eights of k's with an alive one are read, and boxes without any are not loaded but for the
- * first ones.
- *
  * Lines of A stay where they are put, and where there is room for all of them the next tile needs B's rows only.
  * Otherwise A is scanned again.
  *
@@ -23,7 +19,6 @@
  * What fills up the last stage is zeros in both operands, so that no Inf of either gets in.
  */
 #include "cuda/kernels/common/epilogue.cuh"
-#include "cuda/kernels/common/given.cuh"
 #include "cuda/kernels/wgmma16/lines.cuh"
 
 #define ROWS ESMM_FUSED16_ROWS
@@ -174,30 +169,6 @@ static __device__ __forceinline__ void put_lines(const uint32_t (&lines)[4][8], 
   }
 }
 
-/* The k's of `alive` of box i, which has come, to places from `entry` on: eights of them without any are not read. */
-template <bool BY_K> static __device__ __forceinline__ void put_box(uint32_t i, const found &alive, uint32_t entry)
-{
-  const uint32_t lane = threadIdx.x % 32, to = sm90_address(memory()->a) + lane % 4 * 4;
-  const uint32_t from = line_reader<BY_K>(sm90_address(memory()->boxes[i % BOXES]), lane);
-#pragma unroll
-  for (uint32_t g = 0; g < 8; g++) {
-    const uint32_t word = g < 4 ? alive.low : alive.high, bit = 1u << ((lane & ~3u) + g % 4);
-    if ((word >> g % 4 & 0x11111111u) == 0)
-      continue;
-    uint32_t x[4], y[4];
-    read_lines<BY_K>(from, (int)g, 0, x);
-    read_lines<BY_K>(from, (int)g, 1, y);
-    const uint32_t before = (uint32_t)__popc(word & (bit - 1)) + (g < 4 ? 0 : (uint32_t)__popc(alive.low));
-    const uint32_t line = (entry + before) % LINES_A, at = to + line * LINE + line % 8 * 16;
-    if (word & bit)
-#pragma unroll
-      for (uint32_t j = 0; j < 4; j++) {
-        sm90_store(at ^ j * 16, x[j]);
-        sm90_store(at ^ (4 + j) * 16, y[j]);
-      }
-  }
-}
-
 /* A tile's columns of B that a lane gathers. */
 struct columns {
   const char *at; /* of k 0 */
@@ -331,62 +302,6 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
     put_lines(*(const uint32_t(*)[4][8])lines.x, alive.low, entry);
     put_lines(*(const uint32_t(*)[4][8]) & lines.x[4], alive.high, entry + low);
     leave(f, f.base + (entry + count) / STAGE_K, STEPS);
-  }
-  return end_find(f, first, last);
-}
-
-/* Alive k's of a box, from bitmaps in the order of k. */
-static __device__ __forceinline__ found found_of(uint2 bits)
-{
-  const uint32_t k = threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4; /* of the lane's bit */
-  return {__ballot_sync(~0u, bits.x >> k & 1), __ballot_sync(~0u, bits.y >> k & 1)};
-}
-
-/*
- * The same where A's bitmaps are given. A warp has one place for boxes, and of those that it takes later loads only
- * what has an alive k; the first ones have been loaded.
- */
-template <bool BY_K>
-static __device__ __forceinline__ uint32_t find_given(const esmm_fused16_params &p, finder &f, int row0, int first,
-                                                      int last, const columns &b)
-{
-  static_assert(BOXES == FIND_WARPS, "a warp's boxes have one place");
-  uint32_t thread;
-  int strip = row0;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)); /* here: what follows from these is not kept while tiles */
-  asm volatile("" : "+r"(strip));                      /* are multiplied */
-  strip /= ROWS;
-  const uint32_t warp = thread / 32, lane = thread % 32;
-  int k = first + BOX_K * (int)warp;
-  uint2 next = given_step(given_fetch(p.given, strip, k, lane), last - k, lane);
-  bool loaded = true;
-  uint32_t phase = 0;
-#pragma unroll 1
-  for (uint32_t i = warp; k < last; i += FIND_WARPS, k += BOX_K * FIND_WARPS) {
-    const int later = k + BOX_K * FIND_WARPS;
-    const uint32_t fetched = given_fetch(p.given, strip, later, lane);
-    const found alive = found_of(next);
-    const uint32_t low = (uint32_t)__popc(alive.low), count = low + (uint32_t)__popc(alive.high);
-    const uint32_t entry = pass_on(i, count);
-    leave(f, f.base + entry / STAGE_K, STEPS); /* or the stages that it waits for might wait for it */
-    if (count > 0) {
-      enter(f, f.base + (entry + count - 1) / STAGE_K);
-      put_rows(p, f, b, alive.low, entry, (uint32_t)k);
-      put_rows(p, f, b, alive.high, entry + low, (uint32_t)k + 32);
-    }
-    if (loaded) {
-      sm90_barrier_wait(&memory()->come[warp], phase);
-      phase ^= 1;
-      put_box<BY_K>(i, alive, entry);
-      __syncwarp(); /* everybody has read */
-    }
-    next = given_step(fetched, last - later, lane);
-    loaded = (next.x | next.y) != 0;
-    if (lane == 0 && loaded)
-      load_box<BY_K>(p, i + BOXES, row0, later);
-    __syncwarp();
-    if (count > 0)
-      leave(f, f.base + (entry + count) / STAGE_K, STEPS);
   }
   return end_find(f, first, last);
 }
@@ -646,7 +561,7 @@ static __device__ __forceinline__ columns columns_of(const esmm_fused16_params &
 }
 
 /* A finder's part of tile t, and of the next one where A's lines stay: as many stages as there are. */
-template <bool BY_K, bool GIVEN>
+template <bool BY_K>
 static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, finder &f, uint32_t &entries, int row0,
                                                  int first, int last, int tile, bool again, bool more)
 {
@@ -660,10 +575,7 @@ static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, f
       }
       find_meet();
     }
-    if constexpr (GIVEN)
-      entries = find_given<BY_K>(p, f, row0, first, last, columns_of(p, tile));
-    else
-      entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
+    entries = find<BY_K>(p, f, row0, first, last, columns_of(p, tile));
   }
   f.base = f.left;
   __syncwarp();
@@ -675,8 +587,7 @@ static __device__ __forceinline__ void find_tile(const esmm_fused16_params &p, f
   }
 }
 
-template <esmm_dtype DTYPE, bool BY_K, bool GIVEN>
-static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
+template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
 {
   const int rank = (int)blockIdx.x % p.ranks, unit = (int)blockIdx.x / p.ranks,
             groups = (p.tiles + p.each - 1) / p.each;
@@ -697,7 +608,7 @@ static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
 #pragma unroll 1
   for (int t = 0;; t++) {
     if (threadIdx.x < FINDERS) {
-      find_tile<BY_K, GIVEN>(p, f, entries, row0, first, last, tile0 + t, t > 0, t + 1 < tiles);
+      find_tile<BY_K>(p, f, entries, row0, first, last, tile0 + t, t > 0, t + 1 < tiles);
     } else {
       float sums[SUMS];
       multiply<DTYPE>(x, sums);
@@ -714,21 +625,15 @@ static __device__ __forceinline__ void fused16(const esmm_fused16_params &p)
   }
 }
 
-#define FUSED16(name, dtype, by_k, given)                                    \
+#define FUSED16(name, dtype, by_k)                                           \
   extern "C" __global__ void __launch_bounds__(THREADS, ESMM_FUSED16_BLOCKS) \
       name(const __grid_constant__ esmm_fused16_params p)                    \
   {                                                                          \
     if (!not_selected(p.selector))                                           \
-      fused16<dtype, by_k, given>(p);                                        \
+      fused16<dtype, by_k>(p);                                               \
   }
 
-FUSED16(esmm_fused16_bf16, ESMM_BF16, false, false)
-FUSED16(esmm_fused16_bf16_by_k, ESMM_BF16, true, false)
-FUSED16(esmm_fused16_f16, ESMM_F16, false, false)
-FUSED16(esmm_fused16_f16_by_k, ESMM_F16, true, false)
-
-/* Where A's bitmaps are given. Entries of their own: registers of the others would not suffice for both. */
-FUSED16(esmm_fused16_given_bf16, ESMM_BF16, false, true)
-FUSED16(esmm_fused16_given_bf16_by_k, ESMM_BF16, true, true)
-FUSED16(esmm_fused16_given_f16, ESMM_F16, false, true)
-FUSED16(esmm_fused16_given_f16_by_k, ESMM_F16, true, true)
+FUSED16(esmm_fused16_bf16, ESMM_BF16, false)
+FUSED16(esmm_fused16_bf16_by_k, ESMM_BF16, true)
+FUSED16(esmm_fused16_f16, ESMM_F16, false)
+FUSED16(esmm_fused16_f16_by_k, ESMM_F16, true)

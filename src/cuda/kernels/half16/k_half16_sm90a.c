@@ -5,7 +5,7 @@
  * depends on A's rests, which only the sample counts: where they are not known it counts with the second half of all of
  * A, and so the plan takes it only where earlier calls have told.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm_layout.h"
 
 #include <math.h>
@@ -45,9 +45,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   if (p->m <= ESMM_HALF16_MOST_SIDE && p->n <= ESMM_HALF16_MOST_SIDE && p->k <= ESMM_HALF16_MOST_SIDE &&
       pairs_of(p) * esmm_nm16_blocks(p->k) <= INT32_MAX && tiles_of(p) <= INT32_MAX - workers_of(p))
     return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
-                 (long long)p->k, (long long)p->n);
-  return false;
+  return esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* ---- workspace ---- */
@@ -56,26 +54,13 @@ typedef struct layout {
   size_t copy, half[2], many, rests, at, lists, rows, again, agains, bytes;
 } layout;
 
-static bool needs_copy(const esmm_problem *p)
-{
-  return p->a.order == ESMM_COL_MAJOR || !esmm_cuda_in_lines(&p->a);
-}
-
-static esmm_matrix copy_at(const esmm_problem *p, CUdeviceptr at)
-{
-  esmm_matrix a = p->a;
-  a.order = ESMM_ROW_MAJOR;
-  return esmm_cuda_aligned_copy(&a, at);
-}
-
 static bool lay_out(const esmm_problem *p, layout *l)
 {
   const size_t pairs = (size_t)pairs_of(p), blocks = (size_t)esmm_nm16_blocks(p->k), patches = pairs * blocks;
   const size_t parts = ESMM_HALF16_ROWS / ESMM_HALF16_LISTED;
-  size_t copy = 0, half, lists;
+  const size_t copy = esmm_cuda_copy_bytes(&p->a, true);
+  size_t half, lists;
   *l = (layout){0};
-  if (needs_copy(p) && !esmm_size_mul((size_t)copy_at(p, 0).ld * 2, (size_t)p->m, &copy))
-    return false;
   return esmm_size_mul(patches, 2 * ESMM_NM16_BLOCK, &half) &&
          esmm_size_mul(patches, parts * ESMM_HALF16_FEW * 2 * sizeof(uint32_t), &lists) &&
          esmm_cuda_reserve(&l->bytes, copy, ALIGN, &l->copy) &&
@@ -99,13 +84,6 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 
 /* ---- what it costs ---- */
 
-/* Sums are finished and stored in registers: as in esmm_nm16_params; a gate's factor comes after the plan. */
-static bool in_registers(const esmm_problem *p)
-{
-  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
-  return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e);
-}
-
 /* Stages of the first half; rests, in elements times columns of C, or at most as long again: the second half. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -117,22 +95,12 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->per_rest[1] = m * n * k;
   units->most_rest[1] = cost[1] > 0.0 ? stages * cost[0] / cost[1] : 0.0;
   units->base[2] = SPLIT_BYTES * m * k + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
-  units->base[3] = needs_copy(p) ? 1.0 + m * k * 1e-6 : 0.0;
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) ? 0.0 : ODD * m * n);
+  units->base[3] = esmm_cuda_copy_units(&p->a, true);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ODD * m * n);
   *variant = 0;
 }
 
 /* ---- running ---- */
-
-static esmm_status get_a(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr at, esmm_matrix *a)
-{
-  const esmm_cuda_call *call = esmm_cuda_call_of(p);
-  *a = p->a;
-  if (!needs_copy(p))
-    return ESMM_OK;
-  *a = copy_at(p, at);
-  return esmm_cuda_convert(ctx, &p->a, a, call->selector, call->stream);
-}
 
 static esmm_half16_params params_of(const esmm_problem *p, const esmm_matrix *a, CUdeviceptr at, const layout *l)
 {
@@ -146,7 +114,7 @@ static esmm_half16_params params_of(const esmm_problem *p, const esmm_matrix *a,
                               .blocks = (int32_t)esmm_nm16_blocks(p->k),
                               .pairs = (int32_t)pairs_of(p),
                               .group = GROUP,
-                              .registers = in_registers(p),
+                              .registers = esmm_cuda_in_registers(p),
                               .half = {at + l->half[0], at + l->half[1]},
                               .many = at + l->many,
                               .rests = at + l->rests,
@@ -169,7 +137,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   layout l;
   if (!lay_out(p, &l)) /* its size was asked for before */
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  esmm_status status = get_a(ctx, p, at + l.copy, &a);
+  esmm_status status = esmm_cuda_align_a(ctx, p, true, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_half16_params params = params_of(p, &a, at, &l);

@@ -23,10 +23,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   (void)self;
   if (!esmm_mma16_can_run(p, ESMM_MMA16_JOINT_SHARED, why, why_bytes))
     return false;
-  if (extract_blocks(p) <= INT32_MAX)
-    return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld: too large for its counters", (long long)p->m, (long long)p->k);
-  return false;
+  return extract_blocks(p) <= INT32_MAX || esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* The lines of a k are there already. */

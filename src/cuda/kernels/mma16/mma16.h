@@ -4,9 +4,7 @@
 #ifndef ESMM_CUDA_MMA16_H
 #define ESMM_CUDA_MMA16_H
 
-#include "cuda/cuda.h"
-
-#include <stdio.h>
+#include "cuda/kernels/common/host.h"
 
 /* One function of a fatbin, for blocks of rows x cols. */
 #define ESMM_MMA16_FUNCTION(fatbin, name, rows, cols) \
@@ -17,16 +15,11 @@
 /* Within what the counters hold, and the shared memory of a block. */
 static inline bool esmm_mma16_can_run(const esmm_problem *p, int shared, char *why, size_t why_bytes)
 {
-  const int has = esmm_cuda_get(p->ctx)->shared_per_block;
-  if (has < shared)
-    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", has, shared);
-  else if (p->m >= ESMM_MMA16_MOST_SIDE || p->n >= ESMM_MMA16_MOST_SIDE || p->k >= ESMM_MMA16_MOST_SIDE ||
-           esmm_ceil_div(p->m, 64) * esmm_ceil_div(p->n, 64) > INT32_MAX)
-    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
-                   (long long)p->m, (long long)p->k, (long long)p->n);
-  else
-    return true;
-  return false;
+  if (esmm_cuda_get(p->ctx)->shared_per_block < shared)
+    return esmm_cuda_too_little_shared(p, shared, why, why_bytes);
+  return (p->m < ESMM_MMA16_MOST_SIDE && p->n < ESMM_MMA16_MOST_SIDE && p->k < ESMM_MMA16_MOST_SIDE &&
+          esmm_ceil_div(p->m, 64) * esmm_ceil_div(p->n, 64) <= INT32_MAX) ||
+         esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* Blocks of rows x cols that the busiest multiprocessor gets. */

@@ -4,6 +4,7 @@
  * The floor is B's bytes. A is copied by every block, so the more columns a block has the better; but warps that share
  * a block's columns need no cluster, and fewer columns mean more blocks.
  */
+#include "cuda/kernels/common/host.h"
 #include "cuda/kernels/nm16/decode_params.h"
 #include "cuda/ops/nm.h"
 
@@ -34,20 +35,13 @@ typedef struct cut {
   int64_t tiles; /* of columns */
 } cut;
 
-/* Blocks that run at once: a cluster's have to find room side by side. */
-static int64_t most_blocks(const esmm_problem *p, int64_t ranks)
-{
-  const int64_t at_once = AT_ONCE * esmm_cuda_sms(p);
-  return ranks <= 2 ? at_once : 17 * at_once / 20;
-}
-
 /* The most columns in a block with which the GPU is nearly full, alone rather than in clusters; where it will not be,
    what fills it best. */
 static cut find_cut(const esmm_problem *p)
 {
   const int64_t slices = esmm_ceil_div(p->n, ESMM_NM16_DECODE_COLS), blocks = esmm_nm16_blocks(p->k);
   const int64_t most_ranks = esmm_cuda_get(p->ctx)->sm == 90 ? ESMM_NM16_DECODE_RANKS : 1;
-  const int64_t enough = 3 * AT_ONCE * esmm_cuda_sms(p) / 4;
+  const int64_t at_once = AT_ONCE * esmm_cuda_sms(p), enough = 3 * at_once / 4;
   cut best = {.shift = MOST_SHIFT, .ranks = 1, .tiles = esmm_ceil_div(slices, 1 << MOST_SHIFT)};
   int64_t best_busy = 0;
   for (int64_t ranks = 1; ranks <= most_ranks; ranks *= 2)
@@ -55,7 +49,7 @@ static cut find_cut(const esmm_problem *p)
       const int64_t tiles = esmm_ceil_div(slices, 1 << shift), busy = esmm_min(tiles * ranks, enough);
       if (ranks > 1 && ranks * (WARPS >> shift) * LEAST_BLOCKS > blocks)
         continue;
-      if (tiles * ranks <= most_blocks(p, ranks) && busy > best_busy) {
+      if (tiles * ranks <= esmm_cuda_most_blocks(at_once, ranks) && busy > best_busy) {
         best = (cut){.shift = shift, .ranks = ranks, .tiles = tiles};
         best_busy = busy;
       }
@@ -82,16 +76,13 @@ static int64_t lay_out(const esmm_problem *p, const cut *c, esmm_nm16_decode_par
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  const int shared = esmm_cuda_get(p->ctx)->shared_per_block;
-  if (p->m > ESMM_NM16_DECODE_ROWS)
-    (void)snprintf(why, why_bytes, "m is %lld, it takes %d at most", (long long)p->m, ESMM_NM16_DECODE_ROWS);
-  else if (p->n > ESMM_NM16_MOST_SIDE || p->k > ESMM_NM16_MOST_SIDE)
-    (void)snprintf(why, why_bytes, "b is %lld x %lld: too large for its counters", (long long)p->k, (long long)p->n);
-  else if (shared < ESMM_NM16_DECODE_SHARED)
-    (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", shared,
-                   ESMM_NM16_DECODE_SHARED);
-  else
+  if (p->n > ESMM_NM16_MOST_SIDE || p->k > ESMM_NM16_MOST_SIDE)
+    return esmm_cuda_too_large(p, why, why_bytes);
+  if (esmm_cuda_get(p->ctx)->shared_per_block < ESMM_NM16_DECODE_SHARED)
+    return esmm_cuda_too_little_shared(p, ESMM_NM16_DECODE_SHARED, why, why_bytes);
+  if (p->m <= ESMM_NM16_DECODE_ROWS)
     return true;
+  (void)snprintf(why, why_bytes, "m is %lld, it takes %d at most", (long long)p->m, ESMM_NM16_DECODE_ROWS);
   return false;
 }
 
@@ -111,13 +102,6 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = 0;
 }
 
-/* Lines along k that can be copied 16 bytes at a time. */
-static bool is_vector(const esmm_matrix *a)
-{
-  const bool along_k = a->order == ESMM_ROW_MAJOR || a->ld == 1;
-  return along_k && esmm_cuda_address(a) % 16 == 0 && (a->rows == 1 || a->ld % 8 == 0);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)scratch;
@@ -129,7 +113,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                     .b = esmm_cuda_b(p)->nm,
                                     .blocks = (int32_t)esmm_nm16_blocks(p->k),
                                     .group_shift = c.shift,
-                                    .vector = is_vector(&p->a),
+                                    .vector = esmm_cuda_is_vector(&p->a),
                                     .epilogue = esmm_cuda_epilogue(p)};
   const esmm_launch launch = {.grid_x = (unsigned)(c.tiles * c.ranks),
                               .threads = ESMM_NM16_DECODE_THREADS,

@@ -5,7 +5,7 @@
  * to tiles of 16 to 128 rows whose k's a cluster shares. A is read as it is where TMA can do that, else copied first;
  * for the lower tiles that is a row-major A.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm.h"
 
 #include <math.h>
@@ -60,18 +60,12 @@ static cut cut_tall(const esmm_problem *p)
                .stages = (double)(esmm_ceil_div(tiles, workers) * esmm_nm16_blocks(p->k))};
 }
 
-/* Blocks that run at once, in clusters of so many: those of a larger one have to find room side by side. */
-static int64_t most_blocks(int64_t at_once, int64_t ranks)
-{
-  return ranks <= 2 ? at_once : 17 * at_once / 20;
-}
-
 /* Parts along k where tiles do not fill the GPU; blocks of up to 64 rows lie two on a multiprocessor. */
 static cut cut_low(const esmm_problem *p, int rows)
 {
   const int64_t blocks = esmm_nm16_blocks(p->k), at_once = esmm_cuda_sms(p) * (rows <= 64 ? 2 : 1);
   cut c = {.rows = rows, .tiles = esmm_nm16_tiles(p->n) * esmm_ceil_div(p->m, rows), .ranks = 1};
-  while (c.ranks < ESMM_NM16_RANKS && 2 * c.ranks * c.tiles <= most_blocks(at_once, 2 * c.ranks) &&
+  while (c.ranks < ESMM_NM16_RANKS && 2 * c.ranks * c.tiles <= esmm_cuda_most_blocks(at_once, 2 * c.ranks) &&
          2 * c.ranks * LEAST_BLOCKS <= blocks)
     c.ranks *= 2;
   c.stages = (double)(esmm_ceil_div(c.tiles * c.ranks, at_once) * esmm_ceil_div(blocks, c.ranks));
@@ -99,41 +93,23 @@ static esmm_matrix plain(const esmm_matrix *a)
   return m;
 }
 
-static bool needs_copy(const esmm_problem *p, int rows)
+static bool by_rows(int rows)
 {
-  const esmm_matrix a = plain(&p->a);
-  return !esmm_cuda_as_it_is(&a) || (rows != ESMM_NM16_TALL && a.order == ESMM_COL_MAJOR);
-}
-
-static esmm_matrix copy_at(const esmm_problem *p, int rows, CUdeviceptr at)
-{
-  esmm_matrix a = p->a;
-  if (rows != ESMM_NM16_TALL)
-    a.order = ESMM_ROW_MAJOR;
-  return esmm_cuda_aligned_copy(&a, at);
+  return rows != ESMM_NM16_TALL;
 }
 
 static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
-  const cut c = find_cut(p);
-  const esmm_matrix copy = copy_at(p, c.rows, 0);
-  const size_t lines = (size_t)(copy.order == ESMM_ROW_MAJOR ? copy.rows : copy.cols);
-  size_t bytes;
-  if (!needs_copy(p, c.rows))
-    return 0;
-  return esmm_size_mul((size_t)copy.ld * 2, lines, &bytes) ? bytes : SIZE_MAX;
+  const int rows = find_cut(p).rows;
+  const esmm_matrix a = plain(&p->a);
+  return esmm_cuda_needs_copy(&a, by_rows(rows)) ? esmm_cuda_copy_bytes(&p->a, by_rows(rows)) : 0;
 }
 
 static esmm_status get_a(esmm_ctx *ctx, const esmm_problem *p, int rows, CUdeviceptr at, esmm_matrix *a)
 {
-  const esmm_cuda_call *call = esmm_cuda_call_of(p);
   *a = plain(&p->a);
-  if (!needs_copy(p, rows))
-    return ESMM_OK;
-  *a = copy_at(p, rows, at);
-  const esmm_status status = esmm_cuda_convert(ctx, &p->a, a, call->selector, call->stream);
-  return status == ESMM_OK ? esmm_cuda_mark_extracted(ctx, p) : status;
+  return esmm_cuda_needs_copy(a, by_rows(rows)) ? esmm_cuda_extract_a(ctx, p, by_rows(rows), at, a) : ESMM_OK;
 }
 
 /* ---- the kernel ---- */
@@ -144,17 +120,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   if (p->m <= ESMM_NM16_MOST_SIDE && p->n <= ESMM_NM16_MOST_SIDE && p->k <= ESMM_NM16_MOST_SIDE &&
       (double)esmm_nm16_tiles(p->n) * (double)esmm_ceil_div(p->m, ESMM_NM16_LOW) < (double)(INT32_MAX / 16))
     return true;
-  (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters", (long long)p->m,
-                 (long long)p->k, (long long)p->n);
-  return false;
-}
-
-/* Sums may be finished before they are turned: 16-bit C in lines of 16 bytes, and nothing that follows reads C or needs
-   to know where a sum lies but for its column. */
-static bool in_registers(const esmm_problem *p)
-{
-  const esmm_epilogue_params e = esmm_cuda_epilogue(p);
-  return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e); /* a gate's factor comes after the plan */
+  return esmm_cuda_too_large(p, why, why_bytes);
 }
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. */
@@ -163,6 +129,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
 {
   (void)self;
   const cut c = find_cut(p);
+  const esmm_matrix a = plain(&p->a);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double read = 1.125 * k * (double)(esmm_nm16_tiles(p->n) * ESMM_NM16_COLS) + 2.0 * k * m;
   const double written = (double)esmm_dtype_size(p->c.dtype) * m * n;
@@ -173,8 +140,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   else
     units->base[2] += c.rows > 64 ? read : SLOW_READ * read;
   units->base[3] = c.ranks > 1 ? 1.0 : 0.0;
-  units->base[4] = needs_copy(p, c.rows) ? 1.0 + m * k * 1e-6 : 0.0;
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (in_registers(p) || c.rows != ESMM_NM16_TALL ? 0.0 : ODD * m * n);
+  units->base[4] = esmm_cuda_copy_units(&a, by_rows(c.rows));
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) || c.rows != ESMM_NM16_TALL ? 0.0 : ODD * m * n);
   *variant = c.rows;
 }
 
@@ -195,7 +162,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                              .n = (int32_t)p->n,
                              .blocks = (int32_t)esmm_nm16_blocks(p->k),
                              .group = GROUP,
-                             .registers = in_registers(p),
+                             .registers = esmm_cuda_in_registers(p),
                              .epilogue = esmm_cuda_epilogue(p)};
   status = esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(&a), by_k ? p->m : p->k, by_k ? p->k : p->m, a.ld,
                                          ESMM_WGMMA16_BOX, (unsigned)esmm_min(c.rows, ESMM_WGMMA16_BOX), &params.map_a);

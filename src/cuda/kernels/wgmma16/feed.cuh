@@ -4,8 +4,7 @@
  *   dense     one thread starts TMA: boxes of 64 x 64; what a pair shares is fetched half by half and sent
  *             to both
  *   SKIP_A    boxes of the packed A, half by half to both blocks of a pair; the rows of B that the strip's list names
- *             are gathered, 512 bytes an instruction. HANDED: A came packed (handed.cuh), in runs of groups of 8 lines,
- *             and the list has k's, not places, and lines of zeros in it
+ *             are gathered, 512 bytes an instruction
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
  *
  * All four warps gather, 16 lines of a stage each: while wgmma runs, a warp gets a gather through every 39 cycles and
@@ -318,15 +317,10 @@ template <class stage> static __device__ __forceinline__ void stage_on(wgmma16_g
   }
 }
 
-/* The warp, and its thread, that tells of the stage at h.slot: the warps take turns. */
-static __device__ __forceinline__ bool is_telling(const wgmma16_gather &h)
-{
-  return h.slot % (FEEDERS / 32) == (uint32_t)h.warp;
-}
-
+/* The thread that tells of the stage at h.slot: the warps take turns. */
 static __device__ __forceinline__ bool is_teller(const wgmma16_gather &h)
 {
-  return h.lane == 0 && is_telling(h);
+  return h.lane == 0 && h.slot % (FEEDERS / 32) == (uint32_t)h.warp;
 }
 
 /* There are no more. */
@@ -356,9 +350,7 @@ typedef struct wgmma16_walk {
   bool whole, none;     /* every lane's is, no lane's is: the second block of a pair may lie past B */
   int chunk_end;        /* entry of the strip from which on they are not in shared memory */
   uint4 fetched;        /* entries on their way, */
-  uint2 runs;           /* HANDED: runs with them, */
   const uint32_t *from; /* and from where */
-  uint32_t fills;       /* HANDED: of the chunk, bit i: lane i has fetched a line of zeros */
 } wgmma16_walk;
 
 /* Entries of all segments of the strip of that row, one a lane: a load of one segment after the other would wait for
@@ -458,16 +450,9 @@ static __device__ __forceinline__ bool walk_on(const esmm_wgmma16_params &p, con
  * A warp's entries of eight stages from `from` on, four a lane: of stage lane / 4, lines 4 (lane % 4) and on of its own
  * 16. They may lie past the segment, never past the lists.
  */
-template <bool HANDED>
-static __device__ __forceinline__ void chunk_fetch(const esmm_wgmma16_params &p, const wgmma16_gather &h,
-                                                   wgmma16_walk &w, const uint32_t *from)
+static __device__ __forceinline__ void chunk_fetch(const wgmma16_gather &h, wgmma16_walk &w, const uint32_t *from)
 {
   w.from = from;
-  if (HANDED) {
-    const uint32_t *runs = (const uint32_t *)p.lists + ESMM_PACKED_RUNS(p.handed) +
-                           (from - (const uint32_t *)p.lists) / ESMM_PACKED_GROUP + h.lane * 2;
-    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(w.runs.x), "=r"(w.runs.y) : "l"(runs) : "memory");
-  }
   const uint32_t *mine = from + h.lane / 4 * ESMM_WGMMA16_K + h.warp * FEEDER_LINES + h.lane % 4 * 4;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.fetched.x), "=r"(w.fetched.y), "=r"(w.fetched.z), "=r"(w.fetched.w)
@@ -475,15 +460,8 @@ static __device__ __forceinline__ void chunk_fetch(const esmm_wgmma16_params &p,
                : "memory");
 }
 
-/* A line of B, from a k. */
-static __device__ __forceinline__ uint32_t place_of(const esmm_wgmma16_params &p, uint32_t k)
-{
-  return k == ESMM_PACKED_NONE ? NOTHING : k * (uint32_t)(p.b_ld / 8);
-}
-
 /* The next eight stages' entries to shared memory, where the stage at w is not there yet, and those after on their way.
  */
-template <bool HANDED>
 static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, const wgmma16_work &work,
                                                 const wgmma16_gather &h, wgmma16_walk &w)
 {
@@ -493,49 +471,23 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
     return;
   const uint32_t *here = strip_list(p, w.unit.x, w.at);
   if (w.from != here)
-    chunk_fetch<HANDED>(p, h, w, here);
-  if (HANDED) {
-    w.fetched = make_uint4(place_of(p, w.fetched.x), place_of(p, w.fetched.y), place_of(p, w.fetched.z),
-                           place_of(p, w.fetched.w));
-    w.fills = __ballot_sync(~0u, w.fetched.w == NOTHING); /* they follow the others */
-  }
+    chunk_fetch(h, w, here);
   __syncwarp(); /* everybody has read the last ones */
-  if (HANDED)
-    sm90_store2(AT(runs, h.warp, CHUNK_STAGES * (ESMM_WGMMA16_K / ESMM_PACKED_GROUP) * 4) + (uint32_t)h.lane * 8,
-                w.runs);
   sm90_store4(AT(lists, h.warp, CHUNK_STAGES * FEEDER_LINES * 4) + (uint32_t)h.lane * 16, w.fetched);
   __syncwarp();
   w.chunk_end = w.at + CHUNK;
   if (w.left > CHUNK)
-    chunk_fetch<HANDED>(p, h, w, here + CHUNK);
+    chunk_fetch(h, w, here + CHUNK);
   else if (walk_count(w, w.segment + 1) > 0)
-    chunk_fetch<HANDED>(p, h, w, strip_list(p, w.unit.x, (w.segment + 1) * p.segment_k));
+    chunk_fetch(h, w, strip_list(p, w.unit.x, (w.segment + 1) * p.segment_k));
   else if (w.index + work.step < work.count)
-    chunk_fetch<HANDED>(p, h, w, strip_list(p, w.next.row, 0));
-}
-
-/*
- * The warp that tells of a stage: A's groups, this block's 64 rows of them, to both blocks of the pair, a lane a run.
- * at: where the runs of the stage lie; row: of the strip.
- */
-static __device__ __forceinline__ void fetch_runs(const esmm_wgmma16_params &p, const wgmma16_gather &h, int rank,
-                                                  uint32_t at, uint32_t to, int row, uint32_t full)
-{
-  const uint32_t run = h.lane < ESMM_WGMMA16_K / ESMM_PACKED_GROUP ? sm90_load(at + (uint32_t)h.lane * 4) : 0;
-  if (run == 0)
-    return;
-  const int64_t strip = (int64_t)(row / TILE * 2 + rank) * (p.segment_k / ESMM_PACKED_GROUP);
-  const int64_t group = (run & 0xffffffu) == ESMM_PACKED_ZEROS ? -1 : strip + (run & 0xffffffu);
-  sm90_bulk_load_multicast_at(to + (uint32_t)h.lane * ESMM_PACKED_BYTES,
-                              (const char *)p.handed.values + group * ESMM_PACKED_BYTES,
-                              (run >> 24) * ESMM_PACKED_BYTES, full, BOTH);
+    chunk_fetch(h, w, strip_list(p, w.next.row, 0));
 }
 
 /*
  * The stages at w that are whole, are followed by another one and have their entries in shared memory: most of all, so
  * nothing is done here that need not be.
  */
-template <bool HANDED>
 static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh, int rank,
                                                 wgmma16_gather &h, wgmma16_walk &w)
 {
@@ -545,9 +497,7 @@ static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, ch
     return;
   const uint32_t what = stage_rows(p, w.unit.x) | STAGE_STEPS_ALL;
   const wgmma16_base base = base_of(h, w.base);
-  int line = HANDED ? 0 : packed_line(p, w.unit.x, rank, w.at);
-  uint32_t runs = AT(runs, h.warp * CHUNK_STAGES + CHUNK_STAGES - ready, ESMM_WGMMA16_K / ESMM_PACKED_GROUP * 4);
-  uint32_t fills = HANDED ? w.fills >> 4 * (CHUNK_STAGES - ready) : 0;
+  int line = packed_line(p, w.unit.x, rank, w.at);
   uint32_t from = AT(lists, h.warp * CHUNK_STAGES + CHUNK_STAGES - ready, FEEDER_LINES * 4);
 #pragma unroll 1
   for (int s = 0; s < run; s++, from += FEEDER_LINES * 4, line += ESMM_WGMMA16_K) {
@@ -557,20 +507,10 @@ static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, ch
     if (is_teller(h)) {
       sh->stage[h.slot] = what;
       sm90_barrier_expect(&sh->skip.full[h.slot], 2 * PANEL);
-      if (!HANDED)
-        sm90_tma_load_multicast(ring + here + (uint32_t)rank * PANEL, &p.map_packed, 0, line, &sh->skip.full[h.slot],
-                                BOTH);
+      sm90_tma_load_multicast(ring + here + (uint32_t)rank * PANEL, &p.map_packed, 0, line, &sh->skip.full[h.slot],
+                              BOTH);
     }
-    if (HANDED && is_telling(h))
-      fetch_runs(p, h, rank, runs, sm90_address(ring) + here + (uint32_t)rank * PANEL, w.unit.x, full);
-    if (HANDED && fills & 15u)
-      gather_lines<true>(h, here, base, list, from, true);
-    else
-      gather_lines<false>(h, here, base, list, from, true);
-    if (HANDED) {
-      runs += ESMM_WGMMA16_K / ESMM_PACKED_GROUP * 4;
-      fills >>= 4;
-    }
+    gather_lines<false>(h, here, base, list, from, true);
     gathered(full);
     stage_on<stage>(h);
   }
@@ -579,7 +519,6 @@ static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, ch
   w.stages -= run;
 }
 
-template <bool HANDED>
 static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
@@ -592,20 +531,18 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p,
   if (w.index < work.count) {
     w.next = unit_at(work, w.index);
     w.next_counts = strip_counts(p, h, w.next.row);
-    chunk_fetch<HANDED>(p, h, w, strip_list(p, w.next.row, 0));
+    chunk_fetch(h, w, strip_list(p, w.next.row, 0));
   }
   walk_enter(p, work, h, w);
   while (w.index < work.count) {
     if (walk_entries(p, w) > 0) {
-      chunk_at<HANDED>(p, work, h, w);
-      feed_run<HANDED>(p, ring, sh, work.rank, h, w);
+      chunk_at(p, work, h, w);
+      feed_run(p, ring, sh, work.rank, h, w);
     }
     const int entries = walk_entries(p, w);
     const uint32_t full = AT(skip.full, h.slot, 8), here = h.slot * stage::BYTES;
     const int row = h.warp * CHUNK_STAGES + CHUNK_STAGES - (w.chunk_end - w.at) / ESMM_WGMMA16_K;
     const uint32_t from = AT(lists, row, FEEDER_LINES * 4); /* walk_on leaves it alone */
-    const uint32_t runs = AT(runs, row, ESMM_WGMMA16_K / ESMM_PACKED_GROUP * 4);
-    const bool full_lines = !HANDED || (w.fills >> 4 * (row % CHUNK_STAGES) & 15u) == 0;
     const uint4 list = sm90_load4(from);
     const uint64_t b = w.base;
     const bool inside = w.inside, whole = w.whole, none = w.none;
@@ -615,14 +552,12 @@ static __device__ __forceinline__ void feed_skip_a(const esmm_wgmma16_params &p,
     sm90_barrier_wait_at(AT(skip.empty, h.slot, 8), h.phase);
     if (is_teller(h)) {
       stage_tell(sh, h, stage_rows(p, unit.x), none ? 0 : entries, last, unit);
-      sm90_barrier_expect(&sh->skip.full[h.slot], HANDED ? (uint32_t)entries * 256 : entries > 0 ? 2 * PANEL : 0);
-      if (!HANDED && entries > 0)
+      sm90_barrier_expect(&sh->skip.full[h.slot], entries > 0 ? 2 * PANEL : 0);
+      if (entries > 0)
         sm90_tma_load_multicast(ring + here + (uint32_t)work.rank * PANEL, &p.map_packed, 0,
                                 packed_line(p, unit.x, work.rank, at), &sh->skip.full[h.slot], BOTH);
     }
-    if (HANDED && entries > 0 && is_telling(h))
-      fetch_runs(p, h, work.rank, runs, sm90_address(ring) + here + (uint32_t)work.rank * PANEL, unit.x, full);
-    if (entries == ESMM_WGMMA16_K && whole && full_lines)
+    if (entries == ESMM_WGMMA16_K && whole)
       gather_lines<false>(h, here, base_of(h, b), list, from, true);
     else if (!none && h.warp * FEEDER_LINES < entries)
       gather_lines<true>(h, here, base_of(h, b), list, from, inside);

@@ -6,7 +6,7 @@
  * weights. The joint kernel makes one branch alone. It chooses between itself and its dense partner in its own launch,
  * when it is told to. A is read as it is where TMA can do that (16 bits, 16-byte lines), else copied first.
  */
-#include "cuda/kernels/common/aligned.h"
+#include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -26,8 +26,6 @@
 #define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
 #define PART_STAGES 13            /* or as long as so many stages */
 #define UNEVEN 1.25               /* of stages: columns of a B of blocks differ in how many they have */
-#define PACKED .55                /* of a launch: one whose A comes packed, */
-#define PACKED_FILL 3.5           /* and lines of zeros in each of A's segments, in the mean */
 #define MANY_ROUNDS 6             /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
 #define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
 #define FOLLOWS 2.5               /* of an element with odd lines: one that a gate, a residual or a curve follows */
@@ -39,24 +37,17 @@ ESMM_FATBIN(k_wgmma16_sm90a);
 
 typedef struct functions {
   esmm_cuda_function any, more, gated; /* more: dense, where a curve or a residual follows in registers */
-  esmm_cuda_function given;            /* joint, where A's bitmaps are there */
-  esmm_cuda_function packs, packed;    /* dense that also packs C; joint, where A comes packed */
   esmm_cuda_function lent;             /* dense, where stages are lent */
 } functions;
-static const functions bf16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_bf16", ESMM_WGMMA16_SHARED},
-                               {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_bf16", ESMM_WGMMA16_SHARED}};
-static const functions f16 = {{&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_more_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_gated_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_given_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packs_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_packed_f16", ESMM_WGMMA16_SHARED},
-                              {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_lent_f16", ESMM_WGMMA16_SHARED}};
+#define FUNCTION(name)                                                 \
+  {                                                                    \
+    &fatbin_k_wgmma16_sm90a, "esmm_wgmma16_" name, ESMM_WGMMA16_SHARED \
+  }
+#define FUNCTIONS(id)                                                               \
+  {                                                                                 \
+    FUNCTION(id), FUNCTION("more_" id), FUNCTION("gated_" id), FUNCTION("lent_" id) \
+  }
+static const functions bf16 = FUNCTIONS("bf16"), f16 = FUNCTIONS("f16");
 
 /* ---- can it? ---- */
 
@@ -65,13 +56,11 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   (void)self;
   if (p->m > ESMM_WGMMA16_MOST_SIDE || p->n > ESMM_WGMMA16_MOST_SIDE || p->k > ESMM_WGMMA16_MOST_SIDE ||
       (double)p->k * (double)esmm_cuda_b(p)->rows_ld / 8 > (double)UINT32_MAX)
-    (void)snprintf(why, why_bytes, "a is %lld x %lld and b has %lld columns: too large for its counters",
-                   (long long)p->m, (long long)p->k, (long long)p->n);
-  else if (esmm_cuda_sms(p) > ESMM_WGMMA16_MOST_BLOCKS)
-    (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
-                   ESMM_WGMMA16_MOST_BLOCKS);
-  else
+    return esmm_cuda_too_large(p, why, why_bytes);
+  if (esmm_cuda_sms(p) <= ESMM_WGMMA16_MOST_BLOCKS)
     return true;
+  (void)snprintf(why, why_bytes, "the GPU has %d multiprocessors, it takes %d at most", (int)esmm_cuda_sms(p),
+                 ESMM_WGMMA16_MOST_BLOCKS);
   return false;
 }
 
@@ -241,7 +230,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   else
     units->base[2] += read;
   units->base[3] = saves_by_parts(p, &u) ? 1.0 : 0.0;
-  units->base[4] = esmm_cuda_copy_units(p);
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
   units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true, DENSE_EDGE, DENSE_ODD);
   *variant = 0;
 }
@@ -258,20 +247,16 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  const bool packed = p->packed && !narrow; /* A is: no scan, and no blocks that meet */
-  units->base[2] = (packed ? 0.0 : 2.0 * k * m) + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[2] = 2.0 * k * m + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
     per_density[narrow] = stages * (narrow && p->w->format == ESMM_FORMAT_BSR ? UNEVEN : 1.0);
   else
     per_density[2] = 2.0 * k * n;
-  units->base[3] = all * (packed ? 1.0 : segments); /* a tile has a stage that is not full for each of them, or a round
-                                                       of bitmaps */
-  if (packed)
-    units->base[0] = all * k * (PACKED_FILL / (ESMM_PACKED_COLS * ESMM_WGMMA16_K));
-  units->base[4] = esmm_cuda_copy_units(p);
-  units->base[ESMM_COST_TERMS - 1] = (packed ? PACKED : 1.0) + (saves_by_parts(p, &u) ? PARTS : 0.0) +
+  units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
+  units->base[4] = esmm_cuda_copy_units(&p->a, false);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (saves_by_parts(p, &u) ? PARTS : 0.0) +
                                      edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
-                                     (p->m <= 2 * ESMM_TILE && !packed ? FEW_STRIPS * k : 0.0);
+                                     (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
   *variant = ESMM_TILE;
 }
 
@@ -298,7 +283,7 @@ static bool lay_out(const esmm_problem *p, bool packs, layout *l)
   size_t entries;
   *l = (layout){0};
   return esmm_size_mul(strips, k, &entries) && entries <= SIZE_MAX / 1024 &&
-         esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a), ALIGN, &l->copy) &&
+         esmm_cuda_reserve(&l->bytes, esmm_cuda_copy_bytes(&p->a, false), ALIGN, &l->copy) &&
          esmm_cuda_reserve(&l->bytes, of_dense > of_skip ? of_dense : of_skip, ALIGN, &l->partial) &&
          (!packs ||
           (esmm_cuda_reserve(&l->bytes, entries * ESMM_TILE * 2, ALIGN, &l->packed) &&
@@ -329,26 +314,11 @@ static bool tallies(const esmm_problem *p)
   return p->c.order == ESMM_ROW_MAJOR && (!p->bitmaps || p->bitmaps->strip_rows % 8 == 0);
 }
 
-/* Dense packs C on the way where every tile is whole and written by TMA, and so is known when it is stored. Pairs that
-   share A may have a tile past C's last column. */
-static bool packs(const esmm_problem *p)
-{
-  const esmm_wgmma16_units u = cut_dense(p);
-  return u.cols == ESMM_PACKED_COLS && u.share == ESMM_WGMMA16_SHARE_B && u.splits == 1 &&
-         p->n % ESMM_PACKED_COLS == 0 && p->k > ESMM_WGMMA16_K && p->a.order == ESMM_ROW_MAJOR && p->bitmaps &&
-         p->bitmaps->strip_rows == ESMM_TILE && writes_boxes(p) && !more_follows(p);
-}
-
 /* Dense clears what it adds to where the warps that take notes see every tile, as they see those that TMA writes. */
 static bool clears(const esmm_problem *p)
 {
   const esmm_wgmma16_units u = cut_dense(p);
   return u.splits == 1 && p->n % u.cols == 0 && writes_boxes(p) && tallies(p);
-}
-
-static bool takes_packed(const esmm_problem *p)
-{
-  return skip_mode(p) == ESMM_WGMMA16_SKIP_A;
 }
 
 static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *a, esmm_wgmma16_params *params)
@@ -408,17 +378,6 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
     params.counts = scratch + l->counts;
     params.a_bits = scratch + l->bits;
     cut_segments(p, &params.segments, &params.segment_k);
-    if (!choose) /* who chooses may not pack at all */
-      (void)esmm_cuda_given(p, ESMM_TILE, &params.given);
-    if (!choose && p->packed && mode == ESMM_WGMMA16_SKIP_A && esmm_cuda_packed_a(p, &params.handed)) {
-      params.packed = 0;
-      params.lists = params.handed.index;
-      params.counts = params.lists + ESMM_PACKED_LINES(params.handed) * sizeof(uint32_t);
-      params.segments = 1;
-      params.segment_k = params.handed.segments * ESMM_PACKED_COLS;
-    }
-  } else if (p->bitmaps && !params.selector.address && packs(p)) {
-    params.handed = esmm_cuda_pattern_room(p->bitmaps);
   }
   if (choose) {
     params.dense = choose->dense;
@@ -440,7 +399,7 @@ static void clear_within(const esmm_problem *p, esmm_wgmma16_params *params)
   const esmm_cuda_pattern_sums adds = esmm_cuda_pattern_adds(p->bitmaps);
   params->bitmap_words = esmm_cuda_pattern_zeros(p->bitmaps);
   params->bitmap_sums = adds.sums;
-  if (p->bitmaps->strip_rows == ESMM_TILE && !esmm_cuda_pattern_room(p->bitmaps).values) { /* else the index does it */
+  if (p->bitmaps->strip_rows == ESMM_TILE) {
     params->told = adds.told;
     params->told_number = adds.number;
   }
@@ -453,11 +412,9 @@ static void note_strips(const esmm_problem *p, const esmm_wgmma16_params *params
   stats->strip_rows = ESMM_TILE;
   if (call->all_of_b)
     *call->all_of_b = params->mode == ESMM_WGMMA16_SKIP_A;
-  if (call->a_strips) /* of a packed A the pattern's own, whose strips are these */
-    *call->a_strips = (esmm_strips){.bits = params->handed.values ? params->given.bits : params->a_bits,
-                                    .strips = esmm_ceil_div(p->m, ESMM_TILE),
-                                    .k_padded = params->handed.values ? (int64_t)32 * params->given.words
-                                                                      : esmm_cuda_b(p)->strips.k_padded};
+  if (call->a_strips)
+    *call->a_strips = (esmm_strips){
+        .bits = params->a_bits, .strips = esmm_ceil_div(p->m, ESMM_TILE), .k_padded = esmm_cuda_b(p)->strips.k_padded};
 }
 
 static int mode_of(const esmm_kernel *self, const esmm_problem *p)
@@ -477,7 +434,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
   esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_WGMMA16, call->stream, &meeting);
   if (status == ESMM_OK)
-    status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+    status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   esmm_wgmma16_params params = params_of(p, &a, mode, at, &l);
@@ -497,17 +454,11 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
       .cooperative = 1,
       .cluster = ESMM_WGMMA16_CLUSTER};
   const functions *own = self->own;
-  const bool handed = params.handed.values != 0;
-  const esmm_cuda_function *function = handed && mode == ESMM_WGMMA16_DENSE ? &own->packs
-                                       : handed                             ? &own->packed
-                                       : p->gate.w                          ? &own->gated
-                                       : params.c_boxes && more_follows(p)  ? &own->more
-                                       : params.given.bits                  ? &own->given
-                                       : params.units[mode].lent            ? &own->lent
-                                                                            : &own->any;
+  const esmm_cuda_function *function = p->gate.w                           ? &own->gated
+                                       : params.c_boxes && more_follows(p) ? &own->more
+                                       : params.units[mode].lent           ? &own->lent
+                                                                           : &own->any;
   status = esmm_cuda_launch(ctx, function, &launch, call->stream, &params);
-  if (status == ESMM_OK && handed && mode == ESMM_WGMMA16_DENSE)
-    esmm_cuda_pattern_note_packed(p->bitmaps, p->c.dtype);
   if (status == ESMM_OK && params.told)
     esmm_cuda_pattern_note_counted(p->bitmaps);
   return status;
@@ -522,7 +473,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   layout l;
   if (!lay_out(p, true, &l))
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
-  const esmm_status status = esmm_cuda_align_a(ctx, p, at + l.copy, &a);
+  const esmm_status status = esmm_cuda_extract_a(ctx, p, false, at + l.copy, &a);
   if (status != ESMM_OK)
     return status;
   const esmm_wgmma16_params params = params_of(p, &a, mode_of(self, p), at, &l);
@@ -531,7 +482,7 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
 }
 
 static const esmm_cuda_kernel about_dense = {
-    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .clears = clears, .packs = packs, .gates = true};
+    .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .clears = clears, .gates = true};
 static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .exact = true,
                                                   .line = joint_line,
@@ -539,8 +490,6 @@ static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
                                                   .can_choose = can_choose,
                                                   .look = look,
                                                   .tallies = tallies,
-                                                  .given_rows = ESMM_TILE,
-                                                  .takes_packed = takes_packed,
                                                   .reports = true};
 static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .exact = true,
@@ -549,8 +498,6 @@ static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
                                                  .can_choose = can_choose,
                                                  .look = look,
                                                  .tallies = tallies,
-                                                 .given_rows = ESMM_TILE,
-                                                 .takes_packed = takes_packed,
                                                  .reports = true};
 
 #define COMMON(id, dtype)                                                                                 \

@@ -9,19 +9,15 @@
  *
  *   choose    where the host could not know whether skipping pays, every block samples A, the same places, and comes to
  *             the same result (wgmma16_choose); the dense product is begun meanwhile, and called off if not wanted
- *   pack      A is scanned, or given bitmaps are read, and its alive k's are packed strip by strip (pack.cuh); then all
- *             blocks meet
+ *   pack      A is scanned, and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
  * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products whose tiles
- * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), gated ones, which
- * have two B's (gated.cuh), and skipping ones that were given A's bitmaps: their code would be in the others' way. So
- * have two products of which the first hands C over packed to the second (handed.cuh), which then begins to multiply at
- * once. Floors are in bench/SPEED.md.
+ * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), and gated ones,
+ * which have two B's (gated.cuh): their code would be in the others' way. Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
-#include "cuda/kernels/wgmma16/handed.cuh"
 #include "cuda/kernels/wgmma16/pack.cuh"
 
 /* ---- choosing ---- */
@@ -149,13 +145,8 @@ static __device__ __forceinline__ void wgmma16_choose(const esmm_wgmma16_params 
 /* ---- multiplying ---- */
 
 /* What an entry of this file is for: any mode; dense, where stages are lent; dense, where more follows the sums; dense
-   and gated; skipping, where A's bitmaps are given; dense, where C is packed, too; skipping, where A is. */
-enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED, ENTRY_GIVEN, ENTRY_PACKS, ENTRY_PACKED };
-
-static __device__ constexpr bool lends(int entry)
-{
-  return entry == ENTRY_LENT || entry == ENTRY_PACKS;
-}
+   and gated. */
+enum { ENTRY_ANY, ENTRY_LENT, ENTRY_MORE, ENTRY_GATED };
 
 /* What one pass over the stages of a unit needs. */
 typedef struct wgmma16_consumer {
@@ -230,9 +221,8 @@ static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &
     sm90_barrier_wait(&sh->tallied[c.group], (c.tiles - 1) % 2);
 }
 
-/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is at.
-   KEEPS: the one before, which there is, is not let go of, unless the unit's sums are lent or others' come. */
-template <int COLS, esmm_dtype DTYPE, bool A_BY_K, bool KEEPS>
+/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is at. */
+template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgmma16_consumer &c,
                                                          float (&sums)[wgmma16_stage<COLS>::SUMS], uint32_t &at)
 {
@@ -269,8 +259,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
     }
     if (before < MAX_STAGES) {
       sm90_wgmma_wait<1>();
-      if (!KEEPS || !(what & STAGE_LAST) || what & (STAGE_LENDS | STAGE_RESUMES))
-        let_go(c, before);
+      let_go(c, before);
       let_go_held<false>(sh, c);
     }
     before = c.slot;
@@ -285,10 +274,9 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
 }
 
 /* Adds the sums of those who have had the tile before: they come behind its last stage. Nothing sets sums before the
-   first product but zero: the compiler would wait for every wgmma. keeps: the last stage that they come in, which is
-   the one before the unit's last in the ring, is not let go of. */
+   first product but zero: the compiler would wait for every wgmma. */
 template <int COLS>
-static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, wgmma16_consumer &c, bool keeps,
+static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
                                                 float (&sums)[wgmma16_stage<COLS>::SUMS])
 {
   typedef wgmma16_stage<COLS> stage;
@@ -308,8 +296,7 @@ static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, 
       sums[g + i + 3] += __uint_as_float(x.w);
     }
     __syncwarp();
-    if (!keeps || g + STEP < stage::SUMS)
-      let_go(c, c.slot);
+    let_go(c, c.slot);
     if (++c.slot == stage::COUNT) {
       c.slot = 0;
       c.phase ^= 1;
@@ -353,24 +340,6 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
 }
 
-/* The same for one whose C is packed, too, and whose tiles TMA writes all: others let go of its last two stages. */
-static __device__ __forceinline__ void finish_packed_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
-                                                          char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
-                                                          uint32_t at, float (&sums)[ESMM_WGMMA16_WIDE / 2])
-{
-  typedef wgmma16_stage<ESMM_WGMMA16_WIDE> stage;
-  static_assert((int)wgmma16_lent<ESMM_WGMMA16_WIDE>::STAGES == (int)stage::COUNT - 1,
-                "add_lent keeps the stage of lines");
-  const uint32_t lines = at ? at - 1 : stage::COUNT - 1;
-  const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
-  await_tallied(p, sh, c);
-  meet<1, WORKERS>();
-  if (bias && bias_comes(p, unit, ESMM_WGMMA16_WIDE))
-    bias = sh->bias[at];
-  c.tiles++;
-  store_handed(p, sh, sums, unit, bias, at, ring + at * stage::BYTES, (char *)sh->spare, ring + lines * stage::BYTES);
-}
-
 /* The same for a gated product. What a warpgroup touches here the other one does not. */
 static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
                                                          char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
@@ -412,7 +381,7 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
   for (;;) {
     float sums[wgmma16_stage<COLS>::SUMS];
     uint32_t at;
-    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K, ENTRY == ENTRY_PACKS>(sh, c, sums, at);
+    const uint32_t what = multiply_unit<COLS, DTYPE, A_BY_K>(sh, c, sums, at);
     int4 told = c.lane == c.reader ? sh->unit[at] : make_int4(0, 0, 0, 0);
     told.x = __shfl_sync(~0u, told.x, c.reader);
     told.y = __shfl_sync(~0u, told.y, c.reader);
@@ -426,14 +395,12 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
         await_tallied(p, sh, c);
         if (threadIdx.x % 128 == 0)
           tally_next(sh, c.group, -1, 0, 0);
-        if (ENTRY == ENTRY_PACKS && threadIdx.x == FEEDERS)
-          sm90_barrier_arrive(&sh->c_there);
       }
       return what & STAGE_END;
     }
-    if constexpr (lends(ENTRY)) {
+    if constexpr (ENTRY == ENTRY_LENT) {
       if (what & STAGE_RESUMES)
-        add_lent<COLS>(ring, sh, c, ENTRY == ENTRY_PACKS && !(what & STAGE_LENDS), sums);
+        add_lent<COLS>(ring, sh, c, sums);
       if (what & STAGE_LENDS) {
         let_go(c, at);
         lend(p, unit, sums);
@@ -442,8 +409,6 @@ static __device__ __forceinline__ bool multiply(const esmm_wgmma16_params &p, in
     }
     if constexpr (ENTRY == ENTRY_GATED)
       finish_gated_unit(p, unit, ring, sh, c, at, sums);
-    else if constexpr (ENTRY == ENTRY_PACKS)
-      finish_packed_unit(p, unit, ring, sh, c, at, sums);
     else
       finish_unit<COLS, ENTRY == ENTRY_MORE>(p, unit, ring, sh, c, at, sums);
   }
@@ -470,13 +435,13 @@ static __device__ __forceinline__ void multiply_gated(const esmm_wgmma16_params 
 }
 
 /* The multiplying warpgroups of a skipping product. */
-template <esmm_dtype DTYPE, bool GIVEN>
+template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void pack_and_multiply(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.a_by_k)
-    pack<true, GIVEN>(p, ring, sh);
+    pack<true>(p, ring, sh);
   else
-    pack<false, GIVEN>(p, ring, sh);
+    pack<false>(p, ring, sh);
   if (threadIdx.x == FEEDERS)
     __threadfence();
   meet<2, ESMM_WGMMA16_THREADS>();
@@ -492,15 +457,16 @@ static __device__ __forceinline__ void work_on(const esmm_wgmma16_params &p, cha
 {
   if ((p.choose || p.mode == ESMM_WGMMA16_DENSE) && multiply_dense<DTYPE, ENTRY_ANY>(p, ring, sh))
     return;
-  pack_and_multiply<DTYPE, false>(p, ring, sh);
+  pack_and_multiply<DTYPE>(p, ring, sh);
 }
 
 /* ---- loading ---- */
 
 /* A warp, when all is packed: how many k's of A's strips are alive. The host has it while the product is multiplied. */
-static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p, const uint32_t *counts, int items)
+static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &p)
 {
-  const int lane = (int)threadIdx.x % 32;
+  const uint32_t *counts = (const uint32_t *)p.counts;
+  const int items = pack_items(p), lane = (int)threadIdx.x % 32;
   int64_t alive = 0;
 #pragma unroll 8
   for (int i = lane; i < items; i += 32)
@@ -514,25 +480,13 @@ static __device__ __forceinline__ void report_counts(const esmm_wgmma16_params &
   }
 }
 
-/* The loading warpgroup where A is packed. */
-static __device__ __forceinline__ void feed_packed(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
-{
-  if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
-    report_counts(p, (const uint32_t *)p.lists + ESMM_PACKED_ALIVE(p.handed), p.handed.strips);
-  feed_skip_a<true>(p, ring, sh);
-}
-
-template <bool GIVEN>
-static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
+static __device__ __forceinline__ void feed_skip(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   uint64_t began = 0;
-  if (threadIdx.x < (GIVEN ? 32 : 1)) {
-    if (threadIdx.x == 0 && p.report)
+  if (threadIdx.x == 0) {
+    if (p.report)
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
-    if constexpr (GIVEN)
-      pack_feed_given(p, ring, sh);
-    else
-      pack_feed(p, ring, sh);
+    pack_feed(p, ring, sh);
   } else if (threadIdx.x == 32) {
     pack_send(p, ring, sh);
   }
@@ -548,9 +502,9 @@ static __device__ __forceinline__ void feed_skip_as(const esmm_wgmma16_params &p
   }
   meet<3, FEEDERS>();
   if (p.report && blockIdx.x == gridDim.x - 1 && threadIdx.x >= FEEDERS - 32)
-    report_counts(p, (const uint32_t *)p.counts, pack_items(p));
+    report_counts(p);
   if (p.mode == ESMM_WGMMA16_SKIP_A)
-    feed_skip_a<false>(p, ring, sh);
+    feed_skip_a(p, ring, sh);
   else
     feed_skip_ab(p, ring, sh);
   if (threadIdx.x == 0)
@@ -590,7 +544,7 @@ static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, ch
     if (p.mode == ESMM_WGMMA16_DENSE || sh->mode == ESMM_WGMMA16_DENSE)
       return;
   }
-  feed_skip_as<false>(p, ring, sh);
+  feed_skip(p, ring, sh);
 }
 
 /* The same for entries that only have the dense mode, and do not choose. */
@@ -600,15 +554,10 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
   if (threadIdx.x == 0) {
     if (ENTRY == ENTRY_GATED)
       feed_dense<2 * ESMM_WGMMA16_GATED, ENTRY == ENTRY_GATED, false>(p, ring, sh);
-    else if (ENTRY == ENTRY_PACKS || p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
-      feed_dense<ESMM_WGMMA16_WIDE, false, lends(ENTRY)>(p, ring, sh);
+    else if (p.units[ESMM_WGMMA16_DENSE].cols == ESMM_WGMMA16_WIDE)
+      feed_dense<ESMM_WGMMA16_WIDE, false, ENTRY == ENTRY_LENT>(p, ring, sh);
     else
-      feed_dense<ESMM_WGMMA16_NARROW, false, lends(ENTRY)>(p, ring, sh);
-  } else if (ENTRY == ENTRY_PACKS) {
-    if (threadIdx.x == 32)
-      send_tiles(p, ring, sh);
-    else if (threadIdx.x / 32 == 2)
-      note_tiles(p, sh);
+      feed_dense<ESMM_WGMMA16_NARROW, false, ENTRY == ENTRY_LENT>(p, ring, sh);
   } else if (threadIdx.x >= 32 && tallies_late(p)) {
     tally_dense<ENTRY == ENTRY_GATED>(p, sh);
   }
@@ -635,17 +584,14 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
 #pragma unroll 1
       for (int i = 0; i < 2; i++) {
         sm90_barrier_init(&sh->tile_there[i], 1);
-        sm90_barrier_init(&sh->tallied[i], ENTRY == ENTRY_PACKS ? HANDED_WARPS : TALLY_WARPS);
+        sm90_barrier_init(&sh->tallied[i], TALLY_WARPS);
       }
-      if (ENTRY == ENTRY_PACKS)
-        sm90_barrier_init(&sh->c_there, 1);
 #pragma unroll 1
       for (int i = 0; i < ESMM_WGMMA16_WIDE; i += 16)
         *(uint4 *)&sh->tally_bytes[i] = make_uint4(0, 0, 0, 0);
     }
-    if (ENTRY == ENTRY_GIVEN || ENTRY == ENTRY_PACKED || (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE)) {
-      if (ENTRY != ENTRY_PACKED)
-        sm90_prefetch_map(&p.map_packed);
+    if (ENTRY == ENTRY_ANY && p.mode != ESMM_WGMMA16_DENSE) {
+      sm90_prefetch_map(&p.map_packed);
 #pragma unroll 1
       for (int i = 0; i < MAX_STAGES; i++) {
         sm90_barrier_init(&sh->skip.full[i], 1 + FEEDERS);
@@ -672,22 +618,12 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     sm90_registers_down<120>();
     if constexpr (ENTRY == ENTRY_ANY)
       load_for(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_GIVEN)
-      feed_skip_as<true>(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_PACKED)
-      feed_packed(p, ring, sh);
     else
       load_wanted<ENTRY>(p, ring, sh);
   } else {
     sm90_registers_up<192>();
     if constexpr (ENTRY == ENTRY_ANY)
       work_on<DTYPE>(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_GIVEN)
-      pack_and_multiply<DTYPE, true>(p, ring, sh);
-    else if constexpr (ENTRY == ENTRY_PACKED)
-      (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, true, ENTRY_PACKED>(p, ESMM_WGMMA16_SKIP_A, ring, sh);
-    else if constexpr (ENTRY == ENTRY_PACKS)
-      (void)multiply<ESMM_WGMMA16_WIDE, DTYPE, false, ENTRY_PACKS>(p, ESMM_WGMMA16_DENSE, ring, sh);
     else if constexpr (ENTRY == ENTRY_MORE || ENTRY == ENTRY_LENT)
       (void)multiply_dense<DTYPE, ENTRY>(p, ring, sh);
     else
@@ -696,109 +632,28 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
   cluster_sync(); /* the other block may still send here */
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_ANY>(p);
-}
+#define KERNELS(name, entry)                                                   \
+  extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)        \
+      esmm_wgmma16_##name##bf16(const __grid_constant__ esmm_wgmma16_params p) \
+  {                                                                            \
+    if (!not_selected(p.selector))                                             \
+      wgmma16_main<ESMM_BF16, entry>(p);                                       \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)        \
+      esmm_wgmma16_##name##f16(const __grid_constant__ esmm_wgmma16_params p)  \
+  {                                                                            \
+    if (!not_selected(p.selector))                                             \
+      wgmma16_main<ESMM_F16, entry>(p);                                        \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_ANY>(p);
-}
-
-/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. First, units[ESMM_WGMMA16_DENSE].lent is set,
-   which it else is for esmm_wgmma16_packs_* alone, and nothing is of ESMM_EXTRA_VALUES where c_boxes is set. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_lent_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_LENT>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_lent_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_LENT>(p);
-}
-
-/* Here c_boxes is set, and something is of ESMM_EXTRA_VALUES. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_more_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_MORE>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_more_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_MORE>(p);
-}
-
-/* Both products of a gated one. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_gated_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_GATED>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_gated_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_GATED>(p);
-}
-
-/* The skipping modes, where A's bitmaps are given; choose is 0. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_given_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_GIVEN>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_given_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_GIVEN>(p);
-}
-
-/* The dense mode, where C is packed, too: A is row-major, tiles have 256 columns and are whole, c_boxes is set, nothing
-   is of ESMM_EXTRA_VALUES, C's strips have 128 rows, k is more than a stage's. choose is 0. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_packs_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  wgmma16_main<ESMM_BF16, ENTRY_PACKS>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_packs_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  wgmma16_main<ESMM_F16, ENTRY_PACKS>(p);
-}
-
-/* ESMM_WGMMA16_SKIP_A, where A is packed; choose is 0. */
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_packed_bf16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_BF16, ENTRY_PACKED>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_wgmma16_packed_f16(const __grid_constant__ esmm_wgmma16_params p)
-{
-  if (!not_selected(p.selector))
-    wgmma16_main<ESMM_F16, ENTRY_PACKED>(p);
-}
+KERNELS(, ENTRY_ANY)
+/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. Of the first units[ESMM_WGMMA16_DENSE].lent is
+   set, which it else is not, and nothing is of ESMM_EXTRA_VALUES where c_boxes is set; */
+KERNELS(lent_, ENTRY_LENT)
+/* here c_boxes is set, and something is of ESMM_EXTRA_VALUES; */
+KERNELS(more_, ENTRY_MORE)
+/* and these make both products of a gated one. */
+KERNELS(gated_, ENTRY_GATED)
 
 /*
  * What a launch with these parameters chooses, to p.report: one block of SAMPLERS threads, no dynamic shared memory, no

@@ -9,8 +9,6 @@
  *   place   the count comes from the warp of the step before, and goes on to the next one
  *   write   the alive k's behind each other
  *
- * Where the call was given A's bitmaps (GIVEN) they say what is alive, and a step without any is not read.
- *
  * Blocks of 64 packed k's, [2 panels of 64 rows][64 k's][128 bytes], swizzled, lie in a ring; a thread of the loading
  * warpgroup sends those that are full. TMA undoes the swizzle, so that whoever gathers lines need not.
  *
@@ -24,7 +22,6 @@
 #ifndef ESMM_CUDA_WGMMA16_PACK_CUH
 #define ESMM_CUDA_WGMMA16_PACK_CUH
 
-#include "cuda/kernels/common/given.cuh"
 #include "cuda/kernels/wgmma16/feed.cuh"
 #include "cuda/kernels/wgmma16/lines.cuh"
 
@@ -71,32 +68,6 @@ static __device__ __forceinline__ void pack_feed(const esmm_wgmma16_params &p, c
       if (++slot == PACK_WARPS) {
         slot = 0;
         phase ^= 1;
-      }
-    }
-  }
-}
-
-/* A warp: the same where A's bitmaps are given, without the steps that have no alive k. Bitmaps of 16 steps at once, a
-   word a lane; the first lane loads. */
-static __device__ __forceinline__ void pack_feed_given(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
-{
-  enum { AT_ONCE = 16 };
-  const int items = pack_items(p), lane = (int)threadIdx.x % 32;
-  int slot = 0;
-  uint32_t phases = ~0u; /* of the buffers: bit i is that of buffer i */
-  for (int item = (int)blockIdx.x; item < items; item += (int)gridDim.x) {
-    const int strip = item / p.segments, segment = item % p.segments, steps = pack_steps(p, segment);
-#pragma unroll 1
-    for (int from = 0; from < steps; from += AT_ONCE) {
-      const int k = segment * p.segment_k + from * PACK_K, here = min((int)AT_ONCE, steps - from);
-      const uint32_t alive = __ballot_sync(~0u, given_strip_word(p.given, strip, k / 32 + lane, p.k) != 0);
-#pragma unroll 1
-      for (int s = 0; s < here; s++) {
-        if (lane == 0 && (alive >> 2 * s & 3) != 0) {
-          pack_load(p, ring, sh, slot, phases >> slot & 1, strip * TILE, k + s * PACK_K);
-          phases ^= 1u << slot;
-        }
-        slot = (slot + 1) % PACK_WARPS;
       }
     }
   }
@@ -229,7 +200,7 @@ static __device__ __forceinline__ pack_place pack_turn(wgmma16_shared *sh, uint3
   return place;
 }
 
-template <bool BY_K, bool GIVEN>
+template <bool BY_K>
 static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   const uint32_t thread = threadIdx.x - FEEDERS, warp = thread / 32, lane = thread % 32;
@@ -243,30 +214,19 @@ static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *
     uint32_t *list = (uint32_t *)p.lists + (int64_t)item * p.segment_k;
     uint32_t *bits = (uint32_t *)p.a_bits + strip * p.b_words;
     int s = (int)((warp - turn) % PACK_WARPS);
-    uint32_t fetched = GIVEN ? given_fetch(p.given, strip, segment * p.segment_k + s * PACK_K, lane) : 0;
 #pragma unroll 1
     for (; s < steps; s += PACK_WARPS) {
       const bool last = s == steps - 1;
       const int k = segment * p.segment_k + s * PACK_K;
-      uint2 alive;
-      if (GIVEN) {
-        alive = given_step(fetched, p.k - k, lane);
-        fetched = given_fetch(p.given, strip, k + PACK_WARPS * PACK_K, lane); /* on their way; past A there are none */
-      } else {
-        sm90_barrier_wait(&sh->pack_full[warp], phase);
-        alive = pack_look<BY_K>(at, lane);
-      }
+      sm90_barrier_wait(&sh->pack_full[warp], phase);
+      const uint2 alive = pack_look<BY_K>(at, lane);
       const uint32_t low = (uint32_t)__popc(alive.x), count = low + (uint32_t)__popc(alive.y);
       const pack_place place = pack_turn(sh, turn + (uint32_t)s, count, s == 0, last, lane);
-      if (!GIVEN || count > 0) {
-        if (GIVEN) /* its place is known before it has come */
-          sm90_barrier_wait(&sh->pack_full[warp], phase);
-        pack_write<BY_K>(at, blocks, spare, alive, place.from, lane);
-        __syncwarp(); /* everybody has read */
-        if (lane == 0)
-          sm90_barrier_arrive(&sh->pack_empty[warp]);
-        phase ^= 1;
-      }
+      pack_write<BY_K>(at, blocks, spare, alive, place.from, lane);
+      __syncwarp(); /* everybody has read */
+      if (lane == 0)
+        sm90_barrier_arrive(&sh->pack_empty[warp]);
+      phase ^= 1;
       const uint32_t before = place.from - place.first, below = (1u << lane) - 1;
       if (alive.x >> lane & 1)
         list[before + (uint32_t)__popc(alive.x & below)] = (uint32_t)(k + (int)lane) * b_line;

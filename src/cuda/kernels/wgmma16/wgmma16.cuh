@@ -293,10 +293,7 @@ typedef struct wgmma16_shared {
   uint32_t mode;
   /* Statistics of C that warps take which load nothing (tally.cuh): */
   uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
-  uint64_t c_there;                   /* where C is packed: C is, its packed lines are not yet */
-  alignas(16) int4 tally_tile[3];     /* their first row and column, where they lie; a row below 0: there are no more.
-                                         Where C is packed: the tile's, its last stage; of each warpgroup, lines that are
-                                         sent already, and others */
+  alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) uint8_t
       tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile whose nonzeros were counted in registers; 0 between tiles */
@@ -308,14 +305,8 @@ typedef struct wgmma16_shared {
   union {
     alignas(16) uint4 sample[SAMPLES][TILE]; /* while A is sampled */
     alignas(16) uint32_t places[2][PLACES];  /* SKIP_AB: where lines of the packed strip and rows of B begin */
-    struct { /* SKIP_A: where rows of B begin, a warp's own lines; runs of groups, where A came packed */
-      alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES];
-      alignas(16) uint32_t runs[4][CHUNK_STAGES][ESMM_WGMMA16_K / ESMM_PACKED_GROUP];
-    };
-    struct {
-      alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE]; /* dense: with a unit's last stage; a gate's in front */
-      alignas(16) uint4 nowhere[PACK_WARPS][32];             /* for lines of C that are not packed */
-    };
+    alignas(16) uint32_t lists[4][CHUNK_STAGES][FEEDER_LINES]; /* SKIP_A: where rows of B begin, a warp's own lines */
+    alignas(16) float bias[MAX_STAGES][ESMM_WGMMA16_WIDE];     /* dense: with a unit's last stage; a gate's in front */
   };
 } wgmma16_shared;
 static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");

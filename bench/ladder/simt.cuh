@@ -1,6 +1,6 @@
 /*
- * simt.cuh: what the kernels of plain fp32 multiply-adds share: copies into shared memory, the order of C's tiles, a
- * warp's tile of 64 x 32 sums and its way to C.
+ * simt.cuh: what the ladder's kernels share: copies into shared memory, the order of C's tiles, a warp's tile of
+ * 64 x 32 sums and its way to C.
  *
  * A lane holds 64 sums, in one of two shapes:
  *   Tall  two groups of 32 rows, in each 4 rows x 8 columns: one k is 4 loads of 16 bytes for 64 multiply-adds
@@ -8,15 +8,16 @@
  * Bits of a lane's row and column alternate in its number, so that neighbours read the same address on either side and
  * a 16-byte load takes two passes over the banks, not four.
  */
-#ifndef ESMM_CUDA_SIMT_CUH
-#define ESMM_CUDA_SIMT_CUH
+#ifndef LADDER_SIMT_CUH
+#define LADDER_SIMT_CUH
 
 #include "cuda/kernels/common/epilogue.cuh"
+#include "ladder_params.h"
 
 #define WARP_ROWS 64
 #define WARP_COLS 32
-#define TILE ESMM_SIMT_TILE /* rows and columns of C of a block */
-#define THREADS ESMM_SIMT_THREADS
+#define TILE LADDER_TILE /* rows and columns of C of a block */
+#define THREADS LADDER_THREADS
 #define WARPS (THREADS / 32)
 
 /* ---- copies that run while the warp goes on; where `there` is false zeros are written and nothing is read ---- */

@@ -5,11 +5,12 @@
  * 30 also makes B's bitmaps of 8 columns on every call, as part of extraction: prepare keeps those of 32.
  */
 #include "cuda/cuda.h"
+#include "ladder_params.h"
 
 #include <stdio.h>
 
-#define TILE ESMM_SIMT_TILE
-#define THREADS ESMM_SIMT_THREADS
+#define TILE LADDER_TILE
+#define THREADS LADDER_THREADS
 #define WARPS (THREADS / 32)
 
 ESMM_FATBIN(k_ladder);
@@ -25,17 +26,16 @@ typedef struct ladder {
 } ladder;
 
 #define VARIANT(number, strips, skip, fused) \
-  static const ladder variant_##number = {   \
-      {&fatbin_k_ladder, "ladder_" #number, ESMM_LADDER_SHARED}, strips, skip, fused}
+  static const ladder variant_##number = {{&fatbin_k_ladder, "ladder_" #number, LADDER_SHARED}, strips, skip, fused}
 
-VARIANT(10, ESMM_LADDER_10, DENSE, false);
-VARIANT(17, ESMM_LADDER_17, B_ONLY, false);
-VARIANT(20, ESMM_LADDER_20, JOINT, false);
-VARIANT(21, ESMM_LADDER_21, JOINT, false);
-VARIANT(25, ESMM_LADDER_25, JOINT, true);
-VARIANT(28, ESMM_LADDER_28, JOINT, true);
-VARIANT(29, ESMM_LADDER_29, JOINT, false);
-VARIANT(30, ESMM_LADDER_30, JOINT, false);
+VARIANT(10, LADDER_10, DENSE, false);
+VARIANT(17, LADDER_17, B_ONLY, false);
+VARIANT(20, LADDER_20, JOINT, false);
+VARIANT(21, LADDER_21, JOINT, false);
+VARIANT(25, LADDER_25, JOINT, true);
+VARIANT(28, LADDER_28, JOINT, true);
+VARIANT(29, LADDER_29, JOINT, false);
+VARIANT(30, LADDER_30, JOINT, false);
 
 static const esmm_cuda_function extract_8 = {&fatbin_k_ladder, "ladder_extract_8", 0};
 static const esmm_cuda_function extract_32 = {&fatbin_k_ladder, "ladder_extract_32", 0};
@@ -68,9 +68,9 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   const ladder *l = self->own;
   const esmm_cuda_properties *gpu = esmm_cuda_get(p->ctx);
   const int64_t most = INT32_MAX / 2;
-  if (gpu->shared_per_block < ESMM_LADDER_SHARED) {
+  if (gpu->shared_per_block < LADDER_SHARED) {
     (void)snprintf(why, why_bytes, "a block may have %d bytes of shared memory, it needs %d", gpu->shared_per_block,
-                   ESMM_LADDER_SHARED);
+                   LADDER_SHARED);
     return false;
   }
   if (l->fused && !gpu->cooperative) {
@@ -112,14 +112,14 @@ static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 
 /* A warp makes a word, then the next that nobody has: blocks enough to fill the GPU. */
 static esmm_status launch_words(esmm_ctx *ctx, const esmm_cuda_function *function, int64_t count, CUstream stream,
-                                const esmm_ladder_params *params)
+                                const ladder_params *params)
 {
   const int64_t blocks = esmm_min(esmm_ceil_div(count, WARPS), 32 * (int64_t)esmm_cuda_get(ctx)->multiprocessors);
   return esmm_cuda_launch(ctx, function, &(esmm_launch){.grid_x = (unsigned)blocks, .threads = THREADS}, stream,
                           params);
 }
 
-static esmm_status extract(esmm_ctx *ctx, const esmm_problem *p, const esmm_ladder_params *params, const ladder *l)
+static esmm_status extract(esmm_ctx *ctx, const esmm_problem *p, const ladder_params *params, const ladder *l)
 {
   const esmm_cuda_function *function = l->strip_rows == 8    ? &extract_8
                                        : l->strip_rows == 32 ? &extract_32
@@ -130,12 +130,12 @@ static esmm_status extract(esmm_ctx *ctx, const esmm_problem *p, const esmm_ladd
   return status == ESMM_OK ? esmm_cuda_mark_extracted(ctx, p) : status;
 }
 
-static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, const esmm_ladder_params *params, const ladder *l)
+static esmm_status multiply(esmm_ctx *ctx, const esmm_problem *p, const ladder_params *params, const ladder *l)
 {
-  esmm_launch launch = {.grid_x = (unsigned)tiles(p), .threads = THREADS, .shared = ESMM_LADDER_SHARED};
+  esmm_launch launch = {.grid_x = (unsigned)tiles(p), .threads = THREADS, .shared = LADDER_SHARED};
   if (l->fused) {
     int blocks = 0;
-    const esmm_status status = esmm_cuda_occupancy(ctx, &l->multiply, THREADS, ESMM_LADDER_SHARED, &blocks);
+    const esmm_status status = esmm_cuda_occupancy(ctx, &l->multiply, THREADS, LADDER_SHARED, &blocks);
     if (status != ESMM_OK)
       return status;
     launch.grid_x = (unsigned)(blocks * esmm_cuda_get(ctx)->multiprocessors);
@@ -148,15 +148,15 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 {
   const ladder *l = self->own;
   const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
-  const esmm_ladder_params params = {.selector = esmm_cuda_call_of(p)->selector,
-                                     .m = p->m,
-                                     .n = p->n,
-                                     .k = p->k,
-                                     .a = esmm_cuda_matrix(&p->a),
-                                     .b = esmm_cuda_call_of(p)->b,
-                                     .a_bits = l->strip_rows ? at : 0,
-                                     .b_bits8 = l->strip_cols == 8 ? at + a_bytes(p, l) : 0,
-                                     .epilogue = esmm_cuda_epilogue(p)};
+  const ladder_params params = {.selector = esmm_cuda_call_of(p)->selector,
+                                .m = p->m,
+                                .n = p->n,
+                                .k = p->k,
+                                .a = esmm_cuda_matrix(&p->a),
+                                .b = esmm_cuda_call_of(p)->b,
+                                .a_bits = l->strip_rows ? at : 0,
+                                .b_bits8 = l->strip_cols == 8 ? at + a_bytes(p, l) : 0,
+                                .epilogue = esmm_cuda_epilogue(p)};
   stats->strip_rows = l->strip_rows;
   stats->strip_cols = ESMM_STRIP; /* also in 30: the densities of B and of the joint are counted at 32 columns */
   if (l->skip == B_ONLY)
@@ -172,8 +172,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
 static const esmm_cuda_kernel about = {.sm = 80, .line = line};
 
 #define DESCRIPTOR(id, place, skips)                                                                                 \
-  .name = "ladder_" #id, .backend = &esmm_cuda_backend, .number = (place), .reads = ESMM_FORM(STRIPS),               \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_ABLATION | (skips), .variant_strips = true, .device = &about,     \
+  .name = "ladder_" #id, .backend = &esmm_cuda_backend, .reads = ESMM_FORM(STRIPS),                                  \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_REFERENCE | (skips), .variant_strips = true, .device = &about,    \
   .own = &variant_##place, .can_run = can_run, .terms = esmm_cuda_terms, .seconds_before = esmm_cuda_seconds_before, \
   .workspace = workspace, .run = run,                                                                                \
   .term_names = {"multiply-adds", "chunks of k", "scanning of a", "", "", "launches"},                               \

@@ -22,7 +22,7 @@
  *
  * A [m,k] any dtype and order; B in strips of 32 columns, fp32; C any dtype and order.
  */
-#include "cuda/kernels/common/simt.cuh"
+#include "simt.cuh"
 
 #include <cooperative_groups.h>
 
@@ -34,7 +34,7 @@
 #define JOINT_WORDS 16                      /* number 29: 4 x 4 */
 #define JOINTS_AT (WORD_SLOTS * SLOT_WORDS) /* words after the buffers */
 
-static_assert(ESMM_LADDER_SHARED == 4 * (4 * BUFFER + JOINTS_AT + 2 * JOINT_WORDS), "as k_ladder.c launches them");
+static_assert(LADDER_SHARED == 4 * (4 * BUFFER + JOINTS_AT + 2 * JOINT_WORDS), "as k_ladder.c launches them");
 
 enum Test { TEST_NOTHING, TEST_B, TEST_EACH_K, TEST_CACHED, WALK_WARP, WALK_LANE };
 
@@ -85,8 +85,7 @@ struct Place {
 /* ---- copies ---- */
 
 template <typename C>
-static __device__ __forceinline__ void copy_words(const esmm_ladder_params &p, const Place &place, float *shared,
-                                                  int chunk)
+static __device__ __forceinline__ void copy_words(const ladder_params &p, const Place &place, float *shared, int chunk)
 {
   const int thread = (int)threadIdx.x;
   if (thread >= SLOT_WORDS || chunk >= place.chunks)
@@ -109,7 +108,7 @@ static __device__ __forceinline__ void copy_words(const esmm_ladder_params &p, c
 }
 
 /* K quad q of rows r, r + 32, ...: fp32 is copied behind the warp's back, other dtypes are converted here. */
-static __device__ __forceinline__ void copy_a(const esmm_ladder_params &p, const Place &place, float *to, int chunk)
+static __device__ __forceinline__ void copy_a(const ladder_params &p, const Place &place, float *to, int chunk)
 {
   const int q = (int)threadIdx.x % 8, r = (int)threadIdx.x / 8;
   const int64_t k0 = (int64_t)chunk * CHUNK + 4 * q;
@@ -136,7 +135,7 @@ static __device__ __forceinline__ void copy_a(const esmm_ladder_params &p, const
 
 /* Segments of 32 columns; those without a nonzero are not read. */
 template <typename C>
-static __device__ __forceinline__ void copy_b(const esmm_ladder_params &p, const Place &place, float *to, int chunk,
+static __device__ __forceinline__ void copy_b(const ladder_params &p, const Place &place, float *to, int chunk,
                                               const uint32_t *words)
 {
   const int c = (int)threadIdx.x % 8, k = (int)threadIdx.x / 8;
@@ -167,8 +166,7 @@ static __device__ __forceinline__ bool cache_joints(float *shared, int chunk)
 }
 
 template <typename C>
-static __device__ __forceinline__ void copy_chunk(const esmm_ladder_params &p, const Place &place, float *shared,
-                                                  int chunk)
+static __device__ __forceinline__ void copy_chunk(const ladder_params &p, const Place &place, float *shared, int chunk)
 {
   if (chunk < place.chunks) {
     bool needed = true;
@@ -281,7 +279,7 @@ template <typename C> static __device__ __forceinline__ void multiply_walking(co
 /* ---- one tile of a block ---- */
 
 template <typename C>
-static __device__ __forceinline__ void multiply_tile(const esmm_ladder_params &p, const Place &place, float *shared)
+static __device__ __forceinline__ void multiply_tile(const ladder_params &p, const Place &place, float *shared)
 {
   typedef typename ShapeOf<C::FLAT>::Type Shape;
   constexpr bool WALKS = C::TEST == WALK_WARP || C::TEST == WALK_LANE;
@@ -323,7 +321,7 @@ static __device__ __forceinline__ void multiply_tile(const esmm_ladder_params &p
                      shared + warp * WARP_ROWS * WARP_COLS);
 }
 
-template <typename C> static __device__ __forceinline__ void multiply(const esmm_ladder_params &p)
+template <typename C> static __device__ __forceinline__ void multiply(const ladder_params &p)
 {
   extern __shared__ __align__(16) float shared[];
   const int down = tiles_of(p.m), across = tiles_of(p.n), chunks = (int)(p.b.k_padded / CHUNK);
@@ -348,7 +346,7 @@ static __device__ __forceinline__ uint32_t column_bits(const T *at, int64_t step
   return any << (32 - (int)(8 * sizeof(T)) + 1);
 }
 
-template <int strip_rows> static __device__ __forceinline__ void extract(const esmm_ladder_params &p)
+template <int strip_rows> static __device__ __forceinline__ void extract(const ladder_params &p)
 {
   const int lane = (int)threadIdx.x % 32, words = (int)(p.b.k_padded / CHUNK);
   const int64_t row_step = p.a.order == ESMM_ROW_MAJOR ? p.a.ld : 1, k_step = p.a.order == ESMM_ROW_MAJOR ? 1 : p.a.ld;
@@ -370,7 +368,7 @@ template <int strip_rows> static __device__ __forceinline__ void extract(const e
 
 /* ---- B's bitmaps of 8 columns from those of 32: a warp a word, its lanes are 32 columns ---- */
 
-extern "C" __global__ void __launch_bounds__(THREADS) ladder_b_bits8(const __grid_constant__ esmm_ladder_params p)
+extern "C" __global__ void __launch_bounds__(THREADS) ladder_b_bits8(const __grid_constant__ ladder_params p)
 {
   if (not_selected(p.selector))
     return;
@@ -394,43 +392,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) ladder_b_bits8(const __gri
 
 /* ---- entry points ---- */
 
-#define EXTRACT(strip_rows)                                                     \
-  extern "C" __global__ void __launch_bounds__(THREADS)                         \
-      ladder_extract_##strip_rows(const __grid_constant__ esmm_ladder_params p) \
-  {                                                                             \
-    if (!not_selected(p.selector))                                              \
-      extract<strip_rows>(p);                                                   \
+#define EXTRACT(strip_rows)                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS)                    \
+      ladder_extract_##strip_rows(const __grid_constant__ ladder_params p) \
+  {                                                                        \
+    if (!not_selected(p.selector))                                         \
+      extract<strip_rows>(p);                                              \
   }
 
 EXTRACT(8)
 EXTRACT(32)
 EXTRACT(64)
 
-#define APART(number, ...)                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
-  {                                                                       \
-    if (!not_selected(p.selector))                                        \
-      multiply<Config<__VA_ARGS__>>(p);                                   \
+#define APART(number, ...)                                             \
+  extern "C" __global__ void __launch_bounds__(THREADS, LADDER_BLOCKS) \
+      ladder_##number(const __grid_constant__ ladder_params p)         \
+  {                                                                    \
+    if (!not_selected(p.selector))                                     \
+      multiply<Config<__VA_ARGS__>>(p);                                \
   }
 
 /* All blocks of the grid are there at once (a cooperative launch), and the selector is the same for all. */
-#define FUSED(number, ...)                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, ESMM_SIMT_BLOCKS) \
-      ladder_##number(const __grid_constant__ esmm_ladder_params p)       \
-  {                                                                       \
-    if (not_selected(p.selector))                                         \
-      return;                                                             \
-    extract<Config<__VA_ARGS__>::ROWS>(p);                                \
-    cooperative_groups::this_grid().sync();                               \
-    multiply<Config<__VA_ARGS__>>(p);                                     \
+#define FUSED(number, ...)                                             \
+  extern "C" __global__ void __launch_bounds__(THREADS, LADDER_BLOCKS) \
+      ladder_##number(const __grid_constant__ ladder_params p)         \
+  {                                                                    \
+    if (not_selected(p.selector))                                      \
+      return;                                                          \
+    extract<Config<__VA_ARGS__>::ROWS>(p);                             \
+    cooperative_groups::this_grid().sync();                            \
+    multiply<Config<__VA_ARGS__>>(p);                                  \
   }
 
-APART(10, ESMM_LADDER_10, TEST_NOTHING)
-APART(17, ESMM_LADDER_17, TEST_B)
-APART(20, ESMM_LADDER_20, TEST_EACH_K)
-APART(21, ESMM_LADDER_21, TEST_EACH_K)
-FUSED(25, ESMM_LADDER_25, TEST_EACH_K)
-FUSED(28, ESMM_LADDER_28, WALK_WARP)
-APART(29, ESMM_LADDER_29, TEST_CACHED)
-APART(30, ESMM_LADDER_30, WALK_LANE)
+APART(10, LADDER_10, TEST_NOTHING)
+APART(17, LADDER_17, TEST_B)
+APART(20, LADDER_20, TEST_EACH_K)
+APART(21, LADDER_21, TEST_EACH_K)
+FUSED(25, LADDER_25, TEST_EACH_K)
+FUSED(28, LADDER_28, WALK_WARP)
+APART(29, LADDER_29, TEST_CACHED)
+APART(30, LADDER_30, WALK_LANE)
