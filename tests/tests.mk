@@ -56,6 +56,12 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
 
+# The kernels' own blocking functions: most of what these headers have is not used there.
+CUTS_OBJ := $(patsubst %,$(BUILD)/obj/tests/support/cuts_%.o,portable $(if $(filter x86_64,$(ARCH)),avx2 avx512 \
+  pairs_avx512bf16 decode_avx512bf16 nm_avx512bf16 amx))
+$(CUTS_OBJ): ALL_CFLAGS += -Wno-unused-function -Wno-shadow
+$(BUILD)/tests/test_blocking: $(CUTS_OBJ)
+
 # The command's own check of results, and its counters of energy.
 $(BUILD)/tests/test_bench_check $(BUILD)/tests/test_energy: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
 
