@@ -1,9 +1,9 @@
 /* cuts_amx.c: the blocks of the kernels of tiles.h and meet.h. */
 #include "cpu/vec_avx512.h"
 
-#include "cuts.h"
 #include "cpu/meet.h"
 #include "cpu/tiles.h"
+#include "cuts.h"
 
 cuts cuts_amx(const esmm_kernel *kernel, const esmm_problem *p)
 {

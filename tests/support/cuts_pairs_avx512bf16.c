@@ -1,8 +1,8 @@
 /* cuts_pairs_avx512bf16.c: the blocks of the kernels of pairs.h. */
 #include "cpu/vec_avx512.h"
 
-#include "cuts.h"
 #include "cpu/pairs.h"
+#include "cuts.h"
 
 cuts cuts_pairs(const esmm_kernel *kernel, const esmm_problem *p)
 {
