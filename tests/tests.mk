@@ -3,7 +3,8 @@
 #   make test                     sets up what is missing, builds with gcc and clang, runs everything
 #   make test-programs            builds the test programs of this configuration (CC, SANITIZE, ...) in $(BUILD)/tests
 #   make tidy                     clang-tidy over every C file, as .clang-tidy says
-#   make golden                   writes tests/golden anew, the command's outputs and a GPU's plans; read the diff
+#   make golden                   writes tests/golden anew: the command's outputs, hashes of C of the CPU kernels, and a
+#                                 GPU's plans; read the diff
 #   make fuzz FUZZ_SECONDS=60     libFuzzer on each target for that long; needs clang
 
 FUZZ_SECONDS ?= 60
@@ -42,9 +43,10 @@ tidy/%_amx.c: ISA_FLAGS := $(AMX_FLAGS)
 $(TIDY): tidy/%: $(GEN)
 	@clang-tidy --quiet $* -- $(ALL_CFLAGS) $(ISA_FLAGS) -Icli -Iio -Itests -Itests/support
 
-golden: $(BUILD)/esmm $(BUILD)/tests/test_cuda_golden $(FAKE_CUDA)
+golden: $(BUILD)/esmm $(BUILD)/tests/test_hashes $(BUILD)/tests/test_cuda_golden $(FAKE_CUDA)
 	@rm -rf $(BUILD)/golden && mkdir -p $(BUILD)/golden tests/golden
 	@ESMM_GOLDEN_UPDATE=1 TREE='$(abspath $(BUILD))' WORK='$(abspath $(BUILD))/golden' sh tests/test_cli.sh | grep -v '^ok'; \
+	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_hashes && \
 	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_cuda_golden && echo "  tests/golden written"
 
 $(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests -Itests/support
@@ -53,6 +55,12 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@mkdir -p $(@D)
 	@echo "  ld $@"
 	@$(CC) $(LDFLAGS) $(filter %.o,$^) $(filter %.a,$^) -o $@ -lcmocka -lpthread $(IO_LIBS) $(LDLIBS)
+
+# The kernels' own blocking functions: most of what these headers have is not used there.
+CUTS_OBJ := $(patsubst %,$(BUILD)/obj/tests/support/cuts_%.o,portable $(if $(filter x86_64,$(ARCH)),avx2 avx512 \
+  pairs_avx512bf16 decode_avx512bf16 nm_avx512bf16 amx))
+$(CUTS_OBJ): ALL_CFLAGS += -Wno-unused-function -Wno-shadow
+$(BUILD)/tests/test_blocking: $(CUTS_OBJ)
 
 # The command's own check of results, and its counters of energy.
 $(BUILD)/tests/test_bench_check $(BUILD)/tests/test_energy: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))
