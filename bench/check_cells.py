@@ -21,7 +21,8 @@ from records import Line, Record, RecordError, asked, percent, product
 # Block, or the report's table by its first column: the record and the suites of its rows.
 TABLES = {
     "cpu": "cpu", "cpu-activations": "cpu activations", "cpu-calls": "cpu calls", "summary": "", "gpu": "gpu blockwise",
-    "gpu-sizes": "gpu sizes blockwise", "gpu-one-operand": "gpu", "gpu-long-k": "gpu long-k", "gpu-ladder": "gpu ladder",
+    "gpu-sizes": "gpu sizes blockwise", "gpu-one-operand": "gpu", "gpu-long-k": "gpu long-k",
+    "gpu-ladder": "gpu ladder",
     "gpu16-dense": "gpu dense16", "gpu16-strips": "gpu strips16", "gpu16-joint": "gpu joint16",
     "gpu16-decode": "gpu decode16", "gpu16-few-rows": "gpu decode16", "gpu16-anywhere": "gpu random16",
     "gpu16-sweep": "gpu sweep16", "gpu-storm": "gpu storm", "gpu16-bsr": "gpu bsr16", "gpu16-nm": "gpu nm24",
@@ -33,11 +34,13 @@ TABLES = {
 MEANS = {"gpu16-best"}  # over many lines
 WORDS = {"what it skips", "what was found"}  # the report's tables without cells of the records, by their second column
 ZEROS = {  # rows whose suite is named by their zeros
-    "CPU, none": "cpu blockwise", "CPU, strips of 32 in A and B": "cpu blockwise", "CPU, anywhere in A": "cpu unstructured",
+    "CPU, none": "cpu blockwise", "CPU, strips of 32 in A and B": "cpu blockwise",
+    "CPU, anywhere in A": "cpu unstructured",
     "CPU, anywhere in A, one row": "cpu decode", "GPU, strips of 32 in A and B": "gpu blockwise",
     "GPU, none, long k": "gpu long-k", "GPU, none, the worst 16-bit case": "gpu dense16",
     "GPU, strips of 128 in A": "gpu strips16", "GPU, anywhere in A, one row": "gpu decode16",
-    "GPU, of a trained net, early layer": "gpu real16", "GPU, blocks of 128 in B": "gpu bsr16", "GPU, 2:4 in B": "gpu nm24",
+    "GPU, of a trained net, early layer": "gpu real16", "GPU, blocks of 128 in B": "gpu bsr16",
+    "GPU, 2:4 in B": "gpu nm24",
     "cpu, strips of 32 in A and B": "cpu blockwise", "cpu, anywhere in A": "cpu unstructured",
     "cpu, anywhere in A, few rows": "cpu decode", "cpu, strips of 32 in A, bf16": "cpu strips16",
 }  # fmt: skip
@@ -104,14 +107,16 @@ FIELDS: Dict[str, Callable[[Line], Any]] = {
 COLUMNS = {
     "ms": "ms", "ESMM ms": "ms", "ours ms": "ms", "`auto` ms": "ms", "A looked at, ms": "ms", "bitmaps given, ms": "ms",
     "cuBLAS ms": "ms_baseline", "library ms": "ms_baseline", "dense library ms": "ms_baseline",
-    "cuBLAS, plain ms": "ms_baseline", "times faster": "speedup", "times cuBLAS": "speedup", "our dense kernel": "speedup",
+    "cuBLAS, plain ms": "ms_baseline", "times faster": "speedup", "times cuBLAS": "speedup",
+    "our dense kernel": "speedup",
     "joint forced": "speedup", "scan of A": "scan", "extract": "ms_extract", "look for zeros ms": "ms_extract",
     "error over cuBLAS's": "error", "error": "rel_err", "ns a call, median": "ns", "least": "ns_min",
     "us a call, of the host": "us", "prune ms": "ms_prune", "prepare ms": "ms_prepare", "cuSPARSELt ms": "cusparselt",
     "cuSPARSE BSR ms": "cusparse_bsr", "cuSPARSE CSR ms": "cusparse_csr", "multiply": "multiply",
     "multiply ms": "multiply", "forward, times dense": "forward", "whole step, times dense": "step",
 }  # fmt: skip
-OTHERS = {"zeros", "", "A", "layer, device, rows", "floor ms", "floor over time", "over our plain product", "the best for it"}
+OTHERS = {"zeros", "", "A", "layer, device, rows", "floor ms", "floor over time", "over our plain product",
+          "the best for it"}  # fmt: skip
 
 
 class Fact(NamedTuple):
@@ -167,7 +172,8 @@ def row_lines(row: Row, found: Dict[str, Record]) -> List[Line]:
     if row.table == "layer, device, rows":
         name, device = first.split(", ")
         what = "cpu activations" if device.startswith("CPU") else f"gpu {'real16' if 'layer' in name else 'decode16'}"
-        return [x for x in lines_of(what, found) if x["asked"].endswith(name.replace(" ", "")) and device.endswith(f" {x['m']}")
+        return [x for x in lines_of(what, found)
+                if x["asked"].endswith(name.replace(" ", "")) and device.endswith(f" {x['m']}")
                 and (x["suite"] != "real16" or x["n"] == 3072) and (x["suite"] != "decode16" or x["k"] == 14336)]  # fmt: skip
     words = TABLES.get(row.table)
     if words is None:
@@ -239,7 +245,8 @@ def facts_of_row(row: Row, found: Dict[str, Record]) -> Iterator[Tuple[str, Opti
         if row.table == "step" and field == "multiply" and dict(row.cells)["look for zeros ms"] in ("", "inside"):
             field = "ms"
         if len(mine) != 1 or not agrees(number, FIELDS[field](mine[0])):
-            says = f", which says {FIELDS[field](mine[0]):.6g}" if len(mine) == 1 else f", of which there are {len(mine)}"
+            one = len(mine) == 1
+            says = f", which says {FIELDS[field](mine[0]):.6g}" if one else f", of which there are {len(mine)}"
             yield f"{row.where}: {cell} under '{column}' of {row.table} is no line's of the records{says}", None
         else:
             yield "", Fact(row.where, mine[0], field, number)
@@ -296,6 +303,7 @@ def problems(cpu: Record, gpu: Record) -> Iterator[str]:
             continue
         first = facts.setdefault((fact.line["_at"], fact.field), fact)
         if first.text != fact.text:
-            yield f"{first.where} says {first.text} and {fact.where} says {fact.text}: both are {fact.field} of {fact.line['_at']}"
+            both = f"{first.where} says {first.text} and {fact.where} says {fact.text}"
+            yield f"{both}: both are {fact.field} of {fact.line['_at']}"
     if len(facts) < 100:
         yield f"only {len(facts)} numbers were found in the tables of {', '.join(pages)}"

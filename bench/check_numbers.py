@@ -2,7 +2,7 @@
 """check_numbers.py: every number of README.md, docs/PERFORMANCE.md and docs/report.md is a record's, or has a reason.
 
     python3 bench/check_numbers.py           lists the numbers that are held to nothing; none is a success
-    python3 bench/check_numbers.py --cells   the same, and the tables and the report's sentences are held against the records
+    python3 bench/check_numbers.py --cells   the same, and tables and the report's sentences are those of the records
 
 What stands between <!-- NAME --> and <!-- /NAME --> bench/tables.py writes and checks; docs/report.md, bench/report.py.
 This looks at the rest: a number with a unit of time, speed, size or share, or with a decimal point, outside of those

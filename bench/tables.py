@@ -37,7 +37,8 @@ class Table:
         mine = self.rows.setdefault(tuple(row), {})
         for column, text in cells.items():
             if mine.get(column, text) != text:
-                raise RecordError(f"two lines fill '{column.rstrip('>')}' of {', '.join(row)}: {mine[column]} and {text}")
+                where = f"'{column.rstrip('>')}' of {', '.join(row)}"
+                raise RecordError(f"two lines fill {where}: {mine[column]} and {text}")
             mine[column] = text
         self.columns.update(dict.fromkeys(cells))
 
@@ -59,7 +60,8 @@ def autos(record: Record, suites: str, **where: Any) -> List[Line]:
 
 
 def forced(record: Record, suites: str, kernel: str, **where: Any) -> List[Line]:
-    return some(record, suites, requested=lambda name: name != "auto", kernel=lambda name: name.startswith(kernel), **where)
+    lines = some(record, suites, kernel=lambda name: name.startswith(kernel), **where)
+    return [line for line in lines if line["requested"] != "auto"]
 
 
 def dtype(line: Line) -> str:
@@ -123,7 +125,8 @@ def block_run(cpu: Record) -> str:
     if not rows:
         return ""
     return ("```console\n$ make        # the library and the command, in build/\n"
-            "$ make run    # a density sweep, checked against float64; here lines of the record, some rows and columns cut\n"
+            "$ make run    # a density sweep, checked against float64; here lines of the record, some rows and columns "
+            "cut\n"
             "density  kernel                      ms  extract  dense ms  speedup    error  fastest dense\n"
             f"{''.join(rows)}```")  # fmt: skip
 
@@ -175,8 +178,8 @@ def block_cpu(cpu: Record) -> str:
             table.put_share(row, line)
     checked = [x for x in cpu.lines if x["suite"] != "calls" and not x["suite"].startswith("bf16")]
     return block("", table, f"{cpu.build}. **Dense wins** {cpu_wins(cpu, 'over-strips')} nonzeros in strips, and "
-                 f"{cpu_wins(cpu, 'over-single')} where zeros are anywhere in A (1024³). Our error against float64 is at "
-                 f"most {worst_error(checked)} times the library's.")  # fmt: skip
+                 f"{cpu_wins(cpu, 'over-single')} where zeros are anywhere in A (1024³). Our error against float64 is "
+                 f"at most {worst_error(checked)} times the library's.")  # fmt: skip
 
 
 def block_cpu_activations(cpu: Record) -> str:
@@ -212,10 +215,10 @@ def block_gpu(gpu: Record) -> str:
     put_fp32(table, autos(gpu, "blockwise"))
     ours = [x for x in some(gpu, "blockwise sizes only-a only-b long-k ladder over")
             if not x["kernel"].startswith(("cublas", "ladder"))]  # fmt: skip
-    return block("", table, f"{gpu.build}. **Dense wins** {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} nonzeros in "
-                 "strips, if the dense kernel is ours; cuBLAS beats the skipping kernel "
-                 f"{gpu_wins(gpu, lambda x: float(x['ms_baseline']), '')}. The error of our fp32 kernels against float64 "
-                 f"is at most {worst_error([x for x in ours if x['suite'] != 'long-k'])} times cuBLAS's, "
+    return block("", table, f"{gpu.build}. **Dense wins** {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} nonzeros "
+                 "in strips, if the dense kernel is ours; cuBLAS beats the skipping kernel "
+                 f"{gpu_wins(gpu, lambda x: float(x['ms_baseline']), '')}. The error of our fp32 kernels against "
+                 f"float64 is at most {worst_error([x for x in ours if x['suite'] != 'long-k'])} times cuBLAS's, "
                  f"{worst_error([x for x in ours if x['suite'] == 'long-k'])} times at k = 16384.")  # fmt: skip
 
 
@@ -312,8 +315,8 @@ def block_gpu16_sweep(gpu: Record) -> str:
     ours = [x for x in some(gpu, SUITES16) if not x["kernel"].startswith("cublas")] + some(gpu, "bsr16 nm24")
     fp32_c = [x for x in some(gpu, "error16") if not x["kernel"].startswith("cublas")]
     return block("", table, f"`auto` is at its worst, of these {len(found)} products, on {worst.name}, where it took "
-                 f"{worst.auto['kernel']}: {worst.over_dense:.3f} times cuBLAS. The error of our 16-bit kernels against "
-                 f"float64 is at most {worst_error(ours)} times cuBLAS's, {worst_error(fp32_c)} times where C is fp32; "
+                 f"{worst.auto['kernel']}: {worst.over_dense:.3f} times cuBLAS. The error of our 16-bit kernels "
+                 f"against float64 is at most {worst_error(ours)} times cuBLAS's, {worst_error(fp32_c)} times where C is fp32; "
                  "every one gave the same bits twice.")  # fmt: skip
 
 
@@ -332,15 +335,15 @@ def block_gpu16_best(gpu: Record) -> str:
                 "below 0.97 of the best>": str(sum(x.over_best < 0.97 for x in group)),
                 "below 0.97 of cuBLAS>": str(sum(x.over_dense < 0.97 for x in group))})  # fmt: skip
     furthest = min(found, key=lambda x: x.over_best)
-    text = (f"Furthest from the best: {furthest.name}, where it took {furthest.auto['kernel']} and {furthest.kernel} is "
-            "the fastest.")  # fmt: skip
+    text = (f"Furthest from the best: {furthest.name}, where it took {furthest.auto['kernel']} and {furthest.kernel} "
+            "is the fastest.")  # fmt: skip
     first = {x.name: x.auto["ms_first"] / x.auto["ms"] for x in found if x.auto["ms_first"]}
     if first:
         worst = max(first, key=lambda name: first[name])
-        text += (f" A first call, which knows nothing of A yet, takes {times(mean(list(first.values())))} times as long "
-                 f"as a later one in the geometric mean, {times(first[worst])} times at most ({worst}).")  # fmt: skip
-    return block("### `auto` against the best of all\n\nThe same products, with every kernel that could have run forced "
-                 "beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures "
+        text += (f" A first call, which knows nothing of A yet, takes {times(mean(list(first.values())))} times as "
+                 f"long as a later one in the geometric mean, {times(first[worst])} times at most ({worst}).")  # fmt: skip
+    return block("### `auto` against the best of all\n\nThe same products, with every kernel that could have run "
+                 "forced beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures "
                  "are of speed, so 1 is as fast; means are geometric.", table, text)  # fmt: skip
 
 
@@ -359,8 +362,8 @@ def block_gpu_storm(gpu: Record) -> str:
     share = f" ({percent(len(slow) / len(lines))}), those above" if slow else ""
     return block("### Random products\n\nSizes from 1 up, odd ones too, bf16, fp16 and fp32, zeros anywhere, in strips "
                  "or as in activations.", table,
-                 f"`auto` is below 0.95 times cuBLAS on {len(slow) or 'none'} of {len(lines)} products{share}. It is at "
-                 f"its worst on {product(worst)} ({dtype(worst)}, {zeros(worst)}), where it took {worst['kernel']}: "
+                 f"`auto` is below 0.95 times cuBLAS on {len(slow) or 'none'} of {len(lines)} products{share}. It is "
+                 f"at its worst on {product(worst)} ({dtype(worst)}, {zeros(worst)}), where it took {worst['kernel']}: "
                  f"{worst['speedup']:.3f} times cuBLAS. In the geometric mean it is "
                  f"{times(mean([line['speedup'] for line in lines]))} times as fast.")  # fmt: skip
 
@@ -370,8 +373,8 @@ def block_gpu16_bsr(gpu: Record) -> str:
     for line in autos(gpu, "bsr16"):
         zeros = f"{percent(line['strip128_density_a'])} in strips" if line["density_a"] < 0.99 else "dense"
         table.put_share([product(line), line["format"].replace("bsr:", ""), zeros], line)
-    return block("### Weights in blocks\n\nbf16, B in format BSR: times faster than cuBLAS with the dense B, by the share "
-                 "of blocks that are kept.", table)  # fmt: skip
+    return block("### Weights in blocks\n\nbf16, B in format BSR: times faster than cuBLAS with the dense B, by the "
+                 "share of blocks that are kept.", table)  # fmt: skip
 
 
 def block_gpu16_nm(gpu: Record) -> str:
@@ -392,8 +395,8 @@ def block_gpu16_peers(gpu: Record) -> str:
     for line in series.libraries(gpu):
         row = series.library_row(line)
         table.put(row[:3], dict(zip(names, [*row[3:], *series.library_cells(line)])))
-    return block("### Beside other libraries for sparse weights\n\nThe same products and data, in the same process; their "
-                 "formats of B are made beforehand, as ours are. Empty: that\nlibrary has no such product, or was not "
+    return block("### Beside other libraries for sparse weights\n\nThe same products and data, in the same process; "
+                 "their formats of B are made beforehand, as ours are. Empty: that\nlibrary has no such product, or was not "
                  "there.", table)  # fmt: skip
 
 
@@ -408,8 +411,9 @@ def block_gpu16_epilogue(gpu: Record) -> str:
                 "kernel chosen": line["kernel"], "ms>": ms(line["ms"]),
                 "over our plain product>": f"{line['ms'] / plain[name] / count:.3f}" if name in plain else "",
                 "cuBLAS, plain ms>": ms(line["ms_baseline"]), "times faster>": times(line["speedup"])})  # fmt: skip
-    return block("### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it would need for "
-                 "the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them.", table)  # fmt: skip
+    return block("### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it would need "
+                 "for the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them.",
+                 table)  # fmt: skip
 
 
 def block_gpu16_given(gpu: Record) -> str:
@@ -419,8 +423,8 @@ def block_gpu16_given(gpu: Record) -> str:
             "bitmaps given, ms>": ms(line["ms"]), "cuBLAS ms>": ms(line["ms_baseline"]),
             "times faster>": times(line["speedup"])} if line["given"] else
             {"kernel chosen": line["kernel"], "A looked at, ms>": ms(line["ms"])})  # fmt: skip
-    return block("### Bitmaps handed over\n\nbf16, A sparse by strips of 128, B dense. The product whose C is A has left "
-                 "A's bitmaps on the GPU (`c_pattern`); this\none is given them (`a_pattern`), looks for no zeros and "
+    return block("### Bitmaps handed over\n\nbf16, A sparse by strips of 128, B dense. The product whose C is A has "
+                 "left A's bitmaps on the GPU (`c_pattern`); this\none is given them (`a_pattern`), looks for no zeros and "
                  "takes no sample.", table)  # fmt: skip
 
 
@@ -453,7 +457,8 @@ def block_gpu_host(gpu: Record) -> str:
     table = Table("product", "nonzeros>")
     for line in autos(gpu, "host"):
         table.put([product(line), percent(asked(line))],
-                  {"kernel chosen": line["kernel"], "us a call, of the host>": f"{line['host_ns'] / 1000:.2f}"})  # fmt: skip
+                  {"kernel chosen": line["kernel"],
+                   "us a call, of the host>": f"{line['host_ns'] / 1000:.2f}"})  # fmt: skip
     return block("### Host time\n\nWhat a call of `auto` costs the host once the plan knows it, bf16. The GPU works "
                  "meanwhile.", table)  # fmt: skip
 
