@@ -6,7 +6,7 @@
 #   make gpu-programs               what gpu-check needs, to be built where there is no GPU: carry $(BUILD)/gpu there
 #   make ladder                     $(BUILD)/ladder, the kernels of earlier work beside cuBLAS: bench/ladder
 #   make gpu-record-status          fresh, stale or none: is the GPU record of these sources?
-#   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records
+#   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records; needs Python
 #   make figures                    draws docs/figures from the same records; needs Python and matplotlib
 #   make report                     writes docs/report.md from them and bench/report.in.md; needs Python
 #   make report-pdf                 $(BUILD)/report.pdf of it; needs pandoc and weasyprint
@@ -70,7 +70,7 @@ gpu-record-status: $(BUILD)/gen/source_id.h
 	@sh bench/gpu_status.sh "$$(sed -n 's/.*"\(.*\)"/\1/p' $<)"
 
 tables:
-	@sh bench/tables.sh
+	@$(PYTHON) bench/tables.py
 
 # PNGs lie beside the SVGs, but only those are kept in the repository.
 figures:

@@ -49,10 +49,7 @@ all='fp32 dense16 strips16 joint16 error16 sweep16 random16 decode16 real16 stor
 all="$all prepare16 ffn16 peers"
 SUITES=${SUITES:-$all}
 
-die() {
-  echo "gpu_record.sh: $*" >&2
-  exit 1
-}
+. bench/measuring.sh
 case "$#${1:+ $1}" in
 0) ;;
 '1 --help')
@@ -62,11 +59,8 @@ case "$#${1:+ $1}" in
 *) die "unknown words: $*; it takes none but --help, and the rest from the environment" ;;
 esac
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
-for word in $SUITES; do
-  [ "$word" != fp32 ] || [ -x "$LADDER" ] || die "there is no $LADDER; build it with make ladder"
-  case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
-done
-[ "$SUITES" = "$all" ] || [ -n "${OUT:-}" ] || die "SUITES: a record of some suites only is no record: OUT must say where"
+check_suites OUT "${OUT:-}"
+case " $SUITES " in *' fp32 '*) [ -x "$LADDER" ] || die "there is no $LADDER; build it with make ladder" ;; esac
 LIMIT=${LIMIT:-86400}
 case $LIMIT in 0* | *[!0-9]*) die "LIMIT: '$LIMIT' is not a positive whole number of seconds" ;; esac
 REST=${REST:-340}
@@ -98,13 +92,11 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 "$ESMM" info --device "$DEVICE" --json >"$work/info" || die "esmm info --device $DEVICE failed"
-info() { sed -n "s/^ *\"$1\": \"\(.*\)\",\{0,1\}\$/\1/p" "$work/info"; }
 gpu=$(info gpu)
 [ -n "$gpu" ] || die "esmm info does not name a GPU"
-libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
+libraries=$(dense_libraries)
 [ -n "$libraries" ] || die "cuBLAS was not found: a record needs a dense library to compare with (ESMM_CUBLAS may name it)"
-slug=$(printf '%s' "$gpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^nvidia-//; s/^-//; s/-$//')
-OUT=${OUT:-bench/results/$slug}
+OUT=${OUT:-bench/results/$(slug "$gpu")}
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s","driver":"%s","host":"%s"' "$(date -u +%Y-%m-%d)" \
   "$(info features)" "$libraries" "$(info gpu_driver)" "$(info cpu)")
 
@@ -124,8 +116,6 @@ fi
 
 row() { printf '%-10s %-20s %8s  %-18s %9s %9s %9s %8s %7s\n' "$@"; }
 row suite product nonzeros kernel ms extract 'dense ms' speedup 'err x'
-
-value=$(cat bench/json.awk)
 
 # bench SUITE ASKED KERNELS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the record; ASKED
 # is the density, or - for A's of each line, or b for B's, or s for what a line of --suite says itself.

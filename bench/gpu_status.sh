@@ -11,7 +11,7 @@ word=none
 for record in bench/results/*/gpu.jsonl; do
   [ -f "$record" ] || continue
   [ "$word" = fresh ] || word=stale
-  # A record is of one build: tables.sh refuses any other.
+  # A record is of one build: records.py refuses any other.
   ! sed -n 1p "$record" | grep -q "\"source_id\":\"$1\"" || word=fresh
 done
 echo $word

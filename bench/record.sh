@@ -26,16 +26,9 @@ SUITES=${SUITES:-$all}
 cpus=$(nproc 2>/dev/null || echo 1)
 THREADS=${THREADS:-$((cpus < 8 ? cpus : 8))}
 
-die() {
-  echo "record.sh: $*" >&2
-  exit 1
-}
+. bench/measuring.sh
 [ -x "$ESMM" ] || die "there is no $ESMM; build it with make"
-for word in $SUITES; do
-  case " $all " in *" $word "*) ;; *) die "SUITES: there is no $word; there are $all" ;; esac
-done
-[ "$SUITES" = "$all" ] || [ -n "${RESULTS:-}" ] ||
-  die "SUITES: a record of some suites only is no record: RESULTS must say where"
+check_suites RESULTS "${RESULTS:-}"
 RESULTS=${RESULTS:-bench/results}
 mkdir -p "$RESULTS" || die "cannot make $RESULTS"
 work=$(mktemp -d "$RESULTS/.record.XXXXXX") || die "cannot write in $RESULTS"
@@ -44,10 +37,9 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 "$ESMM" info --device cpu --json >"$work/info" || die "esmm info failed"
-info() { sed -n "s/^ *\"$1\": \"\(.*\)\",\{0,1\}\$/\1/p" "$work/info"; }
 cpu=$(info cpu)
-libraries=$(sed -n 's/^ *"dense_libraries": \[\(.*\)\].*/\1/p' "$work/info" | sed 's/", "/ and /g; s/"//g')
-slug=$(printf '%s' "$cpu" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^-//; s/-$//')
+libraries=$(dense_libraries)
+slug=$(slug "$cpu")
 [ -n "$slug" ] || die "esmm info does not name the CPU"
 [ -n "$libraries" ] || die "none of OpenBLAS, BLIS and oneDNN was found: a record needs a dense library to compare with"
 stamp=$(printf '"date":"%s","features":"%s","libraries":"%s"' "$(date -u +%Y-%m-%d)" "$(info features)" "$libraries")
@@ -71,8 +63,6 @@ done
 
 row() { printf '%-12s %-18s %8s  %-22s %10s %10s %8s\n' "$@"; }
 row suite product nonzeros kernel ms 'dense ms' speedup
-
-value=$(cat bench/json.awk)
 
 # bench SUITE ASKED KERNELS THREADS OPTIONS...: one call of esmm bench, its lines in $work/lines, and stamped in the
 # record; ASKED is a density or a preset, or s for what a line of --suite says itself.

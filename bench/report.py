@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import records
 import series
-from records import Line, Record, RecordError, by, ms, percent, product, times
+from records import Line, Record, RecordError, by, fold, grid, mean, ms, percent, product, times
 
 TEMPLATE = os.path.join("bench", "report.in.md")
 PAGE = os.path.join("docs", "report.md")
@@ -38,13 +37,6 @@ FORMATS: Dict[str, Callable[[Any], str]] = {
 }
 
 
-def grid(head: List[str], rows: List[List[str]]) -> str:
-    """A table; the > at the end of a column's name aligns it to the right."""
-    names = [name.rstrip(">") for name in head]
-    rule = ["---:" if name.endswith(">") else "---" for name in head]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [names, rule, *rows])
-
-
 # ---- named parts ----
 
 
@@ -52,32 +44,18 @@ def missing(what: List[str]) -> str:
     return "*Not in these records yet: " + "; ".join(what) + ".*" if what else ""
 
 
-def sweep_groups(gpu: Record) -> List[List[Line]]:
-    return list(by(gpu.need("the sweep", suite="sweep16"), lambda x: (x["m"], x["n"], x["k"], x["asked"])).values())
-
-
-def auto_of(group: List[Line]) -> Line:
-    return next(line for line in group if line["requested"] == "auto")
-
-
 def text_sweep(cpu: Record, gpu: Record) -> str:
-    groups = sweep_groups(gpu)
-    autos = [auto_of(group) for group in groups]
-    worst = min(autos, key=lambda x: x["speedup"])
-    shares = [
-        min([x["ms"] for x in group] + [x["ms_baseline"] for x in group]) / auto_of(group)["ms"] for group in groups
-    ]
-    return (f"Over {len(groups)} products `auto` is {times(records.mean([x['speedup'] for x in autos]))} times as fast as "
-            f"cuBLAS in the geometric mean, and {records.mean(shares):.3f} of the fastest that could have been taken; at "
-            f"its worst against cuBLAS it is {worst['speedup']:.3f} times as fast ({product(worst)} at "
-            f"{percent(float(worst['asked']))})")  # fmt: skip
+    found = series.sweep(gpu)
+    worst = min(found, key=lambda x: x.over_dense)
+    return (f"Over {len(found)} products `auto` is {times(mean([x.over_dense for x in found]))} times as fast as "
+            f"cuBLAS in the geometric mean, and {mean([x.over_best for x in found]):.3f} of the fastest that could have "
+            f"been taken; at its worst against cuBLAS it is {worst.over_dense:.3f} times as fast ({worst.name})")  # fmt: skip
 
 
 def text_storm(cpu: Record, gpu: Record) -> str:
     lines = gpu.need("random products", suite="storm")
-    below = sum(line["speedup"] < 0.95 for line in lines)
-    return (f"of {len(lines)} random products, {below} are slower than 0.95 times cuBLAS, and the geometric mean is "
-            f"{times(records.mean([line['speedup'] for line in lines]))}")  # fmt: skip
+    return (f"of {len(lines)} random products, {len(series.slow(lines))} are slower than 0.95 times cuBLAS, and the "
+            f"geometric mean is {times(mean([line['speedup'] for line in lines]))}")  # fmt: skip
 
 
 def text_ceilings(cpu: Record, gpu: Record) -> str:
@@ -138,23 +116,8 @@ def table_peers(cpu: Record, gpu: Record) -> str:
 
 def table_libraries(cpu: Record, gpu: Record) -> str:
     """cuSPARSE, from the command's own --peers."""
-    rows = []
-    for line in gpu.some(suite="bsr16", peer_ms=lambda x: isinstance(x, dict)):
-        peer = line["peer_ms"]
-        cells = [ms(peer[name]) if peer.get(name) else "" for name in ("cusparse_bsr", "cusparse_csr")]
-        rows.append(
-            [
-                product(line),
-                line["format"],
-                percent(float(line["asked"])),
-                ms(line["ms"]),
-                ms(line["ms_baseline"]),
-                *cells,
-            ]
-        )
-    return grid(
-        ["product", "format", "nonzeros of B>", "ours ms>", "cuBLAS ms>", "cuSPARSE BSR ms>", "cuSPARSE CSR ms>"], rows
-    )
+    head = ["product", "format", "nonzeros of B>", "ours ms>", "cuBLAS ms>", "cuSPARSE BSR ms>", "cuSPARSE CSR ms>"]
+    return grid(head, [[*series.library_row(line), *series.library_cells(line)[1:]] for line in series.libraries(gpu)])
 
 
 def table_ladder(cpu: Record, gpu: Record) -> str:
@@ -209,10 +172,8 @@ PARTS: Dict[str, Callable[[Record, Record], str]] = {
 REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.S)
 
 
-def resolve(words: str, cpu: Record, gpu: Record) -> str:
-    words = " ".join(words.split())
-    if words in PARTS:
-        return PARTS[words](cpu, gpu)
+def refer(words: str, cpu: Record, gpu: Record) -> Tuple[Line, str, str]:
+    """The line of a reference, its field, and how that is written."""
     found = re.fullmatch(r"(cpu|gpu) ((?:\w+=\S+ )+): (\w+) (\w+)", words)
     if not found:
         raise RecordError(f"{{{{{words}}}}} is no reference; report.py says what there is")
@@ -224,17 +185,24 @@ def resolve(words: str, cpu: Record, gpu: Record) -> str:
             where[key] = float(value)
         except ValueError:
             where[key] = value
+    return (cpu if kind == "cpu" else gpu).one(f"{{{{{words}}}}}", **where), field, form
+
+
+def resolve(words: str, cpu: Record, gpu: Record) -> str:
+    words = " ".join(words.split())
+    if words in PARTS:
+        return PARTS[words](cpu, gpu)
+    line, field, form = refer(words, cpu, gpu)
     if form == "product":
-        return product((cpu if kind == "cpu" else gpu).one(f"{{{{{words}}}}}", **where))
+        return product(line)
     if form not in FORMATS:
         raise RecordError(f"{{{{{words}}}}}: nothing is written as {form}; there are {', '.join(FORMATS)} and product")
-    line = (cpu if kind == "cpu" else gpu).one(f"{{{{{words}}}}}", **where)
     if line.get(field) is None:
         raise RecordError(f"{{{{{words}}}}}: {line['_at']} has no {field}")
     return FORMATS[form](line[field])
 
 
-def fold(text: str) -> str:
+def fold_page(text: str) -> str:
     """Paragraphs in lines of at most 120 characters; tables, headings, code and figures as they are."""
     made, code = [], False
     for block in re.split(r"\n{2,}", text):
@@ -243,52 +211,17 @@ def fold(text: str) -> str:
             code = not code
         if code_here or code or re.match(r"(\||#|```|<|!\[|- |\d+\. )", block) or not block.strip():
             if re.match(r"(- |\d+\. )", block) and not code_here:
-                block = "\n".join(fold_words(item, "  ") for item in re.split(r"\n(?=- |\d+\. )", block))
+                block = "\n".join(fold(item, "  ") for item in re.split(r"\n(?=- |\d+\. )", block))
             made.append(block)
         else:
-            made.append(fold_words(block, ""))
+            made.append(fold(block))
     return re.sub(r"\n{3,}", "\n\n", "\n\n".join(made)).rstrip() + "\n"
-
-
-def fold_words(text: str, indent: str) -> str:
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > 120:
-            lines.append(line)
-            line = indent + word
-        else:
-            line = f"{line} {word}" if line else word
-    return "\n".join([*lines, line])
 
 
 def render(template: str, cpu: Record, gpu: Record) -> str:
     note = "<!-- Made by `make report` from bench/report.in.md and the records in bench/results: change those. -->"
-    return note + "\n\n" + fold(REFERENCE.sub(lambda found: resolve(found.group(1), cpu, gpu), template))
-
-
-def main() -> None:
-    if sys.argv[1:] not in ([], ["--check"]):
-        sys.exit(f"report.py: unknown words: {' '.join(sys.argv[1:])}; it takes none but --check")
-    page = os.path.join(records.ROOT, PAGE)
-    try:
-        with open(os.path.join(records.ROOT, TEMPLATE), encoding="utf-8") as file:
-            template = file.read()
-        text = render(template, records.load("cpu"), records.load("gpu"))
-        old = ""
-        if os.path.exists(page):
-            with open(page, encoding="utf-8") as file:
-                old = file.read()
-        if sys.argv[1:]:
-            if text != old:
-                sys.exit(f"report.py: {PAGE} is not that of {TEMPLATE} and the records; make report writes it")
-            return
-        with open(page + ".new", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(page + ".new", page)
-    except (RecordError, OSError) as e:
-        sys.exit(f"report.py: {e}; nothing is written")
-    print(f"{PAGE}: {len(text.splitlines())} lines")
+    return note + "\n\n" + fold_page(REFERENCE.sub(lambda found: resolve(found.group(1), cpu, gpu), template))
 
 
 if __name__ == "__main__":
-    main()
+    records.main("report", lambda: {PAGE: render(records.page(TEMPLATE), records.load("cpu"), records.load("gpu"))})

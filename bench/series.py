@@ -1,4 +1,5 @@
 """series.py: what the figures show, taken from the records; bench/figures.py draws it and bench/report.py writes of it.
+What the report and bench/tables.py both write of is at the end.
 
 Each function returns the data of one figure. What every record must have is asked for with need(), which fails by name;
 what only newer records have is left out, and says so in `missing`, which the report prints below the figure.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from records import Line, Record, RecordError, by
+from records import Line, Record, RecordError, by, ms, percent, product
 
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 Points = List[Tuple[float, float]]
@@ -307,7 +308,9 @@ def nets(cpu: Record, gpu: Record) -> Nets:
         missing.append("half (2:4 made of A, exact) and fine on trained layers (suite real16, of a newer record)")
     for preset in ("early", "middle", "late"):
         line = gpu.one(what, suite="decode16", m=16, k=14336, asked=preset, requested="auto")
-        rows.append((f"{preset}, GPU 16", {"auto": line["speedup"], method(line["kernel"]): line["speedup"]}))
+        forced = gpu.some(suite="decode16", m=16, k=14336, asked=preset, requested=lambda name: name != "auto")
+        rows.append((f"{preset}, GPU 16",
+                     {"auto": line["speedup"], **{method(x["kernel"]): x["speedup"] for x in forced or [line]}}))  # fmt: skip
     for preset in ("early", "middle", "late"):
         line = cpu.one(what, suite="activations", asked=preset)
         rows.append((f"{preset}, CPU 2048", {"auto": line["speedup"], method(line["kernel"]): line["speedup"]}))
@@ -356,3 +359,52 @@ def log_ticks(low: float, high: float) -> List[float]:
     """1, 2 and 5 times powers of ten within the range."""
     ticks = [base * 10.0**power for power in range(-4, 5) for base in (1, 2, 5)]
     return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001 and math.isfinite(tick)]
+
+
+# ---- what auto chose, and other libraries ----
+
+
+class Choice(NamedTuple):
+    """A product of the sweep: what auto took, and the best of all that it could have taken."""
+
+    auto: Line
+    name: str
+    kernel: str  # the fastest, or cuBLAS
+    over_dense: float  # speed of auto over cuBLAS,
+    best_over_dense: float  # of the fastest over cuBLAS,
+    over_best: float  # and of auto over the fastest
+
+
+def sweep(gpu: Record) -> List[Choice]:
+    made = []
+    for group in by(gpu.some(suite="sweep16"), lambda x: (x["m"], x["n"], x["k"], x["asked"])).values():
+        auto = next((line for line in group if line["requested"] == "auto"), None)
+        if auto is None:
+            raise RecordError(f"the sweep: {group[0]['_at']}: auto is not measured beside {group[0]['kernel']}")
+        all_of = [x for line in group for x in ((line["ms_baseline"], "cuBLAS"), (line["ms"], line["kernel"]))]
+        best, kernel = min(all_of, key=lambda x: float(x[0]))
+        dense = auto["ms_baseline"]
+        name = f"{product(auto)} at {percent(float(auto['asked']))}"
+        made.append(Choice(auto, name, kernel, dense / auto["ms"], dense / best, best / auto["ms"]))
+    return made
+
+
+def slow(lines: List[Line]) -> List[Line]:
+    return [line for line in lines if line["speedup"] < 0.95]
+
+
+LIBRARIES = ("cusparselt", "cusparse_bsr", "cusparse_csr")
+
+
+def libraries(gpu: Record) -> List[Line]:
+    """Products beside which a library for sparse weights was measured."""
+    return [line for line in gpu.lines if line["suite"] in ("bsr16", "nm24") and any(library_cells(line))]
+
+
+def library_cells(line: Line) -> List[str]:
+    found = line.get("peer_ms") or {}
+    return [ms(found[name]) if found.get(name) else "" for name in LIBRARIES]
+
+
+def library_row(line: Line) -> List[str]:
+    return [product(line), line["format"], percent(float(line["asked"])), ms(line["ms"]), ms(line["ms_baseline"])]

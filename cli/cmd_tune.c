@@ -13,10 +13,10 @@ int cmd_tune(int argc, char **argv)
   const cli_parser parser = {
       .synopsis = "tune [--dry-run] [--device NAME] [--threads N]",
       .about =
-          "Measures how fast each kernel is on this device. The plan uses the result to choose between them; it is\n"
-          "kept in a file that later runs find. Do it again after a change of hardware, on an idle machine. The file\n"
-          "says what share of the CPUs others took meanwhile ('esmm info' shows it); above 10 % 'esmm bench' measures\n"
-          "again once they do not.",
+          "Measures how fast each kernel is on this device, of a GPU's kernels those for fp32: the others keep shipped\n"
+          "constants. The plan uses the result to choose between them; it is kept in a file that later runs find. Do\n"
+          "it again after a change of hardware, on an idle machine. The file says what share of the CPUs others took\n"
+          "meanwhile ('esmm info' shows it); above 10 % 'esmm bench' measures again once they do not.",
       .options = options};
   int count;
   int status = cli_parse(&parser, argc, argv, NULL, &count);

@@ -116,6 +116,7 @@ ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *
 /*
  * Measures the plan's cost constants on this machine (a few seconds), uses them in this context and, if save is not 0,
  * writes them to esmm_tune_path() for later contexts. If it cannot save, it says so before it measures (ESMM_ERR_IO).
+ * Of a GPU's kernels those for fp32 are measured; the others keep shipped constants.
  * progress may be NULL; it is called with done and total.
  */
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);

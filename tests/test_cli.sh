@@ -6,7 +6,7 @@
 set -u
 . tests/support/tap.sh
 
-golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh storm=$(pwd)/bench/storm.py json_awk=$(pwd)/bench/json.awk
+golden=$(pwd)/tests/golden random_products=$(pwd)/tests/random_products.sh storm=$(pwd)/bench/storm.py
 cd "$WORK" || exit 1
 mkdir -p bin && ln -sf "$TREE/esmm" bin/esmm && PATH=$WORK/bin:$PATH
 export XDG_CACHE_HOME="$WORK/cache" NO_COLOR=1 COLUMNS=120
@@ -489,19 +489,19 @@ formats_on_gpu() { # the fake driver has no cuBLAS: peers are left out, and noth
     fake_gpu esmm bench auto 1 --prepare --dims 32 128 128 --dtype bf16 --format bsr:64 --density-b .5 --no-tune --json fake.json >fake.out 2>&1 &&
     grep -q '"device":"cuda:0",.*"ms_prune":[0-9.e-]*,"ms_prepare":[0-9.e-]*,' fake.json || { cat fake.out fake.json; return 1; }
 }
+field() { sed -n '$s/.*"'"$1"'":\([^,}]*\).*/\1/p' fake.json; } # a number of the last line
 energy_on_gpu() { # 400 W for as long as a call takes; dollars by the kWh; by the hour also where nothing counts
   ESMM_FAKE_WATTS=400 fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy --price .36 \
     --json fake.json >fake.out 2>&1 &&
     grep -q '^Energy, of the whole GPU board, by NVML.s counter; .*; \$ at .36/kWh$' fake.out &&
-    awk "$(cat "$json_awk")"'
-      { joules = value("joules"); watts = value("watts") }
-      END { exit !(watts > 360 && watts < 440 && joules > 0 && value("joules_baseline") > 0 && \
-        value("dollars_per_million") > .0999 * joules && value("dollars_per_million") < .1001 * joules) }' fake.json &&
+    awk -v joules="$(field joules)" -v watts="$(field watts)" -v dense="$(field joules_baseline)" \
+      -v dollars="$(field dollars_per_million)" 'BEGIN { exit !(watts > 360 && watts < 440 && joules > 0 && dense > 0 && \
+        dollars > .0999 * joules && dollars < .1001 * joules) }' &&
     grep -q '"energy_source":"nvml_energy"' fake.json || { cat fake.out fake.json; return 1; }
   ESMM_FAKE_NVML=init fake_gpu esmm bench decode_bf16 1 --dims 8 64 64 --dtype bf16 --no-check --no-tune --energy --price 3.6/h \
     --json fake.json >fake.out 2>&1 && grep -q '^energy is left out: nvmlInit gave status 9$' fake.out &&
-    awk "$(cat "$json_awk")"'
-      END { ms = value("ms"); exit !(value("dollars_per_million") > .99 * ms && value("dollars_per_million") < 1.01 * ms) }' fake.json &&
+    awk -v ms="$(field ms)" -v dollars="$(field dollars_per_million)" \
+      'BEGIN { exit !(dollars > .99 * ms && dollars < 1.01 * ms) }' &&
     grep -q '"energy_source":null,"joules":null,' fake.json || { cat fake.out fake.json; return 1; }
 }
 meter_fails() { # HOW COUNT: so many of two products have their joules, and why one has none is said once

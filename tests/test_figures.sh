@@ -1,13 +1,13 @@
 #!/bin/sh
-# test_figures.sh: every number of README.md, docs/PERFORMANCE.md and docs/report.md is a record's, the figures are those of
-# the records, and what makes them says what is missing. Drawing needs matplotlib, the rest Python alone. Called by
-# run_tests.sh with TREE and WORK set.
+# test_figures.sh: the tables and numbers of README.md, docs/PERFORMANCE.md and docs/report.md are those of the records and
+# agree with each other, the figures are of the same records, and what makes them says what is missing. Drawing needs
+# matplotlib, the rest Python alone. Called by run_tests.sh with TREE and WORK set.
 set -u
 . tests/support/tap.sh
 
 python=${PYTHON:-python3}
 if ! have "$python" || ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-  skip 'the report and its figures' "$python is not Python 3.9 or later"
+  skip 'the tables, the report and its figures' "$python is not Python 3.9 or later"
   exit 0
 fi
 export PYTHONDONTWRITEBYTECODE=1
@@ -15,6 +15,103 @@ unset CPU_RECORD GPU_RECORD
 
 check 'the report is that of its template and the records' "$python" bench/report.py --check
 check 'every number is a record'"'"'s, or says what else it is' "$python" bench/check_numbers.py --cells
+
+gpu_record=$("$python" -c 'import sys; sys.path.insert(0, "bench"); import records; print(records.newest("gpu"))')
+check 'the tables are those of the records' "$python" bench/tables.py --check
+
+# made SUITE ASKED KERNEL REQUESTED M MS BASELINE MORE: a line of a record of ours.
+made() {
+  printf '{"suite":"%s","asked":"%s","kernel":"%s","requested":"%s","m":%s,"n":8,"k":16,"ms":%s,"ms_baseline":%s,%s,' "$@"
+  printf '"speedup":%s,"dtype":"bf16","date":"D","features":"F","libraries":"L","driver":"V","device":"cuda:0",' \
+    "$(awk "BEGIN { print $7 / $6 }")"
+  printf '"device_name":"G","source_id":"S","ms_extract":0,"rel_err":1,"rel_err_baseline":1,"outcome":"ok","bit_identical":true}\n'
+}
+made_tables() { # KIND: the blocks of that record, a file each
+  blocks=$WORK/made
+  rm -rf "$blocks"
+  mkdir -p "$blocks"
+  "$python" - "$WORK/made.jsonl" "$1" "$blocks" <<'PY'
+import os, sys
+sys.path.insert(0, "bench")
+import records, tables
+path, kind, place = sys.argv[1:]
+try:
+    made = tables.blocks(**{"cpu": None, "gpu": None, kind: records.Record(path, kind)})
+except records.RecordError as e:
+    sys.exit(str(e))
+for name, text in made.items():
+    with open(os.path.join(place, name), "w", encoding="utf-8") as file:
+        file.write(text + "\n" if text else "")
+PY
+}
+made_rows() { # against the best of all, random products, a switch, the host
+  {
+    made sweep16 1 own auto 1 2 2 '"ms_first":2'
+    made sweep16 1 rival rival 1 4 2 '"ms_first":null'
+    made sweep16 .5 own auto 16 2 3 '"ms_first":8'
+    made sweep16 .5 rival rival 16 1 3 '"ms_first":null'
+    made storm .5 own auto 7 2 1 '"line":4,"generator":"random","density_a":0.5,"density_b":1'
+    made storm .5 own auto 9 1 2 '"line":5,"generator":"random","density_a":0.5,"density_b":1'
+    made switch .05 auto auto 16 1 1 '"switch_every":50,"best_dense":"x","best_sparse":"y","switch_ratio":1.25,"dense_ratio":1.01,"ms_best":1,"ms_auto":1.25,"ms_auto_dense":2.02,"ms_baseline_dense":2'
+    made host .05 own auto 16 1 1 '"host_ns":1234'
+    made given16 .125 own auto 32 2 6 '"given":null'
+    made given16 .125 own auto 32 1.5 6 '"given":"a"'
+    made random16 .01 own auto 32 2 3 '"given":null'
+    made random16 .01 rival rival 32 4 3 '"given":null'
+  } >"$WORK/made.jsonl"
+  made_tables gpu || return 1
+  grep -q -F '| 16 rows and more, 5 to 50 % | 1 | 1.50 | 3.00 | 0.500 | 0.500 | 1 | 0 |' "$blocks/gpu16-best" &&
+    grep -q -F '| all | 2 | 1.22 | 1.73 | 0.707 | 0.500 | 1 | 0 |' "$blocks/gpu16-best" &&
+    tr '\n' ' ' <"$blocks/gpu16-best" | grep -q 'best: 16 × 8, k 16 at 50 %, where it took own and rival is the fastest. A first call, .* takes 2.00 times .* 4.00 times at most' &&
+    grep -q -F '| 4 | 7 × 8, k 16 | bf16 | random, A 50 %, B 100 % | own | 2.000 | 1.000 | 0.50 |' "$blocks/gpu-storm" &&
+    tr '\n' ' ' <"$blocks/gpu-storm" | grep -q -F 'below 0.95 times cuBLAS on 1 of 2 products (50 %), those above. It is at its worst on 7 × 8' &&
+    grep -q 'turns from dense to 5 % and back every 50 calls | x, y | 1.000 | 1.250 | 1.250 |' "$blocks/gpu-switch" &&
+    grep -q 'stays dense | cuBLAS | 2.000 | 2.020 | 1.010 |' "$blocks/gpu-switch" &&
+    grep -q -F '| 16 × 8, k 16 | 5 % | own | 1.23 |' "$blocks/gpu-host" &&
+    grep -q -F '| 32 × 8, k 16 | 12.5 % | own | 2.000 | 1.500 | 6.000 | 4.00 |' "$blocks/gpu16-given" &&
+    grep -q -F '| 32 × 8, k 16 | 1 % | own | 2.000 | 3.000 | 1.50 |' "$blocks/gpu16-anywhere" ||
+    { cat "$blocks"/gpu16-[abg]* "$blocks"/gpu-[shs]*; return 1; }
+}
+check 'tables of a made-up record' made_rows
+made_none() { # a record without these suites leaves nothing behind
+  made sweep16 1 own auto 1 2 2 '"ms_first":null' >"$WORK/made.jsonl"
+  made_tables gpu && [ -s "$blocks/gpu16-sweep" ] || return 1
+  for name in gpu16-best gpu-storm gpu-switch gpu-host cpu-calls; do [ ! -s "$blocks/$name" ] || return 1; done
+}
+check 'tables of a record that lacks suites' made_none
+made_calls() { # on one thread and on the record's own number; another suite on another number is another record
+  {
+    made blockwise 1 own auto 512 2 2 '"threads":2,"host_ns":null'
+    made calls 1 own auto 1 1 1 '"threads":1,"host_ns":123.4,"host_ns_min":99.6'
+    made calls 1 own auto 1 1 1 '"threads":2,"host_ns":124.6,"host_ns_min":100'
+  } | sed 's/"cuda:0"/"cpu"/' >"$WORK/made.jsonl"
+  made_tables cpu && grep -q '^### What a call costs' "$blocks/cpu-calls" &&
+    grep -q -F '| 1 × 8, k 16 | bf16 | 1 | own | 123 | 100 |' "$blocks/cpu-calls" &&
+    grep -q -F '| 1 × 8, k 16 | bf16 | 2 | own | 125 | 100 |' "$blocks/cpu-calls" || { cat "$blocks/cpu-calls"; return 1; }
+  sed 's/"suite":"calls"/"suite":"decode"/' "$WORK/made.jsonl" >"$WORK/other.jsonl"
+  mv "$WORK/other.jsonl" "$WORK/made.jsonl"
+  ! made_tables cpu 2>"$WORK/made.err" && grep -q 'threads 1 is not 2, that of the first line' "$WORK/made.err"
+}
+check 'tables of calls' made_calls
+made_twice() { # two lines of auto for one row are not one of them
+  {
+    made random16 .01 own auto 32 2 3 '"given":null'
+    made random16 .01 own auto 32 4 3 '"given":null'
+  } >"$WORK/made.jsonl"
+  ! made_tables gpu 2>"$WORK/made.err" && grep -q "two lines fill 'ms' of 32 × 8, k 16, 1 %: 2.000 and 4.000" "$WORK/made.err"
+}
+check 'two lines for one cell of a table are an error' made_twice
+
+# In a record all of whose forced lines have one time and one speed, these stand only where a kernel is named as forced.
+forced_apart() {
+  sed -E '/"requested":"auto"/!s/"ms":[0-9.e-]+/"ms":77.25/; /"requested":"auto"/!s/"speedup":[0-9.e-]+/"speedup":1234.5/' \
+    "$gpu_record" >"$WORK/made.jsonl" && made_tables gpu && grep -h -r -E '1234\.5|77\.2' "$blocks" >"$WORK/forced" || return 1
+  [ "$(grep -c '1234' "$blocks/gpu16-dense")" = 8 ] && [ "$(grep -c '1234' "$blocks/gpu16-strips")" = 2 ] &&
+    ! grep -E '1234|77\.2' "$blocks/gpu16-anywhere" "$blocks/gpu16-few-rows" "$blocks/gpu16-sweep" "$blocks/gpu16-bsr" \
+      "$blocks/gpu16-nm" "$blocks/gpu" "$blocks/summary" "$blocks/gpu-sizes" &&
+    ! grep -E '`auto` \|.*1234|kernel chosen.*77' "$WORK/forced" && ! grep -E '77\.2' "$blocks/gpu16-trained" "$blocks/gpu16-dense"
+}
+check 'no forced row is shown as one of auto' forced_apart
 
 # A copy of the pages in which something is wrong.
 copy() {
@@ -31,6 +128,43 @@ wrong_cell() {
   copy &&
     sed -i '/^<!-- gpu16-strips -->/,/^<!-- .gpu16-strips -->/s/| \([0-9.]*\) |$/| 9\1 |/' "$WORK/tree/docs/PERFORMANCE.md" &&
     finds 'is no line' bench/check_numbers.py --cells
+}
+change_page() { # docs/PERFORMANCE.md of the copy; the statements on stdin change `text`, with `gpu` the record
+  cat >"$WORK/change.py"
+  (cd "$WORK/tree" && "$python" - "$WORK/change.py" <<'PY'
+import sys
+sys.path.insert(0, "bench")
+import records, tables
+path = "docs/PERFORMANCE.md"
+words = {"text": records.page(path), "gpu": records.load("gpu"), "records": records, "tables": tables}
+with open(sys.argv[1], encoding="utf-8") as file:
+    exec(file.read(), words)
+assert words["text"] != records.page(path)
+with open(path, "w", encoding="utf-8") as file:
+    file.write(words["text"])
+PY
+  )
+}
+forced_cells() { # the row of a kernel that was forced, in a table of auto's
+  copy && change_page <<'PY' || return 1
+auto, forced = next((a, f) for a in gpu.some(suite="random16", requested="auto") for f in gpu.some(suite="random16", asked=a["asked"], m=a["m"], n=a["n"])
+                    if f["kernel"] != a["kernel"])
+text = text.replace(" | ".join(tables.chosen(auto).values()), " | ".join(tables.chosen(forced).values()))
+PY
+  finds 'auto did not take' bench/check_numbers.py --cells
+}
+two_pages() { # a number that is right in both, with more digits in one
+  copy && change_page <<'PY' || return 1
+line = gpu.one("a layer", suite="real16", m=8192, n=3072, requested="auto", asked="relu2_layer1")
+row = f"{records.ms(line['ms_baseline'])} | "
+text = text.replace(row + records.times(line["speedup"]), f"{row}{line['speedup']:.4f}")
+PY
+  finds ': both are speedup of' bench/check_numbers.py --cells
+}
+wrong_sentence() {
+  copy &&
+    sed -i 's/from [0-9.]* at 1024³/from 9.99 at 1024³/' "$WORK/tree/docs/report.md" &&
+    finds "'9.99' after" bench/check_numbers.py --cells
 }
 wrong_prose() {
   copy &&
@@ -52,7 +186,6 @@ no_line() {
     sed -i 's/m=8192 asked=.125/m=8193 asked=.125/' "$WORK/tree/bench/report.in.md" &&
     finds 'has no line with suite strips16, m 8193' bench/report.py
 }
-gpu_record=$("$python" -c 'import sys; sys.path.insert(0, "bench"); import records; print(records.newest("gpu"))')
 wrong_line() {
   copy &&
     sed -i '3s/"outcome":"ok"/"outcome":"wrong"/' "$WORK/tree/$gpu_record" &&
@@ -78,6 +211,9 @@ cut_off() { # a record whose peers were cut off before the first of them
     grep -q 'peers were cut off before the first of them (no time)' "$WORK/cut" && ! grep -q 'suite peers16 yet' "$WORK/cut"
 }
 check 'a changed cell is found' wrong_cell
+check 'a forced row in a table of auto is found' forced_cells
+check 'pages that differ are found' two_pages
+check 'a changed number of a sentence is found' wrong_sentence
 check 'a number that no record has is found' wrong_prose
 check 'a reason for a number that is gone is found' stale_entry
 check 'a changed number of the report is found' wrong_report

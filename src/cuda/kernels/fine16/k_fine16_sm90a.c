@@ -160,8 +160,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .s
 
 #define DESCRIPTOR(id, dtype)                                                                                        \
   .name = "fine_" #id "_sm90a",                                                                                      \
-  .doc = #id ": skips k's without a nonzero in 8 rows of A, for A's with a few per cent of nonzeros anywhere, on "   \
-             "Hopper",                                                                                               \
+  .doc = #id ": skips k's without a nonzero in 8 rows of A, for A's with up to 1 % of nonzeros anywhere, on Hopper", \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
