@@ -129,10 +129,9 @@ $(FATBINS): $(FATBIN_DIR)/%.fatbin: %.cu $(FATBIN_DIR)/flags scripts/fatbin.sh s
 
 $(BUILD)/gen/fatbins.S: FORCE
 	@mkdir -p $(@D)
-	@sh scripts/fatbins.sh \
+	@tmp=$@.$$$$; sh scripts/fatbins.sh \
 	  "$$(CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh version)" \
-	  '$(FATBIN_DIR)' $(CU_NAMES) > $@.tmp
-	@cmp -s $@.tmp $@ || mv $@.tmp $@
+	  '$(FATBIN_DIR)' $(CU_NAMES) > $$tmp && { cmp -s $$tmp $@ || mv $$tmp $@; }; status=$$?; rm -f $$tmp; exit $$status
 
 $(BUILD)/obj/fatbins.o: $(BUILD)/gen/fatbins.S $(FATBINS)
 	@mkdir -p $(@D)
