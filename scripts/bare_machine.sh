@@ -32,6 +32,7 @@ fi
 
 # Nothing is removed as long as anything is mounted below it.
 leave() {
+  rm -f "$root.log"
   for part in dev proc; do
     ! mountpoint -q "$root/$part" || umount "$root/$part" || umount -l "$root/$part"
   done
@@ -48,7 +49,7 @@ trap 'exit 130' INT TERM HUP
 
 echo "== $SUITE from apt's mirror in $root"
 debootstrap --variant=minbase --include=gcc,make,git,ca-certificates "$SUITE" "$root" "$MIRROR" >"$root.log" 2>&1 ||
-  die "debootstrap failed: see $root.log"
+  { tail -n 20 "$root.log" && die 'debootstrap failed'; }
 mount --bind /dev "$root/dev" && mount -t proc proc "$root/proc" || die 'cannot mount /dev and /proc'
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 apt-config dump Acquire >"$root/etc/apt/apt.conf.d/90here" # proxies and the like
