@@ -33,6 +33,19 @@ check 'a word that is neither is an error that names it' mistakes
 nvcc_words() { [ -z "$(CUDA=no sh scripts/find_nvcc.sh)" ] && CUDA=Off sh scripts/find_nvcc.sh explain | grep -q 'CUDA=Off'; }
 check 'find_nvcc.sh takes them, too' nvcc_words
 
+# jobs N MAKEFLAGS OPTIONS...: make runs so many jobs, and a make that it calls shares them.
+jobs() {
+  jobs_wanted=$1 jobs_flags=$2
+  shift 2
+  MAKEFLAGS=$jobs_flags "$MAKE" -s BUILD="$WORK/tree" "$@" --eval='jobs:;@echo "$$MAKEFLAGS"' \
+    --eval='sub:;@$(MAKE) -s jobs' jobs sub >"$WORK/jobs" 2>&1 || return 1
+  [ "$(grep -c -- " -j$jobs_wanted " "$WORK/jobs")" = 2 ] && ! grep warning "$WORK/jobs" || { cat "$WORK/jobs" && return 1; }
+}
+check 'make uses all cores' jobs "$(nproc)" ''
+check 'make -j1 uses one' jobs 1 '' -j1
+check 'make -j3 uses three' jobs 3 '' -j3
+check 'MAKEFLAGS=-j1 is obeyed' jobs 1 -j1
+
 # One directory, however it is written: what is made there is the same, so that it is not made again. (Where WORK is
 # outside of the tree there is one way only.)
 one_tree() {

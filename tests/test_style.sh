@@ -1,6 +1,7 @@
 #!/bin/sh
 # test_style.sh: formatting over every C and CUDA file of the tree, and clang-tidy over every C file. Formatting differs between versions of
-# clang-format, so only the version that Debian 12 has decides. Called by run_tests.sh with TREE and WORK set.
+# clang-format, so only the version that Debian 12 has decides. Called by run_tests.sh with WORK set,
+# and LONG for clang-tidy.
 set -u
 . tests/support/tap.sh
 
@@ -21,7 +22,9 @@ check 'no C or CUDA file is longer than 900 lines' too_long
 
 MAKE=${MAKE:-make} # an empty command would find nothing either
 tidy() { "$MAKE" --no-print-directory -k -j"$(nproc)" BUILD="$WORK/tidy" CC=clang tidy 2>&1 | { ! grep -A 4 -E 'error|warning:|\*\*\*'; }; }
-if have clang-tidy && have clang; then
+if [ "${LONG:-}" != long ]; then
+  skip 'clang-tidy finds nothing' 'make test-long has it'
+elif have clang-tidy && have clang; then
   check 'clang-tidy finds nothing' tidy
 else
   skip 'clang-tidy finds nothing' 'clang-tidy is not installed'

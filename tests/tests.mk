@@ -1,6 +1,7 @@
 # tests.mk: the test programs, the fuzz targets, and `make test`. Included at the end of the Makefile.
 #
 #   make test                     sets up what is missing, builds with gcc and clang, runs everything
+#   make test-long                the same with long tables, every program in every build, and clang-tidy
 #   make test-programs            builds the test programs of this configuration (CC, SANITIZE, ...) in $(BUILD)/tests
 #   make tidy                     clang-tidy over every C file, as .clang-tidy says
 #   make golden                   writes tests/golden anew: the command's outputs, hashes of C of the CPU kernels, and a
@@ -26,13 +27,20 @@ TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*
 # ffn_mpi.c needs the header of MPI.
 TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c bench/ladder/*.c)))
 
-.PHONY: test test-programs tidy golden fuzz fuzz-programs $(TIDY)
+.PHONY: test test-long test-programs tidy golden fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
 
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
+<<<<<<< HEAD
 test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(BUILD)/ladder $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
+=======
+test-long:
+	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh long
+
+test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
+>>>>>>> 02686ae (make test runs builds and test programs beside each other; make test-long has the long tables and clang-tidy)
 
 tidy: $(TIDY)
 
@@ -50,6 +58,8 @@ golden: $(BUILD)/esmm $(BUILD)/tests/test_hashes $(BUILD)/tests/test_cuda_golden
 	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_cuda_golden && echo "  tests/golden written"
 
 $(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests -Itests/support
+# Most of their time is the compiler's; the oracles, in tests/support, stay as fast as the library.
+$(BUILD)/obj/tests/test_%.o: ALL_CFLAGS += -O1
 
 $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 	@mkdir -p $(@D)

@@ -75,7 +75,7 @@ def run_make(config_settings, target):
     command = [make, "-C", ROOT, "--no-print-directory", "-j%d" % (os.cpu_count() or 1), "BUILD=" + build]
     # A make that called pip must not lend its own flags and job server.
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    done = subprocess.run(command + more + ["report", target], env=environment)
+    done = subprocess.run(command + more + ["found", target], env=environment)
     if done.returncode:
         raise SystemExit("esmm: '%s' failed with status %d" % (" ".join(command + [target]), done.returncode))
     return build
