@@ -33,14 +33,10 @@ TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,
 test:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh
 
-<<<<<<< HEAD
-test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(BUILD)/ladder $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
-=======
 test-long:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh long
 
-test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
->>>>>>> 02686ae (make test runs builds and test programs beside each other; make test-long has the long tables and clang-tidy)
+test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(BUILD)/ladder $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
 
 tidy: $(TIDY)
 
