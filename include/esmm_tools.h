@@ -47,7 +47,7 @@ typedef enum esmm_prune_scope {
  * them, where top is 0. Of equal ones, the lower k, then the lower column.
  *
  * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b
- * multiplies. NaN counts as infinite.
+ * multiplies. NaN counts as infinite. Of equal ones a nonzero always stays before a zero, also where a norm is 0.
  *
  * With soft, what top-N or NM keeps shrinks (soft threshold): the largest |b| that goes is subtracted from those that
  * it was weighed against (what would change sign becomes zero), then the whole matrix is multiplied by the factor, 1 or

@@ -39,25 +39,6 @@ typedef struct setting {
   int threads;
 } setting;
 
-static cuts cuts_of(const esmm_kernel *kernel, const esmm_problem *p)
-{
-#ifndef ESMM_PORTABLE
-  if (strstr(kernel->name, "_amx"))
-    return cuts_amx(kernel, p);
-  if (strcmp(kernel->name, "decode_bf16_avx512bf16") == 0)
-    return cuts_decode(kernel, p);
-  if (strcmp(kernel->name, "nm_bf16_avx512bf16") == 0)
-    return cuts_nm(kernel, p);
-  if (strstr(kernel->name, "_avx512bf16") && !cuts_idea(kernel, "rows"))
-    return cuts_pairs(kernel, p);
-  if (strstr(kernel->name, "_avx512"))
-    return cuts_avx512(kernel, p);
-  if (strstr(kernel->name, "_avx2"))
-    return cuts_avx2(kernel, p);
-#endif
-  return cuts_portable(kernel, p);
-}
-
 /* ---- operands ---- */
 
 /* One k in ten of A lives where it is sparse; B's zeros fit 2:4. */

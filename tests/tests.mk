@@ -7,6 +7,7 @@
 #   make golden                   writes tests/golden anew: the command's outputs, hashes of C of the CPU kernels, and a
 #                                 GPU's plans; read the diff
 #   make fuzz FUZZ_SECONDS=60     libFuzzer on each target for that long; needs clang
+#   make soak [SEED=1]            random calls until one is wrong (tests/test_random.c); SANITIZE=address,undefined too
 
 FUZZ_SECONDS ?= 60
 
@@ -27,7 +28,7 @@ TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*
 # ffn_mpi.c needs the header of MPI.
 TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c bench/ladder/*.c)))
 
-.PHONY: test test-long test-programs tidy golden fuzz fuzz-programs $(TIDY)
+.PHONY: test test-long test-programs tidy golden soak fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
 
 test:
@@ -53,6 +54,12 @@ golden: $(BUILD)/esmm $(BUILD)/tests/test_hashes $(BUILD)/tests/test_cuda_golden
 	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_hashes && \
 	  ESMM_GOLDEN_UPDATE=1 $(BUILD)/tests/test_cuda_golden && echo "  tests/golden written"
 
+# A build with sanitizers has a directory of its own.
+SOAK_BUILD := $(BUILD)$(if $(SANITIZE),/soak)
+soak:
+	@$(MAKE) --no-print-directory BUILD='$(SOAK_BUILD)' FATBIN_DIR='$(FATBIN_DIR)' $(SOAK_BUILD)/tests/test_random
+	@ESMM_TEST_CALLS=0 ESMM_TEST_SEED='$(or $(SEED),1)' $(SOAK_BUILD)/tests/test_random
+
 $(BUILD)/obj/tests/%.o: ALL_CFLAGS += -Icli -Iio -Itests -Itests/support
 # Most of their time is the compiler's; the oracles, in tests/support, stay as fast as the library.
 $(BUILD)/obj/tests/test_%.o: ALL_CFLAGS += -O1
@@ -66,7 +73,9 @@ $(TEST_PROGRAMS): $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_SUPPORT)
 CUTS_OBJ := $(patsubst %,$(BUILD)/obj/tests/support/cuts_%.o,portable $(if $(filter x86_64,$(ARCH)),avx2 avx512 \
   pairs_avx512bf16 decode_avx512bf16 nm_avx512bf16 amx))
 $(CUTS_OBJ): ALL_CFLAGS += -Wno-unused-function -Wno-shadow
-$(BUILD)/tests/test_blocking: $(CUTS_OBJ)
+$(BUILD)/tests/test_blocking $(BUILD)/tests/test_random: $(BUILD)/obj/tests/support/cuts.o $(CUTS_OBJ)
+$(BUILD)/tests/test_random: $(patsubst %,$(BUILD)/obj/tests/support/random_%.o,layer product prune tools world wrong) \
+  $(BUILD)/obj/tests/support/ffn_oracle.o $(BUILD)/obj/tests/support/ffn_rig.o
 
 # The command's own check of results, and its counters of energy.
 $(BUILD)/tests/test_bench_check $(BUILD)/tests/test_energy: $(filter $(BUILD)/obj/cli/%,$(filter-out %/main.o,$(CLI_OBJ)))

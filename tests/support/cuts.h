@@ -16,6 +16,11 @@ typedef struct cuts {
   int64_t of[3][CUTS];
 } cuts;
 
+/* Of any CPU kernel; p->variant is what the kernel's terms() said. */
+cuts cuts_of(const esmm_kernel *kernel, const esmm_problem *p);
+/* Is the product cut anywhere? p->sample is filled in; p->variant need not be. */
+bool cuts_any(const esmm_kernel *kernel, esmm_problem *p);
+
 cuts cuts_portable(const esmm_kernel *kernel, const esmm_problem *p);
 cuts cuts_avx2(const esmm_kernel *kernel, const esmm_problem *p);
 cuts cuts_avx512(const esmm_kernel *kernel, const esmm_problem *p);
