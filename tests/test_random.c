@@ -77,7 +77,7 @@ static void make_call(uint64_t seed)
   static const struct {
     double share;
     void (*call)(world *);
-  } others[] = {{0.06, call_prune},    {0.02, call_format_check}, {0.04, call_copy},  {0.03, call_pattern},
+  } others[] = {{0.08, call_prune},    {0.02, call_format_check}, {0.04, call_copy},  {0.03, call_pattern},
                 {0.03, call_generate}, {0.005, call_layer},       {0.04, call_wrong}, {0.015, call_context}};
   double at = th_unit(&w.rng);
   snprintf(w.now, sizeof w.now, "seed %llu, call %lld, %d threads: ", (unsigned long long)seed,

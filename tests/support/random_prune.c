@@ -157,6 +157,10 @@ static void draw_pruning(world *w, pruning *p, value_kind kind)
   if (f->kind == ESMM_FORMAT_BSR) {
     f->block_rows = sizes[below(w, 9)];
     f->block_cols = sizes[below(w, 9)];
+    if (chance(w, 0.5)) { /* few blocks, of which the last is one element */
+      p->k = f->block_rows * below(w, 3) + 1;
+      p->n = f->block_cols * below(w, 3) + 1;
+    }
   } else if (f->kind == ESMM_FORMAT_NM) {
     f->group = 1 + (int)below(w, 32);
     f->keep = 1 + (int)below(w, f->group);
@@ -209,9 +213,9 @@ static void check_report(world *w, const pruning *p, const esmm_matrix *b, const
 void call_prune(world *w)
 {
   pruning p = {.k = about(w, 0, 200), .n = about(w, 0, 120)};
-  const size_t size = (size_t)(p.k * p.n + 1);
   const value_kind kind = chance(w, 0.1) ? SPECIAL : WHOLE;
   draw_pruning(w, &p, kind);
+  const size_t size = (size_t)(p.k * p.n + 1);
   draw_values(w, w->values[FOR_B], p.k, p.n, kind, false);
   esmm_matrix b = place_values(w, FOR_B, p.k, p.n, any_dtype(w), w->values[FOR_B]);
   p.before = w->values[FOR_B];

@@ -250,8 +250,8 @@ static void make_weights(world *w, held *h, int64_t k, int64_t n)
   say(w, "; ");
   const bool from_arrays = chance(w, 0.15) && k * n <= 1 << 14; /* of blocks, whatever the format */
   esmm_status status = from_arrays ? prepare_arrays(w, h, &b, &opts) : esmm_prepare(w->ctx, &b, &opts, &h->weights);
-  if (status == ESMM_ERR_UNSUPPORTED && opts.max_bytes_ratio != 0 && strstr(esmm_ctx_error(w->ctx), "max_bytes_ratio")) {
-    opts.max_bytes_ratio = 0;
+  if (status == ESMM_ERR_UNSUPPORTED && strstr(esmm_ctx_error(w->ctx), "max_bytes_ratio")) {
+    opts.max_bytes_ratio = 100;
     status = esmm_prepare(w->ctx, &b, &opts, &h->weights);
   }
   must_be(w, status, ESMM_OK);
