@@ -157,9 +157,11 @@ static void draw_pruning(world *w, pruning *p, value_kind kind)
   if (f->kind == ESMM_FORMAT_BSR) {
     f->block_rows = sizes[below(w, 9)];
     f->block_cols = sizes[below(w, 9)];
-    if (chance(w, 0.5)) { /* few blocks, of which the last is one element */
-      p->k = f->block_rows * below(w, 3) + 1;
-      p->n = f->block_cols * below(w, 3) + 1;
+    if (chance(w, 0.5)) { /* few small blocks, of which the last is one element */
+      f->block_rows = sizes[below(w, 4)];
+      f->block_cols = sizes[below(w, 4)];
+      p->k = f->block_rows * below(w, 4) + 1;
+      p->n = f->block_cols * below(w, 4) + 1;
     }
   } else if (f->kind == ESMM_FORMAT_NM) {
     f->group = 1 + (int)below(w, 32);
