@@ -272,12 +272,6 @@ static void bsr_terms(const esmm_kernel *self, const esmm_problem *p, const doub
   few_units(p, units);
 }
 
-#define BSR_TERM_NAMES                                                                                                 \
-  {                                                                                                                    \
-    "multiply-adds", "scanning and packing of a", "reading of b", "making of panels and k-lists", "starting of tiles", \
-        "starting threads"                                                                                             \
-  }
-
 static size_t bsr_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
@@ -295,3 +289,11 @@ static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
     gemm_run(p, scratch, true, stats);
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define BSR_KERNEL                                                                                                 \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(BSR), .variant_strips = true,                                   \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = bsr_terms, .workspace = bsr_workspace,          \
+  .run = bsr_run,                                                                                                  \
+  .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b", "making of panels and k-lists", \
+                 "starting of tiles", "starting threads"}

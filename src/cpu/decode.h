@@ -32,11 +32,6 @@ static bool decode_can_run(const esmm_kernel *self, const esmm_problem *p, char 
   return true;
 }
 
-#define DECODE_TERM_NAMES                                                                                \
-  {                                                                                                      \
-    "reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads" \
-  }
-
 typedef struct decode_layout {
   int64_t room; /* entries of a row's list */
   int64_t width, items;
@@ -254,3 +249,10 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DECODE_KERNEL                                                                                       \
+  .doc = "m of 1 to 16: reads only the rows of B that some row of A needs", .backend = &esmm_cpu_backend,   \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
+  .can_run = decode_can_run, .terms = decode_terms, .workspace = decode_workspace, .run = decode_run,       \
+  .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}

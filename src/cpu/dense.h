@@ -35,11 +35,6 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-#define DENSE_TERM_NAMES                                                                                  \
-  {                                                                                                       \
-    "multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads" \
-  }
-
 static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
@@ -54,3 +49,9 @@ static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_
   gemm_run(p, scratch, false, stats);
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DENSE_KERNEL                                                                                                \
+  .backend = &esmm_cpu_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = dense_can_run, .terms = dense_terms, \
+  .workspace = dense_workspace, .run = dense_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",  \
+                                                                 "repacking of b", "updates of c", "starting threads"}

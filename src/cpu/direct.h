@@ -67,11 +67,6 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   units[5] = 1.0;
 }
 
-#define DIRECT_TERM_NAMES                                                                                      \
-  {                                                                                                            \
-    "multiply-adds", "reading of b", "widening of a", "updates of c", "reading of b again", "starting threads" \
-  }
-
 /* One k of chain u. */
 ALWAYS void direct_step(const int rows, const int vectors, const int u, const esmm_dtype dtype, const float *a,
                         int64_t lda, const void *b, int64_t at, vec x[MR][DIRECT_WIDE][4])
@@ -440,3 +435,11 @@ static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   stats->joint_density = 1.0;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DIRECT_KERNEL                                                                                             \
+  .doc = "small products: multiplies A and B's rows where they lie, packs nothing", .backend = &esmm_cpu_backend, \
+  .reads = ESMM_FORM(ROWS), .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = direct_can_run, .terms = direct_terms, \
+  .workspace = direct_workspace, .run = direct_run,                                                               \
+  .term_names = {"multiply-adds", "reading of b",       "widening of a",                                          \
+                 "updates of c",  "reading of b again", "starting threads"}

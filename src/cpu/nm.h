@@ -462,12 +462,6 @@ static void nm_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
     cheapest_strip(p, cost, nm_units, units, variant);
 }
 
-#define NM_TERM_NAMES                                                                                     \
-  {                                                                                                       \
-    "multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices", "updates of c", \
-        "starting threads"                                                                                \
-  }
-
 static size_t nm_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
@@ -487,3 +481,11 @@ static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pro
     gemm_run(p, scratch, true, stats);
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define NM_KERNEL                                                                                                      \
+  .doc = "N:M weights: multiplies the values there are, less groups of k's that are zero in some rows of A",           \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(NM), .variant_strips = true,                                        \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = nm_terms, .workspace = nm_workspace, .run = nm_run, \
+  .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices",                 \
+                 "updates of c",  "starting threads"}

@@ -92,12 +92,6 @@ static void rows_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   units[5] = 1.0;
 }
 
-#define ROWS_TERM_NAMES                                                                                    \
-  {                                                                                                        \
-    "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
-        "starting threads"                                                                                 \
-  }
-
 static size_t rows_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
@@ -325,3 +319,12 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   stats->flop_useful = 2.0 * (double)x.nonzeros * (double)p->n;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define ROWS_KERNEL                                                                                          \
+  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,   \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,  \
+  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace, .run = rows_run,                \
+  .term_names = {                                                                                            \
+      "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
+      "starting threads"}
