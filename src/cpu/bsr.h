@@ -104,16 +104,13 @@ typedef struct few_layout {
 static few_layout few_lay_out(const esmm_problem *p)
 {
   few_layout l = {.room = p->k + 64, .levels = p->w->bsr.levels + 1};
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
-  l.at_ks = at;
-  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
-  l.at_starts = at;
-  at = align_up(at + (size_t)(p->m * l.levels) * sizeof(uint32_t));
-  l.at_row = at;
-  at = align_up(at + (size_t)p->k * sizeof(float));
-  l.at_sums = at;
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_ks = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
+  l.at_starts = set_aside(&l.bytes, p->m * l.levels, sizeof(uint32_t));
+  l.at_row = set_aside(&l.bytes, p->k, sizeof(float));
+  l.at_sums = l.bytes;
   l.sums_bytes = align_up((size_t)(2 * p->m * p->w->bsr.block_cols) * sizeof(float));
-  l.bytes = at + (size_t)p->threads * l.sums_bytes;
+  l.bytes += (size_t)p->threads * l.sums_bytes;
   return l;
 }
 

@@ -48,13 +48,10 @@ static decode_layout decode_lay_out(const esmm_problem *p)
   decode_layout l = {.room = p->k + 64};
   l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), 2 * line);
   l.items = esmm_ceil_div(p->n, l.width);
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
-  l.at_ks = at;
-  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
-  l.at_sums = at;
-  at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
-  l.at_partial = at;
-  l.bytes = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_ks = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
+  l.at_sums = set_aside(&l.bytes, p->m * l.items * l.width, sizeof(float));
+  l.at_partial = set_aside(&l.bytes, p->m * l.items * l.width, sizeof(float));
   return l;
 }
 

@@ -373,26 +373,16 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   }
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.strip_rows);
   const int64_t tiles = strips * esmm_ceil_div(g.strip_rows, MR);
-  size_t at = align_up((size_t)(tiles * (g.kc + 2 * MR) * MR) * sizeof(float));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_before = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(strip));
-  g.at_list = at;
-  at = align_up(at + (size_t)(skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0) * sizeof(uint32_t));
-  g.at_panel = at;
-  at = align_up(at + (size_t)(2 * g.kc * ESMM_HALF) * sizeof(float));
-  g.at_panel_bits = at;
-  at = align_up(at + (size_t)words * sizeof(uint64_t));
-  g.at_panel_before = at;
-  at = align_up(at + (size_t)(2 * (words + 1)) * sizeof(uint32_t));
-  g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * g.width) * sizeof(float)));
-  g.at_rows = at;
-  at = align_up(at + (size_t)(g.strip_rows * g.kc) * sizeof(float));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(tiles * (g.kc + 2 * MR) * MR) * sizeof(float));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_before = set_aside(&g.bytes, strips * words, sizeof(uint32_t));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(strip));
+  g.at_list = set_aside(&g.bytes, skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0, sizeof(uint32_t));
+  g.at_panel = set_aside(&g.bytes, 2 * g.kc * ESMM_HALF, sizeof(float));
+  g.at_panel_bits = set_aside(&g.bytes, words, sizeof(uint64_t));
+  g.at_panel_before = set_aside(&g.bytes, 2 * (words + 1), sizeof(uint32_t));
+  g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.nc * g.width, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, g.strip_rows * g.kc, sizeof(float));
   return g;
 }
 

@@ -193,19 +193,13 @@ static layout lay_out(const esmm_problem *p)
   l.blocks_n = esmm_ceil_div(form->panels, l.nc);
   l.held = l.stretches * l.kc >= p->k ? esmm_min(HELD, l.nc) : l.nc;
   l.sums_ld = l.held * ESMM_HALF + (l.held > HELD ? VEC : 0); /* rows a page apart would push one another out */
-  size_t at = align_up((size_t)(l.stretches * l.packed) * sizeof(uint16_t));
-  l.at_lists = at;
-  at = align_up(at + (size_t)(l.stretches * l.tiles * l.groups) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.stretches * l.tiles) * sizeof(int64_t));
-  l.at_bits = at;
-  at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
-  l.at_made = at;
-  at = align_up(at + (p->m > MOST_ROWS ? (size_t)(2 * l.groups * ((form->keep + 1) / 2)) * sizeof(__m512i) : 0));
-  l.at_sums = at;
-  at = align_up(at + (size_t)(l.mc * l.sums_ld) * sizeof(float));
-  l.at_rows = at;
-  l.bytes = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(MOST_ROWS * l.kc) * sizeof(uint16_t)));
+  l.bytes = align_up((size_t)(l.stretches * l.packed) * sizeof(uint16_t));
+  l.at_lists = set_aside(&l.bytes, l.stretches * l.tiles * l.groups, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.stretches * l.tiles, sizeof(int64_t));
+  l.at_bits = set_aside(&l.bytes, l.kc / 64 + 1, sizeof(uint64_t));
+  l.at_made = set_aside(&l.bytes, p->m > MOST_ROWS ? 2 * l.groups * ((form->keep + 1) / 2) : 0, sizeof(__m512i));
+  l.at_sums = set_aside(&l.bytes, l.mc * l.sums_ld, sizeof(float));
+  l.at_rows = set_aside(&l.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : MOST_ROWS * l.kc, sizeof(uint16_t));
   return l;
 }
 

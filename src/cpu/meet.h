@@ -319,22 +319,14 @@ static meet_blocking meet_plan(const esmm_problem *p)
   g.held = at_once ? 1 : g.nc;
   g.strip_bytes = (g.kc + 2) * MEET_LINE;
   const int64_t strips = esmm_ceil_div(g.mc, MEET_STRIP), words = g.kc / 64;
-  size_t at = align_up((size_t)(strips * g.strip_bytes));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(meet_strip));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_places = at; /* of every strip, and of a panel */
-  at = align_up(at + (size_t)((strips + 1) * words) * sizeof(uint32_t));
-  g.at_lists = at; /* of a strip, and of a panel */
-  at = align_up(at + (size_t)(2 * (g.kc + 64)) * sizeof(uint16_t));
-  g.at_made = at;
-  at = align_up(at + (size_t)(8 * MEET_TILE));
-  g.at_sums = at;
-  at = align_up(at + (size_t)(g.mc * g.held * ESMM_PANEL) * sizeof(float));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(MEET_STRIP * g.kc) * sizeof(uint16_t)));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * g.strip_bytes));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(meet_strip));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_places = set_aside(&g.bytes, (strips + 1) * words, sizeof(uint32_t)); /* of every strip, and of a panel */
+  g.at_lists = set_aside(&g.bytes, 2 * (g.kc + 64), sizeof(uint16_t));       /* of a strip, and of a panel */
+  g.at_made = set_aside(&g.bytes, 8 * MEET_TILE, 1);
+  g.at_sums = set_aside(&g.bytes, g.mc * g.held * ESMM_PANEL, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : MEET_STRIP * g.kc, sizeof(uint16_t));
   return g;
 }
 

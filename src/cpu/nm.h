@@ -198,19 +198,13 @@ static select_layout select_lay_out(const esmm_problem *p)
   const int64_t share = p->threads > 1 ? esmm_ceil_div(4 * p->threads, l.blocks_m) : 1;
   l.nc = esmm_min(256, esmm_max(esmm_ceil_div(form->panels, share), esmm_min(8, form->panels)));
   l.blocks_n = esmm_ceil_div(form->panels, l.nc);
-  size_t at = align_up((size_t)(l.at_once * l.packed) * sizeof(float));
-  l.at_lists = at;
-  at = align_up(at + (size_t)(l.at_once * l.list) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.at_once * l.tiles) * sizeof(int64_t));
-  l.at_bits = at;
-  at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
-  l.at_index = at;
-  at = align_up(at + (size_t)(l.sets * l.set * form->keep * ESMM_HALF) * sizeof(int32_t));
-  l.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(l.mc * l.nc * ESMM_HALF) * sizeof(float)));
-  l.at_rows = at;
-  l.bytes = align_up(at + (size_t)(SELECT_ROWS * l.kc) * sizeof(float));
+  l.bytes = align_up((size_t)(l.at_once * l.packed) * sizeof(float));
+  l.at_lists = set_aside(&l.bytes, l.at_once * l.list, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.at_once * l.tiles, sizeof(int64_t));
+  l.at_bits = set_aside(&l.bytes, l.kc / 64 + 1, sizeof(uint64_t));
+  l.at_index = set_aside(&l.bytes, l.sets * l.set * form->keep * ESMM_HALF, sizeof(int32_t));
+  l.at_sums = set_aside(&l.bytes, esmm_is_plain(p) ? 0 : l.mc * l.nc * ESMM_HALF, sizeof(float));
+  l.at_rows = set_aside(&l.bytes, SELECT_ROWS * l.kc, sizeof(float));
   return l;
 }
 

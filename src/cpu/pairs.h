@@ -433,30 +433,19 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.width);
   const int64_t strip_bytes = (g.kc + 4) * g.width * (int64_t)sizeof(uint16_t);
   g.tile_stride = (g.kc / 2 + 2) * MR;
-  size_t at = align_up((size_t)(strips * strip_bytes));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_before = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(pairs_strip));
-  g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
-  at = align_up(at + (size_t)(!skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
-  g.at_a = at; /* a chain's pairs of A, of a tile */
-  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * MR) * sizeof(uint32_t));
-  g.at_b = at; /* and of B */
-  at = align_up(at + (size_t)((skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2) * sizeof(pair_vec));
-  g.at_words = at; /* a strip's words, before they become pairs */
-  at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
-  g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.sums_ld) * sizeof(float)));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
-  g.at_kept = at; /* the bits of a panel of blocks or lists, and what is counted of them */
-  at = align_up(at + (g.blocks || g.lists
-                          ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t)
-                          : 0));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * strip_bytes));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_before = set_aside(&g.bytes, strips * words, sizeof(uint32_t));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(pairs_strip));
+  /* of every strip, or of a strip and a panel, or of a chain */
+  g.at_lists = set_aside(&g.bytes, !skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64), sizeof(uint32_t));
+  g.at_a = set_aside(&g.bytes, PAIRS_CHAIN / 2 * MR, sizeof(uint32_t)); /* a chain's pairs of A, of a tile */
+  g.at_b = set_aside(&g.bytes, (skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2, sizeof(pair_vec)); /* and of B */
+  g.at_words = set_aside(&g.bytes, skip && g.full ? strip_bytes : 0, 1); /* a strip's words, before they become pairs */
+  g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.sums_ld, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : g.width * g.kc, sizeof(uint16_t));
+  /* the bits of a panel of blocks or lists, and what is counted of them */
+  g.at_kept = set_aside(&g.bytes, g.blocks || g.lists ? 2 * words + 1 : 0, sizeof(uint64_t));
   return g;
 }
 

@@ -51,17 +51,14 @@ static row_layout rows_layout(const esmm_problem *p)
   l.bands = l.block_rows / BAND;
   l.splits = esmm_min(l.bands, esmm_ceil_div(3 * p->threads, l.panels));
   l.entries = BAND * (p->k + l.stretches) + 64;
-  size_t at = align_up((size_t)(l.bands * l.entries) * sizeof(float));
-  l.at_offsets = at;
-  at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches * BAND));
-  l.at_starts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
-  l.at_threads = at;
+  l.bytes = align_up((size_t)(l.bands * l.entries) * sizeof(float));
+  l.at_offsets = set_aside(&l.bytes, l.bands * l.entries, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.bands * l.stretches * BAND, 1);
+  l.at_starts = set_aside(&l.bytes, l.bands * l.stretches, sizeof(uint32_t));
+  l.at_threads = l.bytes;
   const size_t row_buffer = (size_t)BAND * ROW_K * sizeof(float);
   l.thread_bytes = ROW_BUFFER + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) + align_up(row_buffer);
-  l.bytes = at + (size_t)p->threads * l.thread_bytes;
+  l.bytes += (size_t)p->threads * l.thread_bytes;
   return l;
 }
 

@@ -256,24 +256,15 @@ static tiles_blocking tiles_plan(const esmm_problem *p, bool skip)
   }
   g.stride = tiles_stride(g.kc);
   const int64_t strips = esmm_ceil_div(g.mc, TILES_STRIP), words = g.kc / 64;
-  size_t at = align_up((size_t)(strips * TILES_STRIP * g.stride));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(tiles_strip));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_lists = at; /* of every strip, or of all */
-  at = align_up(at + (size_t)((skip ? strips : 1) * (g.kc + 64)) * sizeof(uint32_t));
-  g.at_laid = at; /* and a line of zeros */
-  at = align_up(at + (size_t)(g.direct ? 0 : (g.kc + 1) * TILES_LINE));
-  g.at_made = at;
-  at = align_up(at + (size_t)(2 * TILES_TILE * (skip ? TILES_RING : steps_of(g.kc))));
-  g.at_last = at;
-  at = align_up(at + (size_t)(2 * TILES_TILE));
-  g.at_sums = at;
-  at = align_up(at + (size_t)(g.mc * g.nc * ESMM_PANEL) * sizeof(float));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(TILES_STRIP * g.kc) * sizeof(uint16_t)));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * TILES_STRIP * g.stride));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(tiles_strip));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_lists = set_aside(&g.bytes, (skip ? strips : 1) * (g.kc + 64), sizeof(uint32_t)); /* of every strip, or of all */
+  g.at_laid = set_aside(&g.bytes, g.direct ? 0 : (g.kc + 1) * TILES_LINE, 1);            /* and a line of zeros */
+  g.at_made = set_aside(&g.bytes, 2 * TILES_TILE * (skip ? TILES_RING : steps_of(g.kc)), 1);
+  g.at_last = set_aside(&g.bytes, 2 * TILES_TILE, 1);
+  g.at_sums = set_aside(&g.bytes, g.mc * g.nc * ESMM_PANEL, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : TILES_STRIP * g.kc, sizeof(uint16_t));
   return g;
 }
 
