@@ -49,9 +49,10 @@ ALWAYS void tile_prefetch(const int rows, float *c, int64_t ldc)
 /* ------------------------------------------------------------------------------------------------ bitmaps */
 
 /* The strip's bits from the caller's pattern: the OR of its strips that touch these rows. */
-static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t word0, int64_t words,
+static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t k0, int64_t kc,
                               uint64_t *bits)
 {
+  const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
   memset(bits, 0, (size_t)words * sizeof *bits);
   for (int64_t s = row0 / pattern->strip_rows; s <= (row0 + rows - 1) / pattern->strip_rows; s++)
     for (int64_t i = 0; i < words; i++)
@@ -135,6 +136,16 @@ static inline void cheapest_strip(const esmm_problem *p, const double *cost,
 }
 
 /* ------------------------------------------------------------------------------------------------ blocks */
+
+/* Panels of a block of C, `most` or fewer: so that threads have `each` blocks where there are panels enough. */
+static inline int64_t panels_of_block(const esmm_problem *p, int64_t panels, int64_t most, int64_t blocks_m,
+                                      int64_t each)
+{
+  const int64_t nc = esmm_min(panels, most), wanted = each * p->threads;
+  if (p->threads == 1 || blocks_m * esmm_ceil_div(panels, nc) >= wanted)
+    return nc;
+  return esmm_ceil_div(panels, esmm_min(panels, esmm_ceil_div(wanted, blocks_m)));
+}
 
 typedef struct tally {
   double extract;    /* seconds */

@@ -81,18 +81,8 @@ ADD_BLOCK(add_block_f32, ESMM_F32)
 ADD_BLOCK(add_block_bf16, ESMM_BF16)
 ADD_BLOCK(add_block_f16, ESMM_F16)
 
-static add_block_function *add_block_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return add_block_f32;
-  case ESMM_BF16:
-    return add_block_bf16;
-  case ESMM_F16:
-    return add_block_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static add_block_function *const add_block_of[] = {
+    [ESMM_F32] = add_block_f32, [ESMM_BF16] = add_block_bf16, [ESMM_F16] = add_block_f16};
 
 /* Scratch: each row of A as a list, by block rows, and sums of each thread. */
 typedef struct few_layout {
@@ -153,7 +143,7 @@ static int64_t few_strip(const esmm_problem *p, const few_layout *l, const few_l
 {
   const esmm_bsr_form *form = &p->w->bsr;
   const int64_t width = form->block_cols, cells = p->m * width;
-  add_block_function *add = add_block_of(p->w->dtype);
+  add_block_function *add = add_block_of[p->w->dtype];
   int64_t terms = 0, since = 0; /* the k that the partial sum starts at */
   memset(sums, 0, (size_t)cells * sizeof *sums);
   memset(partial, 0, (size_t)cells * sizeof *partial);
@@ -271,19 +261,15 @@ static void bsr_terms(const esmm_kernel *self, const esmm_problem *p, const doub
 
 static size_t bsr_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  (void)self;
-  return bsr_few(p) ? few_lay_out(p).bytes : gemm_workspace(p, true);
+  return bsr_few(p) ? few_lay_out(p).bytes : gemm_workspace(self, p);
 }
 
 static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                            esmm_stats *stats)
 {
-  (void)self;
-  (void)ctx;
-  if (bsr_few(p))
-    few_run(p, scratch, stats);
-  else
-    gemm_run(p, scratch, true, stats);
+  if (!bsr_few(p))
+    return gemm_run(self, ctx, p, scratch, stats);
+  few_run(p, scratch, stats);
   return ESMM_OK;
 }
 

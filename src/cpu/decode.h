@@ -131,18 +131,8 @@ ADD_LIST(add_list_f16, ESMM_F16)
 typedef void add_list_function(const void *b, int64_t ld, const float *values, const uint32_t *ks, int64_t count,
                                int64_t width, float *out, bool first);
 
-static add_list_function *add_list_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return add_list_f32;
-  case ESMM_BF16:
-    return add_list_bf16;
-  case ESMM_F16:
-    return add_list_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static add_list_function *const add_list_of[] = {
+    [ESMM_F32] = add_list_f32, [ESMM_BF16] = add_list_bf16, [ESMM_F16] = add_list_f16};
 
 static void add_partial(float *sums, const float *partial, int64_t width)
 {
@@ -200,7 +190,7 @@ static void decode_items(void *arg, int64_t first, int64_t end, int worker)
   const esmm_problem *p = x->p;
   const decode_layout *l = x->l;
   const esmm_weights *w = p->w;
-  add_list_function *add = add_list_of(w->dtype);
+  add_list_function *add = add_list_of[w->dtype];
   for (int64_t item = first; item < end; item++) {
     const int64_t j0 = item * l->width, cols = esmm_min(l->width, p->n - j0);
     const int64_t width = esmm_min(l->width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */

@@ -35,23 +35,8 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return gemm_workspace(p, false);
-}
-
-static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  gemm_run(p, scratch, false, stats);
-  return ESMM_OK;
-}
-
 /* What the kernels of all instruction sets say alike. */
 #define DENSE_KERNEL                                                                                                \
   .backend = &esmm_cpu_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = dense_can_run, .terms = dense_terms, \
-  .workspace = dense_workspace, .run = dense_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",  \
-                                                                 "repacking of b", "updates of c", "starting threads"}
+  .workspace = gemm_workspace, .run = gemm_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",    \
+                                                               "repacking of b", "updates of c", "starting threads"}

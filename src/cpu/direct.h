@@ -225,18 +225,8 @@ DIRECT_SET(f32, ESMM_F32)
 DIRECT_SET(bf16, ESMM_BF16)
 DIRECT_SET(f16, ESMM_F16)
 
-static const direct_set *direct_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return &direct_f32;
-  case ESMM_BF16:
-    return &direct_bf16;
-  case ESMM_F16:
-    return &direct_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static const direct_set *const direct_of[] = {
+    [ESMM_F32] = &direct_f32, [ESMM_BF16] = &direct_bf16, [ESMM_F16] = &direct_f16};
 
 /* How a product is shared out, and a thread's scratch: sums where something follows them, rows of A as fp32 where they
    are not. */
@@ -325,7 +315,7 @@ static void direct_sums(const esmm_problem *p, int64_t row0, int64_t rows, int64
                         int64_t k1, float *buffer, direct_tiles t)
 {
   const esmm_weights *w = p->w;
-  const direct_set *set = direct_of(w->dtype);
+  const direct_set *set = direct_of[w->dtype];
   const int64_t first = t.to;
   t.b = w->rows;
   t.ldb = w->rows_ld;

@@ -20,7 +20,6 @@
  */
 #include "vec_avx512.h"
 
-#include "blocks.h"
 #include "words.h"
 
 #include <stdio.h>
@@ -31,7 +30,6 @@
 #define SPAN 32                         /* words of A in a set */
 #define PACKED_WORDS ((int64_t)1 << 20) /* of A, packed at a time: pairs of B are made once for all of its rows */
 #define HELD 4                          /* panels whose sums are finished together, where all k's are packed */
-#define VALUES_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
 /* ------------------------------------------------------------------------------------------------ pairs */
 
@@ -51,14 +49,14 @@ typedef struct slots {
 ALWAYS void make_pair(const slots *b, int64_t group, int64_t pair, const bool one, __m512i *values, __m512i *index)
 {
   const int64_t slot = group * b->each + 2 * pair;
-  const char *from = b->values + slot * VALUES_BYTES;
+  const char *from = b->values + slot * HALF_BYTES;
   const unsigned char *places = b->packed + slot * b->index_bytes;
   const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
   *index = index_unpack(&b->plan, places, 0);
   *values = x;
   if (one)
     return;
-  const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from + VALUES_BYTES)));
+  const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from + HALF_BYTES)));
   *values = _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
   *index = _mm512_or_si512(*index, _mm512_slli_epi32(index_unpack(&b->plan, places + b->index_bytes, 0), 16));
 }
@@ -260,10 +258,7 @@ static void pack_stretch(const esmm_problem *p, const layout *l, const stretch *
     rows = (int64_t)1 << next_rows(x->rows - r);
     const uint16_t *a =
         words_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (uint16_t *)(void *)(scratch + l->at_rows), &ld);
-    if (p->pattern)
-      bits_from_pattern(p->pattern, x->row0 + r, rows, x->k0 / 64, words, bits);
-    else
-      scan_words(a, ld, rows, x->kc, bits);
+    find_bits(p, a, ld, x->row0 + r, rows, x->k0, x->kc, bits);
     bits[words] = 0;
     x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, p->w->nm.group, x->tiles + r * l->sets * SPAN,
                                   x->lists + tile * l->groups);
@@ -322,7 +317,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
         const stretch x = stretch_of(p, l, row0, k0, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
-        b.values = (const char *)form->values + first * VALUES_BYTES;
+        b.values = (const char *)form->values + first * HALF_BYTES;
         b.packed = form->index + first * b.index_bytes;
         if (b.made)
           make_pairs(&b);

@@ -277,10 +277,7 @@ static void pack_block(const esmm_problem *p, const select_layout *l, const sele
     int64_t ld;
     rows = (int64_t)1 << next_rows(x->rows - r);
     const float *a = rows_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (float *)(void *)(scratch + l->at_rows), &ld);
-    if (p->pattern)
-      bits_from_pattern(p->pattern, x->row0 + r, rows, x->k0 / 64, words, bits);
-    else
-      scan_strip(a, ld, rows, x->kc, bits);
+    find_bits(p, a, ld, x->row0 + r, rows, x->k0, x->kc, bits);
     bits[words] = 0;
     x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l, x->tiles + r * l->sets * l->span,
                                   x->lists + tile * l->sets * l->set);
@@ -405,24 +402,11 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
   units[5] = 1.0;
 }
 
-#else
+#else /* nm_selects() never says so */
 
-static size_t select_workspace(const esmm_problem *p)
-{
-  return gemm_workspace(p, true);
-}
-
-static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  gemm_run(p, scratch, true, stats);
-}
-
-static void select_units(const esmm_problem *p, double *units, int64_t *variant)
-{
-  (void)p;
-  units[0] = 0.0;
-  *variant = MAX_STRIP;
-}
+#define select_workspace(p) 0
+#define select_run(p, scratch, stats) (void)0
+#define select_units(p, units, variant) (void)0
 
 #endif
 
@@ -458,21 +442,18 @@ static void nm_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
 
 static size_t nm_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  (void)self;
-  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(p, true);
+  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(self, p);
 }
 
 static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                           esmm_stats *stats)
 {
-  (void)self;
-  (void)ctx;
   if (nm_selects(p->w))
     select_run(p, scratch, stats);
   else if (takes_lists(p))
     lists_run(p, scratch, stats);
   else
-    gemm_run(p, scratch, true, stats);
+    return gemm_run(self, ctx, p, scratch, stats);
   return ESMM_OK;
 }
 
