@@ -8,6 +8,7 @@
 #include "operands.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define TILE_COLS (2 * VEC)
 #define MAX_STRIP 32
@@ -109,6 +110,20 @@ static inline int64_t join(const joined *a, const joined *b, int64_t words, cons
   if (bits_a_word <= 3 * APPEND_GROUP / 2)
     return join_words(a, b, list_a, list_b, NULL, lives, 2);
   return join_words(a, b, list_a, list_b, NULL, lives, 4);
+}
+
+/* ------------------------------------------------------------------------------------------------ dense products */
+
+/* Is there a form of B with every k? */
+static inline bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
+    (void)snprintf(why, why_bytes,
+                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
+    return false;
+  }
+  return true;
 }
 
 /* ------------------------------------------------------------------------------------------------ heights */

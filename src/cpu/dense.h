@@ -6,19 +6,6 @@
  */
 #include "gemm.h"
 
-#include <stdio.h>
-
-static bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)self;
-  if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
-    (void)snprintf(why, why_bytes,
-                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-    return false;
-  }
-  return true;
-}
-
 static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                         int64_t *variant)
 {

@@ -3,18 +3,6 @@
 
 #include "tiles.h"
 
-#include <stdio.h>
-
-static bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)self;
-  if (p->w->rows || p->w->full)
-    return true;
-  (void)snprintf(why, why_bytes,
-                 "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-  return false;
-}
-
 /* The unit's work is counted in tiles of 16 x 16 x 32, whatever they are filled with. */
 static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                         int64_t *variant)

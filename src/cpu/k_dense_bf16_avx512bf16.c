@@ -10,17 +10,10 @@
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)self;
-  if (!p->w->rows && !p->w->full) {
-    (void)snprintf(why, why_bytes,
-                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-    return false;
-  }
-  if (p->n > MOST_COLS) {
-    (void)snprintf(why, why_bytes, "n is %lld, it takes %lld at most", (long long)p->n, (long long)MOST_COLS);
-    return false;
-  }
-  return true;
+  if (p->n <= MOST_COLS)
+    return dense_can_run(self, p, why, why_bytes);
+  (void)snprintf(why, why_bytes, "n is %lld, it takes %lld at most", (long long)p->n, (long long)MOST_COLS);
+  return false;
 }
 
 static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)

@@ -167,6 +167,9 @@ static select_function *const select_two[] = {two_1, two_2, two_4, two_8, two_16
 
 /* ------------------------------------------------------------------------------------------------ A */
 
+typedef float group_word;
+#include "nm_groups.h"
+
 typedef struct select_layout {
   int64_t mc, kc, nc; /* a block of C, nc in panels of 16 columns; kc: k's of a stretch */
   int64_t at_once;    /* stretches that are packed before the first is multiplied */
@@ -208,68 +211,22 @@ static select_layout select_lay_out(const esmm_problem *p)
   return l;
 }
 
-/* The binary logarithm of the rows of the next tile, of `left`. */
-ALWAYS int next_rows(int64_t left)
-{
-  int level = 0;
-  while (2 << level <= esmm_min(left, SELECT_ROWS))
-    level++;
-  return level;
-}
-
-/* Packs the groups of a tile that have a nonzero, and lists them. bits has a word to spare. */
-static int64_t pack_groups(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t m,
-                           const select_layout *l, float *to, uint32_t *list)
-{
-  const int64_t span = l->span, full = l->set * m;
-  int64_t count = 0, base = 0; /* where in its set the next group goes */
-  for (int64_t k = 0, group = 0; k < kc; k += m, group++) {
-    const int64_t length = esmm_min(m, kc - k);
-    if (!any_bit(bits, k, length))
-      continue;
-    list[count++] = (uint32_t)group;
-    for (int64_t r = 0; r < rows; r++) {
-      const float *from = a + r * ld + k;
-      float *at = to + r * span + base;
-      if (length == 4)
-        memcpy(at, from, 4 * sizeof *at);
-      else
-        for (int64_t i = 0; i < length; i++)
-          at[i] = from[i];
-    }
-    base += m;
-    if (base >= full) {
-      base = 0;
-      to += rows * span;
-    }
-  }
-  return count;
-}
-
 /* ------------------------------------------------------------------------------------------------ the product */
 
-/* The tiles of a block of rows at one stretch. */
-typedef struct select_block {
-  int64_t row0, rows, k0, kc;
-  int64_t *counts;
-  uint32_t *lists;
-  float *tiles;
-} select_block;
-
 /* The i-th of the stretches that are packed at once. */
-static select_block block_of(const esmm_problem *p, const select_layout *l, int64_t row0, int64_t k0, int64_t i,
-                             char *scratch)
+static group_stretch block_of(const esmm_problem *p, const select_layout *l, int64_t row0, int64_t k0, int64_t i,
+                              char *scratch)
 {
-  return (select_block){.row0 = row0,
-                        .rows = esmm_min(l->mc, p->m - row0),
-                        .k0 = k0,
-                        .kc = esmm_min(l->kc, p->k - k0),
-                        .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
-                        .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->list,
-                        .tiles = (float *)(void *)scratch + i * l->packed};
+  return (group_stretch){.row0 = row0,
+                         .rows = esmm_min(l->mc, p->m - row0),
+                         .k0 = k0,
+                         .kc = esmm_min(l->kc, p->k - k0),
+                         .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
+                         .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->list,
+                         .tiles = (float *)(void *)scratch + i * l->packed};
 }
 
-static void pack_block(const esmm_problem *p, const select_layout *l, const select_block *x, char *scratch)
+static void pack_block(const esmm_problem *p, const select_layout *l, const group_stretch *x, char *scratch)
 {
   const int64_t m = p->w->nm.group, words = esmm_ceil_div(x->kc, 64);
   uint64_t *bits = (uint64_t *)(void *)(scratch + l->at_bits);
@@ -279,19 +236,13 @@ static void pack_block(const esmm_problem *p, const select_layout *l, const sele
     const float *a = rows_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (float *)(void *)(scratch + l->at_rows), &ld);
     find_bits(p, a, ld, x->row0 + r, rows, x->k0, x->kc, bits);
     bits[words] = 0;
-    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l, x->tiles + r * l->sets * l->span,
+    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l->set, l->span, x->tiles + r * l->sets * l->span,
                                   x->lists + tile * l->sets * l->set);
   }
 }
 
-/* Values of a column in the groups of a list: all of a group's, but for a short one at the end. */
-ALWAYS int64_t listed_slots(const slots *b, const uint32_t *list, int64_t count)
-{
-  return count == 0 ? 0 : (count - 1) * b->each + esmm_min(b->each, b->all - list[count - 1] * b->each);
-}
-
 /* A panel against all tiles of a block: c [rows, cols] (+)= */
-static void select_panel(const select_layout *l, const select_block *x, const slots *b, int64_t cols, float *c,
+static void select_panel(const select_layout *l, const group_stretch *x, const slots *b, int64_t cols, float *c,
                          int64_t ldc, bool add, tally *t)
 {
   for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
@@ -316,7 +267,7 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
         for (int64_t y = 0; y < cols - j; y++)
           to[i * ldc + y] = edge[i * VEC + y] + (add ? to[i * ldc + y] : 0.0f);
     }
-    t->terms += (double)listed_slots(b, list, x->counts[tile]) * (double)rows * (double)cols;
+    t->terms += (double)listed_slots(b->each, b->all, list, x->counts[tile]) * (double)rows * (double)cols;
   }
 }
 
@@ -352,13 +303,13 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
     const double start = now_if_timed(p);
     for (int64_t i = 0; i < stretches; i++) {
-      const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+      const group_stretch x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
       pack_block(p, l, &x, scratch);
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++)
       for (int64_t i = 0; i < stretches; i++) {
-        const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+        const group_stretch x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
         b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
