@@ -127,32 +127,29 @@ ALWAYS void tiles_steps(const tiles_way way, const bool one, const char *a, int6
   amx_leave_sums(one, c);
 }
 
+ALWAYS void tiles_ways(const bool one, tiles_way way, const char *a, int64_t stride, int64_t steps, const tiles_of_b *b,
+                       float *c, bool add)
+{
+  switch (way) {
+  case TILES_MADE:
+    tiles_steps(TILES_MADE, one, a, stride, steps, b, c, add);
+    return;
+  case TILES_MAKE:
+    tiles_steps(TILES_MAKE, one, a, stride, steps, b, c, add);
+    return;
+  case TILES_LISTED:
+    tiles_steps(TILES_LISTED, one, a, stride, steps, b, c, add);
+    return;
+  }
+}
+
 static __attribute__((noinline)) void tiles_multiply(tiles_way way, bool one, const char *a, int64_t stride,
                                                      int64_t steps, const tiles_of_b *b, float *c, bool add)
 {
   if (one)
-    switch (way) {
-    case TILES_MADE:
-      tiles_steps(TILES_MADE, true, a, stride, steps, b, c, add);
-      return;
-    case TILES_MAKE:
-      tiles_steps(TILES_MAKE, true, a, stride, steps, b, c, add);
-      return;
-    case TILES_LISTED:
-      tiles_steps(TILES_LISTED, true, a, stride, steps, b, c, add);
-      return;
-    }
-  switch (way) {
-  case TILES_MADE:
-    tiles_steps(TILES_MADE, false, a, stride, steps, b, c, add);
-    return;
-  case TILES_MAKE:
-    tiles_steps(TILES_MAKE, false, a, stride, steps, b, c, add);
-    return;
-  case TILES_LISTED:
-    tiles_steps(TILES_LISTED, false, a, stride, steps, b, c, add);
-    return;
-  }
+    tiles_ways(true, way, a, stride, steps, b, c, add);
+  else
+    tiles_ways(false, way, a, stride, steps, b, c, add);
 }
 
 /* ------------------------------------------------------------------------------------------------ A */
