@@ -82,7 +82,7 @@ static inline vec_index index_unpack(const index_plan *plan, const unsigned char
   } else {
     words = AVX(shuffle_epi8)(AVX_REPEAT(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
   }
-  const vec_index index = AVX(srlv_epi32)(words, plan->shift) & plan->mask;
+  const vec_index index = AVX_AND(AVX(srlv_epi32)(words, plan->shift), plan->mask);
   return AVX(add_epi32)(index, AVX(set1_epi32)(base));
 }
 

@@ -18,6 +18,7 @@ typedef __m256i vec_index; /* N:M: indices of a vector */
 #define VEC 8              /* floats in a vector */
 #define MR 6               /* most rows of a tile */
 #define AVX(name) _mm256_##name
+#define AVX_AND(x, y) _mm256_and_si256(x, y)
 #define AVX_REPEAT(x) _mm256_broadcastsi128_si256(x) /* 16 bytes, as often as they fit */
 
 #include "avx.h"

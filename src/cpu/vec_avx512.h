@@ -18,6 +18,7 @@ typedef __m512i vec_index; /* N:M: indices of a vector */
 #define VEC 16             /* floats in a vector */
 #define MR 8               /* most rows of a tile */
 #define AVX(name) _mm512_##name
+#define AVX_AND(x, y) _mm512_and_si512(x, y)
 #define AVX_REPEAT(x) _mm512_broadcast_i32x4(x) /* 16 bytes, as often as they fit */
 
 #include "avx.h"
