@@ -12,6 +12,7 @@
 #ifndef ESMM_AMX_H
 #define ESMM_AMX_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -125,4 +126,40 @@ static inline void amx_dot_tiles(int sums, int a, int b)
 #define amx_dot(sums, a, b) amx_dot_tiles(sums, a, b)
 
 #endif
+
+#define AMX_SUMS_ROW ((int64_t)(2 * AMX_ROWS * sizeof(float))) /* bytes */
+
+/* Sums of 2 x 2 tiles, the first four, from c [32, 32], or zeros; one: of 16 rows only. */
+static inline __attribute__((always_inline)) void amx_take_sums(const bool one, const float *c, bool add)
+{
+  const float *below = c + AMX_ROWS * 2 * AMX_ROWS;
+  if (add) {
+    amx_load(0, c, AMX_SUMS_ROW);
+    amx_load(1, c + AMX_ROWS, AMX_SUMS_ROW);
+    if (!one) {
+      amx_load(2, below, AMX_SUMS_ROW);
+      amx_load(3, below + AMX_ROWS, AMX_SUMS_ROW);
+    }
+  } else {
+    amx_zero(0);
+    amx_zero(1);
+    if (!one) {
+      amx_zero(2);
+      amx_zero(3);
+    }
+  }
+}
+
+/* And to c. */
+static inline __attribute__((always_inline)) void amx_leave_sums(const bool one, float *c)
+{
+  float *below = c + AMX_ROWS * 2 * AMX_ROWS;
+  amx_store(0, c, AMX_SUMS_ROW);
+  amx_store(1, c + AMX_ROWS, AMX_SUMS_ROW);
+  if (!one) {
+    amx_store(2, below, AMX_SUMS_ROW);
+    amx_store(3, below + AMX_ROWS, AMX_SUMS_ROW);
+  }
+}
+
 #endif

@@ -8,6 +8,7 @@
 #include "operands.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define TILE_COLS (2 * VEC)
 #define MAX_STRIP 32
@@ -49,9 +50,10 @@ ALWAYS void tile_prefetch(const int rows, float *c, int64_t ldc)
 /* ------------------------------------------------------------------------------------------------ bitmaps */
 
 /* The strip's bits from the caller's pattern: the OR of its strips that touch these rows. */
-static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t word0, int64_t words,
+static void bits_from_pattern(const esmm_pattern *pattern, int64_t row0, int64_t rows, int64_t k0, int64_t kc,
                               uint64_t *bits)
 {
+  const int64_t word0 = k0 / 64, words = esmm_ceil_div(kc, 64);
   memset(bits, 0, (size_t)words * sizeof *bits);
   for (int64_t s = row0 / pattern->strip_rows; s <= (row0 + rows - 1) / pattern->strip_rows; s++)
     for (int64_t i = 0; i < words; i++)
@@ -110,6 +112,20 @@ static inline int64_t join(const joined *a, const joined *b, int64_t words, cons
   return join_words(a, b, list_a, list_b, NULL, lives, 4);
 }
 
+/* ------------------------------------------------------------------------------------------------ dense products */
+
+/* Is there a form of B with every k? */
+static inline bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
+{
+  (void)self;
+  if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
+    (void)snprintf(why, why_bytes,
+                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
+    return false;
+  }
+  return true;
+}
+
 /* ------------------------------------------------------------------------------------------------ heights */
 
 /* terms() of the kernels that skip: the strip height that is cheapest by the units that units_of counts for it. */
@@ -135,6 +151,16 @@ static inline void cheapest_strip(const esmm_problem *p, const double *cost,
 }
 
 /* ------------------------------------------------------------------------------------------------ blocks */
+
+/* Panels of a block of C, `most` or fewer: so that threads have `each` blocks where there are panels enough. */
+static inline int64_t panels_of_block(const esmm_problem *p, int64_t panels, int64_t most, int64_t blocks_m,
+                                      int64_t each)
+{
+  const int64_t nc = esmm_min(panels, most), wanted = each * p->threads;
+  if (p->threads == 1 || blocks_m * esmm_ceil_div(panels, nc) >= wanted)
+    return nc;
+  return esmm_ceil_div(panels, esmm_min(panels, esmm_ceil_div(wanted, blocks_m)));
+}
 
 typedef struct tally {
   double extract;    /* seconds */

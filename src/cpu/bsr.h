@@ -81,18 +81,8 @@ ADD_BLOCK(add_block_f32, ESMM_F32)
 ADD_BLOCK(add_block_bf16, ESMM_BF16)
 ADD_BLOCK(add_block_f16, ESMM_F16)
 
-static add_block_function *add_block_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return add_block_f32;
-  case ESMM_BF16:
-    return add_block_bf16;
-  case ESMM_F16:
-    return add_block_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static add_block_function *const add_block_of[] = {
+    [ESMM_F32] = add_block_f32, [ESMM_BF16] = add_block_bf16, [ESMM_F16] = add_block_f16};
 
 /* Scratch: each row of A as a list, by block rows, and sums of each thread. */
 typedef struct few_layout {
@@ -104,16 +94,13 @@ typedef struct few_layout {
 static few_layout few_lay_out(const esmm_problem *p)
 {
   few_layout l = {.room = p->k + 64, .levels = p->w->bsr.levels + 1};
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
-  l.at_ks = at;
-  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
-  l.at_starts = at;
-  at = align_up(at + (size_t)(p->m * l.levels) * sizeof(uint32_t));
-  l.at_row = at;
-  at = align_up(at + (size_t)p->k * sizeof(float));
-  l.at_sums = at;
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_ks = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
+  l.at_starts = set_aside(&l.bytes, p->m * l.levels, sizeof(uint32_t));
+  l.at_row = set_aside(&l.bytes, p->k, sizeof(float));
+  l.at_sums = l.bytes;
   l.sums_bytes = align_up((size_t)(2 * p->m * p->w->bsr.block_cols) * sizeof(float));
-  l.bytes = at + (size_t)p->threads * l.sums_bytes;
+  l.bytes += (size_t)p->threads * l.sums_bytes;
   return l;
 }
 
@@ -156,7 +143,7 @@ static int64_t few_strip(const esmm_problem *p, const few_layout *l, const few_l
 {
   const esmm_bsr_form *form = &p->w->bsr;
   const int64_t width = form->block_cols, cells = p->m * width;
-  add_block_function *add = add_block_of(p->w->dtype);
+  add_block_function *add = add_block_of[p->w->dtype];
   int64_t terms = 0, since = 0; /* the k that the partial sum starts at */
   memset(sums, 0, (size_t)cells * sizeof *sums);
   memset(partial, 0, (size_t)cells * sizeof *partial);
@@ -272,26 +259,24 @@ static void bsr_terms(const esmm_kernel *self, const esmm_problem *p, const doub
   few_units(p, units);
 }
 
-#define BSR_TERM_NAMES                                                                                                 \
-  {                                                                                                                    \
-    "multiply-adds", "scanning and packing of a", "reading of b", "making of panels and k-lists", "starting of tiles", \
-        "starting threads"                                                                                             \
-  }
-
 static size_t bsr_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  (void)self;
-  return bsr_few(p) ? few_lay_out(p).bytes : gemm_workspace(p, true);
+  return bsr_few(p) ? few_lay_out(p).bytes : gemm_workspace(self, p);
 }
 
 static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                            esmm_stats *stats)
 {
-  (void)self;
-  (void)ctx;
-  if (bsr_few(p))
-    few_run(p, scratch, stats);
-  else
-    gemm_run(p, scratch, true, stats);
+  if (!bsr_few(p))
+    return gemm_run(self, ctx, p, scratch, stats);
+  few_run(p, scratch, stats);
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define BSR_KERNEL                                                                                                 \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(BSR), .variant_strips = true,                                   \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = bsr_terms, .workspace = bsr_workspace,          \
+  .run = bsr_run,                                                                                                  \
+  .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b", "making of panels and k-lists", \
+                 "starting of tiles", "starting threads"}

@@ -32,11 +32,6 @@ static bool decode_can_run(const esmm_kernel *self, const esmm_problem *p, char 
   return true;
 }
 
-#define DECODE_TERM_NAMES                                                                                \
-  {                                                                                                      \
-    "reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads" \
-  }
-
 typedef struct decode_layout {
   int64_t room; /* entries of a row's list */
   int64_t width, items;
@@ -53,13 +48,10 @@ static decode_layout decode_lay_out(const esmm_problem *p)
   decode_layout l = {.room = p->k + 64};
   l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), 2 * line);
   l.items = esmm_ceil_div(p->n, l.width);
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
-  l.at_ks = at;
-  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
-  l.at_sums = at;
-  at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
-  l.at_partial = at;
-  l.bytes = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_ks = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
+  l.at_sums = set_aside(&l.bytes, p->m * l.items * l.width, sizeof(float));
+  l.at_partial = set_aside(&l.bytes, p->m * l.items * l.width, sizeof(float));
   return l;
 }
 
@@ -139,18 +131,8 @@ ADD_LIST(add_list_f16, ESMM_F16)
 typedef void add_list_function(const void *b, int64_t ld, const float *values, const uint32_t *ks, int64_t count,
                                int64_t width, float *out, bool first);
 
-static add_list_function *add_list_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return add_list_f32;
-  case ESMM_BF16:
-    return add_list_bf16;
-  case ESMM_F16:
-    return add_list_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static add_list_function *const add_list_of[] = {
+    [ESMM_F32] = add_list_f32, [ESMM_BF16] = add_list_bf16, [ESMM_F16] = add_list_f16};
 
 static void add_partial(float *sums, const float *partial, int64_t width)
 {
@@ -208,7 +190,7 @@ static void decode_items(void *arg, int64_t first, int64_t end, int worker)
   const esmm_problem *p = x->p;
   const decode_layout *l = x->l;
   const esmm_weights *w = p->w;
-  add_list_function *add = add_list_of(w->dtype);
+  add_list_function *add = add_list_of[w->dtype];
   for (int64_t item = first; item < end; item++) {
     const int64_t j0 = item * l->width, cols = esmm_min(l->width, p->n - j0);
     const int64_t width = esmm_min(l->width, w->rows_ld - j0); /* a multiple of VEC: rows are padded to cache lines */
@@ -254,3 +236,10 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   stats->flop_useful = 2.0 * (double)nonzeros * (double)p->n;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DECODE_KERNEL                                                                                       \
+  .doc = "m of 1 to 16: reads only the rows of B that some row of A needs", .backend = &esmm_cpu_backend,   \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
+  .can_run = decode_can_run, .terms = decode_terms, .workspace = decode_workspace, .run = decode_run,       \
+  .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}

@@ -6,19 +6,6 @@
  */
 #include "gemm.h"
 
-#include <stdio.h>
-
-static bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)self;
-  if (p->w->format == ESMM_FORMAT_DENSE && !p->w->rows && !p->w->full) {
-    (void)snprintf(why, why_bytes,
-                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-    return false;
-  }
-  return true;
-}
-
 static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                         int64_t *variant)
 {
@@ -35,22 +22,8 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-#define DENSE_TERM_NAMES                                                                                  \
-  {                                                                                                       \
-    "multiply-adds", "packing of a", "reading of b", "repacking of b", "updates of c", "starting threads" \
-  }
-
-static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return gemm_workspace(p, false);
-}
-
-static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  gemm_run(p, scratch, false, stats);
-  return ESMM_OK;
-}
+/* What the kernels of all instruction sets say alike. */
+#define DENSE_KERNEL                                                                                                \
+  .backend = &esmm_cpu_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = dense_can_run, .terms = dense_terms, \
+  .workspace = gemm_workspace, .run = gemm_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",    \
+                                                               "repacking of b", "updates of c", "starting threads"}

@@ -67,11 +67,6 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   units[5] = 1.0;
 }
 
-#define DIRECT_TERM_NAMES                                                                                      \
-  {                                                                                                            \
-    "multiply-adds", "reading of b", "widening of a", "updates of c", "reading of b again", "starting threads" \
-  }
-
 /* One k of chain u. */
 ALWAYS void direct_step(const int rows, const int vectors, const int u, const esmm_dtype dtype, const float *a,
                         int64_t lda, const void *b, int64_t at, vec x[MR][DIRECT_WIDE][4])
@@ -230,18 +225,8 @@ DIRECT_SET(f32, ESMM_F32)
 DIRECT_SET(bf16, ESMM_BF16)
 DIRECT_SET(f16, ESMM_F16)
 
-static const direct_set *direct_of(esmm_dtype dtype)
-{
-  switch (dtype) {
-  case ESMM_F32:
-    return &direct_f32;
-  case ESMM_BF16:
-    return &direct_bf16;
-  case ESMM_F16:
-    return &direct_f16;
-  }
-  return NULL; /* weights of an unknown dtype are not prepared */
-}
+static const direct_set *const direct_of[] = {
+    [ESMM_F32] = &direct_f32, [ESMM_BF16] = &direct_bf16, [ESMM_F16] = &direct_f16};
 
 /* How a product is shared out, and a thread's scratch: sums where something follows them, rows of A as fp32 where they
    are not. */
@@ -330,7 +315,7 @@ static void direct_sums(const esmm_problem *p, int64_t row0, int64_t rows, int64
                         int64_t k1, float *buffer, direct_tiles t)
 {
   const esmm_weights *w = p->w;
-  const direct_set *set = direct_of(w->dtype);
+  const direct_set *set = direct_of[w->dtype];
   const int64_t first = t.to;
   t.b = w->rows;
   t.ldb = w->rows_ld;
@@ -440,3 +425,11 @@ static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   stats->joint_density = 1.0;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DIRECT_KERNEL                                                                                             \
+  .doc = "small products: multiplies A and B's rows where they lie, packs nothing", .backend = &esmm_cpu_backend, \
+  .reads = ESMM_FORM(ROWS), .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = direct_can_run, .terms = direct_terms, \
+  .workspace = direct_workspace, .run = direct_run,                                                               \
+  .term_names = {"multiply-adds", "reading of b",       "widening of a",                                          \
+                 "updates of c",  "reading of b again", "starting threads"}

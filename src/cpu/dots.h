@@ -53,11 +53,6 @@ static void dots_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   }
 }
 
-#define DOTS_TERM_NAMES                                                                           \
-  {                                                                                               \
-    "multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads" \
-  }
-
 /* sums [rows, cols] (+)= a [rows, kc] x b [cols, kc]; b begins at element `at` of turned columns */
 ALWAYS void dots_tile(const int rows, const int cols, const int chains, const esmm_dtype of_a, const esmm_dtype dtype,
                       const void *a, int64_t lda, const void *b, int64_t at, int64_t ldb, int64_t kc, float *sums,
@@ -302,3 +297,10 @@ static esmm_status dots_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   stats->joint_density = 1.0;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define DOTS_KERNEL                                                                                                 \
+  .doc = "n of 1 to 15: dot products of A's rows and B's columns", .backend = &esmm_cpu_backend,                    \
+  .reads = ESMM_FORM(TURNED), .flags = ESMM_KERNEL_DETERMINISTIC, .terms = dots_terms, .workspace = dots_workspace, \
+  .run = dots_run,                                                                                                  \
+  .term_names = {"multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads"}

@@ -244,9 +244,14 @@ ALWAYS void or_rows(const esmm_word32 *a, int64_t ld, int64_t rows, int64_t widt
       out[i] |= a[r * ld + i];
 }
 
-/* bits [ceil(kc / 64)] of a strip of fp32 rows */
-static void scan_strip(const float *a, int64_t ld, int64_t rows, int64_t kc, uint64_t *bits)
+/* bits [ceil(kc / 64)] of a strip, whose rows from row0 and k0 on are a in fp32 */
+static void find_bits(const esmm_problem *p, const float *a, int64_t ld, int64_t row0, int64_t rows, int64_t k0,
+                      int64_t kc, uint64_t *bits)
 {
+  if (p->pattern) {
+    bits_from_pattern(p->pattern, row0, rows, k0, kc, bits);
+    return;
+  }
   uint32_t ors[STRETCH];
   for (int64_t k = 0; k < kc; k += STRETCH) {
     const int64_t width = esmm_min(STRETCH, kc - k);
@@ -306,10 +311,8 @@ static void pack_strip(const esmm_problem *p, bool skip, int64_t block_row0, int
   const float *a = rows_of_a(&p->a, row0, s->rows, k0, kc, buffer, &ld);
   if (!skip)
     set_all(s->bits, kc);
-  else if (p->pattern)
-    bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
   else
-    scan_strip(a, ld, s->rows, kc, s->bits);
+    find_bits(p, a, ld, row0, s->rows, k0, kc, s->bits);
   uint32_t kept = 0;
   for (int64_t i = 0; i < words; i++) {
     s->before[i] = kept;
@@ -344,7 +347,6 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   g.full = source_full(p->w, g.from);
   g.width = panel_width(p->w, g.from);
   g.panels = esmm_ceil_div(p->n, g.width);
-  const int64_t panels = g.panels, threads = p->threads;
   g.kc = esmm_round_up(esmm_ceil_div(p->k, esmm_ceil_div(p->k, STRAIGHT_CHAIN)), 64); /* even stretches */
   g.mc = 128;
   if (skip) {
@@ -360,39 +362,24 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
   }
   g.kc = esmm_min(g.kc, esmm_round_up(p->k, 64));
   /* Eight blocks a thread even out the load; blocks of less than 64 rows would pack A more than they multiply. */
-  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 8 * threads), MAX_STRIP);
+  const int64_t share = esmm_round_up(esmm_ceil_div(p->m, 8 * (int64_t)p->threads), MAX_STRIP);
   g.mc = esmm_min(g.mc, esmm_max(64, share));
   g.mc = esmm_min(g.mc, esmm_round_up(p->m, g.strip_rows));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
-  g.nc = esmm_min(panels, 4096 / g.width);
-  g.blocks_n = esmm_ceil_div(panels, g.nc);
-  if (g.blocks_m * g.blocks_n < 4 * threads && threads > 1) {
-    g.blocks_n = esmm_min(panels, esmm_ceil_div(4 * threads, g.blocks_m));
-    g.nc = esmm_ceil_div(panels, g.blocks_n);
-    g.blocks_n = esmm_ceil_div(panels, g.nc);
-  }
+  g.nc = panels_of_block(p, g.panels, 4096 / g.width, g.blocks_m, 4);
+  g.blocks_n = esmm_ceil_div(g.panels, g.nc);
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.strip_rows);
   const int64_t tiles = strips * esmm_ceil_div(g.strip_rows, MR);
-  size_t at = align_up((size_t)(tiles * (g.kc + 2 * MR) * MR) * sizeof(float));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_before = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(strip));
-  g.at_list = at;
-  at = align_up(at + (size_t)(skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0) * sizeof(uint32_t));
-  g.at_panel = at;
-  at = align_up(at + (size_t)(2 * g.kc * ESMM_HALF) * sizeof(float));
-  g.at_panel_bits = at;
-  at = align_up(at + (size_t)words * sizeof(uint64_t));
-  g.at_panel_before = at;
-  at = align_up(at + (size_t)(2 * (words + 1)) * sizeof(uint32_t));
-  g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.nc * g.width) * sizeof(float)));
-  g.at_rows = at;
-  at = align_up(at + (size_t)(g.strip_rows * g.kc) * sizeof(float));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(tiles * (g.kc + 2 * MR) * MR) * sizeof(float));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_before = set_aside(&g.bytes, strips * words, sizeof(uint32_t));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(strip));
+  g.at_list = set_aside(&g.bytes, skip ? 2 * (g.kc + 64) * (g.full ? strips : 1) : 0, sizeof(uint32_t));
+  g.at_panel = set_aside(&g.bytes, 2 * g.kc * ESMM_HALF, sizeof(float));
+  g.at_panel_bits = set_aside(&g.bytes, words, sizeof(uint64_t));
+  g.at_panel_before = set_aside(&g.bytes, 2 * (words + 1), sizeof(uint32_t));
+  g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.nc * g.width, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, g.strip_rows * g.kc, sizeof(float));
   return g;
 }
 
@@ -543,15 +530,20 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     esmm_finish(p, row0, rows, col0, cols, sums, ldc);
 }
 
-static size_t gemm_workspace(const esmm_problem *p, bool skip)
+/* ------------------------------------------------------------------------------------------------ descriptors */
+
+static size_t gemm_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  return blocks_workspace(p, plan_blocks(p, skip).bytes);
+  return blocks_workspace(p, plan_blocks(p, self->flags & ESMM_KERNEL_SKIPS).bytes);
 }
 
-static void gemm_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+static esmm_status gemm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                            esmm_stats *stats)
 {
-  const blocking g = plan_blocks(p, skip);
+  (void)ctx;
+  const blocking g = plan_blocks(p, self->flags & ESMM_KERNEL_SKIPS);
   run_blocks(p, multiply_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+  return ESMM_OK;
 }
 
 #endif

@@ -32,23 +32,9 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   cheapest_strip(p, cost, joint_units, units, variant);
 }
 
-#define JOINT_TERM_NAMES                                                                                    \
-  {                                                                                                         \
-    "multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists", "starting of tiles", \
-        "starting threads"                                                                                  \
-  }
-
-static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return gemm_workspace(p, true);
-}
-
-static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  gemm_run(p, scratch, true, stats);
-  return ESMM_OK;
-}
+/* What the kernels of all instruction sets say alike. */
+#define JOINT_KERNEL                                                                                         \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(PANELS), .variant_strips = true,                          \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = joint_terms, .workspace = gemm_workspace, \
+  .run = gemm_run, .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b",          \
+                                  "making of k-lists", "starting of tiles",         "starting threads"}

@@ -22,19 +22,13 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 static void bsr_units(const esmm_problem *p, int level, double *units)
 {
   const esmm_weights *w = p->w;
-  const double m = (double)p->m, k = (double)p->k, columns = (double)(w->panels * ESMM_PANEL);
-  const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
-  const double both = strips * (double)w->panels;
+  const double height = (double)(1 << level), both = (double)(esmm_ceil_div(p->m, 1 << level) * w->panels);
   /* sample.joint counts k's with a nonzero in 32 columns; of a block all are multiplied. */
   const double joint =
       fmin(1.0, p->sample.joint[level] * (w->strip_density > 0.0 ? bsr_density(w) / w->strip_density : 1.0));
-  units[0] = m * columns * k * joint / (2 * VEC);
-  units[1] = m * k * (0.5 + p->sample.strip[level]);
+  pairs_units(p, level, joint, units);
   units[2] = (double)w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
-  units[3] = both * k / 64.0 * (joint * (2.0 + height / MAX_STRIP) + 0.5);
-  units[4] = both * height / MR * (joint > 0.2 ? (double)esmm_ceil_div(p->k, PAIRS_STRETCH) : 1.0) *
-             (esmm_is_plain(p) ? 1.0 : 2.0);
-  units[5] = 1.0;
+  units[3] = both * (double)p->k / 64.0 * (joint * (2.0 + height / MAX_STRIP) + 0.5);
 }
 
 static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
@@ -43,34 +37,15 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   cheapest_strip(p, cost, bsr_units, units, variant);
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return pairs_workspace(p, true);
-}
-
-static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  pairs_run(p, scratch, true, stats);
-  return ESMM_OK;
-}
-
 ESMM_KERNEL(bsr_bf16_avx512bf16) = {
     .name = "bsr_bf16_avx512bf16",
     .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 8 to 32 rows of A",
-    .backend = &esmm_cpu_backend,
     .reads = ESMM_FORM(BSR),
-    .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
     .variant_strips = true,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
     .can_run = can_run,
-    .terms = terms,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "pairing of k's", "starting of tiles",
                    "starting threads"},
     .cost = {2.95e-10, 1.2e-10, 3.9e-11, 3e-8, 4e-8, 3e-6},
-    .workspace = workspace,
-    .run = run,
+    PAIRS_KERNEL,
 };

@@ -6,14 +6,7 @@
 ESMM_KERNEL(bsr_f32_portable) = {
     .name = "bsr_f32_portable",
     .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 4 to 32 rows of A",
-    .backend = &esmm_cpu_backend,
-    .reads = ESMM_FORM(BSR),
-    .variant_strips = true,
-    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .cpu = 0,
-    .terms = bsr_terms,
-    .term_names = BSR_TERM_NAMES,
     .cost = {2.3e-10, 5e-10, 5e-11, 1e-7, 1.5e-8, 3e-6},
-    .workspace = bsr_workspace,
-    .run = bsr_run,
+    BSR_KERNEL,
 };

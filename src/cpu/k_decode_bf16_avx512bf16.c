@@ -46,20 +46,17 @@ static pair_layout lay_out(const esmm_problem *p)
   l.width = esmm_round_up(esmm_ceil_div(p->n, ranges), CHUNK);
   l.items = esmm_ceil_div(p->n, l.width);
   l.at_rows = 0;
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(void *));
-  l.at_values = at;
-  at = align_up(at + (size_t)(p->m * l.room / 2) * sizeof(uint32_t));
-  l.at_starts = at; /* [m][blocks + 1] */
-  at = align_up(at + (size_t)(p->m * (l.blocks + 1)) * sizeof(uint32_t));
-  l.at_alive = at; /* [k], and a byte for each k */
-  at = align_up(at + (size_t)p->k * sizeof(uint32_t) + (size_t)(l.blocks + 1) * sizeof(uint32_t) + (size_t)p->k);
-  l.at_zeros = at;
-  at = align_up(at + (size_t)l.row_bytes);
-  l.at_sums = at;
-  at = align_up(at + (size_t)(p->m * l.items * l.width) * sizeof(float));
-  l.at_lists = at; /* of each thread: a block of a row as fp32, and its nonzeros */
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(void *));
+  l.at_values = set_aside(&l.bytes, p->m * l.room / 2, sizeof(uint32_t));
+  l.at_starts = set_aside(&l.bytes, p->m * (l.blocks + 1), sizeof(uint32_t)); /* [m][blocks + 1] */
+  /* [k], and a byte for each k */
+  l.at_alive =
+      set_aside(&l.bytes, p->k * (int64_t)(sizeof(uint32_t) + 1) + (l.blocks + 1) * (int64_t)sizeof(uint32_t), 1);
+  l.at_zeros = set_aside(&l.bytes, l.row_bytes, 1);
+  l.at_sums = set_aside(&l.bytes, p->m * l.items * l.width, sizeof(float));
+  l.at_lists = l.bytes; /* of each thread: a block of a row as fp32, and its nonzeros */
   l.list_bytes = align_up((size_t)(3 * (PAIR_K + 64)) * sizeof(float));
-  l.bytes = at + (size_t)p->threads * l.list_bytes;
+  l.bytes += (size_t)p->threads * l.list_bytes;
   return l;
 }
 

@@ -3,18 +3,6 @@
 
 #include "tiles.h"
 
-#include <stdio.h>
-
-static bool dense_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)self;
-  if (p->w->rows || p->w->full)
-    return true;
-  (void)snprintf(why, why_bytes,
-                 "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-  return false;
-}
-
 /* The unit's work is counted in tiles of 16 x 16 x 32, whatever they are filled with. */
 static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                         int64_t *variant)
@@ -39,21 +27,6 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-static size_t dense_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return tiles_workspace(p, false);
-}
-
-static esmm_status dense_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  tiles_run(p, scratch, false, stats);
-  return ESMM_OK;
-}
-
 /* The constants are estimates, by instruction tables at 2.7 GHz. */
 ESMM_KERNEL(dense_bf16_amx) = {
     .name = "dense_bf16_amx",
@@ -67,6 +40,6 @@ ESMM_KERNEL(dense_bf16_amx) = {
     .terms = dense_terms,
     .term_names = {"tiles", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
     .cost = {7e-9, 4e-11, 3e-11, 6e-10, 1.5e-7, 6e-6},
-    .workspace = dense_workspace,
-    .run = dense_run,
+    .workspace = tiles_workspace,
+    .run = tiles_run,
 };

@@ -10,17 +10,10 @@
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)self;
-  if (!p->w->rows && !p->w->full) {
-    (void)snprintf(why, why_bytes,
-                   "the weights were prepared for large m and dropped zeros of b; prepare them with strict");
-    return false;
-  }
-  if (p->n > MOST_COLS) {
-    (void)snprintf(why, why_bytes, "n is %lld, it takes %lld at most", (long long)p->n, (long long)MOST_COLS);
-    return false;
-  }
-  return true;
+  if (p->n <= MOST_COLS)
+    return dense_can_run(self, p, why, why_bytes);
+  (void)snprintf(why, why_bytes, "n is %lld, it takes %lld at most", (long long)p->n, (long long)MOST_COLS);
+  return false;
 }
 
 static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
@@ -43,32 +36,13 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   units[5] = 1.0;
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return pairs_workspace(p, false);
-}
-
-static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  pairs_run(p, scratch, false, stats);
-  return ESMM_OK;
-}
-
 ESMM_KERNEL(dense_bf16_avx512bf16) = {
     .name = "dense_bf16_avx512bf16",
     .doc = "packed dense product of bf16, two k's at a time",
-    .backend = &esmm_cpu_backend,
     .reads = ESMM_FORM(PANELS) | ESMM_FORM(ROWS),
-    .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
     .flags = ESMM_KERNEL_DETERMINISTIC,
-    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
     .can_run = can_run,
-    .terms = terms,
     .term_names = {"multiply-adds", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
     .cost = {2.9e-10, 1.5e-10, 3.6e-11, 4e-11, 1e-10, 3e-6},
-    .workspace = workspace,
-    .run = run,
+    PAIRS_KERNEL,
 };

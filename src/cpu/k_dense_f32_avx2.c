@@ -6,13 +6,7 @@
 ESMM_KERNEL(dense_f32_avx2) = {
     .name = "dense_f32_avx2",
     .doc = "packed dense product, 6 x 16 tiles",
-    .backend = &esmm_cpu_backend,
-    .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2,
-    .can_run = dense_can_run,
-    .terms = dense_terms,
-    .term_names = DENSE_TERM_NAMES,
     .cost = {1.46e-10, 3e-10, 4.5e-11, 2.5e-10, 1.5e-10, 3e-6},
-    .workspace = dense_workspace,
-    .run = dense_run,
+    DENSE_KERNEL,
 };

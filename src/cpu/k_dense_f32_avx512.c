@@ -6,13 +6,7 @@
 ESMM_KERNEL(dense_f32_avx512) = {
     .name = "dense_f32_avx512",
     .doc = "packed dense product, 8 x 32 tiles",
-    .backend = &esmm_cpu_backend,
-    .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .can_run = dense_can_run,
-    .terms = dense_terms,
-    .term_names = DENSE_TERM_NAMES,
     .cost = {2.6e-10, 3e-10, 3.6e-11, 3e-10, 1.5e-10, 3e-6},
-    .workspace = dense_workspace,
-    .run = dense_run,
+    DENSE_KERNEL,
 };

@@ -6,13 +6,7 @@
 ESMM_KERNEL(dense_f32_portable) = {
     .name = "dense_f32_portable",
     .doc = "packed dense product in portable C, 4 x 8 tiles",
-    .backend = &esmm_cpu_backend,
-    .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = 0,
-    .can_run = dense_can_run,
-    .terms = dense_terms,
-    .term_names = DENSE_TERM_NAMES,
     .cost = {2.17e-10, 5e-10, 4.9e-11, 3e-10, 2e-10, 3e-6},
-    .workspace = dense_workspace,
-    .run = dense_run,
+    DENSE_KERNEL,
 };

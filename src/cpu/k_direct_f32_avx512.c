@@ -5,15 +5,7 @@
 
 ESMM_KERNEL(direct_f32_avx512) = {
     .name = "direct_f32_avx512",
-    .doc = "small products: multiplies A and B's rows where they lie, packs nothing",
-    .backend = &esmm_cpu_backend,
-    .reads = ESMM_FORM(ROWS),
-    .flags = ESMM_KERNEL_DETERMINISTIC,
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .can_run = direct_can_run,
-    .terms = direct_terms,
-    .term_names = DIRECT_TERM_NAMES,
     .cost = {2.9e-10, 3e-11, 2.5e-11, 8e-10, 2e-12, 5e-8},
-    .workspace = direct_workspace,
-    .run = direct_run,
+    DIRECT_KERNEL,
 };

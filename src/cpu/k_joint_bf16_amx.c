@@ -25,21 +25,6 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return tiles_workspace(p, true);
-}
-
-static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  tiles_run(p, scratch, true, stats);
-  return ESMM_OK;
-}
-
 /* The constants are estimates, by instruction tables at 2.7 GHz. */
 ESMM_KERNEL(joint_bf16_amx) = {
     .name = "joint_bf16_amx",
@@ -54,6 +39,6 @@ ESMM_KERNEL(joint_bf16_amx) = {
     .term_names = {"tiles", "scanning and packing of a", "reading of b", "pairing of k's", "updates of c",
                    "starting threads"},
     .cost = {7e-9, 8e-11, 3.6e-11, 1.2e-8, 1.5e-7, 6e-6},
-    .workspace = joint_workspace,
-    .run = joint_run,
+    .workspace = tiles_workspace,
+    .run = tiles_run,
 };

@@ -20,21 +20,6 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-static size_t joint_workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return meet_workspace(p);
-}
-
-static esmm_status joint_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
-                             esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  meet_run(p, scratch, stats);
-  return ESMM_OK;
-}
-
 /* The constants are estimates, by instruction tables at 2.7 GHz. */
 ESMM_KERNEL(joint_both_bf16_amx) = {
     .name = "joint_both_bf16_amx",
@@ -49,6 +34,6 @@ ESMM_KERNEL(joint_both_bf16_amx) = {
     .term_names = {"steps of both", "scanning and packing of a", "reading of b", "lists", "updates of c",
                    "starting threads"},
     .cost = {7e-8, 1e-10, 3.6e-11, 3e-9, 1.5e-7, 6e-6},
-    .workspace = joint_workspace,
-    .run = joint_run,
+    .workspace = meet_workspace,
+    .run = meet_run,
 };

@@ -6,14 +6,7 @@
 ESMM_KERNEL(joint_f32_avx2) = {
     .name = "joint_f32_avx2",
     .doc = "skips k's that are zero in 4 to 32 rows of A or in 32 columns of B",
-    .backend = &esmm_cpu_backend,
-    .reads = ESMM_FORM(PANELS),
-    .variant_strips = true,
-    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .cpu = ESMM_CPU_AVX2,
-    .terms = joint_terms,
-    .term_names = JOINT_TERM_NAMES,
     .cost = {1.51e-10, 2e-10, 4.6e-11, 3e-8, 1.5e-8, 3e-6},
-    .workspace = joint_workspace,
-    .run = joint_run,
+    JOINT_KERNEL,
 };

@@ -20,18 +20,15 @@
  */
 #include "vec_avx512.h"
 
-#include "blocks.h"
 #include "words.h"
 
 #include <stdio.h>
 
 #define STRETCH 512                     /* k's whose terms are summed before they are added to C */
 #define MOST_BLOCK 256                  /* rows of A that are packed together */
-#define MOST_ROWS 16                    /* of a tile */
 #define SPAN 32                         /* words of A in a set */
 #define PACKED_WORDS ((int64_t)1 << 20) /* of A, packed at a time: pairs of B are made once for all of its rows */
 #define HELD 4                          /* panels whose sums are finished together, where all k's are packed */
-#define VALUES_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
 /* ------------------------------------------------------------------------------------------------ pairs */
 
@@ -51,14 +48,14 @@ typedef struct slots {
 ALWAYS void make_pair(const slots *b, int64_t group, int64_t pair, const bool one, __m512i *values, __m512i *index)
 {
   const int64_t slot = group * b->each + 2 * pair;
-  const char *from = b->values + slot * VALUES_BYTES;
+  const char *from = b->values + slot * HALF_BYTES;
   const unsigned char *places = b->packed + slot * b->index_bytes;
   const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
   *index = index_unpack(&b->plan, places, 0);
   *values = x;
   if (one)
     return;
-  const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from + VALUES_BYTES)));
+  const __m512i y = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from + HALF_BYTES)));
   *values = _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
   *index = _mm512_or_si512(*index, _mm512_slli_epi32(index_unpack(&b->plan, places + b->index_bytes, 0), 16));
 }
@@ -105,7 +102,7 @@ ALWAYS void add_groups(const int rows, const bool made, const slots *of_b, const
                        int64_t count, float *c, int64_t ldc, bool add)
 {
   const slots b = *of_b; /* in registers */
-  vec sums[MOST_ROWS];
+  vec sums[SELECT_ROWS];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; r++)
     sums[r] = vec_zero();
@@ -151,16 +148,10 @@ TILE(8)
 TILE(16)
 static tile_function *const tile_of[] = {tile_1, tile_2, tile_4, tile_8, tile_16}; /* by the logarithm of rows */
 
-/* The binary logarithm of the rows of the next tile, of `left`: 15 rows are 8 + 4 + 2 + 1. */
-ALWAYS int next_rows(int64_t left)
-{
-  int level = 0;
-  while (2 << level <= esmm_min(left, MOST_ROWS))
-    level++;
-  return level;
-}
-
 /* ------------------------------------------------------------------------------------------------ A */
+
+typedef uint16_t group_word;
+#include "nm_groups.h"
 
 typedef struct layout {
   int64_t mc, kc, nc;    /* a block of C, nc in panels of 16 columns; kc: k's of a stretch */
@@ -181,11 +172,11 @@ static layout lay_out(const esmm_problem *p)
   l.kc = esmm_min(esmm_max(1, STRETCH / l.kc) * l.kc, esmm_round_up(p->k, l.kc));
   l.groups = esmm_ceil_div(l.kc, form->group);
   l.sets = esmm_ceil_div(l.groups, SPAN / form->group);
-  l.stretches = esmm_min(esmm_ceil_div(p->k, l.kc), esmm_max(1, PACKED_WORDS / (MOST_ROWS * l.sets * SPAN)));
-  l.mc =
-      esmm_max(MOST_ROWS, esmm_min(MOST_BLOCK, PACKED_WORDS / (l.stretches * l.sets * SPAN)) / MOST_ROWS * MOST_ROWS);
+  l.stretches = esmm_min(esmm_ceil_div(p->k, l.kc), esmm_max(1, PACKED_WORDS / (SELECT_ROWS * l.sets * SPAN)));
+  l.mc = esmm_max(SELECT_ROWS,
+                  esmm_min(MOST_BLOCK, PACKED_WORDS / (l.stretches * l.sets * SPAN)) / SELECT_ROWS * SELECT_ROWS);
   l.mc = esmm_min(l.mc, p->m);
-  l.tiles = l.mc / MOST_ROWS + 4;
+  l.tiles = l.mc / SELECT_ROWS + 4;
   l.packed = l.mc * l.sets * SPAN;
   l.blocks_m = esmm_ceil_div(p->m, l.mc);
   const int64_t share = p->threads > 1 ? esmm_ceil_div(4 * p->threads, l.blocks_m) : 1;
@@ -193,71 +184,30 @@ static layout lay_out(const esmm_problem *p)
   l.blocks_n = esmm_ceil_div(form->panels, l.nc);
   l.held = l.stretches * l.kc >= p->k ? esmm_min(HELD, l.nc) : l.nc;
   l.sums_ld = l.held * ESMM_HALF + (l.held > HELD ? VEC : 0); /* rows a page apart would push one another out */
-  size_t at = align_up((size_t)(l.stretches * l.packed) * sizeof(uint16_t));
-  l.at_lists = at;
-  at = align_up(at + (size_t)(l.stretches * l.tiles * l.groups) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.stretches * l.tiles) * sizeof(int64_t));
-  l.at_bits = at;
-  at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
-  l.at_made = at;
-  at = align_up(at + (p->m > MOST_ROWS ? (size_t)(2 * l.groups * ((form->keep + 1) / 2)) * sizeof(__m512i) : 0));
-  l.at_sums = at;
-  at = align_up(at + (size_t)(l.mc * l.sums_ld) * sizeof(float));
-  l.at_rows = at;
-  l.bytes = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(MOST_ROWS * l.kc) * sizeof(uint16_t)));
+  l.bytes = align_up((size_t)(l.stretches * l.packed) * sizeof(uint16_t));
+  l.at_lists = set_aside(&l.bytes, l.stretches * l.tiles * l.groups, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.stretches * l.tiles, sizeof(int64_t));
+  l.at_bits = set_aside(&l.bytes, l.kc / 64 + 1, sizeof(uint64_t));
+  l.at_made = set_aside(&l.bytes, p->m > SELECT_ROWS ? 2 * l.groups * ((form->keep + 1) / 2) : 0, sizeof(__m512i));
+  l.at_sums = set_aside(&l.bytes, l.mc * l.sums_ld, sizeof(float));
+  l.at_rows = set_aside(&l.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : SELECT_ROWS * l.kc, sizeof(uint16_t));
   return l;
 }
 
-/* Packs the groups of a tile that have a nonzero, and lists them. bits has a word to spare. */
-static int64_t pack_groups(const uint16_t *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t m,
-                           uint16_t *to, uint32_t *list)
-{
-  int64_t count = 0, base = 0; /* where in its set the next group goes */
-  for (int64_t k = 0, group = 0; k < kc; k += m, group++) {
-    const int64_t length = esmm_min(m, kc - k);
-    if (!any_bit(bits, k, length))
-      continue;
-    list[count++] = (uint32_t)group;
-    for (int64_t r = 0; r < rows; r++) {
-      const uint16_t *from = a + r * ld + k;
-      uint16_t *at = to + r * SPAN + base;
-      if (length == 4)
-        memcpy(at, from, 4 * sizeof *at);
-      else
-        for (int64_t i = 0; i < length; i++)
-          at[i] = from[i];
-    }
-    base += m;
-    if (base + m > SPAN) {
-      base = 0;
-      to += rows * SPAN;
-    }
-  }
-  return count;
-}
-
-/* The tiles of a block of rows at one stretch. */
-typedef struct stretch {
-  int64_t row0, rows, k0, kc;
-  int64_t *counts;
-  uint32_t *lists;
-  uint16_t *tiles;
-} stretch;
-
 /* The i-th of the stretches that are packed at once. */
-static stretch stretch_of(const esmm_problem *p, const layout *l, int64_t row0, int64_t k0, int64_t i, char *scratch)
+static group_stretch stretch_of(const esmm_problem *p, const layout *l, int64_t row0, int64_t k0, int64_t i,
+                                char *scratch)
 {
-  return (stretch){.row0 = row0,
-                   .rows = esmm_min(l->mc, p->m - row0),
-                   .k0 = k0 + i * l->kc,
-                   .kc = esmm_min(l->kc, p->k - k0 - i * l->kc),
-                   .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
-                   .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->tiles * l->groups,
-                   .tiles = (uint16_t *)(void *)scratch + i * l->packed};
+  return (group_stretch){.row0 = row0,
+                         .rows = esmm_min(l->mc, p->m - row0),
+                         .k0 = k0 + i * l->kc,
+                         .kc = esmm_min(l->kc, p->k - k0 - i * l->kc),
+                         .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
+                         .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->tiles * l->groups,
+                         .tiles = (uint16_t *)(void *)scratch + i * l->packed};
 }
 
-static void pack_stretch(const esmm_problem *p, const layout *l, const stretch *x, char *scratch, tally *t)
+static void pack_stretch(const esmm_problem *p, const layout *l, const group_stretch *x, char *scratch, tally *t)
 {
   const int64_t words = esmm_ceil_div(x->kc, 64);
   uint64_t *bits = (uint64_t *)(void *)(scratch + l->at_bits);
@@ -266,13 +216,10 @@ static void pack_stretch(const esmm_problem *p, const layout *l, const stretch *
     rows = (int64_t)1 << next_rows(x->rows - r);
     const uint16_t *a =
         words_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (uint16_t *)(void *)(scratch + l->at_rows), &ld);
-    if (p->pattern)
-      bits_from_pattern(p->pattern, x->row0 + r, rows, x->k0 / 64, words, bits);
-    else
-      scan_words(a, ld, rows, x->kc, bits);
+    find_bits(p, a, ld, x->row0 + r, rows, x->k0, x->kc, bits);
     bits[words] = 0;
-    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, p->w->nm.group, x->tiles + r * l->sets * SPAN,
-                                  x->lists + tile * l->groups);
+    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, p->w->nm.group, SPAN / p->w->nm.group, SPAN,
+                                  x->tiles + r * l->sets * SPAN, x->lists + tile * l->groups);
     for (int64_t i = 0; i < words; i++)
       t->kept += (double)(rows * __builtin_popcountll(bits[i]));
     t->seen += (double)(rows * x->kc);
@@ -281,14 +228,8 @@ static void pack_stretch(const esmm_problem *p, const layout *l, const stretch *
 
 /* ------------------------------------------------------------------------------------------------ the product */
 
-/* Values of a column in the groups of a list: all of a group's, but for a short one at the end. */
-ALWAYS int64_t listed_slots(const slots *b, const uint32_t *list, int64_t count)
-{
-  return count == 0 ? 0 : (count - 1) * b->each + esmm_min(b->each, b->all - list[count - 1] * b->each);
-}
-
 /* A panel against all tiles of a block, at one stretch: sums [rows, 16] (+)= */
-static void multiply_panel(const layout *l, const stretch *x, const slots *b, int64_t cols, float *sums, bool add,
+static void multiply_panel(const layout *l, const group_stretch *x, const slots *b, int64_t cols, float *sums, bool add,
                            tally *t)
 {
   for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
@@ -296,7 +237,7 @@ static void multiply_panel(const layout *l, const stretch *x, const slots *b, in
     const uint32_t *list = x->lists + tile * l->groups;
     rows = (int64_t)1 << level;
     tile_of[level](b, x->tiles + r * l->sets * SPAN, list, x->counts[tile], sums + r * l->sums_ld, l->sums_ld, add);
-    t->terms += (double)listed_slots(b, list, x->counts[tile]) * (double)rows * (double)cols;
+    t->terms += (double)listed_slots(b->each, b->all, list, x->counts[tile]) * (double)rows * (double)cols;
   }
 }
 
@@ -307,7 +248,7 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
   const int64_t q0 = block % l->blocks_n * l->nc, panels = esmm_min(l->nc, form->panels - q0);
   const int64_t row0 = block / l->blocks_n * l->mc, rows = esmm_min(l->mc, p->m - row0);
   float *sums = (float *)(void *)(scratch + l->at_sums);
-  slots b = {.made = rows > MOST_ROWS ? (__m512i *)(void *)(scratch + l->at_made) : NULL,
+  slots b = {.made = rows > SELECT_ROWS ? (__m512i *)(void *)(scratch + l->at_made) : NULL,
              .plan = index_plan_of(form->bits),
              .index_bytes = 2 * form->bits,
              .each = form->keep,
@@ -318,17 +259,17 @@ static void multiply_block(const esmm_problem *p, const void *plan, int64_t bloc
     const bool ends = k0 + stretches * l->kc >= p->k;
     const double start = now_if_timed(p);
     for (int64_t i = 0; i < stretches; i++) {
-      const stretch x = stretch_of(p, l, row0, k0, i, scratch);
+      const group_stretch x = stretch_of(p, l, row0, k0, i, scratch);
       pack_stretch(p, l, &x, scratch, t);
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++) {
       const int64_t col0 = (q0 + q) * ESMM_HALF, held = q % l->held;
       for (int64_t i = 0; i < stretches; i++) {
-        const stretch x = stretch_of(p, l, row0, k0, i, scratch);
+        const group_stretch x = stretch_of(p, l, row0, k0, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
-        b.values = (const char *)form->values + first * VALUES_BYTES;
+        b.values = (const char *)form->values + first * HALF_BYTES;
         b.packed = form->index + first * b.index_bytes;
         if (b.made)
           make_pairs(&b);
@@ -358,7 +299,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
 {
   (void)self;
   (void)cost;
-  *variant = MOST_ROWS;
+  *variant = SELECT_ROWS;
   const esmm_nm_form *form = &p->w->nm;
   const double columns = (double)(form->panels * ESMM_HALF), m = (double)p->m;
   const double alive = 1.0 - pow(1.0 - p->sample.strip[4], form->group); /* share of groups with a nonzero */

@@ -19,17 +19,13 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 
 static void lists_units(const esmm_problem *p, int level, double *units)
 {
-  const double m = (double)p->m, k = (double)p->k, panels = (double)esmm_ceil_div(p->n, ESMM_PANEL);
-  const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
+  const double k = (double)p->k, panels = (double)esmm_ceil_div(p->n, ESMM_PANEL);
+  const double strips = (double)esmm_ceil_div(p->m, 1 << level);
   const double kept = (double)p->w->nm.slots, joint = p->sample.strip[level] * kept / k, both = strips * panels;
-  units[0] = m * panels * ESMM_PANEL * k * joint / (2 * VEC);
-  units[1] = m * k * (0.5 + p->sample.strip[level]);
+  pairs_units(p, level, joint, units);
   units[2] = (double)p->w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   /* Lists of both, and finding the panel's: that is done once for a block of rows. */
   units[3] = both * k / 64.0 * (0.5 + joint) + (double)esmm_ceil_div(p->m, 256) * panels * kept / 16.0;
-  units[4] = both * height / MR * (joint > 0.2 ? (double)esmm_ceil_div(p->k, PAIRS_STRETCH) : 1.0) *
-             (esmm_is_plain(p) ? 1.0 : 2.0);
-  units[5] = 1.0;
 }
 
 static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
@@ -38,34 +34,15 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   cheapest_strip(p, cost, lists_units, units, variant);
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return pairs_workspace(p, true);
-}
-
-static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  (void)self;
-  (void)ctx;
-  pairs_run(p, scratch, true, stats);
-  return ESMM_OK;
-}
-
 ESMM_KERNEL(nm_lists_bf16_avx512bf16) = {
     .name = "nm_lists_bf16_avx512bf16",
     .doc = "N:M weights whose columns share their k's, two at a time, less those that are zero in 8 to 32 rows of A",
-    .backend = &esmm_cpu_backend,
     .reads = ESMM_FORM(NM),
-    .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
     .variant_strips = true,
     .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
-    .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
     .can_run = can_run,
-    .terms = terms,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists",
                    "starting of tiles", "starting threads"},
     .cost = {3.1e-10, 1.2e-10, 3.9e-11, 3e-8, 4e-8, 3e-6},
-    .workspace = workspace,
-    .run = run,
+    PAIRS_KERNEL,
 };

@@ -21,7 +21,6 @@
 #define ESMM_MEET_H
 
 #include "amx.h"
-#include "blocks.h"
 #include "words.h"
 
 #define MEET_STEP 32            /* k's that the unit takes at a time */
@@ -30,8 +29,7 @@
 #define MEET_ROWS 64            /* of a block where threads are many: packed once, for all columns */
 #define MEET_LINE ((int64_t)64) /* bytes of a k of A, and of a row of a tile */
 #define MEET_TILE (AMX_ROWS * MEET_LINE)
-#define MEET_HALF (ESMM_HALF * (int64_t)sizeof(uint16_t)) /* bytes of a k in half a panel */
-#define MEET_SECONDS 0xaaaaaaaau                          /* of pairs */
+#define MEET_SECONDS 0xaaaaaaaau /* of pairs */
 
 /* ------------------------------------------------------------------------------------------------ lists */
 
@@ -85,8 +83,8 @@ static int64_t meet_lists(const meet_side *a, const meet_side *b, int64_t words,
 
 /* A tile of C's k's. */
 typedef struct meet_of {
-  const char *lines;          /* of A */
-  const char *first, *second; /* halves of the panel */
+  const char *lines;   /* of A */
+  const char *half[2]; /* of the panel */
   const uint16_t *list_a, *list_b;
   int64_t n;
   char *made; /* two steps of A, [2][2 tiles], and behind them two of B */
@@ -151,38 +149,23 @@ static __attribute__((noinline)) void make_b(const meet_of *x, int64_t step)
   const uint16_t *list = x->list_b + step * MEET_STEP;
   const int64_t count = x->n - step * MEET_STEP;
   if (count >= MEET_STEP) {
-    make_columns(true, x->first, list, MEET_STEP, to);
-    make_columns(true, x->second, list, MEET_STEP, to + MEET_TILE);
+    make_columns(true, x->half[0], list, MEET_STEP, to);
+    make_columns(true, x->half[1], list, MEET_STEP, to + MEET_TILE);
   } else {
-    make_columns(false, x->first, list, count, to);
-    make_columns(false, x->second, list, count, to + MEET_TILE);
+    make_columns(false, x->half[0], list, count, to);
+    make_columns(false, x->half[1], list, count, to + MEET_TILE);
   }
 }
 
 /* c [32, 32] (+)= a * b; one: 16 rows only. */
 ALWAYS void meet_steps(const bool one, const meet_of *x, float *c, bool add)
 {
-  const int64_t row = ESMM_PANEL * (int64_t)sizeof(float), steps = esmm_ceil_div(x->n, MEET_STEP);
-  float *below = c + AMX_ROWS * ESMM_PANEL;
+  const int64_t steps = esmm_ceil_div(x->n, MEET_STEP);
   if (steps > 0) {
     make_a(one, x, 0);
     make_b(x, 0);
   }
-  if (add) {
-    amx_load(0, c, row);
-    amx_load(1, c + ESMM_HALF, row);
-    if (!one) {
-      amx_load(2, below, row);
-      amx_load(3, below + ESMM_HALF, row);
-    }
-  } else {
-    amx_zero(0);
-    amx_zero(1);
-    if (!one) {
-      amx_zero(2);
-      amx_zero(3);
-    }
-  }
+  amx_take_sums(one, c, add);
   for (int64_t s = 0; s < steps; s++) {
     const char *a = x->made + (s & 1) * 2 * MEET_TILE, *b = a + 4 * MEET_TILE;
     amx_load(4, a, MEET_LINE);
@@ -201,12 +184,7 @@ ALWAYS void meet_steps(const bool one, const meet_of *x, float *c, bool add)
     if (s + 1 < steps)
       make_b(x, s + 1);
   }
-  amx_store(0, c, row);
-  amx_store(1, c + ESMM_HALF, row);
-  if (!one) {
-    amx_store(2, below, row);
-    amx_store(3, below + ESMM_HALF, row);
-  }
+  amx_leave_sums(one, c);
 }
 
 static __attribute__((noinline)) void meet_multiply(bool one, const meet_of *x, float *c, bool add)
@@ -253,7 +231,7 @@ static void meet_pack(const esmm_problem *p, int64_t block_row0, int64_t k0, int
   int64_t ld;
   const uint16_t *a = words_of_a(&p->a, row0, s->rows, k0, kc, buffer, &ld);
   if (p->pattern)
-    bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
+    bits_from_pattern(p->pattern, row0, s->rows, k0, kc, s->bits);
   else
     memset(s->bits, 0, (size_t)words * sizeof *s->bits);
   char *end = s->lines;
@@ -309,32 +287,20 @@ static meet_blocking meet_plan(const esmm_problem *p)
     g.mc = esmm_round_up(g.mc / 2, MEET_STRIP);
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
   const bool at_once = g.kc >= p->k;
-  g.nc = esmm_min(g.panels, at_once ? g.panels : 1024 / ESMM_PANEL); /* sums in scratch stay near */
+  /* sums in scratch stay near */
+  g.nc = panels_of_block(p, g.panels, at_once ? g.panels : 1024 / ESMM_PANEL, g.blocks_m, 2);
   g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  if (g.blocks_m * g.blocks_n < 2 * p->threads && p->threads > 1) {
-    g.blocks_n = esmm_min(g.panels, esmm_ceil_div(2 * p->threads, g.blocks_m));
-    g.nc = esmm_ceil_div(g.panels, g.blocks_n);
-    g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  }
   g.held = at_once ? 1 : g.nc;
   g.strip_bytes = (g.kc + 2) * MEET_LINE;
   const int64_t strips = esmm_ceil_div(g.mc, MEET_STRIP), words = g.kc / 64;
-  size_t at = align_up((size_t)(strips * g.strip_bytes));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(meet_strip));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_places = at; /* of every strip, and of a panel */
-  at = align_up(at + (size_t)((strips + 1) * words) * sizeof(uint32_t));
-  g.at_lists = at; /* of a strip, and of a panel */
-  at = align_up(at + (size_t)(2 * (g.kc + 64)) * sizeof(uint16_t));
-  g.at_made = at;
-  at = align_up(at + (size_t)(8 * MEET_TILE));
-  g.at_sums = at;
-  at = align_up(at + (size_t)(g.mc * g.held * ESMM_PANEL) * sizeof(float));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(MEET_STRIP * g.kc) * sizeof(uint16_t)));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * g.strip_bytes));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(meet_strip));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_places = set_aside(&g.bytes, (strips + 1) * words, sizeof(uint32_t)); /* of every strip, and of a panel */
+  g.at_lists = set_aside(&g.bytes, 2 * (g.kc + 64), sizeof(uint16_t));       /* of a strip, and of a panel */
+  g.at_made = set_aside(&g.bytes, 8 * MEET_TILE, 1);
+  g.at_sums = set_aside(&g.bytes, g.mc * g.held * ESMM_PANEL, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : MEET_STRIP * g.kc, sizeof(uint16_t));
   return g;
 }
 
@@ -388,12 +354,9 @@ static void meet_block(const esmm_problem *p, const void *plan, int64_t block, c
     for (int64_t q = 0; q < panels; q++) {
       float *sums = (float *)(void *)(scratch + g->at_sums) + (g->held > 1 ? q : 0) * g->mc * ESMM_PANEL;
       const int64_t col0 = (q0 + q) * ESMM_PANEL, cols = esmm_min(ESMM_PANEL, p->n - col0);
-      const uint32_t *before = w->before + (q0 + q) * (w->words + 1);
       const uint64_t *bits = w->bits + (q0 + q) * w->words + k0 / 64;
       const meet_side of_b = {bits, places_b, meet_places(bits, words, places_b)};
-      x.first = (const char *)w->panel_data + (int64_t)w->panel_at[q0 + q] * (int64_t)sizeof(uint16_t) +
-                (int64_t)before[k0 / 64] * MEET_HALF;
-      x.second = x.first + (int64_t)before[w->words] * MEET_HALF;
+      panel_halves(w, q0 + q, k0, x.half);
       for (int64_t i = 0; i < strips; i++) {
         const meet_strip *s = &strip_of[i];
         const int64_t n = meet_tile(s, &of_b, words, lists, g->kc + 64, &x, sums + s->row0 * ESMM_PANEL, k0 > 0);
@@ -408,15 +371,20 @@ static void meet_block(const esmm_problem *p, const void *plan, int64_t block, c
 
 /* ------------------------------------------------------------------------------------------------ descriptors */
 
-static inline size_t meet_workspace(const esmm_problem *p)
+static inline size_t meet_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
+  (void)self;
   return blocks_workspace(p, meet_plan(p).bytes);
 }
 
-static inline void meet_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
+static inline esmm_status meet_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                                   esmm_stats *stats)
 {
+  (void)self;
+  (void)ctx;
   const meet_blocking g = meet_plan(p);
   run_blocks(p, meet_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+  return ESMM_OK;
 }
 
 #endif

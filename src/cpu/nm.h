@@ -167,6 +167,9 @@ static select_function *const select_two[] = {two_1, two_2, two_4, two_8, two_16
 
 /* ------------------------------------------------------------------------------------------------ A */
 
+typedef float group_word;
+#include "nm_groups.h"
+
 typedef struct select_layout {
   int64_t mc, kc, nc; /* a block of C, nc in panels of 16 columns; kc: k's of a stretch */
   int64_t at_once;    /* stretches that are packed before the first is multiplied */
@@ -198,84 +201,32 @@ static select_layout select_lay_out(const esmm_problem *p)
   const int64_t share = p->threads > 1 ? esmm_ceil_div(4 * p->threads, l.blocks_m) : 1;
   l.nc = esmm_min(256, esmm_max(esmm_ceil_div(form->panels, share), esmm_min(8, form->panels)));
   l.blocks_n = esmm_ceil_div(form->panels, l.nc);
-  size_t at = align_up((size_t)(l.at_once * l.packed) * sizeof(float));
-  l.at_lists = at;
-  at = align_up(at + (size_t)(l.at_once * l.list) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.at_once * l.tiles) * sizeof(int64_t));
-  l.at_bits = at;
-  at = align_up(at + (size_t)(l.kc / 64 + 1) * sizeof(uint64_t));
-  l.at_index = at;
-  at = align_up(at + (size_t)(l.sets * l.set * form->keep * ESMM_HALF) * sizeof(int32_t));
-  l.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(l.mc * l.nc * ESMM_HALF) * sizeof(float)));
-  l.at_rows = at;
-  l.bytes = align_up(at + (size_t)(SELECT_ROWS * l.kc) * sizeof(float));
+  l.bytes = align_up((size_t)(l.at_once * l.packed) * sizeof(float));
+  l.at_lists = set_aside(&l.bytes, l.at_once * l.list, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.at_once * l.tiles, sizeof(int64_t));
+  l.at_bits = set_aside(&l.bytes, l.kc / 64 + 1, sizeof(uint64_t));
+  l.at_index = set_aside(&l.bytes, l.sets * l.set * form->keep * ESMM_HALF, sizeof(int32_t));
+  l.at_sums = set_aside(&l.bytes, esmm_is_plain(p) ? 0 : l.mc * l.nc * ESMM_HALF, sizeof(float));
+  l.at_rows = set_aside(&l.bytes, SELECT_ROWS * l.kc, sizeof(float));
   return l;
-}
-
-/* The binary logarithm of the rows of the next tile, of `left`. */
-ALWAYS int next_rows(int64_t left)
-{
-  int level = 0;
-  while (2 << level <= esmm_min(left, SELECT_ROWS))
-    level++;
-  return level;
-}
-
-/* Packs the groups of a tile that have a nonzero, and lists them. bits has a word to spare. */
-static int64_t pack_groups(const float *a, int64_t ld, int64_t rows, const uint64_t *bits, int64_t kc, int64_t m,
-                           const select_layout *l, float *to, uint32_t *list)
-{
-  const int64_t span = l->span, full = l->set * m;
-  int64_t count = 0, base = 0; /* where in its set the next group goes */
-  for (int64_t k = 0, group = 0; k < kc; k += m, group++) {
-    const int64_t length = esmm_min(m, kc - k);
-    if (!any_bit(bits, k, length))
-      continue;
-    list[count++] = (uint32_t)group;
-    for (int64_t r = 0; r < rows; r++) {
-      const float *from = a + r * ld + k;
-      float *at = to + r * span + base;
-      if (length == 4)
-        memcpy(at, from, 4 * sizeof *at);
-      else
-        for (int64_t i = 0; i < length; i++)
-          at[i] = from[i];
-    }
-    base += m;
-    if (base >= full) {
-      base = 0;
-      to += rows * span;
-    }
-  }
-  return count;
 }
 
 /* ------------------------------------------------------------------------------------------------ the product */
 
-/* The tiles of a block of rows at one stretch. */
-typedef struct select_block {
-  int64_t row0, rows, k0, kc;
-  int64_t *counts;
-  uint32_t *lists;
-  float *tiles;
-} select_block;
-
 /* The i-th of the stretches that are packed at once. */
-static select_block block_of(const esmm_problem *p, const select_layout *l, int64_t row0, int64_t k0, int64_t i,
-                             char *scratch)
+static group_stretch block_of(const esmm_problem *p, const select_layout *l, int64_t row0, int64_t k0, int64_t i,
+                              char *scratch)
 {
-  return (select_block){.row0 = row0,
-                        .rows = esmm_min(l->mc, p->m - row0),
-                        .k0 = k0,
-                        .kc = esmm_min(l->kc, p->k - k0),
-                        .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
-                        .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->list,
-                        .tiles = (float *)(void *)scratch + i * l->packed};
+  return (group_stretch){.row0 = row0,
+                         .rows = esmm_min(l->mc, p->m - row0),
+                         .k0 = k0,
+                         .kc = esmm_min(l->kc, p->k - k0),
+                         .counts = (int64_t *)(void *)(scratch + l->at_counts) + i * l->tiles,
+                         .lists = (uint32_t *)(void *)(scratch + l->at_lists) + i * l->list,
+                         .tiles = (float *)(void *)scratch + i * l->packed};
 }
 
-static void pack_block(const esmm_problem *p, const select_layout *l, const select_block *x, char *scratch)
+static void pack_block(const esmm_problem *p, const select_layout *l, const group_stretch *x, char *scratch)
 {
   const int64_t m = p->w->nm.group, words = esmm_ceil_div(x->kc, 64);
   uint64_t *bits = (uint64_t *)(void *)(scratch + l->at_bits);
@@ -283,24 +234,15 @@ static void pack_block(const esmm_problem *p, const select_layout *l, const sele
     int64_t ld;
     rows = (int64_t)1 << next_rows(x->rows - r);
     const float *a = rows_of_a(&p->a, x->row0 + r, rows, x->k0, x->kc, (float *)(void *)(scratch + l->at_rows), &ld);
-    if (p->pattern)
-      bits_from_pattern(p->pattern, x->row0 + r, rows, x->k0 / 64, words, bits);
-    else
-      scan_strip(a, ld, rows, x->kc, bits);
+    find_bits(p, a, ld, x->row0 + r, rows, x->k0, x->kc, bits);
     bits[words] = 0;
-    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l, x->tiles + r * l->sets * l->span,
+    x->counts[tile] = pack_groups(a, ld, rows, bits, x->kc, m, l->set, l->span, x->tiles + r * l->sets * l->span,
                                   x->lists + tile * l->sets * l->set);
   }
 }
 
-/* Values of a column in the groups of a list: all of a group's, but for a short one at the end. */
-ALWAYS int64_t listed_slots(const slots *b, const uint32_t *list, int64_t count)
-{
-  return count == 0 ? 0 : (count - 1) * b->each + esmm_min(b->each, b->all - list[count - 1] * b->each);
-}
-
 /* A panel against all tiles of a block: c [rows, cols] (+)= */
-static void select_panel(const select_layout *l, const select_block *x, const slots *b, int64_t cols, float *c,
+static void select_panel(const select_layout *l, const group_stretch *x, const slots *b, int64_t cols, float *c,
                          int64_t ldc, bool add, tally *t)
 {
   for (int64_t r = 0, tile = 0, rows; r < x->rows; r += rows, tile++) {
@@ -325,7 +267,7 @@ static void select_panel(const select_layout *l, const select_block *x, const sl
         for (int64_t y = 0; y < cols - j; y++)
           to[i * ldc + y] = edge[i * VEC + y] + (add ? to[i * ldc + y] : 0.0f);
     }
-    t->terms += (double)listed_slots(b, list, x->counts[tile]) * (double)rows * (double)cols;
+    t->terms += (double)listed_slots(b->each, b->all, list, x->counts[tile]) * (double)rows * (double)cols;
   }
 }
 
@@ -361,13 +303,13 @@ static void select_multiply(const esmm_problem *p, const void *plan, int64_t blo
     const int64_t stretches = esmm_min(l->at_once, esmm_ceil_div(p->k - k0, l->kc));
     const double start = now_if_timed(p);
     for (int64_t i = 0; i < stretches; i++) {
-      const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+      const group_stretch x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
       pack_block(p, l, &x, scratch);
     }
     t->extract += now_if_timed(p) - start;
     for (int64_t q = 0; q < panels; q++)
       for (int64_t i = 0; i < stretches; i++) {
-        const select_block x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
+        const group_stretch x = block_of(p, l, row0, k0 + i * l->kc, i, scratch);
         const int64_t slot0 = x.k0 / form->group * form->keep, first = (q0 + q) * form->slots + slot0;
         b.all = esmm_min(form->slots - slot0, esmm_ceil_div(x.kc, form->group) * form->keep);
         b.values = (const char *)form->values + (size_t)(first * ESMM_HALF) * esmm_dtype_size(p->w->dtype);
@@ -411,24 +353,11 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
   units[5] = 1.0;
 }
 
-#else
+#else /* nm_selects() never says so */
 
-static size_t select_workspace(const esmm_problem *p)
-{
-  return gemm_workspace(p, true);
-}
-
-static void select_run(const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  gemm_run(p, scratch, true, stats);
-}
-
-static void select_units(const esmm_problem *p, double *units, int64_t *variant)
-{
-  (void)p;
-  units[0] = 0.0;
-  *variant = MAX_STRIP;
-}
+#define select_workspace(p) 0
+#define select_run(p, scratch, stats) (void)0
+#define select_units(p, units, variant) (void)0
 
 #endif
 
@@ -462,28 +391,27 @@ static void nm_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
     cheapest_strip(p, cost, nm_units, units, variant);
 }
 
-#define NM_TERM_NAMES                                                                                     \
-  {                                                                                                       \
-    "multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices", "updates of c", \
-        "starting threads"                                                                                \
-  }
-
 static size_t nm_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  (void)self;
-  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(p, true);
+  return nm_selects(p->w) ? select_workspace(p) : takes_lists(p) ? lists_workspace(p) : gemm_workspace(self, p);
 }
 
 static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
                           esmm_stats *stats)
 {
-  (void)self;
-  (void)ctx;
   if (nm_selects(p->w))
     select_run(p, scratch, stats);
   else if (takes_lists(p))
     lists_run(p, scratch, stats);
   else
-    gemm_run(p, scratch, true, stats);
+    return gemm_run(self, ctx, p, scratch, stats);
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define NM_KERNEL                                                                                                      \
+  .doc = "N:M weights: multiplies the values there are, less groups of k's that are zero in some rows of A",           \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(NM), .variant_strips = true,                                        \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = nm_terms, .workspace = nm_workspace, .run = nm_run, \
+  .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices",                 \
+                 "updates of c",  "starting threads"}

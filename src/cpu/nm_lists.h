@@ -33,15 +33,11 @@ static lists_layout lists_lay_out(const esmm_problem *p)
   lists_layout l = {.room = form->slots + 64};
   l.nc = esmm_max(1, esmm_ceil_div(form->panels, 4 * (int64_t)p->threads));
   l.blocks = esmm_ceil_div(form->panels, l.nc);
-  size_t at = align_up((size_t)(p->m * l.room) * sizeof(float));
-  l.at_offsets = at;
-  at = align_up(at + (size_t)(p->m * l.room) * sizeof(uint32_t));
-  l.at_sums = at;
-  at = align_up(at + (size_t)(p->m * l.nc * ESMM_HALF) * sizeof(float));
-  l.at_rows = at;
-  at = align_up(at + (size_t)(p->m * p->k) * sizeof(float));
-  l.at_met = at;
-  l.bytes = align_up(at + (size_t)(p->m * form->slots) * sizeof(float));
+  l.bytes = align_up((size_t)(p->m * l.room) * sizeof(float));
+  l.at_offsets = set_aside(&l.bytes, p->m * l.room, sizeof(uint32_t));
+  l.at_sums = set_aside(&l.bytes, p->m * l.nc * ESMM_HALF, sizeof(float));
+  l.at_rows = set_aside(&l.bytes, p->m * p->k, sizeof(float));
+  l.at_met = set_aside(&l.bytes, p->m * form->slots, sizeof(float));
   return l;
 }
 

@@ -19,6 +19,14 @@ ALWAYS size_t align_up(size_t bytes)
   return (bytes + 4095) / 4096 * 4096;
 }
 
+/* Sets a part of a scratch aside, behind the *bytes that are taken. Returns where it begins. */
+ALWAYS size_t set_aside(size_t *bytes, int64_t count, size_t element)
+{
+  const size_t at = *bytes;
+  *bytes = align_up(at + (size_t)count * element);
+  return at;
+}
+
 /* The clock, where seconds are wanted. */
 ALWAYS double now_if_timed(const esmm_problem *p)
 {

@@ -29,7 +29,6 @@
 #ifndef ESMM_PAIRS_H
 #define ESMM_PAIRS_H
 
-#include "blocks.h"
 #include "kept.h"
 #include "words.h"
 
@@ -40,7 +39,6 @@
 #define PAIRS_STRETCH 2048 /* k's of A packed at a time in a dense product */
 #define PAIRS_AHEAD 8      /* steps by which a tile makes pairs of A before it multiplies them */
 #define PAIRS_PAGE 128     /* k's by which halves of B are fetched before they are needed: a page */
-#define HALF_BYTES ((int64_t)(ESMM_HALF * sizeof(uint16_t)))
 
 typedef __m512i pair_vec;
 
@@ -421,42 +419,27 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.mc = esmm_min(even_rows(p->m, g.mc, p->threads), esmm_round_up(p->m, g.width));
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
   const bool at_once = esmm_is_plain(p) || g.kc >= p->k;
-  g.nc = esmm_min(g.panels, (at_once ? 4096 : 1024) / TILE_COLS); /* sums in scratch stay near */
+  /* sums in scratch stay near */
+  g.nc = panels_of_block(p, g.panels, (at_once ? 4096 : 1024) / TILE_COLS, g.blocks_m, 4);
   g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  if (g.blocks_m * g.blocks_n < 4 * p->threads && p->threads > 1) {
-    g.blocks_n = esmm_min(g.panels, esmm_ceil_div(4 * p->threads, g.blocks_m));
-    g.nc = esmm_ceil_div(g.panels, g.blocks_n);
-    g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  }
   g.held = at_once ? 1 : g.nc;
   g.sums_ld = g.held * TILE_COLS + (at_once ? 0 : VEC); /* rows a page apart would push one another out of the cache */
   const int64_t words = esmm_ceil_div(g.kc, 64), strips = esmm_ceil_div(g.mc, g.width);
   const int64_t strip_bytes = (g.kc + 4) * g.width * (int64_t)sizeof(uint16_t);
   g.tile_stride = (g.kc / 2 + 2) * MR;
-  size_t at = align_up((size_t)(strips * strip_bytes));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_before = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint32_t));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(pairs_strip));
-  g.at_lists = at; /* of every strip, or of a strip and a panel, or of a chain */
-  at = align_up(at + (size_t)(!skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64)) * sizeof(uint32_t));
-  g.at_a = at; /* a chain's pairs of A, of a tile */
-  at = align_up(at + (size_t)(PAIRS_CHAIN / 2 * MR) * sizeof(uint32_t));
-  g.at_b = at; /* and of B */
-  at = align_up(at + (size_t)((skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2) * sizeof(pair_vec));
-  g.at_words = at; /* a strip's words, before they become pairs */
-  at = align_up(at + (size_t)(skip && g.full ? strip_bytes : 0));
-  g.at_sums = at;
-  at = align_up(at + (esmm_is_plain(p) ? 0 : (size_t)(g.mc * g.sums_ld) * sizeof(float)));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(g.width * g.kc) * sizeof(uint16_t)));
-  g.at_kept = at; /* the bits of a panel of blocks or lists, and what is counted of them */
-  at = align_up(at + (g.blocks || g.lists
-                          ? (size_t)words * (sizeof(uint64_t) + 2 * sizeof(uint32_t)) + 2 * sizeof(uint32_t)
-                          : 0));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * strip_bytes));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_before = set_aside(&g.bytes, strips * words, sizeof(uint32_t));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(pairs_strip));
+  /* of every strip, or of a strip and a panel, or of a chain */
+  g.at_lists = set_aside(&g.bytes, !skip ? PAIRS_STRAIGHT : (g.full ? strips : 2) * (g.kc + 64), sizeof(uint32_t));
+  g.at_a = set_aside(&g.bytes, PAIRS_CHAIN / 2 * MR, sizeof(uint32_t)); /* a chain's pairs of A, of a tile */
+  g.at_b = set_aside(&g.bytes, (skip ? PAIRS_CHAIN : PAIRS_STRAIGHT) / 2 * 2, sizeof(pair_vec)); /* and of B */
+  g.at_words = set_aside(&g.bytes, skip && g.full ? strip_bytes : 0, 1); /* a strip's words, before they become pairs */
+  g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.sums_ld, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : g.width * g.kc, sizeof(uint16_t));
+  /* the bits of a panel of blocks or lists, and what is counted of them */
+  g.at_kept = set_aside(&g.bytes, g.blocks || g.lists ? 2 * words + 1 : 0, sizeof(uint64_t));
   return g;
 }
 
@@ -478,10 +461,7 @@ static void pairs_pack(const esmm_problem *p, const pairs_blocking *g, int64_t b
     pack_all(a, ld, s->rows, kc, g->tile_stride, s->pairs);
     return;
   }
-  if (p->pattern)
-    bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
-  else
-    scan_words(a, ld, s->rows, kc, s->bits);
+  find_bits(p, a, ld, row0, s->rows, k0, kc, s->bits);
   uint32_t kept = 0;
   for (int64_t i = 0; i < words; i++) {
     s->before[i] = kept;
@@ -578,12 +558,9 @@ static pairs_of_b pairs_panel(const esmm_weights *w, bool from_rows, int64_t q, 
     const char *at = (const char *)w->rows + (k0 * w->rows_ld + q * ESMM_PANEL) * (int64_t)sizeof(uint16_t);
     return (pairs_of_b){.first = at, .second = at + HALF_BYTES};
   }
-  const uint32_t *before = w->before + q * (w->words + 1);
-  const char *at = (const char *)w->panel_data + (int64_t)w->panel_at[q] * (int64_t)sizeof(uint16_t);
-  const int64_t first = (int64_t)before[k0 / 64] * HALF_BYTES;
-  return (pairs_of_b){.first = at + first,
-                      .second = at + first + (int64_t)before[w->words] * HALF_BYTES,
-                      .ahead = PAIRS_PAGE * HALF_BYTES};
+  const char *half[2];
+  panel_halves(w, q, k0, half);
+  return (pairs_of_b){.first = half[0], .second = half[1], .ahead = PAIRS_PAGE * HALF_BYTES};
 }
 
 /* The k's of panel q, of the stretch from k0 on, and where they are: of blocks and lists, found in scratch. */
@@ -693,15 +670,36 @@ static void pairs_block(const esmm_problem *p, const void *plan, int64_t block, 
 
 /* ------------------------------------------------------------------------------------------------ descriptors */
 
-static inline size_t pairs_workspace(const esmm_problem *p, bool skip)
+/* What kernels that skip have in common at one strip height: of the joint's k's, all of a panel are multiplied. */
+static inline void pairs_units(const esmm_problem *p, int level, double joint, double *units)
 {
-  return blocks_workspace(p, pairs_plan(p, skip).bytes);
+  const double m = (double)p->m, k = (double)p->k, panels = (double)esmm_ceil_div(p->n, ESMM_PANEL);
+  const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
+  units[0] = m * panels * ESMM_PANEL * k * joint / (2 * VEC);
+  units[1] = m * k * (0.5 + p->sample.strip[level]);
+  units[4] = strips * panels * height / MR * (joint > 0.2 ? (double)esmm_ceil_div(p->k, PAIRS_STRETCH) : 1.0) *
+             (esmm_is_plain(p) ? 1.0 : 2.0);
+  units[5] = 1.0;
 }
 
-static inline void pairs_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+static inline size_t pairs_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  const pairs_blocking g = pairs_plan(p, skip);
-  run_blocks(p, pairs_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+  return blocks_workspace(p, pairs_plan(p, self->flags & ESMM_KERNEL_SKIPS).bytes);
 }
+
+static inline esmm_status pairs_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                                    esmm_stats *stats)
+{
+  (void)ctx;
+  const pairs_blocking g = pairs_plan(p, self->flags & ESMM_KERNEL_SKIPS);
+  run_blocks(p, pairs_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+  return ESMM_OK;
+}
+
+/* What the kernels say alike. */
+#define PAIRS_KERNEL                                                                                          \
+  .backend = &esmm_cpu_backend, .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),                                          \
+  .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16, .terms = terms, .workspace = pairs_workspace, \
+  .run = pairs_run
 
 #endif

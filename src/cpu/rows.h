@@ -51,17 +51,14 @@ static row_layout rows_layout(const esmm_problem *p)
   l.bands = l.block_rows / BAND;
   l.splits = esmm_min(l.bands, esmm_ceil_div(3 * p->threads, l.panels));
   l.entries = BAND * (p->k + l.stretches) + 64;
-  size_t at = align_up((size_t)(l.bands * l.entries) * sizeof(float));
-  l.at_offsets = at;
-  at = align_up(at + (size_t)(l.bands * l.entries) * sizeof(uint32_t));
-  l.at_counts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches * BAND));
-  l.at_starts = at;
-  at = align_up(at + (size_t)(l.bands * l.stretches) * sizeof(uint32_t));
-  l.at_threads = at;
+  l.bytes = align_up((size_t)(l.bands * l.entries) * sizeof(float));
+  l.at_offsets = set_aside(&l.bytes, l.bands * l.entries, sizeof(uint32_t));
+  l.at_counts = set_aside(&l.bytes, l.bands * l.stretches * BAND, 1);
+  l.at_starts = set_aside(&l.bytes, l.bands * l.stretches, sizeof(uint32_t));
+  l.at_threads = l.bytes;
   const size_t row_buffer = (size_t)BAND * ROW_K * sizeof(float);
   l.thread_bytes = ROW_BUFFER + align_up((size_t)(l.block_rows * ROW_COLS) * sizeof(float)) + align_up(row_buffer);
-  l.bytes = at + (size_t)p->threads * l.thread_bytes;
+  l.bytes += (size_t)p->threads * l.thread_bytes;
   return l;
 }
 
@@ -91,12 +88,6 @@ static void rows_terms(const esmm_kernel *self, const esmm_problem *p, const dou
   units[4] = m * panels * ROW_COLS * (esmm_is_plain(p) ? 1.0 : 4.0);
   units[5] = 1.0;
 }
-
-#define ROWS_TERM_NAMES                                                                                    \
-  {                                                                                                        \
-    "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
-        "starting threads"                                                                                 \
-  }
 
 static size_t rows_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
@@ -325,3 +316,12 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   stats->flop_useful = 2.0 * (double)x.nonzeros * (double)p->n;
   return ESMM_OK;
 }
+
+/* What the kernels of all instruction sets say alike. */
+#define ROWS_KERNEL                                                                                          \
+  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,   \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,  \
+  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace, .run = rows_run,                \
+  .term_names = {                                                                                            \
+      "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
+      "starting threads"}

@@ -19,7 +19,6 @@
 #define ESMM_TILES_H
 
 #include "amx.h"
-#include "blocks.h"
 #include "words.h"
 
 #define TILES_STEP 32                      /* k's that the unit takes at a time */
@@ -28,7 +27,6 @@
 #define TILES_RING 4                       /* steps of B that there is room for, where it is used once */
 #define TILES_LINE ((int64_t)64)           /* bytes of a k in a panel's copy, and of a row in a tile */
 #define TILES_TILE (AMX_ROWS * TILES_LINE) /* bytes */
-#define TILES_HALF (ESMM_HALF * (int64_t)sizeof(uint16_t)) /* bytes of a k in half a panel */
 
 /* ------------------------------------------------------------------------------------------------ B */
 
@@ -107,25 +105,9 @@ typedef enum tiles_way { TILES_MADE, TILES_MAKE, TILES_LISTED } tiles_way;
 ALWAYS void tiles_steps(const tiles_way way, const bool one, const char *a, int64_t stride, int64_t steps,
                         const tiles_of_b *b, float *c, bool add)
 {
-  const int64_t row = ESMM_PANEL * (int64_t)sizeof(float);
-  float *below = c + AMX_ROWS * ESMM_PANEL;
   for (int64_t s = 0; way != TILES_MADE && s < esmm_min(TILES_AHEAD, steps); s++)
     make_step(way == TILES_LISTED, b, s, steps);
-  if (add) {
-    amx_load(0, c, row);
-    amx_load(1, c + ESMM_HALF, row);
-    if (!one) {
-      amx_load(2, below, row);
-      amx_load(3, below + ESMM_HALF, row);
-    }
-  } else {
-    amx_zero(0);
-    amx_zero(1);
-    if (!one) {
-      amx_zero(2);
-      amx_zero(3);
-    }
-  }
+  amx_take_sums(one, c, add);
   for (int64_t s = 0; s < steps; s++, a += TILES_LINE) {
     const char *from = b->made + (s & b->ring) * 2 * TILES_TILE;
     if (way != TILES_MADE && s + TILES_AHEAD < steps)
@@ -142,11 +124,22 @@ ALWAYS void tiles_steps(const tiles_way way, const bool one, const char *a, int6
     }
     fetch_next(b, s);
   }
-  amx_store(0, c, row);
-  amx_store(1, c + ESMM_HALF, row);
-  if (!one) {
-    amx_store(2, below, row);
-    amx_store(3, below + ESMM_HALF, row);
+  amx_leave_sums(one, c);
+}
+
+ALWAYS void tiles_ways(const bool one, tiles_way way, const char *a, int64_t stride, int64_t steps, const tiles_of_b *b,
+                       float *c, bool add)
+{
+  switch (way) {
+  case TILES_MADE:
+    tiles_steps(TILES_MADE, one, a, stride, steps, b, c, add);
+    return;
+  case TILES_MAKE:
+    tiles_steps(TILES_MAKE, one, a, stride, steps, b, c, add);
+    return;
+  case TILES_LISTED:
+    tiles_steps(TILES_LISTED, one, a, stride, steps, b, c, add);
+    return;
   }
 }
 
@@ -154,28 +147,9 @@ static __attribute__((noinline)) void tiles_multiply(tiles_way way, bool one, co
                                                      int64_t steps, const tiles_of_b *b, float *c, bool add)
 {
   if (one)
-    switch (way) {
-    case TILES_MADE:
-      tiles_steps(TILES_MADE, true, a, stride, steps, b, c, add);
-      return;
-    case TILES_MAKE:
-      tiles_steps(TILES_MAKE, true, a, stride, steps, b, c, add);
-      return;
-    case TILES_LISTED:
-      tiles_steps(TILES_LISTED, true, a, stride, steps, b, c, add);
-      return;
-    }
-  switch (way) {
-  case TILES_MADE:
-    tiles_steps(TILES_MADE, false, a, stride, steps, b, c, add);
-    return;
-  case TILES_MAKE:
-    tiles_steps(TILES_MAKE, false, a, stride, steps, b, c, add);
-    return;
-  case TILES_LISTED:
-    tiles_steps(TILES_LISTED, false, a, stride, steps, b, c, add);
-    return;
-  }
+    tiles_ways(true, way, a, stride, steps, b, c, add);
+  else
+    tiles_ways(false, way, a, stride, steps, b, c, add);
 }
 
 /* ------------------------------------------------------------------------------------------------ A */
@@ -247,33 +221,19 @@ static tiles_blocking tiles_plan(const esmm_problem *p, bool skip)
   while (g.mc > 64 && esmm_ceil_div(p->m, g.mc) * g.panels < 2 * p->threads)
     g.mc = esmm_round_up(g.mc / 2, TILES_STRIP);
   g.blocks_m = esmm_ceil_div(p->m, g.mc);
-  g.nc = esmm_min(g.panels, (skip ? 1024 : 512) / ESMM_PANEL);
+  g.nc = panels_of_block(p, g.panels, (skip ? 1024 : 512) / ESMM_PANEL, g.blocks_m, 3);
   g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  if (g.blocks_m * g.blocks_n < 3 * p->threads && p->threads > 1) {
-    g.blocks_n = esmm_min(g.panels, esmm_ceil_div(3 * p->threads, g.blocks_m));
-    g.nc = esmm_ceil_div(g.panels, g.blocks_n);
-    g.blocks_n = esmm_ceil_div(g.panels, g.nc);
-  }
   g.stride = tiles_stride(g.kc);
   const int64_t strips = esmm_ceil_div(g.mc, TILES_STRIP), words = g.kc / 64;
-  size_t at = align_up((size_t)(strips * TILES_STRIP * g.stride));
-  g.at_strips = at;
-  at = align_up(at + (size_t)strips * sizeof(tiles_strip));
-  g.at_bits = at;
-  at = align_up(at + (size_t)(strips * words) * sizeof(uint64_t));
-  g.at_lists = at; /* of every strip, or of all */
-  at = align_up(at + (size_t)((skip ? strips : 1) * (g.kc + 64)) * sizeof(uint32_t));
-  g.at_laid = at; /* and a line of zeros */
-  at = align_up(at + (size_t)(g.direct ? 0 : (g.kc + 1) * TILES_LINE));
-  g.at_made = at;
-  at = align_up(at + (size_t)(2 * TILES_TILE * (skip ? TILES_RING : steps_of(g.kc))));
-  g.at_last = at;
-  at = align_up(at + (size_t)(2 * TILES_TILE));
-  g.at_sums = at;
-  at = align_up(at + (size_t)(g.mc * g.nc * ESMM_PANEL) * sizeof(float));
-  g.at_rows = at;
-  at = align_up(at + (p->a.order == ESMM_ROW_MAJOR ? 0 : (size_t)(TILES_STRIP * g.kc) * sizeof(uint16_t)));
-  g.bytes = at;
+  g.bytes = align_up((size_t)(strips * TILES_STRIP * g.stride));
+  g.at_strips = set_aside(&g.bytes, strips, sizeof(tiles_strip));
+  g.at_bits = set_aside(&g.bytes, strips * words, sizeof(uint64_t));
+  g.at_lists = set_aside(&g.bytes, (skip ? strips : 1) * (g.kc + 64), sizeof(uint32_t)); /* of every strip, or of all */
+  g.at_laid = set_aside(&g.bytes, g.direct ? 0 : (g.kc + 1) * TILES_LINE, 1);            /* and a line of zeros */
+  g.at_made = set_aside(&g.bytes, 2 * TILES_TILE * (skip ? TILES_RING : steps_of(g.kc)), 1);
+  g.at_last = set_aside(&g.bytes, 2 * TILES_TILE, 1);
+  g.at_sums = set_aside(&g.bytes, g.mc * g.nc * ESMM_PANEL, sizeof(float));
+  g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : TILES_STRIP * g.kc, sizeof(uint16_t));
   return g;
 }
 
@@ -292,10 +252,7 @@ static void tiles_pack(const esmm_problem *p, const tiles_blocking *g, int64_t b
   const uint16_t *a = words_of_a(&p->a, row0, s->rows, k0, kc, buffer, &ld);
   s->kept = kc;
   if (g->skip) {
-    if (p->pattern)
-      bits_from_pattern(p->pattern, row0, s->rows, k0 / 64, words, s->bits);
-    else
-      scan_words(a, ld, s->rows, kc, s->bits);
+    find_bits(p, a, ld, row0, s->rows, k0, kc, s->bits);
     uint32_t *end = s->list;
     for (int64_t w = 0; w < words; w++)
       end = append_offsets(end, s->bits[w], (uint32_t)(w * 64 * TILES_LINE), (uint32_t)TILES_LINE, 1);
@@ -306,15 +263,6 @@ static void tiles_pack(const esmm_problem *p, const tiles_blocking *g, int64_t b
     (void)pack_row(a + r * ld, kc, g->skip ? s->bits : NULL, (uint16_t *)(void *)(s->a + r * g->stride));
   for (int64_t r = s->rows; r < (s->rows > AMX_ROWS ? TILES_STRIP : AMX_ROWS); r++)
     memset(s->a + r * g->stride, 0, (size_t)(steps_of(s->kept) * TILES_LINE));
-}
-
-/* The halves of panel q at k0: [kept][16]. */
-static inline void panel_halves(const esmm_weights *w, int64_t q, int64_t k0, const char *half[2])
-{
-  const uint32_t *before = w->before + q * (w->words + 1);
-  half[0] = (const char *)w->panel_data + (int64_t)w->panel_at[q] * (int64_t)sizeof(uint16_t) +
-            (int64_t)before[k0 / 64] * TILES_HALF;
-  half[1] = half[0] + (int64_t)before[w->words] * TILES_HALF;
 }
 
 /* Panel q at the stretch as a copy with every k, and a line of zeros behind it. from_rows: B's rows are read. */
@@ -334,11 +282,11 @@ static void lay_panel(const esmm_weights *w, bool from_rows, int64_t q, int64_t 
     memset(to, 0, (size_t)(kc * TILES_LINE));
   for (int64_t k = 0; k < kc; k += 64) {
     if (bits[k / 64] == UINT64_MAX) {
-      for (int64_t i = 0; i < 64; i++, half[0] += TILES_HALF, half[1] += TILES_HALF)
+      for (int64_t i = 0; i < 64; i++, half[0] += HALF_BYTES, half[1] += HALF_BYTES)
         _mm512_store_si512(to + (k + i) * TILES_LINE, lay_halves(half[0], half[1]));
       continue;
     }
-    for (uint64_t word = bits[k / 64]; word; word &= word - 1, half[0] += TILES_HALF, half[1] += TILES_HALF)
+    for (uint64_t word = bits[k / 64]; word; word &= word - 1, half[0] += HALF_BYTES, half[1] += HALF_BYTES)
       _mm512_store_si512(to + (k + __builtin_ctzll(word)) * TILES_LINE, lay_halves(half[0], half[1]));
   }
 }
@@ -361,7 +309,7 @@ static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64
   char *last = scratch + g->at_last;
   memset(last, 0, (size_t)(2 * TILES_TILE));
   for (int i = 0; i < 2; i++) {
-    memcpy(last + i * TILES_TILE, half[i] + whole * TILES_HALF, (size_t)(tail * TILES_HALF));
+    memcpy(last + i * TILES_TILE, half[i] + whole * HALF_BYTES, (size_t)(tail * HALF_BYTES));
     b->last[i] = last + i * TILES_TILE;
   }
 }
@@ -372,7 +320,7 @@ static inline void plan_fetches(const esmm_weights *w, int64_t q, int64_t k0, in
 {
   const uint32_t *before = w->before + q * (w->words + 1) + k0 / 64;
   const int64_t kept = (int64_t)before[esmm_ceil_div(kc, 64)] - before[0];
-  const int64_t share = esmm_ceil_div(kept * TILES_HALF / TILES_LINE, strips);
+  const int64_t share = esmm_ceil_div(kept * HALF_BYTES / TILES_LINE, strips);
   panel_halves(w, q, k0, b->next);
   b->next[0] += i * share * TILES_LINE;
   b->next[1] += i * share * TILES_LINE;
@@ -454,15 +402,18 @@ static void tiles_block(const esmm_problem *p, const void *plan, int64_t block, 
 
 /* ------------------------------------------------------------------------------------------------ descriptors */
 
-static inline size_t tiles_workspace(const esmm_problem *p, bool skip)
+static inline size_t tiles_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  return blocks_workspace(p, tiles_plan(p, skip).bytes);
+  return blocks_workspace(p, tiles_plan(p, self->flags & ESMM_KERNEL_SKIPS).bytes);
 }
 
-static inline void tiles_run(const esmm_problem *p, void *scratch, bool skip, esmm_stats *stats)
+static inline esmm_status tiles_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                                    esmm_stats *stats)
 {
-  const tiles_blocking g = tiles_plan(p, skip);
+  (void)ctx;
+  const tiles_blocking g = tiles_plan(p, self->flags & ESMM_KERNEL_SKIPS);
   run_blocks(p, tiles_block, &g, g.blocks_m * g.blocks_n, g.bytes, scratch, stats);
+  return ESMM_OK;
 }
 
 #endif

@@ -7,32 +7,25 @@
 #ifndef ESMM_VEC_H
 #define ESMM_VEC_H
 
-#include "block_avx.h"
-
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef __m256 vec;
-#define VEC 8 /* floats in a vector */
-#define MR 6  /* most rows of a tile */
+typedef __m256d vec64;     /* half a vector in float64, for the activations */
+typedef __m256i vec_index; /* N:M: indices of a vector */
+#define VEC 8              /* floats in a vector */
+#define MR 6               /* most rows of a tile */
+#define AVX(name) _mm256_##name
+#define AVX_AND(x, y) _mm256_and_si256(x, y)
+#define AVX_REPEAT(x) _mm256_broadcastsi128_si256(x) /* 16 bytes, as often as they fit */
 
-static inline vec vec_zero(void)
-{
-  return _mm256_setzero_ps();
-}
-static inline vec vec_load(const float *p)
-{
-  return _mm256_loadu_ps(p);
-}
+#include "avx.h"
+
 static inline vec vec_all(const float *p)
 {
   return _mm256_broadcast_ss(p);
-}
-static inline void vec_store(float *p, vec x)
-{
-  _mm256_storeu_ps(p, x);
 }
 /* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
 static inline __m256i vec_first_mask(int64_t count)
@@ -48,24 +41,12 @@ static inline void vec_store_first(float *p, int64_t count, vec x)
 {
   _mm256_maskstore_ps(p, vec_first_mask(count), x);
 }
-static inline vec vec_add(vec x, vec y)
-{
-  return _mm256_add_ps(x, y);
-}
 /* The sum of all lanes. */
 static inline float vec_sum(vec x)
 {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-static inline vec vec_mul(vec x, vec y)
-{
-  return _mm256_mul_ps(x, y);
-}
-static inline vec vec_fma(vec x, vec y, vec sum)
-{
-  return _mm256_fmadd_ps(x, y, sum);
 }
 /* The sums of the lanes of eight vectors. */
 static inline void vec_sums(const vec x[8], float out[8])
@@ -117,22 +98,6 @@ static inline void halves_store_first(uint16_t *p, int64_t count, const uint16_t
     p[i] = words[i];
 }
 
-/* NaN stays NaN: of two operands, one of which is, these instructions take the second. */
-static inline vec vec_at_least(vec x, float least)
-{
-  return _mm256_max_ps(_mm256_set1_ps(least), x);
-}
-static inline vec vec_at_most(vec x, float most)
-{
-  return _mm256_min_ps(_mm256_set1_ps(most), x);
-}
-static inline vec vec_abs(vec x)
-{
-  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
-
-/* Half a vector in float64, for the activations. */
-typedef __m256d vec64;
 static inline vec64 vec64_low(vec x)
 {
   return _mm256_cvtps_pd(_mm256_castps256_ps128(x));
@@ -144,14 +109,6 @@ static inline vec64 vec64_high(vec x)
 static inline vec vec_from_halves(vec64 low, vec64 high)
 {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
-}
-static inline vec64 vec64_all(double x)
-{
-  return _mm256_set1_pd(x);
-}
-static inline vec64 vec64_fma(vec64 x, vec64 y, vec64 sum)
-{
-  return _mm256_fmadd_pd(x, y, sum);
 }
 
 /* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
@@ -214,42 +171,6 @@ static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
 
 #define SELECT_MOST 16 /* the longest group that can be selected from: two vectors */
 #define SELECT_ROWS 8  /* most rows of a tile */
-typedef __m256i vec_index;
-
-/* How VEC indices of some bits each become as many words. */
-typedef struct index_plan {
-  __m256i bytes, shift, mask;
-  bool two_bits; /* a word has them all */
-} index_plan;
-
-static inline index_plan index_plan_of(int bits)
-{
-  unsigned char bytes[32];
-  uint32_t shift[8];
-  for (int i = 0; i < 8; i++) {
-    for (int j = 0; j < 4; j++)
-      bytes[4 * i + j] = (unsigned char)(i * bits / 8 + j);
-    shift[i] = (uint32_t)(bits == 2 ? 2 * i : i * bits % 8);
-  }
-  return (index_plan){_mm256_loadu_si256((const __m256i *)(const void *)bytes),
-                      _mm256_loadu_si256((const __m256i *)(const void *)shift), _mm256_set1_epi32((1 << bits) - 1),
-                      bits == 2};
-}
-
-/* The indices that lie from p on, each plus base; up to 16 bytes are read. */
-static inline vec_index index_unpack(const index_plan *plan, const unsigned char *p, int base)
-{
-  __m256i words;
-  if (plan->two_bits) {
-    int32_t word;
-    memcpy(&word, p, sizeof word);
-    words = _mm256_set1_epi32(word);
-  } else {
-    words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
-  }
-  const __m256i index = _mm256_and_si256(_mm256_srlv_epi32(words, plan->shift), plan->mask);
-  return _mm256_add_epi32(index, _mm256_set1_epi32(base));
-}
 
 /* Words of indices in memory. */
 static inline void index_store(int32_t *to, vec_index index)

@@ -7,32 +7,25 @@
 #ifndef ESMM_VEC_H
 #define ESMM_VEC_H
 
-#include "block_avx.h"
-
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef __m512 vec;
-#define VEC 16 /* floats in a vector */
-#define MR 8   /* most rows of a tile */
+typedef __m512d vec64;     /* half a vector in float64, for the activations */
+typedef __m512i vec_index; /* N:M: indices of a vector */
+#define VEC 16             /* floats in a vector */
+#define MR 8               /* most rows of a tile */
+#define AVX(name) _mm512_##name
+#define AVX_AND(x, y) _mm512_and_si512(x, y)
+#define AVX_REPEAT(x) _mm512_broadcast_i32x4(x) /* 16 bytes, as often as they fit */
 
-static inline vec vec_zero(void)
-{
-  return _mm512_setzero_ps();
-}
-static inline vec vec_load(const float *p)
-{
-  return _mm512_loadu_ps(p);
-}
+#include "avx.h"
+
 static inline vec vec_all(const float *p)
 {
   return _mm512_set1_ps(*p);
-}
-static inline void vec_store(float *p, vec x)
-{
-  _mm512_storeu_ps(p, x);
 }
 /* The first count (VEC at most) floats; lanes past them are 0, and no other memory is touched. */
 static inline vec vec_load_first(const float *p, int64_t count)
@@ -43,22 +36,10 @@ static inline void vec_store_first(float *p, int64_t count, vec x)
 {
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), x);
 }
-static inline vec vec_add(vec x, vec y)
-{
-  return _mm512_add_ps(x, y);
-}
 /* The sum of all lanes. */
 static inline float vec_sum(vec x)
 {
   return _mm512_reduce_add_ps(x);
-}
-static inline vec vec_mul(vec x, vec y)
-{
-  return _mm512_mul_ps(x, y);
-}
-static inline vec vec_fma(vec x, vec y, vec sum)
-{
-  return _mm512_fmadd_ps(x, y, sum);
 }
 /* The sums of the lanes of eight vectors: halves meet, then quarters, pairs and neighbours, two vectors in one. */
 static inline void vec_sums(const vec x[8], float out[8])
@@ -117,22 +98,6 @@ static inline void vec_to_f16(uint16_t *p, vec x)
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 
-/* NaN stays NaN: of two operands, one of which is, these instructions take the second. */
-static inline vec vec_at_least(vec x, float least)
-{
-  return _mm512_max_ps(_mm512_set1_ps(least), x);
-}
-static inline vec vec_at_most(vec x, float most)
-{
-  return _mm512_min_ps(_mm512_set1_ps(most), x);
-}
-static inline vec vec_abs(vec x)
-{
-  return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x);
-}
-
-/* Half a vector in float64, for the activations. */
-typedef __m512d vec64;
 static inline vec64 vec64_low(vec x)
 {
   return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
@@ -144,14 +109,6 @@ static inline vec64 vec64_high(vec x)
 static inline vec vec_from_halves(vec64 low, vec64 high)
 {
   return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
-}
-static inline vec64 vec64_all(double x)
-{
-  return _mm512_set1_pd(x);
-}
-static inline vec64 vec64_fma(vec64 x, vec64 y, vec64 sum)
-{
-  return _mm512_fmadd_pd(x, y, sum);
 }
 
 /* Bit i: word i of 64 is not zero, its top bit apart (a float that is not +0 or -0). */
@@ -215,41 +172,6 @@ static inline uint64_t extract_bits(uint64_t bits, uint64_t mask)
 
 #define SELECT_MOST 32 /* the longest group that can be selected from: two vectors */
 #define SELECT_ROWS 16 /* most rows of a tile */
-typedef __m512i vec_index;
-
-/* How VEC indices of some bits each become as many words. */
-typedef struct index_plan {
-  __m512i bytes, shift, mask;
-  bool two_bits; /* a word has them all */
-} index_plan;
-
-static inline index_plan index_plan_of(int bits)
-{
-  unsigned char bytes[64];
-  uint32_t shift[16];
-  for (int i = 0; i < 16; i++) {
-    for (int j = 0; j < 4; j++)
-      bytes[4 * i + j] = (unsigned char)(i * bits / 8 + j);
-    shift[i] = (uint32_t)(bits == 2 ? 2 * i : i * bits % 8);
-  }
-  return (index_plan){_mm512_loadu_si512(bytes), _mm512_loadu_si512(shift), _mm512_set1_epi32((1 << bits) - 1),
-                      bits == 2};
-}
-
-/* The indices that lie from p on, each plus base; up to 16 bytes are read. */
-static inline vec_index index_unpack(const index_plan *plan, const unsigned char *p, int base)
-{
-  __m512i words;
-  if (plan->two_bits) {
-    int32_t word;
-    memcpy(&word, p, sizeof word);
-    words = _mm512_set1_epi32(word);
-  } else {
-    words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)), plan->bytes);
-  }
-  const __m512i index = _mm512_and_si512(_mm512_srlv_epi32(words, plan->shift), plan->mask);
-  return _mm512_add_epi32(index, _mm512_set1_epi32(base));
-}
 
 /* Words of indices in memory. */
 static inline void index_store(int32_t *to, vec_index index)

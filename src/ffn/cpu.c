@@ -210,7 +210,7 @@ static esmm_status as_rows(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, con
     return ESMM_OK;
   const esmm_status status = esmm_ffn_matrix(ctx, cache, buffer, rows, m->cols, ESMM_F32, out);
   if (status == ESMM_OK)
-    esmm_ffn_gather_rows(ctx, m, *order, out);
+    (void)esmm_ffn_gather_rows(ctx, m, *order, rows, out);
   *order = NULL;
   return status;
 }
@@ -310,11 +310,11 @@ static bool lies_turned(const esmm_matrix *w1)
 }
 
 /* w1 feature by feature, as fp32, from the caller's. */
-static void turn(const esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
+static void turn(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
   const esmm_matrix w1 = ffn_transposed(ffn->params.in[FFN_UP].expand.matrix);
   esmm_matrix turned = esmm_ffn_view(cache, FFN_TURNED, w1.rows, w1.cols, ESMM_F32);
-  esmm_ffn_gather_rows(ctx, &w1, NULL, &turned);
+  (void)esmm_ffn_gather_rows(ctx, &w1, NULL, w1.rows, &turned);
   cache->turned = ffn->generation;
 }
 
@@ -406,7 +406,7 @@ static esmm_status renew(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cac
   return ESMM_OK;
 }
 
-/* ---- moves and sums ---- */
+/* ---- what is alive, and what was dropped ---- */
 
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
@@ -428,39 +428,6 @@ static esmm_status forget_drops(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forwa
   for (int i = 0; i < FFN_DROPS; i++)
     if (forward == (i == FFN_DROP_Y))
       cache->drops[i] = (esmm_ffn_drop){0};
-  return ESMM_OK;
-}
-
-/* Nothing is rounded up here: dst has what is gathered, and no more. */
-static esmm_status gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
-                               esmm_matrix *dst)
-{
-  (void)count;
-  esmm_ffn_gather_rows(ctx, src, order, dst);
-  return ESMM_OK;
-}
-
-static esmm_status gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
-                                  esmm_matrix *dst)
-{
-  (void)count;
-  esmm_ffn_gather_columns(ctx, src, order, dst);
-  return ESMM_OK;
-}
-
-static esmm_status scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
-                                bool add)
-{
-  esmm_ffn_scatter_rows(ctx, src, places, dst, add);
-  return ESMM_OK;
-}
-
-static esmm_status column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
-                               int64_t count, int64_t n, float *out, bool add)
-{
-  (void)cache;
-  (void)count;
-  esmm_ffn_column_sums(ctx, m, order, n, out, add);
   return ESMM_OK;
 }
 
@@ -495,9 +462,9 @@ const ffn_passes esmm_ffn_cpu = {
     .settle = settle,
     .sparsify = esmm_ffn_sparsify_matrix,
     .forget_drops = forget_drops,
-    .gather_rows = gather_rows,
-    .gather_columns = gather_columns,
-    .scatter_rows = scatter_rows,
-    .column_sums = column_sums,
+    .gather_rows = esmm_ffn_gather_rows,
+    .gather_columns = esmm_ffn_gather_columns,
+    .scatter_rows = esmm_ffn_scatter_rows,
+    .column_sums = esmm_ffn_column_sums,
     .report = report,
 };

@@ -219,17 +219,16 @@ esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const
 
 /* Elements order[0..count) of row `row` of m (all of it where order is NULL) as fp32. */
 void esmm_ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out);
-/* dst = rows order[0..dst->rows) of src (row-major; order NULL: all); converts where dst has another dtype. */
-void esmm_ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
-/* The same of columns, both of one dtype and row-major. */
-void esmm_ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst);
-/* Row i of src (fp32, row-major) to row f of dst where places[f] is i; rows of dst that have no place become zero. With
-   add, src is added and they stay. */
-void esmm_ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
-                           bool add);
-/* out[order[c]] (+)= the sum of column c of m; order NULL: out[c]. The others of out's n become 0, unless added to. */
-void esmm_ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out,
-                          bool add);
+/* The CPU's moves and sums, as passes.h says. They cannot fail, and round nothing up: dst has what is gathered, and no
+   more. */
+esmm_status esmm_ffn_gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                 esmm_matrix *dst);
+esmm_status esmm_ffn_gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                    esmm_matrix *dst);
+esmm_status esmm_ffn_scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
+                                  bool add);
+esmm_status esmm_ffn_column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
+                                 int64_t count, int64_t n, float *out, bool add);
 
 /* ---- masked.h ---- */
 

@@ -68,11 +68,14 @@ static void gather_rows(void *arg, int64_t first, int64_t end, int worker)
   }
 }
 
-void esmm_ffn_gather_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+esmm_status esmm_ffn_gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                 esmm_matrix *dst)
 {
+  (void)count;
   moving x = {.src = src, .order = order, .dst = dst};
   const int64_t at_once = src->order == ESMM_COL_MAJOR ? STRIDED : lines_at_once(dst, dst->cols);
   esmm_for(ctx, ctx->threads, dst->rows, at_once, gather_rows, &x);
+  return ESMM_OK;
 }
 
 static void gather_columns(void *arg, int64_t first, int64_t end, int worker)
@@ -85,10 +88,13 @@ static void gather_columns(void *arg, int64_t first, int64_t end, int worker)
                          esmm_load_element(x->src->data, x->src->dtype, row * x->src->ld + x->order[i]));
 }
 
-void esmm_ffn_gather_columns(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, esmm_matrix *dst)
+esmm_status esmm_ffn_gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
+                                    esmm_matrix *dst)
 {
+  (void)count;
   moving x = {.src = src, .order = order, .dst = dst};
   esmm_for(ctx, ctx->threads, dst->rows, lines_at_once(dst, dst->cols), gather_columns, &x);
+  return ESMM_OK;
 }
 
 static void scatter_part(const moving *x, int64_t row0, int64_t row1, int64_t col0, int64_t col1)
@@ -118,14 +124,15 @@ static void scatter_lines(void *arg, int64_t first, int64_t end, int worker)
     scatter_part(x, 0, x->dst->rows, col, esmm_min(col + BLOCK, end));
 }
 
-void esmm_ffn_scatter_rows(const esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
-                           bool add)
+esmm_status esmm_ffn_scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *places, esmm_matrix *dst,
+                                  bool add)
 {
   moving x = {.src = src, .order = places, .dst = dst, .add = add};
   if (dst->order == ESMM_ROW_MAJOR)
     esmm_for(ctx, ctx->threads, dst->rows, lines_at_once(dst, dst->cols), scatter_lines, &x);
   else
     esmm_for(ctx, ctx->threads, dst->cols, esmm_round_up(lines_at_once(dst, dst->rows), BLOCK), scatter_lines, &x);
+  return ESMM_OK;
 }
 
 static void sum_columns(const esmm_matrix *m, int64_t from, int64_t width, double *sums)
@@ -171,12 +178,15 @@ static void sum_stretches(void *arg, int64_t first, int64_t end, int worker)
   }
 }
 
-void esmm_ffn_column_sums(const esmm_ctx *ctx, const esmm_matrix *m, const int32_t *order, int64_t n, float *out,
-                          bool add)
+esmm_status esmm_ffn_column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
+                                 int64_t count, int64_t n, float *out, bool add)
 {
+  (void)cache;
+  (void)count;
   if (order && !add) /* columns that are not there */
     memset(out, 0, (size_t)n * sizeof *out);
   summing x = {.m = m, .order = order, .out = out, .add = add};
   esmm_for(ctx, ctx->threads, esmm_ceil_div(m->cols, WIDTH), esmm_at_once(m->rows, WIDTH * (int64_t)sizeof(float)),
            sum_stretches, &x);
+  return ESMM_OK;
 }
