@@ -10,7 +10,6 @@ from .. import _core
 from .._core import Format
 
 DTYPES = {torch.float32: _core.F32, torch.bfloat16: _core.BF16, torch.float16: _core.F16}
-TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = _core.ACTIVATIONS  # "none", "relu", "relu2", "gelu", "gelu_tanh", "silu"
 NONE, RELU, RELU2, GELU, GELU_TANH, SILU = (
     ACTIVATIONS[name] for name in ("none", "relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -55,16 +54,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda:{device.index or 0}"
     raise RuntimeError(f"esmm: {device} is neither a CPU nor a CUDA device")
-
-
-def matrix(t: torch.Tensor, what: str) -> _core.Raw:
-    """A tensor of two dimensions as the library sees it, without a copy."""
-    made = raw_or_none(t)
-    if made is None:
-        raise RuntimeError(
-            f"esmm: {what} has strides {tuple(t.stride())}: neither its rows nor its columns are contiguous"
-        )
-    return made
 
 
 def raw_or_none(t: torch.Tensor) -> Optional[_core.Raw]:

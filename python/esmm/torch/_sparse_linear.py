@@ -31,7 +31,8 @@ def prune_(weight: Tensor, format: int, density: Optional[float]) -> None:
             raw = raw_or_none(work)
         assert raw is not None
         matrix = _lib.Matrix(*raw)
-        _registry.context(weight.device).call(_lib.lib.esmm_prune, ctypes.byref(matrix), ctypes.byref(opts), None)
+        with _registry.context(weight.device) as ctx:
+            ctx.call(_lib.lib.esmm_prune, ctypes.byref(matrix), ctypes.byref(opts), None)
         if copy:
             weight.copy_(work.t())
         elif not weight.is_inference():

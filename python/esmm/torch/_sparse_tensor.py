@@ -206,7 +206,8 @@ def to_sparse(tensor: Tensor, format: str, *, prune: bool = False, density: Opti
         source = source.contiguous()
         raw = raw_or_none(source.t())
     assert raw is not None
-    weights = _registry.context(tensor.device).prepare(raw, format=decode(code))
+    with _registry.context(tensor.device) as ctx:
+        weights = ctx.prepare(raw, format=decode(code))
     packed = torch.frombuffer(bytearray(dumps(weights)), dtype=torch.uint8).to(tensor.device)
     return SparseTensor(packed, (tensor.shape[0], tensor.shape[1]), tensor.dtype, format)
 
