@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+from need_torch import torch
 
-import esmm.torch  # noqa: E402
-from esmm.torch import _build, _ops, _registry  # noqa: E402
-from torch import nn  # noqa: E402
-from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros  # noqa: E402
+import esmm.torch
+from esmm.torch import _build, _ops, _registry
+from torch import nn
+from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros
 
 F = torch.nn.functional
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -264,7 +264,8 @@ def _ffn_backward(
                 if layer is None:
                     grads = _reference.backward(d_rows, rows, w, o, need)
                     return tuple(
-                        x.new_empty(0) if t is None or g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, of)
+                        x.new_empty(0) if t is None or g is None else g.to(t.dtype).view(t.shape)
+                        for g, t in zip(grads, of)
                     )
                 made = _forward(layer, ctx, rows, w, torch.empty_like(rows), True)
             assert made is not None

@@ -28,23 +28,13 @@ def choice(table: "dict[str, int]", value: Optional[str], what: str) -> int:
 
 
 def encode(format: Union[str, Format, None]) -> int:
-    """A format as one number: 0 is dense."""
+    """A format as one number, which format_of in csrc/ops.cpp reads: 0 is dense."""
     f = _core.parse_format(format)
     if f.kind == "bsr":
         return 1 | (f.block_rows or 32) << 8 | (f.block_cols or 32) << 20
     if f.kind == "nm":
         return 2 | (f.keep or 2) << 8 | (f.group or 4) << 16 | (f.group_cols or 1) << 24
     return 0
-
-
-def decode(code: int) -> Format:
-    """The format of such a number."""
-    kind = code & 255
-    if kind == 1:
-        return Format("bsr", code >> 8 & 4095, code >> 20 & 4095)
-    if kind == 2:
-        return Format("nm", 0, 0, code >> 8 & 255, code >> 16 & 255, code >> 24 & 4095)
-    return Format("dense")
 
 
 def device_name(device: torch.device) -> str:

@@ -51,9 +51,8 @@ def context(device: torch.device) -> Iterator[_core.Context]:
     name = device_name(device)
     index = -1 if name == "cpu" else device.index or 0
     pointer, text = ctypes.c_void_p(), ctypes.create_string_buffer(1024)
-    taken = operators.esmm_torch_take(
-        index, _core.local.threads if index < 0 else 0, ctypes.byref(pointer), text
-    )
+    threads = _core.local.threads if index < 0 else 0
+    taken = operators.esmm_torch_take(index, threads, ctypes.byref(pointer), text)
     if pointer.value is None:
         raise RuntimeError(text.value.decode(errors="replace"))
     try:

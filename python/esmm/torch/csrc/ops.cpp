@@ -2,8 +2,8 @@
  * ops.cpp: the products as torch operators. In C++, for callers to whom ten microseconds of Python a call matter.
  *
  * _ops.py declares the operators, and has what they mean to autograd, autocast and torch.compile; what they do is here
- * alone. _build.py compiles this file once and loads it. It is written in torch's stable ABI (2.10 and later), and finds
- * libesmm through the path that esmm_torch_bind is given: the file that Python has open already.
+ * alone. _build.py compiles this file once and loads it. It is written in torch's stable ABI (2.10 and later), and
+ * finds libesmm through the path that esmm_torch_bind is given: the file that Python has open already.
  *
  * Prepared weights are looked up by the tensor that they were made of: address, shape, strides, dtype, device, format
  * and version counter. Python knows which tensors last (_registry.py): esmm::_hold keeps one's memory from being given
@@ -64,9 +64,9 @@ void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
 /* ---- contexts ---- */
 
 /*
- * A context serves one thread at a time, so a call takes one and gives it back; so does Python (esmm_torch_take) for what
- * it calls of the library. The one given back last is taken first: a program with one thread has one context for each
- * device. They are never freed: at exit the CUDA driver may be gone before this library's destructors run.
+ * A context serves one thread at a time, so a call takes one and gives it back; so does Python (esmm_torch_take) for
+ * what it calls of the library. The one given back last is taken first: a program with one thread has one context for
+ * each device. They are never freed: at exit the CUDA driver may be gone before this library's destructors run.
  */
 struct Idle {
   int64_t key; /* device and threads */
@@ -765,7 +765,7 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
 }
 
 /* A context for the calling thread alone, until it is given back; threads: 0 for as many as torch has. NULL, and why in
-   *failure, whose 1024 bytes are Python's. */
+ *failure, whose 1024 bytes are Python's. */
 extern "C" void *esmm_torch_take(int32_t device, uint32_t threads, esmm_ctx **ctx, Failure *failure)
 {
   Idle *taken = nullptr;
