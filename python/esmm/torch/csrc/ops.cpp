@@ -768,6 +768,7 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
  *failure, whose 1024 bytes are Python's. */
 extern "C" void *esmm_torch_take(int32_t device, uint32_t threads, esmm_ctx **ctx, Failure *failure)
 {
+  static_assert(sizeof(Failure) == 1024, "as _registry.py has it");
   Idle *taken = nullptr;
   const auto work = [&] {
     Context made;
