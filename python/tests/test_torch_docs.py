@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from need_torch import torch
+import need_torch  # noqa: F401
 
 import esmm.torch
 
