@@ -67,7 +67,7 @@ def main():
     print(
         f"torch {torch.__version__}, {threads} threads, {tokens} tokens, {model} -> {hidden} -> {model}, ReLU2, float32"
     )
-    print(f"operators in {'C++' if esmm.torch.has_compiled_operators else 'Python'}; forward and backward, ms")
+    print("forward and backward, ms")
     print(f"{'zeros':34} {'torch':>8} {'exact':>8} {'times':>6} {'with update':>12} {'times':>6}")
     for density, dead in ((0.1, 0.0), (0.1, 0.5), (0.1, 0.8), (0.25, 0.0), (0.5, 0.0)):
         up, down = setup(model, hidden, density, dead)

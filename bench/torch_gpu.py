@@ -41,15 +41,14 @@ if not torch.cuda.is_available():
     raise SystemExit("torch sees no CUDA device")
 import esmm.torch  # noqa: E402
 from esmm import _lib  # noqa: E402
-from esmm.torch import SparseFFN, SparseLinear, _registry, to_sparse  # noqa: E402
+from esmm.torch import SparseFFN, SparseLinear, to_sparse  # noqa: E402
 
 DEV = torch.device("cuda:0")
 BF16 = torch.bfloat16
 ROUNDING = {torch.float32: 1e-5, BF16: 2e-2, torch.float16: 4e-3}
 torch.manual_seed(0)
 torch.backends.cuda.matmul.allow_tf32 = False
-print(f"torch {torch.__version__}, {torch.cuda.get_device_name(DEV)}, operators in "
-      f"{'C++' if esmm.torch.has_compiled_operators else 'Python'}")  # fmt: skip
+print(f"torch {torch.__version__}, {torch.cuda.get_device_name(DEV)}")
 
 
 def sparse(*shape, density=0.1, dtype=BF16):
@@ -279,7 +278,7 @@ def _():
     for m, k, n in ((1, 64, 64), (1, 4096, 4096)):
         layer = SparseLinear(k, n, bias=False, device=DEV, dtype=BF16).requires_grad_(False)
         x, w = sparse(m, k), layer.weight
-        ctx = _registry.context(DEV)
+        ctx = esmm.Context("cuda:0")
         prepared = ctx.prepare((w.data_ptr(), k, n, k, 1, 1, 1, 0))
         y = torch.empty(m, n, device=DEV, dtype=BF16)
         a = ctypes.byref(_lib.Matrix(x.data_ptr(), m, k, k, 1, 0, 1, 0))

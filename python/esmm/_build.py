@@ -45,7 +45,11 @@ def compiler() -> str:
         path = shutil.which(name)
         if path:
             return path
-    raise BuildError(f"{named} (from CXX) is not there" if named else "no C++ compiler (c++, g++ or clang++) is there")
+    missing = f"{named} (from CXX) is not there" if named else "no C++ compiler (c++, g++ or clang++) is there"
+    raise BuildError(
+        f"{missing}. Install one (apt install g++, dnf install gcc-c++, conda install cxx-compiler), or name one:"
+        " CXX=/path/to/g++"
+    )
 
 
 def build(source: str, stem: str, includes: Sequence[str], version: str, more: Sequence[str] = ()) -> str:

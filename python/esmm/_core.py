@@ -427,18 +427,28 @@ class Context(_Closable):
         if status:
             raise error(status, text.value.decode() or lib.esmm_status_str(status).decode())
         assert out.value is not None
-        self._handle = ContextHandle(out.value, lib.esmm_ctx_free)
+        self._take(out.value, lib.esmm_ctx_free)
+
+    @classmethod
+    def around(cls, pointer: int) -> "Context":
+        """A context that C code made, and goes on owning."""
+        made = cls.__new__(cls)
+        made._take(pointer, lambda _: None)
+        return made
+
+    def _take(self, pointer: int, free: Callable[[int], None]) -> None:
+        self._handle = ContextHandle(pointer, free)
         self._lock = threading.RLock()
         self._block = ctypes.create_string_buffer(_BLOCK)
         self._at = ctypes.addressof(self._block)
         _pack_size(self._block, _STATS, _SIZE_STATS)
         self._stream = 0
-        self.device: str = lib.esmm_ctx_device(out.value).decode()
+        self.device: str = lib.esmm_ctx_device(pointer).decode()
         self.device_index: int = index_of(self.device)
-        self.device_name: str = lib.esmm_ctx_device_name(out.value).decode()
-        self.features: str = lib.esmm_ctx_features(out.value).decode()
-        self.device_reason: str = lib.esmm_ctx_device_reason(out.value).decode()
-        self.threads: int = lib.esmm_ctx_threads(out.value)
+        self.device_name: str = lib.esmm_ctx_device_name(pointer).decode()
+        self.features: str = lib.esmm_ctx_features(pointer).decode()
+        self.device_reason: str = lib.esmm_ctx_device_reason(pointer).decode()
+        self.threads: int = lib.esmm_ctx_threads(pointer)
 
     # ---- calls ----
 

@@ -35,6 +35,8 @@ def code_blocks():
 def test_pages(block, tmp_path):
     for needed in re.findall(r"import (torch|jax|scipy)", block):
         pytest.importorskip(needed)
+    if "esmm.torch" in block:
+        import need_torch  # noqa: F401
     package = os.path.dirname(os.path.dirname(os.path.abspath(esmm.__file__)))
     path = [package] + ([os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [])
     done = subprocess.run(

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+from need_torch import torch
 
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-import esmm.torch  # noqa: E402
-from esmm.torch import _convert, _timing  # noqa: E402
-from esmm.torch._blocks import ConvertedBlock, ConvertedLinear  # noqa: E402
+import esmm.torch
+from esmm.torch import _convert, _timing
+from esmm.torch._blocks import ConvertedBlock, ConvertedLinear
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-torch = pytest.importorskip("torch")
+import need_torch  # noqa: F401
 
-import esmm.torch  # noqa: E402
+import esmm.torch
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "python-torch.md")
 

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from need_torch import torch
 
-import esmm.torch  # noqa: E402
-from esmm.torch import SparseFFN, SparseLinear, SparseTensor, _ffn, _reference, _timing, to_sparse  # noqa: E402
-from torch import nn  # noqa: E402
-from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros  # noqa: E402
+import esmm.torch
+from esmm.torch import SparseFFN, SparseLinear, SparseTensor, _ffn, _reference, _timing, to_sparse
+from torch import nn
+from torch_help import ACTIVATIONS, DEVICE, SPARSE_DTYPE, SPARSE_ROUNDING, gradients, near, zeros
 
 F = torch.nn.functional
 LAYERS = [(a, g) for a in ("relu", "relu2", "gelu", "gelu_tanh", "silu") for g in (False, True)]

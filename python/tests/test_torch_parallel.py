@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+from need_torch import torch
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("torch has no gloo", allow_module_level=True)
 

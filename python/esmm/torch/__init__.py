@@ -9,7 +9,6 @@ torch.Size([1024, 256])
 """
 
 from ._convert import Conversion, convert, undo
-from ._ops import compiled as has_compiled_operators
 from ._profile import Profile, profile
 from ._registry import clear_cache
 from ._sparse_ffn import SparseFFN, fit
@@ -26,7 +25,6 @@ __all__ = [
     "clear_cache",
     "convert",
     "fit",
-    "has_compiled_operators",
     "linear",
     "profile",
     "to_sparse",

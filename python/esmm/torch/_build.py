@@ -1,14 +1,9 @@
-"""Compiles csrc/ops.cpp at first use and loads it.
-
-ESMM_TORCH_BUILD=0 leaves it out, and the operators run in Python: the same results, some ten microseconds a call more.
-"""
+"""Compiles csrc/ops.cpp at first use and loads it: there are no other kernels of the operators."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import warnings
-from typing import Optional
 
 import torch
 
@@ -46,7 +41,7 @@ def cxx_runtime() -> "list[str]":
 def compile_operators() -> str:
     """The compiled file's path; compiles where it is not there yet."""
     if torch_version() < STABLE:
-        raise BuildError(f"torch {torch.__version__} is older than 2.10, the first with a stable ABI for operators")
+        raise BuildError(f"torch {torch.__version__} is older than 2.10, the first with all of the ABI that they use")
     root = os.path.dirname(os.path.abspath(torch.__file__))
     more = [
         "-fvisibility-inlines-hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000",
@@ -56,28 +51,24 @@ def compile_operators() -> str:
     return build(SOURCE, "torch", [os.path.join(root, "include")], torch.__version__, more)
 
 
-def load() -> Optional[ctypes.CDLL]:
-    """The C++ operators, or None with one warning that says why not."""
-    if os.environ.get("ESMM_TORCH_BUILD") == "0":
-        return None
+def load() -> ctypes.CDLL:
+    """The operators, registered with torch."""
     try:
         path = compile_operators()
         library = ctypes.CDLL(path)
-        library.esmm_torch_bind.restype = ctypes.c_char_p
-        library.esmm_torch_bind.argtypes = [ctypes.c_char_p, STREAM, ctypes.c_int]
-        library.esmm_torch_failed.restype = None
-        library.esmm_torch_failed.argtypes = [ctypes.c_char_p]
-        library.esmm_torch_forget.restype = None
-        library.esmm_torch_forget.argtypes = [ctypes.c_void_p]
-        wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()), _stream, int(torch_version() <= KNOWN))
-        if wrong:
-            raise RuntimeError(f"{path} cannot use libesmm: {wrong.decode()}")
     except (BuildError, OSError) as e:
-        warnings.warn(
-            f"esmm.torch: the operators run in Python, which costs some 10 us a call: {e}. ESMM_TORCH_BUILD=0 stops "
-            "this warning.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+        raise ImportError(f"esmm.torch needs its operators, which are C++ and compiled at first use: {e}") from e
+    library.esmm_torch_bind.restype = ctypes.c_char_p
+    library.esmm_torch_bind.argtypes = [ctypes.c_char_p, STREAM, ctypes.c_int]
+    library.esmm_torch_take.restype = ctypes.c_void_p
+    library.esmm_torch_take.argtypes = [ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p]
+    library.esmm_torch_give.restype = None
+    library.esmm_torch_give.argtypes = [ctypes.c_void_p]
+    library.esmm_torch_forgotten.restype = ctypes.c_int64
+    library.esmm_torch_forgotten.argtypes = []
+    library.esmm_torch_forget.restype = None
+    library.esmm_torch_forget.argtypes = [ctypes.c_void_p]
+    wrong = library.esmm_torch_bind(os.fsencode(_lib.library_path()), _stream, int(torch_version() <= KNOWN))
+    if wrong:
+        raise ImportError(f"{path} cannot use libesmm: {wrong.decode()}")
     return library

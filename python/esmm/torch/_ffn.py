@@ -30,7 +30,7 @@ from .._errors import Error, Status
 from .._lib import lib
 from . import _reference
 from ._formats import DTYPES, raw_or_none
-from ._ops import _autocast, _dtype, _same_device, _unsafe, library
+from ._ops import _autocast, _same_device, _unsafe, library
 from ._reference import Options, Weights
 from ._registry import context, version_of
 
@@ -152,7 +152,9 @@ def _ticket(made: Optional[Pass]) -> Tensor:
 
 
 def _check(x: Tensor, w: Weights) -> None:
-    _dtype(x, "x")
+    if x.dtype not in DTYPES:
+        name = str(x.dtype).replace("torch.", "")
+        raise RuntimeError(f"esmm: x is {name}: it has to be float32, bfloat16 or float16")
     hidden = w.w1.shape[0]
     model = x.shape[-1]
     shapes = (
@@ -235,12 +237,12 @@ def _ffn(
     _check(x, w)
     rows = x.detach().reshape(-1, x.shape[-1])
     try:
-        ctx = context(x.device)
-        layer = _layer(ctx, x, w, o)
-        if layer is None:
-            return _reference.forward(rows, w, o).view(x.shape), _ticket(None)
-        y = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        made = _forward(layer, ctx, rows, w, y, keep)
+        with context(x.device) as ctx:
+            layer = _layer(ctx, x, w, o)
+            if layer is None:
+                return _reference.forward(rows, w, o).view(x.shape), _ticket(None)
+            y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+            made = _forward(layer, ctx, rows, w, y, keep)
     except Error as e:
         raise RuntimeError(f"esmm: {e}") from e
     return y.view(x.shape), _ticket(made)
@@ -256,50 +258,51 @@ def _ffn_backward(
     of = (x, *w)
     made = _passes.get(ticket.data_ptr())
     try:
-        ctx = context(x.device)
-        if made is None or made.generation != made.layer.generation:
-            layer = _layer(ctx, x, w, o)
-            if layer is None:
-                grads = _reference.backward(d_rows, rows, w, o, need)
-                return tuple(
-                    x.new_empty(0) if t is None or g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, of)
+        with context(x.device) as ctx:
+            if made is None or made.generation != made.layer.generation:
+                layer = _layer(ctx, x, w, o)
+                if layer is None:
+                    grads = _reference.backward(d_rows, rows, w, o, need)
+                    return tuple(
+                        x.new_empty(0) if t is None or g is None else g.to(t.dtype).view(t.shape)
+                        for g, t in zip(grads, of)
+                    )
+                made = _forward(layer, ctx, rows, w, torch.empty_like(rows), True)
+            assert made is not None
+            out = [
+                torch.empty(t.shape, dtype=torch.float32 if t.dim() == 1 else t.dtype, device=t.device)
+                if t is not None and n
+                else None
+                for t, n in zip(of, need)
+            ]
+            held: List[Any] = []
+
+            def matrix(t: Optional[Tensor], turned: bool) -> Any:
+                if t is None:
+                    return None
+                t = t.view(-1, t.shape[-1])
+                t, m = _matrix(t.t() if turned else t)
+                held.extend((t, m))
+                return ctypes.pointer(m)
+
+            def vector(t: Optional[Tensor]) -> Optional[int]:
+                return None if t is None else t.data_ptr()
+
+            wanted = _lib.FfnGrads(
+                size=ctypes.sizeof(_lib.FfnGrads), x=matrix(out[0], False), w1=matrix(out[1], True),
+                w2=matrix(out[2], True), gate=matrix(out[3], True), b1=vector(out[4]), b2=vector(out[5]),
+                b_gate=vector(out[6]),
+            )  # fmt: skip
+            d_rows, md = _matrix(d_rows)
+            with made.layer.lock:
+                ctx.call(
+                    lib.esmm_ffn_backward,
+                    made.layer.handle.value,
+                    made.cache.value,
+                    ctypes.byref(md),
+                    ctypes.byref(wanted),
+                    None,
                 )
-            made = _forward(layer, ctx, rows, w, torch.empty_like(rows), True)
-        assert made is not None
-        out = [
-            torch.empty(t.shape, dtype=torch.float32 if t.dim() == 1 else t.dtype, device=t.device)
-            if t is not None and n
-            else None
-            for t, n in zip(of, need)
-        ]
-        held: List[Any] = []
-
-        def matrix(t: Optional[Tensor], turned: bool) -> Any:
-            if t is None:
-                return None
-            t = t.view(-1, t.shape[-1])
-            t, m = _matrix(t.t() if turned else t)
-            held.extend((t, m))
-            return ctypes.pointer(m)
-
-        def vector(t: Optional[Tensor]) -> Optional[int]:
-            return None if t is None else t.data_ptr()
-
-        wanted = _lib.FfnGrads(
-            size=ctypes.sizeof(_lib.FfnGrads), x=matrix(out[0], False), w1=matrix(out[1], True),
-            w2=matrix(out[2], True), gate=matrix(out[3], True), b1=vector(out[4]), b2=vector(out[5]),
-            b_gate=vector(out[6]),
-        )  # fmt: skip
-        d_rows, md = _matrix(d_rows)
-        with made.layer.lock:
-            ctx.call(
-                lib.esmm_ffn_backward,
-                made.layer.handle.value,
-                made.cache.value,
-                ctypes.byref(md),
-                ctypes.byref(wanted),
-                None,
-            )
     except Error as e:
         raise RuntimeError(f"esmm: {e}") from e
     return tuple(x.new_empty(0) if t is None or g is None else g.to(t.dtype) for g, t in zip(out, of))

@@ -10,7 +10,6 @@ from .. import _core
 from .._core import Format
 
 DTYPES = {torch.float32: _core.F32, torch.bfloat16: _core.BF16, torch.float16: _core.F16}
-TORCH_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = _core.ACTIVATIONS  # "none", "relu", "relu2", "gelu", "gelu_tanh", "silu"
 NONE, RELU, RELU2, GELU, GELU_TANH, SILU = (
     ACTIVATIONS[name] for name in ("none", "relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -29,23 +28,13 @@ def choice(table: "dict[str, int]", value: Optional[str], what: str) -> int:
 
 
 def encode(format: Union[str, Format, None]) -> int:
-    """A format as one number: 0 is dense."""
+    """A format as one number, which format_of in csrc/ops.cpp reads: 0 is dense."""
     f = _core.parse_format(format)
     if f.kind == "bsr":
         return 1 | (f.block_rows or 32) << 8 | (f.block_cols or 32) << 20
     if f.kind == "nm":
         return 2 | (f.keep or 2) << 8 | (f.group or 4) << 16 | (f.group_cols or 1) << 24
     return 0
-
-
-def decode(code: int) -> Format:
-    """The format of such a number."""
-    kind = code & 255
-    if kind == 1:
-        return Format("bsr", code >> 8 & 4095, code >> 20 & 4095)
-    if kind == 2:
-        return Format("nm", 0, 0, code >> 8 & 255, code >> 16 & 255, code >> 24 & 4095)
-    return Format("dense")
 
 
 def device_name(device: torch.device) -> str:
@@ -55,16 +44,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda:{device.index or 0}"
     raise RuntimeError(f"esmm: {device} is neither a CPU nor a CUDA device")
-
-
-def matrix(t: torch.Tensor, what: str) -> _core.Raw:
-    """A tensor of two dimensions as the library sees it, without a copy."""
-    made = raw_or_none(t)
-    if made is None:
-        raise RuntimeError(
-            f"esmm: {what} has strides {tuple(t.stride())}: neither its rows nor its columns are contiguous"
-        )
-    return made
 
 
 def raw_or_none(t: torch.Tensor) -> Optional[_core.Raw]:

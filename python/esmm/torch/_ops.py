@@ -7,11 +7,11 @@
     _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
     unpack(packed, out, k, dtype) -> weight [out, k]                                       the same bytes as a matrix
-    _prepare(weight, format, dtype) -> int                                                 for the C++ operators
+    _hold(t) -> int, _float_copy(bias) -> bias             what the others leave to Python, see _registry.py
 
 x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate
-act(x G' + gate_bias) * (x W' + bias) + residual. All arguments are tensors and numbers; _registry.py finds what was
-prepared from them.
+act(x G' + gate_bias) * (x W' + bias) + residual. All arguments are tensors and numbers; what was prepared from them is
+found again. What the operators do is in csrc/ops.cpp.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _core
-from .._errors import Error
-from . import _build, _registry
-from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU, raw_or_none
+from . import _registry
+from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU
 
 # No defaults: the dispatcher leaves out arguments that equal them, and with them their place in needs_input_grad.
 _EPILOGUE = "Tensor? bias, Tensor? residual, Tensor? gate, Tensor? gate_bias, int activation, int format"
@@ -44,177 +42,11 @@ library.define(
     "linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, Tensor? residual, int activation) -> Tensor"
 )
 library.define("unpack(Tensor packed, int out, int k, ScalarType dtype) -> Tensor")
-library.define("_prepare(Tensor weight, int format, int dtype) -> int")
+library.define("_hold(Tensor t) -> int")
 library.define("_float_copy(Tensor bias) -> Tensor")
 
-# ---- kernels in Python ----
-
-
-def _dtype(t: Tensor, what: str) -> int:
-    code = DTYPES.get(t.dtype)
-    if code is None:
-        name = str(t.dtype).replace("torch.", "")
-        raise RuntimeError(f"esmm: {what} is {name}: it has to be float32, bfloat16 or float16")
-    return code
-
-
-def _check_device(t: Tensor, device: torch.device, what: str) -> None:
-    if t.device != device:
-        raise RuntimeError(f"esmm: {what} is on {t.device}, and x is on {device}")
-
-
-def _rows(t: Tensor) -> Tuple[Tensor, _core.Raw]:
-    """t as rows, and as the library sees them; the tensor has to live as long as the other is used."""
-    t = t if t.dim() == 2 else t.reshape(-1, t.shape[-1])
-    if not (t.stride(1) == 1 or t.shape[1] <= 1):
-        t = t.contiguous()
-    raw = raw_or_none(t)
-    if raw is None:
-        t = t.contiguous()
-        raw = raw_or_none(t)
-    assert raw is not None
-    return t, raw
-
-
-def _find(t: Tensor, format: int, target: int) -> Any:
-    try:
-        return _registry.find(t, format, target)
-    except Error as e:
-        raise RuntimeError(f"esmm: {e}") from e
-
-
-def _weights(weight: Tensor, x: Tensor, format: int, what: str) -> Any:
-    _check_device(weight, x.device, what)
-    if weight.dim() != 2:
-        raise RuntimeError(f"esmm: {what} has {weight.dim()} dimensions and needs 2")
-    k = weight.shape[0 if format & _registry.TURNED else 1]
-    if k != x.shape[-1]:
-        raise RuntimeError(f"esmm: x has rows of {x.shape[-1]}, and {what} is {list(weight.shape)}")
-    target = _dtype(x, "x")
-    if _dtype(weight, what) not in (target, _core.F32):
-        raise RuntimeError(f"esmm: x and {what} have different dtypes; only a float32 weight may be wider than x")
-    return _find(weight, format, target)
-
-
-def _bias(bias: Optional[Tensor], n: int, x: Tensor, what: str) -> Optional[Tensor]:
-    if bias is None:
-        return None
-    _check_device(bias, x.device, what)
-    if bias.dim() != 1 or bias.shape[0] != n:
-        raise RuntimeError(f"esmm: {what} needs the shape [{n}]")
-    _dtype(bias, what)
-    if bias.dtype == torch.float32 and (n <= 1 or bias.stride(0) == 1):
-        return bias
-    made: Tensor = _registry.find(bias, _registry.BIAS, _core.F32)
-    return made
-
-
-def _product(
-    x: Tensor, weights: Any, n: int, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
-    gate_bias: Optional[Tensor], activation: int, format: int, nonzeros: Optional[Tensor] = None,
-) -> Tensor:  # fmt: skip
-    y = x.new_empty((*x.shape[:-1], n))
-    x, a = _rows(x)
-    shift = _bias(bias, n, x, "bias")
-    kept = None
-    if residual is not None:
-        _check_device(residual, x.device, "residual")
-        _dtype(residual, "residual")
-        if residual.shape != y.shape:
-            raise RuntimeError("esmm: residual does not have the result's shape")
-        residual, kept = _rows(residual)
-    gates = _weights(gate, x, format, "gate") if gate is not None else None
-    if gate is None and gate_bias is not None:
-        raise RuntimeError("esmm: gate_bias is given, and gate is not")
-    gate_shift = _bias(gate_bias, n, x, "gate_bias")
-    c = (y.data_ptr(), a[1], n, max(n, 1), a[4], _core.ROW_MAJOR, a[6], a[7])
-    try:
-        _registry.context(x.device).matmul(
-            a, weights, c, bias=0 if shift is None else shift.data_ptr(), activation=activation, residual=kept,
-            gate=gates, gate_bias=0 if gate_shift is None else gate_shift.data_ptr(),
-            column_nonzeros=0 if nonzeros is None else nonzeros.data_ptr(),
-        )  # fmt: skip
-    except Error as e:
-        raise RuntimeError(f"esmm: {e}") from e
-    return y
-
-
-def _linear(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
-    gate_bias: Optional[Tensor], activation: int, format: int,
-) -> Tensor:  # fmt: skip
-    weights = _weights(weight, x, format, "weight")
-    return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format)
-
-
-def _linear_plain(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: int = 0) -> Tensor:
-    return _linear(x, weight, bias, None, None, None, activation, 0)
-
-
-def _linear_ordered(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: int = 0, format: int = 0,
-    residual: Optional[Tensor] = None, gate: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None,
-) -> Tensor:  # fmt: skip
-    return _linear(x, weight, bias, residual, gate, gate_bias, activation, format)
-
-
-def _linear_stats(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor], gate: Optional[Tensor],
-    gate_bias: Optional[Tensor], activation: int, format: int,
-) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    weights = _weights(weight, x, format, "weight")
-    counts = x.new_empty(weight.shape[0], dtype=torch.int32)
-    return _product(x, weights, weight.shape[0], bias, residual, gate, gate_bias, activation, format, counts), counts
-
-
-def _linear_turned(x: Tensor, weight: Tensor) -> Tensor:
-    weights = _weights(weight, x, _registry.TURNED, "weight")
-    return _product(x, weights, weight.shape[1], None, None, None, None, NONE, 0)
-
-
-def _linear_packed(
-    x: Tensor, packed: Tensor, n: int, bias: Optional[Tensor], residual: Optional[Tensor], activation: int
-) -> Tensor:
-    _check_device(packed, x.device, "packed")
-    weights = _find(packed, 0, _dtype(x, "x"))
-    return _product(x, weights, n, bias, residual, None, None, activation, 0)
-
-
-def _unpack(packed: Tensor, out: int, k: int, dtype: torch.dtype) -> Tensor:
-    dense = torch.empty((out, k), dtype=dtype, device=packed.device)
-    try:
-        weights = _registry.unpack(packed, DTYPES[dtype])
-        raw = raw_or_none(dense.t())
-        assert raw is not None
-        _registry.context(packed.device).to_dense(weights, raw)
-    except Error as e:
-        raise RuntimeError(f"esmm: {e}") from e
-    return dense
-
-
-def _prepare(weight: Tensor, format: int, dtype: int) -> int:
-    try:
-        return _registry.give(weight, format, dtype)
-    except Exception as e:
-        if _registry.extension is None:
-            raise
-        _registry.extension.esmm_torch_failed(str(e).encode())
-        return -1
-
-
-library.impl("unpack", _unpack, "CompositeExplicitAutograd")
-library.impl("_prepare", _prepare, "CompositeExplicitAutograd")
+library.impl("_hold", _registry.hold, "CompositeExplicitAutograd")
 library.impl("_float_copy", _registry.float_copy, "CompositeExplicitAutograd")
-_registry.extension = _build.load()
-compiled = _registry.extension is not None
-if not compiled:
-    for _key in ("CPU", "CUDA"):
-        library.impl("linear", _linear, _key)
-        library.impl("_linear", _linear_ordered, _key)
-        library.impl("_linear_plain", _linear_plain, _key)
-        library.impl("linear_stats", _linear_stats, _key)
-        library.impl("_linear_turned", _linear_turned, _key)
-        library.impl("linear_packed", _linear_packed, _key)
 
 # ---- shapes, for the compiler ----
 

@@ -192,26 +192,26 @@ class SparseFFN(nn.Module):
             gate.bias if gate is not None else None,
         )  # fmt: skip
         o = self._options()
-        ctx = context(x.device)
-        layer = _ffn._layer(ctx, x, w, o)
-        if layer is None:
-            raise RuntimeError(f"esmm: the library has no feed-forward layer on {x.device}")
-        rows = x.detach().reshape(-1, x.shape[-1])
-        x, mx = _ffn._matrix(rows)
-        y, my = _ffn._matrix(torch.empty_like(x))
-        report = _lib.FfnReport(size=ctypes.sizeof(_lib.FfnReport))
-        with layer.lock:
-            layer.update(ctx, w, x.dtype)
-            cache = layer.take_cache(ctx)
-            ctx.call(
-                lib.esmm_ffn_forward,
-                layer.handle.value,
-                ctypes.byref(mx),
-                ctypes.byref(my),
-                cache.value,
-                ctypes.byref(report),
-            )
-            layer.idle.append(cache)
+        with context(x.device) as ctx:
+            layer = _ffn._layer(ctx, x, w, o)
+            if layer is None:
+                raise RuntimeError(f"esmm: the library has no feed-forward layer on {x.device}")
+            rows = x.detach().reshape(-1, x.shape[-1])
+            x, mx = _ffn._matrix(rows)
+            y, my = _ffn._matrix(torch.empty_like(x))
+            report = _lib.FfnReport(size=ctypes.sizeof(_lib.FfnReport))
+            with layer.lock:
+                layer.update(ctx, w, x.dtype)
+                cache = layer.take_cache(ctx)
+                ctx.call(
+                    lib.esmm_ffn_forward,
+                    layer.handle.value,
+                    ctypes.byref(mx),
+                    ctypes.byref(my),
+                    cache.value,
+                    ctypes.byref(report),
+                )
+                layer.idle.append(cache)
         made: Dict[str, Union[int, float]] = {
             name: getattr(report, name)
             for name in (

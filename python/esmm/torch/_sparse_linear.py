@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
+from .._core import Format
 from . import _functional, _registry
-from ._formats import ACTIVATIONS, choice, decode, encode, raw_or_none
+from ._formats import ACTIVATIONS, choice, encode, raw_or_none
 from ._profile import check_plain
 
 
-def prune_(weight: Tensor, format: int, density: Optional[float]) -> None:
+def prune_(weight: Tensor, format: Union[str, Format, None], density: Optional[float]) -> None:
     """Sets elements of weight [out, in] to zero so that weight' fits the format."""
     import ctypes
 
     from .. import _core, _lib
 
-    f = decode(format)
+    f = _core.parse_format(format)
     if f.kind == "bsr" and density is None:
         return  # every matrix fits it: blocks of zeros are left out, the others stay
     opts = _lib.PruneOpts(ctypes.sizeof(_lib.PruneOpts), _core.format_struct(f), density or 0.0, None)
@@ -31,7 +32,8 @@ def prune_(weight: Tensor, format: int, density: Optional[float]) -> None:
             raw = raw_or_none(work)
         assert raw is not None
         matrix = _lib.Matrix(*raw)
-        _registry.context(weight.device).call(_lib.lib.esmm_prune, ctypes.byref(matrix), ctypes.byref(opts), None)
+        with _registry.context(weight.device) as ctx:
+            ctx.call(_lib.lib.esmm_prune, ctypes.byref(matrix), ctypes.byref(opts), None)
         if copy:
             weight.copy_(work.t())
         elif not weight.is_inference():
@@ -69,7 +71,7 @@ class SparseLinear(nn.Module):
         self.weight = made.weight  # type: ignore[assignment]
         self.register_parameter("bias", made.bias)
         if self._format:
-            prune_(self.weight, self._format, None)
+            prune_(self.weight, format, None)
             self.weight.requires_grad_(False)
 
     def _set_options(self, in_features: int, out_features: int, format: str, activation: Optional[str]) -> None:
@@ -99,7 +101,7 @@ class SparseLinear(nn.Module):
         made.register_parameter("bias", linear.bias)
         if made._format:
             if prune:
-                prune_(linear.weight, made._format, density)
+                prune_(linear.weight, format, density)
             if linear.weight.requires_grad:
                 made.weight = nn.Parameter(linear.weight.detach(), requires_grad=False)
         made.train(linear.training)

@@ -7,8 +7,9 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .._core import parse_format
 from . import _registry
-from ._formats import DTYPES, NONE, decode, encode, raw_or_none
+from ._formats import DTYPES, NONE, raw_or_none
 from ._sparse_linear import prune_
 
 
@@ -196,17 +197,18 @@ def to_sparse(tensor: Tensor, format: str, *, prune: bool = False, density: Opti
         raise TypeError(f"tensor is {tensor.dtype}: it has to be float32, bfloat16 or float16")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError("tensor requires a gradient, and a SparseTensor has none: call to_sparse(w.detach(), ...)")
-    code = encode(format)
+    wanted = parse_format(format)
     source = tensor.detach()
     if prune:
         source = source.clone(memory_format=torch.contiguous_format)
-        prune_(source, code, density)
+        prune_(source, wanted, density)
     raw = raw_or_none(source.t())
     if raw is None:
         source = source.contiguous()
         raw = raw_or_none(source.t())
     assert raw is not None
-    weights = _registry.context(tensor.device).prepare(raw, format=decode(code))
+    with _registry.context(tensor.device) as ctx:
+        weights = ctx.prepare(raw, format=wanted)
     packed = torch.frombuffer(bytearray(dumps(weights)), dtype=torch.uint8).to(tensor.device)
     return SparseTensor(packed, (tensor.shape[0], tensor.shape[1]), tensor.dtype, format)
 

@@ -1,14 +1,13 @@
 /*
- * ops.cpp: the product as a torch operator in C++, for callers to whom ten microseconds of Python a call matter.
+ * ops.cpp: the products as torch operators. In C++, for callers to whom ten microseconds of Python a call matter.
  *
- * _ops.py declares the operators and has kernels of its own, in Python, that do the same. Where a compiler is at hand,
- * _build.py compiles this file once and loads it, and its kernels take the place of those. It is written in torch's
- * stable ABI (2.10 and later), and finds libesmm through the path that esmm_torch_bind is given: the file that Python
- * has open already.
+ * _ops.py declares the operators, and has what they mean to autograd, autocast and torch.compile; what they do is here
+ * alone. _build.py compiles this file once and loads it. It is written in torch's stable ABI (2.10 and later), and
+ * finds libesmm through the path that esmm_torch_bind is given: the file that Python has open already.
  *
  * Prepared weights are looked up by the tensor that they were made of: address, shape, strides, dtype, device, format
- * and version counter. What is not there is prepared by Python (esmm::_prepare), which also keeps the tensor's memory
- * from being given away while its address is in the table, and calls esmm_torch_forget when it lets go of it.
+ * and version counter. Python knows which tensors last (_registry.py): esmm::_hold keeps one's memory from being given
+ * away while its address is in the table, and esmm_torch_forget is called before that memory is let go of.
  *
  * Two rules shape the code. It uses the C functions of the stable ABI, not the C++ classes on top of them, which cost
  * an allocation for each tensor of each call. And no exception of this library leaves it: a process with torch in it
@@ -19,12 +18,16 @@
 #include "tensors.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -45,6 +48,10 @@ struct Library {
   decltype(&esmm_ctx_free) ctx_free;
   decltype(&esmm_ctx_error) ctx_error;
   decltype(&esmm_ctx_set_stream) ctx_set_stream;
+  decltype(&esmm_prepare) prepare;
+  decltype(&esmm_weights_load) weights_load;
+  decltype(&esmm_weights_get_info) weights_get_info;
+  decltype(&esmm_weights_to_dense) weights_to_dense;
   decltype(&esmm_weights_free) weights_free;
   decltype(&esmm_matmul) matmul;
 };
@@ -57,9 +64,9 @@ void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
 /* ---- contexts ---- */
 
 /*
- * A context serves one thread at a time, so a call takes one and gives it back. The one given back last is taken first:
- * a program with one thread has one context for each device. They are never freed: at exit the CUDA driver may be gone
- * before this library's destructors run.
+ * A context serves one thread at a time, so a call takes one and gives it back; so does Python (esmm_torch_take) for
+ * what it calls of the library. The one given back last is taken first: a program with one thread has one context for
+ * each device. They are never freed: at exit the CUDA driver may be gone before this library's destructors run.
  */
 struct Idle {
   int64_t key; /* device and threads */
@@ -73,27 +80,33 @@ struct Contexts {
 };
 Contexts &contexts = *new Contexts;
 
+void give_back(Idle *taken)
+{
+  Idle *const before = contexts.last.exchange(taken, std::memory_order_acq_rel);
+  if (before) {
+    std::lock_guard<std::mutex> lock(contexts.mutex);
+    contexts.idle.push_back(before);
+  }
+}
+
 class Context {
 public:
   Context() = default;
   ~Context()
   {
-    Idle *const before = taken_ ? contexts.last.exchange(taken_, std::memory_order_acq_rel) : nullptr;
-    if (before) {
-      std::lock_guard<std::mutex> lock(contexts.mutex);
-      contexts.idle.push_back(before);
-    }
+    if (taken_)
+      give_back(taken_);
   }
   Context(const Context &) = delete;
   Context &operator=(const Context &) = delete;
   esmm_ctx *get() const { return taken_->ctx; }
+  Idle *release() { return std::exchange(taken_, nullptr); }
 
-  /* device: -1 is the CPU. */
-  bool open(int32_t device, Failure *failure)
+  /* device: -1 is the CPU. threads: 0 for as many as torch has. */
+  bool open(int32_t device, uint32_t threads, Failure *failure)
   {
     static const bool named = std::getenv("ESMM_THREADS") != nullptr;
-    uint32_t threads = 0;
-    if (device < 0 && !named)
+    if (device < 0 && !threads && !named)
       TORCH_DOES(torch_get_num_threads(&threads));
     const int64_t key = static_cast<int64_t>(device) * 4096 + threads;
     taken_ = contexts.last.exchange(nullptr, std::memory_order_acq_rel);
@@ -146,7 +159,7 @@ private:
   Idle *taken_ = nullptr;
 };
 
-/* ---- what Python prepared ---- */
+/* ---- what was prepared ---- */
 
 struct Key {
   const void *data;
@@ -161,6 +174,7 @@ struct Key {
   }
 };
 constexpr int64_t BIAS = -1;
+constexpr int32_t PACKED = -1;               /* as a source: the bytes of a weights file */
 constexpr int64_t TURNED = INT64_C(1) << 40; /* in a format: B is the weight as it is */
 
 struct KeyHash {
@@ -172,7 +186,7 @@ struct KeyHash {
 
 /* Weights, or a bias as fp32. */
 struct Prepared {
-  const esmm_weights *w = nullptr;
+  esmm_weights *w = nullptr;
   Owned bias;
   Prepared() = default;
   Prepared(const Prepared &) = delete;
@@ -180,7 +194,7 @@ struct Prepared {
   ~Prepared()
   {
     if (w)
-      esmm.weights_free(const_cast<esmm_weights *>(w));
+      esmm.weights_free(w);
   }
 };
 using Kept = std::shared_ptr<Prepared>; /* alive for the length of a call, whoever forgets it meanwhile */
@@ -193,6 +207,7 @@ struct Entry {
 struct Table {
   std::shared_mutex mutex;
   std::unordered_map<Key, Entry, KeyHash> entries;
+  int64_t forgotten = 0; /* how often something was dropped */
 };
 Table &table = *new Table;
 
@@ -218,18 +233,14 @@ bool is_inference(AtenTensorHandle t, bool *holds, Failure *failure)
   return true;
 }
 
-/* What an exception in Python said: the stable ABI hands on that there was one, and no more. */
-thread_local std::string prepare_error;
-
-/* Asks Python, which returns an esmm_weights * that is ours from then on, or NULL for a bias; plus 1 where it may stay
-   in the table. */
-bool call_prepare(AtenTensorHandle t, int64_t format, int64_t target, int64_t *address, Failure *failure)
+/* Asks Python to hold t's memory. *held: `forgotten` as it was when that was done: what is made of t may go into the
+   table while it is the same. -1: t does not last. */
+bool hold(AtenTensorHandle t, int64_t *held, Failure *failure)
 {
-  StableIValue stack[3] = {0, boxed_value(format), boxed_value(target)};
-  if (!again(t, &stack[0], failure) || !dispatch("esmm::_prepare", stack, failure))
+  StableIValue stack[1];
+  if (!again(t, &stack[0], failure) || !dispatch("esmm::_hold", stack, failure))
     return false;
-  *address = to<int64_t>(stack[0]);
-  EXPECT(*address >= 0, "esmm: %s", prepare_error.c_str());
+  *held = to<int64_t>(stack[0]);
   return true;
 }
 
@@ -251,6 +262,128 @@ bool float_bias(const View &t, const Kept &before, bool stays, Owned *made, Fail
   return true;
 }
 
+esmm_matrix matrix_of(void *data, int64_t rows, int64_t cols, int64_t ld, int32_t dtype, int32_t device)
+{
+  esmm_matrix m = {};
+  m.data = data;
+  m.rows = rows;
+  m.cols = cols;
+  m.ld = ld;
+  m.dtype = static_cast<esmm_dtype>(dtype);
+  m.place = device >= 0 ? ESMM_DEVICE : ESMM_HOST;
+  m.device = device > 0 ? device : 0;
+  return m;
+}
+
+/* What _formats.py coded. */
+esmm_format format_of(int64_t code)
+{
+  const auto bits = [code](int from, int mask) { return static_cast<int>(code >> from) & mask; };
+  esmm_format format = {};
+  format.kind = static_cast<esmm_format_kind>(code & 255);
+  if (format.kind == ESMM_FORMAT_BSR) {
+    format.block_rows = bits(8, 4095);
+    format.block_cols = bits(20, 4095);
+  } else if (format.kind == ESMM_FORMAT_NM) {
+    format.keep = bits(8, 255);
+    format.group = bits(16, 255);
+    format.group_cols = bits(24, 4095);
+  }
+  return format;
+}
+
+/* Of a weight [n, k], which is B's transpose, or, turned, B itself. */
+bool prepare(const Key &key, const View &t, esmm_weights **w, Failure *failure)
+{
+  const int64_t rows = key.rows, cols = key.cols;
+  void *data = t.data;
+  Owned copy;
+  bool by_rows = (key.col_stride == 1 || cols <= 1) && (key.row_stride >= cols || rows <= 1);
+  const bool by_cols = (key.row_stride == 1 || rows <= 1) && (key.col_stride >= rows || cols <= 1);
+  int64_t ld = by_rows ? (rows > 1 ? key.row_stride : cols) : (cols > 1 ? key.col_stride : rows);
+  if (t.dtype != key.target || !(by_rows || by_cols)) {
+    if (!copy_rows(t, torch_type(key.target), &copy, failure))
+      return false;
+    TORCH_DOES(aoti_torch_get_data_ptr(copy.get(), &data));
+    by_rows = true;
+    ld = cols;
+  }
+  const bool turned = key.format & TURNED;
+  esmm_matrix b = matrix_of(data, turned ? rows : cols, turned ? cols : rows, ld, key.target, key.device);
+  b.order = by_rows == turned ? ESMM_ROW_MAJOR : ESMM_COL_MAJOR;
+  esmm_prepare_opts opts = {};
+  opts.size = sizeof opts;
+  opts.format = format_of(key.format);
+  Context ctx;
+  if (!ctx.open(key.device, 0, failure))
+    return false;
+  return esmm.prepare(ctx.get(), &b, &opts, w) == ESMM_OK || fail_as_library(failure, esmm.ctx_error(ctx.get()));
+}
+
+/* A file in memory. */
+class File {
+public:
+  File() : number_(memfd_create("esmm", MFD_CLOEXEC)) {}
+  File(const File &) = delete;
+  File &operator=(const File &) = delete;
+  ~File()
+  {
+    if (number_ >= 0)
+      close(number_);
+  }
+  bool write(const char *bytes, int64_t n, Failure *failure)
+  {
+    EXPECT(number_ >= 0, "esmm: no file in memory: %s", std::strerror(errno));
+    while (n > 0) {
+      const ssize_t done = ::write(number_, bytes, static_cast<size_t>(n));
+      EXPECT(done > 0 || errno == EINTR, "esmm: a file in memory: %s", std::strerror(errno));
+      bytes += std::max<ssize_t>(done, 0);
+      n -= std::max<ssize_t>(done, 0);
+    }
+    return true;
+  }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(number_); }
+
+private:
+  int number_;
+};
+
+/* Of the bytes of a weights file, which the library reads from files alone. */
+bool load(const View &packed, int32_t target, esmm_ctx *ctx, esmm_weights **w, Failure *failure)
+{
+  static const char *const names[] = {"float32", "bfloat16", "float16"};
+  View host = packed;
+  host.place = codes.cpu;
+  host.device = -1;
+  Owned bytes;
+  void *data = nullptr;
+  int64_t n = 0;
+  File file;
+  if (!new_tensor(packed.sizes, packed.dims, packed.type, host, &bytes, failure) ||
+      !copy_rows(packed, packed.type, &bytes, failure))
+    return false;
+  TORCH_DOES(aoti_torch_get_data_ptr(bytes.get(), &data));
+  TORCH_DOES(aoti_torch_get_numel(bytes.get(), &n));
+  if (!file.write(static_cast<const char *>(data), n, failure))
+    return false;
+  if (esmm.weights_load(ctx, file.path().c_str(), w) != ESMM_OK)
+    return fail_as_library(failure, esmm.ctx_error(ctx));
+  esmm_weights_info info = {};
+  info.size = sizeof info;
+  EXPECT(esmm.weights_get_info(*w, &info) == ESMM_OK, "esmm: the sparse tensor cannot be read");
+  EXPECT(info.dtype == static_cast<esmm_dtype>(target), "esmm: the sparse tensor is %s, and x is %s", names[info.dtype],
+         names[target]);
+  return true;
+}
+
+bool make(const Key &key, const View &t, Prepared *made, Failure *failure)
+{
+  if (key.source != PACKED)
+    return prepare(key, t, &made->w, failure);
+  Context ctx;
+  return ctx.open(key.device, 0, failure) && load(t, key.target, ctx.get(), &made->w, failure);
+}
+
 bool prepared(const Key &key, const View &t, Kept *found, Failure *failure)
 {
   Kept bias; /* of an older version */
@@ -270,19 +403,17 @@ bool prepared(const Key &key, const View &t, Kept *found, Failure *failure)
     }
   }
   bool untracked = false;
-  int64_t version = -1, address = 0;
+  int64_t version = -1, held = -1;
   if (!is_inference(t.handle, &untracked, failure) || (!untracked && !version_of(t.handle, &version, failure)) ||
-      !call_prepare(t.handle, key.format, key.target, &address, failure))
+      !hold(t.handle, &held, failure))
     return false;
   Kept made = std::make_shared<Prepared>();
-  if (key.format != BIAS)
-    made->w = reinterpret_cast<const esmm_weights *>(address & ~INT64_C(1));
-  else if (!float_bias(t, bias, address & 1, &made->bias, failure))
+  if (!(key.format == BIAS ? float_bias(t, bias, held >= 0, &made->bias, failure) : make(key, t, made.get(), failure)))
     return false;
   *found = made;
-  if (!(address & 1))
-    return true;
   std::unique_lock<std::shared_mutex> lock(table.mutex);
+  if (held != table.forgotten)
+    return true;
   Entry &place = table.entries[key];
   place.version = version;
   std::swap(place.made, made); /* what was there is freed after the lock is */
@@ -291,19 +422,6 @@ bool prepared(const Key &key, const View &t, Kept *found, Failure *failure)
 }
 
 /* ---- tensors as the library sees them ---- */
-
-esmm_matrix matrix_of(void *data, int64_t rows, int64_t cols, int64_t ld, int32_t dtype, int32_t device)
-{
-  esmm_matrix m = {};
-  m.data = data;
-  m.rows = rows;
-  m.cols = cols;
-  m.ld = ld;
-  m.dtype = static_cast<esmm_dtype>(dtype);
-  m.place = device >= 0 ? ESMM_DEVICE : ESMM_HOST;
-  m.device = device > 0 ? device : 0;
-  return m;
-}
 
 /* t [.., cols] as rows of `cols`; what does not lie like that is copied, and *copy is that. */
 bool rows_of(const View &t, esmm_matrix *m, Owned *copy, Failure *failure)
@@ -429,7 +547,7 @@ bool product(const Arguments &given, const View &x, const Prepared &w, int64_t n
   }
   EXPECT(given.gate || !given.gate_bias, "esmm: gate_bias is given, and gate is not");
   Context ctx;
-  if (!ctx.open(x.device, failure))
+  if (!ctx.open(x.device, 0, failure))
     return false;
   if (esmm.matmul(ctx.get(), &a, w.w, &c, &opts, nullptr) != ESMM_OK)
     return fail_as_library(failure, esmm.ctx_error(ctx.get()));
@@ -540,10 +658,37 @@ bool linear_packed(StableIValue *stack, Failure *failure)
       !check_device(packed, x, "packed", failure))
     return false;
   TORCH_DOES(aoti_torch_get_numel(given.weight.get(), &bytes));
-  const Key key = {packed.data, bytes, n, 1, 1, 0, -1, x.dtype, x.device};
+  const Key key = {packed.data, bytes, n, 1, 1, 0, PACKED, x.dtype, x.device};
   if (!prepared(key, packed, &w, failure) || !product(given, x, *w, n, nullptr, &y, failure))
     return false;
   stack[0] = boxed_value(y.release());
+  return true;
+}
+
+/* The same bytes as a matrix [out, k]. */
+bool unpack(StableIValue *stack, Failure *failure)
+{
+  const Owned packed = take(stack[0]);
+  const int64_t sizes[] = {to<int64_t>(stack[1]), to<int64_t>(stack[2])};
+  const auto type = to<int32_t>(stack[3]);
+  View p;
+  Prepared made;
+  Owned dense;
+  Context ctx;
+  void *data = nullptr;
+  if (!look(packed.get(), &p, failure))
+    return false;
+  const int32_t dtype = library_dtype(type);
+  EXPECT(dtype >= 0, "esmm: a sparse tensor is never %s", dtype_name(type));
+  if (!new_tensor(sizes, 2, type, p, &dense, failure) || !ctx.open(p.device, 0, failure) ||
+      !load(p, dtype, ctx.get(), &made.w, failure))
+    return false;
+  TORCH_DOES(aoti_torch_get_data_ptr(dense.get(), &data));
+  esmm_matrix b = matrix_of(data, sizes[1], sizes[0], sizes[1], dtype, p.device);
+  b.order = ESMM_COL_MAJOR;
+  if (esmm.weights_to_dense(ctx.get(), made.w, &b) != ESMM_OK)
+    return fail_as_library(failure, esmm.ctx_error(ctx.get()));
+  stack[0] = boxed_value(dense.release());
   return true;
 }
 
@@ -552,10 +697,10 @@ bool linear_packed(StableIValue *stack, Failure *failure)
 using Kernel = bool (*)(StableIValue *, Failure *);
 
 /* Nothing is thrown across this frame's border: memory may run out, and torch's functions may throw. */
-__attribute__((noinline)) bool contained(Kernel kernel, StableIValue *stack, Failure *failure) noexcept
+template <typename Work> __attribute__((noinline)) bool contained(const Work &work, Failure *failure) noexcept
 {
   try {
-    return kernel(stack, failure);
+    return work();
   } catch (const std::exception &e) {
     return fail(failure, "esmm: %s", e.what());
   } catch (...) {
@@ -566,7 +711,7 @@ __attribute__((noinline)) bool contained(Kernel kernel, StableIValue *stack, Fai
 template <Kernel kernel> void boxed(StableIValue *stack, uint64_t, uint64_t)
 {
   Failure failure;
-  if (contained(kernel, stack, &failure))
+  if (contained([&] { return kernel(stack, &failure); }, &failure))
     return;
   if (check_fail)
     check_fail("esmm", "esmm", 0, failure.text);
@@ -598,6 +743,10 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   FIND(ctx_free)
   FIND(ctx_error)
   FIND(ctx_set_stream)
+  FIND(prepare)
+  FIND(weights_load)
+  FIND(weights_get_info)
+  FIND(weights_to_dense)
   FIND(weights_free)
   FIND(matmul)
 #undef FIND
@@ -615,10 +764,33 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   return nullptr;
 }
 
-/* Why esmm::_prepare is about to return -1, in the thread that called it. */
-extern "C" void esmm_torch_failed(const char *text)
+/* A context for the calling thread alone, until it is given back; threads: 0 for as many as torch has. NULL, and why in
+ *failure, whose 1024 bytes are Python's. */
+extern "C" void *esmm_torch_take(int32_t device, uint32_t threads, esmm_ctx **ctx, Failure *failure)
 {
-  prepare_error = text;
+  static_assert(sizeof(Failure) == 1024, "as _registry.py has it");
+  Idle *taken = nullptr;
+  const auto work = [&] {
+    Context made;
+    if (!made.open(device, threads, failure))
+      return false;
+    *ctx = made.get();
+    taken = made.release();
+    return true;
+  };
+  return contained(work, failure) ? taken : nullptr;
+}
+
+extern "C" void esmm_torch_give(void *taken)
+{
+  give_back(static_cast<Idle *>(taken));
+}
+
+/* How often something was forgotten. */
+extern "C" int64_t esmm_torch_forgotten()
+{
+  std::shared_lock<std::shared_mutex> lock(table.mutex);
+  return table.forgotten;
 }
 
 /* Drops what was prepared from a tensor at this address. */
@@ -626,6 +798,7 @@ extern "C" void esmm_torch_forget(const void *data)
 {
   std::vector<Entry> dropped; /* freed after the lock is */
   std::unique_lock<std::shared_mutex> lock(table.mutex);
+  table.forgotten++;
   for (auto at = table.entries.begin(); at != table.entries.end();)
     if (at->first.data == data) {
       dropped.push_back(at->second);
@@ -644,6 +817,7 @@ extern "C" void esmm_torch_forget(const void *data)
     m.impl("_linear_turned", &boxed<linear_turned>); \
     m.impl("linear_stats", &boxed<linear_stats>);    \
     m.impl("linear_packed", &boxed<linear_packed>);  \
+    m.impl("unpack", &boxed<unpack>);                \
   }
 OPERATORS(CPU)
 OPERATORS(CUDA)

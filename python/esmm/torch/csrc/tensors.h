@@ -117,6 +117,16 @@ struct Codes {
 };
 Codes codes;
 
+int32_t library_dtype(int32_t type) /* -1: one that it does not have */
+{
+  return type == codes.f32 ? ESMM_F32 : type == codes.bf16 ? ESMM_BF16 : type == codes.f16 ? ESMM_F16 : -1;
+}
+
+int32_t torch_type(int32_t dtype)
+{
+  return dtype == ESMM_F32 ? codes.f32 : dtype == ESMM_BF16 ? codes.bf16 : codes.f16;
+}
+
 /* ---- tensors ---- */
 
 /* A tensor's handle that is ours to delete. */
@@ -194,7 +204,7 @@ bool look(AtenTensorHandle handle, View *v, Failure *failure)
   TORCH_DOES(aoti_torch_get_device_type(handle, &v->place));
   v->sizes = sizes;
   v->strides = strides;
-  v->dtype = v->type == codes.f32 ? ESMM_F32 : v->type == codes.bf16 ? ESMM_BF16 : v->type == codes.f16 ? ESMM_F16 : -1;
+  v->dtype = library_dtype(v->type);
   v->device = -1;
   if (v->place == codes.cuda) {
     TORCH_DOES(aoti_torch_get_device_index(handle, &index));
