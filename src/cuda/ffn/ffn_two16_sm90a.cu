@@ -127,16 +127,6 @@ static __device__ __forceinline__ void multiply_packed(float (&sums)[LANE_SUMS],
   sm90_wgmma_commit();
 }
 
-/* d [64 x 256] += a [64 x 16] * b [16 x 256], a with k contiguous. */
-template <esmm_dtype DTYPE, int BY_K>
-static __device__ __forceinline__ void multiply_16(float (&d)[LANE_SUMS], uint64_t a, uint64_t b)
-{
-  if (DTYPE == ESMM_F16)
-    WGMMA16_256("f16.f16", 0, BY_K);
-  else
-    WGMMA16_256("bf16.bf16", 0, BY_K);
-}
-
 /* 64 dense lines of A: 128 bytes each, 64 k's; 16 k's of such a line are 32 bytes, of lines of k's 16 lines. */
 template <esmm_dtype DTYPE, int BY_K>
 static __device__ __forceinline__ void multiply_dense(float (&sums)[LANE_SUMS], uint32_t a, uint32_t b)
@@ -145,7 +135,7 @@ static __device__ __forceinline__ void multiply_dense(float (&sums)[LANE_SUMS], 
   sm90_wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    multiply_16<DTYPE, BY_K>(sums, view_a + (uint64_t)(2 * i), view_b + (uint64_t)((BY_K ? 16 * 128 / 16 : 2) * i));
+    wgmma16<DTYPE, 0, BY_K>(sums, view_a + (uint64_t)(2 * i), view_b + (uint64_t)((BY_K ? 16 * 128 / 16 : 2) * i));
   sm90_wgmma_commit();
 }
 

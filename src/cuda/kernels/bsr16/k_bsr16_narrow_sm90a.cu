@@ -234,8 +234,8 @@ static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], cons
   sm90_wgmma_fence();
 #pragma unroll
   for (int s = 0; s < SIDE / 16; s++)
-    wgmma16_turned<DTYPE, A_BY_K>(sums, b_lines << 32 | ((second[s] - first[s]) << 16 | first[s]),
-                                  a_lines << 32 | (a + s * A_STEP));
+    wgmma16<DTYPE, 1, A_BY_K>(sums, b_lines << 32 | ((second[s] - first[s]) << 16 | first[s]),
+                              a_lines << 32 | (a + s * A_STEP));
   sm90_wgmma_commit();
 }
 

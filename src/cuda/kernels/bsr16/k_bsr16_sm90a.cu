@@ -174,7 +174,7 @@ static __device__ __forceinline__ void multiply_entry(float (&sums)[SUMS], uint6
   enum { A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
 #pragma unroll
   for (int s = 0; s < CELL_K / 16; s++)
-    wgmma16_turned<DTYPE, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
+    wgmma16<DTYPE, 1, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
 }
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
