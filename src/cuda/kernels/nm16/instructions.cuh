@@ -13,6 +13,7 @@
 #define ESMM_CUDA_NM16_INSTRUCTIONS_CUH
 
 #include "cuda/kernels/wgmma16/instructions.cuh"
+#include "cuda/ops/nm_layout.h"
 
 /* Views of what lies at addresses of shared memory. */
 static __device__ __forceinline__ uint64_t nm16_view_of_b(uint32_t half) /* groups of 8 lines lie 512 bytes apart */
@@ -54,5 +55,17 @@ NM16(32, 16, "%16, %17, %18, %19, 1, 1, 1, 0, %20")
 NM16(64, 32, "%32, %33, %34, %35, 1, 1, 1, 0, %36")
 NM16(128, 64, "%64, %65, %66, %67, 1, 1, 1, 0, %68")
 NM16(256, 128, "%128, %129, %130, %131, 1, 1, 1, 0, %132")
+
+/* A half of a block at `b` times all 64 k's of A at `a`; thread: of the warpgroup. Commits, does not wait. */
+template <esmm_dtype DTYPE, int A_LINES_ARE_K, int SUMS>
+static __device__ __forceinline__ void nm16_stage(float (&sums)[SUMS], uint32_t a, uint32_t b, uint32_t thread)
+{
+  const uint32_t places = sm90_load(b + ESMM_NM16_WORDS + thread * 4);
+  const uint64_t view_a = nm16_view_of_a<A_LINES_ARE_K>(a), view_b = nm16_view_of_b(b);
+  sm90_wgmma_fence();
+  nm16<DTYPE, A_LINES_ARE_K, 0>(sums, view_b, view_a, places);
+  nm16<DTYPE, A_LINES_ARE_K, 1>(sums, view_b + NM16_B_STEP, view_a + nm16_a_step<A_LINES_ARE_K>::STEP, places);
+  sm90_wgmma_commit();
+}
 
 #endif
