@@ -433,16 +433,13 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(c
   cluster_sync(); /* the other block may still send here */
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_narrow_bf16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    narrow_main<ESMM_BF16>(p);
-}
+#define NARROW(id, dtype)                                                 \
+  extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)   \
+      esmm_bsr16_narrow_##id(const __grid_constant__ esmm_bsr16_params p) \
+  {                                                                       \
+    if (!not_selected(p.selector))                                        \
+      narrow_main<dtype>(p);                                              \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_narrow_f16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    narrow_main<ESMM_F16>(p);
-}
+NARROW(bf16, ESMM_BF16)
+NARROW(f16, ESMM_F16)
