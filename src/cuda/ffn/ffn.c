@@ -33,11 +33,6 @@ static uint64_t buffer(const esmm_ffn_cache *cache, int which)
   return address(cache->buffers[which].data);
 }
 
-static unsigned blocks_for(const esmm_ctx *ctx, int64_t pieces)
-{
-  return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
-}
-
 /* One launch, between begin and end. */
 static esmm_status launch(esmm_ctx *ctx, const esmm_cuda_function *function, esmm_launch how, const void *params)
 {
@@ -161,7 +156,8 @@ static esmm_status activate(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
   if (params.count == 0)
     return ESMM_OK;
   const int64_t pieces = esmm_ceil_div(params.count, 8 * ESMM_FFN_THREADS);
-  return launch(ctx, &function, (esmm_launch){.grid_x = blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS}, &params);
+  return launch(ctx, &function, (esmm_launch){.grid_x = esmm_cuda_blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS},
+                &params);
 }
 
 static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const ffn_derivative *job)
@@ -185,9 +181,9 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   if (params.rows == 0 || params.cols == 0)
     return ESMM_OK;
   const int64_t pieces = esmm_ceil_div(params.rows * params.cols, 8 * ESMM_FFN_THREADS);
-  esmm_launch how = {.grid_x = blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS};
+  esmm_launch how = {.grid_x = esmm_cuda_blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS};
   if (job->order && job->up) {
-    how.grid_x = blocks_for(ctx, esmm_ceil_div(params.cols, ESMM_FFN_THREADS));
+    how.grid_x = esmm_cuda_blocks_for(ctx, esmm_ceil_div(params.cols, ESMM_FFN_THREADS));
     how.grid_y = (unsigned)esmm_min(params.rows, MOST_ROWS);
   }
   return launch(ctx, function, how, &params);
@@ -206,10 +202,7 @@ static esmm_status sum(esmm_ctx *ctx, const esmm_ffn_sum_params *params)
         ctx, &part,
         &(esmm_launch){.grid_x = (unsigned)cols, .grid_y = (unsigned)params->chunks, .threads = ESMM_FFN_THREADS},
         ctx->stream, params);
-  return status == ESMM_OK
-             ? esmm_cuda_launch(ctx, &end, &(esmm_launch){.grid_x = (unsigned)cols, .threads = ESMM_FFN_THREADS},
-                                ctx->stream, params)
-             : status;
+  return status == ESMM_OK ? esmm_cuda_launch_blocks(ctx, &end, cols, ESMM_FFN_THREADS, ctx->stream, params) : status;
 }
 
 /* out: fp32, or with `open` int32. */
@@ -259,7 +252,7 @@ static esmm_status pick(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *in
   const bool alike = !add && src->dtype == dst->dtype;
   const int64_t rows = alike && elements ? esmm_ceil_div(dst->rows, ESMM_FFN_PICK_ROWS) : dst->rows;
   const int64_t each = alike && !elements ? 16 / (int64_t)esmm_dtype_size(dst->dtype) : 1;
-  const esmm_launch how = {.grid_x = blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
+  const esmm_launch how = {.grid_x = esmm_cuda_blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
                            .grid_y = (unsigned)esmm_min(rows, MOST_ROWS),
                            .threads = ESMM_FFN_THREADS};
   return launch(ctx, &function, how, &params);
@@ -547,11 +540,9 @@ static esmm_status read_notes(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
   if (status == ESMM_OK)
     status = esmm_cuda_zero(ctx, at + offsetof(esmm_ffn_notes, strips), 3 * sizeof(uint64_t), ctx->stream);
   if (status == ESMM_OK)
-    status =
-        esmm_cuda_launch(ctx, &function,
-                         &(esmm_launch){.grid_x = blocks_for(ctx, esmm_ceil_div(params.features, ESMM_FFN_THREADS)),
-                                        .threads = ESMM_FFN_THREADS},
-                         ctx->stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &function,
+                                     esmm_cuda_blocks_for(ctx, esmm_ceil_div(params.features, ESMM_FFN_THREADS)),
+                                     ESMM_FFN_THREADS, ctx->stream, &params);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, at, sizeof *notes, ctx->stream) : status;
 }
 

@@ -62,10 +62,8 @@ esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows,
   uint64_t found = 0;
   esmm_status status = esmm_cuda_zero(ctx, at, sizeof found, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32)),
-                                             .threads = ESMM_BLOCKS_THREADS},
-                              stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32)),
+                                     ESMM_BLOCKS_THREADS, stream, &params);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
   *count = (int64_t)found;
@@ -198,9 +196,7 @@ static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function,
                                           .cell_k = blocks->cell_k};
   if (blocks->cells == 0)
     return ESMM_OK;
-  return esmm_cuda_launch(ctx, function,
-                          &(esmm_launch){.grid_x = blocks_for(blocks->cells), .threads = ESMM_BLOCKS_THREADS}, stream,
-                          &params);
+  return esmm_cuda_launch_blocks(ctx, function, blocks_for(blocks->cells), ESMM_BLOCKS_THREADS, stream, &params);
 }
 
 esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks, const uint32_t *which, CUstream stream)
@@ -218,9 +214,7 @@ esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks,
       .cells = blocks->values, .which = memory, .blocks = n->values, .count = n->blocks};
   status = esmm_cuda_to_device(ctx, memory, which, bytes, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(n->blocks), .threads = ESMM_BLOCKS_THREADS}, stream,
-                              &params);
+    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(n->blocks), ESMM_BLOCKS_THREADS, stream, &params);
   esmm_cuda_free(ctx, memory);
   return status;
 }
@@ -334,10 +328,8 @@ static esmm_status weigh(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format 
   if (norms)
     status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32)),
-                                             .threads = ESMM_BLOCKS_THREADS},
-                              ctx->stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32)),
+                                     ESMM_BLOCKS_THREADS, ctx->stream, &params);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, params.notes, note_bytes, ctx->stream) : status;
 }
 
@@ -363,8 +355,7 @@ static esmm_status drop(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *
   if (status != ESMM_OK)
     return status;
   params.keep = scratch;
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks_for(blocks), .threads = ESMM_BLOCKS_THREADS},
-                          ctx->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, blocks_for(blocks), ESMM_BLOCKS_THREADS, ctx->stream, &params);
 }
 
 esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep)
