@@ -37,7 +37,7 @@ static __device__ __forceinline__ void run_pair(uint64_t *full, uint64_t *empty,
     sm90_registers_up<232>();
     multiply();
   }
-  cluster_sync(); /* nobody leaves while the other may still write to its shared memory */
+  cluster_sync(); /* neither leaves while the other may still write to its shared memory */
 }
 
 #endif
