@@ -45,11 +45,6 @@ static int64_t tiles_of(const esmm_weights *w)
   return esmm_ceil_div(w->n, ESMM_BSR16_COLS);
 }
 
-static unsigned blocks_for(int64_t items)
-{
-  return (unsigned)esmm_max(1, esmm_min(items, 1 << 20));
-}
-
 /* ---- which cells there are ---- */
 
 esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags,
@@ -62,8 +57,7 @@ esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows,
   uint64_t found = 0;
   esmm_status status = esmm_cuda_zero(ctx, at, sizeof found, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32)),
-                                     ESMM_BLOCKS_THREADS, stream, &params);
+    status = esmm_cuda_blocks_launch(ctx, &function, esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32), stream, &params);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
   *count = (int64_t)found;
@@ -193,7 +187,7 @@ static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function,
                                           .cell_k = blocks->cell_k};
   if (blocks->cells == 0)
     return ESMM_OK;
-  return esmm_cuda_launch_blocks(ctx, function, blocks_for(blocks->cells), ESMM_BLOCKS_THREADS, stream, &params);
+  return esmm_cuda_blocks_launch(ctx, function, blocks->cells, stream, &params);
 }
 
 esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks, const uint32_t *which, CUstream stream)
@@ -211,7 +205,7 @@ esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks,
       .cells = blocks->values, .which = memory, .blocks = n->values, .count = n->blocks};
   status = esmm_cuda_to_device(ctx, memory, which, bytes, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(n->blocks), ESMM_BLOCKS_THREADS, stream, &params);
+    status = esmm_cuda_blocks_launch(ctx, &function, n->blocks, stream, &params);
   esmm_cuda_free(ctx, memory);
   return status;
 }
@@ -323,8 +317,8 @@ static esmm_status weigh(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format 
   if (norms)
     status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch_blocks(ctx, &function, blocks_for(esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32)),
-                                     ESMM_BLOCKS_THREADS, ctx->stream, &params);
+    status =
+        esmm_cuda_blocks_launch(ctx, &function, esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32), ctx->stream, &params);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, params.notes, note_bytes, ctx->stream) : status;
 }
 
@@ -350,7 +344,7 @@ static esmm_status drop(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *
   if (status != ESMM_OK)
     return status;
   params.keep = scratch;
-  return esmm_cuda_launch_blocks(ctx, &function, blocks_for(blocks), ESMM_BLOCKS_THREADS, ctx->stream, &params);
+  return esmm_cuda_blocks_launch(ctx, &function, blocks, ctx->stream, &params);
 }
 
 esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep)

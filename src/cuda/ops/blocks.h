@@ -45,4 +45,12 @@ esmm_status esmm_cuda_place_parts(esmm_ctx *ctx, const esmm_cuda_part *parts, si
 esmm_status esmm_cuda_keep_columns(esmm_ctx *ctx, const esmm_cuda_tile_column *columns, int64_t tiles,
                                    esmm_cuda_tile_column **out);
 
+/* Blocks of ESMM_BLOCKS_THREADS, one for each item, or so many that each takes one after the other. */
+static inline esmm_status esmm_cuda_blocks_launch(esmm_ctx *ctx, const esmm_cuda_function *function, int64_t items,
+                                                  CUstream stream, const void *params)
+{
+  const int64_t blocks = esmm_max(1, esmm_min(items, 1 << 20));
+  return esmm_cuda_launch_blocks(ctx, function, blocks, ESMM_BLOCKS_THREADS, stream, params);
+}
+
 #endif
