@@ -7,11 +7,16 @@
 
 #include <math.h>
 
+static inline int64_t esmm_bsr16_panels(const esmm_problem *p)
+{
+  return esmm_ceil_div(p->n, ESMM_CELL_COLS);
+}
+
 /* What of B is multiplied with all of A: told in statistics. */
 static inline void esmm_bsr16_note(const esmm_problem *p, esmm_stats *stats)
 {
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const double all = (double)b->chunks * (double)esmm_ceil_div(p->n, ESMM_CELL_COLS);
+  const double all = (double)b->chunks * (double)esmm_bsr16_panels(p);
   stats->joint_density = fmin(1.0, (double)b->cells / all);
 }
 
