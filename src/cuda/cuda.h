@@ -146,6 +146,18 @@ typedef struct esmm_launch {
 /* params: the kernel's one parameter. Loads the module on first use. */
 esmm_status esmm_cuda_launch(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_launch *launch,
                              CUstream stream, const void *params);
+/* The same for blocks along x, with the shared memory that the function says. */
+static inline esmm_status esmm_cuda_launch_blocks(esmm_ctx *ctx, const esmm_cuda_function *function, int64_t blocks,
+                                                  unsigned threads, CUstream stream, const void *params)
+{
+  const esmm_launch launch = {.grid_x = (unsigned)blocks, .threads = threads, .shared = function->shared};
+  return esmm_cuda_launch(ctx, function, &launch, stream, params);
+}
+/* So many blocks for so many pieces of work that each multiprocessor has a few; each takes what is left. */
+static inline unsigned esmm_cuda_blocks_for(const esmm_ctx *ctx, int64_t pieces)
+{
+  return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
+}
 /* Blocks of so many threads and bytes that fit on one multiprocessor at once. */
 esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *function, unsigned threads, unsigned shared,
                                 int *blocks);

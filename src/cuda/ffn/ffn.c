@@ -23,21 +23,6 @@ _Static_assert(ESMM_FFN_DROPS == FFN_DROPS, "the notes have a record for each dr
 
 ESMM_FATBIN(ffn);
 
-static uint64_t address(const void *data)
-{
-  return (uint64_t)(uintptr_t)data;
-}
-
-static uint64_t buffer(const esmm_ffn_cache *cache, int which)
-{
-  return address(cache->buffers[which].data);
-}
-
-static unsigned blocks_for(const esmm_ctx *ctx, int64_t pieces)
-{
-  return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
-}
-
 /* One launch, between begin and end. */
 static esmm_status launch(esmm_ctx *ctx, const esmm_cuda_function *function, esmm_launch how, const void *params)
 {
@@ -97,12 +82,12 @@ static void release(const esmm_allocator *allocator, int ordinal, void *memory, 
   (void)allocator;
   (void)bytes;
   if (memory)
-    esmm_cuda_free_at(ordinal, address(memory));
+    esmm_cuda_free_at(ordinal, esmm_ffn_address(memory));
 }
 
 static esmm_matrix vector(const esmm_ctx *ctx, const float *data, int64_t n)
 {
-  return (esmm_matrix){.data = esmm_cuda_pointer(address(data)),
+  return (esmm_matrix){.data = esmm_cuda_pointer(esmm_ffn_address(data)),
                        .rows = 1,
                        .cols = n,
                        .ld = n,
@@ -152,16 +137,17 @@ static esmm_status activate(esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matri
                             esmm_matrix *h)
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_activate", 0};
-  const esmm_ffn_activate_params params = {.up = address(up->data),
-                                           .gate = gate ? address(gate->data) : 0,
-                                           .h = address(h->data),
+  const esmm_ffn_activate_params params = {.up = esmm_ffn_address(up->data),
+                                           .gate = gate ? esmm_ffn_address(gate->data) : 0,
+                                           .h = esmm_ffn_address(h->data),
                                            .count = h->rows * h->cols,
                                            .dtype = (int32_t)h->dtype,
                                            .activation = (int32_t)ffn->o.activation};
   if (params.count == 0)
     return ESMM_OK;
   const int64_t pieces = esmm_ceil_div(params.count, 8 * ESMM_FFN_THREADS);
-  return launch(ctx, &function, (esmm_launch){.grid_x = blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS}, &params);
+  return launch(ctx, &function, (esmm_launch){.grid_x = esmm_cuda_blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS},
+                &params);
 }
 
 static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const ffn_derivative *job)
@@ -170,12 +156,12 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
                                   smooth = {&fatbin_ffn, "esmm_ffn_derive_smooth", 0};
   const esmm_cuda_function *function = ffn_makes_zeros(ffn) ? &of_relu : &smooth;
   (void)cache;
-  const esmm_ffn_derive_params params = {.d = address(job->dpre->data),
-                                         .d_gate = job->dpre_gate ? address(job->dpre_gate->data) : 0,
-                                         .h = job->up ? 0 : address(job->h->data),
-                                         .up = job->up ? address(job->up->data) : 0,
-                                         .gate = job->gate ? address(job->gate->data) : 0,
-                                         .order = address(job->order),
+  const esmm_ffn_derive_params params = {.d = esmm_ffn_address(job->dpre->data),
+                                         .d_gate = job->dpre_gate ? esmm_ffn_address(job->dpre_gate->data) : 0,
+                                         .h = job->up ? 0 : esmm_ffn_address(job->h->data),
+                                         .up = job->up ? esmm_ffn_address(job->up->data) : 0,
+                                         .gate = job->gate ? esmm_ffn_address(job->gate->data) : 0,
+                                         .order = esmm_ffn_address(job->order),
                                          .count = job->count,
                                          .rows = job->dpre->rows,
                                          .cols = job->dpre->cols,
@@ -185,9 +171,9 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
   if (params.rows == 0 || params.cols == 0)
     return ESMM_OK;
   const int64_t pieces = esmm_ceil_div(params.rows * params.cols, 8 * ESMM_FFN_THREADS);
-  esmm_launch how = {.grid_x = blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS};
+  esmm_launch how = {.grid_x = esmm_cuda_blocks_for(ctx, pieces), .threads = ESMM_FFN_THREADS};
   if (job->order && job->up) {
-    how.grid_x = blocks_for(ctx, esmm_ceil_div(params.cols, ESMM_FFN_THREADS));
+    how.grid_x = esmm_cuda_blocks_for(ctx, esmm_ceil_div(params.cols, ESMM_FFN_THREADS));
     how.grid_y = (unsigned)esmm_min(params.rows, MOST_ROWS);
   }
   return launch(ctx, function, how, &params);
@@ -206,10 +192,7 @@ static esmm_status sum(esmm_ctx *ctx, const esmm_ffn_sum_params *params)
         ctx, &part,
         &(esmm_launch){.grid_x = (unsigned)cols, .grid_y = (unsigned)params->chunks, .threads = ESMM_FFN_THREADS},
         ctx->stream, params);
-  return status == ESMM_OK
-             ? esmm_cuda_launch(ctx, &end, &(esmm_launch){.grid_x = (unsigned)cols, .threads = ESMM_FFN_THREADS},
-                                ctx->stream, params)
-             : status;
+  return status == ESMM_OK ? esmm_cuda_launch_blocks(ctx, &end, cols, ESMM_FFN_THREADS, ctx->stream, params) : status;
 }
 
 /* out: fp32, or with `open` int32. */
@@ -227,7 +210,7 @@ static esmm_status sum_columns(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_
     status = esmm_cuda_begin(ctx, ctx->stream);
   if (status != ESMM_OK)
     return status;
-  params.partial = buffer(cache, FFN_PARTIAL);
+  params.partial = esmm_ffn_buffer(cache, FFN_PARTIAL);
   return esmm_cuda_end(ctx, ctx->stream, sum(ctx, &params));
 }
 
@@ -236,8 +219,9 @@ static esmm_status column_sums(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_
 {
   esmm_status status = ESMM_OK;
   if (order && !add) /* columns that are not there */
-    status = zero(ctx, address(out), (size_t)n * sizeof *out);
-  const esmm_ffn_sum_params params = {.out = address(out), .order = address(order), .count = count, .add = add};
+    status = zero(ctx, esmm_ffn_address(out), (size_t)n * sizeof *out);
+  const esmm_ffn_sum_params params = {
+      .out = esmm_ffn_address(out), .order = esmm_ffn_address(order), .count = count, .add = add};
   return status == ESMM_OK ? sum_columns(ctx, cache, m, params) : status;
 }
 
@@ -250,7 +234,7 @@ static esmm_status pick(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *in
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_pick", 0};
   const esmm_ffn_pick_params params = {.src = esmm_cuda_matrix(src),
                                        .dst = esmm_cuda_matrix(dst),
-                                       .index = address(index),
+                                       .index = esmm_ffn_address(index),
                                        .count = count,
                                        .elements = elements,
                                        .add = add};
@@ -259,7 +243,7 @@ static esmm_status pick(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *in
   const bool alike = !add && src->dtype == dst->dtype;
   const int64_t rows = alike && elements ? esmm_ceil_div(dst->rows, ESMM_FFN_PICK_ROWS) : dst->rows;
   const int64_t each = alike && !elements ? 16 / (int64_t)esmm_dtype_size(dst->dtype) : 1;
-  const esmm_launch how = {.grid_x = blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
+  const esmm_launch how = {.grid_x = esmm_cuda_blocks_for(ctx, esmm_ceil_div(dst->cols, each * ESMM_FFN_THREADS)),
                            .grid_y = (unsigned)esmm_min(rows, MOST_ROWS),
                            .threads = ESMM_FFN_THREADS};
   return launch(ctx, &function, how, &params);
@@ -306,20 +290,25 @@ static esmm_status count(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cac
   return esmm_cuda_end(ctx, ctx->stream, status);
 }
 
+esmm_status esmm_ffn_cuda_reserve_zeros(esmm_ctx *ctx, esmm_ffn_cache *cache, int which, size_t bytes, size_t zeros)
+{
+  if (cache->buffers[which].data && cache->buffers[which].bytes >= bytes)
+    return ESMM_OK;
+  esmm_status status = esmm_ffn_reserve(ctx, cache, which, 1, (int64_t)bytes, 1);
+  if (status != ESMM_OK)
+    return status;
+  status = zero(ctx, esmm_ffn_buffer(cache, which), zeros);
+  if (status != ESMM_OK) {
+    esmm_cuda_free_at(cache->ordinal, esmm_ffn_buffer(cache, which));
+    cache->buffers[which] = (ffn_buffer){0};
+  }
+  return status;
+}
+
 /* Notes are there, and 0 at first. */
 static esmm_status reserve_notes(esmm_ctx *ctx, esmm_ffn_cache *cache)
 {
-  if (cache->buffers[FFN_NOTES].data)
-    return ESMM_OK;
-  esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_NOTES, 1, 1, sizeof(esmm_ffn_notes));
-  if (status != ESMM_OK)
-    return status;
-  status = zero(ctx, buffer(cache, FFN_NOTES), sizeof(esmm_ffn_notes));
-  if (status != ESMM_OK) {
-    esmm_cuda_free_at(cache->ordinal, buffer(cache, FFN_NOTES));
-    cache->buffers[FFN_NOTES] = (ffn_buffer){0};
-  }
-  return status;
+  return esmm_ffn_cuda_reserve_zeros(ctx, cache, FFN_NOTES, sizeof(esmm_ffn_notes), sizeof(esmm_ffn_notes));
 }
 
 /* The order is made on the host: once for a number of tokens. */
@@ -334,8 +323,8 @@ static esmm_status shuffle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *c
   esmm_ffn_shuffle_tokens(ffn->o.seed, cache->tokens, order);
   esmm_status status = esmm_cuda_begin(ctx, ctx->stream);
   if (status == ESMM_OK)
-    status =
-        esmm_cuda_end(ctx, ctx->stream, esmm_cuda_to_device(ctx, buffer(cache, FFN_TOKENS), order, bytes, ctx->stream));
+    status = esmm_cuda_end(ctx, ctx->stream,
+                           esmm_cuda_to_device(ctx, esmm_ffn_buffer(cache, FFN_TOKENS), order, bytes, ctx->stream));
   esmm_mem_free(&ctx->allocator, order, bytes);
   if (status == ESMM_OK)
     cache->shuffled = cache->tokens;
@@ -400,8 +389,8 @@ static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cach
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_rank", 0};
   const bool tells = order && !esmm_cuda_capturing(ctx);
-  esmm_ffn_rank_params params = {.counts = buffer(cache, FFN_COUNTS),
-                                 .open = buffer(cache, ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS),
+  esmm_ffn_rank_params params = {.counts = esmm_ffn_buffer(cache, FFN_COUNTS),
+                                 .open = esmm_ffn_buffer(cache, ffn->branches > 1 ? FFN_OPEN : FFN_COUNTS),
                                  .features = ffn->o.d_hidden,
                                  .sparse = cache->sparse,
                                  .pass = (uint32_t)cache->runs};
@@ -412,12 +401,12 @@ static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cach
   if (k)
     k->expected = false;
   if (is_split(ffn)) {
-    params.columns = buffer(cache, FFN_COLUMNS);
-    params.others = buffer(cache, FFN_OTHERS);
+    params.columns = esmm_ffn_buffer(cache, FFN_COLUMNS);
+    params.others = esmm_ffn_buffer(cache, FFN_OTHERS);
   }
   if (order) {
-    params.order = buffer(cache, FFN_ORDER);
-    params.places = buffer(cache, FFN_PLACES);
+    params.order = esmm_ffn_buffer(cache, FFN_ORDER);
+    params.places = esmm_ffn_buffer(cache, FFN_PLACES);
   }
   if (tells)
     params.mailbox = k->mailbox_at;
@@ -443,8 +432,9 @@ static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cach
     status = esmm_ffn_reserve(ctx, cache, FFN_PLACES, 1, ffn->o.d_hidden, sizeof(int32_t));
   if (status == ESMM_OK && order && ffn->branches > 1) {
     const esmm_matrix gate = esmm_ffn_view(cache, FFN_PRE_GATE, cache->tokens, ffn->o.d_hidden, ffn->o.dtype);
-    status = sum_columns(ctx, cache, &gate,
-                         (esmm_ffn_sum_params){.out = buffer(cache, FFN_OPEN), .count = ffn->o.d_hidden, .open = 1});
+    status = sum_columns(
+        ctx, cache, &gate,
+        (esmm_ffn_sum_params){.out = esmm_ffn_buffer(cache, FFN_OPEN), .count = ffn->o.d_hidden, .open = 1});
   }
   if (status != ESMM_OK || (!order && !is_split(ffn)))
     return status;
@@ -518,8 +508,9 @@ static esmm_status forget_drops(esmm_ctx *ctx, esmm_ffn_cache *cache, bool forwa
   const esmm_status status = reserve_notes(ctx, cache);
   const size_t each = sizeof(esmm_ffn_record), at = forward ? FFN_DROP_Y * each : FFN_DROP_DX * each;
   _Static_assert(FFN_DROP_Y == 0 && FFN_DROP_DX == 1, "y's comes first");
-  return status == ESMM_OK ? zero(ctx, buffer(cache, FFN_NOTES) + at, forward ? each : (FFN_DROPS - FFN_DROP_DX) * each)
-                           : status;
+  return status == ESMM_OK
+             ? zero(ctx, esmm_ffn_buffer(cache, FFN_NOTES) + at, forward ? each : (FFN_DROPS - FFN_DROP_DX) * each)
+             : status;
 }
 
 /* ---- the report: waits ---- */
@@ -536,8 +527,8 @@ static esmm_ffn_drop drop_of(const esmm_ffn_record *r)
 static esmm_status read_notes(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, esmm_ffn_notes *notes)
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_densities", 0};
-  const uint64_t at = buffer(cache, FFN_NOTES);
-  const esmm_ffn_densities_params params = {.h = buffer(cache, FFN_H),
+  const uint64_t at = esmm_ffn_buffer(cache, FFN_NOTES);
+  const esmm_ffn_densities_params params = {.h = esmm_ffn_buffer(cache, FFN_H),
                                             .notes = at,
                                             .tokens = cache->tokens,
                                             .features = ffn->o.d_hidden,
@@ -547,11 +538,9 @@ static esmm_status read_notes(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
   if (status == ESMM_OK)
     status = esmm_cuda_zero(ctx, at + offsetof(esmm_ffn_notes, strips), 3 * sizeof(uint64_t), ctx->stream);
   if (status == ESMM_OK)
-    status =
-        esmm_cuda_launch(ctx, &function,
-                         &(esmm_launch){.grid_x = blocks_for(ctx, esmm_ceil_div(params.features, ESMM_FFN_THREADS)),
-                                        .threads = ESMM_FFN_THREADS},
-                         ctx->stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &function,
+                                     esmm_cuda_blocks_for(ctx, esmm_ceil_div(params.features, ESMM_FFN_THREADS)),
+                                     ESMM_FFN_THREADS, ctx->stream, &params);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, at, sizeof *notes, ctx->stream) : status;
 }
 

@@ -11,6 +11,7 @@
 
 #include "cuda/cuda.h"
 #include "cuda/ffn/decode_params.h"
+#include "cuda/ffn/ffn.h"
 #include "ffn/ffn.h"
 
 #define ALIGN 256
@@ -91,11 +92,6 @@ static bool lay_out(const cut *c, layout *l)
          esmm_cuda_reserve(&l->bytes, sums, ALIGN, &l->partial);
 }
 
-static CUdeviceptr memory_at(const esmm_ffn_cache *cache, int buffer)
-{
-  return (CUdeviceptr)(uintptr_t)cache->buffers[buffer].data;
-}
-
 /* ---- W1, feature by feature ---- */
 
 static bool lies_turned(const esmm_matrix *w1)
@@ -145,27 +141,6 @@ static bool fits(const esmm_ctx *ctx, const esmm_ffn *ffn, const esmm_matrix *x)
   return c.parts > 0 && (int64_t)c.shared <= esmm_min(MOST_SHARED, gpu->shared_per_block);
 }
 
-/* Memory, the same for all passes. */
-static esmm_status reserve(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const layout *l)
-{
-  ffn_buffer *b = &cache->buffers[FFN_DECODE];
-  if (b->data && b->bytes >= l->bytes)
-    return ESMM_OK;
-  esmm_status status = esmm_ffn_reserve(ctx, cache, FFN_DECODE, 1, (int64_t)l->bytes, 1);
-  if (status != ESMM_OK)
-    return status;
-  status = esmm_cuda_begin(ctx, ctx->stream);
-  if (status == ESMM_OK)
-    status =
-        esmm_cuda_end(ctx, ctx->stream, esmm_cuda_zero(ctx, memory_at(cache, FFN_DECODE), l->meeting, ctx->stream));
-  if (status != ESMM_OK) {
-    esmm_cuda_free_at(cache->ordinal, memory_at(cache, FFN_DECODE));
-    *b = (ffn_buffer){0};
-  }
-  (void)ffn;
-  return status;
-}
-
 esmm_status esmm_cuda_ffn_can_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
                                      esmm_matrix *gate)
 {
@@ -176,7 +151,8 @@ esmm_status esmm_cuda_ffn_can_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ff
   const cut c = find_cut(ctx, ffn, find_variant(x->rows, ffn->o.d_model));
   if (!lay_out(&c, &l))
     return ESMM_OK;
-  esmm_status status = reserve(ctx, ffn, cache, &l);
+  /* The same for all passes. */
+  esmm_status status = esmm_ffn_cuda_reserve_zeros(ctx, cache, FFN_DECODE, l.bytes, l.meeting);
   if (status == ESMM_OK && !lies_turned(&ffn->params.in[FFN_UP].expand.matrix)) {
     status = esmm_ffn_reserve(ctx, cache, FFN_TURNED, ffn->o.d_hidden, ffn->o.d_model, sizeof(uint16_t));
     if (status == ESMM_OK && cache->turned != ffn->generation)
@@ -184,7 +160,7 @@ esmm_status esmm_cuda_ffn_can_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ff
   }
   if (status != ESMM_OK)
     return status;
-  *gate = (esmm_matrix){.data = esmm_cuda_pointer(memory_at(cache, FFN_DECODE) + l.gate),
+  *gate = (esmm_matrix){.data = esmm_cuda_pointer(esmm_ffn_buffer(cache, FFN_DECODE) + l.gate),
                         .rows = x->rows,
                         .cols = ffn->o.d_hidden,
                         .ld = c.line,
@@ -204,7 +180,7 @@ esmm_status esmm_cuda_ffn_decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_ca
   const esmm_weights *down = ffn->params.contract.prepared;
   const esmm_matrix *w1 = &ffn->params.in[FFN_UP].expand.matrix;
   const esmm_matrix up = lies_turned(w1) ? *w1 : turned_copy(ffn, cache);
-  const CUdeviceptr memory = memory_at(cache, FFN_DECODE);
+  const CUdeviceptr memory = esmm_ffn_buffer(cache, FFN_DECODE);
   layout l;
   (void)lay_out(&c, &l); /* it did before */
   h->data = NULL;

@@ -27,7 +27,7 @@
  * of row r at c ^ r % 8 in step 3.
  */
 #include "cuda/ffn/decode_params.h"
-#include "cuda/kernels/common/device.cuh"
+#include "cuda/kernels/common/mma.cuh"
 
 #define THREADS ESMM_FFN_DECODE_THREADS
 #define WARPS ESMM_FFN_DECODE_WARPS
@@ -40,19 +40,8 @@
 #define WAYS (WARPS / 2) /* warps that share columns */
 #define GROUP 8          /* features of a warp's step 2 */
 #define LINE (COLS + 4)  /* floats of a token's sums in shared memory */
-#define EVERY_LANE 0xffffffffu
 static_assert(GROUP * ESMM_FFN_DECODE_K * 2 == SLOT && STEP * HALF * 2 == SLOT, "a step fills a slot");
 static_assert(WAYS * ESMM_FFN_DECODE_TOKENS * LINE * 4 <= ESMM_FFN_DECODE_RING, "sums take the slots' place");
-
-static __device__ __forceinline__ int lane_id(void)
-{
-  return (int)(threadIdx.x % 32);
-}
-
-static __device__ __forceinline__ int warp_id(void)
-{
-  return (int)(threadIdx.x / 32);
-}
 
 /* ---- blocks meet ---- */
 
@@ -119,31 +108,6 @@ static __device__ __forceinline__ uint4 read_16(uint32_t from)
   return x;
 }
 
-static __device__ __forceinline__ void read_turned(uint32_t from, uint32_t (&r)[4])
-{
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-
-static __device__ __forceinline__ void mma(dtype_of<ESMM_BF16>, float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                           uint32_t a3, uint32_t b0, uint32_t b1)
-{
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-static __device__ __forceinline__ void mma(dtype_of<ESMM_F16>, float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                           uint32_t a3, uint32_t b0, uint32_t b1)
-{
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* ---- shared memory ---- */
 
 extern __shared__ __align__(128) uint8_t shared[];
@@ -178,19 +142,6 @@ static __device__ __forceinline__ stretch stretch_of(int which, int of, int all)
 }
 
 /* ---- 1: alive features ---- */
-
-/* Which of eight values are not zero; the sign does not count. */
-static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
-{
-  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
-  uint32_t mask = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    mask |= (uint32_t)((word[i] & 0x7fffu) != 0) << (2 * i);
-    mask |= (uint32_t)((word[i] & 0x7fff0000u) != 0) << (2 * i + 1);
-  }
-  return mask;
-}
 
 /* Adds to `bits`, which are 0, those of some words of the gate. */
 static __device__ __forceinline__ void scan_gate(const esmm_ffn_decode_params &p, stretch words, uint32_t *bits)
@@ -251,7 +202,7 @@ static __device__ __forceinline__ int count_before(int mine, int *all)
   int sum = mine;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(EVERY_LANE, sum, step);
+    const int other = __shfl_up_sync(~0u, sum, step);
     sum += lane >= step ? other : 0;
   }
   if (lane == 31)
@@ -408,12 +359,13 @@ static __device__ __forceinline__ void multiply_up(uint32_t slot, const tokens<H
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
   for (int i = 0; i < ESMM_FFN_DECODE_K / 32; i++) {
-    const uint4 a = read_16(slot + (uint32_t)(g * 2 * ESMM_FFN_DECODE_K + ((4 * i + t) ^ g % 2 * 4) * 16));
+    const uint4 words = read_16(slot + (uint32_t)(g * 2 * ESMM_FFN_DECODE_K + ((4 * i + t) ^ g % 2 * 4) * 16));
+    const uint32_t a[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
       const uint4 b = x.x[sub][i][half];
-      mma(dtype_of<DTYPE>(), sums[half][0], a.x, a.y, a.z, a.w, b.x, b.z);
-      mma(dtype_of<DTYPE>(), sums[half][1], a.x, a.y, a.z, a.w, b.y, b.w);
+      mma16_mma<DTYPE>(sums[half][0], a, b.x, b.z);
+      mma16_mma<DTYPE>(sums[half][1], a, b.y, b.w);
     }
   }
 }
@@ -508,10 +460,10 @@ static __device__ __forceinline__ void multiply_down(uint32_t slot, const uint32
 #pragma unroll
   for (int i = 0; i < HALF / 16; i++) {
     uint32_t a[4];
-    read_turned(slot + (uint32_t)(row * 2 * HALF + ((2 * i + lane / 8 % 2) ^ row % 8) * 16), a);
+    mma16_load_transposed(a, slot + (uint32_t)(row * 2 * HALF + ((2 * i + lane / 8 % 2) ^ row % 8) * 16));
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
-      mma(dtype_of<DTYPE>(), sums[i][half], a[0], a[1], a[2], a[3], h[half][0], h[half][1]);
+      mma16_mma<DTYPE>(sums[i][half], a, h[half][0], h[half][1]);
   }
 }
 

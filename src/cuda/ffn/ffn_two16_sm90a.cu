@@ -19,12 +19,12 @@
  */
 #include "cuda/ffn/pack.cuh"
 #include "cuda/kernels/half16/turned.cuh"
+#include "cuda/kernels/nm16/pairs.cuh"
 #include "cuda/kernels/nm16/store.cuh"
 
-#define PAIR ESMM_FFN_TWO16_CLUSTER
 #define STAGE_B (ESMM_FFN_TWO16_COLS * ESMM_NM16_K * 2)
 #define DENSE_A (ESMM_NM16_COLS * ESMM_NM16_K * 2)
-static_assert(PAIR == 2 && STAGE_B == 4 * WGMMA16_PANEL && DENSE_A == 2 * WGMMA16_PANEL &&
+static_assert(ESMM_FFN_TWO16_CLUSTER == PAIR && STAGE_B == 4 * WGMMA16_PANEL && DENSE_A == 2 * WGMMA16_PANEL &&
                   ESMM_FFN_TWO16_COLS == ESMM_HALF16_COLS,
               "a tile is that of k_half16_sm90a.cu");
 
@@ -39,22 +39,6 @@ template <bool OTHERS> struct ring {
                     BARRIERS + 16 * STAGES <= ESMM_FFN_TWO16_SHARED(OTHERS) && BARRIERS % 8 == 0,
                 "params.h tells the host another size");
 };
-
-/* ---- units of work ---- */
-
-typedef struct two16_tile {
-  int pair, col; /* of strips of 128 lines; first column */
-} two16_tile;
-
-/* Tiles come in groups of so many pairs of strips, column by column, so that what runs at the same time shares both
-   operands in the second-level cache. */
-static __device__ __forceinline__ two16_tile two16_at(const esmm_ffn_two16_params &p, int index, int across)
-{
-  const int in_group = p.group * across, group = index / in_group, place = index - group * in_group;
-  const int height = min(p.group, p.pairs - group * p.group);
-  const two16_tile t = {group * p.group + place % height, place / height * ESMM_FFN_TWO16_COLS};
-  return t;
-}
 
 /* ---- loading: one thread ---- */
 
@@ -85,7 +69,7 @@ static __device__ __forceinline__ void load_tiles(const esmm_ffn_two16_params &p
     }
   };
   for (int i = (int)blockIdx.x / PAIR; i < count; i += (int)gridDim.x / PAIR) {
-    const two16_tile t = two16_at(p, i, across);
+    const pair_tile t = tile_at(p, i, across);
     const int strip = 2 * t.pair + rank;
     const char *a = (const char *)p.half + esmm_nm16_block_at(strip, 0, p.blocks);
     for (int block = 0; block < p.blocks; block++, a += ESMM_NM16_BLOCK) {
@@ -127,16 +111,6 @@ static __device__ __forceinline__ void multiply_packed(float (&sums)[LANE_SUMS],
   sm90_wgmma_commit();
 }
 
-/* d [64 x 256] += a [64 x 16] * b [16 x 256], a with k contiguous. */
-template <esmm_dtype DTYPE, int BY_K>
-static __device__ __forceinline__ void multiply_16(float (&d)[LANE_SUMS], uint64_t a, uint64_t b)
-{
-  if (DTYPE == ESMM_F16)
-    WGMMA16_256("f16.f16", 0, BY_K);
-  else
-    WGMMA16_256("bf16.bf16", 0, BY_K);
-}
-
 /* 64 dense lines of A: 128 bytes each, 64 k's; 16 k's of such a line are 32 bytes, of lines of k's 16 lines. */
 template <esmm_dtype DTYPE, int BY_K>
 static __device__ __forceinline__ void multiply_dense(float (&sums)[LANE_SUMS], uint32_t a, uint32_t b)
@@ -145,7 +119,7 @@ static __device__ __forceinline__ void multiply_dense(float (&sums)[LANE_SUMS], 
   sm90_wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    multiply_16<DTYPE, BY_K>(sums, view_a + (uint64_t)(2 * i), view_b + (uint64_t)((BY_K ? 16 * 128 / 16 : 2) * i));
+    wgmma16<DTYPE, 0, BY_K>(sums, view_a + (uint64_t)(2 * i), view_b + (uint64_t)((BY_K ? 16 * 128 / 16 : 2) * i));
   sm90_wgmma_commit();
 }
 
@@ -236,7 +210,7 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_ffn_two16_param
     sm90_wgmma_wait<0>();
     sm90_wgmma_hold(sums);
     let_go(before);
-    const two16_tile t = two16_at(p, i, across);
+    const pair_tile t = tile_at(p, i, across);
     store_tile(p, sums, (2 * t.pair + rank) * ESMM_NM16_COLS + group * ESMM_NM16_LINES, t.col, thread % 128, staging,
                1 + group);
   }
@@ -249,26 +223,9 @@ static __device__ __forceinline__ void multiply(const esmm_ffn_two16_params &p)
   extern __shared__ __align__(1024) char memory[];
   uint64_t *full = (uint64_t *)(memory + of::BARRIERS), *empty = full + of::STAGES;
   const int rank = (int)cluster_rank(), across = (p.n + ESMM_FFN_TWO16_COLS - 1) / ESMM_FFN_TWO16_COLS;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < of::STAGES; i++) {
-      sm90_barrier_init(&full[i], 1);
-      sm90_barrier_init(&empty[i], 8 * PAIR); /* the multiplying warps of both blocks */
-    }
-    sm90_fence_init();
-    sm90_prefetch_map(&p.map_b);
-  }
-  __syncthreads();
-  cluster_sync();
-  if (threadIdx.x < 128) {
-    sm90_registers_down<40>();
-    if (threadIdx.x == 0)
-      load_tiles<BY_K, OTHERS>(p, memory, full, empty, across, rank);
-    __syncwarp();
-  } else {
-    sm90_registers_up<232>();
-    multiply_tiles<DTYPE, BY_K, OTHERS>(p, memory, full, empty, across, rank);
-  }
-  cluster_sync(); /* nobody leaves while the other may still write to its shared memory */
+  run_pair<of::STAGES>(
+      full, empty, p.map_b, [&]() { load_tiles<BY_K, OTHERS>(p, memory, full, empty, across, rank); },
+      [&]() { multiply_tiles<DTYPE, BY_K, OTHERS>(p, memory, full, empty, across, rank); });
 }
 
 /* ---- the kernels ---- */

@@ -25,25 +25,15 @@
 ESMM_FATBIN(ffn);
 ESMM_FATBIN(ffn_two16_sm90a);
 
-static uint64_t address(const void *data)
-{
-  return (uint64_t)(uintptr_t)data;
-}
-
-static uint64_t buffer(const esmm_ffn_cache *cache, int which)
-{
-  return address(cache->buffers[which].data);
-}
-
 /* What every launch is told of how to choose. */
 static esmm_ffn_sparsify_params params_of(const esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src)
 {
   const esmm_ffn_opts *o = &cache->ffn->o;
-  return (esmm_ffn_sparsify_params){.src = address(src->data),
-                                    .others = o->mode == ESMM_FFN_SPLIT ? buffer(cache, FFN_OTHERS) : 0,
-                                    .token_order = o->permute_tokens ? buffer(cache, FFN_TOKENS) : 0,
-                                    .records = buffer(cache, FFN_PARTIAL),
-                                    .notes = buffer(cache, FFN_NOTES),
+  return (esmm_ffn_sparsify_params){.src = esmm_ffn_address(src->data),
+                                    .others = o->mode == ESMM_FFN_SPLIT ? esmm_ffn_buffer(cache, FFN_OTHERS) : 0,
+                                    .token_order = o->permute_tokens ? esmm_ffn_buffer(cache, FFN_TOKENS) : 0,
+                                    .records = esmm_ffn_buffer(cache, FFN_PARTIAL),
+                                    .notes = esmm_ffn_buffer(cache, FFN_NOTES),
                                     .seed = how->seed,
                                     .tokens = src->rows,
                                     .features = src->cols,
@@ -101,7 +91,7 @@ esmm_status esmm_ffn_cuda_sparsify(esmm_ctx *ctx, esmm_ffn_cache *cache, const f
   if (status != ESMM_OK)
     return status;
   esmm_ffn_sparsify_params params = params_of(cache, how, src);
-  params.dst = address(dst->data);
+  params.dst = esmm_ffn_address(dst->data);
   const esmm_launch blocks = how->axis == FFN_ALONG_FEATURES ? grid(esmm_ceil_div(src->cols, 4), src->rows)
                                                              : grid(src->cols, esmm_ceil_div(src->rows, 4));
   return esmm_cuda_end(ctx, ctx->stream, choose(ctx, &functions[how->axis], &blocks, &params, &params, how->drop));
@@ -203,8 +193,8 @@ static esmm_status pack(esmm_ctx *ctx, packed *x)
     return status;
   x->side = lines_at(x->cache, FFN_SIDE, m->rows, x->others, m->dtype);
   esmm_ffn_pack_params params = {.how = params_of(x->cache, how, m),
-                                 .half = buffer(x->cache, FFN_SPARSE),
-                                 .side = buffer(x->cache, FFN_SIDE),
+                                 .half = esmm_ffn_buffer(x->cache, FFN_SPARSE),
+                                 .side = esmm_ffn_buffer(x->cache, FFN_SIDE),
                                  .side_ld = x->side.ld,
                                  .strips = (int32_t)strips,
                                  .blocks = (int32_t)blocks};
@@ -274,7 +264,7 @@ static esmm_status launch_product(esmm_ctx *ctx, const packed *x, const esmm_mat
                               .threads = ESMM_FFN_TWO16_THREADS,
                               .shared = function->shared,
                               .cluster = ESMM_FFN_TWO16_CLUSTER};
-  esmm_ffn_two16_params params = {.half = buffer(x->cache, FFN_SPARSE),
+  esmm_ffn_two16_params params = {.half = esmm_ffn_buffer(x->cache, FFN_SPARSE),
                                   .m = (int32_t)x->lines,
                                   .n = (int32_t)x->n,
                                   .blocks = (int32_t)esmm_nm16_blocks(x->k),
@@ -299,7 +289,7 @@ static esmm_status launch_add(esmm_ctx *ctx, const packed *x, const esmm_matrix 
   const esmm_matrix from = elements ? ffn_transposed(*rows) : *rows, to = elements ? ffn_transposed(*c) : *c;
   const esmm_ffn_add_params params = {.src = esmm_cuda_matrix(&from),
                                       .dst = esmm_cuda_matrix(&to),
-                                      .index = address(ffn_numbers(x->cache, FFN_COLUMNS) + x->cache->sparse),
+                                      .index = esmm_ffn_address(ffn_numbers(x->cache, FFN_COLUMNS) + x->cache->sparse),
                                       .count = x->others,
                                       .elements = elements};
   const int64_t lines = elements ? to.rows : x->others, cols = elements ? x->others : to.cols;

@@ -45,11 +45,6 @@ static int64_t tiles_of(const esmm_weights *w)
   return esmm_ceil_div(w->n, ESMM_BSR16_COLS);
 }
 
-static unsigned blocks_for(int64_t items)
-{
-  return (unsigned)esmm_max(1, esmm_min(items, 1 << 20));
-}
-
 /* ---- which cells there are ---- */
 
 esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags,
@@ -62,10 +57,7 @@ esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows,
   uint64_t found = 0;
   esmm_status status = esmm_cuda_zero(ctx, at, sizeof found, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32)),
-                                             .threads = ESMM_BLOCKS_THREADS},
-                              stream, &params);
+    status = esmm_cuda_blocks_launch(ctx, &function, esmm_ceil_div(all, ESMM_BLOCKS_THREADS / 32), stream, &params);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(ctx, &found, at, sizeof found, stream);
   *count = (int64_t)found;
@@ -138,54 +130,51 @@ static esmm_status alloc_tables(esmm_ctx *ctx, const esmm_weights *w, tables *t)
 
 /* ---- to the device ---- */
 
-static esmm_status alloc_blocks(esmm_ctx *ctx, const esmm_weights *w, const tables *t, esmm_cuda_blocks *blocks)
+esmm_status esmm_cuda_place_parts(esmm_ctx *ctx, const esmm_cuda_part *parts, size_t count, int64_t blocks,
+                                  CUdeviceptr *memory, size_t *bytes, CUstream stream)
+{
+  size_t all = 0, at;
+  for (size_t i = 0; i < count; i++)
+    if (!esmm_cuda_reserve(&all, parts[i].bytes, ALIGN, &at))
+      return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "lists of %lld blocks would not fit in memory", (long long)blocks);
+  esmm_status status = esmm_cuda_alloc(ctx, all, memory);
+  all = 0;
+  for (size_t i = 0; status == ESMM_OK && i < count; i++) {
+    (void)esmm_cuda_reserve(&all, parts[i].bytes, ALIGN, &at); /* as above */
+    *parts[i].to = *memory + at;
+    if (parts[i].from && parts[i].bytes > 0)
+      status = esmm_cuda_to_device(ctx, *parts[i].to, parts[i].from, parts[i].bytes, stream);
+  }
+  *bytes += all;
+  return status;
+}
+
+static esmm_status place_blocks(esmm_ctx *ctx, const esmm_weights *w, const tables *t, esmm_cuda_blocks *blocks,
+                                CUstream stream)
 {
   const size_t cell = (size_t)blocks->cell_k * ESMM_CELL_COLS * sizeof(uint16_t);
-  size_t bytes = 0, at[5], values;
-  if (!esmm_size_mul((size_t)blocks->cells, cell, &values) || !esmm_cuda_reserve(&bytes, values, ALIGN, &at[0]) ||
-      !esmm_cuda_reserve(&bytes, (size_t)blocks->cells * sizeof *t->which, ALIGN, &at[1]) ||
-      !esmm_cuda_reserve(&bytes, (size_t)t->entry_count * sizeof *t->entries, ALIGN, &at[2]) ||
-      !esmm_cuda_reserve(&bytes, (size_t)tiles_of(w) * sizeof *t->columns, ALIGN, &at[3]) ||
-      !esmm_cuda_reserve(&bytes, (size_t)(panels_of(w) * blocks->chunks) * sizeof *t->places, ALIGN, &at[4]))
-    return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "%lld cells of %d x %d would not fit in memory", (long long)blocks->cells,
-                     blocks->cell_k, ESMM_CELL_COLS);
-  const esmm_status status = esmm_cuda_alloc(ctx, bytes, &blocks->memory);
-  blocks->values = blocks->memory + at[0];
-  blocks->which = blocks->memory + at[1];
-  blocks->entries = blocks->memory + at[2];
-  blocks->columns = blocks->memory + at[3];
-  blocks->places = blocks->memory + at[4];
-  blocks->bytes = bytes;
-  return status;
+  size_t values;
+  if (!esmm_size_mul((size_t)blocks->cells, cell, &values))
+    values = SIZE_MAX;
+  const esmm_cuda_part parts[] = {
+      {&blocks->values, NULL, values},
+      {&blocks->which, t->which, (size_t)blocks->cells * sizeof *t->which},
+      {&blocks->entries, t->entries, (size_t)t->entry_count * sizeof *t->entries},
+      {&blocks->columns, t->columns, (size_t)tiles_of(w) * sizeof *t->columns},
+      {&blocks->places, t->places, (size_t)(panels_of(w) * blocks->chunks) * sizeof *t->places}};
+  return esmm_cuda_place_parts(ctx, parts, sizeof parts / sizeof *parts, blocks->cells, &blocks->memory, &blocks->bytes,
+                               stream);
 }
 
-/* The columns stay with the host, too: it cuts long ones. */
-static esmm_status keep_columns(esmm_ctx *ctx, const esmm_weights *w, const tables *t, esmm_cuda_blocks *blocks)
+esmm_status esmm_cuda_keep_columns(esmm_ctx *ctx, const esmm_cuda_tile_column *columns, int64_t tiles,
+                                   esmm_cuda_tile_column **out)
 {
-  const size_t bytes = (size_t)tiles_of(w) * sizeof *t->columns;
-  blocks->by_length = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!blocks->by_length)
+  const size_t bytes = (size_t)tiles * sizeof *columns;
+  *out = esmm_mem_alloc(&ctx->allocator, bytes);
+  if (!*out)
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", bytes);
-  memcpy(blocks->by_length, t->columns, bytes);
+  memcpy(*out, columns, bytes);
   return ESMM_OK;
-}
-
-static esmm_status upload(esmm_ctx *ctx, const esmm_weights *w, const tables *t, const esmm_cuda_blocks *blocks,
-                          CUstream stream)
-{
-  const struct {
-    CUdeviceptr to;
-    const void *from;
-    size_t bytes;
-  } all[] = {{blocks->which, t->which, (size_t)blocks->cells * sizeof *t->which},
-             {blocks->entries, t->entries, (size_t)t->entry_count * sizeof *t->entries},
-             {blocks->columns, t->columns, (size_t)tiles_of(w) * sizeof *t->columns},
-             {blocks->places, t->places, (size_t)(panels_of(w) * blocks->chunks) * sizeof *t->places}};
-  esmm_status status = ESMM_OK;
-  for (size_t i = 0; status == ESMM_OK && i < sizeof all / sizeof *all; i++)
-    if (all[i].bytes > 0)
-      status = esmm_cuda_to_device(ctx, all[i].to, all[i].from, all[i].bytes, stream);
-  return status;
 }
 
 static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_matrix *b,
@@ -198,9 +187,7 @@ static esmm_status copy_cells(esmm_ctx *ctx, const esmm_cuda_function *function,
                                           .cell_k = blocks->cell_k};
   if (blocks->cells == 0)
     return ESMM_OK;
-  return esmm_cuda_launch(ctx, function,
-                          &(esmm_launch){.grid_x = blocks_for(blocks->cells), .threads = ESMM_BLOCKS_THREADS}, stream,
-                          &params);
+  return esmm_cuda_blocks_launch(ctx, function, blocks->cells, stream, &params);
 }
 
 esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks, const uint32_t *which, CUstream stream)
@@ -218,9 +205,7 @@ esmm_status esmm_cuda_narrow_pack(esmm_ctx *ctx, const esmm_cuda_blocks *blocks,
       .cells = blocks->values, .which = memory, .blocks = n->values, .count = n->blocks};
   status = esmm_cuda_to_device(ctx, memory, which, bytes, stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(n->blocks), .threads = ESMM_BLOCKS_THREADS}, stream,
-                              &params);
+    status = esmm_cuda_blocks_launch(ctx, &function, n->blocks, stream, &params);
   esmm_cuda_free(ctx, memory);
   return status;
 }
@@ -236,11 +221,9 @@ static esmm_status fill_from_flags(esmm_ctx *ctx, const esmm_matrix *b, const es
   if (status != ESMM_OK)
     return status;
   fill_tables(w, t);
-  status = alloc_blocks(ctx, w, t, blocks);
+  status = place_blocks(ctx, w, t, blocks, stream);
   if (status == ESMM_OK)
-    status = keep_columns(ctx, w, t, blocks);
-  if (status == ESMM_OK)
-    status = upload(ctx, w, t, blocks, stream);
+    status = esmm_cuda_keep_columns(ctx, t->columns, tiles_of(w), &blocks->by_length);
   blocks->entry_count = t->entry_count;
   return status == ESMM_OK ? copy_cells(ctx, &pack, b, blocks, stream) : status;
 }
@@ -334,10 +317,8 @@ static esmm_status weigh(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format 
   if (norms)
     status = esmm_cuda_to_device(ctx, params.norms, norms, norm_bytes, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &function,
-                              &(esmm_launch){.grid_x = blocks_for(esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32)),
-                                             .threads = ESMM_BLOCKS_THREADS},
-                              ctx->stream, &params);
+    status =
+        esmm_cuda_blocks_launch(ctx, &function, esmm_ceil_div(blocks, ESMM_BLOCKS_THREADS / 32), ctx->stream, &params);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, notes, params.notes, note_bytes, ctx->stream) : status;
 }
 
@@ -363,8 +344,7 @@ static esmm_status drop(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *
   if (status != ESMM_OK)
     return status;
   params.keep = scratch;
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = blocks_for(blocks), .threads = ESMM_BLOCKS_THREADS},
-                          ctx->stream, &params);
+  return esmm_cuda_blocks_launch(ctx, &function, blocks, ctx->stream, &params);
 }
 
 esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep)

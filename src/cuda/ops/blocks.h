@@ -32,4 +32,25 @@ esmm_status esmm_cuda_weigh_blocks(esmm_ctx *ctx, const esmm_matrix *b, const es
                                    esmm_block_note *notes);
 esmm_status esmm_cuda_drop_blocks(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, const unsigned char *keep);
 
+/* A part of one allocation on the device, and what is copied there; NULL: nothing is. */
+typedef struct esmm_cuda_part {
+  CUdeviceptr *to;
+  const void *from;
+  size_t bytes;
+} esmm_cuda_part;
+/* Makes the allocation, of lists of so many blocks, and fills it; *bytes grows by its size. */
+esmm_status esmm_cuda_place_parts(esmm_ctx *ctx, const esmm_cuda_part *parts, size_t count, int64_t blocks,
+                                  CUdeviceptr *memory, size_t *bytes, CUstream stream);
+/* The columns of tiles stay with the host, too: it cuts long ones. */
+esmm_status esmm_cuda_keep_columns(esmm_ctx *ctx, const esmm_cuda_tile_column *columns, int64_t tiles,
+                                   esmm_cuda_tile_column **out);
+
+/* Blocks of ESMM_BLOCKS_THREADS, one for each item, or so many that each takes one after the other. */
+static inline esmm_status esmm_cuda_blocks_launch(esmm_ctx *ctx, const esmm_cuda_function *function, int64_t items,
+                                                  CUstream stream, const void *params)
+{
+  const int64_t blocks = esmm_max(1, esmm_min(items, 1 << 20));
+  return esmm_cuda_launch_blocks(ctx, function, blocks, ESMM_BLOCKS_THREADS, stream, params);
+}
+
 #endif

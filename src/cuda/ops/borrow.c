@@ -74,9 +74,7 @@ static esmm_status fill_bits(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr b
   const int64_t words = esmm_cuda_k_padded(w->k) / 32;
   const esmm_count_params params = {.b_bits = bits, .b_strips = count, .words = words, .k = w->k, .out = alive};
   const int64_t blocks = esmm_min(esmm_ceil_div(esmm_max(count * words, 32 * words), ESMM_COUNT_THREADS), 1024);
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = (unsigned)esmm_max(blocks, 1), .threads = ESMM_COUNT_THREADS},
-                          ctx->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_max(blocks, 1), ESMM_COUNT_THREADS, ctx->stream, &params);
 }
 
 static esmm_status make(esmm_ctx *ctx, const esmm_matrix *b, how kind, esmm_weights **out)
@@ -129,10 +127,7 @@ static esmm_status fill_f32(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weig
                             .cols = w->n,
                             .ld = w->n,
                             .place = ESMM_DEVICE};
-  esmm_matrix turned = *b;
-  turned.rows = b->cols;
-  turned.cols = b->rows;
-  turned.order = b->order == ESMM_ROW_MAJOR ? ESMM_COL_MAJOR : ESMM_ROW_MAJOR;
+  const esmm_matrix turned = esmm_cuda_transposed(b);
   esmm_status status = esmm_cuda_extract(ctx, &turned, &device->strips, true, (esmm_selector){0}, ctx->stream);
   if (status == ESMM_OK)
     status = fill_bits(ctx, w, device->strips.bits, device->strips.strips, 0);

@@ -6,14 +6,6 @@
 
 ESMM_FATBIN(bsr);
 
-#define MOST_BLOCKS (1 << 20) /* of a launch: each takes one thing after the other */
-
-static esmm_launch cut(int64_t items, int64_t each)
-{
-  return (esmm_launch){.grid_x = (unsigned)esmm_max(1, esmm_min(esmm_ceil_div(items, each), MOST_BLOCKS)),
-                       .threads = ESMM_BLOCKS_THREADS};
-}
-
 static CUdeviceptr address_of(const void *array)
 {
   return (CUdeviceptr)(uintptr_t)array;
@@ -77,14 +69,14 @@ static esmm_status check(esmm_ctx *ctx, const char *what, const esmm_bsr *b, con
 {
   static const esmm_cuda_function pointers = {&fatbin_bsr, "esmm_bsr_pointers", 0},
                                   indices = {&fatbin_bsr, "esmm_bsr_indices", 0};
-  const esmm_launch by_thread = cut(params->lines + 1, ESMM_BLOCKS_THREADS),
-                    by_warp = cut(params->lines, ESMM_BLOCKS_THREADS / 32);
+  const int64_t by_thread = esmm_ceil_div(params->lines + 1, ESMM_BLOCKS_THREADS),
+                by_warp = esmm_ceil_div(params->lines, ESMM_BLOCKS_THREADS / 32);
   uint64_t found = 0;
   esmm_status status = esmm_cuda_zero(ctx, params->found, sizeof found, ctx->stream);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &pointers, &by_thread, ctx->stream, params);
+    status = esmm_cuda_blocks_launch(ctx, &pointers, by_thread, ctx->stream, params);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &indices, &by_warp, ctx->stream, params);
+    status = esmm_cuda_blocks_launch(ctx, &indices, by_warp, ctx->stream, params);
   if (status == ESMM_OK)
     status = esmm_cuda_to_host(ctx, &found, params->found, sizeof found, ctx->stream);
   return status == ESMM_OK && found != 0 ? describe(ctx, what, b, ~found) : status;
@@ -109,13 +101,13 @@ static esmm_status expand(esmm_ctx *ctx, const char *what, const esmm_bsr *b, bo
     return status;
   *dense = esmm_cuda_tight(&shape, ESMM_DEVICE, esmm_cuda_pointer(*memory));
   const esmm_bsr_arrays_params params = params_of(b, dense, found);
-  const esmm_launch launch = cut(b->blocks, ESMM_BLOCKS_THREADS / 32);
   if (checked)
     status = check(ctx, what, b, &params);
   if (status == ESMM_OK)
     status = esmm_cuda_zero(ctx, *memory, bytes, ctx->stream);
   if (status == ESMM_OK && b->blocks > 0 && params.lines > 0 && params.places > 0)
-    status = esmm_cuda_launch(ctx, &function, &launch, ctx->stream, &params);
+    status = esmm_cuda_blocks_launch(ctx, &function, esmm_ceil_div(b->blocks, ESMM_BLOCKS_THREADS / 32), ctx->stream,
+                                     &params);
   return status;
 }
 

@@ -98,12 +98,6 @@ esmm_status esmm_cuda_extract(esmm_ctx *ctx, const esmm_matrix *a, const esmm_st
                           stream, &params);
 }
 
-/* Blocks for so many pieces of work that each block takes one after the other. */
-static unsigned enough_blocks(const esmm_ctx *ctx, int64_t pieces)
-{
-  return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
-}
-
 static int64_t tiles(int64_t rows, int64_t cols)
 {
   return esmm_ceil_div(rows, ESMM_COPY_TILE) * esmm_ceil_div(cols, ESMM_COPY_TILE);
@@ -116,9 +110,8 @@ esmm_status esmm_cuda_pack_rows(esmm_ctx *ctx, const esmm_matrix *a, CUdeviceptr
   if (a->rows == 0 || ld == 0)
     return ESMM_OK;
   const esmm_pack_params params = {.selector = selector, .a = esmm_cuda_matrix(a), .out = out, .ld = ld};
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = enough_blocks(ctx, tiles(a->rows, ld)), .threads = THREADS}, stream,
-                          &params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_cuda_blocks_for(ctx, tiles(a->rows, ld)), THREADS, stream,
+                                 &params);
 }
 
 esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_matrix *dst, esmm_selector selector,
@@ -128,9 +121,8 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
   if (dst->rows == 0 || dst->cols == 0)
     return ESMM_OK;
   const esmm_convert_params params = {.selector = selector, .src = esmm_cuda_matrix(src), .dst = esmm_cuda_matrix(dst)};
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = enough_blocks(ctx, tiles(dst->rows, dst->cols)), .threads = THREADS},
-                          stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_cuda_blocks_for(ctx, tiles(dst->rows, dst->cols)), THREADS,
+                                 stream, &params);
 }
 
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream)
@@ -141,11 +133,9 @@ esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   const double elements = (double)p->m * (double)p->n;
   if (elements == 0)
     return ESMM_OK;
-  return esmm_cuda_launch(
-      ctx, &function,
-      &(esmm_launch){.grid_x = enough_blocks(ctx, elements > 1e12 ? INT32_MAX : (int64_t)(elements / THREADS) + 1),
-                     .threads = THREADS},
-      stream, &params);
+  return esmm_cuda_launch_blocks(
+      ctx, &function, esmm_cuda_blocks_for(ctx, elements > 1e12 ? INT32_MAX : (int64_t)(elements / THREADS) + 1),
+      THREADS, stream, &params);
 }
 
 esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CUstream stream)
@@ -157,8 +147,7 @@ esmm_status esmm_cuda_sample(esmm_ctx *ctx, const esmm_sample_params *params, CU
   if (status != ESMM_OK)
     return status;
   mine.notes = notes;
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = ESMM_SAMPLES, .threads = 32 * ESMM_SAMPLE_WARPS},
-                          stream, &mine);
+  return esmm_cuda_launch_blocks(ctx, &function, ESMM_SAMPLES, 32 * ESMM_SAMPLE_WARPS, stream, &mine);
 }
 
 esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params, CUstream stream)
@@ -167,10 +156,7 @@ esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params
   const esmm_status status = esmm_cuda_zero(ctx, params->out, sizeof(uint64_t), stream);
   if (status != ESMM_OK || params->words == 0)
     return status;
-  return esmm_cuda_launch(
-      ctx, &function,
-      &(esmm_launch){.grid_x = (unsigned)esmm_ceil_div(32 * params->words, THREADS), .threads = THREADS}, stream,
-      params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_ceil_div(32 * params->words, THREADS), THREADS, stream, params);
 }
 
 esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream)
@@ -184,10 +170,8 @@ esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream
   const int64_t words = esmm_max(params.count_words, params.bitmap_words);
   if (words == 0)
     return ESMM_OK;
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
-                                         .threads = ESMM_TALLY_THREADS},
-                          stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_cuda_blocks_for(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
+                                 ESMM_TALLY_THREADS, stream, &params);
 }
 
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream)
@@ -199,18 +183,15 @@ esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector 
   const int64_t warps = esmm_ceil_div(p->m, ESMM_TALLY_ROWS) * esmm_ceil_div(p->n, 32);
   if (warps == 0 || !(e.extra & ESMM_EXTRA_TALLY))
     return ESMM_OK;
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(warps, ESMM_TALLY_THREADS / 32)),
-                                         .threads = ESMM_TALLY_THREADS},
-                          stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function,
+                                 esmm_cuda_blocks_for(ctx, esmm_ceil_div(warps, ESMM_TALLY_THREADS / 32)),
+                                 ESMM_TALLY_THREADS, stream, &params);
 }
 
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream)
 {
   static const esmm_cuda_function function = {&fatbin_tally, "esmm_tally_count", 0};
   const int64_t words = esmm_ceil_div(params->strips, params->fold[1]) * params->words;
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = enough_blocks(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
-                                         .threads = ESMM_TALLY_THREADS},
-                          stream, params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_cuda_blocks_for(ctx, esmm_ceil_div(words, ESMM_TALLY_THREADS)),
+                                 ESMM_TALLY_THREADS, stream, params);
 }

@@ -50,7 +50,7 @@ static size_t share_bytes(int64_t k) /* of one number for each k */
   return (size_t)esmm_cuda_k_padded(k) * sizeof(float);
 }
 
-static esmm_matrix transposed(const esmm_matrix *m)
+esmm_matrix esmm_cuda_transposed(const esmm_matrix *m)
 {
   esmm_matrix t = *m;
   t.rows = m->cols;
@@ -80,7 +80,7 @@ static void place_strips(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, i
 
 static esmm_status fill_strips(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  const esmm_matrix t = transposed(b);
+  const esmm_matrix t = esmm_cuda_transposed(b);
   return esmm_cuda_extract(ctx, &t, &esmm_cuda_of(w)->strips, true, (esmm_selector){0}, stream);
 }
 
@@ -154,7 +154,7 @@ static void place_columns(esmm_cuda_weights *device, CUdeviceptr at, int64_t k, 
 
 static esmm_status fill_columns(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUstream stream)
 {
-  const esmm_matrix t = transposed(b);
+  const esmm_matrix t = esmm_cuda_transposed(b);
   const esmm_cuda_weights *device = esmm_cuda_of(w);
   if (device->columns_ld == device->strips.k_padded)
     return esmm_cuda_pack_rows(ctx, &t, device->columns, device->columns_ld, (esmm_selector){0}, stream);
@@ -403,8 +403,7 @@ static esmm_status fill_16(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weigh
                                         .vectors = b->order == ESMM_ROW_MAJOR && esmm_cuda_in_lines(b)};
   const double pieces = (double)esmm_ceil_div(b->rows, ESMM_PREPARE_K) * (double)esmm_cuda_tiles(b->cols);
   const unsigned grid = pieces < MOST_BLOCKS ? (unsigned)pieces : MOST_BLOCKS;
-  return esmm_cuda_launch(ctx, &function, &(esmm_launch){.grid_x = grid, .threads = ESMM_PREPARE_THREADS}, stream,
-                          &params);
+  return esmm_cuda_launch_blocks(ctx, &function, grid, ESMM_PREPARE_THREADS, stream, &params);
 }
 
 esmm_status esmm_cuda_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,

@@ -28,4 +28,7 @@ int64_t esmm_cuda_tiles(int64_t n); /* of 128 columns */
 /* Bitmaps of so many strips or tiles: a few hundredths of B, which was checked, so this fits. */
 size_t esmm_cuda_bitmap_bytes(int64_t count, int64_t k);
 
+/* The same memory, seen with rows and columns exchanged. */
+esmm_matrix esmm_cuda_transposed(const esmm_matrix *m);
+
 #endif

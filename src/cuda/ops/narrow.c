@@ -453,38 +453,13 @@ static void fill_entries(const esmm_cuda_blocks *b, const uint32_t *cells, table
 static esmm_status upload(esmm_ctx *ctx, const tables *t, const written *lists, esmm_cuda_blocks *b, CUstream stream)
 {
   esmm_cuda_narrow *n = &b->narrow;
-  const struct {
-    CUdeviceptr *to;
-    const void *from;
-    size_t bytes;
-  } all[] = {{&n->values, NULL, (size_t)n->blocks * BLOCK_BYTES},
-             {&n->entries, lists->entries, (size_t)n->entry_count * sizeof *lists->entries},
-             {&n->columns, t->by_length, (size_t)t->tiles * sizeof *t->by_length},
-             {&n->places, t->places, (size_t)(t->tiles * COLS) * sizeof *t->places}};
-  size_t bytes = 0, at[sizeof all / sizeof *all];
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (!esmm_cuda_reserve(&bytes, all[i].bytes, ALIGN, &at[i]))
-      return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "lists of %lld blocks would not fit in memory", (long long)n->blocks);
-  esmm_status status = esmm_cuda_alloc(ctx, bytes, &n->memory);
-  for (size_t i = 0; status == ESMM_OK && i < sizeof all / sizeof *all; i++) {
-    *all[i].to = n->memory + at[i];
-    if (all[i].from && all[i].bytes > 0)
-      status = esmm_cuda_to_device(ctx, *all[i].to, all[i].from, all[i].bytes, stream);
-  }
-  b->bytes += bytes;
+  const esmm_cuda_part parts[] = {{&n->values, NULL, (size_t)n->blocks * BLOCK_BYTES},
+                                  {&n->entries, lists->entries, (size_t)n->entry_count * sizeof *lists->entries},
+                                  {&n->columns, t->by_length, (size_t)t->tiles * sizeof *t->by_length},
+                                  {&n->places, t->places, (size_t)(t->tiles * COLS) * sizeof *t->places}};
+  const esmm_status status =
+      esmm_cuda_place_parts(ctx, parts, sizeof parts / sizeof *parts, n->blocks, &n->memory, &b->bytes, stream);
   return status == ESMM_OK ? esmm_cuda_narrow_pack(ctx, b, lists->blocks, stream) : status;
-}
-
-/* The columns stay with the host, too: it cuts long ones. */
-static esmm_status keep_columns(esmm_ctx *ctx, const tables *t, esmm_cuda_narrow *n)
-{
-  const size_t bytes = (size_t)t->tiles * sizeof *t->by_length;
-  n->by_length = esmm_mem_alloc(&ctx->allocator, bytes);
-  if (!n->by_length)
-    return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", bytes);
-  memcpy(n->by_length, t->by_length, bytes);
-  n->tiles = t->tiles;
-  return ESMM_OK;
 }
 
 static esmm_status list(esmm_ctx *ctx, esmm_cuda_blocks *b, const uint32_t *cells, tables *t, CUstream stream)
@@ -499,7 +474,8 @@ static esmm_status list(esmm_ctx *ctx, esmm_cuda_blocks *b, const uint32_t *cell
     return esmm_fail(ctx, ESMM_ERR_MEMORY, "no host memory for %zu bytes of block lists", bytes);
   const written lists = {.entries = (void *)memory, .blocks = (void *)(memory + entries)};
   fill_entries(b, cells, t, &lists, &b->narrow);
-  esmm_status status = keep_columns(ctx, t, &b->narrow);
+  esmm_status status = esmm_cuda_keep_columns(ctx, t->by_length, t->tiles, &b->narrow.by_length);
+  b->narrow.tiles = t->tiles;
   if (status == ESMM_OK)
     status = upload(ctx, t, &lists, b, stream);
   esmm_mem_free(&ctx->allocator, memory, bytes);

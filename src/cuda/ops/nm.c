@@ -200,7 +200,7 @@ static esmm_status prune(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format 
   if (status == ESMM_OK)
     status = esmm_cuda_launch(ctx, wide ? &vectors : &groups, &launch, ctx->stream, &params);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &add, &(esmm_launch){.grid_x = 1, .threads = ESMM_NM_THREADS}, ctx->stream, &adding);
+    status = esmm_cuda_launch_blocks(ctx, &add, 1, ESMM_NM_THREADS, ctx->stream, &adding);
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, tally, adding.to, sizeof *tally, ctx->stream) : status;
 }
 

@@ -28,8 +28,7 @@ static esmm_status look_at(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weigh
   const esmm_format nm = esmm_cuda_nm_format(w);
   esmm_status status = ESMM_OK;
   if (!esmm_dtype_is_16bit(b->dtype))
-    status =
-        esmm_cuda_launch(ctx, &count, &(esmm_launch){.grid_x = blocks, .threads = ESMM_COUNT_THREADS}, stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &count, blocks, ESMM_COUNT_THREADS, stream, &params);
   if (status == ESMM_OK && w->format == ESMM_FORMAT_NM && !esmm_cuda_nm_is_24(&nm))
     status = esmm_cuda_nm_check(ctx, b, &nm, found + offsetof(esmm_prepare_found, misfit), stream);
   return status;
@@ -49,9 +48,7 @@ static esmm_status finish_bits(esmm_ctx *ctx, const esmm_weights *w, CUdeviceptr
                                            .tile_alive = device->tile_alive,
                                            .found = found,
                                            .strict = w->strict};
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = (unsigned)params.words, .threads = ESMM_PREPARE_THREADS}, stream,
-                          &params);
+  return esmm_cuda_launch_blocks(ctx, &function, params.words, ESMM_PREPARE_THREADS, stream, &params);
 }
 
 static esmm_status take_found(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_found *found, esmm_weights *w)

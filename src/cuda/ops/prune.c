@@ -54,20 +54,14 @@ static esmm_top_keys keys_of(esmm_dtype dtype, bool norms)
   return (esmm_top_keys){.high = 24};
 }
 
-/* So many at most that each multiprocessor has a few; each goes through what is left. */
-static unsigned blocks_for(const esmm_ctx *ctx, int64_t items)
-{
-  enum { EACH = 16 };
-  return (unsigned)esmm_max(1, esmm_min(items, (int64_t)EACH * esmm_cuda_get(ctx)->multiprocessors));
-}
-
 /* Along two sides. */
 static esmm_launch cut(const esmm_ctx *ctx, int64_t width, int64_t lines)
 {
   enum { MOST_Y = 65535 };
-  const unsigned x = blocks_for(ctx, width);
-  return (esmm_launch){
-      .grid_x = x, .grid_y = (unsigned)esmm_min(blocks_for(ctx, lines * x) / x, MOST_Y), .threads = ESMM_TOP_THREADS};
+  const unsigned x = esmm_cuda_blocks_for(ctx, width);
+  return (esmm_launch){.grid_x = x,
+                       .grid_y = (unsigned)esmm_min(esmm_cuda_blocks_for(ctx, lines * x) / x, MOST_Y),
+                       .threads = ESMM_TOP_THREADS};
 }
 
 /* ---- cuts ---- */
@@ -81,9 +75,8 @@ static esmm_status cut_columns(esmm_ctx *ctx, const job *j)
                                           .cuts = j->m.cuts,
                                           .place_shift = highest_byte((uint64_t)j->b->rows - 1),
                                           .soft = j->how->soft};
-  return esmm_cuda_launch(ctx, &function,
-                          &(esmm_launch){.grid_x = blocks_for(ctx, j->strips), .threads = ESMM_TOP_THREADS},
-                          ctx->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, esmm_cuda_blocks_for(ctx, j->strips), ESMM_TOP_THREADS, ctx->stream,
+                                 &params);
 }
 
 /* A pass over all of B: what it leaves in `having`, of `count` numbers. */

@@ -11,8 +11,9 @@
 #define ODD 6e-7          /* of a launch: each element of a C that TMA does not write */
 #define SPLIT_BYTES 2.7e8 /* most memory for the sums of parts */
 
-bool esmm_bsr16_fits(const esmm_problem *p, char *why, size_t why_bytes)
+bool esmm_bsr16_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
+  (void)self;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   if (p->m <= ESMM_WGMMA16_MOST_SIDE && p->n <= ESMM_WGMMA16_MOST_SIDE && p->k <= ESMM_WGMMA16_MOST_SIDE &&
       b->cells <= INT32_MAX / b->cell_k)
@@ -104,11 +105,13 @@ static bool lay_out(const esmm_problem *p, const esmm_bsr16_lists *lists, const 
          esmm_cuda_reserve(&l->bytes, c->parts[1] > 0 ? (size_t)(rows * c->all) * partial : 0, ALIGN, &l->partial);
 }
 
-size_t esmm_bsr16_workspace(const esmm_problem *p, const esmm_bsr16_lists *lists)
+size_t esmm_bsr16_workspace(const esmm_kernel *self, const esmm_problem *p)
 {
-  const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, lists);
+  const esmm_bsr16_own *own = self->own;
+  const esmm_bsr16_lists lists = own->lists(p);
+  const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, &lists);
   layout l;
-  return lay_out(p, lists, &c, &l) ? l.bytes : SIZE_MAX;
+  return lay_out(p, &lists, &c, &l) ? l.bytes : SIZE_MAX;
 }
 
 /* ---- running ---- */
@@ -131,16 +134,18 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   return status;
 }
 
-esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, const esmm_bsr16_lists *lists,
-                           unsigned shared, void *scratch, esmm_stats *stats)
+esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                           esmm_stats *stats)
 {
+  const esmm_bsr16_own *own = self->own;
   const esmm_cuda_call *call = esmm_cuda_call_of(p);
   const CUdeviceptr at = (CUdeviceptr)(uintptr_t)scratch;
-  const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, lists);
+  const esmm_bsr16_lists lists = own->lists(p);
+  const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, &lists);
   CUdeviceptr meeting = 0;
   esmm_matrix a;
   layout l;
-  if (!lay_out(p, lists, &c, &l)) /* its size was asked for before */
+  if (!lay_out(p, &lists, &c, &l)) /* its size was asked for before */
     return esmm_fail(ctx, ESMM_ERR_OVERFLOW, "the workspace does not fit in memory");
   esmm_status status = esmm_cuda_meeting(ctx, ESMM_MEETING_BSR16, call->stream, &meeting);
   if (status == ESMM_OK)
@@ -151,14 +156,14 @@ esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
                               .m = (int32_t)p->m,
                               .n = (int32_t)p->n,
                               .a_by_k = a.order == ESMM_COL_MAJOR,
-                              .rows = lists->rows,
-                              .cell_k = lists->k,
-                              .pairs = lists->pairs,
-                              .group = group_of(p, lists),
-                              .columns = lists->columns,
-                              .entries = lists->entries,
-                              .places = lists->places,
-                              .blocks = lists->blocks,
+                              .rows = lists.rows,
+                              .cell_k = lists.k,
+                              .pairs = lists.pairs,
+                              .group = group_of(p, &lists),
+                              .columns = lists.columns,
+                              .entries = lists.entries,
+                              .places = lists.places,
+                              .blocks = lists.blocks,
                               .partial = at + l.partial,
                               .counters = meeting,
                               .all_parts = c.all,
@@ -166,13 +171,13 @@ esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
   params.c_boxes = esmm_cuda_writes_boxes(p, &params.epilogue);
   memcpy(params.parts, c.parts, sizeof params.parts);
   esmm_bsr16_note(p, stats);
-  status = make_maps(ctx, p, &a, lists, &params);
+  status = make_maps(ctx, p, &a, &lists, &params);
   if (status != ESMM_OK)
     return status;
   const esmm_launch launch = {
       .grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / ESMM_WGMMA16_CLUSTER * ESMM_WGMMA16_CLUSTER),
       .threads = ESMM_WGMMA16_THREADS,
-      .shared = shared,
+      .shared = own->function.shared,
       .cluster = ESMM_WGMMA16_CLUSTER};
-  return esmm_cuda_launch(ctx, self->own, &launch, call->stream, &params);
+  return esmm_cuda_launch(ctx, &own->function, &launch, call->stream, &params);
 }

@@ -7,11 +7,16 @@
 
 #include <math.h>
 
+static inline int64_t esmm_bsr16_panels(const esmm_problem *p)
+{
+  return esmm_ceil_div(p->n, ESMM_CELL_COLS);
+}
+
 /* What of B is multiplied with all of A: told in statistics. */
 static inline void esmm_bsr16_note(const esmm_problem *p, esmm_stats *stats)
 {
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const double all = (double)b->chunks * (double)esmm_ceil_div(p->n, ESMM_CELL_COLS);
+  const double all = (double)b->chunks * (double)esmm_bsr16_panels(p);
   stats->joint_density = fmin(1.0, (double)b->cells / all);
 }
 
@@ -39,16 +44,20 @@ typedef struct esmm_bsr16_cut {
 /* Lists are cut so that the GPU is full and no list is much longer than a block's share. */
 esmm_bsr16_cut esmm_bsr16_cut_lists(const esmm_problem *p, const esmm_bsr16_lists *lists);
 
-/* The sides of a product and the number of B's cells fit the kernels' counters; else why not. */
-bool esmm_bsr16_fits(const esmm_problem *p, char *why, size_t why_bytes);
-
 /* Units of a cost line that the kernels have in common: what memory has to move once, adding of parts, copying of A,
    launches. */
 void esmm_bsr16_line(const esmm_problem *p, const esmm_bsr16_cut *cut, double moved, esmm_cuda_units *units);
 
-/* As esmm_kernel has them. */
-size_t esmm_bsr16_workspace(const esmm_problem *p, const esmm_bsr16_lists *lists);
-esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, const esmm_bsr16_lists *lists,
-                           unsigned shared, void *scratch, esmm_stats *stats);
+/* esmm_kernel.own of these kernels. */
+typedef struct esmm_bsr16_own {
+  esmm_cuda_function function;
+  esmm_bsr16_lists (*lists)(const esmm_problem *p);
+} esmm_bsr16_own;
+
+/* As esmm_kernel has them; the sides of a product and the number of B's cells have to fit the kernels' counters. */
+bool esmm_bsr16_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes);
+size_t esmm_bsr16_workspace(const esmm_kernel *self, const esmm_problem *p);
+esmm_status esmm_bsr16_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch,
+                           esmm_stats *stats);
 
 #endif

@@ -25,11 +25,6 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return false;
 }
 
-static int64_t panels(const esmm_problem *p)
-{
-  return esmm_ceil_div(p->n, ESMM_CELL_COLS);
-}
-
 /* Cells of a panel, at most. */
 static int64_t longest(const esmm_problem *p)
 {
@@ -42,7 +37,7 @@ static unsigned ranks(const esmm_problem *p)
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const int64_t steps = longest(p) * (b->cell_k / 16), room = BLOCKS_AT_ONCE * esmm_cuda_sms(p);
   unsigned n = 1;
-  while (esmm_cuda_get(p->ctx)->sm >= 90 && n < ESMM_BSR16_DECODE_RANKS && panels(p) * n * 2 <= room &&
+  while (esmm_cuda_get(p->ctx)->sm >= 90 && n < ESMM_BSR16_DECODE_RANKS && esmm_bsr16_panels(p) * n * 2 <= room &&
          steps >= (int64_t)n * 32)
     n *= 2;
   return n;
@@ -55,7 +50,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   (void)cost;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const double blocks = (double)(panels(p) * ranks(p)), fills = (double)(BLOCKS_AT_ONCE * esmm_cuda_sms(p));
+  const double blocks = (double)(esmm_bsr16_panels(p) * ranks(p)), fills = (double)(BLOCKS_AT_ONCE * esmm_cuda_sms(p));
   const double cell = b->cell_k * ESMM_CELL_COLS * 2.0;
   /* All of them, or, where panels differ, the longest as one of the blocks that fill the GPU reads it. */
   units->base[0] =
@@ -78,7 +73,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
                                                      esmm_cuda_address(&p->a) % 8 == 0 && p->a.ld % 4 == 0,
                                            .epilogue = esmm_cuda_epilogue(p)};
   const unsigned shared_by = ranks(p);
-  const esmm_launch launch = {.grid_x = (unsigned)panels(p) * shared_by,
+  const esmm_launch launch = {.grid_x = (unsigned)esmm_bsr16_panels(p) * shared_by,
                               .threads = ESMM_BSR16_DECODE_THREADS,
                               .shared = function->shared,
                               .cluster = shared_by > 1 ? shared_by : 0};

@@ -14,7 +14,7 @@
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/common/few_rows.cuh"
-#include "cuda/kernels/mma16/mma16.cuh"
+#include "cuda/kernels/common/mma.cuh"
 
 #define THREADS ESMM_BSR16_DECODE_THREADS
 #define WARPS (THREADS / 32)

@@ -18,11 +18,6 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return esmm_mma16_can_run(p, ESMM_MMA16_SHARED(ESMM_BSR16_MMA_ROWS, ESMM_CELL_COLS), why, why_bytes);
 }
 
-static int64_t panels(const esmm_problem *p)
-{
-  return esmm_ceil_div(p->n, ESMM_CELL_COLS);
-}
-
 /* Cells that the busiest multiprocessor gets. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)
@@ -30,9 +25,9 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   (void)cost;
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
-  const double rows = (double)esmm_ceil_div(p->m, ESMM_BSR16_MMA_ROWS), blocks = rows * (double)panels(p);
+  const double rows = (double)esmm_ceil_div(p->m, ESMM_BSR16_MMA_ROWS), blocks = rows * (double)esmm_bsr16_panels(p);
   const double rounds = (double)esmm_ceil_div((int64_t)blocks, esmm_cuda_sms(p));
-  const double mean = (double)b->cells / (double)panels(p), longest = (double)b->by_length[0].entries;
+  const double mean = (double)b->cells / (double)esmm_bsr16_panels(p), longest = (double)b->by_length[0].entries;
   units->base[0] = fmax(rounds * mean, longest) * b->cell_k / 64.0;
   units->base[1] = (double)p->m * (double)p->n;
   *variant = 0;
@@ -41,9 +36,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)scratch;
-  const esmm_cuda_function *of = self->own;
-  const esmm_cuda_function *function =
-      &of[(p->a.order == ESMM_ROW_MAJOR ? 0 : 1) + (esmm_cuda_in_lines(&p->a) ? 0 : 2)];
+  const esmm_cuda_function *of = self->own, *function = &of[esmm_mma16_how(&p->a)];
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;
   const esmm_bsr16_mma_params params = {.selector = esmm_cuda_call_of(p)->selector,
                                         .m = p->m,

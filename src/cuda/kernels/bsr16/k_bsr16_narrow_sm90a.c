@@ -9,17 +9,14 @@
 #include <stdio.h>
 
 ESMM_FATBIN(k_bsr16_narrow_sm90a);
-static const esmm_cuda_function bf16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_bf16", ESMM_NARROW_SHARED};
-static const esmm_cuda_function f16 = {&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_f16", ESMM_NARROW_SHARED};
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
-  (void)self;
   if (esmm_cuda_b(p)->blocks.narrow.tiles == 0) {
     (void)snprintf(why, why_bytes, "b's blocks are of 64 k's and columns or more, and have no lists of narrower ones");
     return false;
   }
-  return esmm_bsr16_fits(p, why, why_bytes);
+  return esmm_bsr16_can_run(self, p, why, why_bytes);
 }
 
 static esmm_bsr16_lists lists_of(const esmm_problem *p)
@@ -61,22 +58,18 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = 0;
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  const esmm_bsr16_lists lists = lists_of(p);
-  return esmm_bsr16_workspace(p, &lists);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
-  const esmm_bsr16_lists lists = lists_of(p);
-  const esmm_status status = esmm_bsr16_run(self, ctx, p, &lists, ESMM_NARROW_SHARED, scratch, stats);
+  const esmm_status status = esmm_bsr16_run(self, ctx, p, scratch, stats);
   stats->joint_density = (double)esmm_cuda_b(p)->blocks.narrow.blocks / ((double)esmm_ceil_div(p->k, ESMM_NARROW_SIDE) *
                                                                          (double)esmm_ceil_div(p->n, ESMM_NARROW_SIDE));
   return status;
 }
 
+static const esmm_bsr16_own bf16 = {{&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_bf16", ESMM_NARROW_SHARED},
+                                    lists_of},
+                            f16 = {{&fatbin_k_bsr16_narrow_sm90a, "esmm_bsr16_narrow_f16", ESMM_NARROW_SHARED},
+                                   lists_of};
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
 
 #define NARROW(id, dtype)                                                                                             \
@@ -84,7 +77,7 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .doc = #id ": the same for blocks whose sides 64 does not divide, 32 by 32 (wgmma)", .backend = &esmm_cuda_backend, \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16),                                \
   .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,              \
-  .workspace = workspace, .device = &about,                                                                           \
+  .workspace = esmm_bsr16_workspace, .device = &about,                                                                \
   .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                             \
                  "adding of parts",           "copying of a",      "launches"},                                       \
   .cost = {1.6e-11, 5.4e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}

@@ -234,8 +234,8 @@ static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], cons
   sm90_wgmma_fence();
 #pragma unroll
   for (int s = 0; s < SIDE / 16; s++)
-    wgmma16_turned<DTYPE, A_BY_K>(sums, b_lines << 32 | ((second[s] - first[s]) << 16 | first[s]),
-                                  a_lines << 32 | (a + s * A_STEP));
+    wgmma16<DTYPE, 1, A_BY_K>(sums, b_lines << 32 | ((second[s] - first[s]) << 16 | first[s]),
+                              a_lines << 32 | (a + s * A_STEP));
   sm90_wgmma_commit();
 }
 
@@ -433,16 +433,13 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(c
   cluster_sync(); /* the other block may still send here */
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_narrow_bf16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    narrow_main<ESMM_BF16>(p);
-}
+#define NARROW(id, dtype)                                                 \
+  extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)   \
+      esmm_bsr16_narrow_##id(const __grid_constant__ esmm_bsr16_params p) \
+  {                                                                       \
+    if (!not_selected(p.selector))                                        \
+      narrow_main<dtype>(p);                                              \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_narrow_f16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    narrow_main<ESMM_F16>(p);
-}
+NARROW(bf16, ESMM_BF16)
+NARROW(f16, ESMM_F16)

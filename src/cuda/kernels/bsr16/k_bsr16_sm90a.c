@@ -6,14 +6,6 @@
 #include "cuda/kernels/bsr16/bsr16.h"
 
 ESMM_FATBIN(k_bsr16_sm90a);
-static const esmm_cuda_function bf16 = {&fatbin_k_bsr16_sm90a, "esmm_bsr16_bf16", ESMM_BSR16_SHARED};
-static const esmm_cuda_function f16 = {&fatbin_k_bsr16_sm90a, "esmm_bsr16_f16", ESMM_BSR16_SHARED};
-
-static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
-{
-  (void)self;
-  return esmm_bsr16_fits(p, why, why_bytes);
-}
 
 /* Pairs of blocks fetch each cell once, and wait for each other. That pays where cells are many beside A's chunks. */
 static bool takes_pairs(const esmm_problem *p, int32_t rows)
@@ -63,26 +55,15 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = 0;
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  const esmm_bsr16_lists lists = lists_of(p);
-  return esmm_bsr16_workspace(p, &lists);
-}
-
-static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
-{
-  const esmm_bsr16_lists lists = lists_of(p);
-  return esmm_bsr16_run(self, ctx, p, &lists, ESMM_BSR16_SHARED, scratch, stats);
-}
-
+static const esmm_bsr16_own bf16 = {{&fatbin_k_bsr16_sm90a, "esmm_bsr16_bf16", ESMM_BSR16_SHARED}, lists_of},
+                            f16 = {{&fatbin_k_bsr16_sm90a, "esmm_bsr16_f16", ESMM_BSR16_SHARED}, lists_of};
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
 
 #define BSR(id, dtype)                                                                                                \
   .name = "bsr_" #id "_sm90a", .doc = #id ": reads and multiplies the blocks of B that are there (wgmma)",            \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16), \
-  .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, .run = run,              \
-  .workspace = workspace, .device = &about,                                                                           \
+  .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, .can_run = esmm_bsr16_can_run, .terms = esmm_cuda_terms,               \
+  .run = esmm_bsr16_run, .workspace = esmm_bsr16_workspace, .device = &about,                                         \
   .term_names = {"bytes to a multiprocessor", "cells of 64 k's", "reading and writing",                               \
                  "adding of parts",           "copying of a",    "launches"},                                         \
   .cost = {1.6e-11, 1.8e-7, 1e-13, 4e-6, 3.9e-6, 8e-6}

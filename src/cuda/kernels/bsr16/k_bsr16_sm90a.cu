@@ -174,7 +174,7 @@ static __device__ __forceinline__ void multiply_entry(float (&sums)[SUMS], uint6
   enum { A_STEP = A_BY_K ? 16 * 128 >> 4 : 32 >> 4, B_STEP = 16 * 128 >> 4 };
 #pragma unroll
   for (int s = 0; s < CELL_K / 16; s++)
-    wgmma16_turned<DTYPE, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
+    wgmma16<DTYPE, 1, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
 }
 
 /* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
@@ -368,16 +368,13 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(co
   cluster_sync(); /* the other block may still send here */
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_bf16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    bsr16_main<ESMM_BF16>(p);
-}
+#define BSR16(id, dtype)                                                \
+  extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1) \
+      esmm_bsr16_##id(const __grid_constant__ esmm_bsr16_params p)      \
+  {                                                                     \
+    if (!not_selected(p.selector))                                      \
+      bsr16_main<dtype>(p);                                             \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_WGMMA16_THREADS, 1)
-    esmm_bsr16_f16(const __grid_constant__ esmm_bsr16_params p)
-{
-  if (!not_selected(p.selector))
-    bsr16_main<ESMM_F16>(p);
-}
+BSR16(bf16, ESMM_BF16)
+BSR16(f16, ESMM_F16)

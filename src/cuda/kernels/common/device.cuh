@@ -17,6 +17,18 @@ static __device__ __forceinline__ bool not_selected(const esmm_selector &selecto
   return selector.address != 0 && *(const uint32_t *)selector.address != selector.value;
 }
 
+/* ---- threads ---- */
+
+static __device__ __forceinline__ int lane_id(void)
+{
+  return (int)(threadIdx.x % 32);
+}
+
+static __device__ __forceinline__ int warp_id(void)
+{
+  return (int)(threadIdx.x / 32);
+}
+
 /* ---- dtypes ---- */
 
 /*
@@ -130,6 +142,19 @@ template <typename T> static __device__ __forceinline__ uint32_t nonzero_bits(co
   for (int j = 0; j < 32; j++)
     bits |= (uint32_t)((T)(x[j] << 1) != 0) << j;
   return bits;
+}
+
+/* Which of eight 16-bit elements are not zero, likewise. */
+static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
+{
+  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+  uint32_t mask = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    mask |= (uint32_t)((word[i] & 0x7fffu) != 0) << (2 * i);
+    mask |= (uint32_t)((word[i] & 0x7fff0000u) != 0) << (2 * i + 1);
+  }
+  return mask;
 }
 
 /* ---- reports ---- */

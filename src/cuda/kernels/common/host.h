@@ -118,4 +118,10 @@ static inline int64_t esmm_cuda_most_blocks(int64_t at_once, int64_t ranks)
   return ranks <= 2 ? at_once : 17 * at_once / 20;
 }
 
+/* The same of blocks that each have one of the GPU's multiprocessors: larger clusters do not find room on every one. */
+static inline int64_t esmm_cuda_room_for(int64_t ranks, int64_t gpu)
+{
+  return ranks > 2 ? gpu - gpu / 8 : gpu;
+}
+
 #endif

@@ -298,6 +298,36 @@ static __device__ __forceinline__ void sm90_stmatrix_trans_at(uint32_t to, const
                : "memory");
 }
 
+/* ---- what wgmma's instructions are made of ---- */
+
+/* The names of an instruction's first so many registers, and as many of a thread's sums `d`, from the i-th on. */
+#define SM90_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SM90_NAMES_16 SM90_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SM90_NAMES_32 SM90_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SM90_NAMES_64                                                                \
+  SM90_NAMES_32                                                                      \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SM90_NAMES_128                                                                           \
+  SM90_NAMES_64                                                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SM90_SUMS_8(i)                                                                                    \
+  "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), \
+      "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define SM90_SUMS_16(i) SM90_SUMS_8(i), SM90_SUMS_8((i) + 8)
+#define SM90_SUMS_32(i) SM90_SUMS_16(i), SM90_SUMS_16((i) + 16)
+#define SM90_SUMS_64(i) SM90_SUMS_32(i), SM90_SUMS_32((i) + 32)
+#define SM90_SUMS_128(i) SM90_SUMS_64(i), SM90_SUMS_64((i) + 64)
+
+/* wgmma, of `shape` and `types`: what it reads has the names `operands`, and is what comes last. */
+#define SM90_WGMMA(shape, types, sums, operands, ...)                                           \
+  asm volatile("wgmma.mma_async." shape ".f32." types " {" SM90_NAMES_##sums "}, " operands ";" \
+               : SM90_SUMS_##sums(0)                                                            \
+               : __VA_ARGS__)
+
 /* wgmma's view of a tile of 128-byte rows (32 fp32 k's), 128-byte swizzle, aligned to 1024 bytes; 32 bytes (a k8 step)
    further is + 2. */
 static __device__ __forceinline__ uint64_t sm90_descriptor(const void *tile)

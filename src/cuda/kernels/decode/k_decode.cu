@@ -36,6 +36,7 @@
  */
 #include "cuda/kernels/common/few_rows.cuh"
 #include "cuda/kernels/common/gate.cuh"
+#include "cuda/kernels/common/mma.cuh"
 #include "cuda/kernels/decode/decode_params.h"
 
 #define THREADS ESMM_DECODE_THREADS
@@ -46,16 +47,6 @@
 #define LOG_COLS 6
 #define LOG_STRIP 5
 static_assert(1 << LOG_COLS == ESMM_DECODE_COLS && 1 << LOG_STRIP == ESMM_STRIP, "powers of two");
-
-static __device__ __forceinline__ int lane_id(void)
-{
-  return (int)(threadIdx.x % 32);
-}
-
-static __device__ __forceinline__ int warp_id(void)
-{
-  return (int)(threadIdx.x / 32);
-}
 
 /* ---- clusters: blocks send their sums to each other's shared memory ---- */
 
@@ -154,19 +145,6 @@ static __device__ __forceinline__ void end_list(int count, uint16_t *list)
   if (threadIdx.x < STEP)
     list[count + (int)threadIdx.x] = 0;
   __syncthreads();
-}
-
-/* Which of eight 16-bit elements are not zero; the sign does not count. */
-static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
-{
-  const uint32_t word[4] = {x.x, x.y, x.z, x.w};
-  uint32_t mask = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    mask |= (uint32_t)((word[i] & 0x7fffu) != 0) << (2 * i);
-    mask |= (uint32_t)((word[i] & 0x7fff0000u) != 0) << (2 * i + 1);
-  }
-  return mask;
 }
 
 /* ---- blocks and their sums ---- */
@@ -395,23 +373,6 @@ static __device__ __forceinline__ void cut_step(stage &s, int left, int zeros, i
 
 /* ---- 16-bit B ---- */
 
-static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                           const __nv_bfloat16 *)
-{
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                           const __half *)
-{
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 /* A [m, ks from k on] to lines of shared memory, zeros up to a multiple of 8 k's. */
 static __device__ __forceinline__ void copy_chunk_16(const esmm_decode_params &p, int k, int ks, uint16_t *tile)
 {
@@ -460,7 +421,7 @@ static __device__ __forceinline__ uint32_t hand_over(uint4 x, int i, int lane)
 }
 
 /* k: four entries from 4t on; lines: of A, this lane's, one in each half. */
-template <typename T, int HALVES>
+template <esmm_dtype DTYPE, int HALVES>
 static __device__ __forceinline__ void multiply_step_16(const stage &s, const uint32_t (&k)[4],
                                                         const uint16_t *const (&lines)[HALVES],
                                                         float (&sums)[HALVES][4][4])
@@ -482,7 +443,7 @@ static __device__ __forceinline__ void multiply_step_16(const stage &s, const ui
                            __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
 #pragma unroll
     for (int h = 0; h < HALVES; h++)
-      mma(sums[h][p], a, b[h], (const T *)nullptr);
+      mma16_mma<DTYPE>(sums[h][p], a, b[h][0], b[h][1]);
   }
 }
 
@@ -497,7 +458,7 @@ template <bool GATED> static __device__ __forceinline__ uint64_t rows_of_warp(co
   return rows;
 }
 
-template <typename T, int HALVES, int STAGES, bool GATED>
+template <esmm_dtype DTYPE, int HALVES, int STAGES, bool GATED>
 static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_params &p, int chunk_k, int count,
                                                          const uint16_t *tile, const uint16_t *list,
                                                          float (&sums)[HALVES][4][4])
@@ -526,7 +487,7 @@ static __device__ __forceinline__ void multiply_chunk_16(const esmm_decode_param
       read_entries(list + STEP * step, lane % 4, k);
       if (count - STEP * step < STEP)
         cut_step(stages[i], count - STEP * step, p.chunk, lane % 4, k);
-      multiply_step_16<T>(stages[i], k, lines, sums);
+      multiply_step_16<DTYPE>(stages[i], k, lines, sums);
       if (step + STAGES * ways(p) < steps)
         load_step(stages[i], b, p.b_row, list + STEP * (step + STAGES * ways(p)));
       step += ways(p);
@@ -553,7 +514,7 @@ static __device__ __forceinline__ void store_sums_16(const esmm_decode_params &p
     }
 }
 
-template <typename T, int HALVES, int STAGES, bool GATED>
+template <esmm_dtype DTYPE, int HALVES, int STAGES, bool GATED>
 static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
 {
   __shared__ notes n;
@@ -576,7 +537,7 @@ static __device__ __forceinline__ void decode_16(const esmm_decode_params &p)
     const int count = list_chunk_16(m, line, ks, tile, list, n.totals);
     end_list(count, list);
     note_list(p, count, begun, n);
-    multiply_chunk_16<T, HALVES, STAGES, GATED>(p, k, count, tile, list, sums);
+    multiply_chunk_16<DTYPE, HALVES, STAGES, GATED>(p, k, count, tile, list, sums);
   }
   __syncthreads();
   store_sums_16<GATED>(p, sums);
@@ -748,17 +709,17 @@ template <int ROWS, int STAGES> static __device__ __forceinline__ void decode_32
     body(p);                                                                                                       \
   }
 
-DECODE(esmm_decode_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, false>))
-DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, false>))
-DECODE(esmm_decode_f16_8, MANY, (decode_16<__half, 1, 2, false>))
-DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, false>))
+DECODE(esmm_decode_bf16_8, MANY, (decode_16<ESMM_BF16, 1, 2, false>))
+DECODE(esmm_decode_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<ESMM_BF16, 2, 3, false>))
+DECODE(esmm_decode_f16_8, MANY, (decode_16<ESMM_F16, 1, 2, false>))
+DECODE(esmm_decode_f16_16, ESMM_DECODE_BLOCKS, (decode_16<ESMM_F16, 2, 3, false>))
 DECODE(esmm_decode_f32_1, MANY, (decode_32<1, 3>))
 DECODE(esmm_decode_f32_4, MANY, (decode_32<4, 2>))
 DECODE(esmm_decode_f32_8, ESMM_DECODE_BLOCKS, (decode_32<8, 3>))
 DECODE(esmm_decode_f32_16, ESMM_DECODE_BLOCKS, (decode_32<16, 2>))
 
 /* Both branches of a gated product. */
-DECODE(esmm_decode_gated_bf16_8, MANY, (decode_16<__nv_bfloat16, 1, 2, true>))
-DECODE(esmm_decode_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<__nv_bfloat16, 2, 3, true>))
-DECODE(esmm_decode_gated_f16_8, MANY, (decode_16<__half, 1, 2, true>))
-DECODE(esmm_decode_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<__half, 2, 3, true>))
+DECODE(esmm_decode_gated_bf16_8, MANY, (decode_16<ESMM_BF16, 1, 2, true>))
+DECODE(esmm_decode_gated_bf16_16, ESMM_DECODE_BLOCKS, (decode_16<ESMM_BF16, 2, 3, true>))
+DECODE(esmm_decode_gated_f16_8, MANY, (decode_16<ESMM_F16, 1, 2, true>))
+DECODE(esmm_decode_gated_f16_16, ESMM_DECODE_BLOCKS, (decode_16<ESMM_F16, 2, 3, true>))

@@ -19,12 +19,6 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = 0;
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return esmm_cuda_strips_bytes(p->m, p->k);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
@@ -44,6 +38,6 @@ ESMM_KERNEL(dense_f32_mma) = {
     .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},
     .cost = {3.6e-14, 3e-13, 2.5e-12, 0.0, 0.0, 1.2e-5},
-    .workspace = workspace,
+    .workspace = esmm_strips_mma_workspace,
     .run = run,
 };

@@ -100,10 +100,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     return status;
   const esmm_cuda_function *function = rows == ESMM_DENSE_TALL ? &tall : &low;
   const int64_t blocks = esmm_ceil_div(p->m, rows) * esmm_ceil_div(p->n, COLS);
-  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, esmm_cuda_get(ctx)->multiprocessors),
-                              .threads = ESMM_DENSE_THREADS,
-                              .shared = function->shared};
-  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, function, esmm_min(blocks, esmm_cuda_get(ctx)->multiprocessors),
+                                 ESMM_DENSE_THREADS, esmm_cuda_call_of(p)->stream, &params);
 }
 
 ESMM_KERNEL(dense_f32_sm90a) = {

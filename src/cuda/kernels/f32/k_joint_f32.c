@@ -23,12 +23,6 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = ESMM_STRIP;
 }
 
-static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
-{
-  (void)self;
-  return esmm_cuda_strips_bytes(p->m, p->k);
-}
-
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
@@ -50,6 +44,6 @@ ESMM_KERNEL(joint_f32) = {
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",
                    "launches"},
     .cost = {2.3e-14, 1.17e-14, 3e-13, 2.5e-12, 0.0, 1.65e-5},
-    .workspace = workspace,
+    .workspace = esmm_strips_mma_workspace,
     .run = run,
 };

@@ -16,14 +16,26 @@
         {&(fatbin), (name), ESMM_STRIPS_MMA_LEAST},                                                 \
   }
 
+/* Blocks of C. */
+static inline int64_t esmm_strips_mma_blocks(const esmm_problem *p)
+{
+  return esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
+}
+
 static inline bool esmm_strips_mma_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
   if (esmm_cuda_get(p->ctx)->shared_per_block < ESMM_STRIPS_MMA_LEAST)
     return esmm_cuda_too_little_shared(p, ESMM_STRIPS_MMA_LEAST, why, why_bytes);
-  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
-  return (p->m <= INT32_MAX / 4 && p->n <= INT32_MAX / 4 && p->k <= 1 << 24 && blocks <= INT32_MAX / 2) ||
+  return (p->m <= INT32_MAX / 4 && p->n <= INT32_MAX / 4 && p->k <= 1 << 24 &&
+          esmm_strips_mma_blocks(p) <= INT32_MAX / 2) ||
          esmm_cuda_too_large(p, why, why_bytes);
+}
+
+static inline size_t esmm_strips_mma_workspace(const esmm_kernel *self, const esmm_problem *p)
+{
+  (void)self;
+  return esmm_cuda_strips_bytes(p->m, p->k);
 }
 
 /* Extraction (all segments where nothing is skipped), then the product. */
@@ -50,19 +62,15 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
   const esmm_cuda_function *function = *functions + (gpu->sm == 90 ? 0 : 1);
   if ((int)function->shared > gpu->shared_per_block)
     function = *functions + 2;
-  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
-  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(blocks, gpu->multiprocessors),
-                              .threads = ESMM_STRIPS_MMA_THREADS,
-                              .shared = function->shared};
-  return esmm_cuda_launch(ctx, function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, function, esmm_min(esmm_strips_mma_blocks(p), gpu->multiprocessors),
+                                 ESMM_STRIPS_MMA_THREADS, esmm_cuda_call_of(p)->stream, &params);
 }
 
 /* Multiply-adds in whole rounds of blocks: what the GPU has time for, tails and idle multiprocessors included. */
 static inline double esmm_strips_mma_work(const esmm_problem *p)
 {
-  const int64_t at_once = esmm_cuda_sms(p);
-  const int64_t blocks = esmm_ceil_div(p->m, ESMM_STRIPS_MMA_ROWS) * esmm_ceil_div(p->n, ESMM_STRIPS_MMA_COLS);
-  return (double)esmm_round_up(blocks, at_once) * ESMM_STRIPS_MMA_ROWS * ESMM_STRIPS_MMA_COLS * (double)p->k;
+  return (double)esmm_round_up(esmm_strips_mma_blocks(p), esmm_cuda_sms(p)) * ESMM_STRIPS_MMA_ROWS *
+         ESMM_STRIPS_MMA_COLS * (double)p->k;
 }
 
 #endif

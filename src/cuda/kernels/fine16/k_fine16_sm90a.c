@@ -111,11 +111,8 @@ static esmm_status pack(esmm_ctx *ctx, const esmm_problem *p, CUdeviceptr at, co
     status = esmm_cuda_tensor_map_boxes_16(ctx, esmm_cuda_address(&a), p->k, p->m, a.ld, ESMM_WGMMA16_BOX,
                                            ESMM_FINE16_ROWS, &params.map_a);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &pack_function,
-                              &(esmm_launch){.grid_x = (unsigned)groups_of(p),
-                                             .threads = ESMM_FINE16_PACK_THREADS,
-                                             .shared = ESMM_FINE16_PACK_SHARED},
-                              call->stream, &params);
+    status =
+        esmm_cuda_launch_blocks(ctx, &pack_function, groups_of(p), ESMM_FINE16_PACK_THREADS, call->stream, &params);
   return status == ESMM_OK ? esmm_cuda_mark_extracted(ctx, p) : status;
 }
 
@@ -150,10 +147,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   if (status != ESMM_OK)
     return status;
   stats->strip_rows = ESMM_FINE16_STRIP;
-  const esmm_launch launch = {.grid_x = (unsigned)esmm_min(units_of(p), esmm_cuda_sms(p)),
-                              .threads = ESMM_FINE16_THREADS,
-                              .shared = ESMM_FINE16_SHARED};
-  return esmm_cuda_launch(ctx, self->own, &launch, call->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, self->own, esmm_min(units_of(p), esmm_cuda_sms(p)), ESMM_FINE16_THREADS,
+                                 call->stream, &params);
 }
 
 static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .strip_rows = ESMM_FINE16_STRIP};

@@ -398,14 +398,12 @@ extern "C" __global__ void __launch_bounds__(ESMM_FINE16_PACK_THREADS, 1)
   pack_group(p);
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_FINE16_THREADS, 1)
-    esmm_fine16_bf16(const __grid_constant__ esmm_fine16_params p)
-{
-  multiply<ESMM_BF16>(p);
-}
+#define FINE16(id, dtype)                                              \
+  extern "C" __global__ void __launch_bounds__(ESMM_FINE16_THREADS, 1) \
+      esmm_fine16_##id(const __grid_constant__ esmm_fine16_params p)   \
+  {                                                                    \
+    multiply<dtype>(p);                                                \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_FINE16_THREADS, 1)
-    esmm_fine16_f16(const __grid_constant__ esmm_fine16_params p)
-{
-  multiply<ESMM_F16>(p);
-}
+FINE16(bf16, ESMM_BF16)
+FINE16(f16, ESMM_F16)

@@ -63,12 +63,6 @@ static int64_t find_each(const cut *c, int64_t k, int64_t gpu)
   return best;
 }
 
-/* Blocks that run at once: larger clusters do not find room on every multiprocessor. */
-static int64_t room_for(int64_t ranks, int64_t gpu)
-{
-  return ranks > 2 ? gpu - gpu / 8 : gpu;
-}
-
 static cut find_cut(const esmm_problem *p)
 {
   const int64_t gpu = esmm_cuda_sms(p);
@@ -77,7 +71,7 @@ static cut find_cut(const esmm_problem *p)
            .each = 1,
            .ranks = 1};
   const int64_t units = c.strips * c.tiles;
-  while (c.ranks < ESMM_FUSED16_RANKS && 2 * c.ranks * units <= room_for(2 * c.ranks, gpu) &&
+  while (c.ranks < ESMM_FUSED16_RANKS && 2 * c.ranks * units <= esmm_cuda_room_for(2 * c.ranks, gpu) &&
          2 * c.ranks * LEAST_RANGE <= p->k)
     c.ranks *= 2;
   if (units > gpu)

@@ -144,18 +144,16 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   status = esmm_cuda_tensor_map_16(ctx, params.b, params.b_ld, p->k, params.b_ld, &params.map_b);
   if (status != ESMM_OK)
     return status;
-  const esmm_launch of_split = {.grid_x = (unsigned)(params.pairs * params.blocks), .threads = ESMM_HALF16_SPLIT};
-  const esmm_launch of_list = {.grid_x = (unsigned)(params.pairs * (ESMM_HALF16_ROWS / ESMM_HALF16_LISTED)),
-                               .threads = ESMM_HALF16_LISTING};
   const esmm_launch of_product = {
       .grid_x = (unsigned)(ESMM_HALF16_CLUSTER * esmm_min(tiles_of(p), workers_of(p))),
       .threads = ESMM_HALF16_THREADS,
       .shared = ESMM_HALF16_SHARED,
       .cluster = ESMM_HALF16_CLUSTER,
   };
-  status = esmm_cuda_launch(ctx, &split, &of_split, stream, &params);
+  status = esmm_cuda_launch_blocks(ctx, &split, params.pairs * params.blocks, ESMM_HALF16_SPLIT, stream, &params);
   if (status == ESMM_OK)
-    status = esmm_cuda_launch(ctx, &list, &of_list, stream, &params);
+    status = esmm_cuda_launch_blocks(ctx, &list, params.pairs * (ESMM_HALF16_ROWS / ESMM_HALF16_LISTED),
+                                     ESMM_HALF16_LISTING, stream, &params);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   return status == ESMM_OK ? esmm_cuda_launch(ctx, self->own, &of_product, stream, &params) : status;

@@ -18,31 +18,15 @@
  * faster.
  */
 #include "cuda/kernels/half16/store.cuh"
-#include "cuda/kernels/nm16/instructions.cuh"
+#include "cuda/kernels/nm16/pairs.cuh"
 
 #define STAGES ESMM_HALF16_STAGES
 #define STAGE ESMM_HALF16_STAGE
 #define STAGE_B (ESMM_HALF16_COLS * ESMM_NM16_K * 2)
-#define PAIR ESMM_HALF16_CLUSTER
 static_assert(STAGE == STAGE_B + ESMM_NM16_BLOCK && STAGE % 1024 == 0 &&
-                  STAGES * STAGE + 16 * STAGES <= ESMM_HALF16_SHARED && PAIR == 2 && STAGE_B == 4 * WGMMA16_PANEL,
+                  STAGES * STAGE + 16 * STAGES <= ESMM_HALF16_SHARED && ESMM_HALF16_CLUSTER == PAIR &&
+                  STAGE_B == 4 * WGMMA16_PANEL,
               "params.h tells the host another size");
-
-/* ---- units of work ---- */
-
-typedef struct half16_tile {
-  int pair, col; /* of strips; first column */
-} half16_tile;
-
-/* Tiles come in groups of so many pairs of strips, column by column, so that what runs at the same time shares both
-   operands in the second-level cache. */
-static __device__ __forceinline__ half16_tile tile_at(const esmm_half16_params &p, int index, int across)
-{
-  const int in_group = p.group * across, group = index / in_group, place = index - group * in_group;
-  const int height = min(p.group, p.pairs - group * p.group);
-  const half16_tile t = {group * p.group + place % height, place / height * ESMM_HALF16_COLS};
-  return t;
-}
 
 /* ---- loading: one thread ---- */
 
@@ -53,7 +37,7 @@ static __device__ __forceinline__ void load_tiles(const esmm_half16_params &p, c
   int slot = 0;
   uint32_t phase = 0;
   for (int i = (int)blockIdx.x / PAIR; i < count; i += (int)gridDim.x / PAIR) {
-    const half16_tile t = tile_at(p, i, across);
+    const pair_tile t = tile_at(p, i, across);
     const uint32_t *again = (const uint32_t *)p.again + (int64_t)t.pair * p.blocks;
     const int agains = __ldg((const int32_t *)p.agains + t.pair);
     const int64_t strip = esmm_nm16_block_at(2 * t.pair + rank, 0, p.blocks);
@@ -92,22 +76,10 @@ static __device__ __forceinline__ half16_place place_now(const esmm_half16_param
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   asm volatile("" : "+r"(i));
-  const half16_tile t = tile_at(p, i, across);
+  const pair_tile t = tile_at(p, i, across);
   const int lane = thread % 32, row0 = (2 * t.pair + rank) * (PATCH_ROWS / 2) + (thread - 128) / 32 * 16;
   const half16_place place = {row0 + lane / 4, t.col, lane};
   return place;
-}
-
-/* 64 rows of A at `a`, B at `b`; thread: of the warpgroup. Commits, does not wait. */
-template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void multiply_stage(float (&sums)[LANE_SUMS], uint32_t a, uint32_t b, uint32_t thread)
-{
-  const uint32_t places = sm90_load(a + ESMM_NM16_WORDS + thread * 4);
-  const uint64_t view_a = nm16_view_of_b(a), view_b = nm16_view_of_a<1>(b); /* there B is the sparse one */
-  sm90_wgmma_fence();
-  nm16<DTYPE, 1, 0>(sums, view_a, view_b, places);
-  nm16<DTYPE, 1, 1>(sums, view_a + NM16_B_STEP, view_b + nm16_a_step<1>::STEP, places);
-  sm90_wgmma_commit();
 }
 
 template <esmm_dtype DTYPE>
@@ -140,7 +112,8 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_half16_params &
     const auto step = [&](int s) {
       const uint32_t stage = stages + (uint32_t)(slot * STAGE);
       sm90_barrier_wait_at(full_at + (uint32_t)slot * 8, phase);
-      multiply_stage<DTYPE>(sums, stage + STAGE_B + (uint32_t)(group * ESMM_NM16_HALF), stage, (uint32_t)thread % 128);
+      /* A is the sparse one, in the place of B. */
+      nm16_stage<DTYPE, 1>(sums, stage, stage + STAGE_B + (uint32_t)(group * ESMM_NM16_HALF), (uint32_t)thread % 128);
       if (s > 0) {
         sm90_wgmma_wait<1>();
         let_go(before);
@@ -177,36 +150,17 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(cons
   if (not_selected(p.selector))
     return;
   const int rank = (int)cluster_rank(), across = (p.n + ESMM_HALF16_COLS - 1) / ESMM_HALF16_COLS;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      sm90_barrier_init(&full[i], 1);
-      sm90_barrier_init(&empty[i], 8 * PAIR); /* the multiplying warps of both blocks */
-    }
-    sm90_fence_init();
-    sm90_prefetch_map(&p.map_b);
-  }
-  __syncthreads();
-  cluster_sync();
-  if (threadIdx.x < 128) {
-    sm90_registers_down<40>();
-    if (threadIdx.x == 0)
-      load_tiles(p, memory, full, empty, across, rank);
-    __syncwarp();
-  } else {
-    sm90_registers_up<232>();
-    multiply_tiles<DTYPE>(p, memory, full, empty, across, rank);
-  }
-  cluster_sync(); /* nobody leaves while the other may still write to its shared memory */
+  run_pair<STAGES>(
+      full, empty, p.map_b, [&]() { load_tiles(p, memory, full, empty, across, rank); },
+      [&]() { multiply_tiles<DTYPE>(p, memory, full, empty, across, rank); });
 }
 
-extern "C" __global__ void __launch_bounds__(ESMM_HALF16_THREADS, 1)
-    esmm_half16_bf16(const __grid_constant__ esmm_half16_params p)
-{
-  multiply<ESMM_BF16>(p);
-}
+#define HALF16(id, dtype)                                              \
+  extern "C" __global__ void __launch_bounds__(ESMM_HALF16_THREADS, 1) \
+      esmm_half16_##id(const __grid_constant__ esmm_half16_params p)   \
+  {                                                                    \
+    multiply<dtype>(p);                                                \
+  }
 
-extern "C" __global__ void __launch_bounds__(ESMM_HALF16_THREADS, 1)
-    esmm_half16_f16(const __grid_constant__ esmm_half16_params p)
-{
-  multiply<ESMM_F16>(p);
-}
+HALF16(bf16, ESMM_BF16)
+HALF16(f16, ESMM_F16)

@@ -14,6 +14,20 @@
 #define EIGHTS (ESMM_HALF16_COLS / 32) /* columns of a lane, in eights; of two rows */
 static_assert(LANE_SUMS == EIGHTS * 16, "two rows of a lane");
 
+typedef struct pair_tile {
+  int pair, col; /* of strips of 128 rows; first column */
+} pair_tile;
+
+/* The tile that comes i-th. Tiles come in groups of so many pairs of strips, column by column, so that what runs at the
+   same time shares both operands in the second-level cache. PARAMS has group and pairs of esmm_half16_params. */
+template <class PARAMS> static __device__ __forceinline__ pair_tile tile_at(const PARAMS &p, int index, int across)
+{
+  const int in_group = p.group * across, group = index / in_group, place = index - group * in_group;
+  const int height = min(p.group, p.pairs - group * p.group);
+  const pair_tile t = {group * p.group + place % height, place / height * ESMM_HALF16_COLS};
+  return t;
+}
+
 /* A 4 x 4 matrix of pairs of columns, of which a lane has a row, is transposed, for both rows of C. */
 static __device__ __forceinline__ void turn_sums(float (&sums)[LANE_SUMS], int lane)
 {

@@ -38,11 +38,6 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return esmm_mma16_can_run(p, LARGEST, why, why_bytes);
 }
 
-static int how(const esmm_matrix *a)
-{
-  return (a->order == ESMM_ROW_MAJOR ? 0 : 1) + (esmm_cuda_in_lines(a) ? 0 : 2);
-}
-
 static double steps(const esmm_problem *p, int shape)
 {
   const double rounds = esmm_mma16_rounds(p, shapes[shape].rows, shapes[shape].cols);
@@ -53,7 +48,7 @@ static int best_shape(const esmm_problem *p, const double *cost)
 {
   int best = 0;
   for (int i = 1; i < SHAPES; i++)
-    if (functions[0][how(&p->a)][i].name && cost[i] * steps(p, i) < cost[best] * steps(p, best))
+    if (functions[0][esmm_mma16_how(&p->a)][i].name && cost[i] * steps(p, i) < cost[best] * steps(p, best))
       best = i;
   return best;
 }
@@ -64,7 +59,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   const int shape = best_shape(p, cost);
   units->base[shape] = steps(p, shape);
-  if (how(&p->a) >= 2)
+  if (esmm_mma16_how(&p->a) >= 2)
     units->base[3] = steps(p, shape) * (double)shapes[shape].rows;
   units->base[4] = (double)p->m * (double)p->n;
   *variant = shape;
@@ -75,7 +70,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   (void)scratch;
   const int shape = (int)p->variant;
   const esmm_cuda_function *mine = self->own; /* [HOWS][SHAPES] */
-  const esmm_cuda_function *function = &mine[how(&p->a) * SHAPES + shape];
+  const esmm_cuda_function *function = &mine[esmm_mma16_how(&p->a) * SHAPES + shape];
   const esmm_mma16_params params = esmm_mma16_params_of(p);
   const esmm_launch launch = esmm_mma16_launch(p, shapes[shape].rows, shapes[shape].cols, function->shared);
   stats->strip_rows = 0;

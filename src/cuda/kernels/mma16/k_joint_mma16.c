@@ -78,8 +78,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     params.a_ld = ESMM_TILE;
     params.a_strip = ESMM_TILE * k_padded;
   }
-  const esmm_launch scan_launch = {.grid_x = (unsigned)extract_blocks(p), .threads = ESMM_MMA16_EXTRACT_THREADS};
-  esmm_status status = esmm_cuda_launch(ctx, &extract, &scan_launch, esmm_cuda_call_of(p)->stream, &scan);
+  esmm_status status = esmm_cuda_launch_blocks(ctx, &extract, extract_blocks(p), ESMM_MMA16_EXTRACT_THREADS,
+                                               esmm_cuda_call_of(p)->stream, &scan);
   if (status == ESMM_OK)
     status = esmm_cuda_mark_extracted(ctx, p);
   if (status != ESMM_OK)

@@ -193,14 +193,12 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void joint(const e
   mma16_store<shape>(p.epilogue, ring, sum, row0, col0);
 }
 
-extern "C" __global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS)
-    esmm_joint_bf16(const __grid_constant__ esmm_mma16_params p)
-{
-  joint<ESMM_BF16>(p);
-}
+#define JOINT(id, dtype)                                                      \
+  extern "C" __global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS) \
+      esmm_joint_##id(const __grid_constant__ esmm_mma16_params p)            \
+  {                                                                           \
+    joint<dtype>(p);                                                          \
+  }
 
-extern "C" __global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS)
-    esmm_joint_f16(const __grid_constant__ esmm_mma16_params p)
-{
-  joint<ESMM_F16>(p);
-}
+JOINT(bf16, ESMM_BF16)
+JOINT(f16, ESMM_F16)

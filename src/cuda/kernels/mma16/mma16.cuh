@@ -30,6 +30,7 @@
 #define ESMM_CUDA_MMA16_CUH
 
 #include "cuda/kernels/common/epilogue.cuh"
+#include "cuda/kernels/common/mma.cuh"
 
 #define M16_K ESMM_MMA16_K
 #define M16_STAGES ESMM_MMA16_STAGES
@@ -96,38 +97,6 @@ template <int PENDING> static __device__ __forceinline__ void mma16_wait(void)
 static __device__ __forceinline__ void mma16_put(uint32_t to, const uint4 &x)
 {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-/* Four 8 x 8 matrices; lane l names line l % 8 of matrix l / 8. */
-static __device__ __forceinline__ void mma16_load(uint32_t (&r)[4], uint32_t from)
-{
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-static __device__ __forceinline__ void mma16_load_transposed(uint32_t (&r)[4], uint32_t from)
-{
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from)
-               : "memory");
-}
-
-template <esmm_dtype DTYPE>
-static __device__ __forceinline__ void mma16_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-  static_assert(DTYPE == ESMM_BF16 || DTYPE == ESMM_F16, "a dtype without an mma");
-  if (DTYPE == ESMM_BF16)
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* ---- from memory to the ring ---- */

@@ -12,6 +12,12 @@
     &(fatbin), (name), ESMM_MMA16_SHARED(rows, cols)  \
   }
 
+/* How A is read, as functions of a dtype are ordered: order, then alignment. */
+static inline int esmm_mma16_how(const esmm_matrix *a)
+{
+  return (a->order == ESMM_ROW_MAJOR ? 0 : 1) + (esmm_cuda_in_lines(a) ? 0 : 2);
+}
+
 /* Within what the counters hold, and the shared memory of a block. */
 static inline bool esmm_mma16_can_run(const esmm_problem *p, int shared, char *why, size_t why_bytes)
 {

@@ -37,16 +37,6 @@
 #define EVERY_LANE 0xffffffffu
 static_assert(ESMM_NM16_LINES % COLS == 0, "a warp's columns lie in one half of a block");
 
-static __device__ __forceinline__ int lane_id(void)
-{
-  return (int)(threadIdx.x % 32);
-}
-
-static __device__ __forceinline__ int warp_id(void)
-{
-  return (int)(threadIdx.x / 32);
-}
-
 /* ---- operands ---- */
 
 /* A block of B on its way: of each 16 columns, 16 bytes of two lines, and the places. */

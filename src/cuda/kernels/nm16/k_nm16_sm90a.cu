@@ -20,6 +20,7 @@
  * sums in its shared memory, and after they have met each finishes a share of the tile, adding the parts in the order
  * of the k's: the same bits in every run.
  */
+#include "cuda/kernels/nm16/pairs.cuh"
 #include "cuda/kernels/nm16/store.cuh"
 
 #define STEPS 64 /* k's of a stage */
@@ -39,29 +40,14 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t from)
   return x;
 }
 
-/* ---- one stage ---- */
-
-/* A at `a`, this warpgroup's half of B at `b`; thread: of the warpgroup. Commits, does not wait. */
-template <esmm_dtype DTYPE, int A_LINES_ARE_K, int SUMS>
-static __device__ __forceinline__ void multiply_stage(float (&sums)[SUMS], uint32_t a, uint32_t b, uint32_t thread)
-{
-  const uint32_t places = sm90_load(b + ESMM_NM16_WORDS + thread * 4);
-  const uint64_t view_a = nm16_view_of_a<A_LINES_ARE_K>(a), view_b = nm16_view_of_b(b);
-  sm90_wgmma_fence();
-  nm16<DTYPE, A_LINES_ARE_K, 0>(sums, view_b, view_a, places);
-  nm16<DTYPE, A_LINES_ARE_K, 1>(sums, view_b + NM16_B_STEP, view_a + nm16_a_step<A_LINES_ARE_K>::STEP, places);
-  sm90_wgmma_commit();
-}
-
 /* ---- many rows: persistent pairs of blocks ---- */
 
 #define TALL ESMM_NM16_TALL
 #define TALL_A (TALL * STEPS * 2)
 #define TALL_STAGE (TALL_A + BLOCK)
 #define TALL_STAGES ESMM_NM16_TALL_STAGES
-#define PAIR ESMM_NM16_CLUSTER
 static_assert(TALL_STAGES * TALL_STAGE + 2 * ESMM_NM16_STAGING + 16 * TALL_STAGES <= ESMM_NM16_TALL_SHARED &&
-                  TALL_STAGE % 1024 == 0 && PAIR == 2,
+                  TALL_STAGE % 1024 == 0 && ESMM_NM16_CLUSTER == PAIR,
               "params.h tells the host another size");
 
 typedef struct tall_tile {
@@ -129,8 +115,7 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
     const auto step = [&](int block) {
       const uint32_t stage = stages + (uint32_t)(slot * TALL_STAGE);
       sm90_barrier_wait_at(full_at + (uint32_t)slot * 8, phase);
-      multiply_stage<DTYPE, BY_K>(sums, stage, stage + TALL_A + (uint32_t)(group * ESMM_NM16_HALF),
-                                  (uint32_t)thread % 128);
+      nm16_stage<DTYPE, BY_K>(sums, stage, stage + TALL_A + (uint32_t)(group * ESMM_NM16_HALF), (uint32_t)thread % 128);
       if (block > 0) {
         sm90_wgmma_wait<1>();
         let_go(before);
@@ -162,32 +147,14 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
 template <esmm_dtype DTYPE, bool BY_K> static __device__ __forceinline__ void tall(const esmm_nm16_params &p)
 {
   extern __shared__ __align__(1024) char memory[];
-  uint64_t *full = (uint64_t *)(memory + TALL_STAGES * TALL_STAGE + 2 * ESMM_NM16_STAGING);
-  uint64_t *empty = full + TALL_STAGES;
+  uint64_t *full = (uint64_t *)(memory + TALL_STAGES * TALL_STAGE + 2 * ESMM_NM16_STAGING), *empty = full + TALL_STAGES;
   if (not_selected(p.selector))
     return;
   const int rank = (int)cluster_rank(), tiles = (int)esmm_nm16_tiles(p.n);
   const int pairs = (tiles + PAIR - 1) / PAIR, rows = (p.m + TALL - 1) / TALL;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < TALL_STAGES; i++) {
-      sm90_barrier_init(&full[i], 1);
-      sm90_barrier_init(&empty[i], 8 * PAIR); /* the multiplying warps of both blocks */
-    }
-    sm90_fence_init();
-    sm90_prefetch_map(&p.map_a);
-  }
-  __syncthreads();
-  cluster_sync();
-  if (threadIdx.x < 128) {
-    sm90_registers_down<40>();
-    if (threadIdx.x == 0)
-      load_tall<BY_K>(p, memory, full, empty, tiles, pairs, rows, rank);
-    __syncwarp();
-  } else {
-    sm90_registers_up<232>();
-    multiply_tall<DTYPE, BY_K>(p, memory, full, empty, pairs, rows, rank);
-  }
-  cluster_sync(); /* nobody leaves while the other may still write to its shared memory */
+  run_pair<TALL_STAGES>(
+      full, empty, p.map_a, [&]() { load_tall<BY_K>(p, memory, full, empty, tiles, pairs, rows, rank); },
+      [&]() { multiply_tall<DTYPE, BY_K>(p, memory, full, empty, pairs, rows, rank); });
 }
 
 /* ---- few rows: the blocks of a cluster share k ---- */
@@ -295,7 +262,7 @@ template <esmm_dtype DTYPE, int ROWS> static __device__ __forceinline__ void low
     const auto step = [&](bool waits) {
       const uint32_t stage = sm90_address(memory) + (uint32_t)(slot * stage_of::BYTES);
       sm90_barrier_wait(&full[slot], phase);
-      multiply_stage<DTYPE, 0>(sums, stage, stage + stage_of::A + (uint32_t)(group * ESMM_NM16_HALF), (uint32_t)thread);
+      nm16_stage<DTYPE, 0>(sums, stage, stage + stage_of::A + (uint32_t)(group * ESMM_NM16_HALF), (uint32_t)thread);
       if (waits) {
         sm90_wgmma_wait<1>();
         if (lane == 0)

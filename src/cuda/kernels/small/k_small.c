@@ -4,7 +4,7 @@
  * A dense library takes 8 to 12 us for many of these, where a launch takes 5: it splits or pads, or has no tile that is
  * small enough. In 16 bits it has, and this would be slower.
  */
-#include "cuda/cuda.h"
+#include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,12 +30,6 @@ typedef struct cut {
   int64_t turns;
 } cut;
 
-/* Blocks that run at once, each on a multiprocessor of its own: clusters do not find room on every one. */
-static int64_t room_for(int64_t ranks, int64_t gpu)
-{
-  return ranks > 2 ? gpu - gpu / 8 : gpu;
-}
-
 /* Blocks share a tile where that saves more turns than it costs. Clusters are sm_90's. */
 static cut find_cut(const esmm_problem *p)
 {
@@ -43,7 +37,8 @@ static cut find_cut(const esmm_problem *p)
   cut best = {.tiles = esmm_ceil_div(p->n, ESMM_SMALL_TILE), .ranks = 1, .turns = esmm_ceil_div(p->k, TURN)};
   best.units = best.tiles * esmm_ceil_div(p->m, ESMM_SMALL_TILE);
   double least = (double)best.turns;
-  for (int64_t ranks = 2; ranks <= most && ranks * best.units <= room_for(ranks, esmm_cuda_sms(p)); ranks *= 2) {
+  for (int64_t ranks = 2; ranks <= most && ranks * best.units <= esmm_cuda_room_for(ranks, esmm_cuda_sms(p));
+       ranks *= 2) {
     const int64_t turns = esmm_ceil_div(p->k, ranks * TURN);
     if ((double)turns + CLUSTER_TURNS < least) {
       least = (double)turns + CLUSTER_TURNS;

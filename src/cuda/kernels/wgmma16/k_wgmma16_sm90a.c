@@ -477,28 +477,18 @@ static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_probl
   if (status != ESMM_OK)
     return status;
   const esmm_wgmma16_params params = params_of(p, &a, mode_of(self, p), at, &l);
-  const esmm_launch launch = {.grid_x = 1, .threads = ESMM_WGMMA16_LOOK_THREADS};
-  return esmm_cuda_launch(ctx, &function, &launch, esmm_cuda_call_of(p)->stream, &params);
+  return esmm_cuda_launch_blocks(ctx, &function, 1, ESMM_WGMMA16_LOOK_THREADS, esmm_cuda_call_of(p)->stream, &params);
 }
 
 static const esmm_cuda_kernel about_dense = {
     .sm = 90, .exact = true, .line = dense_line, .tallies = tallies, .clears = clears, .gates = true};
-static const esmm_cuda_kernel about_joint_bf16 = {.sm = 90,
-                                                  .exact = true,
-                                                  .line = joint_line,
-                                                  .partner = "dense_bf16_sm90a",
-                                                  .can_choose = can_choose,
-                                                  .look = look,
-                                                  .tallies = tallies,
-                                                  .reports = true};
-static const esmm_cuda_kernel about_joint_f16 = {.sm = 90,
-                                                 .exact = true,
-                                                 .line = joint_line,
-                                                 .partner = "dense_f16_sm90a",
-                                                 .can_choose = can_choose,
-                                                 .look = look,
-                                                 .tallies = tallies,
-                                                 .reports = true};
+#define ABOUT_JOINT(dense)                                                                                 \
+  {                                                                                                        \
+    .sm = 90, .exact = true, .line = joint_line, .partner = dense, .can_choose = can_choose, .look = look, \
+    .tallies = tallies, .reports = true                                                                    \
+  }
+static const esmm_cuda_kernel about_joint_bf16 = ABOUT_JOINT("dense_bf16_sm90a"),
+                              about_joint_f16 = ABOUT_JOINT("dense_f16_sm90a");
 
 #define COMMON(id, dtype)                                                                                 \
   .backend = &esmm_cuda_backend, .reads = ESMM_FORM(ROWS16), .dtypes = ESMM_DTYPE_BIT(dtype), .own = &id, \
