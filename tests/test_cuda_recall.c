@@ -134,7 +134,7 @@ static void short_products_report_less_often(void **state)
 }
 
 /* The products of a sequence of calls whose zeros come and go. */
-static void record(rig *x, bool with_stats, char log[CALLS][64])
+static void record(rig *x, bool with_stats, char log[CALLS][80])
 {
   uint32_t random = 12345;
   for (int i = 0; i < CALLS; i++) {
@@ -149,7 +149,7 @@ static void record(rig *x, bool with_stats, char log[CALLS][64])
 static void same_calls_same_kernels(void **state)
 {
   (void)state;
-  static char first[CALLS][64], again[CALLS][64];
+  static char first[CALLS][80], again[CALLS][80];
   int dense = 0, joint = 0;
   for (int way = 0; way < 4; way++) { /* first, again, with late reports, with statistics */
     rig x;
