@@ -41,8 +41,8 @@ static int print_list(const esmm_ctx *ctx, bool names)
   if (!names && status == CLI_OK) {
     const int width = cli_screen_width(stdout);
     cli_table_print_wrapped(table, width > 0 ? width : WIDEST, stdout);
-    printf("\nhere: whether %s can run it. Flags: D deterministic, S skips zeros, R reference (runs only when asked "
-           "for)\n",
+    printf("\nhere: whether %s can run it\n"
+           "flags: D deterministic, S skips zeros, R reference (runs only when asked for)\n",
            esmm_ctx_device(ctx));
   }
   cli_table_free(table);

@@ -13,7 +13,8 @@ int cmd_tune(int argc, char **argv)
   const cli_parser parser = {
       .synopsis = "tune [--dry-run] [--device NAME] [--threads N]",
       .about =
-          "Measures how fast each kernel is on this device, of a GPU's kernels those for fp32: the others keep shipped\n"
+          "Measures how fast each kernel is on this device, of a GPU's kernels those for fp32: the others keep "
+          "shipped\n"
           "constants. The plan uses the result to choose between them; it is kept in a file that later runs find. Do\n"
           "it again after a change of hardware, on an idle machine. The file says what share of the CPUs others took\n"
           "meanwhile ('esmm info' shows it); above 10 % 'esmm bench' measures again once they do not.",

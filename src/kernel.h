@@ -61,7 +61,8 @@ typedef struct esmm_problem {
   const void *call; /* what the backend hands to run() beside this; NULL where it needs nothing */
 } esmm_problem;
 
-/* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C. */
+/* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C.
+ */
 esmm_problem esmm_gate_problem(const esmm_problem *p, const esmm_gate *gate, int64_t m, int64_t ld);
 
 /* Callbacks get the kernel itself: one function may serve several kernels, which differ in what they say of themselves.

@@ -78,44 +78,9 @@ typedef struct product {
   double largest; /* magnitude of the result */
 } product;
 
-static int level(const test_case *t, int factor)
-{
-  return t->level[factor];
-}
-
-static void case_word(const test_case *t, char *out)
-{
-  for (int f = 0; f < FACTORS; f++)
-    out[f] = (char)('a' + t->level[f]);
-  out[FACTORS] = 0;
-}
-
-static bool case_from_word(const char *word, test_case *t)
-{
-  if (strlen(word) != FACTORS)
-    return false;
-  for (int f = 0; f < FACTORS; f++) {
-    if (word[f] < 'a' || word[f] >= 'a' + LEVELS[f])
-      return false;
-    t->level[f] = (uint8_t)(word[f] - 'a');
-  }
-  return true;
-}
-
 static int64_t case_products(const test_case *t)
 {
   return SIZES_M[level(t, F_M)] * SIZES_N[level(t, F_N)] * SIZES_K[level(t, F_K)];
-}
-
-static uint64_t case_seed(const test_case *t)
-{
-  th_rng rng = {0};
-  for (int f = 0; f < FACTORS; f++) {
-    rng.state ^= (uint64_t)t->level[f];
-    th_next(&rng);
-    rng.state = th_next(&rng);
-  }
-  return rng.state;
 }
 
 static void describe(const test_case *t, const char *who)

@@ -54,10 +54,6 @@ typedef struct fake_cuda_state {
 
   /* NULL, or what a launched kernel does: it gets its name and its one parameter. It must not call the driver. */
   void (*kernel)(const char *name, const void *params);
-  fake_launch launch;                                      /* of that kernel */
-  void (*gemm)(const char *call, const fake_gemm *params); /* NULL, or what a product by cuBLAS does */
-  /* For such functions: where the memory begins, on the device or pinned, that has this address; 0: none has. */
-  uint64_t (*base_of)(uint64_t address);
 
   /* What is there now */
   int64_t blocks, bytes, events, modules, retained, handles, pinned;
@@ -67,6 +63,12 @@ typedef struct fake_cuda_state {
   int64_t mistakes; /* calls that no correct program makes: no current context, unknown memory, beyond its end */
   char mistake[128];
   int64_t cooperative, clusters; /* launches that were so, and in clusters */
+
+  /* What follows python/tests/fake_gpu.py does not have. */
+  fake_launch launch;                                      /* of the kernel that `kernel` gets */
+  void (*gemm)(const char *call, const fake_gemm *params); /* NULL, or what a product by cuBLAS does */
+  /* For such functions: where the memory begins, on the device or pinned, that has this address; 0: none has. */
+  uint64_t (*base_of)(uint64_t address);
 } fake_cuda_state;
 
 #endif

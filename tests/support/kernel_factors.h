@@ -102,4 +102,41 @@ typedef struct test_case {
   uint8_t level[FACTORS];
 } test_case;
 
+/* ---- a case as a word, a letter a factor, and the seed of its data ---- */
+
+static inline int level(const test_case *t, int factor)
+{
+  return t->level[factor];
+}
+
+static inline void case_word(const test_case *t, char *out)
+{
+  for (int f = 0; f < FACTORS; f++)
+    out[f] = (char)('a' + t->level[f]);
+  out[FACTORS] = 0;
+}
+
+static inline bool case_from_word(const char *word, test_case *t)
+{
+  if (strlen(word) != FACTORS)
+    return false;
+  for (int f = 0; f < FACTORS; f++) {
+    if (word[f] < 'a' || word[f] >= 'a' + LEVELS[f])
+      return false;
+    t->level[f] = (uint8_t)(word[f] - 'a');
+  }
+  return true;
+}
+
+static inline uint64_t case_seed(const test_case *t)
+{
+  th_rng rng = {0};
+  for (int f = 0; f < FACTORS; f++) {
+    rng.state ^= (uint64_t)t->level[f];
+    th_next(&rng);
+    rng.state = th_next(&rng);
+  }
+  return rng.state;
+}
+
 #endif

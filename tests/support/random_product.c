@@ -84,7 +84,8 @@ static number branch(const product *p, const sums *s, int64_t at, bool hidden, f
   if (hidden)
     x.is = NAN;
   if (p->kind == REAL) { /* a library's kernel may add in any order */
-    const double k = (double)p->k, all = fabs((double)p->alpha) * s->magnitude[at] + fabs((double)beta * old) + fabs(more);
+    const double k = (double)p->k,
+                 all = fabs((double)p->alpha) * s->magnitude[at] + fabs((double)beta * old) + fabs(more);
     x.error = (2 * k + 20) * UNIT * all;
   }
   return x;
@@ -137,7 +138,8 @@ static void compare(world *w, const product *p)
           (hidden && is_right(p, got, expected(p, &s, &gate, at, true))))
         continue;
       const number want = expected(p, &s, &gate, at, hidden && p->opts.strict);
-      fail_msg("%s: C[%d,%d] is %.9g, expected %.9g give or take %.3g", w->now, (int)i, (int)j, got, want.is, want.error);
+      fail_msg("%s: C[%d,%d] is %.9g, expected %.9g give or take %.3g", w->now, (int)i, (int)j, got, want.is,
+               want.error);
     }
   free_sums(&s);
   if (p->gate)
@@ -306,7 +308,8 @@ static bool run(world *w, product *p)
   if (chance(w, 0.03)) {
     esmm_verdict verdicts[100];
     int count = 100;
-    const esmm_status status = esmm_explain(w->ctx, &p->a, p->b->weights, &p->c, &p->opts, verdicts, sizeof *verdicts, &count);
+    const esmm_status status =
+        esmm_explain(w->ctx, &p->a, p->b->weights, &p->c, &p->opts, verdicts, sizeof *verdicts, &count);
     if (status != ESMM_OK && status != ESMM_ERR_UNSUPPORTED)
       must_be(w, status, ESMM_OK);
   }

@@ -15,7 +15,8 @@ typedef struct pruning {
   double *after; /* what should be there, before the common factor of soft */
 } pruning;
 
-/* Something that is kept or goes as a whole; of equal weights, those with a nonzero stay first, then the lower place. */
+/* Something that is kept or goes as a whole; of equal weights, those with a nonzero stay first, then the lower place.
+ */
 typedef struct ranked {
   double weight;
   bool nonzero;

@@ -178,7 +178,8 @@ void call_generate(world *w)
                             .density = density,
                             .strip = below(w, 50),
                             .pattern = pattern,
-                            .dead = density > 0.95 ? 0 : (1 - density) * th_unit(&w->rng), /* some features stay alive */
+                            .dead =
+                                density > 0.95 ? 0 : (1 - density) * th_unit(&w->rng), /* some features stay alive */
                             .activation = ESMM_ACT_RELU + (esmm_activation)below(w, 2),
                             .integers = (int)below(w, 2)};
   say(w, "generate %d x %d, kind %d, operand %d, density %g, strip %d, pattern %s, dead %g, integers %d, seed %llu",
@@ -194,8 +195,8 @@ void call_generate(world *w)
   for (int64_t i = 0; i < rows * cols; i++)
     if (!may_be(&g, w->values[FOR_A], rows, cols, i / cols, i % cols) ||
         w->values[FOR_A][i] != th_get(&again, i / cols, i % cols))
-      fail_msg("%s: [%d,%d] is %.9g, the next time %.9g", w->now, (int)(i / cols), (int)(i % cols),
-               w->values[FOR_A][i], th_get(&again, i / cols, i % cols));
+      fail_msg("%s: [%d,%d] is %.9g, the next time %.9g", w->now, (int)(i / cols), (int)(i % cols), w->values[FOR_A][i],
+               th_get(&again, i / cols, i % cols));
   if (!th_guards_intact(&w->arena[FOR_A]) || !padding_intact(&x) || !padding_intact(&again))
     fail_msg("%s: wrote beside the matrix", w->now);
 }

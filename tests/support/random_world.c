@@ -1,6 +1,6 @@
 /* random_world.c: random numbers, operands and prepared weights for test_random.c; see random_calls.h. */
-#include "random_calls.h"
 #include "bsr_arrays.h"
+#include "random_calls.h"
 
 #include <math.h>
 #include <stdio.h>

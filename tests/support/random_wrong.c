@@ -29,16 +29,23 @@ enum {
 
 static void wrong_product(world *w)
 {
-  static const esmm_status expected[MISTAKES] = {
-      [K_DIFFERS] = ESMM_ERR_SHAPE,          [N_DIFFERS] = ESMM_ERR_SHAPE,
-      [ROWS_NEGATIVE] = ESMM_ERR_SHAPE,      [LD_SHORT] = ESMM_ERR_LD,
-      [DTYPE_UNKNOWN] = ESMM_ERR_DTYPE,      [ORDER_UNKNOWN] = ESMM_ERR_ARGUMENT,
-      [OPTS_LARGER] = ESMM_ERR_ARGUMENT,     [RESERVED_SET] = ESMM_ERR_ARGUMENT,
-      [ACTIVATION_UNKNOWN] = ESMM_ERR_ARGUMENT, [KERNEL_UNKNOWN] = ESMM_ERR_UNKNOWN_KERNEL,
-      [C_IS_A] = ESMM_ERR_OVERLAP,           [A_NULL] = ESMM_ERR_ARGUMENT,
-      [NO_DATA] = ESMM_ERR_ARGUMENT,         [BIAS_OF_NO_GATE] = ESMM_ERR_ARGUMENT,
-      [STRIPS_NEGATIVE] = ESMM_ERR_ARGUMENT, [ON_A_GPU] = ESMM_ERR_DEVICE,
-      [TOO_LARGE] = ESMM_ERR_OVERFLOW};
+  static const esmm_status expected[MISTAKES] = {[K_DIFFERS] = ESMM_ERR_SHAPE,
+                                                 [N_DIFFERS] = ESMM_ERR_SHAPE,
+                                                 [ROWS_NEGATIVE] = ESMM_ERR_SHAPE,
+                                                 [LD_SHORT] = ESMM_ERR_LD,
+                                                 [DTYPE_UNKNOWN] = ESMM_ERR_DTYPE,
+                                                 [ORDER_UNKNOWN] = ESMM_ERR_ARGUMENT,
+                                                 [OPTS_LARGER] = ESMM_ERR_ARGUMENT,
+                                                 [RESERVED_SET] = ESMM_ERR_ARGUMENT,
+                                                 [ACTIVATION_UNKNOWN] = ESMM_ERR_ARGUMENT,
+                                                 [KERNEL_UNKNOWN] = ESMM_ERR_UNKNOWN_KERNEL,
+                                                 [C_IS_A] = ESMM_ERR_OVERLAP,
+                                                 [A_NULL] = ESMM_ERR_ARGUMENT,
+                                                 [NO_DATA] = ESMM_ERR_ARGUMENT,
+                                                 [BIAS_OF_NO_GATE] = ESMM_ERR_ARGUMENT,
+                                                 [STRIPS_NEGATIVE] = ESMM_ERR_ARGUMENT,
+                                                 [ON_A_GPU] = ESMM_ERR_DEVICE,
+                                                 [TOO_LARGE] = ESMM_ERR_OVERFLOW};
   const held *h = any_weights(w, 0, 0, NULL);
   const int64_t m = about(w, 1, 40), k = h->k, n = h->n;
   const int mistake = (int)below(w, MISTAKES);
