@@ -59,6 +59,8 @@ static void print_overview(FILE *out)
                "  ESMM_THREADS    threads to use (default: the CPUs this process may run on)\n"
                "  ESMM_FORCE      kernel for every product\n"
                "  ESMM_REMEMBER   0: each product is planned by itself, whatever those before it saw (default 1)\n"
+               "  ESMM_DETERMINISTIC\n"
+               "                  1: nothing is learnt from what products take (default 0)\n"
                "  ESMM_OPENBLAS, ESMM_BLIS, ESMM_ONEDNN, ESMM_CUBLAS\n"
                "                  library files that bench compares with; kernels named onednn_... and\n"
                "                  cublas_... use the last two too (ESMM_ONEDNN=off: there is no such kernel)\n"

@@ -39,10 +39,11 @@
  *   0 * NaN then contribute nothing; which zeros are skipped depends on the kernel and on their neighbours. If you need
  *   IEEE propagation, set `strict`: it turns all skipping off.
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
- * - The same call on the same data in the same context gives the same bits, for every kernel with the
- *   ESMM_KERNEL_DETERMINISTIC flag; all that the plan chooses from have it. Other tuning may choose another kernel. On
- *   a GPU so may what the context remembers of earlier calls (see esmm_recall): there the same sequence of calls gives
- *   the same bits, or, with remember = -1, the same call does.
+ * - A kernel gives the same bits for the same call on the same data; all that the plan chooses from have the
+ *   ESMM_KERNEL_DETERMINISTIC flag. Which kernel it is may change: on a CPU the plan times calls and learns from them,
+ *   mostly in the first 32 of a kind; on a GPU it follows what the context remembers of earlier calls (see
+ *   esmm_recall). In a context with deterministic = 1, or with ESMM_DETERMINISTIC=1 in the environment, nothing is
+ *   timed: the same sequence of calls gives the same bits, and, with remember = -1 or on a CPU, the same call does.
  */
 #ifndef ESMM_H
 #define ESMM_H
@@ -120,8 +121,10 @@ typedef struct esmm_ctx_opts {
   char *error;                     /* if not NULL, receives the error text when creation fails, even if size is
                                       somewhat too large; not used where size is too small to include it */
   size_t error_size;
-  int remember; /* 1: the context remembers densities and verdicts from call to call (see esmm_recall); -1: it does
-                   not, each call is planned by itself; 0: ESMM_REMEMBER (0 or 1), else yes */
+  int remember;      /* 1: the context remembers densities and verdicts from call to call (see esmm_recall); -1: it does
+                        not, each call is planned by itself; 0: ESMM_REMEMBER (0 or 1), else yes */
+  int deterministic; /* 1: nothing is learnt from what calls take, so the same calls in the same order give the same
+                        bits; -1: the plan learns; 0: ESMM_DETERMINISTIC (0 or 1), else it learns */
 } esmm_ctx_opts;
 
 ESMM_API esmm_status esmm_ctx_create(esmm_ctx **ctx, const esmm_ctx_opts *opts);

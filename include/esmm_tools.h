@@ -120,6 +120,12 @@ ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *
  * progress may be NULL; it is called with done and total.
  */
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
+/*
+ * Writes what the context learnt from its calls (esmm_ctx_opts.deterministic) to a file beside esmm_tune_path(), of the
+ * name but for its end, ".measured", for later contexts of this machine, these sources and as many threads. What others
+ * wrote there meanwhile stays. Freeing a context does the same, without a word where it fails.
+ */
+ESMM_API esmm_status esmm_tune_save(esmm_ctx *ctx);
 ESMM_API const char *
 esmm_tune_path(const esmm_ctx *ctx);             /* "" without XDG_CACHE_HOME and HOME, or with no_tuning_cache */
 ESMM_API int esmm_is_tuned(const esmm_ctx *ctx); /* 1: constants were measured here, not shipped */

@@ -4,8 +4,9 @@
  * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
  */
 #include "backend.h"
+#include "choose/recall.h"
+#include "choose/saved.h"
 #include "esmm_tools.h"
-#include "recall.h"
 #include "threads.h"
 
 #include <errno.h>
@@ -277,17 +278,19 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-static esmm_status choose_remember(esmm_ctx *ctx, int asked)
+/* An option that is 1 for yes, -1 for no, or 0 for what the environment says; *yes has the default. */
+static esmm_status choose_yes(esmm_ctx *ctx, const char *option, const char *variable, int asked, bool *yes)
 {
   if (asked < -1 || asked > 1)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "remember is %d; it must be 1, -1 for no, or 0 for the default", asked);
-  const char *env = getenv("ESMM_REMEMBER");
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is %d; it must be 1, -1 for no, or 0 for the default", option, asked);
+  const char *env = getenv(variable);
   if (asked == 0 && env && *env) {
     if (strcmp(env, "0") != 0 && strcmp(env, "1") != 0)
-      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "ESMM_REMEMBER is '%.40s'; it must be 0 or 1", env);
+      return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is '%.40s'; it must be 0 or 1", variable, env);
     asked = *env == '1' ? 1 : -1;
   }
-  ctx->remember = asked >= 0;
+  if (asked)
+    *yes = asked > 0;
   return ESMM_OK;
 }
 
@@ -357,22 +360,29 @@ static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
 {
   /* Contexts of any device have threads: what is done with matrices in host memory is done by the CPU. */
   ctx->cpu = esmm_cpu_detect();
+  ctx->remember = true;
+  bool deterministic = false;
   esmm_status status = choose_threads(ctx, opts->threads);
   if (status == ESMM_OK)
     status = esmm_threads_open(ctx);
   if (status == ESMM_OK)
     status = choose_force(ctx, opts->force);
   if (status == ESMM_OK)
-    status = choose_remember(ctx, opts->remember);
+    status = choose_yes(ctx, "remember", "ESMM_REMEMBER", opts->remember, &ctx->remember);
+  if (status == ESMM_OK)
+    status = choose_yes(ctx, "deterministic", "ESMM_DETERMINISTIC", opts->deterministic, &deterministic);
   if (status == ESMM_OK)
     status = esmm_recall_open(ctx);
   if (status == ESMM_OK)
     status = choose_device(ctx, opts->device);
   if (status != ESMM_OK)
     return status;
+  ctx->learns = ctx->remember && !deterministic;
   esmm_tune_defaults(ctx);
   if (!opts->no_tuning_cache)
     esmm_tune_find(ctx);
+  if (!opts->no_tuning_cache)
+    esmm_saved_open(ctx);
   return ESMM_OK;
 }
 
@@ -421,6 +431,7 @@ void esmm_ctx_free(esmm_ctx *ctx)
   esmm_allocator allocator = ctx->allocator;
   if (ctx->backend)
     ctx->backend->close(ctx);
+  esmm_saved_close(ctx);
   esmm_recall_close(ctx);
   esmm_threads_close(ctx);
   esmm_mem_free(&allocator, ctx->scratch, ctx->scratch_bytes);

@@ -50,7 +50,11 @@ struct esmm_ctx {
   double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS]; /* seconds per unit of each term, by registry index */
   void *scratch; /* grows, never shrinks: no allocation after the first call of a shape */
   size_t scratch_bytes;
-  bool remember;                     /* from call to call: recall.h */
+  uint64_t cost_id;                  /* of these constants: what was measured with others does not count */
+  bool learns;                       /* from what calls take: choose/choose.h */
+  int owner;                         /* the process that made the context: a child does not write its file */
+  uint32_t home;                     /* the file of what was measured, by a hash of its name; 0: none */
+  bool remember;                     /* from call to call: choose/recall.h */
   struct esmm_recall_tables *recall; /* NULL where not */
   char error[ESMM_ERROR_BYTES];
 };

@@ -132,7 +132,7 @@ unsigned esmm_kernel_formats(const esmm_kernel *kernel); /* of B that it reads: 
 /* The plan of this context chooses from it, and esmm_tune measures it. */
 bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel);
 
-/* plan.c */
+/* choose/candidates.c */
 
 /* The context has what the kernel needs, strict allows it, and it can do this problem; else says why not. */
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes);
@@ -152,10 +152,6 @@ typedef struct esmm_shortlist {
 
 /* Those that compete and can do this problem. */
 void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list);
-/* The cheapest of a list that is not empty, at p->sample, as esmm_plan_sampled has it, and its seconds; its registry
-   index. */
-int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant, double *least);
-
 void esmm_sample_fill(esmm_sample *sample, double density); /* the same at all heights */
 /* Would a look at A, which takes so long, cost more than it could save, whatever A holds? Leaves p->sample full: what
    is cheapest there is then chosen outright. */
@@ -165,16 +161,18 @@ typedef struct esmm_choice {
   const esmm_kernel *kernel;
   int index;
   bool can_run, competes;
+  int times; /* how often it was measured */
   double seconds;
   int64_t variant;
   char text[160];
 } esmm_choice;
 
 /*
- * By the densities in p->sample: fills one choice a kernel, in registry order, and sets *chosen to the cheapest that
- * can run (of those that force names, when it is not NULL), or fails with ESMM_ERR_UNSUPPORTED and says why not.
+ * By the densities in p->sample, and what was measured; looked: A was. Fills one choice a kernel, in registry order,
+ * and sets *chosen to the cheapest that can run (of those that force names, when it is not NULL), or fails with
+ * ESMM_ERR_UNSUPPORTED and says why not.
  */
-esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
-                              int *chosen);
+esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool looked,
+                              esmm_choice *choices, int *chosen);
 
 #endif

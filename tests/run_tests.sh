@@ -22,7 +22,7 @@ JOBS=$(nproc 2>/dev/null || echo 2)
 export LOG="$OUT/log" FATBIN_DIR="${OUT%/*}/fatbin" # GPU kernels do not depend on the host's compiler: one set for all builds
 
 # The caller's settings must not change what is tested.
-unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_DEVICE ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_DEVICE
+unset MAKEFLAGS MFLAGS MAKELEVEL ESMM_FORCE ESMM_THREADS ESMM_DEVICE ESMM_DETERMINISTIC ESMM_TEST_CASE ESMM_TEST_CASES ESMM_TEST_DEVICE
 export MAKE CMOCKA_MESSAGE_OUTPUT=TAP LC_ALL=C
 # Crashes are the sanitizer's to report, not cmocka's to catch.
 export ASAN_OPTIONS=allocator_may_return_null=1:handle_segv=2:handle_sigbus=2:handle_sigfpe=2:handle_sigill=2:handle_abort=2
@@ -238,7 +238,7 @@ section 'ThreadSanitizer'
 if [ -z "$TEST_TARGETS" ]; then
   skip 'tsan' 'cmocka is not installed'
 elif works clang -fsanitize=thread; then
-  raced='test_pool test_threads test_kernels test_small test_ffn' # what starts threads
+  raced='test_pool test_threads test_kernels test_small test_ffn test_choose' # what starts threads
   [ -z "$LONG" ] || raced="$raced test_epilogue test_cuda_faults"
   build tsan gcc CC=clang CFLAGS="'-O1 -g'" SANITIZE=thread $(printf "${OUT#"$PWD"/}/tsan/tests/%s " $raced) \
     "${OUT#"$PWD"/}/tsan/libesmm.so" "${OUT#"$PWD"/}/tsan/tests/fake/libcuda.so.1"

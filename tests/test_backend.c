@@ -151,7 +151,7 @@ static esmm_status toy_multiply(esmm_ctx *ctx, esmm_problem *p, const char *forc
 static esmm_status toy_explain(esmm_ctx *ctx, esmm_problem *p, const char *force, esmm_choice *choices, int *chosen)
 {
   seen.explained++;
-  return esmm_plan_sampled(ctx, p, force, choices, chosen);
+  return esmm_plan_sampled(ctx, p, force, true, choices, chosen);
 }
 
 static bool toy_has(const esmm_ctx *ctx, const esmm_kernel *kernel, char *why, size_t why_bytes)

@@ -5,7 +5,7 @@
  * test_cuda_recall.c, which needs no GPU.
  */
 #include "gpu.h"
-#include "recall.h"
+#include "choose/recall.h"
 
 #include <dlfcn.h>
 

@@ -56,7 +56,8 @@ static void open_world(uint64_t seed)
                               .threads = w.threads,
                               .allocator = &w.allocator,
                               .no_tuning_cache = 1,
-                              .remember = w.remembers ? 1 : -1};
+                              .remember = w.remembers ? 1 : -1,
+                              .deterministic = -1};
   if (esmm_ctx_create(&w.ctx, &opts) != ESMM_OK)
     fail_msg("no context with %d threads", w.threads);
   if (chance(&w, 0.5)) {

@@ -4,7 +4,7 @@
  * test_cuda_recall.c has the densities, which a GPU alone uses.
  */
 #include "harness.h"
-#include "recall.h"
+#include "choose/recall.h"
 
 #include <math.h>
 #include <stdlib.h>

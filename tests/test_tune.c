@@ -5,8 +5,8 @@
  */
 #include "harness.h"
 
-#include "recall.h"
-#include "tune.h"
+#include "choose/recall.h"
+#include "choose/tune.h"
 
 #include <math.h>
 #include <stdio.h>

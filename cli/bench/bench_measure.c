@@ -14,7 +14,7 @@
  * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in calls
  *   of their own.
  * - A GPU's calls are timed by its own clock (bench_gpu.c), and there is no pause: it would slow its clock down.
- * - auto on a GPU learns from its calls. It is checked and timed once it has learnt; a call that knows nothing yet is
+ * - auto learns from its calls. It is checked and timed once it has learnt; on a GPU a call that knows nothing yet is
  *   timed apart.
  */
 #include "bench.h"
@@ -25,11 +25,13 @@
 #include <time.h>
 
 enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50, PEER_CALLS = 3 };
+enum { LEARNING_CALLS = 64, LEAST_LEARNING = 16 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
 static const double batch_seconds = 2e-5; /* calls shorter than this are timed together: a clock takes part of one */
 static const double slow_seconds = 0.5;   /* calls longer than this need no warm-up after the first round */
+static const double learning_seconds = 2; /* for auto's first calls, if there are LEAST_LEARNING by then */
 static const double slow_on_gpu = 20e-3;  /* the same on a GPU, which others kept busy */
 
 const char *bench_outcome_str(bench_outcome outcome)
@@ -182,14 +184,29 @@ int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status sta
 
 /* ---- learning ---- */
 
-static bool learns(const bench *b, const bench_contestant *c)
+static bool learns(const bench_contestant *c)
 {
-  return b->gpu && !c->library && !c->peer && !c->force[0];
+  return !c->library && !c->peer && !c->force[0];
+}
+
+/* Calls until the plan stands. */
+static esmm_status settle_on_cpu(bench *b, bench_data *data, const bench_contestant *c)
+{
+  const double start = cli_now();
+  esmm_status status = ESMM_OK;
+  for (int i = 0; i < LEARNING_CALLS && status == ESMM_OK; i++) {
+    if (i >= LEAST_LEARNING && cli_now() - start > learning_seconds)
+      break;
+    status = bench_call(b, data, c, i, NULL);
+  }
+  return status;
 }
 
 int bench_settle(bench *b, bench_data *data, const bench_contestant *c)
 {
-  const esmm_status status = learns(b, c) ? bench_gpu_settle(b, data, c) : ESMM_OK;
+  if (!learns(c))
+    return CLI_GO;
+  const esmm_status status = b->gpu ? bench_gpu_settle(b, data, c) : settle_on_cpu(b, data, c);
   /* The check says what cannot run. */
   return status == ESMM_OK || status == ESMM_ERR_UNSUPPORTED ? CLI_GO : bench_call_failed(b, c, status);
 }
@@ -560,7 +577,7 @@ static int time_first_calls(bench *b, bench_data *data, bench_result *result)
   int status = CLI_GO;
   for (int i = 0; i < result->ours && status == CLI_GO; i++) {
     bench_contestant *c = &result->contestants[i];
-    if (!runs(c) || !learns(b, c))
+    if (!b->gpu || !runs(c) || !learns(c))
       continue;
     const esmm_status done = bench_gpu_first(b, data, c, &c->first);
     status = done == ESMM_OK ? bench_settle(b, data, c) : bench_call_failed(b, c, done);

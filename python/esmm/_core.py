@@ -390,6 +390,11 @@ class _Memory:
                 self._lock.release()
 
 
+def _choice(value: Optional[bool]) -> int:
+    """An option of a context: None is its default."""
+    return 0 if value is None else 1 if value else -1
+
+
 class Context(_Closable):
     """A device with its threads, scratch memory and cost constants.
 
@@ -406,6 +411,7 @@ class Context(_Closable):
         force: Optional[str] = None,
         remember: Optional[bool] = None,
         tuning_cache: bool = True,
+        deterministic: Optional[bool] = None,
     ) -> None:
         if device is not None and not isinstance(device, str):
             raise ArgumentError(f"device is {device!r}: it is a string, 'auto', 'cpu', 'cuda' or 'cuda:0'")
@@ -420,7 +426,8 @@ class Context(_Closable):
             no_tuning_cache=not tuning_cache,
             error=ctypes.addressof(text),
             error_size=len(text),
-            remember=0 if remember is None else 1 if remember else -1,
+            remember=_choice(remember),
+            deterministic=_choice(deterministic),
         )
         out = ctypes.c_void_p()
         status = lib.esmm_ctx_create(ctypes.byref(out), ctypes.byref(opts))

@@ -94,6 +94,7 @@ class CtxOpts(Structure):
         ("error", c_void_p),
         ("error_size", c_size_t),
         ("remember", c_int),
+        ("deterministic", c_int),
     ]
 
 
@@ -450,6 +451,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "esmm_pattern_reorder": (c_int, [_P, _P, c_int64, _P, _P]),
     "esmm_pattern_skip_stats": (c_int, [_P, _P, _P, _P]),
     "esmm_tune": (c_int, [_P, c_int, PROGRESS, _P]),
+    "esmm_tune_save": (c_int, [_P]),
     "esmm_tune_path": (c_char_p, [_P]),
     "esmm_is_tuned": (c_int, [_P]),
     "esmm_tune_load": (c_int, [_P]),

@@ -8,6 +8,7 @@ import os
 os.environ["ESMM_DEVICE"] = "cpu"
 for name in ("ESMM_FORCE", "ESMM_THREADS", "ESMM_REMEMBER"):
     os.environ.pop(name, None)
+os.environ["ESMM_DETERMINISTIC"] = "1"  # tests repeat a call and want the same bits
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

@@ -10,7 +10,7 @@
 #ifndef ESMM_CPU_CPU_H
 #define ESMM_CPU_CPU_H
 
-#include "tune.h"
+#include "choose/tune.h"
 
 #define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: what a CPU samples of esmm_sample */
 

@@ -6,7 +6,7 @@
 #include "convert.h"
 #include "cpu/cpu.h"
 #include "cpu/forms.h"
-#include "recall.h"
+#include "choose/recall.h"
 
 #include <math.h>
 #include <stdio.h>

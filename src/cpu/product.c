@@ -2,9 +2,10 @@
  * product.c: a product on a CPU: sample A, choose a kernel, run it. A gated product is two: the gate's branch is
  * finished into scratch, a block of rows at a time, and multiplied into the other by that one's epilogue.
  */
+#include "choose/choose.h"
+#include "choose/recall.h"
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
-#include "recall.h"
 #include "threads.h"
 
 #include <limits.h>
@@ -78,22 +79,25 @@ esmm_status esmm_cpu_finish(esmm_ctx *ctx, esmm_problem *p, bool want_stats, esm
 /* A product with its kernel. */
 typedef struct planned {
   esmm_problem *p; /* the plan fills in sample and variant */
-  const esmm_kernel *kernel;
-  esmm_sample seen; /* A's densities, and why this kernel: where that is to be told */
-  int wakes;        /* sleeping threads that it is worth waking */
+  esmm_plan plan;
+  esmm_history *history; /* of such calls; NULL where none is kept */
+  esmm_sample seen;      /* A's densities, and why this kernel: where that is to be told */
+  int wakes;             /* sleeping threads that it is worth waking */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
-/* What is remembered of a shape of call: the kernels to choose from, or the choice. */
+/* What is remembered of a shape of call: the kernels to choose from, and where A need not be looked at the choice. */
 typedef struct verdict {
   esmm_shortlist list;
-  const esmm_kernel *outright; /* NULL: A decides */
-  int64_t variant;
+  bool outright; /* a look at A would not pay */
+  int stands;    /* the plan is that of so many more calls */
   int threads, wakes;
+  esmm_plan plan;
+  esmm_history history;
 } verdict;
 
 /*
- * What skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: as the plan
+ * What skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: as the model
  * predicts them for the kernel of that index, on all threads but for what any call costs.
  */
 static int worth_threads(const esmm_problem *p, int index, double seconds, int *wakes)
@@ -105,17 +109,12 @@ static int worth_threads(const esmm_problem *p, int index, double seconds, int *
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
 }
 
-/* Leaves p->sample full where one is chosen outright. */
+/* Leaves p->sample full where A need not be looked at. */
 static void judge(esmm_problem *p, verdict *v)
 {
+  memset(v, 0, sizeof *v);
   esmm_plan_shortlist(p, &v->list);
-  v->outright = NULL;
-  if (v->list.count == 0 || !esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a)))
-    return;
-  double seconds;
-  const int index = esmm_plan_cheapest(p, &v->list, &v->variant, &seconds);
-  v->outright = esmm_registry_at(index);
-  v->threads = worth_threads(p, index, seconds, &v->wakes);
+  v->outright = v->list.count > 0 && esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a));
 }
 
 /* Fills p->sample as the plan needs it. */
@@ -124,13 +123,14 @@ static esmm_status explain(esmm_ctx *ctx, esmm_problem *p, const char *force, es
   verdict v;
   if (!force)
     judge(p, &v);
-  if (force || !v.outright)
+  const bool looked = force || !v.outright;
+  if (looked)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
-  return esmm_plan_sampled(ctx, p, force, choices, chosen);
+  return esmm_plan_sampled(ctx, p, force, looked, choices, chosen);
 }
 
 /* Looked for once for each shape of call; NULL where that is not remembered. */
-static const verdict *recall_verdict(esmm_problem *p)
+static verdict *recall_verdict(esmm_problem *p)
 {
   _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
   verdict *v = esmm_recall_verdict(p, true);
@@ -142,55 +142,80 @@ static const verdict *recall_verdict(esmm_problem *p)
   return v;
 }
 
-static __attribute__((noinline)) esmm_status plan_anew(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told,
-                                                       planned *out)
+/* Forced, or none can run. */
+static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force,
+                                                         planned *out)
 {
   esmm_choice choices[ESMM_MAX_KERNELS];
   int chosen;
   const esmm_status status = explain(ctx, p, force, choices, &chosen);
   if (status != ESMM_OK)
     return status;
-  out->kernel = choices[chosen].kernel;
-  p->variant = choices[chosen].variant;
-  p->threads = worth_threads(p, chosen, choices[chosen].seconds, &out->wakes);
-  memcpy(out->reason, choices[chosen].text, sizeof out->reason);
-  if (told)
-    esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
+  const esmm_choice *x = &choices[chosen];
+  out->plan = (esmm_plan){.kernel = x->kernel, .index = chosen, .variant = x->variant, .seconds = x->seconds};
+  p->variant = x->variant;
+  p->threads = worth_threads(p, chosen, x->seconds, &out->wakes);
+  memcpy(out->reason, x->text, sizeof out->reason);
   return ESMM_OK;
+}
+
+/* By the verdict. A is looked at, or its densities are full. */
+static void plan_by(esmm_problem *p, verdict *v, planned *out)
+{
+  if (v->stands > 0) {
+    v->stands--;
+    out->plan = v->plan;
+    p->threads = v->threads;
+    out->wakes = v->wakes;
+  } else {
+    if (v->outright)
+      esmm_sample_fill(&p->sample, 1.0);
+    esmm_choose(p, &v->list, !v->outright, out->history, &out->plan);
+    p->threads = worth_threads(p, out->plan.index, out->plan.predicted, &out->wakes);
+    if (v->outright) {
+      v->plan = out->plan;
+      v->plan.timed = false;
+      v->threads = p->threads;
+      v->wakes = out->wakes;
+      v->stands = esmm_choose_stands(p, &out->plan, out->history);
+    }
+  }
+  p->variant = out->plan.variant;
 }
 
 /* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
 static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
 {
   out->p = p;
+  out->history = NULL;
   out->reason[0] = '\0';
-  const verdict *v = force || told ? NULL : recall_verdict(p);
+  verdict own, *v = force ? NULL : recall_verdict(p);
+  if (v)
+    out->history = &v->history;
+  else if (!force)
+    judge(p, v = &own);
+  if (told)
+    esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
   if (!v || v->list.count == 0)
-    return plan_anew(ctx, p, force, told, out);
-  if (v->outright) {
-    out->kernel = v->outright;
-    p->variant = v->variant;
-    p->threads = v->threads;
-    out->wakes = v->wakes;
-    if (v->outright->flags & ESMM_KERNEL_SKIPS)
-      esmm_sample_fill(&p->sample, 1.0);
-    return ESMM_OK;
-  }
-  if (v->list.sees_a)
+    return plan_forced(ctx, p, force, out);
+  if (v->outright && v->stands > 0 && v->plan.kernel->flags & ESMM_KERNEL_SKIPS)
+    esmm_sample_fill(&p->sample, 1.0);
+  if (!v->outright && told)
+    p->sample = out->seen;
+  else if (!v->outright && v->list.sees_a)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
-  double seconds;
-  const int index = esmm_plan_cheapest(p, &v->list, &p->variant, &seconds);
-  out->kernel = esmm_registry_at(index);
-  p->threads = worth_threads(p, index, seconds, &out->wakes);
+  plan_by(p, v, out);
+  if (told)
+    esmm_choose_text(&out->plan, out->reason, sizeof out->reason);
   return ESMM_OK;
 }
 
 static void note_plan(const planned *x, esmm_stats *s)
 {
   memcpy(s->reason, x->reason, sizeof s->reason);
-  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->kernel->name);
+  (void)snprintf(s->kernel, sizeof s->kernel, "%s", x->plan.kernel->name);
   s->threads = x->p->threads;
-  s->strip_rows = x->kernel->variant_strips ? x->p->variant : 0;
+  s->strip_rows = x->plan.kernel->variant_strips ? x->p->variant : 0;
   s->density_a = x->seen.element;
   for (int i = 0; i < ESMM_CPU_HEIGHTS; i++)
     if (s->strip_rows == (int64_t)1 << i)
@@ -199,15 +224,26 @@ static void note_plan(const planned *x, esmm_stats *s)
 
 static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
 {
-  return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->kernel->name);
+  return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->plan.kernel->name);
 }
 
-static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, void *scratch, esmm_stats *s)
+/* With a clock, where the plan is to learn what it takes. */
+static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_problem *p, void *scratch, esmm_stats *s,
+                              double *seconds)
 {
+  const double start = x->plan.timed ? esmm_now() : 0.0;
   ctx->wakes = x->wakes;
-  const esmm_status status = x->kernel->run(x->kernel, ctx, x->p, scratch, s);
+  const esmm_status status = x->plan.kernel->run(x->plan.kernel, ctx, p, scratch, s);
   ctx->wakes = INT_MAX;
+  if (x->plan.timed)
+    *seconds += esmm_now() - start;
   return status;
+}
+
+static void learn(const planned *x, double seconds)
+{
+  if (x->plan.timed)
+    esmm_choose_learn(x->p, &x->plan, x->history, seconds);
 }
 
 static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
@@ -217,16 +253,20 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   const esmm_status status = plan(ctx, p, force, told, &x);
   if (status != ESMM_OK)
     return status;
-  const size_t bytes = esmm_kernel_workspace(x.kernel, p);
+  const size_t bytes = esmm_kernel_workspace(x.plan.kernel, p);
   void *scratch = bytes == SIZE_MAX ? NULL : esmm_scratch(ctx, bytes);
   if (!scratch)
     return no_scratch(ctx, bytes, &x);
   begin_counts(p);
+  if (told) {
+    s->seconds_plan = esmm_now() - start;
+    note_plan(&x, s);
+  }
+  double seconds = 0.0;
+  const esmm_status ran = run_kernel(ctx, &x, p, scratch, s, &seconds);
+  learn(&x, seconds);
   if (!told)
-    return run_kernel(ctx, &x, scratch, s);
-  s->seconds_plan = esmm_now() - start;
-  note_plan(&x, s);
-  const esmm_status ran = run_kernel(ctx, &x, scratch, s);
+    return ran;
   s->seconds_total = esmm_now() - start;
   s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
   return ran;
@@ -285,7 +325,8 @@ static size_t parts_workspace(const planned *x, const planned *gate, int64_t roo
     rows = part_rows(x->p, row0, room);
     const esmm_problem part = problem_rows(x->p, row0, rows, &view);
     const esmm_problem gate_part = problem_rows(gate->p, row0, rows, &view);
-    const size_t one = esmm_kernel_workspace(x->kernel, &part), other = esmm_kernel_workspace(gate->kernel, &gate_part);
+    const size_t one = esmm_kernel_workspace(x->plan.kernel, &part),
+                 other = esmm_kernel_workspace(gate->plan.kernel, &gate_part);
     most = one > most ? one : most;
     most = other > most ? other : most;
   }
@@ -293,23 +334,23 @@ static size_t parts_workspace(const planned *x, const planned *gate, int64_t roo
 }
 
 /* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: what the plan knows of x.
-   Adds to s: FLOP and seconds of both, densities of x times rows. */
+   Adds to s: FLOP and seconds of both, densities of x times rows; and to seconds what the gate's took, and x. */
 static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate, int64_t row0, int64_t rows,
-                            float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s)
+                            float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s, double seconds[2])
 {
   esmm_pattern view;
   esmm_stats own = *noted, others = *noted;
   esmm_problem part = problem_rows(gate->p, row0, rows, &view);
   part.c.data = branch;
   part.c.rows = rows;
-  esmm_status status = gate->kernel->run(gate->kernel, ctx, &part, scratch, &others);
+  esmm_status status = run_kernel(ctx, gate, &part, scratch, &others, &seconds[0]);
   if (status != ESMM_OK)
     return status;
   part = problem_rows(x->p, row0, rows, &view);
   part.c = matrix_rows(&x->p->c, row0, rows);
   part.factor = branch;
   part.factor_ld = x->p->n;
-  status = x->kernel->run(x->kernel, ctx, &part, scratch, &own);
+  status = run_kernel(ctx, x, &part, scratch, &own, &seconds[1]);
   s->density_a += (double)rows * own.density_a;
   s->strip_density_a += (double)rows * own.strip_density_a;
   s->joint_density += (double)rows * own.joint_density;
@@ -345,10 +386,14 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, 
   s->strip_rows = noted.strip_rows;
   s->threads = (int)esmm_max(x.p->threads, gate.p->threads);
   begin_counts(p);
+  double seconds[2] = {0.0};
   for (int64_t row0 = 0, rows; status == ESMM_OK && row0 < p->m; row0 += rows) {
     rows = part_rows(p, row0, room);
-    status = run_part(ctx, &x, &gate, row0, rows, (float *)(void *)scratch, scratch + (bytes - bytes % 64), &noted, s);
+    status = run_part(ctx, &x, &gate, row0, rows, (float *)(void *)scratch, scratch + (bytes - bytes % 64), &noted, s,
+                      seconds);
   }
+  learn(&gate, seconds[0]);
+  learn(&x, seconds[1]);
   s->density_a /= (double)p->m;
   s->strip_density_a /= (double)p->m;
   s->joint_density /= (double)p->m;

@@ -17,8 +17,8 @@
 
 #include "cuda/device/driver.h"
 #include "cuda/params.h"
-#include "recall.h"
-#include "tune.h"
+#include "choose/recall.h"
+#include "choose/tune.h"
 
 #include <string.h>
 

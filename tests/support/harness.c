@@ -424,6 +424,7 @@ void th_clean_environment(void)
   unsetenv("ESMM_REMEMBER");
   if (th_on_gpu()) /* tests repeat a call and want the same bits: each is to be planned by itself */
     setenv("ESMM_REMEMBER", "0", 1);
+  setenv("ESMM_DETERMINISTIC", "1", 1); /* the same; test_choose.c and test_random.c let the plan learn */
   setenv("ESMM_DEVICE", th_device(), 1);
 }
 

@@ -14,6 +14,7 @@ Writing through ``weight.data`` does not raise the version counter either: call 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import threading
@@ -30,6 +31,7 @@ from . import _build
 from ._formats import device_name
 
 operators = _build.load()
+atexit.register(operators.esmm_torch_save)  # no context of theirs is freed
 
 
 class Held(NamedTuple):

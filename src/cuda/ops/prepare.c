@@ -6,7 +6,7 @@
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
-#include "recall.h"
+#include "choose/recall.h"
 
 #include <stddef.h>
 #include <string.h>

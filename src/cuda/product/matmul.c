@@ -399,7 +399,7 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   status = esmm_cuda_end(ctx, r.stream, look(&r, &gate, &wanted, force, &choice));
   p->gate.w = NULL; /* the seconds of all kernels are of the branch with the weights */
   if (status == ESMM_OK)
-    status = esmm_plan_sampled(ctx, p, force, choices, chosen);
+    status = esmm_plan_sampled(ctx, p, force, true, choices, chosen);
   if (status != ESMM_OK)
     return status;
   const which one = r.d.run != DEVICE_CHOOSES ? r.d.run : choice.chosen ? RUN_SKIP : RUN_DENSE;

@@ -282,7 +282,7 @@ static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
   if (v->count == 0) {
     esmm_choice choices[ESMM_MAX_KERNELS];
     int chosen;
-    return esmm_plan_sampled(ctx, p, force, choices, &chosen); /* fails, and knows why */
+    return esmm_plan_sampled(ctx, p, force, true, choices, &chosen); /* fails, and knows why */
   }
   decide_unseen(p, force, v);
   return ESMM_OK;

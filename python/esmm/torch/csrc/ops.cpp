@@ -45,6 +45,7 @@ namespace {
 
 struct Library {
   decltype(&esmm_ctx_create) ctx_create;
+  decltype(&esmm_tune_save) tune_save;
   decltype(&esmm_ctx_free) ctx_free;
   decltype(&esmm_ctx_error) ctx_error;
   decltype(&esmm_ctx_set_stream) ctx_set_stream;
@@ -58,8 +59,10 @@ struct Library {
 Library esmm;
 
 using CudaStream = AOTITorchError (*)(int32_t, void **);
-CudaStream current_cuda_stream;    /* torch's own; NULL where it has none */
-void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
+CudaStream current_cuda_stream;               /* torch's own; NULL where it has none */
+void *(*ask_cuda_stream)(int32_t);            /* the same by way of Python */
+void *(*torch_context)();                     /* at::globalContext, */
+bool (*torch_is_deterministic)(const void *); /* and what torch.use_deterministic_algorithms told it; NULL: not found */
 
 /* ---- contexts ---- */
 
@@ -69,7 +72,7 @@ void *(*ask_cuda_stream)(int32_t); /* the same by way of Python */
  * each device. They are never freed: at exit the CUDA driver may be gone before this library's destructors run.
  */
 struct Idle {
-  int64_t key; /* device and threads */
+  int64_t key; /* device, threads, and whether it is deterministic */
   esmm_ctx *ctx;
 };
 
@@ -80,13 +83,17 @@ struct Contexts {
 };
 Contexts &contexts = *new Contexts;
 
+void give_back_idle(Idle *taken)
+{
+  std::lock_guard<std::mutex> lock(contexts.mutex);
+  contexts.idle.push_back(taken);
+}
+
 void give_back(Idle *taken)
 {
   Idle *const before = contexts.last.exchange(taken, std::memory_order_acq_rel);
-  if (before) {
-    std::lock_guard<std::mutex> lock(contexts.mutex);
-    contexts.idle.push_back(before);
-  }
+  if (before)
+    give_back_idle(before);
 }
 
 class Context {
@@ -108,11 +115,12 @@ public:
     static const bool named = std::getenv("ESMM_THREADS") != nullptr;
     if (device < 0 && !threads && !named)
       TORCH_DOES(torch_get_num_threads(&threads));
-    const int64_t key = static_cast<int64_t>(device) * 4096 + threads;
+    const bool deterministic = torch_context && torch_is_deterministic && torch_is_deterministic(torch_context());
+    const int64_t key = (static_cast<int64_t>(device) * 2 + deterministic) * 4096 + threads;
     taken_ = contexts.last.exchange(nullptr, std::memory_order_acq_rel);
     if (!taken_ || taken_->key != key)
       find(key);
-    if (!taken_ && !create(device, static_cast<int>(threads), key, failure))
+    if (!taken_ && !create(device, static_cast<int>(threads), deterministic, key, failure))
       return false;
     return device < 0 || follow_stream(device, failure);
   }
@@ -130,7 +138,7 @@ private:
         contexts.idle.erase(contexts.idle.begin() + static_cast<std::ptrdiff_t>(i));
       }
   }
-  bool create(int32_t device, int threads, int64_t key, Failure *failure)
+  bool create(int32_t device, int threads, bool deterministic, int64_t key, Failure *failure)
   {
     char text[512] = "", name[32] = "cpu";
     if (device >= 0)
@@ -141,6 +149,7 @@ private:
     opts.size = sizeof opts;
     opts.device = name;
     opts.threads = threads;
+    opts.deterministic = deterministic; /* 0: ESMM_DETERMINISTIC says */
     opts.error = text;
     opts.error_size = sizeof text;
     const esmm_status status = esmm.ctx_create(&made->ctx, &opts);
@@ -749,11 +758,14 @@ extern "C" const char *esmm_torch_bind(const char *path, void *(*stream)(int32_t
   FIND(weights_to_dense)
   FIND(weights_free)
   FIND(matmul)
+  FIND(tune_save)
 #undef FIND
   codes = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(),  aoti_torch_dtype_float16(),
            aoti_torch_dtype_int32(),   aoti_torch_device_type_cpu(), aoti_torch_device_type_cuda()};
   find("libc10.so", "_ZN3c106detail14torchCheckFailEPKcS2_jS2_", &check_fail);
   find("libtorch_cpu.so", "torch_exception_get_what_without_backtrace", &torch_error);
+  find("libtorch_cpu.so", "_ZN2at13globalContextEv", &torch_context);
+  find("libtorch_cpu.so", "_ZNK2at7Context23deterministicAlgorithmsEv", &torch_is_deterministic);
   find("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", &current_cuda_stream);
   if (!known)
     return nullptr;
@@ -784,6 +796,16 @@ extern "C" void *esmm_torch_take(int32_t device, uint32_t threads, esmm_ctx **ct
 extern "C" void esmm_torch_give(void *taken)
 {
   give_back(static_cast<Idle *>(taken));
+}
+
+/* Saves what the contexts in the pool have learnt, for the next process. */
+extern "C" void esmm_torch_save()
+{
+  if (Idle *const last = contexts.last.exchange(nullptr, std::memory_order_acq_rel))
+    give_back_idle(last);
+  std::lock_guard<std::mutex> lock(contexts.mutex);
+  for (const Idle *idle : contexts.idle)
+    esmm.tune_save(idle->ctx);
 }
 
 /* How often something was forgotten. */

@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-#include "esmm.h"
+#include "esmm_tools.h"
 
 namespace {
 

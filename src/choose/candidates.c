@@ -1,9 +1,10 @@
 /*
- * plan.c: which kernel. Each says whether it can run and how many units of work it would do; the context's constants
- * turn units into seconds; the cheapest wins. Dense kernels are on the list like any other, so sparsity has to earn
- * its place on every call.
+ * candidates.c: which kernels can do a product, and what they are predicted to cost. Each says whether it can run and
+ * how many units of work it would do; the context's constants turn units into seconds. Dense kernels are on the list
+ * like any other, so sparsity has to earn its place on every call.
  */
 #include "backend.h"
+#include "choose/choose.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -79,7 +80,7 @@ double esmm_plan_seconds(const esmm_problem *p, int index, double *units, int64_
   return kernel->seconds_before ? seconds + kernel->seconds_before(kernel, p) : seconds;
 }
 
-static void estimate(const esmm_problem *p, esmm_choice *choice)
+static void estimate(const esmm_problem *p, const char *force, bool looked, esmm_choice *choice)
 {
   double units[ESMM_COST_TERMS];
   const double *cost = p->ctx->cost[choice->index];
@@ -90,8 +91,12 @@ static void estimate(const esmm_problem *p, esmm_choice *choice)
       most = i;
   int length = snprintf(choice->text, sizeof choice->text, "mostly %s", choice->kernel->term_names[most]);
   if (choice->kernel->variant_strips && choice->variant > 1 && length > 0)
-    (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
-                   (int)choice->variant);
+    length += snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", strips of %d rows",
+                       (int)choice->variant);
+  const double ratio = force ? 1.0 : esmm_choose_ratio(p, looked, choice->index, &choice->times);
+  if (choice->times > 0 && length > 0 && (size_t)length < sizeof choice->text)
+    (void)snprintf(choice->text + length, sizeof choice->text - (size_t)length, ", measured %.2f x that", ratio);
+  choice->seconds *= ratio;
 }
 
 /* Forced by its full name, or by its idea, which means here, and on a CPU with the widest instruction set. */
@@ -174,19 +179,6 @@ void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list)
       list_kernel(list, i);
 }
 
-int esmm_plan_cheapest(const esmm_problem *p, const esmm_shortlist *list, int64_t *variant, double *least)
-{
-  double seconds[ESMM_MAX_KERNELS];
-  int64_t variants[ESMM_MAX_KERNELS];
-  int best, next;
-  for (int i = 0; i < list->count; i++)
-    seconds[i] = esmm_plan_seconds(p, list->index[i], NULL, &variants[i]);
-  rank(seconds, list->count, &best, &next);
-  *variant = variants[best];
-  *least = seconds[best];
-  return list->index[best];
-}
-
 void esmm_sample_fill(esmm_sample *sample, double density)
 {
   sample->element = sample->rest = density;
@@ -215,7 +207,7 @@ bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look
 }
 
 /* The verdict on one kernel. */
-static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int index, esmm_choice *choice)
+static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool looked, int index, esmm_choice *choice)
 {
   memset(choice, 0, sizeof *choice);
   choice->kernel = esmm_registry_at(index);
@@ -231,7 +223,7 @@ static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, int i
   else if (kept)
     (void)snprintf(choice->text, sizeof choice->text, "only when forced: %s", kept);
   else
-    estimate(p, choice);
+    estimate(p, force, looked, choice);
 }
 
 /* How much a kernel's refusal says: most where it takes these dtypes and weights at all; then a dense one's, if it
@@ -243,14 +235,14 @@ static int says(const esmm_problem *p, const esmm_kernel *kernel)
   return (meant ? 3 : 0) + (kernel->flags & ESMM_KERNEL_SKIPS ? 0 : kernel->reads ? 1 : 2);
 }
 
-esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, esmm_choice *choices,
-                              int *chosen)
+esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool looked,
+                              esmm_choice *choices, int *chosen)
 {
   esmm_shortlist list = {0};
   double seconds[ESMM_MAX_KERNELS];
   int refused = -1, best, next;
   for (int i = 0; i < esmm_registry_count(); i++) {
-    judge(ctx, p, force, i, &choices[i]);
+    judge(ctx, p, force, looked, i, &choices[i]);
     if (!choices[i].competes)
       continue;
     if (choices[i].can_run) {
@@ -269,8 +261,9 @@ esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *
   if (force)
     esmm_plan_forced_text(ctx, force, choice->text, sizeof choice->text);
   else if (next >= 0)
-    (void)snprintf(choice->text, sizeof choice->text, "cheapest of %d: %.3g ms, then %s with %.3g ms", list.count,
-                   1e3 * seconds[best], choices[list.index[next]].kernel->name, 1e3 * seconds[next]);
+    (void)snprintf(choice->text, sizeof choice->text, "cheapest of %d: %.3g ms%s, then %s with %.3g ms", list.count,
+                   1e3 * seconds[best], choice->times > 0 ? " as measured" : "", choices[list.index[next]].kernel->name,
+                   1e3 * seconds[next]);
   else
     (void)snprintf(choice->text, sizeof choice->text, "the only one that can run");
   return ESMM_OK;

@@ -1,5 +1,5 @@
 /* recall.c: the tables of recall.h, and the public functions that show and set what is remembered. */
-#include "recall.h"
+#include "choose/recall.h"
 #include "backend.h"
 
 #include <stdatomic.h>

@@ -9,8 +9,8 @@
  *
  * Which products, and how a kernel is timed, a backend says. Operands lie in its memory where it has some.
  */
-#include "tune.h"
-#include "recall.h"
+#include "choose/tune.h"
+#include "choose/recall.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,6 +31,16 @@
 
 /* ------------------------------------------------------------------------------------------------ shipped */
 
+/* Constants are in use from now on. */
+static void take_costs(esmm_ctx *ctx)
+{
+  const unsigned char *bytes = (const unsigned char *)ctx->cost;
+  ctx->cost_id = 0;
+  for (size_t i = 0; i < sizeof ctx->cost; i++)
+    ctx->cost_id = (ctx->cost_id ^ bytes[i]) * 0x100000001b3u;
+  esmm_recall_clear_verdicts(ctx);
+}
+
 void esmm_tune_defaults(esmm_ctx *ctx)
 {
   const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -41,6 +51,7 @@ void esmm_tune_defaults(esmm_ctx *ctx)
     for (int t = 0; t < ESMM_COST_TERMS; t++)
       ctx->cost[i][t] = kernel->cost[t] / (t < ESMM_COST_TERMS - 1 ? by : 1);
   }
+  take_costs(ctx);
 }
 
 int esmm_is_tuned(const esmm_ctx *ctx)
@@ -168,7 +179,7 @@ static bool read_cache(esmm_ctx *ctx, FILE *f)
   }
   memcpy(ctx->cost, cost, sizeof cost);
   ctx->tune_load = load;
-  esmm_recall_clear_verdicts(ctx);
+  take_costs(ctx);
   return true;
 }
 
@@ -187,8 +198,7 @@ void esmm_tune_find(esmm_ctx *ctx)
   }
 }
 
-/* Makes every directory of path's parent; existing ones are fine. */
-static int make_parents(const char *path)
+int esmm_tune_make_parents(const char *path)
 {
   char part[4096];
   (void)snprintf(part, sizeof part, "%s", path);
@@ -207,7 +217,7 @@ static esmm_status open_temporary(esmm_ctx *ctx, char *temporary, size_t bytes, 
   if (!ctx->tune_path[0])
     return esmm_fail(ctx, ESMM_ERR_IO, "nowhere to keep the tuning: neither XDG_CACHE_HOME nor HOME is set");
   (void)snprintf(temporary, bytes, "%s.XXXXXX", ctx->tune_path);
-  int fd = make_parents(ctx->tune_path) == 0 ? mkstemp(temporary) : -1;
+  int fd = esmm_tune_make_parents(ctx->tune_path) == 0 ? mkstemp(temporary) : -1;
   *f = fd >= 0 ? fdopen(fd, "w") : NULL;
   if (*f)
     return ESMM_OK;
@@ -522,7 +532,7 @@ esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int 
         solve(&fits[i], scale, ctx->cost[i]);
     ctx->tuned = true;
     ctx->tune_load = in_percent(load);
-    esmm_recall_clear_verdicts(ctx);
+    take_costs(ctx);
     if (save)
       status = write_cache(ctx);
   }

@@ -25,4 +25,7 @@ typedef struct esmm_tune_job {
   esmm_weights *w;
 } esmm_tune_job;
 
+/* Makes every directory of path's parent; existing ones are fine. -1: errno says why not. */
+int esmm_tune_make_parents(const char *path);
+
 #endif

@@ -1,0 +1,306 @@
+/* choose.c: see choose.h. */
+#include "choose/choose.h"
+
+#include "form.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_LOOKED = 255, STRIP32 = 5 };
+
+#define STEP 0.22314355131420976 /* log 1.25 */
+#define LEAST_DENSITY 0.01
+#define LEAST_SECONDS 1e-6 /* shorter calls are not timed: the clock takes part of them */
+#define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
+#define AGAIN 1.6          /* and again if that took within so many times the best, */
+#define LAST_AGAIN 1.3     /* and a third time */
+#define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
+#define BUDGET_CALLS 2.56  /* all trials may lose so many times what the best takes: 0.08 of 32 calls, */
+#define BUDGET_SHARE 0.005 /* and so much of each call */
+#define DISTURBED 3.0      /* times what was expected */
+#define BETTER 0.97        /* another kernel has to be so much faster than the last */
+
+/* ---- classes ---- */
+
+static uint64_t mix(uint64_t hash, uint64_t word)
+{
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
+
+static int step_of(double value)
+{
+  return (int)lround(log(fmax(value, LEAST_DENSITY)) / STEP);
+}
+
+static uint64_t rows_class(int64_t m)
+{
+  return m <= EXACT_ROWS ? (uint64_t)m : EXACT_ROWS + (uint64_t)lround(log((double)m / EXACT_ROWS) / STEP);
+}
+
+static uint64_t layout_of(const esmm_matrix *x)
+{
+  return x->data ? 1 + (uint64_t)x->dtype + 4 * (uint64_t)x->order + 8 * (uint64_t)x->place : 0;
+}
+
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+  for (; *text; text++)
+    hash = mix(hash, (uint64_t)*text);
+  return hash;
+}
+
+/* All but A's densities and the weights themselves. */
+static esmm_class shape_class(const esmm_problem *p)
+{
+  const esmm_weights *w = p->w;
+  const uint64_t words[] = {
+      p->ctx->cost_id,
+      (uint64_t)p->threads,
+      (uint64_t)p->n,
+      (uint64_t)p->k,
+      rows_class(p->m),
+      layout_of(&p->a),
+      layout_of(&p->c),
+      layout_of(&p->residual),
+      (uint64_t)(p->bias != NULL) + 2 * (uint64_t)p->gated + 4 * (uint64_t)(p->nonzeros != NULL) +
+          8 * (uint64_t)(p->bitmaps != NULL) + 16 * (uint64_t)p->strict + 32 * (uint64_t)(p->pattern != NULL) +
+          64 * (uint64_t)(p->beta != 0.0f) + 128 * (uint64_t)(p->alpha != 1.0f),
+      (uint64_t)p->activation,
+      (uint64_t)w->dtype + 16 * (uint64_t)w->format,
+      w->forms,
+      (uint64_t)(w->bsr.block_rows * 1024 + w->bsr.block_cols),
+      (uint64_t)(w->nm.keep * 65536 + w->nm.group * 1024 + w->nm.group_cols),
+      (uint64_t)-step_of(w->strip_density),
+      (uint64_t)-step_of(w->element_density),
+  };
+  uint64_t hash = hash_text(0, p->ctx->device);
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    hash = mix(hash, words[i]);
+  return hash ? hash : 1;
+}
+
+typedef struct densities {
+  int element, strip;
+} densities;
+
+static densities densities_of(const esmm_problem *p, bool looked)
+{
+  if (!looked)
+    return (densities){NOT_LOOKED, NOT_LOOKED};
+  return (densities){-step_of(p->sample.element), -step_of(p->sample.strip[STRIP32])};
+}
+
+static esmm_class at(esmm_class of, densities d)
+{
+  const uint64_t hash = mix(of, (uint64_t)(d.element + 1) << 32 | (uint64_t)(d.strip + 1));
+  return hash ? hash : 1;
+}
+
+/* ---- what was measured ---- */
+
+/* In classes of densities a step away: the middle of what there is. */
+static double beside(esmm_class shared, densities d, int index, int *times)
+{
+  const densities all[] = {{d.element - 1, d.strip}, {d.element + 1, d.strip},     {d.element, d.strip - 1},
+                           {d.element, d.strip + 1}, {d.element - 1, d.strip - 1}, {d.element + 1, d.strip + 1}};
+  double sum = 0.0;
+  int found = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    int n;
+    const double ratio = esmm_measured(at(shared, all[i]), index, &n);
+    if (n == 0)
+      continue;
+    sum += log(ratio);
+    found++;
+    *times = n > *times ? n : *times;
+  }
+  return found ? exp(sum / found) : 0.0;
+}
+
+static double ratio_of(esmm_class own, esmm_class shared, densities d, int index, int *times)
+{
+  int n;
+  const double here = esmm_measured(at(shared, d), index, times);
+  const double mine = own ? esmm_measured(at(own, d), index, &n) : 0.0;
+  if (mine > 0.0) {
+    *times = n > *times ? n : *times;
+    return mine;
+  }
+  if (here > 0.0)
+    return here;
+  const double near = d.element == NOT_LOOKED ? 0.0 : beside(shared, d, index, times);
+  return near > 0.0 ? near : esmm_measured_anywhere(index);
+}
+
+double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *times)
+{
+  *times = 0;
+  if (!p->ctx->learns)
+    return 1.0;
+  const esmm_class shared = shape_class(p);
+  return ratio_of(mix(shared, p->w->serial), shared, densities_of(p, looked), index, times);
+}
+
+/* ---- the choice ---- */
+
+typedef struct candidate {
+  double predicted, seconds;
+  int64_t variant;
+  int times;
+} candidate;
+
+/* Places of the best and the next, the first of equals. */
+static void rank(const candidate *all, int count, int *best, int *next)
+{
+  *best = 0;
+  *next = -1;
+  for (int i = 1; i < count; i++)
+    if (all[i].seconds < all[*best].seconds) {
+      *next = *best;
+      *best = i;
+    } else if (*next < 0 || all[i].seconds < all[*next].seconds) {
+      *next = i;
+    }
+}
+
+/* Is it worth a trial? It may lose twice what is expected of it. */
+static bool worth_trying(const candidate *x, double best, double budget)
+{
+  const double within = x->times == 0 ? MAY_WIN : x->times == 1 ? AGAIN : LAST_AGAIN;
+  const double loss = fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
+  return x->times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best && loss <= budget;
+}
+
+/* What the best of those takes that were measured; infinite where none was. */
+static double least_measured(const candidate *all, int count)
+{
+  double least = INFINITY;
+  for (int i = 0; i < count; i++)
+    if (all[i].times > 0)
+      least = fmin(least, all[i].seconds);
+  return least;
+}
+
+/* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
+static int to_try(const candidate *all, int count, int best, const esmm_history *h, const esmm_shortlist *list)
+{
+  const double budget = all[best].seconds * (BUDGET_CALLS + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
+  int found = -1;
+  for (int i = 0; i < count; i++) {
+    if (i == best || !worth_trying(&all[i], all[best].seconds, budget))
+      continue;
+    if (list->index[i] + 1 == h->trying)
+      return i;
+    if (found < 0 || all[i].seconds < all[found].seconds)
+      found = i;
+  }
+  return found;
+}
+
+static void fill_plan(const esmm_shortlist *list, const candidate *all, int chosen, int next, esmm_plan *plan)
+{
+  plan->index = list->index[chosen];
+  plan->kernel = esmm_registry_at(plan->index);
+  plan->variant = all[chosen].variant;
+  plan->predicted = all[chosen].predicted;
+  plan->seconds = all[chosen].seconds;
+  plan->count = list->count;
+  plan->next = next < 0 ? -1 : list->index[next];
+  plan->next_seconds = next < 0 ? 0.0 : all[next].seconds;
+}
+
+static int place_of(const esmm_shortlist *list, int index)
+{
+  for (int i = 0; i < list->count; i++)
+    if (list->index[i] == index)
+      return i;
+  return -1;
+}
+
+void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *h, esmm_plan *plan)
+{
+  candidate all[ESMM_MAX_KERNELS];
+  int best, next;
+  memset(plan, 0, sizeof *plan);
+  for (int i = 0; i < list->count; i++) {
+    all[i].seconds = all[i].predicted = esmm_plan_seconds(p, list->index[i], NULL, &all[i].variant);
+    all[i].times = 0;
+  }
+  if (!p->ctx->learns) {
+    rank(all, list->count, &best, &next);
+    fill_plan(list, all, best, next, plan);
+    return;
+  }
+  esmm_history none = {0};
+  h = h ? h : &none;
+  if (h->shared == 0) {
+    h->shared = shape_class(p);
+    h->own = mix(h->shared, p->w->serial);
+  }
+  const densities d = densities_of(p, looked);
+  for (int i = 0; i < list->count; i++)
+    all[i].seconds *= ratio_of(h->own, h->shared, d, list->index[i], &all[i].times);
+  rank(all, list->count, &best, &next);
+  const int last = h->last ? place_of(list, h->last - 1) : -1;
+  if (last >= 0 && last != best && all[last].times >= TRIES && all[best].seconds > BETTER * all[last].seconds) {
+    next = best;
+    best = last;
+  }
+  int chosen = best;
+  if (h != &none && h->calls > 0 && all[best].times > 0 && all[best].predicted >= LEAST_SECONDS) {
+    const int other = to_try(all, list->count, best, h, list);
+    const bool check = h->calls % CHECKED_EVERY == 0 && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    chosen = other >= 0 ? other : check ? next : best;
+    plan->open = other >= 0;
+  }
+  fill_plan(list, all, chosen, chosen == best ? next : best, plan);
+  plan->tried = chosen != best;
+  plan->known = least_measured(all, list->count);
+  plan->own = at(h->own, d);
+  plan->shared = at(h->shared, d);
+  plan->open = plan->open || all[chosen].times < TRIES;
+  plan->timed = all[chosen].predicted >= LEAST_SECONDS && (plan->open || plan->tried || h->rest == 0);
+  plan->open = plan->open && all[chosen].predicted >= LEAST_SECONDS;
+  h->rest = plan->timed ? TIMED_EVERY - 1 : h->rest - (h->rest > 0);
+  h->calls++;
+  h->trying = plan->tried ? plan->index + 1 : 0;
+  if (!plan->tried)
+    h->last = plan->index + 1;
+}
+
+void esmm_choose_learn(const esmm_problem *p, const esmm_plan *plan, esmm_history *h, double seconds)
+{
+  const double ratio = seconds / plan->predicted;
+  esmm_measured_add(plan->own, 0, plan->index, ratio);
+  esmm_measured_add(plan->shared, p->ctx->home, plan->index, ratio);
+  /* What took much longer than expected was disturbed: that is no fault of the trial. */
+  if (plan->open && h)
+    h->spent += (float)fmax(0.0, (seconds < DISTURBED * plan->seconds ? seconds : plan->seconds) - plan->known);
+}
+
+int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_history *h)
+{
+  if (!p->ctx->learns || plan->predicted < LEAST_SECONDS)
+    return INT_MAX;
+  if (!h || plan->open || plan->tried)
+    return 0;
+  h->calls += h->rest;
+  const int more = (int)h->rest;
+  h->rest = 0;
+  return more;
+}
+
+void esmm_choose_text(const esmm_plan *plan, char *text, size_t bytes)
+{
+  if (plan->next < 0)
+    (void)snprintf(text, bytes, "the only one that can run");
+  else if (plan->tried)
+    (void)snprintf(text, bytes, "tried: %.3g ms expected, %s takes %.3g ms", 1e3 * plan->seconds,
+                   esmm_registry_at(plan->next)->name, 1e3 * plan->next_seconds);
+  else
+    (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", plan->count, 1e3 * plan->seconds,
+                   esmm_registry_at(plan->next)->name, 1e3 * plan->next_seconds);
+}

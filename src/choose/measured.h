@@ -1,0 +1,42 @@
+/*
+ * measured.h: what calls took, over what the cost model had predicted for them, by class of call and by kernel. A
+ * constant of another machine, data with a structure that no density shows: the model does not know them, and a clock
+ * does.
+ *
+ * One table for the process, which contexts and threads share: reading takes no lock, and of two threads that add at
+ * once one drops what it has. It has a fixed size and no pointers: a class that was not used for long makes room for a
+ * new one. What it holds never changes what a product is, only which kernel makes it.
+ */
+#ifndef ESMM_MEASURED_H
+#define ESMM_MEASURED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define ESMM_MEASURED_CLASSES 4096
+#define ESMM_MEASURED_KERNELS 8 /* of a class */
+#define ESMM_MEASURED_TIMES 8   /* the last ones of each kernel */
+
+/* A class of call: a hash of all that it has in common. 0 is none. */
+typedef uint64_t esmm_class;
+
+/* The lower quartile of the last times of a kernel, over what was predicted; 0 where there are none. times: how many
+   there were, at most ESMM_MEASURED_TIMES. */
+double esmm_measured(esmm_class of, int kernel, int *times);
+/* The same for all classes together, which serves those that have none. */
+double esmm_measured_anywhere(int kernel);
+/* One more. home: the file that it is kept in, see saved.h; 0: in none. */
+void esmm_measured_add(esmm_class of, uint32_t home, int kernel, double ratio);
+/* All is forgotten: for tests, which are alone then. */
+void esmm_measured_clear(void);
+
+/* How many were added to classes of a file since esmm_measured_written was called for it. */
+uint32_t esmm_measured_news(uint32_t home);
+void esmm_measured_written(uint32_t home);
+/* Classes of a file as lines of text, at most so many bytes; false where writing failed. name: of a kernel. */
+bool esmm_measured_print(FILE *f, uint32_t home, long most, const char *(*name)(int kernel));
+/* One such line. What the table has already stays. False: it is not one. */
+bool esmm_measured_parse(const char *line, uint32_t home, int (*kernel_of)(const char *name));
+
+#endif
