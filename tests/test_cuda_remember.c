@@ -4,8 +4,8 @@
  * the same bits; a graph keeps what was known at its capture. When reports are asked for and used is in
  * test_cuda_recall.c, which needs no GPU.
  */
-#include "gpu.h"
 #include "choose/recall.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 

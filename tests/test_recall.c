@@ -3,8 +3,8 @@
  * depends on as its key, and gives the same results as planning anew; the public functions, their defaults and errors.
  * test_cuda_recall.c has the densities, which a GPU alone uses.
  */
-#include "harness.h"
 #include "choose/recall.h"
+#include "harness.h"
 
 #include <math.h>
 #include <stdlib.h>

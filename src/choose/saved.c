@@ -77,24 +77,27 @@ static bool first_time(uint32_t home)
   return false;
 }
 
-static void read_file(const char *path, uint32_t home)
+void esmm_saved_read(FILE *f, uint32_t home)
 {
-  char line[1024];
-  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  struct stat about;
-  FILE *f = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size <= MOST_BYTES ? fdopen(fd, "r")
-                                                                                                       : NULL;
-  if (!f) {
-    if (fd >= 0)
-      (void)close(fd);
-    return;
-  }
-  char first[128];
+  char line[1024], first[128];
   (void)snprintf(first, sizeof first, MAGIC " %s\n", esmm_source_id());
   if (fgets(line, sizeof line, f) && strcmp(line, first) == 0)
     while (fgets(line, sizeof line, f) && esmm_measured_parse(line, home, kernel_index)) {
     }
-  (void)fclose(f);
+}
+
+static void read_file(const char *path, uint32_t home)
+{
+  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  struct stat about;
+  const bool fits = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode) && about.st_size <= MOST_BYTES;
+  FILE *f = fits ? fdopen(fd, "r") : NULL;
+  if (f) {
+    esmm_saved_read(f, home);
+    (void)fclose(f);
+  } else if (fd >= 0) {
+    (void)close(fd);
+  }
 }
 
 void esmm_saved_open(esmm_ctx *ctx)

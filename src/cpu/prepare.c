@@ -3,10 +3,10 @@
  * of them in B's own dtype, so that rows and panels of a dense B hold at most twice its bytes.
  */
 #include "bits.h"
+#include "choose/recall.h"
 #include "convert.h"
 #include "cpu/cpu.h"
 #include "cpu/forms.h"
-#include "choose/recall.h"
 
 #include <math.h>
 #include <stdio.h>

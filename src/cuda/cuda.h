@@ -15,10 +15,10 @@
 #ifndef ESMM_CUDA_CUDA_H
 #define ESMM_CUDA_CUDA_H
 
-#include "cuda/device/driver.h"
-#include "cuda/params.h"
 #include "choose/recall.h"
 #include "choose/tune.h"
+#include "cuda/device/driver.h"
+#include "cuda/params.h"
 
 #include <string.h>
 

@@ -6,6 +6,8 @@
 
 #include "harness.h"
 
+#include <string.h>
+
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 static const int64_t CPU_M[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18, 31, 32, 33, 61, 63, 64, 65, 97};

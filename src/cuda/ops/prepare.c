@@ -3,10 +3,10 @@
  * of tiles of 128 where it is 16-bit, and for each k the share of strips and of tiles that need it: the plan on the
  * device multiplies with that.
  */
+#include "choose/recall.h"
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
-#include "choose/recall.h"
 
 #include <stddef.h>
 #include <string.h>
