@@ -14,10 +14,10 @@ enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_L
 #define LEAST_DENSITY 0.01
 #define LEAST_SECONDS 1e-6 /* shorter calls are not timed: the clock takes part of them */
 #define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
-#define AGAIN 1.6          /* and again if that took within so many times the best, */
-#define LAST_AGAIN 1.3     /* and a third time */
+#define AGAIN 1.4          /* and again if that took within so many times the best, */
+#define LAST_AGAIN 1.2     /* and a third time */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
-#define BUDGET_CALLS 2.56  /* all trials may lose so many times what the best takes: 0.08 of 32 calls, */
+#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes */
 #define BUDGET_SHARE 0.005 /* and so much of each call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */

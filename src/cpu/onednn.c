@@ -1,12 +1,12 @@
 /*
- * onednn.c: the few calls of oneDNN that onednn_bf16 makes, of versions 2 and 3.
+ * onednn.c: the few calls of oneDNN that onednn_bf16 and onednn_f32 make, of versions 2 and 3.
  *
  * A memory descriptor is a struct that the caller has in version 2, an object behind a pointer in version 3: here it is
  * a pointer, in version 2 to a buffer that is large enough. A product is described in two steps in version 2, in one in
  * version 3. The numbers below are the same in both.
  *
  * What a product needs is compiled by the library when it is first asked for, which takes milliseconds. So parts are
- * kept for the whole process, those used longest ago make room, and their heights are few (k_onednn_*.c).
+ * kept for the whole process, those used longest ago make room, and their heights are few (parts.h).
  */
 #include "cpu/onednn.h"
 
@@ -20,7 +20,7 @@ enum { DESC_BYTES = 4096, PRODUCT_BYTES = 16384 }; /* version 2's structs take 6
 enum { KIND_CPU = 1, TAG_ANY = 1, TYPE_BF16 = 2, TYPE_F32 = 3, SCRATCH_OF_CALLER = 1, IN_ORDER = 1 };
 enum { QUERY_KERNEL = 8, QUERY_WEIGHTS = 131, QUERY_SCRATCH = 136 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCH = 80 };
-enum { MOST_PARTS = 512, LEAST_SIDE = 32 };
+enum { PART_SETS = 32, PART_WAYS = 16, LEAST_SIDE = 32 };
 
 typedef struct argument {
   int what;
@@ -61,8 +61,9 @@ static struct {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
-static const char *missing;  /* NULL: it is there */
-static atomic_bool given_up; /* it failed to make a part: for good, so that a call's scratch suits what runs then */
+static const char *missing; /* NULL: it is there */
+/* It failed to make a part of that dtype: for good, so that a call's scratch suits what runs then. */
+static atomic_bool given_up[ESMM_BF16 + 1];
 
 /* ---- opening ---- */
 
@@ -150,13 +151,18 @@ static void open_library(void)
 
 const char *esmm_onednn_missing(const esmm_kernel *self)
 {
-  (void)self;
   if (pthread_once(&once, open_library) != 0)
     return "libdnnl could not be opened";
-  return !missing && given_up ? "oneDNN failed to set up a product" : missing;
+  const bool failed = self && given_up[self->dtypes & ESMM_DTYPE_BIT(ESMM_BF16) ? ESMM_BF16 : ESMM_F32];
+  return !missing && failed ? "oneDNN failed to set up a product" : missing;
 }
 
 /* ---- descriptors ---- */
+
+static int type_of(esmm_dtype dtype)
+{
+  return dtype == ESMM_BF16 ? TYPE_BF16 : TYPE_F32;
+}
 
 typedef struct shape {
   int64_t rows, cols;
@@ -329,16 +335,16 @@ void esmm_onednn_free(esmm_weights *w)
 
 struct esmm_onednn_part {
   int64_t k, n, rows;
-  esmm_dtype dtype_c;
-  void *a, *c, *desc, *primitive; /* primitive is NULL: this place is free */
-  const void *layout, *scratch;   /* in desc */
+  esmm_dtype dtype, dtype_c;
+  void *a, *b, *c, *desc, *primitive; /* b: of rows; primitive is NULL: this place is free */
+  const void *layout, *scratch;       /* in desc */
   int users;
   uint64_t used; /* when, by the table's clock */
 };
 
 static struct {
   uint64_t clock;
-  esmm_onednn_part part[MOST_PARTS];
+  esmm_onednn_part part[PART_SETS][PART_WAYS];
 } table; /* under parts_lock */
 
 static void clear(esmm_onednn_part *x)
@@ -348,40 +354,53 @@ static void clear(esmm_onednn_part *x)
   if (x->desc)
     (void)dnnl.primitive_desc_destroy(x->desc);
   forget(x->a);
+  forget(x->b);
   forget(x->c);
   *x = (esmm_onednn_part){.k = 0};
 }
 
 static bool make(const esmm_weights *w, esmm_onednn_part *x)
 {
-  const shape a = {x->rows, x->k, x->k, 1, TYPE_BF16};
-  const shape c = {x->rows, x->n, x->n, 1, x->dtype_c == ESMM_BF16 ? TYPE_BF16 : TYPE_F32};
+  const shape a = {x->rows, x->k, x->k, 1, type_of(x->dtype)}, b = {x->k, x->n, x->n, 1, type_of(x->dtype)};
+  const shape c = {x->rows, x->n, x->n, 1, type_of(x->dtype_c)};
+  const bool own_layout = x->dtype == ESMM_BF16;
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* it decides how work is cut when a product is made */
   x->a = describe(&a);
   x->c = describe(&c);
-  x->desc = describe_product(x->a, w->onednn.layout, x->c);
+  x->b = own_layout ? NULL : describe(&b);
+  x->desc = describe_product(x->a, own_layout ? w->onednn.layout : x->b, x->c);
   const bool made = x->desc && dnnl.primitive_create(&x->primitive, x->desc) == 0;
   dnnl.set_threads(before);
   if (!made)
     return false;
   x->layout = dnnl.desc_query_md(x->desc, QUERY_WEIGHTS, 0);
   x->scratch = dnnl.desc_query_md(x->desc, QUERY_SCRATCH, 0);
-  return x->layout && dnnl.desc_size(x->layout) == w->onednn.bytes;
+  return x->layout && (!own_layout || dnnl.desc_size(x->layout) == w->onednn.bytes);
 }
 
 static bool is_part(const esmm_onednn_part *x, const esmm_onednn_part *wanted)
 {
   return x->primitive && x->k == wanted->k && x->n == wanted->n && x->rows == wanted->rows &&
-         x->dtype_c == wanted->dtype_c;
+         x->dtype == wanted->dtype && x->dtype_c == wanted->dtype_c;
 }
 
-/* The part, or where it may go, or NULL: all are in use. */
+/* The set that holds a part. */
+static esmm_onednn_part *set_of(const esmm_onednn_part *x)
+{
+  const int64_t words[] = {x->n, x->rows, (int64_t)x->dtype, (int64_t)x->dtype_c};
+  uint64_t hash = (uint64_t)x->k;
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    hash = (hash ^ hash >> 32 ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
+  return table.part[(hash >> 32) % PART_SETS];
+}
+
+/* The part, or where it may go, or NULL: all places are in use. */
 static esmm_onednn_part *find_place(const esmm_onednn_part *wanted)
 {
-  esmm_onednn_part *place = NULL;
-  for (int i = 0; i < MOST_PARTS; i++) {
-    esmm_onednn_part *x = &table.part[i];
+  esmm_onednn_part *set = set_of(wanted), *place = NULL;
+  for (int i = 0; i < PART_WAYS; i++) {
+    esmm_onednn_part *x = &set[i];
     if (is_part(x, wanted))
       return x;
     if (x->users == 0 && (!place || x->used < place->used))
@@ -392,8 +411,9 @@ static esmm_onednn_part *find_place(const esmm_onednn_part *wanted)
 
 esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c)
 {
-  const esmm_onednn_part wanted = {.k = w->k, .n = w->n, .rows = rows, .dtype_c = dtype_c};
-  if (given_up)
+  const esmm_onednn_part wanted = {
+      .k = w->k, .n = w->dtype == ESMM_F32 ? w->rows_ld : w->n, .rows = rows, .dtype = w->dtype, .dtype_c = dtype_c};
+  if (given_up[w->dtype])
     return NULL;
   lock_parts();
   esmm_onednn_part *x = find_place(&wanted);
@@ -406,7 +426,7 @@ esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dty
     }
   }
   if (!x) /* also where all places are in use: a call's scratch is for the library or for what runs instead */
-    given_up = true;
+    given_up[w->dtype] = true;
   if (x) {
     x->users++;
     x->used = ++table.clock;
@@ -431,9 +451,9 @@ size_t esmm_onednn_scratch(const esmm_onednn_part *part)
 
 bool esmm_onednn_multiply(const esmm_onednn_part *part, const esmm_weights *w, const void *a, void *c, void *scratch)
 {
+  const void *b = part->b ? w->rows : w->onednn.data;
   call x = {.count = 0};
-  bool done = add(&x, ARG_SRC, part->a, a) && add(&x, ARG_WEIGHTS, part->layout, w->onednn.data) &&
-              add(&x, ARG_DST, part->c, c);
+  bool done = add(&x, ARG_SRC, part->a, a) && add(&x, ARG_WEIGHTS, part->layout, b) && add(&x, ARG_DST, part->c, c);
   if (done && esmm_onednn_scratch(part) > 0)
     done = add(&x, ARG_SCRATCH, part->scratch, scratch);
   done = done && execute(part->primitive, &x);

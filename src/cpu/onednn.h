@@ -21,10 +21,11 @@ bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
 void esmm_onednn_keep(const esmm_matrix *b, esmm_weights *w);
 void esmm_onednn_free(esmm_weights *w);
 
-/* Products of `rows` rows of A with w: C [rows,n] in a dtype. Both are row-major and tightly packed. */
+/* Products of `rows` rows of A with w: C [rows,n] in a dtype; of fp32 weights, [rows,rows_ld]. Both are row-major and
+   tightly packed. */
 typedef struct esmm_onednn_part esmm_onednn_part;
 #define ESMM_ONEDNN_ROWS 256 /* at most */
-/* Made where there is none yet. NULL: the library failed, or hundreds are in use at once; it is not asked again. To be
+/* Made where there is none yet. NULL: the library failed, or too many are in use at once; it is not asked again. To be
    given back. */
 esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c);
 void esmm_onednn_give_back(esmm_onednn_part *part);
