@@ -235,9 +235,13 @@ static void c_is_finished_once(void **state)
       for (int64_t i = 0; i < k * n; i++)
         th_encode(b.data, dtype, i, 1);
       const esmm_prepare_opts prepare = th_prepare_opts_for(ctx, info.name);
-      assert_int_equal(esmm_prepare(ctx, &b, &prepare, &w), ESMM_OK);
-      expect_finished_once(one, info.name, dtype, w, 64, k, n);
-      expect_finished_once(ctx, info.name, dtype, w, 3, k, n);
+      const esmm_status prepared = esmm_prepare(ctx, &b, &prepare, &w);
+      if (prepared == ESMM_OK) {
+        expect_finished_once(one, info.name, dtype, w, 64, k, n);
+        expect_finished_once(ctx, info.name, dtype, w, 3, k, n);
+      } else if (prepared != ESMM_ERR_UNSUPPORTED) { /* a GPU keeps blocks and N:M of 16 bits alone */
+        fail_msg("%s: %s", info.name, esmm_ctx_error(ctx));
+      }
       esmm_weights_free(w);
       free(b.data);
     }
