@@ -44,6 +44,7 @@ static struct CUctx_st {
 } contexts[8];
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int depth;
+static _Thread_local int capture_mode; /* 0, as a thread starts: what is unsafe while any stream is captured fails */
 
 /* Handles of modules, functions and events: their addresses are all that counts. */
 struct CUmod_st {
@@ -87,6 +88,12 @@ static CUresult count_current(const char *call)
   if (result == CUDA_SUCCESS && (depth == 0 || !stack[depth - 1]))
     return mistake(call, "no context is current", ERROR_INVALID_CONTEXT);
   return result;
+}
+
+/* Does a capture forbid this thread to allocate, or to query an event? */
+static int capture_forbids(void)
+{
+  return fake_cuda.captured && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED;
 }
 
 /* past: an address just behind a block is the block's, too. */
@@ -225,6 +232,7 @@ CUresult cuGetErrorName(CUresult error, const char **name)
       {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
       {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
       {500, "CUDA_ERROR_NOT_FOUND"},
+      {600, "CUDA_ERROR_NOT_READY"},
       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {719, "CUDA_ERROR_LAUNCH_FAILED"},
       {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
@@ -404,7 +412,7 @@ CALL("cuLaunchKernelEx", cuLaunchKernelEx,
      })
 
 CALL("cuMemAlloc", cuMemAlloc_v2, (CUdeviceptr * ptr, size_t bytes), count_current, {
-  if (fake_cuda.captured) /* which would end the capture */
+  if (capture_forbids()) /* it would end the capture */
     result = mistake("cuMemAlloc", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   else
     result = take(ptr, bytes);
@@ -449,7 +457,7 @@ static void unpin(void *host)
 }
 
 CALL("cuMemHostAlloc", cuMemHostAlloc, (void **host, size_t bytes, unsigned flags), count_current, {
-  if (fake_cuda.captured)
+  if (capture_forbids())
     result = mistake("cuMemHostAlloc", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   else if (bytes == 0 || flags & ~3u)
     result = mistake("cuMemHostAlloc", "0 bytes, or flags that there are not", CUDA_ERROR_INVALID_VALUE);
@@ -533,6 +541,24 @@ CALL("cuStreamIsCapturing", cuStreamIsCapturing, (CUstream stream, int *status),
     result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 })
 
+/* A thread comes out of the relaxed mode even where the call reports a failure: as with RELEASE. */
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode);
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+  (void)pthread_mutex_lock(&lock);
+  const int was = capture_mode, next = *mode;
+  CUresult result = count("cuThreadExchangeStreamCaptureMode");
+  if (next < 0 || next > CU_STREAM_CAPTURE_MODE_RELAXED)
+    result = mistake("cuThreadExchangeStreamCaptureMode", "a mode that there is not", CUDA_ERROR_INVALID_VALUE);
+  else if (result == CUDA_SUCCESS || next != CU_STREAM_CAPTURE_MODE_RELAXED) {
+    capture_mode = next;
+    *mode = was;
+    fake_cuda.relaxed += (next == CU_STREAM_CAPTURE_MODE_RELAXED) - (was == CU_STREAM_CAPTURE_MODE_RELAXED);
+  }
+  (void)pthread_mutex_unlock(&lock);
+  return result;
+}
+
 CALL("cuStreamGetId", cuStreamGetId, (CUstream stream, unsigned long long *id), count_current,
      { *id = (unsigned long long)(uintptr_t)stream; })
 
@@ -559,6 +585,14 @@ CALL("cuEventRecord", cuEventRecord, (CUevent event, CUstream stream), count_cur
   event->recorded = 1;
   event->captured = fake_cuda.captured && stream == fake_cuda.captured;
   fake_cuda.records++;
+})
+
+/* An event that was never recorded is over, too. */
+CALL("cuEventQuery", cuEventQuery, (CUevent event), count_current, {
+  if (capture_forbids())
+    result = mistake("cuEventQuery", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  if (event->captured)
+    result = mistake("cuEventQuery", "an event of a graph", CUDA_ERROR_CAPTURED_EVENT);
 })
 
 CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, {

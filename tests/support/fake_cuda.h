@@ -69,6 +69,7 @@ typedef struct fake_cuda_state {
   void (*gemm)(const char *call, const fake_gemm *params); /* NULL, or what a product by cuBLAS does */
   /* For such functions: where the memory begins, on the device or pinned, that has this address; 0: none has. */
   uint64_t (*base_of)(uint64_t address);
+  int64_t relaxed; /* threads whose capture mode is the relaxed one now */
 } fake_cuda_state;
 
 #endif

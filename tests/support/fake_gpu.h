@@ -110,6 +110,8 @@ static inline void check_balance(const char *what)
              what, (long long)fake->blocks, (long long)fake->bytes, (long long)fake->events, (long long)fake->modules,
              (long long)fake->retained, (long long)fake->handles, (long long)fake->pinned,
              current ? ", and a context is still current" : "");
+  if (fake->relaxed)
+    fail_msg("%s: the capture mode of %lld threads is still the relaxed one", what, (long long)fake->relaxed);
   if (fake->mistakes)
     fail_msg("%s: %lld calls that are wrong, the last: %s", what, (long long)fake->mistakes, fake->mistake);
 }

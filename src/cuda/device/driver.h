@@ -35,6 +35,7 @@ enum {
   CUDA_ERROR_JIT_COMPILER_NOT_FOUND = 221,
   CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
   CUDA_ERROR_CONTAINED = 226,
+  CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_ILLEGAL_ADDRESS = 700,
   CUDA_ERROR_LAUNCH_TIMEOUT = 702,
   CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
@@ -65,6 +66,7 @@ enum {
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
+enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
@@ -154,11 +156,13 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
   X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream))  \
   X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                              \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream stream, int *status))                                 \
+  X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                        \
   X(cuStreamGetId, "cuStreamGetId", (CUstream stream, unsigned long long *id))                                  \
   X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned flags))                   \
   X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned flags))                                          \
   X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                       \
   X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                           \
+  X(cuEventQuery, "cuEventQuery", (CUevent event))                                                              \
   X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                  \
   X(cuEventElapsedTime, "cuEventElapsedTime", (float *milliseconds, CUevent from, CUevent to))                  \
   X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                           \
