@@ -252,7 +252,9 @@ void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked,
   int chosen = best;
   if (h != &none && h->calls > 0 && all[best].times > 0 && all[best].predicted >= LEAST_SECONDS) {
     const int other = to_try(all, list->count, best, h, list);
-    const bool check = h->calls % CHECKED_EVERY == 0 && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    const bool check =
+        h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    h->checked = h->calls / CHECKED_EVERY;
     chosen = other >= 0 ? other : check ? next : best;
     plan->open = other >= 0;
   }
