@@ -228,6 +228,7 @@ elif works gcc -fsanitize=address,undefined; then
   # Without test_accuracy: the table runs the same kernels. LeakSanitizer dies of threads that have called oneDNN, whose
   # products the other builds have.
   without='test_accuracy test_onednn'
+  [ -n "$LONG" ] || without="$without test_hashes test_epilogue_options test_choose" # whose code others run
   programs asan "ESMM_TEST_CASES=$cases ESMM_ONEDNN=off"
   without=
 else
