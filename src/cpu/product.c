@@ -243,7 +243,7 @@ static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_proble
 static void learn(const planned *x, double seconds)
 {
   if (x->plan.timed)
-    esmm_choose_learn(x->p, &x->plan, x->history, seconds);
+    esmm_choose_learn(x->p->ctx, &x->plan, x->history, seconds);
 }
 
 static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
