@@ -147,7 +147,6 @@ esmm_status esmm_check_matrix(esmm_ctx *ctx, const char *what, const esmm_matrix
   return ESMM_OK;
 }
 
-/* Copies the fields that the caller's struct has over the defaults in *into. */
 esmm_status esmm_begin_handle(esmm_ctx *ctx, const char *what, void *handle)
 {
   if (handle)
@@ -157,6 +156,7 @@ esmm_status esmm_begin_handle(esmm_ctx *ctx, const char *what, void *handle)
   return handle ? ESMM_OK : esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s is NULL", what);
 }
 
+/* Copies the fields that the caller's struct has over the defaults in *into. */
 esmm_status esmm_take_opts(esmm_ctx *ctx, const char *what, const void *opts, size_t known, void *into)
 {
   if (!opts)

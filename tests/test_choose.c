@@ -8,10 +8,12 @@
 #include "esmm_tools.h"
 #include "harness.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -340,6 +342,60 @@ static void what_was_measured_serves_the_next_process(void **state)
   assert_true(about.st_size <= 1 << 20);
 }
 
+/* Another process that holds the directory's lock, stopped perhaps, is not waited for. */
+static void a_lock_that_is_held_is_not_waited_for(void **state)
+{
+  (void)state;
+  rig x;
+  esmm_measured_clear();
+  start(&x, -1, 0);
+  find_file(&x);
+  (void)unlink(file);
+  multiply(&x, 2000);
+  char name[512];
+  (void)snprintf(name, sizeof name, "%.*s", (int)(strrchr(file, '/') - file), file);
+  const int held = open(name, O_RDONLY | O_DIRECTORY);
+  assert_true(held >= 0);
+  assert_int_equal(flock(held, LOCK_EX), 0);
+  const double start_of_it = esmm_now();
+  assert_int_equal(esmm_tune_save(x.ctx), ESMM_ERR_IO);
+  stop(&x);
+  assert_true(esmm_now() - start_of_it < 5.0);
+  assert_int_equal(close(held), 0);
+}
+
+/* The next best is looked at again after 8192 calls, whatever call that is asked at. */
+static void what_stands_is_checked_again(void **state)
+{
+  (void)state;
+  esmm_ctx *ctx = make_ctx(-1, 1);
+  static product all[SHAPES];
+  make_products(ctx, all);
+  for (int offset = 0; offset < 16; offset += 5) {
+    const product *x = &all[0];
+    esmm_history history = {0};
+    esmm_plan plan;
+    int tried = 0, first = -1;
+    double best = 0.0;
+    esmm_measured_clear();
+    for (int call = 0; call < 40000; call++) {
+      esmm_choose(&x->p, &x->list, true, &history, &plan);
+      best = first < 0 ? plan.predicted : best;
+      first = first < 0 ? plan.index : first;
+      tried += call > 1000 && plan.tried;
+      if (plan.timed) /* all others are a tenth slower */
+        esmm_choose_learn(&x->p, &plan, &history, plan.index == first ? best : 1.1 * best);
+      if (call > 64 + offset)
+        call += esmm_choose_stands(&x->p, &plan, &history);
+    }
+    assert_true(tried > 0);
+  }
+  for (int i = 0; i < SHAPES; i++)
+    esmm_weights_free(all[i].w);
+  esmm_measured_clear();
+  esmm_ctx_free(ctx);
+}
+
 static void a_file_that_cannot_be_believed_is_as_good_as_none(void **state)
 {
   (void)state;
@@ -387,7 +443,9 @@ int main(void)
       cmocka_unit_test(calls_are_measured_and_explained),
       cmocka_unit_test(a_deterministic_context_measures_nothing),
       cmocka_unit_test(what_was_measured_serves_the_next_process),
+      cmocka_unit_test(a_lock_that_is_held_is_not_waited_for),
       cmocka_unit_test(a_file_that_cannot_be_believed_is_as_good_as_none),
+      cmocka_unit_test(what_stands_is_checked_again),
       cmocka_unit_test(threads_learn_together), /* last: no fork after it */
   };
   return cmocka_run_group_tests_name("choose", tests, NULL, NULL);

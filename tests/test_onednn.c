@@ -149,6 +149,66 @@ static void forked_child_multiplies(void **state)
   stop(&x);
 }
 
+/* fp32, where B's lines are padded: C's padding may be as long as theirs, and is the caller's all the same. */
+static void padding_of_c_stays(void **state)
+{
+  (void)state;
+  enum { ROWS = 96, DEEP = 64, COLS = 40, PADDED = 48 };
+  esmm_ctx *ctx = th_ctx_on("cpu", 2);
+  esmm_matrix a = th_matrix_alloc(ROWS, DEEP, ESMM_F32), b = th_matrix_alloc(DEEP, COLS, ESMM_F32),
+              c = th_matrix_alloc(ROWS, PADDED, ESMM_F32);
+  const esmm_matmul_opts forced = {.size = sizeof forced, .force = "onednn_f32_avx512"};
+  float *values = c.data;
+  esmm_weights *w = NULL;
+  th_fill(&a, 1, 1.0, true);
+  th_fill(&b, 2, 1.0, true);
+  for (int i = 0; i < ROWS * PADDED; i++)
+    values[i] = -7.0f;
+  c.cols = COLS;
+  c.ld = PADDED;
+  assert_int_equal(esmm_prepare(ctx, &b, NULL, &w), ESMM_OK);
+  const esmm_status status = esmm_matmul(ctx, &a, w, &c, &forced, NULL);
+  assert_int_equal(esmm_matmul(ctx, &a, w, &c, NULL, NULL), ESMM_OK);
+  int changed = 0;
+  for (int i = 0; i < ROWS; i++)
+    for (int j = COLS; j < PADDED; j++)
+      changed += values[i * PADDED + j] != -7.0f;
+  assert_int_equal(changed, 0);
+  esmm_weights_free(w);
+  esmm_ctx_free(ctx);
+  free(a.data);
+  free(b.data);
+  free(c.data);
+  if (status != ESMM_OK)
+    skip();
+}
+
+/* What the library has no kernel for must not keep it from what it has one for. */
+static void a_rounded_c_is_no_failure(void **state)
+{
+  (void)state;
+  enum { ROWS = 32, DEEP = 64, COLS = 48 };
+  esmm_ctx *ctx = th_ctx_on("cpu", 1);
+  esmm_matrix a = th_matrix_alloc(ROWS, DEEP, ESMM_F32), b = th_matrix_alloc(DEEP, COLS, ESMM_F32),
+              c = th_matrix_alloc(ROWS, COLS, ESMM_F32), rounded = th_matrix_alloc(ROWS, COLS, ESMM_BF16);
+  const esmm_matmul_opts forced = {.size = sizeof forced, .force = "onednn_f32_avx512"};
+  esmm_weights *w = NULL;
+  th_fill(&a, 1, 1.0, true);
+  th_fill(&b, 2, 1.0, true);
+  assert_int_equal(esmm_prepare(ctx, &b, NULL, &w), ESMM_OK);
+  const esmm_status before = esmm_matmul(ctx, &a, w, &c, &forced, NULL);
+  assert_int_equal(esmm_matmul(ctx, &a, w, &rounded, &forced, NULL), before);
+  assert_int_equal(esmm_matmul(ctx, &a, w, &c, &forced, NULL), before);
+  esmm_weights_free(w);
+  esmm_ctx_free(ctx);
+  free(a.data);
+  free(b.data);
+  free(c.data);
+  free(rounded.data);
+  if (before != ESMM_OK)
+    skip();
+}
+
 /* In a process of its own, as the library is opened once: the reason names the variable, and nothing else is missing.
  */
 static int without_library(void)
@@ -194,8 +254,9 @@ int main(void)
   if (getenv(MODE))
     return without_library();
   (void)unsetenv("ESMM_ONEDNN");
-  const struct CMUnitTest tests[] = {cmocka_unit_test(kept_where_worth_it), cmocka_unit_test(files_make_it_again),
-                                     cmocka_unit_test(forked_child_multiplies),
-                                     cmocka_unit_test(turned_off_or_not_there)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(kept_where_worth_it),       cmocka_unit_test(files_make_it_again),
+      cmocka_unit_test(forked_child_multiplies),   cmocka_unit_test(padding_of_c_stays),
+      cmocka_unit_test(a_rounded_c_is_no_failure), cmocka_unit_test(turned_off_or_not_there)};
   return cmocka_run_group_tests_name("onednn", tests, NULL, NULL);
 }

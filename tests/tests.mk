@@ -28,7 +28,7 @@ TEST_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/*.c tests/support/*
 # ffn_mpi.c needs the header of MPI.
 TIDY := $(addprefix tidy/,$(LIB_SRC) $(CLI_SRC) $(filter-out examples/ffn_mpi.c,$(wildcard tests/*.c tests/support/*.c tests/fuzz/*.c examples/*.c bench/ladder/*.c)))
 
-.PHONY: test test-long test-programs tidy golden soak fuzz fuzz-programs $(TIDY)
+.PHONY: test test-long test-programs objects tidy golden soak fuzz fuzz-programs $(TIDY)
 .SECONDARY: $(TEST_OBJ)
 
 test:
@@ -38,6 +38,9 @@ test-long:
 	@BUILD='$(BUILD)' MAKE='$(MAKE)' sh tests/run_tests.sh long
 
 test-programs: $(TEST_PROGRAMS) $(TILE_PROGRAMS) $(REPLAY_PROGRAMS) $(BUILD)/ladder $(FAKE_CUDA) $(FAKE_CLOCK) $(FAKE_NVML)
+
+# Every C file past a compiler's eyes, without code: `make CC=clang EXTRA_CFLAGS=-fsyntax-only WERROR=1 objects`.
+objects: $(filter-out %/fatbins.o,$(LIB_OBJ)) $(filter-out %/page.o,$(CLI_OBJ)) $(TEST_OBJ)
 
 tidy: $(TIDY)
 

@@ -282,7 +282,9 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   if (p->ctx->learns && h && !clock->off && h->calls > 0 && all[best].times + all[best].flying > 0 &&
       all[best].predicted >= LEAST_SECONDS) {
     const int other = to_try(all, count, best, h);
-    const bool check = h->calls % CHECKED_EVERY == 0 && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    const bool check =
+        h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    h->checked = h->calls / CHECKED_EVERY;
     chosen = other >= 0 ? other : check ? next : best;
     plan->open = other >= 0;
     plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;

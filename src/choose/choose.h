@@ -68,6 +68,7 @@ typedef struct esmm_plan {
 typedef struct esmm_history {
   esmm_class own, shared; /* but for A's densities */
   uint32_t calls, rest;   /* so far; until the next is timed */
+  uint32_t checked;       /* how often the next best was looked at again */
   int last, trying;       /* indices and 1 more: of the kernel that was best last, of one that was tried then */
   float spent;            /* seconds that trials lost */
 } esmm_history;

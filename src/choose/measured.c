@@ -4,16 +4,20 @@
 #include "internal.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #define PLACES 16        /* a class may lie in */
-#define HOMES 8          /* files of one process */
+#define HOMES 64         /* files of one process */
 #define MOST_RATIO 500.0 /* and at least its inverse */
 #define SCALE 1e6        /* a file has whole millionths: decimal points follow the locale */
 #define KEPT_TIMES 3     /* of a kernel that a file has are believed */
 #define DOUBTFUL 3.0
+#define FREE (-1) /* no kernel */
 #define LINE_BYTES 512
 #define WEIGHT 0.125 /* of a new time among those of all classes */
 
@@ -33,14 +37,14 @@ typedef struct entry {
 } entry;
 
 static struct {
-  atomic_flag busy; /* being written */
+  _Atomic pid_t busy; /* the process one of whose threads writes; 0: none does */
   _Atomic uint32_t clock;
   _Atomic float anywhere[ESMM_MAX_KERNELS]; /* logarithms; 0 where nothing was measured */
   struct {
     _Atomic uint32_t home, news;
   } homes[HOMES];
   entry entries[ESMM_MEASURED_CLASSES];
-} table = {.busy = ATOMIC_FLAG_INIT};
+} table;
 
 #define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
 #define SET(x, value) atomic_store_explicit(&(x), value, memory_order_relaxed)
@@ -80,14 +84,26 @@ double esmm_measured_anywhere(int kernel)
 
 /* ---- writing: one thread at a time, and never a wait ---- */
 
+/* A child that was forked while another thread wrote takes the table over as it is: what it holds are times. */
 static bool enter(void)
 {
-  return !atomic_flag_test_and_set_explicit(&table.busy, memory_order_acquire);
+  const pid_t mine = getpid();
+  pid_t there = 0;
+  return atomic_compare_exchange_strong_explicit(&table.busy, &there, mine, memory_order_acquire,
+                                                 memory_order_relaxed) ||
+         (there != mine && atomic_compare_exchange_strong_explicit(&table.busy, &there, mine, memory_order_acquire,
+                                                                   memory_order_relaxed));
+}
+
+static void enter_waiting(void)
+{
+  while (!enter())
+    (void)sched_yield(); /* an addition takes a microsecond */
 }
 
 static void leave(void)
 {
-  atomic_flag_clear_explicit(&table.busy, memory_order_release);
+  atomic_store_explicit(&table.busy, 0, memory_order_release);
 }
 
 static uint32_t tick(void)
@@ -106,15 +122,22 @@ static void clear(entry *e, esmm_class of)
   SET(e->of, of);
 }
 
+/* The class's place, or a free one; NULL: there is none. */
+static entry *room_for(esmm_class of)
+{
+  entry *found = find(of);
+  for (uint64_t i = 0; !found && i < PLACES; i++) {
+    entry *e = &table.entries[(of + i) % ESMM_MEASURED_CLASSES];
+    if (GET(e->of) == 0)
+      found = e;
+  }
+  return found;
+}
+
 /* The class, in place of the one that was not used for longest. */
 static entry *make(esmm_class of, uint32_t home)
 {
-  entry *oldest = find(of);
-  for (uint64_t i = 0; !oldest && i < PLACES; i++) {
-    entry *e = &table.entries[(of + i) % ESMM_MEASURED_CLASSES];
-    if (GET(e->of) == 0)
-      oldest = e;
-  }
+  entry *oldest = room_for(of);
   if (!oldest) {
     const uint32_t now = GET(table.clock);
     oldest = &table.entries[of % ESMM_MEASURED_CLASSES];
@@ -131,15 +154,15 @@ static entry *make(esmm_class of, uint32_t home)
   return oldest;
 }
 
-/* The kernel's slot, in place of the one with the fewest times. */
+/* The kernel's slot, a free one, or in place of the one with the fewest times. */
 static slot *make_slot(entry *e, int kernel)
 {
   slot *s = slot_of(e, kernel);
   if (s)
     return s;
-  s = &e->slots[0];
-  for (int i = 1; i < ESMM_MEASURED_KERNELS; i++)
-    if (GET(e->slots[i].added) < GET(s->added))
+  s = slot_of(e, FREE);
+  for (int i = 0; i < ESMM_MEASURED_KERNELS && GET(e->slots[i].kernel) != 0; i++)
+    if (!s || GET(e->slots[i].added) < GET(s->added))
       s = &e->slots[i];
   SET(s->kernel, (int16_t)(kernel + 1));
   SET(s->added, 0);
@@ -164,7 +187,7 @@ static void add_time(slot *s, float ratio)
   qsort(times, (size_t)count, sizeof *times, by_value);
   SET(s->low, times[(count - 1) / 4]);
   /* The number of times says where the next one goes, too: it must not pass over any. */
-  SET(s->added, (uint16_t)(added + 1 < UINT16_MAX ? added + 1 : UINT16_MAX - ESMM_MEASURED_TIMES + 1));
+  SET(s->added, (uint16_t)(added < UINT16_MAX ? added + 1 : UINT16_MAX - ESMM_MEASURED_TIMES + 1));
 }
 
 static void note_news(uint32_t home)
@@ -254,8 +277,9 @@ bool esmm_measured_print(FILE *f, uint32_t home, long most, const char *(*name)(
     for (int j = 0; j < ESMM_MEASURED_KERNELS && ok; j++) {
       const slot *s = &e->slots[j];
       const int kernel = GET(s->kernel), times = GET(s->added);
-      if (kernel && times)
-        ok = fprintf(f, " %s %d %ld", name(kernel - 1), times, lround((double)GET(s->low) * SCALE)) > 0;
+      const long low = lround((double)GET(s->low) * SCALE);
+      if (kernel && times && low > 0) /* another thread may be adding the first */
+        ok = fprintf(f, " %s %d %ld", name(kernel - 1), times, low) > 0;
     }
     ok = ok && fprintf(f, "\n") > 0;
   }
@@ -284,9 +308,10 @@ bool esmm_measured_parse(const char *line, uint32_t home, int (*kernel_of)(const
     all[count].ratio = (double)ratio / SCALE;
     count += all[count].kernel >= 0;
   }
-  if (*line != '\n' || !enter())
-    return *line == '\n';
-  entry *e = find(of) ? NULL : make(of, home);
+  if (*line != '\n')
+    return false;
+  enter_waiting();
+  entry *e = !find(of) && room_for(of) ? make(of, home) : NULL;
   for (int i = 0; i < count && e; i++)
     for (int j = 0; j < (all[i].times < KEPT_TIMES ? all[i].times : KEPT_TIMES); j++)
       add_time(make_slot(e, all[i].kernel), (float)all[i].ratio);

@@ -36,7 +36,8 @@ uint32_t esmm_measured_news(uint32_t home);
 void esmm_measured_written(uint32_t home);
 /* Classes of a file as lines of text, at most so many bytes; false where writing failed. name: of a kernel. */
 bool esmm_measured_print(FILE *f, uint32_t home, long most, const char *(*name)(int kernel));
-/* One such line. What the table has already stays. False: it is not one. */
+/* One such line. What the table has already stays, and where there is no room for more the line is left out. False: it
+   is not one. */
 bool esmm_measured_parse(const char *line, uint32_t home, int (*kernel_of)(const char *name));
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * saved.c: the file of saved.h. Processes that write at once take turns by a lock on the directory; each reads what the
- * others wrote before, so nothing is lost. A line that does not parse ends the reading: the rest is not believed.
+ * others wrote before, so nothing is lost as long as
+ * the table has room. A line that does not parse ends the reading: the rest is not believed.
  */
 #include "choose/saved.h"
 
@@ -17,13 +18,15 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAGIC "esmm-measured 1"
 #define MOST_BYTES (1L << 20)
 #define PATH_BYTES 4128
 #define LEAST_NEWS 16 /* times that are worth writing a file for */
-#define MOST_FILES 8  /* read by one process */
+#define MOST_FILES 64 /* read by one process */
+#define LOCK_TRIES 40 /* every 5 ms: who holds the lock writes a file of a megabyte at most, or is stopped */
 
 static const char *kernel_name(int index)
 {
@@ -112,13 +115,14 @@ void esmm_saved_open(esmm_ctx *ctx)
 }
 
 /* To a temporary file, which takes the place of the old one. */
-static bool write_file(const char *path, uint32_t home)
+static bool write_file(const char *path, uint32_t home, int *reason)
 {
   char temporary[PATH_BYTES + 8];
   (void)snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
   const int fd = mkstemp(temporary);
   FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
   if (!f) {
+    *reason = errno;
     if (fd >= 0) {
       (void)close(fd);
       (void)unlink(temporary);
@@ -129,9 +133,22 @@ static bool write_file(const char *path, uint32_t home)
   ok = fflush(f) == 0 && ok;
   ok = fclose(f) == 0 && ok;
   ok = ok && rename(temporary, path) == 0;
+  *reason = errno;
   if (!ok)
     (void)unlink(temporary);
   return ok;
+}
+
+static bool lock_directory(int directory)
+{
+  for (int i = 0; i < LOCK_TRIES; i++) {
+    if (flock(directory, LOCK_EX | LOCK_NB) == 0)
+      return true;
+    if (errno != EWOULDBLOCK && errno != EINTR)
+      return false;
+    (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+  }
+  return false;
 }
 
 static esmm_status save(esmm_ctx *ctx, const char *path)
@@ -143,12 +160,15 @@ static esmm_status save(esmm_ctx *ctx, const char *path)
     return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s; set XDG_CACHE_HOME to a directory that can be written", path,
                      strerror(errno));
   const int lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool locked = lock >= 0 && flock(lock, LOCK_EX) == 0;
-  read_file(path, ctx->home);
-  const bool written = locked && write_file(path, ctx->home);
-  const int reason = errno;
+  const bool locked = lock >= 0 && lock_directory(lock);
+  int reason = errno;
+  if (locked)
+    read_file(path, ctx->home);
+  const bool written = locked && write_file(path, ctx->home, &reason);
+  if (locked)
+    (void)flock(lock, LOCK_UN); /* a child that was forked meanwhile has it, too */
   if (lock >= 0)
-    (void)close(lock); /* and with it the lock */
+    (void)close(lock);
   if (!written)
     return esmm_fail(ctx, ESMM_ERR_IO, "%.300s: %s", path, strerror(reason));
   esmm_measured_written(ctx->home);
@@ -169,6 +189,8 @@ esmm_status esmm_tune_save(esmm_ctx *ctx)
     return ESMM_ERR_ARGUMENT;
   if (!ctx->learns)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "this context does not learn, so there is nothing to save");
+  if (ctx->home && ctx->owner != getpid())
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "a forked child does not write what was measured: its parent does");
   if (!ctx->home || !path_of(ctx, path))
     return esmm_fail(ctx, ESMM_ERR_IO,
                      "nowhere to keep what was measured: no_tuning_cache is set, or neither "

@@ -270,7 +270,7 @@ bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio)
   const double forms = w->use == ESMM_USE_ANY ? 3.0 : 2.0;
   return w->format == ESMM_FORMAT_DENSE && w->dtype == ESMM_BF16 && w->use != ESMM_USE_DECODE && w->full &&
          w->k >= LEAST_SIDE && w->n >= LEAST_SIDE && (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) &&
-         esmm_cpu_detect() & ESMM_CPU_AVX512BF16 && !esmm_onednn_missing(NULL);
+         esmm_cpu_detect() & ESMM_CPU_AVX512BF16 && !esmm_onednn_missing(NULL) && !given_up[ESMM_BF16];
 }
 
 static void *any_product(const esmm_weights *w)

@@ -45,7 +45,8 @@ static cut cut_rows(const esmm_problem *p)
   x.last = p->m - (x.parts - 1) * x.rows;
   x.last_room = esmm_round_up(x.last, step);
   x.copied = p->a.ld != p->k;
-  x.direct = esmm_is_rounded(p) && p->c.ld == width_of(p) && p->c.dtype != ESMM_F16;
+  x.direct = esmm_is_rounded(p) && p->c.ld == p->n && width_of(p) == p->n &&
+             (p->c.dtype == ESMM_F32 || p->c.dtype == p->w->dtype);
   return x;
 }
 

@@ -139,11 +139,11 @@ def sweep() -> None:
     """Lets go of memory that nobody else holds."""
     with _lock:
         holders: Dict[int, int] = {}
-        for held in _held.values():
+        for held in list(_held.values()):  # a finalizer may take one out
             cdata = held.alias.untyped_storage()._cdata
             holders[cdata] = holders.get(cdata, 0) + 1
         dead: List[int] = []
-        for address, held in _held.items():
+        for address, held in list(_held.items()):
             storage = held.alias.untyped_storage()
             # Our aliases, and the storage object that asks.
             if torch._C._storage_Use_Count(storage._cdata) <= holders[storage._cdata] + 1:

@@ -798,14 +798,23 @@ extern "C" void esmm_torch_give(void *taken)
   give_back(static_cast<Idle *>(taken));
 }
 
-/* Saves what the contexts in the pool have learnt, for the next process. */
+/* Saves what the contexts in the pool have learnt, for the next process. A forked child leaves that to its parent. */
+static const pid_t loaded_by = getpid();
 extern "C" void esmm_torch_save()
 {
+  if (getpid() != loaded_by)
+    return;
   if (Idle *const last = contexts.last.exchange(nullptr, std::memory_order_acq_rel))
     give_back_idle(last);
-  std::lock_guard<std::mutex> lock(contexts.mutex);
-  for (const Idle *idle : contexts.idle)
+  std::vector<Idle *> saved; /* taken out meanwhile, so that no thread waits for the disk */
+  {
+    std::lock_guard<std::mutex> lock(contexts.mutex);
+    saved.swap(contexts.idle);
+  }
+  for (Idle *idle : saved) {
     esmm.tune_save(idle->ctx);
+    give_back_idle(idle);
+  }
 }
 
 /* How often something was forgotten. */
