@@ -384,7 +384,7 @@ static void what_stands_is_checked_again(void **state)
       first = first < 0 ? plan.index : first;
       tried += call > 1000 && plan.tried;
       if (plan.timed) /* all others are a tenth slower */
-        esmm_choose_learn(&x->p, &plan, &history, plan.index == first ? best : 1.1 * best);
+        esmm_choose_learn(x->p.ctx, &plan, &history, plan.index == first ? best : 1.1 * best);
       if (call > 64 + offset)
         call += esmm_choose_stands(&x->p, &plan, &history);
     }

@@ -17,7 +17,7 @@ enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_L
 #define AGAIN 1.4          /* and again if that took within so many times the best, */
 #define LAST_AGAIN 1.2     /* and a third time */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
-#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes */
+#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
 #define BUDGET_SHARE 0.005 /* and so much of each call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */
@@ -101,8 +101,9 @@ static esmm_class at(esmm_class of, esmm_density_class d)
 /* In classes of densities a step away: the middle of what there is. */
 static double beside(esmm_class shared, esmm_density_class d, int index, int *times)
 {
-  const esmm_density_class all[] = {{d.element - 1, d.strip}, {d.element + 1, d.strip},     {d.element, d.strip - 1},
-                           {d.element, d.strip + 1}, {d.element - 1, d.strip - 1}, {d.element + 1, d.strip + 1}};
+  const esmm_density_class all[] = {{d.element - 1, d.strip},     {d.element + 1, d.strip},
+                                    {d.element, d.strip - 1},     {d.element, d.strip + 1},
+                                    {d.element - 1, d.strip - 1}, {d.element + 1, d.strip + 1}};
   double sum = 0.0;
   int found = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -170,8 +171,10 @@ static double loss_of(const esmm_option *x, double best)
 }
 
 /* Is it worth a trial? */
-static bool worth_trying(const esmm_option *x, double best, double budget)
+static bool worth_trying(const esmm_option *x, double best, double budget, bool late)
 {
+  if (x->flying > 0 && !late)
+    return false;
   const int tries = x->times + x->flying;
   const double within = x->times == 0 ? MAY_WIN : tries == 1 ? AGAIN : LAST_AGAIN;
   return tries < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best && loss_of(x, best) <= budget;
@@ -188,12 +191,12 @@ static double least_measured(const esmm_option *all, int count)
 }
 
 /* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
-static int to_try(const esmm_option *all, int count, int best, const esmm_history *h)
+static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock)
 {
-  const double budget = all[best].seconds * (BUDGET_CALLS + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
+  const double budget = all[best].seconds * (clock->budget + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    if (i == best || !worth_trying(&all[i], all[best].seconds, budget))
+    if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->late))
       continue;
     if (all[i].index + 1 == h->trying)
       return i;
@@ -281,7 +284,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   int chosen = best;
   if (p->ctx->learns && h && !clock->off && h->calls > 0 && all[best].times + all[best].flying > 0 &&
       all[best].predicted >= LEAST_SECONDS) {
-    const int other = to_try(all, count, best, h);
+    const int other = to_try(all, count, best, h, clock);
     const bool check =
         h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
     h->checked = h->calls / CHECKED_EVERY;
@@ -300,7 +303,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
 
 void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *h, esmm_plan *plan)
 {
-  static const esmm_clock clock = {.every = TIMED_EVERY};
+  static const esmm_clock clock = {.every = TIMED_EVERY, .budget = BUDGET_CALLS};
   esmm_option all[ESMM_MAX_KERNELS];
   for (int i = 0; i < list->count; i++) {
     all[i].index = list->index[i];

@@ -8,12 +8,12 @@
  * quarter.
  *
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
- * calls of the best kernel, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's, and seldom more
- * than 1.10. After that one call in 16 is timed, on a GPU one in 64. A context that does not learn has predictions
- * alone.
+ * calls of the best kernel, on a GPU five, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
+ * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 64. A context that does not learn has
+ * predictions alone.
  *
- * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way, and
- * what it is expected to lose counts as lost.
+ * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
+ * and what it is expected to lose counts as lost.
  */
 #ifndef ESMM_CHOOSE_H
 #define ESMM_CHOOSE_H
@@ -39,8 +39,10 @@ typedef struct esmm_density_class {
 
 /* How calls are timed. */
 typedef struct esmm_clock {
-  int every; /* calls from one that is timed to the next, once the choice stands */
-  bool off;  /* no call is timed, and nothing is tried */
+  int every;     /* calls from one that is timed to the next, once the choice stands */
+  double budget; /* all trials together may lose so many calls of the best kernel */
+  bool off;      /* no call is timed, and nothing is tried */
+  bool late;     /* times come late, many calls after theirs: a second trial does not wait for the first one's */
   /* May be NULL: calls of that class by that kernel that are being measured. */
   int (*flying)(const void *self, esmm_class own, int index);
   const void *self;

@@ -2,23 +2,23 @@
  * live.c: what calls take on a GPU, from a pair of events around some of them. Nothing waits: whether an event has come
  * is asked at later calls.
  *
- * Where the stream is idle, the host's own time lies between the two events, 15 to 20 us of it. So a time counts only if
- * the stream still had work before the first event when the second was recorded. Behind queued work a pair adds 2 to 5
- * us, nearly the same to every launch; EVENT_SECONDS of that are taken off, and the rest is in the times of all kernels
- * that are compared. A caller whose stream is always idle is not asked for long: each time that does not count doubles
- * the calls until the next.
+ * Where the stream is idle, the host's own time lies between the two events, 15 to 20 us of it. So a time counts only
+ * if the stream still had work before the first event when the second was recorded. Behind queued work a pair adds 2 to
+ * 5 us, nearly the same to every launch; EVENT_SECONDS of that are taken off, and the rest is in the times of all
+ * kernels that are compared. A caller whose stream is always idle is not asked for long: each time that does not count
+ * doubles the calls until the next.
  */
 #include "cuda/product/product.h"
-
-#include "cuda/device/device.h"
 
 #include <math.h>
 #include <string.h>
 
-#define FLIGHTS 64            /* calls that may be under way */
+#define FLIGHTS 64           /* calls that may be under way */
 #define MOST_MISSED 8        /* 255 calls are not timed then */
-#define EVENT_SECONDS 2.5e-6  /* what a pair of events adds at least */
-#define TIMED_EVERY 64        /* calls, once the choice stands */
+#define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
+#define TIMED_EVERY 64       /* calls, once the choice stands */
+#define BUDGET_CALLS 5.0     /* that trials may lose: most of them are begun before the first time is known */
+#define LATE 4               /* calls under way say that the host is far ahead */
 
 typedef struct flight {
   CUevent start, end; /* made when first used, and used again */
@@ -34,6 +34,11 @@ typedef struct live {
   int missed, pause; /* times in a row that did not count; calls until the next may be timed */
   flight ring[FLIGHTS];
 } live;
+
+static const esmm_cuda_driver *cu(void)
+{
+  return esmm_cuda_driver_get();
+}
 
 static flight *flight_at(live *x, int i)
 {
@@ -119,7 +124,7 @@ static int flying(const void *self, esmm_class own, int index)
 
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
 {
-  *clock = (esmm_clock){.every = TIMED_EVERY, .off = true};
+  *clock = (esmm_clock){.every = TIMED_EVERY, .budget = BUDGET_CALLS, .off = true};
   const bool here = r->p->a.place == ESMM_DEVICE && r->p->c.place == ESMM_DEVICE &&
                     !(r->p->residual.data && r->p->residual.place == ESMM_HOST);
   if (!counts || !r->ctx->learns || r->timed || r->p->gated || !here || esmm_cuda_capturing(r->ctx))
@@ -131,6 +136,7 @@ void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
   clock->flying = flying;
   clock->self = x;
   clock->off = x->pause > 0 || x->count == FLIGHTS;
+  clock->late = x->count >= LATE;
   x->pause -= x->pause > 0;
 }
 
@@ -144,8 +150,8 @@ void esmm_live_begin(run *r)
 {
   live *x = r->plan.timed ? live_of(r->ctx) : NULL;
   flight *f = x ? flight_at(x, x->count) : NULL;
-  r->plan.timed = x && make_event(&f->start) && make_event(&f->end) &&
-                  cu()->cuEventRecord(f->start, r->stream) == CUDA_SUCCESS;
+  r->plan.timed =
+      x && make_event(&f->start) && make_event(&f->end) && cu()->cuEventRecord(f->start, r->stream) == CUDA_SUCCESS;
 }
 
 void esmm_live_end(run *r)

@@ -79,12 +79,12 @@ typedef struct decision {
 typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
-  bool skips;   /* a skipping kernel and another are among them: A's densities matter */
-  bool low;     /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
+  bool skips; /* a skipping kernel and another are among them: A's densities matter */
+  bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
   esmm_history history; /* of what was chosen when densities were known */
-  int delay;    /* calls until a report is used */
-  double dense; /* seconds of the cheapest dense kernel */
-  bool rests;   /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
+  int delay;            /* calls until a report is used */
+  double dense;         /* seconds of the cheapest dense kernel */
+  bool rests; /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
