@@ -6,6 +6,7 @@
  * Which kernel a call took is told by what it launches: each is forced once, and what it launches is noted.
  */
 #include "choose/measured.h"
+#include "esmm_tools.h"
 #include "cuda/device/device.h"
 #include "fake_gpu.h"
 #include "fake_reports.h"
@@ -316,6 +317,56 @@ static void every_machine_is_learnt_within_32_calls(void **state)
   assert_true(s.mean / s.runs <= 1.10);
 }
 
+/* A call in which kernels are timed in turns finds the best, and costs no later call a trial. */
+static void a_timing_run_finds_the_best(void **state)
+{
+  (void)state;
+  int wrong = 0, runs = 0;
+  for (int row = 0; row < 7; row++)
+    for (int density = 0; density < 7; density += 2) {
+      rig x;
+      make(&x, rows[row], 4096, 14336, densities[density], -1);
+      for (int machine = 0; machine < MACHINES; machine++) {
+        start_anew(&x);
+        draw_machine(&x);
+        begin_clock(&x);
+        must(&x, esmm_tune_weights(x.ctx, &x.a, x.w, &x.c, NULL));
+        queue_call(&x);
+        wrong += chosen > 1.05 * best_of(&x);
+        runs++;
+      }
+      unmake(&x);
+    }
+  print_message("# %d machines and products: %d not within 1.05 of the best\n", runs, wrong);
+  assert_true(wrong <= runs / 50);
+}
+
+static void a_timing_run_refuses_what_it_cannot_do(void **state)
+{
+  (void)state;
+  rig x;
+  int stream;
+  make(&x, 64, 4096, 4096, .25, -1);
+  const float beta = 1;
+  const esmm_matmul_opts adds = {.size = sizeof adds, .beta = &beta},
+                         forced = {.size = sizeof forced, .force = "joint"};
+  assert_int_equal(esmm_tune_weights(NULL, &x.a, x.w, &x.c, NULL), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_tune_weights(x.ctx, &x.a, x.w, &x.c, &adds), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_tune_weights(x.ctx, &x.a, x.w, &x.c, &forced), ESMM_ERR_ARGUMENT);
+  assert_int_equal(esmm_tune_weights(x.ctx, NULL, x.w, &x.c, NULL), ESMM_ERR_ARGUMENT);
+  must(&x, esmm_ctx_set_stream(x.ctx, &stream));
+  const int64_t launched = fake->launches;
+  fake->captured = &stream;
+  assert_int_equal(esmm_tune_weights(x.ctx, &x.a, x.w, &x.c, NULL), ESMM_ERR_UNSUPPORTED);
+  assert_int_equal(fake->launches, launched);
+  fake->captured = NULL;
+  must(&x, esmm_ctx_set_stream(x.ctx, NULL));
+  unmake(&x);
+  make(&x, 64, 4096, 4096, .25, 1);
+  assert_int_equal(esmm_tune_weights(x.ctx, &x.a, x.w, &x.c, NULL), ESMM_ERR_UNSUPPORTED);
+  unmake(&x);
+}
+
 static void a_host_that_never_waits_learns_too(void **state)
 {
   (void)state;
@@ -437,6 +488,8 @@ int main(int argc, char **argv)
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
   const struct CMUnitTest with[] = {TEST(every_machine_is_learnt_within_32_calls),
                                     TEST(a_host_that_never_waits_learns_too),
+                                    TEST(a_timing_run_finds_the_best),
+                                    TEST(a_timing_run_refuses_what_it_cannot_do),
                                     TEST(the_clock_changes_nothing_where_contexts_are_deterministic),
                                     TEST(memory_does_not_grow),
                                     TEST(captures_beside_learning),

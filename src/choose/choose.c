@@ -16,6 +16,7 @@ enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_L
 #define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
 #define AGAIN 1.4          /* and again if that took within so many times the best, */
 #define LAST_AGAIN 1.2     /* and a third time */
+#define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
 #define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
 #define BUDGET_SHARE 0.005 /* and so much of each call */
@@ -206,6 +207,16 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   return found;
 }
 
+/* Of those that may be the fastest the one whose turn it is. */
+static int by_turn(const esmm_option *all, int count, int best, int turn)
+{
+  int places[ESMM_MAX_KERNELS], found = 0;
+  for (int i = 0; i < count; i++)
+    if (all[i].seconds < TURN_WITHIN * all[best].seconds)
+      places[found++] = i;
+  return places[(turn - 1) % found];
+}
+
 static void fill_plan(const esmm_option *all, int count, int chosen, int next, esmm_plan *plan)
 {
   plan->index = all[chosen].index;
@@ -252,13 +263,13 @@ static void recall_ratios(const esmm_problem *p, esmm_option *all, int count, es
 }
 
 /* Is the call timed, and what is noted of that. */
-static void set_clock(const esmm_option *x, esmm_density_class d, const esmm_clock *clock, esmm_history *h,
+static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock, esmm_history *h,
                       esmm_plan *plan)
 {
   plan->own = at(h->own, d);
   plan->shared = at(h->shared, d);
   plan->open = (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
-  plan->timed = !clock->off && x->predicted >= LEAST_SECONDS && (plan->open || plan->tried || h->rest == 0);
+  plan->timed = !clock->off && x->predicted >= LEAST_SECONDS && (plan->open || plan->tried || ctx->turn > 0 || h->rest == 0);
   h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
@@ -282,7 +293,9 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
     recall_ratios(p, all, count, d, clock, noted);
   rank_after(all, count, noted, &best, &next);
   int chosen = best;
-  if (p->ctx->learns && h && !clock->off && h->calls > 0 && all[best].times + all[best].flying > 0 &&
+  if (p->ctx->turn > 0 && h && !clock->off) {
+    chosen = by_turn(all, count, best, p->ctx->turn);
+  } else if (p->ctx->learns && h && !clock->off && h->calls > 0 && all[best].times + all[best].flying > 0 &&
       all[best].predicted >= LEAST_SECONDS) {
     const int other = to_try(all, count, best, h, clock);
     const bool check =
@@ -296,7 +309,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   plan->tried = chosen != best;
   plan->known = least_measured(all, count);
   if (p->ctx->learns)
-    set_clock(&all[chosen], d, clock, noted, plan);
+    set_clock(p->ctx, &all[chosen], d, clock, noted, plan);
   else if (h)
     h->last = plan->index + 1;
 }

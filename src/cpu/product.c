@@ -162,7 +162,7 @@ static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_pro
 /* By the verdict. A is looked at, or its densities are full. */
 static void plan_by(esmm_problem *p, verdict *v, planned *out)
 {
-  if (v->stands > 0) {
+  if (v->stands > 0 && p->ctx->turn == 0) {
     v->stands--;
     out->plan = v->plan;
     p->threads = v->threads;

@@ -133,6 +133,8 @@ void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
   if (!x)
     return;
   collect(r->ctx, x);
+  if (r->ctx->turn > 0) /* one that does not count is no reason to wait */
+    x->pause = x->missed = 0;
   clock->flying = flying;
   clock->self = x;
   clock->off = x->pause > 0 || x->count == FLIGHTS;
