@@ -248,28 +248,32 @@ static void rank_after(const esmm_option *all, int count, const esmm_history *h,
   *best = last;
 }
 
-/* What was measured, of all options. */
-static void recall_ratios(const esmm_problem *p, esmm_option *all, int count, esmm_density_class d,
+/* What was measured, of all options. True: some are being measured. */
+static bool recall_ratios(const esmm_problem *p, esmm_option *all, int count, esmm_density_class d,
                           const esmm_clock *clock, esmm_history *h)
 {
   if (h->shared == 0) {
     h->shared = shape_class(p);
     h->own = mix(h->shared, p->w->serial);
   }
+  bool flying = false;
   for (int i = 0; i < count; i++) {
     all[i].seconds *= ratio_of(h->own, h->shared, d, all[i].index, &all[i].times);
     all[i].flying = clock->flying ? clock->flying(clock->self, at(h->own, d), all[i].index) : 0;
+    flying = flying || all[i].flying > 0;
   }
+  return flying;
 }
 
 /* Is the call timed, and what is noted of that. */
-static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock, esmm_history *h,
-                      esmm_plan *plan)
+static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock,
+                      esmm_history *h, esmm_plan *plan)
 {
   plan->own = at(h->own, d);
   plan->shared = at(h->shared, d);
+  const bool measurable = !clock->off && x->predicted >= LEAST_SECONDS;
   plan->open = (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
-  plan->timed = !clock->off && x->predicted >= LEAST_SECONDS && (plan->open || plan->tried || ctx->turn > 0 || h->rest == 0);
+  plan->timed = measurable && (plan->open || plan->tried || ctx->turn > 0 || h->rest == 0);
   h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
@@ -290,13 +294,13 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   }
   esmm_history *const noted = h ? h : &none;
   if (p->ctx->learns)
-    recall_ratios(p, all, count, d, clock, noted);
+    plan->flying = recall_ratios(p, all, count, d, clock, noted);
   rank_after(all, count, noted, &best, &next);
   int chosen = best;
   if (p->ctx->turn > 0 && h && !clock->off) {
     chosen = by_turn(all, count, best, p->ctx->turn);
-  } else if (p->ctx->learns && h && !clock->off && h->calls > 0 && all[best].times + all[best].flying > 0 &&
-      all[best].predicted >= LEAST_SECONDS) {
+  } else if (p->ctx->learns && h && !clock->off && !clock->idle && h->calls > 0 &&
+             all[best].times + all[best].flying > 0 && all[best].predicted >= LEAST_SECONDS) {
     const int other = to_try(all, count, best, h, clock);
     const bool check =
         h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
@@ -342,7 +346,7 @@ int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_histor
 {
   if (!p->ctx->learns || plan->predicted < LEAST_SECONDS)
     return INT_MAX;
-  if (!h || plan->open || plan->tried)
+  if (!h || plan->open || plan->tried || plan->flying)
     return 0;
   h->calls += h->rest;
   const int more = (int)h->rest;

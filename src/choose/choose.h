@@ -42,6 +42,8 @@ typedef struct esmm_clock {
   int every;     /* calls from one that is timed to the next, once the choice stands */
   double budget; /* all trials together may lose so many calls of the best kernel */
   bool off;      /* no call is timed, and nothing is tried */
+  bool idle;     /* the last time did not count: nothing is tried until one does */
+  int pause;     /* where off or idle: calls that a choice holds for */
   bool late;     /* times come late, many calls after theirs: a second trial does not wait for the first one's */
   /* May be NULL: calls of that class by that kernel that are being measured. */
   int (*flying)(const void *self, esmm_class own, int index);
@@ -60,6 +62,7 @@ typedef struct esmm_plan {
   bool timed;     /* what it takes is wanted: esmm_choose_learn */
   bool tried;     /* for that alone */
   bool open;      /* the next call may try another */
+  bool flying;    /* a kernel of these is being measured */
   esmm_class own; /* of the call, on these weights */
   esmm_class shared;
   double known;   /* what the best takes of those that were measured */

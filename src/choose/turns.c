@@ -21,8 +21,9 @@ static esmm_status check(esmm_ctx *ctx, const esmm_matrix *c, const esmm_matmul_
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->%s: leave statistics of c out, the product is made many times",
                      o->column_nonzeros ? "column_nonzeros" : "c_pattern");
   if (o->residual && c && o->residual->data == c->data)
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->residual is c: the product is made many times, and c must not add "
-                                             "up");
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                     "opts->residual is c: the product is made many times, and c must not add "
+                     "up");
   return ESMM_OK;
 }
 
@@ -38,7 +39,8 @@ static esmm_status calls(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   return status == ESMM_OK && ctx->backend->synchronize ? ctx->backend->synchronize(ctx) : status;
 }
 
-/* The first calls tell how dense A is, and load what they need; each batch is queued behind a call that takes a while. */
+/* The first calls tell how dense A is, and load what they need; each batch is queued behind a call that takes a while.
+ */
 esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                               const esmm_matmul_opts *opts)
 {

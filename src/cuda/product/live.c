@@ -14,7 +14,9 @@
 #include <string.h>
 
 #define FLIGHTS 64           /* calls that may be under way */
-#define MOST_MISSED 8        /* 255 calls are not timed then */
+#define FREE_MISSED 2        /* times that need not count: the next call is timed again. Then */
+#define MOST_MISSED 8        /* each doubles the calls until the next, to 256 */
+#define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
 #define TIMED_EVERY 64       /* calls, once the choice stands */
 #define BUDGET_CALLS 5.0     /* that trials may lose: most of them are begun before the first time is known */
@@ -30,8 +32,8 @@ typedef struct flight {
 typedef struct live {
   esmm_allocator allocator;
   int ordinal;
-  int first, count;  /* those under way, in the order of their calls */
-  int missed, pause; /* times in a row that did not count; calls until the next may be timed */
+  int first, count; /* those under way, in the order of their calls */
+  int missed;       /* times in a row that did not count */
   flight ring[FLIGHTS];
 } live;
 
@@ -124,7 +126,7 @@ static int flying(const void *self, esmm_class own, int index)
 
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
 {
-  *clock = (esmm_clock){.every = TIMED_EVERY, .budget = BUDGET_CALLS, .off = true};
+  *clock = (esmm_clock){.every = TIMED_EVERY, .budget = BUDGET_CALLS, .off = true, .pause = OFF_PAUSE};
   const bool here = r->p->a.place == ESMM_DEVICE && r->p->c.place == ESMM_DEVICE &&
                     !(r->p->residual.data && r->p->residual.place == ESMM_HOST);
   if (!counts || !r->ctx->learns || r->timed || r->p->gated || !here || esmm_cuda_capturing(r->ctx))
@@ -134,12 +136,14 @@ void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
     return;
   collect(r->ctx, x);
   if (r->ctx->turn > 0) /* one that does not count is no reason to wait */
-    x->pause = x->missed = 0;
+    x->missed = 0;
   clock->flying = flying;
   clock->self = x;
-  clock->off = x->pause > 0 || x->count == FLIGHTS;
+  clock->off = x->count == FLIGHTS;
+  clock->idle = x->missed > 0;
   clock->late = x->count >= LATE;
-  x->pause -= x->pause > 0;
+  if (!clock->off)
+    clock->pause = x->missed > FREE_MISSED ? 1 << x->missed : 0;
 }
 
 static bool make_event(CUevent *event)
@@ -164,7 +168,6 @@ void esmm_live_end(run *r)
   flight *f = flight_at(x, x->count);
   if (cu()->cuEventRecord(f->end, r->stream) != CUDA_SUCCESS || query(f->start) != CUDA_ERROR_NOT_READY) {
     x->missed += x->missed < MOST_MISSED;
-    x->pause = (1 << x->missed) - 1;
     return;
   }
   f->plan = r->plan;

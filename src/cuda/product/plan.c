@@ -272,6 +272,7 @@ static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
   v->unseen = (decision){0};
   v->count = 0;
   v->history = (esmm_history){0};
+  v->stands = 0;
   for (int i = 0; i < esmm_registry_count(); i++)
     if (may_run(p, esmm_registry_at(i), force)) {
       const candidate c = look_at(p, i);
@@ -378,10 +379,23 @@ static esmm_density_class class_of(const esmm_seen *seen)
   return (esmm_density_class){(int)esmm_min(seen->strip_rows, ESMM_TILE), esmm_density_step(seen->strip)};
 }
 
+static bool same_class(const esmm_density_class *x, const esmm_density_class *y)
+{
+  return x->element == y->element && x->strip == y->strip;
+}
+
 /* The cheapest of all, by predictions and by what calls took; or one that is tried. */
 static void choose_seen(run *r, verdict *v, bool counts)
 {
   decision *d = &r->d;
+  const esmm_density_class seen = class_of(r->seen);
+  const bool kept = counts && !esmm_cuda_capturing(r->ctx);
+  if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0 && same_class(&seen, &v->seen)) {
+    v->stands--;
+    run_alone(d, &v->all[v->chosen]);
+    d->seconds = v->stood_seconds;
+    return;
+  }
   esmm_option all[MOST_CANDIDATES];
   esmm_clock clock;
   esmm_history asked = v->history; /* a call that is captured, or asked for, changes nothing */
@@ -390,13 +404,20 @@ static void choose_seen(run *r, verdict *v, bool counts)
                            .variant = v->all[i].variant,
                            .predicted = seconds_seen(&v->all[i], r),
                            .doubt = handicap(r->ctx, &v->all[i])};
-  esmm_live_clock(r, counts, &clock);
-  r->history = counts && !esmm_cuda_capturing(r->ctx) ? &v->history : &asked;
-  esmm_choose_among(r->p, all, v->count, class_of(r->seen), &clock, r->history, &r->plan);
-  for (int i = 0; i < v->count; i++)
-    if (v->all[i].index == r->plan.index)
-      run_alone(d, &v->all[i]);
+  esmm_live_clock(r, kept, &clock);
+  r->history = kept ? &v->history : &asked;
+  esmm_choose_among(r->p, all, v->count, seen, &clock, r->history, &r->plan);
+  int chosen = 0;
+  while (v->all[chosen].index != r->plan.index)
+    chosen++;
+  run_alone(d, &v->all[chosen]);
   d->seconds = r->plan.seconds;
+  if (kept && r->ctx->learns) {
+    v->chosen = chosen;
+    v->seen = seen;
+    v->stood_seconds = d->seconds;
+    v->stands = clock.off || clock.idle ? clock.pause : esmm_choose_stands(r->p, &r->plan, r->history);
+  }
   d->next = r->plan.next < 0 ? NULL : esmm_registry_at(r->plan.next);
   d->next_seconds = r->plan.next_seconds;
 }

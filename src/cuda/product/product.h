@@ -81,9 +81,12 @@ typedef struct verdict {
   int count;
   bool skips; /* a skipping kernel and another are among them: A's densities matter */
   bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
-  esmm_history history; /* of what was chosen when densities were known */
-  int delay;            /* calls until a report is used */
-  double dense;         /* seconds of the cheapest dense kernel */
+  esmm_history history;    /* of what was chosen when densities were known, */
+  int stands, chosen;      /* which holds for so many more calls, its place in all, */
+  double stood_seconds;    /* what it takes, */
+  esmm_density_class seen; /* while A's densities stay in this class */
+  int delay;               /* calls until a report is used */
+  double dense;            /* seconds of the cheapest dense kernel */
   bool rests; /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
   candidate all[MOST_CANDIDATES];
 } verdict;
@@ -188,7 +191,8 @@ void esmm_run_expect_report(run *r);                    /* once it is launched *
 void esmm_run_report(run *r, const esmm_choice_device *densities);
 
 /* live.c */
-/* How a call may be timed, once times of earlier calls are taken. counts: a product follows. */
+/* How a call may be timed, once times of earlier calls are taken. counts: a product follows, which may change what is
+   kept. */
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock);
 /* Around what the plan times. */
 void esmm_live_begin(run *r);
