@@ -78,7 +78,7 @@ static esmm_class shape_class(const esmm_problem *p)
       (uint64_t)esmm_density_step(w->strip_density),
       (uint64_t)esmm_density_step(w->element_density),
   };
-  uint64_t hash = hash_text(0, p->ctx->device);
+  uint64_t hash = hash_text(hash_text(0, p->ctx->device_name), p->ctx->features);
   for (size_t i = 0; i < sizeof words / sizeof *words; i++)
     hash = mix(hash, words[i]);
   return hash ? hash : 1;
