@@ -40,10 +40,10 @@
  *   IEEE propagation, set `strict`: it turns all skipping off.
  * - beta = 0 never reads C. alpha = 0 does not read A or B.
  * - A kernel gives the same bits for the same call on the same data; all that the plan chooses from have the
- *   ESMM_KERNEL_DETERMINISTIC flag. Which kernel it is may change: on a CPU the plan times calls and learns from them,
- *   mostly in the first 32 of a kind; on a GPU it follows what the context remembers of earlier calls (see
- *   esmm_recall). In a context with deterministic = 1, or with ESMM_DETERMINISTIC=1 in the environment, nothing is
- *   timed: the same sequence of calls gives the same bits, and, with remember = -1 or on a CPU, the same call does.
+ *   ESMM_KERNEL_DETERMINISTIC flag. Which kernel it is may change: the plan times calls and learns from them, mostly in
+ *   the first 32 of a kind, and on a GPU it follows what the context remembers of earlier calls (see esmm_recall). In a
+ *   context with deterministic = 1, or with ESMM_DETERMINISTIC=1 in the environment, nothing is timed: the same
+ *   sequence of calls gives the same bits, and, with remember = -1 or on a CPU, the same call does.
  */
 #ifndef ESMM_H
 #define ESMM_H
@@ -504,8 +504,8 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  *
  * - Some calls report what they saw: the first, then one in every few, the more often the longer a product takes. Call
  *   N with the same weights and class decides on what call N - L and those before it reported; L is 1 to 16, and the
- *   larger the shorter the products are. It does not depend on how fast the GPU is, so the same sequence of calls gives
- *   the same bits.
+ *   larger the shorter the products are. It does not depend on how fast the GPU is; in a deterministic context the same
+ *   sequence of calls gives the same bits.
  * - A call may therefore have to wait until call N - L has scanned its A on the GPU or, where that has 16 rows or
  *   fewer, has ended. Where other products are between them it nearly always has; in a row of long products on the same
  *   weights the host stays that many ahead. It waits two seconds at most, which is the one thing here that depends on
@@ -516,6 +516,9 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  * - The c_pattern of an earlier product, given as a_pattern where nothing is known, tells it: the call waits for that
  *   product, as for a report, and remembers what the pattern says.
  * - Where nothing is known yet, the plan is that of a context that does not remember.
+ * - Where densities are known, some calls are timed by events on the GPU, and the plan learns what kernels take; no call
+ *   waits for that. A time counts where the stream still had work before the call. esmm_tune_weights (esmm_tools.h)
+ *   learns the same at once.
  * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *
  * A CPU can see A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every

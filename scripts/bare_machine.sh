@@ -28,6 +28,7 @@ if [ $# -gt 0 ]; then
   root=$(cd "$1" && pwd) kept=yes
 else
   root=$(mktemp -d) kept=
+  chmod 755 "$root" # / of the bare machine: other users than root may see what is in it
 fi
 
 # Nothing is removed as long as anything is mounted below it.

@@ -110,7 +110,7 @@ static outcome learn(const product *x, const double *factor, int calls)
         last = predicted(x, i) * factor[i];
     total += call == 0 ? best : call < CALLS ? last : 0.0; /* nothing is known before the first */
     if (plan.timed)
-      esmm_choose_learn(&x->p, &plan, &history, last * (1.0 + 0.05 * uniform()) * (uniform() < 0.02 ? 10.0 : 1.0));
+      esmm_choose_learn(x->p.ctx, &plan, &history, last * (1.0 + 0.05 * uniform()) * (uniform() < 0.02 ? 10.0 : 1.0));
   }
   /* A call that is not a trial. */
   for (int more = 0; more < 4; more++) {
@@ -384,7 +384,7 @@ static void what_stands_is_checked_again(void **state)
       first = first < 0 ? plan.index : first;
       tried += call > 1000 && plan.tried;
       if (plan.timed) /* all others are a tenth slower */
-        esmm_choose_learn(&x->p, &plan, &history, plan.index == first ? best : 1.1 * best);
+        esmm_choose_learn(x->p.ctx, &plan, &history, plan.index == first ? best : 1.1 * best);
       if (call > 64 + offset)
         call += esmm_choose_stands(&x->p, &plan, &history);
     }

@@ -6,8 +6,8 @@
  * A product's line follows from that product alone: it has a context, weights and random numbers of its own.
  */
 #include "cuda/device/device.h"
-#include "cuda/kernels/decode/decode_params.h"
 #include "fake_gpu.h"
+#include "fake_reports.h"
 #include "params_names.h"
 #include "plan_lines.h"
 
@@ -109,40 +109,7 @@ static void set_name(product *p, const char *group)
 
 static const product *current;
 
-/* Share of strips of that height that a k is alive in. */
-static double strips_of(int64_t height)
-{
-  const double rows = (double)(height < current->m ? height : current->m), each = (double)current->strip;
-  return rows <= each ? current->element : 1 - pow(1 - current->element, rows / each);
-}
-
-/* Of groups of four k's, the share of elements that are the third or fourth nonzero. */
-static double rest(void)
-{
-  const double e = current->element;
-  return e * e * e * (1 - e) + e * e * e * e / 2;
-}
-
-static void report(uint64_t to, int64_t height, bool counts, bool skips)
-{
-  if (!to)
-    return;
-  esmm_choice_device *slot = esmm_cuda_pointer(to);
-  const float strip = (float)strips_of(height);
-  *slot = (esmm_choice_device){.chosen = skips,
-                               .element = counts ? (float)current->element : 0,
-                               .strip = strip,
-                               .joint = (float)(strip * current->density_b),
-                               .rest = counts ? (float)rest() : 0,
-                               .counted = counts};
-  __atomic_store_n(&slot->ready, 1, __ATOMIC_RELEASE);
-}
-
-static bool pays(float dense, float base, float per_strip, float per_joint, int64_t height)
-{
-  const double strip = strips_of(height);
-  return (double)base + per_strip * strip + per_joint * strip * current->density_b < (double)dense;
-}
+static fake_zeros zeros; /* of its A */
 
 static uint64_t share(double part, int64_t of)
 {
@@ -206,25 +173,11 @@ static void count_b(const esmm_prepare_bits_params *p)
 /* What a kernel would leave for the host. */
 static void stand_in(const char *name, const void *params)
 {
+  fake_answer(&zeros, name, params);
   if (strncmp(name, "esmm_wgmma16_", 13) == 0) {
     esmm_wgmma16_params p;
     memcpy(&p, params, sizeof p);
-    report(p.report, ESMM_TILE, false,
-           p.choose ? pays(p.dense, p.base, p.per_strip, p.per_joint, ESMM_TILE) : p.mode != ESMM_WGMMA16_DENSE);
     tell(p.told, esmm_ceil_div(p.m, ESMM_TILE), p.n, p.told_number);
-  } else if (strncmp(name, "esmm_decode_", 12) == 0) {
-    esmm_decode_params p;
-    memcpy(&p, params, sizeof p);
-    report(p.report, p.a.rows, false, true);
-    report(p.gate_report, p.a.rows, false, true);
-  } else if (strncmp(name, "esmm_fine16_", 12) == 0 && strcmp(name, "esmm_fine16_pack") != 0) {
-    esmm_fine16_params p;
-    memcpy(&p, params, sizeof p);
-    report(p.report, ESMM_FINE16_STRIP, false, true);
-  } else if (strcmp(name, "esmm_sample") == 0) {
-    esmm_sample_params p;
-    memcpy(&p, params, sizeof p);
-    report(p.out, p.height, true, pays(p.dense, p.base, p.per_strip, p.per_joint, p.height));
   } else if (strcmp(name, "esmm_tally_count") == 0) {
     esmm_tally_count_params p;
     memcpy(&p, params, sizeof p);
@@ -421,6 +374,7 @@ static void make(made *x, const product *p)
   *x = (made){0};
   x->ctx = must_create(&x->meter);
   current = p;
+  zeros = (fake_zeros){.m = p->m, .strip = p->strip, .element = p->element, .density_b = p->density_b};
   fake->kernel = take_launch;
   fake->gemm = take_gemm;
   x->a = matrix(x, p->m, p->k, p->dtype, p->order_a, p->pad_a, p->host);

@@ -27,7 +27,7 @@ from ._errors import (
 )
 from ._files import load, save
 from ._lib import lib as _library
-from ._product import astype, explain, matmul, prepare, to_dense
+from ._product import astype, explain, matmul, prepare, to_dense, tune_weights
 from ._settings import default_context, device, threads
 from ._tools import (
     Info,
@@ -104,4 +104,5 @@ __all__ = [
     "threads",
     "to_dense",
     "tune",
+    "tune_weights",
 ]

@@ -675,9 +675,8 @@ class Context(_Closable):
         kernel, reason = fields[1].partition(b"\0")[0].decode(), fields[2].partition(b"\0")[0].decode(errors="replace")
         return Stats(kernel, reason, *fields[3:])
 
-    def explain(self, a: Raw, weights: Weights, c: Raw, **options: Any) -> List[Verdict]:
-        """The plan's verdict on every kernel; options as matmul() takes them."""
-        handle, w = self._live(), weights._live()
+    def _describe(self, a: Raw, c: Raw, options: Dict[str, Any]) -> Any:
+        """A, C and the options of matmul() in the block that functions of the library read; under the lock."""
         given = dict(
             alpha=1.0,
             beta=0.0,
@@ -693,13 +692,28 @@ class Context(_Closable):
             c_strip_rows=0,
         )
         given.update(options)
+        opts = self._fill(**given)  # type: ignore[arg-type]
+        _pack_matrix(self._block, _A, *a, 0, 0, 0)
+        _pack_matrix(self._block, _C, *c, 0, 0, 0)
+        return opts
+
+    def tune_weights(self, a: Raw, weights: Weights, c: Raw, **options: Any) -> None:
+        """esmm_tune_weights; options as matmul() takes them."""
+        handle, w = self._live(), weights._live()
+        with self._lock:
+            opts = self._describe(a, c, options)
+            status = lib.esmm_tune_weights(handle.value, self._at, w.value, self._at + _C, opts)
+            if status:
+                raise self.failed(status, handle)
+
+    def explain(self, a: Raw, weights: Weights, c: Raw, **options: Any) -> List[Verdict]:
+        """The plan's verdict on every kernel; options as matmul() takes them."""
+        handle, w = self._live(), weights._live()
         room = max(1, lib.esmm_kernel_count())
         verdicts = (_lib.Verdict * room)()
         count = ctypes.c_int(room)
         with self._lock:
-            opts = self._fill(**given)  # type: ignore[arg-type]
-            _pack_matrix(self._block, _A, *a, 0, 0, 0)
-            _pack_matrix(self._block, _C, *c, 0, 0, 0)
+            opts = self._describe(a, c, options)
             status = lib.esmm_explain(
                 handle.value,
                 self._at,

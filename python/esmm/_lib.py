@@ -451,6 +451,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "esmm_pattern_reorder": (c_int, [_P, _P, c_int64, _P, _P]),
     "esmm_pattern_skip_stats": (c_int, [_P, _P, _P, _P]),
     "esmm_tune": (c_int, [_P, c_int, PROGRESS, _P]),
+    "esmm_tune_weights": (c_int, [_P, _P, _P, _P, _P]),
     "esmm_tune_save": (c_int, [_P]),
     "esmm_tune_path": (c_char_p, [_P]),
     "esmm_is_tuned": (c_int, [_P]),

@@ -1,9 +1,10 @@
-"""Preparing weights and multiplying: esmm.prepare, esmm.matmul, esmm.explain."""
+"""Preparing weights and multiplying: esmm.prepare, esmm.matmul, esmm.explain, esmm.tune_weights."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Optional, Tuple, Union
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -350,6 +351,54 @@ def explain(
     >>> [v.chosen for v in verdicts][:2]
     [True, False]
     """
+    with _described(
+        a, weights, bias, activation, residual, gate, gate_bias, strict, force, a_pattern, out_dtype, dtype, context
+    ) as (ctx, x, c, options):
+        return ctx.explain(x, weights, c, **options)
+
+
+def tune_weights(
+    a: Any,
+    weights: Weights,
+    *,
+    bias: Any = None,
+    activation: Optional[str] = None,
+    residual: Any = None,
+    gate: Optional[Weights] = None,
+    gate_bias: Any = None,
+    strict: bool = False,
+    a_pattern: Optional[Pattern] = None,
+    out_dtype: Any = None,
+    dtype: Any = None,
+    context: Optional[Context] = None,
+) -> None:
+    """Times the kernels that may be the fastest for a @ weights, in turns, and keeps what they took: later products of
+    these weights with as many rows and about as many zeros choose by it. Makes the product some 60 times, and waits.
+    Refused where the context is deterministic or does not remember.
+    """
+    with _described(
+        a, weights, bias, activation, residual, gate, gate_bias, strict, None, a_pattern, out_dtype, dtype, context
+    ) as (ctx, x, c, options):
+        ctx.tune_weights(x, weights, c, **options)
+
+
+@contextmanager
+def _described(
+    a: Any,
+    weights: Weights,
+    bias: Any,
+    activation: Optional[str],
+    residual: Any,
+    gate: Optional[Weights],
+    gate_bias: Any,
+    strict: bool,
+    force: Optional[str],
+    a_pattern: Optional[Pattern],
+    out_dtype: Any,
+    dtype: Any,
+    context: Optional[Context],
+) -> Iterator[Tuple[Context, Raw, Raw, Dict[str, Any]]]:
+    """The context, A, a new C and the options of Context.matmul, with all that they point to held meanwhile."""
     if not isinstance(weights, Weights):
         raise DtypeError(f"weights is a {type(weights).__name__}: it has to be what esmm.prepare() returned")
     ctx = context if context is not None else _core.context(weights.device)
@@ -360,7 +409,8 @@ def explain(
     options, held, _ = _options(
         ctx, bits, place, m, n, 1.0, 0.0, bias, activation, residual, gate, gate_bias, strict, force, a_pattern, False
     )
-    return ctx.explain(x.raw, weights, c, **options)
+    yield ctx, x.raw, c, options
+    del result, held
 
 
 def to_dense(weights: Weights, *, out: Any = None, out_dtype: Any = None, dtype: Any = None) -> Any:

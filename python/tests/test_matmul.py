@@ -408,3 +408,18 @@ def test_memory_is_given_back(rng):
     before = resident()
     rounds(60)
     assert resident() - before < 40 * b.nbytes / 4, "60 sets of weights of 8 MB are still there"
+
+
+def test_tune_weights(rng):
+    a = rng.standard_normal((64, 512)).astype(np.float32)
+    b = rng.standard_normal((512, 512)).astype(np.float32)
+    ctx = esmm.Context("cpu", deterministic=False)
+    w = esmm.prepare(b, context=ctx)
+    assert not any("measured" in v.text for v in esmm.explain(a, w, context=ctx))
+    esmm.tune_weights(a, w, activation="relu", context=ctx)
+    assert not any("measured" in v.text for v in esmm.explain(a[:3], w, context=ctx))  # another number of rows
+    assert any("measured" in v.text for v in esmm.explain(a, w, activation="relu", context=ctx))
+    with pytest.raises(esmm.UnsupportedError, match="does not learn"):
+        esmm.tune_weights(a, w, context=esmm.Context("cpu", deterministic=True))
+    with pytest.raises(esmm.DtypeError, match="weights is a ndarray"):
+        esmm.tune_weights(a, b, context=ctx)

@@ -16,8 +16,9 @@ enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_L
 #define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
 #define AGAIN 1.4          /* and again if that took within so many times the best, */
 #define LAST_AGAIN 1.2     /* and a third time */
+#define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
-#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes */
+#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
 #define BUDGET_SHARE 0.005 /* and so much of each call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */
@@ -30,9 +31,9 @@ static uint64_t mix(uint64_t hash, uint64_t word)
   return hash ^ hash >> 29;
 }
 
-static int step_of(double value)
+int esmm_density_step(double density)
 {
-  return (int)lround(log(fmax(value, LEAST_DENSITY)) / STEP);
+  return -(int)lround(log(fmax(density, LEAST_DENSITY)) / STEP);
 }
 
 static uint64_t rows_class(int64_t m)
@@ -42,7 +43,8 @@ static uint64_t rows_class(int64_t m)
 
 static uint64_t layout_of(const esmm_matrix *x)
 {
-  return x->data ? 1 + (uint64_t)x->dtype + 4 * (uint64_t)x->order + 8 * (uint64_t)x->place : 0;
+  const bool lines = (uintptr_t)x->data % 16 == 0 && (uint64_t)x->ld * esmm_dtype_size(x->dtype) % 16 == 0;
+  return x->data ? 1 + (uint64_t)x->dtype + 4 * (uint64_t)x->order + 8 * (uint64_t)x->place + 16 * (uint64_t)lines : 0;
 }
 
 static uint64_t hash_text(uint64_t hash, const char *text)
@@ -73,27 +75,23 @@ static esmm_class shape_class(const esmm_problem *p)
       w->forms,
       (uint64_t)(w->bsr.block_rows * 1024 + w->bsr.block_cols),
       (uint64_t)(w->nm.keep * 65536 + w->nm.group * 1024 + w->nm.group_cols),
-      (uint64_t)-step_of(w->strip_density),
-      (uint64_t)-step_of(w->element_density),
+      (uint64_t)esmm_density_step(w->strip_density),
+      (uint64_t)esmm_density_step(w->element_density),
   };
-  uint64_t hash = hash_text(0, p->ctx->device);
+  uint64_t hash = hash_text(hash_text(0, p->ctx->device_name), p->ctx->features);
   for (size_t i = 0; i < sizeof words / sizeof *words; i++)
     hash = mix(hash, words[i]);
   return hash ? hash : 1;
 }
 
-typedef struct densities {
-  int element, strip;
-} densities;
-
-static densities densities_of(const esmm_problem *p, bool looked)
+static esmm_density_class densities_of(const esmm_problem *p, bool looked)
 {
   if (!looked)
-    return (densities){NOT_LOOKED, NOT_LOOKED};
-  return (densities){-step_of(p->sample.element), -step_of(p->sample.strip[STRIP32])};
+    return (esmm_density_class){NOT_LOOKED, NOT_LOOKED};
+  return (esmm_density_class){esmm_density_step(p->sample.element), esmm_density_step(p->sample.strip[STRIP32])};
 }
 
-static esmm_class at(esmm_class of, densities d)
+static esmm_class at(esmm_class of, esmm_density_class d)
 {
   const uint64_t hash = mix(of, (uint64_t)(d.element + 1) << 32 | (uint64_t)(d.strip + 1));
   return hash ? hash : 1;
@@ -102,10 +100,11 @@ static esmm_class at(esmm_class of, densities d)
 /* ---- what was measured ---- */
 
 /* In classes of densities a step away: the middle of what there is. */
-static double beside(esmm_class shared, densities d, int index, int *times)
+static double beside(esmm_class shared, esmm_density_class d, int index, int *times)
 {
-  const densities all[] = {{d.element - 1, d.strip}, {d.element + 1, d.strip},     {d.element, d.strip - 1},
-                           {d.element, d.strip + 1}, {d.element - 1, d.strip - 1}, {d.element + 1, d.strip + 1}};
+  const esmm_density_class all[] = {{d.element - 1, d.strip},     {d.element + 1, d.strip},
+                                    {d.element, d.strip - 1},     {d.element, d.strip + 1},
+                                    {d.element - 1, d.strip - 1}, {d.element + 1, d.strip + 1}};
   double sum = 0.0;
   int found = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -120,7 +119,7 @@ static double beside(esmm_class shared, densities d, int index, int *times)
   return found ? exp(sum / found) : 0.0;
 }
 
-static double ratio_of(esmm_class own, esmm_class shared, densities d, int index, int *times)
+static double ratio_of(esmm_class own, esmm_class shared, esmm_density_class d, int index, int *times)
 {
   int n;
   const double here = esmm_measured(at(shared, d), index, times);
@@ -146,36 +145,44 @@ double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *tim
 
 /* ---- the choice ---- */
 
-typedef struct candidate {
-  double predicted, seconds;
-  int64_t variant;
-  int times;
-} candidate;
+/* Of a prediction that nothing was measured for. */
+static double doubted(const esmm_option *x)
+{
+  return x->times > 0 ? x->seconds : x->seconds * x->doubt;
+}
 
 /* Places of the best and the next, the first of equals. */
-static void rank(const candidate *all, int count, int *best, int *next)
+static void rank(const esmm_option *all, int count, int *best, int *next)
 {
   *best = 0;
   *next = -1;
   for (int i = 1; i < count; i++)
-    if (all[i].seconds < all[*best].seconds) {
+    if (doubted(&all[i]) < doubted(&all[*best])) {
       *next = *best;
       *best = i;
-    } else if (*next < 0 || all[i].seconds < all[*next].seconds) {
+    } else if (*next < 0 || doubted(&all[i]) < doubted(&all[*next])) {
       *next = i;
     }
 }
 
-/* Is it worth a trial? It may lose twice what is expected of it. */
-static bool worth_trying(const candidate *x, double best, double budget)
+/* What a trial may lose: twice what is expected, where nothing was measured. */
+static double loss_of(const esmm_option *x, double best)
 {
-  const double within = x->times == 0 ? MAY_WIN : x->times == 1 ? AGAIN : LAST_AGAIN;
-  const double loss = fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
-  return x->times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best && loss <= budget;
+  return fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
+}
+
+/* Is it worth a trial? */
+static bool worth_trying(const esmm_option *x, double best, double budget, bool late)
+{
+  if (x->flying > 0 && !late)
+    return false;
+  const int tries = x->times + x->flying;
+  const double within = x->times == 0 ? MAY_WIN : tries == 1 ? AGAIN : LAST_AGAIN;
+  return tries < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best && loss_of(x, best) <= budget;
 }
 
 /* What the best of those takes that were measured; infinite where none was. */
-static double least_measured(const candidate *all, int count)
+static double least_measured(const esmm_option *all, int count)
 {
   double least = INFINITY;
   for (int i = 0; i < count; i++)
@@ -185,14 +192,14 @@ static double least_measured(const candidate *all, int count)
 }
 
 /* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
-static int to_try(const candidate *all, int count, int best, const esmm_history *h, const esmm_shortlist *list)
+static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock)
 {
-  const double budget = all[best].seconds * (BUDGET_CALLS + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
+  const double budget = all[best].seconds * (clock->budget + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    if (i == best || !worth_trying(&all[i], all[best].seconds, budget))
+    if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->late))
       continue;
-    if (list->index[i] + 1 == h->trying)
+    if (all[i].index + 1 == h->trying)
       return i;
     if (found < 0 || all[i].seconds < all[found].seconds)
       found = i;
@@ -200,94 +207,146 @@ static int to_try(const candidate *all, int count, int best, const esmm_history 
   return found;
 }
 
-static void fill_plan(const esmm_shortlist *list, const candidate *all, int chosen, int next, esmm_plan *plan)
+/* Of those that may be the fastest the one whose turn it is. */
+static int by_turn(const esmm_option *all, int count, int best, int turn)
 {
-  plan->index = list->index[chosen];
+  int places[ESMM_MAX_KERNELS], found = 0;
+  for (int i = 0; i < count; i++)
+    if (all[i].seconds < TURN_WITHIN * all[best].seconds)
+      places[found++] = i;
+  return places[(turn - 1) % found];
+}
+
+static void fill_plan(const esmm_option *all, int count, int chosen, int next, esmm_plan *plan)
+{
+  plan->index = all[chosen].index;
   plan->kernel = esmm_registry_at(plan->index);
   plan->variant = all[chosen].variant;
   plan->predicted = all[chosen].predicted;
   plan->seconds = all[chosen].seconds;
-  plan->count = list->count;
-  plan->next = next < 0 ? -1 : list->index[next];
+  plan->count = count;
+  plan->next = next < 0 ? -1 : all[next].index;
   plan->next_seconds = next < 0 ? 0.0 : all[next].seconds;
 }
 
-static int place_of(const esmm_shortlist *list, int index)
+static int place_of(const esmm_option *all, int count, int index)
 {
-  for (int i = 0; i < list->count; i++)
-    if (list->index[i] == index)
+  for (int i = 0; i < count; i++)
+    if (all[i].index == index)
       return i;
   return -1;
 }
 
-void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *h, esmm_plan *plan)
+/* The best, and the next; one that was best before stays unless another is surely better. */
+static void rank_after(const esmm_option *all, int count, const esmm_history *h, int *best, int *next)
 {
-  candidate all[ESMM_MAX_KERNELS];
-  int best, next;
-  memset(plan, 0, sizeof *plan);
-  for (int i = 0; i < list->count; i++) {
-    all[i].seconds = all[i].predicted = esmm_plan_seconds(p, list->index[i], NULL, &all[i].variant);
-    all[i].times = 0;
-  }
-  if (!p->ctx->learns) {
-    rank(all, list->count, &best, &next);
-    fill_plan(list, all, best, next, plan);
+  rank(all, count, best, next);
+  const int last = h->last ? place_of(all, count, h->last - 1) : -1;
+  if (last < 0 || last == *best || doubted(&all[*best]) <= BETTER * doubted(&all[last]))
     return;
-  }
-  esmm_history none = {0};
-  h = h ? h : &none;
+  *next = *best;
+  *best = last;
+}
+
+/* What was measured, of all options. True: some are being measured. */
+static bool recall_ratios(const esmm_problem *p, esmm_option *all, int count, esmm_density_class d,
+                          const esmm_clock *clock, esmm_history *h)
+{
   if (h->shared == 0) {
     h->shared = shape_class(p);
     h->own = mix(h->shared, p->w->serial);
   }
-  const densities d = densities_of(p, looked);
-  for (int i = 0; i < list->count; i++)
-    all[i].seconds *= ratio_of(h->own, h->shared, d, list->index[i], &all[i].times);
-  rank(all, list->count, &best, &next);
-  const int last = h->last ? place_of(list, h->last - 1) : -1;
-  if (last >= 0 && last != best && all[last].times >= TRIES && all[best].seconds > BETTER * all[last].seconds) {
-    next = best;
-    best = last;
+  bool flying = false;
+  for (int i = 0; i < count; i++) {
+    all[i].seconds *= ratio_of(h->own, h->shared, d, all[i].index, &all[i].times);
+    all[i].flying = clock->flying ? clock->flying(clock->self, at(h->own, d), all[i].index) : 0;
+    flying = flying || all[i].flying > 0;
   }
-  int chosen = best;
-  if (h != &none && h->calls > 0 && all[best].times > 0 && all[best].predicted >= LEAST_SECONDS) {
-    const int other = to_try(all, list->count, best, h, list);
-    const bool check =
-        h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
-    h->checked = h->calls / CHECKED_EVERY;
-    chosen = other >= 0 ? other : check ? next : best;
-    plan->open = other >= 0;
-  }
-  fill_plan(list, all, chosen, chosen == best ? next : best, plan);
-  plan->tried = chosen != best;
-  plan->known = least_measured(all, list->count);
+  return flying;
+}
+
+/* Is the call timed, and what is noted of that. */
+static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock,
+                      esmm_history *h, esmm_plan *plan)
+{
   plan->own = at(h->own, d);
   plan->shared = at(h->shared, d);
-  plan->open = plan->open || all[chosen].times < TRIES;
-  plan->timed = all[chosen].predicted >= LEAST_SECONDS && (plan->open || plan->tried || h->rest == 0);
-  plan->open = plan->open && all[chosen].predicted >= LEAST_SECONDS;
-  h->rest = plan->timed ? TIMED_EVERY - 1 : h->rest - (h->rest > 0);
+  const bool measurable = !clock->off && x->predicted >= LEAST_SECONDS;
+  plan->open = (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
+  plan->timed = measurable && (plan->open || plan->tried || ctx->turn > 0 || h->rest == 0);
+  h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
   h->calls++;
+  h->spent += (float)plan->reserve;
   h->trying = plan->tried ? plan->index + 1 : 0;
   if (!plan->tried)
     h->last = plan->index + 1;
 }
 
-void esmm_choose_learn(const esmm_problem *p, const esmm_plan *plan, esmm_history *h, double seconds)
+void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_density_class d,
+                       const esmm_clock *clock, esmm_history *h, esmm_plan *plan)
+{
+  esmm_history none = {0};
+  int best, next;
+  memset(plan, 0, sizeof *plan);
+  for (int i = 0; i < count; i++) {
+    all[i].seconds = all[i].predicted;
+    all[i].times = all[i].flying = 0;
+  }
+  esmm_history *const noted = h ? h : &none;
+  if (p->ctx->learns)
+    plan->flying = recall_ratios(p, all, count, d, clock, noted);
+  rank_after(all, count, noted, &best, &next);
+  int chosen = best;
+  if (p->ctx->turn > 0 && h && !clock->off) {
+    chosen = by_turn(all, count, best, p->ctx->turn);
+  } else if (p->ctx->learns && h && !clock->off && !clock->idle && h->calls > 0 &&
+             all[best].times + all[best].flying > 0 && all[best].predicted >= LEAST_SECONDS) {
+    const int other = to_try(all, count, best, h, clock);
+    const bool check =
+        h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
+    h->checked = h->calls / CHECKED_EVERY;
+    chosen = other >= 0 ? other : check ? next : best;
+    plan->open = other >= 0;
+    plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;
+  }
+  fill_plan(all, count, chosen, chosen == best ? next : best, plan);
+  plan->tried = chosen != best;
+  plan->known = least_measured(all, count);
+  if (p->ctx->learns)
+    set_clock(p->ctx, &all[chosen], d, clock, noted, plan);
+  else if (h)
+    h->last = plan->index + 1;
+}
+
+void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *h, esmm_plan *plan)
+{
+  static const esmm_clock clock = {.every = TIMED_EVERY, .budget = BUDGET_CALLS};
+  esmm_option all[ESMM_MAX_KERNELS];
+  for (int i = 0; i < list->count; i++) {
+    all[i].index = list->index[i];
+    all[i].doubt = 1.0;
+    all[i].predicted = esmm_plan_seconds(p, list->index[i], NULL, &all[i].variant);
+  }
+  esmm_choose_among(p, all, list->count, densities_of(p, looked), &clock, p->ctx->learns ? h : NULL, plan);
+}
+
+void esmm_choose_learn(const esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, double seconds)
 {
   const double ratio = seconds / plan->predicted;
   esmm_measured_add(plan->own, 0, plan->index, ratio);
-  esmm_measured_add(plan->shared, p->ctx->home, plan->index, ratio);
+  esmm_measured_add(plan->shared, ctx->home, plan->index, ratio);
+  if (!plan->open || !h)
+    return;
   /* What took much longer than expected was disturbed: that is no fault of the trial. */
-  if (plan->open && h)
-    h->spent += (float)fmax(0.0, (seconds < DISTURBED * plan->seconds ? seconds : plan->seconds) - plan->known);
+  const double took = seconds < DISTURBED * plan->seconds ? seconds : plan->seconds;
+  h->spent += (float)(fmax(0.0, took - plan->known) - plan->reserve);
 }
 
 int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_history *h)
 {
   if (!p->ctx->learns || plan->predicted < LEAST_SECONDS)
     return INT_MAX;
-  if (!h || plan->open || plan->tried)
+  if (!h || plan->open || plan->tried || plan->flying)
     return 0;
   h->calls += h->rest;
   const int more = (int)h->rest;

@@ -8,14 +8,47 @@
  * quarter.
  *
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
- * calls of the best kernel, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's, and seldom more
- * than 1.10. After that one call in 16 is timed. A context that does not learn has predictions alone.
+ * calls of the best kernel, on a GPU five, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
+ * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 64. A context that does not learn has
+ * predictions alone.
+ *
+ * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
+ * and what it is expected to lose counts as lost.
  */
 #ifndef ESMM_CHOOSE_H
 #define ESMM_CHOOSE_H
 
 #include "choose/measured.h"
 #include "kernel.h"
+
+/* A kernel that a call may take. */
+typedef struct esmm_option {
+  int index; /* in the registry */
+  int64_t variant;
+  double predicted; /* seconds, by the model */
+  double doubt;     /* 1, or more: a prediction that nothing was measured for has to be so much better than others */
+  double seconds;   /* predicted, times what was measured over it: esmm_choose_among fills this in, */
+  int times;        /* and how often that was measured, */
+  int flying;       /* and how often it is being measured */
+} esmm_option;
+
+/* What is known of A: a class of densities, which are in steps of a quarter. */
+typedef struct esmm_density_class {
+  int element, strip;
+} esmm_density_class;
+
+/* How calls are timed. */
+typedef struct esmm_clock {
+  int every;     /* calls from one that is timed to the next, once the choice stands */
+  double budget; /* all trials together may lose so many calls of the best kernel */
+  bool off;      /* no call is timed, and nothing is tried */
+  bool idle;     /* the last time did not count: nothing is tried until one does */
+  int pause;     /* where off or idle: calls that a choice holds for */
+  bool late;     /* times come late, many calls after theirs: a second trial does not wait for the first one's */
+  /* May be NULL: calls of that class by that kernel that are being measured. */
+  int (*flying)(const void *self, esmm_class own, int index);
+  const void *self;
+} esmm_clock;
 
 /* What was chosen for a call, and why. */
 typedef struct esmm_plan {
@@ -29,9 +62,11 @@ typedef struct esmm_plan {
   bool timed;     /* what it takes is wanted: esmm_choose_learn */
   bool tried;     /* for that alone */
   bool open;      /* the next call may try another */
+  bool flying;    /* a kernel of these is being measured */
   esmm_class own; /* of the call, on these weights */
   esmm_class shared;
-  double known; /* what the best takes of those that were measured */
+  double known;   /* what the best takes of those that were measured */
+  double reserve; /* seconds that the trial is expected to lose: they are in history.spent */
 } esmm_plan;
 
 /* What is kept of a shape of call on the same weights. Zeros before the first. */
@@ -47,8 +82,13 @@ typedef struct esmm_history {
    NULL: then nothing is tried. */
 void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *history,
                  esmm_plan *plan);
+/* The same of count options, at least one, whose predictions and doubts are there. */
+void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_density_class seen,
+                       const esmm_clock *clock, esmm_history *history, esmm_plan *plan);
+/* Of a density, for a class. */
+int esmm_density_step(double density);
 /* That a timed call took so long. */
-void esmm_choose_learn(const esmm_problem *p, const esmm_plan *plan, esmm_history *history, double seconds);
+void esmm_choose_learn(const esmm_ctx *ctx, const esmm_plan *plan, esmm_history *history, double seconds);
 /* For how many more calls of such a shape the plan need not be asked for again, where A is not looked at: counts them.
  */
 int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_history *history);

@@ -17,7 +17,7 @@
 #include "kernel.h"
 
 #define ESMM_RECALL_ENTRIES 1024 /* of either table */
-#define ESMM_VERDICT_BYTES 1984  /* what a backend may keep of a verdict */
+#define ESMM_VERDICT_BYTES 2048  /* what a backend may keep of a verdict */
 #define ESMM_REPORTS 32          /* calls whose reports may be under way; a power of two */
 
 /* Densities that products of one B with about so many rows saw. */

@@ -162,7 +162,7 @@ static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_pro
 /* By the verdict. A is looked at, or its densities are full. */
 static void plan_by(esmm_problem *p, verdict *v, planned *out)
 {
-  if (v->stands > 0) {
+  if (v->stands > 0 && p->ctx->turn == 0) {
     v->stands--;
     out->plan = v->plan;
     p->threads = v->threads;
@@ -243,7 +243,7 @@ static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_proble
 static void learn(const planned *x, double seconds)
 {
   if (x->plan.timed)
-    esmm_choose_learn(x->p, &x->plan, x->history, seconds);
+    esmm_choose_learn(x->p->ctx, &x->plan, x->history, seconds);
 }
 
 static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)

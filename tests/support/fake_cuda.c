@@ -55,6 +55,7 @@ struct CUfunc_st {
 };
 struct CUevent_st {
   int recorded, captured;
+  double at; /* when all before it has been done */
 };
 static struct CUfunc_st functions[1024];
 static int function_count;
@@ -66,10 +67,28 @@ static CUresult mistake(const char *call, const char *what, CUresult result)
   return result;
 }
 
+/* When all that was launched so far has been done. */
+static double gpu_ends(void)
+{
+  if (!fake_cuda.takes)
+    return 0.0;
+  if (fake_cuda.gpu < fake_cuda.host)
+    fake_cuda.gpu = fake_cuda.host;
+  return fake_cuda.gpu += fake_cuda.takes();
+}
+
+/* The host waits. */
+static void wait_until(double when)
+{
+  if (fake_cuda.host < when)
+    fake_cuda.host = when;
+}
+
 /* Counts a call; the result that it must fail with, or success. */
 static CUresult count(const char *call)
 {
   fake_cuda.calls++;
+  fake_cuda.host += fake_cuda.per_call;
   if (fake_cuda.sticky)
     return fake_cuda.sticky;
   const int now = fake_cuda.fail_at > 0 && --fake_cuda.fail_at == 0;
@@ -344,6 +363,7 @@ RELEASE("cuCtxPopCurrent", cuCtxPopCurrent_v2, (CUcontext * context), {
 
 CALL("cuCtxSynchronize", cuCtxSynchronize, (void), count_current, {
   fake_cuda.running = 0;
+  wait_until(gpu_ends());
   if (fake_cuda.captured)
     result = mistake("cuCtxSynchronize", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 })
@@ -531,6 +551,7 @@ CALL("cuMemsetD8Async", cuMemsetD8Async, (CUdeviceptr dst, unsigned char value, 
 
 CALL("cuStreamSynchronize", cuStreamSynchronize, (CUstream stream), count_current, {
   fake_cuda.synchronizations++;
+  wait_until(gpu_ends());
   if (fake_cuda.captured && stream == fake_cuda.captured)
     result = mistake("cuStreamSynchronize", "the stream is being captured", CUDA_ERROR_INVALID_VALUE);
 })
@@ -584,6 +605,7 @@ RELEASE("cuEventDestroy", cuEventDestroy_v2, (CUevent event), {
 CALL("cuEventRecord", cuEventRecord, (CUevent event, CUstream stream), count_current, {
   event->recorded = 1;
   event->captured = fake_cuda.captured && stream == fake_cuda.captured;
+  event->at = event->captured ? 0.0 : gpu_ends();
   fake_cuda.records++;
 })
 
@@ -593,10 +615,13 @@ CALL("cuEventQuery", cuEventQuery, (CUevent event), count_current, {
     result = mistake("cuEventQuery", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   if (event->captured)
     result = mistake("cuEventQuery", "an event of a graph", CUDA_ERROR_CAPTURED_EVENT);
+  if (result == CUDA_SUCCESS && event->at > fake_cuda.host)
+    result = CUDA_ERROR_NOT_READY;
 })
 
 CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, {
   fake_cuda.synchronizations++;
+  wait_until(event->at);
   if (fake_cuda.captured)
     result = mistake("cuEventSynchronize", "a stream is being captured", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   if (event->captured)
@@ -604,7 +629,7 @@ CALL("cuEventSynchronize", cuEventSynchronize, (CUevent event), count_current, {
 })
 
 CALL("cuEventElapsedTime", cuEventElapsedTime, (float *milliseconds, CUevent from, CUevent to), count_current, {
-  *milliseconds = 1.5F;
+  *milliseconds = fake_cuda.takes ? (float)(1e3 * (to->at - from->at)) : 1.5F;
   if (!from->recorded || !to->recorded)
     result = mistake("cuEventElapsedTime", "an event that was never recorded", CUDA_ERROR_INVALID_VALUE);
   if (from->captured || to->captured)

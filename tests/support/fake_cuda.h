@@ -70,6 +70,11 @@ typedef struct fake_cuda_state {
   /* For such functions: where the memory begins, on the device or pinned, that has this address; 0: none has. */
   uint64_t (*base_of)(uint64_t address);
   int64_t relaxed; /* threads whose capture mode is the relaxed one now */
+  /* Time passes where takes is not NULL: it says what all that was launched since it was asked last takes, and is asked
+     where an event is recorded or waited for. host: seconds, to which each call adds `per_call`; gpu: when what is
+     queued there has been done. */
+  double (*takes)(void);
+  double host, gpu, per_call;
 } fake_cuda_state;
 
 #endif

@@ -93,6 +93,8 @@ static inline void reset(void)
   fake->captured = NULL;
   fake->kernel = NULL;
   fake->blocking = fake->running = 0;
+  fake->takes = NULL;
+  fake->host = fake->gpu = fake->per_call = 0;
   fake->mistakes = 0;
 }
 

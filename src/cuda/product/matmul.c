@@ -187,7 +187,12 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   esmm_status status = esmm_run_stage(r, true, NULL);
   if (status == ESMM_OK)
     status = esmm_run_choose(r, force, true);
-  return status == ESMM_OK ? multiply_decided(r, force, s) : status;
+  if (status != ESMM_OK)
+    return status;
+  esmm_live_begin(r);
+  status = multiply_decided(r, force, s);
+  esmm_live_end(r);
+  return status;
 }
 
 /* Chooses for both branches, and whether one launch makes both. Both have A as it is staged. */

@@ -38,7 +38,6 @@
 #define STEADY_HANDICAP 1.01  /* where the cost model is steady */
 #define DENSE_HANDICAP 1.08   /* where it skips nothing */
 #define STAND_IN_HANDICAP 3.0 /* where the kernel's place is taken */
-#define STAY .97              /* another kernel must take less than this share of the last one's time to replace it */
 
 /* ---- what a kernel costs ---- */
 
@@ -272,7 +271,8 @@ static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
 {
   v->unseen = (decision){0};
   v->count = 0;
-  v->last = -1;
+  v->history = (esmm_history){0};
+  v->stands = 0;
   for (int i = 0; i < esmm_registry_count(); i++)
     if (may_run(p, esmm_registry_at(i), force)) {
       const candidate c = look_at(p, i);
@@ -304,9 +304,8 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
   *v = own;
   if (status != ESMM_OK)
     return status;
-  for (int i = 0; kept && kept->last >= 0 && i < own->count; i++)
-    if (own->all[i].index == kept->all[kept->last].index)
-      own->last = i;
+  if (kept)
+    own->history = kept->history;
   kept = keep ? esmm_recall_add_verdict(p) : NULL;
   if (kept) {
     *kept = *own;
@@ -374,28 +373,53 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
   return about->steady ? STEADY_HANDICAP : HANDICAP;
 }
 
-/* The cheapest of all; one that was chosen before stays until another is cheaper by more than densities waver. */
-static int choose_seen(run *r, const verdict *v)
+/* Densities at strips of another height are of another class. */
+static esmm_density_class class_of(const esmm_seen *seen)
 {
-  const esmm_ctx *ctx = r->ctx;
+  return (esmm_density_class){(int)esmm_min(seen->strip_rows, ESMM_TILE), esmm_density_step(seen->strip)};
+}
+
+static bool same_class(const esmm_density_class *x, const esmm_density_class *y)
+{
+  return x->element == y->element && x->strip == y->strip;
+}
+
+/* The cheapest of all, by predictions and by what calls took; or one that is tried. */
+static void choose_seen(run *r, verdict *v, bool counts)
+{
   decision *d = &r->d;
-  double seconds[MOST_CANDIDATES] = {0};
-  int best = 0, next = -1;
-  for (int i = 0; i < v->count; i++) {
-    seconds[i] = handicap(ctx, &v->all[i]) * seconds_seen(&v->all[i], r);
-    if (seconds[i] < seconds[best])
-      best = i;
+  const esmm_density_class seen = class_of(r->seen);
+  const bool kept = counts && !esmm_cuda_capturing(r->ctx);
+  if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0 && same_class(&seen, &v->seen)) {
+    v->stands--;
+    run_alone(d, &v->all[v->chosen]);
+    d->seconds = v->stood_seconds;
+    return;
   }
-  if (v->last >= 0 && seconds[best] > STAY * seconds[v->last])
-    best = v->last;
+  esmm_option all[MOST_CANDIDATES];
+  esmm_clock clock;
+  esmm_history asked = v->history; /* a call that is captured, or asked for, changes nothing */
   for (int i = 0; i < v->count; i++)
-    if (i != best && (next < 0 || seconds[i] < seconds[next]))
-      next = i;
-  run_alone(d, &v->all[best]);
-  d->seconds = seconds[best] / handicap(ctx, &v->all[best]);
-  d->next = next < 0 ? NULL : v->all[next].kernel;
-  d->next_seconds = next < 0 ? 0.0 : seconds[next] / handicap(ctx, &v->all[next]);
-  return best;
+    all[i] = (esmm_option){.index = v->all[i].index,
+                           .variant = v->all[i].variant,
+                           .predicted = seconds_seen(&v->all[i], r),
+                           .doubt = handicap(r->ctx, &v->all[i])};
+  esmm_live_clock(r, kept, &clock);
+  r->history = kept ? &v->history : &asked;
+  esmm_choose_among(r->p, all, v->count, seen, &clock, r->history, &r->plan);
+  int chosen = 0;
+  while (v->all[chosen].index != r->plan.index)
+    chosen++;
+  run_alone(d, &v->all[chosen]);
+  d->seconds = r->plan.seconds;
+  if (kept && r->ctx->learns) {
+    v->chosen = chosen;
+    v->seen = seen;
+    v->stood_seconds = d->seconds;
+    v->stands = clock.off || clock.idle ? clock.pause : esmm_choose_stands(r->p, &r->plan, r->history);
+  }
+  d->next = r->plan.next < 0 ? NULL : esmm_registry_at(r->plan.next);
+  d->next_seconds = r->plan.next_seconds;
 }
 
 static esmm_status choose(run *r, const char *force, bool counts)
@@ -408,11 +432,8 @@ static esmm_status choose(run *r, const char *force, bool counts)
   if (force)
     return ESMM_OK;
   esmm_run_recall(r, v, counts);
-  if (r->d.memory == MEMORY_KNOWN) {
-    const int chosen = choose_seen(r, v);
-    if (r->call >= 0)
-      v->last = chosen;
-  }
+  if (r->d.memory == MEMORY_KNOWN)
+    choose_seen(r, v, counts);
   if (counts)
     esmm_run_ask_for_report(r, v);
   return ESMM_OK;

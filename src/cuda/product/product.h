@@ -4,7 +4,7 @@
  *   matmul.c   stage, choose, launch, copy back, count     plan.c    which kernel, and who chooses: host or device
  *   stage.c    operands in host memory                     launch.c  launches, marks in the stream's time
  *   stats.c    what a call tells of itself: these wait     recall.c  densities that earlier calls saw
- *   tune.c     how kernels are measured
+ *   tune.c     how kernels are measured           live.c    what calls take, from events around some
  *
  * Scratch holds, in this order: staged A, C, biases, residual and counts, the notes, the gate's branch, B's strips, the
  * kernels' workspace.
@@ -12,6 +12,7 @@
 #ifndef ESMM_CUDA_PRODUCT_H
 #define ESMM_CUDA_PRODUCT_H
 
+#include "choose/choose.h"
 #include "cuda/cuda.h"
 
 #define SCRATCH_ALIGN 256
@@ -78,12 +79,15 @@ typedef struct decision {
 typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
-  bool skips;   /* a skipping kernel and another are among them: A's densities matter */
-  bool low;     /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
-  int last;     /* which was chosen when densities were last known; -1: never */
-  int delay;    /* calls until a report is used */
-  double dense; /* seconds of the cheapest dense kernel */
-  bool rests;   /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
+  bool skips; /* a skipping kernel and another are among them: A's densities matter */
+  bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
+  esmm_history history;    /* of what was chosen when densities were known, */
+  int stands, chosen;      /* which holds for so many more calls, its place in all, */
+  double stood_seconds;    /* what it takes, */
+  esmm_density_class seen; /* while A's densities stay in this class */
+  int delay;               /* calls until a report is used */
+  double dense;            /* seconds of the cheapest dense kernel */
+  bool rests; /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
@@ -103,6 +107,9 @@ typedef struct run {
   esmm_strips a_strips[2];
   bool all_of_b[2];
   esmm_stats stats[2]; /* as each kernel fills them */
+
+  esmm_plan plan;        /* of a choice among kernels by known densities */
+  esmm_history *history; /* of such calls */
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
   esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
@@ -182,6 +189,14 @@ void esmm_run_let_sample(run *r);                       /* another kernel runs, 
 void esmm_run_expect_report(run *r);                    /* once it is launched */
 /* The report of a call that has read A's densities itself. */
 void esmm_run_report(run *r, const esmm_choice_device *densities);
+
+/* live.c */
+/* How a call may be timed, once times of earlier calls are taken. counts: a product follows, which may change what is
+   kept. */
+void esmm_live_clock(run *r, bool counts, esmm_clock *clock);
+/* Around what the plan times. */
+void esmm_live_begin(run *r);
+void esmm_live_end(run *r);
 
 /* launch.c */
 esmm_status esmm_run_mark(const run *r, int which_mark);
