@@ -6,8 +6,8 @@
  * Which kernel a call took is told by what it launches: each is forced once, and what it launches is noted.
  */
 #include "choose/measured.h"
-#include "esmm_tools.h"
 #include "cuda/device/device.h"
+#include "esmm_tools.h"
 #include "fake_gpu.h"
 #include "fake_reports.h"
 
