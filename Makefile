@@ -194,7 +194,7 @@ $(BUILD)/esmm: $(CLI_OBJ) $(BUILD)/libesmm.a
 run:
 	@sh scripts/setup.sh run
 	@$(MAKE) --no-print-directory all
-	@$(BUILD)/esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125
+	@$(BUILD)/esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125 --no-tune
 
 clean:
 	rm -rf $(BUILD)

@@ -516,9 +516,9 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  * - The c_pattern of an earlier product, given as a_pattern where nothing is known, tells it: the call waits for that
  *   product, as for a report, and remembers what the pattern says.
  * - Where nothing is known yet, the plan is that of a context that does not remember.
- * - Where densities are known, some calls are timed by events on the GPU, and the plan learns what kernels take; no
- * call waits for that. A time counts where the stream still had work before the call. esmm_tune_weights (esmm_tools.h)
- *   learns the same at once.
+ * - Where densities are known, some calls are timed by events on the GPU, and the plan learns what kernels take. No
+ *   call waits for that. A time counts where the stream still had work before the call. esmm_tune_weights, of
+ *   esmm_tools.h, learns the same at once.
  * - The tables have room for 1024 shapes and 1024 pairs; what was not used for longest is dropped.
  *
  * A CPU can see A before it chooses: it keeps what esmm_expect says for esmm_recall to return, and samples A in every

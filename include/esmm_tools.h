@@ -122,12 +122,13 @@ ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
 /*
  * Times the kernels that may be the fastest for C = A x weights, in turns, on this A, and keeps what they took: later
- * products of these weights with as many rows and about as many zeros choose by it, those that are captured into a
- * graph too, and so do products of other weights of that shape. Makes the product some 60 times, and waits. C holds it
- * afterwards.
+ * products of these weights with as many rows, about as many zeros, and operands and options of the same kind choose
+ * by it, those that are captured into a graph too, and so do products of other weights of that shape. Makes the product
+ * some 90 times, and waits. C holds it afterwards.
  * opts: as of esmm_matmul, and such that C does not depend on what it held: beta 0, the residual apart from C, no
- * column_nonzeros. force must not name a kernel.
- * ESMM_ERR_UNSUPPORTED where the context does not learn, and while its stream is captured.
+ * statistics. force must not name a kernel.
+ * ESMM_ERR_UNSUPPORTED where the context does not learn, while its stream is captured, and where no call could be
+ * timed: gated and strict products on a GPU, operands in host memory there, and products shorter than a launch.
  */
 ESMM_API esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                        const esmm_matmul_opts *opts);

@@ -57,8 +57,10 @@ typedef struct esmm_problem {
   const esmm_pattern *pattern; /* NULL: scan A */
   int threads;
   esmm_sample sample;
-  int64_t variant;  /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */
-  const void *call; /* what the backend hands to run() beside this; NULL where it needs nothing */
+  int64_t seen_rows; /* where it is explained what remembered densities decided: rows of their strips, */
+  double seen_strip; /* and their density; 0: the sample decided */
+  int64_t variant;   /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */
+  const void *call;  /* what the backend hands to run() beside this; NULL where it needs nothing */
 } esmm_problem;
 
 /* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C.

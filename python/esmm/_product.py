@@ -373,7 +373,7 @@ def tune_weights(
     context: Optional[Context] = None,
 ) -> None:
     """Times the kernels that may be the fastest for a @ weights, in turns, and keeps what they took: later products of
-    these weights with as many rows and about as many zeros choose by it. Makes the product some 60 times, and waits.
+    these weights with as many rows and about as many zeros choose by it. Makes the product some 90 times, and waits.
     Refused where the context is deterministic or does not remember.
     """
     with _described(

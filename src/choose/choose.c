@@ -88,6 +88,8 @@ static esmm_density_class densities_of(const esmm_problem *p, bool looked)
 {
   if (!looked)
     return (esmm_density_class){NOT_LOOKED, NOT_LOOKED};
+  if (p->seen_rows > 0)
+    return (esmm_density_class){(int)p->seen_rows, esmm_density_step(p->seen_strip)};
   return (esmm_density_class){esmm_density_step(p->sample.element), esmm_density_step(p->sample.strip[STRIP32])};
 }
 
@@ -207,13 +209,17 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   return found;
 }
 
-/* Of those that may be the fastest the one whose turn it is. */
+/* Of those that may be the fastest, as many as a class has room for, the one whose turn it is. */
 static int by_turn(const esmm_option *all, int count, int best, int turn)
 {
-  int places[ESMM_MAX_KERNELS], found = 0;
-  for (int i = 0; i < count; i++)
-    if (all[i].seconds < TURN_WITHIN * all[best].seconds)
+  int places[ESMM_MAX_KERNELS] = {best}, found = 0;
+  for (int i = 0; i < count; i++) {
+    int cheaper = 0;
+    for (int j = 0; j < count; j++)
+      cheaper += all[j].seconds < all[i].seconds;
+    if (i == best || (cheaper < ESMM_MEASURED_KERNELS && all[i].seconds < TURN_WITHIN * all[best].seconds))
       places[found++] = i;
+  }
   return places[(turn - 1) % found];
 }
 
@@ -272,8 +278,8 @@ static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_cl
   plan->own = at(h->own, d);
   plan->shared = at(h->shared, d);
   const bool measurable = !clock->off && x->predicted >= LEAST_SECONDS;
-  plan->open = (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
-  plan->timed = measurable && (plan->open || plan->tried || ctx->turn > 0 || h->rest == 0);
+  plan->open = ctx->turn == 0 && (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
+  plan->timed = measurable && (plan->open || plan->tried || clock->idle || ctx->turn > 0 || h->rest == 0);
   h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
@@ -311,7 +317,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   }
   fill_plan(all, count, chosen, chosen == best ? next : best, plan);
   plan->tried = chosen != best;
-  plan->known = least_measured(all, count);
+  plan->known = fmin(least_measured(all, count), all[best].seconds);
   if (p->ctx->learns)
     set_clock(p->ctx, &all[chosen], d, clock, noted, plan);
   else if (h)
@@ -330,8 +336,9 @@ void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked,
   esmm_choose_among(p, all, list->count, densities_of(p, looked), &clock, p->ctx->learns ? h : NULL, plan);
 }
 
-void esmm_choose_learn(const esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, double seconds)
+void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, double seconds)
 {
+  ctx->learnt++;
   const double ratio = seconds / plan->predicted;
   esmm_measured_add(plan->own, 0, plan->index, ratio);
   esmm_measured_add(plan->shared, ctx->home, plan->index, ratio);
@@ -346,7 +353,7 @@ int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_histor
 {
   if (!p->ctx->learns || plan->predicted < LEAST_SECONDS)
     return INT_MAX;
-  if (!h || plan->open || plan->tried || plan->flying)
+  if (!h || plan->open || plan->tried || plan->flying || p->ctx->turn > 0)
     return 0;
   h->calls += h->rest;
   const int more = (int)h->rest;

@@ -9,7 +9,7 @@
  *
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
  * calls of the best kernel, on a GPU five, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
- * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 64. A context that does not learn has
+ * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 61. A context that does not learn has
  * predictions alone.
  *
  * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
@@ -65,7 +65,7 @@ typedef struct esmm_plan {
   bool flying;    /* a kernel of these is being measured */
   esmm_class own; /* of the call, on these weights */
   esmm_class shared;
-  double known;   /* what the best takes of those that were measured */
+  double known;   /* what the best takes, as far as is known */
   double reserve; /* seconds that the trial is expected to lose: they are in history.spent */
 } esmm_plan;
 
@@ -88,7 +88,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
 /* Of a density, for a class. */
 int esmm_density_step(double density);
 /* That a timed call took so long. */
-void esmm_choose_learn(const esmm_ctx *ctx, const esmm_plan *plan, esmm_history *history, double seconds);
+void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *history, double seconds);
 /* For how many more calls of such a shape the plan need not be asked for again, where A is not looked at: counts them.
  */
 int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_history *history);

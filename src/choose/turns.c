@@ -3,27 +3,28 @@
 #include "choose/choose.h"
 #include "esmm_tools.h"
 
-enum { WARM = 4, TURNS = 64, BATCH = 16 };
+#include <string.h>
+
+enum { WARM = 18, TURNS = 64, BATCH = 16, AHEAD = 2 };
 
 static esmm_status check(esmm_ctx *ctx, const esmm_matrix *c, const esmm_matmul_opts *o)
 {
+  const char *force = o->force ? o->force : ctx->force;
   if (!ctx->learns)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
                      "this context does not learn: it was made with deterministic = 1, or remember = -1, or the "
                      "environment says so");
-  if (o->force || ctx->force[0])
-    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "force names %.40s: there is nothing to choose from",
-                     o->force ? o->force : ctx->force);
+  if (*force && strcmp(force, "auto") != 0)
+    return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "force names %.40s: there is nothing to choose from", force);
   if (o->beta && *o->beta != 0.0f)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->beta is %g: the product is made many times, and c must not add up",
                      (double)*o->beta);
   if (o->column_nonzeros || o->c_pattern)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "opts->%s: leave statistics of c out, the product is made many times",
                      o->column_nonzeros ? "column_nonzeros" : "c_pattern");
-  if (o->residual && c && o->residual->data == c->data)
+  if (o->residual && c && c->data && o->residual->data == c->data)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT,
-                     "opts->residual is c: the product is made many times, and c must not add "
-                     "up");
+                     "opts->residual is c: the product is made many times, and c must not add up");
   return ESMM_OK;
 }
 
@@ -36,26 +37,46 @@ static esmm_status calls(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
     status = esmm_matmul(ctx, a, w, c, o, NULL);
   }
   ctx->turn = 0;
-  return status == ESMM_OK && ctx->backend->synchronize ? ctx->backend->synchronize(ctx) : status;
+  return status;
 }
 
-/* The first calls tell how dense A is, and load what they need; each batch is queued behind a call that takes a while.
- */
+/* On a GPU a call is timed behind others: each batch begins with some that are not. */
+static esmm_status batch(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
+                         const esmm_matmul_opts *o, int first)
+{
+  esmm_status status = calls(ctx, a, w, c, o, 0, AHEAD);
+  if (status == ESMM_OK)
+    status = calls(ctx, a, w, c, o, first, BATCH);
+  return status == ESMM_OK ? ctx->backend->synchronize(ctx) : status;
+}
+
+/* The first calls tell how dense A is, and load what they need. */
 esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                               const esmm_matmul_opts *opts)
 {
   esmm_matmul_opts o = {.size = sizeof o};
+  int kernels = 0;
   esmm_status status = esmm_take_opts(ctx, "opts", opts, sizeof o, &o);
   if (!ctx)
     return ESMM_ERR_ARGUMENT;
-  int none = 0;
   if (status == ESMM_OK)
     status = check(ctx, c, &o);
   if (status == ESMM_OK) /* the other arguments, and whether the stream is captured: before anything is launched */
-    status = esmm_explain(ctx, a, weights, c, &o, NULL, 0, &none);
-  for (int i = 0; i < WARM && status == ESMM_OK; i++)
-    status = calls(ctx, a, weights, c, &o, 0, 1);
+    status = esmm_explain(ctx, a, weights, c, &o, NULL, 0, &kernels);
+  if (status == ESMM_OK && kernels == 0)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "there is nothing to multiply: c is empty, or k or alpha is 0");
+  if (status == ESMM_OK)
+    status = calls(ctx, a, weights, c, &o, 0, WARM);
+  if (status == ESMM_OK)
+    status = ctx->backend->synchronize(ctx);
+  const int64_t before = ctx->learnt;
   for (int first = 1; first <= TURNS && status == ESMM_OK; first += BATCH)
-    status = calls(ctx, a, weights, c, &o, first, BATCH);
-  return status == ESMM_OK ? calls(ctx, a, weights, c, &o, 0, 1) : status;
+    status = batch(ctx, a, weights, c, &o, first);
+  if (status == ESMM_OK) /* takes the last times */
+    status = calls(ctx, a, weights, c, &o, 0, 1);
+  if (status == ESMM_OK && ctx->learnt == before)
+    return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED,
+                     "no call could be timed: on a GPU gated and strict products, operands in host memory and products "
+                     "that take less than a launch are not, nor those that only one kernel can do");
+  return status;
 }

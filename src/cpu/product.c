@@ -240,10 +240,10 @@ static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_proble
   return status;
 }
 
-static void learn(const planned *x, double seconds)
+static void learn(esmm_ctx *ctx, const planned *x, double seconds)
 {
   if (x->plan.timed)
-    esmm_choose_learn(x->p->ctx, &x->plan, x->history, seconds);
+    esmm_choose_learn(ctx, &x->plan, x->history, seconds);
 }
 
 static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
@@ -264,7 +264,7 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   }
   double seconds = 0.0;
   const esmm_status ran = run_kernel(ctx, &x, p, scratch, s, &seconds);
-  learn(&x, seconds);
+  learn(ctx, &x, seconds);
   if (!told)
     return ran;
   s->seconds_total = esmm_now() - start;
@@ -392,8 +392,8 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, 
     status = run_part(ctx, &x, &gate, row0, rows, (float *)(void *)scratch, scratch + (bytes - bytes % 64), &noted, s,
                       seconds);
   }
-  learn(&gate, seconds[0]);
-  learn(&x, seconds[1]);
+  learn(ctx, &gate, seconds[0]);
+  learn(ctx, &x, seconds[1]);
   s->density_a /= (double)p->m;
   s->strip_density_a /= (double)p->m;
   s->joint_density /= (double)p->m;

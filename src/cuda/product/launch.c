@@ -139,7 +139,10 @@ esmm_status esmm_run_launch(run *r)
     status = esmm_run_report_ahead(r);
   if (status != ESMM_OK)
     return status;
+  esmm_live_begin(r);
   status = r->d.run != DEVICE_CHOOSES ? launch_alone(r) : r->d.pair ? launch_pair(r) : launch_both(r);
+  if (status == ESMM_OK)
+    esmm_live_end(r);
   if (status == ESMM_OK && !r->timed && r->reports_itself) /* who takes times reads them, and reports then */
     esmm_run_expect_report(r);
   return status;

@@ -18,7 +18,7 @@
 #define MOST_MISSED 8        /* each doubles the calls until the next, to 256 */
 #define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
-#define TIMED_EVERY 64       /* calls, once the choice stands */
+#define TIMED_EVERY 61       /* calls, once the choice stands: no multiple of those between two reports */
 #define BUDGET_CALLS 5.0     /* that trials may lose: most of them are begun before the first time is known */
 #define LATE 4               /* calls under way say that the host is far ahead */
 
@@ -77,24 +77,23 @@ static live *live_of(esmm_ctx *ctx)
   return NULL;
 }
 
-/* Has all before the event been done? What a capture in another thread forbids is allowed in the relaxed mode. */
-static CUresult query(CUevent event)
+/* Has all before the event been done, and how long after another one? from may be NULL. What a capture in another
+   thread forbids is allowed in the relaxed mode. */
+static CUresult query(CUevent event, CUevent from, float *milliseconds)
 {
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   CUresult result = cu()->cuThreadExchangeStreamCaptureMode(&mode);
   if (result != CUDA_SUCCESS)
     return result;
   result = cu()->cuEventQuery(event);
+  if (result == CUDA_SUCCESS && from)
+    result = cu()->cuEventElapsedTime(milliseconds, from, event);
   (void)cu()->cuThreadExchangeStreamCaptureMode(&mode);
   return result;
 }
 
-static void take(esmm_ctx *ctx, const flight *f)
+static void take(esmm_ctx *ctx, const flight *f, double seconds)
 {
-  float milliseconds = 0.0f;
-  if (cu()->cuEventElapsedTime(&milliseconds, f->start, f->end) != CUDA_SUCCESS)
-    return;
-  const double seconds = 1e-3 * (double)milliseconds;
   esmm_choose_learn(ctx, &f->plan, f->history->own == f->own ? f->history : NULL,
                     fmax(seconds - EVENT_SECONDS, 0.5 * seconds));
 }
@@ -104,11 +103,12 @@ static void collect(esmm_ctx *ctx, live *x)
 {
   for (; x->count > 0; x->count--) {
     const flight *f = flight_at(x, 0);
-    const CUresult result = query(f->end);
+    float milliseconds = 0.0f;
+    const CUresult result = query(f->end, f->start, &milliseconds);
     if (result == CUDA_ERROR_NOT_READY)
       return;
     if (result == CUDA_SUCCESS)
-      take(ctx, f);
+      take(ctx, f, 1e-3 * (double)milliseconds);
     x->first = (x->first + 1) % FLIGHTS;
   }
 }
@@ -127,9 +127,8 @@ static int flying(const void *self, esmm_class own, int index)
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
 {
   *clock = (esmm_clock){.every = TIMED_EVERY, .budget = BUDGET_CALLS, .off = true, .pause = OFF_PAUSE};
-  const bool here = r->p->a.place == ESMM_DEVICE && r->p->c.place == ESMM_DEVICE &&
-                    !(r->p->residual.data && r->p->residual.place == ESMM_HOST);
-  if (!counts || !r->ctx->learns || r->timed || r->p->gated || !here || esmm_cuda_capturing(r->ctx))
+  const bool staged = r->st.a_staged || r->st.c_staged || r->st.residual_staged;
+  if (!counts || !r->ctx->learns || r->timed || r->p->gated || r->branch || staged || esmm_cuda_capturing(r->ctx))
     return;
   live *x = live_of(r->ctx);
   if (!x)
@@ -166,7 +165,7 @@ void esmm_live_end(run *r)
     return;
   live *x = live_of(r->ctx);
   flight *f = flight_at(x, x->count);
-  if (cu()->cuEventRecord(f->end, r->stream) != CUDA_SUCCESS || query(f->start) != CUDA_ERROR_NOT_READY) {
+  if (cu()->cuEventRecord(f->end, r->stream) != CUDA_SUCCESS || query(f->start, NULL, NULL) != CUDA_ERROR_NOT_READY) {
     x->missed += x->missed < MOST_MISSED;
     return;
   }

@@ -187,12 +187,7 @@ static esmm_status multiply(run *r, const char *force, esmm_stats *s)
   esmm_status status = esmm_run_stage(r, true, NULL);
   if (status == ESMM_OK)
     status = esmm_run_choose(r, force, true);
-  if (status != ESMM_OK)
-    return status;
-  esmm_live_begin(r);
-  status = multiply_decided(r, force, s);
-  esmm_live_end(r);
-  return status;
+  return status == ESMM_OK ? multiply_decided(r, force, s) : status;
 }
 
 /* Chooses for both branches, and whether one launch makes both. Both have A as it is staged. */
@@ -305,7 +300,7 @@ esmm_status esmm_cuda_multiply(esmm_ctx *ctx, esmm_problem *p, const char *force
   const esmm_gate wanted = p->gate;
   run r = {.ctx = ctx, .p = p, .stream = ctx->stream, .timed = want_stats};
   esmm_problem branch = gate_problem(p, &wanted, p->m);
-  run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats};
+  run gate = {.ctx = ctx, .p = &branch, .stream = ctx->stream, .timed = want_stats, .branch = true};
   esmm_status status = esmm_cuda_begin(ctx, r.stream);
   p->gate.w = NULL; /* until one launch is decided on */
   if (status != ESMM_OK)
@@ -403,6 +398,8 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   p->gate.w = NULL;
   status = esmm_cuda_end(ctx, r.stream, look(&r, &gate, &wanted, force, &choice));
   p->gate.w = NULL; /* the seconds of all kernels are of the branch with the weights */
+  if (r.d.memory == MEMORY_KNOWN && r.seen)
+    esmm_run_note_class(&r);
   if (status == ESMM_OK)
     status = esmm_plan_sampled(ctx, p, force, true, choices, chosen);
   if (status != ESMM_OK)

@@ -376,7 +376,13 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
 /* Densities at strips of another height are of another class. */
 static esmm_density_class class_of(const esmm_seen *seen)
 {
-  return (esmm_density_class){(int)esmm_min(seen->strip_rows, ESMM_TILE), esmm_density_step(seen->strip)};
+  return (esmm_density_class){(int)esmm_max(1, esmm_min(seen->strip_rows, ESMM_TILE)), esmm_density_step(seen->strip)};
+}
+
+void esmm_run_note_class(const run *r)
+{
+  r->p->seen_rows = class_of(r->seen).element;
+  r->p->seen_strip = r->seen->strip;
 }
 
 static bool same_class(const esmm_density_class *x, const esmm_density_class *y)
@@ -390,11 +396,18 @@ static void choose_seen(run *r, verdict *v, bool counts)
   decision *d = &r->d;
   const esmm_density_class seen = class_of(r->seen);
   const bool kept = counts && !esmm_cuda_capturing(r->ctx);
-  if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0 && same_class(&seen, &v->seen)) {
-    v->stands--;
-    run_alone(d, &v->all[v->chosen]);
-    d->seconds = v->stood_seconds;
-    return;
+  if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0) {
+    if (same_class(&seen, &v->seen)) {
+      v->stands--;
+      run_alone(d, &v->all[v->chosen]);
+      d->seconds = v->stood_seconds;
+      d->predicted = v->stood_predicted;
+      return;
+    }
+    if (v->lent) { /* the history gets back what was not used */
+      v->history.calls -= (uint32_t)v->stands;
+      v->history.rest = (uint32_t)v->stands;
+    }
   }
   esmm_option all[MOST_CANDIDATES];
   esmm_clock clock;
@@ -412,12 +425,16 @@ static void choose_seen(run *r, verdict *v, bool counts)
     chosen++;
   run_alone(d, &v->all[chosen]);
   d->seconds = r->plan.seconds;
-  if (kept && r->ctx->learns) {
+  d->predicted = r->plan.predicted;
+  if (kept && r->ctx->learns && !r->timed) {
     v->chosen = chosen;
     v->seen = seen;
     v->stood_seconds = d->seconds;
-    v->stands = clock.off || clock.idle ? clock.pause : esmm_choose_stands(r->p, &r->plan, r->history);
+    v->stood_predicted = d->predicted;
+    v->lent = clock.off || clock.idle ? 0 : esmm_choose_stands(r->p, &r->plan, r->history);
+    v->stands = clock.off || clock.idle ? clock.pause : v->lent;
   }
+  r->history = kept ? r->history : NULL;
   d->next = r->plan.next < 0 ? NULL : esmm_registry_at(r->plan.next);
   d->next_seconds = r->plan.next_seconds;
 }
@@ -429,6 +446,7 @@ static esmm_status choose(run *r, const char *force, bool counts)
   if (status != ESMM_OK)
     return status;
   r->d = v->unseen;
+  r->plan.timed = false;
   if (force)
     return ESMM_OK;
   esmm_run_recall(r, v, counts);
@@ -460,7 +478,7 @@ static double expected(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   if (d->memory == MEMORY_KNOWN)
-    return d->seconds;
+    return d->predicted;
   return d->run == RUN_DENSE ? dense->base : d->run == RUN_SKIP ? most(skip) : fmin(dense->base, most(skip));
 }
 

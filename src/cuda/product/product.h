@@ -72,6 +72,7 @@ typedef struct decision {
   /* With MEMORY_KNOWN, for the reason that is told: */
   const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
   double seconds, next_seconds;
+  double predicted; /* of the chosen one, by its cost model alone */
 } decision;
 
 /* What there is to choose from for calls of one shape, whatever A holds: kept in the context (recall.h). */
@@ -81,10 +82,11 @@ typedef struct verdict {
   int count;
   bool skips; /* a skipping kernel and another are among them: A's densities matter */
   bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
-  esmm_history history;    /* of what was chosen when densities were known, */
-  int stands, chosen;      /* which holds for so many more calls, its place in all, */
-  double stood_seconds;    /* what it takes, */
-  esmm_density_class seen; /* while A's densities stay in this class */
+  esmm_history history; /* of what was chosen when densities were known, */
+  int stands, lent;     /* it holds for so many more calls; those of them that the history has counted */
+  int chosen;           /* its place in all */
+  double stood_seconds, stood_predicted;
+  esmm_density_class seen; /* it holds while A's densities stay in this class */
   int delay;               /* calls until a report is used */
   double dense;            /* seconds of the cheapest dense kernel */
   bool rests; /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
@@ -103,6 +105,7 @@ typedef struct run {
   decision d;
   CUdeviceptr scratch;
   bool timed;
+  bool branch;         /* of a gated product: it is not timed for itself */
   CUevent mark[MARKS]; /* all NULL unless timed */
   esmm_strips a_strips[2];
   bool all_of_b[2];
@@ -176,6 +179,7 @@ double esmm_run_seconds_at(const candidate *c, double strip, double joint, doubl
    latter. element is 0 where it is not known. */
 double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low);
 esmm_cuda_line esmm_run_line(const decision *d);
+void esmm_run_note_class(const run *r); /* what was known of A, for explanations of the same problem */
 /* Why `chosen` runs, at the densities of choice. */
 void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_choice_device *choice, char *text,
                      size_t bytes);
@@ -194,7 +198,7 @@ void esmm_run_report(run *r, const esmm_choice_device *densities);
 /* How a call may be timed, once times of earlier calls are taken. counts: a product follows, which may change what is
    kept. */
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock);
-/* Around what the plan times. */
+/* Around the launches that the plan times; the sample that a report needs comes before. */
 void esmm_live_begin(run *r);
 void esmm_live_end(run *r);
 
