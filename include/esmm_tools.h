@@ -127,8 +127,9 @@ ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *u
  * some 90 times, and waits. C holds it afterwards.
  * opts: as of esmm_matmul, and such that C does not depend on what it held: beta 0, the residual apart from C, no
  * statistics. force must not name a kernel.
- * ESMM_ERR_UNSUPPORTED where the context does not learn, while its stream is captured, and where no call could be
- * timed: gated and strict products on a GPU, operands in host memory there, and products shorter than a launch.
+ * ESMM_ERR_UNSUPPORTED, before anything is multiplied: the context does not learn, its stream is captured, there is
+ * nothing to multiply; on a GPU also gated and strict products and operands in host memory, which are not timed. Of a
+ * product that is too short for a clock (1 us on a CPU, a launch on a GPU) nothing is learnt; that is no failure.
  */
 ESMM_API esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                        const esmm_matmul_opts *opts);

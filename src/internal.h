@@ -52,7 +52,7 @@ struct esmm_ctx {
   size_t scratch_bytes;
   uint64_t cost_id;                  /* of these constants: what was measured with others does not count */
   bool learns;                       /* from what calls take: choose/choose.h */
-  int64_t learnt;                    /* times so far */
+  int64_t learnt;                    /* times so far: for tests */
   int turn;                          /* whose turn it is in esmm_tune_weights, from 1 on; 0: no call of that */
   int owner;                         /* the process that made the context: a child does not write its file */
   uint32_t home;                     /* the file of what was measured, by a hash of its name; 0: none */

@@ -284,8 +284,7 @@ int main(void)
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     if (kernel->backend == &esmm_cpu_backend && !kernel->missing && !(kernel->flags & ESMM_KERNEL_REFERENCE))
-      tests[count++] = (struct CMUnitTest){
-          .name = kernel->name, .test_func = one_kernel, .initial_state = (void *)(uintptr_t)kernel};
+      tests[count++] = th_test_of(kernel->name, one_kernel, kernel);
   }
   return _cmocka_run_group_tests("blocking", tests, count, NULL, NULL);
 }

@@ -343,9 +343,7 @@ int main(void)
   }
   for (int i = 0; i < esmm_registry_count(); i++)
     if (is_hashed(esmm_registry_at(i)))
-      tests[count++] = (struct CMUnitTest){.name = esmm_registry_at(i)->name,
-                                           .test_func = one_kernel,
-                                           .initial_state = (void *)(uintptr_t)esmm_registry_at(i)};
+      tests[count++] = th_test_of(esmm_registry_at(i)->name, one_kernel, esmm_registry_at(i));
   tests[count++] = (struct CMUnitTest)cmocka_unit_test(no_line_without_a_kernel);
   return _cmocka_run_group_tests("hashes", tests, count, set_up, tear_down);
 }

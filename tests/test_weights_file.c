@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 /* ---- system calls that misbehave on demand ---- */
 
@@ -24,6 +25,7 @@ static struct {
   int fail_rename; /* of the next rename */
   int fail_write;  /* of the pwrite after writes_left more */
   int writes_left;
+  bool killed;   /* there instead: the process is */
   int64_t calls; /* of pread and pwrite */
 } fault;
 
@@ -48,6 +50,8 @@ ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
 {
   if (fault.fail_write && fault.writes_left-- == 0) {
+    if (fault.killed)
+      (void)kill(getpid(), SIGKILL);
     errno = fault.fail_write;
     return -1;
   }
@@ -345,6 +349,39 @@ static void expect_save(esmm_ctx *ctx, const esmm_weights *w, const char *path, 
   expect_text(ctx, strerror(error));
 }
 
+/* Where files need no names: those of /tmp have none on all systems that this is tested on. */
+static void test_killed_saves_leave_nothing(void **state)
+{
+  esmm_ctx *ctx = *state;
+  esmm_weights *w = make_weights(ctx, 200, 100, ESMM_F32, ESMM_USE_ANY, 0, 0.5);
+  const char *path = path_to("killed.esmm");
+  const int nameless = open(directory, O_WRONLY | O_TMPFILE, 0600);
+  if (nameless < 0)
+    skip();
+  assert_int_equal(close(nameless), 0);
+  write_bytes(path, old_content, sizeof old_content);
+  const int entries = directory_entries(directory);
+  for (int writes = 0; writes < 6; writes++) {
+    int status;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+      fault.fail_write = EIO;
+      fault.killed = true;
+      fault.writes_left = writes;
+      (void)esmm_weights_save(ctx, w, path);
+      _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(directory_entries(directory), entries);
+    expect_old_content(path);
+  }
+  assert_int_equal(unlink(path), 0);
+  esmm_weights_free(w);
+}
+
 static void test_failed_saves_keep_the_old_file(void **state)
 {
   esmm_ctx *ctx = *state;
@@ -475,6 +512,7 @@ int main(void)
       cmocka_unit_test(test_strange_files),
       cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_failed_saves_keep_the_old_file),
+      cmocka_unit_test(test_killed_saves_leave_nothing),
       cmocka_unit_test(test_targets_that_are_no_files),
       cmocka_unit_test(test_modes_and_links),
       cmocka_unit_test(test_bare_file_name),

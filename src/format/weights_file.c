@@ -652,21 +652,46 @@ static void sync_directory(const char *directory)
   (void)close(fd);
 }
 
-/* Opens a new file in the directory that temp names; not mkstemp, whose files only their owner may read. */
-static int open_temp(char *temp, size_t directory_length, mode_t mode)
+/* Where a file without a name is found, to give it one. */
+static const char *nameless_path(int fd, char path[32])
+{
+  (void)snprintf(path, 32, "/proc/self/fd/%d", fd);
+  return path;
+}
+
+/* A file without a name in that directory, which ends with the process however that ends; -1 where there are none. */
+static int open_nameless(const char *directory, mode_t mode)
+{
+  char path[32];
+  const int fd = open(directory, O_WRONLY | O_TMPFILE | O_CLOEXEC, mode);
+  if (fd < 0 || access(nameless_path(fd, path), F_OK) == 0)
+    return fd;
+  (void)close(fd);
+  return -1;
+}
+
+/* Gives the nameless file a name in the directory that temp names, or, where that is -1, makes a new one; not mkstemp,
+   whose files only their owner may read. The file, or -1. */
+static int name_temp(char *temp, size_t directory_length, int nameless, mode_t mode)
 {
   int fd = -1;
   for (unsigned attempt = 0; attempt < 100; attempt++) {
     struct timespec now;
+    char path[32];
     clock_gettime(CLOCK_REALTIME, &now);
     const uint64_t seed[4] = {(uint64_t)now.tv_sec, (uint64_t)now.tv_nsec, (uint64_t)getpid(),
                               (uint64_t)(uintptr_t)temp ^ attempt};
     (void)snprintf(temp + directory_length, TEMP_BYTES, ".esmm-%016llx.tmp",
                    (unsigned long long)esmm_checksum_of(seed, sizeof seed));
-    fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (nameless < 0)
+      fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    else if (linkat(AT_FDCWD, nameless_path(nameless, path), AT_FDCWD, temp, AT_SYMLINK_FOLLOW) == 0)
+      fd = nameless;
     if (fd >= 0 || (errno != EEXIST && errno != EINTR))
       break;
   }
+  if (fd < 0)
+    temp[directory_length] = '\0';
   return fd;
 }
 
@@ -700,18 +725,25 @@ static esmm_status save(esmm_ctx *ctx, const esmm_weights *weights, const char *
   const char *slash = strrchr(target, '/');
   const size_t directory_length = slash ? (size_t)(slash - target) + 1 : 0;
   memcpy(temp, target, directory_length);
-  f.fd = open_temp(temp, directory_length, mode);
+  temp[directory_length] = '\0';
+  f.fd = open_nameless(directory_length ? temp : ".", mode);
+  const bool nameless = f.fd >= 0;
+  if (!nameless)
+    f.fd = name_temp(temp, directory_length, -1, mode);
   if (f.fd < 0)
     return fail_file(&f, ESMM_ERR_IO, "cannot make a file beside it: %s", strerror(errno));
   status = write_weights(&f, weights);
   if (status == ESMM_OK && sync_file(f.fd) != 0)
     status = fail_file(&f, ESMM_ERR_IO, "cannot write: %s", strerror(errno));
+  if (status == ESMM_OK && nameless && name_temp(temp, directory_length, f.fd, mode) < 0)
+    status = fail_file(&f, ESMM_ERR_IO, "cannot make a file beside it: %s", strerror(errno));
   if (close(f.fd) != 0 && status == ESMM_OK)
     status = fail_file(&f, ESMM_ERR_IO, "cannot write: %s", strerror(errno));
   if (status == ESMM_OK && rename(temp, target) != 0)
     status = fail_file(&f, ESMM_ERR_IO, "cannot replace: %s", strerror(errno));
   if (status != ESMM_OK) {
-    (void)unlink(temp);
+    if (temp[directory_length])
+      (void)unlink(temp);
     return status;
   }
   temp[directory_length] = '\0';

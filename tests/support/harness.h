@@ -13,10 +13,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include "esmm_tools.h"
+
+/* A test of one thing among many, which the function gets as its state. */
+static inline struct CMUnitTest th_test_of(const char *name, CMUnitTestFunction function, const void *of)
+{
+  struct CMUnitTest test = {.name = name, .test_func = function};
+  memcpy(&test.initial_state, &of, sizeof of); /* cmocka's states are not const */
+  return test;
+}
 
 /* ---- random numbers: splitmix64, the same on every machine ---- */
 typedef struct th_rng {
