@@ -173,14 +173,12 @@ static double loss_of(const esmm_option *x, double best)
   return fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
 }
 
-/* Is it worth a trial? */
-static bool worth_trying(const esmm_option *x, double best, double budget, bool late)
+/* Is it worth a trial? Not while another is under way. */
+static bool worth_trying(const esmm_option *x, double best, double budget)
 {
-  if (x->flying > 0 && !late)
-    return false;
-  const int tries = x->times + x->flying;
-  const double within = x->times == 0 ? MAY_WIN : tries == 1 ? AGAIN : LAST_AGAIN;
-  return tries < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best && loss_of(x, best) <= budget;
+  const double within = x->times == 0 ? MAY_WIN : x->times == 1 ? AGAIN : LAST_AGAIN;
+  return x->flying == 0 && x->times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best &&
+         loss_of(x, best) <= budget;
 }
 
 /* What the best of those takes that were measured; infinite where none was. */
@@ -199,7 +197,7 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   const double budget = all[best].seconds * (clock->budget + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->late))
+    if (i == best || !worth_trying(&all[i], all[best].seconds, budget))
       continue;
     if (all[i].index + 1 == h->trying)
       return i;

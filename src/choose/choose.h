@@ -8,7 +8,7 @@
  * quarter.
  *
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
- * calls of the best kernel, on a GPU five, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
+ * calls of the best kernel, on a GPU six, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
  * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 61. A context that does not learn has
  * predictions alone.
  *
@@ -44,7 +44,6 @@ typedef struct esmm_clock {
   bool off;      /* no call is timed, and nothing is tried */
   bool idle;     /* the last time did not count: nothing is tried until one does */
   int pause;     /* where off or idle: calls that a choice holds for */
-  bool late;     /* times come late, many calls after theirs: a second trial does not wait for the first one's */
   /* May be NULL: calls of that class by that kernel that are being measured. */
   int (*flying)(const void *self, esmm_class own, int index);
   const void *self;

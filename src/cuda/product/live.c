@@ -19,8 +19,7 @@
 #define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
 #define TIMED_EVERY 61       /* calls, once the choice stands: no multiple of those between two reports */
-#define BUDGET_CALLS 5.0     /* that trials may lose: most of them are begun before the first time is known */
-#define LATE 4               /* calls under way say that the host is far ahead */
+#define BUDGET_CALLS 6.0     /* that trials may lose: most of them are begun before the first time is known */
 
 typedef struct flight {
   CUevent start, end; /* made when first used, and used again */
@@ -140,7 +139,6 @@ void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
   clock->self = x;
   clock->off = x->count == FLIGHTS;
   clock->idle = x->missed > 0;
-  clock->late = x->count >= LATE;
   if (!clock->off)
     clock->pause = x->missed > FREE_MISSED ? 1 << x->missed : 0;
 }
