@@ -19,7 +19,7 @@
 #define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
 #define TIMED_EVERY 61       /* calls, once the choice stands: no multiple of those between two reports */
-#define BUDGET_CALLS 6.0     /* that trials may lose: most of them are begun before the first time is known */
+#define BUDGET_CALLS 6.0     /* that trials may lose: some are begun before the first time is known */
 
 typedef struct flight {
   CUevent start, end; /* made when first used, and used again */
