@@ -20,11 +20,6 @@
 #include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
-/* To hand work to a thread that is awake takes 1 to 2 us, and more the more there are of them: two of them are worth it
-   where each has twice this, three where each has thrice. One that sleeps comes 40 to 100 us later, but holds nobody
-   up. */
-#define THREAD_WORK 2e4
-#define WAKE_SECONDS 1.5e-5
 
 static void *system_alloc(void *user, size_t bytes, size_t align)
 {
@@ -253,8 +248,6 @@ static esmm_status choose_threads(esmm_ctx *ctx, int asked)
     asked = (int)value;
   }
   ctx->threads = asked ? asked : usable_cpus();
-  ctx->thread_work = THREAD_WORK;
-  ctx->wake_seconds = WAKE_SECONDS;
   ctx->wakes = INT_MAX;
   return ESMM_OK;
 }

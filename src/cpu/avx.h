@@ -2,6 +2,12 @@
  * avx.h: what is the same in vec_avx2.h and vec_avx512.h but for the vectors' length. Included by both, when they have
  * said what a vector is, and how an intrinsic is called for it: AVX(add_ps).
  */
+#include "cpu/costs.h"
+
+#define COST_PACK ESMM_CPU_COST_PACK_AVX
+#define COST_WIDEN ESMM_CPU_COST_WIDEN_AVX
+#define COST_WORD ESMM_CPU_COST_WORD_AVX
+
 static inline vec vec_zero(void)
 {
   return AVX(setzero_ps)();

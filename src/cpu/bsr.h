@@ -234,16 +234,16 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   const double columns = (double)esmm_round_up(p->n, panel_width(p->w, from)), panels = columns / width;
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), height = (double)(1 << level);
   const double joint = fmin(1.0, p->sample.joint[level] * bsr_kept_ratio(p->w));
-  const double lists = p->sample.strip[level] > 0.99 ? (double)esmm_ceil_div(p->m, 64) : strips; /* a panel's lists */
+  const double lists = p->sample.strip[level] >= 1.0 ? (double)esmm_ceil_div(p->m, 64) : strips; /* a panel's lists */
   units[0] = m * columns * k * joint / VEC;
   units[1] = m * k * (0.5 + p->sample.strip[level]);
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
-  units[3] = panels * (lists * k / 64.0 * (0.2 + joint) +
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[3] = panels * (lists * k / 64.0 * (0.25 + joint) +
                        (from == FROM_UNION || p->w->dtype != ESMM_F32
-                            ? (double)esmm_ceil_div(p->m, 64) * k * joint * (from == FROM_UNION ? 0.5 : 0.1)
+                            ? (double)esmm_ceil_div(p->m, 64) * k * joint * (from == FROM_UNION ? 0.5 : 0.125)
                             : 0.0));
   units[4] = strips * panels * height * width / TILE_COLS / MR *
-             (joint > 0.2 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
+             (joint > 0.25 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
@@ -279,4 +279,6 @@ static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = bsr_terms, .workspace = bsr_workspace,          \
   .run = bsr_run,                                                                                                  \
   .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b", "making of panels and k-lists", \
-                 "starting of tiles", "starting threads"}
+                 "starting of tiles", "starting threads"},                                                         \
+  .cost = {                                                                                                        \
+      COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}

@@ -67,9 +67,9 @@ static void decode_terms(const esmm_kernel *self, const esmm_problem *p, const d
   units[1] = (m - 1.0) * k * p->sample.element * n / VEC; /* one row's worth is hidden behind the reading of B */
   units[2] = m * k;
   /* To start on a row's part of a block takes as long as to update some hundred columns. */
-  units[3] = p->m > 1 ? m * (n + 200.0) * (double)esmm_ceil_div(p->k, DECODE_K)
-                      : n + 200.0 * k * p->sample.element / DECODE_AT_ONCE;
-  units[5] = p->threads > 1 ? 1.0 : 0.2;
+  units[3] = p->m > 1 ? m * (n + 256.0) * (double)esmm_ceil_div(p->k, DECODE_K)
+                      : n + 256.0 * k * p->sample.element / DECODE_AT_ONCE;
+  units[5] = p->threads > 1 ? 1.0 : 0.25;
 }
 
 static size_t decode_workspace(const esmm_kernel *self, const esmm_problem *p)
@@ -238,8 +238,11 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define DECODE_KERNEL                                                                                       \
-  .doc = "m of 1 to 16: reads only the rows of B that some row of A needs", .backend = &esmm_cpu_backend,   \
-  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
-  .can_run = decode_can_run, .terms = decode_terms, .workspace = decode_workspace, .run = decode_run,       \
-  .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}
+#define DECODE_KERNEL                                                                                         \
+  .doc = "m of 1 to 16: reads only the rows of B that some row of A needs", .backend = &esmm_cpu_backend,     \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,   \
+  .can_run = decode_can_run, .terms = decode_terms, .workspace = decode_workspace, .run = decode_run,         \
+  .term_names =                                                                                               \
+      {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}, \
+  .cost = {ESMM_CPU_COST_BYTE_OF_B,   VEC * ESMM_CPU_COST_STREAMED, 2 * COST_PACK, ESMM_CPU_COST_UPDATE, 0.0, \
+           ESMM_CPU_COST_START_DECODE}

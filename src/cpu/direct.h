@@ -57,13 +57,12 @@ static void direct_terms(const esmm_kernel *self, const esmm_problem *p, const d
   *variant = 0;
   const double m = (double)p->m, k = (double)p->k, vectors = (double)esmm_ceil_div(p->n, VEC);
   const bool in_place = p->a.dtype == ESMM_F32 && p->a.order == ESMM_ROW_MAJOR;
-  units[0] = m * k * vectors * (p->w->dtype == ESMM_F32 ? 1.0 : 1.1); /* B is widened again for each tile */
+  units[0] = m * k * vectors;
   /* So small a B is in the second-level cache. From memory, parts of long rows come slowly. */
-  const double slow = p->n <= DIRECT_WIDE * VEC ? 1.0 : direct_shares_ks(p) ? 1.5 : 2.5;
+  const double slow = p->n <= DIRECT_WIDE * VEC || direct_shares_ks(p) ? 1.0 : 2.0;
   units[1] = p->w->rows_bytes <= DIRECT_CACHED ? 0.0 : (double)p->w->rows_bytes * slow;
   units[2] = in_place ? 0.0 : m * k * (p->a.order == ESMM_ROW_MAJOR ? 1.0 : 8.0);
   units[3] = m * vectors * ((double)esmm_ceil_div(p->k, DIRECT_CHAIN) + (esmm_is_plain(p) ? 0.0 : 1.0));
-  units[4] = (double)(p->m / MR) * (double)p->w->rows_bytes;
   units[5] = 1.0;
 }
 
@@ -431,5 +430,10 @@ static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   .doc = "small products: multiplies A and B's rows where they lie, packs nothing", .backend = &esmm_cpu_backend, \
   .reads = ESMM_FORM(ROWS), .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = direct_can_run, .terms = direct_terms, \
   .workspace = direct_workspace, .run = direct_run,                                                               \
-  .term_names = {"multiply-adds", "reading of b",       "widening of a",                                          \
-                 "updates of c",  "reading of b again", "starting threads"}
+  .term_names = {"multiply-adds", "reading of b", "widening of a", "updates of c", "", "starting threads"},       \
+  .cost = {COST_FMA * ESMM_CPU_COST_UNPACKED,                                                                     \
+           ESMM_CPU_COST_BYTE_OF_B,                                                                               \
+           COST_WIDEN,                                                                                            \
+           ESMM_CPU_COST_VECTOR,                                                                                  \
+           0.0,                                                                                                   \
+           ESMM_CPU_COST_CALL}

@@ -18,10 +18,10 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
    */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *
-             fmin(p->w->strip_density, 2.5 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
+             fmin(p->w->strip_density, 2.0 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
   units[4] = pairs * height * ESMM_PANEL / TILE_COLS / MR *
-             (p->sample.joint[level] > 0.2 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
+             (p->sample.joint[level] > 0.25 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
 
@@ -37,4 +37,6 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   .backend = &esmm_cpu_backend, .reads = ESMM_FORM(PANELS), .variant_strips = true,                          \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = joint_terms, .workspace = gemm_workspace, \
   .run = gemm_run, .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b",          \
-                                  "making of k-lists", "starting of tiles",         "starting threads"}
+                                  "making of k-lists", "starting of tiles",         "starting threads"},     \
+  .cost = {                                                                                                  \
+      COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}

@@ -27,7 +27,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   const double joint =
       fmin(1.0, p->sample.joint[level] * (w->strip_density > 0.0 ? bsr_density(w) / w->strip_density : 1.0));
   pairs_units(p, level, joint, units);
-  units[2] = (double)w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = both * (double)p->k / 64.0 * (joint * (2.0 + height / MAX_STRIP) + 0.5);
 }
 
@@ -41,11 +41,8 @@ ESMM_KERNEL(bsr_bf16_avx512bf16) = {
     .name = "bsr_bf16_avx512bf16",
     .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 8 to 32 rows of A",
     .reads = ESMM_FORM(BSR),
-    .variant_strips = true,
-    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .can_run = can_run,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "pairing of k's", "starting of tiles",
                    "starting threads"},
-    .cost = {2.95e-10, 1.2e-10, 3.9e-11, 3e-8, 4e-8, 3e-6},
-    PAIRS_KERNEL,
+    PAIRS_SKIPS,
 };

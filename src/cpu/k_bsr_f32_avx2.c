@@ -7,6 +7,5 @@ ESMM_KERNEL(bsr_f32_avx2) = {
     .name = "bsr_f32_avx2",
     .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 4 to 32 rows of A",
     .cpu = ESMM_CPU_AVX2,
-    .cost = {1.51e-10, 2e-10, 4.6e-11, 3e-8, 1.5e-8, 3e-6},
     BSR_KERNEL,
 };

@@ -7,6 +7,5 @@ ESMM_KERNEL(bsr_f32_portable) = {
     .name = "bsr_f32_portable",
     .doc = "BSR weights: multiplies the blocks there are, less the k's that are zero in 4 to 32 rows of A",
     .cpu = 0,
-    .cost = {2.3e-10, 5e-10, 5e-11, 1e-7, 1.5e-8, 3e-6},
     BSR_KERNEL,
 };

@@ -79,7 +79,6 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   units[0] = k * p->sample.strip[ESMM_CPU_HEIGHTS - 1] * n * (double)sizeof(uint16_t);
   units[1] = m * (k * p->sample.element + 0.5 * blocks) * n / (2 * VEC);
   units[2] = m * k;
-  units[3] = m * n * blocks;
   units[5] = 1.0;
 }
 
@@ -272,9 +271,8 @@ ESMM_KERNEL(decode_bf16_avx512bf16) = {
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
     .can_run = can_run,
     .terms = terms,
-    .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "",
-                   "starting threads"},
-    .cost = {4.0e-11, 4.5e-10, 1.5e-10, 5e-12, 0, 4e-6},
+    .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "", "", "starting threads"},
+    .cost = {ESMM_CPU_COST_BYTE_OF_B, 8 * ESMM_CPU_COST_STREAMED, COST_PACK, 0.0, 0.0, ESMM_CPU_COST_START},
     .workspace = workspace,
     .run = run,
 };

@@ -15,12 +15,12 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[0] = 2.0 * (double)esmm_ceil_div(p->m, AMX_ROWS) * panels * steps;
   units[1] = m * k * (double)esmm_ceil_div(p->w->panels, 16);
   units[2] = (double)p->n * k * (double)sizeof(uint16_t);
-  units[3] = (double)esmm_ceil_div(p->m, 256) * panels * k * (rows ? 3.0 : 1.0);
+  units[3] = (double)esmm_ceil_div(p->m, 256) * panels * k * (rows ? 4.0 : 1.0);
   if (p->m <= AMX_ROWS && !rows) { /* B is read while it is multiplied: most of the lesser time does not show */
     const double multiply = units[0] * cost[0] + units[3] * cost[3];
     if (multiply < units[2] * cost[2]) {
-      units[0] *= 0.3;
-      units[3] *= 0.3;
+      units[0] *= 0.25;
+      units[3] *= 0.25;
     }
   }
   units[4] = strips * panels * ((double)esmm_ceil_div(p->k, 512) + (esmm_is_rounded(p) ? 1.0 : 2.0));
@@ -39,7 +39,8 @@ ESMM_KERNEL(dense_bf16_amx) = {
     .can_run = dense_can_run,
     .terms = dense_terms,
     .term_names = {"tiles", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
-    .cost = {7e-9, 4e-11, 3e-11, 6e-10, 1.5e-7, 6e-6},
+    .cost = {ESMM_CPU_COST_FMA_AMX, ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, 16 * ESMM_CPU_COST_PAIR,
+             ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = tiles_workspace,
     .run = tiles_run,
 };

@@ -30,7 +30,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
     /* Pairs are made on the way, and B is read while rows are multiplied: most of the lesser time does not show. */
     const double multiply = units[0] * cost[0], read = units[2] * cost[2];
     units[3] = 0.0;
-    units[multiply < read ? 0 : 2] *= 0.3;
+    units[multiply < read ? 0 : 2] *= 0.25;
   }
   units[4] = m * columns * (esmm_is_plain(p) ? (double)esmm_ceil_div(p->k, PAIRS_STRAIGHT) : 8.0);
   units[5] = 1.0;
@@ -43,6 +43,7 @@ ESMM_KERNEL(dense_bf16_avx512bf16) = {
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .can_run = can_run,
     .term_names = {"multiply-adds", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
-    .cost = {2.9e-10, 1.5e-10, 3.6e-11, 4e-11, 1e-10, 3e-6},
+    .cost = {ESMM_CPU_COST_FMA_BF16, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, ESMM_CPU_COST_PAIR, ESMM_CPU_COST_UPDATE,
+             ESMM_CPU_COST_START},
     PAIRS_KERNEL,
 };

@@ -7,6 +7,5 @@ ESMM_KERNEL(dense_f32_avx2) = {
     .name = "dense_f32_avx2",
     .doc = "packed dense product, 6 x 16 tiles",
     .cpu = ESMM_CPU_AVX2,
-    .cost = {1.46e-10, 3e-10, 4.5e-11, 2.5e-10, 1.5e-10, 3e-6},
     DENSE_KERNEL,
 };

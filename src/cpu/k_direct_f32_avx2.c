@@ -6,6 +6,5 @@
 ESMM_KERNEL(direct_f32_avx2) = {
     .name = "direct_f32_avx2",
     .cpu = ESMM_CPU_AVX2,
-    .cost = {1.6e-10, 3e-11, 4e-11, 1e-9, 2e-12, 5e-8},
     DIRECT_KERNEL,
 };

@@ -6,6 +6,5 @@
 ESMM_KERNEL(direct_f32_avx512) = {
     .name = "direct_f32_avx512",
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {2.9e-10, 3e-11, 2.5e-11, 8e-10, 2e-12, 5e-8},
     DIRECT_KERNEL,
 };

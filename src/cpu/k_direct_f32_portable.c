@@ -6,6 +6,5 @@
 ESMM_KERNEL(direct_f32_portable) = {
     .name = "direct_f32_portable",
     .cpu = 0,
-    .cost = {2.5e-10, 3e-11, 3e-10, 1e-9, 2e-12, 5e-8},
     DIRECT_KERNEL,
 };

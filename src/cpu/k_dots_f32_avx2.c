@@ -6,6 +6,5 @@
 ESMM_KERNEL(dots_f32_avx2) = {
     .name = "dots_f32_avx2",
     .cpu = ESMM_CPU_AVX2,
-    .cost = {1.6e-10, 1.3e-11, 4e-11, 1e-9, 0, 5e-8},
     DOTS_KERNEL,
 };

@@ -6,6 +6,5 @@
 ESMM_KERNEL(dots_f32_avx512) = {
     .name = "dots_f32_avx512",
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {2.8e-10, 1.3e-11, 2.5e-11, 8e-10, 0, 5e-8},
     DOTS_KERNEL,
 };

@@ -6,6 +6,5 @@
 ESMM_KERNEL(dots_f32_portable) = {
     .name = "dots_f32_portable",
     .cpu = 0,
-    .cost = {2.5e-10, 1.3e-11, 3e-10, 2e-9, 0, 5e-8},
     DOTS_KERNEL,
 };

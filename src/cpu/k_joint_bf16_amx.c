@@ -38,7 +38,8 @@ ESMM_KERNEL(joint_bf16_amx) = {
     .terms = joint_terms,
     .term_names = {"tiles", "scanning and packing of a", "reading of b", "pairing of k's", "updates of c",
                    "starting threads"},
-    .cost = {7e-9, 8e-11, 3.6e-11, 1.2e-8, 1.5e-7, 6e-6},
+    .cost = {ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, 4 * ESMM_CPU_COST_WORD_AMX,
+             ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = tiles_workspace,
     .run = tiles_run,
 };

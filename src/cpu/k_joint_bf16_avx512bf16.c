@@ -9,7 +9,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), both = strips * (double)p->w->panels;
   pairs_units(p, level, p->sample.joint[level], units);
   units[2] = (double)p->n * k * (double)sizeof(uint16_t) *
-             fmin(p->w->strip_density, 2.5 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
+             fmin(p->w->strip_density, 2.0 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   /* Lists, and putting k's side by side: of B for every strip, of A where a panel has k's of its own. */
   units[3] = both * k / 64.0 * p->sample.joint[level] * (p->w->full ? 1.0 : 2.0 + height / MAX_STRIP) +
              (p->w->full ? strips : 0.5 * both) * k / 64.0;
@@ -25,10 +25,7 @@ ESMM_KERNEL(joint_bf16_avx512bf16) = {
     .name = "joint_bf16_avx512bf16",
     .doc = "skips k's that are zero in 8 to 32 rows of A or in 32 columns of B",
     .reads = ESMM_FORM(PANELS),
-    .variant_strips = true,
-    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "pairing of k's", "starting of tiles",
                    "starting threads"},
-    .cost = {2.95e-10, 1.2e-10, 3.9e-11, 3e-8, 4e-8, 3e-6},
-    PAIRS_KERNEL,
+    PAIRS_SKIPS,
 };

@@ -15,7 +15,7 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[0] = both * (k * p->sample.joint[ESMM_CPU_HEIGHTS - 1] / MEET_STEP + 0.5 * stretches);
   units[1] = (double)p->m * k * (stretches > 1.0 ? (double)esmm_ceil_div(p->w->panels, 32) : 1.0);
   units[2] = (double)p->n * k * (double)sizeof(uint16_t) * p->w->strip_density;
-  units[3] = both * k / 64.0 * (fmax(p->sample.strip[ESMM_CPU_HEIGHTS - 1], p->w->strip_density) > 0.3 ? 2.0 : 1.0);
+  units[3] = both * k / 64.0 * (fmax(p->sample.strip[ESMM_CPU_HEIGHTS - 1], p->w->strip_density) > 0.25 ? 2.0 : 1.0);
   units[4] = both * stretches;
   units[5] = 1.0;
 }
@@ -33,7 +33,8 @@ ESMM_KERNEL(joint_both_bf16_amx) = {
     .terms = joint_terms,
     .term_names = {"steps of both", "scanning and packing of a", "reading of b", "lists", "updates of c",
                    "starting threads"},
-    .cost = {7e-8, 1e-10, 3.6e-11, 3e-9, 1.5e-7, 6e-6},
+    .cost = {10 * ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, ESMM_CPU_COST_WORD_AMX,
+             ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = meet_workspace,
     .run = meet_run,
 };

@@ -7,6 +7,5 @@ ESMM_KERNEL(joint_f32_avx2) = {
     .name = "joint_f32_avx2",
     .doc = "skips k's that are zero in 4 to 32 rows of A or in 32 columns of B",
     .cpu = ESMM_CPU_AVX2,
-    .cost = {1.51e-10, 2e-10, 4.6e-11, 3e-8, 1.5e-8, 3e-6},
     JOINT_KERNEL,
 };

@@ -7,6 +7,5 @@ ESMM_KERNEL(joint_f32_avx512) = {
     .name = "joint_f32_avx512",
     .doc = "skips k's that are zero in 8 to 32 rows of A or in 32 columns of B",
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {2.75e-10, 1.5e-10, 3.9e-11, 2e-8, 4e-8, 3e-6},
     JOINT_KERNEL,
 };

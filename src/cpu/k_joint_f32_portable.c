@@ -7,6 +7,5 @@ ESMM_KERNEL(joint_f32_portable) = {
     .name = "joint_f32_portable",
     .doc = "skips k's that are zero in 4 to 32 rows of A or in 32 columns of B",
     .cpu = 0,
-    .cost = {2.3e-10, 5e-10, 5e-11, 1e-7, 1.5e-8, 3e-6},
     JOINT_KERNEL,
 };

@@ -23,7 +23,7 @@ static void lists_units(const esmm_problem *p, int level, double *units)
   const double strips = (double)esmm_ceil_div(p->m, 1 << level);
   const double kept = (double)p->w->nm.slots, joint = p->sample.strip[level] * kept / k, both = strips * panels;
   pairs_units(p, level, joint, units);
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.5 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   /* Lists of both, and finding the panel's: that is done once for a block of rows. */
   units[3] = both * k / 64.0 * (0.5 + joint) + (double)esmm_ceil_div(p->m, 256) * panels * kept / 16.0;
 }
@@ -38,11 +38,8 @@ ESMM_KERNEL(nm_lists_bf16_avx512bf16) = {
     .name = "nm_lists_bf16_avx512bf16",
     .doc = "N:M weights whose columns share their k's, two at a time, less those that are zero in 8 to 32 rows of A",
     .reads = ESMM_FORM(NM),
-    .variant_strips = true,
-    .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,
     .can_run = can_run,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "making of k-lists",
                    "starting of tiles", "starting threads"},
-    .cost = {3.1e-10, 1.2e-10, 3.9e-11, 3e-8, 4e-8, 3e-6},
-    PAIRS_KERNEL,
+    PAIRS_SKIPS,
 };

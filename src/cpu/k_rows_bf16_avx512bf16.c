@@ -8,6 +8,5 @@ ESMM_KERNEL(rows_bf16_avx512bf16) = {
     .name = "rows_bf16_avx512bf16",
     .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
-    .cost = {1.0e-9, 3e-9, 2.5e-10, 2.3e-10, 2e-10, 6e-6},
     ROWS_KERNEL,
 };

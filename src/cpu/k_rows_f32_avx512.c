@@ -6,6 +6,5 @@
 ESMM_KERNEL(rows_f32_avx512) = {
     .name = "rows_f32_avx512",
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {1.7e-9, 3e-9, 2e-10, 4e-10, 2e-10, 6e-6},
     ROWS_KERNEL,
 };

@@ -20,8 +20,6 @@
 
 #include <math.h>
 
-#define GEMM_STEP 0.75 /* time of a multiply-add of gemm.h, over that of one that selects */
-
 #include "nm_lists.h"
 
 static bool nm_selects(const esmm_weights *w)
@@ -370,7 +368,8 @@ static void nm_units(const esmm_problem *p, int level, double *units)
   const double columns = (double)(p->w->nm.panels * ESMM_HALF), k = (double)p->k;
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), passes = (double)esmm_ceil_div(p->m, 128);
   const double kept = lists ? (double)p->w->nm.slots : k;
-  units[0] = GEMM_STEP * (double)p->m * columns * kept * p->sample.strip[level] / VEC;
+  /* A multiply-add of gemm.h, over one that selects. */
+  units[0] = ESMM_CPU_COST_LISTED / ESMM_CPU_COST_CHOSEN * (double)p->m * columns * kept * p->sample.strip[level] / VEC;
   units[1] = (double)p->m * k * (0.5 + p->sample.strip[level]);
   units[2] = (double)p->w->bytes;
   units[3] = lists ? (strips * k / 16.0 + passes * kept) * columns / ESMM_PANEL : 2.0 * passes * columns * k;
@@ -414,4 +413,10 @@ static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pro
   .backend = &esmm_cpu_backend, .reads = ESMM_FORM(NM), .variant_strips = true,                                        \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = nm_terms, .workspace = nm_workspace, .run = nm_run, \
   .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices",                 \
-                 "updates of c",  "starting threads"}
+                 "updates of c",  "starting threads"},                                                                 \
+  .cost = {COST_FMA * ESMM_CPU_COST_CHOSEN,                                                                            \
+           COST_PACK,                                                                                                  \
+           ESMM_CPU_COST_BYTE_OF_B,                                                                                    \
+           ESMM_CPU_COST_INDEX,                                                                                        \
+           ESMM_CPU_COST_VECTOR,                                                                                       \
+           ESMM_CPU_COST_START}

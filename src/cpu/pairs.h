@@ -677,7 +677,7 @@ static inline void pairs_units(const esmm_problem *p, int level, double joint, d
   const double height = (double)(1 << level), strips = (double)esmm_ceil_div(p->m, 1 << level);
   units[0] = m * panels * ESMM_PANEL * k * joint / (2 * VEC);
   units[1] = m * k * (0.5 + p->sample.strip[level]);
-  units[4] = strips * panels * height / MR * (joint > 0.2 ? (double)esmm_ceil_div(p->k, PAIRS_STRETCH) : 1.0) *
+  units[4] = strips * panels * height / MR * (joint > 0.25 ? (double)esmm_ceil_div(p->k, PAIRS_STRETCH) : 1.0) *
              (esmm_is_plain(p) ? 1.0 : 2.0);
   units[5] = 1.0;
 }
@@ -701,5 +701,16 @@ static inline esmm_status pairs_run(const esmm_kernel *self, esmm_ctx *ctx, cons
   .backend = &esmm_cpu_backend, .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),                                          \
   .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16, .terms = terms, .workspace = pairs_workspace, \
   .run = pairs_run
+
+/* And those that skip. */
+#define PAIRS_SKIPS                                                               \
+  .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
+  .cost = {ESMM_CPU_COST_FMA_BF16 * ESMM_CPU_COST_LISTED,                         \
+           COST_PACK,                                                             \
+           ESMM_CPU_COST_BYTE_OF_B,                                               \
+           COST_WORD,                                                             \
+           COST_TILE,                                                             \
+           ESMM_CPU_COST_START},                                                  \
+  PAIRS_KERNEL
 
 #endif

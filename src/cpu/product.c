@@ -4,6 +4,7 @@
  */
 #include "choose/choose.h"
 #include "choose/recall.h"
+#include "cpu/costs.h"
 #include "cpu/cpu.h"
 #include "cpu/epilogue.h"
 #include "threads.h"
@@ -15,7 +16,6 @@
 
 #define GATE_BYTES ((int64_t)16 << 20) /* scratch for the gate's branch, where that is at least GATE_ROWS rows */
 #define GATE_ROWS 128
-#define WORK_SECONDS 3e-11 /* about what a multiply-add takes where none is skipped */
 
 /* The most that a product is worth if nothing is skipped. */
 static void set_threads(esmm_problem *p)
@@ -103,7 +103,7 @@ typedef struct verdict {
 static int worth_threads(const esmm_problem *p, int index, double seconds, int *wakes)
 {
   const double work = (seconds - p->ctx->cost[index][ESMM_COST_TERMS - 1]) * (double)p->ctx->threads;
-  const double most = sqrt(fmax(0.0, work / (p->ctx->thread_work * WORK_SECONDS)));
+  const double most = sqrt(fmax(0.0, work / (p->ctx->thread_work * ESMM_CPU_COST_TERM)));
   const double awake = work / p->ctx->wake_seconds;
   *wakes = awake >= (double)p->threads ? p->threads : (int)fmax(0.0, awake - 1.0);
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;

@@ -4,6 +4,7 @@
  *
  * It reads the prepared weights, so what it checks is the kernels; tests check prepare with a loop of their own.
  */
+#include "cpu/costs.h"
 #include "cpu/epilogue.h"
 #include "threads.h"
 
@@ -160,7 +161,7 @@ ESMM_KERNEL(ref) = {
     .can_run = can_run,
     .terms = terms,
     .term_names = {"multiply-adds"},
-    .cost = {1.5e-9},
+    .cost = {8 * ESMM_CPU_COST_FMA_PORTABLE},
     .workspace = workspace,
     .run = run,
 };

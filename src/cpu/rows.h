@@ -27,8 +27,10 @@
 #define ROW_VECS (ROW_COLS / VEC)
 #ifdef ROW_PAIRS
 #define ROW_ELEMENT sizeof(uint16_t) /* of B's buffer */
+#define ROW_COST ESMM_CPU_COST_ROW_BF16
 #else
 #define ROW_ELEMENT sizeof(float)
+#define ROW_COST ESMM_CPU_COST_ROW
 #endif
 #define ROW_BUFFER align_up((size_t)(ROW_K + 1) * ROW_COLS * ROW_ELEMENT) /* with a row of zeros, for pairs */
 #define BAND 64
@@ -318,10 +320,19 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define ROWS_KERNEL                                                                                          \
-  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,   \
-  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,  \
-  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace, .run = rows_run,                \
-  .term_names = {                                                                                            \
-      "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
-      "starting threads"}
+#define ROWS_KERNEL                                                                                         \
+  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,  \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
+  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace,                                \
+  .run = rows_run, .term_names = {"multiply-adds of nonzeros",                                              \
+                                  "starting of row lists",                                                  \
+                                  "scanning of a",                                                          \
+                                  "copying of b",                                                           \
+                                  "storing of c",                                                           \
+                                  "starting threads"},                                                      \
+  .cost = {ROW_COST,                                                                                        \
+           ESMM_CPU_COST_STRETCH,                                                                           \
+           2 * COST_PACK,                                                                                   \
+           ESMM_CPU_COST_REPACK,                                                                            \
+           ESMM_CPU_COST_UPDATE,                                                                            \
+           2 * ESMM_CPU_COST_START}

@@ -3,13 +3,10 @@
  * rows by 64 k's spread over the matrix. Reading them costs a percent or so of a product that is worth planning; where
  * it would cost more than it can save, nobody looks (esmm_plan_outright). sample.h has the look itself.
  */
+#include "cpu/costs.h"
 #include "cpu/cpu.h"
 
 #define GROUP ESMM_SAMPLE_ROWS
-
-/* About what a look at 64 k's of a row takes, and what is done with a block of them then. */
-#define ROW_SECONDS 5e-9
-#define PLACE_SECONDS 2e-7
 
 /* How many strips are looked at, and in how many places each. */
 void esmm_sample_extent(const esmm_matrix *a, int64_t *groups, int64_t *spread)
@@ -24,7 +21,7 @@ double esmm_sample_seconds(const esmm_matrix *a)
   int64_t groups, spread;
   esmm_sample_extent(a, &groups, &spread);
   const double places = (double)(groups * spread);
-  return places * (PLACE_SECONDS + ROW_SECONDS * (double)esmm_min(GROUP, a->rows));
+  return places * (ESMM_CPU_COST_SAMPLE_PLACE + ESMM_CPU_COST_SAMPLE_ROW * (double)esmm_min(GROUP, a->rows));
 }
 
 void esmm_sample_a(const esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, esmm_sample *sample)

@@ -21,6 +21,9 @@ typedef __m256i vec_index; /* N:M: indices of a vector */
 #define AVX_AND(x, y) _mm256_and_si256(x, y)
 #define AVX_REPEAT(x) _mm256_broadcastsi128_si256(x) /* 16 bytes, as often as they fit */
 
+#define COST_FMA ESMM_CPU_COST_FMA_AVX2
+#define COST_TILE ESMM_CPU_COST_TILE
+
 #include "avx.h"
 
 static inline vec vec_all(const float *p)

@@ -21,6 +21,9 @@ typedef __m512i vec_index; /* N:M: indices of a vector */
 #define AVX_AND(x, y) _mm512_and_si512(x, y)
 #define AVX_REPEAT(x) _mm512_broadcast_i32x4(x) /* 16 bytes, as often as they fit */
 
+#define COST_FMA ESMM_CPU_COST_FMA_AVX512
+#define COST_TILE ESMM_CPU_COST_TILE_AVX512
+
 #include "avx.h"
 
 static inline vec vec_all(const float *p)

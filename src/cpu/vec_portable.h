@@ -7,6 +7,7 @@
 #define ESMM_VEC_H
 
 #include "convert.h"
+#include "cpu/costs.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -14,6 +15,11 @@
 typedef float vec __attribute__((vector_size(16)));
 #define VEC 4 /* floats in a vector */
 #define MR 4  /* most rows of a tile */
+#define COST_FMA ESMM_CPU_COST_FMA_PORTABLE
+#define COST_TILE ESMM_CPU_COST_TILE
+#define COST_PACK ESMM_CPU_COST_PACK_PORTABLE
+#define COST_WIDEN ESMM_CPU_COST_WIDEN_PORTABLE
+#define COST_WORD ESMM_CPU_COST_WORD_PORTABLE
 
 static inline vec vec_zero(void)
 {
