@@ -214,7 +214,7 @@ static void few_units(const esmm_problem *p, double *units)
   /* One row's worth is hidden behind the reading of B. */
   units[0] = (m - 1.0) * columns * k * bsr_density(p->w) * p->sample.element / VEC;
   units[1] = m * k;
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = 0.5 * m * (double)p->w->bsr.blocks;
   units[5] = 1.0;
 }
@@ -237,7 +237,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   const double lists = p->sample.strip[level] >= 1.0 ? (double)esmm_ceil_div(p->m, 64) : strips; /* a panel's lists */
   units[0] = m * columns * k * joint / VEC;
   units[1] = m * k * (0.5 + p->sample.strip[level]);
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = panels * (lists * k / 64.0 * (0.25 + joint) +
                        (from == FROM_UNION || p->w->dtype != ESMM_F32
                             ? (double)esmm_ceil_div(p->m, 64) * k * joint * (from == FROM_UNION ? 0.5 : 0.125)

@@ -23,18 +23,19 @@
 #define ESMM_CPU_COST_STRETCH 4e-9     /* s: to begin such a list */
 
 /* A */
-#define ESMM_CPU_COST_PACK_PORTABLE 4e-10  /* s: an element scanned and packed */
-#define ESMM_CPU_COST_PACK_AVX 1.5e-10     /* s: the same in vectors */
-#define ESMM_CPU_COST_PACK_AMX 4e-11       /* s: the same into tiles */
-#define ESMM_CPU_COST_WIDEN_PORTABLE 3e-10 /* s: an element of 16 bits made fp32, or copied */
-#define ESMM_CPU_COST_WIDEN_AVX 3e-11      /* s: the same in vectors */
-#define ESMM_CPU_COST_BYTE_OF_A 1.3e-11    /* s: a byte read once, in order */
+#define ESMM_CPU_COST_PACK_PORTABLE 4.5e-10 /* s: an element scanned and packed */
+#define ESMM_CPU_COST_PACK_AVX 1.5e-10      /* s: the same in vectors */
+#define ESMM_CPU_COST_PACK_AMX 4e-11        /* s: the same into tiles */
+#define ESMM_CPU_COST_WIDEN_PORTABLE 3e-10  /* s: an element of 16 bits made fp32, or copied */
+#define ESMM_CPU_COST_WIDEN_AVX 3e-11       /* s: the same in vectors */
+#define ESMM_CPU_COST_BYTE_OF_A 1.3e-11     /* s: a byte read once, in order */
 
 /* B */
-#define ESMM_CPU_COST_BYTE_OF_B 4e-11 /* s: a byte read */
-#define ESMM_CPU_COST_REPACK 3.2e-10  /* s: an element packed or widened for a block of rows */
-#define ESMM_CPU_COST_PAIR 4e-11      /* s: an element of bf16 put beside that of the next k */
-#define ESMM_CPU_COST_INDEX 2e-10     /* s: a vector's indices of N:M weights unpacked */
+#define ESMM_CPU_COST_BYTE_OF_B 3.7e-11 /* s: a byte read */
+#define ESMM_CPU_COST_AHEAD 2.5         /* times: rows read for one that is needed, which the hardware fetches ahead */
+#define ESMM_CPU_COST_REPACK 3.2e-10    /* s: an element packed or widened for a block of rows */
+#define ESMM_CPU_COST_PAIR 4e-11        /* s: an element of bf16 put beside that of the next k */
+#define ESMM_CPU_COST_INDEX 2e-10       /* s: a vector's indices of N:M weights unpacked */
 
 /* Lists of k's: seconds a word of 64 k's, of a strip by a panel */
 #define ESMM_CPU_COST_WORD_PORTABLE 1e-7 /* s */

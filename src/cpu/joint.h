@@ -18,7 +18,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
    */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *
-             fmin(p->w->strip_density, 2.0 * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
+             fmin(p->w->strip_density, ESMM_CPU_COST_AHEAD * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
   units[4] = pairs * height * ESMM_PANEL / TILE_COLS / MR *
              (p->sample.joint[level] > 0.25 ? (double)esmm_ceil_div(p->k, 2048) : 1.0) * (esmm_is_plain(p) ? 1.0 : 2.0);

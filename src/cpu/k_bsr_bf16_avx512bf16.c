@@ -27,7 +27,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
   const double joint =
       fmin(1.0, p->sample.joint[level] * (w->strip_density > 0.0 ? bsr_density(w) / w->strip_density : 1.0));
   pairs_units(p, level, joint, units);
-  units[2] = (double)w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   units[3] = both * (double)p->k / 64.0 * (joint * (2.0 + height / MAX_STRIP) + 0.5);
 }
 

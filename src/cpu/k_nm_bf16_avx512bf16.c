@@ -306,7 +306,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
   const double pairs = (double)esmm_ceil_div(p->k, form->group) * (double)((form->keep + 1) / 2) * alive;
   units[0] = m * columns * pairs / VEC;
   units[1] = m * (double)p->k;
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * alive);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * alive);
   units[3] = (double)esmm_ceil_div(p->m, MOST_BLOCK) * columns * pairs / VEC;
   units[4] = m * columns * (double)esmm_ceil_div(p->k, STRETCH) / VEC;
   units[5] = 1.0;

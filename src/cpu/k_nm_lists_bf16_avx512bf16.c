@@ -23,7 +23,7 @@ static void lists_units(const esmm_problem *p, int level, double *units)
   const double strips = (double)esmm_ceil_div(p->m, 1 << level);
   const double kept = (double)p->w->nm.slots, joint = p->sample.strip[level] * kept / k, both = strips * panels;
   pairs_units(p, level, joint, units);
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[ESMM_CPU_HEIGHTS - 1]);
   /* Lists of both, and finding the panel's: that is done once for a block of rows. */
   units[3] = both * k / 64.0 * (0.5 + joint) + (double)esmm_ceil_div(p->m, 256) * panels * kept / 16.0;
 }

@@ -344,7 +344,7 @@ static void select_units(const esmm_problem *p, double *units, int64_t *variant)
       1.0 - pow(1.0 - p->sample.strip[SELECT_ROWS == 16 ? 4 : 3], form->group); /* share of groups with a nonzero */
   units[0] = (double)p->m * columns * each * alive / VEC;
   units[1] = (double)p->m * (double)p->k;
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * alive);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * alive);
   units[3] = (double)esmm_ceil_div(p->m, SELECT_ROWS) * columns * each * alive / VEC;
   units[4] =
       (double)p->m * columns * (double)esmm_ceil_div(form->slots, SELECT_CHAIN) / VEC * (esmm_is_plain(p) ? 1.0 : 2.0);

@@ -141,7 +141,7 @@ static void lists_units(const esmm_problem *p, double *units, int64_t *variant)
   const double m = (double)p->m, columns = (double)(form->panels * ESMM_HALF), each = (double)form->slots;
   units[0] = m * columns * each * p->sample.element / VEC;
   units[1] = m * (double)p->k;
-  units[2] = (double)p->w->bytes * fmin(1.0, 2.0 * p->sample.strip[2]);
+  units[2] = (double)p->w->bytes * fmin(1.0, ESMM_CPU_COST_AHEAD * p->sample.strip[2]);
   units[3] = m * (double)form->strips * each;
   units[4] = m * columns / VEC;
   units[5] = 1.0;
