@@ -10,7 +10,8 @@
 #
 # Options: CC=clang, WERROR=1, BUILD=dir, SANITIZE=address,undefined or thread, EXTRA_CFLAGS=...,
 # NVCC=/path/to/nvcc, CUDA=0 (no GPU kernels), FATBIN_DIR=dir (GPU kernels that another build has compiled),
-# JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt). For 0 also no, off, false; for 1 yes, on, true.
+# JANSSON=0, LIBZIP=0 (the command reads no safetensors, no .pt), COSTS=dir (dir/cpu/costs.h and dir/cuda/costs.h in
+# place of those in src: scripts/constants.py --perturb). For 0 also no, off, false; for 1 yes, on, true.
 
 # -j on this command line is stronger than this; that of a make above is in the environment. Until 4.4 make shows
 # neither while it reads a makefile.
@@ -30,6 +31,7 @@ CUDA ?= 1
 NVCC ?=
 NVCC_CCBIN ?=
 FATBIN_DIR ?= $(BUILD)/fatbin
+COSTS ?=
 # What may be 1 or 0 may be written in words. What is neither is a mistake: CUDA=no must never mean yes.
 YES := 1 yes Yes YES on On ON true True TRUE
 NO := 0 no No NO off Off OFF false False FALSE
@@ -62,7 +64,7 @@ override LIBZIP := $(call switch,LIBZIP)
 IO_LIBS := $(if $(filter 1,$(JANSSON)),-ljansson) $(if $(filter 1,$(LIBZIP)),-lzip)
 # -fno-var-tracking: 8 s for 12 of the largest file in gcc, with the same code; a debugger may miss variables.
 ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fno-var-tracking -fvisibility=hidden -fPIC \
-  -fno-math-errno -ffp-contract=off -Iinclude -Isrc -I$(BUILD)/gen -DESMM_JANSSON=$(JANSSON) -DESMM_LIBZIP=$(LIBZIP) $(EXTRA_CFLAGS)
+  -fno-math-errno -ffp-contract=off -Iinclude $(addprefix -I,$(COSTS)) -Isrc -I$(BUILD)/gen -DESMM_JANSSON=$(JANSSON) -DESMM_LIBZIP=$(LIBZIP) $(EXTRA_CFLAGS)
 LDLIBS := -lm -ldl -lpthread
 ifeq ($(WERROR),1)
 ALL_CFLAGS += -Werror
@@ -90,7 +92,7 @@ KERNEL_SRC := $(filter src/cpu/ref.c $(foreach f,$(LIB_SRC),$(if $(findstring /k
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/fatbins.o
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/cli/record/page.o
 GEN := $(BUILD)/gen/registry.inc $(BUILD)/gen/source_id.h
-ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh') Makefile)
+ID_FILES := $(sort $(wildcard include/*.h) $(shell find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh') $(wildcard $(COSTS:%=%/*/costs.h)) Makefile)
 
 # GPU kernels: NAME.cu, wherever it lies in src/cuda, becomes $(FATBIN_DIR)/NAME.fatbin, which the library embeds.
 NVCC_USED := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' sh scripts/find_nvcc.sh)

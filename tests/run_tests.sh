@@ -192,7 +192,7 @@ build gcc - CC=gcc all $TEST_TARGETS
 section 'GPU kernels'
 shell_test fatbins
 section 'command, installation, documentation'
-for name in build cli cli_files report install readme figures record ladder examples; do shell_test $name; done
+for name in build cli cli_files report install readme figures record ladder examples constants; do shell_test $name; done
 section 'Python'
 shell_test python
 
