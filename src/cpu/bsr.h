@@ -274,11 +274,11 @@ static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define BSR_KERNEL                                                                                                 \
-  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(BSR), .variant_strips = true,                                   \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = bsr_terms, .workspace = bsr_workspace,          \
-  .run = bsr_run,                                                                                                  \
-  .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b", "making of panels and k-lists", \
-                 "starting of tiles", "starting threads"},                                                         \
-  .cost = {                                                                                                        \
-      COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}
+#define BSR_KERNEL                                                                                                   \
+  .cost =                                                                                                            \
+      {COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_READ_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}, \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(BSR), .variant_strips = true,                                     \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = bsr_terms, .workspace = bsr_workspace,            \
+  .run = bsr_run,                                                                                                    \
+  .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b", "making of panels and k-lists",   \
+                 "starting of tiles", "starting threads"}

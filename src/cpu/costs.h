@@ -1,8 +1,8 @@
 /*
- * costs.h: every constant of what the plan predicts for a CPU: one core of an EPYC 9004 (Zen 4) at about 3.7 GHz; those
- * of AMX by instruction tables at 2.7 GHz. They only have to be about right: what calls take corrects them
- * (choose/choose.h), and `esmm tune` measures what kernels make of them. So kernels share one wherever it means the
- * same and does not differ by more than a half. scripts/constants.py counts them, and writes them changed at random.
+ * costs.h: every constant of what the plan predicts for a CPU, of one core of the machine that it was measured on;
+ * those of AMX are estimates, by instruction tables at 2.7 GHz. They only have to be about right: what calls take
+ * corrects them (choose/choose.h), and `esmm tune` measures what kernels make of them. So kernels share one wherever it
+ * means the same and differs by a half at most. scripts/constants.py counts them, and writes them changed at random.
  */
 #ifndef ESMM_CPU_COSTS_H
 #define ESMM_CPU_COSTS_H
@@ -15,7 +15,7 @@
 #define ESMM_CPU_COST_FMA_AMX 7e-9         /* s: a tile of 16 x 16 x 32 */
 /* The same where it costs more */
 #define ESMM_CPU_COST_LISTED 1.06      /* times: k's come from a list */
-#define ESMM_CPU_COST_UNPACKED 1.15    /* times: A and B lie as they were given */
+#define ESMM_CPU_COST_LOOSE 1.15       /* times: A and B lie as they were given */
 #define ESMM_CPU_COST_CHOSEN 1.4       /* times: each column of B has k's of its own */
 #define ESMM_CPU_COST_STREAMED 5.5e-11 /* s: an element of B, of rows that are read once for a row of A */
 #define ESMM_CPU_COST_ROW 1.75e-9      /* s: a nonzero of A by 64 columns of B in the first-level cache */
@@ -28,14 +28,14 @@
 #define ESMM_CPU_COST_PACK_AMX 4e-11        /* s: the same into tiles */
 #define ESMM_CPU_COST_WIDEN_PORTABLE 3e-10  /* s: an element of 16 bits made fp32, or copied */
 #define ESMM_CPU_COST_WIDEN_AVX 3e-11       /* s: the same in vectors */
-#define ESMM_CPU_COST_BYTE_OF_A 1.3e-11     /* s: a byte read once, in order */
+#define ESMM_CPU_COST_READ_A 1.3e-11        /* s: a byte read once, in order */
 
 /* B */
-#define ESMM_CPU_COST_BYTE_OF_B 3.7e-11 /* s: a byte read */
-#define ESMM_CPU_COST_AHEAD 2.5         /* times: rows read for one that is needed, which the hardware fetches ahead */
-#define ESMM_CPU_COST_REPACK 3.2e-10    /* s: an element packed or widened for a block of rows */
-#define ESMM_CPU_COST_PAIR 4e-11        /* s: an element of bf16 put beside that of the next k */
-#define ESMM_CPU_COST_INDEX 2e-10       /* s: a vector's indices of N:M weights unpacked */
+#define ESMM_CPU_COST_READ_B 3.7e-11 /* s: a byte read */
+#define ESMM_CPU_COST_AHEAD 2.5      /* times: rows read for one that is needed, which the hardware fetches ahead */
+#define ESMM_CPU_COST_REPACK 3.2e-10 /* s: an element packed or widened for a block of rows */
+#define ESMM_CPU_COST_PAIR 4e-11     /* s: an element of bf16 put beside that of the next k */
+#define ESMM_CPU_COST_INDEX 2e-10    /* s: a vector's indices of N:M weights unpacked */
 
 /* Lists of k's: seconds a word of 64 k's, of a strip by a panel */
 #define ESMM_CPU_COST_WORD_PORTABLE 1e-7 /* s */

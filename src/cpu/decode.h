@@ -239,10 +239,9 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
 
 /* What the kernels of all instruction sets say alike. */
 #define DECODE_KERNEL                                                                                         \
+  .cost = {ESMM_CPU_COST_READ_B,      VEC * ESMM_CPU_COST_STREAMED, 2 * COST_PACK, ESMM_CPU_COST_UPDATE, 0.0, \
+           ESMM_CPU_COST_START_DECODE},                                                                       \
   .doc = "m of 1 to 16: reads only the rows of B that some row of A needs", .backend = &esmm_cpu_backend,     \
   .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,   \
   .can_run = decode_can_run, .terms = decode_terms, .workspace = decode_workspace, .run = decode_run,         \
-  .term_names =                                                                                               \
-      {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}, \
-  .cost = {ESMM_CPU_COST_BYTE_OF_B,   VEC * ESMM_CPU_COST_STREAMED, 2 * COST_PACK, ESMM_CPU_COST_UPDATE, 0.0, \
-           ESMM_CPU_COST_START_DECODE}
+  .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "updates of c", "", "starting threads"}

@@ -23,9 +23,9 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define DENSE_KERNEL                                                                                                  \
-  .backend = &esmm_cpu_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = dense_can_run, .terms = dense_terms,   \
-  .workspace = gemm_workspace, .run = gemm_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",      \
-                                                               "repacking of b", "updates of c", "starting threads"}, \
-  .cost = {COST_FMA,           2 * COST_PACK, ESMM_CPU_COST_BYTE_OF_B, ESMM_CPU_COST_REPACK, ESMM_CPU_COST_UPDATE,    \
-           ESMM_CPU_COST_START}
+#define DENSE_KERNEL                                                                                                \
+  .cost = {COST_FMA,           2 * COST_PACK, ESMM_CPU_COST_READ_B, ESMM_CPU_COST_REPACK, ESMM_CPU_COST_UPDATE,     \
+           ESMM_CPU_COST_START},                                                                                    \
+  .backend = &esmm_cpu_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = dense_can_run, .terms = dense_terms, \
+  .workspace = gemm_workspace, .run = gemm_run, .term_names = {"multiply-adds",  "packing of a", "reading of b",    \
+                                                               "repacking of b", "updates of c", "starting threads"}

@@ -427,13 +427,13 @@ static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
 
 /* What the kernels of all instruction sets say alike. */
 #define DIRECT_KERNEL                                                                                             \
-  .doc = "small products: multiplies A and B's rows where they lie, packs nothing", .backend = &esmm_cpu_backend, \
-  .reads = ESMM_FORM(ROWS), .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = direct_can_run, .terms = direct_terms, \
-  .workspace = direct_workspace, .run = direct_run,                                                               \
-  .term_names = {"multiply-adds", "reading of b", "widening of a", "updates of c", "", "starting threads"},       \
-  .cost = {COST_FMA * ESMM_CPU_COST_UNPACKED,                                                                     \
-           ESMM_CPU_COST_BYTE_OF_B,                                                                               \
+  .cost = {COST_FMA * ESMM_CPU_COST_LOOSE,                                                                        \
+           ESMM_CPU_COST_READ_B,                                                                                  \
            COST_WIDEN,                                                                                            \
            ESMM_CPU_COST_VECTOR,                                                                                  \
            0.0,                                                                                                   \
-           ESMM_CPU_COST_CALL}
+           ESMM_CPU_COST_CALL},                                                                                   \
+  .doc = "small products: multiplies A and B's rows where they lie, packs nothing", .backend = &esmm_cpu_backend, \
+  .reads = ESMM_FORM(ROWS), .flags = ESMM_KERNEL_DETERMINISTIC, .can_run = direct_can_run, .terms = direct_terms, \
+  .workspace = direct_workspace, .run = direct_run,                                                               \
+  .term_names = {"multiply-adds", "reading of b", "widening of a", "updates of c", "", "starting threads"}

@@ -300,13 +300,13 @@ static esmm_status dots_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
 
 /* What the kernels of all instruction sets say alike. */
 #define DOTS_KERNEL                                                                                                 \
-  .doc = "n of 1 to 15: dot products of A's rows and B's columns", .backend = &esmm_cpu_backend,                    \
-  .reads = ESMM_FORM(TURNED), .flags = ESMM_KERNEL_DETERMINISTIC, .terms = dots_terms, .workspace = dots_workspace, \
-  .run = dots_run,                                                                                                  \
-  .term_names = {"multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads"},    \
-  .cost = {COST_FMA * ESMM_CPU_COST_UNPACKED,                                                                       \
-           ESMM_CPU_COST_BYTE_OF_A,                                                                                 \
+  .cost = {COST_FMA * ESMM_CPU_COST_LOOSE,                                                                          \
+           ESMM_CPU_COST_READ_A,                                                                                    \
            COST_WIDEN,                                                                                              \
            ESMM_CPU_COST_VECTOR,                                                                                    \
            0.0,                                                                                                     \
-           ESMM_CPU_COST_CALL}
+           ESMM_CPU_COST_CALL},                                                                                     \
+  .doc = "n of 1 to 15: dot products of A's rows and B's columns", .backend = &esmm_cpu_backend,                    \
+  .reads = ESMM_FORM(TURNED), .flags = ESMM_KERNEL_DETERMINISTIC, .terms = dots_terms, .workspace = dots_workspace, \
+  .run = dots_run,                                                                                                  \
+  .term_names = {"multiply-adds", "reading of a", "widening of a", "adding up of sums", "", "starting threads"}

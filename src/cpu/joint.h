@@ -33,10 +33,10 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define JOINT_KERNEL                                                                                         \
-  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(PANELS), .variant_strips = true,                          \
-  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = joint_terms, .workspace = gemm_workspace, \
-  .run = gemm_run, .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b",          \
-                                  "making of k-lists", "starting of tiles",         "starting threads"},     \
-  .cost = {                                                                                                  \
-      COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}
+#define JOINT_KERNEL                                                                                                 \
+  .cost =                                                                                                            \
+      {COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_READ_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}, \
+  .backend = &esmm_cpu_backend, .reads = ESMM_FORM(PANELS), .variant_strips = true,                                  \
+  .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = joint_terms, .workspace = gemm_workspace,         \
+  .run = gemm_run, .term_names = {"multiply-adds",     "scanning and packing of a", "reading of b",                  \
+                                  "making of k-lists", "starting of tiles",         "starting threads"}

@@ -272,7 +272,7 @@ ESMM_KERNEL(decode_bf16_avx512bf16) = {
     .can_run = can_run,
     .terms = terms,
     .term_names = {"reading of b", "multiply-adds of nonzeros", "scanning of a", "", "", "starting threads"},
-    .cost = {ESMM_CPU_COST_BYTE_OF_B, 8 * ESMM_CPU_COST_STREAMED, COST_PACK, 0.0, 0.0, 2 * ESMM_CPU_COST_START_DECODE},
+    .cost = {ESMM_CPU_COST_READ_B, 8 * ESMM_CPU_COST_STREAMED, COST_PACK, 0.0, 0.0, 2 * ESMM_CPU_COST_START_DECODE},
     .workspace = workspace,
     .run = run,
 };

@@ -39,7 +39,7 @@ ESMM_KERNEL(dense_bf16_amx) = {
     .can_run = dense_can_run,
     .terms = dense_terms,
     .term_names = {"tiles", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
-    .cost = {ESMM_CPU_COST_FMA_AMX, ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, 16 * ESMM_CPU_COST_PAIR,
+    .cost = {ESMM_CPU_COST_FMA_AMX, ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_READ_B, 16 * ESMM_CPU_COST_PAIR,
              ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = tiles_workspace,
     .run = tiles_run,

@@ -43,7 +43,7 @@ ESMM_KERNEL(dense_bf16_avx512bf16) = {
     .flags = ESMM_KERNEL_DETERMINISTIC,
     .can_run = can_run,
     .term_names = {"multiply-adds", "packing of a", "reading of b", "pairing of b", "updates of c", "starting threads"},
-    .cost = {ESMM_CPU_COST_FMA_BF16, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, ESMM_CPU_COST_PAIR, ESMM_CPU_COST_UPDATE,
+    .cost = {ESMM_CPU_COST_FMA_BF16, COST_PACK, ESMM_CPU_COST_READ_B, ESMM_CPU_COST_PAIR, ESMM_CPU_COST_UPDATE,
              ESMM_CPU_COST_START},
     PAIRS_KERNEL,
 };

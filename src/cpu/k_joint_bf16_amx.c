@@ -38,7 +38,7 @@ ESMM_KERNEL(joint_bf16_amx) = {
     .terms = joint_terms,
     .term_names = {"tiles", "scanning and packing of a", "reading of b", "pairing of k's", "updates of c",
                    "starting threads"},
-    .cost = {ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, 4 * ESMM_CPU_COST_WORD_AMX,
+    .cost = {ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_READ_B, 4 * ESMM_CPU_COST_WORD_AMX,
              ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = tiles_workspace,
     .run = tiles_run,

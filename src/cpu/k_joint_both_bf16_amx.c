@@ -33,7 +33,7 @@ ESMM_KERNEL(joint_both_bf16_amx) = {
     .terms = joint_terms,
     .term_names = {"steps of both", "scanning and packing of a", "reading of b", "lists", "updates of c",
                    "starting threads"},
-    .cost = {10 * ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_BYTE_OF_B, ESMM_CPU_COST_WORD_AMX,
+    .cost = {10 * ESMM_CPU_COST_FMA_AMX, 2 * ESMM_CPU_COST_PACK_AMX, ESMM_CPU_COST_READ_B, ESMM_CPU_COST_WORD_AMX,
              ESMM_CPU_COST_TILE_AMX, 2 * ESMM_CPU_COST_START},
     .workspace = meet_workspace,
     .run = meet_run,

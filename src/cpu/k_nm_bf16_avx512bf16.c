@@ -340,7 +340,7 @@ ESMM_KERNEL(nm_bf16_avx512bf16) = {
     .terms = terms,
     .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "pairing of values", "updates of c",
                    "starting threads"},
-    .cost = {ESMM_CPU_COST_FMA_BF16 * ESMM_CPU_COST_CHOSEN, COST_PACK, ESMM_CPU_COST_BYTE_OF_B, 2 * ESMM_CPU_COST_INDEX,
+    .cost = {ESMM_CPU_COST_FMA_BF16 * ESMM_CPU_COST_CHOSEN, COST_PACK, ESMM_CPU_COST_READ_B, 2 * ESMM_CPU_COST_INDEX,
              ESMM_CPU_COST_VECTOR, ESMM_CPU_COST_START},
     .workspace = workspace,
     .run = run,

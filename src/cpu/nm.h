@@ -409,14 +409,14 @@ static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pro
 
 /* What the kernels of all instruction sets say alike. */
 #define NM_KERNEL                                                                                                      \
+  .cost = {COST_FMA * ESMM_CPU_COST_CHOSEN,                                                                            \
+           COST_PACK,                                                                                                  \
+           ESMM_CPU_COST_READ_B,                                                                                       \
+           ESMM_CPU_COST_INDEX,                                                                                        \
+           ESMM_CPU_COST_VECTOR,                                                                                       \
+           ESMM_CPU_COST_START},                                                                                       \
   .doc = "N:M weights: multiplies the values there are, less groups of k's that are zero in some rows of A",           \
   .backend = &esmm_cpu_backend, .reads = ESMM_FORM(NM), .variant_strips = true,                                        \
   .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .terms = nm_terms, .workspace = nm_workspace, .run = nm_run, \
   .term_names = {"multiply-adds", "scanning and packing of a", "reading of b", "unpacking of indices",                 \
-                 "updates of c",  "starting threads"},                                                                 \
-  .cost = {COST_FMA * ESMM_CPU_COST_CHOSEN,                                                                            \
-           COST_PACK,                                                                                                  \
-           ESMM_CPU_COST_BYTE_OF_B,                                                                                    \
-           ESMM_CPU_COST_INDEX,                                                                                        \
-           ESMM_CPU_COST_VECTOR,                                                                                       \
-           ESMM_CPU_COST_START}
+                 "updates of c",  "starting threads"}

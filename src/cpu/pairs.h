@@ -707,7 +707,7 @@ static inline esmm_status pairs_run(const esmm_kernel *self, esmm_ctx *ctx, cons
   .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
   .cost = {ESMM_CPU_COST_FMA_BF16 * ESMM_CPU_COST_LISTED,                         \
            COST_PACK,                                                             \
-           ESMM_CPU_COST_BYTE_OF_B,                                               \
+           ESMM_CPU_COST_READ_B,                                                  \
            COST_WORD,                                                             \
            COST_TILE,                                                             \
            ESMM_CPU_COST_START},                                                  \

@@ -320,19 +320,16 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
 }
 
 /* What the kernels of all instruction sets say alike. */
-#define ROWS_KERNEL                                                                                         \
-  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,  \
-  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, \
-  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace,                                \
-  .run = rows_run, .term_names = {"multiply-adds of nonzeros",                                              \
-                                  "starting of row lists",                                                  \
-                                  "scanning of a",                                                          \
-                                  "copying of b",                                                           \
-                                  "storing of c",                                                           \
-                                  "starting threads"},                                                      \
-  .cost = {ROW_COST,                                                                                        \
-           ESMM_CPU_COST_STRETCH,                                                                           \
-           2 * COST_PACK,                                                                                   \
-           ESMM_CPU_COST_REPACK,                                                                            \
-           ESMM_CPU_COST_UPDATE,                                                                            \
-           2 * ESMM_CPU_COST_START}
+#define ROWS_KERNEL                                                                                          \
+  .cost = {ROW_COST,                                                                                         \
+           ESMM_CPU_COST_STRETCH,                                                                            \
+           2 * COST_PACK,                                                                                    \
+           ESMM_CPU_COST_REPACK,                                                                             \
+           ESMM_CPU_COST_UPDATE,                                                                             \
+           2 * ESMM_CPU_COST_START},                                                                         \
+  .doc = "every row of A skips its own zeros: for unstructured activations", .backend = &esmm_cpu_backend,   \
+  .reads = ESMM_FORM(ROWS), .variant_strips = true, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS,  \
+  .can_run = rows_can_run, .terms = rows_terms, .workspace = rows_workspace, .run = rows_run,                \
+  .term_names = {                                                                                            \
+      "multiply-adds of nonzeros", "starting of row lists", "scanning of a", "copying of b", "storing of c", \
+      "starting threads"}
