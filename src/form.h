@@ -18,7 +18,7 @@ typedef enum esmm_form_kind {
   ESMM_FORM_BSR,      /* CPU: blocks that have a nonzero */
   ESMM_FORM_NM,       /* CPU: n values of every m k's, with their places */
   ESMM_FORM_TURNED,   /* CPU: B transposed, where it has few columns */
-  ESMM_FORM_ONEDNN,   /* CPU: bf16, as oneDNN lays it out */
+  ESMM_FORM_ONEDNN,   /* CPU: bf16 and fp32, as oneDNN lays it out */
   ESMM_FORM_STRIPS,   /* GPU: fp32, strips of 32 columns, k-major */
   ESMM_FORM_COLUMNS,  /* GPU: fp32, B transposed */
   ESMM_FORM_ROWS16,   /* GPU: 16-bit rows, padded to 128 columns, with the bitmaps of tiles of 128 columns */

@@ -74,7 +74,8 @@ typedef struct esmm_onednn_form {
   void *data; /* NULL when not kept */
   size_t bytes;
   void *desc;         /* the library's, of a product that reads this layout, */
-  const void *layout; /* which is described there */
+  const void *layout; /* which is described there; */
+  bool in_blocks;     /* of columns, one after the other */
 } esmm_onednn_form;
 
 /*

@@ -152,8 +152,8 @@ typedef struct esmm_shortlist {
   uint8_t index[ESMM_MAX_KERNELS]; /* in the registry, rising */
 } esmm_shortlist;
 
-/* Those that compete and can do this problem. */
-void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list);
+/* Those that can do this problem, of those that compete or, where that is not NULL, of those that force names. */
+void esmm_plan_shortlist(const esmm_problem *p, const char *force, esmm_shortlist *list);
 void esmm_sample_fill(esmm_sample *sample, double density); /* the same at all heights */
 /* Would a look at A, which takes so long, cost more than it could save, whatever A holds? Leaves p->sample full: what
    is cheapest there is then chosen outright. */

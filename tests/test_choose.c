@@ -82,7 +82,7 @@ static void make_products(esmm_ctx *ctx, product *all)
                           .alpha = 1.0f,
                           .threads = 1};
     esmm_sample_fill(&x->p.sample, i < SHAPES / 2 ? 1.0 : 0.05 + 0.9 * uniform());
-    esmm_plan_shortlist(&x->p, &x->list);
+    esmm_plan_shortlist(&x->p, NULL, &x->list);
     assert_true(x->list.count > 1);
   }
 }

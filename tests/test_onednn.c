@@ -6,6 +6,7 @@
  */
 #include "harness.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,50 @@ static void a_rounded_c_is_no_failure(void **state)
     skip();
 }
 
+/* Few rows are cut into columns for several threads, many into rows: of A and C with tight lines and with others, with
+   beta and without, of both dtypes, beside the sums of one thread's dense kernel. */
+static void rows_and_columns_are_parts(void **state)
+{
+  (void)state;
+  enum { DEEP = 70, COLS = 333, PADDED = 350 };
+  static const int64_t all_rows[] = {1, 7, 33, 130, 300};
+  const esmm_matmul_opts forced = {.size = sizeof forced, .force = "onednn"};
+  rig x;
+  if (!is_here())
+    skip();
+  start(&x);
+  for (int narrow = 0; narrow < 2; narrow++) {
+    const esmm_dtype dtype = narrow ? ESMM_BF16 : ESMM_F32;
+    esmm_matrix b = th_matrix_alloc(DEEP, COLS, dtype);
+    esmm_weights *w = NULL;
+    th_fill(&b, 2, 1.0, true);
+    assert_int_equal(esmm_prepare(x.ctx, &b, NULL, &w), ESMM_OK);
+    for (size_t i = 0; i < 4 * sizeof all_rows / sizeof *all_rows; i++) {
+      const int64_t rows = all_rows[i / 4], ld = i & 1 ? PADDED : DEEP, ldc = i & 2 ? PADDED : COLS;
+      esmm_matrix a = th_matrix_alloc(rows, ld, dtype), c = th_matrix_alloc(rows, ldc, ESMM_F32),
+                  want = th_matrix_alloc(rows, ldc, ESMM_F32);
+      esmm_matmul_opts dense = {.size = sizeof dense, .force = "dense"};
+      th_fill(&a, 3 + i, 1.0, true);
+      a.cols = DEEP;
+      c.cols = want.cols = COLS;
+      assert_int_equal(esmm_matmul(x.ctx, &a, w, &want, &dense, NULL), ESMM_OK);
+      for (int call = 0; call < 2; call++)
+        assert_int_equal(esmm_matmul(x.ctx, &a, w, &c, &forced, NULL), ESMM_OK);
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < COLS; j++)
+          if (fabs(th_get(&c, r, j) - th_get(&want, r, j)) > 1e-3)
+            fail_msg("%s, %lld rows: C[%lld,%lld] is %g, not %g", esmm_dtype_str(dtype), (long long)rows, (long long)r,
+                     (long long)j, th_get(&c, r, j), th_get(&want, r, j));
+      free(a.data);
+      free(c.data);
+      free(want.data);
+    }
+    esmm_weights_free(w);
+    free(b.data);
+  }
+  stop(&x);
+}
+
 /* In a process of its own, as the library is opened once: the reason names the variable, and nothing else is missing.
  */
 static int without_library(void)
@@ -257,6 +302,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kept_where_worth_it),       cmocka_unit_test(files_make_it_again),
       cmocka_unit_test(forked_child_multiplies),   cmocka_unit_test(padding_of_c_stays),
-      cmocka_unit_test(a_rounded_c_is_no_failure), cmocka_unit_test(turned_off_or_not_there)};
+      cmocka_unit_test(a_rounded_c_is_no_failure), cmocka_unit_test(rows_and_columns_are_parts),
+      cmocka_unit_test(turned_off_or_not_there)};
   return cmocka_run_group_tests_name("onednn", tests, NULL, NULL);
 }

@@ -168,13 +168,13 @@ static void list_kernel(esmm_shortlist *list, int index)
   list->sees_a = list->sees_a || esmm_registry_at(index)->flags & ESMM_KERNEL_SKIPS;
 }
 
-void esmm_plan_shortlist(const esmm_problem *p, esmm_shortlist *list)
+void esmm_plan_shortlist(const esmm_problem *p, const char *force, esmm_shortlist *list)
 {
   char why[160];
   list->count = 0;
   list->sees_a = false;
   for (int i = 0; i < esmm_registry_count(); i++)
-    if (esmm_plan_may_choose(p->ctx, esmm_registry_at(i), NULL) &&
+    if (esmm_plan_may_choose(p->ctx, esmm_registry_at(i), force) &&
         esmm_plan_can_run(p, esmm_registry_at(i), why, sizeof why))
       list_kernel(list, i);
 }

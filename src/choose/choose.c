@@ -84,7 +84,7 @@ static esmm_class shape_class(const esmm_problem *p)
   return hash ? hash : 1;
 }
 
-static esmm_density_class densities_of(const esmm_problem *p, bool looked)
+esmm_density_class esmm_choose_class(const esmm_problem *p, bool looked)
 {
   if (!looked)
     return (esmm_density_class){NOT_LOOKED, NOT_LOOKED};
@@ -142,7 +142,7 @@ double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *tim
   if (!p->ctx->learns)
     return 1.0;
   const esmm_class shared = shape_class(p);
-  return ratio_of(mix(shared, p->w->serial), shared, densities_of(p, looked), index, times);
+  return ratio_of(mix(shared, p->w->serial), shared, esmm_choose_class(p, looked), index, times);
 }
 
 /* ---- the choice ---- */
@@ -331,7 +331,7 @@ void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked,
     all[i].doubt = 1.0;
     all[i].predicted = esmm_plan_seconds(p, list->index[i], NULL, &all[i].variant);
   }
-  esmm_choose_among(p, all, list->count, densities_of(p, looked), &clock, p->ctx->learns ? h : NULL, plan);
+  esmm_choose_among(p, all, list->count, esmm_choose_class(p, looked), &clock, p->ctx->learns ? h : NULL, plan);
 }
 
 void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, double seconds)
@@ -357,6 +357,12 @@ int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_histor
   const int more = (int)h->rest;
   h->rest = 0;
   return more;
+}
+
+void esmm_choose_return(esmm_history *h, int calls)
+{
+  h->calls -= (uint32_t)calls;
+  h->rest = (uint32_t)calls;
 }
 
 void esmm_choose_text(const esmm_plan *plan, char *text, size_t bytes)

@@ -86,11 +86,19 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
                        const esmm_clock *clock, esmm_history *history, esmm_plan *plan);
 /* Of a density, for a class. */
 int esmm_density_step(double density);
+/* That of p->sample; looked: A was looked at for it. */
+esmm_density_class esmm_choose_class(const esmm_problem *p, bool looked);
+static inline bool esmm_same_densities(esmm_density_class x, esmm_density_class y)
+{
+  return x.element == y.element && x.strip == y.strip;
+}
 /* That a timed call took so long. */
 void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *history, double seconds);
-/* For how many more calls of such a shape the plan need not be asked for again, where A is not looked at: counts them.
- */
+/* For how many more calls of such a shape and class the plan need not be asked for again: lends them, so that the
+   history has them already. */
 int esmm_choose_stands(const esmm_problem *p, const esmm_plan *plan, esmm_history *history);
+/* The history gets back what was lent and not used. */
+void esmm_choose_return(esmm_history *history, int calls);
 /* What a kernel's prediction is multiplied by, and how many times that was measured in calls of this class or beside
    it: for explanations. */
 double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *times);

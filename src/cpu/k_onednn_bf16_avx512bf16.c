@@ -10,6 +10,6 @@ ESMM_KERNEL(onednn_bf16_avx512bf16) = {
     .reads = ESMM_FORM(ONEDNN),
     .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16,
-    .cost = {2.78e-10, 4e-11, 2.5e-11, 3e-10, 5e-6, 4e-6},
+    .cost = {2.78e-10, 4e-11, 2.5e-11, 3e-10, 5e-7, 3e-6},
     PARTS_KERNEL,
 };

@@ -7,9 +7,9 @@
 ESMM_KERNEL(onednn_f32_avx512) = {
     .name = "onednn_f32_avx512",
     .doc = "oneDNN's dense product of fp32, where it is installed",
-    .reads = ESMM_FORM(ROWS),
+    .reads = ESMM_FORM(ROWS) | ESMM_FORM(ONEDNN),
     .dtypes = ESMM_DTYPE_BIT(ESMM_F32),
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {2.6e-10, 4e-11, 4e-11, 3e-10, 5e-6, 4e-6},
+    .cost = {2.6e-10, 4e-11, 4e-11, 3e-10, 5e-7, 3e-6},
     PARTS_KERNEL,
 };

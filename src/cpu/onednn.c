@@ -10,6 +10,8 @@
  */
 #include "cpu/onednn.h"
 
+#include "convert.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,7 +22,7 @@ enum { DESC_BYTES = 4096, PRODUCT_BYTES = 16384 }; /* version 2's structs take 6
 enum { KIND_CPU = 1, TAG_ANY = 1, TYPE_BF16 = 2, TYPE_F32 = 3, SCRATCH_OF_CALLER = 1, IN_ORDER = 1 };
 enum { QUERY_KERNEL = 8, QUERY_WEIGHTS = 131, QUERY_SCRATCH = 136 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCH = 80 };
-enum { PART_SETS = 32, PART_WAYS = 16, LEAST_SIDE = 32 };
+enum { PART_SETS = 32, PART_WAYS = 16, LAYOUT_ROWS = 256 };
 
 typedef struct argument {
   int what;
@@ -54,6 +56,7 @@ static struct {
   int (*primitive_destroy)(void *);
   int (*primitive_desc_destroy)(void *);
   int (*memory_create)(void **, const void *, void *, void *);
+  int (*memory_set)(void *, void *);
   int (*memory_destroy)(void *);
   void (*set_threads)(int);
   int (*threads)(void);
@@ -104,7 +107,9 @@ static bool find_all(void *l)
          find(l, "dnnl_primitive_execute", &dnnl.primitive_execute) &&
          find(l, "dnnl_primitive_destroy", &dnnl.primitive_destroy) &&
          find(l, "dnnl_primitive_desc_destroy", &dnnl.primitive_desc_destroy) &&
-         find(l, "dnnl_memory_create", &dnnl.memory_create) && find(l, "dnnl_memory_destroy", &dnnl.memory_destroy);
+         find(l, "dnnl_memory_create", &dnnl.memory_create) &&
+         find(l, "dnnl_memory_set_data_handle", &dnnl.memory_set) &&
+         find(l, "dnnl_memory_destroy", &dnnl.memory_destroy);
 }
 
 /* So that a child finds it open. */
@@ -225,34 +230,43 @@ static void *describe_product(const void *a, const void *b, const void *c)
 
 /* ---- calls ---- */
 
-/* Memory of the caller's as the library has it, at most MOST_ARGUMENTS; and a stream. */
+/* Memory of the caller's as the library has it, and a stream: made once, used by one thread at a time. */
 enum { MOST_ARGUMENTS = 4 };
 typedef struct call {
   argument of[MOST_ARGUMENTS];
   int count;
   void *stream;
+  struct call *next; /* of those of a part that no thread uses */
 } call;
 
-static bool add(call *x, int what, const void *desc, const void *data)
+static bool add(call *x, int what, const void *desc)
 {
-  void *own;
-  memcpy(&own, &data, sizeof own); /* its interface has no const; it only reads what is read */
-  if (dnnl.memory_create(&x->of[x->count].memory, desc, dnnl.engine, own) != 0)
+  if (dnnl.memory_create(&x->of[x->count].memory, desc, dnnl.engine, NULL) != 0)
     return false;
   x->of[x->count++].what = what;
   return true;
 }
 
-/* On this thread alone, whatever a caller of OpenMP has set for it. */
-static bool execute(const void *primitive, call *x)
+/* data [count]: where the arguments lie. On this thread alone, whatever a caller of OpenMP has set for it. */
+static bool execute(const void *primitive, const call *x, const void *const *data)
 {
+  for (int i = 0; i < x->count; i++) {
+    void *own;
+    memcpy(&own, &data[i], sizeof own); /* its interface has no const; it only reads what is read */
+    if (dnnl.memory_set(x->of[i].memory, own) != 0)
+      return false;
+  }
   const int before = dnnl.threads();
   dnnl.set_threads(1);
-  const bool done = dnnl.stream_create(&x->stream, dnnl.engine, IN_ORDER) == 0 &&
-                    dnnl.primitive_execute(primitive, x->stream, x->count, x->of) == 0 &&
-                    dnnl.stream_wait(x->stream) == 0;
+  const bool done =
+      dnnl.primitive_execute(primitive, x->stream, x->count, x->of) == 0 && dnnl.stream_wait(x->stream) == 0;
   dnnl.set_threads(before);
   return done;
+}
+
+static bool begin(call *x)
+{
+  return dnnl.stream_create(&x->stream, dnnl.engine, IN_ORDER) == 0;
 }
 
 static void end(call *x)
@@ -268,15 +282,19 @@ static void end(call *x)
 bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio)
 {
   const double forms = w->use == ESMM_USE_ANY ? 3.0 : 2.0;
-  return w->format == ESMM_FORMAT_DENSE && w->dtype == ESMM_BF16 && w->use != ESMM_USE_DECODE && w->full &&
-         w->k >= LEAST_SIDE && w->n >= LEAST_SIDE && (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) &&
-         esmm_cpu_detect() & ESMM_CPU_AVX512BF16 && !esmm_onednn_missing(NULL) && !given_up[ESMM_BF16];
+  const unsigned cpu = w->dtype == ESMM_BF16 ? ESMM_CPU_AVX512BF16 : ESMM_CPU_AVX512;
+  return w->format == ESMM_FORMAT_DENSE && (w->dtype == ESMM_BF16 || w->dtype == ESMM_F32) &&
+         w->use != ESMM_USE_DECODE && w->full && w->k >= ESMM_ONEDNN_SIDE && w->n >= ESMM_ONEDNN_SIDE &&
+         (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) && esmm_cpu_detect() & cpu && !esmm_onednn_missing(NULL) &&
+         !given_up[w->dtype];
 }
 
-static void *any_product(const esmm_weights *w)
+/* Columns [0, cols) of B, in the layout that the library likes best. */
+static void *any_product(const esmm_weights *w, int64_t cols)
 {
-  const shape a = {ESMM_ONEDNN_ROWS, w->k, w->k, 1, TYPE_BF16}, b = {.rows = w->k, .cols = w->n, .type = TYPE_BF16};
-  const shape c = {ESMM_ONEDNN_ROWS, w->n, w->n, 1, TYPE_F32};
+  const int type = type_of(w->dtype);
+  const shape a = {LAYOUT_ROWS, w->k, w->k, 1, type}, b = {.rows = w->k, .cols = cols, .type = type};
+  const shape c = {LAYOUT_ROWS, cols, cols, 1, TYPE_F32};
   void *of_a = describe(&a), *of_b = describe(&b), *of_c = describe(&c);
   void *desc = describe_product(of_a, of_b, of_c);
   forget(of_a);
@@ -285,15 +303,18 @@ static void *any_product(const esmm_weights *w)
   return desc;
 }
 
-static bool lay_out(const esmm_matrix *b, const esmm_onednn_form *f)
+/* Columns of b from col0 on, as layout has them. */
+static bool lay_out(const esmm_matrix *b, int64_t col0, const void *layout, void *to)
 {
   const bool by_rows = b->order == ESMM_ROW_MAJOR;
-  const shape s = {b->rows, b->cols, by_rows ? b->ld : 1, by_rows ? 1 : b->ld, TYPE_BF16};
+  const shape s = {b->rows, b->cols - col0, by_rows ? b->ld : 1, by_rows ? 1 : b->ld, type_of(b->dtype)};
+  const void *const data[] = {(const char *)b->data + (size_t)esmm_matrix_index(b, 0, col0) * esmm_dtype_size(b->dtype),
+                              to};
   void *from = describe(&s), *desc = NULL, *primitive = NULL;
   call x = {.count = 0};
-  const bool done = from && dnnl.reorder_create(&desc, from, dnnl.engine, f->layout, dnnl.engine, NULL) == 0 &&
-                    dnnl.primitive_create(&primitive, desc) == 0 && add(&x, ARG_SRC, from, b->data) &&
-                    add(&x, ARG_DST, f->layout, f->data) && execute(primitive, &x);
+  const bool done = from && dnnl.reorder_create(&desc, from, dnnl.engine, layout, dnnl.engine, NULL) == 0 &&
+                    dnnl.primitive_create(&primitive, desc) == 0 && begin(&x) && add(&x, ARG_SRC, from) &&
+                    add(&x, ARG_DST, layout) && execute(primitive, &x, data);
   end(&x);
   if (primitive)
     (void)dnnl.primitive_destroy(primitive);
@@ -303,21 +324,46 @@ static bool lay_out(const esmm_matrix *b, const esmm_onednn_form *f)
   return done;
 }
 
+/*
+ * Do ESMM_ONEDNN_BLOCK columns lie together, and whatever begins there as if nothing lay before it? So the library's
+ * layouts are, but it does not say so: the last columns are laid out once more, and compared.
+ */
+static bool lies_in_blocks(const esmm_matrix *b, const esmm_weights *w)
+{
+  const esmm_onednn_form *f = &w->onednn;
+  const int64_t blocks = esmm_ceil_div(w->n, ESMM_ONEDNN_BLOCK), before = blocks / 2;
+  if (blocks < 2 || f->bytes % (size_t)blocks != 0)
+    return false;
+  const int64_t col0 = before * ESMM_ONEDNN_BLOCK;
+  const size_t at = f->bytes / (size_t)blocks * (size_t)before;
+  void *desc = any_product(w, w->n - col0);
+  const void *layout = desc ? dnnl.desc_query_md(desc, QUERY_WEIGHTS, 0) : NULL;
+  void *last = layout && dnnl.desc_size(layout) == f->bytes - at ? esmm_mem_alloc(&w->allocator, f->bytes - at) : NULL;
+  const bool same = last && lay_out(b, col0, layout, last) && memcmp(last, (char *)f->data + at, f->bytes - at) == 0;
+  if (last)
+    esmm_mem_free(&w->allocator, last, f->bytes - at);
+  if (desc)
+    (void)dnnl.primitive_desc_destroy(desc);
+  return same;
+}
+
 void esmm_onednn_keep(const esmm_matrix *b, esmm_weights *w)
 {
   esmm_onednn_form *f = &w->onednn;
   lock_parts(); /* a child that is forked meanwhile finds the library's own locks open, too */
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* layouts may depend on them */
-  f->desc = any_product(w);
-  dnnl.set_threads(before);
+  f->desc = any_product(w, w->n);
   f->layout = f->desc ? dnnl.desc_query_md(f->desc, QUERY_WEIGHTS, 0) : NULL;
   f->bytes = f->layout ? dnnl.desc_size(f->layout) : 0;
   f->data = f->layout ? esmm_mem_alloc(&w->allocator, f->bytes) : NULL;
-  if (f->data && lay_out(b, f))
+  if (f->data && lay_out(b, 0, f->layout, f->data)) {
     w->forms |= ESMM_FORM(ONEDNN);
-  else
+    f->in_blocks = lies_in_blocks(b, w);
+  } else {
     esmm_onednn_free(w);
+  }
+  dnnl.set_threads(before);
   unlock_parts();
 }
 
@@ -336,8 +382,11 @@ void esmm_onednn_free(esmm_weights *w)
 struct esmm_onednn_part {
   int64_t k, n, rows;
   esmm_dtype dtype, dtype_c;
+  bool packed;                        /* it reads the library's own layout */
   void *a, *b, *c, *desc, *primitive; /* b: of rows; primitive is NULL: this place is free */
   const void *layout, *scratch;       /* in desc */
+  size_t scratch_bytes;
+  call *idle;
   int users;
   uint64_t used; /* when, by the table's clock */
 };
@@ -349,6 +398,11 @@ static struct {
 
 static void clear(esmm_onednn_part *x)
 {
+  for (call *next; x->idle; x->idle = next) {
+    next = x->idle->next;
+    end(x->idle);
+    free(x->idle);
+  }
   if (x->primitive)
     (void)dnnl.primitive_destroy(x->primitive);
   if (x->desc)
@@ -361,34 +415,36 @@ static void clear(esmm_onednn_part *x)
 
 static bool make(const esmm_weights *w, esmm_onednn_part *x)
 {
-  const shape a = {x->rows, x->k, x->k, 1, type_of(x->dtype)}, b = {x->k, x->n, x->n, 1, type_of(x->dtype)};
-  const shape c = {x->rows, x->n, x->n, 1, type_of(x->dtype_c)};
-  const bool own_layout = x->dtype == ESMM_BF16;
+  const int type = type_of(x->dtype);
+  const shape a = {x->rows, x->k, x->k, 1, type}, c = {x->rows, x->n, x->n, 1, type_of(x->dtype_c)};
+  const shape b = x->packed ? (shape){.rows = x->k, .cols = x->n, .type = type} : (shape){x->k, x->n, x->n, 1, type};
+  const bool whole = x->packed && x->n == w->n;
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* it decides how work is cut when a product is made */
   x->a = describe(&a);
   x->c = describe(&c);
-  x->b = own_layout ? NULL : describe(&b);
-  x->desc = describe_product(x->a, own_layout ? w->onednn.layout : x->b, x->c);
+  x->b = describe(&b);
+  x->desc = describe_product(x->a, whole ? w->onednn.layout : x->b, x->c);
   const bool made = x->desc && dnnl.primitive_create(&x->primitive, x->desc) == 0;
   dnnl.set_threads(before);
   if (!made)
     return false;
   x->layout = dnnl.desc_query_md(x->desc, QUERY_WEIGHTS, 0);
   x->scratch = dnnl.desc_query_md(x->desc, QUERY_SCRATCH, 0);
-  return x->layout && (!own_layout || dnnl.desc_size(x->layout) == w->onednn.bytes);
+  x->scratch_bytes = x->scratch ? dnnl.desc_size(x->scratch) : 0;
+  return x->layout && (!x->packed || dnnl.desc_size(x->layout) == esmm_onednn_bytes(w, x->n));
 }
 
 static bool is_part(const esmm_onednn_part *x, const esmm_onednn_part *wanted)
 {
   return x->primitive && x->k == wanted->k && x->n == wanted->n && x->rows == wanted->rows &&
-         x->dtype == wanted->dtype && x->dtype_c == wanted->dtype_c;
+         x->dtype == wanted->dtype && x->dtype_c == wanted->dtype_c && x->packed == wanted->packed;
 }
 
 /* The set that holds a part. */
 static esmm_onednn_part *set_of(const esmm_onednn_part *x)
 {
-  const int64_t words[] = {x->n, x->rows, (int64_t)x->dtype, (int64_t)x->dtype_c};
+  const int64_t words[] = {x->n, x->rows, (int64_t)x->dtype, (int64_t)x->dtype_c, (int64_t)x->packed};
   uint64_t hash = (uint64_t)x->k;
   for (size_t i = 0; i < sizeof words / sizeof *words; i++)
     hash = (hash ^ hash >> 32 ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
@@ -409,10 +465,14 @@ static esmm_onednn_part *find_place(const esmm_onednn_part *wanted)
   return place;
 }
 
-esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, esmm_dtype dtype_c)
+esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t cols, esmm_dtype dtype_c)
 {
-  const esmm_onednn_part wanted = {
-      .k = w->k, .n = w->dtype == ESMM_F32 ? w->rows_ld : w->n, .rows = rows, .dtype = w->dtype, .dtype_c = dtype_c};
+  const esmm_onednn_part wanted = {.k = w->k,
+                                   .n = cols,
+                                   .rows = rows,
+                                   .dtype = w->dtype,
+                                   .dtype_c = dtype_c,
+                                   .packed = w->forms & ESMM_FORM(ONEDNN)};
   if (given_up[w->dtype])
     return NULL;
   lock_parts();
@@ -446,17 +506,53 @@ void esmm_onednn_give_back(esmm_onednn_part *part)
 
 size_t esmm_onednn_scratch(const esmm_onednn_part *part)
 {
-  return part->scratch ? dnnl.desc_size(part->scratch) : 0;
+  return part->scratch_bytes;
 }
 
-bool esmm_onednn_multiply(const esmm_onednn_part *part, const esmm_weights *w, const void *a, void *c, void *scratch)
+/* NULL where there is no memory. */
+static call *take_call(esmm_onednn_part *part)
 {
-  const void *b = part->b ? w->rows : w->onednn.data;
-  call x = {.count = 0};
-  bool done = add(&x, ARG_SRC, part->a, a) && add(&x, ARG_WEIGHTS, part->layout, b) && add(&x, ARG_DST, part->c, c);
-  if (done && esmm_onednn_scratch(part) > 0)
-    done = add(&x, ARG_SCRATCH, part->scratch, scratch);
-  done = done && execute(part->primitive, &x);
-  end(&x);
+  lock_parts();
+  call *x = part->idle;
+  if (x)
+    part->idle = x->next;
+  unlock_parts();
+  if (x)
+    return x;
+  x = calloc(1, sizeof *x);
+  if (x && begin(x) && add(x, ARG_SRC, part->a) && add(x, ARG_WEIGHTS, part->layout) && add(x, ARG_DST, part->c) &&
+      (part->scratch_bytes == 0 || add(x, ARG_SCRATCH, part->scratch)))
+    return x;
+  if (x)
+    end(x);
+  free(x);
+  return NULL;
+}
+
+static void give_call_back(esmm_onednn_part *part, call *x)
+{
+  lock_parts();
+  x->next = part->idle;
+  part->idle = x;
+  unlock_parts();
+}
+
+size_t esmm_onednn_bytes(const esmm_weights *w, int64_t cols)
+{
+  const esmm_onednn_form *f = &w->onednn;
+  const int64_t blocks = esmm_ceil_div(w->n, ESMM_ONEDNN_BLOCK);
+  return cols == w->n ? f->bytes : f->bytes / (size_t)blocks * (size_t)esmm_ceil_div(cols, ESMM_ONEDNN_BLOCK);
+}
+
+bool esmm_onednn_multiply(esmm_onednn_part *part, const esmm_weights *w, int64_t col0, const void *a, void *c,
+                          void *scratch)
+{
+  const void *b = part->packed ? (const char *)w->onednn.data + esmm_onednn_bytes(w, col0) : w->rows;
+  const void *const data[MOST_ARGUMENTS] = {a, b, c, scratch};
+  call *x = take_call(part);
+  if (!x)
+    return false;
+  const bool done = execute(part->primitive, x, data);
+  give_call_back(part, x);
   return done;
 }

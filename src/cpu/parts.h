@@ -3,14 +3,14 @@
  * for how it is called. Included after vec_avx512.h by a file that defines OUR_DENSE: the kernel that does what the
  * library fails to do.
  *
- * A product is cut into parts of rows, about as many for every thread, each with all columns. The library reads B of
- * bf16 in its own layout and B of fp32 in rows, and writes C itself where nothing follows the sum and C's rows lie
- * tightly. Else it writes fp32 sums of a part to scratch, and the epilogue makes C of them. Heights of parts are
- * multiples of 8 or 16, because every height is compiled once. Rows past the last such multiple are copied, with zeros
- * below them; so are all rows of an A whose rows do not lie tightly, which version 2 has no such kernel for.
+ * A product is cut into parts, about as many for every thread: of rows, each with all columns, or, where rows are few
+ * and B is what has to be read, of columns. The library reads B in its own layout or, where that is not kept, in rows
+ * of fp32. It writes C itself where nothing follows the sum and C's rows lie tightly. Else it writes fp32 sums of a
+ * part to scratch, and the epilogue makes C of them. A part of a new size is compiled first, which takes some tenths of
+ * a millisecond. Rows of an A that do not lie tightly are copied: version 2 has no such kernel for them.
  *
  * Where the library fails to set up a part OUR_DENSE does the product, and where it fails to multiply one that part of
- * it: so scratch suffices for either.
+ * it, or all of it where parts are columns: so scratch suffices for either.
  */
 #include "onednn.h"
 #include "operands.h"
@@ -18,64 +18,111 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#define FEW_ROWS 64   /* of a part, so that steps are finer */
-#define LEAST_SIDE 16 /* of a B that is worth the library's call */
+#define MOST_ROWS 256 /* of a part */
+
+enum { BY_ROWS, BY_COLUMNS }; /* variants */
 
 extern const esmm_kernel OUR_DENSE;
 static const esmm_kernel *const fallback = &OUR_DENSE;
 
+static bool is_packed(const esmm_problem *p)
+{
+  return p->w->forms & ESMM_FORM(ONEDNN);
+}
+
 /* The library takes fp32 rows of B only where they lie tightly, so their padding is part of the product. */
 static int64_t width_of(const esmm_problem *p)
 {
-  return p->w->dtype == ESMM_F32 ? p->w->rows_ld : p->n;
+  return is_packed(p) ? p->n : p->w->rows_ld;
 }
 
 typedef struct cut {
-  int64_t rows, parts;     /* of each but the last part */
-  int64_t last, last_room; /* rows of the last one, and with zeros below them */
-  bool copied, direct;     /* the library reads copies of A's rows; it writes C */
+  int64_t parts, rows, cols;    /* of each but the last part */
+  int64_t last_rows, last_cols; /* of that */
+  bool copied, direct;          /* the library reads copies of A's rows; it writes C */
 } cut;
+
+/* Columns can be parts where all of the product may be done once more. */
+static bool may_cut_columns(const esmm_problem *p)
+{
+  return p->threads > 1 && p->m <= MOST_ROWS && p->n > ESMM_ONEDNN_BLOCK && is_packed(p) && p->w->onednn.in_blocks &&
+         p->beta == 0.0f && !p->residual.data && !p->nonzeros && !p->bitmaps;
+}
+
+static cut cut_columns(const esmm_problem *p)
+{
+  const int64_t blocks = esmm_ceil_div(p->n, ESMM_ONEDNN_BLOCK), each = esmm_ceil_div(blocks, p->threads);
+  cut x = {.parts = esmm_ceil_div(blocks, each), .rows = p->m, .cols = each * ESMM_ONEDNN_BLOCK, .last_rows = p->m};
+  x.last_cols = p->n - (x.parts - 1) * x.cols;
+  x.copied = p->a.ld != p->k;
+  return x;
+}
 
 static cut cut_rows(const esmm_problem *p)
 {
-  const int64_t parts = esmm_round_up(esmm_ceil_div(p->m, ESMM_ONEDNN_ROWS), p->threads);
-  const int64_t rows = esmm_ceil_div(p->m, parts), step = rows < FEW_ROWS ? 8 : 16;
-  cut x = {.rows = esmm_round_up(rows, step)};
+  const int64_t wanted = esmm_round_up(esmm_ceil_div(p->m, MOST_ROWS), p->threads);
+  cut x = {.rows = esmm_ceil_div(p->m, wanted), .cols = width_of(p), .last_cols = width_of(p)};
   x.parts = esmm_ceil_div(p->m, x.rows);
-  x.last = p->m - (x.parts - 1) * x.rows;
-  x.last_room = esmm_round_up(x.last, step);
+  x.last_rows = p->m - (x.parts - 1) * x.rows;
   x.copied = p->a.ld != p->k;
   x.direct = esmm_is_rounded(p) && p->c.ld == p->n && width_of(p) == p->n &&
              (p->c.dtype == ESMM_F32 || p->c.dtype == p->w->dtype);
   return x;
 }
 
+static cut cut_of(const esmm_problem *p)
+{
+  return p->variant == BY_COLUMNS ? cut_columns(p) : cut_rows(p);
+}
+
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
   (void)self;
-  const bool small = p->k < LEAST_SIDE || p->n < LEAST_SIDE;
+  const bool small = p->k < ESMM_ONEDNN_SIDE || p->n < ESMM_ONEDNN_SIDE;
   if (!small && p->a.order == ESMM_ROW_MAJOR)
     return fallback->can_run(fallback, p, why, why_bytes);
-  (void)snprintf(why, why_bytes, small ? "b is smaller than %d x %d" : "a is column-major", LEAST_SIDE, LEAST_SIDE);
+  (void)snprintf(why, why_bytes, small ? "b is smaller than %d x %d" : "a is column-major", ESMM_ONEDNN_SIDE,
+                 ESMM_ONEDNN_SIDE);
   return false;
+}
+
+static void units_of(const esmm_problem *p, const cut *x, double *units)
+{
+  const double bytes = (double)esmm_dtype_size(p->w->dtype), lanes = 4.0 / bytes, k = (double)p->k;
+  const double rows = (double)x->rows, cols = (double)esmm_round_up(x->cols, ESMM_ONEDNN_BLOCK);
+  /* Threads that find no part have to wait. */
+  const double parts = (double)esmm_round_up(x->parts, p->threads);
+  units[0] = parts * rows * cols * (double)esmm_round_up(p->k, 2) / (VEC * lanes);
+  units[1] = parts * rows * k;
+  units[2] = (double)esmm_min(x->parts, p->threads) * cols * k * bytes; /* each thread reads all of its columns */
+  units[3] = x->direct ? 0.0 : (double)p->m * (double)p->n;
+  units[4] = parts;
+  units[5] = 1.0;
+}
+
+static double seconds_of(const double *units, const double *cost)
+{
+  double sum = 0.0;
+  for (int i = 0; i < ESMM_COST_TERMS; i++)
+    sum += units[i] * cost[i];
+  return sum;
 }
 
 static void terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant)
 {
   (void)self;
-  (void)cost;
-  *variant = 0;
   const cut x = cut_rows(p);
-  const double rows = (double)((x.parts - 1) * x.rows + x.last_room), n = (double)p->n, k = (double)p->k;
-  const double bytes = (double)esmm_dtype_size(p->w->dtype), lanes = 4.0 / bytes;
-  /* Threads that find no part have to wait. */
-  const double waiting = (double)esmm_round_up(x.parts, p->threads) / (double)x.parts;
-  units[0] = waiting * rows * (double)esmm_round_up(p->n, 64) * (double)esmm_round_up(p->k, 2) / (VEC * lanes);
-  units[1] = waiting * rows * k;
-  units[2] = (double)esmm_min(x.parts, p->threads) * n * k * bytes; /* each thread reads all of it */
-  units[3] = (double)p->m * n * (x.direct ? 0.0 : 1.0);
-  units[4] = (double)esmm_round_up(x.parts, p->threads);
-  units[5] = 1.0;
+  units_of(p, &x, units);
+  *variant = BY_ROWS;
+  if (!may_cut_columns(p))
+    return;
+  double other[ESMM_COST_TERMS];
+  const cut y = cut_columns(p);
+  units_of(p, &y, other);
+  if (seconds_of(other, cost) >= seconds_of(units, cost))
+    return;
+  memcpy(units, other, sizeof other);
+  *variant = BY_COLUMNS;
 }
 
 typedef struct layout {
@@ -83,12 +130,12 @@ typedef struct layout {
   size_t at_a, at_sums, bytes; /* each of them: the library's scratch, a copy of rows of A, sums */
 } layout;
 
-/* Both of its parts; false: the library failed. */
+/* A part but the last, and the last; false: the library failed. */
 static bool take_parts(const esmm_problem *p, const cut *x, esmm_onednn_part *part[2])
 {
-  const esmm_dtype direct = x->direct ? p->c.dtype : ESMM_F32, last = x->last == x->last_room ? direct : ESMM_F32;
-  part[0] = x->parts > 1 ? esmm_onednn_take(p->w, x->rows, direct) : esmm_onednn_take(p->w, x->last_room, last);
-  part[1] = part[0] ? esmm_onednn_take(p->w, x->last_room, last) : NULL;
+  const esmm_dtype dtype = x->direct ? p->c.dtype : ESMM_F32;
+  part[0] = esmm_onednn_take(p->w, x->rows, x->cols, dtype);
+  part[1] = part[0] ? esmm_onednn_take(p->w, x->last_rows, x->last_cols, dtype) : NULL;
   if (part[1])
     return true;
   esmm_onednn_give_back(part[0]);
@@ -104,22 +151,23 @@ static void give_back(esmm_onednn_part *part[2])
 static layout lay_out(const esmm_problem *p, const cut *x, esmm_onednn_part *const part[2])
 {
   const size_t scratch[2] = {esmm_onednn_scratch(part[0]), esmm_onednn_scratch(part[1])};
-  const int64_t most = x->parts > 1 ? x->rows : x->last_room, odd = x->last != x->last_room ? x->last_room : 0;
-  const int64_t copied = x->copied ? most : odd, sums = x->direct ? odd : most;
   layout l = {.at_threads = align_up((size_t)x->parts)};
   l.at_a = align_up(scratch[0] > scratch[1] ? scratch[0] : scratch[1]);
-  l.at_sums = align_up(l.at_a + (size_t)(copied * p->k) * esmm_dtype_size(p->a.dtype));
-  l.bytes = align_up(l.at_sums + (size_t)(sums * width_of(p)) * sizeof(float));
+  l.at_sums = align_up(l.at_a + (size_t)(x->copied ? x->rows * p->k : 0) * esmm_dtype_size(p->a.dtype));
+  l.bytes = align_up(l.at_sums + (size_t)(x->direct ? 0 : x->rows * x->cols) * sizeof(float));
   return l;
 }
 
-/* The rows of part i as a product of their own. */
+/* The rows of part i as a product of their own; all of it where parts are columns. */
 static esmm_problem part_problem(const esmm_problem *p, const cut *x, int64_t i)
 {
   esmm_problem part = *p;
   const int64_t row0 = i * x->rows;
   esmm_matrix *const all[] = {&part.a, &part.c, &part.residual};
-  part.m = i == x->parts - 1 ? x->last : x->rows;
+  part.variant = 0;
+  if (p->variant == BY_COLUMNS)
+    return part;
+  part.m = i == x->parts - 1 ? x->last_rows : x->rows;
   part.row0 = p->row0 + row0;
   part.pattern = NULL;
   for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
@@ -140,10 +188,13 @@ static size_t largest(size_t a, size_t b)
 static size_t workspace(const esmm_kernel *self, const esmm_problem *p)
 {
   (void)self;
-  const cut x = cut_rows(p);
+  const cut x = cut_of(p);
   const esmm_problem first = part_problem(p, &x, 0), last = part_problem(p, &x, x.parts - 1);
-  const size_t least = largest(esmm_kernel_workspace(fallback, p), largest(esmm_kernel_workspace(fallback, &first),
-                                                                           esmm_kernel_workspace(fallback, &last)));
+  esmm_problem whole = *p;
+  whole.variant = 0;
+  const size_t least =
+      largest(esmm_kernel_workspace(fallback, &whole),
+              largest(esmm_kernel_workspace(fallback, &first), esmm_kernel_workspace(fallback, &last)));
   esmm_onednn_part *part[2];
   if (!take_parts(p, &x, part))
     return least;
@@ -166,13 +217,12 @@ typedef struct job {
   atomic_bool any_failed;
 } job;
 
-/* to: [room, k], zeros below the rows. */
-static void copy_rows(const esmm_problem *p, int64_t row0, int64_t rows, int64_t room, char *to)
+/* to: [rows, k] */
+static void copy_rows(const esmm_problem *p, int64_t row0, int64_t rows, char *to)
 {
   const size_t size = esmm_dtype_size(p->a.dtype), bytes = (size_t)p->k * size;
   for (int64_t i = 0; i < rows; i++)
     memcpy(to + (size_t)i * bytes, (const char *)p->a.data + (size_t)((row0 + i) * p->a.ld) * size, bytes);
-  memset(to + (size_t)rows * bytes, 0, (size_t)(room - rows) * bytes);
 }
 
 static void multiply_parts(void *arg, int64_t first, int64_t end, int worker)
@@ -180,34 +230,38 @@ static void multiply_parts(void *arg, int64_t first, int64_t end, int worker)
   job *y = arg;
   const esmm_problem *p = y->p;
   const cut *x = y->x;
+  const bool columns = p->variant == BY_COLUMNS;
   char *own = y->scratch + (size_t)worker * y->l->bytes;
   float *sums = (float *)(void *)(own + y->l->at_sums);
   for (int64_t i = first; i < end; i++) {
-    const bool last = i == x->parts - 1, odd = last && x->last != x->last_room, direct = x->direct && !odd;
-    const int64_t row0 = i * x->rows, rows = last ? x->last : x->rows;
+    const bool last = i == x->parts - 1;
+    const int64_t row0 = columns ? 0 : i * x->rows, rows = last ? x->last_rows : x->rows;
+    const int64_t col0 = columns ? i * x->cols : 0, cols = last ? x->last_cols : x->cols;
     const char *a = (const char *)p->a.data + (size_t)(row0 * p->a.ld) * esmm_dtype_size(p->a.dtype);
     char *c = (char *)p->c.data + (size_t)(row0 * p->c.ld) * esmm_dtype_size(p->c.dtype);
-    if (x->copied || odd) {
+    if (x->copied) {
       a = own + y->l->at_a;
-      copy_rows(p, row0, rows, last ? x->last_room : rows, own + y->l->at_a);
+      copy_rows(p, row0, rows, own + y->l->at_a);
     }
-    y->failed[i] = !esmm_onednn_multiply(y->part[last], p->w, a, direct ? (void *)c : sums, own);
+    y->failed[i] = !esmm_onednn_multiply(y->part[last], p->w, col0, a, x->direct ? (void *)c : sums, own);
     if (y->failed[i])
       y->any_failed = true;
-    else if (direct)
+    else if (x->direct)
       esmm_finish_plain(p, row0, rows, 0, p->n);
     else
-      esmm_finish(p, row0, rows, 0, p->n, sums, width_of(p));
+      esmm_finish(p, row0, rows, col0, columns ? cols : p->n, sums, cols);
   }
 }
 
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;
-  const cut x = cut_rows(p);
+  const cut x = cut_of(p);
+  esmm_problem whole = *p;
   esmm_onednn_part *part[2];
+  whole.variant = 0;
   if (!take_parts(p, &x, part))
-    return fallback->run(fallback, ctx, p, scratch, stats);
+    return fallback->run(fallback, ctx, &whole, scratch, stats);
   const layout l = lay_out(p, &x, part);
   char *at = scratch;
   job y = {.p = p, .x = &x, .l = &l, .part = part, .failed = scratch, .scratch = at + l.at_threads};
@@ -217,6 +271,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     if (y.failed[i]) {
       const esmm_problem rest = part_problem(p, &x, i);
       (void)fallback->run(fallback, ctx, &rest, y.scratch, stats); /* a CPU's kernel cannot fail */
+      if (p->variant == BY_COLUMNS)
+        break;
     }
   stats->flop_useful = 2.0 * (double)p->m * (double)p->n * (double)p->k;
   stats->joint_density = 1.0;

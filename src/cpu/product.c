@@ -90,7 +90,8 @@ typedef struct planned {
 typedef struct verdict {
   esmm_shortlist list;
   bool outright; /* a look at A would not pay */
-  int stands;    /* the plan is that of so many more calls */
+  int stands;    /* the plan is that of so many more calls of this class */
+  esmm_density_class seen;
   int threads, wakes;
   esmm_plan plan;
   esmm_history history;
@@ -113,7 +114,7 @@ static int worth_threads(const esmm_problem *p, int index, double seconds, int *
 static void judge(esmm_problem *p, verdict *v)
 {
   memset(v, 0, sizeof *v);
-  esmm_plan_shortlist(p, &v->list);
+  esmm_plan_shortlist(p, NULL, &v->list);
   v->outright = v->list.count > 0 && esmm_plan_outright(p, &v->list, esmm_sample_seconds(&p->a));
 }
 
@@ -143,38 +144,66 @@ static verdict *recall_verdict(esmm_problem *p)
 }
 
 /* Forced, or none can run. */
-static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force,
+static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told,
                                                          planned *out)
 {
-  esmm_choice choices[ESMM_MAX_KERNELS];
-  int chosen;
-  const esmm_status status = explain(ctx, p, force, choices, &chosen);
-  if (status != ESMM_OK)
-    return status;
-  const esmm_choice *x = &choices[chosen];
-  out->plan = (esmm_plan){.kernel = x->kernel, .index = chosen, .variant = x->variant, .seconds = x->seconds};
-  p->variant = x->variant;
-  p->threads = worth_threads(p, chosen, x->seconds, &out->wakes);
-  memcpy(out->reason, x->text, sizeof out->reason);
+  esmm_shortlist list;
+  out->plan = (esmm_plan){.kernel = NULL};
+  esmm_plan_shortlist(p, force, &list);
+  if (list.count == 0 || told) {
+    esmm_choice choices[ESMM_MAX_KERNELS];
+    int chosen;
+    const esmm_status status = explain(ctx, p, force, choices, &chosen);
+    if (status != ESMM_OK)
+      return status;
+    memcpy(out->reason, choices[chosen].text, sizeof out->reason);
+  } else {
+    esmm_sample_a(ctx, &p->a, p->w, &p->sample);
+  }
+  for (int i = 0; i < list.count; i++) {
+    int64_t variant;
+    const double seconds = esmm_plan_seconds(p, list.index[i], NULL, &variant);
+    if (!out->plan.kernel || seconds < out->plan.seconds)
+      out->plan = (esmm_plan){
+          .kernel = esmm_registry_at(list.index[i]), .index = list.index[i], .variant = variant, .seconds = seconds};
+  }
+  p->variant = out->plan.variant;
+  p->threads = worth_threads(p, out->plan.index, out->plan.seconds, &out->wakes);
   return ESMM_OK;
+}
+
+/* The verdict's plan, while that stands for calls of this class. */
+static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, planned *out)
+{
+  if (v->stands == 0 || p->ctx->turn > 0)
+    return false;
+  if (!esmm_same_densities(seen, v->seen)) {
+    if (v->stands != INT_MAX)
+      esmm_choose_return(out->history, v->stands);
+    v->stands = 0;
+    return false;
+  }
+  v->stands -= v->stands != INT_MAX;
+  out->plan = v->plan;
+  p->threads = v->threads;
+  out->wakes = v->wakes;
+  return true;
 }
 
 /* By the verdict. A is looked at, or its densities are full. */
 static void plan_by(esmm_problem *p, verdict *v, planned *out)
 {
-  if (v->stands > 0 && p->ctx->turn == 0) {
-    v->stands--;
-    out->plan = v->plan;
-    p->threads = v->threads;
-    out->wakes = v->wakes;
-  } else {
+  const bool keeps = v->outright || p->ctx->learns;
+  const esmm_density_class seen = v->outright || !keeps ? (esmm_density_class){0, 0} : esmm_choose_class(p, true);
+  if (!plan_stands(p, v, seen, out)) {
     if (v->outright)
       esmm_sample_fill(&p->sample, 1.0);
     esmm_choose(p, &v->list, !v->outright, out->history, &out->plan);
     p->threads = worth_threads(p, out->plan.index, out->plan.predicted, &out->wakes);
-    if (v->outright) {
+    if (keeps && out->history) {
       v->plan = out->plan;
       v->plan.timed = false;
+      v->seen = seen;
       v->threads = p->threads;
       v->wakes = out->wakes;
       v->stands = esmm_choose_stands(p, &out->plan, out->history);
@@ -197,7 +226,7 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
   if (told)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
   if (!v || v->list.count == 0)
-    return plan_forced(ctx, p, force, out);
+    return plan_forced(ctx, p, force, told, out);
   if (v->outright && v->stands > 0 && v->plan.kernel->flags & ESMM_KERNEL_SKIPS)
     esmm_sample_fill(&p->sample, 1.0);
   if (!v->outright && told)

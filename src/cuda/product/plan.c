@@ -385,11 +385,6 @@ void esmm_run_note_class(const run *r)
   r->p->seen_strip = r->seen->strip;
 }
 
-static bool same_class(const esmm_density_class *x, const esmm_density_class *y)
-{
-  return x->element == y->element && x->strip == y->strip;
-}
-
 /* The cheapest of all, by predictions and by what calls took; or one that is tried. */
 static void choose_seen(run *r, verdict *v, bool counts)
 {
@@ -397,17 +392,15 @@ static void choose_seen(run *r, verdict *v, bool counts)
   const esmm_density_class seen = class_of(r->seen);
   const bool kept = counts && !esmm_cuda_capturing(r->ctx);
   if (kept && v->stands > 0 && !r->timed && r->ctx->turn == 0) {
-    if (same_class(&seen, &v->seen)) {
+    if (esmm_same_densities(seen, v->seen)) {
       v->stands--;
       run_alone(d, &v->all[v->chosen]);
       d->seconds = v->stood_seconds;
       d->predicted = v->stood_predicted;
       return;
     }
-    if (v->lent) { /* the history gets back what was not used */
-      v->history.calls -= (uint32_t)v->stands;
-      v->history.rest = (uint32_t)v->stands;
-    }
+    if (v->lent)
+      esmm_choose_return(&v->history, v->stands);
   }
   esmm_option all[MOST_CANDIDATES];
   esmm_clock clock;
