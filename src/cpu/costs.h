@@ -15,7 +15,7 @@
 #define ESMM_CPU_COST_FMA_AMX 7e-9         /* s: a tile of 16 x 16 x 32 */
 /* The same where it costs more */
 #define ESMM_CPU_COST_LISTED 1.06      /* times: k's come from a list */
-#define ESMM_CPU_COST_LOOSE 1.15       /* times: A and B lie as they were given */
+#define ESMM_CPU_COST_LOOSE 1.15       /* times: A and B lie as they were given, not packed */
 #define ESMM_CPU_COST_CHOSEN 1.4       /* times: each column of B has k's of its own */
 #define ESMM_CPU_COST_STREAMED 5.5e-11 /* s: an element of B, of rows that are read once for a row of A */
 #define ESMM_CPU_COST_ROW 1.75e-9      /* s: a nonzero of A by 64 columns of B in the first-level cache */
@@ -53,7 +53,7 @@
 #define ESMM_CPU_COST_CALL 5e-8         /* s: nothing is laid out */
 #define ESMM_CPU_COST_START 3e-6        /* s: threads started, scratch laid out */
 #define ESMM_CPU_COST_START_DECODE 2e-6 /* s: the same for lists alone */
-#define ESMM_CPU_COST_LIBRARY 5e-6      /* s: oneDNN called, for each part of rows */
+#define ESMM_CPU_COST_LIBRARY 5e-7      /* s: oneDNN called, for each part of rows */
 
 /* How many threads, and whether A is looked at */
 #define ESMM_CPU_COST_TERM 3e-11        /* s: a multiply-add where none is skipped, by any kernel */
