@@ -40,7 +40,7 @@
 #define ESMM_GPU_STAGE 6.4e-7        /* s: 64 k's of 128 rows and 256 columns in 16 bits */
 #define ESMM_GPU_STAGE_JOINT 7.5e-7  /* s: the same from lists of alive k's */
 #define ESMM_GPU_STAGE_128 3.75e-7   /* s: of 128 columns */
-#define ESMM_GPU_STAGE_LISTED 4.8e-7 /* s: the same from lists of alive k's, or of blocks */
+#define ESMM_GPU_STAGE_LISTED 5.1e-7 /* s: the same from lists of alive k's, or of blocks */
 #define ESMM_GPU_STAGE_HALF 4.2e-7   /* s: of 256 columns on sparse tensor cores, */
 #define ESMM_GPU_STAGE_LOW 0.6       /* factor: and of 128 rows there */
 #define ESMM_GPU_STEP_64 2.2e-7      /* s: of 64 x 64 by mma.sync */
@@ -77,7 +77,8 @@
 #define ESMM_GPU_REPORT 1e-6   /* s: a report of A's densities by the kernel itself */
 #define ESMM_GPU_REPORTS 0.007 /* factor: of a product's time, which reports may take in the mean */
 #define ESMM_GPU_SURELY 1.06   /* factor: to be surely faster than a library, by prediction */
-#define ESMM_GPU_LEVEL 1.015   /* factor: so much longer is about as fast; and surely, where the model is steady */
+#define ESMM_GPU_STEADY 1.01   /* factor: the same where the cost model is right to a few per cent */
+#define ESMM_GPU_LEVEL 1.025   /* factor: so much longer is about as fast, where zeros in A may be found for it */
 #define ESMM_GPU_STAND_IN 3.0  /* factor: on kernels for older GPUs, where there are better ones */
 
 #endif

@@ -351,7 +351,7 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
     return ESMM_GPU_STAND_IN;
   if (!skips(c))
     return ESMM_GPU_SURELY;
-  return about->steady ? ESMM_GPU_LEVEL : ESMM_GPU_SURELY;
+  return about->steady ? ESMM_GPU_STEADY : ESMM_GPU_SURELY;
 }
 
 /* Densities at strips of another height are of another class. */
