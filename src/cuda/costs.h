@@ -16,8 +16,7 @@
 #define ESMM_GPU_EXPOSED 0.6      /* factor: of the time that TMA writes C, what the product does not hide */
 #define ESMM_GPU_SHORT_LINES 1.25 /* factor: bytes that come in lines of 64 */
 #define ESMM_GPU_ODD_LINES 4.0    /* factor: cuBLAS in 16 bits where lines are not of 16 bytes */
-#define ESMM_GPU_OTHER_LAYOUT 1.3 /* factor: cuBLAS in fp32 on B's rows where columns are mostly faster, or reversed \
-                                   */
+#define ESMM_GPU_OTHER_LAYOUT 1.3 /* factor: cuBLAS in fp32 on that layout of B which is mostly slower */
 
 /* ---- launches ---- */
 

@@ -125,7 +125,7 @@ static double most(const candidate *c)
 }
 
 /* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
-   when A has no zeros: LEVEL. */
+   when A has no zeros. */
 static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
 {
   return partner->kernel && skip->base + ESMM_GPU_PAIR < dense->base &&

@@ -104,7 +104,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double chunks = waves * (double)esmm_ceil_div(c.range, CHUNK);
   const double odd =
       esmm_cuda_as_it_is(&p->c) ? 0.0 : ESMM_GPU_ODD * gpu * waves * each * rows * ESMM_FUSED16_COLS / (double)c.ranks;
-  units->base[0] = (double)p->m * k; /* half of A, which memory has to give but once */
+  units->base[0] = (double)p->m * k; /* half of A's bytes: blocks that share a strip read them together */
   units->per_strip[0] = 2.0 * k * n;
   units->base[1] = chunks + TILE_CHUNKS * waves * (each - 1.0);
   units->per_strip[1] = ESMM_GPU_AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;

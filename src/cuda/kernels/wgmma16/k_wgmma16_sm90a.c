@@ -17,7 +17,7 @@
 #define ADD_LENT 4     /* and to add them */
 #define LEAST_LENT 12  /* stages that are worth lending */
 #define STAYS 24000000 /* bytes of B that stay in half of the second-level cache */
-#define PART_STAGES 13 /* or as long as so many stages */
+#define PART_STAGES 13 /* adding the parts of a split tile takes as long */
 #define MANY_ROUNDS 6  /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
 #define KEPT 4         /* of so many k's A is expected to leave one, when joint decides whether to split tiles */
 #define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
