@@ -339,8 +339,7 @@ static double seconds_seen(const candidate *c, const run *r)
 
 /*
  * By how much a kernel has to be predicted cheaper than the library to replace it, whose times are the ones not to be
- * beaten: the predictions of most waver more than those of decode, which does little but read. A dense kernel that is
- * level with the library has nothing to win.
+ * beaten: the predictions of most waver more than those of decode, which does little but read.
  */
 static double handicap(const esmm_ctx *ctx, const candidate *c)
 {
@@ -349,8 +348,6 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
     return 1.0;
   if (about->stand_in && esmm_cuda_get(ctx)->sm == 90)
     return ESMM_GPU_STAND_IN;
-  if (!skips(c))
-    return ESMM_GPU_SURELY;
   return about->steady ? ESMM_GPU_STEADY : ESMM_GPU_SURELY;
 }
 
