@@ -562,7 +562,7 @@ static void idle_streams_are_left_alone(void **state)
     queue_call(&x);
     fake->host = fake->gpu + 1e-4;
   }
-  assert_true(fake->records - records < 80); /* of 2,000 calls */
+  assert_true(fake->records - records < 160); /* of 2,000 calls, of which 63 sample */
   unmake(&x);
 }
 

@@ -19,6 +19,8 @@
 #include <string.h>
 
 enum { DESC_BYTES = 4096, PRODUCT_BYTES = 16384 }; /* version 2's structs take 696 and 2800 */
+#define LEAST_DENSITY 0.3 /* of B's panels: where fewer k's are alive, skipping the others wins */
+
 enum { KIND_CPU = 1, TAG_ANY = 1, TYPE_BF16 = 2, TYPE_F32 = 3, SCRATCH_OF_CALLER = 1, IN_ORDER = 1 };
 enum { QUERY_KERNEL = 8, QUERY_WEIGHTS = 131, QUERY_SCRATCH = 136 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_SCRATCH = 80 };
@@ -284,9 +286,9 @@ bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio)
   const double forms = w->use == ESMM_USE_ANY ? 3.0 : 2.0;
   const unsigned cpu = w->dtype == ESMM_BF16 ? ESMM_CPU_AVX512BF16 : ESMM_CPU_AVX512;
   return w->format == ESMM_FORMAT_DENSE && (w->dtype == ESMM_BF16 || w->dtype == ESMM_F32) &&
-         w->use != ESMM_USE_DECODE && w->full && w->k >= ESMM_ONEDNN_SIDE && w->n >= ESMM_ONEDNN_SIDE &&
-         (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) && esmm_cpu_detect() & cpu && !esmm_onednn_missing(NULL) &&
-         !given_up[w->dtype];
+         w->use != ESMM_USE_DECODE && w->strip_density >= LEAST_DENSITY && w->k >= ESMM_ONEDNN_SIDE &&
+         w->n >= ESMM_ONEDNN_SIDE && (max_bytes_ratio <= 0 || max_bytes_ratio >= forms) && esmm_cpu_detect() & cpu &&
+         !esmm_onednn_missing(NULL) && !given_up[w->dtype];
 }
 
 /* Columns [0, cols) of B, in the layout that the library likes best. */

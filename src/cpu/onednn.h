@@ -17,7 +17,7 @@
 /* What is missing, or NULL: found and not given up. */
 const char *esmm_onednn_missing(const esmm_kernel *self);
 
-/* Is it worth once more B's bytes? Where no product of B skips k's of it, and the limit allows it. */
+/* Is it worth once more B's bytes? Where most k's of B are alive, and the limit allows it. */
 bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
 /* Makes w->onednn of b, which has w's shape and dtype. Where the library refuses, or memory does not suffice, there is
    no such form. */

@@ -16,6 +16,7 @@
 
 #define GATE_BYTES ((int64_t)16 << 20) /* scratch for the gate's branch, where that is at least GATE_ROWS rows */
 #define GATE_ROWS 128
+#define LOOK_SHARE 0.02 /* of a product's time, which a look at A may take in each call */
 
 /* The most that a product is worth if nothing is skipped. */
 static void set_threads(esmm_problem *p)
@@ -86,11 +87,15 @@ typedef struct planned {
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
+enum { ALIKE = 4, UNLOOKED = 15 };
+
 /* What is remembered of a shape of call: the kernels to choose from, and where A need not be looked at the choice. */
 typedef struct verdict {
   esmm_shortlist list;
   bool outright; /* a look at A would not pay */
   int stands;    /* the plan is that of so many more calls of this class */
+  int alike;     /* A was of it so often, one call after the other; */
+  int unlooked;  /* so it need not be looked at for so many more calls */
   esmm_density_class seen;
   int threads, wakes;
   esmm_plan plan;
@@ -172,6 +177,18 @@ static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_pro
   return ESMM_OK;
 }
 
+/* A is not looked at in every call where the look takes part of the time, the plan skips nothing, and A has been alike:
+   zeros that come meanwhile are found some calls later, and none that go do harm. */
+static void note_look(const esmm_problem *p, verdict *v, esmm_density_class seen)
+{
+  v->alike = esmm_same_densities(seen, v->seen) ? v->alike + 1 : 0;
+  if (v->alike < ALIKE || v->plan.kernel->flags & ESMM_KERNEL_SKIPS ||
+      esmm_sample_seconds(&p->a) < LOOK_SHARE * v->plan.seconds)
+    return;
+  v->alike = ALIKE;
+  v->unlooked = UNLOOKED;
+}
+
 /* The verdict's plan, while that stands for calls of this class. */
 static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, planned *out)
 {
@@ -186,6 +203,7 @@ static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, pl
   v->stands -= v->stands != INT_MAX;
   out->plan = v->plan;
   p->threads = v->threads;
+  p->variant = v->plan.variant;
   out->wakes = v->wakes;
   return true;
 }
@@ -195,6 +213,8 @@ static void plan_by(esmm_problem *p, verdict *v, planned *out)
 {
   const bool keeps = v->outright || p->ctx->learns;
   const esmm_density_class seen = v->outright || !keeps ? (esmm_density_class){0, 0} : esmm_choose_class(p, true);
+  if (!v->outright && v->stands > 0 && keeps)
+    note_look(p, v, seen);
   if (!plan_stands(p, v, seen, out)) {
     if (v->outright)
       esmm_sample_fill(&p->sample, 1.0);
@@ -229,6 +249,11 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
     return plan_forced(ctx, p, force, told, out);
   if (v->outright && v->stands > 0 && v->plan.kernel->flags & ESMM_KERNEL_SKIPS)
     esmm_sample_fill(&p->sample, 1.0);
+  if (v->unlooked > 0 && !told && plan_stands(p, v, v->seen, out)) {
+    v->unlooked--;
+    return ESMM_OK;
+  }
+  v->unlooked = 0;
   if (!v->outright && told)
     p->sample = out->seen;
   else if (!v->outright && v->list.sees_a)

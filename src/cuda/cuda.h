@@ -2,6 +2,7 @@
  * cuda.h: the CUDA backend as its own files see it.
  *
  * backend.c   the table of backend.h
+ * costs.h     what predictions are made of
  * params.h    what kernels on the device are told
  * device/     libcuda (driver.c), a context's GPU (device.c), embedded fatbins and launches (module.c), copies
  *             (copy.c), memory where the blocks of a launch meet (meeting.c)
@@ -17,6 +18,7 @@
 
 #include "choose/recall.h"
 #include "choose/tune.h"
+#include "cuda/costs.h"
 #include "cuda/device/driver.h"
 #include "cuda/params.h"
 
@@ -253,9 +255,6 @@ double esmm_cuda_seconds_before(const esmm_kernel *self, const esmm_problem *p);
 typedef struct esmm_cuda_line {
   float dense, base, per_strip, per_joint;
 } esmm_cuda_line;
-
-/* Of the time that writing C takes, what the product does not hide: in the cost models of 16-bit kernels. */
-#define ESMM_CUDA_EXPOSED 0.6
 
 /* What run() of a CUDA kernel gets beside the problem: esmm_problem.call. */
 typedef struct esmm_cuda_call {

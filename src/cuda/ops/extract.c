@@ -54,8 +54,8 @@ void esmm_cuda_union(const esmm_problem *p, int rows, int cols, double work, int
   double dead = 1.0;
   for (int i = 0; i < cols; i++)
     dead *= 1.0 - p->w->strip_density;
-  units->base[term] = work * (1.0 - dead) * 0.45;
-  units->per_strip[term] = work * (1.0 - dead) * 0.6;
+  units->base[term] = work * (1.0 - dead) * 0.5;
+  units->per_strip[term] = work * (1.0 - dead) * 0.5;
   units->at_most[term] = work * (1.0 - dead) * rows;
 }
 

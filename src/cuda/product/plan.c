@@ -27,17 +27,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SELECT_SECONDS 5e-6   /* sampling, and a launch that returns at once */
-#define PAIR_SECONDS 5e-7     /* what choosing costs a kernel that does it in its own launch, where A has no zeros */
-#define STRIPS_SECONDS 5e-6   /* a launch that makes B's strips, */
-#define STRIPS_RATE 2.5e12    /* and its bytes a second, read and written */
-#define TALLY_SECONDS 4e-6    /* a pass over C that notes its nonzeros, */
-#define TALLY_RATE 2.5e12     /* and its bytes a second */
-#define MIDDLE_STRIP .5       /* A's density at which skipping kernels are compared with each other */
-#define HANDICAP 1.05         /* see handicap() */
-#define STEADY_HANDICAP 1.01  /* where the cost model is steady */
-#define DENSE_HANDICAP 1.08   /* where it skips nothing */
-#define STAND_IN_HANDICAP 3.0 /* where the kernel's place is taken */
+#define MIDDLE_STRIP 0.5 /* A's density at which skipping kernels are compared with each other */
 
 /* ---- what a kernel costs ---- */
 
@@ -48,7 +38,7 @@ double esmm_cuda_seconds_before(const esmm_kernel *self, const esmm_problem *p)
     return 0.0;
   const double read = (double)b->rows_ld * (double)p->k * (double)esmm_dtype_size(p->w->dtype);
   const double written = (double)(b->strips.strips * ESMM_STRIP) * (double)b->strips.k_padded * sizeof(float);
-  return STRIPS_SECONDS + (read + written) / STRIPS_RATE;
+  return ESMM_GPU_LAUNCH_NEXT + ESMM_GPU_MOVED * (read + written);
 }
 
 static esmm_cuda_units units_of(const esmm_kernel *kernel, const esmm_problem *p, const double *cost, int64_t *variant)
@@ -82,7 +72,7 @@ static double seconds_behind(const esmm_kernel *kernel, const esmm_problem *p)
   const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
   if ((!p->nonzeros && !p->bitmaps) || (about->tallies && about->tallies(p)))
     return 0.0;
-  return TALLY_SECONDS + (double)p->m * (double)p->n * (double)esmm_dtype_size(p->c.dtype) / TALLY_RATE;
+  return ESMM_GPU_LAUNCH_NEXT + ESMM_GPU_MOVED * (double)p->m * (double)p->n * (double)esmm_dtype_size(p->c.dtype);
 }
 
 static candidate look_at(const esmm_problem *p, int index)
@@ -134,45 +124,36 @@ static double most(const candidate *c)
   return esmm_run_seconds_at(c, 1, c->b, -1.0);
 }
 
-/*
- * So much more than the best dense kernel is still level with it: what may be lost where A turns out to have no zeros,
- * so that they can be skipped where it has. Zeros come out of activations, and into the product that makes rows
- * shorter.
- */
-static double level(const esmm_problem *p)
-{
-  return p->k >= p->n ? 1.025 : 1.01;
-}
-
 /* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
    when A has no zeros. */
-static bool pair_pays(const esmm_problem *p, const candidate *dense, const candidate *skip, const candidate *partner)
+static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
 {
-  return partner->kernel && skip->base + PAIR_SECONDS < dense->base &&
-         fmin(most(skip), partner->base) + PAIR_SECONDS <= level(p) * dense->base;
+  return partner->kernel && skip->base + ESMM_GPU_PAIR < dense->base &&
+         fmin(most(skip), partner->base) + ESMM_GPU_PAIR <= ESMM_GPU_LEVEL * dense->base;
 }
 
 /* Whom does the device choose from, and must it? selectable: the best dense kernel that has a selector; partner: that
    of the skipping kernel. */
-static void settle(const esmm_problem *p, decision *d, const candidate *selectable, const candidate *partner)
+static void settle(decision *d, const candidate *selectable, const candidate *partner)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   if (!skip->kernel || !dense->kernel) {
     d->run = skip->kernel ? RUN_SKIP : RUN_DENSE;
   } else if (most(skip) <= dense->base) {
     d->run = RUN_SKIP;
-  } else if (pair_pays(p, dense, skip, partner)) {
+  } else if (pair_pays(dense, skip, partner)) {
     d->run = DEVICE_CHOOSES;
     d->pair = true;
     d->of[RUN_DENSE] = *partner;
-  } else if (skip->base + 2 * SELECT_SECONDS >= dense->base) { /* asking costs as much as could be won */
+  } else if (skip->base + 2 * ESMM_GPU_LAUNCH_NEXT >= dense->base) { /* asking costs as much as could be won */
     d->run = RUN_DENSE;
   } else if (partner->kernel &&
              partner->index == selectable->index) { /* what the pair could not win, a selector cannot */
     d->run = RUN_DENSE;
   } else if (selectable->index == dense->index && selectable->kernel) {
     d->run = DEVICE_CHOOSES;
-  } else if (selectable->kernel && fmin(most(skip), selectable->base) + SELECT_SECONDS <= level(p) * dense->base) {
+  } else if (selectable->kernel &&
+             fmin(most(skip), selectable->base) + ESMM_GPU_LAUNCH_NEXT <= ESMM_GPU_LEVEL * dense->base) {
     /* The best dense kernel cannot wait for the device's choice: the next best stands in for it, if that is as good. */
     d->run = DEVICE_CHOOSES;
     d->of[RUN_DENSE] = *selectable;
@@ -251,8 +232,8 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   v->skips = skip->kernel && v->count > 1;
   v->rests = v->low = false;
   for (int i = 0; i < v->count && dense->kernel; i++) {
-    v->rests =
-        v->rests || (v->all[i].most_rest > 0.0 && HANDICAP * (v->all[i].base - v->all[i].most_rest) < dense->base);
+    v->rests = v->rests ||
+               (v->all[i].most_rest > 0.0 && ESMM_GPU_SURELY * (v->all[i].base - v->all[i].most_rest) < dense->base);
     v->low = v->low || (is_low(v->all[i].kernel) && v->all[i].base < dense->base);
   }
   d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
@@ -263,7 +244,7 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
     return;
   }
   const candidate partner = find_partner(p, v, skip->kernel);
-  settle(p, d, &selectable, &partner);
+  settle(d, &selectable, &partner);
 }
 
 /* Asks every kernel. */
@@ -358,8 +339,7 @@ static double seconds_seen(const candidate *c, const run *r)
 
 /*
  * By how much a kernel has to be predicted cheaper than the library to replace it, whose times are the ones not to be
- * beaten: the predictions of most waver more than those of decode, which does little but read. A dense kernel that is
- * level with the library has nothing to win.
+ * beaten: the predictions of most waver more than those of decode, which does little but read.
  */
 static double handicap(const esmm_ctx *ctx, const candidate *c)
 {
@@ -367,10 +347,8 @@ static double handicap(const esmm_ctx *ctx, const candidate *c)
   if (about->library)
     return 1.0;
   if (about->stand_in && esmm_cuda_get(ctx)->sm == 90)
-    return STAND_IN_HANDICAP;
-  if (!skips(c))
-    return DENSE_HANDICAP;
-  return about->steady ? STEADY_HANDICAP : HANDICAP;
+    return ESMM_GPU_STAND_IN;
+  return about->steady ? ESMM_GPU_STEADY : ESMM_GPU_SURELY;
 }
 
 /* Densities at strips of another height are of another class. */

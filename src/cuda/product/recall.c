@@ -15,17 +15,14 @@
 #include <string.h>
 #include <time.h>
 
-#define SAMPLE_SECONDS 1.2e-5 /* what a sampling launch before the product costs the GPU: its own time, and gaps */
-#define REPORT_SECONDS 1e-6   /* what reporting costs a kernel that does it itself */
-#define REPORT_SHARE 0.007    /* of a product's time, which reports may take in the mean */
-#define MOST_SAMPLE_EVERY 32  /* calls from one sampling launch to the next, at most */
-#define MOST_REPORT_EVERY 16  /* the same for kernels that report themselves */
-#define SAME_STRIPS 0.25      /* of a strip density, by which it may move */
-#define ELEMENTS_EVERY 8      /* reports, of which one counts A's elements */
-#define AHEAD_SECONDS 300e-6  /* how far the host may be ahead of the GPU without having to wait for a report */
-#define LEAST_DELAY 1         /* calls until a report is used: those of long products come before their end */
-#define MOST_DELAY 16         /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
-#define SPIN_SECONDS 20e-6    /* a wait so short does not let go of the processor */
+#define MOST_SAMPLE_EVERY 32 /* calls from one sampling launch to the next, at most */
+#define MOST_REPORT_EVERY 16 /* the same for kernels that report themselves */
+#define SAME_STRIPS 0.25     /* of a strip density, by which it may move */
+#define ELEMENTS_EVERY 8     /* reports, of which one counts A's elements */
+#define AHEAD_SECONDS 300e-6 /* how far the host may be ahead of the GPU without having to wait for a report */
+#define LEAST_DELAY 1        /* calls until a report is used: those of long products come before their end */
+#define MOST_DELAY 16        /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
+#define SPIN_SECONDS 20e-6   /* a wait so short does not let go of the processor */
 #define NAP_NANOSECONDS 20000
 #define GIVE_UP_SECONDS 2.0 /* the stream waits for something else: no report is expected any more */
 
@@ -49,9 +46,9 @@ void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds)
 /* Calls from one report to the next: the faster the kernel that runs, the more a report would cost it. */
 static int pace(const run *r, const verdict *v)
 {
-  const double share = REPORT_SHARE * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : v->dense);
-  return r->reports_itself ? clamp_calls(REPORT_SECONDS / share, 1, MOST_REPORT_EVERY)
-                           : clamp_calls(SAMPLE_SECONDS / share, 1, MOST_SAMPLE_EVERY);
+  const double share = ESMM_GPU_REPORTS * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : v->dense);
+  return r->reports_itself ? clamp_calls(ESMM_GPU_REPORT / share, 1, MOST_REPORT_EVERY)
+                           : clamp_calls(ESMM_GPU_LAUNCH_TWO / share, 1, MOST_SAMPLE_EVERY);
 }
 
 /* ---- pinned memory ---- */

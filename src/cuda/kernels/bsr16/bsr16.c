@@ -5,11 +5,11 @@
 #include <stdio.h>
 
 #define ALIGN 1024
-#define STAYS 6e7         /* bytes of A that stay in the second-level cache while other columns pass */
-#define PART_ENTRIES 8.0  /* what adding the parts of a tile takes, in entries; */
-#define TILE_ENTRIES 3.0  /* and what a tile takes beside its entries */
-#define ODD 6e-7          /* of a launch: each element of a C that TMA does not write */
-#define SPLIT_BYTES 2.7e8 /* most memory for the sums of parts */
+#define STAYS 60000000        /* bytes of A that stay in the second-level cache while other columns pass */
+#define PART_ENTRIES 8        /* what adding the parts of a tile takes, in entries; */
+#define TILE_ENTRIES 3        /* and what a tile takes beside its entries */
+#define FEW_ROUNDS 4          /* of which the last one counts in full */
+#define SPLIT_BYTES 270000000 /* most memory for the sums of parts */
 
 bool esmm_bsr16_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
 {
@@ -49,12 +49,11 @@ static void cut_at(const esmm_bsr16_lists *lists, uint32_t most, esmm_bsr16_cut 
 static double predict(const esmm_problem *p, const esmm_bsr16_lists *lists, uint32_t most, const esmm_bsr16_cut *c)
 {
   const int64_t workers = esmm_cuda_sms(p) / (lists->pairs ? ESMM_WGMMA16_CLUSTER : 1), units = c->rows * c->all;
-  const double each =
-      (double)lists->entry_count / (double)c->all + TILE_ENTRIES + (c->parts[1] > 0 ? PART_ENTRIES : 0.0);
+  const double each = (double)lists->entry_count / (double)c->all + TILE_ENTRIES + (c->parts[1] > 0 ? PART_ENTRIES : 0);
   const double rounds = (double)esmm_ceil_div(units, workers);
   /* Where rounds are many, blocks that are through early take the next; where they are few, the last one counts. */
   const double even = fmax((double)units / (double)workers, 1.0);
-  return fmax(rounds <= 4.0 ? rounds * each : (even + 0.5) * each, (double)most);
+  return fmax(rounds <= FEW_ROUNDS ? rounds * each : (even + 0.5) * each, (double)most);
 }
 
 esmm_bsr16_cut esmm_bsr16_cut_lists(const esmm_problem *p, const esmm_bsr16_lists *lists)
@@ -87,7 +86,8 @@ void esmm_bsr16_line(const esmm_problem *p, const esmm_bsr16_cut *cut, double mo
   units->base[2] = 2.0 * m * (double)p->k + moved + (double)esmm_dtype_size(p->c.dtype) * m * (double)p->n;
   units->base[3] = cut->parts[1] > 0 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(&p->a, false);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_writes_boxes(p, &e) && !p->gated ? 0.0 : ODD * m * (double)p->n);
+  units->base[ESMM_COST_TERMS - 1] =
+      1.0 + (esmm_cuda_writes_boxes(p, &e) && !p->gated ? 0.0 : ESMM_GPU_ODD * m * (double)p->n);
 }
 
 /* ---- workspace: a copy of A, then the parts' sums ---- */

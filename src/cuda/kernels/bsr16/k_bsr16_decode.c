@@ -87,7 +87,7 @@ static const esmm_cuda_kernel about = {.sm = 80, .line = line, .steady = true};
   .name = "decode_bsr_" #id, .doc = #id ": m of 1 to 16, reads the blocks of B that are there, once",                 \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = id, .can_run = can_run, .terms = esmm_cuda_terms,         \
-  .run = run, .term_names = {"bytes of b", [5] = "launches"}, .cost = {3.2e-13, [5] = 6e-6}
+  .run = run, .term_names = {"bytes of b", [5] = "launches"}, .cost = {ESMM_GPU_MOVED, [5] = ESMM_GPU_LAUNCH}
 
 ESMM_KERNEL(decode_bsr_bf16) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

@@ -29,7 +29,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double rounds = (double)esmm_ceil_div((int64_t)blocks, esmm_cuda_sms(p));
   const double mean = (double)b->cells / (double)esmm_bsr16_panels(p), longest = (double)b->by_length[0].entries;
   units->base[0] = fmax(rounds * mean, longest) * b->cell_k / 64.0;
-  units->base[1] = (double)p->m * (double)p->n;
+  units->base[1] = esmm_cuda_c_bytes(p);
   *variant = 0;
 }
 
@@ -61,7 +61,8 @@ static const esmm_cuda_kernel about = {.sm = 80, .line = line, .stand_in = true}
   .doc = #id ": reads and multiplies the blocks of B that are there (mma.sync); any order and alignment of A",        \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(CELLS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = id, .can_run = can_run, .terms = esmm_cuda_terms,         \
-  .run = run, .term_names = {"cells of 64 k's", "writing of c", [5] = "launches"}, .cost = {4.5e-7, 1e-12, [5] = 8e-6}
+  .run = run, .term_names = {"cells of 64 k's", "writing of c", [5] = "launches"},                                    \
+  .cost = {ESMM_GPU_STAGE_LISTED, ESMM_GPU_WRITTEN, [5] = ESMM_GPU_LAUNCH_LARGE}
 
 ESMM_KERNEL(bsr_bf16_mma) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

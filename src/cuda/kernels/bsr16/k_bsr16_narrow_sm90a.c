@@ -49,7 +49,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double blocks = (double)n->blocks / all, chunks = (double)n->chunks / all; /* of an entry */
   const double bytes =
       c.entries * (chunks * 2.0 * ESMM_NARROW_SIDE * ESMM_NARROW_ROWS + blocks * block / (lists.pairs ? 2.0 : 1.0));
-  const double steps = c.entries * (chunks + 1.35 * blocks);
+  const double steps = c.entries * (chunks + blocks);
   if (cost[0] * bytes >= cost[1] * steps)
     units->base[0] = bytes;
   else
@@ -80,7 +80,8 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .workspace = esmm_bsr16_workspace, .device = &about,                                                                \
   .term_names = {"bytes to a multiprocessor", "chunks and blocks", "reading and writing",                             \
                  "adding of parts",           "copying of a",      "launches"},                                       \
-  .cost = {1.6e-11, 5.4e-8, 1e-13, 4e-6, 3.9e-6, 1.8e-5}
+  .cost = {ESMM_GPU_SM_BYTE, ESMM_GPU_BSR_NARROW,  ESMM_GPU_CACHED,                                                   \
+           ESMM_GPU_PARTS,   ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH_SKIP}
 
 ESMM_KERNEL(bsr_narrow_bf16_sm90a) = {NARROW(bf16, ESMM_BF16)};
 

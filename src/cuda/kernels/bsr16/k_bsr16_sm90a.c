@@ -32,8 +32,6 @@ static esmm_bsr16_lists lists_of(const esmm_problem *p)
                             .pairs = takes_pairs(p, rows)};
 }
 
-#define SHORT_LINES 1.25 /* times longer takes a byte of A that comes in lines of 64 bytes, as chunks of 32 k's do */
-
 /* Bytes that come to the busiest multiprocessor through the second-level cache, or its multiplications, whichever
    takes longer; beside them what memory has to move once. */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
@@ -45,7 +43,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const esmm_bsr16_cut c = esmm_bsr16_cut_lists(p, &lists);
   const double cells = b->entry_count > 0 ? (double)b->cells / (double)b->entry_count : 0.0; /* of an entry */
   const double bytes = c.entries * b->cell_k * (2.0 * lists.rows + 128.0 * cells / (lists.pairs ? 2.0 : 1.0)) *
-                       (b->cell_k == 32 ? SHORT_LINES : 1.0);
+                       (b->cell_k == 32 ? ESMM_GPU_SHORT_LINES : 1.0);
   const double columns = c.entries * b->cell_k / 64.0 * cells;
   if (cost[0] * bytes >= cost[1] * columns)
     units->base[0] = bytes;
@@ -66,7 +64,8 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .run = esmm_bsr16_run, .workspace = esmm_bsr16_workspace, .device = &about,                                         \
   .term_names = {"bytes to a multiprocessor", "cells of 64 k's", "reading and writing",                               \
                  "adding of parts",           "copying of a",    "launches"},                                         \
-  .cost = {1.6e-11, 1.8e-7, 1e-13, 4e-6, 3.9e-6, 8e-6}
+  .cost = {ESMM_GPU_SM_BYTE, ESMM_GPU_BSR_CELL,    ESMM_GPU_CACHED,                                                   \
+           ESMM_GPU_PARTS,   ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH_LARGE}
 
 ESMM_KERNEL(bsr_bf16_sm90a) = {BSR(bf16, ESMM_BF16)};
 

@@ -57,6 +57,13 @@ static inline bool esmm_cuda_in_registers(const esmm_problem *p)
   return !(p->gated && !p->factor) && esmm_cuda_writes_boxes(p, &e);
 }
 
+/* ---- C ---- */
+
+static inline double esmm_cuda_c_bytes(const esmm_problem *p)
+{
+  return (double)esmm_dtype_size(p->c.dtype) * (double)p->m * (double)p->n;
+}
+
 /* ---- A as a kernel reads it: in either order, or by rows alone ---- */
 
 static inline bool esmm_cuda_needs_copy(const esmm_matrix *a, bool by_rows)
@@ -87,7 +94,7 @@ static inline size_t esmm_cuda_copy_bytes(const esmm_matrix *a, bool by_rows)
 /* Units of a cost model: a launch and what it moves. */
 static inline double esmm_cuda_copy_units(const esmm_matrix *a, bool by_rows)
 {
-  return esmm_cuda_needs_copy(a, by_rows) ? 1.0 + (double)a->rows * (double)a->cols * 1e-6 : 0.0;
+  return esmm_cuda_needs_copy(a, by_rows) ? 1.0 + (double)a->rows * (double)a->cols * ESMM_GPU_COPIED : 0.0;
 }
 
 /* A itself, or its copy at `at`. */

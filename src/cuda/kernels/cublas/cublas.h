@@ -26,9 +26,8 @@ bool esmm_cublas_fits(const esmm_problem *p, int64_t b_ld, char *why, size_t why
 /* The library writes fp32 sums to the workspace, and a pass behind it makes C of them: where the epilogue has more than
    alpha and beta, or C is of a dtype that is neither fp32 nor A's. */
 bool esmm_cublas_passes(const esmm_problem *p);
-/* Bytes that the pass reads and writes; 0 where there is none. And what it takes beside them, in launches. */
+/* Bytes that the pass reads and writes; 0 where there is none. Beside them it takes ESMM_GPU_SUMS. */
 double esmm_cublas_pass_bytes(const esmm_problem *p);
-#define ESMM_CUBLAS_PASS 0.5
 
 /*
  * p's product on its stream. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major

@@ -16,8 +16,7 @@
 #define WARPS (ESMM_DECODE_THREADS / 32)
 #define MOST_SHIFT 2     /* four warps side by side, two for each column */
 #define LEAST_RANGE 128  /* k's that are worth a block of their own */
-#define FEW_BLOCKS 16    /* so few wait for B's rows one after the other, */
-#define ALONE 6.6        /* and a k takes so many times as long */
+#define FEW_BLOCKS 16    /* so few wait for B's rows one after the other */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
@@ -168,8 +167,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
   return false;
 }
 
-/* A strip is all of A: its density is the union's. More rows than a fragment of 8, or than registers like, cost; the
-   less the more blocks there are. */
+/* A strip is all of A: its density is the union's. */
 static void line_16(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                     int64_t *variant)
 {
@@ -177,11 +175,10 @@ static void line_16(const esmm_kernel *self, const esmm_problem *p, const double
   (void)cost;
   const cut c = find_cut(p, most_ranks(p));
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_DECODE_COLS);
-  const double wide = p->m <= 8 ? 1.0 : c.tiles * c.ranks <= esmm_cuda_sms(p) ? 1.23 : 1.04;
-  units->per_strip[0] = 2.0 * k * cols * wide * sides(p);
+  units->per_strip[0] = 2.0 * k * cols * sides(p);
   units->base[1] = 2.0 * m * k * (double)c.tiles;
   units->base[2] = fmin(k, 4096.0);
-  units->per_strip[2] = c.tiles * c.ranks <= FEW_BLOCKS ? ALONE * k / (double)c.ranks : 0.0;
+  units->per_strip[2] = c.tiles * c.ranks <= FEW_BLOCKS ? ESMM_GPU_ALIVE * k / (double)c.ranks : 0.0;
   units->base[3] = m;
   *variant = p->m;
 }
@@ -194,11 +191,11 @@ static void line_f32(const esmm_kernel *self, const esmm_problem *p, const doubl
   const cut c = find_cut(p, most_ranks(p));
   const double m = (double)p->m, k = (double)p->k, cols = (double)esmm_round_up(p->n, ESMM_STRIP);
   const double range = (double)esmm_ceil_div(p->k, c.ranks);
-  units->per_strip[0] = k * cols * sizeof(float) * (p->m > 8 ? 1.65 : p->m > 4 ? 1.05 : 1.0);
+  units->per_strip[0] = k * cols * sizeof(float) * (p->m > 8 ? ESMM_GPU_WIDE : 1.0);
   units->base[1] = m * k * sizeof(float) * (double)c.tiles;
-  units->base[2] = (m + 3.0) * range; /* a block copies them one by one, */
-  units->per_strip[2] = 8.0 * range;  /* and goes through its list */
-  units->base[3] = m;
+  units->base[2] = (0.5 * m + 1.0) * range;     /* a block copies them one by one, */
+  units->per_strip[2] = ESMM_GPU_ALIVE * range; /* and goes through its list */
+  units->base[3] = 0.5 * m;
   *variant = p->m;
 }
 
@@ -242,7 +239,8 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .can_run = can_run, .terms = esmm_cuda_terms,           \
   .term_names = {"reading of b", "scanning of a", "k's of a block", "rows of a", "", "launches"}, .run = run
 
-#define COST_16 .device = &about_16, .cost = {2.48e-13, 2.65e-13, 4.7e-10, 1.66e-7, 0.0, 5.95e-6}
+#define COST_16 \
+  .device = &about_16, .cost = {ESMM_GPU_READ, ESMM_GPU_READ, ESMM_GPU_K, ESMM_GPU_ROW, 0.0, ESMM_GPU_LAUNCH}
 
 static const esmm_cuda_kernel about_16 = {.sm = 80, .line = line_16, .steady = true, .reports = true, .gates = true};
 static const esmm_cuda_kernel about_f32 = {.sm = 80, .line = line_f32, .reports = true};
@@ -252,4 +250,4 @@ ESMM_KERNEL(decode_bf16) = {DESCRIPTOR(bf16, ESMM_BF16, ROWS16), COST_16};
 ESMM_KERNEL(decode_f16) = {DESCRIPTOR(f16, ESMM_F16, ROWS16), COST_16};
 
 ESMM_KERNEL(decode_f32) = {DESCRIPTOR(f32, ESMM_F32, STRIPS), .device = &about_f32,
-                           .cost = {2.48e-13, 3.87e-13, 2.71e-10, 1.1e-7, 0.0, 5.36e-6}};
+                           .cost = {ESMM_GPU_READ, ESMM_GPU_MOVED, ESMM_GPU_K, ESMM_GPU_ROW, 0.0, ESMM_GPU_LAUNCH}};

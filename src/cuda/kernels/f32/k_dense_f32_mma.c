@@ -13,9 +13,9 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
 {
   (void)self;
   (void)cost;
-  units->base[0] = esmm_strips_mma_work(p);
-  units->base[1] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
-  units->base[2] = (double)p->m * (double)p->n;
+  units->base[0] = units->base[1] = esmm_strips_mma_work(p);
+  units->base[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
+  units->base[3] = esmm_cuda_c_bytes(p);
   *variant = 0;
 }
 
@@ -36,8 +36,8 @@ ESMM_KERNEL(dense_f32_mma) = {
     .can_run = esmm_strips_mma_can_run,
     .terms = esmm_cuda_terms,
     .seconds_before = esmm_cuda_seconds_before,
-    .term_names = {"multiply-adds", "packing of a", "writing of c", "", "", "launches"},
-    .cost = {3.6e-14, 3e-13, 2.5e-12, 0.0, 0.0, 1.2e-5},
+    .term_names = {"multiply-adds", "loading of k's", "packing of a", "writing of c", "", "launches"},
+    .cost = {ESMM_GPU_F32_TERM, ESMM_GPU_F32_LOAD, ESMM_GPU_MOVED, ESMM_GPU_WRITTEN, 0.0, ESMM_GPU_LAUNCH_TWO},
     .workspace = esmm_strips_mma_workspace,
     .run = run,
 };

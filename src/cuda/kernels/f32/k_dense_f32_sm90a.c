@@ -55,7 +55,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
     units->base[2] = (double)p->m * (double)p->k * (double)(esmm_dtype_size(p->a.dtype) + sizeof(float));
     units->base[4] = 1.0;
   }
-  units->base[3] = (double)p->m * (double)p->n;
+  units->base[3] = esmm_cuda_c_bytes(p);
   *variant = use_tall ? ESMM_DENSE_TALL : ESMM_DENSE_LOW;
 }
 
@@ -115,7 +115,8 @@ ESMM_KERNEL(dense_f32_sm90a) = {
     .terms = esmm_cuda_terms,
     .term_names = {"rounds of 256 rows", "rounds of 128 rows", "packing of a", "writing of c", "launch of packing",
                    "launches"},
-    .cost = {2.36e-6, 1.6e-6, 3.5e-13, 3.2e-12, 4.9e-6, 9e-6},
+    .cost = {ESMM_GPU_F32_256, ESMM_GPU_F32_128, ESMM_GPU_MOVED, ESMM_GPU_WRITTEN, ESMM_GPU_LAUNCH_NEXT,
+             ESMM_GPU_LAUNCH_LARGE},
     .workspace = workspace,
     .run = run,
 };

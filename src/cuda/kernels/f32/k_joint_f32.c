@@ -19,7 +19,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   esmm_cuda_union(p, ESMM_STRIPS_MMA_ROWS / ESMM_STRIP, ESMM_STRIPS_MMA_COLS / ESMM_STRIP, work, 1, units);
   units->base[2] = elements * (double)esmm_dtype_size(p->a.dtype);
   units->per_strip[2] = elements * sizeof(float);
-  units->base[3] = (double)p->m * (double)p->n;
+  units->base[3] = esmm_cuda_c_bytes(p);
   *variant = ESMM_STRIP;
 }
 
@@ -43,7 +43,7 @@ ESMM_KERNEL(joint_f32) = {
     .seconds_before = esmm_cuda_seconds_before,
     .term_names = {"multiply-adds", "loading of alive k's", "scanning and packing of a", "writing of c", "",
                    "launches"},
-    .cost = {2.3e-14, 1.17e-14, 3e-13, 2.5e-12, 0.0, 1.65e-5},
+    .cost = {ESMM_GPU_F32_TERM, ESMM_GPU_F32_LOAD, ESMM_GPU_MOVED, ESMM_GPU_WRITTEN, 0.0, ESMM_GPU_LAUNCH_SKIP},
     .workspace = esmm_strips_mma_workspace,
     .run = run,
 };

@@ -11,7 +11,6 @@
 
 #define ALIGN 256         /* of the workspace's parts */
 #define TOGETHER 8        /* blocks of rows that go through B at the same time */
-#define ODD 4e-7          /* of a launch: each element of a C that is finished outside of registers */
 #define MOST_STEPS 2.1e12 /* bytes of lists: more than any GPU has */
 
 ESMM_FATBIN(k_fine16_sm90a);
@@ -58,12 +57,12 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   const double rounds = (double)esmm_ceil_div(units_of(p), esmm_cuda_sms(p));
   const double strips = (double)(ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_STRIP);
-  units->per_strip[0] = rounds * strips * k / 16.0;
+  units->per_strip[0] = rounds * strips * k / 16;
   units->base[1] = rounds * (double)chunks_of(p);
   units->base[2] = (double)(esmm_ceil_div(groups_of(p), esmm_cuda_sms(p)) * chunks_of(p));
-  units->base[3] = ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[3] = ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   units->base[4] = esmm_cuda_copy_units(&p->a, true);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ODD * m * n);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ESMM_GPU_ODD * m * n);
   *variant = ESMM_FINE16_STRIP;
 }
 
@@ -160,7 +159,9 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .s
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
   .term_names = {"steps of 16 k's", "chunks of b", "scan of a", "writing of c", "copying of a", "launches"},         \
-  .cost = {1.15e-8, 4.4e-7, 6.5e-7, 3.1e-13, 3.9e-6, 1.2e-5}, .workspace = workspace, .run = run
+  .cost = {ESMM_GPU_FINE_STEP, ESMM_GPU_CHUNK,       ESMM_GPU_CHUNK_SCAN,                                            \
+           ESMM_GPU_MOVED,     ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH_TWO},                                           \
+  .workspace = workspace, .run = run
 
 ESMM_KERNEL(fine_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

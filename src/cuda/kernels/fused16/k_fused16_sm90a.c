@@ -13,14 +13,7 @@
 #define CHUNK 256       /* k's that scanning is counted in */
 #define LEAST_RANGE 256 /* k's that are worth a block of their own */
 #define MOST_EACH 64    /* tiles of a block */
-#define TILE_CHUNKS 2.8 /* so many chunks' time a tile takes, beside its stages */
-#define AGAIN .3        /* of the scans for every tile that more alive k's than there is room for would cost */
-#define SENDING .15     /* of a launch: sums of 64 rows from block to block, */
-#define MEETING .12     /* and that they wait for each other */
-#define ODD 6.2e-5      /* of a launch, for each element of C that a block writes one by one */
-#define READING_A .18   /* of what a byte of C takes */
-#define KNEE .3         /* alive k's, above which gathering is late: */
-#define PAST_KNEE 1.45  /* so many times the line */
+#define TILE_CHUNKS 3   /* so many chunks' time a tile takes, beside its stages */
 #define MOST_BLOCKS 1e9 /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
@@ -54,7 +47,7 @@ static int64_t find_each(const cut *c, int64_t k, int64_t gpu)
   double least = INFINITY;
   for (int64_t each = 1; each <= esmm_min(c->tiles, MOST_EACH); each++) {
     const int64_t waves = esmm_ceil_div(c->strips * esmm_ceil_div(c->tiles, each), gpu);
-    const double seconds = (double)waves * (scan + TILE_CHUNKS * (double)each);
+    const double seconds = (double)waves * (scan + (double)(TILE_CHUNKS * each));
     if (seconds < least) {
       least = seconds;
       best = each;
@@ -106,16 +99,19 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)cost;
   const cut c = find_cut(p);
   const double n = (double)p->n, k = (double)p->k, rows = (double)esmm_min(p->m, ESMM_FUSED16_ROWS);
+  const double gpu = (double)esmm_cuda_sms(p);
   const double waves = (double)esmm_ceil_div(c.strips * c.groups * c.ranks, esmm_cuda_sms(p)), each = (double)c.each;
   const double chunks = waves * (double)esmm_ceil_div(c.range, CHUNK);
-  const double odd = esmm_cuda_as_it_is(&p->c) ? 0.0 : ODD * waves * each * rows * ESMM_FUSED16_COLS / (double)c.ranks;
+  const double odd =
+      esmm_cuda_as_it_is(&p->c) ? 0.0 : ESMM_GPU_ODD * gpu * waves * each * rows * ESMM_FUSED16_COLS / (double)c.ranks;
+  units->base[0] = (double)p->m * k; /* half of A's bytes: blocks that share a strip read them together */
   units->per_strip[0] = 2.0 * k * n;
   units->base[1] = chunks + TILE_CHUNKS * waves * (each - 1.0);
-  units->per_strip[1] = AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
+  units->per_strip[1] = ESMM_GPU_AGAIN * chunks * (each - 1.0) * (double)c.range / ESMM_FUSED16_LINES;
   units->per_strip[2] = waves * each * (double)c.range / ESMM_FUSED16_STAGE_K;
-  units->base[3] = (double)esmm_dtype_size(p->c.dtype) * (double)p->m * n + READING_A * 2.0 * (double)p->m * k;
+  units->base[3] = esmm_cuda_c_bytes(p);
   units->base[4] = esmm_cuda_copy_units(&p->a, false);
-  units->base[5] = 1.0 + (c.ranks > 1 ? MEETING + SENDING * rows / ESMM_FUSED16_ROWS : 0.0) + odd;
+  units->base[5] = 1.0 + (c.ranks > 1 ? ESMM_GPU_CLUSTER / ESMM_GPU_LAUNCH_LARGE : 0.0) + odd;
   *variant = ESMM_FUSED16_ROWS;
 }
 
@@ -186,10 +182,13 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC | ESMM_KERNEL_SKIPS, .reads = ESMM_FORM(ROWS16), \
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &id, .can_run = can_run,         \
   .terms = esmm_cuda_terms,                                                                                          \
-  .term_names = {"reading of b", "chunks of k", "stages", "a and c", "copying of a", "launches"},                    \
-  .cost = {1.1e-13, 4.6e-7, 6.2e-7, 3.1e-13, 5.4e-6, 7.7e-6}, .workspace = workspace, .run = run
+  .term_names = {"reading", "chunks of k", "stages", "writing of c", "copying of a", "launches"},                    \
+  .cost = {ESMM_GPU_CACHED, ESMM_GPU_CHUNK,       ESMM_GPU_STAGE,                                                    \
+           ESMM_GPU_MOVED,  ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH_LARGE},                                            \
+  .workspace = workspace, .run = run
 
-static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line, .knee = KNEE, .past_knee = PAST_KNEE};
+static const esmm_cuda_kernel about = {
+    .sm = 90, .exact = true, .line = line, .knee = ESMM_GPU_KNEE, .past_knee = ESMM_GPU_PAST_KNEE};
 
 ESMM_KERNEL(fused_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

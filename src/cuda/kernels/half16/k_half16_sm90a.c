@@ -12,9 +12,7 @@
 #include <stdio.h>
 
 #define ALIGN 1024
-#define GROUP 16        /* pairs of strips that come together */
-#define SPLIT_BYTES 3.2 /* read and written for each element of A: 2, and 1.125 of a half */
-#define ODD 4e-7        /* of a launch: each element of a C that is not stored in eights */
+#define GROUP 16 /* pairs of strips that come together */
 
 ESMM_FATBIN(k_half16_sm90a);
 static const esmm_cuda_function split = {&fatbin_k_half16_sm90a, "esmm_half16_split", 0};
@@ -94,9 +92,10 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[0] = stages;
   units->per_rest[1] = m * n * k;
   units->most_rest[1] = cost[1] > 0.0 ? stages * cost[0] / cost[1] : 0.0;
-  units->base[2] = SPLIT_BYTES * m * k + ESMM_CUDA_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[2] = 2.0 * m * k + (double)(pairs_of(p) * esmm_nm16_blocks(p->k) * (2 * ESMM_NM16_BLOCK)) +
+                   ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   units->base[3] = esmm_cuda_copy_units(&p->a, true);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ODD * m * n);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) ? 0.0 : ESMM_GPU_ODD * m * n);
   *variant = 0;
 }
 
@@ -168,7 +167,9 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = &id, .can_run = can_run, .terms = esmm_cuda_terms,       \
   .term_names = {"stages of 256 columns", "rests of a", "splitting of a and writing of c", "copying of a",           \
                  [ESMM_COST_TERMS - 1] = "launches"},                                                                \
-  .cost = {4.1e-7, 4.2e-13, 2.9e-13, 3.9e-6, [ESMM_COST_TERMS - 1] = 1.1e-5}, .workspace = workspace, .run = run
+  .cost = {ESMM_GPU_STAGE_HALF, ESMM_GPU_REST, ESMM_GPU_MOVED, ESMM_GPU_LAUNCH_NEXT,                                 \
+           [ESMM_COST_TERMS - 1] = ESMM_GPU_LAUNCH_TWO},                                                             \
+  .workspace = workspace, .run = run
 
 ESMM_KERNEL(half_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

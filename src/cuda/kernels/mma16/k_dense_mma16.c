@@ -61,7 +61,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[shape] = steps(p, shape);
   if (esmm_mma16_how(&p->a) >= 2)
     units->base[3] = steps(p, shape) * (double)shapes[shape].rows;
-  units->base[4] = (double)p->m * (double)p->n;
+  units->base[4] = esmm_cuda_c_bytes(p);
   *variant = shape;
 }
 
@@ -84,7 +84,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = functions[row][0], .can_run = can_run,         \
   .terms = esmm_cuda_terms, .term_names = {"steps of 128 x 256", "steps of 128 x 128", "steps of 64 x 64", \
                                            "loads of elements",  "writing of c",       "launches"},        \
-  .cost = {6.3e-7, 3.8e-7, 2.2e-7, 4.3e-9, 1e-12, 8e-6}, .run = run
+  .cost = {ESMM_GPU_STAGE,    ESMM_GPU_STAGE_128, ESMM_GPU_STEP_64,                                        \
+           ESMM_GPU_ELEMENTS, ESMM_GPU_WRITTEN,   ESMM_GPU_LAUNCH_LARGE},                                  \
+  .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line, .stand_in = true};
 

@@ -42,7 +42,7 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   units->base[1] = bytes;
   units->per_strip[2] = as_it_is(&p->a) ? 0.0 : bytes;
   units->base[3] = rounds * (double)esmm_cuda_k_padded(p->k);
-  units->base[4] = (double)p->m * (double)p->n;
+  units->base[4] = esmm_cuda_c_bytes(p);
   *variant = ESMM_TILE;
 }
 
@@ -98,7 +98,9 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   .dtypes = ESMM_DTYPE_BIT(dtype), .variant_strips = true, .device = &about, .own = &product_##id, .can_run = can_run, \
   .terms = esmm_cuda_terms,                                                                                            \
   .term_names = {"steps of 128 x 128", "scanning of a", "packing of a", "listing of k's", "writing of c", "launches"}, \
-  .cost = {4.7e-7, 3e-13, 3e-13, 1e-10, 1e-12, 2.5e-5}, .workspace = workspace, .run = run
+  .cost = {ESMM_GPU_STAGE_LISTED, ESMM_GPU_MOVED,   ESMM_GPU_MOVED,                                                    \
+           ESMM_GPU_LISTED,       ESMM_GPU_WRITTEN, ESMM_GPU_LAUNCH_SKIP},                                             \
+  .workspace = workspace, .run = run
 
 static const esmm_cuda_kernel about = {.sm = 80, .line = line, .stand_in = true};
 

@@ -93,12 +93,12 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   (void)self;
   (void)cost;
   const cut c = find_cut(p);
-  const double m = (double)p->m, k = (double)p->k, blocks = (double)(c.tiles * c.ranks), gpu = (double)esmm_cuda_sms(p);
-  const double read = 1.125 * k * (double)(esmm_nm16_tiles(p->n) * ESMM_NM16_COLS);
-  units->base[0] = read * fmax(1.0, 0.75 * gpu / blocks);
+  const double m = (double)p->m, k = (double)p->k, blocks = (double)(4 * c.tiles * c.ranks),
+               gpu = (double)(3 * esmm_cuda_sms(p));
+  const double read = (double)(esmm_nm16_blocks(p->k) * esmm_nm16_tiles(p->n) * ESMM_NM16_BLOCK);
+  units->base[0] = read * fmax(1.0, gpu / blocks);
   units->base[1] = 2.0 * m * k * (double)c.tiles;
-  units->base[2] = c.ranks > 1 ? 1.0 : 0.0;
-  units->base[3] = m;
+  units->base[2] = m;
   *variant = 0;
 }
 
@@ -128,8 +128,8 @@ static const esmm_cuda_kernel about = {.sm = 80, .line = line};
   .name = "decode_nm_" #id, .doc = #id ": m of 1 to 16, 2:4 weights: reads the k's that they kept, once",     \
   .backend = &esmm_cuda_backend, .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(NM16),                \
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = id, .can_run = can_run, .terms = esmm_cuda_terms, \
-  .term_names = {"reading of b", "copying of a", "adding of parts", "rows of a", "", "launches"},             \
-  .cost = {2.66e-13, 1.34e-13, 5e-7, 2.15e-7, 0.0, 6.14e-6}, .run = run
+  .term_names = {"reading of b", "copying of a", "rows of a", "", "", "launches"},                            \
+  .cost = {ESMM_GPU_READ, ESMM_GPU_CACHED, ESMM_GPU_ROW, 0.0, 0.0, ESMM_GPU_LAUNCH}, .run = run
 
 ESMM_KERNEL(decode_nm_bf16) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

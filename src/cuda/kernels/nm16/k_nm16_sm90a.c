@@ -12,10 +12,7 @@
 #include <stdio.h>
 
 #define LEAST_BLOCKS 4 /* of 64 k's that are worth a part of their own */
-#define STAGE_LOW .6   /* what a stage of 128 rows takes of one of 256 */
-#define SLOW_READ 1.12 /* what reading takes where bulk copies and a cluster's exchange are all there is */
 #define GROUP 16       /* pairs of column tiles that come together */
-#define ODD 4e-7       /* of a launch: each element of a C that is finished outside of registers */
 
 ESMM_FATBIN(k_nm16_sm90a);
 
@@ -77,7 +74,7 @@ static cut find_cut(const esmm_problem *p)
   if (p->m <= 64)
     return cut_low(p, p->m <= 16 ? 16 : p->m <= 32 ? 32 : 64);
   const cut low = cut_low(p, ESMM_NM16_LOW), tall = cut_tall(p);
-  return p->m <= ESMM_NM16_LOW || STAGE_LOW * low.stages < tall.stages ? low : tall;
+  return p->m <= ESMM_NM16_LOW || ESMM_GPU_STAGE_LOW * low.stages < tall.stages ? low : tall;
 }
 
 /* ---- A ---- */
@@ -131,17 +128,17 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   const cut c = find_cut(p);
   const esmm_matrix a = plain(&p->a);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  const double read = 1.125 * k * (double)(esmm_nm16_tiles(p->n) * ESMM_NM16_COLS) + 2.0 * k * m;
-  const double written = (double)esmm_dtype_size(p->c.dtype) * m * n;
+  const double read = (double)(esmm_nm16_blocks(p->k) * esmm_nm16_tiles(p->n) * ESMM_NM16_BLOCK) + 2.0 * k * m;
   const int which = c.rows == ESMM_NM16_TALL ? 0 : 1;
-  units->base[2] = ESMM_CUDA_EXPOSED * written;
+  units->base[2] = ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   if (c.rows > 64 && cost[which] * c.stages >= cost[2] * read)
     units->base[which] = c.stages;
   else
-    units->base[2] += c.rows > 64 ? read : SLOW_READ * read;
+    units->base[2] += read;
   units->base[3] = c.ranks > 1 ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(&a, by_rows(c.rows));
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (esmm_cuda_in_registers(p) || c.rows != ESMM_NM16_TALL ? 0.0 : ODD * m * n);
+  units->base[ESMM_COST_TERMS - 1] =
+      1.0 + (esmm_cuda_in_registers(p) || c.rows != ESMM_NM16_TALL ? 0.0 : ESMM_GPU_ODD * m * n);
   *variant = c.rows;
 }
 
@@ -190,7 +187,10 @@ static const esmm_cuda_kernel about = {.sm = 90, .exact = true, .line = line};
   .dtypes = ESMM_DTYPE_BIT(dtype), .device = &about, .own = &id, .can_run = can_run, .terms = esmm_cuda_terms, \
   .term_names = {"stages of 256 rows", "stages of 128 rows", "reading and writing",                            \
                  "adding of parts",    "copying of a",       "launches"},                                      \
-  .cost = {4.35e-7, 2.6e-7, 2.6e-13, 1.5e-6, 3.9e-6, 6.5e-6}, .workspace = workspace, .run = run
+  .cost = {ESMM_GPU_STAGE_HALF,  ESMM_GPU_STAGE_HALF * ESMM_GPU_STAGE_LOW,                                     \
+           ESMM_GPU_READ,        ESMM_GPU_CLUSTER,                                                             \
+           ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH},                                                             \
+  .workspace = workspace, .run = run
 
 ESMM_KERNEL(nm_bf16_sm90a) = {DESCRIPTOR(bf16, ESMM_BF16)};
 

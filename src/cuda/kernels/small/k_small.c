@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #define TURN (ESMM_SMALL_THREADS / 32 * ESMM_SMALL_CHUNK) /* k's that a block's warps take at once */
-#define CLUSTER_TURNS 1.5                                 /* what it costs that blocks share a tile, in turns */
+#define CLUSTER_TURNS 1                                   /* what it costs that blocks share a tile, in turns */
 #define MOST_ELEMENTS 1e9                                 /* of A, B and C, lines whole: its counters have 32 bits */
 
 ESMM_FATBIN(k_small);
@@ -36,12 +36,12 @@ static cut find_cut(const esmm_problem *p)
   const int64_t most = esmm_cuda_get(p->ctx)->sm == 90 ? ESMM_SMALL_RANKS : 1;
   cut best = {.tiles = esmm_ceil_div(p->n, ESMM_SMALL_TILE), .ranks = 1, .turns = esmm_ceil_div(p->k, TURN)};
   best.units = best.tiles * esmm_ceil_div(p->m, ESMM_SMALL_TILE);
-  double least = (double)best.turns;
+  int64_t least = best.turns;
   for (int64_t ranks = 2; ranks <= most && ranks * best.units <= esmm_cuda_room_for(ranks, esmm_cuda_sms(p));
        ranks *= 2) {
     const int64_t turns = esmm_ceil_div(p->k, ranks * TURN);
-    if ((double)turns + CLUSTER_TURNS < least) {
-      least = (double)turns + CLUSTER_TURNS;
+    if (turns + CLUSTER_TURNS < least) {
+      least = turns + CLUSTER_TURNS;
       best.ranks = ranks;
       best.turns = turns;
     }
@@ -109,6 +109,6 @@ ESMM_KERNEL(small_f32) = {
     .can_run = can_run,
     .terms = esmm_cuda_terms,
     .term_names = {"turns", "reading", "rounds of blocks", "clusters", "", "launches"},
-    .cost = {1.36e-6, 7.2e-14, 1.16e-6, 1.2e-6, 0.0, 4.5e-6},
+    .cost = {ESMM_GPU_SMALL_TURN, ESMM_GPU_CACHED, ESMM_GPU_SMALL_TURN, ESMM_GPU_CLUSTER, 0.0, ESMM_GPU_LAUNCH},
     .run = run,
 };

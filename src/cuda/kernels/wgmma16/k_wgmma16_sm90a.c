@@ -11,26 +11,15 @@
 #include <math.h>
 #include <stdio.h>
 
-#define ALIGN 1024       /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4    /* stages that are worth a part of their own */
-#define LEND 5.0         /* stages that it takes to leave sums to another, */
-#define ADD_LENT 4.0     /* and to add them */
-#define LEAST_LENT 12    /* stages that are worth lending */
-#define STAYS 2.4e7      /* bytes of B that stay in half of the second-level cache */
-#define DENSE_EDGE .42   /* of a launch: tiles over C's edge, */
-#define DENSE_ODD 5.8e-7 /* and each element of a C with odd lines */
-#define JOINT_EDGE .63   /* the same for joint */
-#define JOINT_ODD 4.1e-7
-#define JOINT_EXPOSED .69         /* of the time that writing C takes, what joint does not hide */
-#define PARTS .51                 /* of a launch: adding the parts of joint's split tiles, */
-#define FEW_STRIPS 2.8e-5         /* of a launch, for each k: one or two strips are packed by few blocks */
-#define PART_STAGES 13            /* or as long as so many stages */
-#define UNEVEN 1.25               /* of stages: columns of a B of blocks differ in how many they have */
-#define MANY_ROUNDS 6             /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
-#define KEPT .25                  /* k's that A is expected to leave, when joint decides whether to split tiles */
-#define FOLLOWS 2.5               /* of an element with odd lines: one that a gate, a residual or a curve follows */
-#define IN_REGISTERS .08          /* the same, where TMA writes C: by the instructions that it takes */
-#define SEGMENTS .6               /* how many segments a strip has: see cut_segments */
+#define ALIGN 1024     /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4  /* stages that are worth a part of their own */
+#define LEND 5         /* stages that it takes to leave sums to another, */
+#define ADD_LENT 4     /* and to add them */
+#define LEAST_LENT 12  /* stages that are worth lending */
+#define STAYS 24000000 /* bytes of B that stay in half of the second-level cache */
+#define PART_STAGES 13 /* adding the parts of a split tile takes as long */
+#define MANY_ROUNDS 6  /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
+#define KEPT 4         /* of so many k's A is expected to leave one, when joint decides whether to split tiles */
 #define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
@@ -102,10 +91,10 @@ static int64_t count_tiles(const esmm_problem *p, int cols, int share)
          (share == ESMM_WGMMA16_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
 }
 
-/* Parts are worth their adding where each is saved more stages than that takes; kept: the share of them that stays. */
-static bool parts_pay(int64_t splits, int64_t steps, double kept)
+/* Parts are worth their adding where each is saved more stages than that takes; kept: of so many, one stays. */
+static bool parts_pay(int64_t splits, int64_t steps, int64_t kept)
 {
-  return (1.0 - 1.0 / (double)splits) * kept * (double)steps > PART_STAGES;
+  return (splits - 1) * steps > PART_STAGES * splits * kept;
 }
 
 /* Stages of each tile that is left, `rest` of them, which those without one begin with. All end at the same time where
@@ -117,9 +106,9 @@ static int64_t lend_stages(int64_t rest, int64_t clusters, int64_t steps)
   return lent >= LEAST_LENT ? lent : 0;
 }
 
-/* kept: the share of k's that A is expected to leave; parts: most of a tile; lends: those without a tile that is left
+/* kept: of so many k's A is expected to leave one; parts: most of a tile; lends: those without a tile that is left
    may begin with stages of it. */
-static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, double kept, int64_t parts,
+static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, int64_t kept, int64_t parts,
                                     bool lends)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
@@ -146,8 +135,8 @@ static esmm_wgmma16_units cut_dense(const esmm_problem *p)
   const int share = rows > 1 ? ESMM_WGMMA16_SHARE_B : ESMM_WGMMA16_SHARE_A;
   const double b = 2.0 * (double)p->k * (double)p->n;
   if (p->gate.w)
-    return cut_tiles(p, ESMM_WGMMA16_GATED, share, 2.0 * b > STAYS ? 8 : 1, 1.0, ESMM_WGMMA16_GATED_PARTS, false);
-  return cut_tiles(p, cols, share, b > STAYS ? 8 : 1, 1.0, INT64_MAX, !more_follows(p));
+    return cut_tiles(p, ESMM_WGMMA16_GATED, share, 2.0 * b > STAYS ? 8 : 1, 1, ESMM_WGMMA16_GATED_PARTS, false);
+  return cut_tiles(p, cols, share, b > STAYS ? 8 : 1, 1, INT64_MAX, !more_follows(p));
 }
 
 static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
@@ -179,7 +168,7 @@ static double rounds(const esmm_problem *p, const esmm_wgmma16_units *u)
 /* B's zeros are looked at where its tiles have enough of them to pay for narrower tiles of C. */
 static int skip_mode(const esmm_problem *p)
 {
-  return p->w->full || esmm_cuda_b(p)->tile_density > 0.8 ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_SKIP_AB;
+  return p->w->full || 5 * esmm_cuda_b(p)->tile_density > 4 ? ESMM_WGMMA16_SKIP_A : ESMM_WGMMA16_SKIP_AB;
 }
 
 /*
@@ -191,7 +180,7 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 {
   const int64_t strips = esmm_ceil_div(p->m, ESMM_TILE), gpu = esmm_cuda_sms(p);
   const esmm_wgmma16_units u = cut_skip(p, skip_mode(p));
-  const double best = sqrt(SEGMENTS * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K) / rounds(p, &u));
+  const double best = sqrt((double)(3 * esmm_ceil_div(p->k, ESMM_WGMMA16_K)) / (5 * rounds(p, &u)));
   const int64_t most = esmm_min(strips < gpu ? gpu / strips : 1, esmm_ceil_div(p->k, ESMM_WGMMA16_SEGMENT_STEP));
   const int64_t wanted = esmm_max(1, esmm_min((int64_t)(best + 0.5), esmm_min(most, ESMM_WGMMA16_MOST_SEGMENTS)));
   const int64_t k = esmm_round_up(esmm_ceil_div(p->k, wanted), ESMM_WGMMA16_SEGMENT_STEP);
@@ -203,13 +192,13 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
    element, and so it is where more follows a sum than can be done in registers. */
-static double edges(const esmm_problem *p, int cols, bool dense, double edge, double odd)
+static double edges(const esmm_problem *p, int cols, bool dense)
 {
   const bool lines = esmm_cuda_as_it_is(&p->c), more = more_follows(p);
-  const double all = odd * (double)p->m * (double)p->n;
+  const double all = ESMM_GPU_ODD * (double)p->m * (double)p->n;
   if (lines && more && !(dense && writes_boxes(p)))
-    return FOLLOWS * all;
-  return (p->n % cols != 0 || !lines ? edge : 0.0) + (!lines ? all : more ? IN_REGISTERS * all : 0.0);
+    return ESMM_GPU_FOLLOWS * all;
+  return (p->n % cols != 0 || !lines ? ESMM_GPU_EDGE : 0.0) + (!lines ? all : more ? ESMM_GPU_IN_REGISTERS * all : 0.0);
 }
 
 /* Arithmetic and reading work side by side: whichever takes longer is what the product takes. Writing C is hidden in
@@ -221,21 +210,20 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const esmm_wgmma16_units u = cut_dense(p);
   const double stages = rounds(p, &u) * (double)esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
-  const double read = 2.0 * k * (m + (p->gate.w ? 2.0 : 1.0) * n),
-               written = (double)esmm_dtype_size(p->c.dtype) * m * n;
+  const double read = 2.0 * k * (m + (p->gate.w ? 2.0 : 1.0) * n);
   const int narrow = u.cols == ESMM_WGMMA16_WIDE || p->gate.w ? 0 : 1;
-  units->base[2] = ESMM_CUDA_EXPOSED * written;
+  units->base[2] = ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   if (cost[narrow] * stages >= cost[2] * read)
     units->base[narrow] = stages;
   else
     units->base[2] += read;
   units->base[3] = saves_by_parts(p, &u) ? 1.0 : 0.0;
   units->base[4] = esmm_cuda_copy_units(&p->a, false);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true, DENSE_EDGE, DENSE_ODD);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + edges(p, u.cols, true);
   *variant = 0;
 }
 
-/* The same; what is read of B is what A needs. */
+/* The same; what is read of B is what A needs. One or two strips are packed by few blocks, which take k after k. */
 static void joint_line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                        int64_t *variant)
 {
@@ -247,16 +235,15 @@ static void joint_line(const esmm_kernel *self, const esmm_problem *p, const dou
   const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
   int32_t segments, segment_k;
   cut_segments(p, &segments, &segment_k);
-  units->base[2] = 2.0 * k * m + JOINT_EXPOSED * (double)esmm_dtype_size(p->c.dtype) * m * n;
+  units->base[2] = 2.0 * k * m + ESMM_GPU_EXPOSED * esmm_cuda_c_bytes(p);
   if (cost[narrow] * stages >= cost[2] * 2.0 * k * n)
-    per_density[narrow] = stages * (narrow && p->w->format == ESMM_FORMAT_BSR ? UNEVEN : 1.0);
+    per_density[narrow] = stages * (narrow && p->w->format == ESMM_FORMAT_BSR ? ESMM_GPU_UNEVEN : 1.0);
   else
     per_density[2] = 2.0 * k * n;
   units->base[3] = all * segments; /* a tile has a stage that is not full for each of them, or a round of bitmaps */
   units->base[4] = esmm_cuda_copy_units(&p->a, false);
-  units->base[ESMM_COST_TERMS - 1] = 1.0 + (saves_by_parts(p, &u) ? PARTS : 0.0) +
-                                     edges(p, u.cols, false, JOINT_EDGE, JOINT_ODD) +
-                                     (p->m <= 2 * ESMM_TILE ? FEW_STRIPS * k : 0.0);
+  units->base[ESMM_COST_TERMS - 1] = 1.0 + (saves_by_parts(p, &u) ? ESMM_GPU_SUMS : 0.0) + edges(p, u.cols, false) +
+                                     (p->m <= 2 * ESMM_TILE ? ESMM_GPU_K / ESMM_GPU_LAUNCH_SKIP * k : 0.0);
   *variant = ESMM_TILE;
 }
 
@@ -499,7 +486,9 @@ static const esmm_cuda_kernel about_joint_bf16 = ABOUT_JOINT("dense_bf16_sm90a")
   .flags = ESMM_KERNEL_DETERMINISTIC, COMMON(id, dtype), .device = &about_dense,                         \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "reading and writing",                \
                  "adding of parts",       "copying of a",          "launches"},                          \
-  .cost = {6.42e-7, 3.71e-7, 2.8e-13, 4.65e-6, 3.93e-6, 8.75e-6}, .workspace = dense_workspace
+  .cost = {ESMM_GPU_STAGE, ESMM_GPU_STAGE_128,   ESMM_GPU_MOVED,                                         \
+           ESMM_GPU_PARTS, ESMM_GPU_LAUNCH_NEXT, ESMM_GPU_LAUNCH_LARGE},                                 \
+  .workspace = dense_workspace
 
 #define JOINT(id, dtype)                                                                                        \
   .name = "joint_" #id "_sm90a",                                                                                \
@@ -508,7 +497,9 @@ static const esmm_cuda_kernel about_joint_bf16 = ABOUT_JOINT("dense_bf16_sm90a")
   .device = &about_joint_##id,                                                                                  \
   .term_names = {"stages of 256 columns", "stages of 128 columns", "scan of a and writing of c",                \
                  "segments of tiles",     "copying of a",          "launches"},                                 \
-  .cost = {7.48e-7, 5.12e-7, 3.23e-13, 1.05e-6, 3.66e-6, 1.61e-5}, .workspace = joint_workspace
+  .cost = {ESMM_GPU_STAGE_JOINT, ESMM_GPU_STAGE_LISTED, ESMM_GPU_MOVED,                                         \
+           ESMM_GPU_SEGMENT,     ESMM_GPU_LAUNCH_NEXT,  ESMM_GPU_LAUNCH_SKIP},                                  \
+  .workspace = joint_workspace
 
 ESMM_KERNEL(dense_bf16_sm90a) = {DENSE(bf16, ESMM_BF16)};
 
