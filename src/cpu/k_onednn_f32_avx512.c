@@ -10,6 +10,7 @@ ESMM_KERNEL(onednn_f32_avx512) = {
     .reads = ESMM_FORM(ROWS) | ESMM_FORM(ONEDNN),
     .dtypes = ESMM_DTYPE_BIT(ESMM_F32),
     .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512,
-    .cost = {2.6e-10, 4e-11, 4e-11, 3e-10, 5e-7, 3e-6},
+    .cost = {COST_FMA, COST_WIDEN, ESMM_CPU_COST_READ_B, 2 * ESMM_CPU_COST_UPDATE, ESMM_CPU_COST_LIBRARY,
+             ESMM_CPU_COST_START},
     PARTS_KERNEL,
 };
