@@ -11,7 +11,7 @@
 typedef struct request {
   cli_problem problem;
   const char *force;
-  bool strict;
+  bool strict, tune;
 } request;
 
 enum { TALL = 128 }; /* rows of the strips that reordering is judged by */
@@ -157,6 +157,22 @@ static int prepare(esmm_ctx *ctx, request *r, operands *o)
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }
 
+/* The kernels in turns on these operands; what they took is kept for later runs. */
+static int tune(esmm_ctx *ctx, const request *r, operands *o)
+{
+  const esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
+  const double start = cli_now();
+  esmm_status done = esmm_tune_weights(ctx, &o->a, o->weights, &o->c, &opts);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "--tune", done);
+  const double seconds = cli_now() - start;
+  done = esmm_tune_save(ctx);
+  if (done != ESMM_OK)
+    return cli_status(ctx, "--tune", done);
+  printf("timed in turns in %s, and saved for later runs\n", cli_seconds(seconds));
+  return CLI_GO;
+}
+
 static int explain(esmm_ctx *ctx, const request *r, const operands *o)
 {
   int count = esmm_kernel_count();
@@ -182,6 +198,8 @@ int cmd_explain(int argc, char **argv)
   const cli_option options[] = {
       CLI_PROBLEM_OPTIONS(&r.problem),
       {"force", CLI_STRING, &r.force, "NAME", "ask about one kernel, or the kernels of one idea", 0, 0, NULL, NULL},
+      {"tune", CLI_FLAG, &r.tune, NULL, "first time the kernels in turns on this product, and keep what they take", 0,
+       0, NULL, NULL},
       {"strict", CLI_FLAG, &r.strict, NULL, "no skipping: zeros meet Inf and NaN as IEEE says", 0, 0, NULL, NULL},
       {0}};
   const cli_parser parser = {
@@ -190,7 +208,10 @@ int cmd_explain(int argc, char **argv)
           "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
           "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows, and strips of\n"
           "128 would be less dense with similar rows together, it says so; that is left to the caller\n"
-          "(esmm_pattern_reorder).",
+          "(esmm_pattern_reorder). With --tune the kernels are timed first, some 90 products in all, and what they "
+          "took\n"
+          "is kept beside the file of 'esmm tune': later products of that shape, dtype and density choose by it, from\n"
+          "their first call on and inside CUDA graphs too.",
       .options = options,
       .notes = CLI_PROBLEM_NOTES};
   int count;
@@ -206,6 +227,8 @@ int cmd_explain(int argc, char **argv)
     return status;
   operands o = {0};
   status = prepare(ctx, &r, &o);
+  if (status == CLI_GO && r.tune)
+    status = tune(ctx, &r, &o);
   if (status == CLI_GO)
     status = explain(ctx, &r, &o);
   esmm_weights_free(o.weights);

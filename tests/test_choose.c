@@ -97,19 +97,21 @@ static double predicted(const product *x, int i)
   return esmm_plan_seconds(&x->p, x->list.index[i], NULL, &variant);
 }
 
-/* factor: of each kernel of the list. */
-static outcome learn(const product *x, const double *factor, int calls)
+/* factor: of each kernel of the list; cold: times longer takes one that did not make the call before. */
+static outcome learn(const product *x, const double *factor, int calls, double cold)
 {
   esmm_history history = {0};
   esmm_plan plan;
   double best = INFINITY, total = 0.0, last = 0.0;
+  int before = -1;
   for (int i = 0; i < x->list.count; i++)
     best = fmin(best, predicted(x, i) * factor[i]);
   for (int call = 0; call < calls; call++) {
     esmm_choose(&x->p, &x->list, true, &history, &plan);
     for (int i = 0; i < x->list.count; i++)
       if (x->list.index[i] == plan.index)
-        last = predicted(x, i) * factor[i];
+        last = predicted(x, i) * factor[i] * (plan.index == before || before < 0 ? 1.0 : cold);
+    before = plan.index;
     total += call == 0 ? best : call < CALLS ? last : 0.0; /* nothing is known before the first */
     if (plan.timed)
       esmm_choose_learn(learner, &plan, &history, last * (1.0 + 0.05 * uniform()) * (uniform() < 0.02 ? 10.0 : 1.0));
@@ -124,6 +126,36 @@ static outcome learn(const product *x, const double *factor, int calls)
   return (outcome){total / (CALLS * best), last / best};
 }
 
+typedef struct tally {
+  int runs, dear, wrong; /* machines and products, over 1.10 at first, not within 1.05 of the best after the calls */
+  double mean;           /* of the first */
+} tally;
+
+static tally learn_machines(const product *all, int machines, int calls, double cold)
+{
+  tally t = {0};
+  double dearest = 0.0;
+  for (int machine = 0; machine < machines; machine++)
+    for (int i = 0; i < SHAPES; i++) {
+      double factor[ESMM_MAX_KERNELS];
+      for (int j = 0; j < all[i].list.count; j++)
+        factor[j] = exp2(2.0 * uniform() - 1.0);
+      esmm_measured_clear();
+      const outcome x = learn(&all[i], factor, calls, cold);
+      t.runs++;
+      t.wrong += x.worst > 1.05;
+      t.dear += x.first > 1.10;
+      dearest = fmax(dearest, x.first);
+      t.mean += x.first;
+    }
+  t.mean /= t.runs;
+  print_message(
+      "# %d machines and products, %d calls, cold %.1f: %d not within 1.05 of the best, %d over 1.10 at first, "
+      "mean %.3f, most %.2f\n",
+      t.runs, calls, cold, t.wrong, t.dear, t.mean, dearest);
+  return t;
+}
+
 static void every_machine_is_learnt_within_32_calls(void **state)
 {
   (void)state;
@@ -132,26 +164,14 @@ static void every_machine_is_learnt_within_32_calls(void **state)
   learner = ctx;
   make_products(ctx, all);
   const int machines = th_env_int("ESMM_TEST_CASES", 0) ? MACHINES / 6 : MACHINES;
-  int runs = 0, dear = 0, wrong = 0;
-  double dearest = 0.0, mean = 0.0;
-  for (int machine = 0; machine < machines; machine++)
-    for (int i = 0; i < SHAPES; i++) {
-      double factor[ESMM_MAX_KERNELS];
-      for (int j = 0; j < all[i].list.count; j++)
-        factor[j] = exp2(2.0 * uniform() - 1.0);
-      esmm_measured_clear();
-      const outcome x = learn(&all[i], factor, CALLS);
-      runs++;
-      wrong += x.worst > 1.05;
-      dear += x.first > 1.10;
-      dearest = fmax(dearest, x.first);
-      mean += x.first;
-    }
-  print_message(
-      "# %d machines and products: %d not within 1.05 of the best, %d over 1.10 at first, mean %.3f, most %.2f\n", runs,
-      wrong, dear, mean / runs, dearest);
-  assert_true(wrong <= 2 + runs / 100);
-  assert_true(dear <= runs * 8 / 100 && mean / runs <= 1.05);
+  const tally first = learn_machines(all, machines, CALLS, 1.0);
+  assert_true(first.wrong <= 2 + first.runs * 3 / 200);
+  assert_true(first.dear <= first.runs * 8 / 100 && first.mean <= 1.055);
+  /* Whatever the first trials found is looked at again. */
+  const tally later = learn_machines(all, machines / 3, 1000, 1.0);
+  assert_true(later.wrong <= 1 + later.runs / 200);
+  const tally cold = learn_machines(all, machines / 3, 1000, 1.4);
+  assert_true(cold.wrong <= 2 + cold.runs * 4 / 100);
   for (int i = 0; i < SHAPES; i++)
     esmm_weights_free(all[i].w);
   esmm_measured_clear();

@@ -1,6 +1,7 @@
 /* choose.c: see choose.h. */
 #include "choose/choose.h"
 
+#include "backend.h"
 #include "form.h"
 
 #include <limits.h>
@@ -8,18 +9,27 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TIMED_EVERY = 16, TRIES = 3, CHECKED_EVERY = 8192, EXACT_ROWS = 16, NOT_LOOKED = 255, STRIP32 = 5 };
+enum {
+  TIMED_EVERY = 16,
+  TRIES = 3,       /* in a round of trials */
+  NEXT_ROUND = 64, /* calls until the second */
+  CHECKED_EVERY = 8192,
+  EXACT_ROWS = 16,
+  NOT_LOOKED = 255,
+  STRIP32 = 5
+};
 
 #define STEP 0.22314355131420976 /* log 1.25 */
 #define LEAST_DENSITY 0.01
 #define LEAST_SECONDS 1e-6 /* shorter calls are not timed: the clock takes part of them */
 #define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
+#define LIBRARY 4.0        /* a library within so many: it is what must not be faster; */
 #define AGAIN 1.4          /* and again if that took within so many times the best, */
 #define LAST_AGAIN 1.2     /* and a third time */
 #define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
 #define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
-#define BUDGET_SHARE 0.005 /* and so much of each call */
+#define BUDGET_SHARE 0.01  /* and so much of each call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */
 
@@ -60,6 +70,7 @@ static esmm_class shape_class(const esmm_problem *p)
   const esmm_weights *w = p->w;
   const uint64_t words[] = {
       p->ctx->cost_id,
+      p->ctx->backend->versions(),
       (uint64_t)p->threads,
       (uint64_t)p->n,
       (uint64_t)p->k,
@@ -174,11 +185,23 @@ static double loss_of(const esmm_option *x, double best)
 }
 
 /* Is it worth a trial? Not while another is under way. */
-static bool worth_trying(const esmm_option *x, double best, double budget)
+static bool worth_trying(const esmm_option *x, double best, double budget, double slack, int before)
 {
-  const double within = x->times == 0 ? MAY_WIN : x->times == 1 ? AGAIN : LAST_AGAIN;
-  return x->flying == 0 && x->times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < within * best &&
+  const double first = before == 0 && esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN;
+  const int times = x->times - before; /* in this round of trials */
+  const double most = times <= 0 ? first * best + slack : (before > 0 || times == 1 ? AGAIN : LAST_AGAIN) * best;
+  return x->flying == 0 && times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < most &&
          loss_of(x, best) <= budget;
+}
+
+/* How many times of a kernel earlier rounds of trials have. The first calls find cold caches and sleeping threads, some
+   kernels more than others: so there are further rounds, each after four times as many calls. */
+static int tried_before(uint32_t calls)
+{
+  int times = 0;
+  for (uint32_t at = NEXT_ROUND; calls >= at && times + 2 * TRIES <= ESMM_MEASURED_TIMES; at *= 4)
+    times += TRIES;
+  return times;
 }
 
 /* What the best of those takes that were measured; infinite where none was. */
@@ -194,10 +217,11 @@ static double least_measured(const esmm_option *all, int count)
 /* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
 static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock)
 {
+  const int before = tried_before(h->calls);
   const double budget = all[best].seconds * (clock->budget + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    if (i == best || !worth_trying(&all[i], all[best].seconds, budget))
+    if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->slack, before))
       continue;
     if (all[i].index + 1 == h->trying)
       return i;

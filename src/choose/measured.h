@@ -16,7 +16,7 @@
 
 #define ESMM_MEASURED_CLASSES 4096
 #define ESMM_MEASURED_KERNELS 8 /* of a class */
-#define ESMM_MEASURED_TIMES 8   /* the last ones of each kernel */
+#define ESMM_MEASURED_TIMES 12  /* the last ones of each kernel */
 
 /* A class of call: a hash of all that it has in common. 0 is none. */
 typedef uint64_t esmm_class;

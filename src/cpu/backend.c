@@ -2,6 +2,7 @@
 #include "cpu/costs.h"
 #include "cpu/cpu.h"
 #include "cpu/forms.h"
+#include "cpu/onednn.h"
 #include "ffn/passes.h"
 
 #include <stdio.h>
@@ -202,6 +203,7 @@ const esmm_backend esmm_cpu_backend = {
     .timer_seconds = timer_seconds,
     .trials = esmm_cpu_trials,
     .tune_suffix = tune_suffix,
+    .versions = esmm_onednn_version,
     .tune_sample = esmm_cpu_tune_sample,
     .tune_measure = esmm_cpu_tune_measure,
     .load = esmm_cpu_load,

@@ -33,7 +33,8 @@ typedef struct argument {
 
 static struct {
   void *engine;
-  bool opaque; /* version 3 */
+  bool opaque;     /* version 3 */
+  uint64_t number; /* of the version; 0: it does not say */
   int (*engine_create)(void **, int, size_t);
   int (*stream_create)(void **, void *, unsigned);
   int (*stream_wait)(void *);
@@ -91,6 +92,14 @@ static bool find_version(void *l)
          find(l, "dnnl_memory_desc_create_with_strides", &dnnl.desc_create_strides) &&
          find(l, "dnnl_memory_desc_destroy", &dnnl.desc_destroy) &&
          find(l, "dnnl_matmul_primitive_desc_create", &dnnl.matmul_create);
+}
+
+/* Three numbers, each below a thousand. */
+static uint64_t read_version(void *l)
+{
+  const int *(*version)(void);
+  const int *numbers = find(l, "dnnl_version", &version) ? version() : NULL;
+  return numbers ? (uint64_t)numbers[0] * 1000000 + (uint64_t)numbers[1] * 1000 + (uint64_t)numbers[2] : 0;
 }
 
 static bool find_all(void *l)
@@ -154,6 +163,8 @@ static void open_library(void)
   else if (pthread_atfork(lock_parts, unlock_parts, unlock_parts) != 0 ||
            dnnl.engine_create(&dnnl.engine, KIND_CPU, 0) != 0)
     missing = "oneDNN did not start";
+  else
+    dnnl.number = read_version(library);
 }
 
 const char *esmm_onednn_missing(const esmm_kernel *self)
@@ -162,6 +173,11 @@ const char *esmm_onednn_missing(const esmm_kernel *self)
     return "libdnnl could not be opened";
   const bool failed = self && given_up[self->dtypes & ESMM_DTYPE_BIT(ESMM_BF16) ? ESMM_BF16 : ESMM_F32];
   return !missing && failed ? "oneDNN failed to set up a product" : missing;
+}
+
+uint64_t esmm_onednn_version(void)
+{
+  return !(esmm_cpu_detect() & ESMM_CPU_AVX512) || esmm_onednn_missing(NULL) ? 0 : dnnl.number;
 }
 
 /* ---- descriptors ---- */

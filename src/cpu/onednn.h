@@ -17,6 +17,8 @@
 /* What is missing, or NULL: found and not given up. */
 const char *esmm_onednn_missing(const esmm_kernel *self);
 
+uint64_t esmm_onednn_version(void); /* 0: it is not there or of no use here, or does not say */
+
 /* Is it worth once more B's bytes? Where most k's of B are alive, and the limit allows it. */
 bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
 /* Makes w->onednn of b, which has w's shape and dtype. Where the library refuses, or memory does not suffice, there is

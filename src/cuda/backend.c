@@ -1,5 +1,6 @@
 /* backend.c: an NVIDIA GPU as a backend (backend.h). */
 #include "cuda/ffn/ffn.h"
+#include "cuda/kernels/cublas/cublas.h"
 #include "cuda/ops/blocks.h"
 #include "cuda/ops/forms.h"
 #include "cuda/ops/nm.h"
@@ -73,6 +74,12 @@ static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
   return esmm_cuda_timer_seconds(ctx, timer, seconds);
 }
 
+/* A driver's is some ten thousand; a library's three numbers are below a thousand each. */
+static uint64_t versions(void)
+{
+  return (uint64_t)esmm_cuda_driver_get()->version << 32 | esmm_cublas_version();
+}
+
 static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
 {
   (void)ctx;
@@ -118,6 +125,7 @@ const esmm_backend esmm_cuda_backend = {
     .timer_seconds = timer_seconds,
     .trials = esmm_cuda_trials,
     .tune_suffix = tune_suffix,
+    .versions = versions,
     .tune_sample = esmm_cuda_tune_sample,
     .tune_measure = esmm_cuda_tune_measure,
     .layer = &esmm_ffn_cuda,

@@ -20,6 +20,7 @@ static struct {
   int (*destroy)(void *handle);
   int (*set_math_mode)(void *handle, int mode);
   int (*set_stream)(void *handle, CUstream stream);
+  int (*get_property)(int which, int *value);
   int (*set_workspace)(void *handle, void *workspace, size_t bytes);
   int (*sgemm)(void *handle, int op_a, int op_b, int m, int n, int k, const float *alpha, const float *a, int lda,
                const float *b, int ldb, const float *beta, float *c, int ldc);
@@ -58,6 +59,19 @@ static void open_library(void)
       find(library, "cublasSetStream_v2", &cublas.set_stream) &&
       find(library, "cublasSetWorkspace_v2", &cublas.set_workspace) && find(library, "cublasSgemm_v2", &cublas.sgemm) &&
       find(library, "cublasGemmEx", &cublas.gemm_ex) && find(library, "cublasGetStatusName", &cublas.status_name);
+  if (found)
+    (void)find(library, "cublasGetProperty", &cublas.get_property); /* nothing but the version needs it */
+}
+
+uint32_t esmm_cublas_version(void)
+{
+  uint32_t version = 0;
+  for (int i = 0; i < 3 && !esmm_cublas_missing(NULL); i++) {
+    int number = 0;
+    if (cublas.get_property && cublas.get_property(i, &number) == CUBLAS_STATUS_SUCCESS)
+      version = version * 1000 + (uint32_t)number % 1000;
+  }
+  return version;
 }
 
 bool esmm_cublas_passes(const esmm_problem *p)

@@ -13,6 +13,8 @@ size_t esmm_cublas_workspace(const esmm_kernel *self, const esmm_problem *p);
 
 /* NULL where the library is there, else a text that says it is not. */
 const char *esmm_cublas_missing(const esmm_kernel *self);
+/* As one number; 0: it is not there, or does not say. */
+uint32_t esmm_cublas_version(void);
 /* It is there: does the context have a handle of it, or may it get one? Else says why not. */
 bool esmm_cublas_usable(const esmm_ctx *ctx, char *why, size_t why_bytes);
 /*

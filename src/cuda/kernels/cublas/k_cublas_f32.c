@@ -54,8 +54,8 @@ static const esmm_cuda_kernel about = {.sm = 80, .library = true, .start = esmm_
   .flags = ESMM_KERNEL_DETERMINISTIC, .reads = ESMM_FORM(form), .dtypes = ESMM_DTYPE_BIT(ESMM_F32), .device = &about, \
   .missing = esmm_cublas_missing, .can_run = can_run, .terms = esmm_cuda_terms,                                       \
   .term_names = {"multiply-adds", "reading and writing", "k's in a row", "", "", "launches"},                         \
-  .cost = {ESMM_GPU_F32, ESMM_GPU_READ, ESMM_GPU_K, 0.0, 0.0, ESMM_GPU_LAUNCH_LARGE},                                 \
-  .workspace = esmm_cublas_workspace, .run = run
+  .cost = {ESMM_GPU_F32, ESMM_GPU_READ, ESMM_GPU_K, 0.0, 0.0, ESMM_GPU_LAUNCH}, .workspace = esmm_cublas_workspace,   \
+  .run = run
 
 ESMM_KERNEL(cublas_f32) = {.name = "cublas_f32", DESCRIPTOR("columns", COLUMNS)};
 
