@@ -29,7 +29,7 @@ enum {
 #define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
 #define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
-#define BUDGET_SHARE 0.01  /* and so much of each call */
+#define BUDGET_SHARE 0.03  /* and so much of each call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */
 
@@ -218,7 +218,7 @@ static double least_measured(const esmm_option *all, int count)
 static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock)
 {
   const int before = tried_before(h->calls);
-  const double budget = all[best].seconds * (clock->budget + BUDGET_SHARE * (double)h->calls) - (double)h->spent;
+  const double budget = all[best].seconds * (clock->budget + clock->share * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
     if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->slack, before))
@@ -301,7 +301,8 @@ static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_cl
   plan->shared = at(h->shared, d);
   const bool measurable = !clock->off && x->predicted >= LEAST_SECONDS;
   plan->open = ctx->turn == 0 && (plan->open || x->times + x->flying < TRIES) && x->predicted >= LEAST_SECONDS;
-  plan->timed = measurable && (plan->open || plan->tried || clock->idle || ctx->turn > 0 || h->rest == 0);
+  plan->timed =
+      measurable && !plan->warming && (plan->open || plan->tried || clock->idle || ctx->turn > 0 || h->rest == 0);
   h->rest = plan->timed ? (uint32_t)clock->every - 1 : h->rest - (h->rest > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
@@ -336,6 +337,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
     chosen = other >= 0 ? other : check ? next : best;
     plan->open = other >= 0;
     plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;
+    plan->warming = other >= 0 && clock->warms && tried_before(h->calls) > 0 && h->trying != all[other].index + 1;
   }
   fill_plan(all, count, chosen, chosen == best ? next : best, plan);
   plan->tried = chosen != best;
@@ -348,7 +350,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
 
 void esmm_choose(const esmm_problem *p, const esmm_shortlist *list, bool looked, esmm_history *h, esmm_plan *plan)
 {
-  static const esmm_clock clock = {.every = TIMED_EVERY, .budget = BUDGET_CALLS};
+  static const esmm_clock clock = {.every = TIMED_EVERY, .budget = BUDGET_CALLS, .share = BUDGET_SHARE, .warms = true};
   esmm_option all[ESMM_MAX_KERNELS];
   for (int i = 0; i < list->count; i++) {
     all[i].index = list->index[i];

@@ -8,9 +8,9 @@
  * quarter.
  *
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
- * calls of the best kernel, on a GPU six, so that calls 1 to 32 cost about 1.05 times as much as the best kernel's,
- * and seldom more than 1.10. After that one call in 16 is timed, on a GPU one in 61; and kernels that may still win are
- * tried again after 64 and 256 calls, because the first calls find cold caches and sleeping threads. A context that
+ * calls of the best kernel, on a GPU six, and then a little of each call, so that calls 1 to 32 cost about 1.06 times
+ * as much as the best kernel's. After that one call in 16 is timed, on a GPU one in 61; and kernels that may still win
+ * are tried again after 64 and 256 calls, because the first calls find cold caches and sleeping threads. A context that
  * does not learn has predictions alone.
  *
  * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
@@ -42,8 +42,10 @@ typedef struct esmm_density_class {
 typedef struct esmm_clock {
   int every;     /* calls from one that is timed to the next, once the choice stands */
   double budget; /* all trials together may lose so many calls of the best kernel */
+  double share;  /* and so much of each call */
   double slack;  /* seconds by which a prediction may be off however small the product is */
   bool off;      /* no call is timed, and nothing is tried */
+  bool warms;    /* later rounds of trials begin with a call that is not timed: the others' data lie in the caches */
   bool idle;     /* the last time did not count: nothing is tried until one does */
   int pause;     /* where off or idle: calls that a choice holds for */
   /* May be NULL: calls of that class by that kernel that are being measured. */
@@ -62,6 +64,7 @@ typedef struct esmm_plan {
   double next_seconds;
   bool timed;     /* what it takes is wanted: esmm_choose_learn */
   bool tried;     /* for that alone */
+  bool warming;   /* for the calls behind it, which are timed */
   bool open;      /* the next call may try another */
   bool flying;    /* a kernel of these is being measured */
   esmm_class own; /* of the call, on these weights */

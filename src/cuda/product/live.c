@@ -18,6 +18,7 @@
 #define MOST_MISSED 8        /* each doubles the calls until the next, to 256 */
 #define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
+#define BUDGET_SHARE 0.01    /* of each call, beside that */
 #define SLACK_SECONDS 4e-6   /* launches differ by so much, and small products are little else */
 #define TIMED_EVERY 61       /* calls, once the choice stands: no multiple of those between two reports */
 #define BUDGET_CALLS 6.0     /* that trials may lose: some are begun before the first time is known */
@@ -126,8 +127,12 @@ static int flying(const void *self, esmm_class own, int index)
 
 void esmm_live_clock(run *r, bool counts, esmm_clock *clock)
 {
-  *clock = (esmm_clock){
-      .every = TIMED_EVERY, .budget = BUDGET_CALLS, .slack = SLACK_SECONDS, .off = true, .pause = OFF_PAUSE};
+  *clock = (esmm_clock){.every = TIMED_EVERY,
+                        .budget = BUDGET_CALLS,
+                        .share = BUDGET_SHARE,
+                        .slack = SLACK_SECONDS,
+                        .off = true,
+                        .pause = OFF_PAUSE};
   const bool staged = r->st.a_staged || r->st.c_staged || r->st.residual_staged;
   if (!counts || !r->ctx->learns || r->timed || r->p->gated || r->branch || staged || esmm_cuda_capturing(r->ctx))
     return;
