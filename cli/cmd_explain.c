@@ -208,10 +208,9 @@ int cmd_explain(int argc, char **argv)
           "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
           "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows, and strips of\n"
           "128 would be less dense with similar rows together, it says so; that is left to the caller\n"
-          "(esmm_pattern_reorder). With --tune the kernels are timed first, some 90 products in all, and what they "
-          "took\n"
-          "is kept beside the file of 'esmm tune': later products of that shape, dtype and density choose by it, from\n"
-          "their first call on and inside CUDA graphs too.",
+          "(esmm_pattern_reorder). With --tune the kernels are timed first, some 90 products in all, and what\n"
+          "they took is kept beside the file of 'esmm tune': later products of that shape, dtype and density choose\n"
+          "by it, from their first call on and inside CUDA graphs too.",
       .options = options,
       .notes = CLI_PROBLEM_NOTES};
   int count;

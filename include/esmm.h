@@ -243,14 +243,14 @@ typedef enum esmm_use {
   ESMM_USE_DECODE = 1, /* m of 1 to 16: keeps B's rows only */
   ESMM_USE_LARGE_M = 2 /* m well above 16: keeps B's panels only */
 } esmm_use; /* where oneDNN is installed and the CPU has AVX-512 (for bf16 AVX-512 BF16), an fp32 or bf16 B that is
-               not for decode and of which most k's are alive is kept once more, as oneDNN lays it out, unless
-               max_bytes_ratio is below 3 (for large m: 2). On a GPU a 16-bit B is kept as its rows, padded to 128
-               columns; where it has fewer, or a number that 8 does not divide, also without padding, unless
-               max_bytes_ratio is below 2. An fp32 B is kept as strips of 32 columns, and unless it is for decode in
-               a second form for dense kernels (not with max_bytes_ratio below 2), and as its rows for cuBLAS (not
-               below 3). Beside BSR weights, and NM weights that fit 2:4, which take 0.5625 of B's bytes, a GPU keeps
-               B's rows as a dense copy where max_bytes_ratio allows both (BSR: from 2 on); a GPU that is no Hopper
-               refuses 2:4 without one. Of other NM weights it keeps B's rows alone */
+               not for decode and whose panels of 32 columns keep 30 % of their k's or more is kept once more, as
+               oneDNN lays it out, unless max_bytes_ratio is below 3 (for large m: 2). On a GPU a 16-bit B is kept as
+               its rows, padded to 128 columns; where it has fewer, or a number that 8 does not divide, also without
+               padding, unless max_bytes_ratio is below 2. An fp32 B is kept as strips of 32 columns, and unless it
+               is for decode in a second form for dense kernels (not with max_bytes_ratio below 2), and as its rows
+               for cuBLAS (not below 3). Beside BSR weights, and NM weights that fit 2:4, which take 0.5625 of B's
+               bytes, a GPU keeps B's rows as a dense copy where max_bytes_ratio allows both (BSR: from 2 on); a GPU
+               that is no Hopper refuses 2:4 without one. Of other NM weights it keeps B's rows alone */
 
 typedef struct esmm_prepare_opts {
   size_t size;

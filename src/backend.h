@@ -97,8 +97,9 @@ struct esmm_backend {
                                       NULL: it cannot be tuned */
   /* What the tuning of this device depends on beside its name, as part of a file name: "-avx2-2", "". */
   void (*tune_suffix)(const esmm_ctx *ctx, char *out, size_t bytes);
-  /* Changes with the versions of the driver and of the libraries that kernels call: what calls took depends on them. */
-  uint64_t (*versions)(void);
+  /* Changes with the versions of the driver and of the library that products of such weights may call: what calls took
+     depends on them. */
+  uint64_t (*versions)(const esmm_weights *w);
   /* Fills in p->sample for the trial. */
   esmm_status (*tune_sample)(esmm_ctx *ctx, esmm_problem *p);
   esmm_status (*tune_measure)(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,

@@ -9,7 +9,7 @@ const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {
     [ESMM_FORM_TURNED] = {"turned columns", ESMM_FORMAT_DENSE, "b has more than 15 columns"},
     [ESMM_FORM_ONEDNN] =
         {"layout of oneDNN", ESMM_FORMAT_DENSE,
-         "b is fp16 or small, most of its k's are dead, it was prepared for decode, or there is no room for it"},
+         "b is fp16 or small, few of its k's are alive, it was prepared for decode, or there is no room for it"},
     [ESMM_FORM_STRIPS] = {"strips", ESMM_FORMAT_DENSE, "the weights are in another format"},
     [ESMM_FORM_COLUMNS] = {"columns", ESMM_FORMAT_DENSE,
                            "b is not fp32, or it was prepared for decode, or max_bytes_ratio is below 2"},

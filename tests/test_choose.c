@@ -88,7 +88,8 @@ static void make_products(esmm_ctx *ctx, product *all)
 }
 
 typedef struct outcome {
-  double first, worst; /* what calls 1 to CALLS took over as many of the best kernel; what is chosen then */
+  double first, later; /* what calls 1 to CALLS took over as many of the best kernel; and those behind them; */
+  double worst;        /* what is chosen then */
 } outcome;
 
 static double predicted(const product *x, int i)
@@ -102,7 +103,7 @@ static outcome learn(const product *x, const double *factor, int calls, double c
 {
   esmm_history history = {0};
   esmm_plan plan;
-  double best = INFINITY, total = 0.0, last = 0.0;
+  double best = INFINITY, total = 0.0, behind = 0.0, last = 0.0;
   int before = -1;
   for (int i = 0; i < x->list.count; i++)
     best = fmin(best, predicted(x, i) * factor[i]);
@@ -113,6 +114,7 @@ static outcome learn(const product *x, const double *factor, int calls, double c
         last = predicted(x, i) * factor[i] * (plan.index == before || before < 0 ? 1.0 : cold);
     before = plan.index;
     total += call == 0 ? best : call < CALLS ? last : 0.0; /* nothing is known before the first */
+    behind += call < CALLS ? 0.0 : last;
     if (plan.timed)
       esmm_choose_learn(learner, &plan, &history, last * (1.0 + 0.05 * uniform()) * (uniform() < 0.02 ? 10.0 : 1.0));
   }
@@ -123,12 +125,12 @@ static outcome learn(const product *x, const double *factor, int calls, double c
       if (x->list.index[i] == plan.index)
         last = predicted(x, i) * factor[i];
   }
-  return (outcome){total / (CALLS * best), last / best};
+  return (outcome){total / (CALLS * best), calls > CALLS ? behind / ((calls - CALLS) * best) : 1.0, last / best};
 }
 
 typedef struct tally {
   int runs, dear, wrong; /* machines and products, over 1.10 at first, not within 1.05 of the best after the calls */
-  double mean;           /* of the first */
+  double mean, later;    /* of the first, and of the others */
 } tally;
 
 static tally learn_machines(const product *all, int machines, int calls, double cold)
@@ -147,12 +149,14 @@ static tally learn_machines(const product *all, int machines, int calls, double 
       t.dear += x.first > 1.10;
       dearest = fmax(dearest, x.first);
       t.mean += x.first;
+      t.later += x.later;
     }
   t.mean /= t.runs;
+  t.later /= t.runs;
   print_message(
       "# %d machines and products, %d calls, cold %.1f: %d not within 1.05 of the best, %d over 1.10 at first, "
-      "mean %.3f, most %.2f\n",
-      t.runs, calls, cold, t.wrong, t.dear, t.mean, dearest);
+      "mean %.3f, most %.2f; later %.3f\n",
+      t.runs, calls, cold, t.wrong, t.dear, t.mean, dearest, t.later);
   return t;
 }
 
@@ -169,7 +173,7 @@ static void every_machine_is_learnt_within_32_calls(void **state)
   assert_true(first.dear <= first.runs * 12 / 100 && first.mean <= 1.065);
   /* Whatever the first trials found is looked at again. */
   const tally later = learn_machines(all, machines / 3, 1000, 1.0);
-  assert_true(later.wrong <= 1 + later.runs / 200);
+  assert_true(later.wrong <= 1 + later.runs / 200 && later.later <= 1.02);
   const tally cold = learn_machines(all, machines / 3, 1000, 1.4);
   assert_true(cold.wrong <= 2 + cold.runs * 6 / 100);
   for (int i = 0; i < SHAPES; i++)

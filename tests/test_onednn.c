@@ -5,6 +5,7 @@
  * in a portable build, which has no such kernel, nothing.
  */
 #include "harness.h"
+#include "internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -218,28 +219,38 @@ static void rows_and_columns_are_parts(void **state)
   (void)state;
   enum { DEEP = 70, COLS = 333, PADDED = 350 };
   static const int64_t all_rows[] = {1, 7, 33, 130, 300};
-  const esmm_matmul_opts forced = {.size = sizeof forced, .force = "onednn"};
+  enum { MANY = 8 }; /* threads: the last part has 13 columns */
   rig x;
   if (!is_here())
     skip();
   start(&x);
-  for (int narrow = 0; narrow < 2; narrow++) {
-    const esmm_dtype dtype = narrow ? ESMM_BF16 : ESMM_F32;
+  esmm_ctx *const two = x.ctx, *const many = th_ctx_on("cpu", MANY);
+  for (int narrow = 0; narrow < 4; narrow++) {
+    x.ctx = narrow & 2 ? many : two;
+    const esmm_dtype dtype = narrow & 1 ? ESMM_BF16 : ESMM_F32;
     esmm_matrix b = th_matrix_alloc(DEEP, COLS, dtype);
     esmm_weights *w = NULL;
     th_fill(&b, 2, 1.0, true);
     assert_int_equal(esmm_prepare(x.ctx, &b, NULL, &w), ESMM_OK);
+    assert_true(w->onednn.in_blocks);
     for (size_t i = 0; i < 4 * sizeof all_rows / sizeof *all_rows; i++) {
       const int64_t rows = all_rows[i / 4], ld = i & 1 ? PADDED : DEEP, ldc = i & 2 ? PADDED : COLS;
       esmm_matrix a = th_matrix_alloc(rows, ld, dtype), c = th_matrix_alloc(rows, ldc, ESMM_F32),
                   want = th_matrix_alloc(rows, ldc, ESMM_F32);
-      esmm_matmul_opts dense = {.size = sizeof dense, .force = "dense"};
+      const float beta = i % 3 == 0 ? 0.5f : 0.0f;
+      float bias[COLS];
+      esmm_matmul_opts dense = {.size = sizeof dense, .force = "dense", .beta = &beta, .bias = i % 2 ? bias : NULL};
+      esmm_matmul_opts forced = dense;
+      forced.force = "onednn";
+      for (int j = 0; j < COLS; j++)
+        bias[j] = (float)(j % 7);
       th_fill(&a, 3 + i, 1.0, true);
       a.cols = DEEP;
       c.cols = want.cols = COLS;
-      assert_int_equal(esmm_matmul(x.ctx, &a, w, &want, &dense, NULL), ESMM_OK);
-      for (int call = 0; call < 2; call++)
+      for (int call = 0; call < 2; call++) {
+        assert_int_equal(esmm_matmul(x.ctx, &a, w, &want, &dense, NULL), ESMM_OK);
         assert_int_equal(esmm_matmul(x.ctx, &a, w, &c, &forced, NULL), ESMM_OK);
+      }
       for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < COLS; j++)
           if (fabs(th_get(&c, r, j) - th_get(&want, r, j)) > 1e-3)
@@ -252,6 +263,8 @@ static void rows_and_columns_are_parts(void **state)
     esmm_weights_free(w);
     free(b.data);
   }
+  x.ctx = two;
+  esmm_ctx_free(many);
   stop(&x);
 }
 

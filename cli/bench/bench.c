@@ -55,7 +55,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  esmm bench auto 5 --size 1024 --blockwise --sweep 1,.75,.5,.25,.125\n"
     "  esmm bench all 7 --dims 1 4096 4096 --random --density-a 10% --density-b 1\n"
     "  esmm bench auto 7 --load-a activations.npy --dims 2048 3072 768 --json -\n"
-    "  esmm bench joint,cublas_f32,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n"
+    "  esmm bench joint,cublas,auto 10 --device cuda --size 4096 --blockwise --pattern 11110000\n"
     "  esmm bench auto --device cuda --dtype bf16 --size 8192 --blockwise --strip 128 --sweep 1,.5,.25 --density-b 1\n";
 
 /* Ways to measure something else, of which one at most can be asked for. */

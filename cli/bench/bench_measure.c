@@ -25,14 +25,14 @@
 #include <time.h>
 
 enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50, PEER_CALLS = 3 };
-enum { LEARNING_CALLS = 64, LEAST_LEARNING = 16, MOST_LEARNING = 1024 };
+enum { LEARNING_CALLS = 64, LEAST_LEARNING = 16, ROUNDS_CALLS = 300 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */
 static const double batch_seconds = 2e-5; /* calls shorter than this are timed together: a clock takes part of one */
 static const double slow_seconds = 0.5;   /* calls longer than this need no warm-up after the first round */
 static const double learning_seconds = 2; /* for auto's first calls, if there are LEAST_LEARNING by then; */
-static const double awake_seconds = 2e-2; /* and for brief ones: cores and threads have woken up */
+static const double rounds_seconds = 0.2; /* or until each copy of B has had ROUNDS_CALLS: all rounds of trials */
 static const double slow_on_gpu = 20e-3;  /* the same on a GPU, which others kept busy */
 
 const char *bench_outcome_str(bench_outcome outcome)
@@ -195,9 +195,9 @@ static esmm_status settle_on_cpu(bench *b, bench_data *data, const bench_contest
 {
   const double start = cli_now();
   esmm_status status = ESMM_OK;
-  for (int i = 0; i < MOST_LEARNING && status == ESMM_OK; i++) {
+  for (int i = 0; i < ROUNDS_CALLS * data->copies && status == ESMM_OK; i++) {
     const double spent = cli_now() - start;
-    if ((i >= LEAST_LEARNING && spent > learning_seconds) || (i >= LEARNING_CALLS && spent > awake_seconds))
+    if ((i >= LEAST_LEARNING && spent > learning_seconds) || (i >= LEARNING_CALLS && spent > rounds_seconds))
       break;
     status = bench_call(b, data, c, i, NULL);
   }

@@ -11,8 +11,9 @@
 
 enum {
   TIMED_EVERY = 16,
-  TRIES = 3,       /* in a round of trials */
-  NEXT_ROUND = 64, /* calls until the second */
+  TRIES = 3,          /* in a round of trials */
+  NEXT_ROUND = 64,    /* calls until the second, */
+  TIMED_AT_LEAST = 4, /* so many for each that was timed */
   CHECKED_EVERY = 8192,
   EXACT_ROWS = 16,
   NOT_LOOKED = 255,
@@ -70,7 +71,7 @@ static esmm_class shape_class(const esmm_problem *p)
   const esmm_weights *w = p->w;
   const uint64_t words[] = {
       p->ctx->cost_id,
-      p->ctx->backend->versions(),
+      p->ctx->backend->versions(w),
       (uint64_t)p->threads,
       (uint64_t)p->n,
       (uint64_t)p->k,
@@ -184,20 +185,25 @@ static double loss_of(const esmm_option *x, double best)
   return fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
 }
 
-/* Is it worth a trial? Not while another is under way. */
-static bool worth_trying(const esmm_option *x, double best, double budget, double slack, int before)
+/* May it win? before: times that earlier rounds have; begun: the call before was its trial. */
+static bool may_win(const esmm_option *x, double best, double slack, int before, bool begun)
 {
-  const double first = before == 0 && esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN;
-  const int times = x->times - before; /* in this round of trials */
-  const double most = times <= 0 ? first * best + slack : (before > 0 || times == 1 ? AGAIN : LAST_AGAIN) * best;
-  return x->flying == 0 && times < TRIES && x->predicted >= LEAST_SECONDS && x->seconds < most &&
-         loss_of(x, best) <= budget;
+  if (x->flying > 0 || x->times - before >= TRIES || x->predicted < LEAST_SECONDS)
+    return false;
+  if (x->times == 0)
+    return x->seconds < (esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN) * best + slack;
+  if (before > 0)
+    return x->seconds < (begun ? AGAIN : MAY_WIN) * best;
+  return x->seconds < (x->times == 1 ? AGAIN : LAST_AGAIN) * best;
 }
 
 /* How many times of a kernel earlier rounds of trials have. The first calls find cold caches and sleeping threads, some
-   kernels more than others: so there are further rounds, each after four times as many calls. */
-static int tried_before(uint32_t calls)
+   kernels more than others: so there are further rounds, three in all, each after four times as many calls. */
+static int tried_before(const esmm_history *h, esmm_density_class d, const esmm_option *best)
 {
+  /* Of many weights of a shape each has few calls, but the times of all count. */
+  const uint32_t timed = esmm_measured_count(at(h->shared, d), best->index);
+  const uint32_t calls = h->calls > TIMED_AT_LEAST * timed ? h->calls : TIMED_AT_LEAST * timed;
   int times = 0;
   for (uint32_t at = NEXT_ROUND; calls >= at && times + 2 * TRIES <= ESMM_MEASURED_TIMES; at *= 4)
     times += TRIES;
@@ -215,15 +221,17 @@ static double least_measured(const esmm_option *all, int count)
 }
 
 /* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
-static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock)
+static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock,
+                  int before)
 {
-  const int before = tried_before(h->calls);
   const double budget = all[best].seconds * (clock->budget + clock->share * (double)h->calls) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    if (i == best || !worth_trying(&all[i], all[best].seconds, budget, clock->slack, before))
+    const bool begun = all[i].index + 1 == h->trying, warmed = begun && before > 0 && clock->warms;
+    if (i == best || !may_win(&all[i], all[best].seconds, clock->slack, before, begun) ||
+        (!warmed && loss_of(&all[i], all[best].seconds) > budget)) /* what was made warm is timed, too */
       continue;
-    if (all[i].index + 1 == h->trying)
+    if (begun)
       return i;
     if (found < 0 || all[i].seconds < all[found].seconds)
       found = i;
@@ -330,14 +338,15 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
     chosen = by_turn(all, count, best, p->ctx->turn);
   } else if (p->ctx->learns && h && !clock->off && !clock->idle && h->calls > 0 &&
              all[best].times + all[best].flying > 0 && all[best].predicted >= LEAST_SECONDS) {
-    const int other = to_try(all, count, best, h, clock);
+    const int before = tried_before(h, d, &all[best]);
+    const int other = to_try(all, count, best, h, clock, before);
     const bool check =
         h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
     h->checked = h->calls / CHECKED_EVERY;
     chosen = other >= 0 ? other : check ? next : best;
     plan->open = other >= 0;
     plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;
-    plan->warming = other >= 0 && clock->warms && tried_before(h->calls) > 0 && h->trying != all[other].index + 1;
+    plan->warming = other >= 0 && clock->warms && before > 0 && h->trying != all[other].index + 1;
   }
   fill_plan(all, count, chosen, chosen == best ? next : best, plan);
   plan->tried = chosen != best;

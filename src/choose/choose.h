@@ -10,8 +10,8 @@
  * What has not been measured is tried where it may win and a trial is affordable: all trials together may lose three
  * calls of the best kernel, on a GPU six, and then a little of each call, so that calls 1 to 32 cost about 1.06 times
  * as much as the best kernel's. After that one call in 16 is timed, on a GPU one in 61; and kernels that may still win
- * are tried again after 64 and 256 calls, because the first calls find cold caches and sleeping threads. A context that
- * does not learn has predictions alone.
+ * are tried again after 64, 256 and 1,024 calls, because the first calls find cold caches and sleeping threads. A
+ * context that does not learn has predictions alone.
  *
  * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
  * and what it is expected to lose counts as lost.

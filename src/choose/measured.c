@@ -77,6 +77,12 @@ double esmm_measured(esmm_class of, int kernel, int *times)
   return added ? (double)GET(s->low) : 0.0;
 }
 
+uint32_t esmm_measured_count(esmm_class of, int kernel)
+{
+  const slot *s = slot_of(find(of), kernel);
+  return s ? GET(s->added) : 0;
+}
+
 double esmm_measured_anywhere(int kernel)
 {
   return exp((double)GET(table.anywhere[kernel]));

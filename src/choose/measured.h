@@ -24,7 +24,9 @@ typedef uint64_t esmm_class;
 /* The lower quartile of the last times of a kernel, over what was predicted; 0 where there are none. times: how many
    there were, at most ESMM_MEASURED_TIMES. */
 double esmm_measured(esmm_class of, int kernel, int *times);
-/* The same for all classes together, which serves those that have none. */
+/* How many times there were in all. */
+uint32_t esmm_measured_count(esmm_class of, int kernel);
+/* The ratio for all classes together, which serves those that have none. */
 double esmm_measured_anywhere(int kernel);
 /* One more. home: the file that it is kept in, see saved.h; 0: in none. */
 void esmm_measured_add(esmm_class of, uint32_t home, int kernel, double ratio);

@@ -165,6 +165,12 @@ static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
   return ESMM_OK;
 }
 
+static uint64_t versions(const esmm_weights *w)
+{
+  const unsigned rows = w->dtype == ESMM_F32 ? ESMM_FORM(ROWS) : 0;
+  return w->forms & (ESMM_FORM(ONEDNN) | rows) ? esmm_onednn_version() : 0;
+}
+
 static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
 {
   (void)snprintf(out, bytes, "-%s-%d",
@@ -203,7 +209,7 @@ const esmm_backend esmm_cpu_backend = {
     .timer_seconds = timer_seconds,
     .trials = esmm_cpu_trials,
     .tune_suffix = tune_suffix,
-    .versions = esmm_onednn_version,
+    .versions = versions,
     .tune_sample = esmm_cpu_tune_sample,
     .tune_measure = esmm_cpu_tune_measure,
     .load = esmm_cpu_load,

@@ -53,7 +53,7 @@
 #define ESMM_CPU_COST_CALL 5e-8         /* s: nothing is laid out */
 #define ESMM_CPU_COST_START 3e-6        /* s: threads started, scratch laid out */
 #define ESMM_CPU_COST_START_DECODE 2e-6 /* s: the same for lists alone */
-#define ESMM_CPU_COST_LIBRARY 5e-7      /* s: oneDNN called, for each part of rows */
+#define ESMM_CPU_COST_LIBRARY 5e-7      /* s: oneDNN called, for each part */
 
 /* How many threads, and whether A is looked at */
 #define ESMM_CPU_COST_TERM 3e-11        /* s: a multiply-add where none is skipped, by any kernel */

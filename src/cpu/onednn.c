@@ -5,8 +5,8 @@
  * a pointer, in version 2 to a buffer that is large enough. A product is described in two steps in version 2, in one in
  * version 3. The numbers below are the same in both.
  *
- * What a product needs is compiled by the library when it is first asked for, which takes milliseconds. So parts are
- * kept for the whole process, those used longest ago make room, and their heights are few (parts.h).
+ * What a product needs is compiled by the library when it is first asked for, which takes some tenths of a millisecond.
+ * So parts are kept for the whole process, and those used longest ago make room.
  */
 #include "cpu/onednn.h"
 
@@ -66,10 +66,12 @@ static struct {
 } dnnl;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER; /* taken before calls_lock, where both are */
+static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *missing; /* NULL: it is there */
 /* It failed to make a part of that dtype: for good, so that a call's scratch suits what runs then. */
 static atomic_bool given_up[ESMM_BF16 + 1];
+static atomic_bool no_columns[ESMM_BF16 + 1]; /* the same of a part that has not all columns */
 
 /* ---- opening ---- */
 
@@ -123,7 +125,6 @@ static bool find_all(void *l)
          find(l, "dnnl_memory_destroy", &dnnl.memory_destroy);
 }
 
-/* So that a child finds it open. */
 static void lock_parts(void)
 {
   (void)pthread_mutex_lock(&parts_lock);
@@ -132,6 +133,29 @@ static void lock_parts(void)
 static void unlock_parts(void)
 {
   (void)pthread_mutex_unlock(&parts_lock);
+}
+
+static void lock_calls(void)
+{
+  (void)pthread_mutex_lock(&calls_lock);
+}
+
+static void unlock_calls(void)
+{
+  (void)pthread_mutex_unlock(&calls_lock);
+}
+
+/* So that a child finds them open. */
+static void before_fork(void)
+{
+  lock_parts();
+  lock_calls();
+}
+
+static void after_fork(void)
+{
+  unlock_calls();
+  unlock_parts();
 }
 
 /* Of the OpenMP that the library calls: one that all of the process sees comes before that which it was linked to. */
@@ -160,7 +184,7 @@ static void open_library(void)
   else if (!find_all(library) || !find_openmp(library, "omp_set_num_threads", &dnnl.set_threads) ||
            !find_openmp(library, "omp_get_max_threads", &dnnl.threads))
     missing = "this libdnnl has not the functions that are needed, or is built without OpenMP";
-  else if (pthread_atfork(lock_parts, unlock_parts, unlock_parts) != 0 ||
+  else if (pthread_atfork(before_fork, after_fork, after_fork) != 0 ||
            dnnl.engine_create(&dnnl.engine, KIND_CPU, 0) != 0)
     missing = "oneDNN did not start";
   else
@@ -252,6 +276,7 @@ static void *describe_product(const void *a, const void *b, const void *c)
 enum { MOST_ARGUMENTS = 4 };
 typedef struct call {
   argument of[MOST_ARGUMENTS];
+  const void *at[MOST_ARGUMENTS]; /* where they lay last */
   int count;
   void *stream;
   struct call *next; /* of those of a part that no thread uses */
@@ -266,18 +291,18 @@ static bool add(call *x, int what, const void *desc)
 }
 
 /* data [count]: where the arguments lie. On this thread alone, whatever a caller of OpenMP has set for it. */
-static bool execute(const void *primitive, const call *x, const void *const *data)
+static bool execute(const void *primitive, call *x, const void *const *data)
 {
-  for (int i = 0; i < x->count; i++) {
+  const int before = dnnl.threads();
+  dnnl.set_threads(1); /* version 2 would take all there are to fill padding up with zeros */
+  bool done = true;
+  for (int i = 0; i < x->count && done; i++) {
     void *own;
     memcpy(&own, &data[i], sizeof own); /* its interface has no const; it only reads what is read */
-    if (dnnl.memory_set(x->of[i].memory, own) != 0)
-      return false;
+    done = data[i] == x->at[i] || dnnl.memory_set(x->of[i].memory, own) == 0;
+    x->at[i] = done ? data[i] : NULL;
   }
-  const int before = dnnl.threads();
-  dnnl.set_threads(1);
-  const bool done =
-      dnnl.primitive_execute(primitive, x->stream, x->count, x->of) == 0 && dnnl.stream_wait(x->stream) == 0;
+  done = done && dnnl.primitive_execute(primitive, x->stream, x->count, x->of) == 0 && dnnl.stream_wait(x->stream) == 0;
   dnnl.set_threads(before);
   return done;
 }
@@ -435,15 +460,18 @@ static bool make(const esmm_weights *w, esmm_onednn_part *x)
 {
   const int type = type_of(x->dtype);
   const shape a = {x->rows, x->k, x->k, 1, type}, c = {x->rows, x->n, x->n, 1, type_of(x->dtype_c)};
-  const shape b = x->packed ? (shape){.rows = x->k, .cols = x->n, .type = type} : (shape){x->k, x->n, x->n, 1, type};
-  const bool whole = x->packed && x->n == w->n;
+  const shape b = {x->k, x->n, x->n, 1, type};
   const int before = dnnl.threads();
   dnnl.set_threads(1); /* it decides how work is cut when a product is made */
+  void *some = x->packed && x->n != w->n ? any_product(w, x->n) : NULL; /* whose layout was compared with B's */
+  const void *packed = x->n == w->n ? w->onednn.layout : some ? dnnl.desc_query_md(some, QUERY_WEIGHTS, 0) : NULL;
   x->a = describe(&a);
   x->c = describe(&c);
   x->b = describe(&b);
-  x->desc = describe_product(x->a, whole ? w->onednn.layout : x->b, x->c);
+  x->desc = describe_product(x->a, x->packed ? packed : x->b, x->c);
   const bool made = x->desc && dnnl.primitive_create(&x->primitive, x->desc) == 0;
+  if (some)
+    (void)dnnl.primitive_desc_destroy(some);
   dnnl.set_threads(before);
   if (!made)
     return false;
@@ -491,7 +519,9 @@ esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t 
                                    .dtype = w->dtype,
                                    .dtype_c = dtype_c,
                                    .packed = w->forms & ESMM_FORM(ONEDNN)};
-  if (given_up[w->dtype])
+  const bool columns = wanted.packed && cols != w->n;
+  atomic_bool *const refused = columns ? &no_columns[w->dtype] : &given_up[w->dtype];
+  if (given_up[w->dtype] || *refused)
     return NULL;
   lock_parts();
   esmm_onednn_part *x = find_place(&wanted);
@@ -504,7 +534,7 @@ esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t 
     }
   }
   if (!x) /* also where all places are in use: a call's scratch is for the library or for what runs instead */
-    given_up[w->dtype] = true;
+    *refused = true;
   if (x) {
     x->users++;
     x->used = ++table.clock;
@@ -530,11 +560,11 @@ size_t esmm_onednn_scratch(const esmm_onednn_part *part)
 /* NULL where there is no memory. */
 static call *take_call(esmm_onednn_part *part)
 {
-  lock_parts();
+  lock_calls();
   call *x = part->idle;
   if (x)
     part->idle = x->next;
-  unlock_parts();
+  unlock_calls();
   if (x)
     return x;
   x = calloc(1, sizeof *x);
@@ -549,10 +579,15 @@ static call *take_call(esmm_onednn_part *part)
 
 static void give_call_back(esmm_onednn_part *part, call *x)
 {
-  lock_parts();
+  lock_calls();
   x->next = part->idle;
   part->idle = x;
-  unlock_parts();
+  unlock_calls();
+}
+
+bool esmm_onednn_cuts_columns(const esmm_weights *w)
+{
+  return w->onednn.in_blocks && !no_columns[w->dtype];
 }
 
 size_t esmm_onednn_bytes(const esmm_weights *w, int64_t cols)

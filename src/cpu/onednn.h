@@ -3,7 +3,7 @@
  * opened where it is installed, never linked; ESMM_ONEDNN names another file, or is "off".
  *
  * Its own threads are not used: a product is cut into parts of rows or of columns, and each of the context's threads
- * multiplies one at a time, for which the library is told to use one thread. So nothing spins when a product is done, a
+ * multiplies one at a time, with the library set to one thread. So nothing spins when a product is done, a
  * busy CPU holds up one part, and a forked child may multiply.
  */
 #ifndef ESMM_CPU_ONEDNN_H
@@ -25,6 +25,7 @@ bool esmm_onednn_worth(const esmm_weights *w, double max_bytes_ratio);
    no such form. */
 void esmm_onednn_keep(const esmm_matrix *b, esmm_weights *w);
 void esmm_onednn_free(esmm_weights *w);
+bool esmm_onednn_cuts_columns(const esmm_weights *w); /* parts of its columns can be made, as far as is known */
 /* That cols columns take in it: all of them or, where it lies in blocks, whole blocks. */
 size_t esmm_onednn_bytes(const esmm_weights *w, int64_t cols);
 

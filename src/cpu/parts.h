@@ -45,8 +45,8 @@ typedef struct cut {
 /* Columns can be parts where all of the product may be done once more. */
 static bool may_cut_columns(const esmm_problem *p)
 {
-  return p->threads > 1 && p->m <= MOST_ROWS && p->n > ESMM_ONEDNN_BLOCK && is_packed(p) && p->w->onednn.in_blocks &&
-         p->beta == 0.0f && !p->residual.data && !p->nonzeros && !p->bitmaps;
+  return p->threads > 1 && p->m <= MOST_ROWS && p->n > ESMM_ONEDNN_BLOCK && is_packed(p) &&
+         esmm_onednn_cuts_columns(p->w) && p->beta == 0.0f && !p->residual.data && !p->nonzeros && !p->bitmaps;
 }
 
 static cut cut_columns(const esmm_problem *p)
@@ -70,9 +70,15 @@ static cut cut_rows(const esmm_problem *p)
   return x;
 }
 
+/* The plan may have left the call one thread since. */
+static bool by_columns(const esmm_problem *p)
+{
+  return p->variant == BY_COLUMNS && p->threads > 1;
+}
+
 static cut cut_of(const esmm_problem *p)
 {
-  return p->variant == BY_COLUMNS ? cut_columns(p) : cut_rows(p);
+  return by_columns(p) ? cut_columns(p) : cut_rows(p);
 }
 
 static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
@@ -165,7 +171,7 @@ static esmm_problem part_problem(const esmm_problem *p, const cut *x, int64_t i)
   const int64_t row0 = i * x->rows;
   esmm_matrix *const all[] = {&part.a, &part.c, &part.residual};
   part.variant = 0;
-  if (p->variant == BY_COLUMNS)
+  if (by_columns(p))
     return part;
   part.m = i == x->parts - 1 ? x->last_rows : x->rows;
   part.row0 = p->row0 + row0;
@@ -230,7 +236,7 @@ static void multiply_parts(void *arg, int64_t first, int64_t end, int worker)
   job *y = arg;
   const esmm_problem *p = y->p;
   const cut *x = y->x;
-  const bool columns = p->variant == BY_COLUMNS;
+  const bool columns = by_columns(p);
   char *own = y->scratch + (size_t)worker * y->l->bytes;
   float *sums = (float *)(void *)(own + y->l->at_sums);
   for (int64_t i = first; i < end; i++) {
@@ -271,7 +277,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
     if (y.failed[i]) {
       const esmm_problem rest = part_problem(p, &x, i);
       (void)fallback->run(fallback, ctx, &rest, y.scratch, stats); /* a CPU's kernel cannot fail */
-      if (p->variant == BY_COLUMNS)
+      if (by_columns(p))
         break;
     }
   stats->flop_useful = 2.0 * (double)p->m * (double)p->n * (double)p->k;

@@ -192,9 +192,9 @@ static void note_look(const esmm_problem *p, verdict *v, esmm_density_class seen
 /* The verdict's plan, while that stands for calls of this class. */
 static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, planned *out)
 {
-  if (v->stands == 0 || p->ctx->turn > 0)
+  if (v->stands == 0)
     return false;
-  if (!esmm_same_densities(seen, v->seen)) {
+  if (p->ctx->turn > 0 || !esmm_same_densities(seen, v->seen)) {
     if (v->stands != INT_MAX)
       esmm_choose_return(out->history, v->stands);
     v->stands = 0;

@@ -75,9 +75,10 @@ static esmm_status timer_seconds(esmm_ctx *ctx, void *timer, double *seconds)
 }
 
 /* A driver's is some ten thousand; a library's three numbers are below a thousand each. */
-static uint64_t versions(void)
+static uint64_t versions(const esmm_weights *w)
 {
-  return (uint64_t)esmm_cuda_driver_get()->version << 32 | esmm_cublas_version();
+  const unsigned dense = ESMM_FORM(COLUMNS) | ESMM_FORM(TIGHT32) | ESMM_FORM(ROWS16) | ESMM_FORM(TURNED16);
+  return (uint64_t)esmm_cuda_driver_get()->version << 32 | (w->forms & dense ? esmm_cublas_version() : 0);
 }
 
 static void tune_suffix(const esmm_ctx *ctx, char *out, size_t bytes)
