@@ -63,7 +63,7 @@ check 'perturbed constants are within a factor of 2' perturbed
 
 built() { # COSTS=: the library is made of these
   printf '#include "cpu/costs.h"\nESMM_CPU_COST_CALL\n' >"$WORK/one.c" &&
-    flags=$(${MAKE:-make} -s -n BUILD="$WORK/built" CUDA=0 COSTS="$WORK/two" "$WORK/built/obj/src/cpu/sample.o" |
+    flags=$(${MAKE:-make} -s -n BUILD=built CUDA=0 COSTS="$WORK/two" built/obj/src/cpu/sample.o |
       sed -n 's/.* \(-Iinclude .*\) -Isrc .*/\1/p') && [ -n "$flags" ] &&
     [ "$(gcc -E -P $flags -Isrc "$WORK/one.c")" = "$(sed -n 's/^#define ESMM_CPU_COST_CALL \([^ ]*\).*/\1/p' "$WORK/two/cpu/costs.h")" ]
 }

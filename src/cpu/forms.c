@@ -504,10 +504,9 @@ void esmm_forms_extra(const esmm_ctx *ctx, const esmm_matrix *b, double max_byte
 
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w)
 {
-  if (!(w->forms & ESMM_FORM(TURNED))) {
-    esmm_forms_extra(ctx, NULL, 0.0, w);
+  esmm_forms_extra(ctx, NULL, 0.0, w);
+  if (!(w->forms & ESMM_FORM(TURNED)))
     return ESMM_OK;
-  }
   size_t bytes;
   const esmm_matrix b = unpack(w, &bytes);
   const esmm_status status = b.data ? fill_turned(ctx, &b, w) : ESMM_ERR_MEMORY;
