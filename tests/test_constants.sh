@@ -61,9 +61,17 @@ perturbed() { # each constant within a factor of 2, another one, and nothing els
 }
 check 'perturbed constants are within a factor of 2' perturbed
 
-built() { # COSTS=: the library is made of these
+# COSTS=: the library is made of these. BUILD lies outside of the tree: make -n writes to it, too.
+built() {
+  built_in=$(mktemp -d) || return 1
+  built_with "$built_in"
+  built_status=$?
+  rm -rf "$built_in"
+  return $built_status
+}
+built_with() { # BUILD
   printf '#include "cpu/costs.h"\nESMM_CPU_COST_CALL\n' >"$WORK/one.c" &&
-    flags=$(${MAKE:-make} -s -n BUILD=built CUDA=0 COSTS="$WORK/two" built/obj/src/cpu/sample.o |
+    flags=$(${MAKE:-make} -s -n BUILD="$1" CUDA=0 COSTS="$WORK/two" "$1/obj/src/cpu/sample.o" |
       sed -n 's/.* \(-Iinclude .*\) -Isrc .*/\1/p') && [ -n "$flags" ] &&
     [ "$(gcc -E -P $flags -Isrc "$WORK/one.c")" = "$(sed -n 's/^#define ESMM_CPU_COST_CALL \([^ ]*\).*/\1/p' "$WORK/two/cpu/costs.h")" ]
 }
