@@ -25,7 +25,7 @@
 #include <time.h>
 
 enum { MOST_ROUNDS = 10, MOST_GPU_ROUNDS = 24, ENOUGH_CALLS = 50, PEER_CALLS = 3 };
-enum { LEARNING_CALLS = 64, LEAST_LEARNING = 16, ROUNDS_CALLS = 300 };
+enum { LEARNING_CALLS = 64, LEAST_LEARNING = 16, ROUNDS_CALLS = 1100 };
 
 static const double enough_seconds = 0.2; /* of measurements for each contestant */
 static const double warm_seconds = 2e-3;  /* calls shorter than this are repeated until a core has woken up */

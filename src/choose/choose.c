@@ -30,7 +30,9 @@ enum {
 #define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
 #define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
 #define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
-#define BUDGET_SHARE 0.03  /* and so much of each call */
+#define BUDGET_SHARE 0.03  /* and so much of each call; */
+#define LATER_SECONDS 2e-4 /* later rounds so much besides, which only short calls notice */
+#define COLD_SECONDS 1e-4  /* cold caches and sleeping threads may take of a call */
 #define DISTURBED 3.0      /* times what was expected */
 #define BETTER 0.97        /* another kernel has to be so much faster than the last */
 
@@ -114,7 +116,7 @@ static esmm_class at(esmm_class of, esmm_density_class d)
 /* ---- what was measured ---- */
 
 /* In classes of densities a step away: the middle of what there is. */
-static double beside(esmm_class shared, esmm_density_class d, int index, int *times)
+static double beside(esmm_class shared, esmm_density_class d, int index, esmm_evidence *seen)
 {
   const esmm_density_class all[] = {{d.element - 1, d.strip},     {d.element + 1, d.strip},
                                     {d.element, d.strip - 1},     {d.element, d.strip + 1},
@@ -122,39 +124,42 @@ static double beside(esmm_class shared, esmm_density_class d, int index, int *ti
   double sum = 0.0;
   int found = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    int n;
-    const double ratio = esmm_measured(at(shared, all[i]), index, &n);
-    if (n == 0)
+    esmm_evidence there;
+    const double ratio = esmm_measured(at(shared, all[i]), index, &there);
+    if (there.times == 0)
       continue;
     sum += log(ratio);
     found++;
-    *times = n > *times ? n : *times;
+    esmm_evidence_more(seen, there);
   }
   return found ? exp(sum / found) : 0.0;
 }
 
-static double ratio_of(esmm_class own, esmm_class shared, esmm_density_class d, int index, int *times)
+static double ratio_of(esmm_class own, esmm_class shared, esmm_density_class d, int index, esmm_evidence *seen)
 {
-  int n;
-  const double here = esmm_measured(at(shared, d), index, times);
-  const double mine = own ? esmm_measured(at(own, d), index, &n) : 0.0;
-  if (mine > 0.0) {
-    *times = n > *times ? n : *times;
+  esmm_evidence of_mine = {0};
+  const double here = esmm_measured(at(shared, d), index, seen);
+  const double mine = own ? esmm_measured(at(own, d), index, &of_mine) : 0.0;
+  if (mine > 0.0 && of_mine.warm >= seen->warm) {
+    esmm_evidence_more(seen, of_mine);
     return mine;
   }
   if (here > 0.0)
     return here;
-  const double near = d.element == NOT_LOOKED ? 0.0 : beside(shared, d, index, times);
+  const double near = d.element == NOT_LOOKED ? 0.0 : beside(shared, d, index, seen);
   return near > 0.0 ? near : esmm_measured_anywhere(index);
 }
 
 double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *times)
 {
+  esmm_evidence seen = {0};
   *times = 0;
   if (!p->ctx->learns)
     return 1.0;
   const esmm_class shared = shape_class(p);
-  return ratio_of(mix(shared, p->w->serial), shared, esmm_choose_class(p, looked), index, times);
+  const double ratio = ratio_of(mix(shared, p->w->serial), shared, esmm_choose_class(p, looked), index, &seen);
+  *times = seen.times;
+  return ratio;
 }
 
 /* ---- the choice ---- */
@@ -182,23 +187,24 @@ static void rank(const esmm_option *all, int count, int *best, int *next)
 /* What a trial may lose: twice what is expected, where nothing was measured. */
 static double loss_of(const esmm_option *x, double best)
 {
-  return fmax(0.0, x->seconds - best) * (x->times == 0 ? 2.0 : 1.0);
+  return fmax(0.0, x->hoped - best) * (x->times == 0 || x->hoped < x->seconds ? 2.0 : 1.0);
 }
 
 /* May it win? before: times that earlier rounds have; begun: the call before was its trial. */
-static bool may_win(const esmm_option *x, double best, double slack, int before, bool begun)
+static bool may_win(const esmm_option *x, double best, const esmm_clock *clock, int before, bool begun)
 {
-  if (x->flying > 0 || x->times - before >= TRIES || x->predicted < LEAST_SECONDS)
+  const bool again = clock->warms && before > 0; /* what the first calls took is forgotten */
+  if (x->flying > 0 || x->times - (again ? 0 : before) >= (again ? before : TRIES) || x->predicted < LEAST_SECONDS)
     return false;
-  if (x->times == 0)
-    return x->seconds < (esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN) * best + slack;
+  if (x->times == 0 || (again && !x->warm))
+    return x->hoped < (esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN) * best + clock->slack;
   if (before > 0)
     return x->seconds < (begun ? AGAIN : MAY_WIN) * best;
   return x->seconds < (x->times == 1 ? AGAIN : LAST_AGAIN) * best;
 }
 
-/* How many times of a kernel earlier rounds of trials have. The first calls find cold caches and sleeping threads, some
-   kernels more than others: so there are further rounds, three in all, each after four times as many calls. */
+/* How many times of a kernel earlier rounds of trials have. The first calls find cold caches and sleeping threads, and
+   may take ten times as long: so there are further rounds, three in all, each after four times as many calls. */
 static int tried_before(const esmm_history *h, esmm_density_class d, const esmm_option *best)
 {
   /* Of many weights of a shape each has few calls, but the times of all count. */
@@ -208,6 +214,17 @@ static int tried_before(const esmm_history *h, esmm_density_class d, const esmm_
   for (uint32_t at = NEXT_ROUND; calls >= at && times + 2 * TRIES <= ESMM_MEASURED_TIMES; at *= 4)
     times += TRIES;
   return times;
+}
+
+/* What was measured in the first calls alone says how long a call takes at most. What is hoped for is the prediction,
+   by what the best takes of its own. */
+static void hope(esmm_option *all, int count, int best, bool again)
+{
+  const double ratio = all[best].seconds / all[best].predicted;
+  for (int i = 0; i < count; i++)
+    all[i].hoped = again && !all[i].warm
+                       ? fmin(all[i].seconds, fmax(ratio * all[i].predicted, all[i].seconds - COLD_SECONDS))
+                       : all[i].seconds;
 }
 
 /* What the best of those takes that were measured; infinite where none was. */
@@ -224,16 +241,20 @@ static double least_measured(const esmm_option *all, int count)
 static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock,
                   int before)
 {
-  const double budget = all[best].seconds * (clock->budget + clock->share * (double)h->calls) - (double)h->spent;
+  const bool again = clock->warms && before > 0;
+  const double budget = all[best].seconds * (clock->budget + clock->share * (double)h->calls) +
+                        (again ? LATER_SECONDS : 0.0) - (double)h->spent;
   int found = -1;
   for (int i = 0; i < count; i++) {
-    const bool begun = all[i].index + 1 == h->trying, warmed = begun && before > 0 && clock->warms;
-    if (i == best || !may_win(&all[i], all[best].seconds, clock->slack, before, begun) ||
-        (!warmed && loss_of(&all[i], all[best].seconds) > budget)) /* what was made warm is timed, too */
+    const bool begun = all[i].index + 1 == h->trying;
+    if (begun && h->warmed && i != best) /* what was made warm is timed, too */
+      return i;
+    if (i == best || !may_win(&all[i], all[best].seconds, clock, before, begun) ||
+        (!(begun && again) && loss_of(&all[i], all[best].seconds) > budget))
       continue;
     if (begun)
       return i;
-    if (found < 0 || all[i].seconds < all[found].seconds)
+    if (found < 0 || all[i].hoped < all[found].hoped)
       found = i;
   }
   return found;
@@ -294,7 +315,10 @@ static bool recall_ratios(const esmm_problem *p, esmm_option *all, int count, es
   }
   bool flying = false;
   for (int i = 0; i < count; i++) {
-    all[i].seconds *= ratio_of(h->own, h->shared, d, all[i].index, &all[i].times);
+    esmm_evidence seen = {0};
+    all[i].seconds *= ratio_of(h->own, h->shared, d, all[i].index, &seen);
+    all[i].times = seen.times;
+    all[i].warm = seen.warm;
     all[i].flying = clock->flying ? clock->flying(clock->self, at(h->own, d), all[i].index) : 0;
     flying = flying || all[i].flying > 0;
   }
@@ -315,6 +339,7 @@ static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_cl
   h->calls++;
   h->spent += (float)plan->reserve;
   h->trying = plan->tried ? plan->index + 1 : 0;
+  h->warmed = plan->warming;
   if (!plan->tried)
     h->last = plan->index + 1;
 }
@@ -328,6 +353,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   for (int i = 0; i < count; i++) {
     all[i].seconds = all[i].predicted;
     all[i].times = all[i].flying = 0;
+    all[i].warm = false;
   }
   esmm_history *const noted = h ? h : &none;
   if (p->ctx->learns)
@@ -339,6 +365,8 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
   } else if (p->ctx->learns && h && !clock->off && !clock->idle && h->calls > 0 &&
              all[best].times + all[best].flying > 0 && all[best].predicted >= LEAST_SECONDS) {
     const int before = tried_before(h, d, &all[best]);
+    plan->warm = clock->warms && before > 0;
+    hope(all, count, best, plan->warm);
     const int other = to_try(all, count, best, h, clock, before);
     const bool check =
         h->calls / CHECKED_EVERY != h->checked && next >= 0 && all[next].seconds < CHECKED * all[best].seconds;
@@ -346,7 +374,7 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
     chosen = other >= 0 ? other : check ? next : best;
     plan->open = other >= 0;
     plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;
-    plan->warming = other >= 0 && clock->warms && before > 0 && h->trying != all[other].index + 1;
+    plan->warming = other >= 0 && plan->warm && h->trying != all[other].index + 1;
   }
   fill_plan(all, count, chosen, chosen == best ? next : best, plan);
   plan->tried = chosen != best;
@@ -373,8 +401,8 @@ void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, do
 {
   ctx->learnt++;
   const double ratio = seconds / plan->predicted;
-  esmm_measured_add(plan->own, 0, plan->index, ratio);
-  esmm_measured_add(plan->shared, ctx->home, plan->index, ratio);
+  esmm_measured_add(plan->own, 0, plan->index, plan->warm, ratio);
+  esmm_measured_add(plan->shared, ctx->home, plan->index, plan->warm, ratio);
   if (!plan->open || !h)
     return;
   /* What took much longer than expected was disturbed: that is no fault of the trial. */

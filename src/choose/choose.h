@@ -29,7 +29,9 @@ typedef struct esmm_option {
   double predicted; /* seconds, by the model */
   double doubt;     /* 1, or more: a prediction that nothing was measured for has to be so much better than others */
   double seconds;   /* predicted, times what was measured over it: esmm_choose_among fills this in, */
-  int times;        /* and how often that was measured, */
+  double hoped;     /* the same, but for what was measured in the first calls alone, */
+  int times;        /* and how often it was measured, */
+  bool warm;        /* behind the first calls, */
   int flying;       /* and how often it is being measured */
 } esmm_option;
 
@@ -65,6 +67,7 @@ typedef struct esmm_plan {
   bool timed;     /* what it takes is wanted: esmm_choose_learn */
   bool tried;     /* for that alone */
   bool warming;   /* for the calls behind it, which are timed */
+  bool warm;      /* the first calls are over: what it takes counts more than what was measured in them */
   bool open;      /* the next call may try another */
   bool flying;    /* a kernel of these is being measured */
   esmm_class own; /* of the call, on these weights */
@@ -78,7 +81,8 @@ typedef struct esmm_history {
   esmm_class own, shared; /* but for A's densities */
   uint32_t calls, rest;   /* so far; until the next is timed */
   uint32_t checked;       /* how often the next best was looked at again */
-  int last, trying;       /* indices and 1 more: of the kernel that was best last, of one that was tried then */
+  int last, trying;       /* indices and 1 more: of the kernel that was best last, of one that was tried then, */
+  bool warmed;            /* whose call was not timed */
   float spent;            /* seconds that trials lost */
 } esmm_history;
 

@@ -23,7 +23,9 @@
 
 typedef struct slot {
   _Atomic int16_t kernel; /* and 1 more: 0 is free */
-  _Atomic uint16_t added; /* times, all that there were */
+  _Atomic uint16_t added; /* times, all that there were; */
+  _Atomic uint16_t cold;  /* so many of them are not looked at: the first warm one was below them; */
+  _Atomic bool warm;      /* there was one */
   _Atomic bool dropped;   /* the first was, and another would count */
   _Atomic float low;      /* their lower quartile */
   _Atomic float times[ESMM_MEASURED_TIMES];
@@ -69,12 +71,19 @@ static slot *slot_of(entry *e, int kernel)
   return NULL;
 }
 
-double esmm_measured(esmm_class of, int kernel, int *times)
+/* How many are looked at. */
+static int times_of(const slot *s)
+{
+  const int added = GET(s->added), counted = added - GET(s->cold); /* another thread may be changing both */
+  return counted < 0 ? 0 : counted < ESMM_MEASURED_TIMES ? counted : ESMM_MEASURED_TIMES;
+}
+
+double esmm_measured(esmm_class of, int kernel, esmm_evidence *seen)
 {
   const slot *s = slot_of(find(of), kernel);
-  const uint16_t added = s ? GET(s->added) : 0;
-  *times = added < ESMM_MEASURED_TIMES ? added : ESMM_MEASURED_TIMES;
-  return added ? (double)GET(s->low) : 0.0;
+  *seen = (esmm_evidence){.times = s ? times_of(s) : 0};
+  seen->warm = seen->times > 0 && GET(s->warm);
+  return seen->times > 0 ? (double)GET(s->low) : 0.0;
 }
 
 uint32_t esmm_measured_count(esmm_class of, int kernel)
@@ -117,14 +126,20 @@ static uint32_t tick(void)
   return atomic_fetch_add_explicit(&table.clock, 1, memory_order_relaxed);
 }
 
+static void clear_slot(slot *s, int kernel)
+{
+  SET(s->kernel, (int16_t)(kernel + 1));
+  SET(s->added, 0);
+  SET(s->cold, 0);
+  SET(s->warm, false);
+  SET(s->dropped, false);
+}
+
 static void clear(entry *e, esmm_class of)
 {
   SET(e->of, 0);
-  for (int i = 0; i < ESMM_MEASURED_KERNELS; i++) {
-    SET(e->slots[i].kernel, 0);
-    SET(e->slots[i].added, 0);
-    SET(e->slots[i].dropped, false);
-  }
+  for (int i = 0; i < ESMM_MEASURED_KERNELS; i++)
+    clear_slot(&e->slots[i], FREE);
   SET(e->of, of);
 }
 
@@ -170,9 +185,7 @@ static slot *make_slot(entry *e, int kernel)
   for (int i = 0; i < ESMM_MEASURED_KERNELS && GET(e->slots[i].kernel) != 0; i++)
     if (!s || GET(e->slots[i].added) < GET(s->added))
       s = &e->slots[i];
-  SET(s->kernel, (int16_t)(kernel + 1));
-  SET(s->added, 0);
-  SET(s->dropped, false);
+  clear_slot(s, kernel);
   return s;
 }
 
@@ -182,14 +195,18 @@ static int by_value(const void *x, const void *y)
   return (a > b) - (a < b);
 }
 
-static void add_time(slot *s, float ratio)
+static void add_time(slot *s, bool warm, float ratio)
 {
   float times[ESMM_MEASURED_TIMES];
   const uint16_t added = GET(s->added);
+  if (warm && !GET(s->warm) && (added == 0 || ratio < GET(s->low)))
+    SET(s->cold, added);
+  if (warm)
+    SET(s->warm, true);
   SET(s->times[added % ESMM_MEASURED_TIMES], ratio);
-  const int count = added + 1 < ESMM_MEASURED_TIMES ? added + 1 : ESMM_MEASURED_TIMES;
+  const int counted = added + 1 - GET(s->cold), count = counted < ESMM_MEASURED_TIMES ? counted : ESMM_MEASURED_TIMES;
   for (int i = 0; i < count; i++)
-    times[i] = GET(s->times[i]);
+    times[i] = GET(s->times[(added - i) % ESMM_MEASURED_TIMES]);
   qsort(times, (size_t)count, sizeof *times, by_value);
   SET(s->low, times[(count - 1) / 4]);
   /* The number of times says where the next one goes, too: it must not pass over any. */
@@ -229,14 +246,14 @@ static bool doubtful(entry *e, slot *s, int kernel, double ratio)
   return true;
 }
 
-void esmm_measured_add(esmm_class of, uint32_t home, int kernel, double ratio)
+void esmm_measured_add(esmm_class of, uint32_t home, int kernel, bool warm, double ratio)
 {
   if (of == 0 || !is_ratio(ratio) || !enter())
     return;
   entry *e = make(of, home);
   slot *s = make_slot(e, kernel);
   if (!doubtful(e, s, kernel, ratio)) {
-    add_time(s, (float)ratio);
+    add_time(s, warm, (float)ratio);
     const float before = GET(table.anywhere[kernel]), now = (float)log(ratio);
     SET(table.anywhere[kernel], before == 0.0f ? now : before + (float)WEIGHT * (now - before));
     note_news(home);
@@ -320,7 +337,7 @@ bool esmm_measured_parse(const char *line, uint32_t home, int (*kernel_of)(const
   entry *e = !find(of) && room_for(of) ? make(of, home) : NULL;
   for (int i = 0; i < count && e; i++)
     for (int j = 0; j < (all[i].times < KEPT_TIMES ? all[i].times : KEPT_TIMES); j++)
-      add_time(make_slot(e, all[i].kernel), (float)all[i].ratio);
+      add_time(make_slot(e, all[i].kernel), all[i].times > KEPT_TIMES, (float)all[i].ratio);
   leave();
   return true;
 }

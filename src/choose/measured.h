@@ -21,15 +21,27 @@
 /* A class of call: a hash of all that it has in common. 0 is none. */
 typedef uint64_t esmm_class;
 
-/* The lower quartile of the last times of a kernel, over what was predicted; 0 where there are none. times: how many
-   there were, at most ESMM_MEASURED_TIMES. */
-double esmm_measured(esmm_class of, int kernel, int *times);
+/* What a ratio stands on. */
+typedef struct esmm_evidence {
+  int times; /* how many there were, at most ESMM_MEASURED_TIMES; */
+  bool warm; /* not only in the first calls, whose caches are cold */
+} esmm_evidence;
+
+static inline void esmm_evidence_more(esmm_evidence *x, esmm_evidence other)
+{
+  x->times = other.times > x->times ? other.times : x->times;
+  x->warm = x->warm || other.warm;
+}
+
+/* The lower quartile of the last times of a kernel, over what was predicted; 0 where there are none. */
+double esmm_measured(esmm_class of, int kernel, esmm_evidence *seen);
 /* How many times there were in all. */
 uint32_t esmm_measured_count(esmm_class of, int kernel);
 /* The ratio for all classes together, which serves those that have none. */
 double esmm_measured_anywhere(int kernel);
-/* One more. home: the file that it is kept in, see saved.h; 0: in none. */
-void esmm_measured_add(esmm_class of, uint32_t home, int kernel, double ratio);
+/* One more. home: the file that it is kept in, see saved.h; 0: in none. The first warm one drops those before it
+   that were above it. */
+void esmm_measured_add(esmm_class of, uint32_t home, int kernel, bool warm, double ratio);
 /* All is forgotten: for tests, which are alone then. */
 void esmm_measured_clear(void);
 
