@@ -158,6 +158,18 @@ check 'a table fits 80 columns: bench' fits 80 esmm bench auto 1 --no-tune --siz
 check 'a table fits 100 columns: list' fits 100 esmm list
 parts() { COLUMNS=60 esmm inspect $model | awk '/^tensor/ { heads++ } /^two4 / { rows++ } END { exit heads < 2 || rows != heads + 1 }'; }
 check 'columns that do not fit follow below, each with its row' parts
+tunes_a_model() { # a matrix of each shape and dtype; later runs know what its products take
+  rm -rf tuned && mkdir tuned
+  XDG_CACHE_HOME=$PWD/tuned esmm tune part-1.safetensors --rows 96,200 --density-a 1,5% --threads 1 >tuned.out 2>&1 &&
+    [ "$(grep -c '^dense ' tuned.out)" = 4 ] && grep -q '12 products timed with 1 thread, and saved' tuned.out || { cat tuned.out; return 1; }
+  XDG_CACHE_HOME=$PWD/tuned esmm explain --load-b part-1.safetensors::dense --dims 96 128 64 --random --density-a 5% \
+    --threads 1 >tuned.out 2>&1 && grep -q '^\* .*cheapest of .* as measured' tuned.out || { cat tuned.out; return 1; }
+  esmm tune part-1.safetensors --dry-run 2>tuned.out
+  [ $? = 2 ] && grep -q 'dry-run is for the machine' tuned.out || { cat tuned.out; return 1; }
+  esmm tune --rows 3 2>tuned.out
+  [ $? = 2 ] && grep -q 'are for a model: give its file' tuned.out || { cat tuned.out; return 1; }
+}
+check 'tune of a model' tunes_a_model
 weights() { mkdir -p only && cp part-1.safetensors only/ && esmm bench-weights only --m 4 --no-tune >weights.csv 2>&1 &&
   [ "$(grep -c ',auto,' weights.csv)" = 3 ] && [ "$(wc -l <weights.csv)" = 4 ] || { cat weights.csv; return 1; }; }
 check 'bench-weights measures auto' weights
