@@ -1,5 +1,5 @@
 /*
- * gate.cuh: an element of a gated product whose two sums one thread has:
+ * gate.cuh: an element of a gated product, from two sums of a thread:
  *
  *     C = gate_activation(alpha * gate + gate_bias) * (alpha * sum + beta * C + bias) + residual
  *

@@ -82,7 +82,7 @@ static __device__ __forceinline__ void feed(const esmm_dense_params &p, char *ri
   typedef dense_stage<HALVES> stage_of;
   const int64_t steps = (p.k + DENSE_K - 1) / DENSE_K;
   const int64_t mine = (blocks_m * blocks_n - blockIdx.x + gridDim.x - 1) / gridDim.x, all = mine * steps;
-  int64_t asked = 0; /* stages whose copies were started */
+  int64_t asked = 0; /* stages with their copies started */
   int64_t row = 0, col = 0;
   for (int64_t done = 0; done < all; done++) {
     if (threadIdx.x == 0)

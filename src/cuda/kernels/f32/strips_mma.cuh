@@ -148,7 +148,7 @@ static __device__ __forceinline__ void store(const esmm_strips_product_params &p
   const bool vectors = is_plain<4>(e);
   row0 += lane / 4 * 4;
   col0 += lane % 4 * 8;
-  uint32_t again = 0; /* elements whose sum is not finite, by their place in these 4 x 8 */
+  uint32_t again = 0; /* sums that are not finite, by their place in these 4 x 8 */
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int r = i / 2, c = i % 2 * 4; /* rows 2x + h */

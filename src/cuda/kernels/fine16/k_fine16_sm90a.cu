@@ -20,8 +20,8 @@
  * A step is 16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words that say where the
  * line is in shared memory, which of four strips it is of, and whether a chunk begins. A group is 32 rows of A, four
  * strips: what a warp multiplies, all of its steps in one list, chunk by chunk. A block has 16 groups, 512 rows, by 64
- * columns, and is persistent. B comes by TMA in six stages of 256 k's; the last warp that is done with a chunk sends
- * for the next.
+ * columns, and is persistent. B comes by TMA in six stages of 256 k's; the last warp that is done with a chunk loads
+ * the next.
  *
  * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, a quarter of places. At (m, k, n) = (4096, 14336,
  * 4096), zeros anywhere, in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is
@@ -47,7 +47,7 @@
 #define COLS ESMM_FINE16_COLS
 #define GROUPS (ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_ROWS) /* of a block: a warp each */
 #define STAGE (CHUNK * COLS * 2)
-#define PREFETCHED 8 /* steps whose values are on their way to registers */
+#define PREFETCHED 8 /* steps with values on their way to registers */
 #define FOURS 2      /* the same of places, four steps each */
 #define BODY 8       /* steps of a loop's body: registers have fixed numbers */
 #define QUARTERS 4   /* of 16 columns */
@@ -100,7 +100,7 @@ typedef struct unit {
   int rows, tile; /* 512 rows of A, 64 columns of B */
 } unit;
 
-/* So many blocks of rows come together, column by column: their steps stay in the second-level cache. */
+/* `together` blocks of rows come together, column by column: their steps stay in the second-level cache. */
 static __device__ __forceinline__ unit unit_at(const esmm_fine16_params &p, int index)
 {
   const int together = p.together * p.tiles, set = index / together, place = index - set * together;
@@ -140,8 +140,8 @@ static __device__ __forceinline__ void wait_for(fine_memory &s, int chunk, uint3
   sm90_barrier_wait(&s.full[stage], ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
 }
 
-/* A warp is done with a chunk. Who is the last of all brings what comes next into the same stage: there
-   is no warp that loads, which would take registers from the others. */
+/* A warp is done with a chunk. The last warp loads the next one into the same stage: a loading warp would take
+   registers from the others. */
 static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_memory &s, columns of, int chunk)
 {
   __syncwarp();
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &
   int chunk = 0;
   uint2 a[PREFETCHED], fours[FOURS]; /* values; places of four steps */
 #pragma unroll
-  for (int i = 0; i < PREFETCHED; i++) /* past the last step too: there is room, and nobody uses it */
+  for (int i = 0; i < PREFETCHED; i++) /* past the last step too: there is room, and it is not used */
     a[i] = load_listed(values + i * 32);
 #pragma unroll
   for (int i = 0; i < FOURS; i++)

@@ -89,8 +89,7 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 /*
  * A chunk of k's costs its latencies, however little of it is alive; what is, costs stages, for each tile. A line
  * cannot say that A is scanned for every tile where more k's are alive than there is room for; there, others are
- * faster. In launches: blocks of a cluster send each other sums, and a C whose lines are not of 16 bytes is written
- * element by element.
+ * faster. In launches: blocks of a cluster send each other sums, and a C with odd lines is written element by element.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)

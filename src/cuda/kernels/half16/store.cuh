@@ -79,7 +79,7 @@ static __device__ __forceinline__ half16_begun begin_rests(const esmm_half16_par
   return g;
 }
 
-/* Row H of the lane's two: an element of A times a row of B, in whose place its columns of the next are fetched. */
+/* Row H of the lane's two: an element of A times a row of B; the next row's columns are loaded in its place. */
 template <esmm_dtype DTYPE, int H>
 static __device__ __forceinline__ void add_rest(float (&sums)[LANE_SUMS], float a, uint4 (&b)[EIGHTS],
                                                 const uint4 *next, int eights)

@@ -54,8 +54,8 @@ typedef struct tall_tile {
   int row, tile; /* first row of C; tile of 128 columns */
 } tall_tile;
 
-/* Tiles come in groups of so many pairs of columns, row by row, so that what runs at the same time shares both operands
-   in the second-level cache. */
+/* Tiles come in groups of pairs of columns, row by row, so that what runs at the same time shares both operands in the
+   second-level cache. */
 static __device__ __forceinline__ tall_tile tall_at(const esmm_nm16_params &p, int index, int pairs, int rows, int rank)
 {
   const int in_group = p.group * rows, group = index / in_group, place = index - group * in_group;
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
   char *staging = memory + TALL_STAGES * TALL_STAGE + group * ESMM_NM16_STAGING;
   int slot = 0, before = 0;
   uint32_t phase = 0;
-  /* A warp tells both blocks that it is done with a stage: what comes next comes from both. */
+  /* A warp releases a stage in both blocks: both load the next one. */
   const auto let_go = [&](int which) {
     if (lane < PAIR)
       sm90_barrier_arrive_cluster(sm90_address_at(&empty[which], (uint32_t)lane));
@@ -206,7 +206,7 @@ static __device__ __forceinline__ void finish_low(const esmm_nm16_params &p, flo
         }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) /* nobody else reads this place of this block's */
+    for (int i = 0; i < 8; i++) /* only this thread reads them */
       mine[i] = x[i];
     finish_row_of_8(p.epilogue, row0 + r, col, p.n, vectors, x, mine);
   }

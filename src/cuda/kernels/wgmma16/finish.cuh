@@ -62,9 +62,9 @@ static __device__ __forceinline__ float gelu(float x)
 }
 
 /*
- * The same for those whose tail is e / (e + 1), four values at once: they share a reciprocal, that of the product of
- * their e + 1, which lie between 1 and 2. MUFU, which takes 8 cycles for a warp, then has 1.25 instructions a value
- * instead of 2; with the others they are 9.5 instead of 8. What is NaN does not get into its neighbours.
+ * The same with the tail e / (e + 1), four values at once: they share a reciprocal, that of the product of their e + 1,
+ * which lie between 1 and 2. MUFU, which takes 8 cycles for a warp, then has 1.25 instructions a value instead of 2;
+ * with the others they are 9.5 instead of 8. A NaN does not reach its neighbours.
  */
 template <esmm_activation ACTIVATION> static __device__ __forceinline__ void logistic(float *x)
 {
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void finish_panel(const esmm_epilogue_params &
   add_residual(e, x, row, col);
 }
 
-/* The same with a gate, whose sums are `gate`; the epilogue's own activation is none. */
+/* The same with a gate; gate: its sums. The epilogue's own activation is none. */
 static __device__ __forceinline__ void finish_gated(const esmm_wgmma16_params &p, float (&gate)[PANEL_SUMS],
                                                     float (&x)[PANEL_SUMS], int row, int col, const float *gate_bias,
                                                     const float *bias)

@@ -1,17 +1,17 @@
 /*
- * tally.cuh: what is noted of C (nonzeros of columns, bitmaps of strips) in a dense product. Tiles of both kinds may
- * follow one another:
+ * tally.cuh: a dense product's notes of C: nonzeros of columns, bitmaps of strips. Tiles of both kinds may follow one
+ * another:
  *
- *   counted    all of its rows are C's, and one strip's: who multiplies counts nonzeros in registers, from the pairs
- *              that it stores, and adds them up in shared memory, a byte a column (tally_pairs)
- *   read back  others: warps that have nothing else to do, as of the loading warpgroup one thread loads, read the tile
- *              where it lies in shared memory for TMA to write it
+ *   counted    all of its rows are C's, and one strip's: the multiplying warps count nonzeros in registers, from the
+ *              pairs that they store, and add them up in shared memory, a byte a column (tally_pairs)
+ *   read back  others: the idle warps of the loading warpgroup, where one thread loads, read the tile where it lies in
+ *              shared memory for TMA
  *
- * The same warps bring both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
- * are an item: one of its threads says that they are there. `tallied` says that what was told has been taken: the bytes
- * are zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
- * stage that C lies in waits only for those that read it back (let_go_held), which is asked after each stage.
- * Tiles that TMA does not write are noted by who stores them (store.cuh).
+ * The same warps write both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
+ * are an item: one of its threads arrives at `tile_there`. `tallied` means that the item has been taken: the bytes are
+ * zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
+ * stage that C lies in waits only for the warps that read it back (let_go_held), and polls after each stage. Tiles that
+ * TMA does not write are noted by the warps that store them (store.cuh).
  */
 #ifndef ESMM_CUDA_WGMMA16_TALLY_CUH
 #define ESMM_CUDA_WGMMA16_TALLY_CUH
@@ -87,9 +87,9 @@ static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group,
 /* ---- by the warps that take the notes ---- */
 
 /*
- * So many threads of every block, `thread` being this one's number among them: clear what is added to, where no launch
- * has done so before. All blocks have when clear_wait returns. One thread of a block calls that, and tells the others;
- * the product is multiplied meanwhile.
+ * `threads` threads of every block, this one number `thread`: clear counts and bits, where no launch has before. All
+ * blocks have when clear_wait returns; one thread of a block calls that, the others meet it at a barrier. The product
+ * is multiplied meanwhile.
  */
 static __device__ __forceinline__ void clear_notes(const esmm_wgmma16_params &p, int thread, int threads)
 {
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void clear_wait(const esmm_wgmma16_params &p)
   leave(meeting, gridDim.x);
 }
 
-/* One thread of each of `warps` warps of every block, when it has noted all: so many bits. The last one tells. */
+/* One thread of each of `warps` warps of every block, when it has noted all of its `bits`. The last one reports. */
 static __device__ __forceinline__ void tell_bits(const esmm_wgmma16_params &p, uint32_t bits, uint32_t warps)
 {
   unsigned long long *sum = (unsigned long long *)p.bitmap_sums;
