@@ -1,13 +1,13 @@
 /*
- * k_bsr16_sm90a.cu: a 16-bit A times a B of cells, on Hopper: only chunks of k are read that a tile has a cell of.
+ * k_bsr16_sm90a.cu: a 16-bit A times a B of cells, on Hopper: reads only the chunks of k in which a tile has a cell.
  *
  *   A [m,k]   bf16 or fp16, either order, as the caller has it
  *   B         cells of 64 columns and 32 or 64 k's (ops/blocks.c)
  *   sums      fp32, in the tensor core
  *
- * What bounds wgmma is how often it reads its operands from shared memory: with 256 columns an instruction it reaches
- * 80 % of its rate, with 64 half of it. A cell has 64 columns. So C is computed transposed: a cell is the operand of 64
- * rows, and 256 rows of A that of 256 columns.
+ * Reads of operands from shared memory bound wgmma: with 256 columns an instruction it reaches 80 % of its rate, with
+ * 64 half of it. A cell has 64 columns. So C is computed transposed: a cell is the operand of 64 rows, and 256 rows of
+ * A that of 256 columns.
  *
  *     cells, transposed         A, transposed: 256 rows
  *     64 columns [ x . x ] 0    [ chunk 0          ]         [ C transposed, warpgroup 0 ]
@@ -15,7 +15,7 @@
  *                                [ chunk 2          ]
  *
  * A tile is 256 rows by 128 columns of C, two panels of cells, one for each multiplying warpgroup. Its list has an
- * entry for each chunk of k that one of them has a cell of. A stage holds an entry: A's chunk, and the cells that are
+ * entry for each chunk of k in which one of them has a cell. A stage holds an entry: A's chunk, and the cells that are
  * there; or two entries, where a cell has 32 k's.
  *
  * Persistent blocks in pairs, a cluster: rows differ, columns and so lists are the same, and each cell is fetched once

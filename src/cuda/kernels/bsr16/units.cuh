@@ -1,5 +1,6 @@
 /*
- * units.cuh: what the wgmma kernels of a B of cells share: units of work, their order, the adding of a unit's parts.
+ * units.cuh: what the wgmma kernels of a B of cells share: units of work, how a worker gets them, adding a unit's
+ * parts.
  *
  * A unit is a tile of C, or a part of the list of its columns. A worker is a block, or a pair of them: a cluster with
  * neighbouring rows and the same columns. The first unit is the worker's own; near the end of each it draws the next
@@ -11,7 +12,7 @@
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define BOTH 3  /* blocks of a pair */
-#define SENT 16 /* tickets on their way in a pair of blocks: more than stages */
+#define SENT 16 /* tickets on their way at once: more than stages */
 #define AHEAD 6 /* stages of a unit that are still to be loaded when its block asks for the next */
 #define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of tickets */
 
@@ -91,7 +92,7 @@ static __device__ __forceinline__ void send(uint32_t to, uint32_t x, uint32_t b)
                : "memory");
 }
 
-/* The unit after this one, found step by step, a step a stage: each waits for what the one before loads. */
+/* The unit after this one, found step by step, a step a stage: each waits for the one before. */
 typedef struct bsr16_next {
   int step;
   uint32_t ticket; /* lane 0's: how many were drawn before */
@@ -235,7 +236,7 @@ static __device__ __forceinline__ void begin_stages(const esmm_bsr16_params &p, 
     sm90_prefetch_map(&p.map_cells);
   if (p.c_boxes)
     sm90_prefetch_map(&p.map_c);
-  for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
+  for (int i = 0; i < STAGES; i++) { /* eight warps of each block release a stage */
     sm90_barrier_init(&full[i], 1);
     sm90_barrier_init(&empty[i], p.pairs ? 16 : 8);
   }

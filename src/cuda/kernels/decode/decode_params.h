@@ -38,7 +38,7 @@ typedef struct esmm_decode_params {
   /* esmm_decode_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate;        /* its rows, as b's: b_row apart */
   uint64_t gate_bias;   /* [n] fp32, or 0 */
-  uint64_t gate_report; /* the same for the gate's product; or 0 */
+  uint64_t gate_report; /* report of the gate's product, or 0 */
   int32_t gate_activation;
   int32_t unused;
 } esmm_decode_params;

@@ -15,13 +15,13 @@
 
 #define WARPS (ESMM_DECODE_THREADS / 32)
 #define MOST_SHIFT 2     /* four warps side by side, two for each column */
-#define LEAST_RANGE 128  /* k's that are worth a block of their own */
+#define LEAST_RANGE 128  /* k's that are worth a block */
 #define FEW_BLOCKS 16    /* so few wait for B's rows one after the other */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
 
-/* The kernel for so many rows of A. */
+/* The kernel for up to `rows` rows of A. */
 typedef struct width {
   esmm_cuda_function function;
   esmm_cuda_function gated; /* both branches of a gated product; none for fp32 */

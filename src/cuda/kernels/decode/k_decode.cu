@@ -12,11 +12,11 @@
  *
  * A block copies its k's of A to shared memory (all copies at once: one latency) and lists, in ascending order, those
  * with a nonzero in any row. Then each warp streams the rows of its steps of the list from global memory to registers,
- * STAGES steps of 2 KiB ahead. What fills up the last step is replaced by zeros in both operands, so that no Inf of
- * either gets in.
+ * STAGES steps of 2 KiB ahead. Entries that fill up the last step are replaced by zeros in both operands, so that no
+ * Inf of either gets in.
  *
  * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as another
- * while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4) wants
+ * while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4) needs
  * columns 8g .. 8g+7 of its four k's, entries 4t .. 4t+3 of the step, which are k's 2t, 2t+1, 2t+8, 2t+9 of the mma: 16
  * bytes of each row. Lane 8t + g loads them, as then 8 lanes side by side read 128 bytes of one row, and a shuffle
  * exchanges them. Columns 8g+2p and 8g+2p+1 become rows g and g+8 of mma p. A's operand is gathered from shared memory

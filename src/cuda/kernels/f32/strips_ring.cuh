@@ -97,7 +97,7 @@ static __device__ __forceinline__ void advance(ring_position &at, int by, int st
 
 /*
  * A stage is given back through one of the block's numbered barriers (0 is __syncthreads'): each consumer warp arrives,
- * the producer warp that fills it in the next round waits. Odd and even rounds have barriers of their own, because a
+ * the producer warp that fills it in the next round waits. Odd and even rounds have separate barriers, because a
  * producer may come for the round after next before the slowest has come for the next.
  */
 #define MMA_RETURN_THREADS (32 * (MMA_CONSUMERS + 1))

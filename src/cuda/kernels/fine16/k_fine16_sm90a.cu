@@ -6,16 +6,16 @@
  * C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight lines;
  * the values of A come from memory straight into registers.
  *
- * What bounds it is shared memory: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else
- * is done. Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once
- * have to lie in different banks, which is where k modulo 8 differs; and lists that end with each chunk of B's lines
- * leave steps that are not full. Sorting each chunk's list leaves 1.7 times the wavefronts at 1 % and 2 times at 0.5 %.
+ * Shared memory bounds it: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else is done.
+ * Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once have to
+ * lie in different banks, which is where k modulo 8 differs; and lists that end with each chunk of B's lines leave
+ * steps that are not full. Sorting each chunk's list leaves 1.7 times the wavefronts at 1 % and 2 times at 0.5 %.
  *
  * So a slot of a step belongs to a class: slot i takes k's with k % 8 = i % 8, and no step ever has a conflict. And
  * steps do not end with chunks: the product keeps the lines of AHEAD chunks, 1024 k's, and a class that has run out of
  * k's in one chunk goes on in the next. A schedule (pack.cuh) sees to it that no step needs a line that is not there
- * yet, or not there any more. What is left empty of all slots, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at
- * 1 %, 9 % at 2 %. Empty slots read a line of zeros.
+ * yet, or not there any more. Slots left empty, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at 1 %, 9 % at 2 %.
+ * Empty slots read a line of zeros.
  *
  * A step is 16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words that say where the
  * line is in shared memory, which of four strips it is of, and whether a chunk begins. A group is 32 rows of A, four
@@ -100,7 +100,7 @@ typedef struct unit {
   int rows, tile; /* 512 rows of A, 64 columns of B */
 } unit;
 
-/* `together` blocks of rows come together, column by column: their steps stay in the second-level cache. */
+/* p.together blocks of rows come together, column by column: their steps stay in the second-level cache. */
 static __device__ __forceinline__ unit unit_at(const esmm_fine16_params &p, int index)
 {
   const int together = p.together * p.tiles, set = index / together, place = index - set * together;
@@ -266,8 +266,8 @@ static __device__ __forceinline__ void store_turned(const esmm_fine16_params &p,
   }
 }
 
-/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: what it needs
-   of registers would be lacking above. */
+/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: its registers
+   would be missing above. */
 static __device__ __noinline__ void store_any(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16], int row0,
                                               int col0, float *staging, int lane)
 {
@@ -320,7 +320,7 @@ static __device__ __forceinline__ void store(const esmm_fine16_params &p, float 
 
 /* ---- the kernels ---- */
 
-/* What the host is to know of A, by one warp: the density of strips; what is alive meets all of B. */
+/* One warp, for the host: A's strip density, which is also the joint one, as B is full. */
 static __device__ __forceinline__ void report_strips(const esmm_fine16_params &p, int lane)
 {
   uint64_t alive = 0;

@@ -1,7 +1,7 @@
 /*
  * k_fused16_sm90a.cu: products of 16-bit operands with few or middling rows on Hopper: A is scanned and multiplied by
- * one block, in its shared memory. Nothing is packed for others and no block waits for all of them, which is what
- * k_wgmma16_sm90a.cu spends most of a small product on; instead every tile of columns scans A again.
+ * one block, in its shared memory. Nothing is packed for other blocks and no block waits for all others, on which
+ * k_wgmma16_sm90a.cu spends most of a small product; instead every tile of columns scans A again.
  *
  *   A [m,k]   bf16 or fp16, either order; strips of 64 rows
  *   B [k,n]   the rows form of the weights
@@ -15,8 +15,8 @@
  * Lines of A stay where they are put, and where there is room for all of them the next tile needs B's rows only.
  * Otherwise A is scanned again.
  *
- * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks.
- * What fills up the last stage is zeros in both operands, so that no Inf of either gets in.
+ * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks. The
+ * last stage is filled up with zeros in both operands, so that no Inf of either gets in.
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/wgmma16/lines.cuh"
@@ -495,7 +495,7 @@ static __device__ __forceinline__ void finish_columns(const esmm_fused16_params 
 {
   float4 low[RANKS], high[RANKS];
 #pragma unroll
-  for (int r = 0; r < RANKS; r++) { /* all are asked for before the first is needed */
+  for (int r = 0; r < RANKS; r++) { /* all loads before the first use */
     low[r] = read_sums(p, unit, rank, r, row, at, log_mine);
     high[r] = read_sums(p, unit, rank, r, row, at + 4, log_mine);
   }

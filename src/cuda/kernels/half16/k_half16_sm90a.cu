@@ -95,7 +95,7 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_half16_params &
     if (lane < PAIR)
       sm90_barrier_arrive_cluster(sm90_address_at(&empty[which], (uint32_t)lane));
   };
-  /* Blocks of k's that tile i goes through again: loaded a tile ahead, so that no warp waits for them. */
+  /* Count of k blocks that tile i goes through again; loaded a tile ahead, so that no warp waits for it. */
   const auto agains_of = [&](int i) {
     return i < count ? __ldg((const int32_t *)p.agains + tile_at(p, i, across).pair) : 0;
   };

@@ -48,8 +48,7 @@ static __device__ __forceinline__ void turn_sums(float (&sums)[LANE_SUMS], int l
 /* ---- C ---- */
 
 /*
- * What is said of PARAMS: C has m rows and n columns, epilogue is what follows the sums, and with registers that is
- * done in registers, as in esmm_half16_params.
+ * PARAMS has m, n (of C), epilogue and registers (the epilogue is applied in registers) as esmm_half16_params has.
  *
  * As finish_values (epilogue.cuh), of turned sums; n is a multiple of 8, or all columns lie inside.
  */

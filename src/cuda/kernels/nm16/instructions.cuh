@@ -37,8 +37,8 @@ template <int A_LINES_ARE_K> struct nm16_a_step {
   SM90_WGMMA("sp.sync.aligned.m64n" #cols "k32", types, sums, operands, "l"(b), "l"(a), "r"(places), "n"(SELECT), \
              "n"(A_LINES_ARE_K))
 
-/* d [64 x cols] += b' [64 x 32] * a' [32 x cols], for `cols` rows of A, which are so many sums of a thread; operands:
-   the names of what comes behind those. */
+/* d [64 x cols] += b' [64 x 32] * a' [32 x cols], for `cols` rows of A, `sums` sums of a thread; operands: the names of
+   the further ones. */
 #define NM16(cols, sums, operands)                                                                      \
   template <esmm_dtype DTYPE, int A_LINES_ARE_K, int SELECT>                                            \
   static __device__ __forceinline__ void nm16(float(&d)[sums], uint64_t b, uint64_t a, uint32_t places) \

@@ -1,7 +1,7 @@
 /*
  * k_nm16_decode.cu: C [m,n] = A [m,k] x B for m of 1 to 16 and 2:4 weights of 16 bits, in one launch. The floor is the
- * bytes of B: nothing is known of them but where they lie, so they are asked for before anything else, straight to
- * registers, and A comes while they are on their way.
+ * bytes of B: their addresses depend on nothing, so they are loaded first, straight to registers, and A comes while
+ * they are on their way.
  *
  *                  columns of C: a block has `groups` warps side by side, 32 columns each
  *            +-----------+-----------+--

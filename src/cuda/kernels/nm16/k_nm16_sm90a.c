@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#define LEAST_BLOCKS 4 /* of 64 k's that are worth a part of their own */
+#define LEAST_BLOCKS 4 /* of 64 k's that are worth a part */
 #define GROUP 16       /* pairs of column tiles that come together */
 
 ESMM_FATBIN(k_nm16_sm90a);

@@ -174,7 +174,7 @@ template <int ROWS> struct low_stage {
                 "params.h tells the host another size");
 };
 
-/* Rows of a tile that this block finishes, every so many: sums of all parts, in the order of the ranks. */
+/* The tile's rows that this block finishes, every ranks-th: sums of all parts, in the order of the ranks. */
 template <int ROWS>
 static __device__ __forceinline__ void finish_low(const esmm_nm16_params &p, float *sums, int row0, int col0)
 {

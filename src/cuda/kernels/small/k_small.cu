@@ -116,7 +116,7 @@ static __device__ __forceinline__ int lane_col(void)
 
 static __device__ __forceinline__ void multiply(const chunk &x, float (&sums)[LANE_ROWS][LANE_COLS])
 {
-#pragma unroll 8 /* all of them would want more registers than there are */
+#pragma unroll 8 /* all at once would need more registers than there are */
   for (int k = 0; k < CHUNK; k++) {
     const float4 a = *(const float4 *)&x.a[k][lane_row()];
     const float4 low = *(const float4 *)&x.b[k][lane_col()], high = *(const float4 *)&x.b[k][16 + lane_col()];

@@ -4,7 +4,7 @@
  * there once.
  *
  * Curves are worked out in fp32, with the formulas of epilogue.cuh: within 2^-16 of the exact value, which C's rounding
- * hides, and what is less than 2^-119 may become 0. In float64 they would take longer than a tenth of the product.
+ * hides, and values below 2^-119 may become 0. In float64 they would take longer than a tenth of the product.
  */
 #ifndef ESMM_CUDA_WGMMA16_FINISH_CUH
 #define ESMM_CUDA_WGMMA16_FINISH_CUH
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void add_residual(const esmm_epilogue_params &
 
 /* ---- all of it ---- */
 
-/* What is added from `column` on, where it lies; NULL for none. */
+/* The bias from `column` on; NULL for none. */
 static __device__ __forceinline__ const float *bias_from(const float *bias, int column)
 {
   return bias ? bias + column : nullptr;

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 #define ALIGN 1024                /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4             /* stages that are worth a part of their own */
+#define LEAST_STEPS 4             /* stages that are worth a part */
 #define LEND 5                    /* stages that writing lent sums takes, */
 #define ADD_LENT 4                /* and to add them */
 #define LEAST_LENT 12             /* stages that are worth lending */

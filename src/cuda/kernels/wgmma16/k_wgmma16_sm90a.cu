@@ -574,7 +574,7 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     if (ENTRY == ENTRY_GATED)
       sm90_prefetch_map(&p.map_gate);
 #pragma unroll 1
-    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
+    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block release a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_WGMMA16_DENSE].share == ESMM_WGMMA16_ALONE ? 8 : 16);
     }

@@ -159,7 +159,7 @@ static __device__ __forceinline__ void store_lines(uint32_t to, const uint32_t (
     sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs[i]);
 }
 
-/* ---- what is noted of C ---- */
+/* ---- counts and bits of C ---- */
 
 /* The bitmap of the strip of C that has this row; NULL where none is noted. The host has made strip_rows fit. */
 static __device__ __forceinline__ uint32_t *bitmap_of(const esmm_epilogue_params &e, int row)
@@ -308,8 +308,8 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
  * the others at `there`; counts and bits are noted from there, by each warp for its 16 rows, or late, by the tally
  * warps, or on the way there (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that
- * memory has been read. bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a curve or a
- * residual may follow.
+ * memory has been read. bias: that of the tile's first column, in any memory, or NULL. MORE: a curve or a residual may
+ * follow.
  */
 template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
