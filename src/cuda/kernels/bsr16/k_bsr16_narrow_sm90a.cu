@@ -190,7 +190,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 /* ---- multiplying ---- */
 
-/* What changes of views: their lower words, a place in shared memory and how far it is to the next 32 columns of
+/* The changing parts of views: their lower words, a place in shared memory and the distance to the next 32 columns of
    blocks, both in 16 bytes. */
 typedef struct narrow_views {
   uint32_t a, b;          /* of the first stage; b: the place alone, as are: */

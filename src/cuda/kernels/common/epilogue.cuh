@@ -288,7 +288,7 @@ static __device__ __forceinline__ void begin_line(const esmm_epilogue_params &e,
 }
 
 /* From the activation to C. All loads come before the first store: a residual may be C itself. Bit i of the result: the
-   i-th is stored as not zero. */
+   i-th stored value is not zero. */
 template <int COUNT>
 static __device__ __forceinline__ uint32_t end_line(const esmm_epilogue_params &e, const line_of_c &l,
                                                     float (&x)[COUNT])

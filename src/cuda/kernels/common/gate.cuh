@@ -10,7 +10,7 @@
 
 #include "cuda/kernels/common/epilogue.cuh"
 
-/* row and col lie inside C; true where it is stored as not zero. A call, because many end in it. */
+/* row and col lie inside C; true where the stored value is not zero. A call, because many end in it. */
 static __device__ __noinline__ bool finish_gated_element(const esmm_epilogue_params &e, const float *gate_bias,
                                                          int32_t gate_activation, int64_t row, int64_t col, float gate,
                                                          float sum)

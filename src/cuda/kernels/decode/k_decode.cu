@@ -195,7 +195,7 @@ template <bool GATED> static __device__ __forceinline__ bool is_gate(const esmm_
   return GATED && group_of(p) % 2 == 1;
 }
 
-/* Columns of a block; a warp has 1 << log_width, which are another one's too where that reads the gate's. */
+/* Columns of a block; a warp has 1 << log_width, shared with the warp that reads the gate's. */
 template <bool GATED> static __device__ __forceinline__ int log_columns(const esmm_decode_params &p, int log_width)
 {
   return log_width + p.group_shift - (GATED ? 1 : 0);

@@ -2,9 +2,9 @@
  * k_fine16_sm90a.cu: bf16 and fp16, A very sparse (0.1 to 2 % nonzeros, anywhere), on Hopper.
  *
  * Where zeros lie anywhere, only low strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
- * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is made turned: 16 columns by 8 rows of
- * C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight lines;
- * the values of A come from memory straight into registers.
+ * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is computed transposed: 16 columns by 8
+ * rows of C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight
+ * lines; the values of A come from memory straight into registers.
  *
  * Shared memory bounds it: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else is done.
  * Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once have to
@@ -13,9 +13,8 @@
  *
  * So a slot of a step belongs to a class: slot i takes k's with k % 8 = i % 8, and no step ever has a conflict. And
  * steps do not end with chunks: the product keeps the lines of AHEAD chunks, 1024 k's, and a class that has run out of
- * k's in one chunk goes on in the next. A schedule (pack.cuh) sees to it that no step needs a line that is not there
- * yet, or not there any more. Slots left empty, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at 1 %, 9 % at 2 %.
- * Empty slots read a line of zeros.
+ * k's in one chunk goes on in the next. A schedule (pack.cuh) makes sure that a step's lines are there. Slots left
+ * empty, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at 1 %, 9 % at 2 %. Empty slots read a line of zeros.
  *
  * A step is 16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words that say where the
  * line is in shared memory, which of four strips it is of, and whether a chunk begins. A group is 32 rows of A, four
@@ -266,8 +265,8 @@ static __device__ __forceinline__ void store_turned(const esmm_fine16_params &p,
   }
 }
 
-/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: its registers
-   would be missing above. */
+/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: inlined, it
+   would take registers from the code above. */
 static __device__ __noinline__ void store_any(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16], int row0,
                                               int col0, float *staging, int lane)
 {

@@ -8,7 +8,7 @@
  *   schedule  where the steps of each chunk end, and where its k's go. A lane has a class of a strip; every warp does
  *             all of it, so that none waits for another
  *   note      alive k's into the table of slots
- *   emit      steps that nothing can be added to any more, in the order in which they are multiplied
+ *   emit      finished steps, in the order in which they are multiplied
  *
  * Of class r, chunk c has n k's. They take the next n places of their class, but none in a step before the first of
  * chunk c - AHEAD + 1, because the product has no more than AHEAD chunks in shared memory at once. A step has two

@@ -330,7 +330,7 @@ static __device__ __forceinline__ void find_again(const esmm_fused16_params &p, 
   }
 }
 
-/* One thread: boxes are to come, and nothing is known of them. */
+/* One thread: fresh barriers, and the first boxes' loads. */
 template <bool BY_K>
 static __device__ __forceinline__ void begin_scan(const esmm_fused16_params &p, int row0, int first, int last)
 {

@@ -1,10 +1,10 @@
 /*
  * instructions.cuh: Hopper's sparse tensor core (wgmma.sp) on 16-bit operands in shared memory, fp32 sums.
  *
- * Its sparse operand has the rows, so C is made turned: a row of the instruction is a column of C, its columns are rows
- * of A. B is a half of a block of the form nm16 (nm_layout.h): 64 columns, 64 k's, of which one instruction takes 32;
- * `places` is this thread's word of the half, and SELECT says which lanes' words it means: of the first 32 k's (0) or
- * of the last (1). A lies in panels of lines of 128 bytes with 128-byte swizzle, aligned to 1024:
+ * Its sparse operand has the rows, so C is computed transposed: a row of the instruction is a column of C, its columns
+ * are rows of A. B is a half of a block of the form nm16 (nm_layout.h): 64 columns, 64 k's, of which one instruction
+ * takes 32; `places` is this thread's word of the half, and SELECT says which lanes' words it means: of the first 32
+ * k's (0) or of the last (1). A lies in panels of lines of 128 bytes with 128-byte swizzle, aligned to 1024:
  *
  *   k contiguous (A row-major)   line = a row of A, 64 k's; 32 k's further is 64 bytes further
  *   m contiguous                 line = a k, 64 rows; 32 k's further is 32 lines further, 64 rows further a panel

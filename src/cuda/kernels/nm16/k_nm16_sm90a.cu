@@ -2,7 +2,7 @@
  * k_nm16_sm90a.cu: bf16 and fp16 with 2:4 weights on Hopper: half of B's k's are not there, and the sparse tensor core
  * (wgmma.sp) takes the k's of A that belong to the others.
  *
- * The sparse operand of wgmma.sp is the one with the rows, so C is made turned, a warpgroup 64 columns of C:
+ * The sparse operand of wgmma.sp is the one with the rows, so C is computed transposed, a warpgroup 64 columns of C:
  *
  *                   A: 256 rows of C            a stage: 64 k's
  *               k  +----------------------+       A  256 rows by 64 k's, 32 KB, by TMA
@@ -12,13 +12,13 @@
  *                  +----------------------+     loads half of A and sends it to both
  *
  * esmm_nm16_<dtype> (tall, by_k): persistent blocks, one loading warp and two multiplying warpgroups, five stages.
- * What limits it is shared memory: an instruction of 256 rows reads 16 KB of A and 2 KB of B, 144 cycles for 128 of
- * arithmetic; without the sharing in clusters it would be the second-level cache's wires. The clock goes down, too.
+ * Shared memory limits it: an instruction of 256 rows reads 16 KB of A and 2 KB of B, 144 cycles for 128 of arithmetic;
+ * without the sharing in clusters it would be the second-level cache's wires. The clock goes down, too.
  *
  * esmm_nm16_<dtype>_<rows>, for few rows of A (16, 32, 64, 128 at most in a tile): nothing is persistent, the blocks of
- * a cluster share the tile's k's, and what limits it is the reading of B, 0.5625 of its bytes. Each block leaves its
- * sums in its shared memory, and after they have met each finishes a share of the tile, adding the parts in the order
- * of the k's: the same bits in every run.
+ * a cluster share the tile's k's, and reading B limits it, 0.5625 of its bytes. Each block writes its sums to its
+ * shared memory; after a cluster barrier each finishes a share of the tile, adding the parts in the order of the k's:
+ * the same bits in every run.
  */
 #include "cuda/kernels/nm16/pairs.cuh"
 #include "cuda/kernels/nm16/store.cuh"

@@ -8,7 +8,7 @@
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
  *
  * All four warps gather, 16 lines of a stage each: while wgmma runs, a warp gets a gather through every 39 cycles and
- * any other instruction every 8, so these are what counts.
+ * any other instruction every 8, so gathers are what counts.
  */
 #ifndef ESMM_CUDA_WGMMA16_FEED_CUH
 #define ESMM_CUDA_WGMMA16_FEED_CUH
@@ -459,8 +459,8 @@ static __device__ __forceinline__ void chunk_fetch(const wgmma16_gather &h, wgmm
                : "memory");
 }
 
-/* The next eight stages' entries to shared memory, where the stage at w is not there yet, and those after on their way.
- */
+/* The next eight stages' entries to shared memory, unless those of the stage at w are there; starts to load those
+   after. */
 static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, const wgmma16_work &work,
                                                 const wgmma16_gather &h, wgmma16_walk &w)
 {

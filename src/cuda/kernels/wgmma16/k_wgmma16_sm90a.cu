@@ -657,8 +657,8 @@ KERNELS(gated_, ENTRY_GATED)
 
 /*
  * What a launch with these parameters chooses, to p.report: one block of SAMPLERS threads, no dynamic shared memory, no
- * cluster. Reads m, k, mode, choose, a, a_ld, a_by_k, b_alive and the line; of neither dtype more than its zeros. Where
- * the launch does not choose, no densities are known.
+ * cluster. Reads m, k, mode, choose, a, a_ld, a_by_k, b_alive and the line; of either dtype only the zeros. Where the
+ * launch does not choose, no densities are known.
  */
 extern "C" __global__ void __launch_bounds__(SAMPLERS) esmm_wgmma16_look(const __grid_constant__ esmm_wgmma16_params p)
 {

@@ -182,7 +182,7 @@ static __device__ __forceinline__ void add_count(const esmm_epilogue_params &e, 
     atomicAdd((int *)e.counts + col, count);
 }
 
-/* 64 columns from col on, of which each lane has how often two are not zero. */
+/* 64 columns from col on; each lane has the nonzero counts of two. */
 static __device__ __forceinline__ void tally_bits(uint32_t *bitmap, int col, __half2 nonzeros)
 {
   if (!bitmap)

@@ -21,7 +21,7 @@
 #define TALLY_WARPS 3 /* all of the loading warpgroup but the first */
 #define TALLY_ROWS 32 /* of a panel, that a warp reads at once */
 
-/* Does this launch note anything so? */
+/* Do tally warps note anything in this launch? */
 static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p)
 {
   return p.c_boxes && p.epilogue.extra & ESMM_EXTRA_TALLY;
@@ -134,8 +134,8 @@ static __device__ __forceinline__ uint32_t tally_panel(wgmma16_shared *sh, uint3
   return panel < ROOM ? first + (uint32_t)panel * PANEL : spare + (uint32_t)(panel - ROOM) * PANEL;
 }
 
-/* Bits of 64 columns from col on, of rows of one strip. A lane has how often each of 8 columns is not zero, the same
-   ones as the lanes 8, 16 and 24 on. */
+/* Bits of 64 columns from col on, of rows of one strip. A lane has the nonzero counts of 8 columns, the same ones as
+   the lanes 8, 16 and 24 on. */
 static __device__ __forceinline__ void tally_strip(const esmm_epilogue_params &e, int row, int col,
                                                    const __half2 (&nonzeros)[4])
 {
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params 
     if (fine)
       tally_strip(e, row + 4 * i, col, nonzeros);
   }
-  /* What four lanes have of the same columns is added up; each keeps two columns. */
+  /* Four lanes with the same columns add up; each keeps two columns. */
   const bool high = lane & 16, second = lane & 8;
 #pragma unroll
   for (int j = 0; j < 2; j++)
@@ -203,8 +203,8 @@ static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params 
     atomicAdd(&counts[mine + 1], high_count);
 }
 
-/* What the warps have counted of a tile goes to memory: one addition a column, and the strip's bits. Returns how many
-   of these this warp has noted. */
+/* Adds a tile's counts to memory, one addition a column, and the strip's bits. Returns how many bits this warp has
+   noted. */
 template <int COLS>
 static __device__ __forceinline__ uint32_t tally_flush(const esmm_epilogue_params &e, int *counts, int row, int col,
                                                        bool fine)

@@ -268,7 +268,7 @@ static __device__ __forceinline__ uint32_t *lent_counter(const esmm_wgmma16_para
 
 #define FEEDER_LINES 16 /* of 64 that a feeding warp gathers */
 #define PLACES 2048     /* SKIP_AB: a ring of entries */
-#define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
+#define CHUNK_STAGES 8  /* SKIP_A: a warp fetches these stages' entries at once */
 
 #define SAMPLERS ESMM_WGMMA16_LOOK_THREADS     /* threads that look at A, two rows each */
 #define SAMPLES 8                              /* places that a choice looks at: 128 rows */
@@ -294,9 +294,8 @@ typedef struct wgmma16_shared {
   uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
   alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
   int tally_counts[ESMM_WGMMA16_WIDE];
-  alignas(16) uint8_t
-      tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile whose nonzeros were counted in registers; 0 between tiles */
-  alignas(16) int4 unit[MAX_STAGES];  /* unit_told */
+  alignas(16) uint8_t tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile counted in registers; 0 between tiles */
+  alignas(16) int4 unit[MAX_STAGES];                  /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
   /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
