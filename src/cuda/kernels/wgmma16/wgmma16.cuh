@@ -294,8 +294,9 @@ typedef struct wgmma16_shared {
   uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
   alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
   int tally_counts[ESMM_WGMMA16_WIDE];
-  alignas(16) uint8_t tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile counted in registers; 0 between tiles */
-  alignas(16) int4 unit[MAX_STAGES];                  /* unit_told */
+  alignas(16) uint8_t
+      tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile with its nonzeros counted in registers; 0 between tiles */
+  alignas(16) int4 unit[MAX_STAGES];  /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
   /* A worker warp's own, or, as panels, what of a tile of C does not fit into a stage. */
