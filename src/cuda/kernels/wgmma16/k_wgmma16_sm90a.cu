@@ -213,7 +213,7 @@ template <bool WAIT> static __device__ __forceinline__ void let_go_held(wgmma16_
   c.held = MAX_STAGES;
 }
 
-/* The tally warps have taken the last tile that was written so: the first warp waits for the warpgroup. */
+/* Until the tally warps have taken the last tile that was written so, the first warp waits for all. */
 static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                      const wgmma16_consumer &c)
 {

@@ -10,8 +10,8 @@
  * The same warps write both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
  * are an item: one of its threads arrives at `tile_there`. `tallied` means that the item has been taken: the bytes are
  * zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
- * stage that C lies in waits only for the warps that read it back (let_go_held), and polls after each stage. Tiles that
- * TMA does not write are noted by the warps that store them (store.cuh).
+ * stage that C lies in waits only for the warps that read it back (let_go_held polls after each stage). Tiles that TMA
+ * does not write are noted by the warps that store them (store.cuh).
  */
 #ifndef ESMM_CUDA_WGMMA16_TALLY_CUH
 #define ESMM_CUDA_WGMMA16_TALLY_CUH
