@@ -51,7 +51,7 @@ static double predict(const esmm_problem *p, const esmm_bsr16_lists *lists, uint
   const int64_t workers = esmm_cuda_sms(p) / (lists->pairs ? ESMM_WGMMA16_CLUSTER : 1), units = c->rows * c->all;
   const double each = (double)lists->entry_count / (double)c->all + TILE_ENTRIES + (c->parts[1] > 0 ? PART_ENTRIES : 0);
   const double rounds = (double)esmm_ceil_div(units, workers);
-  /* Where rounds are many, blocks that are through early take the next; where they are few, the last one counts. */
+  /* With many waves, blocks that are through early take the next unit; with few, the last wave counts. */
   const double even = fmax((double)units / (double)workers, 1.0);
   return fmax(rounds <= FEW_ROUNDS ? rounds * each : (even + 0.5) * each, (double)most);
 }

@@ -12,7 +12,7 @@ static inline int64_t esmm_bsr16_panels(const esmm_problem *p)
   return esmm_ceil_div(p->n, ESMM_CELL_COLS);
 }
 
-/* What of B is multiplied with all of A: told in statistics. */
+/* The part of B that is multiplied with all of A, for statistics. */
 static inline void esmm_bsr16_note(const esmm_problem *p, esmm_stats *stats)
 {
   const esmm_cuda_blocks *b = &esmm_cuda_b(p)->blocks;

@@ -5,10 +5,10 @@
  * A block has a panel of 64 columns, or with others of its cluster a share of the panel's k's. It lists the panel's
  * cells; its warps take steps of 16 k's in turn, 2 KiB each, from memory to registers, two or three of them ahead.
  *
- * mma m16n8k16 computes C transposed: 16 columns of B by 8 rows of A. Lane (g, t) = (lane / 4, lane % 4) wants columns
+ * mma m16n8k16 computes C transposed: 16 columns of B by 8 rows of A. Lane (g, t) = (lane / 4, lane % 4) needs columns
  * 8g .. 8g+7 of k's 4t .. 4t+3, which the instruction takes for its k's 2t, 2t+1, 2t+8, 2t+9: any order is as good as
  * another while A's is the same. Lane 8t + g loads them, as then eight lanes read a line of 128 bytes, and shuffles
- * hand them over. Columns 8g+2p and 8g+2p+1 are rows g and g+8 of instruction p.
+ * exchange them. Columns 8g+2p and 8g+2p+1 are rows g and g+8 of instruction p.
  *
  * Sums of warps, then of blocks, are added in a fixed order.
  */
@@ -115,7 +115,7 @@ static __device__ __forceinline__ int list_cells(const esmm_bsr16_decode_params 
   const uint32_t *places = (const uint32_t *)p.places + (int64_t)panel * p.chunks;
   uint32_t cell[EACH];
   int at = 0, total = 0;
-  __syncthreads(); /* nobody reads the last list any more */
+  __syncthreads(); /* all warps have read the last list */
 #pragma unroll
   for (int i = 0; i < EACH; i++) { /* a warp has EACH * 32 chunks side by side */
     const int chunk = first + (warp * EACH + i) * 32 + lane;

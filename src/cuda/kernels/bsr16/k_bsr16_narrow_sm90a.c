@@ -1,5 +1,5 @@
 /*
- * k_bsr16_narrow_sm90a.c: bsr_narrow_bf16_sm90a and bsr_narrow_f16_sm90a: a B of blocks whose sides 64 does not
+ * k_bsr16_narrow_sm90a.c: bsr_narrow_bf16_sm90a and bsr_narrow_f16_sm90a: a B of blocks with sides that 64 does not
  * divide, on Hopper, A as it is. See k_bsr16_narrow_sm90a.cu.
  *
  * A is read as it is where TMA can do that (16-byte lines), else copied first.

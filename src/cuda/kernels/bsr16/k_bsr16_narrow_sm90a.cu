@@ -1,14 +1,12 @@
 /*
- * k_bsr16_narrow_sm90a.cu: a 16-bit A times a B of cells whose blocks are narrower than a cell, on Hopper: 32 k's by 32
- * columns.
+ * k_bsr16_narrow_sm90a.cu: a 16-bit A times a B of blocks narrower than a cell, on Hopper: 32 k's by 32 columns.
  *
  *   A [m,k]   bf16 or fp16, either order, as the caller has it
  *   B         blocks of 32 x 32 with a nonzero, in the order of lists, as wgmma reads them (ops/narrow.c)
  *   sums      fp32, in the tensor core
  *
- * What bounds narrow blocks is the way from the second-level cache: a chunk of A is used for the few blocks that a tile
- * has there. So a tile has eight times 32 columns, those whose blocks lie at the same k's (ops/narrow.c puts them
- * together), and 128 rows:
+ * The way from the second-level cache bounds narrow blocks: a chunk of A serves the few blocks that a tile has there.
+ * So a tile has eight times 32 columns with blocks at the same k's (ops/narrow.c puts them together), and 128 rows:
  *
  *     A: 128 rows                   columns 96.., 544.., 0.., ... (eight)        C
  *     [ chunk 0           ]         [ x . . x . . . . ]
@@ -41,7 +39,7 @@
 #define ZEROS (SIDE * 32)   /* bytes: 16 k's by 32 columns, before the ring and behind everything */
 #define WARPS 4             /* that load */
 
-/* What consumers are told of a stage: which blocks it has, and its counts with: */
+/* A stage's words for consumers: which blocks it has, and its counts with: */
 enum { TOLD_LAST = 1 << 24, TOLD_END = 1 << 25 }; /* it is its unit's last; there are no more */
 
 typedef struct narrow_shared {
@@ -92,8 +90,8 @@ static __device__ __forceinline__ uint32_t place_at(const esmm_bsr16_params &p, 
   return __ldg((const uint32_t *)p.places + (int64_t)list.tile * COLS + threadIdx.x % COLS);
 }
 
-/* One thread: A's chunks and the blocks of an entry, half of which either of a pair fetches for both. turn: who has one
-   more if they are odd. */
+/* One thread: A's chunks and an entry's blocks; each block of a pair fetches half of these for both. turn: which of the
+   two takes an odd one. */
 static __device__ __forceinline__ void load_entry(const esmm_bsr16_params &p, char *stage, uint64_t *full, int row,
                                                   const esmm_narrow_entry &entry, int rank, int turn)
 {
@@ -127,7 +125,7 @@ static __device__ __forceinline__ uint32_t entry_bytes(uint32_t counts)
   return (counts >> 16) * A_CHUNK + (counts >> 8 & 0xff) * BLOCK_BYTES;
 }
 
-/* One of the loading warps; stages come to them in turns, for a stage takes one thread hundreds of instructions. */
+/* One of the loading warps; they take stages in turn, as a stage takes one thread hundreds of instructions. */
 static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ring, narrow_shared *sh, bsr16_next &next)
 {
   const bsr16_work work = work_of(p);
@@ -192,7 +190,7 @@ static __device__ __forceinline__ void feed(const esmm_bsr16_params &p, char *ri
 
 /* ---- multiplying ---- */
 
-/* What changes of views: their lower words, a place in shared memory and how far it is to the next 32 columns of
+/* The changing parts of views: their lower words, a place in shared memory and the distance to the next 32 columns of
    blocks, both in 16 bytes. */
 typedef struct narrow_views {
   uint32_t a, b;          /* of the first stage; b: the place alone, as are: */
@@ -239,8 +237,8 @@ static __device__ __forceinline__ void multiply_blocks(float (&sums)[SUMS], cons
   sm90_wgmma_commit();
 }
 
-/* Stages up to a unit's last, whose slot is *at; returns what was told of it. Its products are waited for when the next
-   stage is there and what was told of it is known. */
+/* Stages up to a unit's last; returns its word. at: its slot. A stage's products are waited for when the next stage is
+   there and its words are read. */
 template <esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const narrow_views &views,
                                                          float (&sums)[TWICE][SUMS], uint32_t &at)
@@ -252,7 +250,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
     sums[j / SUMS][j % SUMS] = 0.0f;
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
-    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    /* Read and broadcast by the lane that releases this block's stage. */
     uint2 told = make_uint2(0, 0);
     if (c.lane == c.reader)
       told = sm90_load2(c.told + c.slot * 8);
@@ -342,7 +340,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
   }
 }
 
-/* What becomes of the sums. */
+/* A unit's epilogue. */
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const uint4 &told,
                                                    const uint32_t (&places)[MINE], narrow_shared *sh,
                                                    float (&sums)[TWICE][SUMS])
@@ -371,7 +369,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, c
     meet_group(7 + group); /* all warps have left the spare memory before it is a box again */
 }
 
-/* What one lane has, told to the others. */
+/* One lane's value, broadcast. */
 static __device__ __forceinline__ uint4 told_by(int lane, const uint4 &x)
 {
   return make_uint4(__shfl_sync(~0u, x.x, lane), __shfl_sync(~0u, x.y, lane), __shfl_sync(~0u, x.z, lane),
@@ -407,7 +405,7 @@ static __device__ __forceinline__ void multiply(const esmm_bsr16_params &p, char
 
 template <esmm_dtype DTYPE> static __device__ __forceinline__ void narrow_main(const esmm_bsr16_params &p)
 {
-  extern __shared__ __align__(1024) char zeros[]; /* there is no other shared memory, so it starts as it says */
+  extern __shared__ __align__(1024) char zeros[]; /* the only shared memory, so aligned as declared */
   char *ring = zeros + ZEROS;
   narrow_shared *sh = (narrow_shared *)(ring + STAGES * STAGE_BYTES);
   bsr16_next next = {};

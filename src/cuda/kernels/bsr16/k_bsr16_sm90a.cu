@@ -1,13 +1,13 @@
 /*
- * k_bsr16_sm90a.cu: a 16-bit A times a B of cells, on Hopper: only chunks of k are read that a tile has a cell of.
+ * k_bsr16_sm90a.cu: a 16-bit A times a B of cells, on Hopper: reads only the chunks of k in which a tile has a cell.
  *
  *   A [m,k]   bf16 or fp16, either order, as the caller has it
  *   B         cells of 64 columns and 32 or 64 k's (ops/blocks.c)
  *   sums      fp32, in the tensor core
  *
- * What bounds wgmma is how often it reads its operands from shared memory: with 256 columns an instruction it reaches
- * 80 % of its rate, with 64 half of it. A cell has 64 columns. So C is computed transposed: a cell is the operand of 64
- * rows, and 256 rows of A that of 256 columns.
+ * Reads of operands from shared memory bound wgmma: with 256 columns an instruction it reaches 80 % of its rate, with
+ * 64 half of it. A cell has 64 columns. So C is computed transposed: a cell is the operand of 64 rows, and 256 rows of
+ * A that of 256 columns.
  *
  *     cells, transposed         A, transposed: 256 rows
  *     64 columns [ x . x ] 0    [ chunk 0          ]         [ C transposed, warpgroup 0 ]
@@ -15,12 +15,12 @@
  *                                [ chunk 2          ]
  *
  * A tile is 256 rows by 128 columns of C, two panels of cells, one for each multiplying warpgroup. Its list has an
- * entry for each chunk of k that one of them has a cell of. A stage holds an entry: A's chunk, and the cells that are
+ * entry for each chunk of k in which one of them has a cell. A stage holds an entry: A's chunk, and the cells that are
  * there; or two entries, where a cell has 32 k's.
  *
  * Persistent blocks in pairs, a cluster: rows differ, columns and so lists are the same, and each cell is fetched once
- * for both. One warp loads. Lists that are long, or too few to fill the GPU, are cut; who finishes a tile's last part
- * adds up all of them in their order (units.cuh). Tiles of 128 rows where m is small.
+ * for both. One warp loads. Lists that are long, or too few to fill the GPU, are cut; the block that finishes a tile's
+ * last part adds all parts, in order (units.cuh). Tiles of 128 rows where m is small.
  */
 #include "cuda/kernels/bsr16/units.cuh"
 
@@ -28,8 +28,8 @@
 #define STAGE_BYTES (6 * PANEL)
 #define A_BYTES (4 * PANEL) /* of a stage; its cells are behind them */
 
-/* What consumers are told of a stage: the panels of its first and second entry, whether it is its unit's last, whether
-   there are no more. */
+/* A stage's word for consumers: the panels of its first and second entry, whether it is its unit's last, whether there
+   are no more. */
 enum { TOLD_SECOND = 2, TOLD_LAST = 1 << 8, TOLD_END = 1 << 9 };
 
 typedef struct bsr16_shared {
@@ -38,7 +38,7 @@ typedef struct bsr16_shared {
   uint32_t told[STAGES];
   uint32_t come; /* parts of a tile that were there before this one */
   alignas(16) int4 unit[STAGES];
-  /* Each warpgroup's own, on the way to C, and nothing of the other's: one of them may be a tile ahead. */
+  /* Each warpgroup's own, on the way to C: one of them may be a tile ahead. */
   union {
     alignas(1024) char boxes[2][PANEL]; /* that TMA writes, by turns; */
     float spare[4][512];                /* or 2 KiB for each of its warps */
@@ -177,7 +177,7 @@ static __device__ __forceinline__ void multiply_entry(float (&sums)[SUMS], uint6
     wgmma16<DTYPE, 1, A_BY_K>(sums, b + s * B_STEP, a + s * A_STEP);
 }
 
-/* Stages up to a unit's last, whose slot is *at; returns what was told of it. */
+/* Stages up to a unit's last; returns its word. at: its slot. */
 template <esmm_dtype DTYPE, bool A_BY_K, int CELL_K, int SUMS>
 static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, const bsr16_views &views,
                                                          float (&sums)[SUMS], uint32_t &at)
@@ -193,7 +193,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(bsr16_consumer &c, cons
     sums[j] = 0.0f;
   do {
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
-    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    /* Read and broadcast by the lane that releases this block's stage. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
     const uint64_t a = views.a + c.slot * (STAGE_BYTES >> 4), b = views.b + c.slot * (STAGE_BYTES >> 4);
     const uint32_t mine = what >> group_now() & (EACH == 2 ? 5 : 1); /* of the panels of its entries */
@@ -271,7 +271,7 @@ static __device__ __forceinline__ void store_boxes(const esmm_bsr16_params &p, f
   }
 }
 
-/* What becomes of the sums. */
+/* A unit's epilogue. */
 template <int SUMS>
 static __device__ __forceinline__ void finish_unit(const esmm_bsr16_params &p, const int4 &told, bsr16_shared *sh,
                                                    float (&sums)[SUMS])
@@ -338,7 +338,7 @@ static __device__ __forceinline__ void multiply_as(const esmm_bsr16_params &p, c
 
 template <esmm_dtype DTYPE> static __device__ __forceinline__ void bsr16_main(const esmm_bsr16_params &p)
 {
-  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  extern __shared__ __align__(1024) char ring[]; /* the only shared memory, so aligned as declared */
   bsr16_shared *sh = (bsr16_shared *)(ring + STAGES * STAGE_BYTES);
   bsr16_next next = {};
   uint2 then = make_uint2(0, 0);

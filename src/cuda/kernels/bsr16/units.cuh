@@ -1,10 +1,10 @@
 /*
- * units.cuh: what the wgmma kernels of a B of cells share: units of work, who does which, parts of a unit that are
- * added up.
+ * units.cuh: what the wgmma kernels of a B of cells share: units of work, how a worker gets them, adding a unit's
+ * parts.
  *
- * A unit is a tile of C, or a part of the list of its columns. A worker is a block, or a pair of them: a cluster whose
- * blocks have neighbouring rows and the same columns. The first unit is the worker's own; whoever nears the end of one
- * asks a counter in memory for the next, for lists differ much in their length.
+ * A unit is a tile of C, or a part of the list of its columns. A worker is a block, or a pair of them: a cluster with
+ * neighbouring rows and the same columns. The first unit is the worker's own; near the end of each it draws the next
+ * from a counter in memory, because lists differ much in length.
  */
 #ifndef ESMM_CUDA_BSR16_UNITS_CUH
 #define ESMM_CUDA_BSR16_UNITS_CUH
@@ -12,9 +12,9 @@
 #include "cuda/kernels/wgmma16/wgmma16.cuh"
 
 #define BOTH 3  /* blocks of a pair */
-#define SENT 16 /* units that one block of a pair can tell the other of: more than stages */
+#define SENT 16 /* tickets on their way at once: more than stages */
 #define AHEAD 6 /* stages of a unit that are still to be loaded when its block asks for the next */
-#define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of those who have asked */
+#define ASKED (ESMM_BSR16_MOST_SPLIT - 1) /* the counter of tickets */
 
 /* From the first block of a pair to the second, or from a block's first loading warp to the others. */
 typedef struct bsr16_tickets {
@@ -43,7 +43,7 @@ static __device__ __forceinline__ bsr16_work work_of(const esmm_bsr16_params &p)
 }
 
 /* Tiles come in groups of `group` tile rows, column by column, first parts of all lists before second ones. Columns
-   come by their length: the last units are short, and nobody waits long for them. */
+   come by their length: the last units are short, and so is the tail. */
 static __device__ __forceinline__ bsr16_unit unit_at(const esmm_bsr16_params &p, const bsr16_work &w, int index)
 {
   bsr16_unit unit;
@@ -84,7 +84,7 @@ static __device__ __forceinline__ bsr16_list list_of(const bsr16_unit &unit, con
 
 /* ---- the next unit ---- */
 
-/* A word to another block of the cluster, whose barrier learns of its 4 bytes. */
+/* A word to another block of the cluster; barrier b there counts its 4 bytes. */
 static __device__ __forceinline__ void send(uint32_t to, uint32_t x, uint32_t b)
 {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(x),
@@ -92,11 +92,10 @@ static __device__ __forceinline__ void send(uint32_t to, uint32_t x, uint32_t b)
                : "memory");
 }
 
-/* The unit after this one. It is found out step by step, a step a stage: each waits for what the one before sent for.
- */
+/* The unit after this one, found step by step, a step a stage: each waits for the one before. */
 typedef struct bsr16_next {
   int step;
-  uint32_t ticket; /* lane 0's: how many had asked before */
+  uint32_t ticket; /* lane 0's: how many were drawn before */
   int index;       /* from work.count on there are no more */
   bsr16_unit unit;
   uint4 column;
@@ -116,11 +115,10 @@ static __device__ __forceinline__ bsr16_next first_of(const esmm_bsr16_params &p
 }
 
 /*
- * All lanes of a loading warp. turn: units that this worker has had before this one. It asks once in each, so units are
- * asked for `count` times; who is the last of them leaves the counter ready for the next launch. True: there is a next
- * unit, whose list has just become known.
+ * All lanes of a loading warp. turn: this worker's units before this one. It draws a ticket in each, `count` in all;
+ * the last one resets the counter for the next launch. True: there is a next unit, and its list is now known.
  *
- * WARPS of each block load, in turns. The first of the first block asks and tells the others, if there are any. That
+ * WARPS of each block load, in turns. The first of the first block draws the ticket and sends it to the others. It
  * cannot overtake them: a stage is loaded when all have multiplied the one STAGES before, and a unit has a stage at
  * least.
  */
@@ -182,8 +180,8 @@ static __device__ __forceinline__ int part_place(const esmm_bsr16_params &p, int
   return before;
 }
 
-/* Leaves a part's sums in memory. True for who comes last: it then has the sums of all of them, added in their order.
-   shared: a word of shared memory, for parts that were there before this one. */
+/* Writes a part's sums to memory. True for the tile's last block: it then has all parts' sums, added in their order.
+   shared: a word of shared memory, for the number of parts before this one. */
 template <int SUMS>
 static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, uint32_t *shared, int row, int place,
                                                  int part, int parts, float (&sums)[SUMS])
@@ -226,7 +224,7 @@ static __device__ __forceinline__ bool add_parts(const esmm_bsr16_params &p, uin
   return true;
 }
 
-/* ---- stages, for those who multiply ---- */
+/* ---- stages, for consumers ---- */
 
 /* One thread of a block, before the others go on. */
 template <int STAGES>
@@ -238,7 +236,7 @@ static __device__ __forceinline__ void begin_stages(const esmm_bsr16_params &p, 
     sm90_prefetch_map(&p.map_cells);
   if (p.c_boxes)
     sm90_prefetch_map(&p.map_c);
-  for (int i = 0; i < STAGES; i++) { /* eight warps of each block let go of a stage */
+  for (int i = 0; i < STAGES; i++) { /* eight warps of each block release a stage */
     sm90_barrier_init(&full[i], 1);
     sm90_barrier_init(&empty[i], p.pairs ? 16 : 8);
   }

@@ -32,9 +32,9 @@ static __device__ __forceinline__ int warp_id(void)
 /* ---- dtypes ---- */
 
 /*
- * Functions of a dtype have a case for each one, and the last one stands without a test: one more test costs registers
- * in every kernel. So the build stops where esmm.h has a dtype that they do not know: is_dtype<V> is whether it has a
- * name for V, which the compiler then writes where a number would stand.
+ * Functions of a dtype have a case for each one, the last without a test: one more test costs registers in every
+ * kernel. So the build stops where esmm.h has a dtype without a case: is_dtype<V> is whether esmm.h has a name for V,
+ * which the compiler then prints instead of a number.
  */
 template <esmm_dtype V> static constexpr bool is_dtype(void)
 {
@@ -159,7 +159,7 @@ static __device__ __forceinline__ uint32_t nonzero_mask(uint4 x)
 
 /* ---- reports ---- */
 
-/* What was seen of A, to memory of the device or of the host, which may be waiting for it. One thread. */
+/* One thread: what was seen of A, to memory of the device or of the host, which may be waiting. */
 static __device__ __forceinline__ void report_choice(uint64_t at, const esmm_choice_device &seen)
 {
   esmm_choice_device *out = (esmm_choice_device *)at;

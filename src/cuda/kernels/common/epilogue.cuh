@@ -8,18 +8,18 @@
  * the bits that a CPU gives for the same sum, but for the sign of a zero.
  *
  *   finish_element   a sum, any C
- *   begin_line, end_line  a few sums of a row or column, any C: what is read is read at once; the activation is the
- *                    caller's, between them
+ *   begin_line, end_line  a few sums of a row or column, any C: all loads at once; the activation is the caller's,
+ *                    between them
  *   finish_8         eight columns of a row: C is read and written in vectors
- *   finish_values    a thread's sums in registers, for kernels that store them in a way of their own; C is not read,
+ *   finish_values    a thread's sums in registers, for kernels that store them their own way; C is not read,
  *                    and there is nothing of ESMM_EXTRA_VALUES
  *   store_plain      sums of an fp32 C that nothing follows (is_plain)
  *
- * What is noted of C (counts, bits) a kernel that has room for it notes by itself; else tally.cu does, from C.
+ * A kernel with room for it notes C's counts and bits itself; else tally.cu does, from C.
  *
- * Registers can only be named, not counted through, so what is done to all of a thread's sums stands in the code once
- * for each, and code that is not in the cache costs more than what it does. Hence the steps of finish_values are loops
- * of their own, each behind a test that is the same for all threads: a plain product passes over all of them.
+ * Registers cannot be indexed, so every step is unrolled over all of a thread's sums, and code that is not in the cache
+ * costs more than its work. Hence the steps of finish_values are separate loops, each behind a test that is the same
+ * for all threads: a plain product skips them all.
  */
 #ifndef ESMM_CUDA_EPILOGUE_CUH
 #define ESMM_CUDA_EPILOGUE_CUH
@@ -37,8 +37,7 @@ static __device__ __forceinline__ float rectify(float x)
 }
 
 /*
- * NONE, RELU and RELU2. Each of the two is asked for by its name, and without a branch: this stands in the code once
- * for each element.
+ * NONE, RELU and RELU2. Each of the two is tested by name, without a branch: this code is unrolled over all elements.
  */
 static __device__ __forceinline__ float activate(int32_t activation, float x)
 {
@@ -233,7 +232,7 @@ static __device__ __forceinline__ void finish_values(const esmm_epilogue_params 
 
 /* ---- a few elements of a line ---- */
 
-/* COUNT elements of a row or of a column, so many rows or columns apart, from (row, col) on. Some may lie outside C. */
+/* COUNT elements of a row or of a column, row_step or col_step apart, from (row, col) on. Some may lie outside C. */
 struct line_of_c {
   int64_t row, col;
   int row_step, col_step;
@@ -288,8 +287,8 @@ static __device__ __forceinline__ void begin_line(const esmm_epilogue_params &e,
         x[i] = __fadd_rn(x[i], ((const float *)e.bias)[l.col + i * l.col_step]);
 }
 
-/* From the activation to C. What is needed is loaded before the first is stored: a residual may be C itself. Bit i of
-   the result: what was stored of the i-th is not zero. */
+/* From the activation to C. All loads come before the first store: a residual may be C itself. Bit i of the result: the
+   i-th stored value is not zero. */
 template <int COUNT>
 static __device__ __forceinline__ uint32_t end_line(const esmm_epilogue_params &e, const line_of_c &l,
                                                     float (&x)[COUNT])

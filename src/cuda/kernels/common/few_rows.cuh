@@ -1,6 +1,6 @@
 /*
- * few_rows.cuh: what kernels for at most 16 rows share, on sm_80 and later: reads of what is read once, copies to
- * shared memory, and clusters where there are any, so that several blocks share a tile's k's.
+ * few_rows.cuh: what kernels for at most 16 rows share, on sm_80 and later: one-time reads, copies to shared memory,
+ * and clusters where there are any, so that several blocks share a tile's k's.
  */
 #ifndef ESMM_CUDA_FEW_ROWS_CUH
 #define ESMM_CUDA_FEW_ROWS_CUH

@@ -1,5 +1,5 @@
 /*
- * gate.cuh: an element of a gated product whose two sums one thread has:
+ * gate.cuh: an element of a gated product, from two sums of a thread:
  *
  *     C = gate_activation(alpha * gate + gate_bias) * (alpha * sum + beta * C + bias) + residual
  *
@@ -10,7 +10,7 @@
 
 #include "cuda/kernels/common/epilogue.cuh"
 
-/* row and col lie inside C; true where what is stored is not zero. A call, because many end in it. */
+/* row and col lie inside C; true where the stored value is not zero. A call, because many end in it. */
 static __device__ __noinline__ bool finish_gated_element(const esmm_epilogue_params &e, const float *gate_bias,
                                                          int32_t gate_activation, int64_t row, int64_t col, float gate,
                                                          float sum)

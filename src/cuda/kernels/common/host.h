@@ -119,7 +119,7 @@ static inline esmm_status esmm_cuda_extract_a(esmm_ctx *ctx, const esmm_problem 
 
 /* ---- clusters ---- */
 
-/* Blocks that run at once, in clusters of so many: those of a larger one have to find room side by side. */
+/* Blocks that run at once, in clusters of `ranks`: those of a larger one have to find room side by side. */
 static inline int64_t esmm_cuda_most_blocks(int64_t at_once, int64_t ranks)
 {
   return ranks <= 2 ? at_once : 17 * at_once / 20;

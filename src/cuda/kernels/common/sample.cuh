@@ -11,12 +11,12 @@
  *
  * -0 is a zero, NaN is not.
  *
- *   who                       places             of                        how they are spread
+ *   code                      places             of                        how they are spread
  *   esmm_sample (extract.cu)  ESMM_SAMPLES       a strip's rows by 32 k's  sample_in_stretch
- *   k_wgmma16_sm90a.cu        SAMPLES of its own 128 rows by 8 k's         sample_by_section
+ *   k_wgmma16_sm90a.cu        its SAMPLES        128 rows by 8 k's         sample_by_section
  *
- * The first is a launch of its own; the second every block of a product does for itself, and so it looks at less. What
- * that kernel would choose is known from its own sample alone: esmm_wgmma16_look.
+ * The first is a separate launch; the second is made by every block of a product, and so looks at less. Only its own
+ * sample predicts what that kernel chooses: esmm_wgmma16_look.
  */
 #ifndef ESMM_CUDA_SAMPLE_CUH
 #define ESMM_CUDA_SAMPLE_CUH

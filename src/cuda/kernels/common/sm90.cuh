@@ -40,13 +40,13 @@ static __device__ __forceinline__ void sm90_barrier_arrive_many(uint64_t *b, uin
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(times) : "memory");
 }
 
-/* Arrives, and the phase also waits for so many bytes of copies. */
+/* Arrives, and the phase also waits for `bytes` of copies. */
 static __device__ __forceinline__ void sm90_barrier_expect(uint64_t *b, uint32_t bytes)
 {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes) : "memory");
 }
 
-/* It waits for so many bytes more; somebody is still to arrive. */
+/* The phase waits for `bytes` more; a thread is still to arrive. */
 static __device__ __forceinline__ void sm90_barrier_expect_more(uint64_t *b, uint32_t bytes)
 {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(b)), "r"(bytes)
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void sm90_store4(uint32_t to, uint4 x)
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* A box of a 2-D tensor map to shared memory; b learns of its bytes. */
+/* A box of a 2-D tensor map to shared memory; b counts its bytes. */
 static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, int x, int y, uint64_t *b)
 {
   asm volatile(
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void sm90_tma_load(void *to, const void *map, 
       : "memory");
 }
 
-/* Bytes of memory to shared memory, both aligned to 16; b learns of them. */
+/* Bytes of memory to shared memory, both aligned to 16; b counts them. */
 static __device__ __forceinline__ void sm90_bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *b)
 {
   asm volatile(
@@ -300,7 +300,7 @@ static __device__ __forceinline__ void sm90_stmatrix_trans_at(uint32_t to, const
 
 /* ---- what wgmma's instructions are made of ---- */
 
-/* The names of an instruction's first so many registers, and as many of a thread's sums `d`, from the i-th on. */
+/* An instruction's first n registers; n of a thread's sums `d`, from the i-th on. */
 #define SM90_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SM90_NAMES_16 SM90_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define SM90_NAMES_32 SM90_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"

@@ -131,11 +131,11 @@ static esmm_status check(esmm_ctx *ctx, int status, const char *call)
                    call, cublas.status_name(status));
 }
 
-/* What a context keeps: its handle, and what that was last told; or the name of the status that it got instead. */
+/* What a context keeps: its handle, and the handle's settings; or the name of the status that it got instead. */
 typedef struct library {
   esmm_allocator allocator;
   void *handle;
-  bool set; /* the rest was told */
+  bool set; /* the settings below hold */
   CUstream stream;
   void *workspace;
   bool f32;
@@ -238,12 +238,12 @@ static int type(esmm_dtype dtype)
   return -1; /* cuBLAS refuses it */
 }
 
-/* Tells the handle what has changed since the last call. */
+/* Sets in the handle what has changed since the last call. */
 static esmm_status set_up(esmm_ctx *ctx, library *l, CUstream stream, bool f32, void *workspace)
 {
   const bool moved = !l->set || l->stream != stream, other = moved || l->workspace != workspace;
   esmm_status status = moved ? check(ctx, cublas.set_stream(l->handle, stream), "cublasSetStream") : ESMM_OK;
-  /* After the stream, which resets it. With memory of its own a handle gives the same bits in every run. */
+  /* After the stream, which resets it. With its own memory a handle gives the same bits in every run. */
   if (status == ESMM_OK && other)
     status = check(ctx, cublas.set_workspace(l->handle, workspace, ESMM_CUBLAS_WORKSPACE), "cublasSetWorkspace");
   if (status == ESMM_OK && (!l->set || l->f32 != f32))

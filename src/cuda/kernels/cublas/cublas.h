@@ -32,9 +32,8 @@ bool esmm_cublas_passes(const esmm_problem *p);
 double esmm_cublas_pass_bytes(const esmm_problem *p);
 
 /*
- * p's product on its stream. b: the prepared B, op(b) is [k,n] in cuBLAS's column-major
- * eyes. A and B of fp32: IEEE multiply-adds. 16-bit: both of one dtype; sums in fp32. workspace: as asked for. Only
- * after esmm_cublas_start.
+ * p's product on its stream. b: the prepared B, op(b) is [k,n], column-major as in cuBLAS. A and B of fp32: IEEE
+ * multiply-adds. 16-bit: both of one dtype; sums in fp32. workspace: as asked for. Only after esmm_cublas_start.
  */
 typedef struct esmm_cublas_operand {
   CUdeviceptr data;

@@ -43,8 +43,8 @@ static void line(const esmm_kernel *self, const esmm_problem *p, const double *c
   *variant = 0;
 }
 
-/* B's rows are the columns of its transpose, which is what cuBLAS sees in them. Those without padding where there are
-   such: a user of cuBLAS would have them. A B that lies transposed is read as it is. */
+/* cuBLAS sees B's rows as the columns of its transpose. Rows without padding where there are such: a user of cuBLAS
+   would have them. A B that lies transposed is read as it is. */
 static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch, esmm_stats *stats)
 {
   (void)self;

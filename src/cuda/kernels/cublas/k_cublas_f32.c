@@ -1,10 +1,10 @@
 /*
  * k_cublas_f32.c: NVIDIA's dense library, where it is there: the competitor that skipping has to beat.
  *
- * cublas_f32 reads B's columns [n][columns_ld], cublas_f32_rows its rows [k][n]. There is little of a rule in which of
- * the two is faster, and up to 4 times between them: so they are two kernels, and calls are measured. Both read A as it
- * is, and write C themselves where nothing but alpha and beta follows the sums and C is fp32; else a pass over the sums
- * makes C of them (cublas.h).
+ * cublas_f32 reads B's columns [n][columns_ld], cublas_f32_rows its rows [k][n]. Which of the two is faster, by up to 4
+ * times, follows no clear rule: so they are two kernels, and calls are measured. Both read A as it is, and write C
+ * themselves where nothing but alpha and beta follows the sums and C is fp32; else a pass over the sums makes C of them
+ * (cublas.h).
  */
 #include "cuda/kernels/cublas/cublas.h"
 

@@ -1,4 +1,4 @@
-/* decode_params.h: what k_decode.cu is told, C of at most 16 rows from the rows of B that A needs, and what host and
+/* decode_params.h: parameters of k_decode.cu, C of at most 16 rows from the rows of B that A needs, and what host and
    device agree on. */
 #ifndef ESMM_CUDA_DECODE_PARAMS_H
 #define ESMM_CUDA_DECODE_PARAMS_H
@@ -38,7 +38,7 @@ typedef struct esmm_decode_params {
   /* esmm_decode_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate;        /* its rows, as b's: b_row apart */
   uint64_t gate_bias;   /* [n] fp32, or 0 */
-  uint64_t gate_report; /* the same as report, for who remembers the gate's product; or 0 */
+  uint64_t gate_report; /* report of the gate's product, or 0 */
   int32_t gate_activation;
   int32_t unused;
 } esmm_decode_params;

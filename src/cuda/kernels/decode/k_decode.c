@@ -1,11 +1,10 @@
 /*
  * k_decode.c: m of 1 to 16, on a GPU. See k_decode.cu.
  *
- * The floor is the bytes of B's rows that A needs. How C is cut: more columns in a block mean that A is read less
- * often, more blocks along k that the GPU is full; a cluster's blocks have to find room side by side, so they do not
- * take all that there is.
+ * The floor is the bytes of B's rows that A needs. How C is cut: more columns in a block read A less often, more blocks
+ * along k fill the GPU; a cluster's blocks have to find room side by side, so they do not take all of it.
  *
- * Of a gated product one launch reads both weights: twice the columns in warps, of which two have the same.
+ * A gated product's launch reads both weights: twice as many warps, two for the same columns.
  */
 #include "cuda/kernels/common/host.h"
 #include "cuda/kernels/decode/decode_params.h"
@@ -15,13 +14,13 @@
 
 #define WARPS (ESMM_DECODE_THREADS / 32)
 #define MOST_SHIFT 2     /* four warps side by side, two for each column */
-#define LEAST_RANGE 128  /* k's that are worth a block of their own */
+#define LEAST_RANGE 128  /* k's that are worth a block */
 #define FEW_BLOCKS 16    /* so few wait for B's rows one after the other */
 #define BLOCK_EXTRA 2048 /* shared memory that a block takes beside what it asks for */
 
 ESMM_FATBIN(k_decode);
 
-/* The kernel for so many rows of A. */
+/* The kernel for up to `rows` rows of A. */
 typedef struct width {
   esmm_cuda_function function;
   esmm_cuda_function gated; /* both branches of a gated product; none for fp32 */

@@ -12,15 +12,15 @@
  *
  * A block copies its k's of A to shared memory (all copies at once: one latency) and lists, in ascending order, those
  * with a nonzero in any row. Then each warp streams the rows of its steps of the list from global memory to registers,
- * STAGES steps of 2 KiB ahead. What fills up the last step is replaced by zeros in both operands, so that no Inf of
- * either gets in.
+ * STAGES steps of 2 KiB ahead. Entries that fill up the last step are replaced by zeros in both operands, so that no
+ * Inf of either gets in.
  *
- * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as
- * another while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4)
- * wants columns 8g .. 8g+7 of its four k's, entries 4t .. 4t+3 of the step, which are k's 2t, 2t+1, 2t+8, 2t+9 of the
- * mma: 16 bytes of each row. Lane 8t + g loads them, as then 8 lanes side by side read 128 bytes of one row, and a
- * shuffle hands them over. Columns 8g+2p and 8g+2p+1 become rows g and g+8 of mma p. A's operand is gathered from
- * shared memory by the same list.
+ * 16-bit B: mma m16n8k16 computes C transposed, 16 columns of B by 8 rows of A. Any order of k's is as good as another
+ * while both operands have the same, and so is any order of columns. Thus lane (g, t) = (lane / 4, lane % 4) needs
+ * columns 8g .. 8g+7 of its four k's, entries 4t .. 4t+3 of the step, which are k's 2t, 2t+1, 2t+8, 2t+9 of the mma: 16
+ * bytes of each row. Lane 8t + g loads them, as then 8 lanes side by side read 128 bytes of one row, and a shuffle
+ * exchanges them. Columns 8g+2p and 8g+2p+1 become rows g and g+8 of mma p. A's operand is gathered from shared memory
+ * by the same list.
  *
  * fp32: lane (x, y) = (lane / 8, lane % 8) takes entries 4x .. 4x+3 and columns 4y .. 4y+3, with IEEE multiply-adds;
  * the four x meet at the end. A's k's lie [k][rows] in shared memory, to be read four rows at a time.
@@ -42,7 +42,7 @@
 #define THREADS ESMM_DECODE_THREADS
 #define WARPS (THREADS / 32)
 #define STEP ESMM_DECODE_STEP /* listed k's of a step */
-#define PART 8                /* k's whose bits one thread turns into list entries */
+#define PART 8                /* k's that one thread turns into list entries */
 #define EVERY_LANE 0xffffffffu
 #define LOG_COLS 6
 #define LOG_STRIP 5
@@ -195,7 +195,7 @@ template <bool GATED> static __device__ __forceinline__ bool is_gate(const esmm_
   return GATED && group_of(p) % 2 == 1;
 }
 
-/* Columns of a block; a warp has 1 << log_width, which are another one's too where that reads the gate's. */
+/* Columns of a block; a warp has 1 << log_width, shared with the warp that reads the gate's. */
 template <bool GATED> static __device__ __forceinline__ int log_columns(const esmm_decode_params &p, int log_width)
 {
   return log_width + p.group_shift - (GATED ? 1 : 0);
@@ -214,7 +214,7 @@ template <bool GATED> static __device__ __forceinline__ int64_t slice(const esmm
          (group_of(p) >> (GATED ? 1 : 0));
 }
 
-/* The same for the first float of this warp's sums, whose lines have `line` of them and a warp 1 << log_width. */
+/* The first float of this warp's sums. A line has `line` floats, a warp 1 << log_width of them. */
 template <bool GATED>
 static __device__ __forceinline__ float *sums_of_warp(const esmm_decode_params &p, int log_width, int line)
 {

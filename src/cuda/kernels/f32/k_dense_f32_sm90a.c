@@ -31,7 +31,7 @@ static bool as_it_is(const esmm_matrix *a)
   return a->dtype == ESMM_F32 && a->order == ESMM_ROW_MAJOR && esmm_cuda_as_it_is(a);
 }
 
-/* Rounds of blocks of so many rows that the multiprocessors need. */
+/* Waves of blocks of `rows` rows. */
 static double rounds(const esmm_problem *p, int64_t rows)
 {
   const int64_t blocks = esmm_ceil_div(p->m, rows) * esmm_ceil_div(p->n, COLS);

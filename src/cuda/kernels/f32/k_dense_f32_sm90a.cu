@@ -10,11 +10,11 @@
  *
  * x = hi + lo. A comes through registers (ldmatrix), where splitting costs a few instructions for 1024 multiply-adds:
  * its hi is x rounded to the 11 bits of TF32, lo = x - hi. B is read from shared memory by the tensor core, so its low
- * part must lie there: one pass over 16 KiB a stage by warps that have nothing else to do. Its hi is x with 13 bits cut
- * off, which the unit does by itself, so that it need not be written again; lo, the rest, is rounded for the same cut.
- * A product is lo*hi + hi*lo + hi*hi. The unit truncates its sums; after the 12 wgmmas of a stage they are added to
- * fp32 registers, which round to nearest. While one warpgroup adds, the other one's wgmmas keep the unit busy. A sum
- * that is not finite is made again with plain FMAs: splitting turns an infinity into a NaN.
+ * part must lie there: one pass over 16 KiB a stage by otherwise idle warps. Its hi is x with 13 bits cut off, which
+ * the unit does by itself, so that it need not be written again; lo, the rest, is rounded for the same cut. A product
+ * is lo*hi + hi*lo + hi*hi. The unit truncates its sums; after the 12 wgmmas of a stage they are added to fp32
+ * registers, which round to nearest. While one warpgroup adds, the other one's wgmmas keep the unit busy. A sum that is
+ * not finite is made again with plain FMAs: splitting turns an infinity into a NaN.
  *
  * Floor at 4096^3: 3 * 2 * 4096^3 / 400 TFLOP/s (what TF32 sustains on an H200) = 1.03 ms. Shared memory: three
  * stages of 64 KiB with HALVES = 2, four of 48 KiB with HALVES = 1.
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void feed(const esmm_dense_params &p, char *ri
   typedef dense_stage<HALVES> stage_of;
   const int64_t steps = (p.k + DENSE_K - 1) / DENSE_K;
   const int64_t mine = (blocks_m * blocks_n - blockIdx.x + gridDim.x - 1) / gridDim.x, all = mine * steps;
-  int64_t asked = 0; /* stages whose copies were started */
+  int64_t asked = 0; /* stages with their copies started */
   int64_t row = 0, col = 0;
   for (int64_t done = 0; done < all; done++) {
     if (threadIdx.x == 0)

@@ -5,16 +5,16 @@
  *   A  3 strips of 32 rows      a block computes 96 x 128 of C, in 12 subtiles of 32 x 32;
  *   B  4 strips of 32 columns   12 consumer warps own one each, 4 producer warps feed them
  *
- * The producers and the ring are strips_ring.cuh's. A consumer notes the entries of its joint in a list of its own and
- * multiplies them eight at a time; what is left over waits for the next stages, so that almost no step runs half empty,
- * and warps drift apart by several stages instead of waiting for the slowest at each.
+ * The producers and the ring are strips_ring.cuh's. A consumer lists the entries of its joint and multiplies them eight
+ * at a time; the remainder waits for the next stages, so that almost no step runs half empty, and warps drift apart by
+ * several stages instead of waiting for the slowest at each.
  *
  * Numbers: x = hi + lo, both TF32 (hi is x rounded to 11 bits, lo the exact rest, of which the unit cuts a bit), and a
  * product is lo*hi + hi*lo + hi*hi. The unit truncates its sums, so they are kept short: every few steps they are added
  * to fp32 registers that round to nearest. A sum that is not finite is made again with plain FMAs, because splitting
  * turns an infinity into a NaN.
  *
- * Fragments: mma m16n8k8 wants row g (lane / 4) and k t (lane % 4). Lane (g, t) reads rows 4g..4g+3 of an A segment
+ * Fragments: mma m16n8k8 takes row g (lane / 4) and k t (lane % 4). Lane (g, t) reads rows 4g..4g+3 of an A segment
  * with one 16-byte load: rows 4g, 4g+1 are rows g, g+8 of the first m16 tile, 4g+2, 4g+3 of the second; columns
  * likewise feed four n8 tiles.
  *
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void store(const esmm_strips_product_params &p
   const bool vectors = is_plain<4>(e);
   row0 += lane / 4 * 4;
   col0 += lane % 4 * 8;
-  uint32_t again = 0; /* elements whose sum is not finite, by their place in these 4 x 8 */
+  uint32_t again = 0; /* sums that are not finite, by their place in these 4 x 8 */
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int r = i / 2, c = i % 2 * 4; /* rows 2x + h */
@@ -220,7 +220,7 @@ static __device__ __forceinline__ void consume(const esmm_strips_product_params 
         multiply(acc, a_slot, b_slot, list, head, now);
       head += now;
       __syncwarp();
-      /* What is left over keeps its stages: the newest, or all where that had too few. */
+      /* The remainder keeps its stages: the newest, or all where that had too few. */
       const int keep = tail == head ? 0 : tail - head <= added ? 1 : held;
       for (; held > keep; held--) {
         give_back(oldest, stages);

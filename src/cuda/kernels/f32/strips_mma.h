@@ -66,7 +66,7 @@ static inline esmm_status esmm_strips_mma_run(esmm_ctx *ctx, const esmm_problem 
                                  ESMM_STRIPS_MMA_THREADS, esmm_cuda_call_of(p)->stream, &params);
 }
 
-/* Multiply-adds in whole rounds of blocks: what the GPU has time for, tails and idle multiprocessors included. */
+/* Multiply-adds in whole waves of blocks, tails and idle multiprocessors included. */
 static inline double esmm_strips_mma_work(const esmm_problem *p)
 {
   return (double)esmm_round_up(esmm_strips_mma_blocks(p), esmm_cuda_sms(p)) * ESMM_STRIPS_MMA_ROWS *

@@ -8,8 +8,8 @@
  *   MMA_MOST_STAGES     most stages of the ring, 7 at most; it has at least as many as there are producers
  *
  * Producers walk the union of the block's bitmaps, (OR of A's strips) AND (OR of B's strips), and gather MMA_CHUNK of
- * its k's at a time into a stage: only the segments (one strip at one k, 128 bytes) whose own bit is set are loaded.
- * With each stage go masks, one a strip, in the numbering of its entries: a consumer's joint is one AND of two masks.
+ * its k's at a time into a stage: only segments (one strip at one k, 128 bytes) with their own bit set are loaded. With
+ * each stage go masks, one a strip, in the numbering of its entries: a consumer's joint is one AND of two masks.
  *
  * Quad q (4 rows or columns) of entry e lies at q ^ 2(e % 4) of its segment: eight lanes that read one quad pair of
  * four entries in a row then fall into different banks.
@@ -22,7 +22,7 @@
 #define MMA_PRODUCERS ESMM_STRIPS_MMA_LEAST_STAGES /* see produce */
 #define MMA_STRIPS (MMA_ROWS + MMA_COLS)
 #define MMA_THREADS (32 * (MMA_CONSUMERS + MMA_PRODUCERS))
-#define MMA_BATCH 1024 /* k's whose union is listed at once: a word a lane */
+#define MMA_BATCH 1024 /* k's that are listed at once: a word a lane */
 #define MMA_SEGMENT (ESMM_STRIP * 4)
 #define MMA_STAGE (MMA_STRIPS * MMA_CHUNK * MMA_SEGMENT)
 #define MMA_GROUP 8 /* block rows that are walked together, so that they share B in L2 */
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void advance(ring_position &at, int by, int st
 
 /*
  * A stage is given back through one of the block's numbered barriers (0 is __syncthreads'): each consumer warp arrives,
- * the producer warp that fills it in the next round waits. Odd and even rounds have barriers of their own, because a
+ * the producer warp that fills it in the next round waits. Odd and even rounds have separate barriers, because a
  * producer may come for the round after next before the slowest has come for the next.
  */
 #define MMA_RETURN_THREADS (32 * (MMA_CONSUMERS + 1))
@@ -170,7 +170,7 @@ static __device__ __forceinline__ void load_entries(const esmm_strips_product_pa
 
 /*
  * The producers take turns: each makes every fourth chunk whole, so that the latency of one hides behind the others'.
- * All of them walk the same unions, and so agree on which chunk is whose. There must be as many stages as producers:
+ * All of them walk the same unions, and so agree on each chunk's producer. There must be as many stages as producers:
  * with fewer, two of them could wait for the same round of a stage.
  */
 template <bool DENSE>

@@ -2,26 +2,25 @@
  * k_fine16_sm90a.cu: bf16 and fp16, A very sparse (0.1 to 2 % nonzeros, anywhere), on Hopper.
  *
  * Where zeros lie anywhere, only low strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
- * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is made turned: 16 columns by 8 rows of
- * C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight lines;
- * the values of A come from memory straight into registers.
+ * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is computed transposed: 16 columns by 8
+ * rows of C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight
+ * lines; the values of A come from memory straight into registers.
  *
- * What bounds it is shared memory: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else
- * is done. Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once
- * have to lie in different banks, which is where k modulo 8 differs; and lists that end with each chunk of B's lines
- * leave steps that are not full. Sorting each chunk's list leaves 1.7 times the wavefronts at 1 % and 2 times at 0.5 %.
+ * Shared memory bounds it: a k of a strip costs 128 bytes, one wavefront, for every 64 columns, whatever else is done.
+ * Two things cost more wavefronts in the straightforward form of this. Eight lines that ldmatrix reads at once have to
+ * lie in different banks, which is where k modulo 8 differs; and lists that end with each chunk of B's lines leave
+ * steps that are not full. Sorting each chunk's list leaves 1.7 times the wavefronts at 1 % and 2 times at 0.5 %.
  *
  * So a slot of a step belongs to a class: slot i takes k's with k % 8 = i % 8, and no step ever has a conflict. And
  * steps do not end with chunks: the product keeps the lines of AHEAD chunks, 1024 k's, and a class that has run out of
- * k's in one chunk goes on in the next. A schedule (pack.cuh) sees to it that no step needs a line that is not there
- * yet, or not there any more. What is left empty of all slots, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at
- * 1 %, 9 % at 2 %. Empty slots read a line of zeros.
+ * k's in one chunk goes on in the next. A schedule (pack.cuh) makes sure that a step's lines are there. Slots left
+ * empty, zeros anywhere: 39 % at 0.25 %, 25 % at 0.5 %, 14 % at 1 %, 9 % at 2 %. Empty slots read a line of zeros.
  *
  * A step is 16 slots of a strip: 256 bytes of values, in the order of mma's fragments, and 16 words that say where the
  * line is in shared memory, which of four strips it is of, and whether a chunk begins. A group is 32 rows of A, four
  * strips: what a warp multiplies, all of its steps in one list, chunk by chunk. A block has 16 groups, 512 rows, by 64
- * columns, and is persistent. B comes by TMA in six stages of 256 k's; the last warp that is done with a chunk sends
- * for the next.
+ * columns, and is persistent. B comes by TMA in six stages of 256 k's; the last warp that is done with a chunk loads
+ * the next.
  *
  * Wavefronts a step and 64 columns: 16 of ldmatrix, 2 of values, a quarter of places. At (m, k, n) = (4096, 14336,
  * 4096), zeros anywhere, in thousands of cycles a multiprocessor, one wavefront a cycle; B's way into shared memory is
@@ -47,7 +46,7 @@
 #define COLS ESMM_FINE16_COLS
 #define GROUPS (ESMM_FINE16_BLOCK_ROWS / ESMM_FINE16_ROWS) /* of a block: a warp each */
 #define STAGE (CHUNK * COLS * 2)
-#define PREFETCHED 8 /* steps whose values are on their way to registers */
+#define PREFETCHED 8 /* steps with values on their way to registers */
 #define FOURS 2      /* the same of places, four steps each */
 #define BODY 8       /* steps of a loop's body: registers have fixed numbers */
 #define QUARTERS 4   /* of 16 columns */
@@ -100,7 +99,7 @@ typedef struct unit {
   int rows, tile; /* 512 rows of A, 64 columns of B */
 } unit;
 
-/* So many blocks of rows come together, column by column: their steps stay in the second-level cache. */
+/* p.together blocks of rows come together, column by column: their steps stay in the second-level cache. */
 static __device__ __forceinline__ unit unit_at(const esmm_fine16_params &p, int index)
 {
   const int together = p.together * p.tiles, set = index / together, place = index - set * together;
@@ -140,8 +139,8 @@ static __device__ __forceinline__ void wait_for(fine_memory &s, int chunk, uint3
   sm90_barrier_wait(&s.full[stage], ((uint32_t)(chunk / STAGES) ^ flips >> stage) & 1);
 }
 
-/* A warp is done with a chunk. Who is the last of all brings what comes next into the same stage: there
-   is no warp that loads, which would take registers from the others. */
+/* A warp is done with a chunk. The last warp loads the next one into the same stage: a loading warp would take
+   registers from the others. */
 static __device__ __forceinline__ void let_go(const esmm_fine16_params &p, fine_memory &s, columns of, int chunk)
 {
   __syncwarp();
@@ -190,7 +189,7 @@ static __device__ __forceinline__ void multiply_group(const esmm_fine16_params &
   int chunk = 0;
   uint2 a[PREFETCHED], fours[FOURS]; /* values; places of four steps */
 #pragma unroll
-  for (int i = 0; i < PREFETCHED; i++) /* past the last step too: there is room, and nobody uses it */
+  for (int i = 0; i < PREFETCHED; i++) /* past the last step too: there is room, and it is not used */
     a[i] = load_listed(values + i * 32);
 #pragma unroll
   for (int i = 0; i < FOURS; i++)
@@ -266,8 +265,8 @@ static __device__ __forceinline__ void store_turned(const esmm_fine16_params &p,
   }
 }
 
-/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: what it needs
-   of registers would be lacking above. */
+/* Any C and epilogue: fp32 sums of eight rows and 32 columns at a time. A call, with the sums in memory: inlined, it
+   would take registers from the code above. */
 static __device__ __noinline__ void store_any(const esmm_fine16_params &p, const float (&sums)[QUARTERS][16], int row0,
                                               int col0, float *staging, int lane)
 {
@@ -320,7 +319,7 @@ static __device__ __forceinline__ void store(const esmm_fine16_params &p, float 
 
 /* ---- the kernels ---- */
 
-/* What the host is to know of A, by one warp: the density of strips; what is alive meets all of B. */
+/* One warp, for the host: A's strip density, which is also the joint one, as B is full. */
 static __device__ __forceinline__ void report_strips(const esmm_fine16_params &p, int lane)
 {
   uint64_t alive = 0;

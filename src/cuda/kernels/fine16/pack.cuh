@@ -1,14 +1,14 @@
 /*
- * pack.cuh: A's nonzeros as steps, for k_fine16_sm90a.cu, whose head says what a step is and why.
+ * pack.cuh: A's nonzeros as steps, for k_fine16_sm90a.cu, which says what a step is and why.
  *
  * A block takes a group of 32 rows, four strips, through all of k. TMA brings A, 256 k's (a chunk) at a time; sixteen
  * warps have a strip of a chunk each, four chunks a round:
  *
  *   scan      which k's are alive, and how many of each class (k modulo 8): a ballot a class
  *   schedule  where the steps of each chunk end, and where its k's go. A lane has a class of a strip; every warp does
- *             all of it, so that nobody waits for another
+ *             all of it, so that none waits for another
  *   note      alive k's into the table of slots
- *   emit      steps that nothing can be added to any more, in the order in which they are multiplied
+ *   emit      finished steps, in the order in which they are multiplied
  *
  * Of class r, chunk c has n k's. They take the next n places of their class, but none in a step before the first of
  * chunk c - AHEAD + 1, because the product has no more than AHEAD chunks in shared memory at once. A step has two
@@ -42,7 +42,7 @@
 #define BOX (ESMM_FINE16_ROWS * 128) /* bytes of 64 k's */
 #define OPEN_STEPS 128               /* of a strip that the table has room for: those of AHEAD - 1 + ROUND chunks */
 #define EMPTY 0xffffu
-#define BOUNDS 16 /* chunks whose first steps are remembered */
+#define BOUNDS 16 /* chunks with a first step kept */
 
 static_assert(CHUNK == 256 && CLASSES * STRIPS == 32 && ROUND * STRIPS == PACK_WARPS, "lanes and warps would not fit");
 static_assert((AHEAD - 1 + ROUND) * CHUNK / SLOTS <= OPEN_STEPS && AHEAD + ROUND <= BOUNDS, "tables are too small");

@@ -11,9 +11,9 @@
 
 #define ALIGN 256       /* of the copy of A */
 #define CHUNK 256       /* k's that scanning is counted in */
-#define LEAST_RANGE 256 /* k's that are worth a block of their own */
+#define LEAST_RANGE 256 /* k's that are worth a block */
 #define MOST_EACH 64    /* tiles of a block */
-#define TILE_CHUNKS 3   /* so many chunks' time a tile takes, beside its stages */
+#define TILE_CHUNKS 3   /* chunks' time that a tile takes beside its stages */
 #define MOST_BLOCKS 1e9 /* of a launch */
 
 ESMM_FATBIN(k_fused16_sm90a);
@@ -87,10 +87,9 @@ static bool can_run(const esmm_kernel *self, const esmm_problem *p, char *why, s
 }
 
 /*
- * A chunk of k's costs its latencies, however little of it is alive; what is, costs stages, for each tile. A line
- * cannot say that A is scanned for every tile where more k's are alive than there is room for; there, others are
- * faster. In launches: blocks of a cluster send each other sums, and a C whose lines are not of 16 bytes is written
- * element by element.
+ * A chunk of k's costs its latencies, however little of it is alive; alive k's cost stages, for each tile. A line
+ * cannot include a scan of A for every tile, where more k's are alive than there is room for; there, other kernels are
+ * faster. In launches: blocks of a cluster send each other sums, and a C with odd lines is written element by element.
  */
 static void line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                  int64_t *variant)

@@ -1,22 +1,22 @@
 /*
  * k_fused16_sm90a.cu: products of 16-bit operands with few or middling rows on Hopper: A is scanned and multiplied by
- * one block, in its shared memory. Nothing is packed for others and no block waits for all of them, which is what
- * k_wgmma16_sm90a.cu spends most of a small product on; instead every tile of columns scans A again.
+ * one block, in its shared memory. Nothing is packed for other blocks and no block waits for all others, on which
+ * k_wgmma16_sm90a.cu spends most of a small product; instead every tile of columns scans A again.
  *
  *   A [m,k]   bf16 or fp16, either order; strips of 64 rows
  *   B [k,n]   the rows form of the weights
  *   C         tiles of 64 rows by 256 columns; up to 8 blocks, a cluster, share a tile's k's, or a block does several
  *             tiles of the same rows
  *
- * TMA brings A in boxes of 64 k's. Eight warps take these in turn; a warp finds the k's that have a nonzero in the 64
- * rows (-0 is a zero), hears from the box before how many there are so far, and puts its own behind those, into stages
- * of 32: their elements of A, and their rows of B, which it gathers. Four warps multiply stages as they fill up.
+ * TMA brings A in boxes of 64 k's. Eight warps take these in turn; a warp finds the k's with a nonzero in the 64 rows
+ * (-0 is a zero), gets the count so far from the box before, and appends its own to stages of 32: elements of A, and
+ * rows of B, which it gathers. Four warps multiply stages as they fill up.
  *
  * Lines of A stay where they are put, and where there is room for all of them the next tile needs B's rows only.
  * Otherwise A is scanned again.
  *
- * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks.
- * What fills up the last stage is zeros in both operands, so that no Inf of either gets in.
+ * At the end each block of a cluster adds up its share of the tile's columns, always in the order of the ranks. The
+ * last stage is filled up with zeros in both operands, so that no Inf of either gets in.
  */
 #include "cuda/kernels/common/epilogue.cuh"
 #include "cuda/kernels/wgmma16/lines.cuh"
@@ -38,7 +38,7 @@
 #define STAGE_STEP (STAGE_K * LINE >> 4) /* in a view, from stage to stage */
 #define STEPS (STAGE_K / 16)
 #define SUMS 128 /* of a thread that multiplies: 64 rows by 256 columns over a warpgroup */
-#define LAST 8   /* told of a stage, with its steps: no other follows in this tile */
+#define LAST 8   /* in a stage's word, with its steps: the tile's last */
 #define STEPS_MASK 7
 static_assert(MULTIPLIERS == 128, "a warpgroup");
 static_assert(BOXES % FIND_WARPS == 0, "a warp loads again where it has looked");
@@ -47,8 +47,8 @@ struct block_memory {
   alignas(1024) char b[COLS / 64][LINES][LINE]; /* what is multiplied: rows of B in panels of 64 columns, */
   char a[LINES_A][LINE];                        /* and 64 rows of A */
   char boxes[BOXES][BOX_BYTES];                 /* of A */
-  uint64_t come[BOXES], heard[BOXES];           /* a box has come; how many alive k's are before it is known, */
-  uint32_t before[BOXES];                       /* so many */
+  uint64_t come[BOXES], heard[BOXES];           /* a box has come; the count of alive k's before it is there, */
+  uint32_t before[BOXES];                       /* that count */
   uint32_t listed[LINES_A];                     /* k's of the lines of A */
   uint32_t told[STAGES];                        /* steps of 16 k's, and whether it is the last */
   uint64_t full[STAGES], empty[STAGES];
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void enter(finder &f, uint32_t x)
     sm90_barrier_wait(&memory()->empty[f.entered % STAGES], (f.entered / STAGES & 1) ^ 1);
 }
 
-/* It has put all that it has into the stages before x. told: of the last of them; the others are full. */
+/* The warp is done with the stages before x. told: the word of the last of them; the others are full. */
 static __device__ __forceinline__ void leave(finder &f, uint32_t x, uint32_t told)
 {
 #pragma unroll 1
@@ -218,22 +218,22 @@ static __device__ __forceinline__ void put_rows(const esmm_fused16_params &p, co
   }
 }
 
-/* One thread tells how many alive k's are before box i, */
+/* One thread writes how many alive k's are before box i, */
 static __device__ __forceinline__ void tell(uint32_t i, uint32_t before)
 {
   memory()->before[i % BOXES] = before;
   sm90_barrier_arrive(&memory()->heard[i % BOXES]);
 }
 
-/* and one hears it. */
+/* and one reads it. */
 static __device__ __forceinline__ uint32_t hear(uint32_t i)
 {
   sm90_barrier_wait(&memory()->heard[i % BOXES], i / BOXES & 1);
   return memory()->before[i % BOXES];
 }
 
-/* A warp: what is before its box i, which has so many; the next box hears of those, too. All boxes wait for each other
-   here, so nothing else comes between. */
+/* A warp: the alive k's before its box i, which has `count`; passes the sum on to the next box. All boxes wait for each
+   other here, so nothing else comes between. */
 static __device__ __forceinline__ uint32_t pass_on(uint32_t i, uint32_t count)
 {
   uint32_t before = 0;
@@ -267,7 +267,7 @@ static __device__ __forceinline__ void fill_up(finder &f, uint32_t entries)
   leave(f, x + 1, steps_of(entries) | LAST);
 }
 
-/* A warp hears of all boxes' k's, and fills up the tile's last stage; returns how many they are. */
+/* A warp gets the count of all boxes, and fills up the tile's last stage; returns that count. */
 static __device__ __forceinline__ uint32_t end_find(finder &f, int first, int last)
 {
   const uint32_t boxes = (uint32_t)max(0, (last - first + BOX_K - 1) / BOX_K);
@@ -307,8 +307,8 @@ static __device__ __forceinline__ uint32_t find(const esmm_fused16_params &p, fi
 }
 
 /*
- * The same entries once more, for another tile: A's lines are there. Stages from `from` on; of those that there is room
- * for at once, `from` 0 does all, and leaves the rest.
+ * The same entries for another tile: A's lines are there. Stages from `from` on; with 0, only those that there is room
+ * for at once.
  */
 static __device__ __forceinline__ void find_again(const esmm_fused16_params &p, finder &f, uint32_t entries,
                                                   const columns &b, uint32_t from)
@@ -330,7 +330,7 @@ static __device__ __forceinline__ void find_again(const esmm_fused16_params &p, 
   }
 }
 
-/* One thread: boxes are to come, and nothing is known of them. */
+/* One thread: fresh barriers, and the first boxes' loads. */
 template <bool BY_K>
 static __device__ __forceinline__ void begin_scan(const esmm_fused16_params &p, int row0, int first, int last)
 {
@@ -344,7 +344,7 @@ static __device__ __forceinline__ void begin_scan(const esmm_fused16_params &p, 
   tell(0, 0);
 }
 
-/* One thread: everybody has heard of all boxes. */
+/* One thread: all warps have all counts. */
 static __device__ __forceinline__ void end_scan(void)
 {
   for (int i = 0; i < BOXES; i++) {
@@ -381,7 +381,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
   for (uint32_t stage = 0;; stage++) {
     const uint64_t at = a + stage % (LINES_A / STAGE_K) * STAGE_STEP, bt = b + x.slot * STAGE_STEP;
     sm90_barrier_wait(&memory()->full[x.slot], x.phase);
-    /* Read by the lane that lets go of the stage. */
+    /* Read by the lane that releases the stage. */
     const uint32_t told = __shfl_sync(~0u, threadIdx.x % 32 == 0 ? memory()->told[x.slot] : 0, 0);
     sm90_fence_async(); /* it was not TMA that filled it */
     if ((told & STEPS_MASK) == STEPS) {
@@ -416,7 +416,7 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ void multiply(mult
 
 /*
  * Sums in shared memory, where the boxes lay: [owner][row][its columns], for the block that finishes these columns.
- * What is another's goes through memory, which is faster than from one shared memory to another:
+ * Other blocks' columns go through memory, which is faster than from one shared memory to another:
  *   p.partial [unit][owner][sender][row][the owner's columns]
  * Groups of eight columns are swapped by row, so that the rows of a store do not meet in the same banks.
  */
@@ -462,7 +462,7 @@ static __device__ __forceinline__ float *partial_of(const esmm_fused16_params &p
   return (float *)p.partial + (part * ROWS << log_mine);
 }
 
-/* One thread for each other block of the cluster: its sums, so many rows, to memory. */
+/* One thread for each other block of the cluster: its sums of `rows` rows, to memory. */
 static __device__ __forceinline__ void send(const esmm_fused16_params &p, int unit, int rank, int rows, int log_mine)
 {
   const int owner = (int)threadIdx.x;
@@ -487,7 +487,7 @@ static __device__ __forceinline__ float4 read_sums(const esmm_fused16_params &p,
   return __ldcg((const float4 *)(partial_of(p, unit, rank, r, log_mine) + (row << log_mine) + at));
 }
 
-/* Eight columns of a row, from `col` on: the sums of all blocks in the order of the ranks, and what follows. at: where
+/* Eight columns of a row, from `col` on: the sums of all blocks in the order of the ranks, and the epilogue. at: where
    they are in a row of sums. */
 template <int RANKS>
 static __device__ __forceinline__ void finish_columns(const esmm_fused16_params &p, int unit, int rank, int row0,
@@ -495,7 +495,7 @@ static __device__ __forceinline__ void finish_columns(const esmm_fused16_params 
 {
   float4 low[RANKS], high[RANKS];
 #pragma unroll
-  for (int r = 0; r < RANKS; r++) { /* all are asked for before the first is needed */
+  for (int r = 0; r < RANKS; r++) { /* all loads before the first use */
     low[r] = read_sums(p, unit, rank, r, row, at, log_mine);
     high[r] = read_sums(p, unit, rank, r, row, at + 4, log_mine);
   }
@@ -511,7 +511,7 @@ static __device__ __forceinline__ void finish_columns(const esmm_fused16_params 
     finish_8(p.epilogue, row0 + row, col, x);
     return;
   }
-  float *spare = sums_at() + ((rank * ROWS + row) << log_mine) + at; /* nobody else reads it: one by one */
+  float *spare = sums_at() + ((rank * ROWS + row) << log_mine) + at; /* this thread's own: one by one */
   *(float4 *)spare = make_float4(x[0], x[1], x[2], x[3]);
   *(float4 *)(spare + 4) = make_float4(x[4], x[5], x[6], x[7]);
 #pragma unroll 1

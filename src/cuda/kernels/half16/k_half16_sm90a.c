@@ -1,9 +1,9 @@
 /*
  * k_half16_sm90a.c: bf16 and fp16 with few nonzeros anywhere in A, on Hopper. See k_half16_sm90a.cu.
  *
- * A is read row by row; one whose lines are not of 16 bytes, or that is col-major, is copied first. What it costs
- * depends on A's rests, which only the sample counts: where they are not known it counts with the second half of all of
- * A, and so the plan takes it only where earlier calls have told.
+ * A is read row by row; a col-major one, or one with odd lines, is copied first. The cost depends on A's rests, which
+ * only the sample counts: where they are not known it includes the second half of all of A, and so the plan takes this
+ * kernel only where earlier calls have counted them.
  */
 #include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm_layout.h"

@@ -70,7 +70,7 @@ typedef struct half16_place {
   int row, col, lane;
 } half16_place;
 
-/* Worked out where it is used: what the compiler knows already it keeps over loops that have no registers left. */
+/* Computed where it is used: the compiler would keep it over loops that have no registers left. */
 static __device__ __forceinline__ half16_place place_now(const esmm_half16_params &p, int i, int across, int rank)
 {
   int thread;
@@ -90,12 +90,12 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_half16_params &
   const uint32_t stages = sm90_address(memory), full_at = sm90_address(full);
   int slot = 0, before = 0;
   uint32_t phase = 0;
-  /* A warp tells both blocks that it is done with a stage: what comes next comes from both. */
+  /* A warp releases a stage in both blocks: both load the next one. */
   const auto let_go = [&](int which) {
     if (lane < PAIR)
       sm90_barrier_arrive_cluster(sm90_address_at(&empty[which], (uint32_t)lane));
   };
-  /* Blocks of k's that tile i goes through again: asked for a tile before, so that nobody waits for the answer. */
+  /* Count of k blocks that tile i goes through again; loaded a tile ahead, so that no warp waits for it. */
   const auto agains_of = [&](int i) {
     return i < count ? __ldg((const int32_t *)p.agains + tile_at(p, i, across).pair) : 0;
   };

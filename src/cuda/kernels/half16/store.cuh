@@ -1,7 +1,6 @@
 /*
- * store.cuh: what becomes of the sums of k_half16_sm90a.cu: they are turned (turned.cuh), their rests are added, then
- * they are finished and written. Turned, eight columns of a lane are 16 bytes of a row of B: rests need no detour
- * through shared memory.
+ * store.cuh: how k_half16_sm90a.cu ends: sums are turned (turned.cuh), their rests are added, then they are finished
+ * and written. Turned, eight columns of a lane are 16 bytes of a row of B: rests need no detour through shared memory.
  */
 #ifndef ESMM_CUDA_HALF16_STORE_CUH
 #define ESMM_CUDA_HALF16_STORE_CUH
@@ -22,8 +21,8 @@ template <esmm_dtype DTYPE> static __device__ __forceinline__ float one_float(ui
   return two_floats<DTYPE>(bits).x;
 }
 
-/* The rests of a lane's two rows, which it shares with three others: where they begin in the lists of 32 rows, how many
-   the first row has and both have. */
+/* The rests of a lane's two rows, shared with three other lanes: where they begin in the lists of 32 rows, how many the
+   first row has and both have. */
 typedef struct half16_rests {
   int at, first, all;
 } half16_rests;
@@ -44,7 +43,7 @@ static __device__ __forceinline__ uint2 rest_at(const esmm_half16_params &p, con
   return e < r.all ? __ldg(list + r.at + e) : make_uint2(0, 0);
 }
 
-/* What a lane needs of row k of B, from column `col` on: eight columns of each 32, those that there are. */
+/* What a lane needs of row k of B, from column `col` on: eight columns of each 32, as far as B goes. */
 static __device__ __forceinline__ const uint4 *row_of_b(const esmm_half16_params &p, uint32_t k, int col)
 {
   return (const uint4 *)((const uint16_t *)p.b + (int64_t)k * p.b_ld + col);
@@ -61,7 +60,7 @@ static __device__ __forceinline__ int eights_of_b(const esmm_half16_params &p, i
   return min(EIGHTS, (int)((p.b_ld - col) / 32));
 }
 
-/* The two rests that come first, and the row of B of the very first: on its way while other things are done. */
+/* The two rests that come first, and the row of B of the very first: loaded ahead. */
 typedef struct half16_begun {
   uint2 now, next;
   uint4 b[EIGHTS];
@@ -79,7 +78,7 @@ static __device__ __forceinline__ half16_begun begin_rests(const esmm_half16_par
   return g;
 }
 
-/* Row H of the lane's two: an element of A times a row of B, in whose place its columns of the next are fetched. */
+/* Row H of the lane's two: an element of A times a row of B; the next row's columns are loaded in its place. */
 template <esmm_dtype DTYPE, int H>
 static __device__ __forceinline__ void add_rest(float (&sums)[LANE_SUMS], float a, uint4 (&b)[EIGHTS],
                                                 const uint4 *next, int eights)

@@ -18,8 +18,8 @@ typedef struct pair_tile {
   int pair, col; /* of strips of 128 rows; first column */
 } pair_tile;
 
-/* The tile that comes i-th. Tiles come in groups of so many pairs of strips, column by column, so that what runs at the
-   same time shares both operands in the second-level cache. PARAMS has group and pairs of esmm_half16_params. */
+/* The tile that comes i-th. Tiles come in groups of pairs of strips, column by column, so that what runs at the same
+   time shares both operands in the second-level cache. PARAMS has group and pairs of esmm_half16_params. */
 template <class PARAMS> static __device__ __forceinline__ pair_tile tile_at(const PARAMS &p, int index, int across)
 {
   const int in_group = p.group * across, group = index / in_group, place = index - group * in_group;
@@ -48,8 +48,7 @@ static __device__ __forceinline__ void turn_sums(float (&sums)[LANE_SUMS], int l
 /* ---- C ---- */
 
 /*
- * What is said of PARAMS: C has m rows and n columns, epilogue is what follows the sums, and with registers that is
- * done in registers, as in esmm_half16_params.
+ * PARAMS has m, n (of C), epilogue and registers (the epilogue is applied in registers) as esmm_half16_params has.
  *
  * As finish_values (epilogue.cuh), of turned sums; n is a multiple of 8, or all columns lie inside.
  */

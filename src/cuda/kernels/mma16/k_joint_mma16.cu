@@ -127,7 +127,7 @@ typedef struct joint_list {
 } joint_list;
 static_assert(M16_STAGES * shape::STAGE + sizeof(joint_list) <= ESMM_MMA16_JOINT_SHARED, "the list has no room");
 
-/* Lists the bits that are set in both bitmaps, which have so many words, in order; returns how many there are. */
+/* Lists the bits that are set in both bitmaps of `words` words, in order; returns how many there are. */
 static __device__ __forceinline__ int make_list(joint_list *list, const uint32_t *a, const uint32_t *b, int words)
 {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

@@ -1,4 +1,4 @@
-/* decode_params.h: what k_nm16_decode.cu is told, and what host and device agree on. */
+/* decode_params.h: parameters of k_nm16_decode.cu, and what host and device agree on. */
 #ifndef ESMM_CUDA_NM16_DECODE_PARAMS_H
 #define ESMM_CUDA_NM16_DECODE_PARAMS_H
 

@@ -1,10 +1,10 @@
 /*
  * instructions.cuh: Hopper's sparse tensor core (wgmma.sp) on 16-bit operands in shared memory, fp32 sums.
  *
- * Its sparse operand has the rows, so C is made turned: a row of the instruction is a column of C, its columns are rows
- * of A. B is a half of a block of the form nm16 (nm_layout.h): 64 columns, 64 k's, of which one instruction takes 32;
- * `places` is this thread's word of the half, and SELECT says which lanes' words it means: of the first 32 k's (0) or
- * of the last (1). A lies in panels of lines of 128 bytes with 128-byte swizzle, aligned to 1024:
+ * Its sparse operand has the rows, so C is computed transposed: a row of the instruction is a column of C, its columns
+ * are rows of A. B is a half of a block of the form nm16 (nm_layout.h): 64 columns, 64 k's, of which one instruction
+ * takes 32; `places` is this thread's word of the half, and SELECT says which lanes' words it means: of the first 32
+ * k's (0) or of the last (1). A lies in panels of lines of 128 bytes with 128-byte swizzle, aligned to 1024:
  *
  *   k contiguous (A row-major)   line = a row of A, 64 k's; 32 k's further is 64 bytes further
  *   m contiguous                 line = a k, 64 rows; 32 k's further is 32 lines further, 64 rows further a panel
@@ -37,8 +37,8 @@ template <int A_LINES_ARE_K> struct nm16_a_step {
   SM90_WGMMA("sp.sync.aligned.m64n" #cols "k32", types, sums, operands, "l"(b), "l"(a), "r"(places), "n"(SELECT), \
              "n"(A_LINES_ARE_K))
 
-/* d [64 x cols] += b' [64 x 32] * a' [32 x cols], for `cols` rows of A, which are so many sums of a thread; operands:
-   the names of what comes behind those. */
+/* d [64 x cols] += b' [64 x 32] * a' [32 x cols], for `cols` rows of A, `sums` sums of a thread; operands: the names of
+   the further ones. */
 #define NM16(cols, sums, operands)                                                                      \
   template <esmm_dtype DTYPE, int A_LINES_ARE_K, int SELECT>                                            \
   static __device__ __forceinline__ void nm16(float(&d)[sums], uint64_t b, uint64_t a, uint32_t places) \

@@ -1,7 +1,7 @@
 /*
  * k_nm16_decode.cu: C [m,n] = A [m,k] x B for m of 1 to 16 and 2:4 weights of 16 bits, in one launch. The floor is the
- * bytes of B: nothing is known of them but where they lie, so they are asked for before anything else, straight to
- * registers, and A comes while they are on their way.
+ * bytes of B: their addresses depend on nothing, so they are loaded first, straight to registers, and A comes while
+ * they are on their way.
  *
  *                  columns of C: a block has `groups` warps side by side, 32 columns each
  *            +-----------+-----------+--
@@ -11,14 +11,14 @@
  *   rank 1   | the next block of the cluster, where columns alone do not fill the GPU
  *            +-----------+-----------+--
  *
- * mma.sp m16n8k32 computes C transposed: 16 columns of B, of whose 32 k's 16 are there, by 8 rows of A. It wants, of
- * lane (g, t) = (lane / 4, lane % 4), the values of groups t and t + 4 (of four k's) of columns g and g + 8. Any order
- * of groups is as good as another while values, places and A have the same. So a lane loads 16 bytes of a column's line
- * as the form nm16 has it, groups 4t to 4t + 3; its first two are groups t and t + 4 of a first instruction, the others
- * of a second one, and a warp reads 1 KiB side by side. Their places, four bits a group, lie in one word of each lane,
- * groups 4t to 4t + 3 of both columns: turned among the four lanes, lane t has group t of each of them, which is what
- * the first instruction takes from lanes 0 and 1, and the second from lanes 2 and 3. Of A, lane t takes k's 2 (t % 2)
- * and the next of groups 4 (t / 2) and 4 (t / 2) + 8 and of the three behind each.
+ * mma.sp m16n8k32 computes C transposed: 16 columns of B, 16 of 32 k's each, by 8 rows of A. It wants, of lane (g, t) =
+ * (lane / 4, lane % 4), the values of groups t and t + 4 (of four k's) of columns g and g + 8. Any order of groups is
+ * as good as another while values, places and A have the same. So a lane loads 16 bytes of a column's line as the form
+ * nm16 has it, groups 4t to 4t + 3; its first two are groups t and t + 4 of a first instruction, the others of a second
+ * one, and a warp reads 1 KiB side by side. Their places, four bits a group, lie in one word of each lane, groups 4t to
+ * 4t + 3 of both columns: turned among the four lanes, lane t has group t of each of them, which is what the first
+ * instruction takes from lanes 0 and 1, and the second from lanes 2 and 3. Of A, lane t takes k's 2 (t % 2) and the
+ * next of groups 4 (t / 2) and 4 (t / 2) + 8 and of the three behind each.
  *
  * Sums of a block's warps are added in shared memory, those of a cluster's blocks from each other's, in a fixed order.
  */

@@ -1,9 +1,9 @@
 /*
  * k_nm16_sm90a.c: bf16 and fp16 with 2:4 weights on Hopper. See k_nm16_sm90a.cu.
  *
- * Tiles of 256 rows go to persistent pairs of blocks; fewer rows, and products that those would not fill the GPU with,
- * to tiles of 16 to 128 rows whose k's a cluster shares. A is read as it is where TMA can do that, else copied first;
- * for the lower tiles that is a row-major A.
+ * Tiles of 256 rows go to persistent pairs of blocks; fewer rows, and products too small to fill the GPU with those, to
+ * tiles of 16 to 128 rows with their k's split in a cluster. A is read as it is where TMA can do that, else copied
+ * first; for the lower tiles that is a row-major A.
  */
 #include "cuda/kernels/common/host.h"
 #include "cuda/ops/nm.h"
@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#define LEAST_BLOCKS 4 /* of 64 k's that are worth a part of their own */
+#define LEAST_BLOCKS 4 /* of 64 k's that are worth a part */
 #define GROUP 16       /* pairs of column tiles that come together */
 
 ESMM_FATBIN(k_nm16_sm90a);

@@ -2,7 +2,7 @@
  * k_nm16_sm90a.cu: bf16 and fp16 with 2:4 weights on Hopper: half of B's k's are not there, and the sparse tensor core
  * (wgmma.sp) takes the k's of A that belong to the others.
  *
- * The sparse operand of wgmma.sp is the one with the rows, so C is made turned, a warpgroup 64 columns of C:
+ * The sparse operand of wgmma.sp is the one with the rows, so C is computed transposed, a warpgroup 64 columns of C:
  *
  *                   A: 256 rows of C            a stage: 64 k's
  *               k  +----------------------+       A  256 rows by 64 k's, 32 KB, by TMA
@@ -12,13 +12,13 @@
  *                  +----------------------+     loads half of A and sends it to both
  *
  * esmm_nm16_<dtype> (tall, by_k): persistent blocks, one loading warp and two multiplying warpgroups, five stages.
- * What limits it is shared memory: an instruction of 256 rows reads 16 KB of A and 2 KB of B, 144 cycles for 128 of
- * arithmetic; without the sharing in clusters it would be the second-level cache's wires. The clock goes down, too.
+ * Shared memory limits it: an instruction of 256 rows reads 16 KB of A and 2 KB of B, 144 cycles for 128 of arithmetic;
+ * without the sharing in clusters it would be the second-level cache's wires. The clock goes down, too.
  *
  * esmm_nm16_<dtype>_<rows>, for few rows of A (16, 32, 64, 128 at most in a tile): nothing is persistent, the blocks of
- * a cluster share the tile's k's, and what limits it is the reading of B, 0.5625 of its bytes. Each block leaves its
- * sums in its shared memory, and after they have met each finishes a share of the tile, adding the parts in the order
- * of the k's: the same bits in every run.
+ * a cluster share the tile's k's, and reading B limits it, 0.5625 of its bytes. Each block writes its sums to its
+ * shared memory; after a cluster barrier each finishes a share of the tile, adding the parts in the order of the k's:
+ * the same bits in every run.
  */
 #include "cuda/kernels/nm16/pairs.cuh"
 #include "cuda/kernels/nm16/store.cuh"
@@ -54,8 +54,8 @@ typedef struct tall_tile {
   int row, tile; /* first row of C; tile of 128 columns */
 } tall_tile;
 
-/* Tiles come in groups of so many pairs of columns, row by row, so that what runs at the same time shares both operands
-   in the second-level cache. */
+/* Tiles come in groups of pairs of columns, row by row, so that what runs at the same time shares both operands in the
+   second-level cache. */
 static __device__ __forceinline__ tall_tile tall_at(const esmm_nm16_params &p, int index, int pairs, int rows, int rank)
 {
   const int in_group = p.group * rows, group = index / in_group, place = index - group * in_group;
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void multiply_tall(const esmm_nm16_params &p, 
   char *staging = memory + TALL_STAGES * TALL_STAGE + group * ESMM_NM16_STAGING;
   int slot = 0, before = 0;
   uint32_t phase = 0;
-  /* A warp tells both blocks that it is done with a stage: what comes next comes from both. */
+  /* A warp releases a stage in both blocks: both load the next one. */
   const auto let_go = [&](int which) {
     if (lane < PAIR)
       sm90_barrier_arrive_cluster(sm90_address_at(&empty[which], (uint32_t)lane));
@@ -174,7 +174,7 @@ template <int ROWS> struct low_stage {
                 "params.h tells the host another size");
 };
 
-/* Rows of a tile that this block finishes, every so many: sums of all parts, in the order of the ranks. */
+/* The tile's rows that this block finishes, every ranks-th: sums of all parts, in the order of the ranks. */
 template <int ROWS>
 static __device__ __forceinline__ void finish_low(const esmm_nm16_params &p, float *sums, int row0, int col0)
 {
@@ -206,7 +206,7 @@ static __device__ __forceinline__ void finish_low(const esmm_nm16_params &p, flo
         }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) /* nobody else reads this place of this block's */
+    for (int i = 0; i < 8; i++) /* only this thread reads them */
       mine[i] = x[i];
     finish_row_of_8(p.epilogue, row0 + r, col, p.n, vectors, x, mine);
   }

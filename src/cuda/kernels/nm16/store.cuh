@@ -1,5 +1,5 @@
 /*
- * store.cuh: what becomes of the sums of k_nm16_sm90a.cu: they are turned in shared memory, finished and written to C.
+ * store.cuh: how k_nm16_sm90a.cu ends: sums are turned in shared memory, finished and written to C.
  *
  * A thread of a warpgroup has, of 64 columns of C by 2 * SUMS rows, sums[4j + 2h + e]: column 16 * warp + lane / 4 +
  * 8h, row 8j + lane % 4 * 2 + e.
@@ -13,7 +13,7 @@
 
 #define HALF_COLS ESMM_NM16_LINES /* columns of a warpgroup */
 
-/* A numbered barrier of so many threads; 0 is __syncthreads. */
+/* A numbered barrier of `threads` threads; 0 is __syncthreads. */
 static __device__ __forceinline__ void meet(int id, int threads)
 {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -53,8 +53,8 @@ static __device__ __forceinline__ void store_turned(uint32_t to, const float *su
   }
 }
 
-/* PARAMS has m, n and the epilogue of esmm_nm16_params. thread: of the warpgroup; staging: 8 KiB of its own; barrier:
-   its number. */
+/* PARAMS has m, n and the epilogue of esmm_nm16_params. thread: of the warpgroup; staging: its 8 KiB; barrier: its
+   number. */
 template <class PARAMS, int SUMS>
 static __device__ __forceinline__ void store_finished(const PARAMS &p, float (&sums)[SUMS], int row0, int col0,
                                                       int thread, char *staging, int barrier)

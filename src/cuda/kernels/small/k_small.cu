@@ -6,9 +6,9 @@
  *   B [k,n]   rows, without padding
  *   C         tiles of 32 rows by 32 columns; up to 8 blocks, a cluster, share a tile's k's
  *
- * A warp works for itself: it has sums of a whole tile, takes every so many-th chunk of 16 k's, and asks for the next
- * chunk before it multiplies the one that has come. A chunk lies [k][row] and [k][column] in shared memory, so that a
- * lane reads its 4 rows and 8 columns of a k in three vectors for 32 multiply-adds.
+ * A warp has sums of a whole tile, takes chunks of 16 k's in turn with the others, and loads the next chunk before it
+ * multiplies the one that has come. A chunk lies [k][row] and [k][column] in shared memory, so that a lane reads its 4
+ * rows and 8 columns of a k in three vectors for 32 multiply-adds.
  *
  * Sums of a block's warps are added in shared memory, those of a cluster's blocks by the block that finishes these
  * elements, always in the same order. Other GPUs than sm_90 have no clusters. k's past the last are zeros in both
@@ -116,7 +116,7 @@ static __device__ __forceinline__ int lane_col(void)
 
 static __device__ __forceinline__ void multiply(const chunk &x, float (&sums)[LANE_ROWS][LANE_COLS])
 {
-#pragma unroll 8 /* all of them would want more registers than there are */
+#pragma unroll 8 /* all at once would need more registers than there are */
   for (int k = 0; k < CHUNK; k++) {
     const float4 a = *(const float4 *)&x.a[k][lane_row()];
     const float4 low = *(const float4 *)&x.b[k][lane_col()], high = *(const float4 *)&x.b[k][16 + lane_col()];
@@ -167,7 +167,7 @@ template <bool BY_K> static __device__ __forceinline__ void small(const esmm_sma
   if (warp < warps)
     put_sums(sums, memory.sums[warp]);
   __syncthreads();
-  /* Of each thread the same elements throughout: nobody else reads or writes them before the cluster meets. */
+  /* Each thread keeps the same elements: no other one touches them before the cluster meets. */
   if (warps > 1)
     for (int e = (int)threadIdx.x; e < ELEMENTS; e += THREADS) {
       float sum = memory.sums[0][e];
@@ -190,7 +190,7 @@ template <bool BY_K> static __device__ __forceinline__ void small(const esmm_sma
   }
   __syncwarp();
   if (ranks > 1)
-    cluster_meet(); /* nobody leaves while its sums are read */
+    cluster_meet(); /* no block leaves while its sums are read */
 }
 
 #define SMALL(name, by_k)                                                  \

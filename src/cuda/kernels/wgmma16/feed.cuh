@@ -8,7 +8,7 @@
  *   SKIP_AB   the bitmaps of the strip and of B's tile give the list; lines of the packed A and of B are gathered
  *
  * All four warps gather, 16 lines of a stage each: while wgmma runs, a warp gets a gather through every 39 cycles and
- * any other instruction every 8, so these are what counts.
+ * any other instruction every 8, so gathers are what counts.
  */
 #ifndef ESMM_CUDA_WGMMA16_FEED_CUH
 #define ESMM_CUDA_WGMMA16_FEED_CUH
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void gather(uint32_t to, const void *from, boo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
-/* The barrier learns when this thread's gathers have come. */
+/* Arrives when this thread's gathers have come. */
 static __device__ __forceinline__ void gathered(uint32_t b)
 {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory");
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void gathered(uint32_t b)
 
 /* ---- dense ---- */
 
-/* The barrier waits for so many bytes; tell: nothing else is to come. */
+/* The barrier waits for `bytes`; tell: this thread arrives, too. */
 static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t bytes, bool tell)
 {
   if (tell)
@@ -46,8 +46,8 @@ static __device__ __forceinline__ void stage_expect(uint64_t *full, uint32_t byt
 
 /*
  * 64 x 64 boxes of one stage: what is shared is fetched half by half and sent to both blocks of the pair. low: A has 64
- * rows at most, and nobody looks at its second panel. tell: consumers may begin when it has come. GATED: the first half
- * of B's panels are the gate's, of the same columns as the others. Straight cases, because one thread does all of this.
+ * rows at most, its second panel is not read. tell: consumers may begin when it has come. GATED: the first half of B's
+ * panels are the gate's, of the same columns as the others. Straight cases, because one thread does all of this.
  */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, char *to, uint64_t *full, int row,
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void load_dense(const esmm_wgmma16_params &p, 
       sm90_tma_load(b + i * PANEL, &p.map_b, col + i * 64, k, full);
 }
 
-/* Rows of a tile, as consumers are told. */
+/* A tile's rows, in a stage's word. */
 static __device__ __forceinline__ uint32_t stage_rows(const esmm_wgmma16_params &p, int row)
 {
   return (uint32_t)max(0, min(p.m - row, TILE)) << STAGE_ROWS;
@@ -100,9 +100,9 @@ static __device__ __forceinline__ int packed_line(const esmm_wgmma16_params &p, 
 }
 
 /*
- * One thread: the first stages of a product that may not be wanted, while that is found out. Consumers are told of two
- * of them, which keep them busy until then, never of a unit's last: C must not be written before. Returns how many were
- * loaded, the same in both blocks of a pair; off: the product is not wanted, and nobody uses the ring any more.
+ * One thread: the first stages of a product, until it is known to be wanted. Consumers get two of them, which keep them
+ * busy until then, never a unit's last: C must not be written before. Returns how many were loaded, the same in both
+ * blocks of a pair; off: the product is not wanted, and the ring is free.
  */
 template <int COLS>
 static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh,
@@ -131,7 +131,7 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
     sh->stage[told] = STAGE_OFF;
   for (int s = told; s < max(loaded, off ? told + 1 : 0); s++)
     sm90_barrier_arrive(&sh->dense.full[s]);
-  if (off) { /* the ring is used again: everything has come, and nobody is reading */
+  if (off) { /* the ring is used again: all copies have come, all reads are over */
     for (int s = told; s < loaded; s++)
       sm90_barrier_wait(&sh->dense.full[s], 0);
     sm90_barrier_wait(&sh->dense.empty[told], 0);
@@ -139,7 +139,7 @@ static __device__ __forceinline__ int feed_unknown(const esmm_wgmma16_params &p,
   return loaded;
 }
 
-/* What is added to a unit's sums, with its last stage. */
+/* A unit's bias, with its last stage. */
 template <int COLS, bool GATED>
 static __device__ __forceinline__ void load_bias(const esmm_wgmma16_params &p, wgmma16_shared *sh, int slot,
                                                  const wgmma16_unit &unit)
@@ -158,7 +158,7 @@ static __device__ __forceinline__ void load_bias(const esmm_wgmma16_params &p, w
   }
 }
 
-/* One thread: the sums of those who have had the unit's tile before, through the ring as its last stages. */
+/* One thread: other pairs' sums of the unit's tile, through the ring as its last stages. */
 template <int COLS>
 static __device__ __forceinline__ void feed_lent(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh,
                                                  const wgmma16_unit &unit, int &slot, uint32_t &phase)
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void feed_lent(const esmm_wgmma16_params &p, c
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(come) : "l"(counter) : "memory");
   while (come < (uint32_t)unit.part);
   if (unit.parts)
-    *counter = 0; /* nobody has it after this block */
+    *counter = 0; /* this block is the tile's last */
   sm90_fence_async_all();
   const float4 *from = lent_sums<stage::SUMS>(p, unit);
   for (int i = 0; i < stage::SUMS; i += wgmma16_lent<COLS>::SUMS) {
@@ -184,8 +184,7 @@ static __device__ __forceinline__ void feed_lent(const esmm_wgmma16_params &p, c
   }
 }
 
-/* One thread: all stages, or those that are loaded before it is known that the product is not wanted. LENDS: stages of
-   a tile may be lent. */
+/* One thread: all stages, or, of a product that is called off, the first. LENDS: stages of a tile may be lent. */
 template <int COLS, bool GATED, bool LENDS>
 static __device__ __forceinline__ void feed_dense(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
@@ -253,7 +252,7 @@ template <bool TWO> static __device__ __forceinline__ wgmma16_gather gather_of(c
 {
   wgmma16_gather h;
   h.lane = (int)threadIdx.x % 32;
-  h.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* so that the compiler knows that a warp has one */
+  h.warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* uniform, for the compiler */
   h.is_b = !TWO || h.lane >= 16;
   h.panel = TWO ? h.lane / 8 % 2 : h.lane / 8;
   h.slot = 0;
@@ -300,7 +299,7 @@ static __device__ __forceinline__ void gather_lines(const wgmma16_gather &h, uin
   }
 }
 
-/* What consumers are told of the stage at h.slot, by one thread. */
+/* One thread: the word of the stage at h.slot, for consumers. */
 static __device__ __forceinline__ void stage_tell(wgmma16_shared *sh, const wgmma16_gather &h, uint32_t rows,
                                                   int entries, bool last, const int4 &unit)
 {
@@ -317,7 +316,7 @@ template <class stage> static __device__ __forceinline__ void stage_on(wgmma16_g
   }
 }
 
-/* The thread that tells of the stage at h.slot: the warps take turns. */
+/* The thread that writes that word: the warps take turns. */
 static __device__ __forceinline__ bool is_teller(const wgmma16_gather &h)
 {
   return h.lane == 0 && h.slot % (FEEDERS / 32) == (uint32_t)h.warp;
@@ -339,7 +338,7 @@ static __device__ __forceinline__ void feed_end(wgmma16_shared *sh, const wgmma1
 /* The way through the stages of a block's units. Everything is the same in all lanes but base and inside. */
 typedef struct wgmma16_walk {
   int index;            /* of the unit: past work.count there are no more */
-  int4 unit;            /* it, as it is told, */
+  int4 unit;            /* unit_told of it, */
   wgmma16_unit next;    /* and the one after */
   int segment, left;    /* of the strip; its entries from this stage on */
   int at, stages;       /* the stage's first entry in the strip; stages to come of the unit's part, this one included */
@@ -460,8 +459,8 @@ static __device__ __forceinline__ void chunk_fetch(const wgmma16_gather &h, wgmm
                : "memory");
 }
 
-/* The next eight stages' entries to shared memory, where the stage at w is not there yet, and those after on their way.
- */
+/* The next eight stages' entries to shared memory, unless those of the stage at w are there; starts to load those
+   after. */
 static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, const wgmma16_work &work,
                                                 const wgmma16_gather &h, wgmma16_walk &w)
 {
@@ -472,7 +471,7 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
   const uint32_t *here = strip_list(p, w.unit.x, w.at);
   if (w.from != here)
     chunk_fetch(h, w, here);
-  __syncwarp(); /* everybody has read the last ones */
+  __syncwarp(); /* all lanes have read the last ones */
   sm90_store4(AT(lists, h.warp, CHUNK_STAGES * FEEDER_LINES * 4) + (uint32_t)h.lane * 16, w.fetched);
   __syncwarp();
   w.chunk_end = w.at + CHUNK;
@@ -485,8 +484,8 @@ static __device__ __forceinline__ void chunk_at(const esmm_wgmma16_params &p, co
 }
 
 /*
- * The stages at w that are whole, are followed by another one and have their entries in shared memory: most of all, so
- * nothing is done here that need not be.
+ * The whole stages at w that another one follows, with their entries in shared memory: the common case, and so the
+ * shortest code.
  */
 static __device__ __forceinline__ void feed_run(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh, int rank,
                                                 wgmma16_gather &h, wgmma16_walk &w)
@@ -706,7 +705,7 @@ static __device__ __forceinline__ void feed_skip_ab(const esmm_wgmma16_params &p
         uint32_t take = both;
         if (parts > 1) {
           take &= 0xffu << 8 * part;
-          meet<6, FEEDERS>(); /* everybody has read the sums */
+          meet<6, FEEDERS>(); /* all feeders have read the sums */
           feeders_scan(sh, h, (uint32_t)__popc(take), before, all);
         }
         places_write(h, take, mine, line, k, b_line, r.head + (uint32_t)r.waiting + (before & 0xffffu));

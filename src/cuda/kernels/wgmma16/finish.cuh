@@ -4,7 +4,7 @@
  * there once.
  *
  * Curves are worked out in fp32, with the formulas of epilogue.cuh: within 2^-16 of the exact value, which C's rounding
- * hides, and what is less than 2^-119 may become 0. In float64 they would take longer than a tenth of the product.
+ * hides, and values below 2^-119 may become 0. In float64 they would take longer than a tenth of the product.
  */
 #ifndef ESMM_CUDA_WGMMA16_FINISH_CUH
 #define ESMM_CUDA_WGMMA16_FINISH_CUH
@@ -62,9 +62,9 @@ static __device__ __forceinline__ float gelu(float x)
 }
 
 /*
- * The same for those whose tail is e / (e + 1), four values at once: they share a reciprocal, that of the product of
- * their e + 1, which lie between 1 and 2. MUFU, which takes 8 cycles for a warp, then has 1.25 instructions a value
- * instead of 2; with the others they are 9.5 instead of 8. What is NaN does not get into its neighbours.
+ * The same with the tail e / (e + 1), four values at once: they share a reciprocal, that of the product of their e + 1,
+ * which lie between 1 and 2. MUFU, which takes 8 cycles for a warp, then has 1.25 instructions a value instead of 2;
+ * with the others they are 9.5 instead of 8. A NaN does not reach its neighbours.
  */
 template <esmm_activation ACTIVATION> static __device__ __forceinline__ void logistic(float *x)
 {
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void add_residual(const esmm_epilogue_params &
 
 /* ---- all of it ---- */
 
-/* What is added from `column` on, where it lies; NULL for none. */
+/* The bias from `column` on; NULL for none. */
 static __device__ __forceinline__ const float *bias_from(const float *bias, int column)
 {
   return bias ? bias + column : nullptr;
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void finish_panel(const esmm_epilogue_params &
   add_residual(e, x, row, col);
 }
 
-/* The same with a gate, whose sums are `gate`; the epilogue's own activation is none. */
+/* The same with a gate; gate: its sums. The epilogue's own activation is none. */
 static __device__ __forceinline__ void finish_gated(const esmm_wgmma16_params &p, float (&gate)[PANEL_SUMS],
                                                     float (&x)[PANEL_SUMS], int row, int col, const float *gate_bias,
                                                     const float *bias)

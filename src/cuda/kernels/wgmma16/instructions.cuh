@@ -21,7 +21,7 @@ static __device__ __forceinline__ uint64_t wgmma16_view(const void *tile)
          (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Operands whose lines are k's are transposed on the way. */
+/* Operands with k's as lines are transposed on the way. */
 #define WGMMA16_256(types, a_by_k, b_by_k)                                                                          \
   SM90_WGMMA("sync.aligned.m64n256k16", types, 128, "%128, %129, 1, 1, 1, %130, %131", "l"(a), "l"(b), "n"(a_by_k), \
              "n"(b_by_k))
@@ -29,8 +29,8 @@ static __device__ __forceinline__ uint64_t wgmma16_view(const void *tile)
   SM90_WGMMA("sync.aligned.m64n128k16", types, 64, "%64, %65, 1, 1, 1, %66, %67", "l"(a), "l"(b), "n"(a_by_k), \
              "n"(b_by_k))
 
-/* d [64 x cols] += a [64 x 16] * b [16 x cols], for columns that are so many sums of a thread. A_LINES_ARE_K: a with m
-   contiguous; B_LINES_ARE_K: b with n contiguous; else with k. */
+/* d [64 x cols] += a [64 x 16] * b [16 x cols], `sums` of them a thread. A_LINES_ARE_K: a with m contiguous;
+   B_LINES_ARE_K: b with n contiguous; else with k. */
 #define WGMMA16(cols, sums)                                                               \
   template <esmm_dtype DTYPE, int A_LINES_ARE_K, int B_LINES_ARE_K = 1>                   \
   static __device__ __forceinline__ void wgmma16(float(&d)[sums], uint64_t a, uint64_t b) \

@@ -3,23 +3,23 @@
  * See k_wgmma16_sm90a.cu.
  *
  * A gated product is one launch of dense's: tiles of 128 columns of C, for which a stage has as many columns of both
- * weights. The joint kernel makes one branch alone. It chooses between itself and its dense partner in its own launch,
- * when it is told to. A is read as it is where TMA can do that (16 bits, 16-byte lines), else copied first.
+ * weights. The joint kernel makes one branch alone. On request its launch chooses between itself and its dense partner.
+ * A is read as it is where TMA can do that (16 bits, 16-byte lines), else copied first.
  */
 #include "cuda/kernels/common/host.h"
 
 #include <math.h>
 #include <stdio.h>
 
-#define ALIGN 1024     /* of the workspace's parts: what wgmma reads */
-#define LEAST_STEPS 4  /* stages that are worth a part of their own */
-#define LEND 5         /* stages that it takes to leave sums to another, */
-#define ADD_LENT 4     /* and to add them */
-#define LEAST_LENT 12  /* stages that are worth lending */
-#define STAYS 24000000 /* bytes of B that stay in half of the second-level cache */
-#define PART_STAGES 13 /* adding the parts of a split tile takes as long */
-#define MANY_ROUNDS 6  /* after so many, the plan counts what is left as a whole one: see saves_by_parts */
-#define KEPT 4         /* of so many k's A is expected to leave one, when joint decides whether to split tiles */
+#define ALIGN 1024                /* of the workspace's parts: what wgmma reads */
+#define LEAST_STEPS 4             /* stages that are worth a part */
+#define LEND 5                    /* stages that writing lent sums takes, */
+#define ADD_LENT 4                /* and to add them */
+#define LEAST_LENT 12             /* stages that are worth lending */
+#define STAYS 24000000            /* bytes of B that stay in half of the second-level cache */
+#define PART_STAGES 13            /* adding the parts of a split tile takes as long */
+#define MANY_ROUNDS 6             /* waves; after them the plan counts a partial one as whole: see saves_by_parts */
+#define KEPT 4                    /* k's per alive one that joint expects, to decide on split tiles */
 #define MOST_STRIP_ROWS (1 << 30) /* of C's bitmaps: more than C has rows, and 32 bits */
 
 ESMM_FATBIN(k_wgmma16_sm90a);
@@ -74,7 +74,7 @@ static bool writes_boxes(const esmm_problem *p)
          (!p->gated || p->gate.w) && (!p->residual.data || esmm_in_pairs(&p->residual));
 }
 
-/* So large that its launch can sample A, and dense has no way of its own with C. */
+/* Large enough for its launch to sample A, and dense needs no other entry for C. */
 static bool can_choose(const esmm_problem *p)
 {
   return p->m >= ESMM_WGMMA16_LEAST_SAMPLED && p->k >= ESMM_WGMMA16_LEAST_SAMPLED &&
@@ -91,13 +91,13 @@ static int64_t count_tiles(const esmm_problem *p, int cols, int share)
          (share == ESMM_WGMMA16_SHARE_A ? esmm_ceil_div(columns, 2) : columns);
 }
 
-/* Parts are worth their adding where each is saved more stages than that takes; kept: of so many, one stays. */
+/* Splitting pays where it saves each part more stages than adding takes; kept: k's per alive one. */
 static bool parts_pay(int64_t splits, int64_t steps, int64_t kept)
 {
   return (splits - 1) * steps > PART_STAGES * splits * kept;
 }
 
-/* Stages of each tile that is left, `rest` of them, which those without one begin with. All end at the same time where
+/* Stages that each of the last wave's `rest` tiles lends to the idle pairs. All end at the same time where
    steps - lent + ADD_LENT = (lent + LEND) * rest / idle + LEND: a tile's stages may be cut in two. */
 static int64_t lend_stages(int64_t rest, int64_t clusters, int64_t steps)
 {
@@ -106,14 +106,14 @@ static int64_t lend_stages(int64_t rest, int64_t clusters, int64_t steps)
   return lent >= LEAST_LENT ? lent : 0;
 }
 
-/* kept: of so many k's A is expected to leave one; parts: most of a tile; lends: those without a tile that is left
-   may begin with stages of it. */
+/* kept: expected k's of A per alive one; parts: most of a tile; lends: idle pairs may begin with stages of the last
+   wave's tiles. */
 static esmm_wgmma16_units cut_tiles(const esmm_problem *p, int cols, int share, int group, int64_t kept, int64_t parts,
                                     bool lends)
 {
   const int64_t clusters = esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER, steps = esmm_ceil_div(p->k, ESMM_WGMMA16_K);
   const int64_t tiles = count_tiles(p, cols, share);
-  /* What is left after whole rounds, however many these are, is split along k, where that fills the GPU. */
+  /* Split-k for a partial last wave, where that fills the GPU. */
   const int64_t rest = tiles % clusters;
   const int64_t most = rest > 0 ? esmm_min(parts, esmm_min(clusters / rest, steps / LEAST_STEPS)) : 1;
   const int64_t splits = most > 1 && parts_pay(most, steps, kept) ? most : 1;
@@ -148,14 +148,14 @@ static esmm_wgmma16_units cut_skip(const esmm_problem *p, int mode)
       .cols = ESMM_WGMMA16_NARROW, .group = 8, .whole = (int32_t)(rows * esmm_ceil_div(p->n, ESMM_TILE)), .splits = 1};
 }
 
-/* Does the plan count on what splitting saves? Not after many rounds: it would promise more than 8 % over cuBLAS there,
-   and products of 7 to 14 rounds came out level with it. */
+/* Does the plan count on what split-k saves? Not after many waves: it would promise more than 8 % over cuBLAS there,
+   and products of 7 to 14 waves came out level with it. */
 static bool saves_by_parts(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
   return u->splits > 1 && u->whole < MANY_ROUNDS * (esmm_cuda_sms(p) / ESMM_WGMMA16_CLUSTER);
 }
 
-/* Rounds of units, each as long as a whole tile, that the longest block has. */
+/* Waves of units, each as long as a whole tile, of the busiest block. */
 static double rounds(const esmm_problem *p, const esmm_wgmma16_units *u)
 {
   const int64_t tiles = count_tiles(p, u->cols, u->share);
@@ -173,8 +173,8 @@ static int skip_mode(const esmm_problem *p)
 
 /*
  * Segments of k that a strip is packed in. One more shortens packing, which takes as long as one segment of 128 k's at
- * least, and costs every round of tiles a stage that is not full: the best number goes with the root of k over rounds.
- * Never more than fill the GPU in one round.
+ * least, and costs every wave of tiles a stage that is not full: the best number goes with the root of k over waves.
+ * Never more than fill the GPU in one wave.
  */
 static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segment_k)
 {
@@ -190,8 +190,8 @@ static void cut_segments(const esmm_problem *p, int32_t *segments, int32_t *segm
 
 /* ---- what it costs ---- */
 
-/* In launches: tiles that lie over C's edge are not written by TMA; with odd lines nothing of C is, but element by
-   element, and so it is where more follows a sum than can be done in registers. */
+/* In launches: TMA does not write tiles over C's edge. With odd lines, or an epilogue too large for registers, all of C
+   is written element by element. */
 static double edges(const esmm_problem *p, int cols, bool dense)
 {
   const bool lines = esmm_cuda_as_it_is(&p->c), more = more_follows(p);
@@ -223,7 +223,7 @@ static void dense_line(const esmm_kernel *self, const esmm_problem *p, const dou
   *variant = 0;
 }
 
-/* The same; what is read of B is what A needs. One or two strips are packed by few blocks, which take k after k. */
+/* The same; of B, only what A needs is read. One or two strips are packed by few blocks, which take k after k. */
 static void joint_line(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                        int64_t *variant)
 {
@@ -301,7 +301,7 @@ static bool tallies(const esmm_problem *p)
   return p->c.order == ESMM_ROW_MAJOR && (!p->bitmaps || p->bitmaps->strip_rows % 8 == 0);
 }
 
-/* Dense clears what it adds to where the warps that take notes see every tile, as they see those that TMA writes. */
+/* Dense clears counts and bits itself where its tally warps see every tile: where TMA writes all of C. */
 static bool clears(const esmm_problem *p)
 {
   const esmm_wgmma16_units u = cut_dense(p);
@@ -329,7 +329,7 @@ static esmm_status make_maps(esmm_ctx *ctx, const esmm_problem *p, const esmm_ma
   return status;
 }
 
-/* What a launch of this mode is told, but for the maps. a: A, or its copy. */
+/* A launch's parameters in this mode, without the maps. a: A, or its copy. */
 static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a, int mode, CUdeviceptr scratch,
                                      const layout *l)
 {
@@ -376,7 +376,7 @@ static esmm_wgmma16_params params_of(const esmm_problem *p, const esmm_matrix *a
   return params;
 }
 
-/* What is noted of C is cleared by the launch, and the bits of strips as high as tiles are counted there. */
+/* The launch clears counts and bits, and counts the bits of strips as high as tiles. */
 static void clear_within(const esmm_problem *p, esmm_wgmma16_params *params)
 {
   const esmm_epilogue_params *e = &params->epilogue;
@@ -433,7 +433,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   status = make_maps(ctx, p, &a, &params);
   if (status != ESMM_OK)
     return status;
-  /* Cooperative: parts of a tile, who has a lent one, and all blocks after packing or clearing wait for each other. */
+  /* Cooperative: parts of a tile, pairs with lent stages, and all blocks after packing or clearing wait. */
   const esmm_launch launch = {
       .grid_x = (unsigned)(esmm_cuda_get(ctx)->multiprocessors / ESMM_WGMMA16_CLUSTER * ESMM_WGMMA16_CLUSTER),
       .threads = ESMM_WGMMA16_THREADS,
@@ -451,7 +451,7 @@ static esmm_status run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_proble
   return status;
 }
 
-/* Samples A and chooses as the launch would that is given the choice, and writes what it saw to the call's report. */
+/* Samples A and chooses as a launch with p.choose would, and writes the result to the call's report. */
 static esmm_status look(const esmm_kernel *self, esmm_ctx *ctx, const esmm_problem *p, void *scratch)
 {
   static const esmm_cuda_function function = {&fatbin_k_wgmma16_sm90a, "esmm_wgmma16_look", 0};

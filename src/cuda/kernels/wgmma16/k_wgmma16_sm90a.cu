@@ -12,9 +12,9 @@
  *   pack      A is scanned, and its alive k's are packed strip by strip (pack.cuh); then all blocks meet
  *   multiply  persistent blocks in pairs: a warpgroup that loads (feed.cuh), two that multiply 64 rows each
  *
- * A pair of blocks is a cluster: what both need is fetched once. Entries of their own have dense products whose tiles
- * do not come out even (LENT in wgmma16.cuh), those that a curve or a residual follows (finish.cuh), and gated ones,
- * which have two B's (gated.cuh): their code would be in the others' way. Floors are in bench/SPEED.md.
+ * A pair of blocks is a cluster: what both need is fetched once. Three dense products have separate entries, as their
+ * code would be in the others' way: with a partial last wave (LENT in wgmma16.cuh), with a curve or a residual
+ * (finish.cuh), and gated, with two B's (gated.cuh). Floors are in bench/SPEED.md.
  */
 #include "cuda/kernels/common/sample.cuh"
 #include "cuda/kernels/wgmma16/gated.cuh"
@@ -52,10 +52,10 @@ typedef struct wgmma16_choice {
 } wgmma16_choice;
 
 /*
- * SAMPLERS threads, two warps, sample A and choose; the first warp's lanes learn what. Eight elements at a place: k's k
- * to k + 7 of a row or, where A is col-major, eight rows of a k; m and k are SAMPLE_SIDE at least. Copies through
- * shared memory are all on their way at once though the loops stay loops, and these have to: code that is not in the
- * cache comes slowly. A launch and a look at what it would choose both come here, so that they agree.
+ * SAMPLERS threads, two warps, sample A and choose; the first warp's lanes get the result. Eight elements at a place:
+ * k's k to k + 7 of a row or, where A is col-major, eight rows of a k; m and k are SAMPLE_SIDE at least. Copies through
+ * shared memory are all on their way at once. The loops stay rolled: code that is not in the cache comes slowly. A
+ * launch and a look at its choice both come here, so that they agree.
  */
 static __device__ __forceinline__ wgmma16_choice wgmma16_sample(const esmm_wgmma16_params &p, uint4 (*sample)[TILE],
                                                                 uint32_t (*sample_bits)[2])
@@ -111,7 +111,7 @@ static __device__ __forceinline__ wgmma16_choice wgmma16_sample(const esmm_wgmma
   return choice;
 }
 
-/* What the host is to know of A, last of all. What else the report has, was written before, or is nothing. */
+/* A's densities for the host, written last: the report's other fields are there before `ready`. */
 static __device__ __forceinline__ void report_densities(const esmm_wgmma16_params &p, float strip, float joint)
 {
   esmm_choice_device *report = (esmm_choice_device *)p.report;
@@ -157,7 +157,7 @@ typedef struct wgmma16_consumer {
   uint32_t slot, phase;
   uint32_t held;  /* a stage from which C is being written; MAX_STAGES: none */
   uint32_t tiles; /* that were written so */
-  bool read_back; /* the last of them is, by warps that take notes of it */
+  bool read_back; /* the last of them is, by the tally warps */
 } wgmma16_consumer;
 
 static __device__ __forceinline__ wgmma16_consumer consumer_of(const esmm_wgmma16_params &p, char *ring,
@@ -190,8 +190,8 @@ static __device__ __forceinline__ void let_go(const wgmma16_consumer &c, uint32_
     sm90_barrier_arrive_cluster(c.empty + at * 8);
 }
 
-/* And so may the one from which C was written: the first warp says so for the warpgroup. Not WAIT: not yet, where it is
-   still being read back. */
+/* The same for the stage from which C was written; the first warp arrives for the warpgroup. Not WAIT: only if it is no
+   longer read back. */
 template <bool WAIT> static __device__ __forceinline__ void let_go_held(wgmma16_shared *sh, wgmma16_consumer &c)
 {
   if (c.held >= MAX_STAGES)
@@ -213,7 +213,7 @@ template <bool WAIT> static __device__ __forceinline__ void let_go_held(wgmma16_
   c.held = MAX_STAGES;
 }
 
-/* What was noted of the last tile that was written so has been taken: the first warp waits for the warpgroup. */
+/* Until the tally warps have taken the last tile that was written so, the first warp waits for all. */
 static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &p, wgmma16_shared *sh,
                                                      const wgmma16_consumer &c)
 {
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void await_tallied(const esmm_wgmma16_params &
     sm90_barrier_wait(&sh->tallied[c.group], (c.tiles - 1) % 2);
 }
 
-/* Stages up to a unit's last: 64 rows of this warpgroup. Returns what was told of the last one, whose slot is at. */
+/* Stages up to a unit's last: 64 rows of this warpgroup. Returns the last one's word; at: its slot. */
 template <int COLS, esmm_dtype DTYPE, bool A_BY_K>
 static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgmma16_consumer &c,
                                                          float (&sums)[wgmma16_stage<COLS>::SUMS], uint32_t &at)
@@ -236,7 +236,7 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
     if (c.slot == c.held) /* nothing comes there before */
       let_go_held<true>(sh, c);
     sm90_barrier_wait_at(c.full + c.slot * 8, c.phase);
-    /* Read by the lane that lets go of this block's stage, and told to the others. */
+    /* Read and broadcast by the lane that releases this block's stage. */
     what = __shfl_sync(~0u, c.lane == c.reader ? sm90_load(c.told + c.slot * 4) : 0, c.reader);
     const int steps = c.group * 64 < (int)(what >> STAGE_ROWS) ? (int)(what & STAGE_STEPS) : 0;
     const uint64_t a = c.a_view + c.slot * (stage::BYTES >> 4), b = c.b_view + c.slot * (stage::BYTES >> 4);
@@ -273,8 +273,8 @@ static __device__ __forceinline__ uint32_t multiply_unit(wgmma16_shared *sh, wgm
   return what;
 }
 
-/* Adds the sums of those who have had the tile before: they come behind its last stage. Nothing sets sums before the
-   first product but zero: the compiler would wait for every wgmma. */
+/* Adds other pairs' sums of the tile, which follow its last stage. They do not initialise its sums: the compiler would
+   then wait for every wgmma. */
 template <int COLS>
 static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
                                                 float (&sums)[wgmma16_stage<COLS>::SUMS])
@@ -305,8 +305,8 @@ static __device__ __forceinline__ void add_lent(char *ring, wgmma16_shared *sh, 
 }
 
 /*
- * What becomes of the sums. at: the unit's last stage. Where TMA can write C, it does so from that stage's
- * memory while the next unit is multiplied, and the stage is held until then; else it is let go of.
+ * A unit's epilogue. at: its last stage. Where TMA can write C, it does so from that stage's memory while the next unit
+ * is multiplied, and the stage is held until then; else it is released.
  */
 template <int COLS, bool MORE>
 static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit, char *ring,
@@ -320,7 +320,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   if (boxes)
     await_tallied(p, sh, c);
   if (boxes || c.tiles)
-    meet<1, WORKERS>(); /* nobody multiplies from the stage any more; the last tile has left the spare memory */
+    meet<1, WORKERS>(); /* all warps are done with the stage; the last tile has left the spare memory */
   if (boxes) {
     const float *bias = bias_from((const float *)p.epilogue.bias, unit.col);
     if (bias && !c.gathered_lines && bias_comes(p, unit, COLS))
@@ -340,7 +340,7 @@ static __device__ __forceinline__ void finish_unit(const esmm_wgmma16_params &p,
   store_sums(p, sums, row0, unit.col, first, end, sh->spare[warp]);
 }
 
-/* The same for a gated product. What a warpgroup touches here the other one does not. */
+/* The same for a gated product. The warpgroups share no memory here. */
 static __device__ __forceinline__ void finish_gated_unit(const esmm_wgmma16_params &p, const wgmma16_unit &unit,
                                                          char *ring, wgmma16_shared *sh, wgmma16_consumer &c,
                                                          uint32_t at, float (&sums)[2 * GATED_SUMS])
@@ -511,7 +511,7 @@ static __device__ __forceinline__ void feed_skip(const esmm_wgmma16_params &p, c
     leave((uint32_t *)p.meeting, gridDim.x);
 }
 
-/* What is noted of C, where the dense product is wanted: by the warps that do not load. */
+/* Tallies C, where the dense product is wanted: by the warps that do not load. */
 template <bool GATED>
 static __device__ __forceinline__ void tally_dense(const esmm_wgmma16_params &p, wgmma16_shared *sh)
 {
@@ -528,7 +528,7 @@ static __device__ __forceinline__ void tally_dense(const esmm_wgmma16_params &p,
     tally_tiles<ESMM_WGMMA16_NARROW, false>(p, sh);
 }
 
-/* The loading warpgroup: thread 0 feeds the dense product while two warps find out whether it is wanted. */
+/* The loading warpgroup: thread 0 feeds the dense product while two warps decide whether it is wanted. */
 static __device__ __forceinline__ void load_for(const esmm_wgmma16_params &p, char *ring, wgmma16_shared *sh)
 {
   if (p.mode == ESMM_WGMMA16_DENSE || p.choose) {
@@ -566,7 +566,7 @@ static __device__ __forceinline__ void load_wanted(const esmm_wgmma16_params &p,
 
 template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wgmma16_main(const esmm_wgmma16_params &p)
 {
-  extern __shared__ __align__(1024) char ring[]; /* there is no other shared memory, so it starts as it says */
+  extern __shared__ __align__(1024) char ring[]; /* the only shared memory, so aligned as declared */
   wgmma16_shared *sh = (wgmma16_shared *)(ring + RING_BYTES);
   if (threadIdx.x == 0) { /* one thread in loops: eight at once are slower, their code is longer */
     sm90_prefetch_map(&p.map_a);
@@ -574,7 +574,7 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
     if (ENTRY == ENTRY_GATED)
       sm90_prefetch_map(&p.map_gate);
 #pragma unroll 1
-    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block let go of a stage */
+    for (int i = 0; i < MAX_STAGES; i++) { /* eight warps of each block release a stage */
       sm90_barrier_init(&sh->dense.full[i], 1);
       sm90_barrier_init(&sh->dense.empty[i], p.units[ESMM_WGMMA16_DENSE].share == ESMM_WGMMA16_ALONE ? 8 : 16);
     }
@@ -647,8 +647,8 @@ template <esmm_dtype DTYPE, int ENTRY> static __device__ __forceinline__ void wg
   }
 
 KERNELS(, ENTRY_ANY)
-/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. Of the first units[ESMM_WGMMA16_DENSE].lent is
-   set, which it else is not, and nothing is of ESMM_EXTRA_VALUES where c_boxes is set; */
+/* For these mode is ESMM_WGMMA16_DENSE and choose 0: no report is made. Only here units[ESMM_WGMMA16_DENSE].lent is
+   set; nothing is of ESMM_EXTRA_VALUES where c_boxes is set; */
 KERNELS(lent_, ENTRY_LENT)
 /* here c_boxes is set, and something is of ESMM_EXTRA_VALUES; */
 KERNELS(more_, ENTRY_MORE)
@@ -657,8 +657,8 @@ KERNELS(gated_, ENTRY_GATED)
 
 /*
  * What a launch with these parameters chooses, to p.report: one block of SAMPLERS threads, no dynamic shared memory, no
- * cluster. Reads m, k, mode, choose, a, a_ld, a_by_k, b_alive and the line; of neither dtype more than its zeros. Where
- * the launch does not choose, no densities are known.
+ * cluster. Reads m, k, mode, choose, a, a_ld, a_by_k, b_alive and the line; of either dtype only the zeros. Where the
+ * launch does not choose, no densities are known.
  */
 extern "C" __global__ void __launch_bounds__(SAMPLERS) esmm_wgmma16_look(const __grid_constant__ esmm_wgmma16_params p)
 {

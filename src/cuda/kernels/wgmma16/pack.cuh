@@ -1,16 +1,16 @@
 /*
  * pack.cuh: A scanned and packed in one pass, for k_wgmma16_sm90a.cu.
  *
- * Work is cut into segments: 128 rows (a strip) by segment_k k's, one block each, so that nobody waits for another's
- * counts. A step is 64 k's of the strip, 16 KiB through TMA; the eight multiplying warps take steps in
- * turn, each a whole one, so that nothing but a count goes from warp to warp:
+ * Work is cut into segments: 128 rows (a strip) by segment_k k's, one block each, so that no block waits for another's
+ * counts. A step is 64 k's of the strip, 16 KiB through TMA; the eight multiplying warps take steps in turn, each a
+ * whole one, so that nothing but a count goes from warp to warp:
  *
  *   look    which of the 64 k's have a nonzero (-0 is a zero)
  *   place   the count comes from the warp of the step before, and goes on to the next one
  *   write   the alive k's behind each other
  *
  * Blocks of 64 packed k's, [2 panels of 64 rows][64 k's][128 bytes], swizzled, lie in a ring; a thread of the loading
- * warpgroup sends those that are full. TMA undoes the swizzle, so that whoever gathers lines need not.
+ * warpgroup sends those that are full. TMA undoes the swizzle, so that gathering warps need not.
  *
  *   counts [strip][segment]           alive k's
  *   lists  [strip][segment][...]      where their rows of B begin, in 16 bytes; NOTHING up to the next multiple of 64
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void pack_send(const esmm_wgmma16_params &p, c
   __threadfence();
 }
 
-/* Bitmap of a step: lane i learns of k's i and 32 + i. */
+/* Bitmap of a step: lane i has k's i and 32 + i. */
 template <bool BY_K> static __device__ __forceinline__ uint2 pack_look(uint32_t at, uint32_t lane)
 {
   uint32_t mine = 0; /* bit g: k 8g + q in this lane's rows */
@@ -192,7 +192,7 @@ static __device__ __forceinline__ pack_place pack_turn(wgmma16_shared *sh, uint3
   place.to = place.from + count;
   if (is_last)
     place.to = (place.to + PACK_K - 1) / PACK_K * PACK_K;
-  blocks_wait(sh, place.from, place.to); /* in turn: nobody is two rounds of the ring ahead of the barriers */
+  blocks_wait(sh, place.from, place.to); /* in turn: no warp is two rounds of the ring ahead of the barriers */
   if (lane == 0) {
     sh->turn[warp] = make_uint2(place.first, place.to);
     sm90_barrier_arrive(&sh->turn_full[warp]);
@@ -223,7 +223,7 @@ static __device__ __forceinline__ void pack(const esmm_wgmma16_params &p, char *
       const uint32_t low = (uint32_t)__popc(alive.x), count = low + (uint32_t)__popc(alive.y);
       const pack_place place = pack_turn(sh, turn + (uint32_t)s, count, s == 0, last, lane);
       pack_write<BY_K>(at, blocks, spare, alive, place.from, lane);
-      __syncwarp(); /* everybody has read */
+      __syncwarp(); /* all lanes have read */
       if (lane == 0)
         sm90_barrier_arrive(&sh->pack_empty[warp]);
       phase ^= 1;

@@ -1,6 +1,5 @@
 /*
- * store.cuh: what becomes of the sums of k_wgmma16_sm90a.cu: parts of split tiles are added up, the epilogue applied,
- * C written.
+ * store.cuh: how k_wgmma16_sm90a.cu ends: parts of split tiles are added, the epilogue applied, C written.
  *
  * A thread of a warpgroup has, of 64 rows by COLS columns, sums[4j + 2h + e]: row 16 * warp + lane / 4 + 8h, column
  * 8j + lane % 4 * 2 + e.
@@ -17,7 +16,7 @@
  * Adds the parts of a tile in their order, which gives the same bits in every run. Each part's sums go to memory; when
  * all have come, each block adds up and keeps its share of the registers' places: [first, last) of all 4j + 2h + e.
  * Where there are registers for it, its own sums of that share stay in them. A tile's parts run at the same time or
- * earlier, so waiting ends. Counters return to 0 by the last who leaves. GATED: the second half of the sums belongs to
+ * earlier, so waiting ends. The last block to leave resets the counters. GATED: the second half of the sums belongs to
  * the same columns as the first, and a share is of both: [first, last) of the first half.
  */
 template <bool GATED, int SUMS>
@@ -85,7 +84,7 @@ static __device__ __forceinline__ void add_parts(const esmm_wgmma16_params &p, c
 
 /* ---- lent stages (LENT in wgmma16.cuh) ---- */
 
-/* The sums go to memory, for who has the tile next. */
+/* Writes the sums to memory for the tile's next block. */
 template <int SUMS>
 static __device__ __forceinline__ void lend(const esmm_wgmma16_params &p, const wgmma16_unit &unit, float (&sums)[SUMS])
 {
@@ -160,7 +159,7 @@ static __device__ __forceinline__ void store_lines(uint32_t to, const uint32_t (
     sm90_stmatrix_at(to + line * 128 + ((2 * i + lane / 16) ^ line % 8) * 16, pairs[i]);
 }
 
-/* ---- what is noted of C ---- */
+/* ---- counts and bits of C ---- */
 
 /* The bitmap of the strip of C that has this row; NULL where none is noted. The host has made strip_rows fit. */
 static __device__ __forceinline__ uint32_t *bitmap_of(const esmm_epilogue_params &e, int row)
@@ -183,7 +182,7 @@ static __device__ __forceinline__ void add_count(const esmm_epilogue_params &e, 
     atomicAdd((int *)e.counts + col, count);
 }
 
-/* 64 columns from col on, of which each lane has how often two are not zero. */
+/* 64 columns from col on; each lane has the nonzero counts of two. */
 static __device__ __forceinline__ void tally_bits(uint32_t *bitmap, int col, __half2 nonzeros)
 {
   if (!bitmap)
@@ -198,10 +197,10 @@ static __device__ __forceinline__ void tally_bits(uint32_t *bitmap, int col, __h
 }
 
 /*
- * 16 rows by 64 columns of a 16-bit C, from col on, as store_lines has left them in shared memory at a multiple
- * of 1024. The first `rows` are C's; the others are cleared. upper, lower: the bitmaps of rows 0 to 7 and 8 to 15.
- * mine: this lane's two columns are to be noted. Both dtypes are compared as fp16: which is zero, bits alone say;
- * counts are exact.
+ * 16 rows by 64 columns of a 16-bit C, from col on, as store_lines has left them in shared memory at a multiple of
+ * 1024. The first `rows` are C's; the others are cleared. upper, lower: the bitmaps of rows 0 to 7 and 8 to 15. mine:
+ * this lane's two columns are to be noted. Both dtypes are compared as fp16: their zeros have the same bits; counts are
+ * exact.
  */
 static __device__ __forceinline__ void tally_lines(const esmm_epilogue_params &e, uint32_t at, int rows, int col,
                                                    uint32_t *upper, uint32_t *lower, bool mine)
@@ -307,10 +306,10 @@ static __device__ __forceinline__ void store_slowly(const esmm_wgmma16_params &p
 /*
  * Finishes all sums of a warpgroup, 64 rows from `row` on, and has TMA write them to C. They lie in shared memory as
  * panels of 64 columns, the first warpgroup's before the second's: the first `room` of the block's panels at `here`,
- * the others at `there`; what is to be noted of C is noted from there, by each warp of its own 16 rows, or late, by
- * others, or is counted on the way there (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits
- * until that memory has been read. bias: what is added to the tile's first column, wherever it lies, or NULL. MORE: a
- * curve or a residual may follow.
+ * the others at `there`; counts and bits are noted from there, by each warp for its 16 rows, or late, by the tally
+ * warps, or on the way there (tally.cuh). One thread of the warpgroup starts the copies; let_go_held waits until that
+ * memory has been read. bias: that of the tile's first column, in any memory, or NULL. MORE: a curve or a residual may
+ * follow.
  */
 template <bool MORE, int SUMS>
 static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p, wgmma16_shared *sh,
@@ -381,8 +380,8 @@ static __device__ __forceinline__ void store_boxes(const esmm_wgmma16_params &p,
 }
 
 /*
- * 16 rows by 64 columns of a 16-bit C that has_vectors, finished: those of sums [first, last), and what is to be noted
- * of them. They go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines.
+ * 16 rows by 64 columns of a 16-bit C that has_vectors, finished: those of sums [first, last), and their counts and
+ * bits. They go through shared memory, 128 bytes a row, swizzled; a store then writes whole lines.
  */
 static __device__ __forceinline__ void store_rows(const esmm_epilogue_params &e, const float *sums, int row0, int col,
                                                   int first, int last, float *spare)

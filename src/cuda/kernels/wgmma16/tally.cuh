@@ -1,17 +1,17 @@
 /*
- * tally.cuh: what is noted of C (nonzeros of columns, bitmaps of strips) in a dense product. Tiles of both kinds may
- * follow one another:
+ * tally.cuh: a dense product's notes of C: nonzeros of columns, bitmaps of strips. Tiles of both kinds may follow one
+ * another:
  *
- *   counted    all of its rows are C's, and one strip's: who multiplies counts nonzeros in registers, from the pairs
- *              that it stores, and adds them up in shared memory, a byte a column (tally_pairs)
- *   read back  others: warps that have nothing else to do, as of the loading warpgroup one thread loads, read the tile
- *              where it lies in shared memory for TMA to write it
+ *   counted    all of its rows are C's, and one strip's: the multiplying warps count nonzeros in registers, from the
+ *              pairs that they store, and add them up in shared memory, a byte a column (tally_pairs)
+ *   read back  others: the idle warps of the loading warpgroup, where one thread loads, read the tile where it lies in
+ *              shared memory for TMA
  *
- * The same warps bring both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
- * are an item: one of its threads says that they are there. `tallied` says that what was told has been taken: the bytes
- * are zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
- * stage that C lies in waits only for those that read it back (let_go_held), which is asked after each stage.
- * Tiles that TMA does not write are noted by who stores them (store.cuh).
+ * The same warps write both kinds' counts and bits to memory, while the next tile is multiplied. A warpgroup's 64 rows
+ * are an item: one of its threads arrives at `tile_there`. `tallied` means that the item has been taken: the bytes are
+ * zeros again, or the rows have been read. A tile's notes wait for those of the tile before it (await_tallied); the
+ * stage that C lies in waits only for the warps that read it back (let_go_held polls after each stage). Tiles that TMA
+ * does not write are noted by the warps that store them (store.cuh).
  */
 #ifndef ESMM_CUDA_WGMMA16_TALLY_CUH
 #define ESMM_CUDA_WGMMA16_TALLY_CUH
@@ -21,7 +21,7 @@
 #define TALLY_WARPS 3 /* all of the loading warpgroup but the first */
 #define TALLY_ROWS 32 /* of a panel, that a warp reads at once */
 
-/* Does this launch note anything so? */
+/* Do tally warps note anything in this launch? */
 static __device__ __forceinline__ bool tallies_late(const esmm_wgmma16_params &p)
 {
   return p.c_boxes && p.epilogue.extra & ESMM_EXTRA_TALLY;
@@ -87,9 +87,9 @@ static __device__ __forceinline__ void tally_next(wgmma16_shared *sh, int group,
 /* ---- by the warps that take the notes ---- */
 
 /*
- * So many threads of every block, `thread` being this one's number among them: clear what is added to, where no launch
- * has done so before. All blocks have when clear_wait returns. One thread of a block calls that, and tells the others;
- * the product is multiplied meanwhile.
+ * `threads` threads of every block, this one number `thread`: clear counts and bits, where no launch has before. All
+ * blocks have when clear_wait returns; one thread of a block calls that, the others meet it at a barrier. The product
+ * is multiplied meanwhile.
  */
 static __device__ __forceinline__ void clear_notes(const esmm_wgmma16_params &p, int thread, int threads)
 {
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void clear_wait(const esmm_wgmma16_params &p)
   leave(meeting, gridDim.x);
 }
 
-/* One thread of each of `warps` warps of every block, when it has noted all: so many bits. The last one tells. */
+/* One thread of each of `warps` warps of every block, when it has noted all of its `bits`. The last one reports. */
 static __device__ __forceinline__ void tell_bits(const esmm_wgmma16_params &p, uint32_t bits, uint32_t warps)
 {
   unsigned long long *sum = (unsigned long long *)p.bitmap_sums;
@@ -134,8 +134,8 @@ static __device__ __forceinline__ uint32_t tally_panel(wgmma16_shared *sh, uint3
   return panel < ROOM ? first + (uint32_t)panel * PANEL : spare + (uint32_t)(panel - ROOM) * PANEL;
 }
 
-/* Bits of 64 columns from col on, of rows of one strip. A lane has how often each of 8 columns is not zero, the same
-   ones as the lanes 8, 16 and 24 on. */
+/* Bits of 64 columns from col on, of rows of one strip. A lane has the nonzero counts of 8 columns, the same ones as
+   the lanes 8, 16 and 24 on. */
 static __device__ __forceinline__ void tally_strip(const esmm_epilogue_params &e, int row, int col,
                                                    const __half2 (&nonzeros)[4])
 {
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params 
     if (fine)
       tally_strip(e, row + 4 * i, col, nonzeros);
   }
-  /* What four lanes have of the same columns is added up; each keeps two columns. */
+  /* Four lanes with the same columns add up; each keeps two columns. */
   const bool high = lane & 16, second = lane & 8;
 #pragma unroll
   for (int j = 0; j < 2; j++)
@@ -203,8 +203,8 @@ static __device__ __forceinline__ void tally_lines_of(const esmm_wgmma16_params 
     atomicAdd(&counts[mine + 1], high_count);
 }
 
-/* What the warps have counted of a tile goes to memory: one addition a column, and the strip's bits. Returns how many
-   of these this warp has noted. */
+/* Adds a tile's counts to memory, one addition a column, and the strip's bits. Returns how many bits this warp has
+   noted. */
 template <int COLS>
 static __device__ __forceinline__ uint32_t tally_flush(const esmm_epilogue_params &e, int *counts, int row, int col,
                                                        bool fine)

@@ -18,7 +18,7 @@ static_assert(PANEL == ESMM_WGMMA16_BOX * ESMM_WGMMA16_BOX * 2 && ESMM_WGMMA16_B
 #define PACK_WARPS (WORKERS / 32) /* of pack.cuh: each has a buffer for what comes */
 #define PACK_BLOCKS 4             /* and all of them a ring for what leaves */
 
-/* A stage: panels of A and of B, 64 k's each, for so many columns of C a block. */
+/* A stage: panels of A and of B, 64 k's each, for COLS columns of C a block. */
 template <int COLS> struct wgmma16_stage {
   enum {
     A = 2 * PANEL,
@@ -30,8 +30,8 @@ template <int COLS> struct wgmma16_stage {
 };
 
 /*
- * threadIdx.x, read where it is used. What the compiler works out from threadIdx.x itself it keeps over loops that have
- * no registers left for it.
+ * threadIdx.x, read where it is used. The compiler would keep values derived from plain threadIdx.x over loops that
+ * have no registers left.
  */
 static __device__ __forceinline__ int thread_now(void)
 {
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void meet_group(int id)
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-/* One thread of each of `all` blocks: they have come. meeting: two words that are 0 before, and after all have left. */
+/* Barrier over `all` blocks, one thread of each. meeting: two words that are 0 before, and after all have left. */
 static __device__ __forceinline__ void wait_for_all(uint32_t *meeting, uint32_t all)
 {
   uint32_t come;
@@ -62,12 +62,12 @@ static __device__ __forceinline__ void wait_for_all(uint32_t *meeting, uint32_t 
   while (come < all);
 }
 
-/* The same thread, when nothing waits for it any more: the answer takes a while. */
+/* The same thread, off the critical path: the atomic's answer takes a while. */
 static __device__ __forceinline__ void leave(uint32_t *meeting, uint32_t all)
 {
   uint32_t left;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(left) : "l"(meeting + 1) : "memory");
-  if (left == all - 1) { /* nobody waits any more */
+  if (left == all - 1) { /* the last block */
     meeting[1] = 0;
     asm volatile("st.release.gpu.global.u32 [%0], 0;" ::"l"(meeting) : "memory");
   }
@@ -99,12 +99,11 @@ typedef struct wgmma16_work {
 } wgmma16_work;
 
 /*
- * LENT. Where whole rounds leave tiles for more than half of the pairs, those that get none of them take over a part of
- * each, and begin with that: u.lent stages of each such tile, laid end to end and cut into as many equal ranges as
- * there are idle pairs. Their sums go to memory; who has the tile, in its last round, adds them to its own. So nobody
- * waits: what is lent is there rounds before. As more pairs lend than take over, a range is longer than a tile's lent
- * stages, and one tile's lie in two ranges at most. Then who has the second of them has it first of all, and the other,
- * who has the tile last of its range, adds that to its own.
+ * LENT. Where the last wave has tiles for more than half of the pairs, the idle pairs begin with a part of each: u.lent
+ * stages of each such tile, laid end to end and cut into equal ranges, one for each idle pair. Their sums go to memory;
+ * the tile's own pair adds them in the last wave. No pair waits: lent sums are there waves before. As more pairs lend
+ * than take over, a range is longer than a tile's lent stages, and one tile's lie in two ranges at most. The second
+ * range is computed first by its pair; the pair with the first range reaches this tile last, and adds that result.
  *
  *   pair        0         1         2         3         4 (idle at the end)
  *   begins                                              lent stages of 0, 1, 2, 3
@@ -149,9 +148,9 @@ static __device__ __forceinline__ wgmma16_unit unit_at(const wgmma16_work &w, in
 }
 
 /*
- * What consumers are told of a stage: how many steps of 16 k's, whether it is its unit's last, whether the
- * product is called off, whether there are no more units; of its unit's last, whether the sums of others come behind
- * it, and whether its own are left to another (LENT); from STAGE_ROWS on, the rows that its tile has.
+ * A stage's word for consumers: its steps of 16 k's; whether it is its unit's last, the product is called off, or there
+ * are no more units; with a unit's last stage, whether other pairs' sums follow it, and whether its own go to another
+ * pair (LENT); from STAGE_ROWS on, its tile's rows.
  */
 enum {
   STAGE_STEPS = 7,
@@ -164,7 +163,7 @@ enum {
   STAGE_ROWS = 8
 };
 
-/* With a unit's last stage: which it is, so that consumers need not work it out. */
+/* The unit, sent with its last stage: consumers need not compute it. */
 static __device__ __forceinline__ int4 unit_told(const wgmma16_unit &unit)
 {
   return make_int4(unit.row, unit.col, unit.tile, unit.parts << 16 | unit.part);
@@ -190,14 +189,14 @@ static __device__ __forceinline__ void lent_range(const wgmma16_work &w, int idl
   share(left * w.u.lent, idle, w.step - left, from, to);
 }
 
-/* And whose range has that stage. */
+/* The idle pair with that stage. */
 static __device__ __forceinline__ int lent_to(const wgmma16_work &w, int stage)
 {
   const int left = w.count - w.u.whole;
   return (int)(((int64_t)(stage + 1) * (w.step - left) - 1) / (left * w.u.lent));
 }
 
-/* How many units this pair or block has before its first whole tile. */
+/* This pair's or block's units before its first whole tile. */
 static __device__ __forceinline__ int count_lent(const wgmma16_work &w)
 {
   const int left = w.count - w.u.whole;
@@ -209,8 +208,8 @@ static __device__ __forceinline__ int count_lent(const wgmma16_work &w)
 }
 
 /*
- * The i-th unit of a pair or block, of which the first `before` were lent to it: these have unit.parts 0. unit.part of
- * a tile whose stages were lent: how many others have had it before. LENDS: a tile's may be.
+ * The i-th unit of a pair or block. The first `before` are lent to it and have unit.parts 0. unit.part of a tile with
+ * lent stages: the number of pairs before this one. LENDS: there may be such tiles.
  */
 template <bool LENDS>
 static __device__ __forceinline__ wgmma16_turn turn_at(const wgmma16_work &w, int steps, int i, int before)
@@ -243,8 +242,8 @@ static __device__ __forceinline__ wgmma16_turn turn_at(const wgmma16_work &w, in
 }
 
 /*
- * Where their sums lie, four of a worker's side by side. As many of each worker's as a stage of the ring takes come at
- * once. The unit's last stage is not let go of before they have come, so there are fewer of these than the ring has.
+ * Where lent sums lie, four of a worker's side by side. They come through the ring, as many at once as a stage takes.
+ * The unit's last stage is released after they have come, so they need fewer stages than the ring has.
  */
 template <int COLS> struct wgmma16_lent {
   typedef wgmma16_stage<COLS> stage;
@@ -261,7 +260,7 @@ static __device__ __forceinline__ float4 *lent_sums(const esmm_wgmma16_params &p
   return (float4 *)p.partial + (int64_t)unit.tile * (SUMS / 4 * WORKERS);
 }
 
-/* How many have had the tile; 0 again when its last block has them. */
+/* Blocks that have had the tile; its last block resets it to 0. */
 static __device__ __forceinline__ uint32_t *lent_counter(const esmm_wgmma16_params &p, const wgmma16_unit &unit)
 {
   return (uint32_t *)p.meeting + 2 + 2 * unit.tile;
@@ -269,11 +268,11 @@ static __device__ __forceinline__ uint32_t *lent_counter(const esmm_wgmma16_para
 
 #define FEEDER_LINES 16 /* of 64 that a feeding warp gathers */
 #define PLACES 2048     /* SKIP_AB: a ring of entries */
-#define CHUNK_STAGES 8  /* SKIP_A: stages whose entries a warp fetches at once */
+#define CHUNK_STAGES 8  /* SKIP_A: a warp fetches these stages' entries at once */
 
 #define SAMPLERS ESMM_WGMMA16_LOOK_THREADS     /* threads that look at A, two rows each */
 #define SAMPLES 8                              /* places that a choice looks at: 128 rows */
-#define SAMPLE_SIDE ESMM_WGMMA16_LEAST_SAMPLED /* by so many k's */
+#define SAMPLE_SIDE ESMM_WGMMA16_LEAST_SAMPLED /* by this many k's */
 static_assert(SAMPLERS == TILE / 2 && SAMPLE_SIDE == 8, "a thread looks at 16 bytes of two lines");
 
 /* Barriers of the stages. */
@@ -291,12 +290,12 @@ typedef struct wgmma16_shared {
   int block_to[PACK_BLOCKS];                                  /* where what leaves goes */
   uint32_t stage[MAX_STAGES];                                 /* STAGE_... */
   uint32_t mode;
-  /* Statistics of C that warps take which load nothing (tally.cuh): */
+  /* Statistics of C, taken by warps that load nothing (tally.cuh): */
   uint64_t tile_there[2], tallied[2]; /* of each warpgroup: its rows of a tile are there; they have been read */
   alignas(16) int4 tally_tile[2];     /* their first row and column, where they lie; a row below 0: there are no more */
   int tally_counts[ESMM_WGMMA16_WIDE];
   alignas(16) uint8_t
-      tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile whose nonzeros were counted in registers; 0 between tiles */
+      tally_bytes[ESMM_WGMMA16_WIDE]; /* of a tile with its nonzeros counted in registers; 0 between tiles */
   alignas(16) int4 unit[MAX_STAGES];  /* unit_told */
   uint32_t sample_bits[SAMPLES][2];
   alignas(16) uint32_t found[4]; /* SKIP_AB: k's that each feeding warp counts */
@@ -312,9 +311,8 @@ typedef struct wgmma16_shared {
 static_assert(sizeof(wgmma16_shared) + RING_BYTES <= ESMM_WGMMA16_SHARED, "params.h tells the host another size");
 
 /*
- * Does a dense unit's bias come with its last stage? Who finishes sums has no registers for a tile's bias at once, and
- * would wait for memory several times. cols: of C. Not where parts of sums are added: few of a tile's columns are
- * finished there by one block.
+ * Does a dense unit's bias come with its last stage? The epilogue has no registers for a tile's bias at once, and would
+ * wait for memory several times. cols: of C. Not for split tiles: a block finishes few of their columns.
  */
 static __device__ __forceinline__ bool bias_comes(const esmm_wgmma16_params &p, const wgmma16_unit &unit, int cols)
 {
