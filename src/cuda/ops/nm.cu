@@ -150,7 +150,7 @@ template <int GROUP> static __device__ __forceinline__ void prune_columns(const 
     for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, false>(p, g, t); });
 }
 
-/* The same for longer groups, whose k's are read again and again from the cache. */
+/* The same for longer groups: their k's are read repeatedly from the cache. */
 static __device__ __forceinline__ void prune_long_column(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
 {
   unsigned long long keys[MOST_GROUP];

@@ -114,7 +114,7 @@ static __device__ __forceinline__ void count_words(const esmm_tally_count_params
   set[2] += __popcll(tall);
 }
 
-/* One thread of each block, which has added to the sums: the last one tells the host, which may be waiting. */
+/* One thread of each block, after adding its sums: the last one reports to the host, which may wait. */
 static __device__ __forceinline__ void tell_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
 {
   __threadfence();
