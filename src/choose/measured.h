@@ -23,7 +23,7 @@ typedef uint64_t esmm_class;
 /* What a ratio stands on. */
 typedef struct esmm_evidence {
   int times; /* how many there were, at most ESMM_MEASURED_TIMES; */
-  bool warm; /* not only in the first calls, whose caches are cold */
+  bool warm; /* not only in first calls, with cold caches */
 } esmm_evidence;
 
 static inline void esmm_evidence_more(esmm_evidence *x, esmm_evidence other)

@@ -18,7 +18,7 @@
 
 #define ESMM_RECALL_ENTRIES 1024 /* of either table */
 #define ESMM_VERDICT_BYTES 2048  /* what a backend may keep of a verdict */
-#define ESMM_REPORTS 32          /* calls whose reports may be under way; a power of two */
+#define ESMM_REPORTS 32          /* calls with reports under way; a power of two */
 
 /* Densities seen by products of one B with about as many rows. */
 typedef struct esmm_seen {

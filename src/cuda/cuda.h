@@ -423,7 +423,7 @@ typedef struct esmm_cuda_blocks {
 typedef struct esmm_cuda_weights {
   CUdeviceptr form[ESMM_FORM_KINDS]; /* where each form begins; 0 where it is not kept */
   esmm_strips strips;                /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
-  CUdeviceptr alive;                 /* [k_padded] fp32: share of strips whose bitmap has this k */
+  CUdeviceptr alive;                 /* [k_padded] fp32: share of strips that have this k */
   CUdeviceptr columns; /* [n][columns_ld] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
   int64_t columns_ld;
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
@@ -432,7 +432,7 @@ typedef struct esmm_cuda_weights {
   bool borrowed;          /* its elements are another's (ops/borrow.c), */
   bool copied;            /* or a copy of those */
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
-  CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
+  CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles that have this k */
   double tile_density;    /* share of the tiles' bits that are set */
   esmm_cuda_blocks blocks; /* BSR: its cells, in memory of their own */
   CUdeviceptr nm;          /* N:M: the values and places of its form (ops/nm_layout.h), behind its bitmaps */

@@ -166,7 +166,7 @@ static void stop_device(esmm_cuda_device *d)
   esmm_cuda_unload(d);
   esmm_cuda_leave(scope);
   (void)cu()->cuDevicePrimaryCtxRelease(d->handle);
-  atomic_store(&d->lost, false); /* who opens it again gets a new primary context, or the driver's own complaint */
+  atomic_store(&d->lost, false); /* the next open gets a new primary context, or the driver's own error */
 }
 
 static esmm_status hold_device(esmm_ctx *ctx, int ordinal, esmm_cuda_device **out)
@@ -609,7 +609,7 @@ static esmm_status copy_line(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, size_t li
                          "cuMemcpyDtoHAsync of %zu bytes", bytes);
 }
 
-/* Between host and device, and waits: the caller may do with its memory what it likes when this returns. */
+/* Between host and device, and waits: the caller may reuse its memory when this returns. */
 static esmm_status copy_host(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, CUstream stream)
 {
   if (copy->WidthInBytes == 0 || copy->Height == 0)

@@ -1,7 +1,7 @@
 /*
  * module.c: embedded fatbins, their functions, launches, tensor maps.
  *
- * A module is loaded the first time one of its functions is wanted on a device, and stays until nobody uses the device.
+ * A module is loaded the first time one of its functions is wanted on a device, and stays while the device is used.
  */
 #include "cuda/device/device.h"
 
@@ -33,8 +33,8 @@ static bool is_mismatch(CUresult result)
          result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
 }
 
-/* A failed call of this section. esmm_cuda_check would take the lock to remember a lost device; whoever let go of the
-   lock calls it with this. */
+/* A failed call of this section. esmm_cuda_check would take the lock to remember a lost device; callers pass it this
+   after the unlock. */
 typedef struct outcome {
   CUresult result;
   const char *call;

@@ -420,8 +420,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 /* ---- columns by their counts ---- */
 
 /*
- * One block, which lives on few trips to memory: a thread has `each` columns, side by side, a multiple of four, and
- * their counts in registers. Past the last column a count is NO_COLUMN.
+ * One block, with few trips to memory: a thread has `each` columns, side by side, a multiple of four, and their counts
+ * in registers. Past the last column a count is NO_COLUMN.
  */
 #define RANKERS ESMM_FFN_RANK_THREADS
 #define HELD 32 /* of a thread's counts: those behind them are read when they are needed */
@@ -744,7 +744,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_add(const __grid_
 
 /* ---- for the report ---- */
 
-/* A thread has a column at a time, and all its strips: few columns are no hurry. */
+/* A thread has a column at a time, and all its strips: there are few columns. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     esmm_ffn_densities(const __grid_constant__ esmm_ffn_densities_params p)
 {

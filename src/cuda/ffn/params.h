@@ -1,5 +1,5 @@
 /*
- * params.h: what the layer's kernels are told (ffn.cu); as cuda/params.h, which it builds upon.
+ * params.h: parameters of the layer's kernels (ffn.cu); builds upon cuda/params.h.
  *
  * Matrices between products are tight and row-major, so most kernels see them as one array of elements of one dtype.
  */
@@ -153,17 +153,17 @@ typedef struct esmm_ffn_rank_params {
   uint64_t others;        /* nor is this, which is as above */
   uint64_t order, places; /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
                              wanted */
-  uint64_t mailbox;       /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
+  uint64_t mailbox;       /* uint64 in host memory: pass << 32 | how many are alive; 0: not wanted */
   int64_t features, sparse;
   uint32_t pass, unused;
 } esmm_ffn_rank_params;
 ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 80);
 
-#define ESMM_FFN_PICK_ROWS 8 /* lines whose elements a thread picks at once */
+#define ESMM_FFN_PICK_ROWS 8 /* lines that a thread picks from at once */
 
 /*
- * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst, by an index: that of dst's line (element) i is
- * index[i] where i is below count, else -1, which stands for zeros. With add they are added, and zeros are nothing.
+ * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst: its line (element) i from index[i] where i is
+ * below count, else from -1, which stands for zeros. With add they are added, and zeros are nothing.
  */
 typedef struct esmm_ffn_pick_params {
   esmm_device_matrix src, dst; /* row-major */
