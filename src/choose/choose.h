@@ -1,5 +1,5 @@
 /*
- * choose.h: which kernel, from what calls are predicted to cost (candidates.c) and what calls took (measured.h).
+ * choose.h: which kernel, by predicted costs (candidates.c) and by what calls took (measured.h).
  *
  * A prediction makes the list. The choice is by the prediction times the ratio of measured to predicted time: on these
  * weights in calls of this class, else on weights of this shape, else in classes beside this one, else anywhere on this
@@ -49,7 +49,7 @@ typedef struct esmm_clock {
   bool warms;    /* later rounds of trials begin with a call that is not timed: the others' data lie in the caches */
   bool idle;     /* the last time did not count: nothing is tried until one does */
   int pause;     /* where off or idle: calls that a choice holds for */
-  /* May be NULL: calls of that class by that kernel that are being measured. */
+  /* May be NULL: timed calls in flight, of that class and kernel. */
   int (*flying)(const void *self, esmm_class own, int index);
   const void *self;
 } esmm_clock;

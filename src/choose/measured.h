@@ -36,7 +36,7 @@ static inline void esmm_evidence_more(esmm_evidence *x, esmm_evidence other)
 double esmm_measured(esmm_class of, int kernel, esmm_evidence *seen);
 /* How many times there were in all. */
 uint32_t esmm_measured_count(esmm_class of, int kernel);
-/* The ratio for all classes together, which serves those that have none. */
+/* The ratio over all classes, for those without one. */
 double esmm_measured_anywhere(int kernel);
 /* One more. home: the file that it is kept in, see saved.h; 0: in none. The first warm one drops those before it
    that were above it. */

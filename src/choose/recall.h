@@ -25,7 +25,7 @@ typedef struct esmm_seen {
   uint64_t serial;               /* of the weights */
   int64_t row_class;             /* see esmm_row_class */
   bool known;                    /* the densities below are there */
-  bool replaced;                 /* another entry had to go for it: more pairs are in use than there is room for */
+  bool replaced;                 /* it evicted another entry: more pairs are in use than fit */
   bool joint_known;              /* joint too; else it is strip times B's density */
   bool rest_known;               /* and rest */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
@@ -42,7 +42,7 @@ int64_t esmm_row_class(int64_t m);
 
 uint64_t esmm_weights_serial(void); /* a new number for new weights; never given twice */
 
-/* The context's tables; where it is not to remember there are none, and the functions below find nothing. */
+/* The context's tables; if it does not remember there are none, and the functions below find nothing. */
 esmm_status esmm_recall_open(esmm_ctx *ctx);
 void esmm_recall_close(esmm_ctx *ctx);
 

@@ -1,11 +1,10 @@
 /*
  * tune.c: the plan's cost constants: shipped with each kernel, measured on this machine, cached in a file.
  *
- * Measuring: every kernel that competes runs a set of products for which the terms of its cost model differ, and the
- * constants are fitted so that the relative error of the estimates is least, none of them negative. The cache is one
- * text file a machine and number of threads, or a GPU; a file that does not parse, or is of another machine or version,
- * is ignored: the shipped constants serve. It says how busy other processes kept the machine, as a reason to tune
- * again.
+ * Measuring: every competing kernel runs products that differ in the terms of its cost model, and the constants, none
+ * of them negative, are fitted to the least relative error of the estimates. The cache is one text file a machine and
+ * number of threads, or a GPU; a file that does not parse, or is of another machine or version, is ignored: the shipped
+ * constants serve. It says how busy other processes kept the machine, as a reason to tune again.
  *
  * The backend says which products, and how kernels are timed. Operands lie in its memory where it has some.
  */

@@ -53,13 +53,13 @@ static inline int64_t esmm_cuda_sms(const esmm_problem *p) /* multiprocessors of
 /*
  * One call of the public interface that puts work on a stream: begin, work, end. begin makes the stream wait for the
  * context's earlier work on another stream (scratch is shared), and notes whether the stream is being captured into a
- * graph. end notes how far the context's work has come; it is called whenever begin succeeded, with the status so far,
- * which it returns unless that was ESMM_OK and it fails itself. Between them the primary context is current.
+ * graph. end notes how far the context's work has come; call it whenever begin succeeded, with the status so far: it
+ * returns that, or after ESMM_OK its own failure. Between them the primary context is current.
  */
 esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream);
 esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status);
 bool esmm_cuda_capturing(const esmm_ctx *ctx); /* between begin and end: the stream is being captured */
-/* The same, for calls that cannot be part of a graph: fails where it is, naming what cannot ("weights"). */
+/* For calls that cannot be part of a graph: fails during a capture, naming `what` ("weights"). */
 esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what);
 bool esmm_cuda_lost(const esmm_ctx *ctx); /* a sticky error: nothing on this device works any more */
 /* Waits for all work of the context that was put between begin and end. */
@@ -73,8 +73,8 @@ typedef struct esmm_cuda_scope {
 esmm_status esmm_cuda_enter(esmm_ctx *ctx, esmm_cuda_scope *scope);
 void esmm_cuda_leave(esmm_cuda_scope scope);
 
-/* Something a kernel's file keeps with the context (a cuBLAS handle): one per key, an address of that file's own. When
-   the context closes, `release` gets it with the primary context current. attached gives NULL where there is none. */
+/* Something a kernel's file keeps with the context (a cuBLAS handle): one per key, an address in that file. When the
+   context closes, `release` gets it with the primary context current. attached gives NULL where there is none. */
 void *esmm_cuda_attached(const esmm_ctx *ctx, const void *key);
 esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void (*release)(void *object));
 
@@ -211,9 +211,8 @@ typedef struct esmm_cuda_kernel {
   bool (*clears)(const esmm_problem *p);  /* alone it clears its notes first; NULL or false: a launch before does */
   bool gates;                             /* it can make both branches of a gated product in one launch: p->gate */
   bool library; /* its launches are a library's and ignore selectors: it runs only if the host chooses */
-  /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
-     and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
-     set to 1. */
+  /* Its cost model: a dense kernel's time does not depend on A; a skipping one's is a line in the strip and joint
+     density of A at its strips (of 128 rows if it reads 16-bit rows, else of 32). base of the last term is set to 1. */
   void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                int64_t *variant);
   int strip_rows; /* 0, or the rows of its strips, if lower; the plan derives their density, for the line, from those of
@@ -256,7 +255,7 @@ typedef struct esmm_cuda_line {
 /* What run() of a CUDA kernel gets beside the problem: esmm_problem.call. */
 typedef struct esmm_cuda_call {
   CUstream stream;
-  esmm_selector selector; /* pass it to every launch's parameters that has one */
+  esmm_selector selector; /* goes into every launch that takes one */
   CUevent extracted;      /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
   esmm_strips *a_strips;  /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                              joint bits from them. strips = 0: it has none */

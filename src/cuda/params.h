@@ -130,7 +130,7 @@ typedef struct esmm_count_params {
 } esmm_count_params;
 ESMM_PARAMS_SIZE(esmm_count_params, 56);
 
-/* esmm_finish: C from sums that are there, or where there is nothing to sum. Notes nothing of C. */
+/* esmm_finish: C from sums that are there, or from none. Notes nothing of C. */
 typedef struct esmm_finish_params {
   esmm_epilogue_params epilogue;
   esmm_device_matrix sums; /* fp32, in C's order; data is 0: all are 0 */

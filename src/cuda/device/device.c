@@ -262,8 +262,8 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
 }
 
 /*
- * An event between two kernels costs the GPU about as much as an empty one. The default stream is always there, so its
- * event can be recorded when it is asked for; another one may be gone by then.
+ * An event between two kernels costs the GPU about as much as an empty kernel. The default stream is always there, so
+ * its event is recorded when needed; another stream may be gone by then.
  */
 static CUresult record_owed(struct esmm_cuda *cuda)
 {
@@ -275,7 +275,7 @@ static CUresult record_owed(struct esmm_cuda *cuda)
 
 /*
  * Waits for what may still use the context's memory. Work of a graph is in no event of ours, and freeing memory of a
- * pool waits for nothing: where anything was captured, the whole device is waited for.
+ * pool waits for nothing: if anything was captured, waits for the whole device.
  */
 static void wait_before_close(const struct esmm_cuda *cuda)
 {

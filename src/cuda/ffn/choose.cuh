@@ -1,6 +1,6 @@
 /*
  * choose.cuh: which two of four values stay, and what is noted of it: for kernels that write such an operand as a dense
- * matrix with zeros (ffn.cu), and for those that pack it for the sparse tensor cores (ffn_two16_sm90a.cu).
+ * matrix with zeros (ffn.cu), or pack it for the sparse tensor cores (ffn_two16_sm90a.cu).
  */
 #ifndef ESMM_CUDA_FFN_CHOOSE_CUH
 #define ESMM_CUDA_FFN_CHOOSE_CUH

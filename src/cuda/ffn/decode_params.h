@@ -20,8 +20,8 @@
 #define ESMM_FFN_DECODE_MOST_FEATURES 65536 /* lists have 16 bits */
 #define ESMM_FFN_DECODE_LISTED 32768        /* values of the gate that every block looks at by itself */
 
-/* Words at the start of `meeting`, which are 0 before a launch and after it: blocks that have scanned, that have made
-   their part of h, that have left; then one ticket for each tile of columns. */
+/* Words at the start of `meeting`, which are 0 before a launch and after it: blocks that have scanned, have made their
+   part of h, have left; then one ticket for each tile of columns. */
 #define ESMM_FFN_DECODE_TICKETS 4
 
 /*

@@ -77,7 +77,7 @@ enum { ESMM_FFN_WRITES = 0, ESMM_FFN_MEASURES = 1, ESMM_FFN_SCALES = 2 };
  */
 typedef struct esmm_ffn_sparsify_params {
   uint64_t src, dst;    /* [tokens][features] */
-  uint64_t others;      /* int32 [features]: -1 for those that go sparse, else which of the others; 0: all go sparse */
+  uint64_t others;      /* int32 [features]: -1: goes sparse, else its place among the others; 0: all go sparse */
   uint64_t token_order; /* int32 [tokens]; 0: as they are */
   uint64_t records;     /* one a block */
   uint64_t notes;

@@ -50,8 +50,8 @@ static esmm_status collect(esmm_ctx *ctx, const esmm_ffn_sparsify_params *p, con
   return esmm_cuda_launch(ctx, &function, &(esmm_launch){.threads = ESMM_FFN_THREADS}, ctx->stream, &params);
 }
 
-/* Between begin and end: a launch that chooses, before it one that measures where it must, and their records. p: a part
-   of the launch's `params`. */
+/* Between begin and end: a launch that chooses, before it one that measures if needed, and their records. p: a part of
+   the launch's `params`. */
 static esmm_status choose(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_launch *blocks,
                           esmm_ffn_sparsify_params *p, const void *params, ffn_drop drop)
 {

@@ -333,8 +333,8 @@ typedef struct written {
   uint32_t *blocks;
 } written;
 
-/* Chunks of a tile that are in no entry yet: lists of those with as many blocks, and by how many instructions the
-   first warpgroup has more for them than the second. */
+/* Chunks of a tile that are in no entry yet: lists by number of blocks, and by the instructions that the first
+   warpgroup has beyond the second's. */
 enum { MORE = COLS / 4, MORES = 2 * MORE + 1 }; /* at most, one for each of its pairs */
 typedef struct waiting {
   int64_t first;              /* chunk */
@@ -375,8 +375,8 @@ static void wait_for(const tables *t, const uint32_t *places, int64_t first, wai
   }
 }
 
-/* How many blocks the next chunk of an entry is to have, 0 if none fits: the most there is room for. Where it is chunks
-   that fill entries, as many more as it takes have to fit beside it. */
+/* How many blocks the next chunk of an entry is to have, 0 if none fits: the most there is room for. by_chunks: if
+   chunks fill entries, leaves room for the missing ones. */
 static int blocks_wanted(const waiting *w, int chunks, int room, bool by_chunks)
 {
   int least = 1, wanted;

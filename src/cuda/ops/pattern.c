@@ -1,7 +1,6 @@
 /*
  * pattern.c: bitmaps of a matrix on the GPU. It extracts strips of 32 rows, which the host ORs into taller ones; strips
- * of other heights come from a copy of the matrix in host memory. And the patterns of C that products fill, which stay
- * where they are.
+ * of other heights come from a copy of the matrix in host memory. Patterns of C, which products fill, stay on the GPU.
  */
 #include "cuda/cuda.h"
 

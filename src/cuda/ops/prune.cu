@@ -1,10 +1,10 @@
 /*
  * prune.cu: top-N and the soft threshold on the device, to the bits that format/prune_top.c comes to.
  *
- * A cut is found byte by byte: of the keys that begin like it, how many have which next byte; then, where not all that
- * have its key stay, the place of the last that does, likewise. Columns do that in shared memory, 32 of them a block.
- * For all of B the host asks pass by pass (prune.c). Then every element is settled by itself: a warp has an area, a
- * lane a column of it, so that sums are made in the order that format.h says.
+ * A cut is found byte by byte: of the keys that begin like it, how many have which next byte; then, if not all with its
+ * key stay, the place of the last that does, likewise. Columns do that in shared memory, 32 of them a block. For all of
+ * B the host asks pass by pass (prune.c). Then every element is settled by itself: a warp has an area, a lane a column
+ * of it, so that sums are made in the order that format.h says.
  */
 #include "cuda/kernels/common/device.cuh"
 #include "cuda/ops/prune_params.h"

@@ -2,8 +2,8 @@
  * matmul.c: the way of a product through the GPU: stage (stage.c), choose (plan.c), launch (launch.c), copy back, count
  * (stats.c). And the same without the product, for explain.
  *
- * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by that
- * one's epilogue. Or it is one launch that makes both, where a kernel can and that is cheaper.
+ * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by its
+ * epilogue. Or one launch makes both, if a kernel can and that is cheaper.
  */
 #include "cuda/product/product.h"
 

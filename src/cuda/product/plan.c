@@ -15,8 +15,8 @@
  * A skipping kernel with a partner needs none of that: it gets the line, samples A itself, and does the partner's work
  * inside its own launch where that is cheaper.
  *
- * A gated product is two, each decided so, or one launch that makes both, where that is cheaper than the two: for the A
- * that is remembered, or for one without zeros.
+ * A gated product is two, each decided so, or one launch that makes both, if that is cheaper: for the remembered A, or
+ * for one without zeros.
  *
  * Where earlier calls reported A's density (recall.c), or the call has A's pattern in host memory, the host chooses
  * among all kernels, a library's too, and runs the one.
@@ -124,8 +124,8 @@ static double most(const candidate *c)
   return esmm_run_seconds_at(c, 1, c->b, -1.0);
 }
 
-/* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
-   when A has no zeros. */
+/* May the skipping kernel choose between itself and a partner? Only if that costs next to nothing for an A without
+   zeros. */
 static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
 {
   return partner->kernel && skip->base + ESMM_GPU_PAIR < dense->base &&
@@ -171,7 +171,7 @@ static bool may_run(const esmm_problem *p, const esmm_kernel *kernel, const char
 
 /* ---- what there is to choose from ---- */
 
-/* If there is no room for all, keeps those that cost least with A half dense. */
+/* Without room for all, keeps the candidates that cost least with A half dense. */
 static void add_candidate(verdict *v, const candidate *c)
 {
   int at = v->count;
