@@ -324,7 +324,7 @@ static bool recall_ratios(const esmm_problem *p, esmm_option *all, int count, es
   return flying;
 }
 
-/* Is the call timed, and what is noted of that. */
+/* Whether the call is timed, and its notes. */
 static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock,
                       esmm_history *h, esmm_plan *plan)
 {

@@ -260,7 +260,7 @@ typedef struct esmm_cuda_call {
   esmm_strips *a_strips;  /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                              joint bits from them. strips = 0: it has none */
   esmm_strips b;          /* B's strips with their data, for kernels that read those */
-  bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
+  bool *all_of_b;         /* NULL, or to be set if A's alive k's were multiplied with all of B: the joint is A's */
   CUdeviceptr
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
   CUdeviceptr gate_report;      /* the same for the gate's product, if the launch makes both branches */

@@ -383,7 +383,7 @@ typedef struct esmm_tally_begin_params {
 } esmm_tally_begin_params;
 ESMM_PARAMS_SIZE(esmm_tally_begin_params, 32);
 
-/* esmm_tally: what is noted of C, from C as it is stored. */
+/* esmm_tally: notes of C, from C as it is stored. */
 typedef struct esmm_tally_params {
   esmm_selector selector;
   esmm_device_matrix c;

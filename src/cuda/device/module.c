@@ -70,7 +70,7 @@ static outcome load_function(esmm_cuda_device *d, const esmm_cuda_function *f, C
   return o;
 }
 
-/* The slot of a function, or the free one where it is to go; FUNCTION_SLOTS where all are taken. Needs no lock. */
+/* The slot of a function, or a free one for it; FUNCTION_SLOTS where all are taken. Needs no lock. */
 static size_t find_slot(esmm_cuda_device *d, const esmm_cuda_function *f, bool *found)
 {
   size_t slot = ((uintptr_t)f >> 3) % FUNCTION_SLOTS;

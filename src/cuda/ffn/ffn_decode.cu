@@ -276,7 +276,7 @@ static __device__ __forceinline__ int first_k(int sub)
   return (sub * WARPS + warp_id()) * ESMM_FFN_DECODE_K;
 }
 
-/* Eight rows of up, 512 bytes of each. Rows that there are not keep whatever is in the slot: their sums go nowhere. */
+/* Eight rows of up, 512 bytes of each. Missing rows leave the slot as it is: their sums go nowhere. */
 template <int SUBS>
 static __device__ __forceinline__ void copy_up(const esmm_ffn_decode_params &p, const places &at, const queue &q,
                                                int step)

@@ -20,7 +20,7 @@ typedef struct esmm_ffn_activate_params {
 ESMM_PARAMS_SIZE(esmm_ffn_activate_params, 40);
 
 /*
- * esmm_ffn_derive, and for what is no ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
+ * esmm_ffn_derive, and without a ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
  *   a ReLU without a gate   d * act' from its result h
  *   no gate                 d * act'(up)
  *   else                    d * act(gate), and d * up * act'(gate)
@@ -31,7 +31,7 @@ typedef struct esmm_ffn_derive_params {
   uint64_t up, gate;  /* [rows][all] */
   uint64_t order;     /* int32 [cols]: their columns; 0: all of them, cols is all */
   int64_t rows, cols, all;
-  int64_t count; /* entries of order: what is behind them is zero */
+  int64_t count; /* entries of order: zeros follow */
   int32_t dtype, activation;
 } esmm_ffn_derive_params;
 ESMM_PARAMS_SIZE(esmm_ffn_derive_params, 88);
@@ -95,7 +95,7 @@ ESMM_PARAMS_SIZE(esmm_ffn_sparsify_params, 88);
 #define ESMM_FFN_PACK_TOKENS 256   /* and of esmm_ffn_pack_tokens_<...> */
 
 /*
- * esmm_ffn_pack_<axis>_<dtype>, with _any for what is not top-N, with _others where not all columns go sparse: src
+ * esmm_ffn_pack_<axis>_<dtype>, with _any for others than top-N, with _others where not all columns go sparse: src
  * packed as nm_layout.h has it: lines are tokens and k's features, or lines are features and k's tokens. dst of `how`
  * is not used.
  */

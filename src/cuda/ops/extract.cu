@@ -1,6 +1,6 @@
 /*
- * extract.cu: what is done to A on every call, and to B once: bitmaps of strips of 32, their alive segments k-major,
- * packing, the plan's sample, counts, and the epilogue of sums that no kernel of ours has made.
+ * extract.cu: work on A in every call, and on B once: bitmaps of strips of 32, their alive segments k-major, packing,
+ * the plan's sample, counts, and the epilogue of sums that no kernel of ours has made.
  *
  * Floor of esmm_extract: reads A once, writes the alive segments once. A block takes one strip by 128 k's, so a matrix
  * of any useful size has thousands of blocks and memory stays busy.

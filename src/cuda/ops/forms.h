@@ -11,7 +11,7 @@ typedef struct esmm_cuda_layout {
   size_t alive_at, bytes;
 } esmm_cuda_layout;
 
-unsigned esmm_cuda_forms_formats(void); /* that there are forms for */
+unsigned esmm_cuda_forms_formats(void); /* that have forms */
 
 /* The forms kept of b, within `ratio` times its bytes; false on overflow. */
 bool esmm_cuda_forms_lay_out(const esmm_matrix *b, const esmm_prepare_opts *opts, double ratio, esmm_cuda_layout *l);

@@ -14,7 +14,7 @@ ESMM_FATBIN(prune);
 _Static_assert(ESMM_TOP_COLS == ESMM_AREA_COLS, "a lane has a column of an area");
 _Static_assert(sizeof(esmm_nm_tally) == sizeof(esmm_prune_tally), "the device writes what the core reads");
 
-/* What a call has in scratch, and what is read back. */
+/* A call's scratch, and what it reads back. */
 typedef struct room {
   CUdeviceptr having, norms, inverses, cuts, out;
   double *host_inverses;     /* [k]; NULL without norms */

@@ -155,7 +155,7 @@ static bool make_event(CUevent *event)
   return *event || cu()->cuEventCreate(event, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* A failure here is none of the product's: the next call of the driver reports what is wrong. */
+/* A failure here does not fail the product: the next driver call reports it. */
 void esmm_live_begin(run *r)
 {
   live *x = r->plan.timed ? live_of(r->ctx) : NULL;

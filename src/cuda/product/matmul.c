@@ -24,7 +24,7 @@ static esmm_status get_scratch(run *r, bool strips, size_t work)
   return esmm_cuda_scratch(r->ctx, bytes, r->stream, &r->scratch);
 }
 
-/* What the kernels that the decision launches need: workspace, and whether B's strips are to be made. */
+/* What the kernels that the decision launches need: workspace, and whether to make B's strips. */
 static void add_needs(const run *r, size_t *most, bool *strips)
 {
   const decision *d = &r->d;
@@ -76,7 +76,7 @@ static int64_t factor_ld(const esmm_problem *p)
   return esmm_round_up(p->n, 4);
 }
 
-/* Room for so many rows of it, behind what is staged. */
+/* Room for `rows` of it, behind staged operands. */
 static esmm_status reserve_factor(run *r, int64_t rows)
 {
   size_t bytes;

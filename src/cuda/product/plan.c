@@ -169,7 +169,7 @@ static bool may_run(const esmm_problem *p, const esmm_kernel *kernel, const char
          esmm_plan_can_run(p, kernel, why, sizeof why);
 }
 
-/* ---- what there is to choose from ---- */
+/* ---- candidates ---- */
 
 /* Without room for all, keeps the candidates that cost least with A half dense. */
 static void add_candidate(verdict *v, const candidate *c)
@@ -444,7 +444,7 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
   return choose(r, force, counts);
 }
 
-/* Seconds of what is decided. Where the device chooses, and nothing is known of A, it may have no zeros. */
+/* Seconds of the decision. If the device chooses, and nothing is known of A, it may have no zeros. */
 static double expected(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];

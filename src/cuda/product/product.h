@@ -80,8 +80,8 @@ typedef struct decision {
 typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
-  bool skips; /* a skipping kernel and another are among them: A's densities matter */
-  bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
+  bool skips;           /* a skipping kernel and another are among them: A's densities matter */
+  bool low;             /* one of low strips is, and may beat all dense ones: A's elements must be counted */
   esmm_history history; /* of choices with known densities */
   int stands, lent;     /* calls that the choice still holds for; those that history has counted */
   int chosen;           /* its place in all */
@@ -149,7 +149,7 @@ static inline int sample_level(const esmm_kernel *kernel)
   return is_low(kernel) ? LOW_LEVEL : is_tall(kernel) ? 7 : 5;
 }
 
-/* B's strips are to be made for the call. */
+/* The call must make B's strips. */
 static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel)
 {
   return kernel && kernel->reads & ESMM_FORM(STRIPS) && !(p->w->forms & ESMM_FORM(STRIPS));
@@ -209,7 +209,7 @@ void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
 esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
                             CUstream stream);
-/* Where the call is to report and its kernel does not: a sampling launch before it. */
+/* If the call reports and its kernel does not: a sampling launch before it. */
 esmm_status esmm_run_report_ahead(run *r);
 esmm_status esmm_run_launch(run *r);
 /* The choice that a launch would make, without the product. */
