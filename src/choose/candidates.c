@@ -21,7 +21,7 @@ static bool no(char *why, size_t why_bytes, const char *format, ...)
   return false;
 }
 
-/* The first form of a mask: what a text names. */
+/* The first form of a mask, for texts. */
 static const esmm_form *first_form(unsigned mask)
 {
   return &esmm_form_table[__builtin_ctz(mask)];
@@ -53,7 +53,7 @@ static bool has_dtypes(const esmm_problem *p, const esmm_kernel *kernel, char *w
 
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes)
 {
-  /* To ask what is missing may open a library: not for products that would not use it. */
+  /* Asking what is missing may open a library: only for products that could use it. */
   if (kernel->missing && kernel->backend == p->ctx->backend &&
       (!has_dtypes(p, kernel, why, why_bytes) || !has_form(p->w, kernel, why, why_bytes)))
     return false;
@@ -99,7 +99,7 @@ static void estimate(const esmm_problem *p, const char *force, bool looked, esmm
   choice->seconds *= ratio;
 }
 
-/* Forced by its full name, or by its idea, which means here, and on a CPU with the widest instruction set. */
+/* Forced by its full name, or by its idea: of this backend, on a CPU with the widest instruction set. */
 bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force)
 {
   if (!force)
@@ -138,7 +138,7 @@ static esmm_status say_why_not(esmm_ctx *ctx, const char *force, const esmm_choi
                    best->kernel->name, best->text);
 }
 
-/* A name from the environment is not in the caller's program, where it would be looked for. */
+/* A name from the environment is not in the caller's program: say where it is. */
 static esmm_status refuse(esmm_ctx *ctx, const char *force, const esmm_choice *choices, int refused)
 {
   const esmm_status status = say_why_not(ctx, force, choices, refused);
@@ -198,7 +198,7 @@ bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look
   for (int i = 0; i < list->count; i++)
     most[i] = esmm_plan_seconds(p, list->index[i], NULL, &variant);
   rank(most, list->count, &best, &next);
-  /* They are of all the context's threads, and the look is one's. */
+  /* They assume all the context's threads; the look takes one. */
   const double slower = (double)p->ctx->threads / (double)p->threads;
   for (int i = 0; i < list->count; i++)
     if (i != best && slower * (most[best] - least[i]) > look_seconds)
@@ -226,8 +226,8 @@ static void judge(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool 
     estimate(p, force, looked, choice);
 }
 
-/* How much a kernel's refusal says: most where it takes these dtypes and weights at all; then a dense one's, if it
-   reads any form: it refuses only what the weights do not allow. */
+/* How much a kernel's refusal says: most if it takes these dtypes and weights; then a dense one's that reads any form,
+   as only the weights can rule it out. */
 static int says(const esmm_problem *p, const esmm_kernel *kernel)
 {
   char why[160];

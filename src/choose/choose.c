@@ -13,7 +13,7 @@ enum {
   TIMED_EVERY = 16,
   TRIES = 3,          /* in a round of trials */
   NEXT_ROUND = 64,    /* calls until the second, */
-  TIMED_AT_LEAST = 4, /* so many for each that was timed */
+  TIMED_AT_LEAST = 4, /* calls for each timed one */
   CHECKED_EVERY = 8192,
   EXACT_ROWS = 16,
   NOT_LOOKED = 255,
@@ -23,18 +23,18 @@ enum {
 #define STEP 0.22314355131420976 /* log 1.25 */
 #define LEAST_DENSITY 0.01
 #define LEAST_SECONDS 1e-6 /* shorter calls are not timed: the clock takes part of them */
-#define MAY_WIN 2.0        /* what is expected within so many times the best is tried once, */
-#define LIBRARY 4.0        /* a library within so many: it is what must not be faster; */
-#define AGAIN 1.4          /* and again if that took within so many times the best, */
+#define MAY_WIN 2.0        /* times the best: what is expected within that is tried once, */
+#define LIBRARY 4.0        /* a library within that: it must not be the faster one; */
+#define AGAIN 1.4          /* a second time if it took less than that, */
 #define LAST_AGAIN 1.2     /* and a third time */
-#define TURN_WITHIN 3.0    /* and in esmm_tune_weights all that are expected within so many times */
-#define CHECKED 1.2        /* the next best is timed now and then, if it is within so many times the best */
-#define BUDGET_CALLS 3.0   /* all trials may lose so many times what the best takes, */
-#define BUDGET_SHARE 0.03  /* and so much of each call; */
-#define LATER_SECONDS 2e-4 /* later rounds so much besides, which only short calls notice */
-#define COLD_SECONDS 1e-4  /* cold caches and sleeping threads may take of a call */
+#define TURN_WITHIN 3.0    /* esmm_tune_weights tries all within that */
+#define CHECKED 1.2        /* the next best within that is timed now and then */
+#define BUDGET_CALLS 3.0   /* calls of the best that all trials may lose, */
+#define BUDGET_SHARE 0.03  /* and a share of each call; */
+#define LATER_SECONDS 2e-4 /* more for later rounds: only short calls notice */
+#define COLD_SECONDS 1e-4  /* what cold caches and sleeping threads add */
 #define DISTURBED 3.0      /* times what was expected */
-#define BETTER 0.97        /* another kernel has to be so much faster than the last */
+#define BETTER 0.97        /* times the last best: another has to beat this */
 
 /* ---- classes ---- */
 
@@ -115,7 +115,7 @@ static esmm_class at(esmm_class of, esmm_density_class d)
 
 /* ---- what was measured ---- */
 
-/* In classes of densities a step away: the middle of what there is. */
+/* The geometric mean over classes one density step away. */
 static double beside(esmm_class shared, esmm_density_class d, int index, esmm_evidence *seen)
 {
   const esmm_density_class all[] = {{d.element - 1, d.strip},     {d.element + 1, d.strip},
@@ -164,7 +164,7 @@ double esmm_choose_ratio(const esmm_problem *p, bool looked, int index, int *tim
 
 /* ---- the choice ---- */
 
-/* Of a prediction that nothing was measured for. */
+/* Its seconds, or more if never measured. */
 static double doubted(const esmm_option *x)
 {
   return x->times > 0 ? x->seconds : x->seconds * x->doubt;
@@ -184,13 +184,13 @@ static void rank(const esmm_option *all, int count, int *best, int *next)
     }
 }
 
-/* What a trial may lose: twice what is expected, where nothing was measured. */
+/* What a trial may lose: twice the expectation if never measured. */
 static double loss_of(const esmm_option *x, double best)
 {
   return fmax(0.0, x->hoped - best) * (x->times == 0 || x->hoped < x->seconds ? 2.0 : 1.0);
 }
 
-/* May it win? before: times that earlier rounds have; begun: the call before was its trial. */
+/* May it win? before: times of earlier rounds; begun: the call before was its trial. */
 static bool may_win(const esmm_option *x, double best, const esmm_clock *clock, int before, bool begun)
 {
   const bool again = clock->warms && before > 0; /* what the first calls took is forgotten */
@@ -203,11 +203,11 @@ static bool may_win(const esmm_option *x, double best, const esmm_clock *clock, 
   return x->seconds < (x->times == 1 ? AGAIN : LAST_AGAIN) * best;
 }
 
-/* How many times of a kernel earlier rounds of trials have. The first calls find cold caches and sleeping threads, and
-   may take ten times as long: so there are further rounds, three in all, each after four times as many calls. */
+/* How often earlier rounds of trials timed a kernel. The first calls find cold caches and sleeping threads, and may
+   take ten times as long: hence further rounds, three in all, each after four times as many calls. */
 static int tried_before(const esmm_history *h, esmm_density_class d, const esmm_option *best)
 {
-  /* Of many weights of a shape each has few calls, but the times of all count. */
+  /* Many weights of a shape have few calls each, but all times count. */
   const uint32_t timed = esmm_measured_count(at(h->shared, d), best->index);
   const uint32_t calls = h->calls > TIMED_AT_LEAST * timed ? h->calls : TIMED_AT_LEAST * timed;
   int times = 0;
@@ -216,8 +216,7 @@ static int tried_before(const esmm_history *h, esmm_density_class d, const esmm_
   return times;
 }
 
-/* What was measured in the first calls alone says how long a call takes at most. What is hoped for is the prediction,
-   by what the best takes of its own. */
+/* Times of the first calls alone are upper bounds. The hope is the prediction, scaled by the best kernel's ratio. */
 static void hope(esmm_option *all, int count, int best, bool again)
 {
   const double ratio = all[best].seconds / all[best].predicted;
@@ -227,7 +226,7 @@ static void hope(esmm_option *all, int count, int best, bool again)
                        : all[i].seconds;
 }
 
-/* What the best of those takes that were measured; infinite where none was. */
+/* Seconds of the best measured option; infinite if there is none. */
 static double least_measured(const esmm_option *all, int count)
 {
   double least = INFINITY;
@@ -237,7 +236,7 @@ static double least_measured(const esmm_option *all, int count)
   return least;
 }
 
-/* The place of one to try, or -1. One that was begun with is finished first: its data lie in the caches. */
+/* The option to try, or -1. A trial already begun comes first: its data lie in the caches. */
 static int to_try(const esmm_option *all, int count, int best, const esmm_history *h, const esmm_clock *clock,
                   int before)
 {
@@ -247,7 +246,7 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   int found = -1;
   for (int i = 0; i < count; i++) {
     const bool begun = all[i].index + 1 == h->trying;
-    if (begun && h->warmed && i != best) /* what was made warm is timed, too */
+    if (begun && h->warmed && i != best) /* a warmed kernel is timed, too */
       return i;
     if (i == best || !may_win(&all[i], all[best].seconds, clock, before, begun) ||
         (!(begun && again) && loss_of(&all[i], all[best].seconds) > budget))
@@ -260,7 +259,7 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   return found;
 }
 
-/* Of those that may be the fastest, as many as a class has room for, the one whose turn it is. */
+/* Takes turns among those that may be the fastest, as many as a class has room for. */
 static int by_turn(const esmm_option *all, int count, int best, int turn)
 {
   int places[ESMM_MAX_KERNELS] = {best}, found = 0;
@@ -294,7 +293,7 @@ static int place_of(const esmm_option *all, int count, int index)
   return -1;
 }
 
-/* The best, and the next; one that was best before stays unless another is surely better. */
+/* The best, and the next; the last best stays unless another is surely better. */
 static void rank_after(const esmm_option *all, int count, const esmm_history *h, int *best, int *next)
 {
   rank(all, count, best, next);
@@ -325,7 +324,7 @@ static bool recall_ratios(const esmm_problem *p, esmm_option *all, int count, es
   return flying;
 }
 
-/* Is the call timed, and what is noted of that. */
+/* Whether the call is timed, and its notes. */
 static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_class d, const esmm_clock *clock,
                       esmm_history *h, esmm_plan *plan)
 {
@@ -405,7 +404,7 @@ void esmm_choose_learn(esmm_ctx *ctx, const esmm_plan *plan, esmm_history *h, do
   esmm_measured_add(plan->shared, ctx->home, plan->index, plan->warm, ratio);
   if (!plan->open || !h)
     return;
-  /* What took much longer than expected was disturbed: that is no fault of the trial. */
+  /* A call much longer than expected was disturbed: that is not the trial's loss. */
   const double took = seconds < DISTURBED * plan->seconds ? seconds : plan->seconds;
   h->spent += (float)(fmax(0.0, took - plan->known) - plan->reserve);
 }

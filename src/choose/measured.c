@@ -15,7 +15,7 @@
 #define HOMES 64         /* files of one process */
 #define MOST_RATIO 500.0 /* and at least its inverse */
 #define SCALE 1e6        /* a file has whole millionths: decimal points follow the locale */
-#define KEPT_TIMES 3     /* of a kernel that a file has are believed */
+#define KEPT_TIMES 3     /* of a kernel in a file count */
 #define DOUBTFUL 3.0
 #define FREE (-1) /* no kernel */
 #define LINE_BYTES 512
@@ -23,8 +23,8 @@
 
 typedef struct slot {
   _Atomic int16_t kernel; /* and 1 more: 0 is free */
-  _Atomic uint16_t added; /* times, all that there were; */
-  _Atomic uint16_t cold;  /* so many of them are not looked at: the first warm one was below them; */
+  _Atomic uint16_t added; /* times so far; */
+  _Atomic uint16_t cold;  /* of them, ignored: the first warm one was below; */
   _Atomic bool warm;      /* there was one */
   _Atomic bool dropped;   /* the first was, and another would count */
   _Atomic float low;      /* their lower quartile */
@@ -39,7 +39,7 @@ typedef struct entry {
 } entry;
 
 static struct {
-  _Atomic pid_t busy; /* the process one of whose threads writes; 0: none does */
+  _Atomic pid_t busy; /* the process with a thread that writes; 0: none */
   _Atomic uint32_t clock;
   _Atomic float anywhere[ESMM_MAX_KERNELS]; /* logarithms; 0 where nothing was measured */
   struct {
@@ -71,7 +71,7 @@ static slot *slot_of(entry *e, int kernel)
   return NULL;
 }
 
-/* How many are looked at. */
+/* How many count. */
 static int times_of(const slot *s)
 {
   const int added = GET(s->added), counted = added - GET(s->cold); /* another thread may be changing both */
@@ -99,7 +99,7 @@ double esmm_measured_anywhere(int kernel)
 
 /* ---- writing: one thread at a time, and never a wait ---- */
 
-/* A child that was forked while another thread wrote takes the table over as it is: what it holds are times. */
+/* A child forked while another thread wrote takes the table as it is: it holds only times. */
 static bool enter(void)
 {
   const pid_t mine = getpid();
@@ -230,8 +230,8 @@ static bool is_ratio(double ratio)
   return ratio >= 1.0 / MOST_RATIO && ratio <= MOST_RATIO;
 }
 
-/* A first time far above what others of the class suggest, or other classes: something disturbed it, or it was slow for
-   once. A second one counts. */
+/* A first time far above what the class, or other classes, suggest: it was disturbed, or slow for once. A second one
+   counts. */
 static bool doubtful(entry *e, slot *s, int kernel, double ratio)
 {
   if (GET(s->added) > 0 || GET(s->dropped))

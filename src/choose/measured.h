@@ -1,11 +1,10 @@
 /*
- * measured.h: what calls took, over what the cost model had predicted for them, by class of call and by kernel. A
- * constant of another machine, data with a structure that no density shows: the model does not know them, and a clock
- * does.
+ * measured.h: what calls took, over what the cost model had predicted for them, by class of call and by kernel. The
+ * model knows neither another machine's constants nor structure that no density shows; a clock does.
  *
- * One table for the process, which contexts and threads share: reading takes no lock, and of two threads that add at
- * once one drops what it has. It has a fixed size and no pointers: a class that was not used for long makes room for a
- * new one. What it holds never changes what a product is, only which kernel makes it.
+ * One table for the process, shared by contexts and threads: reading takes no lock, and of two threads that add at once
+ * one drops its time. It has a fixed size and no pointers: the class unused for longest makes room for a new one. What
+ * it holds never changes what a product is, only which kernel makes it.
  */
 #ifndef ESMM_MEASURED_H
 #define ESMM_MEASURED_H
@@ -24,7 +23,7 @@ typedef uint64_t esmm_class;
 /* What a ratio stands on. */
 typedef struct esmm_evidence {
   int times; /* how many there were, at most ESMM_MEASURED_TIMES; */
-  bool warm; /* not only in the first calls, whose caches are cold */
+  bool warm; /* not only in first calls, with cold caches */
 } esmm_evidence;
 
 static inline void esmm_evidence_more(esmm_evidence *x, esmm_evidence other)
@@ -37,7 +36,7 @@ static inline void esmm_evidence_more(esmm_evidence *x, esmm_evidence other)
 double esmm_measured(esmm_class of, int kernel, esmm_evidence *seen);
 /* How many times there were in all. */
 uint32_t esmm_measured_count(esmm_class of, int kernel);
-/* The ratio for all classes together, which serves those that have none. */
+/* The ratio over all classes, for those without one. */
 double esmm_measured_anywhere(int kernel);
 /* One more. home: the file that it is kept in, see saved.h; 0: in none. The first warm one drops those before it
    that were above it. */
@@ -48,10 +47,9 @@ void esmm_measured_clear(void);
 /* How many were added to classes of a file since esmm_measured_written was called for it. */
 uint32_t esmm_measured_news(uint32_t home);
 void esmm_measured_written(uint32_t home);
-/* Classes of a file as lines of text, at most so many bytes; false where writing failed. name: of a kernel. */
+/* Classes of a file as lines of text, at most `most` bytes; false where writing failed. name: of a kernel. */
 bool esmm_measured_print(FILE *f, uint32_t home, long most, const char *(*name)(int kernel));
-/* One such line. What the table has already stays, and where there is no room for more the line is left out. False: it
-   is not one. */
+/* One such line. What the table has stays; a line without room is left out. False: it is not one. */
 bool esmm_measured_parse(const char *line, uint32_t home, int (*kernel_of)(const char *name));
 
 #endif

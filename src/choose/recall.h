@@ -8,7 +8,7 @@
  * Seen: the densities of A that earlier products saw, by weights and by how many rows A has, for backends that must
  * choose before they see A.
  *
- * Both tables have a fixed size and drop what was not used for longest. Nothing in that depends on addresses or on how
+ * Both tables have a fixed size and drop what was unused for longest. Nothing in that depends on addresses or on how
  * many weights there were before, so the same calls in the same order find the same.
  */
 #ifndef ESMM_RECALL_H
@@ -18,21 +18,21 @@
 
 #define ESMM_RECALL_ENTRIES 1024 /* of either table */
 #define ESMM_VERDICT_BYTES 2048  /* what a backend may keep of a verdict */
-#define ESMM_REPORTS 32          /* calls whose reports may be under way; a power of two */
+#define ESMM_REPORTS 32          /* calls with reports under way; a power of two */
 
-/* Densities that products of one B with about so many rows saw. */
+/* Densities seen by products of one B with about as many rows. */
 typedef struct esmm_seen {
   uint64_t serial;               /* of the weights */
   int64_t row_class;             /* see esmm_row_class */
   bool known;                    /* the densities below are there */
-  bool replaced;                 /* another entry had to go for it: more pairs are in use than there is room for */
+  bool replaced;                 /* it evicted another entry: more pairs are in use than fit */
   bool joint_known;              /* joint too; else it is strip times B's density */
   bool rest_known;               /* and rest */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
   double rest;                   /* share of A's elements that are rests, see esmm_sample */
   int64_t strip_rows;            /* rows of those strips; 0: of whatever the kernel has */
   int64_t from;                  /* reports of earlier calls than this do not count: densities were set then */
-  int64_t calls, reports;        /* products so far; how many of them told what they saw, as far as it was taken */
+  int64_t calls, reports;        /* products so far; reports taken from them */
   uint32_t pending;              /* bit i: call i modulo ESMM_REPORTS will report, and that was not taken yet */
   uint8_t rows_of[ESMM_REPORTS]; /* rows of the strips in those reports */
 } esmm_seen;
@@ -42,7 +42,7 @@ int64_t esmm_row_class(int64_t m);
 
 uint64_t esmm_weights_serial(void); /* a new number for new weights; never given twice */
 
-/* The context's tables; where it is not to remember there are none, and the functions below find nothing. */
+/* The context's tables; if it does not remember there are none, and the functions below find nothing. */
 esmm_status esmm_recall_open(esmm_ctx *ctx);
 void esmm_recall_close(esmm_ctx *ctx);
 

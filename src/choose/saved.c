@@ -1,7 +1,6 @@
 /*
- * saved.c: the file of saved.h. Processes that write at once take turns by a lock on the directory; each reads what the
- * others wrote before, so nothing is lost as long as
- * the table has room. A line that does not parse ends the reading: the rest is not believed.
+ * saved.c: the file of saved.h. Processes that write at once take turns by a lock on the directory; each reads first
+ * what the others wrote, so nothing is lost while the table has room. A line that does not parse ends the reading.
  */
 #include "choose/saved.h"
 
@@ -26,7 +25,7 @@
 #define PATH_BYTES 4128
 #define LEAST_NEWS 16 /* times that are worth writing a file for */
 #define MOST_FILES 64 /* read by one process */
-#define LOCK_TRIES 40 /* every 5 ms: who holds the lock writes a file of a megabyte at most, or is stopped */
+#define LOCK_TRIES 40 /* every 5 ms: the lock's holder writes a megabyte at most, or is stopped */
 
 static const char *kernel_name(int index)
 {

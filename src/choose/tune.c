@@ -1,13 +1,12 @@
 /*
  * tune.c: the plan's cost constants: shipped with each kernel, measured on this machine, cached in a file.
  *
- * Measuring: every kernel that competes runs a set of products for which the terms of its cost model differ, and the
- * constants are fitted so that the relative error of the estimates is least, none of them negative. The cache is one
- * text file a machine and number of threads, or a GPU; a file that does not parse, or is of another machine or version,
- * is ignored: the shipped constants serve. It says how busy others kept the machine meanwhile, so that whoever tunes
- * can do it again on an idle one.
+ * Measuring: every competing kernel runs products that differ in the terms of its cost model, and the constants, none
+ * of them negative, are fitted to the least relative error of the estimates. The cache is one text file a machine and
+ * number of threads, or a GPU; a file that does not parse, or is of another machine or version, is ignored: the shipped
+ * constants serve. It says how busy other processes kept the machine, as a reason to tune again.
  *
- * Which products, and how a kernel is timed, a backend says. Operands lie in its memory where it has some.
+ * The backend says which products, and how kernels are timed. Operands lie in its memory where it has some.
  */
 #include "choose/tune.h"
 #include "choose/recall.h"
@@ -24,7 +23,7 @@
 #define CACHE_MAGIC "esmm-tune 2"
 #define COST_UNIT 1e18       /* the file holds whole attoseconds: decimal points follow the locale */
 #define TEMPORARY_BYTES 4112 /* a path and a suffix */
-#define MOST_CHANGE 4.0      /* a fitted constant is at most so many times the shipped one, or so many times less */
+#define MOST_CHANGE 4.0      /* times the shipped constant, or its inverse: bounds of a fitted one */
 #define PULL 0.01            /* towards the shipped constants */
 #define LOAD_SECONDS 0.1     /* for which esmm_load measures */
 #define TRIAL_SECONDS 0.01   /* the same before each trial: two or three turns of a scheduler */
@@ -211,7 +210,7 @@ int esmm_tune_make_parents(const char *path)
   return 0;
 }
 
-/* A temporary file beside the cache, whose name it fills in. */
+/* A temporary file beside the cache; fills in its name. */
 static esmm_status open_temporary(esmm_ctx *ctx, char *temporary, size_t bytes, FILE **f)
 {
   if (!ctx->tune_path[0])
@@ -308,9 +307,9 @@ static double machine_scale(const esmm_ctx *ctx, const fit *fits)
 
 /*
  * Least squares of sum(units * cost) / seconds = 1 by coordinate descent: the problem is tiny and convex. Each constant
- * stays within a factor of the shipped one, scaled to this machine, and is pulled a little towards it: terms that the
- * trials do not tell apart are settled so, and a disturbed machine cannot make a kernel look free. Repeated with
- * weights that fall with the residual, because one trial that something disturbed must not bend the rest.
+ * stays within a factor of the shipped one, scaled to this machine, and is pulled a little towards it: this settles
+ * terms that the trials cannot separate, and a disturbed machine cannot make a kernel look free. Repeated with weights
+ * that fall with the residual, so that one disturbed trial does not bend the rest.
  */
 static void solve(const fit *f, double scale, double *cost)
 {

@@ -47,7 +47,7 @@ static esmm_status calls(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   return status;
 }
 
-/* On a GPU a call is timed behind others: each batch begins with some that are not. */
+/* A GPU's call is timed behind others: each batch begins with untimed ones. */
 static esmm_status batch(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *w, esmm_matrix *c,
                          const esmm_matmul_opts *o, int first)
 {
@@ -57,7 +57,7 @@ static esmm_status batch(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights
   return status == ESMM_OK ? ctx->backend->synchronize(ctx) : status;
 }
 
-/* The first calls tell how dense A is, and load what they need. */
+/* The first calls measure A's density, and load what they need. */
 esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                               const esmm_matmul_opts *opts)
 {

@@ -21,7 +21,7 @@
 /* ---- launches ---- */
 
 #define ESMM_GPU_LAUNCH 5.6e-6       /* s: a small kernel */
-#define ESMM_GPU_LAUNCH_LARGE 8.3e-6 /* s: a kernel of persistent blocks that fills its rings first */
+#define ESMM_GPU_LAUNCH_LARGE 8.3e-6 /* s: persistent blocks, with a prologue that fills the rings */
 #define ESMM_GPU_LAUNCH_TWO 1.15e-5  /* s: one that extracts or samples A, and one that waits for it */
 #define ESMM_GPU_LAUNCH_SKIP 1.65e-5 /* s: the same with lists of alive k's, or of blocks */
 #define ESMM_GPU_LAUNCH_NEXT 4.2e-6  /* s: one more launch before or behind a product: a copy of A, a pass over C */
@@ -43,13 +43,13 @@
 #define ESMM_GPU_STAGE_HALF 4.2e-7   /* s: of 256 columns on sparse tensor cores, */
 #define ESMM_GPU_STAGE_LOW 0.6       /* factor: and of 128 rows there */
 #define ESMM_GPU_STEP_64 2.2e-7      /* s: of 64 x 64 by mma.sync */
-#define ESMM_GPU_ELEMENTS 4.3e-9     /* s: a row of a step whose elements are loaded one by one */
+#define ESMM_GPU_ELEMENTS 4.3e-9     /* s: a row of a step, loaded element by element */
 #define ESMM_GPU_LISTED 1e-10        /* s: a k of a block that is looked at for a list */
 #define ESMM_GPU_SEGMENT 1.05e-6     /* s: a segment of a tile: a stage that is not full */
 #define ESMM_GPU_UNEVEN 1.25         /* factor: stages where columns of B differ in how many they have */
 #define ESMM_GPU_CHUNK 4.5e-7        /* s: a chunk of k's that a block goes through, whatever it holds */
-#define ESMM_GPU_CHUNK_SCAN 6.5e-7   /* s: one of A whose nonzeros are listed */
-#define ESMM_GPU_AGAIN 0.3           /* chunks: one that is scanned again, for alive k's that found no room */
+#define ESMM_GPU_CHUNK_SCAN 6.5e-7   /* s: one of A, listing its nonzeros */
+#define ESMM_GPU_AGAIN 0.3           /* chunks: scanned again after an overflow of alive k's */
 #define ESMM_GPU_KNEE 0.3            /* strip density above which the gathers of the fused kernel are late: */
 #define ESMM_GPU_PAST_KNEE 1.45      /* factor: on its line there */
 #define ESMM_GPU_FINE_STEP 1.15e-8   /* s: 16 k's of a strip of 8 rows */

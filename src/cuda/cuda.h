@@ -3,7 +3,7 @@
  *
  * backend.c   the table of backend.h
  * costs.h     what predictions are made of
- * params.h    what kernels on the device are told
+ * params.h    parameters of kernels on the device
  * device/     libcuda (driver.c), a context's GPU (device.c), embedded fatbins and launches (module.c), copies
  *             (copy.c), memory where the blocks of a launch meet (meeting.c)
  * ops/        bitmaps, strips and samples of A (extract), B once (prepare, forms), bitmaps for callers (pattern)
@@ -53,13 +53,13 @@ static inline int64_t esmm_cuda_sms(const esmm_problem *p) /* multiprocessors of
 /*
  * One call of the public interface that puts work on a stream: begin, work, end. begin makes the stream wait for the
  * context's earlier work on another stream (scratch is shared), and notes whether the stream is being captured into a
- * graph. end notes how far the context's work has come; it is called whenever begin succeeded, with the status so far,
- * which it returns unless that was ESMM_OK and it fails itself. Between them the primary context is current.
+ * graph. end notes how far the context's work has come; call it whenever begin succeeded, with the status so far: it
+ * returns that, or after ESMM_OK its own failure. Between them the primary context is current.
  */
 esmm_status esmm_cuda_begin(esmm_ctx *ctx, CUstream stream);
 esmm_status esmm_cuda_end(esmm_ctx *ctx, CUstream stream, esmm_status status);
 bool esmm_cuda_capturing(const esmm_ctx *ctx); /* between begin and end: the stream is being captured */
-/* The same, for calls that cannot be part of a graph: fails where it is, naming what cannot ("weights"). */
+/* For calls that cannot be part of a graph: fails during a capture, naming `what` ("weights"). */
 esmm_status esmm_cuda_refuse_capture(esmm_ctx *ctx, const char *what);
 bool esmm_cuda_lost(const esmm_ctx *ctx); /* a sticky error: nothing on this device works any more */
 /* Waits for all work of the context that was put between begin and end. */
@@ -73,8 +73,8 @@ typedef struct esmm_cuda_scope {
 esmm_status esmm_cuda_enter(esmm_ctx *ctx, esmm_cuda_scope *scope);
 void esmm_cuda_leave(esmm_cuda_scope scope);
 
-/* Something a kernel's file keeps with the context (a cuBLAS handle): one per key, an address of that file's own. When
-   the context closes, `release` gets it with the primary context current. attached gives NULL where there is none. */
+/* Something a kernel's file keeps with the context (a cuBLAS handle): one per key, an address in that file. When the
+   context closes, `release` gets it with the primary context current. attached gives NULL where there is none. */
 void *esmm_cuda_attached(const esmm_ctx *ctx, const void *key);
 esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void (*release)(void *object));
 
@@ -83,8 +83,8 @@ esmm_status esmm_cuda_attach(esmm_ctx *ctx, const void *key, void *object, void 
 esmm_status esmm_cuda_alloc(esmm_ctx *ctx, size_t bytes, CUdeviceptr *out);
 void esmm_cuda_free(esmm_ctx *ctx, CUdeviceptr ptr);
 void esmm_cuda_free_at(int ordinal, CUdeviceptr ptr);
-/* Host memory that kernels write to, too; false where there is none to be had, which is no error. The primary context
-   is current. It is given back before the device is: who frees it holds device memory as well. */
+/* Host memory that kernels write to, too; false if there is none, which is no error. The primary context is current.
+   The owner holds device memory as well, so it is freed before the device. */
 bool esmm_cuda_pin(size_t bytes, void **host, CUdeviceptr *device);
 void esmm_cuda_unpin_at(int ordinal, void *host);
 /* The context's device scratch: grows in the stream's order, never shrinks. Valid until the next call. */
@@ -155,12 +155,12 @@ static inline esmm_status esmm_cuda_launch_blocks(esmm_ctx *ctx, const esmm_cuda
   const esmm_launch launch = {.grid_x = (unsigned)blocks, .threads = threads, .shared = function->shared};
   return esmm_cuda_launch(ctx, function, &launch, stream, params);
 }
-/* So many blocks for so many pieces of work that each multiprocessor has a few; each takes what is left. */
+/* Blocks for that many pieces of work, a few per multiprocessor; each takes what is left. */
 static inline unsigned esmm_cuda_blocks_for(const esmm_ctx *ctx, int64_t pieces)
 {
   return (unsigned)esmm_max(1, esmm_min(pieces, 16 * (int64_t)esmm_cuda_get(ctx)->multiprocessors));
 }
-/* Blocks of so many threads and bytes that fit on one multiprocessor at once. */
+/* Occupancy: blocks of that size that fit on one multiprocessor at once. */
 esmm_status esmm_cuda_occupancy(esmm_ctx *ctx, const esmm_cuda_function *function, unsigned threads, unsigned shared,
                                 int *blocks);
 
@@ -190,10 +190,9 @@ esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUst
 
 /*
  * Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each.
- * at_most: base + per_strip * strip of that term is no more than this times strip, which few alive k's stay below; 0:
- * no such bound. per_rest: what comes to that for the share of A's elements that are rests (esmm_sample.rest),
- * most_rest at most, and as much where they are not known. Only the host knows of these two; the device, where it
- * chooses, has the line, with most_rest.
+ * at_most: this times strip bounds that term's base + per_strip * strip, which matters at low densities; 0: no bound.
+ * per_rest: adds this times the share of rests in A (esmm_sample.rest), most_rest at most, and that where it is
+ * unknown. Only the host uses at_most and per_rest; the device chooses by the line with most_rest.
  */
 typedef struct esmm_cuda_units {
   double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS], at_most[ESMM_COST_TERMS];
@@ -205,29 +204,26 @@ typedef struct esmm_cuda_kernel {
   int sm;        /* the least compute capability, 80 or 90 */
   bool exact;    /* built for that one only (sm_90a) */
   bool steady;   /* its cost model is right to a few per cent */
-  bool stand_in; /* for kernels of sm_90a, where those cannot run: where they can, it is not to replace a library */
+  bool stand_in; /* for kernels of sm_90a where those cannot run; elsewhere it does not replace a library */
   bool reports;  /* its launch writes A's densities at its strips to the call's report, and `ready` last: kernels that
                     see all of A anyway */
-  bool (*tallies)(const esmm_problem *p); /* its launch notes of C what p wants noted; NULL, or false: a pass over C
-                                             does, behind it */
-  bool (*clears)(const esmm_problem *p);  /* and where it is the only one, it clears before what it adds its notes to;
-                                             NULL, or false: a launch before it does */
+  bool (*tallies)(const esmm_problem *p); /* its launch notes what p wants of C; NULL or false: a later pass does */
+  bool (*clears)(const esmm_problem *p);  /* alone it clears its notes first; NULL or false: a launch before does */
   bool gates;                             /* it can make both branches of a gated product in one launch: p->gate */
-  bool library; /* its launches are a library's and look at no selector: it runs only where the host can choose */
-  /* Its cost model: what a dense kernel takes does not depend on A, what a skipping one takes is a line in the strip
-     and joint density of A at its strips (of 128 rows where it reads 16-bit rows, else of 32). base of the last term is
-     set to 1. */
+  bool library; /* its launches are a library's and ignore selectors: it runs only if the host chooses */
+  /* Its cost model: a dense kernel's time does not depend on A; a skipping one's is a line in the strip and joint
+     density of A at its strips (of 128 rows if it reads 16-bit rows, else of 32). base of the last term is set to 1. */
   void (*line)(const esmm_kernel *self, const esmm_problem *p, const double *cost, esmm_cuda_units *units,
                int64_t *variant);
-  int strip_rows; /* 0, or the rows of its strips where these are lower and the line is in their density: the plan
-                     tells that from the densities of elements and of taller strips */
-  double knee, past_knee; /* above the strip density `knee` it takes past_knee times what the line says; 0: no knee */
-  /* May be NULL: called before run() where it was chosen, to get what is got only when needed (a library's handle).
-     False: it cannot be had, and can_run() says so from now on; the plan then chooses another. */
+  int strip_rows; /* 0, or the rows of its strips, if lower; the plan derives their density, for the line, from those of
+                     elements and taller strips */
+  double knee, past_knee; /* above the strip density `knee` it takes past_knee times the line; 0: no knee */
+  /* May be NULL: called before run() of the chosen kernel, to get a library's handle only when needed. False: there is
+     none, can_run() says so from now on, and the plan chooses another. */
   bool (*start)(esmm_ctx *ctx);
 
-  /* A skipping kernel that can do the work of a dense one, its partner, in its own launch, and choose on the device;
-     all NULL where it cannot. */
+  /* A skipping kernel that can choose on the device, and do the work of a dense one, its partner, in its own launch;
+     else all NULL. */
   const char *partner;
   bool (*can_choose)(const esmm_problem *p); /* false where A is too small to be sampled so */
   /* Samples A and chooses as that launch would; writes an esmm_choice_device to the call's report. For explain. */
@@ -245,8 +241,8 @@ static inline double esmm_cuda_past_knee(const esmm_cuda_kernel *about, double s
   return about->knee > 0.0 && strip > about->knee ? about->past_knee : 1.0;
 }
 
-/* Descriptor functions that all of them share: terms from the line at p->sample, the seconds that making fp32 strips of
-   a 16-bit B takes where the kernel reads those. */
+/* Descriptor functions that all share: terms from the line at p->sample, and seconds to make fp32 strips of a 16-bit B
+   for kernels that read those. */
 void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units,
                      int64_t *variant);
 double esmm_cuda_seconds_before(const esmm_kernel *self, const esmm_problem *p);
@@ -259,15 +255,15 @@ typedef struct esmm_cuda_line {
 /* What run() of a CUDA kernel gets beside the problem: esmm_problem.call. */
 typedef struct esmm_cuda_call {
   CUstream stream;
-  esmm_selector selector; /* pass it to every launch's parameters that has one */
+  esmm_selector selector; /* goes into every launch that takes one */
   CUevent extracted;      /* NULL, or to be recorded between extraction and multiplication (esmm_cuda_mark_extracted) */
   esmm_strips *a_strips;  /* NULL, or where a skipping kernel notes the strips of A that it extracted: statistics count
                              joint bits from them. strips = 0: it has none */
   esmm_strips b;          /* B's strips with their data, for kernels that read those */
-  bool *all_of_b; /* NULL, or to be set where what is alive in A was multiplied with all of B: the joint is A's */
+  bool *all_of_b;         /* NULL, or to be set if A's alive k's were multiplied with all of B: the joint is A's */
   CUdeviceptr
       report; /* 0, or an esmm_choice_device, for kernels that extract in their one launch or choose themselves */
-  CUdeviceptr gate_report; /* the same for who remembers the gate's product, where the launch makes both branches */
+  CUdeviceptr gate_report;      /* the same for the gate's product, if the launch makes both branches */
   const esmm_cuda_line *choose; /* NULL, or: choose between this kernel and its partner on the device */
 } esmm_cuda_call;
 
@@ -312,7 +308,7 @@ esmm_status esmm_cuda_count_joint(esmm_ctx *ctx, const esmm_count_params *params
 esmm_status esmm_cuda_finish(esmm_ctx *ctx, const esmm_problem *p, const esmm_matrix *sums, CUstream stream);
 /* Sets the counts and bitmaps that p wants to 0, and the sums behind those: kernels add to them. */
 esmm_status esmm_cuda_tally_begin(esmm_ctx *ctx, const esmm_problem *p, CUstream stream);
-/* What p wants noted of C, from C as it is stored, where the kernel has not: added to what is there. */
+/* Adds what p wants noted of C, from C as it is stored, if the kernel has not. */
 esmm_status esmm_cuda_tally(esmm_ctx *ctx, const esmm_problem *p, esmm_selector selector, CUstream stream);
 /* Adds up a pattern's bits; the sums behind them are 0. */
 esmm_status esmm_cuda_tally_count(esmm_ctx *ctx, const esmm_tally_count_params *params, CUstream stream);
@@ -321,8 +317,8 @@ esmm_status esmm_cuda_convert(esmm_ctx *ctx, const esmm_matrix *src, const esmm_
 
 /*
  * `work` times the share of k's that a block of C has to list and load: those alive in any of its `rows` strips of A
- * and in any of its `cols` strips of B. A's part is a straight line, because the plan on the device knows no other; it
- * is right to a sixth where skipping and dense kernels are level. Where few are alive, at_most is closer.
+ * and in any of its `cols` strips of B. A's part is a straight line, all that the device evaluates; it is right to a
+ * sixth where skipping and dense kernels are level. Where few are alive, at_most is closer.
  */
 void esmm_cuda_union(const esmm_problem *p, int rows, int cols, double work, int term, esmm_cuda_units *units);
 
@@ -345,7 +341,7 @@ static inline bool esmm_cuda_in_lines(const esmm_matrix *m)
   return esmm_cuda_address(m) % 16 == 0 && m->ld % (16 / (int64_t)esmm_dtype_size(m->dtype)) == 0;
 }
 
-/* Room for so many bytes in one allocation, at a multiple of align; false on overflow. */
+/* Room for `bytes` in one allocation, at a multiple of align; false on overflow. */
 static inline bool esmm_cuda_reserve(size_t *total, size_t bytes, size_t align, size_t *at)
 {
   *at = *total;
@@ -375,8 +371,7 @@ esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern,
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
 /* 32-bit words from its bits on that are 0 before it is filled. */
 int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern);
-/* Where the product that fills it adds up its bits, and tells of them; told 0: it need not. It does once that is noted.
- */
+/* Where the product that fills it counts its bits; told 0: it need not. It does once that is noted. */
 typedef struct esmm_cuda_pattern_sums {
   CUdeviceptr sums, told;
   uint32_t number;
@@ -385,7 +380,7 @@ esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern);
 void esmm_cuda_pattern_note_counted(esmm_pattern *pattern);
 /* Its strips that make one of that height; 1 where theirs does not divide it. */
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height);
-/* What the GPU has counted of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: nobody counts. */
+/* The GPU's counts of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: none. */
 const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number);
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
@@ -427,7 +422,7 @@ typedef struct esmm_cuda_blocks {
 typedef struct esmm_cuda_weights {
   CUdeviceptr form[ESMM_FORM_KINDS]; /* where each form begins; 0 where it is not kept */
   esmm_strips strips;                /* bits of B's strips of 32 columns; data where B is fp32, else 0 */
-  CUdeviceptr alive;                 /* [k_padded] fp32: share of strips whose bitmap has this k */
+  CUdeviceptr alive;                 /* [k_padded] fp32: share of strips that have this k */
   CUdeviceptr columns; /* [n][columns_ld] fp32: B transposed, k contiguous; 0 where not kept (16-bit B, or decode) */
   int64_t columns_ld;
   /* A 16-bit B, in its own dtype; all 0 for fp32: */
@@ -436,7 +431,7 @@ typedef struct esmm_cuda_weights {
   bool borrowed;          /* its elements are another's (ops/borrow.c), */
   bool copied;            /* or a copy of those */
   CUdeviceptr tiles;      /* bits [rows_ld / ESMM_TILE][strips.k_padded / 32] of tiles of 128 columns, as strips.bits */
-  CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles whose bitmap has this k */
+  CUdeviceptr tile_alive; /* [k_padded] fp32: share of tiles that have this k */
   double tile_density;    /* share of the tiles' bits that are set */
   esmm_cuda_blocks blocks; /* BSR: its cells, in memory of their own */
   CUdeviceptr nm;          /* N:M: the values and places of its form (ops/nm_layout.h), behind its bitmaps */
@@ -453,7 +448,7 @@ static inline const esmm_cuda_weights *esmm_cuda_b(const esmm_problem *p)
   return esmm_cuda_of(p->w);
 }
 
-/* Weights of a B of that shape, whose forms take so many bytes and are still to be had; NULL: says so in ctx. */
+/* Weights of a B of that shape, with `bytes` of forms still to allocate; NULL: says so in ctx. */
 esmm_weights *esmm_cuda_weights_new(esmm_ctx *ctx, const esmm_matrix *b, size_t bytes);
 void esmm_cuda_weights_free(esmm_weights *w);              /* the device part; needs no context */
 esmm_matrix esmm_cuda_weights_rows(const esmm_weights *w); /* 16-bit B [k,n], as the weights keep it */

@@ -1,5 +1,5 @@
 /*
- * params.h: what kernels are told. Included by host code (C11) and by device code (nvcc), so plain structs only, and
+ * params.h: parameters of kernels. Included by host code (C11) and by device code (nvcc), so plain structs only, and
  * their sizes are asserted on both sides. Each kernel takes one of these by value.
  *
  * Pointers are device addresses. Elements are fp32 unless a dtype says otherwise; dtype, order and activation are
@@ -19,7 +19,7 @@
 #define ESMM_STRIP 32 /* rows of A, or columns of B, that share one bitmap on a GPU */
 #define ESMM_TILE 128 /* the same for kernels of 16-bit operands */
 
-/* A kernel whose selector is not 0 returns at once unless *selector == value: the device has chosen another one. */
+/* A kernel with a selector returns at once unless *selector == value: the device chose another one. */
 typedef struct esmm_selector {
   uint64_t address; /* of a uint32_t; 0: no selector */
   uint32_t value;
@@ -39,7 +39,7 @@ ESMM_PARAMS_SIZE(esmm_device_matrix, 40);
  * One operand as the skipping kernels read it: k-major strips of 32 rows of A (or columns of B).
  *   data [strips][k_padded][32]  fp32; rows past the matrix are 0; k_padded is a multiple of 32
  *   bits [strips][words]         bit i of word w: k = 32 w + i has a nonzero in this strip; words = k_padded / 32
- * Segments data[strip][k] whose bit is 0 hold anything: nobody reads them.
+ * Segments data[strip][k] are undefined, and not read, where the bit is 0.
  */
 typedef struct esmm_strips {
   uint64_t data, bits;
@@ -47,8 +47,7 @@ typedef struct esmm_strips {
 } esmm_strips;
 ESMM_PARAMS_SIZE(esmm_strips, 32);
 
-/* What of an epilogue is more than alpha, beta, bias, ReLU and ReLU2, and what is noted of C: kernels ask for it once.
- */
+/* Parts of an epilogue beyond alpha, beta, bias, ReLU and ReLU2, and notes of C: kernels test for them once. */
 enum {
   ESMM_EXTRA_VALUES = 1, /* another activation, a factor, a residual, or a bias that is not aligned to 8 bytes */
   ESMM_EXTRA_TALLY = 2   /* counts or bits */
@@ -60,7 +59,7 @@ typedef struct esmm_epilogue_params {
   uint64_t bias; /* [n] fp32, or 0 */
   float alpha, beta;
   int32_t activation;
-  uint32_t extra;              /* ESMM_EXTRA_...: where a bit is not set, what it is about is 0 */
+  uint32_t extra;              /* ESMM_EXTRA_...: without a bit, its fields are 0 */
   esmm_device_matrix residual; /* data is 0: none */
   uint64_t factor;             /* [m][factor_ld] fp32, aligned to 16 bytes, or 0 */
   int64_t factor_ld;           /* a multiple of 4; 0: the same row for all */
@@ -99,10 +98,10 @@ ESMM_PARAMS_SIZE(esmm_pack_params, 72);
 typedef struct esmm_choice_device {
   uint32_t chosen;             /* 0: the first kernel of the pair, 1: the second */
   float element, strip, joint; /* densities of A's sample: elements, strips, joint with B */
-  uint32_t extract_ns;         /* what the extraction took, where it is not a launch of its own; else 0 */
+  uint32_t extract_ns;         /* time of an extraction within the kernel's launch; else 0 */
   float rest;                  /* share of elements that are the third or fourth nonzero of their group of four k's, */
   uint32_t counted;            /* where this is 1: else they were not counted */
-  uint32_t ready;              /* 1: all of the above is there. In host memory it is written last of all */
+  uint32_t ready;              /* 1: all of the above is there; in host memory written last */
 } esmm_choice_device;
 ESMM_PARAMS_SIZE(esmm_choice_device, 32);
 
@@ -131,7 +130,7 @@ typedef struct esmm_count_params {
 } esmm_count_params;
 ESMM_PARAMS_SIZE(esmm_count_params, 56);
 
-/* esmm_finish: C from sums that are there, or where there is nothing to sum. Notes nothing of C. */
+/* esmm_finish: C from sums that are there, or from none. Notes nothing of C. */
 typedef struct esmm_finish_params {
   esmm_epilogue_params epilogue;
   esmm_device_matrix sums; /* fp32, in C's order; data is 0: all are 0 */
@@ -257,7 +256,7 @@ typedef struct esmm_wgmma16_params {
   int32_t gate_activation;
   uint32_t told_number;     /* told->ready, when the bits have been counted */
   esmm_tensor_map map_gate; /* as map_b */
-  /* Dense, where the launch itself clears what it adds its notes of C to: */
+  /* Dense, where the launch itself clears its notes of C first: */
   uint64_t told;        /* esmm_pattern_told in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
   uint64_t bitmap_sums; /* behind the bits: a uint64_t, and at 24 a uint32_t: how many have added to it */
   int64_t bitmap_words; /* 32-bit words from the bits on that are 0 before, the sums' among them; */
@@ -287,7 +286,7 @@ ESMM_PARAMS_SIZE(esmm_wgmma16_params, 1152);
 #define ESMM_WGMMA16_LEAST_SAMPLED 8                        /* A is sampled where m and k are at least this */
 
 /* esmm_wgmma16_look: what a launch with the same esmm_wgmma16_params chooses, as an esmm_choice_device in report. One
- * block of so many threads, no dynamic shared memory. */
+ * block, no dynamic shared memory. */
 #define ESMM_WGMMA16_LOOK_THREADS 64
 
 /* ---- k_fused16_sm90a.cu: 16-bit operands with few or middling rows on Hopper ---- */
@@ -312,14 +311,13 @@ typedef struct esmm_fused16_params {
   esmm_selector selector;
   int32_t m, n, k;
   int32_t tiles; /* of columns, */
-  int32_t each;  /* of which a block does so many: 1 where ranks is more */
+  int32_t each;  /* of a block: 1 where ranks is more */
   int32_t ranks; /* blocks that share a tile's k's: a power of two */
   int32_t range; /* k's of a block, a multiple of 64 */
   int32_t unused;
-  uint64_t b;    /* rows [k][n padded to 128] */
-  int64_t b_row; /* bytes from a k to the next */
-  uint64_t
-      partial; /* sums that blocks of a cluster hand over: ESMM_FUSED16_PARTIAL bytes a block; 0 where ranks is 1 */
+  uint64_t b;       /* rows [k][n padded to 128] */
+  int64_t b_row;    /* bytes from a k to the next */
+  uint64_t partial; /* sums of a cluster's blocks: ESMM_FUSED16_PARTIAL bytes each; 0 where ranks is 1 */
   uint64_t unused_too;
   esmm_epilogue_params epilogue;
 } esmm_fused16_params;
@@ -329,11 +327,11 @@ ESMM_PARAMS_SIZE(esmm_fused16_params, 384);
 
 #define ESMM_FINE16_STRIP 8        /* rows of A that share a list of alive k's */
 #define ESMM_FINE16_ROWS 32        /* of a group: what a warp multiplies, and a block packs */
-#define ESMM_FINE16_BLOCK_ROWS 512 /* of C that a block multiplies, by so many columns: */
+#define ESMM_FINE16_BLOCK_ROWS 512 /* of C per block, by this many columns: */
 #define ESMM_FINE16_COLS 64
 #define ESMM_FINE16_CHUNK 256  /* k's that come to shared memory together, */
-#define ESMM_FINE16_STAGES 6   /* so many at once, */
-#define ESMM_FINE16_AHEAD 4    /* of which steps may take their k's from so many */
+#define ESMM_FINE16_STAGES 6   /* in flight at once, */
+#define ESMM_FINE16_AHEAD 4    /* and those that steps may take k's from */
 #define ESMM_FINE16_STEPS 64   /* of 16 k's of a strip, that a chunk adds to a group at most */
 #define ESMM_FINE16_PAST 16    /* steps that are read past the end of a list, and not used */
 #define ESMM_FINE16_VALUES 256 /* bytes of a step's values, */
@@ -385,7 +383,7 @@ typedef struct esmm_tally_begin_params {
 } esmm_tally_begin_params;
 ESMM_PARAMS_SIZE(esmm_tally_begin_params, 32);
 
-/* esmm_tally: what is noted of C, from C as it is stored. */
+/* esmm_tally: notes of C, from C as it is stored. */
 typedef struct esmm_tally_params {
   esmm_selector selector;
   esmm_device_matrix c;
@@ -473,7 +471,7 @@ ESMM_PARAMS_SIZE(esmm_prepare_bits_params, 72);
 #define ESMM_MMA16_MOST_SIDE (1 << 30) /* m, n and k are below */
 #define ESMM_MMA16_K 32
 #define ESMM_MMA16_STAGES 4
-/* Of a block of so many rows and columns of C: dynamic shared memory for the ring, and threads. */
+/* Per block of rows x cols of C: dynamic shared memory for the ring, and threads. */
 #define ESMM_MMA16_SHARED(rows, cols) (ESMM_MMA16_STAGES * ((rows) + (cols)) * ESMM_MMA16_K * 2)
 #define ESMM_MMA16_THREADS(rows, cols) ((cols) == 256 ? 256 : 128)
 
@@ -484,7 +482,7 @@ typedef struct esmm_mma16_params {
   int64_t a_ld, b_ld;
   /* joint: A is k-major, the lines of a k a_ld apart, the strips of ESMM_TILE rows a_strip elements apart */
   int64_t a_strip, words;
-  uint64_t a_bits, b_bits; /* [strips][words], [b_ld / ESMM_TILE][words]; lines of A whose bit is 0 hold anything */
+  uint64_t a_bits, b_bits; /* [strips][words], [b_ld / ESMM_TILE][words]; lines of A: undefined if the bit is 0 */
   esmm_epilogue_params epilogue;
 } esmm_mma16_params;
 ESMM_PARAMS_SIZE(esmm_mma16_params, 256);
@@ -529,12 +527,12 @@ ESMM_PARAMS_SIZE(esmm_small_params, 232);
 #define ESMM_CELL_COLS 64 /* columns of a cell; it has 32 or 64 k's */
 #define ESMM_BLOCKS_THREADS 256
 
-/* esmm_blocks_scan: which blocks of so many rows and columns have a nonzero. Blocks are numbered down their columns. */
+/* esmm_blocks_scan: which blocks of B have a nonzero. Blocks are numbered down their columns. */
 typedef struct esmm_blocks_scan_params {
   esmm_device_matrix b;
   int32_t block_rows, block_cols;
   uint64_t flags; /* [block columns][block rows] bytes, 1 or 0; 0: not wanted */
-  uint64_t count; /* a uint64_t that grows by how many there are */
+  uint64_t count; /* a uint64_t that grows by their number */
 } esmm_blocks_scan_params;
 ESMM_PARAMS_SIZE(esmm_blocks_scan_params, 64);
 
@@ -601,7 +599,7 @@ ESMM_PARAMS_SIZE(esmm_bsr_arrays_params, 112);
 #define ESMM_BSR16_PARTS 16 /* most parts that the list of a tile's columns is cut into */
 #define ESMM_BSR16_STAGES 4
 #define ESMM_BSR16_SHARED (ESMM_BSR16_STAGES * 49152 + 33792)
-#define ESMM_BSR16_MOST_SPLIT 1024 /* counters: one for each tile whose list is cut, the last gives out units */
+#define ESMM_BSR16_MOST_SPLIT 1024 /* counters: one for each split tile, the last gives out units */
 #define ESMM_BSR16_PARTIAL(rows, cols) ((rows) * (cols)*4) /* bytes of one part's sums */
 
 /*
@@ -705,7 +703,7 @@ ESMM_PARAMS_SIZE(esmm_nm_tally, 32);
  * esmm_nm_check: *out = ~ of the least of ((group * strips + strip) * 64 + its nonzeros) over the groups that have too
  * many; it stays 0 where there are none.
  * esmm_nm_prune, esmm_nm_prune_4: b in place, a tally for each block to out; the latter for groups of 4 k's of a column
- * each, of a row-major 16-bit B whose rows begin at multiples of 16 bytes and have a multiple of 8 elements.
+ * each, of a row-major 16-bit B with rows of a multiple of 8 elements, at multiples of 16 bytes.
  * Blocks lie along what neighbours in memory (x: strips where B is row-major, else groups) and along the other (y).
  */
 typedef struct esmm_nm_params {
@@ -772,7 +770,7 @@ ESMM_PARAMS_SIZE(esmm_nm16_params, (176 + sizeof(esmm_epilogue_params) + 63) / 6
 #define ESMM_HALF16_SHARED (ESMM_HALF16_STAGES * ESMM_HALF16_STAGE + 128)
 
 /*
- * What all its launches are told: esmm_half16_split, esmm_half16_list, esmm_half16_<dtype>. Blocks are of 64 k's; a
+ * Parameters of all its launches: esmm_half16_split, esmm_half16_list, esmm_half16_<dtype>. Blocks are of 64 k's; a
  * pair is 256 rows, a strip 128.
  */
 typedef struct esmm_half16_params {

@@ -1,7 +1,7 @@
 /*
  * copy.c: matrices between host and GPU. What has the same dtype and order on both sides is copied as it lies; anything
  * else is converted by the CPU, in a tight copy in host memory, by the code that converts host matrices. These copies
- * wait. From device to device a kernel copies and converts, in the order of the context's stream, and nobody waits.
+ * wait. From device to device a kernel copies and converts, in the order of the context's stream, without a wait.
  */
 #include "cuda/cuda.h"
 
@@ -29,7 +29,7 @@ size_t esmm_cuda_tight_bytes(const esmm_matrix *m)
   return (size_t)m->rows * (size_t)m->cols * esmm_dtype_size(m->dtype);
 }
 
-/* Padding between the lines belongs to somebody else: it is neither read nor written. */
+/* Padding between the lines is not the matrix's: it is neither read nor written. */
 esmm_status esmm_cuda_upload(esmm_ctx *ctx, const esmm_matrix *host, const esmm_matrix *device, CUstream stream)
 {
   const lines from = lines_of(host), to = lines_of(device);

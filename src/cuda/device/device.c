@@ -166,7 +166,7 @@ static void stop_device(esmm_cuda_device *d)
   esmm_cuda_unload(d);
   esmm_cuda_leave(scope);
   (void)cu()->cuDevicePrimaryCtxRelease(d->handle);
-  atomic_store(&d->lost, false); /* who opens it again gets a new primary context, or the driver's own complaint */
+  atomic_store(&d->lost, false); /* the next open gets a new primary context, or the driver's own error */
 }
 
 static esmm_status hold_device(esmm_ctx *ctx, int ordinal, esmm_cuda_device **out)
@@ -262,8 +262,8 @@ esmm_status esmm_cuda_open(esmm_ctx *ctx, int ordinal)
 }
 
 /*
- * An event between two kernels costs the GPU about as much as an empty one. The default stream is always there, so its
- * event can be recorded when it is asked for; another one may be gone by then.
+ * An event between two kernels costs the GPU about as much as an empty kernel. The default stream is always there, so
+ * its event is recorded when needed; another stream may be gone by then.
  */
 static CUresult record_owed(struct esmm_cuda *cuda)
 {
@@ -275,7 +275,7 @@ static CUresult record_owed(struct esmm_cuda *cuda)
 
 /*
  * Waits for what may still use the context's memory. Work of a graph is in no event of ours, and freeing memory of a
- * pool waits for nothing: where anything was captured, the whole device is waited for.
+ * pool waits for nothing: if anything was captured, waits for the whole device.
  */
 static void wait_before_close(const struct esmm_cuda *cuda)
 {
@@ -609,7 +609,7 @@ static esmm_status copy_line(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, size_t li
                          "cuMemcpyDtoHAsync of %zu bytes", bytes);
 }
 
-/* Between host and device, and waits: the caller may do with its memory what it likes when this returns. */
+/* Between host and device, and waits: the caller may reuse its memory when this returns. */
 static esmm_status copy_host(esmm_ctx *ctx, const CUDA_MEMCPY2D *copy, CUstream stream)
 {
   if (copy->WidthInBytes == 0 || copy->Height == 0)

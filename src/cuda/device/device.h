@@ -35,7 +35,7 @@ typedef struct esmm_cuda_device {
   } modules[MAX_MODULES];
   int module_count;
   struct {
-    _Atomic(const esmm_cuda_function *) key; /* set behind the function: who finds it needs no lock */
+    _Atomic(const esmm_cuda_function *) key; /* set behind the function: lookups need no lock */
     CUfunction function;
   } functions[FUNCTION_SLOTS];
 } esmm_cuda_device;
@@ -46,9 +46,9 @@ struct esmm_cuda {
   CUevent done;                   /* behind the last call's work */
   unsigned long long done_stream; /* id of the stream it was recorded on */
   bool done_recorded;
-  bool done_owed; /* work on the default stream has come since: it is recorded when somebody needs to know */
-  bool capturing; /* between begin and end: this call's stream is being captured */
-  bool inside;    /* the same: the primary context is current, and who needs it so need not ask */
+  bool done_owed;               /* work on the default stream has come since: it is recorded when needed */
+  bool capturing;               /* between begin and end: this call's stream is being captured */
+  bool inside;                  /* the same: the primary context is current, no need to ask */
   unsigned long long stream_id; /* the same: id of the call's stream, where it was asked for */
   bool stream_id_known;
   esmm_cuda_scope scope; /* the same: what end leaves */

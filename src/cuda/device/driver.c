@@ -26,7 +26,7 @@ static esmm_status no_symbol(esmm_ctx *ctx, const char *symbol)
                    symbol, ESMM_CUDA_DRIVER_LEAST / 1000, ESMM_CUDA_DRIVER_LEAST % 1000 / 10);
 }
 
-/* The version first: of a driver that is too old we want to say just that, not which function it lacks. */
+/* The version first: if a driver is too old the error says just that, not which function it lacks. */
 static esmm_status initialize(esmm_ctx *ctx, void *library, esmm_cuda_driver *table)
 {
   CUresult (*init)(unsigned flags) = NULL;

@@ -1,6 +1,6 @@
 /*
  * meeting.c: where the blocks of a launch meet: counters in device memory that belong to the context, because its calls
- * come one after the other. They are zero at first; whoever uses them leaves them ready for the next.
+ * come one after the other. They are zero at first; each user leaves them ready for the next.
  */
 #include "cuda/cuda.h"
 

@@ -1,7 +1,7 @@
 /*
  * module.c: embedded fatbins, their functions, launches, tensor maps.
  *
- * A module is loaded the first time one of its functions is wanted on a device, and stays until nobody uses the device.
+ * A module is loaded the first time one of its functions is wanted on a device, and stays while the device is used.
  */
 #include "cuda/device/device.h"
 
@@ -33,8 +33,8 @@ static bool is_mismatch(CUresult result)
          result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
 }
 
-/* A failed call of this section. esmm_cuda_check would take the lock to remember a lost device; whoever let go of the
-   lock calls it with this. */
+/* A failed call of this section. esmm_cuda_check would take the lock to remember a lost device; callers pass it this
+   after the unlock. */
 typedef struct outcome {
   CUresult result;
   const char *call;
@@ -70,7 +70,7 @@ static outcome load_function(esmm_cuda_device *d, const esmm_cuda_function *f, C
   return o;
 }
 
-/* The slot of a function, or the free one where it is to go; FUNCTION_SLOTS where all are taken. Needs no lock. */
+/* The slot of a function, or a free one for it; FUNCTION_SLOTS where all are taken. Needs no lock. */
 static size_t find_slot(esmm_cuda_device *d, const esmm_cuda_function *f, bool *found)
 {
   size_t slot = ((uintptr_t)f >> 3) % FUNCTION_SLOTS;

@@ -1,6 +1,6 @@
 /*
  * choose.cuh: which two of four values stay, and what is noted of it: for kernels that write such an operand as a dense
- * matrix with zeros (ffn.cu), and for those that pack it for the sparse tensor cores (ffn_two16_sm90a.cu).
+ * matrix with zeros (ffn.cu), or pack it for the sparse tensor cores (ffn_two16_sm90a.cu).
  */
 #ifndef ESMM_CUDA_FFN_CHOOSE_CUH
 #define ESMM_CUDA_FFN_CHOOSE_CUH
@@ -13,7 +13,7 @@
 
 enum { GROUP = 4, KEPT = 2 };
 
-/* a stands before b: NaN before all, then the larger magnitude; who comes first among equals. */
+/* a stands before b: NaN before all, then the larger magnitude; equals keep their order. */
 static __device__ __forceinline__ bool outranks(float a, float b)
 {
   return isnan(a) ? !isnan(b) : !isnan(b) && fabsf(a) > fabsf(b);
@@ -94,7 +94,7 @@ static __device__ __noinline__ void draw(const float (&v)[GROUP], double u, floa
   }
 }
 
-/* `place` tells groups of one matrix apart. Whether the group counts for the soft threshold's scale. */
+/* `place` identifies the group in its matrix. True: it counts for the soft threshold's scale. */
 static __device__ __forceinline__ bool choose(const esmm_ffn_sparsify_params &p, const float (&v)[GROUP],
                                               uint64_t place, float (&out)[GROUP])
 {
@@ -128,8 +128,7 @@ static __device__ __forceinline__ void note(esmm_ffn_record &r, float x, float y
   r.difference += x == y || isnan(x) ? 0.0 : difference * difference;
 }
 
-/* A group that is at hand is chosen from and noted, or measured; v becomes what is to be stored. Zeros are noted as
-   nothing. */
+/* Chooses from a group and notes it, or measures it; v becomes what is stored. Zeros are noted as nothing. */
 template <class OF>
 static __device__ __forceinline__ void do_group_here(OF of, const esmm_ffn_sparsify_params &p, float (&v)[GROUP],
                                                      uint64_t place, float factor, esmm_ffn_record &r)

@@ -1,6 +1,5 @@
 /*
- * decode_params.h: what the kernel of a gated layer's second half is told (ffn_decode.cu); as cuda/params.h, which it
- * builds upon.
+ * decode_params.h: parameters of a gated layer's second half (ffn_decode.cu); builds upon cuda/params.h.
  */
 #ifndef ESMM_CUDA_FFN_DECODE_PARAMS_H
 #define ESMM_CUDA_FFN_DECODE_PARAMS_H
@@ -15,14 +14,14 @@
 #define ESMM_FFN_DECODE_COLS 256  /* columns of y that a block makes, */
 #define ESMM_FFN_DECODE_HALF 128  /* and one of its warps */
 #define ESMM_FFN_DECODE_STEP 16   /* features that a warp multiplies by down at once */
-#define ESMM_FFN_DECODE_ROUND 16  /* features whose parts a block adds up at once */
+#define ESMM_FFN_DECODE_ROUND 16  /* features that a block adds up at once */
 #define ESMM_FFN_DECODE_SLOT 4096 /* bytes of a warp's step: 8 rows of up, or 16 half rows of down */
 #define ESMM_FFN_DECODE_SLOTS 3   /* on their way at once, for each warp */
 #define ESMM_FFN_DECODE_MOST_FEATURES 65536 /* lists have 16 bits */
 #define ESMM_FFN_DECODE_LISTED 32768        /* values of the gate that every block looks at by itself */
 
-/* Words at the start of `meeting`, which are 0 before a launch and after it: blocks that have scanned, that have made
-   their part of h, that have left; then one ticket for each tile of columns. */
+/* Words at the start of `meeting`, which are 0 before a launch and after it: blocks that have scanned, have made their
+   part of h, have left; then one ticket for each tile of columns. */
 #define ESMM_FFN_DECODE_TICKETS 4
 
 /*

@@ -1,6 +1,6 @@
 /*
- * ffn.c: a layer's passes on a GPU (ffn/passes.h): launches of ffn.cu on the context's stream. None of them waits but
- * the report, and what a first pass of a shape allocates.
+ * ffn.c: a layer's passes on a GPU (ffn/passes.h): launches of ffn.cu on the context's stream. Only the report waits,
+ * and a shape's first pass, which allocates.
  *
  * Products read weights and activations as they lie (ops/borrow.c). Gradients between products are of the layer's
  * dtype, which is what the tensor cores multiply; sums of biases and of the report are float64.
@@ -104,8 +104,8 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 
 /* ---- B of products ---- */
 
-/* What the caller wants prepared in some way is prepared, which waits. A B that lies transposed is copied: products
-   skip zeros only with B's rows, and A may be of another dtype. */
+/* With the caller's options B is prepared, which waits. A B that lies transposed is copied: products skip zeros only
+   with B's rows, and A may be of another dtype. */
 static esmm_status prepare(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                            esmm_weights *old, esmm_weights **out)
 {
@@ -273,7 +273,7 @@ static esmm_status scatter_rows(esmm_ctx *ctx, const esmm_matrix *src, const int
 
 /* ---- statistics ---- */
 
-/* Only split mode ranks by what h has: alive features are counted by the product, or are those whose gate opens. */
+/* Only split mode ranks by h's nonzeros: the product counts alive features, or they are those with an open gate. */
 static esmm_status count(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {
   if (ffn->o.mode != ESMM_FFN_SPLIT)
@@ -337,14 +337,14 @@ static bool is_split(const esmm_ffn *ffn)
   return ffn->o.mode == ESMM_FFN_SPLIT;
 }
 
-/* What a cache keeps beside its buffers: how many features were alive, as the device has told the host. */
+/* What a cache keeps beside its buffers: how many features were alive, as the device reports. */
 typedef struct kept {
   esmm_allocator allocator;
-  uint64_t *mailbox; /* pinned: pass << 32 | alive; 0: nothing was told yet */
+  uint64_t *mailbox; /* pinned: pass << 32 | alive; 0: no report yet */
   CUdeviceptr mailbox_at;
-  CUevent ranked; /* behind the launch that tells */
-  uint32_t pass;  /* that it was told of last, */
-  bool expected;  /* and will be */
+  CUevent ranked; /* behind the last launch that reports */
+  uint32_t pass;  /* of that launch, */
+  bool expected;  /* and its report is to be read */
   bool whole;     /* a pass has worked on all features: there is room for one in a graph */
   bool many_dead; /* in the last pass that was looked at before this one */
   int passes;     /* that were not looked at since */
@@ -384,7 +384,7 @@ static esmm_status make_kept(esmm_ctx *ctx, esmm_ffn_cache *cache)
   return status;
 }
 
-/* Between begin and end. A step in a graph is told nothing: nobody is there who could read it. */
+/* Between begin and end. Captured steps do not report the count: the host cannot read it. */
 static esmm_status launch_rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool order)
 {
   static const esmm_cuda_function function = {&fatbin_ffn, "esmm_ffn_rank", 0};
@@ -442,8 +442,7 @@ static esmm_status rank(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cach
   return status == ESMM_OK ? esmm_cuda_end(ctx, ctx->stream, launch_rank(ctx, ffn, cache, order)) : status;
 }
 
-/* Between begin and end: waits for what is told of the last pass that was looked at. Where nothing was, all are alive.
- */
+/* Between begin and end: waits for the last report. Without one, all are alive. */
 static esmm_status read_mailbox(esmm_ctx *ctx, const esmm_ffn *ffn, kept *k, int64_t *alive)
 {
   const esmm_status status = esmm_cuda_event_wait(ctx, k->ranked);
@@ -467,7 +466,7 @@ static esmm_status find_alive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache
 }
 
 /* Every LOOK_EVERY-th pass, or each where the last one had many dead features. What the next pass does depends on what
-   this one has found, not on when that is known. A graph, which is not told, has no use for it. */
+   this one has found, not on when that is known. Passes of a graph do not report. */
 static esmm_status looks(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool *out)
 {
   kept *k = cache->device;
@@ -490,9 +489,9 @@ static esmm_status looks(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cac
 }
 
 /*
- * How many features are alive decides how large products are, so the host has to know. It waits for that, which comes
- * before y is made: the GPU has the whole product of y to do meanwhile. It does not wait in a cache's first pass, where
- * the last pass that was looked at had few dead features, nor in a graph: all count as alive then.
+ * The number of alive features decides how large products are, so the host waits for it; it comes before y: the GPU
+ * makes all of y meanwhile. The host does not wait in a cache's first pass, where the last report had few dead
+ * features, nor in a graph: all count as alive then.
  */
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {

@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_sum_end(const __g
 
 /* ---- two of four ---- */
 
-/* A group of values at at[], those of `goes`; the others are none of it. */
+/* A group of values at at[], those of `goes`; the others stay out. */
 template <class OF>
 static __device__ __forceinline__ void do_group(OF of, const esmm_ffn_sparsify_params &p, const int64_t (&at)[GROUP],
                                                 uint32_t goes, uint64_t place, float factor, esmm_ffn_record &r)
@@ -420,8 +420,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 /* ---- columns by their counts ---- */
 
 /*
- * One block, which lives on few trips to memory: a thread has `each` columns, side by side, a multiple of four, and
- * their counts in registers. Past the last column a count is NO_COLUMN.
+ * One block, with few trips to memory: a thread has `each` columns, side by side, a multiple of four, and their counts
+ * in registers. Past the last column a count is NO_COLUMN.
  */
 #define RANKERS ESMM_FFN_RANK_THREADS
 #define HELD 32 /* of a thread's counts: those behind them are read when they are needed */
@@ -672,7 +672,7 @@ static __device__ __forceinline__ void pick_line(const esmm_ffn_pick_params &p, 
     to[col] = line < 0 ? (T)0 : from[col];
 }
 
-/* Elements of ESMM_FFN_PICK_ROWS lines, as bits: what is read is read at once. */
+/* Elements of ESMM_FFN_PICK_ROWS lines, as bits, all read at once. */
 template <typename T>
 static __device__ __forceinline__ void pick_elements(const esmm_ffn_pick_params &p, int64_t row, int64_t first,
                                                      int64_t step)
@@ -744,7 +744,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_ffn_add(const __grid_
 
 /* ---- for the report ---- */
 
-/* A thread has a column at a time, and all its strips: few columns are no hurry. */
+/* A thread has a column at a time, and all its strips: there are few columns. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     esmm_ffn_densities(const __grid_constant__ esmm_ffn_densities_params p)
 {

@@ -18,7 +18,7 @@ static inline uint64_t esmm_ffn_buffer(const esmm_ffn_cache *cache, int which)
   return esmm_ffn_address(cache->buffers[which].data);
 }
 
-/* The buffer has room for so many bytes, of which the first `zeros` are 0 when it is made. */
+/* Gives the buffer room for `bytes`; the first `zeros` are 0 when it is made. */
 esmm_status esmm_ffn_cuda_reserve_zeros(esmm_ctx *ctx, esmm_ffn_cache *cache, int which, size_t bytes, size_t zeros);
 
 #endif

@@ -18,8 +18,8 @@
  *      memory, those of the blocks that share columns by the last one to come. Always in the same order, so results do
  *      not vary.
  *
- * Each warp copies its rows to slots of its own, by cp.async, three slots of 4 KB ahead, 192 KB a block: nobody waits
- * for another warp's rows. Rows of down do not depend on h: their first copies are on their way before the blocks meet.
+ * Each warp copies its rows to its own slots, by cp.async, three slots of 4 KB ahead, 192 KB a block: no warp waits for
+ * another's rows. Rows of down do not depend on h: their first copies are on their way before the blocks meet.
  *
  * Any order of k's is as good as another while both operands have the same. In step 2, lane (g, t) = (lane / 4, lane %
  * 4) takes 8 k's in a row, 16 bytes, from 32 i + 8 t on: the first four are its k's of one mma, the others of the next.
@@ -276,7 +276,7 @@ static __device__ __forceinline__ int first_k(int sub)
   return (sub * WARPS + warp_id()) * ESMM_FFN_DECODE_K;
 }
 
-/* Eight rows of up, 512 bytes of each. Rows that there are not keep whatever is in the slot: their sums go nowhere. */
+/* Eight rows of up, 512 bytes of each. Missing rows leave the slot as it is: their sums go nowhere. */
 template <int SUBS>
 static __device__ __forceinline__ void copy_up(const esmm_ffn_decode_params &p, const places &at, const queue &q,
                                                int step)
@@ -310,7 +310,7 @@ static __device__ __forceinline__ void copy_down(const esmm_ffn_decode_params &p
   }
 }
 
-/* The next step, if there is one, to a slot that nobody reads any more. */
+/* The next step, if there is one, to a free slot. */
 template <int SUBS>
 static __device__ __forceinline__ void copy_next(const esmm_ffn_decode_params &p, const places &at, queue &q)
 {
@@ -513,7 +513,7 @@ template <int HALVES> static __device__ __forceinline__ void make_y(const esmm_f
     uint32_t *ticket = (uint32_t *)p.meeting + ESMM_FFN_DECODE_TICKETS + q.tile;
     last = take_ticket(ticket) == (uint32_t)p.parts - 1;
     if (last)
-      *ticket = 0; /* nobody else comes */
+      *ticket = 0; /* all blocks have come */
   }
   __syncthreads();
   if (!last)

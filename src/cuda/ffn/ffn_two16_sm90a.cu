@@ -1,6 +1,7 @@
 /*
- * ffn_two16_sm90a.cu: products of a layer whose operand has two of each four values, on Hopper: bf16 and fp16. pack.cuh
- * chooses and packs the two in one pass; here the sparse tensor core (wgmma.sp) takes the k's of B that belong to them.
+ * ffn_two16_sm90a.cu: products of a layer where an operand has two of each four values, on Hopper: bf16 and fp16.
+ * pack.cuh chooses and packs the two in one pass; here the sparse tensor core (wgmma.sp) takes the k's of B that belong
+ * to them.
  *
  *                  B: 256 columns              a stage: 64 k's
  *              k  +----------------------+       B  256 columns by 64 k's, 32 KB, by TMA
@@ -37,7 +38,7 @@ template <bool OTHERS> struct ring {
   };
   static_assert(STAGE == STAGE_B + (OTHERS ? DENSE_A : ESMM_NM16_BLOCK) && STAGE % 1024 == 0 &&
                     BARRIERS + 16 * STAGES <= ESMM_FFN_TWO16_SHARED(OTHERS) && BARRIERS % 8 == 0,
-                "params.h tells the host another size");
+                "params.h gives the host another size");
 };
 
 /* ---- loading: one thread ---- */
@@ -157,7 +158,7 @@ static __device__ __forceinline__ void multiply_tiles(const esmm_ffn_two16_param
   char *staging = memory + of::STAGING + group * ESMM_NM16_STAGING;
   int slot = 0, before = 0;
   uint32_t phase = 0;
-  /* A warp tells both blocks that it is done with a stage: what comes next comes from both. */
+  /* A warp signals to both blocks that it is done with a stage: both load the next. */
   const auto let_go = [&](int which) {
     if (lane < PAIR)
       sm90_barrier_arrive_cluster(sm90_address_at(&empty[which], (uint32_t)lane));

@@ -9,7 +9,7 @@
  * and all k's of them, to whole pairs of 128 lines and to 64 k's: what is past the matrix is zero.
  *
  * The largest two of four are found by sorting keys, magnitude << 2 | 3 - place: no two are equal, the earlier of two
- * equal magnitudes comes first, NaN before all. The sorted keys also tell all that is noted.
+ * equal magnitudes comes first, NaN before all. All notes follow from the sorted keys.
  */
 #ifndef ESMM_CUDA_FFN_PACK_CUH
 #define ESMM_CUDA_FFN_PACK_CUH

@@ -1,5 +1,5 @@
 /*
- * params.h: what the layer's kernels are told (ffn.cu); as cuda/params.h, which it builds upon.
+ * params.h: parameters of the layer's kernels (ffn.cu); builds upon cuda/params.h.
  *
  * Matrices between products are tight and row-major, so most kernels see them as one array of elements of one dtype.
  */
@@ -20,7 +20,7 @@ typedef struct esmm_ffn_activate_params {
 ESMM_PARAMS_SIZE(esmm_ffn_activate_params, 40);
 
 /*
- * esmm_ffn_derive, and for what is no ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
+ * esmm_ffn_derive, and without a ReLU esmm_ffn_derive_smooth: d, dh at first, becomes dpre, and d_gate the gate's.
  *   a ReLU without a gate   d * act' from its result h
  *   no gate                 d * act'(up)
  *   else                    d * act(gate), and d * up * act'(gate)
@@ -31,7 +31,7 @@ typedef struct esmm_ffn_derive_params {
   uint64_t up, gate;  /* [rows][all] */
   uint64_t order;     /* int32 [cols]: their columns; 0: all of them, cols is all */
   int64_t rows, cols, all;
-  int64_t count; /* entries of order: what is behind them is zero */
+  int64_t count; /* entries of order: zeros follow */
   int32_t dtype, activation;
 } esmm_ffn_derive_params;
 ESMM_PARAMS_SIZE(esmm_ffn_derive_params, 88);
@@ -77,7 +77,7 @@ enum { ESMM_FFN_WRITES = 0, ESMM_FFN_MEASURES = 1, ESMM_FFN_SCALES = 2 };
  */
 typedef struct esmm_ffn_sparsify_params {
   uint64_t src, dst;    /* [tokens][features] */
-  uint64_t others;      /* int32 [features]: -1 for those that go sparse, else which of the others; 0: all go sparse */
+  uint64_t others;      /* int32 [features]: -1: goes sparse, else its place among the others; 0: all go sparse */
   uint64_t token_order; /* int32 [tokens]; 0: as they are */
   uint64_t records;     /* one a block */
   uint64_t notes;
@@ -95,7 +95,7 @@ ESMM_PARAMS_SIZE(esmm_ffn_sparsify_params, 88);
 #define ESMM_FFN_PACK_TOKENS 256   /* and of esmm_ffn_pack_tokens_<...> */
 
 /*
- * esmm_ffn_pack_<axis>_<dtype>, with _any for what is not top-N, with _others where not all columns go sparse: src
+ * esmm_ffn_pack_<axis>_<dtype>, with _any for others than top-N, with _others where not all columns go sparse: src
  * packed as nm_layout.h has it: lines are tokens and k's features, or lines are features and k's tokens. dst of `how`
  * is not used.
  */
@@ -153,17 +153,17 @@ typedef struct esmm_ffn_rank_params {
   uint64_t others;        /* nor is this, which is as above */
   uint64_t order, places; /* int32 [features]: alive ones by index, and the other way round, -1 where dead; 0: not
                              wanted */
-  uint64_t mailbox;       /* uint64 in host memory: pass << 32 | how many are alive; 0: nobody wants to know */
+  uint64_t mailbox;       /* uint64 in host memory: pass << 32 | how many are alive; 0: not wanted */
   int64_t features, sparse;
   uint32_t pass, unused;
 } esmm_ffn_rank_params;
 ESMM_PARAMS_SIZE(esmm_ffn_rank_params, 80);
 
-#define ESMM_FFN_PICK_ROWS 8 /* lines whose elements a thread picks at once */
+#define ESMM_FFN_PICK_ROWS 8 /* lines that a thread picks from at once */
 
 /*
- * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst, by an index: that of dst's line (element) i is
- * index[i] where i is below count, else -1, which stands for zeros. With add they are added, and zeros are nothing.
+ * esmm_ffn_pick: lines of src, or elements of each of its lines, to dst: its line (element) i from index[i] where i is
+ * below count, else from -1, which stands for zeros. With add they are added, and zeros are nothing.
  */
 typedef struct esmm_ffn_pick_params {
   esmm_device_matrix src, dst; /* row-major */

@@ -25,7 +25,7 @@
 ESMM_FATBIN(ffn);
 ESMM_FATBIN(ffn_two16_sm90a);
 
-/* What every launch is told of how to choose. */
+/* What every launch needs to choose. */
 static esmm_ffn_sparsify_params params_of(const esmm_ffn_cache *cache, const ffn_sparsify *how, const esmm_matrix *src)
 {
   const esmm_ffn_opts *o = &cache->ffn->o;
@@ -50,8 +50,8 @@ static esmm_status collect(esmm_ctx *ctx, const esmm_ffn_sparsify_params *p, con
   return esmm_cuda_launch(ctx, &function, &(esmm_launch){.threads = ESMM_FFN_THREADS}, ctx->stream, &params);
 }
 
-/* Between begin and end: a launch that chooses, before it one that measures where it must, and their records. p: the
-   part of all that the launch is told, `params`. */
+/* Between begin and end: a launch that chooses, before it one that measures if needed, and their records. p: a part of
+   the launch's `params`. */
 static esmm_status choose(esmm_ctx *ctx, const esmm_cuda_function *function, const esmm_launch *blocks,
                           esmm_ffn_sparsify_params *p, const void *params, ffn_drop drop)
 {
@@ -299,7 +299,7 @@ static esmm_status launch_add(esmm_ctx *ctx, const packed *x, const esmm_matrix 
   return esmm_cuda_launch(ctx, &function, &launch, ctx->stream, &params);
 }
 
-/* Rows of C whose columns of m do not go sparse: so far they are zero, or what they are added to. */
+/* Rows of C for columns of m that do not go sparse: so far zero, or what they are added to. */
 static esmm_status add_rows(esmm_ctx *ctx, const packed *x)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts};

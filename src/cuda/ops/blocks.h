@@ -1,4 +1,4 @@
-/* blocks.h: B as cells (blocks.c), for forms.c and who reads weights back. */
+/* blocks.h: B as cells (blocks.c), for forms.c and for reading weights back. */
 #ifndef ESMM_CUDA_BLOCKS_H
 #define ESMM_CUDA_BLOCKS_H
 
@@ -9,8 +9,8 @@ esmm_status esmm_cuda_blocks_fill(esmm_ctx *ctx, const esmm_matrix *b, const esm
 /* B again, into a tight row-major matrix in host memory. Between begin and end; waits. */
 esmm_status esmm_cuda_blocks_read(esmm_ctx *ctx, const esmm_weights *w, esmm_matrix *b, CUstream stream);
 void esmm_cuda_blocks_free(esmm_weights *w);
-/* How many blocks of so many rows and columns have a nonzero and, where flags is not 0, which. `at`: 8 bytes of device
-   memory for the count. Waits. */
+/* How many blocks of rows x cols have a nonzero and, where flags is not 0, which. `at`: 8 bytes of device memory for
+   the count. Waits. */
 esmm_status esmm_cuda_blocks_scan(esmm_ctx *ctx, const esmm_matrix *b, int rows, int cols, CUdeviceptr flags,
                                   CUdeviceptr at, int64_t *count, CUstream stream);
 int esmm_cuda_longer_first(const void *x, const void *y); /* of two esmm_cuda_tile_column, for qsort */
@@ -38,14 +38,14 @@ typedef struct esmm_cuda_part {
   const void *from;
   size_t bytes;
 } esmm_cuda_part;
-/* Makes the allocation, of lists of so many blocks, and fills it; *bytes grows by its size. */
+/* Makes and fills the allocation; *bytes grows by its size. blocks: for the error's text. */
 esmm_status esmm_cuda_place_parts(esmm_ctx *ctx, const esmm_cuda_part *parts, size_t count, int64_t blocks,
                                   CUdeviceptr *memory, size_t *bytes, CUstream stream);
 /* The columns of tiles stay with the host, too: it cuts long ones. */
 esmm_status esmm_cuda_keep_columns(esmm_ctx *ctx, const esmm_cuda_tile_column *columns, int64_t tiles,
                                    esmm_cuda_tile_column **out);
 
-/* Blocks of ESMM_BLOCKS_THREADS, one for each item, or so many that each takes one after the other. */
+/* Blocks of ESMM_BLOCKS_THREADS, one for each item, or fewer that take several. */
 static inline esmm_status esmm_cuda_blocks_launch(esmm_ctx *ctx, const esmm_cuda_function *function, int64_t items,
                                                   CUstream stream, const void *params)
 {

@@ -1,4 +1,4 @@
-/* borrow.cu: bitmaps of a B that nobody has looked at: every k that exists counts as alive. */
+/* borrow.cu: bitmaps of a B that was not scanned: every k that exists counts as alive. */
 #include "cuda/kernels/common/device.cuh"
 
 /* b_bits [b_strips][words] and, where out is not 0, the share of strips that need each k: fp32 [32 * words]. */

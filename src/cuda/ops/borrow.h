@@ -1,16 +1,15 @@
-/* borrow.h: B of a product as it lies in device memory, without preparing it: for a layer, whose B's change every step.
- */
+/* borrow.h: B of a product as it lies in device memory, not prepared: for layers, which change it every step. */
 #ifndef ESMM_CUDA_BORROW_H
 #define ESMM_CUDA_BORROW_H
 
 #include "cuda/cuda.h"
 
 /*
- * Weights that multiply by b, a matrix on the GPU that is not copied where it can be read as it lies. Nothing is looked
- * for in it: every k counts as alive. old: NULL, or what an earlier call gave for such a B: where it fits it becomes
- * *out, nothing is allocated, nothing waits, and what is remembered of its products goes on to hold. Where it does not,
- * *out is new, and old still the caller's. That holds for failures, too. a: the dtype of the other operand. b's data
- * must stay until the products with it are done.
+ * Weights for b, a matrix on the GPU, which is copied only if it cannot be read as it lies. It is not scanned: every k
+ * counts as alive. old: NULL, or an earlier call's weights for such a B. If they fit they become *out: nothing is
+ * allocated, nothing waits, and what is remembered of their products still holds. Else *out is new, and old still the
+ * caller's, as after a failure. a: the dtype of the other operand. b's data must stay until the products with it are
+ * done.
  *
  *   16-bit, row-major, 128 columns and no padding   as it lies
  *   16-bit, col-major                               as it lies, where cuBLAS multiplies it

@@ -1,6 +1,6 @@
 /*
- * bsr.c: weights from a caller's blocks in device memory, without their ever being in the host's: bsr.cu checks the
- * arrays, unless the caller vouches for them, and writes the matrix that they are of; that is prepared as any other.
+ * bsr.c: weights from a caller's blocks in device memory, which never pass through the host: bsr.cu checks the arrays,
+ * unless the caller vouches for them, and expands them to a matrix that is prepared as any other.
  */
 #include "cuda/ops/blocks.h"
 
@@ -58,9 +58,10 @@ static esmm_status describe(esmm_ctx *ctx, const char *what, const esmm_bsr *b, 
   if (status == ESMM_OK)
     status = index ? esmm_bsr_check_index(ctx, what, b, i, value[1], value[0])
                    : esmm_bsr_check_pointer(ctx, what, b, i, value[1], i > 0 ? value[0] : 0);
-  if (status == ESMM_OK) /* somebody writes to them */
-    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT, "%s->%s[%lld] was damaged when it was checked, and is not any more",
-                       what, index ? "column_indices" : "row_pointers", (long long)i);
+  if (status == ESMM_OK) /* another stream writes */
+    status = esmm_fail(ctx, ESMM_ERR_ARGUMENT,
+                       "%s->%s[%lld] changed while it was being checked: finish writing it before the call", what,
+                       index ? "column_indices" : "row_pointers", (long long)i);
   return status;
 }
 

@@ -1,9 +1,9 @@
 /*
- * bsr.cu: a caller's blocks in device memory (struct esmm_bsr): are its arrays sound, and the matrix that they are of.
+ * bsr.cu: a caller's blocks in device memory (struct esmm_bsr): checks its arrays, and expands them.
  *
- * The checks find the first place that is damaged; the host then reads what is there and says what is wrong with it.
- * esmm_bsr_expand follows nothing out of bounds, whatever the arrays hold: a block whose pointers do not enclose it, or
- * whose index is none, is left out.
+ * The checks find the first damaged place; the host then reads it and says what is wrong. esmm_bsr_expand follows
+ * nothing out of bounds, whatever the arrays hold: it leaves out a block that no pointers enclose, or with an invalid
+ * index.
  */
 #include "cuda/kernels/common/device.cuh"
 
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* A warp for each line; behind the pointers, which are sound or there is nothing to look for. */
+/* A warp for each line. Runs after the pointers' check; returns if that found damage. */
 extern "C" __global__ void __launch_bounds__(THREADS) esmm_bsr_indices(const __grid_constant__ esmm_bsr_arrays_params p)
 {
   if (*(const uint64_t *)p.found != 0 && *(const uint64_t *)p.found >= ~(ESMM_BSR_INDICES - 1))
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_bsr_indices(const __g
   }
 }
 
-/* The line that block i is of: the last one whose pointer is not behind it. -1: none encloses it. */
+/* The line of block i: the last one with a pointer not behind it. -1: none encloses it. */
 static __device__ __forceinline__ int64_t line_of(const esmm_bsr_arrays_params &p, int64_t i)
 {
   int64_t low = 0, high = p.lines;
@@ -60,7 +60,7 @@ static __device__ __forceinline__ int64_t line_of(const esmm_bsr_arrays_params &
   return index_at(p, p.pointers, low) <= i && i < index_at(p, p.pointers, low + 1) ? low : -1;
 }
 
-/* A warp copies a block, as it lies in values. What it holds beyond the matrix is not its. */
+/* A warp copies a block, as it lies in values. What lies beyond the matrix is left out. */
 template <typename T>
 static __device__ __forceinline__ void expand(const esmm_bsr_arrays_params &p, int64_t i, int64_t line, int64_t place)
 {

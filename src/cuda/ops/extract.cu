@@ -1,6 +1,6 @@
 /*
- * extract.cu: what is done to A on every call, and to B once: bitmaps of strips of 32, their alive segments k-major,
- * packing, the plan's sample, counts, and the epilogue of sums that no kernel of ours has made.
+ * extract.cu: work on A in every call, and on B once: bitmaps of strips of 32, their alive segments k-major, packing,
+ * the plan's sample, counts, and the epilogue of sums that no kernel of ours has made.
  *
  * Floor of esmm_extract: reads A once, writes the alive segments once. A block takes one strip by 128 k's, so a matrix
  * of any useful size has thousands of blocks and memory stays busy.
@@ -129,7 +129,7 @@ static __device__ __forceinline__ void copy_tile(const esmm_device_matrix &from,
   __syncthreads();
 }
 
-/* Tiles, one after the other: the grid is as large as it likes. */
+/* Tiles, one after the other: a grid of any size. */
 static __device__ __forceinline__ void copy_matrix(const esmm_device_matrix &from, const esmm_device_matrix &to)
 {
   const int64_t across = (to.cols + ESMM_COPY_TILE - 1) / ESMM_COPY_TILE;
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) esmm_finish(const __grid_c
 /*
  * ---- the plan's sample ----
  * ESMM_SAMPLES places (sample.cuh) of a strip's rows by 32 k's, and the choice that follows. Each lies in another part
- * of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. Whichever block
+ * of memory: a warp takes one, and few warps share a multiprocessor, because latency is all it costs. The block that
  * ends last adds up what all have written, always in the same order.
  */
 
@@ -207,8 +207,8 @@ static __device__ __forceinline__ int count_rests(uint32_t both, uint32_t any, u
   return __popc((both & any_next) | (both_next & any)) + __popc(both & both_next);
 }
 
-/* Of 32 rows from row on and 32 k's from k0 on, those that there are: how many of lane's k are not zero. rests: of all
-   of them, this lane's share of those that are the third or fourth nonzero of four k's. */
+/* Nonzeros of the lane's k, of 32 k's from k0 on, in up to 32 rows from row on. rests: this lane's share of all
+   elements there that are the third or fourth nonzero of four k's. */
 static __device__ __forceinline__ int count_sample(const esmm_device_matrix &a, int64_t row, int64_t k0, int &rests)
 {
   const int lane = (int)threadIdx.x % 32;

@@ -2,15 +2,15 @@
  * narrow.c: lists of the blocks in a B of cells, 32 k's by 32 columns each, for a caller's blocks that are narrower
  * than a cell.
  *
- * Twice 32 columns are multiplied together, with zeros where one of them has no block. So pairs are made first, of
- * those that share most k's: the longest that is left and who shares most with it. A tile has four pairs, and reads a
- * chunk of A wherever one of them has a block. So those go together that have blocks at the same k's: the first that is
- * left, then, three times, what shares most k's with what the tile has so far; then tiles exchange pairs. Of blocks in
- * random places this saves 10 to 15 % of A's chunks, of others more.
+ * Twice 32 columns are multiplied together, with zeros where one of them has no block. So pairs are made first: the
+ * longest that is left with the one that shares most k's with it. A tile has four pairs, and reads a chunk of A
+ * wherever one of them has a block. So it takes the first pair that is left, then, three times, the one that shares
+ * most k's with those it has; then tiles exchange pairs. Of blocks in random places this saves 10 to 15 % of A's
+ * chunks, of others more.
  *
- * Sums do not care which k's come first, so an entry takes what fills it, and what gives both warpgroups as much to do:
- * a stage is over when the slower one is through. Of 12.5 % of the blocks, in random places, this leaves 8 % fewer
- * entries than chunks in their order, and 18 % less for the slower warpgroup.
+ * The order of k's is free, so an entry takes chunks that fill it and that balance both warpgroups: a stage ends with
+ * the slower one. Of 12.5 % of the blocks, in random places, this leaves 8 % fewer entries than chunks in their order,
+ * and 18 % less for the slower warpgroup.
  *
  * The blocks themselves are kept once more, in the order in which lists name them: those of an entry come by one copy.
  */
@@ -26,8 +26,8 @@
 _Static_assert(ESMM_NARROW_BLOCKS == COLS && COLS <= 8,
                "any chunk fits into an empty entry; its columns are a byte's bits");
 #define PAIRS (COLS / 2)
-#define WINDOW 512  /* columns that are looked at for a place: what all take grows with the square of their number */
-#define EXCHANGES 2 /* times that each pair is looked at: a third gained 0.2 % of A's chunks */
+#define WINDOW 512  /* columns considered for a place: time grows with the square of their number */
+#define EXCHANGES 2 /* times that each pair is tried: a third gained 0.2 % of A's chunks */
 #define SEGMENT 512 /* chunks that entries are made of at a time: tiles that run together stay near in A */
 
 /* What of it is counted on the host, in one allocation. */
@@ -115,7 +115,7 @@ static int64_t count_shared(const uint64_t *x, const uint64_t *y, int64_t words)
   return shared;
 }
 
-/* Of the first `count` that are left, the place of the one whose bits share most with `with`. */
+/* Of the first `count` that are left, the place of the one that shares most bits with `with`. */
 static int64_t nearest(const tables *t, const uint64_t *bits, const uint64_t *with, const uint32_t *left, int64_t count)
 {
   int64_t best = 0, most = -1;
@@ -129,7 +129,7 @@ static int64_t nearest(const tables *t, const uint64_t *bits, const uint64_t *wi
   return best;
 }
 
-/* What is at `at` of those that are left; the others stay in their order, from left + 1 on. */
+/* Takes the one at `at` of those left; the others stay in their order, from left + 1 on. */
 static uint32_t take_from(uint32_t *left, int64_t at)
 {
   const uint32_t taken = left[at];
@@ -162,7 +162,7 @@ static void pair_columns(tables *t)
   }
 }
 
-/* Pairs that lack a column come last, so that only the last tile has them: such a one cannot store C in boxes. */
+/* Pairs that lack a column come last, so that only the last tile has them: it cannot store C in boxes. */
 static void join_pairs(tables *t)
 {
   const int64_t count = t->tiles * PAIRS, whole = t->columns / 2;
@@ -178,7 +178,7 @@ static void join_pairs(tables *t)
   }
 }
 
-/* How many chunks a tile reads that has pair y where it has the one at `at`. */
+/* How many chunks a tile reads with pair y in place of the one at `at`. */
 static uint32_t reach_with(const tables *t, int64_t at, uint32_t y)
 {
   const int64_t first = at - at % PAIRS;
@@ -195,7 +195,7 @@ static uint32_t reach_with(const tables *t, int64_t at, uint32_t y)
   return count;
 }
 
-/* A pair changes places with one of a later tile, that by which the two tiles read the fewest chunks. */
+/* Swaps a pair with the one of a later tile that lets the two tiles read the fewest chunks. */
 static void exchange_pair(tables *t, int64_t at)
 {
   const int64_t tile = at / PAIRS, end = esmm_min(t->tiles, tile + WINDOW / (2 * COLS)) * PAIRS;
@@ -238,8 +238,8 @@ static void swap(uint32_t *x, uint32_t *y)
   *y = other;
 }
 
-/* Within a tile, columns change places while pairs share more by that; then the warpgroups, which have two pairs each,
-   get what takes both about as long. */
+/* Within a tile, swaps columns while that makes pairs share more; then balances the warpgroups, which have two pairs
+   each. */
 static void settle_tile(const tables *t, uint32_t *places)
 {
   uint32_t shared[COLS][COLS] = {{0}}, by[COLS], steps[PAIRS], columns[COLS], sum = 0;
@@ -333,13 +333,13 @@ typedef struct written {
   uint32_t *blocks;
 } written;
 
-/* Chunks of a tile that are in no entry yet: lists of those with as many blocks, and by how many instructions the
-   first warpgroup has more for them than the second. */
+/* Chunks of a tile that are in no entry yet: lists by number of blocks, and by the instructions that the first
+   warpgroup has beyond the second's. */
 enum { MORE = COLS / 4, MORES = 2 * MORE + 1 }; /* at most, one for each of its pairs */
 typedef struct waiting {
   int64_t first;              /* chunk */
   int chunks, blocks;         /* of all */
-  int counts[COLS + 1];       /* of those with so many blocks */
+  int counts[COLS + 1];       /* by number of blocks */
   int heads[COLS + 1][MORES]; /* -1: none; a chunk's number, counted from `first` on */
   int next[SEGMENT];
   unsigned char alive[SEGMENT];
@@ -375,8 +375,8 @@ static void wait_for(const tables *t, const uint32_t *places, int64_t first, wai
   }
 }
 
-/* How many blocks the next chunk of an entry is to have, 0 if none fits: the most there is room for. Where it is chunks
-   that fill entries, as many more as it takes have to fit beside it. */
+/* How many blocks the next chunk of an entry is to have, 0 if none fits: the most there is room for. by_chunks: if
+   chunks fill entries, leaves room for the missing ones. */
 static int blocks_wanted(const waiting *w, int chunks, int room, bool by_chunks)
 {
   int least = 1, wanted;
@@ -389,8 +389,8 @@ static int blocks_wanted(const waiting *w, int chunks, int room, bool by_chunks)
   return wanted;
 }
 
-/* Takes the first chunk of so many blocks that leaves the warpgroups most even; those that do so by being uneven
-   themselves go first. Of an entry's first, the least even one. */
+/* Takes the first chunk of `blocks` blocks that best balances the warpgroups, an uneven chunk before an even one. As an
+   entry's first chunk, the least even one. */
 static int take_chunk(waiting *w, int blocks, bool first, int *more)
 {
   int best = -1, least = 0;

@@ -25,7 +25,7 @@ static esmm_nm_params params_of(const esmm_matrix *b, const esmm_format *f)
                           .groups = esmm_ceil_div(b->rows, f->group)};
 }
 
-/* Blocks along two sides, so many at most in all: each goes through what is left. */
+/* A limited number of blocks along two sides: each goes through what is left. */
 static esmm_launch cut(const esmm_ctx *ctx, int64_t width, int64_t lines, unsigned threads)
 {
   enum { EACH = 16, MOST_Y = 65535 }; /* blocks of a multiprocessor */
@@ -59,7 +59,7 @@ esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_f
   return esmm_cuda_launch(ctx, &function, &launch, stream, &params);
 }
 
-/* The place that a misfit says: its group and its strip of columns. */
+/* A misfit's group and strip of columns. */
 static void place_of(const esmm_matrix *b, const esmm_format *f, uint64_t misfit, int64_t *group, int64_t *strip)
 {
   const int64_t strips = esmm_ceil_div(b->cols, f->group_cols), place = (int64_t)(~misfit / 64);

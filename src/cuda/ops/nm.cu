@@ -129,7 +129,7 @@ static __device__ __forceinline__ void prune_column(const esmm_nm_params &p, con
     x[r] = r < g.rows ? load_element(p.b, element_at(p.b, g.k0 + r, g.j0)) : 0.0f;
 #pragma unroll
   for (int r = 0; r < GROUP; r++)
-    keys[r] = r < g.rows ? column_key<NORMS>::of(p, g.k0 + r, x[r]) : 0; /* behind all that there are */
+    keys[r] = r < g.rows ? column_key<NORMS>::of(p, g.k0 + r, x[r]) : 0; /* behind all others */
 #pragma unroll
   for (int r = 0; r < GROUP; r++) {
     int before = 0;
@@ -150,7 +150,7 @@ template <int GROUP> static __device__ __forceinline__ void prune_columns(const 
     for_groups<1>(p, [&](const nm_group &g) { prune_column<GROUP, false>(p, g, t); });
 }
 
-/* The same for longer groups, whose k's are read again and again from the cache. */
+/* The same for longer groups: their k's are read repeatedly from the cache. */
 static __device__ __forceinline__ void prune_long_column(const esmm_nm_params &p, const nm_group &g, esmm_nm_tally &t)
 {
   unsigned long long keys[MOST_GROUP];
@@ -297,7 +297,7 @@ static __device__ __forceinline__ void prune_half(uint32_t (&word)[4], int shift
   }
 }
 
-/* Four k's of eight columns. Rows that B does not have are zeros: they come behind all that there are. */
+/* Four k's of eight columns. Rows past B are zeros: they come last. */
 template <esmm_dtype DTYPE>
 static __device__ __forceinline__ void prune_vectors(const esmm_nm_params &p, int64_t k0, int64_t col, counts &n,
                                                      esmm_nm_tally &t)

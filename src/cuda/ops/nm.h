@@ -25,8 +25,8 @@ size_t esmm_cuda_nm16_bytes(int64_t k, int64_t n);
 
 /* Two of four k's of each column: what esmm_prepare16 checks itself. */
 bool esmm_cuda_nm_is_24(const esmm_format *f);
-/* b lies on the GPU, its format is settled. check writes to the device what does not fit, to a uint64_t that is 0
-   before; fits fails as a CPU does where that is something. */
+/* b lies on the GPU, its format is settled. check writes a misfit to a uint64_t on the device that is 0 before; if
+   there is one, fits fails as a CPU does. */
 esmm_status esmm_cuda_nm_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, CUdeviceptr misfit,
                                CUstream stream);
 esmm_status esmm_cuda_nm_fits(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *f, uint64_t misfit);

@@ -70,8 +70,8 @@ ESMM_NM_INLINE int esmm_nm16_shift(int col, int group)
   return col / 8 % 2 * 16 + group % 4 * 4;
 }
 
-/* The four bits of a group whose nonzeros are the bits of mask: those and, where they are fewer than two, the lowest
-   others; where they are more, the first two. */
+/* The four bits of a group with the nonzeros of mask: those and, if fewer than two, the lowest others; if more, the
+   first two. */
 ESMM_NM_INLINE uint32_t esmm_nm16_places(uint32_t mask)
 {
   return (mask & 8 ? 0x498e4dccu : 0x49884444u) >> (mask & 7) * 4 & 15u;

@@ -1,7 +1,6 @@
 /*
  * pattern.c: bitmaps of a matrix on the GPU. It extracts strips of 32 rows, which the host ORs into taller ones; strips
- * of other heights come from a copy of the matrix in host memory. And the patterns of C that products fill, which stay
- * where they are.
+ * of other heights come from a copy of the matrix in host memory. Patterns of C, which products fill, stay on the GPU.
  */
 #include "cuda/cuda.h"
 
@@ -90,9 +89,9 @@ esmm_status esmm_cuda_pattern(esmm_ctx *ctx, const esmm_matrix *a, int64_t strip
 /* ---- patterns of C, which stay on the GPU ---- */
 
 /*
- * Their memory. cuMemAlloc and cuMemFree wait for the GPU, so a context keeps what its freed patterns leave for its
- * next ones. Its calls come one after the other on the GPU, so who gets memory again writes behind who used it before.
- * The shelf is shared by the context and its patterns, each of which may be the last to go.
+ * Their memory. cuMemAlloc and cuMemFree wait for the GPU, so a context keeps its freed patterns' memory for its next
+ * ones. Its calls run in order on the GPU, so a reused buffer is written only after its previous user has finished. The
+ * shelf is shared by the context and its patterns; any of them may be the last to go.
  */
 #define SHELF 4 /* pieces of memory that are kept */
 
@@ -100,8 +99,8 @@ typedef struct piece {
   CUdeviceptr memory;
   size_t bytes;
   CUevent filled; /* recorded behind the product that fills it */
-  /* How many bits there are, in host memory that the GPU writes to; NULL: it could not be had. Who had the piece before
-     may still be counted: told->ready is the number of who was. */
+  /* The number of set bits, in host memory that the GPU writes to; NULL: none. The previous owner's count may still be
+     running: told->ready holds the counted owner's number. */
   esmm_pattern_told *told;
   CUdeviceptr told_at;
   uint32_t number;
@@ -325,7 +324,7 @@ CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern)
   return p ? p->it.memory : 0;
 }
 
-/* Another context may have filled it, on a stream that this one's is not behind. */
+/* Another context may have filled it, on a stream not ordered with this one's. */
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits)
 {

@@ -18,7 +18,7 @@ ESMM_FATBIN(prepare);
 
 /* ---- filling ---- */
 
-/* What only a pass of its own finds: the nonzeros of an fp32 B, what does not fit an N:M other than 2:4. */
+/* What takes a separate pass: the nonzeros of an fp32 B, misfits of an N:M other than 2:4. */
 static esmm_status look_at(esmm_ctx *ctx, const esmm_matrix *b, const esmm_weights *w, CUdeviceptr found,
                            CUstream stream)
 {
@@ -63,7 +63,7 @@ static esmm_status take_found(esmm_ctx *ctx, const esmm_matrix *b, const esmm_pr
   return w->format == ESMM_FORMAT_NM ? esmm_cuda_nm_fits(ctx, b, &nm, found->misfit) : ESMM_OK;
 }
 
-/* b lies on the GPU and is not empty. All of it is under way before the host waits, once, for what was found. */
+/* b lies on the GPU and is not empty. All work is launched before the host waits, once, for what was found. */
 static esmm_status fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w, CUstream stream)
 {
   esmm_prepare_found found = {0};
@@ -160,7 +160,7 @@ static esmm_status choose_forms(esmm_ctx *ctx, const esmm_matrix *b, const esmm_
 {
   const double ratio = opts->max_bytes_ratio > 0 ? opts->max_bytes_ratio : DEFAULT_RATIO;
   const double nm = opts->format.kind == ESMM_FORMAT_NM ? esmm_cuda_nm_ratio(&opts->format) : 0.0;
-  const bool rows_too = nm > 0.0 && esmm_cuda_get(ctx)->sm != 90; /* 2:4 of more than 16 rows is multiplied on Hopper */
+  const bool rows_too = nm > 0.0 && esmm_cuda_get(ctx)->sm != 90; /* 2:4 of more than 16 rows needs Hopper */
   const double least = opts->format.kind == ESMM_FORMAT_BSR ? 0.0 /* see check_blocks */
                        : nm > 0.0 && !rows_too              ? nm
                                                             : 1.0 + nm;

@@ -122,7 +122,7 @@ static __device__ __forceinline__ void store_bits(const esmm_prepare16_params &p
     ((uint32_t *)p.bits)[strip * p.words + word] = bits;
 }
 
-/* The block of the form nm16: a half by each 128 threads, two columns by 16 k's each, whose places are one word. */
+/* The block of the form nm16: 128 threads a half, two columns by 16 k's each, with places in one word. */
 static __device__ __forceinline__ void store_nm(const esmm_prepare16_params &p, int64_t k0, int64_t j0,
                                                 const uint16_t (*tile)[LINE])
 {

@@ -14,7 +14,7 @@ ESMM_FATBIN(prune);
 _Static_assert(ESMM_TOP_COLS == ESMM_AREA_COLS, "a lane has a column of an area");
 _Static_assert(sizeof(esmm_nm_tally) == sizeof(esmm_prune_tally), "the device writes what the core reads");
 
-/* What a call has in scratch, and what is read back. */
+/* A call's scratch, and what it reads back. */
 typedef struct room {
   CUdeviceptr having, norms, inverses, cuts, out;
   double *host_inverses;     /* [k]; NULL without norms */
@@ -93,7 +93,7 @@ static esmm_status pass_over(esmm_ctx *ctx, const job *j, const esmm_cuda_functi
   return status == ESMM_OK ? esmm_cuda_to_host(ctx, having, j->m.having, count * sizeof *having, ctx->stream) : status;
 }
 
-/* The place of the keep-th of those whose key is params->found. */
+/* The place of the keep-th element with key params->found. */
 static esmm_status find_place(esmm_ctx *ctx, const job *j, const esmm_cuda_function *function,
                               esmm_top_count_params *params, int64_t keep, int64_t *last)
 {
@@ -125,7 +125,7 @@ static double score_of(const job *j, uint64_t key)
   return (double)score;
 }
 
-/* One cut for all, by questions to the device. */
+/* One cut for all, pass by pass. */
 static esmm_status find_cut(esmm_ctx *ctx, const job *j, esmm_device_cut *cut)
 {
   static const esmm_cuda_function count = {&fatbin_prune, "esmm_top_count", 0},

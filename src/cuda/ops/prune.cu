@@ -1,10 +1,10 @@
 /*
  * prune.cu: top-N and the soft threshold on the device, to the bits that format/prune_top.c comes to.
  *
- * A cut is found byte by byte: of the keys that begin like it, how many have which next byte; then, where not all that
- * have its key stay, the place of the last that does, likewise. Columns do that in shared memory, 32 of them a block.
- * For all of B the host asks pass by pass (prune.c). Then every element is settled by itself: a warp has an area, a
- * lane a column of it, so that sums are made in the order that format.h says.
+ * A cut is found byte by byte: of the keys that begin like it, how many have which next byte; then, if not all with its
+ * key stay, the place of the last that does, likewise. Columns do that in shared memory, 32 of them a block. For all of
+ * B the host asks pass by pass (prune.c). Then every element is settled by itself: a warp has an area, a lane a column
+ * of it, so that sums are made in the order that format.h says.
  */
 #include "cuda/kernels/common/device.cuh"
 #include "cuda/ops/prune_params.h"
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ columns_state s;
   const int c = (int)threadIdx.x;
   for (int64_t col0 = (int64_t)blockIdx.x * COLS; col0 < p.b.cols; col0 += (int64_t)gridDim.x * COLS) {
-    if (c < COLS) { /* whoever reads them waits for the bins first */
+    if (c < COLS) { /* readers wait for the bins first */
       s.found[c] = p.keep > 0 ? 0 : ~(uint64_t)0;
       s.place[c] = 0;
       s.left[c] = p.keep;
@@ -351,7 +351,7 @@ static __device__ __forceinline__ double add_by_halves(double x)
   return x;
 }
 
-/* One column of an area whose k's begin at level. */
+/* One column of the area that begins at k = level. */
 template <bool MEASURES>
 static __device__ __forceinline__ void settle_column(const esmm_top_areas_params &p, int64_t level, int64_t col,
                                                      area_sums &s)

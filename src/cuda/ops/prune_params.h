@@ -1,4 +1,4 @@
-/* prune_params.h: what the kernels of prune.cu are told; see cuda/params.h. */
+/* prune_params.h: parameters of prune.cu's kernels; see cuda/params.h. */
 #ifndef ESMM_CUDA_PRUNE_PARAMS_H
 #define ESMM_CUDA_PRUNE_PARAMS_H
 
@@ -8,7 +8,7 @@
 #define ESMM_TOP_COLS 32 /* columns of an area (format.h's ESMM_AREA_COLS), and of a block that cuts columns */
 
 /* Keys order as format/prune.h's do. Without norms they are the bits of |b| as fp32, NaN as Inf; else those of a
-   double. Elements with a larger key than `least` stay, and those with that key whose place is not above `last`. */
+   double. Elements with a larger key than `least` stay, and those with that key at places up to `last`. */
 typedef struct esmm_device_cut {
   uint64_t least;
   int64_t last;   /* a k, or k * n + column where all of B has one cut */
@@ -36,8 +36,8 @@ typedef struct esmm_top_columns_params {
 ESMM_PARAMS_SIZE(esmm_top_columns_params, 80);
 
 /*
- * esmm_top_count: having[x] grows by the elements of B whose key is `found` in the bytes that `known` covers, and x in
- * the one at shift; or, where `places` is not 0, whose key is found, and likewise of their place.
+ * esmm_top_count: having[x] grows by the elements of B with key `found` in the bytes that `known` covers, and x in the
+ * one at shift; or, where `places` is not 0, with key `found`, and likewise of their place.
  * esmm_top_bounds: having[0] rises to the largest key, having[1] to the largest that goes.
  * Blocks lie along B's lines (x) and across them (y).
  */

@@ -1,7 +1,6 @@
 /*
- * tally.cu: what is noted of C, where the kernel that made it has not: the nonzeros of its columns, the bitmaps of its
- * strips. One read of C as it is stored, so it is right for every kernel, dtype and order. And how many bits bitmaps
- * have.
+ * tally.cu: notes of C, if its kernel has made none: the nonzeros of its columns, the bitmaps of its strips. One read
+ * of C as it is stored, so it is right for every kernel, dtype and order. And how many bits bitmaps have.
  *
  * A warp takes 128 rows by 32 columns, 32 by 32 at a time: a lane then has a column's rows as the bits of a word, from
  * which its count and, by votes, the words of the bitmaps follow.
@@ -114,7 +113,7 @@ static __device__ __forceinline__ void count_words(const esmm_tally_count_params
   set[2] += __popcll(tall);
 }
 
-/* One thread of each block, which has added to the sums: the last one tells the host, which may be waiting. */
+/* One thread of each block, after adding its sums: the last one reports to the host, which may wait. */
 static __device__ __forceinline__ void tell_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
 {
   __threadfence();

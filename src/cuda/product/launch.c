@@ -1,5 +1,4 @@
-/* launch.c: the launches of a product: the chosen kernel, both behind their selectors, or the one that chooses itself.
- */
+/* launch.c: a product's launches: the chosen kernel, both behind their selectors, or one that chooses itself. */
 #include "cuda/product/product.h"
 
 esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
@@ -143,7 +142,7 @@ esmm_status esmm_run_launch(run *r)
   status = r->d.run != DEVICE_CHOOSES ? launch_alone(r) : r->d.pair ? launch_pair(r) : launch_both(r);
   if (status == ESMM_OK)
     esmm_live_end(r);
-  if (status == ESMM_OK && !r->timed && r->reports_itself) /* who takes times reads them, and reports then */
+  if (status == ESMM_OK && !r->timed && r->reports_itself) /* timed runs report with their statistics */
     esmm_run_expect_report(r);
   return status;
 }

@@ -1,12 +1,12 @@
 /*
- * live.c: what calls take on a GPU, from a pair of events around some of them. Nothing waits: whether an event has come
- * is asked at later calls.
+ * live.c: what calls take on a GPU, from a pair of events around some of them. Nothing waits: later calls ask whether
+ * an event has come.
  *
  * Where the stream is idle, the host's own time lies between the two events, 15 to 20 us of it. So a time counts only
  * if the stream still had work before the first event when the second was recorded. Behind queued work a pair adds 2 to
  * 5 us, nearly the same to every launch; EVENT_SECONDS of that are taken off, and the rest is in the times of all
- * kernels that are compared. A caller whose stream is always idle is not asked for long: each time that does not count
- * doubles the calls until the next.
+ * kernels that are compared. On an always idle stream timing soon becomes rare: each time that does not count doubles
+ * the calls until the next.
  */
 #include "cuda/product/product.h"
 
@@ -19,7 +19,7 @@
 #define OFF_PAUSE 16         /* calls that a choice holds for where none can be timed */
 #define EVENT_SECONDS 2.5e-6 /* what a pair of events adds at least */
 #define BUDGET_SHARE 0.01    /* of each call, beside that */
-#define SLACK_SECONDS 4e-6   /* launches differ by so much, and small products are little else */
+#define SLACK_SECONDS 4e-6   /* launches differ by that, and small products are little else */
 #define TIMED_EVERY 61       /* calls, once the choice stands: no multiple of those between two reports */
 #define BUDGET_CALLS 6.0     /* that trials may lose: some are begun before the first time is known */
 
@@ -155,7 +155,7 @@ static bool make_event(CUevent *event)
   return *event || cu()->cuEventCreate(event, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* A failure here is none of the product's: the next call of the driver reports what is wrong. */
+/* A failure here does not fail the product: the next driver call reports it. */
 void esmm_live_begin(run *r)
 {
   live *x = r->plan.timed ? live_of(r->ctx) : NULL;

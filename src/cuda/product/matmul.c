@@ -2,8 +2,8 @@
  * matmul.c: the way of a product through the GPU: stage (stage.c), choose (plan.c), launch (launch.c), copy back, count
  * (stats.c). And the same without the product, for explain.
  *
- * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by that
- * one's epilogue. Or it is one launch that makes both, where a kernel can and that is cheaper.
+ * A gated product is two: the gate's branch is finished into scratch, in fp32, and multiplied into the other by its
+ * epilogue. Or one launch makes both, if a kernel can and that is cheaper.
  */
 #include "cuda/product/product.h"
 
@@ -24,7 +24,7 @@ static esmm_status get_scratch(run *r, bool strips, size_t work)
   return esmm_cuda_scratch(r->ctx, bytes, r->stream, &r->scratch);
 }
 
-/* What the kernels that the decision launches need: workspace, and whether B's strips are to be made. */
+/* What the kernels that the decision launches need: workspace, and whether to make B's strips. */
 static void add_needs(const run *r, size_t *most, bool *strips)
 {
   const decision *d = &r->d;
@@ -76,7 +76,7 @@ static int64_t factor_ld(const esmm_problem *p)
   return esmm_round_up(p->n, 4);
 }
 
-/* Room for so many rows of it, behind what is staged. */
+/* Room for `rows` of it, behind staged operands. */
 static esmm_status reserve_factor(run *r, int64_t rows)
 {
   size_t bytes;
@@ -87,7 +87,7 @@ static esmm_status reserve_factor(run *r, int64_t rows)
                    (long long)rows, (long long)r->p->n);
 }
 
-/* The branch, whose memory and bias are known once they are there. */
+/* The branch; place_factor sets its memory and bias. */
 static esmm_problem gate_problem(const esmm_problem *p, const esmm_gate *wanted, int64_t rows)
 {
   esmm_problem g = esmm_gate_problem(p, wanted, rows, factor_ld(p));
@@ -144,7 +144,7 @@ static esmm_status finish_only(run *r, const esmm_gate *wanted, esmm_stats *s)
   return status == ESMM_OK && r->timed ? esmm_run_seconds_between(r, START, END, &s->seconds_total) : status;
 }
 
-/* Who has nothing to report leaves what this writes. */
+/* A kernel that reports nothing leaves these zeros. */
 static esmm_status clear_report(const run *r)
 {
   return r->timed ? esmm_cuda_zero(r->ctx, note_at(r, offsetof(notes, report)), sizeof(esmm_choice_device), r->stream)
@@ -207,7 +207,7 @@ static esmm_status choose_gated(run *r, run *gate, const esmm_gate *wanted, cons
   return ESMM_OK;
 }
 
-/* One launch makes both; the gate's decision is told A's densities all the same: by that launch, where it reports. */
+/* One launch makes both; the gate's entry still gets A's densities: from that launch, where it reports. */
 static esmm_status multiply_whole(run *r, run *gate, const char *force, esmm_stats *s)
 {
   const bool reports = esmm_cuda_about(r->d.of[r->d.run].kernel)->reports && gate->report && gate->reports_itself;
@@ -274,7 +274,7 @@ static esmm_status multiply_gated(run *r, run *gate, const esmm_gate *wanted, co
   return status;
 }
 
-/* What would wait cannot be part of a graph: said before anything is captured. */
+/* What waits cannot be part of a graph: refused before anything is captured. */
 static esmm_status check_capture(esmm_ctx *ctx, const esmm_problem *p, bool want_stats)
 {
   if (!esmm_cuda_capturing(ctx))
@@ -408,10 +408,9 @@ esmm_status esmm_cuda_explain(esmm_ctx *ctx, esmm_problem *p, const char *force,
   const candidate *c = &r.d.of[one];
   if (*chosen != c->index) /* the host named its candidates before it knew A */
     (void)snprintf(choices[*chosen].text, sizeof choices[*chosen].text,
-                   r.d.whole ? "cheaper for one product, but another makes both in one launch"
-                   : r.d.memory == MEMORY_KNOWN
-                       ? "cheaper for this A, but not for what is remembered"
-                       : "cheaper for this A, but not among the kernels that the GPU could choose from");
+                   r.d.whole                    ? "cheaper for one product, but another kernel makes both in one launch"
+                   : r.d.memory == MEMORY_KNOWN ? "cheaper for this A, but not at the remembered density"
+                                                : "cheaper for this A, but not a candidate for the GPU's choice");
   *chosen = c->index;
   esmm_run_reason(&r, force, one, &choice, choices[c->index].text, sizeof choices[c->index].text);
   return ESMM_OK;

@@ -1,25 +1,25 @@
 /*
- * plan.c: which kernel of a GPU, and who chooses.
+ * plan.c: which kernel; host or device chooses.
  *
  * The host does not wait for A in order to choose. What a dense kernel costs does not depend on the data; what a
  * skipping kernel costs is a line in two densities of A, those of its strips and of their joint with B:
  *
  *     seconds = base + per_strip * strip + per_joint * joint
  *
- * So the host finds the best dense kernel and the best skipping one, and often that is enough: the one is cheaper even
- * if A has no zeros, or the other even if A has nothing else. Where A decides, a small kernel samples A, puts the
- * numbers into that line and writes the outcome to device memory; then both kernels are launched, each with a selector
- * that it looks at first, and the one that was not chosen returns at once. The choice depends on A's values alone: the
- * same call gives the same bits. Both share their scratch, as only one of them touches it.
+ * So the host finds the best dense kernel and the best skipping one, and often that is enough: the skipping one is
+ * cheaper even if A has no zeros, or the dense one even if A has nothing else. Where A decides, a small kernel samples
+ * A, evaluates that line and writes the outcome to device memory; then both kernels are launched; each reads its
+ * selector first, and the one not chosen returns at once. The choice depends on A's values alone: the same call gives
+ * the same bits. Both share their scratch, as only one of them touches it.
  *
- * A skipping kernel that has a partner needs none of that: it is given the line, samples A by itself, and does the
- * partner's work inside its own launch where that is the cheaper one.
+ * A skipping kernel with a partner needs none of that: it gets the line, samples A itself, and does the partner's work
+ * inside its own launch where that is cheaper.
  *
- * A gated product is two, each decided so, or one launch that makes both, where that is cheaper than the two: for the A
- * that is remembered, or for one without zeros.
+ * A gated product is two, each decided so, or one launch that makes both, if that is cheaper: for the remembered A, or
+ * for one without zeros.
  *
- * Where earlier calls have told how dense A was (recall.c), or the call has A's pattern in host memory, the host
- * chooses among all kernels, a library's too, and runs the one.
+ * Where earlier calls reported A's density (recall.c), or the call has A's pattern in host memory, the host chooses
+ * among all kernels, a library's too, and runs the one.
  */
 #include "cuda/product/product.h"
 
@@ -66,7 +66,7 @@ static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
   return p->w->full ? 1.0 : is_tall(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
 }
 
-/* What is to be noted of C, and the kernel does not note: a pass over it. */
+/* A pass over C, for notes that the kernel does not make. */
 static double seconds_behind(const esmm_kernel *kernel, const esmm_problem *p)
 {
   const esmm_cuda_kernel *about = esmm_cuda_about(kernel);
@@ -124,16 +124,16 @@ static double most(const candidate *c)
   return esmm_run_seconds_at(c, 1, c->b, -1.0);
 }
 
-/* May the skipping kernel choose between itself and its partner, if there is one? Only where that costs next to nothing
-   when A has no zeros. */
+/* May the skipping kernel choose between itself and a partner? Only if that costs next to nothing for an A without
+   zeros. */
 static bool pair_pays(const candidate *dense, const candidate *skip, const candidate *partner)
 {
   return partner->kernel && skip->base + ESMM_GPU_PAIR < dense->base &&
          fmin(most(skip), partner->base) + ESMM_GPU_PAIR <= ESMM_GPU_LEVEL * dense->base;
 }
 
-/* Whom does the device choose from, and must it? selectable: the best dense kernel that has a selector; partner: that
-   of the skipping kernel. */
+/* Must the device choose, and between which? selectable: the best dense kernel with a selector; partner: that of the
+   skipping kernel. */
 static void settle(decision *d, const candidate *selectable, const candidate *partner)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
@@ -169,9 +169,9 @@ static bool may_run(const esmm_problem *p, const esmm_kernel *kernel, const char
          esmm_plan_can_run(p, kernel, why, sizeof why);
 }
 
-/* ---- what there is to choose from ---- */
+/* ---- candidates ---- */
 
-/* Of more kernels than there is room for, those that cost least with A half dense. */
+/* Without room for all, keeps the candidates that cost least with A half dense. */
 static void add_candidate(verdict *v, const candidate *c)
 {
   int at = v->count;
@@ -270,8 +270,8 @@ static esmm_status make_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
 }
 
 /*
- * The context's, made where it has none, or *own where it keeps none: forced calls, and those that are captured, for
- * which some kernels cannot run that otherwise can. These know which kernel was chosen last all the same.
+ * The context's, made if it has none; or *own, which is not kept, for forced calls, and for captured ones, for which
+ * fewer kernels can run. Captured calls still get the history.
  */
 static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool counts, verdict *own,
                                 verdict **v)
@@ -298,10 +298,10 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
 /* ---- the decision where densities are remembered ---- */
 
 /*
- * What is known of A is the density e of its elements and s of taller strips. Were its zeros anywhere, a strip of h
- * rows would be alive with 1 - (1 - e)^h. Where s is less than that says, zeros come together; then a share f of the
- * k's is taken to have all nonzeros, anywhere in them with density d: e = f d, s = f (1 - (1 - d)^rows). Rows that
- * resemble their neighbours have fewer low strips than that.
+ * Known of A: the density e of its elements and s of taller strips. With zeros in random places, a strip of h rows
+ * would be alive with 1 - (1 - e)^h. If s is lower than that, zeros cluster; then a share f of the k's is taken to hold
+ * all nonzeros, in random places with density d: e = f d, s = f (1 - (1 - d)^rows). Rows that resemble their neighbours
+ * have fewer low strips than that.
  */
 double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low)
 {
@@ -322,7 +322,7 @@ double esmm_run_low_density(double element, double strip, int64_t rows, int64_t 
   return fmin(strip, element / least * -expm1((double)low * log1p(-least)));
 }
 
-/* Densities at lower strips than the kernel's say nothing of it; at taller ones they are no less than its own. */
+/* Densities of lower strips than the kernel's say nothing of its own; those of taller ones are upper bounds. */
 static double seconds_seen(const candidate *c, const run *r)
 {
   const esmm_seen *seen = !r->d.told ? r->seen : is_low(c->kernel) ? &r->low : is_tall(c->kernel) ? &r->tall : r->seen;
@@ -338,8 +338,8 @@ static double seconds_seen(const candidate *c, const run *r)
 }
 
 /*
- * By how much a kernel has to be predicted cheaper than the library to replace it, whose times are the ones not to be
- * beaten: the predictions of most waver more than those of decode, which does little but read.
+ * By what factor a kernel must be predicted cheaper than a library to replace it. Predictions of most kernels waver
+ * more than those of decode, which does little but read.
  */
 static double handicap(const esmm_ctx *ctx, const candidate *c)
 {
@@ -363,7 +363,7 @@ void esmm_run_note_class(const run *r)
   r->p->seen_strip = r->seen->strip;
 }
 
-/* The cheapest of all, by predictions and by what calls took; or one that is tried. */
+/* The cheapest of all, by predictions and by what calls took; or a trial. */
 static void choose_seen(run *r, verdict *v, bool counts)
 {
   decision *d = &r->d;
@@ -382,7 +382,7 @@ static void choose_seen(run *r, verdict *v, bool counts)
   }
   esmm_option all[MOST_CANDIDATES];
   esmm_clock clock;
-  esmm_history asked = v->history; /* a call that is captured, or asked for, changes nothing */
+  esmm_history asked = v->history; /* captured or explained calls change nothing */
   for (int i = 0; i < v->count; i++)
     all[i] = (esmm_option){.index = v->all[i].index,
                            .variant = v->all[i].variant,
@@ -428,7 +428,7 @@ static esmm_status choose(run *r, const char *force, bool counts)
   return ESMM_OK;
 }
 
-/* Chooses what can be started. A kernel that cannot says so when it is asked again, so this ends. */
+/* Chooses a kernel that starts. One that cannot is not chosen again, so this ends. */
 esmm_status esmm_run_choose(run *r, const char *force, bool counts)
 {
   r->call = -1;
@@ -444,7 +444,7 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts)
   return choose(r, force, counts);
 }
 
-/* Seconds of what is decided. Where the device chooses, and nothing is known of A, it may have no zeros. */
+/* Seconds of the decision. If the device chooses, and nothing is known of A, it may have no zeros. */
 static double expected(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
@@ -485,7 +485,7 @@ bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, con
   return true;
 }
 
-/* The device's choice knows no knee: it is given what holds above it. */
+/* The device ignores the knee: it gets the line that holds above it. */
 esmm_cuda_line esmm_run_line(const decision *d)
 {
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
@@ -509,13 +509,13 @@ static void remembered_reason(const decision *d, const esmm_seen *seen, char *te
     (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, 1e3 * d->seconds,
                    d->next->name, 1e3 * d->next_seconds);
   else if (d->next)
-    (void)snprintf(text, bytes, "%.3g ms; %s, predicted at %.3g ms, is not surely faster", 1e3 * d->seconds,
+    (void)snprintf(text, bytes, "%.3g ms; %s is predicted at %.3g ms, a gain below the margin", 1e3 * d->seconds,
                    d->next->name, 1e3 * d->next_seconds);
   else
     (void)snprintf(text, bytes, "the only one that can run");
 }
 
-/* What is said in front of the reason of a call that knew no densities. */
+/* The start of the reason of a call without known densities. */
 static const char *before_reason(memory what)
 {
   switch (what) {
@@ -532,7 +532,7 @@ static const char *before_reason(memory what)
   return "";
 }
 
-/* Says where the kernel reads the dense copy that weights of another format keep; returns what that took of text. */
+/* Notes that the kernel reads the dense copy of other weights; returns the bytes it took of text. */
 static int say_copy(const esmm_weights *w, const esmm_kernel *kernel, char *text, size_t bytes)
 {
   const bool copy = kernel->reads && !(kernel->reads & esmm_forms_of_format(w->format));
@@ -573,8 +573,9 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
   const double own = 1e3 * esmm_run_seconds_at(mine, choice->strip, choice->joint, -1.0);
   const double others = 1e3 * esmm_run_seconds_at(other, choice->strip, choice->joint, -1.0);
   if (d->run != DEVICE_CHOOSES && others < own)
-    (void)snprintf(text, bytes, "%.3g ms, settled before A is seen: %s would take %.3g ms here, %.3g ms without zeros",
-                   own, other->kernel->name, others, 1e3 * most(other));
+    (void)snprintf(text, bytes,
+                   "%.3g ms, chosen without looking at A: %s would take %.3g ms here, %.3g ms without zeros", own,
+                   other->kernel->name, others, 1e3 * most(other));
   else
     (void)snprintf(text, bytes, "cheapest of %d: %.3g ms, then %s with %.3g ms", d->considered, own,
                    other->kernel->name, others);

@@ -1,10 +1,10 @@
 /*
  * product.h: one product on a GPU, as the files of this folder share it.
  *
- *   matmul.c   stage, choose, launch, copy back, count     plan.c    which kernel, and who chooses: host or device
+ *   matmul.c   stage, choose, launch, copy back, count     plan.c    which kernel; host or device chooses
  *   stage.c    operands in host memory                     launch.c  launches, marks in the stream's time
- *   stats.c    what a call tells of itself: these wait     recall.c  densities that earlier calls saw
- *   tune.c     how kernels are measured           live.c    what calls take, from events around some
+ *   stats.c    a call's statistics: these wait             recall.c  densities that earlier calls saw
+ *   tune.c     how kernels are measured                    live.c    what calls take, from events around some
  *
  * Scratch holds, in this order: staged A, C, biases, residual and counts, the notes, the gate's branch, B's strips, the
  * kernels' workspace.
@@ -30,7 +30,7 @@ typedef struct staging {
   size_t bytes; /* of all scratch up to here: the notes, or the gate's branch */
 } staging;
 
-/* What the device tells the host, when statistics are wanted or a choice is explained. */
+/* What the device reports, when statistics are wanted or a choice is explained. */
 typedef struct notes {
   esmm_choice_device choice; /* of the sample: selectors look at it */
   esmm_choice_device report; /* of the kernel that ran, where it has something to say */
@@ -43,10 +43,10 @@ typedef struct candidate {
   int index;
   int64_t variant;
   double base, per_strip, per_joint;
-  double over, over_per_strip; /* seconds by which that line is too high, at a strip density; below 0: it is not */
-  double per_rest, most_rest; /* seconds of rests: the latter are in base, and are too many where the former are less */
-  double b;                   /* B's density at its strips: no A has more of it as its joint */
-  size_t work;                /* its workspace, bytes; SIZE_MAX: too large */
+  double over, over_per_strip; /* off the line at low density: max(0, over + over_per_strip * strip) */
+  double per_rest, most_rest;  /* seconds of rests: base has most_rest; per_rest times their share may be less */
+  double b;                    /* B's density at its strips: no joint density is above it */
+  size_t work;                 /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -69,27 +69,27 @@ typedef struct decision {
   int considered;
   memory memory;
   bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
-  /* With MEMORY_KNOWN, for the reason that is told: */
+  /* With MEMORY_KNOWN, for the reason's text: */
   const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
   double seconds, next_seconds;
   double predicted; /* of the chosen one, by its cost model alone */
 } decision;
 
-/* What there is to choose from for calls of one shape, whatever A holds: kept in the context (recall.h). */
+/* The candidates for calls of one shape, whatever A holds: kept in the context (recall.h). */
 #define MOST_CANDIDATES 16
 typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
-  bool skips; /* a skipping kernel and another are among them: A's densities matter */
-  bool low;   /* one of low strips is, and may be cheaper than all dense ones: A's elements are to be counted */
-  esmm_history history; /* of what was chosen when densities were known, */
-  int stands, lent;     /* it holds for so many more calls; those of them that the history has counted */
+  bool skips;           /* a skipping kernel and another are among them: A's densities matter */
+  bool low;             /* one of low strips is, and may beat all dense ones: A's elements must be counted */
+  esmm_history history; /* of choices with known densities */
+  int stands, lent;     /* calls that the choice still holds for; those that history has counted */
   int chosen;           /* its place in all */
   double stood_seconds, stood_predicted;
   esmm_density_class seen; /* it holds while A's densities stay in this class */
   int delay;               /* calls until a report is used */
   double dense;            /* seconds of the cheapest dense kernel */
-  bool rests; /* a kernel is among them that is cheaper than that where A has no rests: whether it has is asked for */
+  bool rests;              /* one kernel is cheaper than that if A has no rests: ask whether it has */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
@@ -118,7 +118,7 @@ typedef struct run {
   esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
   esmm_seen tall, low;        /* and that at strips of 128 rows and of 8, where view is at 32 */
   int64_t call;               /* number of this one among them; -1: it does not count */
-  esmm_choice_device *report; /* where it is to report to; NULL: it is not to */
+  esmm_choice_device *report; /* where it reports; NULL: it does not */
   CUdeviceptr report_at;      /* the same for the device */
   bool reports_itself;        /* the kernel does; else a sampling launch goes before it */
   CUdeviceptr gate_report_at; /* where it reports to for the gate's run, too; 0: it does not */
@@ -138,7 +138,7 @@ static inline int64_t strip_rows(bool tall)
 {
   return tall ? ESMM_TILE : ESMM_STRIP;
 }
-/* The density of its strips is told from others: see esmm_run_low_density. */
+/* Its strip density is derived from others: see esmm_run_low_density. */
 static inline bool is_low(const esmm_kernel *kernel)
 {
   return esmm_cuda_about(kernel)->strip_rows > 0;
@@ -149,17 +149,17 @@ static inline int sample_level(const esmm_kernel *kernel)
   return is_low(kernel) ? LOW_LEVEL : is_tall(kernel) ? 7 : 5;
 }
 
-/* B's strips are to be made for the call. */
+/* The call must make B's strips. */
 static inline bool wants_strips(const esmm_problem *p, const esmm_kernel *kernel)
 {
   return kernel && kernel->reads & ESMM_FORM(STRIPS) && !(p->w->forms & ESMM_FORM(STRIPS));
 }
 
 /* stage.c */
-/* Lays out r's staging, and gives its problem operands of the device, whose addresses are not known yet. gate_bias:
-   that of a gated product. */
+/* Lays out r's staging, and gives its problem device operands, with addresses not known yet. gate_bias: that of a gated
+   product. */
 esmm_status esmm_run_stage(run *r, bool with_a, const float *gate_bias);
-/* Their addresses, and copies of what has to be there before the product; without the epilogue, of A alone. */
+/* Their addresses, and copies of what the product needs; without the epilogue, of A alone. */
 esmm_status esmm_run_upload(run *r, bool epilogue, size_t *moved);
 esmm_status esmm_run_copy_back(run *r, size_t *moved);
 static inline const float *esmm_run_gate_bias(const run *r) /* where it is after the upload */
@@ -170,8 +170,8 @@ static inline const float *esmm_run_gate_bias(const run *r) /* where it is after
 /* plan.c */
 /* Sets r's decision. counts: a product follows, which is one more call to remember; else it is only asked for. */
 esmm_status esmm_run_choose(run *r, const char *force, bool counts);
-/* Of a gated product that is decided as two, r's and gate's: is one launch that makes both better? Then that is r's
-   decision. branch: as kernels are to see it; the address of its bias may still be another. */
+/* Is one launch better than the two decided for a gated product, r's and gate's? Then that is r's decision. branch: as
+   kernels see it, but for the address of its bias. */
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
 /* rest: below 0 where it is not known. */
 double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
@@ -209,7 +209,7 @@ void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
 esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
                             CUstream stream);
-/* Where the call is to report and its kernel does not: a sampling launch before it. */
+/* If the call reports and its kernel does not: a sampling launch before it. */
 esmm_status esmm_run_report_ahead(run *r);
 esmm_status esmm_run_launch(run *r);
 /* The choice that a launch would make, without the product. */

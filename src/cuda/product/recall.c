@@ -1,11 +1,11 @@
 /*
- * recall.c: what products of a GPU tell of A's densities, and what the next ones make of it.
+ * recall.c: A's densities, as products of a GPU report them for the next ones.
  *
- * A call that is to report is given a slot in pinned host memory: a kernel writes the densities there, then the word
- * `ready`. The slots are a ring for each entry of the context's table of densities (src/recall.h): call N of an entry
- * has slot N modulo ESMM_REPORTS. What call N reports is taken at call N + L, never before, even if it is there: so the
- * choice does not depend on how fast the GPU is. L is so long that the report nearly always is there by then; where it
- * is not, the host waits for it, without a call of the driver.
+ * A call that reports has a slot in pinned host memory: a kernel writes the densities there, then the word `ready`. The
+ * slots are a ring for each entry of the context's table of densities (src/recall.h): call N of an entry has slot N
+ * modulo ESMM_REPORTS. Call N's report is used from call N + L on, never before, even if it is there: so the choice
+ * does not depend on the GPU's speed. L is so long that the report nearly always is there by then; if not, the host
+ * waits for it, without a driver call.
  */
 #include "cuda/kernels/decode/decode_params.h"
 #include "cuda/product/product.h"
@@ -22,7 +22,7 @@
 #define AHEAD_SECONDS 300e-6 /* how far the host may be ahead of the GPU without having to wait for a report */
 #define LEAST_DELAY 1        /* calls until a report is used: those of long products come before their end */
 #define MOST_DELAY 16        /* the same; less than ESMM_REPORTS, so that a slot is free when its turn comes again */
-#define SPIN_SECONDS 20e-6   /* a wait so short does not let go of the processor */
+#define SPIN_SECONDS 20e-6   /* a shorter wait spins */
 #define NAP_NANOSECONDS 20000
 #define GIVE_UP_SECONDS 2.0 /* the stream waits for something else: no report is expected any more */
 
@@ -57,7 +57,7 @@ typedef struct slots {
   esmm_allocator allocator;
   esmm_choice_device *host; /* [ESMM_RECALL_ENTRIES][ESMM_REPORTS]; NULL: could not be had, and is not tried again */
   CUdeviceptr device;       /* the same memory, as kernels see it */
-  uint32_t missing[ESMM_RECALL_ENTRIES]; /* slots whose reports did not come in time: until they do, none is asked for
+  uint32_t missing[ESMM_RECALL_ENTRIES]; /* slots of reports that did not come in time: until they do, none is asked for
                                             in this place of the table */
   bool impatient;                        /* none has come since: the next wait would be as long */
 } slots;
@@ -111,8 +111,8 @@ static bool is_ready(const esmm_choice_device *slot)
   return has_come(&slot->ready, 1);
 }
 
-/* Where the stream waits for what this thread is still to do, only one call waits: *impatient from then on, until
-   something has come. */
+/* If the stream waits for later work of this thread, only one call waits: *impatient from then on, until a report
+   comes. */
 static bool wait_for_word(const esmm_ctx *ctx, const uint32_t *word, uint32_t value, bool *impatient)
 {
   if (has_come(word, value)) {
@@ -159,8 +159,8 @@ static uint32_t bit_of(int64_t call)
   return (uint32_t)1 << call % ESMM_REPORTS;
 }
 
-/* Who does not know B's part in it says that joint is strip. Who does not count elements says 0; what was counted
-   before holds while strips are about as dense as they were. */
+/* A kernel that does not measure joint reports strip there, and element 0 if it counts none; an earlier count then
+   holds while strips are about as dense. */
 static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
 {
   if (call < seen->from)
@@ -179,7 +179,7 @@ static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
   seen->reports++;
 }
 
-/* Reports of the entry's calls up to `last`, in their order; seen: the entry, or a copy that explains. */
+/* Reports of the entry's calls up to `last`, in their order; seen: the entry, or a copy to explain. */
 static void collect(const esmm_ctx *ctx, slots *all, const esmm_seen *entry, esmm_seen *seen, int64_t last)
 {
   for (int64_t call = esmm_max(0, seen->calls - ESMM_REPORTS); seen->pending && call <= last; call++) {
@@ -209,7 +209,7 @@ void esmm_cuda_settle_reports(esmm_ctx *ctx, esmm_seen *seen)
 
 /* ---- one call ---- */
 
-/* Nothing is known: whether it can be told anything, for the reason that a call gives. */
+/* Nothing is known: why, for the call's reason. */
 static memory state_of(const esmm_ctx *ctx, slots *all, const esmm_seen *seen)
 {
   if (all && !all->host)
@@ -237,11 +237,11 @@ static int64_t count_bits(const esmm_pattern *a, int64_t ratio)
 enum { AT_STRIP, AT_TILE, AT_LOW, HEIGHTS };
 static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << LOW_LEVEL};
 
-/* The same, counted once for all products that are given it: whoever counts at the same time finds the same. */
+/* The same, counted once for all products: threads that count at the same time find the same. */
 static int64_t count_once(const esmm_pattern *a, int at)
 {
   esmm_pattern *kept;
-  memcpy(&kept, &a, sizeof kept); /* nobody sees it change */
+  memcpy(&kept, &a, sizeof kept); /* callers see no change */
   int64_t known = atomic_load_explicit(&kept->folded[at], memory_order_relaxed);
   if (known == 0) {
     known = 1 + count_bits(a, esmm_cuda_pattern_fold(a, heights[at]));
@@ -250,8 +250,8 @@ static int64_t count_once(const esmm_pattern *a, int at)
   return known - 1;
 }
 
-/* What A's bitmaps, so many of them set, say of strips of that height: exactly where theirs divide it; those of taller
-   ones are no less. */
+/* What A's bitmaps with `set` bits say of strips of that height: exact if theirs divide it; taller ones are no less
+   dense. */
 static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
 {
   const int64_t ratio = esmm_cuda_pattern_fold(a, height);
@@ -272,9 +272,9 @@ static void believe(run *r, const int64_t *set)
 }
 
 /*
- * A pattern on the GPU, where nothing is remembered: its counts are there by the end of the product that made it, and
- * are waited for. That costs the GPU about as much as the sample that this saves, once: entry, which may be NULL,
- * remembers them, so that the next such call need not wait. False: it tells nothing.
+ * A pattern on the GPU, where nothing is remembered: its counts are there by the end of the product that made it; the
+ * host waits. That costs the GPU about as much as the sample that it saves, once: entry, which may be NULL, remembers
+ * them for the next such call. False: there are none.
  */
 static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
 {
@@ -296,7 +296,7 @@ static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
   return true;
 }
 
-/* A pattern in host memory is what is known of A. One on the GPU has to be waited for: it is asked where nothing is. */
+/* A pattern in host memory says what is known of A. One on the GPU takes a wait: it is used where nothing is known. */
 void esmm_run_recall(run *r, const verdict *v, bool counts)
 {
   esmm_ctx *ctx = r->ctx;
@@ -322,7 +322,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   r->seen = changes ? esmm_recall_use_seen(ctx, p->w, p->m) : esmm_recall_seen(ctx, p->w, p->m);
   esmm_seen *entry = r->seen;
   const bool reports = all && all->host;
-  if (entry && !counts) { /* it is only asked what a product would do */
+  if (entry && !counts) { /* explaining only */
     r->view = *entry;
     r->seen = &r->view;
   }
@@ -341,8 +341,8 @@ static const esmm_kernel *sure_kernel(const decision *d)
   return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
 }
 
-/* Kernels that report what they see count strips, not elements: now and then A is sampled instead, where a kernel of
-   low strips has to know. */
+/* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of low strips needs
+   them. */
 static bool wants_elements(const esmm_seen *seen, const verdict *v)
 {
   return v->low && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
@@ -359,12 +359,12 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   const bool sampled = (v->rests && !r->seen->rest_known) || wants_elements(r->seen, v);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !sampled;
   const int every = pace(r, v);
-  if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* who is soon replaced need not be asked at once */
+  if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* soon replaced: no hurry to report */
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
   r->report = &all->host[number];
   r->report_at = all->device + number * sizeof(esmm_choice_device);
-  r->report->counted = 0; /* who counts none does not say so */
+  r->report->counted = 0; /* kernels that count none leave it */
   __atomic_store_n(&r->report->ready, 0, __ATOMIC_RELEASE);
   r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
 }

@@ -1,4 +1,4 @@
-/* stats.c: what a call tells of itself: times, densities, why its kernel was chosen. All of this waits for the GPU. */
+/* stats.c: a call's statistics: times, densities, why its kernel was chosen. All of this waits for the GPU. */
 #include "cuda/product/product.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@ esmm_status esmm_run_seconds_between(const run *r, int from, int to, double *sec
   return esmm_cuda_event_seconds(r->ctx, r->mark[from], r->mark[to], seconds);
 }
 
-/* launched: the kernel whose launch did the work. What it says of its extraction itself, no mark could tell. */
+/* launched: the launch that did the work. Only its report has an extraction within the launch. */
 static esmm_status take_times(const run *r, which launched, const esmm_choice_device *report, esmm_stats *s)
 {
   const bool both = r->d.run == DEVICE_CHOOSES && !r->d.pair;
@@ -87,7 +87,7 @@ static esmm_status take_densities(const run *r, which chosen, const esmm_choice_
       s->joint_density = s->strip_density_a;
     else if (status == ESMM_OK)
       status = count_joint(r, a, tall, &s->joint_density);
-  } else if (s->joint_density == 0.0) { /* it neither noted strips nor said itself */
+  } else if (s->joint_density == 0.0) { /* neither strips nor a report */
     s->joint_density = (double)choice->joint;
   }
   s->flop_useful = s->joint_density * s->flop_dense;

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#define BATCH 2e-3 /* seconds: calls that are timed together take about so long */
+#define BATCH 2e-3 /* seconds of calls that are timed together, about */
 
 #define DENSE_B               \
   {                           \
