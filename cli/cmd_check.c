@@ -1,5 +1,5 @@
 /*
- * cmd_check.c: esmm check: a self-test of a few seconds, for whoever has just built or installed the library.
+ * cmd_check.c: esmm check: a self-test of a few seconds, after building or installing the library.
  *
  * Every kernel that this machine can run multiplies the same handful of problems (ragged shapes, every dtype, both
  * orders, several kinds of zeros, epilogues) and is compared with the reference kernel, element by element:

@@ -454,9 +454,9 @@ static int pass_on(int argc, char **argv, char **out)
 }
 
 /*
- * Ways to ask, each for kernels that do not run under the one before. ncu patches the code of a kernel to count its
- * branches, and runs a kernel several times, with the memory put back in between: an application's replay runs the
- * whole command again instead. At last only what one run of a kernel tells.
+ * Ways to ask, each for kernels that do not run under the one before. ncu patches a kernel's code to count its
+ * branches, and runs a kernel several times, with memory restored in between; application replay runs the whole command
+ * again instead. The last way asks only for metrics that one run of a kernel gives.
  */
 typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ONE_RUN, ATTEMPTS } attempt;
 
@@ -551,7 +551,7 @@ static int profile_with(char *ncu, const cli_machine *machine, const char *csv, 
   }
   if (a.status == 0 && how != ALL_METRICS)
     cli_note("%s: under ncu a kernel does not launch %s",
-             how == ONE_RUN ? "only what one run tells" : "branch efficiency is left out",
+             how == ONE_RUN ? "only the metrics of one run" : "branch efficiency is left out",
              how == ONE_RUN ? "more than once" : "with the code that counts it");
   char *copy = a.text ? strdup(a.text) : NULL; /* reading takes the text apart, and an error may have to quote it */
   if (copy)

@@ -468,7 +468,7 @@ int cli_parse_format(const char *text, esmm_format *format)
     *format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = x[0], .block_cols = square ? x[0] : x[1]};
     return CLI_GO;
   }
-  const bool bare = text[0] >= '0' && text[0] <= '9'; /* 2:4, as everybody calls it */
+  const bool bare = text[0] >= '0' && text[0] <= '9'; /* 2:4, the usual name */
   if (body && (bare || strncmp(text, "nm:", 3) == 0)) {
     const char *numbers = bare ? text : body + 1;
     const bool fits = take_numbers(numbers, ":", 32, x) || take_numbers(numbers, "::", 1 << 30, x);

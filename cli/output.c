@@ -116,7 +116,7 @@ void cli_output_discard(cli_output *output)
   *output = (cli_output){0};
 }
 
-/* Characters that nobody sees (io_show) are escaped like control characters. */
+/* Invisible characters (io_show) are escaped like control characters. */
 void cli_json_string(FILE *out, const char *text)
 {
   fputc('"', out);

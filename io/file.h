@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define IO_MAGIC_BYTES 8 /* of a file's start, enough to tell its kind */
+#define IO_MAGIC_BYTES 8 /* of a file's start, enough to recognise its kind */
 
 /* Where an error text goes: carried as one thing, so that `return io_fail(e, ...)` reads well. */
 typedef struct io_error {
@@ -20,8 +20,8 @@ typedef struct io_error {
 
 /*
  * A name out of a file as a terminal may show it: control characters, which would move its cursor, become '?', and
- * characters that nobody sees but that turn the order of others round or hide them (bidirectional overrides, zero
- * widths) become escapes, \u202e. Cut to room bytes with the final 0; returns its length.
+ * invisible characters that reorder or hide others (bidirectional overrides, zero widths) become escapes, \u202e. Cut
+ * to room bytes with the final 0; returns its length.
  */
 size_t io_show(const char *text, char *out, size_t room);
 bool io_is_unseen(uint32_t code); /* a character that is shown as an escape */

@@ -36,7 +36,7 @@ int io_tensors_check_names(const io_tensors *tensors, const io_error *error);
 /* A file from outside is little-endian; so must this machine be. */
 int io_check_byte_order(const io_error *error);
 
-/* What a safetensors file starts with, as far as the first bytes tell. */
+/* Do these first bytes look like a safetensors file's? */
 bool io_looks_like_safetensors(const unsigned char *bytes, size_t size);
 
 /* A mapped .npy or raw file; fills in one tensor of the given name. */

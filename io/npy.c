@@ -285,7 +285,7 @@ static const char *shape_text(const npy_header *h, char *text, size_t size)
   return text;
 }
 
-/* The bytes in front of the header's text and those of the text; 0 where there are too few to tell. */
+/* The bytes in front of the header's text and those of the text; 0 where there are too few to see. */
 static size_t header_bytes(const unsigned char *bytes, size_t size)
 {
   const size_t prefix = size > 6 && bytes[6] == 1 ? 10 : 12;
@@ -494,7 +494,7 @@ static int read_raw(io_source *source, int64_t rows, int64_t cols, io_matrix *ou
   } else if (!raw_bytes(rows, cols, &want) || want == SIZE_MAX) {
     return raw_header(rows, cols, 0, &h, error); /* which says why */
   } else if (io_source_more(source, &buffer, &size, want + !source->endless, error) == 0) {
-    if (source->endless && want < size) /* the first bytes were read to tell its kind */
+    if (source->endless && want < size) /* the first bytes were read to recognise its kind */
       size = want;
     failed = size > want ? io_fail(error, "has more bytes than raw float32 of %lld x %lld, %zu: check the dimensions",
                                    (long long)rows, (long long)cols, want)

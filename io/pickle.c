@@ -3,7 +3,7 @@
  *
  * Protocols 2 (torch.save's default) to 5. Values are made once and shared by pointers, as the pickle's memo shares
  * them: no opcode makes more than one value or looks at more of them than it has pushed, so that the work is linear in
- * the pickle's length. Values can refer to one another in circles; who walks through them has to mind that.
+ * the pickle's length. Values can refer to one another in circles: a function that walks them must expect that.
  */
 #include "pickle.h"
 

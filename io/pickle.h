@@ -52,7 +52,7 @@ typedef struct pickle_items {
 
 struct pickle_value {
   pickle_kind kind;
-  bool visited; /* for who walks through it */
+  bool visited; /* for a function that walks the values */
   union {
     int64_t integer; /* BOOL, INT */
     double number;

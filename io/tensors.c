@@ -136,7 +136,7 @@ void io_tensor_set_strides(io_tensor *tensor)
   int64_t step = 1;
   for (int i = tensor->dims - 1; i >= 0; i--) {
     tensor->stride[i] = step;
-    if (__builtin_mul_overflow(step, tensor->shape[i], &step)) /* only beside a zero: nobody steps so far */
+    if (__builtin_mul_overflow(step, tensor->shape[i], &step)) /* only beside a zero: this step is never taken */
       step = 0;
   }
 }

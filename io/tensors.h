@@ -73,7 +73,7 @@ typedef struct io_tensors {
 } io_tensors;
 
 /*
- * Opens a file of any of the formats, told apart by its first bytes. rows and cols are the shape of a raw float32 file;
+ * Opens a file of any of the formats, recognised by its first bytes. rows and cols are the shape of a raw float32 file;
  * both 0: not known, a raw file is refused. *out is NULL after a failure.
  */
 int io_tensors_open(const char *path, int64_t rows, int64_t cols, io_tensors **out, char *error, size_t error_size);

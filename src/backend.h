@@ -104,7 +104,7 @@ struct esmm_backend {
   esmm_status (*tune_sample)(esmm_ctx *ctx, esmm_problem *p);
   esmm_status (*tune_measure)(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
                               esmm_problem *p, double *seconds);
-  /* The share of the device, 0 to 1, that others take, measured for so many seconds. NULL: it cannot tell. */
+  /* The share of the device, 0 to 1, that others take, measured for that many seconds. NULL: not measured. */
   double (*load)(esmm_ctx *ctx, double seconds);
 
   /* ---- the layer ---- */

@@ -287,7 +287,7 @@ static esmm_status choose_yes(esmm_ctx *ctx, const char *option, const char *var
   return ESMM_OK;
 }
 
-/* Of several failures the first is told: it is that of the device that was meant. */
+/* Keeps the first of several failures: it is that of the device the caller meant. */
 static void keep_reason(esmm_ctx *ctx)
 {
   if (!ctx->device_reason[0])

@@ -141,7 +141,7 @@ static void generate_tiles(void *arg, int64_t first, int64_t end, int worker)
  * and 4; it leaves strip densities as they are.
  */
 #define LONG_MEMORY 0.9 /* the rho above which thresholds are corrected */
-#define MOST_MOVED 0.25 /* a correction beyond that would come from a matrix too small to tell */
+#define MOST_MOVED 0.25 /* a matrix that asks for more is too small to measure */
 
 typedef struct calibration {
   double p, sigma, rho, white, shared;

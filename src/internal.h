@@ -167,8 +167,8 @@ struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;
   int64_t strip_rows, strips, words;
-  int64_t set;    /* bits set in all; where they lie on a device nobody has counted them, and it is 0 */
-  uint64_t *bits; /* [strips][words]; NULL where they lie on a device */
+  int64_t set;                        /* bits set in all; 0 where they lie on a device, uncounted */
+  uint64_t *bits;                     /* [strips][words]; NULL where they lie on a device */
   const struct esmm_backend *backend; /* whose memory they lie in; NULL: the host's */
   int ordinal;                        /* on which of its devices */
   void *device;                       /* the backend's own */

@@ -60,7 +60,7 @@ typedef struct esmm_problem {
   int64_t seen_rows; /* where it is explained what remembered densities decided: rows of their strips, */
   double seen_strip; /* and their density; 0: the sample decided */
   int64_t variant;   /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */
-  const void *call;  /* what the backend hands to run() beside this; NULL where it needs nothing */
+  const void *call;  /* what the backend passes to run() beside this; NULL: nothing */
 } esmm_problem;
 
 /* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C.
@@ -77,7 +77,7 @@ struct esmm_kernel {
   unsigned cpu;        /* ESMM_CPU_... it needs */
   unsigned reads;      /* the form of B that it reads, ESMM_FORM(...); 0: whatever there is */
   unsigned dtypes;     /* A and B are of the same dtype, one of these, ESMM_DTYPE_BIT(...); 0: of any, mixed too */
-  bool variant_strips; /* its variant is the height of A's strips, in rows: told in statistics and explanations */
+  bool variant_strips; /* its variant is the height of A's strips, in rows, which statistics and explanations show */
   const void *device;  /* a struct of its backend's own, for what only such kernels need to say; NULL: nothing */
   const void *own;     /* private to the kernel's file: tables that its functions choose from */
 

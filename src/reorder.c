@@ -5,7 +5,7 @@
  * of them. The rows are halved, then each half again, down to single strips; a half takes the rows that lie further
  * towards it along the line between the two halves' centres, which starts as the line between two rows far apart and
  * is drawn anew a few times (2-means with halves of equal size). That looks at SAMPLED of the k's, those at which the
- * share of rows alive is nearest to a half: they tell rows apart best. Rows that lie equally far stand in the order of
+ * share of rows alive is nearest to a half: they separate rows best. Rows that lie equally far stand in the order of
  * their bitmaps, so that a cut between halves parts no more equal rows than it must. All sums are of integers, so the
  * order is the same on every machine.
  *

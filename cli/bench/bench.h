@@ -32,15 +32,8 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
 /* Options that a line of a list may have too. */
 #define BENCH_PRODUCT_OPTIONS(b)                                                                                     \
   {"epilogue", CLI_STRING, &(b)->epilogue_words, "LIST", BENCH_EPILOGUE_HELP, 0, 0, NULL, NULL},                     \
-      {"given",                                                                                                      \
-       CLI_INT,                                                                                                      \
-       &(b)->given_rows,                                                                                             \
-       "ROWS",                                                                                                       \
-       "A's bitmaps, of strips of ROWS rows, are handed to our products",                                            \
-       1,                                                                                                            \
-       65536,                                                                                                        \
-       NULL,                                                                                                         \
-       NULL},                                                                                                        \
+      {"given", CLI_INT, &(b)->given_rows, "ROWS", "our products get A's bitmaps, of strips of ROWS rows", 1, 65536, \
+       NULL,    NULL},                                                                                               \
   {                                                                                                                  \
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
@@ -118,7 +111,7 @@ typedef struct bench_finish {
   esmm_weights **gate_weights;                       /* [copies] */
   esmm_matrix near_bias, near_residual, near_counts; /* where the device wants them */
   io_matrix last_counts_host;                        /* int32_t in fp32's clothes, as near_counts */
-  esmm_pattern *patterns[BENCH_TIMERS]; /* of calls that nobody has waited for yet; the last is the newest */
+  esmm_pattern *patterns[BENCH_TIMERS];              /* of calls not yet waited for; the last is the newest */
   int pattern_count;
 } bench_finish;
 

@@ -125,7 +125,7 @@ static void put_axes(FILE *out, double most, double step)
   fputs("</g>\n", out);
 }
 
-/* Told apart with any kind of colour vision, and by their dashes in print. */
+/* Distinct with any kind of colour vision, and in print by their dashes. */
 static void put_series(FILE *out, const series *s, int index, double most)
 {
   static const char *const colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#8a6d00"};

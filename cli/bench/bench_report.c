@@ -290,7 +290,7 @@ static bool is_many(const bench *b)
   return b->sweep_count || b->list;
 }
 
-/* A sweep repeats its rows: it leaves out what the others tell, and fits in 120 columns. */
+/* A sweep repeats its rows: it leaves out what the others show, and fits in 120 columns. */
 static cli_table *new_table(const bench *b)
 {
   const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";

@@ -1,7 +1,8 @@
 /*
  * cmd_bench_weights.c: esmm bench-weights: every matrix below a directory as B, measured by bench's own parts.
  *
- * One B is in memory at a time. What cannot be read or measured is said and passed over; the exit status tells.
+ * One B is in memory at a time. A matrix that cannot be read or measured is reported and skipped; the exit status says
+ * so.
  */
 #include "bench.h"
 #include "bench_weights.h"

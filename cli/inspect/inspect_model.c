@@ -210,7 +210,7 @@ static io_tensors *open_file(const inspection *s, int file)
   return tensors;
 }
 
-/* A file or a tensor that cannot be read does not stop the others; the exit status tells. */
+/* A file or a tensor that cannot be read does not stop the others; the exit status says so. */
 static int inspect_file(inspection *s, int file)
 {
   io_tensors *tensors = open_file(s, file);

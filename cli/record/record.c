@@ -82,7 +82,7 @@ static char *key_of(const json_t *line)
   return key;
 }
 
-/* Who could not run beside the others, or had no time left, has a line with the reason (bench/peers/run.py). */
+/* A peer that could not run beside the others, or had no time left, has a line with the reason (bench/peers/run.py). */
 static bool is_failed_peer(const json_t *line, const char *outcome)
 {
   char *suite = text_of(line, "suite");

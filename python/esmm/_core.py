@@ -369,7 +369,7 @@ _pack_scalars = struct.Struct("@ff").pack_into
 
 class _Memory:
     """Frees what a context allocated. An array may die in any thread, in the middle of anything, so this never waits
-    for the context's lock: what cannot be freed now is freed by who holds it, afterwards."""
+    for the context's lock: if another thread holds it, that thread frees the memory afterwards."""
 
     def __init__(self, handle: ContextHandle, lock: Any) -> None:
         self._handle, self._lock = handle, lock

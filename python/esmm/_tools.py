@@ -425,7 +425,7 @@ def expect(
     strip_rows: int = 0,
     context: Optional[Context] = None,
 ) -> None:
-    """Tells a context how dense the A's will be, so that the first call on a GPU knows."""
+    """Gives a context the expected density of A, for the first calls on a GPU."""
     ctx = context if context is not None else _core.context(_weights(weights).device)
     r = _lib.Recollection(ctypes.sizeof(_lib.Recollection))
     r.density_a, r.strip_density_a = number(density, "density"), number(strip_density, "strip_density")

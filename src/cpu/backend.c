@@ -22,7 +22,7 @@ static esmm_status count_devices(esmm_ctx *ctx, int *count)
 static esmm_status open_device(esmm_ctx *ctx, int ordinal)
 {
   (void)ordinal;
-  /* To hand work to a thread that is awake takes 1 to 2 us, and more the more there are of them: two of them are worth
+  /* Giving work to a thread that is awake takes 1 to 2 us, and more the more there are of them: two of them are worth
      it where each has twice this, three where each has thrice. One that sleeps comes 40 to 100 us later, but holds
      nothing up. */
   ctx->thread_work = ESMM_CPU_COST_THREAD;

@@ -7,7 +7,7 @@
  * Kernels that can store sums as they are (esmm_is_plain) do so, and call esmm_finish_plain for a block of C that is
  * done; the others keep fp32 sums in scratch and call esmm_finish. Threads may do so for any blocks at the same time:
  * statistics are added up for a block, and then added to the whole by atomic integer operations, so that the result
- * does not depend on who was first.
+ * does not depend on which thread was first.
  *
  * Included by kernels after their vec_*.h, so that it is compiled for their instruction set; by others as it is.
  */

@@ -111,7 +111,7 @@ ALWAYS void select_groups(const int rows, const bool two, const slots *b, const 
   } while (i < count);
 }
 
-/* Tells the compiler of few rows what b is, if it is that: where memory is the limit, a branch for each slot shows. */
+/* Makes b's layout a constant for few rows: where memory is the limit, a branch for each slot costs time. */
 #define IF_B_IS(type, n, m, bits)                                              \
   if (b.dtype == (type) && b.each == (n) && b.length == (m)) {                 \
     b.dtype = (type), b.each = (n), b.length = (m), b.set = VEC / (m);         \

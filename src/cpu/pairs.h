@@ -517,8 +517,8 @@ typedef struct pairs_target {
   bool add;
 } pairs_target;
 
-/* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: where there are others it has
-   32 rows, and so tiles that keep them. Where there are none, and 16 rows at most, nobody else needs them. */
+/* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: if there are others it has
+   32 rows, and its tiles keep the pairs. A single strip of at most 16 rows need not keep them. */
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
@@ -578,7 +578,7 @@ static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t
   panel found = {.kept = 0};
   if (g->lists) {
     const int64_t slot = find_listed(&w->nm, q * ESMM_PANEL, k0, kc, &room, &found);
-    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else nobody looks at the second */
+    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else the second is not read */
     b->first = (const char *)w->nm.values + (2 * q * w->nm.slots + slot) * HALF_BYTES;
     b->second = b->first + half;
     return (joined){found.bits, found.before, found.kept, (uint32_t)HALF_BYTES};

@@ -198,7 +198,7 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
   panel b = {.step = ESMM_HALF};
   const int64_t start = find_listed(form, j0, k0, kc, room, &b);
   const int64_t q = j0 / ESMM_HALF, here = (q * form->slots + start) * ESMM_HALF;
-  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else nobody looks at the second half */
+  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else the second half is not read */
   const int64_t next = two ? here + form->slots * ESMM_HALF : here;
   if (w->dtype == ESMM_F32) {
     b.first = (const float *)form->values + here;

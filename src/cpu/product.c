@@ -82,7 +82,7 @@ typedef struct planned {
   esmm_problem *p; /* the plan fills in sample and variant */
   esmm_plan plan;
   esmm_history *history; /* of such calls; NULL where none is kept */
-  esmm_sample seen;      /* A's densities, and why this kernel: where that is to be told */
+  esmm_sample seen;      /* A's densities, if statistics are wanted */
   int wakes;             /* sleeping threads that it is worth waking */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
@@ -232,7 +232,7 @@ static void plan_by(esmm_problem *p, verdict *v, planned *out)
   p->variant = out->plan.variant;
 }
 
-/* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
+/* The flag asks for the reason and A's densities; it does not change the choice. */
 static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
 {
   out->p = p;

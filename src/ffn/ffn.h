@@ -1,7 +1,7 @@
 /*
  * ffn.h: what the files of the feed-forward layer share.
  *
- *   layer.c     the layer, its weights, its caches: who owns what
+ *   layer.c     the layer, its weights, its caches, and their ownership
  *   forward.c   x to y, and what the cache keeps
  *   backward.c  dy to gradients
  *   passes.h    what is done between products, for each device

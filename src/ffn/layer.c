@@ -1,8 +1,8 @@
 /*
  * layer.c: the layer as callers hold it: options, weights, caches, and which belongs to which.
  *
- * A layer lists its caches, and a cache names its layer: whoever goes first tells the other, so that a cache can be
- * freed after its layer, and cannot be taken for one of a layer that happens to lie at the same address.
+ * A layer lists its caches, and a cache names its layer. The one freed first clears its entry in the other: a cache can
+ * be freed after its layer, and is never taken for one of a layer that happens to lie at the same address.
  */
 #include "ffn.h"
 
@@ -351,7 +351,7 @@ esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, i
   esmm_status status = cache->passes->may_alloc ? cache->passes->may_alloc(ctx) : ESMM_OK;
   if (status != ESMM_OK)
     return status;
-  cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* who asks for room fills it anew */
+  cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* the caller fills it anew */
   *b = (ffn_buffer){0};
   if (buffer == FFN_TOKENS)
     cache->shuffled = 0;

@@ -106,7 +106,7 @@ static void draw(const float *v, double u, float *out)
     out[last] = (float)((double)v[last] / p[last]);
 }
 
-/* `place` tells groups of one matrix apart. Returns whether the group counts for the soft threshold's scale. */
+/* `place` is the group's number in its matrix. Returns whether the group counts for the soft threshold's scale. */
 static bool choose(const job *j, const float *v, uint64_t place, float *out)
 {
   int nonzeros = 0;

@@ -1,11 +1,11 @@
 /*
  * weights_file.c: prepared weights to a file and back.
  *
- * A file may be cut short, damaged, of another version, or made by someone who wants the kernels to read out of
- * bounds; kernels trust the weights they are given. So nothing of a file is believed before it was compared: sizes with
- * the file's real size before anything is allocated, bytes with their checksums, and then every index a kernel follows
- * (before, panel_at) with the bitmaps it must agree with. The section table is not followed but recomputed from the
- * shape and compared: one shape has one layout, and overlaps, gaps and wild offsets need no rules of their own.
+ * A file may be cut short, damaged, of another version, or forged to make kernels read out of bounds; kernels trust
+ * their weights. So the reader checks everything before use: sizes against the file's real size before it allocates,
+ * bytes against their checksums, and then every index a kernel follows (before, panel_at) against the bitmaps. The
+ * section table is recomputed from the shape and compared: one shape has one layout, so overlaps, gaps and wild offsets
+ * need no further rules.
  *
  * Sections are read straight into the buffers that the weights keep; there is no second copy of a large file.
  */
@@ -548,7 +548,7 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
   if (!path || !*path)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   file f = {.ctx = ctx, .name = path, .fd = -1};
-  do /* O_NONBLOCK: opening a pipe nobody writes to must not wait for ever; regular files take no notice */
+  do /* O_NONBLOCK: opening a pipe without a writer must not wait for ever; regular files ignore it */
     f.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   while (f.fd < 0 && errno == EINTR);
   if (f.fd < 0)

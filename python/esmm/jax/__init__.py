@@ -87,7 +87,7 @@ class Weights:
     """Prepared B [k, n] for `matmul`. Immutable.
 
     Functions under jit take it as an argument or from around them, as they like: to JAX it is a constant without
-    arrays, told from others by which object it is.
+    arrays, identified by the object.
     """
 
     def __init__(self, prepared: _core.Weights) -> None:

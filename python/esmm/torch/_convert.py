@@ -290,7 +290,7 @@ class _Found:
 
 
 def _probes(x: Tensor) -> List[Tensor]:
-    """The sample's rows, and rows far from them: a ReLU6 is told from a ReLU only by large values."""
+    """The sample's rows, and rows far from them: only large values distinguish a ReLU6 from a ReLU."""
     x = x.detach().reshape(-1, x.shape[-1])
     rows = x[:: max(1, x.shape[0] // 16)][:16]
     far = 2 if x.dtype == torch.float16 else 16
@@ -312,8 +312,8 @@ def _magnitudes(x: Tensor, features: int) -> Tensor:
 def _acts_as(
     parent: nn.Module, x: Tensor, up: nn.Module, down: nn.Module, gate: Optional[nn.Module], activation: int
 ) -> bool:
-    """Whether the block makes act(up), or act(gate) * up, of whatever up and gate give: those are given numbers of all
-    sizes here, as a ReLU that is clipped at 1000 or begins at 1e-4 is told from a ReLU by them alone."""
+    """Whether the block makes act(up), or act(gate) * up, of whatever up and gate give: those give numbers of all sizes
+    here, which alone distinguish a ReLU from one that is clipped at 1000 or begins at 1e-4."""
     many = _magnitudes(x, features(down)[0])
     rows = x.detach().reshape(-1, x.shape[-1])[:1].expand(many.shape[0], -1)
     ones = 1 + torch.rand(many.shape, generator=torch.Generator().manual_seed(1)).to(many)
@@ -628,8 +628,8 @@ def convert(
     replaced layer takes about twice the memory it did.
 
     Where parameters of a module require gradients, steps of training are timed, too, a forward and a backward pass with
-    the sample's rows, and decide for any number of rows whether the module trains by its new way. Batches of training
-    of another size are better told by a sample of that size. Where memory runs out it trains as before. Under
+    the sample's rows, and decide for any number of rows whether the module trains by its new way. For training
+    batches of another size give a sample of that size. Where memory runs out it trains as before. Under
     torch.inference_mode() there are no such steps: none is timed.
     """
     if not isinstance(model, nn.Module):

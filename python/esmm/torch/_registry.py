@@ -4,10 +4,10 @@ Operators take ordinary tensors and nothing else, so that compiling, exporting, 
 their own. The first product with a weight prepares it, and later ones find that again, in csrc/ops.cpp, as long as the
 tensor has the same address, shape, strides, dtype and version counter. To be sure that the address still means the same
 tensor, its memory is held here; what was made of it goes when the nn.Parameter dies, or when another one is prepared
-and nobody else has the memory any more, or with clear_cache().
+and nothing else holds the memory, or with clear_cache().
 
 Only an nn.Parameter is remembered, and the bytes of a sparse tensor: compiled code writes one result after another to
-the same memory without raising a version counter, so what it computed cannot be told apart by that.
+the same memory without raising a version counter, so the counter cannot distinguish its results.
 
 Writing through ``weight.data`` does not raise the version counter either: call clear_cache() after that.
 """
@@ -136,7 +136,7 @@ def _float_copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def sweep() -> None:
-    """Lets go of memory that nobody else holds."""
+    """Lets go of memory that nothing else holds."""
     with _lock:
         holders: Dict[int, int] = {}
         for held in list(_held.values()):  # a finalizer may take one out

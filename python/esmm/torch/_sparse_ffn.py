@@ -35,7 +35,7 @@ class SparseFFN(nn.Module):
     torch.compile fuses it with what is around: fit() finds out, and sets `by` to "torch" then.
     """
 
-    by = "library"  # who trains the exact and dense modes
+    by = "library"  # or "torch": what trains the exact and dense modes
 
     def __init__(
         self,
