@@ -351,7 +351,7 @@ static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
 
 static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
 {
-  /* Contexts of any device have threads: what is done with matrices in host memory is done by the CPU. */
+  /* Contexts of any device have threads: the CPU does all work on matrices in host memory. */
   ctx->cpu = esmm_cpu_detect();
   ctx->remember = true;
   bool deterministic = false;

@@ -293,7 +293,7 @@ static bool start_worker(esmm_threads *p, int id)
   return started || pthread_create(&w->thread, NULL, work, w) == 0;
 }
 
-/* Signals are for the program's own threads: these inherit that all are blocked but those of a thread's own faults. */
+/* Signals are for the program's own threads: workers inherit that all are blocked but those of their own faults. */
 static void start_workers(esmm_threads *p, int threads)
 {
   static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -7,7 +7,7 @@
  * The floor is bytes of A for one column or two, multiply-adds for more. A tile has 8 rows by 1 or 2 columns, or 4 by 4
  * (AVX2, portable: 8 by 1, 4 by 2, for 16 registers); rows that are left over are done singly, in four chains of sums.
  *
- * Nothing is skipped: to look at an element of A costs as much as to multiply it with so few columns. A sum's chain is
+ * Nothing is skipped: with few columns, testing an element of A costs as much as multiplying it. A sum's chain is
  * a vector's lane and at most 256 terms long.
  */
 #include "operands.h"

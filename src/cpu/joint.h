@@ -15,8 +15,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   const double pairs = strips * (double)p->w->panels;
   units[0] = m * columns * k * p->sample.joint[level] / VEC;
   units[1] = m * k * (0.5 + p->sample.strip[level] + (p->a.dtype == ESMM_F32 ? 0.0 : 0.5));
-  /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
-   */
+  /* A panel's rows are a cache line apart: skipping one in two saves no traffic, as the hardware prefetches. */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *
              fmin(p->w->strip_density, ESMM_CPU_COST_AHEAD * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);

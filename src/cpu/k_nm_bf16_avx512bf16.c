@@ -5,7 +5,7 @@
  *     c[row][0..15] += pair[0..15] . (a[row][index of the first], a[row][index of the second])[0..15]
  *
  * one permutation and one vdpbf16ps for two values of 16 columns, where nm.h has two of each. A tile is up to 16 rows
- * by 16 columns. A is packed by groups, without those that are zero in all rows of the tile, as many as 32 words hold:
+ * by 16 columns. A is packed by groups, 32 words at a time, without groups that are zero in all rows of the tile:
  *
  *     [set of groups][rows][32]
  *

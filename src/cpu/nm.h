@@ -1,13 +1,13 @@
 /*
  * nm.h: N:M weights, shared by the instruction sets. Included after vec_*.h.
  *
- * Where columns choose for themselves, a vector of values has an index for each lane, and the group's few a's are
- * selected by it: one permutation and one multiply-add for what are m / n multiply-adds of a dense product,
+ * Where columns choose for themselves, a vector of values has an index for each lane, which selects among the group's
+ * few a's: one permutation and one multiply-add for m / n multiply-adds of a dense product,
  *
  *     c[row][0..15] += value[slot][0..15] * a[row][group][index[slot][0..15]]
  *
  * A tile is up to 16 rows (8 with AVX2) by a vector of columns, so that an index is unpacked once for all of them. A is
- * packed by groups, without those that are zero in all rows of the tile, as many in a vector as fit:
+ * packed by groups, as many in a vector as fit, without groups that are zero in all rows of the tile:
  *
  *     [set of groups][rows][VEC]        VEC / m groups to a set; a longer group has two vectors for itself
  *
@@ -368,7 +368,7 @@ static void nm_units(const esmm_problem *p, int level, double *units)
   const double columns = (double)(p->w->nm.panels * ESMM_HALF), k = (double)p->k;
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), passes = (double)esmm_ceil_div(p->m, 128);
   const double kept = lists ? (double)p->w->nm.slots : k;
-  /* A multiply-add of gemm.h, over one that selects. */
+  /* A multiply-add of gemm.h over one with a selection. */
   units[0] = ESMM_CPU_COST_LISTED / ESMM_CPU_COST_CHOSEN * (double)p->m * columns * kept * p->sample.strip[level] / VEC;
   units[1] = (double)p->m * k * (0.5 + p->sample.strip[level]);
   units[2] = (double)p->w->bytes;
