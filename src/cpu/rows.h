@@ -1,5 +1,5 @@
 /*
- * rows.h: for unstructured A, where every row has zeros of its own and even a short strip is full. Included after
+ * rows.h: for unstructured A, where zeros differ from row to row and even a short strip is full. Included after
  * vec_*.h.
  *
  * Each row of A becomes a list of (value, k) for every stretch of ROW_K k's; the same stretch of ROW_COLS columns of B

@@ -200,7 +200,7 @@ static esmm_status check_params(esmm_ctx *ctx, const given_factor *factors, cons
   return ESMM_OK;
 }
 
-/* Copies of what was checked. What the layer has already may be used again. */
+/* Copies of checked matrices. The layer's existing memory may be used again. */
 static esmm_status take_params(esmm_ctx *ctx, esmm_ffn *ffn, const given_factor *factors, const given_bias *biases,
                                const esmm_prepare_opts *prepare, bool given, ffn_params *p)
 {

@@ -11,7 +11,7 @@
  * so is every step of the closing mix: damage inside one aligned 8-byte word is always found, other damage is missed
  * with a chance near 2^-64. The word is multiplied before it meets the lane so that no two single-bit flips cancel.
  *
- * Words are read in the machine's byte order: files carry their byte order, and only files of one's own are read.
+ * Words are read in the machine's byte order: files carry their byte order, and the library reads only its own.
  */
 #ifndef ESMM_CHECKSUM_H
 #define ESMM_CHECKSUM_H

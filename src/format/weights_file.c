@@ -338,7 +338,7 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
 static esmm_status check_panels(const file *f, const esmm_file_header *h, const esmm_weights *w)
 {
   const uint64_t unused = w->k % 64 ? ~(uint64_t)0 << (w->k % 64) : 0;
-  /* With neither bits nor panels there is nothing in the file that would bound how many there are. */
+  /* With neither bits nor panels nothing in the file bounds how many there are. */
   const int64_t panels = w->words > 0 || keeps_panels(h) ? w->panels : 0;
   uint64_t at = 0;
   int64_t set = 0;
@@ -405,7 +405,7 @@ static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
     const char *second = first + kept * half_bytes;
     const int64_t nonzero =
         esmm_count_nonzero(first, w->dtype, ESMM_HALF) + esmm_count_nonzero(second, w->dtype, ESMM_HALF);
-    if (row) { /* equal counts: past n there is nothing but zeros, as far as each form goes */
+    if (row) { /* equal counts: past n each form has zeros alone */
       const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col), in_first = cols < ESMM_HALF ? cols : ESMM_HALF;
       s.agree = nonzero == s.nonzero && memcmp(row, first, in_first * element) == 0 &&
                 memcmp(row + in_first * element, second, (cols - in_first) * element) == 0;
@@ -436,7 +436,7 @@ static esmm_status check_elements(const file *f, const esmm_weights *w)
              : status;
 }
 
-/* Of another format: the form by its own rules, then what it says of B's zeros against what the file says. */
+/* Of another format: the form by its own rules, then its zeros of B against the file's numbers. */
 static esmm_status check_form(const file *f, const esmm_file_header *h, esmm_weights *w)
 {
   char why[160];
