@@ -1,8 +1,9 @@
 /*
  * args.c: errors, options and the numbers in them.
  *
- * Nothing is guessed: a word that no table knows is an error, and so is a number with a letter behind it. strtol and
- * strtod alone would accept " 12", "0x10", "nan" and "12x"; every number passes through the checks here instead.
+ * The parser guesses nothing: a word that no table knows is an error, and so is a number with a letter behind it.
+ * strtol and strtod alone would accept " 12", "0x10", "nan" and "12x"; every number passes through the checks here
+ * instead.
  */
 #include "cli.h"
 

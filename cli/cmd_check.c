@@ -339,7 +339,7 @@ static bool padding_intact(const io_matrix *c)
   return true;
 }
 
-/* The plan's own choice may be cuBLAS, which may split k and then adds parts that it has rounded to a 16-bit C. */
+/* The plan may choose cuBLAS, which may split k and then adds parts rounded to a 16-bit C. */
 static bool rounds_parts(const score *s)
 {
   return strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0;
@@ -399,8 +399,8 @@ static void compare(const problem *p, const data *d, score *s, bool gpu)
   }
 }
 
-/* b in the kernel's own format. Every matrix is 4:4, and has blocks; one that is 2:4 is prepared so. together: columns
-   of the others choose together, 32 at a time. */
+/* b in the kernel's format. Every matrix is 4:4 and has blocks; a 2:4 one is prepared as 2:4. together: columns of the
+   others choose together, 32 at a time. */
 static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, bool together,
                              esmm_weights **weights)
 {

@@ -32,7 +32,7 @@ static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_
   return done;
 }
 
-/* A hint only: where it cannot be had, as for want of memory, nothing is said of it. */
+/* A hint only: without it (no memory, say) nothing is printed. */
 static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities *d)
 {
   const esmm_pattern_info info = cli_pattern(ctx, rows);
@@ -157,7 +157,7 @@ static int prepare(esmm_ctx *ctx, request *r, operands *o)
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }
 
-/* The kernels in turns on these operands; what they took is kept for later runs. */
+/* Times the kernels in turns on these operands, and keeps the times for later runs. */
 static int tune(esmm_ctx *ctx, const request *r, operands *o)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Where a file is or would appear, also one that is not there yet: by its directory and its last name. */
+/* Where a file is or would be created: by its directory and its last name. */
 static bool find_place(const char *path, struct stat *directory, const char **name)
 {
   const char *slash = strrchr(path, '/');

@@ -397,7 +397,7 @@ void cli_progress_update(void *user, int done, int total)
   memset(bar, '=', (size_t)(full < 0 ? 0 : full));
   const double taken = now - progress->started;
   fprintf(stderr, "\r%s [%s] %d of %d, %.0f s", progress->title, bar, done, total, taken);
-  if (done > 0 && done < total) /* as if what is left went on as fast */
+  if (done > 0 && done < total) /* as if the rest took as long an item */
     fprintf(stderr, ", about %.0f s left", ceil(taken * (total - done) / done));
   fputs("\033[K", stderr);
   fflush(stderr);

@@ -19,7 +19,7 @@ typedef struct io_format {
   void *state;
 } io_format;
 
-/* A list of so many zeroed tensors over bytes that outlive it; NULL: no memory, and error says so. */
+/* A list of `count` zeroed tensors over bytes that outlive it; NULL: no memory, and error says so. */
 io_tensors *io_tensors_new(const char *kind, const unsigned char *bytes, size_t size, size_t count,
                            const io_error *error);
 

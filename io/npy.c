@@ -4,8 +4,8 @@
  *     \x93NUMPY  major minor  length (2 bytes, 4 from version 2 on)  header  data
  *
  * The header is the text of a Python dictionary with exactly the keys descr, fortran_order and shape. It is parsed here
- * as data by a grammar of its own, far narrower than Python's, and nothing in it decides how much memory is asked for:
- * that is the size of the file, which the header then has to agree with to the byte.
+ * as data, by a grammar far narrower than Python's. The file's size alone decides how much memory is allocated, and the
+ * header must agree with it to the byte.
  */
 #include "npy.h"
 
@@ -570,7 +570,7 @@ void io_matrix_free(io_matrix *matrix)
 
 /* ---- as tensors (tensors.h) ---- */
 
-/* A copy, for what cannot stay as it is: float64, the other byte order, data that is not aligned. */
+/* A copy, where data cannot stay as it is: float64, the other byte order, not aligned. */
 static int read_copy(io_tensors *t, size_t index, void **copy, const void **data, const io_error *error)
 {
   const unsigned char *at = t->bytes + t->format->at[index];

@@ -208,7 +208,7 @@ static int parse(const unsigned char *bytes, size_t size, int64_t rows, int64_t 
 {
   static const unsigned char old_pickle[] = {0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46};
   const bool known = rows != 0 || cols != 0;
-  /* If a file is called .safetensors or .pt, people want to hear what is wrong with it as such. */
+  /* If a file is called .safetensors or .pt, the error is about that format. */
   if (io_looks_like_safetensors(bytes, size) || ends_in(error->name, ".safetensors"))
     return io_safetensors_parse(bytes, size, error->name, out, error->text, error->size);
   if (size >= sizeof old_pickle && memcmp(bytes, old_pickle, sizeof old_pickle) == 0)

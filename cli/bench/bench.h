@@ -174,7 +174,7 @@ int bench_plain(esmm_ctx *ctx, const char *what, const esmm_matrix *m, bool alwa
 /* A matrix of the host without zeros. */
 int bench_dense(const bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
                 esmm_dtype dtype, io_matrix *out);
-/* How many copies of so many bytes are needed to come from memory, as far as there is room for them. */
+/* How many copies of `bytes` bytes make operands come from memory, as far as there is room. */
 int bench_copies(size_t bytes);
 
 /* ---- bench_check.c ---- */
@@ -254,7 +254,7 @@ int bench_routines(const bench *b, const bench_data *data);          /* of a lib
 /* One product; turn picks the copies. On a GPU it is put on the stream. */
 esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats);
 int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status);
-/* Calls until the plan knows what c's calls look like, where it learns from them: auto on a GPU. */
+/* Calls until the plan has learnt from c's calls: auto on a GPU. */
 int bench_settle(bench *b, bench_data *data, const bench_contestant *c);
 void bench_result_free(bench_result *result);
 int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
@@ -351,9 +351,9 @@ void bench_report_place(const bench *b, const bench_data *data, cli_table *t);
 /* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
-/* What was measured of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
+/* The measurements of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
 int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out);
-/* A record of its own fields beside those that say what was asked for. */
+/* A record of these fields, after those of the request. */
 void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
                          const char *requested, const cli_field *own, int count);
 int bench_report_close(bench_report *report); /* prints the tables, replaces the files */

@@ -1,9 +1,9 @@
 /*
  * bench_epilogue.c: --epilogue: products that end with a bias, an activation, a gate, a residual or statistics of C.
  *
- * Only ours do: the dense libraries multiply as ever, twice where there is a gate, and are given nothing to do with the
- * result. What they would need for the rest is not in their times. Results are held to float64, with the error that
- * error_bound.h allows the sums carried through the epilogue; counts and bitmaps to C as it is stored, all of it.
+ * Only our kernels do: the dense libraries multiply alone, twice where there is a gate, and their times leave out the
+ * epilogue. Results are held to float64, with error_bound.h's error of the sums carried through the epilogue; counts
+ * and bitmaps to all of the stored C.
  */
 #include "bench.h"
 

@@ -1,8 +1,7 @@
 /*
  * bench_plot.c: esmm bench --plot: the sweep as a figure: speedup over density, a curve for each kernel asked for.
  *
- * SVG is text, and written here. A .png is made of it by rsvg-convert where that is installed: to draw lines and
- * letters into pixels is another program's work.
+ * SVG is text, and written here. rsvg-convert, where it is installed, makes a .png of it.
  */
 #include "bench.h"
 

@@ -1,5 +1,5 @@
 /*
- * bench_report.c: what a benchmark says: a table for people, a line a measurement for programs.
+ * bench_report.c: a benchmark's output: a table for people, a line a measurement for programs.
  *
  * The fields of a record are listed once; JSON and CSV are two ways to print that list.
  */
@@ -475,7 +475,7 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     report->starred = report->starred || result->contestants[result->best].dense_data;
   for (int i = 0; i < result->count; i++) {
     const bench_contestant *c = &result->contestants[i];
-    /* A sweep or a list has its baseline in a column: rows for every library would drown what is being compared. */
+    /* A sweep or a list has its baseline in a column: rows for every library would hide the comparison. */
     if (i == result->ours && !is_many(b))
       cli_table_rule(report->table);
     if (c->outcome != BENCH_UNSUPPORTED && i < result->ours)

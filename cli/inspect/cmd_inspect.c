@@ -2,8 +2,8 @@
  * cmd_inspect.c: esmm inspect: where a file's zeros are, and what that is worth.
  *
  * Densities are exact, over the whole matrix, from the library's own bitmaps: one bitmap a row (or column), coarsened
- * step by step. Beside each stands what independent zeros of the same element density would give: the distance between
- * the two is the structure that tall strips live from.
+ * step by step. Beside each stands the density for independent zeros at the same element density: the difference is
+ * the structure that lets tall strips skip.
  */
 #include "inspect.h"
 #include "verdict.h"

@@ -1,8 +1,8 @@
 /*
  * inspect_model.c: esmm inspect of a model: a line for every matrix in it.
  *
- * Tensors are looked at one after the other, and let go of before the next: a model of any size is inspected in the
- * memory that a band of prepared columns and its bitmaps take.
+ * Tensors are loaded one by one and freed before the next: a model of any size needs memory for one band of prepared
+ * columns and its bitmaps.
  */
 #include "inspect.h"
 

@@ -1,8 +1,8 @@
 /*
  * record.c: reading records.
  *
- * A record may come from anywhere: another version, a disk that was full, somebody's editor. Each line is taken or
- * refused by itself, and what is refused is said with its place.
+ * A record may come from anywhere: another version, a full disk, an editor. Each line is accepted or refused by
+ * itself, and a refusal names its line.
  */
 #include "record.h"
 
