@@ -60,7 +60,7 @@ static inline double error_any_depth(double terms)
   return 2 * terms + 20;
 }
 
-/* Of a sum of `terms` terms whose magnitudes add up to `magnitude`, before C's dtype rounds it. */
+/* Of a sum of this depth whose magnitudes add up to `magnitude`, before C's dtype rounds it. */
 static inline double error_of_sum(const error_rule *rule, double depth, double magnitude)
 {
   const double parts = rule->parts && rule->dtype_c != ESMM_F32 ? 2 * error_unit(rule->dtype_c) : 0;

@@ -1,8 +1,8 @@
 """DLPack in and out, by ctypes: how tensors of torch, JAX and CuPy come in, and results go out, without a copy.
 
 Coming in, a capsule is read and held, never consumed: after the call it is dropped, and its own destructor gives the
-memory back to its owner. Going out, the tensor's description lives in a table here until
-the consumer calls the deleter.
+memory back to its owner. Going out, the tensor's description lives in a table here until the consumer calls the
+deleter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DLManagedTensorVersioned(Structure):
 
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"  # capsules point at these: they must stay
-# Prototypes of this module's own: those on pythonapi are shared.
+# This module's own prototypes: those on pythonapi are shared.
 _new = PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", pythonapi))
 _is_valid = PYFUNCTYPE(c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", pythonapi))
 _pointer = PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", pythonapi))
@@ -62,7 +62,7 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class Tensor(NamedTuple):
-    """What a foreign tensor is: strides in elements, device -1 for the host. `keep` holds its memory."""
+    """A foreign tensor: strides in elements, device -1 for the host. `keep` holds its memory."""
 
     data: int
     shape: Tuple[int, ...]
@@ -88,7 +88,7 @@ def _capsule(x: Any, stream: Optional[int]) -> Any:
 
 
 def consume(x: Any, what: str, stream: int) -> Tensor:
-    """Looks at a tensor through __dlpack__; its data is then in order for `stream` (0: the default one)."""
+    """Reads a tensor through __dlpack__; its data is then in order for `stream` (0: the default one)."""
     try:
         device_type, device = x.__dlpack_device__()
         device_type, device = int(device_type), int(device)

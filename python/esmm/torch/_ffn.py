@@ -4,10 +4,9 @@
     ffn_backward(dy, ticket, x, w1, .., seed, need) -> gradients of x, w1, w2, gate, b1, b2, b_gate
 
 A layer of the library is found again by the addresses of its parameters, and set to their values again when a version
-counter has changed. What a forward pass leaves for its backward pass is a cache of the library's, which tensors cannot
-hold: the ticket stands for it, a tensor of one number that is given to the backward pass. Its memory is what counts:
-the cache goes back to the layer when that is freed. A ticket whose cache is gone, or that is a copy, costs a second
-forward pass and nothing else.
+counter has changed. A forward pass leaves a cache of the library for its backward pass. Tensors cannot hold it, so the
+backward pass gets a ticket, a tensor of one number: when its memory is freed, the cache goes back to the layer.
+A ticket whose cache is gone, or that is a copy, costs a second forward pass and nothing else.
 
 These kernels are in Python: a pass over a layer takes long beside their cost. Where one or a few tokens go through the
 layer and nothing is trained, modules call two products instead, whose operators are in C++.

@@ -14,7 +14,7 @@ from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
 _linear_plain = torch.ops.esmm._linear_plain.default
-_linear_now = getattr(_linear_plain, "_op", _linear_plain)  # what calling it calls: a Python frame less
+_linear_now = getattr(_linear_plain, "_op", _linear_plain)  # called directly: a Python frame less
 
 
 def linear(
