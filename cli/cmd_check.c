@@ -670,7 +670,7 @@ int cmd_check(int argc, char **argv)
       .options = options,
       .notes = "Columns\n"
                "  products        how many were multiplied and compared\n"
-               "  exact           of those: on integers, where nothing but equality is right\n"
+               "  exact           of those: on integers, where results must be equal\n"
                "  cannot          problems that the kernel does not take (decode takes few rows, for instance)\n"
                "  error of bound  largest error in fp32 results, as a share of what sums in fp32 may have; 1 is the "
                "limit\n"};

@@ -578,7 +578,7 @@ int cmd_profile(int argc, char **argv)
   int count;
   cli_problem_init(&problem);
   const cli_option options[] = {CLI_PROBLEM_OPTIONS(&problem),
-                                {NULL, CLI_HEADING, NULL, NULL, "What is said", 0, 0, NULL, NULL},
+                                {NULL, CLI_HEADING, NULL, NULL, "Output", 0, 0, NULL, NULL},
                                 {"csv", CLI_STRING, &csv, "FILE",
                                  "the table as CSV, names in full; '-' is stdout, instead of the table", 0, 0, NULL,
                                  NULL},

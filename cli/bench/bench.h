@@ -38,8 +38,8 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
   }
-#define BENCH_EPILOGUE_HELP                                           \
-  "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
+#define BENCH_EPILOGUE_HELP                                       \
+  "our product's epilogue: bias, relu, relu2, gelu, gelu-tanh,\n" \
   "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
 typedef struct bench_suite bench_suite;
