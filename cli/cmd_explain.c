@@ -205,7 +205,7 @@ int cmd_explain(int argc, char **argv)
   const cli_parser parser = {
       .synopsis = "explain [options]",
       .about =
-          "Shows, for one product, which kernels can run, how long each would take by the plan, and which it\n"
+          "Shows, for one product, which kernels can run, the time that the plan predicts for each, and which it\n"
           "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows, and strips of\n"
           "128 would be less dense with similar rows together, it says so; that is left to the caller\n"
           "(esmm_pattern_reorder). With --tune the kernels are timed first, some 90 products in all, and what\n"

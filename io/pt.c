@@ -8,8 +8,8 @@
  * pickle.c reads the pickle without executing it. Names of tensors are the keys on the way to them, joined by dots.
  *
  * libzip reads the archive: it is maintained and fuzzed, knows zip64, and compares checksums. torch.save stores entries
- * as they are; deflated ones (a repacked archive) are read too. A storage is read when a tensor of it
- * is loaded, and its size is known from the pickle before: an entry that claims another size is refused.
+ * as they are; deflated ones (a repacked archive) are read too. A storage is read when a tensor of it is loaded, and
+ * its size is known from the pickle before: an entry that claims another size is refused.
  */
 #include "pickle.h"
 

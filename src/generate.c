@@ -128,11 +128,11 @@ static void generate_tiles(void *arg, int64_t first, int64_t end, int worker)
  * 1 + sigma^2.
  *
  * Where memory is long (rho near 1) a few thousand rows hold only a few independent draws of y, and the density they
- * happen to give can be a tenth off. There a first pass counts the active elements, and
- * all thresholds move by what is missing. This doubles the work on features that are not dead; such layers have few.
+ * happen to give can be a tenth off. There a first pass counts the active elements, and all thresholds move by what is
+ * missing. This doubles the work on features that are not dead; such layers have few.
  *
- * The strip density at m rows is the share of features with max over m rows of x above the threshold. Simulating
- * that maximum and fitting sigma, rho and white by least squares over m = 8, 16, 32, 128 gave the table below from the
+ * The strip density at m rows is the share of features with max over m rows of x above the threshold. Simulating that
+ * maximum and fitting sigma, rho and white by least squares over m = 8, 16, 32, 128 gave the table below from the
  * measured layers of a GPT (ReLU^2, 8 layers, FFN 3072); no strip density is off by more than 0.02. In layers 1 and 2
  * several (sigma, rho) fit alike: the table has one, of a coarse grid, that is close to layer 1's activations in its
  * spread of activities and in its memory over hundreds of rows. The constants turned out to be a function of p alone.

@@ -17,8 +17,8 @@ typedef struct esmm_backend esmm_backend;
 extern const esmm_backend esmm_cpu_backend;
 
 /*
- * Densities of a cheap sample of A, at strip heights 1, 2, 4, ..., 128 (index log2). A
- * backend fills in the heights that its kernels have.
+ * Densities of a cheap sample of A, at strip heights 1, 2, 4, ..., 128 (index log2). A backend fills in the heights
+ * that its kernels have.
  */
 #define ESMM_SAMPLE_HEIGHTS 8
 typedef struct esmm_sample {

@@ -2,8 +2,8 @@
  * bench_energy.c: esmm bench --energy: joules a product, and what a million of them costs (--price).
  *
  * Counters of energy move in steps: some milliseconds on a CPU, up to a tenth of a second on a GPU. So a kernel is
- * called in a row for a second, and counted from one step to another: whole steps, whatever their length. The
- * cache is not emptied in between, as that takes energy too: this is a product among many, not the timed cold one.
+ * called in a row for a second, and counted from one step to another: whole steps, whatever their length. The cache is
+ * not emptied in between, as that takes energy too: this is a product among many, not the timed cold one.
  */
 #include "bench.h"
 

@@ -12,7 +12,7 @@
  * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
  * - Peers, libraries for sparse weights, take part in all of this and are no baseline.
  * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in
- * separate calls.
+ *   separate calls.
  * - A GPU's calls are timed by its own clock (bench_gpu.c), and there is no pause: it would slow its clock down.
  * - auto learns from its calls. It is checked and timed once it has learnt; on a GPU a call that knows nothing yet is
  *   timed apart.

@@ -2,8 +2,8 @@
  * decode.h: m of 1 to 16. Reads only the rows of B that some row of A needs. Included after vec_*.h.
  *
  * The floor is bytes: union of A's nonzero k's times a row of B. B is row-major and each needed row is read as one long
- * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks so small that
- * the rows of B that one row of A needs are still in the second-level cache for the next row.
+ * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks so small that the rows
+ * of B that one row of A needs are still in the second-level cache for the next row.
  *
  * Eight or sixteen products are added up before they go to a partial sum of up to 512 k's (256 listed ones for m = 1),
  * and partial sums to the whole: a chain of k additions would have several times the error of a dense library.

@@ -10,10 +10,10 @@
  *
  * with the two rows put side by side in registers. A block is PAIR_K k's by PAIR_COLS columns, 512 KB at most: it stays
  * in the second-level cache for all rows of A, and while it is multiplied the needed rows of the next one are
- * prefetched, because the CPU does not prefetch parts of rows that lie pages apart. Within a
- * block all rows of A go through CHUNK columns before the next: PAIR_K k's of those are 16 KB, half of the first-level
- * cache, and each line of B comes there once. (Rows of A one after another, each through all columns of the block,
- * fetched it once for every nonzero.)
+ * prefetched, because the CPU does not prefetch parts of rows that lie pages apart. Within a block all rows of A go
+ * through CHUNK columns before the next: PAIR_K k's of those are 16 KB, half of the first-level cache, and each line of
+ * B comes there once. (Rows of A one after another, each through all columns of the block, fetched it once for every
+ * nonzero.)
  *
  * Sums stay in the order in which unpacking leaves columns, until a range of columns is done. A list with an odd end
  * gets a zero and a row of zeros: no Inf meets a zero that is not in the data.

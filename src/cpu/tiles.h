@@ -5,11 +5,11 @@
  *   A, by strips of 32 rows: [32][kept], rows an odd number of cache lines apart, so that the 16 rows of a tile do not
  *   fall into one set of the cache. Where zeros are skipped, only the k's at which the strip is not zero.
  *
- *   B must have pairs of k's side by side: steps of 32 k's, two tiles [16 pairs][16 columns][2]. No form of B has
- *   that: k's are put side by side two steps ahead of the unit, which does not wait for it. A dense product does so
- * once for a block of 256 rows, about a tenth of the block's work. A strip with its own list does so for itself, from
- * the block's copy of the panel, with zeros where the panel lacks a k. So B's zeros are not skipped beside A's: for
- * that, k's would have to be put side by side within rows of A for every panel, as meet.h does.
+ *   B must have pairs of k's side by side: steps of 32 k's, two tiles [16 pairs][16 columns][2]. No form of B has that:
+ *   k's are put side by side two steps ahead of the unit, which does not wait for it. A dense product does so once for
+ *   a block of 256 rows, about a tenth of the block's work. A strip with its own list does so for itself, from the
+ *   block's copy of the panel, with zeros where the panel lacks a k. So B's zeros are not skipped beside A's: for that,
+ *   k's would have to be put side by side within rows of A for every panel, as meet.h does.
  *
  * 2 x 2 tiles of sums, 32 x 32, stay in the unit for a stretch of k's, and go to scratch in fp32, [panel][rows][32].
  * Ends of lists and of A and B are filled up with zeros in both operands: no Inf meets a zero that is not in the data.

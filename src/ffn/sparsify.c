@@ -75,8 +75,8 @@ static void shrink(const float *v, float *out)
 /*
  * Two of four at random, each with probability p and then divided by it, so that the mean is what it was. The sum of
  * the variances, x^2 (1 / p - 1), is least where p follows the magnitude; a value with p above 1 stays for certain, and
- * the others share the rest. `u` in [0, 1) picks the places u and u + 1 on a line of length 2 on which each
- * value takes up its p: as no p is above 1, they are two different ones.
+ * the others share the rest. `u` in [0, 1) picks the places u and u + 1 on a line of length 2 on which each value takes
+ * up its p: as no p is above 1, they are two different ones.
  */
 static void draw(const float *v, double u, float *out)
 {

@@ -33,9 +33,9 @@ typedef struct esmm_bsr_form {
 } esmm_bsr_form;
 
 /*
- * N:M. Groups are `group` k's from 0 on, the last may be short. Each keeps `keep` values a column, or all
- * if it is shorter: slots values a column in all, slot s in group s / keep. Within a group positions ascend and
- * differ, and all are of k's that exist; a slot without a nonzero holds +0.
+ * N:M. Groups are `group` k's from 0 on, the last may be short. Each keeps `keep` values a column, or all if it is
+ * shorter: slots values a column in all, slot s in group s / keep. Within a group positions ascend and differ, and all
+ * are of k's that exist; a slot without a nonzero holds +0.
  *   values   [panels][slots][16], a panel is 16 columns, zeros beyond n
  *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i)
  *
@@ -136,8 +136,8 @@ typedef struct esmm_prune_tally {
 } esmm_prune_tally;
 
 /*
- * A block that may be pruned. key orders as prune.c's keys do: the sum of the squares of its weighed
- * elements, in ESMM_BLOCK_SUMS partial sums whose order prune.c defines, so that every device comes to the same bits.
+ * A block that may be pruned. key orders as prune.c's keys do: the sum of the squares of its weighed elements, in
+ * ESMM_BLOCK_SUMS partial sums whose order prune.c defines, so that every device comes to the same bits.
  */
 #define ESMM_BLOCK_SUMS 32
 typedef struct esmm_block_note {

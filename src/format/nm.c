@@ -1,7 +1,7 @@
 /*
- * nm.c: of every `group` k's at most `keep` nonzeros, in each column or in each strip of columns. A group's
- * choice is a word of `group` bits: the nonzero k's and, if they are fewer than `keep`, the lowest others, so that
- * every group keeps the same number and positions differ.
+ * nm.c: of every `group` k's at most `keep` nonzeros, in each column or in each strip of columns. A group's choice is a
+ * word of `group` bits: the nonzero k's and, if they are fewer than `keep`, the lowest others, so that every group
+ * keeps the same number and positions differ.
  */
 #include "backend.h"
 #include "bits.h"
