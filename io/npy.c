@@ -552,7 +552,7 @@ int io_matrix_read(const char *path, int64_t rows, int64_t cols, io_matrix *out,
   } else if (packed && !(known && raw_bytes(rows, cols, &want) && source.sized && source.size == want)) {
     result = fail_kind(source.head, source.head_bytes, &e); /* raw numbers may start like a gzip file by chance */
   } else if (!known) {
-    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape of its own: give its dimensions (--dims)");
+    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape: give its dimensions (--dims)");
   } else {
     result = read_raw(&source, rows, cols, out, &e);
   }

@@ -224,7 +224,7 @@ static int parse(const unsigned char *bytes, size_t size, int64_t rows, int64_t 
   else if (known)
     result = io_raw_tensors(bytes, size, rows, cols, name, out, error);
   else
-    result = io_fail(error, "is no safetensors, .pt or .npy file, and raw float32 has no shape of its own: give its "
+    result = io_fail(error, "is no safetensors, .pt or .npy file, and raw float32 has no shape: give its "
                             "dimensions (--dims)");
   free(name);
   return result;

@@ -24,7 +24,7 @@ int bench_energy_parse(bench *b)
   if (!b->price_words)
     return CLI_GO;
   if (!b->energy)
-    return cli_usage("--price is what energy costs: give --energy with it");
+    return cli_usage("--price is the price of energy: give --energy with it");
   const char *slash = strchr(b->price_words, '/');
   const size_t length = slash ? (size_t)(slash - b->price_words) : strlen(b->price_words);
   b->by_the_hour = slash && strcasecmp(slash, "/h") == 0;
