@@ -1,5 +1,5 @@
 /*
- * cmd_explain.c: esmm explain: what the plan thinks of every kernel for one product, and which it would take.
+ * cmd_explain.c: esmm explain: the plan's verdict on every kernel for one product.
  */
 #include "cli.h"
 #include "verdict.h"

@@ -20,7 +20,7 @@ typedef struct request {
   bool soft;
   int k_axis;    /* model_k_axis */
   char name[64]; /* of the format */
-  char what[96]; /* what the weights become, in words */
+  char what[96]; /* the weights' new format, in words */
   cli_machine machine;
 } request;
 
@@ -292,7 +292,7 @@ static void set_texts(request *r, const esmm_format *format)
     (void)snprintf(r->what, sizeof r->what, "the largest %s of %s%s", cli_percent(r->density), of, soft);
 }
 
-/* What the words say, as the library wants it. */
+/* The words as the library's options. */
 static int resolve(request *r, esmm_prune_opts *opts)
 {
   esmm_format format;

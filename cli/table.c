@@ -240,7 +240,7 @@ static void print_part(const cli_table *table, const int *widths, const part *p,
   }
 }
 
-/* What a last column needs at least to be broken into lines. */
+/* The least width of a last column that is broken into lines. */
 enum { LEAST_TEXT = 24 };
 
 void cli_table_print_wrapped(const cli_table *table, int width, FILE *out)

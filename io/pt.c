@@ -45,7 +45,7 @@ const char *io_pt_missing(void)
 
 /* ---- entries ---- */
 
-/* An entry that can be read, and what it says about itself. */
+/* An entry that can be read, and its description. */
 static int entry_stat(zip_t *zip, zip_uint64_t index, zip_stat_t *info, const io_error *error)
 {
   const zip_uint64_t needed = ZIP_STAT_NAME | ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_COMP_METHOD;

@@ -69,7 +69,7 @@ struct esmm_backend {
   esmm_status (*prune_top)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_top *how, esmm_prune_tally *tally);
 
   /* ---- products ---- */
-  /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */
+  /* May be NULL: it has all of the epilogue. Refuses the parts it lacks, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
   /* C is not empty, k and alpha are not 0; p->gate is the other branch, to be made too. s is filled in only where it is
      wanted. */
@@ -112,7 +112,7 @@ struct esmm_backend {
       *layer; /* what esmm_ffn_... do between products (ffn/passes.h); NULL: they do not run on it */
 };
 
-/* What a context is called in texts: by its kind, or by its device where there may be several. */
+/* A context's name in texts: its kind, or its device where there may be several. */
 static inline const char *esmm_ctx_kind(const esmm_ctx *ctx)
 {
   return ctx->backend->numbered ? ctx->device : ctx->backend->kind;

@@ -1,7 +1,7 @@
 /*
- * context.c: contexts, their devices, memory, timers and error text. What a device does, its backend does.
+ * context.c: contexts, their devices, memory, timers and error text. Its backend does a device's work.
  *
- * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
+ * The library allocates through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
  */
 #include "backend.h"
 #include "choose/recall.h"
@@ -271,7 +271,7 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-/* An option that is 1 for yes, -1 for no, or 0 for what the environment says; *yes has the default. */
+/* An option: 1 yes, -1 no, 0 as the environment says; *yes has the default. */
 static esmm_status choose_yes(esmm_ctx *ctx, const char *option, const char *variable, int asked, bool *yes)
 {
   if (asked < -1 || asked > 1)

@@ -21,7 +21,7 @@ enum { TILE = 64 };
 
 /* ---- random numbers ---- */
 
-/* What a stream is for: two purposes never share one. */
+/* The purpose of a stream: two purposes never share one. */
 enum { STREAM_VALUES = 1, STREAM_ALIVE, STREAM_SHUFFLE, STREAM_SHARED, STREAM_LATENT };
 
 /* A bijection of 64 bits whose output bits each depend on all input bits (the finaliser of splitmix64). */
@@ -281,7 +281,7 @@ static void correct_thresholds(const job *j, const recipe *r, int64_t active, la
     l->threshold[f] += (float)move;
 }
 
-/* What a feature that exceeds its threshold gives. Never so small that fp16 would make it zero. */
+/* The value of a feature that exceeds its threshold, never so small that fp16 would make it zero. */
 static inline float activate(const esmm_generator *g, float excess)
 {
   if (g->integers)

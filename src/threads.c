@@ -35,7 +35,7 @@
 #define REST 2e-4               /* seconds between two attempts to wake others for brief products */
 #define PATIENCE 2e-4           /* seconds that the caller looks whether the last pieces are done */
 #define AGAIN 1.0               /* seconds until the system is asked anew for threads that it refused */
-#define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data lie there too */
+#define STACK ((size_t)1 << 20) /* many times a kernel's need: a program's thread-local data lie there too */
 
 /* state: threads wanted, the caller sleeps, others inside */
 #define WANTED_SHIFT 16

@@ -282,10 +282,10 @@ void bench_finish_free(const bench *b, bench_data *data);
 void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_opts *opts);
 /* After calls that were waited for: lets go of their bitmaps but the newest. */
 void bench_finish_release(bench_data *data);
-/* On a GPU: what the epilogue does to each element of a library's plain C, in one pass. */
+/* On a GPU: the epilogue on each element of a library's plain C, in one pass. */
 bool bench_finish_can_pass(const bench *b);
 esmm_status bench_finish_pass(bench *b, bench_data *data);
-/* Adds what the epilogue makes of the sums. */
+/* Adds the epilogue. */
 int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference);
 /* The exact result for row i of the reference and column j, and how far it may be off before it is stored. */
 double bench_finish_exact(const bench_reference *reference, const error_rule *rule, int64_t i, int64_t j,

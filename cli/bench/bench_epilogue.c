@@ -133,7 +133,7 @@ static int make_near(const bench *b, bench_data *data)
   return status;
 }
 
-/* A residual of C's dtype, but in fp32: what the reference adds is what the kernel reads. */
+/* A residual of C's dtype, but in fp32: the reference adds the kernel's values. */
 static int make_residual(const bench *b, bench_data *data)
 {
   io_matrix rounded = {0};
@@ -240,7 +240,7 @@ void bench_finish_release(bench_data *data)
   forget_patterns(&data->finish, data->finish.pattern_count > 0 ? 1 : 0);
 }
 
-/* ---- what is right ---- */
+/* ---- the reference ---- */
 
 int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference)
 {

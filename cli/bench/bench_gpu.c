@@ -305,7 +305,7 @@ esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c
   return status;
 }
 
-/* ---- what a plan has learnt ---- */
+/* ---- learning ---- */
 
 /*
  * A call decides by the report of a call some calls before it, and the first calls have none. The state after that is

@@ -572,7 +572,7 @@ static void choose_baseline(bench_result *result)
     result->baseline_err = same_on_this_data(result, &result->contestants[result->best])->rel_err;
 }
 
-/* What a call costs that knows nothing; then it learns again. */
+/* The cost of a call before auto has learnt; then it learns again. */
 static int time_first_calls(bench *b, bench_data *data, bench_result *result)
 {
   int status = CLI_GO;

@@ -52,7 +52,7 @@ static double speedup(const bench_result *result, const bench_contestant *c)
   return result->best < 0 ? NAN : result->contestants[result->best].median / c->median;
 }
 
-/* What a generated operand was asked to have; NAN for a file. */
+/* The requested density of a generated operand; NAN for a file. */
 static double asked_density(const cli_source *source)
 {
   const esmm_generator *g = &source->generator;
@@ -200,7 +200,7 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
   char date[16] = "";
   const time_t now = time(NULL);
   struct tm utc;
-  if (b->suite) { /* what the record has in front of its lines */
+  if (b->suite) { /* the record's fields in front of its lines */
     if (gmtime_r(&now, &utc))
       strftime(date, sizeof date, "%Y-%m-%d", &utc);
     fields[count++] = (cli_field)TEXT("suite", bench_suite_name(b->suite));

@@ -56,12 +56,9 @@ static void add_call_time(const bench *b, const bench_data *data, const bench_co
 {
   const double median = bench_median(time->ns, time->batches); /* which sorts them */
   const double p99 = time->ns[(time->batches - 1) * 99 / 100];
-  const cli_field own[] = {{"host_ns", NULL, median, false},
-                           {"host_ns_p99", NULL, p99, false},
-                           {"host_ns_min", NULL, time->ns[0], false},
-                           {"calls", NULL, time->calls, false},
-                           {"batch", NULL, time->batch, false},
-                           {"reason", c->stats.reason, 0, false}};
+  const cli_field own[] = {{"host_ns", NULL, median, false},          {"host_ns_p99", NULL, p99, false},
+                           {"host_ns_min", NULL, time->ns[0], false}, {"calls", NULL, time->calls, false},
+                           {"batch", NULL, time->batch, false},       {"reason", c->stats.reason, 0, false}};
   cli_table_cell(report->table, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->stats.kernel);
   cli_table_cell(report->table, CLI_PLAIN, "%.0f", median);
   cli_table_cell(report->table, CLI_PLAIN, "%.0f", p99);
@@ -139,7 +136,7 @@ static int make_sides(bench *b, bench_data *data, streams *s)
   return status;
 }
 
-/* auto is what the others are held against, and no candidate. */
+/* auto is compared with the candidates, and is none. */
 static void add_candidates(const bench *b, const bench_data *data, streams *s)
 {
   const int routines = bench_routines(b, data);

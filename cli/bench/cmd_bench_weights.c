@@ -35,7 +35,7 @@ typedef struct weights_bench {
   int measured, wrong, failed;
 } weights_bench;
 
-/* ---- what there is ---- */
+/* ---- items ---- */
 
 static char *copy_text(const char *text)
 {

@@ -74,7 +74,7 @@ static inline double error_when_stored(const error_rule *rule, double error, dou
   return rule->dtype_c == ESMM_F32 ? error : error + error_unit(rule->dtype_c) * (fabs(value) + error) + least;
 }
 
-/* What the activation makes of an error in its argument, where its result is y. */
+/* The activation's error from an error in its argument, where its result is y. */
 static inline double error_activated(esmm_activation activation, double error, double y)
 {
   switch (activation) {

@@ -27,7 +27,7 @@ typedef struct inspection {
   char refused[320];         /* the first that is no matrix that can be multiplied */
   bool some_full;            /* without a zero */
   struct {
-    char text[64], first[200]; /* what is seen, and the first tensor that shows it */
+    char text[64], first[200]; /* the finding, and the first tensor that shows it */
     int count;
   } patterns[8];
   int pattern_count;

@@ -19,7 +19,7 @@ typedef struct change {
 
 static double at_least_one(double x)
 {
-  return x > 1 ? x : 1; /* also for what is not known */
+  return x > 1 ? x : 1; /* also for NAN */
 }
 
 /* 1 where the noise explains it. */

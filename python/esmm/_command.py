@@ -23,7 +23,7 @@ def program() -> str:
 
 def main() -> None:
     path = program()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it starts would: `esmm ... | head`
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would its children: `esmm ... | head`
     try:
         os.execv(path, ["esmm"] + sys.argv[1:])
     except OSError as e:

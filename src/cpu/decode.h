@@ -237,7 +237,7 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DECODE_KERNEL                                                                                         \
   .cost = {ESMM_CPU_COST_READ_B,      VEC * ESMM_CPU_COST_STREAMED, 2 * COST_PACK, ESMM_CPU_COST_UPDATE, 0.0, \
            ESMM_CPU_COST_START_DECODE},                                                                       \

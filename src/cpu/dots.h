@@ -298,7 +298,7 @@ static esmm_status dots_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DOTS_KERNEL                                                                                                 \
   .cost = {COST_FMA * ESMM_CPU_COST_LOOSE,                                                                          \
            ESMM_CPU_COST_READ_A,                                                                                    \

@@ -319,7 +319,7 @@ static size_t onednn_bytes(const esmm_weights *w)
   return w->onednn.bytes;
 }
 
-/* Its padding is not what the limit is for. */
+/* Its padding does not count for the limit. */
 static size_t onednn_held(const esmm_weights *w)
 {
   return (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);

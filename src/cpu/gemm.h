@@ -386,7 +386,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
 /*
  * How many of n listed terms to sum in a register before they are added to C. A dense product adds every 320 k's to C,
  * of which n / kc are not zero here: as many terms a chain give about its error. Shorter than 48, or 24 for short
- * lists, costs more time than it saves error (sqrt(length + n / length) is what it grows with).
+ * lists, costs more time than it saves error (it grows with sqrt(length + n / length)).
  */
 static int64_t chain_length(int64_t n, int64_t kc)
 {

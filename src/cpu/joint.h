@@ -31,7 +31,7 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   cheapest_strip(p, cost, joint_units, units, variant);
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define JOINT_KERNEL                                                                                                 \
   .cost =                                                                                                            \
       {COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_READ_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}, \

@@ -16,7 +16,7 @@
  * tiles, once for all of them. Sums stay in registers for STRETCH k's.
  *
  * The floor of many rows is 1.33 cycles a row for each pair (Zen 4: both instructions take two of three half-width
- * pipes), 1.5 times what a dense product of 2:4 weights has; that of few rows is B's bytes, 0.56 of dense.
+ * pipes), 1.5 times a dense product's floor for 2:4 weights; that of few rows is B's bytes, 0.56 of dense.
  */
 #include "vec_avx512.h"
 

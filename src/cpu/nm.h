@@ -29,7 +29,7 @@ static bool nm_selects(const esmm_weights *w)
 
 #if SELECT_MOST > 0
 
-#define SELECT_CHAIN 160 /* terms summed before they are added to C: what a dense product of 2:4 weights has */
+#define SELECT_CHAIN 160 /* terms summed before they are added to C: as many as a dense product of 2:4 weights */
 #define FEW 4            /* rows for which memory is the limit */
 #define SELECT_BLOCK 128 /* rows of A that are packed together */
 
@@ -407,7 +407,7 @@ static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pro
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define NM_KERNEL                                                                                                      \
   .cost = {COST_FMA * ESMM_CPU_COST_CHOSEN,                                                                            \
            COST_PACK,                                                                                                  \

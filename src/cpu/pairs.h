@@ -82,7 +82,7 @@ ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_
   }
 }
 
-/* What a tile multiplies: n k's of a list, of B */
+/* A tile's operands: n k's of a list, of B */
 typedef struct pairs_of_b {
   const char *first, *second; /* columns 0..15 and 16..31 of the k at offset 0 */
   const uint32_t *list;       /* [n]: offsets in bytes */
@@ -696,7 +696,7 @@ static inline esmm_status pairs_run(const esmm_kernel *self, esmm_ctx *ctx, cons
   return ESMM_OK;
 }
 
-/* What the kernels say alike. */
+/* The fields that the kernels share. */
 #define PAIRS_KERNEL                                                                                          \
   .backend = &esmm_cpu_backend, .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),                                          \
   .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16, .terms = terms, .workspace = pairs_workspace, \

@@ -281,7 +281,7 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->plan.kernel->name);
 }
 
-/* With a clock, where the plan is to learn what it takes. */
+/* With a clock, if the plan learns from its time. */
 static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_problem *p, void *scratch, esmm_stats *s,
                               double *seconds)
 {
@@ -387,7 +387,7 @@ static size_t parts_workspace(const planned *x, const planned *gate, int64_t roo
   return most;
 }
 
-/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: what the plan knows of x.
+/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: the plan's numbers of x.
    Adds to s: FLOP and seconds of both, densities of x times rows; and to seconds what the gate's took, and x. */
 static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate, int64_t row0, int64_t rows,
                             float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s, double seconds[2])

@@ -319,7 +319,7 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define ROWS_KERNEL                                                                                          \
   .cost = {ROW_COST,                                                                                         \
            ESMM_CPU_COST_STRETCH,                                                                            \

@@ -119,11 +119,11 @@ struct esmm_ffn_cache {
   esmm_weights *b[FFN_BS]; /* that a device keeps from pass to pass */
   bool counted;            /* statistics of this pass were taken */
   bool in_graph;           /* a graph was captured that uses its memory, */
-  int64_t graph_tokens;    /* with so many */
+  int64_t graph_tokens;    /* its tokens */
   bool looked;             /* which features are dead in it was found out, for its backward pass */
   esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
   int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */
-  void *device;            /* what the device keeps with it */
+  void *device;            /* the device's part */
   uint64_t turned;         /* generation of the weights that FFN_TURNED is of; 0: of none */
   int64_t shuffled;        /* tokens that FFN_TOKENS is an order of; 0: of none */
   /* For the report: */

@@ -261,7 +261,7 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
   if (status != ESMM_OK) {
     free_params(ffn, &params, &ffn->params);
     if (ffn->backend->layer->keeps)
-      ffn->generation = 0; /* some of what it had is of the new weights already */
+      ffn->generation = 0; /* some of its weights are the new ones already */
     return status;
   }
   free_params(ffn, &ffn->params, &params);

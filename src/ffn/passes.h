@@ -93,8 +93,8 @@ typedef struct ffn_passes {
   esmm_status (*copy_bias)(esmm_ctx *ctx, const float *from, int64_t n, float *to);
 
   /* ---- B of products ---- */
-  /* The layer's weights. opts: with defaults; given: by the caller. old: what the same matrix had before, or NULL: it
-     may become *out, changed, and is then no longer the caller's to free. */
+  /* The layer's weights. opts: with defaults; given: by the caller. old: the weights the same matrix had before, or
+     NULL: it may become *out, changed, and is then no longer the caller's to free. */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                          esmm_weights *old, esmm_weights **out);
   /* B of a product in the backward pass, whose A has that dtype; put_back once the product is under way. */
@@ -116,7 +116,7 @@ typedef struct ffn_passes {
    * Few tokens through a layer that a ReLU gates: the gate first, then only the features it opens. May be NULL: never.
    * can_decode: *gate is where the rectified gate is to be written, [tokens, d_hidden]; data is NULL where the pass
    * cannot be made so. decode: y from it, and h->data is NULL; or h [tokens, d_hidden], and y is the caller's to make.
-   * renew: the weights have changed, and so must what the cache keeps of them.
+   * renew: the weights have changed, and so must the cache's copy of them.
    */
   esmm_status (*can_decode)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
                             esmm_matrix *gate);

@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #define CHUNK ((size_t)1 << 20) /* a checksum is taken while a chunk is still in the cache */
-#define PATH_BYTES 4096         /* what the system takes as a path */
+#define PATH_BYTES 4096         /* the system's limit for a path */
 #define TEMP_BYTES 32           /* room for the temporary file's own name */
 
 _Static_assert(CHUNK % ESMM_CHECKSUM_BLOCK == 0, "only the last part of a checksum may be ragged");
@@ -99,7 +99,7 @@ static const char *section_name(uint32_t format, int section)
   return form ? form->sections[section] : numbers[section];
 }
 
-/* What the weights are to be prepared as. */
+/* The options for preparing the weights. */
 static esmm_prepare_opts opts_of(const esmm_file_header *h)
 {
   return (esmm_prepare_opts){.size = sizeof(esmm_prepare_opts),

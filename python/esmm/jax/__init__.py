@@ -263,7 +263,7 @@ def _matmul(call: _Call, a: Any, b: Any, bias: Any, residual: Any) -> Any:
 
 
 def _forward(call: _Call, a: Any, b: Any, bias: Any, residual: Any) -> Tuple[Any, Any]:
-    # What the derivative needs: of ReLU and its square their result, of smooth ones what went in.
+    # For the derivative: the result of ReLU and its square, the argument of smooth activations.
     if residual is None and call.activation in (0, _RELU, _RELU2):
         c = _product(call, a, b, bias, None)
         kept = c if call.activation else None

@@ -66,7 +66,7 @@ class Converted(nn.Module):
         ways = sorted(ways)
         self.ways = ways
         self._first = ways[0][1]
-        # From so many rows on, the next way.
+        # From that many rows on, the next way.
         self._steps: List[Tuple[int, str]] = []
         last = self._first
         for (rows, _), (more, way) in zip(ways, ways[1:]):

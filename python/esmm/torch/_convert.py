@@ -593,7 +593,7 @@ def _candidates(model: nn.Module, seen: Profile, most: float, dense: bool) -> Tu
             zeros = "makes no zeros" if entry.density > 0.99 else f"makes too few zeros for max_density = {most:g}"
             stays.reason = f"{name} {zeros}"
             others.append(stays)
-    for name in seen.uncalled:  # or called with what the library has no products for
+    for name in seen.uncalled:  # or called with operands that the library does not take
         dtype = parameter(modules[name], "weight").dtype
         if dtype not in DTYPES:
             why = f"its weight is {dtype}: it must be float32, bfloat16 or float16"
