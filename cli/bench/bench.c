@@ -41,7 +41,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  gate activation(A G) * (A B + bias) + residual; counts of the nonzeros of C's columns; bitmaps of its strips. "
     "Only\n"
     "  our kernels do that: the dense library only multiplies, twice with a gate. All results are checked.\n"
-    "  --peers: separate lines, no baseline; the time is the product's, and the format is made beforehand. A peer that\n"
+    "  --peers: separate lines, no baseline; the time is the product's, the format is made beforehand. A peer that\n"
     "  is missing or refuses is named below the table. ESMM_CUSPARSELT and ESMM_CUSPARSE may name the files.\n"
     "  --prepare: medians of 'runs' times: B in the device's memory, pruned there, then prepared.\n"
     "  --switch N: 8 N calls with the same weights; candidates are the kernels named, all by default, and the dense\n"
