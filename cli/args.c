@@ -1,8 +1,9 @@
 /*
  * args.c: errors, options and the numbers in them.
  *
- * Nothing is guessed: a word that no table knows is an error, and so is a number with a letter behind it. strtol and
- * strtod alone would accept " 12", "0x10", "nan" and "12x"; every number passes through the checks here instead.
+ * The parser guesses nothing: a word that no table knows is an error, and so is a number with a letter behind it.
+ * strtol and strtod alone would accept " 12", "0x10", "nan" and "12x"; every number passes through the checks here
+ * instead.
  */
 #include "cli.h"
 
@@ -68,7 +69,7 @@ void cli_note(const char *format, ...)
 
 int cli_status(const esmm_ctx *ctx, const char *what, esmm_status status)
 {
-  static const char call[] = "esmm_prune makes"; /* who uses the command has another way */
+  static const char call[] = "esmm_prune makes"; /* a user of the command has another way */
   const char *error = ctx ? esmm_ctx_error(ctx) : "", *text = error[0] ? error : esmm_status_str(status);
   const char *at = strstr(text, call);
   return at ? cli_failed("%s: %.*s'esmm prune' makes%s", what, (int)(at - text), text, at + strlen(call))

@@ -44,7 +44,7 @@ int cmd_tune(int argc, char **argv);
 /* ---- errors: one line on stderr, "esmm: bench: --size: 12x is not a whole number" ---- */
 
 void cli_set_command(const char *name); /* main does this; "" for esmm itself */
-void cli_set_subject(const char *name); /* what messages are about, of many: stands before each; "" for nothing */
+void cli_set_subject(const char *name); /* the subject of messages, put before each; "" for none */
 
 /* Both print and return, so that `return cli_usage(...)` reads well. */
 int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));  /* CLI_USAGE: the words were wrong */
@@ -97,7 +97,7 @@ typedef struct cli_parser {
   const char *notes;         /* printed after the options: rules and examples; may be NULL */
   int min_words, max_words;  /* how many words may stand beside the options */
   const char *words_are;     /* for the error about too few or too many: "a file" */
-  bool alone;                /* a program of its own: the synopsis has its name */
+  bool alone;                /* a separate program: the synopsis has its name */
 } cli_parser;
 
 /*
@@ -128,8 +128,7 @@ bool cli_colour(FILE *out); /* a terminal, TERM not "dumb", and NO_COLOR unset o
 /* fprintf in a style; plain text where there is no colour. */
 void cli_print(FILE *out, cli_style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int cli_width(const char *utf8); /* columns a string takes on a terminal */
-/* Columns that lines of out should fit: COLUMNS where it is set, else the terminal's; 0 where out is no terminal, for
-   programs read it. */
+/* Columns that lines of out should fit: COLUMNS where it is set, else the terminal's; 0 where out is no terminal. */
 int cli_screen_width(FILE *out);
 
 typedef struct cli_table cli_table;
@@ -141,9 +140,9 @@ void cli_table_cell(cli_table *table, cli_style style, const char *format, ...) 
 void cli_table_fact(cli_table *table, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void cli_table_rule(cli_table *table); /* a thin line before the next row */
 /*
- * Columns two spaces apart, no blanks at the ends of lines. What is wider than width (0: no limit) has its last column
- * broken between words where that is text; else the columns that do not fit follow in further tables below, each with
- * the first column before them. cli_table_print takes the screen's width.
+ * Columns two spaces apart, no blanks at the ends of lines. A table wider than width (0: no limit) breaks its last
+ * column between words if that is text; else the columns that do not fit follow in further tables below, each after the
+ * first column. cli_table_print takes the screen's width.
  */
 void cli_table_print(const cli_table *table, FILE *out);
 void cli_table_print_wrapped(const cli_table *table, int width, FILE *out);
@@ -153,7 +152,7 @@ void cli_table_free(cli_table *table);
 const char *cli_seconds(double seconds);               /* "1.23 ms" */
 const char *cli_bytes(double bytes);                   /* "12.0 MiB" */
 const char *cli_percent(double share);                 /* "12.5 %" */
-const char *cli_number(double x, int digits);          /* significant digits; "-" for what is not finite */
+const char *cli_number(double x, int digits);          /* significant digits; "-" where not finite */
 const char *cli_count(int64_t count, const char *one); /* "1 row", "2 rows" */
 
 /* One line on stderr that rewrites itself: only on a terminal, and only once the work has taken two seconds. */
@@ -185,8 +184,8 @@ typedef struct cli_output {
 bool cli_same_file(const char *x, const char *y); /* the same name, or two names of one file; NULL is none */
 
 /*
- * CLI_GO, or a usage error where writing `path` would take away `other_path`, which is read, or written too: a file or
- * FILE::TENSOR. Either may be NULL.
+ * CLI_GO, or a usage error where writing `path` would overwrite `other_path`, which the command reads or writes: a file
+ * or FILE::TENSOR. Either may be NULL.
  */
 int cli_output_spares(const char *what, const char *path, const char *other, const char *other_path);
 
@@ -210,7 +209,7 @@ typedef struct cli_field {
 } cli_field;
 
 void cli_json_fields(FILE *out, const cli_field *fields, int count); /* "name":value,... without the braces */
-/* A line; where heads is true, the line of names before it. What is not finite is left empty. */
+/* A line; where heads is true, the line of names before it. Numbers that are not finite are left empty. */
 void cli_csv_record(FILE *out, const cli_field *fields, int count, bool heads);
 
 /* ---- matrices and contexts (operand.c) ---- */
@@ -231,10 +230,10 @@ typedef struct cli_machine {
 
 /* force NULL: none. Prints on failure; CLI_GO, CLI_USAGE (a bad device, force or count), CLI_FAILED (no such GPU). */
 int cli_context(const cli_machine *machine, const char *force, esmm_ctx **ctx);
-int cli_check_device(const char *what, const char *device); /* CLI_GO, or CLI_USAGE for what is no device's name */
+int cli_check_device(const char *what, const char *device); /* CLI_GO, or CLI_USAGE for no device's name */
 bool cli_on_gpu(const esmm_ctx *ctx);
 
-/* What a pattern says of itself; all 0 for NULL, and the context's error text then stays. */
+/* A pattern's statistics; all 0 for NULL, and the context's error text then stays. */
 esmm_pattern_info cli_pattern(esmm_ctx *ctx, const esmm_pattern *pattern);
 
 /* "2 threads", or on a GPU "cuda:0"; in a static buffer. */
@@ -243,7 +242,7 @@ const char *cli_workers(const esmm_ctx *ctx);
 void cli_print_no_gpu(const esmm_ctx *ctx, int width, FILE *out);
 
 /*
- * Memory of the context's device: a matrix of its own, row-major (or as order says) and tightly packed. data is NULL
+ * A new matrix in the device's memory, row-major (or as order says) and tightly packed. data is NULL
  * after a failure; cli_device_free() accepts that.
  */
 int cli_device_alloc(esmm_ctx *ctx, const char *what, int64_t rows, int64_t cols, esmm_dtype dtype, esmm_order order,
@@ -256,8 +255,8 @@ void cli_device_free(esmm_ctx *ctx, esmm_matrix *matrix);
 int cli_device_view(esmm_ctx *ctx, const char *what, const esmm_matrix *host, esmm_matrix *out);
 void cli_device_view_free(esmm_ctx *ctx, const esmm_matrix *host, esmm_matrix *view);
 
-/* Unless there is a tuning cache: measures, saves, and says so in one line on stderr. Again where that was done on a
-   busy machine, and this one is idle now. */
+/* Unless there is a tuning cache: measures, saves, and says so in one line on stderr. Measures again if the machine was
+   busy then and is idle now. */
 int cli_tune_once(esmm_ctx *ctx);
 void cli_warn_busy_tuning(const esmm_ctx *ctx); /* after tuning, where others used the machine: one line on stderr */
 
@@ -269,7 +268,7 @@ typedef struct cli_source {
   const char *path;         /* loaded from here, or NULL: generated */
   const char *preset;       /* of an activations generator, or NULL */
   esmm_generator generator; /* when path is NULL */
-  esmm_prune_opts prune;    /* when path is NULL: what is then done to it; its format is dense for nothing */
+  esmm_prune_opts prune;    /* when path is NULL: how to prune it; its format is dense for nothing */
   char text[128];           /* "blockwise, density 0.5, strip 32" */
 } cli_source;
 

@@ -1,5 +1,5 @@
 /*
- * cmd_check.c: esmm check: a self-test of a few seconds, for whoever has just built or installed the library.
+ * cmd_check.c: esmm check: a self-test of a few seconds, after building or installing the library.
  *
  * Every kernel that this machine can run multiplies the same handful of problems (ragged shapes, every dtype, both
  * orders, several kinds of zeros, epilogues) and is compared with the reference kernel, element by element:
@@ -339,7 +339,7 @@ static bool padding_intact(const io_matrix *c)
   return true;
 }
 
-/* The plan's own choice may be cuBLAS, which may split k and then adds parts that it has rounded to a 16-bit C. */
+/* The plan may choose cuBLAS, which may split k and then adds parts rounded to a 16-bit C. */
 static bool rounds_parts(const score *s)
 {
   return strcmp(s->force, "auto") == 0 || strncmp(s->force, "cublas", strlen("cublas")) == 0;
@@ -399,8 +399,8 @@ static void compare(const problem *p, const data *d, score *s, bool gpu)
   }
 }
 
-/* b in the kernel's own format. Every matrix is 4:4, and has blocks; one that is 2:4 is prepared so. together: columns
-   of the others choose together, 32 at a time. */
+/* b in the kernel's format. Every matrix is 4:4 and has blocks; a 2:4 one is prepared as 2:4. together: columns of the
+   others choose together, 32 at a time. */
 static esmm_status in_format(esmm_ctx *ctx, const esmm_matrix *b, esmm_format_kind format, bool together,
                              esmm_weights **weights)
 {
@@ -670,7 +670,7 @@ int cmd_check(int argc, char **argv)
       .options = options,
       .notes = "Columns\n"
                "  products        how many were multiplied and compared\n"
-               "  exact           of those: on integers, where nothing but equality is right\n"
+               "  exact           of those: on integers, where results must be equal\n"
                "  cannot          problems that the kernel does not take (decode takes few rows, for instance)\n"
                "  error of bound  largest error in fp32 results, as a share of what sums in fp32 may have; 1 is the "
                "limit\n"};

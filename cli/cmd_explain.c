@@ -1,5 +1,5 @@
 /*
- * cmd_explain.c: esmm explain: what the plan thinks of every kernel for one product, and which it would take.
+ * cmd_explain.c: esmm explain: the plan's verdict on every kernel for one product.
  */
 #include "cli.h"
 #include "verdict.h"
@@ -32,7 +32,7 @@ static esmm_status strip_density(esmm_ctx *ctx, const esmm_pattern *rows, int64_
   return done;
 }
 
-/* A hint only: where it cannot be had, as for want of memory, nothing is said of it. */
+/* A hint only: without it (no memory, say) nothing is printed. */
 static void measure_reordered(esmm_ctx *ctx, const esmm_pattern *rows, densities *d)
 {
   const esmm_pattern_info info = cli_pattern(ctx, rows);
@@ -157,7 +157,7 @@ static int prepare(esmm_ctx *ctx, request *r, operands *o)
   return done == ESMM_OK ? CLI_GO : cli_status(ctx, "B", done);
 }
 
-/* The kernels in turns on these operands; what they took is kept for later runs. */
+/* Times the kernels in turns on these operands, and keeps the times for later runs. */
 static int tune(esmm_ctx *ctx, const request *r, operands *o)
 {
   const esmm_matmul_opts opts = {.size = sizeof opts, .strict = r->strict};
@@ -205,7 +205,7 @@ int cmd_explain(int argc, char **argv)
   const cli_parser parser = {
       .synopsis = "explain [options]",
       .about =
-          "Shows, for one product, which kernels can run, how long the plan thinks each would take, and which it\n"
+          "Shows, for one product, which kernels can run, the time that the plan predicts for each, and which it\n"
           "would choose. The product is described as for 'esmm bench'. Where A has more than 128 rows, and strips of\n"
           "128 would be less dense with similar rows together, it says so; that is left to the caller\n"
           "(esmm_pattern_reorder). With --tune the kernels are timed first, some 90 products in all, and what\n"

@@ -1,5 +1,5 @@
 /*
- * cmd_info.c: esmm info: what a report of a problem or a measurement needs to say about the machine.
+ * cmd_info.c: esmm info: the machine, for reports of problems and measurements.
  */
 #include "../io/tensors.h"
 #include "bench/blas.h"
@@ -53,8 +53,8 @@ static void name_cpu(const esmm_ctx *ctx, char *out, size_t bytes)
   esmm_ctx_free(other);
 }
 
-/* Asked for in a process of its own: OpenBLAS starts threads when it is opened, and where the system refused them it
-   waits for them at the process's end, for ever. */
+/* In a separate process: OpenBLAS starts threads when it is opened, and if the system refused them it waits for them
+   for ever at the process's end. */
 static void find_blas(machine *m)
 {
   int ends[2];

@@ -2,9 +2,9 @@
  * cmd_profile.c: esmm profile: what Nsight Compute says of the GPU functions behind a product.
  *
  * It runs `esmm bench ... --once` under ncu, reads the table that ncu prints as CSV, and shows one line for each GPU
- * function, averaged over its launches. ncu is a program with a life of its own: other versions, other words around the
- * table, counters that only root may read. Columns are found by their names, what is not a number is shown as "-", and
- * what fails is looked into once more, so that the message says what to do.
+ * function, averaged over its launches. ncu varies: other versions print other words around the table, and some
+ * counters are for root only. So columns are found by their names, a cell that is no number is shown as "-", and a
+ * failure is examined once more, so that the message says what to do.
  */
 #include "cli.h"
 
@@ -124,7 +124,7 @@ static bool read_heads(char *line, columns *out)
   return is_table && out->name >= 0;
 }
 
-/* "1,234.5" where the locale groups digits; NAN for what is no number. */
+/* "1,234.5" where the locale groups digits; NAN for no number. */
 static double read_number(const char *text)
 {
   char plain[64];
@@ -258,7 +258,7 @@ typedef struct answer {
 
 static void become(char **words, int output)
 {
-  /* ncu does not run launches that are cooperative and in clusters; a GPU that is profiled does nothing else. */
+  /* ncu does not run cooperative launches in clusters; a profiled GPU does nothing else. */
   if (setenv("ESMM_COOPERATIVE", "0", 0) == 0 && dup2(output, STDOUT_FILENO) >= 0 && dup2(output, STDERR_FILENO) >= 0)
     execv(words[0], words);
   _exit(127);
@@ -430,7 +430,7 @@ static void write_csv(FILE *out, const profile *p)
 
 /* ---- the command ---- */
 
-/* The words of `esmm profile` but those that are its own. The parser has seen them: a value never starts with --. */
+/* The words of `esmm profile` but its own options. The parser has seen them: a value never starts with --. */
 static int pass_on(int argc, char **argv, char **out)
 {
   static const char *const mine[] = {"--csv", "--device"};
@@ -454,9 +454,9 @@ static int pass_on(int argc, char **argv, char **out)
 }
 
 /*
- * Ways to ask, each for kernels that do not run under the one before. ncu patches the code of a kernel to count its
- * branches, and runs a kernel several times, with the memory put back in between: an application's replay runs the
- * whole command again instead. At last only what one run of a kernel tells.
+ * Ways to ask, each for kernels that do not run under the one before. ncu patches a kernel's code to count its
+ * branches, and runs a kernel several times, with memory restored in between; application replay runs the whole command
+ * again instead. The last way asks only for metrics that one run of a kernel gives.
  */
 typedef enum attempt { ALL_METRICS, NO_PATCHES, WHOLE_RUNS, ONE_RUN, ATTEMPTS } attempt;
 
@@ -521,7 +521,7 @@ static answer run_ncu(char *ncu, const cli_machine *machine, attempt how, int ar
   return a;
 }
 
-/* A GPU: the one that was asked for, by option or environment, else the first. */
+/* The GPU that option or environment names, else the first. */
 static int settle_device(cli_machine *machine)
 {
   const char *variable = getenv("ESMM_DEVICE"), *what = machine->device ? "--device" : "ESMM_DEVICE";
@@ -551,7 +551,7 @@ static int profile_with(char *ncu, const cli_machine *machine, const char *csv, 
   }
   if (a.status == 0 && how != ALL_METRICS)
     cli_note("%s: under ncu a kernel does not launch %s",
-             how == ONE_RUN ? "only what one run tells" : "branch efficiency is left out",
+             how == ONE_RUN ? "only the metrics of one run" : "branch efficiency is left out",
              how == ONE_RUN ? "more than once" : "with the code that counts it");
   char *copy = a.text ? strdup(a.text) : NULL; /* reading takes the text apart, and an error may have to quote it */
   if (copy)
@@ -578,7 +578,7 @@ int cmd_profile(int argc, char **argv)
   int count;
   cli_problem_init(&problem);
   const cli_option options[] = {CLI_PROBLEM_OPTIONS(&problem),
-                                {NULL, CLI_HEADING, NULL, NULL, "What is said", 0, 0, NULL, NULL},
+                                {NULL, CLI_HEADING, NULL, NULL, "Output", 0, 0, NULL, NULL},
                                 {"csv", CLI_STRING, &csv, "FILE",
                                  "the table as CSV, names in full; '-' is stdout, instead of the table", 0, 0, NULL,
                                  NULL},

@@ -3,7 +3,7 @@
  * largest alone are left.
  *
  * Shapes and dtypes stay as they are, so the header does too, byte for byte, and with it the metadata and the order of
- * the tensors; of tensors that are not pruned the bytes are copied. One tensor at a time is in memory.
+ * the tensors; the bytes of other tensors are copied. One tensor at a time is in memory.
  */
 #include "models.h"
 
@@ -20,7 +20,7 @@ typedef struct request {
   bool soft;
   int k_axis;    /* model_k_axis */
   char name[64]; /* of the format */
-  char what[96]; /* what the weights become, in words */
+  char what[96]; /* the weights' new format, in words */
   cli_machine machine;
 } request;
 
@@ -160,7 +160,7 @@ static int prune_tensor(job *j, size_t index)
   return CLI_GO;
 }
 
-/* For io_safetensors_copy: the bytes of one tensor. What it returns is not 0 after a failure that was said. */
+/* For io_safetensors_copy: the bytes of one tensor. Not 0 after a failure, which it has reported. */
 static int replace(void *user, size_t index, const void **bytes)
 {
   job *j = user;
@@ -244,7 +244,7 @@ static int prune(job *j)
   return status;
 }
 
-/* Writing must not take away what is read, or what was just written. */
+/* Writing must not overwrite an input, or an output just written. */
 static int check_targets(const request *r)
 {
   int status = cli_output_spares("OUT", r->out, "IN", r->in);
@@ -257,7 +257,7 @@ static int check_targets(const request *r)
   return status == CLI_GO ? cli_output_spares("--json", r->json, "--input-norms", r->norms) : status;
 }
 
-/* Is what was asked for in words of its own, --keep-top and the others, in order? */
+/* Are --keep-top and the other options of this command in order? */
 static int check_words(const request *r, const esmm_format *format)
 {
   const bool dense = format->kind == ESMM_FORMAT_DENSE;
@@ -292,7 +292,7 @@ static void set_texts(request *r, const esmm_format *format)
     (void)snprintf(r->what, sizeof r->what, "the largest %s of %s%s", cli_percent(r->density), of, soft);
 }
 
-/* What the words say, as the library wants it. */
+/* The words as the library's options. */
 static int resolve(request *r, esmm_prune_opts *opts)
 {
   esmm_format format;

@@ -28,7 +28,7 @@ typedef struct operands {
   esmm_pattern *bitmaps;
 } operands;
 
-/* Writing must not take away what was read, or what was just written. --out may replace --c, which it is made from. */
+/* Writing must not overwrite an input, or an output just written. --out may replace --c, which it is made from. */
 static int check_targets(const request *r)
 {
   const struct {

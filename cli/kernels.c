@@ -96,7 +96,7 @@ static int add_word(names *found, const esmm_ctx *ctx, const char *what, const c
   }
   /* Names and numbers of the earlier kernels. */
   if (strncmp(word, "ladder", strlen("ladder")) == 0 || word[strspn(word, "0123456789-")] == 0)
-    return cli_usage("%s: %s: the ladder of earlier kernels is a program of its own: 'make ladder' builds it", what,
+    return cli_usage("%s: %s: the ladder of earlier kernels is a separate program: 'make ladder' builds it", what,
                      word);
   return add_named(found, ctx, what, word);
 }

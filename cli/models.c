@@ -45,7 +45,7 @@ static bool is_tensors(const char *path)
   return (ends_in(path, ".bin") && io_is_model(path)) || rows > 0;
 }
 
-/* A directory, or a link, that is not followed: whoever looks for its files must hear of it. */
+/* A directory, or a link, that is not followed: the user must hear of it. */
 static void skip(const char *path, const char *reason)
 {
   (void)cli_failed("%s: %s", path, reason);

@@ -75,7 +75,7 @@ typedef struct model_densities {
   double element;
   double strip[MODEL_STRIPS];
   double block[MODEL_BLOCKS];
-  int most[MODEL_GROUPS]; /* nonzeros in a group of so many k's of one column */
+  int most[MODEL_GROUPS]; /* nonzeros in a group of that many k's of one column */
 } model_densities;
 
 /*

@@ -2,7 +2,7 @@
  * operand.c: contexts for the command, and where its matrices come from: files or the library's generators.
  *
  * The rules that turn options into operands stand in CLI_PROBLEM_NOTES (cli.h), which --help prints. Options that
- * contradict each other are refused, because a benchmark of something else than was asked for is worse than none.
+ * contradict each other are refused: a benchmark of the wrong product is worse than none.
  */
 #include "models.h"
 
@@ -14,8 +14,7 @@
 
 /* ---- matrices ---- */
 
-/* Huge pages for large matrices, as the library's own buffers have them: neither side of a comparison may gain by it.
- */
+/* Huge pages for large matrices, like the library's buffers: neither side of a comparison may gain by them. */
 static void *alloc_data(size_t bytes)
 {
   const size_t page = (size_t)2 << 20;
@@ -468,7 +467,7 @@ int cli_parse_format(const char *text, esmm_format *format)
     *format = (esmm_format){.kind = ESMM_FORMAT_BSR, .block_rows = x[0], .block_cols = square ? x[0] : x[1]};
     return CLI_GO;
   }
-  const bool bare = text[0] >= '0' && text[0] <= '9'; /* 2:4, as everybody calls it */
+  const bool bare = text[0] >= '0' && text[0] <= '9'; /* 2:4, the usual name */
   if (body && (bare || strncmp(text, "nm:", 3) == 0)) {
     const char *numbers = bare ? text : body + 1;
     const bool fits = take_numbers(numbers, ":", 32, x) || take_numbers(numbers, "::", 1 << 30, x);
@@ -583,7 +582,7 @@ static int settle_dtype(esmm_ctx *ctx, const char *what, bool asked, esmm_dtype 
   return CLI_GO;
 }
 
-/* The rows from the first on again, until there are so many; in the dtype it has, row-major. */
+/* Repeats the rows until there are `rows`; in its dtype, row-major. */
 static int tile(esmm_ctx *ctx, int64_t rows, io_matrix *matrix)
 {
   const esmm_matrix *from = &matrix->m;

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Where a file is or would appear, also one that is not there yet: by its directory and its last name. */
+/* Where a file is or would be created: by its directory and its last name. */
 static bool find_place(const char *path, struct stat *directory, const char **name)
 {
   const char *slash = strrchr(path, '/');
@@ -116,7 +116,7 @@ void cli_output_discard(cli_output *output)
   *output = (cli_output){0};
 }
 
-/* Characters that nobody sees (io_show) are escaped like control characters. */
+/* Invisible characters (io_show) are escaped like control characters. */
 void cli_json_string(FILE *out, const char *text)
 {
   fputc('"', out);

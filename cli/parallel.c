@@ -1,6 +1,6 @@
 /*
- * parallel.c: a loop on several threads, for what the command does beside the library. Threads are started for each
- * loop and take its items in turn; where the system refuses them, the caller does what is left.
+ * parallel.c: a loop on several threads, for the command's work beside the library. Each loop starts threads, which
+ * take its items in turn; if the system refuses them, the caller does the rest.
  */
 #include "cli.h"
 

@@ -240,7 +240,7 @@ static void print_part(const cli_table *table, const int *widths, const part *p,
   }
 }
 
-/* What a last column needs at least to be broken into lines. */
+/* The least width of a last column that is broken into lines. */
 enum { LEAST_TEXT = 24 };
 
 void cli_table_print_wrapped(const cli_table *table, int width, FILE *out)
@@ -397,7 +397,7 @@ void cli_progress_update(void *user, int done, int total)
   memset(bar, '=', (size_t)(full < 0 ? 0 : full));
   const double taken = now - progress->started;
   fprintf(stderr, "\r%s [%s] %d of %d, %.0f s", progress->title, bar, done, total, taken);
-  if (done > 0 && done < total) /* as if what is left went on as fast */
+  if (done > 0 && done < total) /* as if the rest took as long an item */
     fprintf(stderr, ", about %.0f s left", ceil(taken * (total - done) / done));
   fputs("\033[K", stderr);
   fflush(stderr);

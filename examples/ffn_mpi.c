@@ -3,9 +3,9 @@
  *
  *     mpirun -n 2 ffn_mpi 256 256 1024
  *
- * Each rank holds some columns of W1 with their biases, and the same rows of W2. It makes its own part of
- * h = relu2(x W1 + b1) without a word to the others, skips the zeros of that part, and has a share of y = h W2 + b2:
- * one sum over the ranks makes y whole, and b2 is one rank's to add. The backward pass is the mirror image: dy is the
+ * Each rank holds some columns of W1 with their biases, and the same rows of W2. It computes its part of
+ * h = relu2(x W1 + b1) without communication, skips the zeros of that part, and has a share of y = h W2 + b2: one sum
+ * over the ranks makes y whole, and one rank adds b2. The backward pass is the mirror image: dy is the
  * same everywhere, each rank has the gradients of its own weights, and one sum makes dx whole. Every rank chooses its
  * kernels by the zeros it sees, which may be more on one than on another.
  *

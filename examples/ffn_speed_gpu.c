@@ -137,11 +137,11 @@ static void set_bias(esmm_matrix *b, double share, double some, double others)
 /* ---- few tokens ---- */
 
 /*
- * Weights lie as torch's nn.Linear has them: col-major. Passes take turns between two layers with weights of their own,
- * so that none finds in the second-level cache what the one before has read.
+ * Weights lie as torch's nn.Linear has them: col-major. Passes alternate between two layers with separate weights, so
+ * that none finds its weights in the second-level cache.
  *
  * A token has 10 % of the features active, and tokens are alike: 15 % of the features are active for 63 % of the
- * tokens, the others for 0.65 % of them. What comes before the activation is Gaussian, so biases do that.
+ * tokens, the others for 0.65 % of them. Values before the activation are Gaussian, so biases do that.
  */
 enum { SETS = 2, PASSES = 20 };
 #define COMMON_SHARE 0.15

@@ -6,9 +6,9 @@
  *     ffn_train --device cuda --dtype bf16          on a GPU, with bf16 operands
  *     ffn_train --help
  *
- * A token is a point (u, v), seen as waves of it: x_j = cos(a_j u + b_j v + c_j). The target is a sharp ring around a
- * centre of its own for every output. Negative biases start the hidden layer off with few nonzeros, so there is
- * something to skip; what training makes of that is the second curve. Writes PREFIX.csv and PREFIX.svg.
+ * A token is a point (u, v), seen as waves of it: x_j = cos(a_j u + b_j v + c_j). The target is a sharp ring around
+ * each output's own centre. Negative biases start the hidden layer with few nonzeros, so that there is something to
+ * skip; the second curve shows how training changes that. Writes PREFIX.csv and PREFIX.svg.
  */
 #include "esmm_ffn.h"
 #include "file.h"

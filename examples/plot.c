@@ -5,7 +5,7 @@
 
 enum { WIDTH = 760, LEFT = 76, RIGHT = 24, TOP = 70, PANEL = 220, GAP = 58, BOTTOM = 54 };
 
-/* Told apart with any kind of colour vision; later curves are dashed and thinner, so that equal ones show. */
+/* Distinct with any kind of colour vision; later curves are dashed and thinner, so that equal ones show. */
 static const char *const colours[PLOT_SERIES] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                                  "#e69f00", "#56b4e9", "#000000", "#999999"};
 static const char *const dashes[PLOT_SERIES] = {"none", "7 4", "2 3", "9 3 2 3", "none", "7 4", "2 3", "none"};

@@ -10,7 +10,7 @@
 typedef struct plot_series {
   const char *name;
   int count;
-  const double *x, *y; /* what is not finite (or not positive on a logarithmic axis) is left out */
+  const double *x, *y; /* points that are not finite (or not positive on a logarithmic axis) are left out */
 } plot_series;
 
 typedef struct plot_panel {

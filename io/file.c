@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* One character of UTF-8, of so many bytes; a byte that starts none is one on its own. */
+/* One character of UTF-8 and its length in bytes; a byte that starts none is one by itself. */
 static uint32_t decode(const unsigned char *at, size_t *bytes)
 {
   const size_t more = at[0] >= 0xf0 ? 3 : at[0] >= 0xe0 ? 2 : at[0] >= 0xc0 ? 1 : 0;
@@ -159,7 +159,7 @@ static int read_sized(io_source *source, unsigned char **data, const io_error *e
   return 0;
 }
 
-/* More than is there is never allocated: what is to come is somebody's claim. */
+/* Never allocates more than is there: the rest is only claimed. */
 int io_source_more(io_source *source, unsigned char **data, size_t *size, size_t upto, const io_error *error)
 {
   size_t got = 0;
@@ -302,7 +302,7 @@ int io_sink_open(io_sink *sink, const io_error *error)
   int reason = errno;
   if (fd >= 0) {
     if (mode != 0)
-      (void)fchmod(fd, mode); /* a file of somebody else's with odd modes is still written, with ours */
+      (void)fchmod(fd, mode); /* another user's file with odd modes is still written, with ours */
     sink->file = fdopen(fd, "wb");
     reason = errno;
     if (!sink->file)

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define IO_MAGIC_BYTES 8 /* of a file's start, enough to tell its kind */
+#define IO_MAGIC_BYTES 8 /* of a file's start, enough to recognise its kind */
 
 /* Where an error text goes: carried as one thing, so that `return io_fail(e, ...)` reads well. */
 typedef struct io_error {
@@ -20,8 +20,8 @@ typedef struct io_error {
 
 /*
  * A name out of a file as a terminal may show it: control characters, which would move its cursor, become '?', and
- * characters that nobody sees but that turn the order of others round or hide them (bidirectional overrides, zero
- * widths) become escapes, \u202e. Cut to room bytes with the final 0; returns its length.
+ * invisible characters that reorder or hide others (bidirectional overrides, zero widths) become escapes, \u202e. Cut
+ * to room bytes with the final 0; returns its length.
  */
 size_t io_show(const char *text, char *out, size_t room);
 bool io_is_unseen(uint32_t code); /* a character that is shown as an escape */
@@ -41,7 +41,7 @@ typedef struct io_source {
 
 int io_source_open(io_source *source, const io_error *error);
 /*
- * What is not sized is read only as far as it is needed: until *data has `upto` bytes, or it ends. *data is NULL and
+ * Reads a source that is not sized only as far as needed: until *data has `upto` bytes, or it ends. *data is NULL and
  * *size 0 at first; it is from io_alloc, for the caller to free, also after a failure.
  */
 int io_source_more(io_source *source, unsigned char **data, size_t *size, size_t upto, const io_error *error);
@@ -51,8 +51,8 @@ void io_source_close(io_source *source);
 
 void *io_alloc(size_t bytes); /* aligned to a cache line, never of size 0; free() it */
 
-/* A file that will replace another when it is complete. Until then it has no name where the file system can do that, so
-   that nothing is left of it even by a process that is killed. */
+/* A file that will replace another when it is complete. Until then it has no name, if the file system can do that, so
+   that a killed process leaves nothing behind. */
 typedef struct io_sink {
   FILE *file;
   char *target;    /* path, with links followed where it exists */

@@ -19,7 +19,7 @@ typedef struct io_format {
   void *state;
 } io_format;
 
-/* A list of so many zeroed tensors over bytes that outlive it; NULL: no memory, and error says so. */
+/* A list of `count` zeroed tensors over bytes that outlive it; NULL: no memory, and error says so. */
 io_tensors *io_tensors_new(const char *kind, const unsigned char *bytes, size_t size, size_t count,
                            const io_error *error);
 
@@ -36,7 +36,7 @@ int io_tensors_check_names(const io_tensors *tensors, const io_error *error);
 /* A file from outside is little-endian; so must this machine be. */
 int io_check_byte_order(const io_error *error);
 
-/* What a safetensors file starts with, as far as the first bytes tell. */
+/* Do these first bytes look like a safetensors file's? */
 bool io_looks_like_safetensors(const unsigned char *bytes, size_t size);
 
 /* A mapped .npy or raw file; fills in one tensor of the given name. */

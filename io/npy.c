@@ -4,8 +4,8 @@
  *     \x93NUMPY  major minor  length (2 bytes, 4 from version 2 on)  header  data
  *
  * The header is the text of a Python dictionary with exactly the keys descr, fortran_order and shape. It is parsed here
- * as data by a grammar of its own, far narrower than Python's, and nothing in it decides how much memory is asked for:
- * that is the size of the file, which the header then has to agree with to the byte.
+ * as data, by a grammar far narrower than Python's. The file's size alone decides how much memory is allocated, and the
+ * header must agree with it to the byte.
  */
 #include "npy.h"
 
@@ -285,7 +285,7 @@ static const char *shape_text(const npy_header *h, char *text, size_t size)
   return text;
 }
 
-/* The bytes in front of the header's text and those of the text; 0 where there are too few to tell. */
+/* The bytes in front of the header's text and those of the text; 0 where there are too few to see. */
 static size_t header_bytes(const unsigned char *bytes, size_t size)
 {
   const size_t prefix = size > 6 && bytes[6] == 1 ? 10 : 12;
@@ -494,7 +494,7 @@ static int read_raw(io_source *source, int64_t rows, int64_t cols, io_matrix *ou
   } else if (!raw_bytes(rows, cols, &want) || want == SIZE_MAX) {
     return raw_header(rows, cols, 0, &h, error); /* which says why */
   } else if (io_source_more(source, &buffer, &size, want + !source->endless, error) == 0) {
-    if (source->endless && want < size) /* the first bytes were read to tell its kind */
+    if (source->endless && want < size) /* the first bytes were read to recognise its kind */
       size = want;
     failed = size > want ? io_fail(error, "has more bytes than raw float32 of %lld x %lld, %zu: check the dimensions",
                                    (long long)rows, (long long)cols, want)
@@ -552,7 +552,7 @@ int io_matrix_read(const char *path, int64_t rows, int64_t cols, io_matrix *out,
   } else if (packed && !(known && raw_bytes(rows, cols, &want) && source.sized && source.size == want)) {
     result = fail_kind(source.head, source.head_bytes, &e); /* raw numbers may start like a gzip file by chance */
   } else if (!known) {
-    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape of its own: give its dimensions (--dims)");
+    result = io_fail(&e, "is not a .npy file, and raw float32 has no shape: give its dimensions (--dims)");
   } else {
     result = read_raw(&source, rows, cols, out, &e);
   }
@@ -570,7 +570,7 @@ void io_matrix_free(io_matrix *matrix)
 
 /* ---- as tensors (tensors.h) ---- */
 
-/* A copy, for what cannot stay as it is: float64, the other byte order, data that is not aligned. */
+/* A copy, where data cannot stay as it is: float64, the other byte order, not aligned. */
 static int read_copy(io_tensors *t, size_t index, void **copy, const void **data, const io_error *error)
 {
   const unsigned char *at = t->bytes + t->format->at[index];

@@ -1,9 +1,9 @@
 /*
  * npy.h: matrices in files, for the command and for bindings; not part of the core library.
  *
- * Readers trust nothing: every length is checked against what is really there before it is used, so that a damaged or
- * hostile file costs an error text and no more. Texts name the file, the field and the value, and where there is one,
- * the way out. All functions return 0, or -1 with the text in error (cut to error_size); *out is then all zero.
+ * Readers trust nothing: every length is checked against the bytes that are there before it is used, so that a damaged
+ * or hostile file costs an error text and no more. Texts name the file, the field, the value and, if there is one, the
+ * remedy. All functions return 0, or -1 with the text in error (cut to error_size); *out is then all zero.
  */
 #ifndef ESMM_IO_NPY_H
 #define ESMM_IO_NPY_H

@@ -3,7 +3,7 @@
  *
  * Protocols 2 (torch.save's default) to 5. Values are made once and shared by pointers, as the pickle's memo shares
  * them: no opcode makes more than one value or looks at more of them than it has pushed, so that the work is linear in
- * the pickle's length. Values can refer to one another in circles; who walks through them has to mind that.
+ * the pickle's length. Values can refer to one another in circles: a function that walks them must expect that.
  */
 #include "pickle.h"
 
@@ -18,7 +18,7 @@
 typedef enum role {
   MAKE_DICT,      /* collections.OrderedDict */
   MAKE_TENSOR,    /* torch._utils._rebuild_tensor_v2 */
-  MAKE_TENSOR_V3, /* the same with a dtype of its own */
+  MAKE_TENSOR_V3, /* the same with its own dtype */
   MAKE_PARAMETER, /* torch._utils._rebuild_parameter: a tensor that is trained */
   MAKE_SIZE,      /* torch.Size: a tuple */
   STORAGE_TYPE,
@@ -69,7 +69,7 @@ static const struct {
 };
 enum { GLOBALS = sizeof globals / sizeof *globals };
 
-/* What the opcodes are called that are not executed, so that a refusal can say which it met. */
+/* Names of the opcodes that are refused, for the error text. */
 static const struct {
   unsigned char code;
   const char *name;
@@ -401,7 +401,7 @@ static int extend_by_marked(machine *m, size_t kind)
 
 /* ---- the memo ---- */
 
-/* Picklers count from 0 up, so that a number that skips others is none of theirs. number_bytes 0: the next one. */
+/* Picklers count from 0 up, so a number that skips others is refused. number_bytes 0: the next one. */
 static int put(machine *m, size_t number_bytes)
 {
   uint64_t number = m->memo.count;
@@ -606,7 +606,7 @@ static int reduce(machine *m, size_t unused)
                  globals[callee->as.global].name);
 }
 
-/* A state dict's dictionary has attributes of its own (_metadata: versions of modules). Nothing needs them. */
+/* A state dict's dictionary has attributes too (_metadata: versions of modules), which are not needed. */
 static int build(machine *m, size_t unused)
 {
   (void)unused;

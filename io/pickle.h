@@ -1,10 +1,10 @@
 /*
  * pickle.h: what torch.save's pickle of tensors says, read as data.
  *
- * A pickle is a program for a stack machine that can call anything. This machine calls nothing: it has the opcodes that
- * dictionaries, lists and tuples of numbers, strings and tensors are written with, and a list of the names that such a
- * file may use, each of which it turns into a description. Every other opcode and every other name is refused, and the
- * error says which. Time and memory are bounded by the length of the pickle.
+ * A pickle is a program for a stack machine that can call anything. This machine calls nothing: it has the opcodes of
+ * dictionaries, lists and tuples of numbers, strings and tensors, and a list of the names that such a file may use,
+ * each of which it turns into a description. Every other opcode and every other name is refused, and the error says
+ * which. Time and memory are bounded by the length of the pickle.
  */
 #ifndef ESMM_IO_PICKLE_H
 #define ESMM_IO_PICKLE_H
@@ -52,7 +52,7 @@ typedef struct pickle_items {
 
 struct pickle_value {
   pickle_kind kind;
-  bool visited; /* for who walks through it */
+  bool visited; /* for a function that walks the values */
   union {
     int64_t integer; /* BOOL, INT */
     double number;

@@ -8,8 +8,8 @@
  * pickle.c reads the pickle without executing it. Names of tensors are the keys on the way to them, joined by dots.
  *
  * libzip reads the archive: it is maintained and fuzzed, knows zip64, and compares checksums. torch.save stores entries
- * as they are; deflated ones (an archive that somebody packed anew) are read too. A storage is read when a tensor of it
- * is loaded, and its size is known from the pickle before: an entry that claims another size is refused.
+ * as they are; deflated ones (a repacked archive) are read too. A storage is read when a tensor of it is loaded, and
+ * its size is known from the pickle before: an entry that claims another size is refused.
  */
 #include "pickle.h"
 
@@ -45,7 +45,7 @@ const char *io_pt_missing(void)
 
 /* ---- entries ---- */
 
-/* An entry that can be read, and what it says about itself. */
+/* An entry that can be read, and its description. */
 static int entry_stat(zip_t *zip, zip_uint64_t index, zip_stat_t *info, const io_error *error)
 {
   const zip_uint64_t needed = ZIP_STAT_NAME | ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_COMP_METHOD;

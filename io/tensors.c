@@ -136,7 +136,7 @@ void io_tensor_set_strides(io_tensor *tensor)
   int64_t step = 1;
   for (int i = tensor->dims - 1; i >= 0; i--) {
     tensor->stride[i] = step;
-    if (__builtin_mul_overflow(step, tensor->shape[i], &step)) /* only beside a zero: nobody steps so far */
+    if (__builtin_mul_overflow(step, tensor->shape[i], &step)) /* only beside a zero: this step is never taken */
       step = 0;
   }
 }
@@ -208,7 +208,7 @@ static int parse(const unsigned char *bytes, size_t size, int64_t rows, int64_t 
 {
   static const unsigned char old_pickle[] = {0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46};
   const bool known = rows != 0 || cols != 0;
-  /* If a file is called .safetensors or .pt, people want to hear what is wrong with it as such. */
+  /* If a file is called .safetensors or .pt, the error is about that format. */
   if (io_looks_like_safetensors(bytes, size) || ends_in(error->name, ".safetensors"))
     return io_safetensors_parse(bytes, size, error->name, out, error->text, error->size);
   if (size >= sizeof old_pickle && memcmp(bytes, old_pickle, sizeof old_pickle) == 0)
@@ -224,7 +224,7 @@ static int parse(const unsigned char *bytes, size_t size, int64_t rows, int64_t 
   else if (known)
     result = io_raw_tensors(bytes, size, rows, cols, name, out, error);
   else
-    result = io_fail(error, "is no safetensors, .pt or .npy file, and raw float32 has no shape of its own: give its "
+    result = io_fail(error, "is no safetensors, .pt or .npy file, and raw float32 has no shape: give its "
                             "dimensions (--dims)");
   free(name);
   return result;

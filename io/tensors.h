@@ -67,13 +67,13 @@ typedef struct io_tensors {
   const unsigned char *bytes; /* the file, mapped */
   size_t size;
   size_t data_at; /* safetensors: where the tensors' bytes begin */
-  bool as_mapped; /* for the caller to set: what is not aligned to its elements is not copied, data points at it */
+  bool as_mapped; /* for the caller to set: data that is not aligned to its elements is not copied */
 
   struct io_format *format; /* private: how the format loads */
 } io_tensors;
 
 /*
- * Opens a file of any of the formats, told apart by its first bytes. rows and cols are the shape of a raw float32 file;
+ * Opens a file of any of the formats, recognised by its first bytes. rows and cols are the shape of a raw float32 file;
  * both 0: not known, a raw file is refused. *out is NULL after a failure.
  */
 int io_tensors_open(const char *path, int64_t rows, int64_t cols, io_tensors **out, char *error, size_t error_size);
@@ -88,7 +88,7 @@ int io_safetensors_parse(const unsigned char *bytes, size_t size, const char *na
 int io_pt_parse(const unsigned char *bytes, size_t size, const char *name, io_tensors **out, char *error,
                 size_t error_size);
 
-/* "" where this build has what the format needs, else what is missing and how to get it. */
+/* "" where this build can read the format, else what is missing and how to get it. */
 const char *io_safetensors_missing(void);
 const char *io_pt_missing(void);
 
@@ -111,7 +111,7 @@ int64_t io_tensors_find(const io_tensors *tensors, const char *name);
 /*
  * Writes a copy of a safetensors file to path: the header byte for byte, and of each tensor its bytes in the file, or
  * those that `replace` gives for it (as many). replace is called once for each tensor in file order and returns 0, with
- * *bytes left NULL for a tensor that stays; what else it returns ends the copy and is returned. Goes to a temporary
+ * *bytes left NULL for a tensor that stays; any other value ends the copy and is returned. Goes to a temporary
  * file beside path that then takes its name.
  */
 int io_safetensors_copy(const io_tensors *tensors, const char *path,

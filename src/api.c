@@ -1,6 +1,6 @@
 /*
- * api.c: matrices, patterns, weights and kernels as callers see them: every argument is checked here, before anything
- * else, so that nothing behind this file has to distrust its input. Products have theirs in product.c.
+ * api.c: matrices, patterns, weights and kernels as callers see them. Every argument is checked here first, so code
+ * behind this file trusts its input. product.c checks the arguments of products.
  */
 #include "backend.h"
 #include "bits.h"

@@ -1,4 +1,4 @@
-/* backend.c: the list of backends. A device is added here and in a folder of its own, nowhere else. */
+/* backend.c: the list of backends. A device is added here and in its own folder, nowhere else. */
 #include "backend.h"
 
 #include <stdio.h>

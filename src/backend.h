@@ -1,7 +1,7 @@
 /*
- * backend.h: what a device can do, as one table of functions. The core asks this table and nothing else: it never asks
- * which device it is, and includes no header of one, but for the forms that weights have in host memory and in files,
- * which are a CPU's. backend.c has the list of them.
+ * backend.h: what a device can do, as one table of functions. The core asks only this table. It never asks which device
+ * it is, and includes no device's header but the CPU's forms of weights, which host memory and files hold. backend.c
+ * lists the devices.
  *
  * Arguments were checked by the core: pointers, shapes, dtypes, places, overlaps. A function that can fail returns a
  * status and has set the context's error text.
@@ -19,7 +19,7 @@ struct esmm_backend {
   const char *name; /* "cpu": its device is called so; with ":1" behind it, where there may be several */
   const char *kind; /* "CPU", "GPU": for texts that people read */
   bool numbered;    /* there may be several of its devices */
-  bool memory;      /* it has memory of its own: matrices of ESMM_DEVICE lie there */
+  bool memory;      /* it has its own memory: matrices of ESMM_DEVICE lie there */
   bool streams;     /* its work goes to streams */
   bool threads;     /* its kernels run on the context's threads, which divide their costs */
 
@@ -44,32 +44,32 @@ struct esmm_backend {
   /* ---- weights ---- */
   unsigned (*formats)(void); /* of B that it can prepare: bits 1 << esmm_format_kind */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, esmm_weights **out);
-  /* The same from blocks in the device's memory, whose fields were checked and whose arrays were not; `what` names them
-     in the error text. NULL: it takes none. */
+  /* The same from blocks in the device's memory: fields are checked, arrays are not; `what` names them in the error
+     text. NULL: it takes none. */
   esmm_status (*prepare_bsr)(esmm_ctx *ctx, const char *what, const esmm_bsr *b, const esmm_prepare_opts *opts,
                              esmm_weights **out);
   void (*weights_free)(esmm_weights *w); /* its part of them; needs no context */
   /* The same B as a CPU's weights, and the other way round; both NULL for the CPU alone. */
   esmm_status (*weights_to_host)(esmm_ctx *ctx, const esmm_weights *w, esmm_weights **host);
   esmm_status (*weights_from_host)(esmm_ctx *ctx, const esmm_weights *host, esmm_weights **out);
-  /* Of a matrix in the device's memory and a settled N:M format: the group of the lowest k, there the lowest strip,
-     that has too many nonzeros, or -1; and pruning, with norms of B's k's in host memory or NULL. Both may be NULL:
-     then the host does it in a copy. */
+  /* For a matrix in the device's memory and a settled N:M format. format_check finds the first group, by k and then by
+     strip, with too many nonzeros, or -1. prune takes norms of B's k's in host memory, or NULL. Both may be NULL: then
+     the host does it in a copy. */
   esmm_status (*format_check)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *group,
                               int64_t *strip);
   esmm_status (*prune)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
                        esmm_prune_tally *tally);
-  /* Pruning blocks of a matrix in the device's memory, which is not empty: a note of each, by block rows, then zeros in
-     those whose keep is 0. norms, notes and keep lie in host memory; both wait. NULL: the host does it in a copy. */
+  /* Prunes blocks of a matrix in the device's memory, not empty: weigh_blocks notes each, by block rows; drop_blocks
+     clears those with keep 0. norms, notes and keep lie in host memory; both wait. NULL: the host does it in a copy. */
   esmm_status (*weigh_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const float *norms,
                               esmm_block_note *notes);
   esmm_status (*drop_blocks)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, const unsigned char *keep);
-  /* Top-N or a soft threshold of a matrix in the device's memory, which is not empty; waits. NULL: the host does it in
-     a copy. */
+  /* Top-N or a soft threshold of a matrix in the device's memory, not empty; waits. NULL: the host does it in a copy.
+   */
   esmm_status (*prune_top)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_top *how, esmm_prune_tally *tally);
 
   /* ---- products ---- */
-  /* May be NULL: it has all of the epilogue. Refuses what it does not have, and says what to do instead. */
+  /* May be NULL: it has all of the epilogue. Refuses the parts it lacks, and says what to do instead. */
   esmm_status (*check_epilogue)(esmm_ctx *ctx, const esmm_matmul_opts *o);
   /* C is not empty, k and alpha are not 0; p->gate is the other branch, to be made too. s is filled in only where it is
      wanted. */
@@ -97,14 +97,14 @@ struct esmm_backend {
                                       NULL: it cannot be tuned */
   /* What the tuning of this device depends on beside its name, as part of a file name: "-avx2-2", "". */
   void (*tune_suffix)(const esmm_ctx *ctx, char *out, size_t bytes);
-  /* Changes with the versions of the driver and of the library that products of such weights may call: what calls took
-     depends on them. */
+  /* Changes with the versions of the driver and of the library that such products may call: measured times depend on
+     them. */
   uint64_t (*versions)(const esmm_weights *w);
   /* Fills in p->sample for the trial. */
   esmm_status (*tune_sample)(esmm_ctx *ctx, esmm_problem *p);
   esmm_status (*tune_measure)(esmm_ctx *ctx, const esmm_kernel *kernel, const struct esmm_tune_job *job,
                               esmm_problem *p, double *seconds);
-  /* The share of the device, 0 to 1, that others take, measured for so many seconds. NULL: it cannot tell. */
+  /* The share of the device, 0 to 1, that others take, measured for that many seconds. NULL: not measured. */
   double (*load)(esmm_ctx *ctx, double seconds);
 
   /* ---- the layer ---- */
@@ -112,13 +112,13 @@ struct esmm_backend {
       *layer; /* what esmm_ffn_... do between products (ffn/passes.h); NULL: they do not run on it */
 };
 
-/* What a context is called in texts: by its kind, or by its device where there may be several. */
+/* A context's name in texts: its kind, or its device where there may be several. */
 static inline const char *esmm_ctx_kind(const esmm_ctx *ctx)
 {
   return ctx->backend->numbered ? ctx->device : ctx->backend->kind;
 }
 
-/* Every backend there is, those that "auto" tries first in front; the last is the one that always works. */
+/* Every backend, in the order in which "auto" tries them; the last always works. */
 #define ESMM_MAX_BACKENDS 4
 int esmm_backend_count(void);
 const esmm_backend *esmm_backend_at(int index);

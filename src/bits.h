@@ -70,7 +70,7 @@ static inline void esmm_flag_nonzero(const void *data, esmm_dtype dtype, int64_t
   }
 }
 
-/* count elements, to_step and from_step elements apart, as their bits, so that every NaN stays what it is. */
+/* count elements, to_step and from_step elements apart, as their bits, so that every NaN stays as it is. */
 static inline void esmm_copy_elements(void *to, int64_t to_step, const void *from, int64_t from_step, int64_t count,
                                       esmm_dtype dtype)
 {

@@ -1,7 +1,7 @@
 /*
- * context.c: contexts, their devices, memory, timers and error text. What a device does, its backend does.
+ * context.c: contexts, their devices, memory, timers and error text. Its backend does a device's work.
  *
- * What the library allocates passes through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
+ * The library allocates through esmm_mem_alloc, and so through a caller's allocator; libc has its own.
  */
 #include "backend.h"
 #include "choose/recall.h"
@@ -271,7 +271,7 @@ static esmm_status choose_force(esmm_ctx *ctx, const char *asked)
   return ESMM_OK;
 }
 
-/* An option that is 1 for yes, -1 for no, or 0 for what the environment says; *yes has the default. */
+/* An option: 1 yes, -1 no, 0 as the environment says; *yes has the default. */
 static esmm_status choose_yes(esmm_ctx *ctx, const char *option, const char *variable, int asked, bool *yes)
 {
   if (asked < -1 || asked > 1)
@@ -287,7 +287,7 @@ static esmm_status choose_yes(esmm_ctx *ctx, const char *option, const char *var
   return ESMM_OK;
 }
 
-/* Of several failures the first is told: it is that of the device that was meant. */
+/* Keeps the first of several failures: it is that of the device the caller meant. */
 static void keep_reason(esmm_ctx *ctx)
 {
   if (!ctx->device_reason[0])
@@ -351,7 +351,7 @@ static esmm_status choose_device(esmm_ctx *ctx, const char *asked)
 
 static esmm_status set_up(esmm_ctx *ctx, const esmm_ctx_opts *opts)
 {
-  /* Contexts of any device have threads: what is done with matrices in host memory is done by the CPU. */
+  /* Contexts of any device have threads: the CPU does all work on matrices in host memory. */
   ctx->cpu = esmm_cpu_detect();
   ctx->remember = true;
   bool deterministic = false;

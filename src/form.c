@@ -1,4 +1,4 @@
-/* form.c: what there is to say of each form of B. */
+/* form.c: the names of the forms of B, and why weights may lack one. */
 #include "form.h"
 
 const esmm_form esmm_form_table[ESMM_FORM_KINDS] = {

@@ -21,7 +21,7 @@ enum { TILE = 64 };
 
 /* ---- random numbers ---- */
 
-/* What a stream is for: two purposes never share one. */
+/* The purpose of a stream: two purposes never share one. */
 enum { STREAM_VALUES = 1, STREAM_ALIVE, STREAM_SHUFFLE, STREAM_SHARED, STREAM_LATENT };
 
 /* A bijection of 64 bits whose output bits each depend on all input bits (the finaliser of splitmix64). */
@@ -128,20 +128,19 @@ static void generate_tiles(void *arg, int64_t first, int64_t end, int worker)
  * 1 + sigma^2.
  *
  * Where memory is long (rho near 1) a few thousand rows hold only a few independent draws of y, and the density they
- * happen to give can be a tenth off. There the active elements are counted in a pass of their own first, and all
- * thresholds moved by what is missing; this doubles the work on features that are not dead, of which such layers have
- * few.
+ * happen to give can be a tenth off. There a first pass counts the active elements, and all thresholds move by what is
+ * missing. This doubles the work on features that are not dead; such layers have few.
  *
- * The strip density at m rows is the share of features with max over m rows of x above the threshold. Simulating
- * that maximum and fitting sigma, rho and white by least squares over m = 8, 16, 32, 128 gave the table below from the
+ * The strip density at m rows is the share of features with max over m rows of x above the threshold. Simulating that
+ * maximum and fitting sigma, rho and white by least squares over m = 8, 16, 32, 128 gave the table below from the
  * measured layers of a GPT (ReLU^2, 8 layers, FFN 3072); no strip density is off by more than 0.02. In layers 1 and 2
- * several (sigma, rho) fit alike: taken, on a coarse grid, was one whose spread of activities and memory over hundreds
- * of rows are close to those of layer 1's activations. The constants turned out to be a function of p alone. Between
- * measured layers they are interpolated, outside held. `shared` is from the spread of density among tokens in layers 1
- * and 4; it leaves strip densities as they are.
+ * several (sigma, rho) fit alike: the table has one, of a coarse grid, that is close to layer 1's activations in its
+ * spread of activities and in its memory over hundreds of rows. The constants turned out to be a function of p alone.
+ * They are interpolated between measured layers and constant outside them. `shared` is from the spread of density among
+ * tokens in layers 1 and 4; it leaves strip densities as they are.
  */
 #define LONG_MEMORY 0.9 /* the rho above which thresholds are corrected */
-#define MOST_MOVED 0.25 /* a correction beyond that would come from a matrix too small to tell */
+#define MOST_MOVED 0.25 /* a matrix that asks for more is too small to measure */
 
 typedef struct calibration {
   double p, sigma, rho, white, shared;
@@ -272,7 +271,7 @@ static void set_thresholds(const job *j, const recipe *r, latent *l)
   }
 }
 
-/* Moves the thresholds of a matrix that has `active` elements above them to where it would have as many as planned. */
+/* Moves the thresholds of a matrix with `active` elements above them to where the planned number would be. */
 static void correct_thresholds(const job *j, const recipe *r, int64_t active, latent *l)
 {
   const double observed = (double)active / ((double)r->alive * (double)j->outer), sigma = r->c.sigma;
@@ -282,7 +281,7 @@ static void correct_thresholds(const job *j, const recipe *r, int64_t active, la
     l->threshold[f] += (float)move;
 }
 
-/* What a feature that exceeds its threshold gives. Never so small that fp16 would make it zero. */
+/* The value of a feature that exceeds its threshold, never so small that fp16 would make it zero. */
 static inline float activate(const esmm_generator *g, float excess)
 {
   if (g->integers)

@@ -30,9 +30,9 @@ struct esmm_ctx {
   esmm_allocator allocator;
   int threads;
   double thread_work;        /* multiply-adds: t threads that are awake are worth it where each has t times this */
-  double wake_seconds;       /* of a product, those that are worth waking a thread */
-  int wakes;                 /* how many the product that runs is worth; INT_MAX: as many as there are */
-  struct esmm_threads *pool; /* those there are (threads.h) */
+  double wake_seconds;       /* seconds of a product that are worth waking a thread */
+  int wakes;                 /* how many the running product is worth; INT_MAX: all */
+  struct esmm_threads *pool; /* the threads (threads.h) */
   unsigned cpu;              /* ESMM_CPU_... */
   char force[64];            /* "" when the plan decides */
   bool force_from_env;       /* it is ESMM_FORCE's */
@@ -50,7 +50,7 @@ struct esmm_ctx {
   double cost[ESMM_MAX_KERNELS][ESMM_COST_TERMS]; /* seconds per unit of each term, by registry index */
   void *scratch; /* grows, never shrinks: no allocation after the first call of a shape */
   size_t scratch_bytes;
-  uint64_t cost_id;                  /* of these constants: what was measured with others does not count */
+  uint64_t cost_id;                  /* of these constants: times measured with others do not count */
   bool learns;                       /* from what calls take: choose/choose.h */
   int64_t learnt;                    /* times so far: for tests */
   int turn;                          /* whose turn it is in esmm_tune_weights, from 1 on; 0: no call of that */
@@ -67,7 +67,7 @@ struct esmm_ctx {
 #define ESMM_PANEL 32 /* columns of B that share one bitmap and one panel */
 #define ESMM_HALF 16  /* a panel is two halves of 16 columns: a cache line of fp32 for each k */
 
-#define ESMM_TURNED_COLS 15 /* most columns of a B that is kept turned too: less than a vector of the widest */
+#define ESMM_TURNED_COLS 15 /* most columns of a B that is kept turned too: less than the widest vector */
 
 /* B in the layout that oneDNN likes best (cpu/onednn.h), beside the others. */
 typedef struct esmm_onednn_form {
@@ -143,7 +143,7 @@ void esmm_weights_set_densities(esmm_weights *weights, int64_t nonzero, int64_t 
 void esmm_weights_set_alive(esmm_weights *weights);   /* alive[] from bits */
 void esmm_weights_count_bytes(esmm_weights *weights); /* bytes from the buffers' sizes */
 
-/* cpu/forms.c. Row k of a host matrix, columns j0 and so many more, as the bits of its dtype. */
+/* cpu/forms.c. Row k of a host matrix, `cols` columns from j0 on, as the bits of its dtype. */
 void esmm_read_row(const esmm_matrix *b, int64_t k, int64_t j0, int64_t cols, void *out);
 
 /* api.c: the options with every default filled in, checked against the context; see esmm_format_settle */
@@ -167,8 +167,8 @@ struct esmm_pattern {
   esmm_allocator allocator;
   int64_t rows, k;
   int64_t strip_rows, strips, words;
-  int64_t set;    /* bits set in all; where they lie on a device nobody has counted them, and it is 0 */
-  uint64_t *bits; /* [strips][words]; NULL where they lie on a device */
+  int64_t set;                        /* bits set in all; 0 where they lie on a device, uncounted */
+  uint64_t *bits;                     /* [strips][words]; NULL where they lie on a device */
   const struct esmm_backend *backend; /* whose memory they lie in; NULL: the host's */
   int ordinal;                        /* on which of its devices */
   void *device;                       /* the backend's own */
@@ -233,7 +233,7 @@ static inline bool esmm_struct_size(size_t size, size_t known)
   return size >= sizeof(size_t) && size <= known && size % sizeof(void *) == 0;
 }
 
-/* 16 bits, row-major, and pairs of columns are aligned: what a GPU's kernels read two at a time. */
+/* 16 bits, row-major, pairs of columns aligned: a GPU's kernels read two at a time. */
 static inline bool esmm_in_pairs(const esmm_matrix *m)
 {
   return esmm_dtype_size(m->dtype) == 2 && m->order == ESMM_ROW_MAJOR && (uintptr_t)m->data % 4 == 0 && m->ld % 2 == 0;
@@ -257,8 +257,8 @@ static inline int64_t esmm_max(int64_t a, int64_t b)
 }
 
 /*
- * Elements from one row of B's rows form to the next: whole cache lines, and never a multiple of a page, because the
- * rows that are read side by side would then all fall into the same few sets of the cache.
+ * Elements from one row of B's rows form to the next: whole cache lines, and never a multiple of a page, since rows
+ * read side by side would then fall into the same few sets of the cache.
  */
 static inline int64_t esmm_rows_ld(int64_t n, esmm_dtype dtype)
 {
@@ -277,7 +277,7 @@ void esmm_host_twin_free(esmm_ctx *ctx, esmm_matrix *twin);
 
 /* ---- the machine ---- */
 unsigned esmm_cpu_detect(void);         /* ESMM_CPU_... */
-const char *esmm_cpu_amx_refused(void); /* why the system keeps an AMX that the CPU has from this process; or NULL */
+const char *esmm_cpu_amx_refused(void); /* why the system refuses this process the CPU's AMX; or NULL */
 void esmm_cpu_name(char *out, size_t bytes);
 
 /* ---- tuning cache (tune.c) ---- */

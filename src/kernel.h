@@ -17,18 +17,18 @@ typedef struct esmm_backend esmm_backend;
 extern const esmm_backend esmm_cpu_backend;
 
 /*
- * Densities of A that the plan knows from a cheap look at it, at strip heights 1, 2, 4, ..., 128 (index log2). A
- * backend fills in the heights that its kernels have.
+ * Densities of a cheap sample of A, at strip heights 1, 2, 4, ..., 128 (index log2). A backend fills in the heights
+ * that its kernels have.
  */
 #define ESMM_SAMPLE_HEIGHTS 8
 typedef struct esmm_sample {
   double element;                    /* nonzero share of A's elements */
-  double rest;                       /* those that are the third or fourth of four k's of a row; a GPU counts them */
+  double rest;                       /* share that is the third or fourth nonzero of four k's; a GPU counts it */
   double strip[ESMM_SAMPLE_HEIGHTS]; /* strip density of A at height 1 << i */
   double joint[ESMM_SAMPLE_HEIGHTS]; /* joint density with B's strips */
 } esmm_sample;
 
-/* The other branch of a gated product: activation(alpha * (A w) + bias), by which the sum is multiplied. */
+/* The other branch of a gated product: the sum is multiplied by activation(alpha * (A w) + bias). */
 typedef struct esmm_gate {
   const esmm_weights *w; /* NULL: there is none */
   const float *bias;     /* NULL: none */
@@ -57,18 +57,16 @@ typedef struct esmm_problem {
   const esmm_pattern *pattern; /* NULL: scan A */
   int threads;
   esmm_sample sample;
-  int64_t seen_rows; /* where it is explained what remembered densities decided: rows of their strips, */
+  int64_t seen_rows; /* for explanations, where remembered densities decided: rows of their strips, */
   double seen_strip; /* and their density; 0: the sample decided */
-  int64_t variant;   /* which of its ways the kernel is to go, as its terms() said; 0 where it has one */
-  const void *call;  /* what the backend hands to run() beside this; NULL where it needs nothing */
+  int64_t variant;   /* which of its ways the kernel goes, as its terms() said; 0: it has one */
+  const void *call;  /* what the backend passes to run() beside this; NULL: nothing */
 } esmm_problem;
 
-/* The gate's branch as a product of its own: of m rows, row-major in fp32, lines `ld` apart. The backend places its C.
- */
+/* The gate's branch as a separate product of m rows, row-major in fp32, lines `ld` apart. The backend places its C. */
 esmm_problem esmm_gate_problem(const esmm_problem *p, const esmm_gate *gate, int64_t m, int64_t ld);
 
-/* Callbacks get the kernel itself: one function may serve several kernels, which differ in what they say of themselves.
- */
+/* Callbacks get the kernel itself: one function may serve several kernels, which differ in their descriptors. */
 typedef struct esmm_kernel esmm_kernel;
 struct esmm_kernel {
   const char *name, *doc;
@@ -77,8 +75,8 @@ struct esmm_kernel {
   unsigned cpu;        /* ESMM_CPU_... it needs */
   unsigned reads;      /* the form of B that it reads, ESMM_FORM(...); 0: whatever there is */
   unsigned dtypes;     /* A and B are of the same dtype, one of these, ESMM_DTYPE_BIT(...); 0: of any, mixed too */
-  bool variant_strips; /* its variant is the height of A's strips, in rows: told in statistics and explanations */
-  const void *device;  /* a struct of its backend's own, for what only such kernels need to say; NULL: nothing */
+  bool variant_strips; /* its variant is the height of A's strips, in rows, which statistics and explanations show */
+  const void *device;  /* the backend's own struct, for what only its kernels say; NULL: nothing */
   const void *own;     /* private to the kernel's file: tables that its functions choose from */
 
   /* May be NULL: what this machine lacks that the kernel needs beside its CPU or GPU ("libcublas was not found"), or
@@ -97,7 +95,7 @@ struct esmm_kernel {
   void (*terms)(const esmm_kernel *self, const esmm_problem *p, const double *cost, double *units, int64_t *variant);
   const char *const term_names[ESMM_COST_TERMS];
   const double cost[ESMM_COST_TERMS]; /* shipped constants, seconds per unit on one thread */
-  /* May be NULL: seconds of what is done for the call before the kernel, which no constant of its own has. */
+  /* May be NULL: seconds of work before the kernel that none of its constants covers. */
   double (*seconds_before)(const esmm_kernel *self, const esmm_problem *p);
 
   /* Bytes of scratch run() is given; SIZE_MAX on overflow. NULL: none. */
@@ -140,7 +138,7 @@ bool esmm_kernel_competes(const esmm_ctx *ctx, const esmm_kernel *kernel);
 bool esmm_plan_can_run(const esmm_problem *p, const esmm_kernel *kernel, char *why, size_t why_bytes);
 /* "forced by 'joint'", or by ESMM_FORCE. */
 void esmm_plan_forced_text(const esmm_ctx *ctx, const char *force, char *text, size_t bytes);
-/* Is it one to choose from: of those that force names, or, where that is NULL, of those that compete? */
+/* May it be chosen: does force name it or, where force is NULL, does it compete? */
 bool esmm_plan_may_choose(const esmm_ctx *ctx, const esmm_kernel *kernel, const char *force);
 /* The cost model at p->sample. units [ESMM_COST_TERMS] may be NULL. */
 double esmm_plan_seconds(const esmm_problem *p, int index, double *units, int64_t *variant);
@@ -148,15 +146,15 @@ double esmm_plan_seconds(const esmm_problem *p, int index, double *units, int64_
 /* Kernels to choose from. */
 typedef struct esmm_shortlist {
   int count;
-  bool sees_a;                     /* what one of them costs, or how it goes about it, depends on A's densities */
+  bool sees_a;                     /* the cost or the variant of one of them depends on A's densities */
   uint8_t index[ESMM_MAX_KERNELS]; /* in the registry, rising */
 } esmm_shortlist;
 
-/* Those that can do this problem, of those that compete or, where that is not NULL, of those that force names. */
+/* Of the kernels that compete, or that force names unless it is NULL, those that can do this problem. */
 void esmm_plan_shortlist(const esmm_problem *p, const char *force, esmm_shortlist *list);
 void esmm_sample_fill(esmm_sample *sample, double density); /* the same at all heights */
-/* Would a look at A, which takes so long, cost more than it could save, whatever A holds? Leaves p->sample full: what
-   is cheapest there is then chosen outright. */
+/* Would sampling A, which takes look_seconds, cost more than it could save, whatever A holds? Leaves p->sample full:
+   the plan then chooses the cheapest kernel for a full A. */
 bool esmm_plan_outright(esmm_problem *p, const esmm_shortlist *list, double look_seconds);
 
 typedef struct esmm_choice {
@@ -170,8 +168,8 @@ typedef struct esmm_choice {
 } esmm_choice;
 
 /*
- * By the densities in p->sample, and what was measured; looked: A was. Fills one choice a kernel, in registry order,
- * and sets *chosen to the cheapest that can run (of those that force names, when it is not NULL), or fails with
+ * By the densities in p->sample and the measured times; looked: A was sampled. Fills one choice a kernel, in registry
+ * order, and sets *chosen to the cheapest that can run (of those that force names, when it is not NULL), or fails with
  * ESMM_ERR_UNSUPPORTED and says why not.
  */
 esmm_status esmm_plan_sampled(esmm_ctx *ctx, const esmm_problem *p, const char *force, bool looked,

@@ -392,7 +392,7 @@ esmm_status esmm_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_
 
 /*
  * Stretches of `step` k's that hold a joint bit, over `words` words. Bits past k are 0, so a short last stretch needs
- * no care: what is not counted here is skipped.
+ * no care: stretches that are not counted here are skipped.
  */
 static int64_t count_within_words(const uint64_t *a, const uint64_t *b, int64_t words, int step)
 {

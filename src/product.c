@@ -17,7 +17,7 @@ static esmm_matrix vector_of(const void *data, int64_t n, const esmm_matrix *c)
   return vector;
 }
 
-/* Nothing that is read may lie in what is written. */
+/* No operand that is read may overlap one that is written. */
 static esmm_status check_apart(esmm_ctx *ctx, const char *written, const esmm_matrix *to, const char *read,
                                const esmm_matrix *from)
 {

@@ -1,20 +1,19 @@
 /*
- * threads.c: a context's threads. The caller works, too: it is worker 0.
+ * threads.c: a context's threads. The calling thread takes part, as worker 0.
  *
- * One word, `state`, says how many threads the loop that is open wants, and how many of the others are inside. A thread
- * enters by adding one to it, which works only while the loop is open; whoever finds no piece left closes it. The
- * caller then waits for those inside, and for no one else: a thread that was late finds the loop closed.
+ * One word, `state`, says how many threads the open loop wants, and how many workers are inside. A worker enters by
+ * adding one to it, which works only while the loop is open; the first thread that finds no piece left closes the loop.
+ * The caller then waits for the workers inside, and never for a worker that has not started.
  *
- * Who has nothing to do looks for the next loop for SPIN seconds, then sleeps on a futex: the threads of a program that
- * does something else take no time from it. Waking one takes 40 to 100 us, as long as a small product. So where loops
- * have been following each other, the threads look on, up to LINGER, and let others have their CPU meanwhile; and a
- * product that is not worth waking them (ctx->wakes) does so only where loops follow each other, and seldom.
- * Where more threads want to run than there are CPUs, nobody lingers: one that sleeps is given a CPU sooner than one
- * that waits for its turn. Sleepers are woken two by two, each of whom wakes two more, so that the caller is not kept
- * from its own pieces. Left to itself, Linux puts a thread on the CPU of the one who wakes it even where others are
- * idle, and there it would wait for milliseconds: it is kept from that CPU until it runs on another.
+ * An idle worker spins briefly (SPIN), then yields for up to LINGER if loops come less than SOON apart, then sleeps on
+ * a futex: it takes no time from a program that does something else. Waking a worker takes 40 to 100 us, as long as a
+ * small product. So a product that is not worth waking workers (ctx->wakes) wakes them only where loops follow each
+ * other, and seldom. If more threads want to run than there are CPUs, workers do not linger: the system gives a CPU to
+ * a woken thread sooner than to one that yielded. The caller wakes two workers, and each of them two more, so that the
+ * caller starts on its own pieces soon. Linux usually places a woken thread on its waker's CPU, even where others are
+ * idle, and there it would wait for milliseconds: the waker bars it from that CPU until it runs on another.
  *
- * After a fork the child has none of these threads. A counter that the fork raises tells, and the child starts its own.
+ * After a fork the child has none of these threads. It sees that by a counter that the fork raises, and starts its own.
  */
 #include "threads.h"
 
@@ -30,13 +29,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPIN 20e-6              /* seconds that a worker looks for the next loop without letting go of its CPU, */
-#define LINGER 1e-3             /* and while others may have it, where the loop before */
-#define SOON 1e-4               /* came within so many seconds */
+#define SPIN 20e-6              /* s: an idle worker, and a caller at the end of a loop, spins for half of this; */
+#define LINGER 1e-3             /* s: the worker then yields for so long, if the loop before came */
+#define SOON 1e-4               /* less than so many seconds earlier */
 #define REST 2e-4               /* seconds between two attempts to wake others for brief products */
 #define PATIENCE 2e-4           /* seconds that the caller looks whether the last pieces are done */
 #define AGAIN 1.0               /* seconds until the system is asked anew for threads that it refused */
-#define STACK ((size_t)1 << 20) /* many times what a kernel needs: a program's thread-local data take of it, too */
+#define STACK ((size_t)1 << 20) /* many times a kernel's need: a program's thread-local data lie there too */
 
 /* state: threads wanted, the caller sleeps, others inside */
 #define WANTED_SHIFT 16
@@ -48,7 +47,7 @@
 enum { AWAKE, ASLEEP, WAKING };
 
 typedef struct worker {
-  _Alignas(64) _Atomic int64_t next; /* the first piece of its share that nobody has taken */
+  _Alignas(64) _Atomic int64_t next; /* the first piece of its share that no thread has taken */
   _Atomic uint32_t asleep;           /* AWAKE, ASLEEP or WAKING */
   bool moved; /* it may not run on every CPU of `allowed` at present; its waker's while WAKING, else its own */
   cpu_set_t allowed, elsewhere;
@@ -60,9 +59,9 @@ typedef struct worker {
 
 typedef struct esmm_threads {
   _Alignas(64) _Atomic uint32_t state;
-  _Atomic int to_wake; /* the first worker that nobody has looked after yet */
+  _Atomic int to_wake; /* the first worker that no thread has tried to wake yet */
   int wake_end;        /* past the last one that is to be woken */
-  /* The loop; those inside read it, and the caller writes it when nobody is. */
+  /* The loop. Workers inside read it; the caller writes it when none is inside. */
   esmm_piece *piece;
   void *arg;
   int64_t items, at_once, pieces;
@@ -113,7 +112,7 @@ static inline void relax(void)
   }
 }
 
-/* Do more threads want to run on this machine than it has CPUs? Not where nobody says. */
+/* Do more threads want to run on this machine than it has CPUs? No, where the system does not say. */
 static bool is_crowded(const esmm_threads *p)
 {
   char text[128];
@@ -130,7 +129,7 @@ static bool is_crowded(const esmm_threads *p)
   return running && strtol(running, NULL, 10) > p->cpus;
 }
 
-/* Keeps a worker from this CPU. The worker itself calls this, or who wakes it; */
+/* Bars a worker from this CPU. The worker itself calls this, or its waker; */
 static void send_elsewhere(worker *w, int cpu)
 {
   if (w->moved || cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(w->tid, sizeof w->allowed, &w->allowed) != 0)
@@ -141,7 +140,7 @@ static void send_elsewhere(worker *w, int cpu)
     w->moved = sched_setaffinity(w->tid, sizeof w->elsewhere, &w->elsewhere) == 0;
 }
 
-/* once it runs elsewhere, it may again run anywhere, unless somebody has said otherwise meanwhile. */
+/* once it runs elsewhere it may run anywhere again, unless its CPUs were changed meanwhile. */
 static void free_again(worker *me)
 {
   cpu_set_t now;
@@ -176,7 +175,7 @@ static bool look_for_loop(worker *me, uint32_t *state)
   return false;
 }
 
-/* Back from sleep, of itself or because it was woken: who wakes it may not be done with it. */
+/* Back from sleep, woken or not. A waker may not be done with it yet. */
 static void wake_up(worker *me)
 {
   uint32_t was = ASLEEP;
@@ -191,7 +190,7 @@ static uint32_t wait_for_loop(worker *me)
 {
   uint32_t state;
   while (!look_for_loop(me, &state)) {
-    /* Who opens a loop looks at this after it is open: one of the two sees the other. */
+    /* The caller opens a loop, then reads this; the worker sets this, then looks for a loop: one sees the other. */
     atomic_store(&me->asleep, ASLEEP);
     if (atomic_load(&me->pool->state) >> WANTED_SHIFT <= (uint32_t)me->id)
       sleep_while(&me->asleep, ASLEEP);
@@ -294,7 +293,7 @@ static bool start_worker(esmm_threads *p, int id)
   return started || pthread_create(&w->thread, NULL, work, w) == 0;
 }
 
-/* Signals are for the program's own threads: these inherit that all are blocked but those of a thread's own faults. */
+/* Signals are for the program's own threads: workers inherit that all are blocked but those of their own faults. */
 static void start_workers(esmm_threads *p, int threads)
 {
   static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -598,7 +598,7 @@ unlaunched() { # HOW MODE: it asks again, in another way, and says what is missi
 }
 check 'profile: a kernel that does not launch with patched code' unlaunched patched kernel 'branch efficiency is left out'
 check 'profile: a kernel that does not launch twice' unlaunched replayed application 'branch efficiency is left out'
-check 'profile: a kernel that launches once only' unlaunched once kernel 'only what one run tells'
+check 'profile: a kernel that launches once only' unlaunched once kernel 'only the metrics of one run'
 cooperative() { # WORD: what ncu finds in ESMM_COOPERATIVE
   profile --size 64 >profile.out 2>&1 && [ "$(cat ncu.cooperative)" = "$1" ]
 }

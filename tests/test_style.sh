@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_style.sh: formatting over every C and CUDA file of the tree, and clang-tidy over every C file. Formatting differs between versions of
-# clang-format, so only the version that Debian 12 has decides. Called by run_tests.sh with WORK set,
+# test_style.sh: formatting over every C and CUDA file of the tree, clang-tidy over every C file, and words that the
+# text avoids. Versions of clang-format differ, so only that of Debian 12 decides. Called by run_tests.sh with WORK set,
 # and LONG for clang-tidy.
 set -u
 . tests/support/tap.sh
@@ -19,6 +19,17 @@ too_long() { # files over 900 lines are two files
   done | { ! grep .; }
 }
 check 'no C or CUDA file is longer than 900 lines' too_long
+
+# Words for people, which hide the thread, block, warp, kernel or caller that acts, and private ones.
+words='who whom nobody told tells handed'
+worded() { # prints file:line: word
+  grep -rHnowiEI --exclude-dir=__pycache__ "$(echo "$words" | tr ' ' '|')" "$@" |
+    sed 's/:\([^:]*\)$/: \1/' | { ! grep .; }
+}
+check "the text names what acts: no $words" worded include src cli io python README.md
+echo 'kernels, for who has told_one' >"$WORK/words.txt"
+check 'that check finds a word, and only whole ones' \
+  sh -c '[ "$1" = "$2" ]' sh "$(worded "$WORK/words.txt")" "$WORK/words.txt:1: who"
 
 MAKE=${MAKE:-make} # an empty command would find nothing either
 tidy() { "$MAKE" --no-print-directory -k -j"$(nproc)" BUILD="$WORK/tidy" CC=clang tidy 2>&1 | { ! grep -A 4 -E 'error|warning:|\*\*\*'; }; }

@@ -26,7 +26,7 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  A GPU's operands lie in its memory; its L2 cache is emptied before each call, and its own clock measures.\n"
     "  cuBLAS gets A and B as they are where both are bf16 or both f16, and C is the same or f32; else all in f32.\n"
     "  So does oneDNN on a CPU, where it can, with B in its own layout; OpenBLAS and BLIS get f32.\n"
-    "  A kernel that promises the same bits each time is wrong if it gives others after the measurement.\n"
+    "  A kernel that promises the same bits each time is wrong if they differ after the measurement.\n"
     "  On a GPU auto learns from its calls: it is measured once it has learnt. ms_first of --json and --csv is a call\n"
     "  that knows nothing yet.\n"
     "\n"
@@ -34,15 +34,15 @@ static const char notes[] = CLI_PROBLEM_NOTES
     "  --calls: calls of each kernel in batches, in a row on the same operands, once the plan knows them: nanoseconds\n"
     "  a call, the median and the least of the batches. 20000 calls; on a CPU 0.2 s at least and 2 s at most. On a "
     "GPU\n"
-    "  they are launched and not waited for: it is the host's time. On a CPU only what auto chose is remembered: a\n"
+    "  they are launched and not waited for: it is the host's time. On a CPU the plan remembers only auto's choice: a\n"
     "  call that names its kernel costs some microseconds more.\n"
     "  --epilogue: what the product ends with, as esmm_matmul does it: C = activation(A B + bias) + residual, or with "
     "a\n"
     "  gate activation(A G) * (A B + bias) + residual; counts of the nonzeros of C's columns; bitmaps of its strips. "
     "Only\n"
-    "  ours do that: the dense library multiplies, twice with a gate, and no more. All of it is checked.\n"
-    "  --peers: lines of their own, no baseline: their time is that of the product, their format made beforehand. One\n"
-    "  that is not there or refuses is named below the table. ESMM_CUSPARSELT and ESMM_CUSPARSE may name the files.\n"
+    "  our kernels do that: the dense library only multiplies, twice with a gate. All results are checked.\n"
+    "  --peers: separate lines, no baseline; the time is the product's, the format is made beforehand. A peer that\n"
+    "  is missing or refuses is named below the table. ESMM_CUSPARSELT and ESMM_CUSPARSE may name the files.\n"
     "  --prepare: medians of 'runs' times: B in the device's memory, pruned there, then prepared.\n"
     "  --switch N: 8 N calls with the same weights; candidates are the kernels named, all by default, and the dense\n"
     "  libraries. 1.00 is as fast as if the plan had known; beside it, the same with an A that stays dense.\n"
@@ -113,32 +113,32 @@ static int parse(bench *b, int argc, char **argv)
   int count;
   const cli_option options[] = {
       CLI_PROBLEM_OPTIONS(&b->problem),
-      {NULL, CLI_HEADING, NULL, NULL, "What is measured and said", 0, 0, NULL, NULL},
+      {NULL, CLI_HEADING, NULL, NULL, "Measurements and output", 0, 0, NULL, NULL},
       BENCH_PRODUCT_OPTIONS(b),
       {"sweep", CLI_STRING, &sweep, "LIST", "several values of --density in one table: 1,.75,.5,.25", 0, 0, NULL, NULL},
       {"no-check", CLI_FLAG, &b->no_check, NULL, "do not check results", 0, 0, NULL, NULL},
       {"no-tune", CLI_FLAG, &b->no_tune, NULL, "do not measure the plan's constants, missing or of a busy machine", 0,
        0, NULL, NULL},
-      {"skip-stats", CLI_FLAG, &b->skip_stats, NULL,
-       "what block, warp and dot skipping would save, and what theory says", 0, 0, NULL, NULL},
+      {"skip-stats", CLI_FLAG, &b->skip_stats, NULL, "what block, warp and dot skipping would save, beside theory", 0,
+       0, NULL, NULL},
       {"extraction", CLI_FLAG, &b->extraction, NULL, "speed of extraction beside that of memcpy", 0, 0, NULL, NULL},
       {"energy", CLI_FLAG, &b->energy, NULL,
        "joules a product: a second of calls in a row, counted by NVML for\n"
        "the whole GPU board, by RAPL for the CPU's packages",
        0, 0, NULL, NULL},
       {"price", CLI_STRING, &b->price_words, "P",
-       "with --energy, dollars a million products: P or P/kWh is what\n"
-       "energy costs, P/h what an hour of the machine does",
+       "with --energy, dollars a million products: P or P/kWh for energy,\n"
+       "P/h for an hour of the machine",
        0, 0, NULL, NULL},
       {"once", CLI_FLAG, &b->once, NULL, "only run each kernel, once, and measure nothing: for profilers", 0, 0, NULL,
        NULL},
-      {"calls", CLI_FLAG, &b->calls, NULL, "what a call costs, in nanoseconds; on a GPU, what it costs the host", 0, 0,
-       NULL, NULL},
-      {"prepare", CLI_FLAG, &b->prepare, NULL, "what it takes to prune B to its --format and to prepare it", 0, 0, NULL,
+      {"calls", CLI_FLAG, &b->calls, NULL, "the cost of a call, in nanoseconds; on a GPU, of the host", 0, 0, NULL,
+       NULL},
+      {"prepare", CLI_FLAG, &b->prepare, NULL, "the time to prune B to its --format and to prepare it", 0, 0, NULL,
        NULL},
       {"switch", CLI_INT, &b->switch_every, "N",
-       "a stream of calls whose A turns from dense to what is asked for\n"
-       "and back every N calls: auto over the best kernel for each",
+       "a stream of calls: A turns from dense to the given zeros and back\n"
+       "every N calls: auto over the best kernel for each",
        1, 1000000, NULL, NULL},
       {"list", CLI_STRING, &b->list, "FILE",
        "many products in one process: a line of FILE has the options of\n"

@@ -32,21 +32,14 @@ int bench_epilogue_parse(const char *text, bench_epilogue *out);
 /* Options that a line of a list may have too. */
 #define BENCH_PRODUCT_OPTIONS(b)                                                                                     \
   {"epilogue", CLI_STRING, &(b)->epilogue_words, "LIST", BENCH_EPILOGUE_HELP, 0, 0, NULL, NULL},                     \
-      {"given",                                                                                                      \
-       CLI_INT,                                                                                                      \
-       &(b)->given_rows,                                                                                             \
-       "ROWS",                                                                                                       \
-       "A's bitmaps, of strips of ROWS rows, are handed to our products",                                            \
-       1,                                                                                                            \
-       65536,                                                                                                        \
-       NULL,                                                                                                         \
-       NULL},                                                                                                        \
+      {"given", CLI_INT, &(b)->given_rows, "ROWS", "our products get A's bitmaps, of strips of ROWS rows", 1, 65536, \
+       NULL,    NULL},                                                                                               \
   {                                                                                                                  \
     "peers", CLI_FLAG, &(b)->peers, NULL, "on a GPU also cuSPARSELt (nm:2:4) and cuSPARSE (zeros of B)", 0, 0, NULL, \
         NULL                                                                                                         \
   }
-#define BENCH_EPILOGUE_HELP                                           \
-  "what our product ends with: bias, relu, relu2, gelu, gelu-tanh,\n" \
+#define BENCH_EPILOGUE_HELP                                       \
+  "our product's epilogue: bias, relu, relu2, gelu, gelu-tanh,\n" \
   "silu, gate, residual, counts, bitmaps:ROWS (default none)"
 
 typedef struct bench_suite bench_suite;
@@ -118,7 +111,7 @@ typedef struct bench_finish {
   esmm_weights **gate_weights;                       /* [copies] */
   esmm_matrix near_bias, near_residual, near_counts; /* where the device wants them */
   io_matrix last_counts_host;                        /* int32_t in fp32's clothes, as near_counts */
-  esmm_pattern *patterns[BENCH_TIMERS]; /* of calls that nobody has waited for yet; the last is the newest */
+  esmm_pattern *patterns[BENCH_TIMERS];              /* of calls not yet waited for; the last is the newest */
   int pattern_count;
 } bench_finish;
 
@@ -181,7 +174,7 @@ int bench_plain(esmm_ctx *ctx, const char *what, const esmm_matrix *m, bool alwa
 /* A matrix of the host without zeros. */
 int bench_dense(const bench *b, const char *what, esmm_operand operand, uint64_t seed, int64_t rows, int64_t cols,
                 esmm_dtype dtype, io_matrix *out);
-/* How many copies of so many bytes are needed to come from memory, as far as there is room for them. */
+/* How many copies of `bytes` bytes make operands come from memory, as far as there is room. */
 int bench_copies(size_t bytes);
 
 /* ---- bench_check.c ---- */
@@ -261,7 +254,7 @@ int bench_routines(const bench *b, const bench_data *data);          /* of a lib
 /* One product; turn picks the copies. On a GPU it is put on the stream. */
 esmm_status bench_call(bench *b, bench_data *data, const bench_contestant *c, int turn, esmm_stats *stats);
 int bench_call_failed(const bench *b, const bench_contestant *c, esmm_status status);
-/* Calls until the plan knows what c's calls look like, where it learns from them: auto on a GPU. */
+/* Calls until the plan has learnt from c's calls: auto on a GPU. */
 int bench_settle(bench *b, bench_data *data, const bench_contestant *c);
 void bench_result_free(bench_result *result);
 int bench_once(bench *b, bench_data *data);     /* each kernel once, nothing measured: for profilers */
@@ -289,10 +282,10 @@ void bench_finish_free(const bench *b, bench_data *data);
 void bench_finish_opts(const bench *b, bench_data *data, int turn, esmm_matmul_opts *opts);
 /* After calls that were waited for: lets go of their bitmaps but the newest. */
 void bench_finish_release(bench_data *data);
-/* On a GPU: what the epilogue does to each element of a library's plain C, in one pass. */
+/* On a GPU: the epilogue on each element of a library's plain C, in one pass. */
 bool bench_finish_can_pass(const bench *b);
 esmm_status bench_finish_pass(bench *b, bench_data *data);
-/* Adds what the epilogue makes of the sums. */
+/* Adds the epilogue. */
 int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference);
 /* The exact result for row i of the reference and column j, and how far it may be off before it is stored. */
 double bench_finish_exact(const bench_reference *reference, const error_rule *rule, int64_t i, int64_t j,
@@ -358,9 +351,9 @@ void bench_report_place(const bench *b, const bench_data *data, cli_table *t);
 /* The lines above the table: the machine and the problem, whose first step was just measured. result NULL: no more. */
 void bench_report_head(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
 void bench_report_add(const bench *b, const bench_data *data, const bench_result *result, bench_report *report);
-/* What was measured of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
+/* The measurements of one of our kernels; out has room for BENCH_FIELDS. Returns how many. */
 int bench_report_fields(const bench_data *data, const bench_result *result, const bench_contestant *c, cli_field *out);
-/* A record of its own fields beside those that say what was asked for. */
+/* A record of these fields, after those of the request. */
 void bench_report_record(const bench *b, const bench_data *data, bench_report *report, const char *kernel,
                          const char *requested, const cli_field *own, int count);
 int bench_report_close(bench_report *report); /* prints the tables, replaces the files */

@@ -3,8 +3,8 @@
  *
  * Small problems are checked whole. Of large ones, rows spread over all of C are, each with every column: a kernel's
  * tiles and strips are all crossed by some row. The sums are made in float64, where products of fp32 are exact, from
- * the same fp32 values the libraries get; nothing of the library under test takes part. What each element may be off by
- * is error_bound.h's to say.
+ * the same fp32 values the libraries get; no code of the library under test takes part. error_bound.h has the error
+ * that each element may have.
  */
 #include "bench.h"
 

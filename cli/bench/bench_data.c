@@ -3,8 +3,8 @@
  * libraries that multiply in fp32, and random dense data, because a dense library may be faster or slower on zeros and
  * neither must flatter us.
  *
- * For few rows everything is rotated past the last-level cache. The size that the system reports for that cache can be
- * the host's and not this machine's share of it, so the total has a floor and a cap of its own.
+ * For few rows everything is rotated past the last-level cache. The system may report the host's cache and not this
+ * machine's share of it, so the total has a floor and a cap.
  */
 #include "bench.h"
 

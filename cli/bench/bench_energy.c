@@ -1,10 +1,9 @@
 /*
- * bench_energy.c: esmm bench --energy: joules a product, and what a million of them costs (--price).
+ * bench_energy.c: esmm bench --energy: joules a product, and the cost of a million (--price).
  *
  * Counters of energy move in steps: some milliseconds on a CPU, up to a tenth of a second on a GPU. So a kernel is
- * called in a row for a second, and counted from one step to another: whole steps, whatever their length. Nothing
- * empties a cache in between, which would take energy of its own: this is a product among many, not the cold one that
- * is timed.
+ * called in a row for a second, and counted from one step to another: whole steps, whatever their length. The cache is
+ * not emptied in between, as that takes energy too: this is a product among many, not the timed cold one.
  */
 #include "bench.h"
 
@@ -13,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-static const double warm_seconds = 0.1;   /* until others' threads sleep, and the clock is what it will be */
+static const double warm_seconds = 0.1;   /* until others' threads sleep, and the clock has settled */
 static const double least_seconds = 1;    /* from step to step */
 static const double most_seconds = 4;     /* a counter that has not moved by then never will */
 static const double batch_seconds = 5e-3; /* between looks at the counter */
@@ -25,7 +24,7 @@ int bench_energy_parse(bench *b)
   if (!b->price_words)
     return CLI_GO;
   if (!b->energy)
-    return cli_usage("--price is what energy costs: give --energy with it");
+    return cli_usage("--price is the price of energy: give --energy with it");
   const char *slash = strchr(b->price_words, '/');
   const size_t length = slash ? (size_t)(slash - b->price_words) : strlen(b->price_words);
   b->by_the_hour = slash && strcasecmp(slash, "/h") == 0;
@@ -129,7 +128,7 @@ int bench_energy(bench *b, bench_data *data, bench_result *result)
     if (status != ESMM_OK)
       return bench_call_failed(b, c, status);
     b->meter.failures = isnan(c->joules) ? b->meter.failures + 1 : 0;
-    if (b->meter.failures == MOST_FAILURES) /* in a row: what is left need not wait for it */
+    if (b->meter.failures == MOST_FAILURES) /* in a row: the rest need not wait for it */
       b->meter.source = NULL;
   }
   return CLI_GO;

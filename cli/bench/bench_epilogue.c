@@ -1,9 +1,9 @@
 /*
  * bench_epilogue.c: --epilogue: products that end with a bias, an activation, a gate, a residual or statistics of C.
  *
- * Only ours do: the dense libraries multiply as ever, twice where there is a gate, and are given nothing to do with the
- * result. What they would need for the rest is not in their times. Results are held to float64, with the error that
- * error_bound.h allows the sums carried through the epilogue; counts and bitmaps to C as it is stored, all of it.
+ * Only our kernels do: the dense libraries multiply alone, twice where there is a gate, and their times leave out the
+ * epilogue. Results are held to float64, with error_bound.h's error of the sums carried through the epilogue; counts
+ * and bitmaps to all of the stored C.
  */
 #include "bench.h"
 
@@ -133,7 +133,7 @@ static int make_near(const bench *b, bench_data *data)
   return status;
 }
 
-/* A residual of C's dtype, but in fp32: what the reference adds is what the kernel reads. */
+/* A residual of C's dtype, but in fp32: the reference adds the kernel's values. */
 static int make_residual(const bench *b, bench_data *data)
 {
   io_matrix rounded = {0};
@@ -240,7 +240,7 @@ void bench_finish_release(bench_data *data)
   forget_patterns(&data->finish, data->finish.pattern_count > 0 ? 1 : 0);
 }
 
-/* ---- what is right ---- */
+/* ---- the reference ---- */
 
 int bench_finish_reference(const bench *b, const bench_data *data, bench_reference *reference)
 {

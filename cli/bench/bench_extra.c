@@ -1,10 +1,9 @@
 /*
- * bench_extra.c: what a tiled kernel would skip, beside what theory expects; and the speed of extraction beside that
- * of memcpy.
+ * bench_extra.c: what a tiled kernel would skip, beside theory; and the speed of extraction beside memcpy's.
  *
- * The closed forms are exact for generated operands, which are independent of each other: a k is alive for a strip
- * with a probability that the generator gives, a joint k with the product of both, and a stretch is skipped when all
- * its k's are dead. Short last strips and short last stretches are counted as what they are.
+ * The closed forms are exact for generated operands, which are independent of each other: the generator gives the
+ * probability that a k is alive for a strip, a joint k has the product of both, and a stretch is skipped when all its
+ * k's are dead. Short last strips and stretches count as short.
  */
 #include "bench.h"
 
@@ -25,7 +24,7 @@ static strips strips_of(int64_t rows, int64_t height)
   return (strips){count, height, rows - (count - 1) * height};
 }
 
-/* The probability that k is alive in a strip of so many rows; NAN where the generator has no closed form. */
+/* The probability that k is alive in a strip of `rows` rows; NAN where the generator has no closed form. */
 static double alive(const cli_source *source, int64_t rows, int64_t k)
 {
   if (source->path)

@@ -1,6 +1,6 @@
 /*
  * bench_given.c: --given ROWS: our products get A's bitmaps, as a product whose C is A would leave them. A CPU need not
- * look for its zeros then, and a GPU's plan knows how dense A is. To make them is no part of the time.
+ * look for its zeros then, and a GPU's plan knows how dense A is. Making them is not timed.
  */
 #include "bench.h"
 

@@ -305,18 +305,18 @@ esmm_status bench_gpu_time(bench *b, bench_data *data, const bench_contestant *c
   return status;
 }
 
-/* ---- what a plan has learnt ---- */
+/* ---- learning ---- */
 
 /*
- * A plan that has seen nothing knows nothing, and a call decides on what one some calls before it saw. What is measured
- * is the state after that: a few reports, and as many calls as any of them may wait to be used. Slow calls are waited
- * for one by one, and fewer of them have to do.
+ * A call decides by the report of a call some calls before it, and the first calls have none. The state after that is
+ * measured: after a few reports, and as many calls as it takes to use them. Slow calls are waited for one by one, and
+ * fewer of them must do.
  */
 enum { SETTLE_CALLS = 64, SETTLE_FEWEST = 32, SETTLE_SLOW = 6, SETTLE_BATCH = 16, SETTLE_REPORTS = 3 };
 
 static const double slow_call = 2e-3; /* seconds */
 
-/* The cache is emptied before each, as it is when calls are measured: what the plan learns must be of such calls. */
+/* The cache is emptied before each, as in measured calls: the plan must learn from such calls. */
 static esmm_status call_and_wait(bench *b, bench_data *data, const bench_contestant *c, int count)
 {
   esmm_status status = ESMM_OK;

@@ -1,10 +1,10 @@
 /*
  * bench_list.c: esmm bench --list FILE: many products in one process, one a line.
  *
- * A line holds the words of the command's own options for shape, zeros and dtypes. What the command line says holds for
- * every line that does not say otherwise. A driver and a dense library take longer to start than most products to
- * measure: here they start once. Every line gets operands and weights of its own, and one that fails is named and does
- * not keep the others from being measured. Empty lines and those that start with # are left out.
+ * A line holds the words of the command's own options for shape, zeros and dtypes. The command line's options hold for
+ * every line that does not override them. A driver and a dense library take longer to start than most products to
+ * measure: here they start once. Every line gets new operands and weights; one that fails is named, and the others are
+ * measured. Empty lines and comments (#) are left out.
  */
 #include "bench.h"
 
@@ -139,7 +139,7 @@ static int measure_line(bench *b, char *text, bool again, bench_data *data, benc
   }
   if (status == CLI_GO)
     status = bench_product(b, data, report);
-  if (!b->suite) /* what the next line has for an epilogue is not yet known: nothing of this one stays */
+  if (!b->suite) /* the next line's epilogue is not yet known: this one's is freed */
     bench_data_free(b, data);
   return status;
 }

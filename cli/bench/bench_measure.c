@@ -3,7 +3,7 @@
  *
  * Rules that make the numbers comparable
  * - Every contestant is checked first, into a C full of NaN, and ours are checked again after the last round: they must
- *   then give the same bits, if they promise to. What is wrong has no speed.
+ *   then give the same bits, if they promise to. A wrong result has no speed.
  * - Contestants take turns, round after round, each round starting with another one: a machine that slows down or
  *   speeds up meanwhile does so for all.
  * - Calls of a few microseconds are timed several together, theirs and ours alike.
@@ -11,8 +11,8 @@
  *   our processor time), a warm-up, then the timed calls.
  * - Dense libraries run on the same data and on random dense data; the fastest of all is the baseline.
  * - Peers, libraries for sparse weights, take part in all of this and are no baseline.
- * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in calls
- *   of their own.
+ * - Our time is the whole call: plan, extraction, multiplication. Statistics, which cost a little, are taken in
+ *   separate calls.
  * - A GPU's calls are timed by its own clock (bench_gpu.c), and there is no pause: it would slow its clock down.
  * - auto learns from its calls. It is checked and timed once it has learnt; on a GPU a call that knows nothing yet is
  *   timed apart.
@@ -381,9 +381,8 @@ static double worst_dense_share(const bench_result *result)
 }
 
 /*
- * The bound comes from the terms alone. Data that makes even that too little (all elements alike, so that every
- * rounding points the same way) does so to every sum in order: what the worst of the libraries is off by is then the
- * measure, never what the fastest is.
+ * The bound comes from the terms alone. Some data exceeds even that in every sum in order (all elements alike, so that
+ * every rounding points the same way): then the worst library's error is the measure, never the fastest's.
  */
 static void judge_ours(const bench *b, bench_result *result)
 {
@@ -422,7 +421,7 @@ static bool runs(const bench_contestant *c)
   return c->outcome == BENCH_OK || c->outcome == BENCH_NOT_CHECKED;
 }
 
-/* How many calls a round: enough of them in all, but not minutes of a slow one. */
+/* How many calls a round: enough in all, but not minutes of a slow kernel. */
 static int plan_calls(bench *b, bench_data *data, bench_contestant *c, int rounds)
 {
   double start = cli_now();
@@ -573,7 +572,7 @@ static void choose_baseline(bench_result *result)
     result->baseline_err = same_on_this_data(result, &result->contestants[result->best])->rel_err;
 }
 
-/* What a call costs that knows nothing; then it learns again. */
+/* The cost of a call before auto has learnt; then it learns again. */
 static int time_first_calls(bench *b, bench_data *data, bench_result *result)
 {
   int status = CLI_GO;

@@ -1,7 +1,7 @@
 /*
- * bench_peers.c: --peers: which libraries for sparse weights take part, and what both of them need.
+ * bench_peers.c: --peers: which libraries for sparse weights take part, and the code they share.
  *
- * None of them has to be there: one that cannot be opened, or refuses the product, is a line below the table.
+ * All are optional: a library that cannot be opened, or refuses the product, is a line below the table.
  */
 #include "peers.h"
 

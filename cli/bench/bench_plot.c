@@ -1,8 +1,7 @@
 /*
  * bench_plot.c: esmm bench --plot: the sweep as a figure: speedup over density, a curve for each kernel asked for.
  *
- * SVG is text, and written here. A .png is made of it by rsvg-convert where that is installed: to draw lines and
- * letters into pixels is another program's work.
+ * SVG is text, and written here. rsvg-convert, where it is installed, makes a .png of it.
  */
 #include "bench.h"
 
@@ -125,7 +124,7 @@ static void put_axes(FILE *out, double most, double step)
   fputs("</g>\n", out);
 }
 
-/* Told apart with any kind of colour vision, and by their dashes in print. */
+/* Distinct with any kind of colour vision, and in print by their dashes. */
 static void put_series(FILE *out, const series *s, int index, double most)
 {
   static const char *const colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#8a6d00"};

@@ -1,8 +1,7 @@
 /*
- * bench_prepare.c: --prepare: what it takes to make weights: a dense B in the device's memory is pruned to its format
- * and prepared. Both wait until they are done, so that the host's clock measures them. Before each the dense B is put
- * back, which is not timed. Part of preparing is to get the memory that the weights keep; what that takes alone is
- * measured beside it, once the weights have given theirs back.
+ * bench_prepare.c: --prepare: the time to make weights: a dense B in the device's memory is pruned to its format and
+ * prepared. Both wait until they are done, so the host's clock measures them. The dense B is put back before each,
+ * untimed. Preparing also allocates the weights' memory: allocation alone is measured beside it, once they are freed.
  */
 #include "bench.h"
 

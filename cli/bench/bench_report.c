@@ -1,5 +1,5 @@
 /*
- * bench_report.c: what a benchmark says: a table for people, a line a measurement for programs.
+ * bench_report.c: a benchmark's output: a table for people, a line a measurement for programs.
  *
  * The fields of a record are listed once; JSON and CSV are two ways to print that list.
  */
@@ -52,7 +52,7 @@ static double speedup(const bench_result *result, const bench_contestant *c)
   return result->best < 0 ? NAN : result->contestants[result->best].median / c->median;
 }
 
-/* What a generated operand was asked to have; NAN for a file. */
+/* The requested density of a generated operand; NAN for a file. */
 static double asked_density(const cli_source *source)
 {
   const esmm_generator *g = &source->generator;
@@ -200,7 +200,7 @@ static void write_record(const bench *b, const bench_data *data, const bench_res
   char date[16] = "";
   const time_t now = time(NULL);
   struct tm utc;
-  if (b->suite) { /* what the record has in front of its lines */
+  if (b->suite) { /* the record's fields in front of its lines */
     if (gmtime_r(&now, &utc))
       strftime(date, sizeof date, "%Y-%m-%d", &utc);
     fields[count++] = (cli_field)TEXT("suite", bench_suite_name(b->suite));
@@ -290,7 +290,7 @@ static bool is_many(const bench *b)
   return b->sweep_count || b->list;
 }
 
-/* A sweep repeats its rows: it leaves out what the others tell, and fits in 120 columns. */
+/* A sweep repeats its rows: it leaves out what the others show, and fits in 120 columns. */
 static cli_table *new_table(const bench *b)
 {
   const char *flops = b->gpu ? "TFLOP/s" : "GFLOP/s";
@@ -475,7 +475,7 @@ void bench_report_add(const bench *b, const bench_data *data, const bench_result
     report->starred = report->starred || result->contestants[result->best].dense_data;
   for (int i = 0; i < result->count; i++) {
     const bench_contestant *c = &result->contestants[i];
-    /* A sweep or a list has its baseline in a column: rows for every library would drown what is being compared. */
+    /* A sweep or a list has its baseline in a column: rows for every library would hide the comparison. */
     if (i == result->ours && !is_many(b))
       cli_table_rule(report->table);
     if (c->outcome != BENCH_UNSUPPORTED && i < result->ours)

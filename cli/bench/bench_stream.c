@@ -1,7 +1,6 @@
 /*
- * bench_stream.c: calls in a row, as a program makes them: what one costs (--calls), and what a plan that decides by
- * earlier calls loses where A changes (--switch). All calls take the same weights, and nothing empties a
- * cache between them.
+ * bench_stream.c: calls in a row, as a program makes them: the cost of one (--calls), and the loss of a plan that
+ * decides by earlier calls when A changes (--switch). All calls take the same weights, and the cache is not emptied.
  */
 #include "bench.h"
 
@@ -11,7 +10,7 @@
 
 /* ---- the cost of a call ---- */
 
-/* On a GPU a call may wait for what one some calls before it saw: so few short ones have none to wait for. */
+/* On a GPU a call may wait for the report of a call some calls before it: so few short calls wait for none. */
 enum { CALLS = 20000, BATCHES = 20000, BATCH = 256, BATCH_GPU = 8 };
 
 static const double call_seconds = 2;      /* at most, on a CPU, where a call is the product itself */
@@ -24,7 +23,7 @@ typedef struct call_time {
   int batches, batch, calls;
 } call_time;
 
-/* The GPU is idle when a batch starts, and what it does then is not waited for. */
+/* The GPU is idle when a batch starts, and the batch does not wait for it. */
 static esmm_status time_batch(bench *b, bench_data *data, const bench_contestant *c, call_time *time)
 {
   esmm_status status = esmm_ctx_synchronize(b->ctx);
@@ -57,12 +56,9 @@ static void add_call_time(const bench *b, const bench_data *data, const bench_co
 {
   const double median = bench_median(time->ns, time->batches); /* which sorts them */
   const double p99 = time->ns[(time->batches - 1) * 99 / 100];
-  const cli_field own[] = {{"host_ns", NULL, median, false},
-                           {"host_ns_p99", NULL, p99, false},
-                           {"host_ns_min", NULL, time->ns[0], false},
-                           {"calls", NULL, time->calls, false},
-                           {"batch", NULL, time->batch, false},
-                           {"reason", c->stats.reason, 0, false}};
+  const cli_field own[] = {{"host_ns", NULL, median, false},          {"host_ns_p99", NULL, p99, false},
+                           {"host_ns_min", NULL, time->ns[0], false}, {"calls", NULL, time->calls, false},
+                           {"batch", NULL, time->batch, false},       {"reason", c->stats.reason, 0, false}};
   cli_table_cell(report->table, CLI_PLAIN, "%s%s", c->force[0] ? "" : "auto: ", c->stats.kernel);
   cli_table_cell(report->table, CLI_PLAIN, "%.0f", median);
   cli_table_cell(report->table, CLI_PLAIN, "%.0f", p99);
@@ -140,7 +136,7 @@ static int make_sides(bench *b, bench_data *data, streams *s)
   return status;
 }
 
-/* auto is what the others are held against, and no candidate. */
+/* auto is compared with the candidates, and is none. */
 static void add_candidates(const bench *b, const bench_data *data, streams *s)
 {
   const int routines = bench_routines(b, data);
@@ -171,7 +167,7 @@ static void turn_to(const bench *b, bench_data *data, const side *to)
   }
 }
 
-/* So many calls back to back, each by the contestant of its A: that of `first`, and after every `every` the other. */
+/* `calls` calls back to back, each by the contestant of its A: that of `first`, and after every `every` the other. */
 static esmm_status stream(bench *b, bench_data *data, const streams *s, const bench_contestant *const by[SIDES],
                           int first, int64_t calls, int64_t every, double *seconds)
 {
@@ -237,7 +233,7 @@ static int find_best(bench *b, bench_data *data, streams *s)
   return CLI_GO;
 }
 
-/* What is timed in turns. */
+/* Timed in turns. */
 enum { AUTO_SWITCHING, BEST_SWITCHING, AUTO_DENSE, LIBRARY_DENSE, STREAMS };
 
 static int take_turns(bench *b, bench_data *data, const streams *s, int rounds, double seconds[STREAMS][MOST_ROUNDS])

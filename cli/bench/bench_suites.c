@@ -1,7 +1,7 @@
 /*
- * bench_suites.c: the suites of the record by name, for `esmm bench --suite`, so that what is measured elsewhere can be
- * held against the record. This is the one place that says what is in them: bench/record.sh and bench/gpu_record.sh ask
- * for them by name too, beside what only they measure.
+ * bench_suites.c: the suites of the record by name, for `esmm bench --suite`, so that other machines can be compared
+ * with the record. This is their only definition: bench/record.sh and bench/gpu_record.sh name them too, beside the
+ * measurements that only those make.
  *
  * A line of a suite has the options of products, with lists in braces: one product for each choice, the last list
  * fastest. What is chosen of the last list is the field "asked" of the record, unless the suite has one for all.

@@ -1,5 +1,5 @@
 /*
- * bench_weights.h: what file names say about the weights in them, for `esmm bench-weights`.
+ * bench_weights.h: facts about weights from their files' names, for `esmm bench-weights`.
  */
 #ifndef ESMM_CLI_BENCH_WEIGHTS_H
 #define ESMM_CLI_BENCH_WEIGHTS_H
@@ -16,8 +16,8 @@ typedef struct weights_labels {
 } weights_labels;
 
 /*
- * Reads path parts such as wanda, grp_8, row_perm, sparsity_0.5; a file's own name may have them too. The layer is what
- * is left of the path behind `prefix` bytes, without the ending; in a file of many tensors, the tensor's name.
+ * Reads path parts such as wanda, grp_8, row_perm, sparsity_0.5; a file's own name may have them too. The layer is
+ * the rest of the path behind `prefix` bytes, without the ending; in a file of many tensors, the tensor's name.
  */
 void weights_labels_read(const char *path, size_t prefix, const char *tensor, weights_labels *labels);
 

@@ -1,7 +1,8 @@
 /*
  * cmd_bench_weights.c: esmm bench-weights: every matrix below a directory as B, measured by bench's own parts.
  *
- * One B is in memory at a time. What cannot be read or measured is said and passed over; the exit status tells.
+ * One B is in memory at a time. A matrix that cannot be read or measured is reported and skipped; the exit status says
+ * so.
  */
 #include "bench.h"
 #include "bench_weights.h"
@@ -34,7 +35,7 @@ typedef struct weights_bench {
   int measured, wrong, failed;
 } weights_bench;
 
-/* ---- what there is ---- */
+/* ---- items ---- */
 
 static char *copy_text(const char *text)
 {

@@ -6,7 +6,7 @@
  * multiplied in the pedantic math mode: no TF32, no reduced precision anywhere. For 16-bit operands that mode may keep
  * the library from its fastest kernels, so they get the default one.
  *
- * Neither the driver nor cuBLAS is ever closed: both leave things behind that run in their code when the process ends.
+ * Neither the driver nor cuBLAS is ever closed: both leave handlers that run in their code when the process ends.
  *
  * cuBLAS is column-major: a row-major product C = A B is the column-major product C' = B' A' on the same memory.
  */

@@ -4,7 +4,7 @@
  * It multiplies C' [n,m] = B' [n,k] A' [k,m], B' structured and along k in memory, which is its fastest layout; C' by
  * columns is our C by rows, and A' is our A transposed by an option. So nothing of ours is moved. The algorithm is the
  * fastest that its own search finds for this product. It wants multiples of 8 rows: A is then a copy with rows of
- * zeros, and C has more rows than are looked at.
+ * zeros, and the extra rows of C are ignored.
  *
  * Values are those of cusparseLt.h from version 0.5 on; older ones number the types of sums otherwise, and are refused.
  * Its structs are opaque: the largest was 11024 bytes.

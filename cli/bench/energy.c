@@ -2,7 +2,7 @@
  * energy.c: counters of energy: the powercap files of a CPU, NVML of a GPU.
  *
  * Since Linux 5.10 only root may read energy_uj, virtual machines mostly have no such files, and machines without an
- * NVIDIA driver have no NVML. None of that is a failure: the meter says why it has nothing.
+ * NVIDIA driver have no NVML. None of that is a failure: the meter gives the reason.
  *
  * powercap has a directory for each package (intel-rapl:0, AMD's too) and one for parts of it (intel-rapl:0:0), which
  * the package counts already; psys, where there is one, counts the packages and more.
@@ -108,7 +108,7 @@ static bool read_packages(energy_meter *meter, double *joules)
       return cannot_read(meter, package->path);
     if (now >= package->last)
       package->microjoules += (double)(now - package->last);
-    else if (package->range >= package->last) /* past its end once: it is read far more often than it could be twice */
+    else if (package->range >= package->last) /* past its end once: it is read too often for twice */
       package->microjoules += (double)(package->range - package->last) + (double)now;
     else {
       snprintf(meter->reason, sizeof meter->reason,
@@ -132,7 +132,7 @@ static bool find(void *file, const char *name, void *function)
   return symbol != NULL;
 }
 
-/* The driver and NVML count devices each in its own way: the place on the bus is what they agree on. */
+/* The driver and NVML number devices differently, but agree on the place on the bus. */
 static bool bus_of(energy_meter *meter, int ordinal, char *out, int bytes)
 {
   int (*init)(unsigned), (*get)(int *, int), (*get_bus)(char *, int, int), device = 0;

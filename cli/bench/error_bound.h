@@ -2,9 +2,9 @@
  * error_bound.h: how far a right result may be from the exact one. `esmm bench`, `bench-weights` and `check` and the
  * tests' table of kernels all hold results to this; docs/numerics.md says where the numbers come from.
  *
- * The bound is one of each element, and comes from its terms alone: their number, and the sum S of their magnitudes. It
- * is not relative to the result, which may be next to nothing where terms cancel, nor to what another library happens
- * to be off by on the same data.
+ * Each element has a bound, which comes from its terms alone: their number, and the sum S of their magnitudes. It is
+ * not relative to the result, which may be close to 0 where terms cancel, nor to another library's error on the same
+ * data.
  */
 #ifndef ESMM_CLI_ERROR_BOUND_H
 #define ESMM_CLI_ERROR_BOUND_H
@@ -20,7 +20,7 @@
 typedef struct error_rule {
   esmm_dtype dtype_c;
   bool gpu;    /* a product by itself may be off by a few units: three TF32 ones for one of fp32 */
-  bool halves; /* tensor cores add products of 16-bit operands there, and cut off what does not fit */
+  bool halves; /* tensor cores add products of 16-bit operands there, and truncate */
   bool parts;  /* parts of a sum are rounded to dtype_c before they meet: cuBLAS, where it splits k */
 } error_rule;
 
@@ -43,8 +43,8 @@ static inline double error_largest(esmm_dtype dtype)
 }
 
 /*
- * How many units of S a sum may be off by. A term passes no more roundings than there are terms: up to there nothing is
- * left to chance. Beyond that chains are cut, or roundings point both ways. Cut off bits all point the same way, so
+ * How many units of S a sum may be off by. A term passes no more roundings than there are terms: up to there the bound
+ * is strict. Beyond that chains are cut, or roundings point both ways. Cut off bits all point the same way, so
  * that a part of the errors of tensor cores grows with the number of terms.
  */
 static inline double error_depth(const error_rule *rule, double terms)
@@ -60,7 +60,7 @@ static inline double error_any_depth(double terms)
   return 2 * terms + 20;
 }
 
-/* Of a sum of so many terms whose magnitudes add up to `magnitude`, before C's dtype rounds it. */
+/* Of a sum of this depth whose magnitudes add up to `magnitude`, before C's dtype rounds it. */
 static inline double error_of_sum(const error_rule *rule, double depth, double magnitude)
 {
   const double parts = rule->parts && rule->dtype_c != ESMM_F32 ? 2 * error_unit(rule->dtype_c) : 0;
@@ -74,7 +74,7 @@ static inline double error_when_stored(const error_rule *rule, double error, dou
   return rule->dtype_c == ESMM_F32 ? error : error + error_unit(rule->dtype_c) * (fabs(value) + error) + least;
 }
 
-/* What the activation makes of an error in its argument, where its result is y. */
+/* The activation's error from an error in its argument, where its result is y. */
 static inline double error_activated(esmm_activation activation, double error, double y)
 {
   switch (activation) {
@@ -91,7 +91,7 @@ static inline double error_activated(esmm_activation activation, double error, d
   return error;
 }
 
-/* |got - want| as a share of what is allowed: right up to 1. Infinite where got is NaN, or Inf without a reason. */
+/* |got - want| as a share of the bound: right up to 1. Infinite where got is NaN, or Inf without a reason. */
 static inline double error_share(const error_rule *rule, double got, double want, double allowed)
 {
   const double error = fabs(got - want);

@@ -1,9 +1,9 @@
 /*
  * onednn.c: oneDNN by dlopen, versions 2 and 3.
  *
- * Their interfaces differ in two places. A memory descriptor is a struct that the caller has in version 2, and an
- * object behind a pointer in version 3: here it is a pointer, in version 2 to a buffer that is large enough. And a
- * product is described in two steps in version 2, in one in version 3. The numbers below are the same in both.
+ * Their interfaces differ in two places. A memory descriptor is the caller's struct in version 2, an object behind a
+ * pointer in version 3: here it is a pointer, in version 2 to a buffer that is large enough. And version 2 describes a
+ * product in two steps, version 3 in one. The numbers below are the same in both.
  *
  * Its threads are OpenMP's; the number is set through whatever runtime the library brought along. It is never closed:
  * those threads live in its code.
@@ -234,7 +234,7 @@ void *onednn_weights_make(onednn_product *p, const void *b)
   const onednn_library *x = p->library;
   void *from = NULL, *to = NULL, *own, *allocate;
   memcpy(&own, &b, sizeof own);             /* its interface has no const; it only reads this */
-  memset(&allocate, 0xff, sizeof allocate); /* its word for memory of its own */
+  memset(&allocate, 0xff, sizeof allocate); /* its word for its own memory */
   bool done = x->memory_create(&from, p->rows_b, x->engine, own) == 0 &&
               x->memory_create(&to, p->best_b, x->engine, allocate) == 0 && reorder(p, from, to);
   if (from)

@@ -1,6 +1,6 @@
 /*
- * onednn.h: oneDNN, what PyTorch multiplies with on a CPU, as a baseline of the benchmark: opened at run time, never
- * linked. It uses a CPU's 16-bit instructions, and keeps weights in a layout of its own choice.
+ * onednn.h: oneDNN, PyTorch's library on a CPU, as a baseline of the benchmark: opened at run time, never linked. It
+ * uses a CPU's 16-bit instructions, and chooses the layout of weights.
  */
 #ifndef ESMM_CLI_ONEDNN_H
 #define ESMM_CLI_ONEDNN_H

@@ -1,8 +1,8 @@
 /*
  * peers.h: libraries for sparse weights that the benchmark shows beside ours, opened at run time and never linked.
  *
- * A peer gets what is best for it: its own format of B, made beforehand and not timed, A and C where they are. It works
- * on the default stream in the context that is current, the device's primary one, as cuBLAS does (cublas.h).
+ * A peer gets its best case: its own format of B, made beforehand and not timed, A and C where they are. It works on
+ * the default stream in the context that is current, the device's primary one, as cuBLAS does (cublas.h).
  */
 #ifndef ESMM_CLI_PEERS_H
 #define ESMM_CLI_PEERS_H

@@ -1,11 +1,11 @@
 /*
  * baseline.c: the dense library's speed, in two constants.
  *
- * On a GPU the plan has kernels that call the library, with constants of their own: the cheapest kernel that skips
- * nothing is the baseline. A CPU's library multiplies in fp32 whatever B's dtype is. With one row it reads B once
- * (sgemv); with more it packs B, which reads and writes it again, and multiplies at its own speed. Of
- * bench/results/amd-epyc, where the shipped constants come from, that is within 15 % from 1 row to 2048. Weights that
- * stay in a cache are read faster than that: so our own kernels that skip nothing count too, where they are faster.
+ * On a GPU the plan has kernels that call the library, with their own constants: the cheapest kernel that skips nothing
+ * is the baseline. A CPU's library multiplies in fp32 whatever B's dtype is. With one row it reads B once (sgemv); with
+ * more it packs B, which reads and writes it again, and multiplies at its own speed. Of bench/results/amd-epyc, where
+ * the shipped constants come from, that is within 15 % from 1 row to 2048. Weights in a cache are read faster: so our
+ * own dense kernels count too, where they are faster.
  */
 #include "baseline.h"
 

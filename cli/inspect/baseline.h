@@ -1,5 +1,5 @@
 /*
- * baseline.h: what a prediction is compared with: the time that the dense library of this device takes for a product.
+ * baseline.h: the time of this device's dense library for a product, with which predictions are compared.
  */
 #ifndef ESMM_CLI_BASELINE_H
 #define ESMM_CLI_BASELINE_H
@@ -7,7 +7,7 @@
 #include "cli.h"
 
 typedef struct dense_baseline {
-  char name[192];      /* for people: who, and where its speed was measured */
+  char name[192];      /* for people: the library, and where its speed was measured */
   double flops, bytes; /* a second, of products and of weights; 0: the plan's own estimate of a dense kernel stands */
 } dense_baseline;
 

@@ -2,8 +2,8 @@
  * cmd_inspect.c: esmm inspect: where a file's zeros are, and what that is worth.
  *
  * Densities are exact, over the whole matrix, from the library's own bitmaps: one bitmap a row (or column), coarsened
- * step by step. Beside each stands what independent zeros of the same element density would give: the distance between
- * the two is the structure that tall strips live from.
+ * step by step. Beside each stands the density for independent zeros at the same element density: the difference is
+ * the structure that lets tall strips skip.
  */
 #include "inspect.h"
 #include "verdict.h"
@@ -174,7 +174,7 @@ static int predict(esmm_ctx *ctx, const prediction *p, const char *role, const e
   esmm_status done = esmm_weights_get_info(weights, &info);
   if (done != ESMM_OK)
     return cli_status(ctx, role, done);
-  esmm_matrix near, c = {0}; /* where the kernels want them: nobody asks about the copying */
+  esmm_matrix near, c = {0}; /* where the kernels want them */
   int status = cli_device_view(ctx, "A", a, &near);
   if (status == CLI_GO)
     status = cli_device_alloc(ctx, "C", a->rows, info.cols, ESMM_F32, ESMM_ROW_MAJOR, &c);
@@ -251,7 +251,7 @@ static void print_prediction(const esmm_ctx *ctx, const prediction *p)
     printf("Nothing is zero here: there is nothing to skip, and no speedup is promised.\n");
 }
 
-/* 2:4 and blocks that are there, whoever asks: as B, k is the file's first axis; transposed, its last one. */
+/* 2:4 and blocks that are there, asked for or not: as B, k is the file's first axis; transposed, its last one. */
 static int print_patterns(esmm_ctx *ctx, const char *path, const esmm_matrix *m)
 {
   static const char *const ways[] = {"as B", "as B transposed ([out, in])"};

@@ -1,8 +1,8 @@
 /*
  * inspect_model.c: esmm inspect of a model: a line for every matrix in it.
  *
- * Tensors are looked at one after the other, and let go of before the next: a model of any size is inspected in the
- * memory that a band of prepared columns and its bitmaps take.
+ * Tensors are loaded one by one and freed before the next: a model of any size needs memory for one band of prepared
+ * columns and its bitmaps.
  */
 #include "inspect.h"
 
@@ -27,7 +27,7 @@ typedef struct inspection {
   char refused[320];         /* the first that is no matrix that can be multiplied */
   bool some_full;            /* without a zero */
   struct {
-    char text[64], first[200]; /* what is seen, and the first tensor that shows it */
+    char text[64], first[200]; /* the finding, and the first tensor that shows it */
     int count;
   } patterns[8];
   int pattern_count;
@@ -210,7 +210,7 @@ static io_tensors *open_file(const inspection *s, int file)
   return tensors;
 }
 
-/* A file or a tensor that cannot be read does not stop the others; the exit status tells. */
+/* A file or a tensor that cannot be read does not stop the others; the exit status says so. */
 static int inspect_file(inspection *s, int file)
 {
   io_tensors *tensors = open_file(s, file);

@@ -1,9 +1,9 @@
 /*
- * model_density.c: where the zeros of a weight are, and what the plan makes of them, in little memory.
+ * model_density.c: where a weight's zeros are, and the plan's prediction for them, in little memory.
  *
  * B is looked at in bands of columns. Densities come from one bitmap a column, a bit an element, coarsened step by
  * step. For the prediction the bands are prepared, and their times add up (a GPU takes all of B at once); A is a dense
- * matrix of which only a piece of memory exists, mapped again and again: the plan looks at a sample of it.
+ * matrix made of one piece of memory, mapped again and again: the plan samples it.
  */
 #include "models.h"
 #include "verdict.h"
@@ -91,7 +91,7 @@ static bool any_bit(const uint64_t *bits, int64_t from, int64_t to)
   return any;
 }
 
-/* Of blocks of so many k's by the strip's columns. */
+/* Of blocks of `rows` k's by the strip's columns. */
 static esmm_status block_density(esmm_ctx *ctx, const esmm_pattern *strips, int64_t rows, double *density)
 {
   const esmm_pattern_info info = cli_pattern(ctx, strips);

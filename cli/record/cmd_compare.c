@@ -1,8 +1,8 @@
 /*
  * cmd_compare.c: esmm compare OLD NEW: what became faster or slower, beyond the noise.
  *
- * A median alone moves with whatever else the machine did. So a change counts only where the median and the fastest
- * call both moved by more than the noise that is allowed, and by more than the dense library did in the same runs.
+ * A median alone moves with the machine's other work. So a change counts only where the median and the fastest call
+ * both moved by more than the noise that is allowed, and by more than the dense library did in the same runs.
  */
 #include "record.h"
 
@@ -19,7 +19,7 @@ typedef struct change {
 
 static double at_least_one(double x)
 {
-  return x > 1 ? x : 1; /* also for what is not known */
+  return x > 1 ? x : 1; /* also for NAN */
 }
 
 /* 1 where the noise explains it. */

@@ -1,8 +1,8 @@
 /*
  * record.c: reading records.
  *
- * A record may come from anywhere: another version, a disk that was full, somebody's editor. Each line is taken or
- * refused by itself, and what is refused is said with its place.
+ * A record may come from anywhere: another version, a full disk, an editor. Each line is accepted or refused by
+ * itself, and a refusal names its line.
  */
 #include "record.h"
 
@@ -82,7 +82,7 @@ static char *key_of(const json_t *line)
   return key;
 }
 
-/* Who could not run beside the others, or had no time left, has a line with the reason (bench/peers/run.py). */
+/* A peer that could not run beside the others, or had no time left, has a line with the reason (bench/peers/run.py). */
 static bool is_failed_peer(const json_t *line, const char *outcome)
 {
   char *suite = text_of(line, "suite");

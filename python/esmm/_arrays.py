@@ -1,4 +1,4 @@
-"""Arrays of others as matrices of ours, and esmm.Array, what a product of foreign tensors returns.
+"""Foreign arrays as matrices of ESMM, and esmm.Array, the result of a product of foreign tensors.
 
 numpy arrays are read where they lie if their rows or columns are contiguous, else copied. Everything with __dlpack__
 (torch, JAX, CuPy) or __cuda_array_interface__ is read where it lies, on the host or a GPU.
@@ -300,7 +300,7 @@ class Array:
             raise BufferError(f"this array is on {self.device}: it is not copied to DLPack's device {dl_device}")
         if copy:
             raise BufferError("this array is not copied: ask for copy=False or leave it out")
-        # -1: the consumer takes care. Another stream than the one it is made on: the host waits, for an event would
+        # -1: the consumer takes care. For another stream than its own the host waits, for an event would
         # have to be made in the driver.
         if self.device_index != HOST and stream != -1 and (stream if stream and stream > 2 else 0) != self.stream:
             self.synchronize()

@@ -1,8 +1,8 @@
-"""Builds a C++ file of this package at first use, where a compiler is there, and keeps the result for the next time.
+"""Builds a C++ file of this package at first use, if there is a compiler, and keeps the result for the next time.
 
-What is built lies in the user's cache directory ($XDG_CACHE_HOME or ~/.cache, then esmm/), under a name that holds a
-hash of all it was made from: another version of anything is another file. Several processes may come here at once: one
-of them compiles, under a lock, into a temporary file that is then renamed.
+The result lies in the user's cache directory ($XDG_CACHE_HOME or ~/.cache, then esmm/). Its name has a hash of all
+inputs: another version of any is another file. If several processes come at once, one of them compiles, under a lock,
+into a temporary file that is then renamed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cache_directory() -> str:
     cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
     if not os.path.isabs(cache):
         if not os.path.isabs(home):
-            raise BuildError("neither XDG_CACHE_HOME nor HOME is set: there is nowhere to keep what is built")
+            raise BuildError("neither XDG_CACHE_HOME nor HOME is set: there is nowhere to keep the compiled file")
         cache = os.path.join(home, ".cache")
     return os.path.join(cache, "esmm")
 
@@ -53,8 +53,8 @@ def compiler() -> str:
 
 
 def build(source: str, stem: str, includes: Sequence[str], version: str, more: Sequence[str] = ()) -> str:
-    """The path of the shared object made of `source`; `version` stands for what `includes` hold, `more` are words for
-    the compiler after the source."""
+    """The path of the shared object made of `source`; `version` stands for the files in `includes`, `more` are the
+    compiler's words after the source."""
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC"]
     headers = header_directory()
     key = hashlib.sha256(repr((version, flags, list(more), platform.machine(), os.environ.get("CXX"))).encode())

@@ -11,7 +11,7 @@ import sys
 
 
 def program() -> str:
-    """The path of the program: of the installed package, or of the source tree's build."""
+    """The program's path: in the installed package, or in the source tree's build."""
     spec = importlib.util.find_spec("esmm")
     for package in (spec.submodule_search_locations or ()) if spec else ():
         tree = os.path.dirname(os.path.dirname(package))
@@ -23,7 +23,7 @@ def program() -> str:
 
 def main() -> None:
     path = program()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it starts would: `esmm ... | head`
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would its children: `esmm ... | head`
     try:
         os.execv(path, ["esmm"] + sys.argv[1:])
     except OSError as e:

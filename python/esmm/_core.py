@@ -1,7 +1,7 @@
-"""Contexts, weights and patterns on raw memory: what the numpy and the torch layers are both built on.
+"""Contexts, weights and patterns on raw memory: the base of the numpy and the torch layers.
 
 A matrix here is a plain tuple, ``Raw = (data, rows, cols, ld, dtype, order, place, device)``, the fields of esmm_matrix
-with the enums as numbers; ``raw()`` makes one from a pointer, a shape and strides. Nothing here knows numpy.
+with the enums as numbers; ``raw()`` makes one from a pointer, a shape and strides. This module does not use numpy.
 
 Handles of C objects are freed when the last reference to them goes, and a call in flight holds one: closing an object
 while another thread works with it is safe. A context serves one thread at a time, so each has a lock; the default
@@ -93,7 +93,7 @@ class Stats(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the plan thinks of one kernel for one product."""
+    """The plan's verdict on one kernel for one product."""
 
     kernel: str
     can_run: bool
@@ -195,8 +195,8 @@ class Handle:
 
 
 class ContextHandle(Handle):
-    """A C context. Its memory can only be freed with it, and Python finalizes what goes together in any order: so the
-    last of them frees the context."""
+    """A C context. Its memory can only be freed with it, and Python finalizes objects in any order: so the last of them
+    frees the context."""
 
     __slots__ = ("users", "_over")
 
@@ -217,7 +217,7 @@ class ContextHandle(Handle):
 
 
 class _Closable:
-    """What contexts, weights and patterns share: a handle that can be let go early."""
+    """The base of contexts, weights and patterns: a handle that can be freed early."""
 
     _handle: Optional[Handle] = None
     _what = ""
@@ -238,7 +238,7 @@ class _Closable:
         return self._handle is None
 
     def close(self) -> None:
-        """Lets the memory go now, or when the calls that use it have ended. Closing twice does nothing."""
+        """Frees the memory now, or when the calls that use it have ended. Closing twice does nothing."""
         self._handle = None
 
     def __enter__(self):  # type: ignore[no-untyped-def]
@@ -333,7 +333,7 @@ class Pattern(_Closable):
         self.density: float = info.density  # the set share of the bits
 
     def coarsen(self, strip_rows: int) -> "Pattern":
-        """Strips of more rows: a multiple of this pattern's own."""
+        """Strips of more rows: a multiple of this pattern's."""
         return self._context.new_pattern(lib.esmm_pattern_coarsen, self._live().value, strip_rows)
 
     def read(self, first: int, strips: int, address: int) -> None:
@@ -369,7 +369,7 @@ _pack_scalars = struct.Struct("@ff").pack_into
 
 class _Memory:
     """Frees what a context allocated. An array may die in any thread, in the middle of anything, so this never waits
-    for the context's lock: what cannot be freed now is freed by who holds it, afterwards."""
+    for the context's lock: if another thread holds it, that thread frees the memory afterwards."""
 
     def __init__(self, handle: ContextHandle, lock: Any) -> None:
         self._handle, self._lock = handle, lock
@@ -398,7 +398,7 @@ def _choice(value: Optional[bool]) -> int:
 class Context(_Closable):
     """A device with its threads, scratch memory and cost constants.
 
-    Most callers need none: functions take the calling thread's own context for the device that the weights are on. One
+    Most callers need none: functions use the calling thread's context for the weights' device. One
     context may be used by several threads; its calls then follow one another.
     """
 
@@ -438,7 +438,7 @@ class Context(_Closable):
 
     @classmethod
     def around(cls, pointer: int) -> "Context":
-        """A context that C code made, and goes on owning."""
+        """A context that C code made and still owns."""
         made = cls.__new__(cls)
         made._take(pointer, lambda _: None)
         return made
@@ -464,7 +464,7 @@ class Context(_Closable):
         return error(status, text.decode(errors="replace") if text else lib.esmm_status_str(status).decode())
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Calls function(ctx, *arguments) and raises what it answers."""
+        """Calls function(ctx, *arguments) and raises its error."""
         handle = self._live()
         with self._lock:
             status = function(handle.value, *arguments)
@@ -568,7 +568,7 @@ class Context(_Closable):
         want_stats: bool = False,
     ) -> Tuple[Optional[Stats], Optional[Pattern]]:
         """esmm_matmul on raw memory: pointers are numbers, activation is a value of ACTIVATIONS. With want_stats the
-        first result is what the call did; with c_strip_rows the second is C's pattern."""
+        first result is the call's statistics; with c_strip_rows the second is C's pattern."""
         if self._handle is None or weights._handle is None:
             self._live(), weights._live()
         handle, w = self._handle, weights._handle  # held for the length of the call

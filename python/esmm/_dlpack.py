@@ -1,8 +1,8 @@
 """DLPack in and out, by ctypes: how tensors of torch, JAX and CuPy come in, and results go out, without a copy.
 
-Coming in, a capsule is looked into and held, never consumed: when the call is over it is dropped, and its own
-destructor gives the memory back to whom it belongs. Going out, the tensor's description lives in a table here until
-the consumer calls the deleter.
+Coming in, a capsule is read and held, never consumed: after the call it is dropped, and its own destructor gives the
+memory back to its owner. Going out, the tensor's description lives in a table here until the consumer calls the
+deleter.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DLManagedTensorVersioned(Structure):
 
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"  # capsules point at these: they must stay
-# Prototypes of this module's own: those on pythonapi belong to everybody.
+# This module's own prototypes: those on pythonapi are shared.
 _new = PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", pythonapi))
 _is_valid = PYFUNCTYPE(c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", pythonapi))
 _pointer = PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", pythonapi))
@@ -62,7 +62,7 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class Tensor(NamedTuple):
-    """What a foreign tensor is: strides in elements, device -1 for the host. `keep` holds its memory."""
+    """A foreign tensor: strides in elements, device -1 for the host. `keep` holds its memory."""
 
     data: int
     shape: Tuple[int, ...]
@@ -88,7 +88,7 @@ def _capsule(x: Any, stream: Optional[int]) -> Any:
 
 
 def consume(x: Any, what: str, stream: int) -> Tensor:
-    """Looks at a tensor through __dlpack__; its data is then in order for `stream` (0: the default one)."""
+    """Reads a tensor through __dlpack__; its data is then in order for `stream` (0: the default one)."""
     try:
         device_type, device = x.__dlpack_device__()
         device_type, device = int(device_type), int(device)
@@ -146,7 +146,7 @@ def _delete(address: Any) -> None:
 
 
 def _destroy(capsule: Any) -> None:
-    # A consumer renames the capsule and calls the deleter itself; one that nobody took still has its name.
+    # A consumer renames the capsule and calls the deleter itself; one that was not taken still has its name.
     for name in (_NAME, _NAME_VERSIONED):
         if _is_valid(capsule, name):
             _given.pop(_pointer(capsule, name), None)

@@ -1,8 +1,8 @@
 """The library's errors as exceptions.
 
-Each carries the status and the library's own text, which names the argument and its value; where C has it in a struct,
-by the name that it has in Python. Each is also a subclass of the Python exception that a caller would expect
-(ValueError, MemoryError, OSError, ...), so that code that knows nothing of this package can catch it.
+Each carries the status and the library's text, which names the argument, as Python does, and its value. Each is also a
+subclass of the Python exception that a caller would expect (ValueError, MemoryError, OSError, ...), so that code
+without this package can catch it.
 """
 
 from __future__ import annotations

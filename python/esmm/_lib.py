@@ -1,6 +1,6 @@
 """The C interface as ctypes sees it: every struct, enum and function of include/esmm*.h, and nothing else.
 
-Nothing is compiled against Python: ctypes opens libesmm.so, and releases the GIL for the length of each call. The
+No code is compiled against Python: ctypes opens libesmm.so, and releases the GIL during each call. The
 declarations repeat the headers; tests/test_headers.py compiles the headers and compares every size, offset, value and
 signature, so the two cannot drift apart.
 """

@@ -66,7 +66,7 @@ def integer(value: Any, what: str, least: int = 0) -> int:
 
 
 def bits_of(dtype: Any) -> Optional[int]:
-    """dtype=: how to read uint16 arrays. The only thing it can say is that they are bf16."""
+    """dtype=: how to read uint16 arrays. It can only say that they are bf16."""
     if dtype is None:
         return None
     if _core.dtype_code(dtype) != BF16:
@@ -262,7 +262,7 @@ def _new_result(
         return result, (address(result), m, n, n or 1, code, 0, 0, 0), HOST
     device = raw[7] if raw[6] else HOST
     if device not in (HOST, ctx.device_index):
-        # Refused by the product itself, in its own words; there is no memory to be had for it here.
+        # The product refuses it, with its own text; there is no memory for it here.
         return None, (raw[0], m, n, n or 1, code, 0, raw[6], raw[7]), device
     array = Array(shape, DTYPE_NAMES[code], ctx, device)
     return array, (array.data, m, n, n or 1, code, 0, raw[6], raw[7]), device
@@ -372,8 +372,8 @@ def tune_weights(
     dtype: Any = None,
     context: Optional[Context] = None,
 ) -> None:
-    """Times the kernels that may be the fastest for a @ weights, in turns, and keeps what they took: later products of
-    these weights with as many rows and about as many zeros choose by it. Makes the product some 90 times, and waits.
+    """Times the kernels that may be the fastest for a @ weights, in turns, and keeps the times: later products of these
+    weights with as many rows and about as many zeros choose by them. Makes the product some 90 times, and waits.
     Refused where the context is deterministic or does not remember.
     """
     with _described(

@@ -1,4 +1,4 @@
-"""What goes with the product: patterns, pruning, test data, tuning, and what is known of this machine."""
+"""Tools beside the product: patterns, pruning, test data, tuning, and facts about this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reorder(rows: Pattern, strip_rows: int) -> Tuple[Any, Pattern]:
 
 
 class SkipStats(NamedTuple):
-    """Shares of what a tiled kernel would skip; the fields of esmm_skip_stats."""
+    """The shares that a tiled kernel would skip; the fields of esmm_skip_stats."""
 
     block_k: int
     warp_k: int
@@ -79,7 +79,7 @@ class SkipStats(NamedTuple):
 
 
 def skip_stats(a: Pattern, b: Pattern, *, block_k: int = 0, warp_k: int = 0) -> SkipStats:
-    """What would be skipped of A B, from the pattern of A's rows and that of B's columns."""
+    """The shares of A B that would be skipped, from the pattern of A's rows and that of B's columns."""
     for name, pattern in (("a", a), ("b", b)):
         _pattern(pattern, name)
     stats = _lib.SkipStats(ctypes.sizeof(_lib.SkipStats), integer(block_k, "block_k"), integer(warp_k, "warp_k"))
@@ -88,7 +88,7 @@ def skip_stats(a: Pattern, b: Pattern, *, block_k: int = 0, warp_k: int = 0) -> 
 
 
 class Summary(NamedTuple):
-    """What inspect() found in a matrix."""
+    """The result of inspect()."""
 
     rows: int
     cols: int
@@ -406,7 +406,7 @@ def _weights(weights: Any) -> Weights:
 
 
 def recall(weights: Weights, m: int, *, context: Optional[Context] = None) -> Recollection:
-    """What is remembered for products of m rows with these weights."""
+    """The context's memory of products of m rows with these weights."""
     ctx = context if context is not None else _core.context(_weights(weights).device)
     r = _lib.Recollection(ctypes.sizeof(_lib.Recollection))
     ctx.call(lib.esmm_recall, _weights(weights)._live().value, integer(m, "m"), ctypes.byref(r))
@@ -425,7 +425,7 @@ def expect(
     strip_rows: int = 0,
     context: Optional[Context] = None,
 ) -> None:
-    """Tells a context how dense the A's will be, so that the first call on a GPU knows."""
+    """Gives a context the expected density of A, for the first calls on a GPU."""
     ctx = context if context is not None else _core.context(_weights(weights).device)
     r = _lib.Recollection(ctypes.sizeof(_lib.Recollection))
     r.density_a, r.strip_density_a = number(density, "density"), number(strip_density, "strip_density")

@@ -146,8 +146,8 @@ thread = threading.Thread(target=arrays.clear)
 with ctx._lock:
     thread.start()
     thread.join()
-assert fake.blocks == blocks + 50, "nobody may free while the lock is held"
-ctx.synchronize()  # who held it frees them, at its next call at the latest
+assert fake.blocks == blocks + 50, "no thread may free while the lock is held"
+ctx.synchronize()  # its holder frees them, at its next call at the latest
 assert fake.blocks == blocks + 10, (fake.blocks, blocks)
 del capsules
 gc.collect()

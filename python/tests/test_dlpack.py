@@ -75,7 +75,7 @@ def test_memory_lives_as_long_as_it_is_used(operands):
     assert not _dlpack._given
     c = esmm.matmul(Wrapped(a), esmm.prepare(b))
     for options in ({}, {"max_version": (1, 0)}):
-        capsule = c.__dlpack__(**options)  # that nobody takes
+        capsule = c.__dlpack__(**options)  # that no consumer takes
         assert len(_dlpack._given) == 1
         del capsule
         assert not _dlpack._given

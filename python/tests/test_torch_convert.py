@@ -150,7 +150,7 @@ def test_gelu_models_stay_and_the_table_says_why():
 
 
 class Functional(nn.Module):
-    """No activation module, odd names, a nested list: only what it computes tells what it is."""
+    """No activation module, odd names, a nested list: only its results show what it is."""
 
     def __init__(self, d=24, hidden=72, dropout=0.0, act=lambda v: F.relu(v).square()):
         super().__init__()

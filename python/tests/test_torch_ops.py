@@ -1,4 +1,4 @@
-"""The operators under torch.ops.esmm: results, gradients, what the compiler and autocast are told, errors."""
+"""The operators under torch.ops.esmm: results, gradients, what the compiler and autocast see, errors."""
 
 import copy
 import os
@@ -117,7 +117,7 @@ def test_what_was_prepared_goes_with_the_parameter():
     assert not _registry._held
     w = parameter(8, 16)
     esmm.torch.linear(zeros(4, 16), w)
-    w.data = torch.randn(8, 16).to(DEVICE)  # the old memory is nobody's now
+    w.data = torch.randn(8, 16).to(DEVICE)  # the old memory has no owner now
     esmm.torch.linear(zeros(4, 16), w)
     assert len(_registry._held) == 1
 

@@ -3,9 +3,9 @@
  * which tests run the kernels on machines that have none.
  *
  * There are eight tiles of 16 rows, 64 bytes each. The unit multiplies a tile of A, 16 rows of 32 k's in bf16, by one
- * of B, 16 pairs of k's of 16 columns, and adds to a tile of 16 x 16 sums in fp32. What tiles hold is the thread's own,
- * and lost in any call, as the ABI says, but for functions of the same file that use none; a thread that is done gives
- * them back, or every switch to another saves them.
+ * of B, 16 pairs of k's of 16 columns, and adds to a tile of 16 x 16 sums in fp32. Tiles belong to the thread. By the
+ * ABI any call loses them, but for functions of the same file that use none. A thread that is done releases them, or
+ * every context switch would save them.
  *
  * The compiler's own names for these are not used: in some versions they do not say that memory is read.
  */

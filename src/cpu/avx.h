@@ -1,6 +1,6 @@
 /*
- * avx.h: what is the same in vec_avx2.h and vec_avx512.h but for the vectors' length. Included by both, when they have
- * said what a vector is, and how an intrinsic is called for it: AVX(add_ps).
+ * avx.h: what vec_avx2.h and vec_avx512.h share but for the vectors' length. Both include it after they have defined a
+ * vector and the name of its intrinsics: AVX(add_ps).
  */
 #include "cpu/costs.h"
 

@@ -22,9 +22,9 @@ static esmm_status count_devices(esmm_ctx *ctx, int *count)
 static esmm_status open_device(esmm_ctx *ctx, int ordinal)
 {
   (void)ordinal;
-  /* To hand work to a thread that is awake takes 1 to 2 us, and more the more there are of them: two of them are worth
-     it where each has twice this, three where each has thrice. One that sleeps comes 40 to 100 us later, but holds
-     nothing up. */
+  /* Giving work to a thread that is awake takes 1 to 2 us, and longer with more threads: two are worth it where
+     each has twice this, three where each has thrice. A sleeping thread comes 40 to 100 us later, but nothing waits for
+     it. */
   ctx->thread_work = ESMM_CPU_COST_THREAD;
   ctx->wake_seconds = ESMM_CPU_COST_WAKE;
   (void)snprintf(ctx->device, sizeof ctx->device, "cpu");

@@ -93,9 +93,9 @@ ALWAYS int64_t join_words(const joined *a, const joined *b, uint32_t *list_a, ui
 }
 
 /*
- * The joint of two bitmaps as offsets; lists need room for kc + 16 entries. Kept counts say how many groups of bits a
- * word usually fills, so that the loops run a fixed number of times and the branch predictor is not asked. live: which
- * words b has bits in, `lives` of them; NULL: all, and that many words there are.
+ * The joint of two bitmaps as offsets; lists need room for kc + 16 entries. From the kept counts the loops know how
+ * many groups of bits a word usually fills, so they run a fixed number of times without mispredicted branches. live:
+ * the `lives` words in which b has bits; NULL: all of `lives` words.
  */
 static inline int64_t join(const joined *a, const joined *b, int64_t words, const uint32_t *live, int64_t lives,
                            uint32_t *list_a, uint32_t *list_b)
@@ -128,7 +128,7 @@ static inline bool dense_can_run(const esmm_kernel *self, const esmm_problem *p,
 
 /* ------------------------------------------------------------------------------------------------ heights */
 
-/* terms() of the kernels that skip: the strip height that is cheapest by the units that units_of counts for it. */
+/* terms() of the kernels that skip: the cheapest strip height, by the units that units_of counts. */
 static inline void cheapest_strip(const esmm_problem *p, const double *cost,
                                   void (*units_of)(const esmm_problem *p, int level, double *units), double *units,
                                   int64_t *variant)
@@ -188,7 +188,7 @@ static void multiply_blocks(void *arg, int64_t first, int64_t end, int worker)
     x->multiply(x->p, x->plan, block, own + TALLY_BYTES, (tally *)(void *)own);
 }
 
-/* Where multiply needs so many bytes. */
+/* Where multiply needs that many bytes. */
 static size_t blocks_workspace(const esmm_problem *p, size_t bytes)
 {
   size_t all;

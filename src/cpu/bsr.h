@@ -273,7 +273,7 @@ static esmm_status bsr_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pr
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define BSR_KERNEL                                                                                                   \
   .cost =                                                                                                            \
       {COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_READ_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}, \

@@ -1,5 +1,5 @@
 /*
- * costs.h: every constant of what the plan predicts for a CPU, of one core of the machine that it was measured on;
+ * costs.h: every constant of the plan's predictions for a CPU, of one core of the machine that it was measured on;
  * those of AMX are estimates, by instruction tables at 2.7 GHz. They only have to be about right: what calls take
  * corrects them (choose/choose.h), and `esmm tune` measures what kernels make of them. So kernels share one wherever it
  * means the same and differs by a half at most. scripts/constants.py counts them, and writes them changed at random.
@@ -16,7 +16,7 @@
 /* The same where it costs more */
 #define ESMM_CPU_COST_LISTED 1.06      /* times: k's come from a list */
 #define ESMM_CPU_COST_LOOSE 1.15       /* times: A and B lie as they were given, not packed */
-#define ESMM_CPU_COST_CHOSEN 1.4       /* times: each column of B has k's of its own */
+#define ESMM_CPU_COST_CHOSEN 1.4       /* times: each column of B has its own k's */
 #define ESMM_CPU_COST_STREAMED 5.5e-11 /* s: an element of B, of rows that are read once for a row of A */
 #define ESMM_CPU_COST_ROW 1.75e-9      /* s: a nonzero of A by 64 columns of B in the first-level cache */
 #define ESMM_CPU_COST_ROW_BF16 1e-9    /* s: the same in pairs */
@@ -47,7 +47,7 @@
 #define ESMM_CPU_COST_TILE_AVX512 4e-8 /* s: a tile of 8 x 32 */
 #define ESMM_CPU_COST_TILE_AMX 1.5e-7  /* s: a tile of 32 x 32 */
 #define ESMM_CPU_COST_UPDATE 1.5e-10   /* s: an element */
-#define ESMM_CPU_COST_VECTOR 1e-9      /* s: a vector, or what is left of one */
+#define ESMM_CPU_COST_VECTOR 1e-9      /* s: a vector, or part of one */
 
 /* A call, whatever its size */
 #define ESMM_CPU_COST_CALL 5e-8         /* s: nothing is laid out */
@@ -60,6 +60,6 @@
 #define ESMM_CPU_COST_THREAD 2e4        /* multiply-adds: t threads that are awake are worth t times this each */
 #define ESMM_CPU_COST_WAKE 1.5e-5       /* s: of a product, for each thread that is worth waking */
 #define ESMM_CPU_COST_SAMPLE_ROW 5e-9   /* s: 64 k's of a row looked at */
-#define ESMM_CPU_COST_SAMPLE_PLACE 2e-7 /* s: what is done with 32 such rows then */
+#define ESMM_CPU_COST_SAMPLE_PLACE 2e-7 /* s: the work on 32 such rows then */
 
 #endif

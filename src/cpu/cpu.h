@@ -12,7 +12,7 @@
 
 #include "choose/tune.h"
 
-#define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: what a CPU samples of esmm_sample */
+#define ESMM_CPU_HEIGHTS 6 /* strips of 1, 2, 4, ..., 32 rows: a CPU's part of esmm_sample */
 
 /* sample.c: fills in the heights of p->sample that a CPU has */
 #define ESMM_SAMPLE_ROWS 32 /* of a sampled block: the tallest strip */

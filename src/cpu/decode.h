@@ -2,11 +2,11 @@
  * decode.h: m of 1 to 16. Reads only the rows of B that some row of A needs. Included after vec_*.h.
  *
  * The floor is bytes: union of A's nonzero k's times a row of B. B is row-major and each needed row is read as one long
- * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks small enough that what
- * one row of A brought into the second-level cache is still there for the next row.
+ * run, eight or sixteen rows at a time; time falls with the density. For m > 1, k goes in blocks so small that the rows
+ * of B that one row of A needs are still in the second-level cache for the next row.
  *
- * Eight or sixteen products are summed before they meet a partial sum of up to 512 k's (256 listed ones for m = 1), and
- * partial sums meet in the whole: a chain of k additions would have several times the error of a dense library.
+ * Eight or sixteen products are added up before they go to a partial sum of up to 512 k's (256 listed ones for m = 1),
+ * and partial sums to the whole: a chain of k additions would have several times the error of a dense library.
  */
 #include "operands.h"
 
@@ -15,7 +15,7 @@
 #define DECODE_ROWS 16
 #define DECODE_AT_ONCE (VEC == 16 ? 16 : 8) /* rows of B read side by side: as many as there are registers for */
 #define DECODE_COLS 2048                    /* columns at a time: two pages of a row of fp32 B */
-#define DECODE_NARROW 512                   /* columns that are still worth a range of their own */
+#define DECODE_NARROW 512                   /* columns that are still worth a separate range */
 #define DECODE_K 64                         /* k's in a block when m > 1: 512 KB of fp32 B */
 #define DECODE_RUN 600                      /* bytes that could be read while a row's part of a range begins */
 #define DECODE_SCAN 512                     /* k's of A converted at a time where it is not fp32 row-major */
@@ -41,8 +41,8 @@ typedef struct decode_layout {
 static decode_layout decode_lay_out(const esmm_problem *p)
 {
   const int64_t line = 64 / (int64_t)sizeof(float);
-  /* Every thread the same number of column ranges, each of whole cache lines; of one row two, so that another takes
-     half of a late thread's. With more rows narrow ranges cost more than that: a list has few k's of a block. */
+  /* Every thread the same number of column ranges, each of whole cache lines. For one row two, so that another thread
+     takes half of a late thread's; with more rows narrow ranges cost more than that: a list has few k's of a block. */
   const int64_t least = p->m == 1 && p->threads > 1 ? esmm_min(2 * p->threads, esmm_ceil_div(p->n, DECODE_NARROW)) : 1;
   const int64_t ranges = esmm_round_up(esmm_max(least, esmm_ceil_div(p->n, DECODE_COLS)), p->threads);
   decode_layout l = {.room = p->k + 64};
@@ -237,7 +237,7 @@ static esmm_status decode_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DECODE_KERNEL                                                                                         \
   .cost = {ESMM_CPU_COST_READ_B,      VEC * ESMM_CPU_COST_STREAMED, 2 * COST_PACK, ESMM_CPU_COST_UPDATE, 0.0, \
            ESMM_CPU_COST_START_DECODE},                                                                       \

@@ -22,7 +22,7 @@ static void dense_terms(const esmm_kernel *self, const esmm_problem *p, const do
   units[5] = 1.0;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DENSE_KERNEL                                                                                                \
   .cost = {COST_FMA,           2 * COST_PACK, ESMM_CPU_COST_READ_B, ESMM_CPU_COST_REPACK, ESMM_CPU_COST_UPDATE,     \
            ESMM_CPU_COST_START},                                                                                    \

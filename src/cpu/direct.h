@@ -1,17 +1,17 @@
 /*
- * direct.h: small products, and those with few k's. A and B's rows are multiplied where they lie: nothing is packed,
- * listed or padded to whole stretches of k's, which would take longer than the product. Included after vec_*.h.
+ * direct.h: small products, and those with few k's. A and B's rows are multiplied where they lie: packing, listing or
+ * padding them would take longer than the product. Included after vec_*.h.
  *
  *     tile: rows x vectors of C in registers      sums[r][v] += a[r][k] * b[k][v]      for each k
  *
  * The floor is multiply-adds, for few k's the writing of C. Rows go in blocks, and tiles of a block down its rows
  * first: the columns of B that they share stay in the first-level cache. B is read again for every block, and a tile
- * touches a page of it for each k: it has to lie in the second-level cache, which is why larger ones are refused,
- * unless their rows are short. With AVX-512 tiles are low and wide where there are columns enough: 4 rows by 64 columns
- * read B in longer runs than 8 by 32.
+ * touches a page of it for each k. B has to lie in the second-level cache, so larger ones are refused, unless their
+ * rows are short. With AVX-512 tiles are low and wide where there are columns enough: 4 rows by 64 columns read B in
+ * longer runs than 8 by 32.
  *
- * Threads share out rows or columns of C, whichever comes out more even. Of a B from memory and a small C they share
- * out k's: each reads whole rows of B, and none that another reads; the parts' sums are added up in their order.
+ * Threads share out rows or columns of C, whichever is more even. If B comes from memory and C is small they share out
+ * k's: each thread reads its own whole rows of B, and the parts' sums are added up in their order.
  *
  * Nothing is skipped. Sums of 320 k's are added to C, or to the sums of a block where something follows them; a tile
  * that is done with all k's rounds its sums to C's dtype by itself. Where rows of C have no gap between them and a
@@ -113,7 +113,7 @@ ALWAYS void direct_store(void *c, const esmm_dtype dtype, int64_t at, int64_t co
 ALWAYS void direct_round_to(const esmm_dtype dtype, const float *sums, int64_t ld, int64_t rows, int64_t cols,
                             const direct_tiles *restrict t, int64_t to)
 {
-  const int64_t ldc = t->ldc, spill = t->spill; /* stores to C could change them, for all that the compiler knows */
+  const int64_t ldc = t->ldc, spill = t->spill; /* the compiler must assume that stores to C change them */
   void *c = t->c;
   for (int64_t r = 0; r < rows; r++, to += ldc, sums += ld)
     for (int64_t j = 0; j < cols; j += VEC)
@@ -136,7 +136,7 @@ static __attribute__((noinline)) void direct_round(const float *sums, int64_t ld
   }
 }
 
-/* One tile. Low and narrow ones have several chains, so that they need not wait for their own sums. */
+/* One tile. Low and narrow ones have several chains, as one chain would wait for its own sums. */
 ALWAYS void direct_tile(const int rows, const int vectors, const esmm_dtype dtype, const direct_tiles *restrict t,
                         const float *a, int64_t to)
 {
@@ -195,7 +195,7 @@ typedef void direct_function(const direct_tiles *restrict t);
       direct_tile(rows, vectors, dtype, t, t->a + i * (rows)*t->lda, t->to + i * (rows)*t->ldc); \
   }
 
-/* By rows, MR, 4, 2 and 1, and by vectors, 1 to 4: as many as there are registers for. */
+/* By rows, MR, 4, 2 and 1, and by vectors, 1 to 4, as registers allow. */
 enum { DIRECT_HEIGHTS = 4 };
 static const int direct_rows[DIRECT_HEIGHTS] = {MR, 4, 2, 1};
 static const int direct_widest[DIRECT_HEIGHTS] = {2, DIRECT_FOUR, DIRECT_WIDE, DIRECT_WIDE};
@@ -241,7 +241,7 @@ typedef struct direct_part {
   size_t sums_bytes;      /* of a part's sums, where parts are k's: they come before the threads' scratch */
 } direct_part;
 
-/* What so many rows take of a core, in rows of a full tile: low tiles take longer for a row. */
+/* The time of `rows` rows on a core, in rows of a full tile: low tiles take longer for a row. */
 static double direct_height(int64_t rows)
 {
   const int64_t rest = rows % MR;
@@ -425,7 +425,7 @@ static esmm_status direct_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DIRECT_KERNEL                                                                                             \
   .cost = {COST_FMA * ESMM_CPU_COST_LOOSE,                                                                        \
            ESMM_CPU_COST_READ_B,                                                                                  \

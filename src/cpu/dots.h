@@ -7,7 +7,7 @@
  * The floor is bytes of A for one column or two, multiply-adds for more. A tile has 8 rows by 1 or 2 columns, or 4 by 4
  * (AVX2, portable: 8 by 1, 4 by 2, for 16 registers); rows that are left over are done singly, in four chains of sums.
  *
- * Nothing is skipped: to look at an element of A costs as much as to multiply it with so few columns. A sum's chain is
+ * Nothing is skipped: with few columns, testing an element of A costs as much as multiplying it. A sum's chain is
  * a vector's lane and at most 256 terms long.
  */
 #include "operands.h"
@@ -298,7 +298,7 @@ static esmm_status dots_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define DOTS_KERNEL                                                                                                 \
   .cost = {COST_FMA * ESMM_CPU_COST_LOOSE,                                                                          \
            ESMM_CPU_COST_READ_A,                                                                                    \

@@ -1,13 +1,11 @@
 /*
- * epilogue.h: what happens to a finished sum before it is stored, and what is noted of C then. One definition for every
- * kernel:
+ * epilogue.h: the epilogue of every kernel, and the statistics of C:
  *
  *     C = activation(alpha * sum + beta * C + bias) * factor + residual
  *
- * Kernels that can store sums as they are (esmm_is_plain) do so, and call esmm_finish_plain for a block of C that is
- * done; the others keep fp32 sums in scratch and call esmm_finish. Threads may do so for any blocks at the same time:
- * statistics are added up for a block, and then added to the whole by atomic integer operations, so that the result
- * does not depend on who was first.
+ * Kernels that can store sums as they are (esmm_is_plain) do so, and call esmm_finish_plain for each finished block of
+ * C; the others keep fp32 sums in scratch and call esmm_finish. Threads finish any blocks at the same time: statistics
+ * are added up for a block, then to the whole by atomic integer operations, so the order does not matter.
  *
  * Included by kernels after their vec_*.h, so that it is compiled for their instruction set; by others as it is.
  */
@@ -75,7 +73,7 @@ static inline void esmm_write_part(esmm_matrix *m, int64_t row, int64_t col, int
   esmm_store_elements(m->data, m->dtype, col * m->ld + row, m->ld, count, part, 1);
 }
 
-/* What a problem does to its sums, out of the reach of stores to C: the compiler need not read it again after each. */
+/* A problem's epilogue, in locals that stores to C cannot change: the compiler need not read it again after each. */
 typedef struct esmm_ending {
   esmm_matrix c, residual;
   const float *bias, *factor;

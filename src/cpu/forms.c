@@ -297,8 +297,7 @@ static void unpack_turned(const esmm_weights *w, esmm_matrix *out)
                        (const char *)w->turned + (size_t)(j * w->turned_ld) * size, 1, w->k, w->dtype);
 }
 
-/* 15 columns at most: no more than other forms pad so narrow a B with, or nearly so, and that the limit leaves out,
- * too. */
+/* 15 columns at most: about what other forms pad so narrow a B with, which the limit does not count either. */
 static size_t turned_held(const esmm_weights *w)
 {
   (void)w;
@@ -320,7 +319,7 @@ static size_t onednn_bytes(const esmm_weights *w)
   return w->onednn.bytes;
 }
 
-/* Its padding is not what the limit is for. */
+/* Its padding does not count for the limit. */
 static size_t onednn_held(const esmm_weights *w)
 {
   return (size_t)(w->k * w->n) * esmm_dtype_size(w->dtype);
@@ -473,7 +472,7 @@ esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w
   return status;
 }
 
-/* B as the caller had it, in memory that is the caller's to free; data is NULL where there is none. */
+/* B as the caller had it, in memory that the caller frees; data is NULL where there is none. */
 static esmm_matrix unpack(const esmm_weights *w, size_t *bytes)
 {
   esmm_matrix b = {.rows = w->k, .cols = w->n, .ld = w->n, .dtype = w->dtype};

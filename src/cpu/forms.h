@@ -12,7 +12,7 @@
 typedef struct esmm_host_form {
   esmm_form_kind kind;
   esmm_use not_for; /* a use of dense weights that does without it; ESMM_USE_ANY: none does */
-  int64_t most_n;   /* kept where B has so many columns at most; 0: however many */
+  int64_t most_n;   /* kept where B has no more columns than this; 0: any number */
   bool extra;       /* made behind the others where that is worth it: esmm_forms_extra */
 
   /* What can be allocated before the contents are known. Sizes were checked for overflow. */
@@ -41,10 +41,10 @@ unsigned esmm_forms_formats(void); /* that there are forms for */
 /* Of all forms that w keeps. alloc sets w->forms. */
 esmm_status esmm_forms_alloc(esmm_ctx *ctx, const esmm_prepare_opts *opts, esmm_weights *w);
 esmm_status esmm_forms_fill(esmm_ctx *ctx, const esmm_matrix *b, esmm_weights *w);
-/* Those that are there for a library alone, within the limit of bytes (0: the default). b may be NULL: from another
-   form. Where memory does not suffice, products do without. */
+/* The forms that only a library reads, within the limit of bytes (0: the default). b may be NULL: from another form.
+   Where memory does not suffice, products do without. */
 void esmm_forms_extra(const esmm_ctx *ctx, const esmm_matrix *b, double max_bytes_ratio, esmm_weights *w);
-/* Those that files do not hold, from one that they do. */
+/* The forms that files do not hold, from one that they do. */
 esmm_status esmm_forms_remake(esmm_ctx *ctx, esmm_weights *w);
 void esmm_forms_free(esmm_weights *w);
 size_t esmm_forms_bytes(const esmm_weights *w);

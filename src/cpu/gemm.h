@@ -88,8 +88,8 @@ ALWAYS void half_store(const int rows, const vec even[MR], const vec odd[MR], fl
 }
 
 /*
- * The same for short lists where registers allow (AVX-512): half a tile at a time, and even and odd entries with sums
- * of their own, so that chains are half as long without another pass over c.
+ * The same for short lists where registers allow (AVX-512): half a tile at a time, with separate sums for even and odd
+ * entries, so that chains are half as long without another pass over c.
  */
 ALWAYS void half_paired(const int rows, const float *a, const float *b, const uint32_t *list_a, const uint32_t *list_b,
                         int64_t n, float *c, int64_t ldc, bool add)
@@ -289,7 +289,7 @@ static void pack_tile(const float *a, int64_t ld, int64_t rows, const uint64_t *
       block_column columns[BLOCK];
       block_load(from, ld, rows, columns);
 #pragma GCC unroll 8
-      for (int j = 0; j < BLOCK; j++) { /* stores every column, steps on only past those that are kept */
+      for (int j = 0; j < BLOCK; j++) { /* stores every column, advances past kept ones only */
         block_store(to, columns[j]);
         to += MR * (group >> j & 1);
       }
@@ -353,7 +353,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
     int level = 0;
     while (level + 1 < ESMM_CPU_HEIGHTS && (1 << level) < g.strip_rows)
       level++;
-    /* Short lists are what costs: the sparser the joint, the longer the stretch. */
+    /* Short lists cost most: the sparser the joint, the longer the stretch. */
     if (p->sample.joint[level] < 0.9)
       g.kc = p->sample.joint[level] > 0.2 ? 2048 : 4096;
     /* About 256 KB of packed A: it is read again for every panel and must stay in the second-level cache. */
@@ -386,7 +386,7 @@ static blocking plan_blocks(const esmm_problem *p, bool skip)
 /*
  * How many of n listed terms to sum in a register before they are added to C. A dense product adds every 320 k's to C,
  * of which n / kc are not zero here: as many terms a chain give about its error. Shorter than 48, or 24 for short
- * lists, costs more time than it saves error (sqrt(length + n / length) is what it grows with).
+ * lists, costs more time than it saves error (it grows with sqrt(length + n / length)).
  */
 static int64_t chain_length(int64_t n, int64_t kc)
 {

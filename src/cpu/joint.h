@@ -15,8 +15,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   const double pairs = strips * (double)p->w->panels;
   units[0] = m * columns * k * p->sample.joint[level] / VEC;
   units[1] = m * k * (0.5 + p->sample.strip[level] + (p->a.dtype == ESMM_F32 ? 0.0 : 0.5));
-  /* A panel's rows are a cache line apart: skipping one in two saves no memory traffic, as the hardware fetches ahead.
-   */
+  /* A panel's rows are a cache line apart: skipping one in two saves no traffic, as the hardware prefetches. */
   units[2] = (double)p->n * k * (double)esmm_dtype_size(p->w->dtype) *
              fmin(p->w->strip_density, ESMM_CPU_COST_AHEAD * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
   units[3] = p->w->full ? strips * k / 64.0 : pairs * k / 64.0 * (0.5 + p->sample.joint[level]);
@@ -32,7 +31,7 @@ static void joint_terms(const esmm_kernel *self, const esmm_problem *p, const do
   cheapest_strip(p, cost, joint_units, units, variant);
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define JOINT_KERNEL                                                                                                 \
   .cost =                                                                                                            \
       {COST_FMA * ESMM_CPU_COST_LISTED, COST_PACK, ESMM_CPU_COST_READ_B, COST_WORD, COST_TILE, ESMM_CPU_COST_START}, \

@@ -23,7 +23,7 @@ static void bsr_units(const esmm_problem *p, int level, double *units)
 {
   const esmm_weights *w = p->w;
   const double height = (double)(1 << level), both = (double)(esmm_ceil_div(p->m, 1 << level) * w->panels);
-  /* sample.joint counts k's with a nonzero in 32 columns; of a block all are multiplied. */
+  /* sample.joint counts k's with a nonzero in 32 columns; the kernel multiplies all of a block. */
   const double joint =
       fmin(1.0, p->sample.joint[level] * (w->strip_density > 0.0 ? bsr_density(w) / w->strip_density : 1.0));
   pairs_units(p, level, joint, units);

@@ -2,21 +2,21 @@
  * k_decode_bf16_avx512bf16.c: m of 2 to 16 rows of bf16 on AVX-512 BF16. Reads only the rows of B that some row of A
  * needs, as decode.h does, and multiplies two nonzeros of a row at a time.
  *
- * The floor is bytes: the union of A's nonzero k's times a row of B. At m = 16 and 10 % that is 0.8 of B, and what
- * decode.h takes to widen B for each nonzero is more than the reading. Here each row of A has a list of pairs for every
+ * The floor is bytes: the union of A's nonzero k's times a row of B. At m = 16 and 10 % that is 0.8 of B, and decode.h
+ * would widen B for each nonzero, which takes longer than reading it. Here each row of A has a list of pairs for every
  * block of PAIR_K k's, and
  *
  *     sums[row][0..31] += pair . (row even of B, row odd of B)[0..31]        for each pair of the list
  *
  * with the two rows put side by side in registers. A block is PAIR_K k's by PAIR_COLS columns, 512 KB at most: it stays
  * in the second-level cache for all rows of A, and while it is multiplied the needed rows of the next one are
- * prefetched, because parts of rows that lie pages apart are no stream that the CPU would find by itself. Within a
- * block all rows of A go through CHUNK columns before the next: PAIR_K k's of those are 16 KB, half of the first-level
- * cache, and each line of B comes there once. (Rows of A one after another, each through all columns of the block,
- * fetched it once for every nonzero.)
+ * prefetched, because the CPU does not prefetch parts of rows that lie pages apart. Within a block all rows of A go
+ * through CHUNK columns before the next: PAIR_K k's of those are 16 KB, half of the first-level cache, and each line of
+ * B comes there once. (Rows of A one after another, each through all columns of the block, fetched it once for every
+ * nonzero.)
  *
- * Sums stand as unpacking leaves their columns, until a range of columns is done. A list
- * with an odd end gets a zero and a row of zeros: no Inf meets a zero that is not in the data.
+ * Sums stay in the order in which unpacking leaves columns, until a range of columns is done. A list with an odd end
+ * gets a zero and a row of zeros: no Inf meets a zero that is not in the data.
  */
 #include "vec_avx512.h"
 

@@ -10,7 +10,7 @@ static void joint_units(const esmm_problem *p, int level, double *units)
   pairs_units(p, level, p->sample.joint[level], units);
   units[2] = (double)p->n * k * (double)sizeof(uint16_t) *
              fmin(p->w->strip_density, ESMM_CPU_COST_AHEAD * p->sample.joint[ESMM_CPU_HEIGHTS - 1]);
-  /* Lists, and putting k's side by side: of B for every strip, of A where a panel has k's of its own. */
+  /* Lists, and putting k's side by side: of B for every strip, of A where a panel has its own k's. */
   units[3] = both * k / 64.0 * p->sample.joint[level] * (p->w->full ? 1.0 : 2.0 + height / MAX_STRIP) +
              (p->w->full ? strips : 0.5 * both) * k / 64.0;
 }

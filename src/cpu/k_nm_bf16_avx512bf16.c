@@ -5,7 +5,7 @@
  *     c[row][0..15] += pair[0..15] . (a[row][index of the first], a[row][index of the second])[0..15]
  *
  * one permutation and one vdpbf16ps for two values of 16 columns, where nm.h has two of each. A tile is up to 16 rows
- * by 16 columns. A is packed by groups, without those that are zero in all rows of the tile, as many as 32 words hold:
+ * by 16 columns. A is packed by groups, 32 words at a time, without groups that are zero in all rows of the tile:
  *
  *     [set of groups][rows][32]
  *
@@ -16,7 +16,7 @@
  * tiles, once for all of them. Sums stay in registers for STRETCH k's.
  *
  * The floor of many rows is 1.33 cycles a row for each pair (Zen 4: both instructions take two of three half-width
- * pipes), 1.5 times what a dense product of 2:4 weights has; that of few rows is B's bytes, 0.56 of dense.
+ * pipes), 1.5 times a dense product's floor for 2:4 weights; that of few rows is B's bytes, 0.56 of dense.
  */
 #include "vec_avx512.h"
 

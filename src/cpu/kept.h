@@ -1,5 +1,5 @@
 /*
- * kept.h: which k's a panel of B keeps, and the blocks or lists that it has them from. What panels.h and pairs.h share.
+ * kept.h: which k's a panel of B keeps, and the blocks or lists they come from. panels.h and pairs.h share it.
  * Included after vec_*.h.
  */
 #ifndef ESMM_KEPT_H
@@ -75,9 +75,9 @@ static inline void blocks_of_stretch(const esmm_bsr_form *form, int64_t s, int64
 }
 
 /*
- * The k's that the panel of columns from j0 on has in a stretch: of one block column, whose blocks lie one after
- * another, so that rows of the panel are block_cols elements apart. Fills in bits, and in b all but where its values
- * are: returns the place of the first among the form's values.
+ * The k's in a stretch of the panel of columns from j0 on, which lies in one block column: blocks lie one after
+ * another, so rows of the panel are block_cols elements apart. Fills in bits, and b but for its values: returns the
+ * place of the first among the form's values.
  */
 static inline int64_t find_blocks(const esmm_bsr_form *form, int64_t j0, int64_t k0, int64_t kc, const panel_room *room,
                                   panel *b)

@@ -1,10 +1,10 @@
 /*
- * load.c: how busy others keep the CPUs, measured: what the system says of its queues does not tell whether our threads
- * get the CPUs that they ask for.
+ * load.c: how busy others keep the CPUs, measured: the system's queues do not show whether our threads get the CPUs
+ * that they ask for.
  *
- * As many threads as there are CPUs for, the context's at most, want a CPU all the time until a common end. Of that
- * time, what they did not get others took: other processes, a limit on this one, or, where the kernel knows, another
- * guest of the same machine. A thread that comes late has lost its time until then, one that never comes all of it.
+ * One thread a CPU, at most the context's, wants to run all the time until a common end. The time they did not get went
+ * to other processes, to a limit on this one, or, where the kernel knows, to another guest of the same machine. A late
+ * thread has lost the time until it starts, and a thread that never starts all of it.
  */
 #include "cpu/cpu.h"
 #include "threads.h"

@@ -1,8 +1,8 @@
 /*
  * meet.h: the product of bf16 operands on AMX (amx.h) over the k's at which 32 rows of A meet 32 columns of B. Included
  * by k_*_amx.c after vec_avx512.h. tiles.h skips A's zeros alone, and puts a strip's k's side by side once for all
- * panels; here every tile of C, 32 x 32, has a list of its own, and both operands are put together for it. That costs
- * two to three times what the unit takes, for a share of the k's: it pays below about half of them.
+ * panels; here every 32 x 32 tile of C has its own list, and both operands are put together for it. That costs two to
+ * three times the unit's work for a share of the k's: it pays below about half of them.
  *
  *   A, by strips of 32 rows: lines [kept][16], 32 bits: rows r and r + 16 at that k. A line is a cache line. So 16 k's
  *   by 16 rows are turned as words of 32 bits, and two such, half a step apart, are put side by side by shifts, for
@@ -12,8 +12,8 @@
  *
  *   Lists have places in A's lines and in the panel, 16 bits, times 8: a CPU multiplies by 8 again as it loads.
  *
- * A is made for a step, then tiles of B for the step before are loaded, then B is made: what was just written is not in
- * the cache yet, and a load waits for stores in the 4 KB around its own place modulo 4 KB, be they its own or not.
+ * A is made for a step, then tiles of B for the step before are loaded, then B is made: new stores are not in the cache
+ * yet, and a load waits for any store whose address is near its own modulo 4 KB.
  *
  * The end of a list has zeros in both operands: no Inf meets a zero that is not in the data.
  */
@@ -107,7 +107,7 @@ ALWAYS void make_rows(const bool second, const char *lines, const uint16_t *list
     _mm512_store_si512(to + i * MEET_LINE, x[i]);
 }
 
-/* This and make_b are not inlined: their code, unrolled, is to be in the CPU's cache of decoded instructions once. They
+/* This and make_b are not inlined, so that the CPU's cache of decoded instructions holds their unrolled code once. They
    leave tiles alone. */
 static __attribute__((noinline)) void make_a(bool one, const meet_of *x, int64_t step)
 {
@@ -117,8 +117,8 @@ static __attribute__((noinline)) void make_a(bool one, const meet_of *x, int64_t
     make_rows(true, x->lines, x->list_a + step * MEET_STEP, to + MEET_TILE);
 }
 
-/* Which words of pair i are there, where a step has `count` k's: entry 32 + i - count. Branches would be guessed
-   wrong. */
+/* Which words of pair i are there, where a step has `count` k's: entry 32 + i - count. Branches would be
+   mispredicted. */
 #define BOTH 0xffffffffu
 #define EVEN 0x55555555u
 static const uint32_t pair_there[48] = {BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH, BOTH,
@@ -212,7 +212,7 @@ ALWAYS char *pack_lines(__m512i x[32], uint32_t keep, char *to)
   turn_pairs(x);
   turn_pairs(x + 16);
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; i++, keep >>= 2) { /* stores every k, steps on only past those that are kept */
+  for (int i = 0; i < 16; i++, keep >>= 2) { /* stores every k, advances past kept ones only */
     const __m512i upper = x[i], lower = x[i + 16];
     _mm512_store_si512(to, _mm512_mask_blend_epi16(MEET_SECONDS, upper, _mm512_slli_epi32(lower, 16)));
     to += MEET_LINE * (keep & 1);

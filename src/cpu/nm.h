@@ -1,13 +1,13 @@
 /*
  * nm.h: N:M weights, shared by the instruction sets. Included after vec_*.h.
  *
- * Where columns choose for themselves, a vector of values has an index for each lane, and the group's few a's are
- * selected by it: one permutation and one multiply-add for what are m / n multiply-adds of a dense product,
+ * Where columns choose for themselves, a vector of values has an index for each lane, which selects among the group's
+ * few a's: one permutation and one multiply-add for m / n multiply-adds of a dense product,
  *
  *     c[row][0..15] += value[slot][0..15] * a[row][group][index[slot][0..15]]
  *
  * A tile is up to 16 rows (8 with AVX2) by a vector of columns, so that an index is unpacked once for all of them. A is
- * packed by groups, without those that are zero in all rows of the tile, as many in a vector as fit:
+ * packed by groups, as many in a vector as fit, without groups that are zero in all rows of the tile:
  *
  *     [set of groups][rows][VEC]        VEC / m groups to a set; a longer group has two vectors for itself
  *
@@ -29,7 +29,7 @@ static bool nm_selects(const esmm_weights *w)
 
 #if SELECT_MOST > 0
 
-#define SELECT_CHAIN 160 /* terms summed before they are added to C: what a dense product of 2:4 weights has */
+#define SELECT_CHAIN 160 /* terms summed before they are added to C: as many as a dense product of 2:4 weights */
 #define FEW 4            /* rows for which memory is the limit */
 #define SELECT_BLOCK 128 /* rows of A that are packed together */
 
@@ -111,7 +111,7 @@ ALWAYS void select_groups(const int rows, const bool two, const slots *b, const 
   } while (i < count);
 }
 
-/* Tells the compiler of few rows what b is, if it is that: where memory is the limit, a branch for each slot shows. */
+/* Makes b's layout a constant for few rows: where memory is the limit, a branch for each slot costs time. */
 #define IF_B_IS(type, n, m, bits)                                              \
   if (b.dtype == (type) && b.each == (n) && b.length == (m)) {                 \
     b.dtype = (type), b.each = (n), b.length = (m), b.set = VEC / (m);         \
@@ -368,7 +368,7 @@ static void nm_units(const esmm_problem *p, int level, double *units)
   const double columns = (double)(p->w->nm.panels * ESMM_HALF), k = (double)p->k;
   const double strips = (double)esmm_ceil_div(p->m, 1 << level), passes = (double)esmm_ceil_div(p->m, 128);
   const double kept = lists ? (double)p->w->nm.slots : k;
-  /* A multiply-add of gemm.h, over one that selects. */
+  /* A multiply-add of gemm.h over one with a selection. */
   units[0] = ESMM_CPU_COST_LISTED / ESMM_CPU_COST_CHOSEN * (double)p->m * columns * kept * p->sample.strip[level] / VEC;
   units[1] = (double)p->m * k * (0.5 + p->sample.strip[level]);
   units[2] = (double)p->w->bytes;
@@ -407,7 +407,7 @@ static esmm_status nm_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_pro
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define NM_KERNEL                                                                                                      \
   .cost = {COST_FMA * ESMM_CPU_COST_CHOSEN,                                                                            \
            COST_PACK,                                                                                                  \

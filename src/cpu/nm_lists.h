@@ -2,14 +2,13 @@
  * nm_lists.h: up to LISTS_ROWS rows by N:M weights whose columns share their k's, 16 or more together. Included by
  * nm.h.
  *
- * The floor is the bytes of B. A strip's list says which k each vector of 16 values meets, so a row of A becomes a list
- * of the nonzero a's that meet something, with the place of their vector, and each panel of the strip is one pass over
- * its values:
+ * The floor is the bytes of B. A strip's list says which k each vector of 16 values meets. So a row of A becomes a list
+ * of nonzero a's, each with the place of its vector, and each panel of the strip is one pass over its values:
  *
  *     c[row][0..15] += a[row][k of slot] * value[slot][0..15]
  *
- * Values are fetched ahead while the list is made, so that memory does not rest meanwhile: where a strip is one panel
- * wide, a list is made for each. Rows after the first find the panel in the second-level cache.
+ * Values are prefetched while the list is made, to keep memory busy: where a strip is one panel wide, each has a list.
+ * Rows after the first find the panel in the second-level cache.
  */
 #define LISTS_ROWS 4
 #define LISTS_PART 256                 /* terms summed before they are added to the whole, in LISTS_CHAINS chains */

@@ -1,12 +1,12 @@
 /*
  * onednn.c: the few calls of oneDNN that onednn_bf16 and onednn_f32 make, of versions 2 and 3.
  *
- * A memory descriptor is a struct that the caller has in version 2, an object behind a pointer in version 3: here it is
- * a pointer, in version 2 to a buffer that is large enough. A product is described in two steps in version 2, in one in
- * version 3. The numbers below are the same in both.
+ * A memory descriptor is the caller's struct in version 2, an object behind a pointer in version 3: here it is a
+ * pointer, in version 2 to a buffer that is large enough. Version 2 describes a product in two steps, version 3 in one.
+ * The numbers below are the same in both.
  *
- * What a product needs is compiled by the library when it is first asked for, which takes some tenths of a millisecond.
- * So parts are kept for the whole process, and those used longest ago make room.
+ * The library compiles a product when it is first asked for, which takes some tenths of a millisecond. So parts are
+ * kept for the whole process, and the least recently used make room.
  */
 #include "cpu/onednn.h"
 
@@ -158,7 +158,7 @@ static void after_fork(void)
   unlock_parts();
 }
 
-/* Of the OpenMP that the library calls: one that all of the process sees comes before that which it was linked to. */
+/* Of the OpenMP that the library calls: the process's own comes before the one it was linked to. */
 static bool find_openmp(void *library, const char *name, void *function)
 {
   return find(RTLD_DEFAULT, name, function) || find(library, name, function);
@@ -272,7 +272,7 @@ static void *describe_product(const void *a, const void *b, const void *c)
 
 /* ---- calls ---- */
 
-/* Memory of the caller's as the library has it, and a stream: made once, used by one thread at a time. */
+/* The library's objects for the caller's memory, and a stream: made once, used by one thread at a time. */
 enum { MOST_ARGUMENTS = 4 };
 typedef struct call {
   argument of[MOST_ARGUMENTS];
@@ -298,7 +298,7 @@ static bool execute(const void *primitive, call *x, const void *const *data)
   bool done = true;
   for (int i = 0; i < x->count && done; i++) {
     void *own;
-    memcpy(&own, &data[i], sizeof own); /* its interface has no const; it only reads what is read */
+    memcpy(&own, &data[i], sizeof own); /* its interface has no const, but it only reads these */
     done = data[i] == x->at[i] || dnnl.memory_set(x->of[i].memory, own) == 0;
     x->at[i] = done ? data[i] : NULL;
   }

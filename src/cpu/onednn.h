@@ -1,6 +1,6 @@
 /*
- * onednn.h: oneDNN, what PyTorch multiplies bf16 with on a CPU, as a dense kernel that skipping has to beat. It is
- * opened where it is installed, never linked; ESMM_ONEDNN names another file, or is "off".
+ * onednn.h: oneDNN, PyTorch's library for bf16 on a CPU, as a dense kernel that skipping has to beat. It is opened
+ * where it is installed, never linked; ESMM_ONEDNN names another file, or is "off".
  *
  * Its own threads are not used: a product is cut into parts of rows or of columns, and each of the context's threads
  * multiplies one at a time, with the library set to one thread. So nothing spins when a product is done, a
@@ -14,7 +14,7 @@
 #define ESMM_ONEDNN_SIDE 4   /* least k's and columns of a B that is worth the library's call */
 #define ESMM_ONEDNN_BLOCK 64 /* columns that lie together in its layouts */
 
-/* What is missing, or NULL: found and not given up. */
+/* What is missing; NULL: the library was found and works. */
 const char *esmm_onednn_missing(const esmm_kernel *self);
 
 uint64_t esmm_onednn_version(void); /* 0: it is not there or of no use here, or does not say */
@@ -40,7 +40,7 @@ typedef struct esmm_onednn_part esmm_onednn_part;
 esmm_onednn_part *esmm_onednn_take(const esmm_weights *w, int64_t rows, int64_t cols, esmm_dtype dtype_c);
 void esmm_onednn_give_back(esmm_onednn_part *part);
 size_t esmm_onednn_scratch(const esmm_onednn_part *part); /* bytes that a call needs */
-/* By any number of threads at once, each with scratch of its own. false: it failed. */
+/* By any number of threads at once, each with its own scratch. false: it failed. */
 bool esmm_onednn_multiply(esmm_onednn_part *part, const esmm_weights *w, int64_t col0, const void *a, void *c,
                           void *scratch);
 

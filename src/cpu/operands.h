@@ -13,7 +13,7 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* Parts of a thread's scratch start on pages of their own, so that threads never share a cache line. */
+/* Each part of a thread's scratch starts on a new page, so that threads never share a cache line. */
 ALWAYS size_t align_up(size_t bytes)
 {
   return (bytes + 4095) / 4096 * 4096;

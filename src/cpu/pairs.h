@@ -7,8 +7,8 @@
  *   A, by strips of 8, 16 or 32 rows: tiles [kept / 2][8], 32 bits: two k's of a row. Or tiles [kept][8], 16 bits,
  *   where pairs depend on the panel.
  *
- *   B stays as it was prepared: two halves of 16 columns for each k. Whichever two k's a list names next are put side
- *   by side in registers. A form of B with fixed pairs would multiply every pair that has one of its k's.
+ *   B stays as it was prepared: two halves of 16 columns for each k. The next two k's of a list are put side by side
+ *   in registers. A form of B with fixed pairs would multiply every pair that has one of the list's k's.
  *
  * BSR weights whose block width 32 divides are read where they lie, too: rows of a block column are block_cols apart.
  * So are N:M weights of which 32 columns share their k's.
@@ -82,12 +82,12 @@ ALWAYS void pairs_step(const int rows, vec sums[MR][2], const uint32_t *a, pair_
   }
 }
 
-/* What a tile multiplies: n k's of a list, of B */
+/* A tile's operands: n k's of a list, of B */
 typedef struct pairs_of_b {
   const char *first, *second; /* columns 0..15 and 16..31 of the k at offset 0 */
   const uint32_t *list;       /* [n]: offsets in bytes */
   int64_t n;
-  int64_t ahead;  /* bytes from a k to the one that is fetched meanwhile */
+  int64_t ahead;  /* bytes from a k to the one prefetched meanwhile */
   pair_vec *made; /* [ceil(n / 2)][2]: where they are side by side */
 } pairs_of_b;
 
@@ -253,7 +253,7 @@ static tall_function *const tall_tile[2 * MR + 1] = {[9] = tall_9, tall_10, tall
 
 typedef void pairs_function(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, float *c, int64_t ldc, bool add);
 
-/* With few rows memory is all that a tile waits for, and fetching ahead of it gains nothing. */
+/* With few rows a tile waits for memory alone, and fetching ahead gains nothing. */
 #define PAIRS_TILE(rows)                                                                                      \
   static __attribute__((noinline)) void pairs_##rows(pairs_way way, const pairs_of_a *a, const pairs_of_b *b, \
                                                      float *c, int64_t ldc, bool add)                         \
@@ -344,7 +344,7 @@ static void pack_words(const uint16_t *a, int64_t ld, int64_t rows, const uint64
       __m512i x[16];
       load_turned(a + r * ld + k, ld, rows - r, kc - k, x);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++, group >>= 2) { /* stores every k, steps on only past those that are kept */
+      for (int i = 0; i < 16; i++, group >>= 2) { /* stores every k, advances past kept ones only */
         store_words(end, 2 * tile_stride, rows - r > MR, _mm512_cvtepi32_epi16(x[i]));
         end += MR * (group & 1);
         store_words(end, 2 * tile_stride, rows - r > MR, _mm512_cvtepi32_epi16(_mm512_srlv_epi32(x[i], odd_first)));
@@ -382,7 +382,7 @@ typedef struct pairs_blocking {
   size_t at_bits, at_before, at_strips, at_lists, at_a, at_b, at_words, at_sums, at_rows, at_kept, bytes;
 } pairs_blocking;
 
-/* Rows of a block, `most` or down to half as many: so that no thread has many more of them than the others. */
+/* Rows of a block, `most` or down to half as many, to balance the threads. */
 static inline int64_t even_rows(int64_t m, int64_t most, int64_t threads)
 {
   int64_t best = most;
@@ -438,7 +438,7 @@ static pairs_blocking pairs_plan(const esmm_problem *p, bool skip)
   g.at_words = set_aside(&g.bytes, skip && g.full ? strip_bytes : 0, 1); /* a strip's words, before they become pairs */
   g.at_sums = set_aside(&g.bytes, esmm_is_plain(p) ? 0 : g.mc * g.sums_ld, sizeof(float));
   g.at_rows = set_aside(&g.bytes, p->a.order == ESMM_ROW_MAJOR ? 0 : g.width * g.kc, sizeof(uint16_t));
-  /* the bits of a panel of blocks or lists, and what is counted of them */
+  /* the bits of a panel of blocks or lists, and their counts */
   g.at_kept = set_aside(&g.bytes, g.blocks || g.lists ? 2 * words + 1 : 0, sizeof(uint64_t));
   return g;
 }
@@ -517,8 +517,8 @@ typedef struct pairs_target {
   bool add;
 } pairs_target;
 
-/* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: where there are others it has
-   32 rows, and so tiles that keep them. Where there are none, and 16 rows at most, nobody else needs them. */
+/* All k's of the stretch. A chain's pairs of B are made once, by the block's first strip: if there are others it has
+   32 rows, and its tiles keep the pairs. A single strip of at most 16 rows need not keep them. */
 static void pairs_straight(const pairs_blocking *g, const pairs_strip *strips, int64_t count, int64_t kc, pairs_of_b b,
                            int64_t step, const pairs_target *to)
 {
@@ -578,7 +578,7 @@ static joined pairs_kept(const pairs_blocking *g, const esmm_weights *w, int64_t
   panel found = {.kept = 0};
   if (g->lists) {
     const int64_t slot = find_listed(&w->nm, q * ESMM_PANEL, k0, kc, &room, &found);
-    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else nobody looks at the second */
+    const int64_t half = 2 * q + 1 < w->nm.panels ? w->nm.slots * HALF_BYTES : 0; /* else the second is not read */
     b->first = (const char *)w->nm.values + (2 * q * w->nm.slots + slot) * HALF_BYTES;
     b->second = b->first + half;
     return (joined){found.bits, found.before, found.kept, (uint32_t)HALF_BYTES};
@@ -696,7 +696,7 @@ static inline esmm_status pairs_run(const esmm_kernel *self, esmm_ctx *ctx, cons
   return ESMM_OK;
 }
 
-/* What the kernels say alike. */
+/* The fields that the kernels share. */
 #define PAIRS_KERNEL                                                                                          \
   .backend = &esmm_cpu_backend, .dtypes = ESMM_DTYPE_BIT(ESMM_BF16),                                          \
   .cpu = ESMM_CPU_AVX2 | ESMM_CPU_AVX512 | ESMM_CPU_AVX512BF16, .terms = terms, .workspace = pairs_workspace, \

@@ -20,7 +20,7 @@ typedef enum source {
   FROM_WIDENED /* BSR or N:M with all k's, zeros filled in */
 } source;
 
-/* What a product of w is made from that skips zeros of B, or that does not. */
+/* Where a product of w, skipping B's zeros or not, takes its panels from. */
 static source source_of(const esmm_weights *w, bool skip)
 {
   if (w->format == ESMM_FORMAT_BSR)
@@ -134,8 +134,8 @@ static panel panel_of_blocks(const esmm_weights *w, int64_t j0, int64_t width, i
 }
 
 /*
- * What block column s has of columns j0.. of a panel, into its buffer: row k goes to the place that k has among the
- * bits, or to place k where bits is NULL.
+ * Block column s's part of columns j0.. of a panel, into its buffer: row k goes to k's place among the bits, or to
+ * place k where bits is NULL.
  */
 static void scatter_blocks(const esmm_weights *w, int64_t s, int64_t j0, int64_t k0, int64_t kc, const uint64_t *bits,
                            const uint32_t *before, float *buffer)
@@ -167,7 +167,7 @@ static void clear_panel(float *buffer, int64_t kept, int64_t kc)
   memset(buffer + kc * ESMM_HALF, 0, (size_t)(kept * ESMM_HALF) * sizeof *buffer);
 }
 
-/* 32 columns that meet several block columns, with the k's that any of them has. */
+/* 32 columns over several block columns, with the k's that any of them has. */
 static panel panel_of_union(const esmm_weights *w, int64_t j0, int64_t k0, int64_t kc, const panel_room *room)
 {
   const esmm_bsr_form *form = &w->bsr;
@@ -198,7 +198,7 @@ static panel panel_of_lists(const esmm_weights *w, int64_t j0, int64_t width, in
   panel b = {.step = ESMM_HALF};
   const int64_t start = find_listed(form, j0, k0, kc, room, &b);
   const int64_t q = j0 / ESMM_HALF, here = (q * form->slots + start) * ESMM_HALF;
-  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else nobody looks at the second half */
+  const bool two = width > ESMM_HALF && q + 1 < form->panels; /* else the second half is not read */
   const int64_t next = two ? here + form->slots * ESMM_HALF : here;
   if (w->dtype == ESMM_F32) {
     b.first = (const float *)form->values + here;

@@ -1,16 +1,15 @@
 /*
- * parts.h: the dense product by oneDNN, where it is installed: what PyTorch has, and skipping has to beat. See onednn.h
- * for how it is called. Included after vec_avx512.h by a file that defines OUR_DENSE: the kernel that does what the
- * library fails to do.
+ * parts.h: the dense product by oneDNN (onednn.h), where it is installed. Included after vec_avx512.h by a file that
+ * defines OUR_DENSE, the fallback kernel for products that the library fails to do.
  *
- * A product is cut into parts, about as many for every thread: of rows, each with all columns, or, where rows are few
- * and B is what has to be read, of columns. The library reads B in its own layout or, where that is not kept, in rows
+ * A product is cut into parts, about as many for every thread: of rows, each with all columns, or of columns, if rows
+ * are few and reading B is the cost. The library reads B in its own layout or, where that is not kept, in rows
  * of fp32. It writes C itself where nothing follows the sum and C's rows lie tightly. Else it writes fp32 sums of a
  * part to scratch, and the epilogue makes C of them. A part of a new size is compiled first, which takes some tenths of
  * a millisecond. Rows of an A that do not lie tightly are copied: version 2 has no such kernel for them.
  *
- * Where the library fails to set up a part OUR_DENSE does the product, and where it fails to multiply one that part of
- * it, or all of it where parts are columns: so scratch suffices for either.
+ * If the library fails to set up a part OUR_DENSE does the product. If it fails to multiply a part, OUR_DENSE does that
+ * part, or the whole product where parts are columns. Scratch suffices for either.
  */
 #include "onednn.h"
 #include "operands.h"
@@ -132,7 +131,7 @@ static void terms(const esmm_kernel *self, const esmm_problem *p, const double *
 }
 
 typedef struct layout {
-  size_t at_threads;           /* what threads have, or the fallback, behind the flags of parts that failed; */
+  size_t at_threads;           /* the threads' scratch, or the fallback's, behind the flags of failed parts; */
   size_t at_a, at_sums, bytes; /* each of them: the library's scratch, a copy of rows of A, sums */
 } layout;
 
@@ -164,7 +163,7 @@ static layout lay_out(const esmm_problem *p, const cut *x, esmm_onednn_part *con
   return l;
 }
 
-/* The rows of part i as a product of their own; all of it where parts are columns. */
+/* The rows of part i as a product; all of it where parts are columns. */
 static esmm_problem part_problem(const esmm_problem *p, const cut *x, int64_t i)
 {
   esmm_problem part = *p;

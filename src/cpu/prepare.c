@@ -162,7 +162,7 @@ static double own_bytes(const esmm_weights *w)
 }
 
 /* May the forms hold as many bytes as they do? Ragged edges are padded to whole panels, cache lines and blocks: on
-   small matrices that alone may pass the ratio, and it is not what the limit is for. */
+   small matrices padding alone may pass the ratio, so it does not count. */
 static esmm_status check_ratio(esmm_ctx *ctx, const esmm_prepare_opts *opts, const esmm_weights *w)
 {
   const double unless_given = ESMM_BYTES_RATIO + (w->forms & ESMM_FORM(ONEDNN) ? 1.0 : 0.0);

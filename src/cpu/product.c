@@ -18,7 +18,7 @@
 #define GATE_ROWS 128
 #define LOOK_SHARE 0.02 /* of a product's time, which a look at A may take in each call */
 
-/* The most that a product is worth if nothing is skipped. */
+/* The most threads that a product is worth if nothing is skipped. */
 static void set_threads(esmm_problem *p)
 {
   const double most = sqrt((double)p->m * (double)p->n * (double)p->k / p->ctx->thread_work);
@@ -82,20 +82,20 @@ typedef struct planned {
   esmm_problem *p; /* the plan fills in sample and variant */
   esmm_plan plan;
   esmm_history *history; /* of such calls; NULL where none is kept */
-  esmm_sample seen;      /* A's densities, and why this kernel: where that is to be told */
+  esmm_sample seen;      /* A's densities, if statistics are wanted */
   int wakes;             /* sleeping threads that it is worth waking */
   char reason[sizeof((esmm_choice *)NULL)->text];
 } planned;
 
 enum { ALIKE = 4, UNLOOKED = 15 };
 
-/* What is remembered of a shape of call: the kernels to choose from, and where A need not be looked at the choice. */
+/* Memory of a shape of call: the kernels to choose from and, where A need not be sampled, the choice. */
 typedef struct verdict {
   esmm_shortlist list;
   bool outright; /* a look at A would not pay */
-  int stands;    /* the plan is that of so many more calls of this class */
-  int alike;     /* A was of it so often, one call after the other; */
-  int unlooked;  /* so it need not be looked at for so many more calls */
+  int stands;    /* how many more calls of this class have this plan */
+  int alike;     /* how many calls in a row had this class; */
+  int unlooked;  /* how many more calls need not sample A */
   esmm_density_class seen;
   int threads, wakes;
   esmm_plan plan;
@@ -103,8 +103,8 @@ typedef struct verdict {
 } verdict;
 
 /*
- * What skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: as the model
- * predicts them for the kernel of that index, on all threads but for what any call costs.
+ * A kernel that skips most of its work is worth fewer threads, and still fewer that have to be woken. seconds: the
+ * model's prediction for the kernel of that index, on all threads.
  */
 static int worth_threads(const esmm_problem *p, int index, double seconds, int *wakes)
 {
@@ -115,7 +115,7 @@ static int worth_threads(const esmm_problem *p, int index, double seconds, int *
   return most >= (double)p->threads ? p->threads : most < 1.0 ? 1 : (int)most;
 }
 
-/* Leaves p->sample full where A need not be looked at. */
+/* Leaves p->sample full where A need not be sampled. */
 static void judge(esmm_problem *p, verdict *v)
 {
   memset(v, 0, sizeof *v);
@@ -177,8 +177,8 @@ static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_pro
   return ESMM_OK;
 }
 
-/* A is not looked at in every call where the look takes part of the time, the plan skips nothing, and A has been alike:
-   zeros that come meanwhile are found some calls later, and none that go do harm. */
+/* A is not sampled in every call if sampling takes part of the time, the plan skips nothing, and A has been alike: new
+   zeros are found some calls later, and lost ones do no harm. */
 static void note_look(const esmm_problem *p, verdict *v, esmm_density_class seen)
 {
   v->alike = esmm_same_densities(seen, v->seen) ? v->alike + 1 : 0;
@@ -208,7 +208,7 @@ static bool plan_stands(esmm_problem *p, verdict *v, esmm_density_class seen, pl
   return true;
 }
 
-/* By the verdict. A is looked at, or its densities are full. */
+/* By the verdict. A is sampled, or its densities are full. */
 static void plan_by(esmm_problem *p, verdict *v, planned *out)
 {
   const bool keeps = v->outright || p->ctx->learns;
@@ -232,7 +232,7 @@ static void plan_by(esmm_problem *p, verdict *v, planned *out)
   p->variant = out->plan.variant;
 }
 
-/* told: the reason is wanted, too, and A's densities. Without that the same kernel is chosen. */
+/* The flag asks for the reason and A's densities; it does not change the choice. */
 static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
 {
   out->p = p;
@@ -281,7 +281,7 @@ static esmm_status no_scratch(esmm_ctx *ctx, size_t bytes, const planned *x)
   return esmm_fail(ctx, ESMM_ERR_MEMORY, "no memory for %zu bytes of scratch for %s", bytes, x->plan.kernel->name);
 }
 
-/* With a clock, where the plan is to learn what it takes. */
+/* With a clock, if the plan learns from its time. */
 static esmm_status run_kernel(esmm_ctx *ctx, const planned *x, const esmm_problem *p, void *scratch, esmm_stats *s,
                               double *seconds)
 {
@@ -337,7 +337,7 @@ static esmm_matrix matrix_rows(const esmm_matrix *m, int64_t row0, int64_t rows)
 }
 
 /*
- * Rows [row0, row0 + rows) as a product of their own. *view takes their part of A's pattern: row0 begins a strip of it,
+ * Rows [row0, row0 + rows) as a product. *view takes their part of A's pattern: row0 begins a strip of it,
  * or all these rows are in one (see part_rows).
  */
 static esmm_problem problem_rows(const esmm_problem *p, int64_t row0, int64_t rows, esmm_pattern *view)
@@ -358,8 +358,8 @@ static esmm_problem problem_rows(const esmm_problem *p, int64_t row0, int64_t ro
   return part;
 }
 
-/* How many rows to do together from row0 on: as many as there is room for, and never parts of two strips of A's
-   pattern unless whole ones. */
+/* How many rows to do together from row0 on: as many as there is room for, but no part of a strip of A's pattern beside
+   another strip. */
 static int64_t part_rows(const esmm_problem *p, int64_t row0, int64_t room)
 {
   const int64_t strip = p->pattern ? p->pattern->strip_rows : 1, left = p->m - row0, used = row0 % strip;
@@ -387,7 +387,7 @@ static size_t parts_workspace(const planned *x, const planned *gate, int64_t roo
   return most;
 }
 
-/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: what the plan knows of x.
+/* Runs both products for rows [row0, row0 + rows); branch has room for the gate's. noted: the plan's numbers of x.
    Adds to s: FLOP and seconds of both, densities of x times rows; and to seconds what the gate's took, and x. */
 static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate, int64_t row0, int64_t rows,
                             float *branch, void *scratch, const esmm_stats *noted, esmm_stats *s, double seconds[2])

@@ -2,7 +2,7 @@
  * ref.c: the oracle. Sums in float64, in the order of k, no blocking, no skipping, accepts everything that was
  * prepared.
  *
- * It reads the prepared weights, so what it checks is the kernels; tests check prepare with a loop of their own.
+ * It reads the prepared weights, so it checks the kernels; tests check prepare with a separate loop.
  */
 #include "cpu/costs.h"
 #include "cpu/epilogue.h"

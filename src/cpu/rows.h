@@ -1,5 +1,5 @@
 /*
- * rows.h: for unstructured A, where every row has zeros of its own and even a short strip is full. Included after
+ * rows.h: for unstructured A, where zeros differ from row to row and even a short strip is full. Included after
  * vec_*.h.
  *
  * Each row of A becomes a list of (value, k) for every stretch of ROW_K k's; the same stretch of ROW_COLS columns of B
@@ -319,7 +319,7 @@ static esmm_status rows_run(const esmm_kernel *self, esmm_ctx *ctx, const esmm_p
   return ESMM_OK;
 }
 
-/* What the kernels of all instruction sets say alike. */
+/* The fields that kernels of all instruction sets share. */
 #define ROWS_KERNEL                                                                                          \
   .cost = {ROW_COST,                                                                                         \
            ESMM_CPU_COST_STRETCH,                                                                            \

@@ -1,7 +1,7 @@
 /*
- * sample.c: what the plan knows of A before it chooses: densities at several strip heights, from a few blocks of 32
+ * sample.c: the sample of A that the plan chooses by: densities at several strip heights, from a few blocks of 32
  * rows by 64 k's spread over the matrix. Reading them costs a percent or so of a product that is worth planning; where
- * it would cost more than it can save, nobody looks (esmm_plan_outright). sample.h has the look itself.
+ * that would cost more than it can save, the plan skips it (esmm_plan_outright). sample.h reads them.
  */
 #include "cpu/costs.h"
 #include "cpu/cpu.h"

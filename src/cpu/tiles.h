@@ -5,12 +5,11 @@
  *   A, by strips of 32 rows: [32][kept], rows an odd number of cache lines apart, so that the 16 rows of a tile do not
  *   fall into one set of the cache. Where zeros are skipped, only the k's at which the strip is not zero.
  *
- *   B must have pairs of k's side by side: steps of 32 k's, two tiles [16 pairs][16 columns][2]. No form of B has that,
- *   and none is kept: the k's that are multiplied next are put side by side two steps ahead of the unit, which does not
- *   wait for it. A dense product does so once for a block of 256 rows, which costs about a tenth of what the block's
- *   products do. A strip with a list of its own does so for itself, from a copy of the panel that the block makes, with
- *   zeros where the panel has none of that k. So B's zeros are not skipped beside A's: for that, k's would have to be
- *   put side by side within rows of A for every panel, as meet.h does.
+ *   B must have pairs of k's side by side: steps of 32 k's, two tiles [16 pairs][16 columns][2]. No form of B has that:
+ *   k's are put side by side two steps ahead of the unit, which does not wait for it. A dense product does so once for
+ *   a block of 256 rows, about a tenth of the block's work. A strip with its own list does so for itself, from the
+ *   block's copy of the panel, with zeros where the panel lacks a k. So B's zeros are not skipped beside A's: for that,
+ *   k's would have to be put side by side within rows of A for every panel, as meet.h does.
  *
  * 2 x 2 tiles of sums, 32 x 32, stay in the unit for a stretch of k's, and go to scratch in fp32, [panel][rows][32].
  * Ends of lists and of A and B are filled up with zeros in both operands: no Inf meets a zero that is not in the data.
@@ -101,7 +100,7 @@ ALWAYS void fetch_next(const tiles_of_b *b, int64_t step)
 
 typedef enum tiles_way { TILES_MADE, TILES_MAKE, TILES_LISTED } tiles_way;
 
-/* c [32, 32] (+)= a * b over so many steps; one: 16 rows only. stride: bytes between a's rows. */
+/* c [32, 32] (+)= a * b over `steps` steps; one: 16 rows only. stride: bytes between a's rows. */
 ALWAYS void tiles_steps(const tiles_way way, const bool one, const char *a, int64_t stride, int64_t steps,
                         const tiles_of_b *b, float *c, bool add)
 {
@@ -314,7 +313,7 @@ static void straight_panel(const esmm_problem *p, const tiles_blocking *g, int64
   }
 }
 
-/* Strip i of so many fetches its part of panel q. */
+/* Strip i of `strips` fetches its part of panel q. */
 static inline void plan_fetches(const esmm_weights *w, int64_t q, int64_t k0, int64_t kc, int64_t i, int64_t strips,
                                 int64_t steps, tiles_of_b *b)
 {
@@ -327,7 +326,7 @@ static inline void plan_fetches(const esmm_weights *w, int64_t q, int64_t k0, in
   b->fetches = steps > 0 ? esmm_min(16, esmm_ceil_div(share, steps)) : 0;
 }
 
-/* Fetches what the next stretch has in some of a strip's rows: all of them, by the time that the last panel is done. */
+/* Fetches the next stretch of some of a strip's rows: of all of them by the time the last panel is done. */
 static inline void fetch_rows(const esmm_matrix *a, int64_t row0, int64_t rows, int64_t panel, int64_t panels,
                               int64_t k0, int64_t kc)
 {

@@ -94,7 +94,7 @@ _Static_assert(sizeof esmm_cpu_trials / sizeof esmm_cpu_trials[0] <= ESMM_MOST_T
 
 /*
  * The best of several runs, or for small m their lower quarter: which rows of B are still in cache is part of its cost.
- * Goes on until the best two agree, within reason: what disturbs a run only makes it longer.
+ * Goes on until the best two agree, within reason: disturbances only make a run longer.
  */
 static double measure(esmm_ctx *ctx, const esmm_kernel *kernel, const esmm_tune_job *x, esmm_problem *p, void *scratch)
 {

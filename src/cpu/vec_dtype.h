@@ -1,8 +1,8 @@
 /*
  * vec_dtype.h: VEC elements of any dtype as fp32, and back. Included after vec_*.h.
  *
- * Where the dtype is a constant nothing is left of the switch; loops that must not ask for each vector are compiled
- * once for each dtype.
+ * Where the dtype is a constant the switch folds away; loops that cannot afford it for each vector are compiled once
+ * for each dtype.
  */
 #ifndef ESMM_VEC_DTYPE_H
 #define ESMM_VEC_DTYPE_H

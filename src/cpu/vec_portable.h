@@ -195,7 +195,7 @@ static inline int64_t list_nonzeros(const float *x, int64_t count, uint32_t base
                                     uint32_t *offsets)
 {
   int64_t n = 0;
-  for (int64_t i = 0; i < count; i++) { /* writes every element, steps on only past those that are kept */
+  for (int64_t i = 0; i < count; i++) { /* writes every element, advances past kept ones only */
     values[n] = x[i];
     offsets[n] = base + step * (uint32_t)i;
     n += x[i] != 0.0f;

@@ -8,11 +8,10 @@
  *     ds   = dpre expand'                     sum over features
  *     dreduce = x' ds,    dx = ds reduce'     (dx = ds with full rank)
  *
- * What is skipped where. h and dpre are the A of every product they are in: h' and dpre' as column-major views, and
- * dexpand as its transpose, dpre' in, so that the joint and row kernels skip their zeros. dh has no zeros to skip, but
- * most of it is not needed: features that are dead for all tokens are left out of everything (compaction: weights' rows
- * are gathered, gradients' rows scattered), and where few of the elements are alive each is a dot product of its own
- * (masked.h).
+ * Skipping. h and dpre are A in all their products (h' and dpre' as column-major views, dexpand as its transpose, dpre'
+ * in), so that the joint and row kernels skip their zeros. dh has no zeros to skip, but most of it is not needed.
+ * Features that are dead for all tokens are left out everywhere (compaction: weights' rows are gathered, gradients'
+ * rows scattered), and where few elements are alive each is a separate dot product (masked.h).
  *
  * dh as contract dt', stored transposed: the prepared operand is then dt, which is small, and the weights are read as
  * they lie.
@@ -28,7 +27,7 @@ typedef struct pass {
   esmm_matrix h; /* [tokens, features] */
   esmm_matrix dpre[FFN_BRANCHES];
   int64_t tokens, features; /* features worked on: all, or the alive ones */
-  int64_t count;            /* of them alive: the others are zero, and there to make up a round number */
+  int64_t count;            /* of them alive: the others are zero, and pad to a round number */
   const int32_t *order;     /* which they are; NULL: all */
   const int32_t *places;    /* the other way round */
   esmm_dtype between;       /* of gradients between products */
@@ -144,7 +143,7 @@ static ffn_b ffn_b_of(ffn_b first, int branch)
   return (ffn_b)((int)first + branch);
 }
 
-/* c = a b + plus, which is NULL for nothing, or c itself, with b made ready for this product alone. */
+/* c = a b + plus (NULL: nothing; may be c itself), with b prepared for this product alone. */
 static esmm_status multiply(const pass *p, const esmm_matrix *a, ffn_b which, const esmm_matrix *b, esmm_matrix *c,
                             const esmm_matrix *plus)
 {
@@ -187,7 +186,7 @@ static esmm_status multiply_sparse(const pass *p, const operand *o, ffn_b which,
   return passes->multiply_sparse(p->ctx, p->cache, &product, done);
 }
 
-/* In the 2:4 modes what is multiplied is a sparser copy of m. */
+/* The 2:4 modes multiply a sparser copy of m. */
 static esmm_status sparsified(const pass *p, const operand *o, esmm_matrix *out)
 {
   *out = *o->m;

@@ -34,8 +34,8 @@ static esmm_status copy_bias(esmm_ctx *ctx, const float *from, int64_t n, float 
 
 /* ---- B of products ---- */
 
-/* What soon changes is not laid out for a library as well: that takes longer than the library's product saves. So the
-   limit is less than B's own forms and one more take: two of them, or one of what is for large m only. */
+/* Weights that soon change get no library's layout: making it takes longer than the library's product saves. So the
+   limit is below B's own forms and one more: two of them, or one for large m only. */
 #define RATIO_WITHOUT_LIBRARY 2.0
 #define RATIO_OF_ONE_FORM 1.5
 
@@ -300,8 +300,7 @@ static esmm_status derive(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 
 /* ---- few tokens, the gate first ---- */
 
-/* Above this share of features that some token's gate lets through, all of x W1 is made as a product, which reads it in
-   one go. */
+/* If some token's gate opens more than this share of features, all of x W1 is one product, which reads W1 in one go. */
 #define DECODE_OPEN 0.5
 
 static bool lies_turned(const esmm_matrix *w1)
@@ -406,7 +405,7 @@ static esmm_status renew(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cac
   return ESMM_OK;
 }
 
-/* ---- what is alive, and what was dropped ---- */
+/* ---- counts of alive and dropped elements ---- */
 
 static esmm_status settle(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache)
 {

@@ -1,11 +1,11 @@
 /*
  * ffn.h: what the files of the feed-forward layer share.
  *
- *   layer.c     the layer, its weights, its caches: who owns what
+ *   layer.c     the layer, its weights, its caches, and their ownership
  *   forward.c   x to y, and what the cache keeps
  *   backward.c  dy to gradients
- *   passes.h    what is done between products, for each device
- *   cpu.c       that of a CPU, made of
+ *   passes.h    the work between products, for each device
+ *   cpu.c       a CPU's, made of
  *   sparsify.c  2:4 along either axis
  *   rows.c      moves and sums of rows: gathering, scattering, columns' sums
  *   masked*     dh where h is alive, and nowhere else
@@ -51,7 +51,7 @@ struct esmm_ffn {
   const esmm_backend *backend; /* where it computes, */
   int ordinal;                 /* on which of its devices */
   esmm_ffn_opts o;             /* defaults filled in */
-  int64_t d_in, d_out;         /* what meets h on either side: a rank, or d_model */
+  int64_t d_in, d_out;         /* the dimension that meets h on either side: a rank, or d_model */
   int branches;                /* 1, or 2 where gated */
   ffn_params params;
   uint64_t generation;    /* of its weights; 0: it has none */
@@ -89,7 +89,7 @@ enum {
   FFN_DS,        /* [tokens, rank1] */
   FFN_DX,        /* [tokens, d_model]: the up branch's part of a 16-bit dx */
   FFN_ROWS,      /* rows as fp32, a few a thread */
-  FFN_NOTES,     /* what a device notes for the report: kept */
+  FFN_NOTES,     /* a device's notes for the report: kept */
   FFN_OTHERS, /* int32 [d_hidden]: -1 for features that go sparse, else which of the others it is, where a device asks
                  for it; kept */
   FFN_SIDE,   /* columns of an operand that do not go sparse */
@@ -107,7 +107,7 @@ struct esmm_ffn_cache {
   esmm_allocator allocator;
   const ffn_passes *passes; /* of its memory, */
   int ordinal;              /* and the device that it lies on, */
-  bool on_device;           /* in memory of its own */
+  bool on_device;           /* in its own memory */
   esmm_ffn *ffn;            /* NULL once the layer is freed */
   esmm_ffn_cache *previous, *next;
   uint64_t generation; /* of the weights its pass was made with; 0: it holds none */
@@ -119,11 +119,11 @@ struct esmm_ffn_cache {
   esmm_weights *b[FFN_BS]; /* that a device keeps from pass to pass */
   bool counted;            /* statistics of this pass were taken */
   bool in_graph;           /* a graph was captured that uses its memory, */
-  int64_t graph_tokens;    /* with so many */
+  int64_t graph_tokens;    /* its tokens */
   bool looked;             /* which features are dead in it was found out, for its backward pass */
   esmm_pattern *pattern;   /* of h, strips of FFN_STRIP tokens; NULL where none was taken */
   int64_t alive, sparse;   /* entries of FFN_ORDER and of FFN_COLUMNS */
-  void *device;            /* what the device keeps with it */
+  void *device;            /* the device's part */
   uint64_t turned;         /* generation of the weights that FFN_TURNED is of; 0: of none */
   int64_t shuffled;        /* tokens that FFN_TOKENS is an order of; 0: of none */
   /* For the report: */
@@ -153,7 +153,7 @@ esmm_status esmm_ffn_check_shape(esmm_ctx *ctx, const char *what, const esmm_mat
 esmm_status esmm_ffn_check_report(esmm_ctx *ctx, const esmm_ffn_report *report);
 /* The layer computes where the context does. */
 esmm_status esmm_ffn_check_device(esmm_ctx *ctx, const esmm_ffn *ffn);
-/* What the cache knows of its pass, to the caller's report; forward: of that alone. */
+/* Copies the pass's numbers from the cache to the caller's report; forward: only that pass's. */
 esmm_status esmm_ffn_fill_report(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool forward,
                                  esmm_ffn_report *report);
 
@@ -219,8 +219,8 @@ esmm_status esmm_ffn_sparsify_matrix(esmm_ctx *ctx, esmm_ffn_cache *cache, const
 
 /* Elements order[0..count) of row `row` of m (all of it where order is NULL) as fp32. */
 void esmm_ffn_load_row(const esmm_matrix *m, int64_t row, const int32_t *order, int64_t count, float *out);
-/* The CPU's moves and sums, as passes.h says. They cannot fail, and round nothing up: dst has what is gathered, and no
-   more. */
+/* The CPU's moves and sums, as passes.h says. They cannot fail, and do not round up: dst has the gathered rows
+   alone. */
 esmm_status esmm_ffn_gather_rows(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,
                                  esmm_matrix *dst);
 esmm_status esmm_ffn_gather_columns(esmm_ctx *ctx, const esmm_matrix *src, const int32_t *order, int64_t count,

@@ -190,8 +190,8 @@ static esmm_status make_y(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *ca
 /* ---- few tokens ---- */
 
 /*
- * A gate that is a ReLU says which features are needed, of W1 and of W2: it is made first. Where that can be done, and
- * nobody wants to know more than y.
+ * A ReLU gate says which features of W1 and W2 are needed, so it is computed first. Where the kernels can do that, and
+ * the caller wants y alone.
  */
 static esmm_status decode(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
                           esmm_matrix *y, bool *done)

@@ -1,8 +1,8 @@
 /*
  * layer.c: the layer as callers hold it: options, weights, caches, and which belongs to which.
  *
- * A layer lists its caches, and a cache names its layer: whoever goes first tells the other, so that a cache can be
- * freed after its layer, and cannot be taken for one of a layer that happens to lie at the same address.
+ * A layer lists its caches, and a cache names its layer. The one freed first clears its entry in the other: a cache can
+ * be freed after its layer, and is never taken for one of a layer that happens to lie at the same address.
  */
 #include "ffn.h"
 
@@ -200,7 +200,7 @@ static esmm_status check_params(esmm_ctx *ctx, const given_factor *factors, cons
   return ESMM_OK;
 }
 
-/* Copies of what was checked. What the layer has already may be used again. */
+/* Copies of checked matrices. The layer's existing memory may be used again. */
 static esmm_status take_params(esmm_ctx *ctx, esmm_ffn *ffn, const given_factor *factors, const given_bias *biases,
                                const esmm_prepare_opts *prepare, bool given, ffn_params *p)
 {
@@ -261,7 +261,7 @@ esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_we
   if (status != ESMM_OK) {
     free_params(ffn, &params, &ffn->params);
     if (ffn->backend->layer->keeps)
-      ffn->generation = 0; /* some of what it had is of the new weights already */
+      ffn->generation = 0; /* some of its weights are the new ones already */
     return status;
   }
   free_params(ffn, &ffn->params, &params);
@@ -351,7 +351,7 @@ esmm_status esmm_ffn_reserve(esmm_ctx *ctx, esmm_ffn_cache *cache, int buffer, i
   esmm_status status = cache->passes->may_alloc ? cache->passes->may_alloc(ctx) : ESMM_OK;
   if (status != ESMM_OK)
     return status;
-  cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* who asks for room fills it anew */
+  cache->passes->release(&cache->allocator, cache->ordinal, b->data, b->bytes); /* the caller fills it anew */
   *b = (ffn_buffer){0};
   if (buffer == FFN_TOKENS)
     cache->shuffled = 0;

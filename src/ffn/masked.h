@@ -17,7 +17,7 @@
 #define TOKENS 128 /* of one task */
 #define SIDE 4     /* dot products at a time */
 
-/* Halves onto halves: what is left of a vector is one lane after log2(VEC) steps. */
+/* Halves onto halves: after log2(VEC) steps one lane is left. */
 static inline float add_up(vec x)
 {
   float lanes[VEC];

@@ -1,7 +1,7 @@
 /*
- * passes.h: what a layer does between its products, as one table of functions for each device. forward.c and backward.c
- * say which products and passes make a layer; they are the same for every device, because products are esmm_matmul's
- * and all the rest is here. cpu.c has a CPU's table, src/cuda/ffn/ a GPU's.
+ * passes.h: a layer's work between its products, as one table of functions for each device. forward.c and backward.c
+ * combine products and passes. They are the same for every device, because esmm_matmul does the products and this table
+ * the rest. cpu.c has a CPU's table, src/cuda/ffn/ a GPU's.
  *
  * Matrices, vectors of biases and the buffers of caches lie where the table's device computes. Between products every
  * matrix is tight and row-major, of the layer's dtype, but for gradients where `wide` says fp32. A function that can
@@ -13,7 +13,7 @@
 #include "esmm_ffn.h"
 #include "internal.h"
 
-/* Products of the backward pass, by what is their B: each has its own, so that what is remembered of it is its own. */
+/* Products of the backward pass, by their B: each has its own, so that the plan remembers them apart. */
 typedef enum ffn_b {
   FFN_B_DT,          /* dt', in dh */
   FFN_B_CONTRACT,    /* dt, in the gradient of contract */
@@ -27,7 +27,7 @@ typedef enum ffn_b {
   FFN_BS = 14
 } ffn_b;
 
-/* Operands that may go sparse: each draws from a seed of its own in each pass. */
+/* Operands that may go sparse: each draws from its own seed in each pass. */
 typedef enum ffn_operand {
   FFN_OPERAND_Y,
   FFN_OPERAND_DX,
@@ -49,7 +49,7 @@ typedef struct ffn_sparsify {
   const int32_t *places; /* of features, in the matrix; -1: not there, all zero. NULL: where their index says */
 } ffn_sparsify;
 
-/* A product whose operand goes sparse: c = m b, or along tokens m' b, + what else there is. */
+/* A product whose operand goes sparse: c = m b, or along tokens m' b, plus the other terms. */
 typedef struct ffn_sparse_product {
   const ffn_sparsify *how;
   const esmm_matrix *m;         /* [tokens, features], tight */
@@ -66,7 +66,7 @@ typedef struct ffn_derivative {
   const esmm_matrix *h;         /* [tokens, features]: all that a ReLU without a gate needs */
   const esmm_matrix *up, *gate; /* before the activation, [tokens, d_hidden]; NULL where there is none */
   const int32_t *order;         /* which of their columns; NULL: all */
-  int64_t count;                /* so many of them; what is behind is zero */
+  int64_t count;                /* how many; zeros follow */
   esmm_matrix *dpre, *dpre_gate;
 } ffn_derivative;
 
@@ -75,16 +75,16 @@ typedef struct ffn_passes {
   bool turned;   /* products read a B that lies transposed: backward need not turn weights round */
   bool wide;     /* gradients between products are fp32, else of the layer's dtype */
   bool alike;    /* scatter_rows takes a src of dst's order, and without `add` of dst's dtype; else fp32 rows */
-  bool keeps;    /* what the layer has of earlier weights is used again, in place */
+  bool keeps;    /* the memory of earlier weights is used again, in place */
 
   /* Modes, as bits 1 << esmm_ffn_mode, in which backward leaves out features that are dead in the whole batch. */
   unsigned compacts;
-  int64_t step; /* their number is rounded up to a multiple of this; what is past them is zero */
+  int64_t step; /* their number is rounded up to a multiple of this, with zeros */
 
-  /* May be NULL: always. May a pass of so many tokens use this cache now? Is more memory to be had now? */
+  /* May be NULL: always. May a pass of that many tokens use this cache now? Can more memory be allocated now? */
   esmm_status (*admit)(esmm_ctx *ctx, esmm_ffn_cache *cache, int64_t tokens);
   esmm_status (*may_alloc)(esmm_ctx *ctx);
-  /* May be NULL: always. Is a pass to find out which features are dead? Where few were, that is asked now and then. */
+  /* May be NULL: always. Shall a pass find dead features? Where few were dead, only now and then. */
   esmm_status (*looks)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool *looks);
 
   /* ---- memory of caches and biases: kept from pass to pass ---- */
@@ -93,8 +93,8 @@ typedef struct ffn_passes {
   esmm_status (*copy_bias)(esmm_ctx *ctx, const float *from, int64_t n, float *to);
 
   /* ---- B of products ---- */
-  /* The layer's weights. opts: with defaults; given: by the caller. old: what the same matrix had before, or NULL: it
-     may become *out, changed, and is then no longer the caller's to free. */
+  /* The layer's weights. opts: with defaults; given: by the caller. old: the weights the same matrix had before, or
+     NULL: it may become *out, changed, and is then no longer the caller's to free. */
   esmm_status (*prepare)(esmm_ctx *ctx, const esmm_matrix *b, const esmm_prepare_opts *opts, bool given,
                          esmm_weights *old, esmm_weights **out);
   /* B of a product in the backward pass, whose A has that dtype; put_back once the product is under way. */
@@ -113,10 +113,10 @@ typedef struct ffn_passes {
   esmm_status (*rank)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, bool once);
 
   /*
-   * Few tokens through a layer that a ReLU gates: the gate first, then only what it lets through. May be NULL: never.
+   * Few tokens through a layer that a ReLU gates: the gate first, then only the features it opens. May be NULL: never.
    * can_decode: *gate is where the rectified gate is to be written, [tokens, d_hidden]; data is NULL where the pass
    * cannot be made so. decode: y from it, and h->data is NULL; or h [tokens, d_hidden], and y is the caller's to make.
-   * renew: the weights have changed, and so must what the cache keeps of them.
+   * renew: the weights have changed, and so must the cache's copy of them.
    */
   esmm_status (*can_decode)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache, const esmm_matrix *x,
                             esmm_matrix *gate);
@@ -155,7 +155,7 @@ typedef struct ffn_passes {
      unless added to. */
   esmm_status (*column_sums)(esmm_ctx *ctx, esmm_ffn_cache *cache, const esmm_matrix *m, const int32_t *order,
                              int64_t count, int64_t n, float *out, bool add);
-  void (*forget)(esmm_ffn_cache *cache); /* what the device keeps with a cache that is freed; NULL: nothing */
+  void (*forget)(esmm_ffn_cache *cache); /* the device's part of a freed cache; NULL: nothing */
 
   /* Numbers of the report, to the cache's own: alive_columns, nonzeros, strip_density, drops. May wait. */
   esmm_status (*report)(esmm_ctx *ctx, const esmm_ffn *ffn, esmm_ffn_cache *cache);

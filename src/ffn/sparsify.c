@@ -1,10 +1,9 @@
 /*
  * sparsify.c: at most two nonzeros of every four, along the axis that the next product sums over.
  *
- * Groups along features lie in one token's row: features 4g to 4g + 3, of which those that go sparse share two places.
- * Groups along tokens are four rows, and every sparse column of them is a group of its own. Either way one task handles
- * whole rows, sums what it saw into a record of its own, and the records are added in order: the same numbers for any
- * threads.
+ * Groups along features lie in one token's row: of features 4g to 4g + 3 those that go sparse share two places. Groups
+ * along tokens are four rows, one group for each sparse column. Either way one task handles whole rows and sums into
+ * its own record, and the records are added in order: the same numbers for any threads.
  */
 #include "convert.h"
 #include "ffn.h"
@@ -75,9 +74,9 @@ static void shrink(const float *v, float *out)
 
 /*
  * Two of four at random, each with probability p and then divided by it, so that the mean is what it was. The sum of
- * the variances, x^2 (1 / p - 1), is least where p follows the magnitude; one that would be above 1 stays for certain,
- * and the others share what is left. `u` in [0, 1) picks the places u and u + 1 on a line of length 2 on which each
- * value takes up its p: as no p is above 1, they are two different ones.
+ * the variances, x^2 (1 / p - 1), is least where p follows the magnitude; a value with p above 1 stays for certain, and
+ * the others share the rest. `u` in [0, 1) picks the places u and u + 1 on a line of length 2 on which each value takes
+ * up its p: as no p is above 1, they are two different ones.
  */
 static void draw(const float *v, double u, float *out)
 {
@@ -106,7 +105,7 @@ static void draw(const float *v, double u, float *out)
     out[last] = (float)((double)v[last] / p[last]);
 }
 
-/* `place` tells groups of one matrix apart. Returns whether the group counts for the soft threshold's scale. */
+/* `place` is the group's number in its matrix. Returns whether the group counts for the soft threshold's scale. */
 static bool choose(const job *j, const float *v, uint64_t place, float *out)
 {
   int nonzeros = 0;

@@ -503,7 +503,7 @@ static esmm_matrix row_of(const void *data, int64_t elements, esmm_dtype dtype, 
   return row;
 }
 
-/* What the product writes to may lie in none of a's arrays. */
+/* No output of the product may lie in one of a's arrays. */
 static esmm_status check_apart(esmm_ctx *ctx, const esmm_bsr *a, const char *written, const esmm_matrix *to)
 {
   const int64_t words = a->index_bits / 32, elements = a->blocks * a->block_rows * a->block_cols;

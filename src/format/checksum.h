@@ -1,6 +1,6 @@
 /*
  * checksum.h: the 64-bit checksum of weights files. It finds damage (flipped bits, lost or swapped blocks, short
- * copies); it is no defence against someone who forges a file, which is why the reader checks meaning as well.
+ * copies). It is no defence against a forged file, so the reader checks the contents as well.
  *
  * Four lanes, each takes every fourth 8-byte word:
  *
@@ -11,7 +11,7 @@
  * so is every step of the closing mix: damage inside one aligned 8-byte word is always found, other damage is missed
  * with a chance near 2^-64. The word is multiplied before it meets the lane so that no two single-bit flips cancel.
  *
- * Words are read in the machine's byte order: files carry their byte order, and only files of one's own are read.
+ * Words are read in the machine's byte order: files carry their byte order, and the library reads only its own.
  */
 #ifndef ESMM_CHECKSUM_H
 #define ESMM_CHECKSUM_H
@@ -66,7 +66,7 @@ static inline void esmm_checksum_add(esmm_checksum *sum, const void *data, size_
   sum->length += bytes;
   for (; bytes >= ESMM_CHECKSUM_BLOCK; at += ESMM_CHECKSUM_BLOCK, bytes -= ESMM_CHECKSUM_BLOCK)
     esmm_checksum_block(lane, at);
-  if (bytes > 0) { /* the end: as if zeros followed; the length tells it from real zeros */
+  if (bytes > 0) { /* the end: as if zeros followed; the length says that these are none */
     unsigned char last[ESMM_CHECKSUM_BLOCK] = {0};
     memcpy(last, at, bytes);
     esmm_checksum_block(lane, last);

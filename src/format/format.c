@@ -1,5 +1,5 @@
 /*
- * format.c: what the formats of B have in common: their options, memory, and what a form says about B's zeros.
+ * format.c: what the formats of B share: options, memory, and a form's statistics of B's zeros.
  */
 #include "backend.h"
 #include "threads.h"

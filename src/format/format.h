@@ -33,9 +33,9 @@ typedef struct esmm_bsr_form {
 } esmm_bsr_form;
 
 /*
- * N:M. Groups are `group` k's from 0 on, the last may be short. Each keeps `keep` values a column, or as many as it is
- * long where it is shorter: slots values a column in all, slot s in group s / keep. Within a group positions ascend and
- * differ, and all are of k's that exist; a slot without a nonzero holds +0.
+ * N:M. Groups are `group` k's from 0 on, the last may be short. Each keeps `keep` values a column, or all if it is
+ * shorter: slots values a column in all, slot s in group s / keep. Within a group positions ascend and differ, and all
+ * are of k's that exist; a slot without a nonzero holds +0.
  *   values   [panels][slots][16], a panel is 16 columns, zeros beyond n
  *   index    the position of each value within its group, bits each, little-endian (bit i of byte j is bit 8j + i)
  *
@@ -75,7 +75,7 @@ static inline int64_t esmm_nm_value(const esmm_nm_form *f, int64_t j, int64_t s)
   return (j / ESMM_NM_PANEL * f->slots + s) * ESMM_NM_PANEL + j % ESMM_NM_PANEL;
 }
 
-/* The k of slot s of column j. For what is not in a hurry. */
+/* The k of slot s of column j; slow. */
 static inline int64_t esmm_nm_k(const esmm_nm_form *f, int64_t j, int64_t s)
 {
   const unsigned char *list = f->group_cols == 1
@@ -119,8 +119,8 @@ bool esmm_form_valid(const esmm_weights *w, char *why, size_t why_bytes);
 
 /*
  * A caller's esmm_bsr: how many lines its pointers run over (block rows, or block columns of a COL_MAJOR one), and how
- * many places a line has. What is wrong with entry i of row_pointers or column_indices, whose value is `at`: before is
- * that of the pointer before it, or 0; of the index before it in its line, or -1. Its fields were checked.
+ * many places a line has. The error in entry i, of value `at`, of row_pointers or column_indices: before is the pointer
+ * before it, or 0; or the index before it in its line, or -1. Its fields were checked.
  */
 int64_t esmm_bsr_lines(const esmm_bsr *b);
 int64_t esmm_bsr_places(const esmm_bsr *b);
@@ -136,8 +136,8 @@ typedef struct esmm_prune_tally {
 } esmm_prune_tally;
 
 /*
- * What is known of a block that may be pruned. key orders as prune.c's keys do: the sum of the squares of its weighed
- * elements, in ESMM_BLOCK_SUMS partial sums whose order prune.c defines, so that every device comes to the same bits.
+ * A block that may be pruned. key orders as prune.c's keys do: the sum of the squares of its weighed elements, in
+ * ESMM_BLOCK_SUMS partial sums whose order prune.c defines, so that every device comes to the same bits.
  */
 #define ESMM_BLOCK_SUMS 32
 typedef struct esmm_block_note {
@@ -148,9 +148,9 @@ typedef struct esmm_block_note {
 
 /*
  * Top-N (format.kind DENSE), and the soft threshold of that or of N:M. A matrix is gone through by areas of
- * ESMM_AREA_COLS columns by esmm_area_rows k's, which are numbered by levels of k's. What is summed over an area is
- * summed for each column in rising k's; then the upper half of the columns' sums is added to the lower, until one is
- * left; areas are added in their order. Every device keeps that order, so all come to the same factor, bit for bit.
+ * ESMM_AREA_COLS columns by esmm_area_rows k's, which are numbered by levels of k's. An area is summed for each column
+ * in rising k's; then the upper half of the columns' sums is added to the lower, until one is left; areas are added in
+ * order. Every device keeps that order, so all come to the same factor, bit for bit.
  */
 #define ESMM_AREA_COLS 32
 #define ESMM_AREA_ROWS 128 /* at most */
@@ -162,7 +162,7 @@ typedef struct esmm_top {
   const float *norms; /* [k] in host memory, or NULL */
 } esmm_top;
 
-/* <x, s> and <s, s> over an area, s being what is left of x after shrinking. */
+/* <x, s> and <s, s> over an area, s being the shrunk x. */
 typedef struct esmm_area_fit {
   double fit, own;
 } esmm_area_fit;
@@ -172,7 +172,7 @@ static inline int64_t esmm_area_rows(const esmm_format *f) /* whole groups */
   return f->kind == ESMM_FORMAT_NM ? ESMM_AREA_ROWS / f->group * f->group : ESMM_AREA_ROWS;
 }
 
-/* What all is multiplied with after shrinking; how areas' tallies become one. */
+/* The factor for all values after shrinking; how areas' tallies become one. */
 float esmm_top_factor(const esmm_area_fit *fits, int64_t areas);
 void esmm_tally_add(esmm_prune_tally *to, const esmm_prune_tally *from, int64_t count);
 

@@ -1,7 +1,7 @@
 /*
- * nm.c: of every `group` k's at most `keep` nonzeros, in each column or in each strip of columns. Which k's a group
- * keeps is its choice, a word of `group` bits: the k's that are not zero and, where those are fewer than `keep`, the
- * lowest others, so that every group keeps the same number and positions differ.
+ * nm.c: of every `group` k's at most `keep` nonzeros, in each column or in each strip of columns. A group's choice is a
+ * word of `group` bits: the nonzero k's and, if they are fewer than `keep`, the lowest others, so that every group
+ * keeps the same number and positions differ.
  */
 #include "backend.h"
 #include "bits.h"
@@ -154,7 +154,7 @@ static void put_choice(const esmm_nm_form *f, int64_t i, int64_t slot, uint32_t 
   }
 }
 
-/* Index of strips s and so many more; columns past B's last, which only single ones have, choose like zeros. */
+/* Index of `strips` strips from s on; columns past B's last, which only single ones have, choose like zeros. */
 static void choose(const esmm_matrix *b, const esmm_nm_form *f, int64_t s, int64_t strips)
 {
   for (int64_t g = 0; g < groups_of(b->rows, f->group); g++) {

@@ -1,6 +1,6 @@
 /*
- * prune.c: zeros where a format needs them: N:M and blocks; prune_top.c has the rest. What stays is decided by keys
- * (prune.h), so that a group's choice and a threshold over all blocks are the same comparison.
+ * prune.c: zeros where a format needs them: N:M and blocks; prune_top.c has the rest. Keys (prune.h) decide which
+ * values stay, so that a group's choice and a threshold over all blocks are the same comparison.
  */
 #include "format/prune.h"
 
@@ -131,7 +131,7 @@ static esmm_status prune_nm(esmm_ctx *ctx, job *j, tally *all)
 
 /* ---- blocks ---- */
 
-/* Byte by byte from the highest: of the keys that begin like it, how many have which next byte? */
+/* Byte by byte from the highest: how many keys with this prefix have each next byte? */
 uint64_t esmm_prune_threshold(const uint64_t *keys, int64_t count, int64_t keep, int64_t *equal)
 {
   uint64_t found = 0;
@@ -157,7 +157,7 @@ static void find_keys(void *arg, int64_t first, int64_t end, int worker)
   }
 }
 
-/* Which of them stay: the keep largest keys, of equal ones those that come first. Gives them one by one. */
+/* Which of them stay: the keep largest keys, and among ties the first. Gives them one by one. */
 typedef struct choice {
   uint64_t least;
   int64_t equal; /* of those with that key, how many are still to stay */
@@ -259,7 +259,7 @@ static esmm_status prune_blocks_there(esmm_ctx *ctx, const job *j, double densit
 
 /* ---- the call ---- */
 
-/* What is left of the options that single elements have. */
+/* The remaining options of single elements. */
 static esmm_status check_top(esmm_ctx *ctx, const esmm_prune_opts *o)
 {
   const bool dense = o->format.kind == ESMM_FORMAT_DENSE;
@@ -301,7 +301,7 @@ static esmm_status check_opts(esmm_ctx *ctx, const esmm_prune_opts *o, const esm
   return ESMM_OK;
 }
 
-/* What is pruned by single elements (prune_top.c). */
+/* Pruning of single elements (prune_top.c). */
 static bool is_top(const esmm_prune_opts *o)
 {
   return o->format.kind == ESMM_FORMAT_DENSE || o->soft;

@@ -1,4 +1,4 @@
-/* prune.h: what prune.c and prune_top.c share: keys, and what a call has been asked for. */
+/* prune.h: what prune.c and prune_top.c share: keys, and a call's options. */
 #ifndef ESMM_PRUNE_H
 #define ESMM_PRUNE_H
 
@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-/* What stays is decided by keys: 64-bit numbers that order like the scores they stand for. Nonzeros come before zeros,
-   whatever their score: what fits already stays as it is. */
+/* Keys decide which values stay: 64-bit numbers that order like their scores. Nonzeros come before zeros, whatever
+   their score, so a B that fits already stays as it is. */
 static inline uint64_t esmm_prune_key(bool nonzero, double score)
 {
   uint64_t bits;
@@ -27,8 +27,8 @@ static inline double esmm_prune_score(uint64_t key)
 }
 
 /*
- * The next byte of the keep-th largest number, by how many of those that begin like it have which: as many as are
- * larger are taken from *keep. 1 <= *keep <= all that were counted; less may have been, where a device failed.
+ * The next byte of the keep-th largest number, from counts of the next byte among numbers with its prefix; subtracts
+ * the larger ones from *keep. 1 <= *keep <= all that were counted; a device that failed may have counted fewer.
  */
 static inline unsigned esmm_prune_next_byte(const int64_t having[256], int64_t *keep)
 {

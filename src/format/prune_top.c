@@ -1,10 +1,10 @@
 /*
- * prune_top.c: top-N, and the soft threshold: single elements that stay, of a column, of the whole matrix, or of a
- * group of N:M, and what is subtracted from them.
+ * prune_top.c: top-N and the soft threshold: which elements of a column, of the whole matrix or of an N:M group stay,
+ * and what is subtracted from them.
  *
- * Elements that are weighed against each other have a cut: the key and the place of the last one that stays. Of a
- * column it is found among its keys; of the whole matrix byte by byte, in passes over it, without room for keys. Then
- * every element is settled by itself, area by area (format.h): on a GPU likewise (cuda/ops/prune.cu).
+ * Elements that compete have a cut: the key and the place of the last one that stays. A column's cut is found among its
+ * keys; the whole matrix's byte by byte, in passes over it, without room for keys. Then each element is decided alone,
+ * area by area (format.h): on a GPU likewise (cuda/ops/prune.cu).
  */
 #include "format/prune.h"
 
@@ -14,7 +14,7 @@
 
 #define CHUNK 16 /* columns whose keys are gathered side by side: a cache line of B's rows serves all of them */
 
-/* What has a larger key stays, and of those with this key what stands no later than `last`. */
+/* Elements with a larger key stay, and those with this key up to place `last`. */
 typedef struct cut {
   uint64_t least;
   int64_t last;
@@ -53,7 +53,7 @@ static inline bool stays(const cut *c, uint64_t key, int64_t place)
 
 /* ---- cuts ---- */
 
-/* Of as many as all of them, or none: no key has to be looked at. */
+/* All stay, or none: no key has to be read. */
 static cut simple_cut(int64_t keep)
 {
   return keep > 0 ? (cut){.last = INT64_MAX} : (cut){.least = UINT64_MAX, .last = -1};
@@ -223,12 +223,12 @@ static void cut_whole(esmm_ctx *ctx, job *j)
 
 /* ---- areas ---- */
 
-/* What is summed over an area, of one of its columns. */
+/* One column's sums of an area. */
 typedef struct column_sums {
   double fit, own, squares, difference;
 } column_sums;
 
-/* What is left of x, which stays. */
+/* x, which stays, after shrinking. */
 static inline double shrunk(const job *j, const cut *c, int64_t k, double x)
 {
   if (c->shrink <= 0.0)
@@ -316,7 +316,7 @@ float esmm_top_factor(const esmm_area_fit *fits, int64_t areas)
 
 void esmm_tally_add(esmm_prune_tally *to, const esmm_prune_tally *from, int64_t count)
 {
-  for (int64_t i = 0; i < count; i++) { /* unsigned: what a device that fails has left there may be anything */
+  for (int64_t i = 0; i < count; i++) { /* unsigned: a device that failed may have left anything there */
     to->kept = (int64_t)((uint64_t)to->kept + (uint64_t)from[i].kept);
     to->dropped = (int64_t)((uint64_t)to->dropped + (uint64_t)from[i].dropped);
     to->squares += from[i].squares;

@@ -1,11 +1,11 @@
 /*
  * weights_file.c: prepared weights to a file and back.
  *
- * A file may be cut short, damaged, of another version, or made by someone who wants the kernels to read out of
- * bounds; kernels trust the weights they are given. So nothing of a file is believed before it was compared: sizes with
- * the file's real size before anything is allocated, bytes with their checksums, and then every index a kernel follows
- * (before, panel_at) with the bitmaps it must agree with. The section table is not followed but recomputed from the
- * shape and compared: one shape has one layout, and overlaps, gaps and wild offsets need no rules of their own.
+ * A file may be cut short, damaged, of another version, or forged to make kernels read out of bounds; kernels trust
+ * their weights. So the reader checks everything before use: sizes against the file's real size before it allocates,
+ * bytes against their checksums, and then every index a kernel follows (before, panel_at) against the bitmaps. The
+ * section table is recomputed from the shape and compared: one shape has one layout, so overlaps, gaps and wild offsets
+ * need no further rules.
  *
  * Sections are read straight into the buffers that the weights keep; there is no second copy of a large file.
  */
@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #define CHUNK ((size_t)1 << 20) /* a checksum is taken while a chunk is still in the cache */
-#define PATH_BYTES 4096         /* what the system takes as a path */
+#define PATH_BYTES 4096         /* the system's limit for a path */
 #define TEMP_BYTES 32           /* room for the temporary file's own name */
 
 _Static_assert(CHUNK % ESMM_CHECKSUM_BLOCK == 0, "only the last part of a checksum may be ragged");
@@ -99,7 +99,7 @@ static const char *section_name(uint32_t format, int section)
   return form ? form->sections[section] : numbers[section];
 }
 
-/* What the weights are to be prepared as. */
+/* The options for preparing the weights. */
 static esmm_prepare_opts opts_of(const esmm_file_header *h)
 {
   return (esmm_prepare_opts){.size = sizeof(esmm_prepare_opts),
@@ -338,7 +338,7 @@ static esmm_status read_section(const file *f, const esmm_file_header *h, int se
 static esmm_status check_panels(const file *f, const esmm_file_header *h, const esmm_weights *w)
 {
   const uint64_t unused = w->k % 64 ? ~(uint64_t)0 << (w->k % 64) : 0;
-  /* With neither bits nor panels there is nothing in the file that would bound how many there are. */
+  /* With neither bits nor panels nothing in the file bounds how many there are. */
   const int64_t panels = w->words > 0 || keeps_panels(h) ? w->panels : 0;
   uint64_t at = 0;
   int64_t set = 0;
@@ -405,7 +405,7 @@ static strip look_at_strip(const esmm_weights *w, int64_t k, int64_t p)
     const char *second = first + kept * half_bytes;
     const int64_t nonzero =
         esmm_count_nonzero(first, w->dtype, ESMM_HALF) + esmm_count_nonzero(second, w->dtype, ESMM_HALF);
-    if (row) { /* equal counts: past n there is nothing but zeros, as far as each form goes */
+    if (row) { /* equal counts: past n each form has zeros alone */
       const size_t cols = (size_t)esmm_min(ESMM_PANEL, w->n - col), in_first = cols < ESMM_HALF ? cols : ESMM_HALF;
       s.agree = nonzero == s.nonzero && memcmp(row, first, in_first * element) == 0 &&
                 memcmp(row + in_first * element, second, (cols - in_first) * element) == 0;
@@ -436,7 +436,7 @@ static esmm_status check_elements(const file *f, const esmm_weights *w)
              : status;
 }
 
-/* Of another format: the form by its own rules, then what it says of B's zeros against what the file says. */
+/* Of another format: the form by its own rules, then its zeros of B against the file's numbers. */
 static esmm_status check_form(const file *f, const esmm_file_header *h, esmm_weights *w)
 {
   char why[160];
@@ -548,7 +548,7 @@ esmm_status esmm_weights_load(esmm_ctx *ctx, const char *path, esmm_weights **we
   if (!path || !*path)
     return esmm_fail(ctx, ESMM_ERR_ARGUMENT, "path is %s", path ? "empty" : "NULL");
   file f = {.ctx = ctx, .name = path, .fd = -1};
-  do /* O_NONBLOCK: opening a pipe nobody writes to must not wait for ever; regular files take no notice */
+  do /* O_NONBLOCK: opening a pipe without a writer must not wait for ever; regular files ignore it */
     f.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   while (f.fd < 0 && errno == EINTR);
   if (f.fd < 0)

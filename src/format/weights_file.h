@@ -25,7 +25,7 @@ enum {
   ESMM_FILE_PANELS,   /* the panels' elements */
   ESMM_FILE_ROWS,     /* elements [k][rows_ld] */
   ESMM_FILE_SECTIONS,
-  /* in a file of another format, in the places of what only dense weights have */
+  /* in a file of another format, in place of the sections of dense weights */
   ESMM_FILE_START = ESMM_FILE_BEFORE, /* BSR: int32 [strips + 1] */
   ESMM_FILE_INDEX = ESMM_FILE_BEFORE, /* NM */
   ESMM_FILE_AT = ESMM_FILE_PANEL_AT,  /* BSR: int32 [blocks] */

@@ -45,7 +45,7 @@ _handlers: Optional[ctypes.CDLL] = None
 
 
 def _open() -> bool:
-    """Builds and registers the foreign function, once; False where that cannot be."""
+    """Builds and registers the foreign function, once; False where that fails."""
     global _ready, _handlers
     with _lock:
         if _ready is not None:
@@ -87,7 +87,7 @@ class Weights:
     """Prepared B [k, n] for `matmul`. Immutable.
 
     Functions under jit take it as an argument or from around them, as they like: to JAX it is a constant without
-    arrays, told from others by which object it is.
+    arrays, identified by the object.
     """
 
     def __init__(self, prepared: _core.Weights) -> None:
@@ -134,7 +134,7 @@ class Weights:
 
 
 def _drop(number: int, handle: _core.Handle) -> None:
-    """The table lets go before the memory, which `handle` holds until here, does."""
+    """The table drops its entry before the memory, which `handle` holds until here, goes."""
     if _handlers is not None:
         _handlers.esmm_jax_drop(number)
 
@@ -158,9 +158,8 @@ def _raw(a: np.ndarray, what: str) -> _core.Raw:
 def prepare(b: Any, use: str = "any", format: Optional[str] = None, device: Optional[str] = None) -> Weights:
     """Prepares B [k, n], an array of JAX or numpy, for any number of products.
 
-    They run on the device that b is on, those of a numpy array on JAX's default device; device ('cpu', 'cuda:0') names
-    another one. use and format are those of
-    esmm.prepare: 'any', 'decode' or 'large_m', and 'dense', 'bsr:64' or '2:4'.
+    They run on b's device, those of a numpy array on JAX's default device; device ('cpu', 'cuda:0') names another one.
+    use and format are those of esmm.prepare: 'any', 'decode' or 'large_m', and 'dense', 'bsr:64' or '2:4'.
     """
     if isinstance(b, jax.core.Tracer):
         raise DtypeError("b is being traced: prepare weights outside of jit, or give matmul the array itself")
@@ -264,7 +263,7 @@ def _matmul(call: _Call, a: Any, b: Any, bias: Any, residual: Any) -> Any:
 
 
 def _forward(call: _Call, a: Any, b: Any, bias: Any, residual: Any) -> Tuple[Any, Any]:
-    # What the derivative needs: of ReLU and its square their result, of smooth ones what went in.
+    # For the derivative: the result of ReLU and its square, the argument of smooth activations.
     if residual is None and call.activation in (0, _RELU, _RELU2):
         c = _product(call, a, b, bias, None)
         kept = c if call.activation else None
@@ -297,7 +296,7 @@ def _backward(call: _Call, saved: Any, dc: Any) -> Tuple[Any, Any, Any, Any]:
             _, pull = jax.vjp(functools.partial(_activate, call.activation), kept)
             slope = pull(slope)[0]
         dx = slope.astype(dc.dtype)
-    # dx has the activation's zeros, a those of the layer before: both products skip.
+    # dx has the activation's zeros, a has those of the layer before: both products skip.
     to_a = _Call(call.weights._transposed() if call.weights is not None else None, 0, a.dtype.name, transpose_b=True)
     da = _matmul(to_a, dx, b, None, None)
     db = None

@@ -1,12 +1,12 @@
-"""What esmm.torch.convert puts in the place of a Linear or of a feed-forward block.
+"""The modules that esmm.torch.convert puts in place of a Linear or of a feed-forward block.
 
 A replacement shares the dictionaries of parameters, buffers and children with the module that it replaces, which it
-keeps. So names in a state_dict stay as they were, what is loaded, moved or exchanged in one is so in the other, and
-undoing is putting the old module back.
+keeps. So names in a state_dict stay as they were, both change together when either is loaded, moved or exchanged,
+and undoing means putting the old module back.
 
-It also knows several ways to the same result and takes the one that was fastest on the sample for such a number of
-rows. That includes the old module's own way: a block that is sparse enough for one token, but not for the strips of a
-long prompt, then runs as before for the prompt.
+It also has several ways to the same result, and takes the one that was fastest on the sample for the nearest number of
+rows. The old module's way is among them: a block may be sparse enough for one token but not for the strips of a long
+prompt, and then runs as before for the prompt.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def activate(x: Tensor, activation: int) -> Tensor:
 class Converted(nn.Module):
     """What both kinds share."""
 
-    trains = True  # in training, too, by its ways; False: as the old module does
+    trains = True  # in training, too, by its ways; False: by the old module's
 
     def __init__(self, original: nn.Module, ways: Ways) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Converted(nn.Module):
         ways = sorted(ways)
         self.ways = ways
         self._first = ways[0][1]
-        # From so many rows on, the next way.
+        # From that many rows on, the next way.
         self._steps: List[Tuple[int, str]] = []
         last = self._first
         for (rows, _), (more, way) in zip(ways, ways[1:]):
@@ -107,7 +107,7 @@ class ConvertedLinear(Converted):
     def forward(self, input: Optional[Tensor] = None, **named: Any) -> Tensor:
         """input: under the name that the old module has for it, too: input of a Linear, x of a Conv1D."""
         x = named.get("x") if input is None and len(named) == 1 and is_conv1d(self.original) else input
-        if x is None or (named and x is input):  # the old one says what is wrong with that
+        if x is None or (named and x is input):  # the old one raises its error
             return self.original.forward(*([] if input is None else [input]), **named)  # type: ignore[no-any-return]
         if self.way(x) == "dense" or (self.training and not self.trains):
             return self.original.forward(x)  # type: ignore[no-any-return]
@@ -158,8 +158,8 @@ class ConvertedBlock(Converted):
         return [type(child) for child in (*self._modules.values(), *self._linears())]
 
     def _unchanged(self) -> bool:
-        """Whether the children are as they were. One that has been exchanged since, by an adapter perhaps, or has got
-        hooks, is not ours to look into."""
+        """Whether the children are as they were. A child that an adapter has exchanged, or that has got hooks, must run
+        as it is."""
         return self._kinds() == self._types and not any(map(hooked, self._linears()))
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

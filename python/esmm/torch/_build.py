@@ -18,7 +18,7 @@ STREAM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32)
 
 @STREAM
 def _stream(device: int) -> int:
-    """A device's current stream, for a torch whose C interface does not tell."""
+    """A device's current stream, for a torch whose C interface does not have it."""
     return torch.cuda.current_stream(device).cuda_stream
 
 

@@ -1,10 +1,10 @@
 """esmm.torch.convert: finds the feed-forward blocks of a model whose activation makes zeros, and lets them be skipped.
 
-It goes by what happens, not by names. A run on the sample shows which Linears are fed zeros. For each of them the
-modules around it are tried: one that gives what down(act(up(x))) or down(act(gate(x)) * up(x)) gives, act being ReLU or
-ReLU2, with the Linears found in it, on the sample and on inputs far from it, is a block and is replaced as a whole. If
+It goes by results, not by names. A run on the sample shows which Linears are fed zeros. For each of them the modules
+around it are tried. A module is a block, and replaced as a whole, if its results equal down(act(up(x))) or
+down(act(gate(x)) * up(x)) with its own Linears, act being ReLU or ReLU2, on the sample and on inputs far from it. If
 there is none (the Linears of OPT lie in the decoder layer itself), the one Linear is replaced. Each replacement is
-compared with what was there and timed against it; what is not faster stays.
+compared with the old module and timed against it; one that is not faster is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 @dataclass
 class Size:
-    """What was measured of one layer at one number of rows."""
+    """The measurements of one layer at one number of rows."""
 
     rows: int
     density: float  # nonzero share of what its product has to multiply: of rows, or of strips of rows
@@ -80,7 +80,7 @@ class Size:
 
 @dataclass
 class Layer:
-    """What became of one Linear that is fed zeros, or could have been."""
+    """The outcome for one Linear that is fed zeros, or could have been."""
 
     name: str  # of the module that was replaced, or would have been
     kind: str  # "relu2 block", "gated relu block", "Linear", "Conv1D"
@@ -116,7 +116,7 @@ class Comparison:
 
 @dataclass
 class Conversion:
-    """What convert did. Print it for a table; undo() puts everything back."""
+    """The result of convert. Print it for a table; undo() puts everything back."""
 
     model: nn.Module
     layers: List[Layer]
@@ -144,13 +144,12 @@ class Conversion:
 
     def compare(self, sample: Sample) -> Comparison:
         """Times the model on another sample before and after, a step of decoding perhaps, and predicts the second from
-        the first: each replaced layer takes as much less of its time in the model as its density says for the nearest
-        number of rows, and all else stays. Afterwards, also where the model cannot be called with the sample, those
-        modules are in that were."""
+        the first: each replaced layer's time shrinks as its density says for the nearest number of rows, and all else
+        stays. Afterwards the same modules are in place, also where the model cannot be called with the sample."""
         return self._compare(sample)[0]
 
     def _compare(self, sample: Sample) -> Tuple[Comparison, Any]:
-        """That, and what the model gives now."""
+        """That, and the model's result now."""
 
         def whole(new: bool) -> Callable[[], Any]:
             def run() -> Any:
@@ -239,7 +238,7 @@ class Conversion:
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Puts back whatever convert replaced in this model, also in a copy of it or one loaded from a file."""
+    """Puts back all that convert replaced in this model, also in a copy of it or one loaded from a file."""
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
             while isinstance(child, Converted):
@@ -280,7 +279,7 @@ class _Found:
     seen: LayerProfile
     around: List[Tuple[str, nn.Module]]  # modules that may be its block, the innermost first
     parent: Optional[Tuple[str, nn.Module]] = None  # the one that is
-    h: Optional[Tensor] = None  # what it was fed, until its block has been looked at
+    h: Optional[Tensor] = None  # its input, until its block has been tried
     layer: Optional[Layer] = None
     new: Optional[Converted] = None
 
@@ -290,7 +289,7 @@ class _Found:
 
 
 def _probes(x: Tensor) -> List[Tensor]:
-    """The sample's rows, and rows far from them: a ReLU6 is told from a ReLU only by large values."""
+    """The sample's rows, and rows far from them: only large values distinguish a ReLU6 from a ReLU."""
     x = x.detach().reshape(-1, x.shape[-1])
     rows = x[:: max(1, x.shape[0] // 16)][:16]
     far = 2 if x.dtype == torch.float16 else 16
@@ -312,8 +311,8 @@ def _magnitudes(x: Tensor, features: int) -> Tensor:
 def _acts_as(
     parent: nn.Module, x: Tensor, up: nn.Module, down: nn.Module, gate: Optional[nn.Module], activation: int
 ) -> bool:
-    """Whether the block makes act(up), or act(gate) * up, of whatever up and gate give: those are given numbers of all
-    sizes here, as a ReLU that is clipped at 1000 or begins at 1e-4 is told from a ReLU by them alone."""
+    """Whether the block makes act(up), or act(gate) * up, of whatever up and gate give: those give numbers of all sizes
+    here, which alone distinguish a ReLU from one that is clipped at 1000 or begins at 1e-4."""
     many = _magnitudes(x, features(down)[0])
     rows = x.detach().reshape(-1, x.shape[-1])[:1].expand(many.shape[0], -1)
     ones = 1 + torch.rand(many.shape, generator=torch.Generator().manual_seed(1)).to(many)
@@ -396,7 +395,7 @@ def _drops_out(block: nn.Module, x: Tensor) -> bool:
 
 
 def _activation_name(parent: nn.Module) -> str:
-    """What stands between the Linears, for a reason."""
+    """The operations between the Linears, for a reason."""
     quiet = ("Dropout", "Identity", "Linear", "Conv1D", "Norm", "Embedding")
     for child in parent.modules():
         name = type(child).__name__
@@ -407,7 +406,7 @@ def _activation_name(parent: nn.Module) -> str:
 
 
 def _share(h: Tensor, strip: int) -> float:
-    """Nonzero share of h, in strips of so many rows: what has to be multiplied."""
+    """Nonzero share of h, in strips of that many rows: the share to multiply."""
     seen = LayerProfile("", "", h.shape[-1], 0, strip_rows=strip)
     seen.add(h)
     return seen.strip_density
@@ -420,8 +419,8 @@ def _measure(
     found: _Found, x: Tensor, h: Tensor, ways: Dict[str, Way], before: Dict[str, Way], rows: Sequence[int],
     empty: Emptier,
 ) -> None:  # fmt: skip
-    """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x. before: what
-    ways do before the product that skips."""
+    """Times each way at each number of rows. 'down' and 'dense' of a Linear take h, those of a block x. before: the
+    work of ways before the product that skips."""
     layer = found.layer
     assert layer is not None
     strip = found.seen.strip_rows
@@ -436,12 +435,12 @@ def _measure(
         whole: Dict[str, Callable[[], Any]] = {name: partial(f, some) for name, f in ways.items()}
         known: Dict[str, float] = {}
         if x.device.type == "cuda":
-            # What a prediction is made from comes first, each by itself: a context remembers how dense its input was.
+            # The numbers for predictions come first, each alone: a context remembers how dense its input was.
             for name, run in parts.items():
                 known.update(race({name: run}, x.device, None, empty))
             known.update(race(whole, x.device, None, empty))
         else:
-            # In turns: a CPU's last cache keeps a part of what is read over and over, whatever else is read in between.
+            # In turns: a CPU's last cache keeps a part of data that is read repeatedly, whatever is read in between.
             known.update(race({**parts, **whole}, x.device, None, empty))
         layer.sizes.append(
             Size(
@@ -465,7 +464,7 @@ def _training(target: nn.Module, old: Way, new: Way, x: Tensor) -> float:
     try:
         return _time_steps(target, old, new, x)
     except RuntimeError as e:
-        # An operator of the library's says it in words: exceptions of other kinds do not pass torch's C interface.
+        # An operator of the library says so in the text: other exceptions do not pass torch's C interface.
         if isinstance(e, torch.OutOfMemoryError) or "out of memory" in str(e) or "allocate memory" in str(e):
             return float("nan")
         raise
@@ -554,7 +553,7 @@ def _below(module: nn.Module) -> List[nn.Module]:
 
 
 def _places(model: nn.Module, old: nn.Module) -> List[Tuple[nn.Module, str]]:
-    """Everywhere in the model where this very module is a child."""
+    """All places in the model where this module is a child."""
     return [(m, name) for m in model.modules() for name, child in m._modules.items() if child is old]
 
 
@@ -594,7 +593,7 @@ def _candidates(model: nn.Module, seen: Profile, most: float, dense: bool) -> Tu
             zeros = "makes no zeros" if entry.density > 0.99 else f"makes too few zeros for max_density = {most:g}"
             stays.reason = f"{name} {zeros}"
             others.append(stays)
-    for name in seen.uncalled:  # or called with what the library has no products for
+    for name in seen.uncalled:  # or called with operands that the library does not take
         dtype = parameter(modules[name], "weight").dtype
         if dtype not in DTYPES:
             why = f"its weight is {dtype}: it must be float32, bfloat16 or float16"
@@ -613,24 +612,24 @@ def convert(
 ) -> Conversion:
     """Replaces the feed-forward blocks, and single Linears, whose input has zeros worth skipping; in place.
 
-    sample       what the model is called with: a tensor, a tuple of positional or a dict of named arguments. It should
-                 be like what the model will see, as densities and times are measured on it
-    rows         for which numbers of rows (tokens of a call) the ways are timed; by default 1, as in decoding, and the
-                 sample's own. A call then goes the way that was fastest for the nearest number
-    max_density  inputs with more nonzeros than this are not looked at
-    min_speedup  what is not this many times faster at any of these numbers of rows stays as it was; 0 replaces all that
+    sample       the model's arguments: a tensor, a tuple of positional or a dict of named arguments. It should resemble
+                 real inputs, as densities and times are measured on it
+    rows         the numbers of rows (tokens of a call) to time the ways for; by default 1, as in decoding, and the
+                 sample's. A call then goes the way that was fastest for the nearest number
+    max_density  a layer whose input has more nonzeros than this stays
+    min_speedup  a layer that is not this many times faster at any of these numbers of rows stays; 0 replaces all that
                  can be
-    dense        also Linears whose input has no zeros, where the library is faster: in decoding on a GPU it may
-                 be. What is prepared of them takes their memory again
+    dense        also Linears whose input has no zeros, if the library is faster, as it may be in decoding on a GPU.
+                 Their prepared weights take their memory again
 
     Results stay the same within rounding. So do the names in the state_dict, and the parameters themselves: the model
-    can be trained, saved and loaded as before. What products need is prepared from a weight when it is first used, so a
-    replaced layer takes about twice the memory it did.
+    can be trained, saved and loaded as before. A weight is prepared when it is first used, so a replaced layer
+    takes about twice the memory it did.
 
-    Where parameters of a module require gradients, steps of training are timed, too, a forward and a backward pass with
-    the sample's rows, and decide for any number of rows whether the module trains by its new way. Batches of training
-    of another size are better told by a sample of that size. Where memory runs out it trains as before. Under
-    torch.inference_mode() there are no such steps: none is timed.
+    If parameters of a module require gradients, a training step (a forward and a backward pass with the sample's rows)
+    is timed too. It decides for any number of rows whether the module trains by its new way. For training batches of
+    another size give a sample of that size. Where memory runs out the module trains as before. Under
+    torch.inference_mode() no training step is timed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: it has to be an nn.Module")
@@ -686,7 +685,7 @@ def convert(
 
         return work
 
-    # First which of them are blocks, then, in another run, what each replacement is worth. The outermost module is not
+    # First find the blocks, then, in another run, time each replacement. The outermost module is not
     # tried: it cannot be replaced in itself.
     def look(module: nn.Module, inside: List[_Found]) -> Callable[..., None]:
         def work(args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:

@@ -3,11 +3,10 @@
     ffn(x, w1, w2, gate?, b1?, b2?, b_gate?, activation, mode, sparsifier, share, permute, seed, keep) -> (y, ticket)
     ffn_backward(dy, ticket, x, w1, .., seed, need) -> gradients of x, w1, w2, gate, b1, b2, b_gate
 
-A layer of the library is found again by the addresses of its parameters, and told their values again when a version
-counter has changed. What a forward pass leaves for its backward pass is a cache of the library's, which tensors cannot
-hold: the ticket stands for it, a tensor of one number that is given to the backward pass. Its memory is what counts:
-the cache goes back to the layer when that is freed. A ticket whose cache is gone, or that is a copy, costs a second
-forward pass and nothing else.
+A layer of the library is found again by the addresses of its parameters, and set to their values again when a version
+counter has changed. A forward pass leaves a cache of the library for its backward pass. Tensors cannot hold it, so the
+backward pass gets a ticket, a tensor of one number: when its memory is freed, the cache goes back to the layer.
+A ticket whose cache is gone, or that is a copy, costs a second forward pass and nothing else.
 
 These kernels are in Python: a pass over a layer takes long beside their cost. Where one or a few tokens go through the
 layer and nothing is trained, modules call two products instead, whose operators are in C++.
@@ -55,7 +54,7 @@ def _matrix(t: Tensor) -> Tuple[Tensor, _lib.Matrix]:
 
 
 class Layer:
-    """One esmm_ffn: its handle, the values it was told last, and caches that wait for the next pass."""
+    """One esmm_ffn: its handle, the values it was last set to, and caches that wait for the next pass."""
 
     def __init__(self, ctx: _core.Context, d_model: int, d_hidden: int, gated: bool, dtype: int, o: Options) -> None:
         opts = _lib.FfnOpts(
@@ -75,7 +74,7 @@ class Layer:
         self.dtype = dtype
 
     def update(self, ctx: _core.Context, w: Weights, x_dtype: torch.dtype) -> None:
-        """Tells the library the parameters, if they have changed."""
+        """Sets the library's layer to the parameters, if they have changed."""
         versions = tuple(-1 if t is None else version_of(t) for t in w)
         if self.generation and versions == self.versions and all(v >= 0 or t is None for v, t in zip(versions, w)):
             return

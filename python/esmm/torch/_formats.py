@@ -1,4 +1,4 @@
-"""Formats, activations and tensors as numbers: what operators pass around instead of strings and objects."""
+"""Formats, activations and tensors as numbers: operators take them instead of strings and objects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encode(format: Union[str, Format, None]) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """As the library calls it."""
+    """The library's name of it."""
     if device.type == "cpu":
         return "cpu"
     if device.type == "cuda":

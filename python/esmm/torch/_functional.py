@@ -14,7 +14,7 @@ from ._formats import ACTIVATIONS, choice, encode
 
 _linear, _linear_trained = torch.ops.esmm._linear.default, torch.ops.esmm.linear.default
 _linear_plain = torch.ops.esmm._linear_plain.default
-_linear_now = getattr(_linear_plain, "_op", _linear_plain)  # what calling it calls: a Python frame less
+_linear_now = getattr(_linear_plain, "_op", _linear_plain)  # called directly: a Python frame less
 
 
 def linear(
@@ -32,7 +32,7 @@ def linear(
     """act(x weight' + bias) + residual; with a gate act(x gate' + gate_bias) * (x weight' + bias) + residual.
 
     weight and gate are [out, in], as in nn.Linear. They are prepared in the first call, so they should be
-    nn.Parameters: others are prepared anew in every call. Zeros of x are skipped where that pays, whoever made them.
+    nn.Parameters: others are prepared anew in every call. Zeros of x are skipped where that pays, whatever made them.
     With stats the second result counts the nonzeros of each column of the first (int32 [out]).
     """
     check_tensor(weight, "weight")

@@ -1,17 +1,17 @@
-"""torch.ops.esmm: the operators, what they mean to autograd, to autocast and to the compiler.
+"""torch.ops.esmm: the operators, for autograd, autocast and the compiler.
 
     linear(x, weight, bias?, residual?, gate?, gate_bias?, activation, format) -> y        differentiable
     _linear(x, weight, bias?, activation, format, residual?, gate?, gate_bias?) -> y       the same without autograd
-    _linear_plain(x, weight, bias?, activation) -> y                                       what most calls need of it
+    _linear_plain(x, weight, bias?, activation) -> y                                       enough for most calls
     linear_stats(...) -> (y, nonzeros of each column)
-    _linear_turned(x, weight)      x @ weight: what a gradient is multiplied with
+    _linear_turned(x, weight)      x @ weight: for gradients
     linear_packed(x, packed, n, bias?, residual?, activation) -> y                         of a SparseTensor's bytes
     unpack(packed, out, k, dtype) -> weight [out, k]                                       the same bytes as a matrix
-    _hold(t) -> int, _float_copy(bias) -> bias             what the others leave to Python, see _registry.py
+    _hold(t) -> int, _float_copy(bias) -> bias             the others' work in Python, see _registry.py
 
 x [.., in], weight and gate [out, in] as in nn.Linear; y = act(x W' + bias) + residual, with a gate
-act(x G' + gate_bias) * (x W' + bias) + residual. All arguments are tensors and numbers; what was prepared from them is
-found again. What the operators do is in csrc/ops.cpp.
+act(x G' + gate_bias) * (x W' + bias) + residual. All arguments are tensors and numbers; prepared weights are found
+again. csrc/ops.cpp has the operators.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ._formats import DTYPES, GELU, GELU_TANH, NONE, RELU, RELU2, SILU
 _EPILOGUE = "Tensor? bias, Tensor? residual, Tensor? gate, Tensor? gate_bias, int activation, int format"
 library = torch.library.Library("esmm", "DEF")
 _unsafe = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
-# A recorded graph would go on with the weights of its recording: where they are trained, that must not be.
+# A recorded graph would keep the weights of its recording: wrong where they are trained.
 library.define(f"linear(Tensor x, Tensor weight, {_EPILOGUE}) -> Tensor", tags=_unsafe)
-# Here nothing asks for that place, and each argument that there is costs the caller an eighth of a microsecond.
+# This one has no gradients, and each argument costs the caller an eighth of a microsecond.
 library.define(
     "_linear(Tensor x, Tensor weight, Tensor? bias=None, int activation=0, int format=0, Tensor? residual=None,"
     " Tensor? gate=None, Tensor? gate_bias=None) -> Tensor"

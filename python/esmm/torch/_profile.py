@@ -1,4 +1,4 @@
-"""esmm.torch.profile: which Linears of a model are fed zeros, and how many. It only looks."""
+"""esmm.torch.profile: which Linears of a model are fed zeros, and how many. It changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def hooked(module: nn.Module) -> str:
-    """What of a module a product with its weight alone would leave out: hooks, or a forward put over its own; or ""."""
+    """Parts of a module that a product with its weight alone would leave out: hooks, a replaced forward; or ""."""
     if module._forward_hooks or module._forward_pre_hooks:
         return "forward hooks"
     if module._backward_hooks or module._backward_pre_hooks:
@@ -96,7 +96,7 @@ def watching(model: nn.Module, hooks: Mapping[nn.Module, Callable[..., Any]]) ->
 
 @dataclass
 class LayerProfile:
-    """What one Linear was fed."""
+    """The input of one Linear."""
 
     name: str
     kind: str  # "Linear", "Conv1D"
@@ -136,7 +136,7 @@ class LayerProfile:
 
     @property
     def strip_density(self) -> float:
-        """Share of (strip of rows, feature) with a nonzero: what a product of many rows has to multiply."""
+        """Share of (strip of rows, feature) with a nonzero: the share to multiply in a product of many rows."""
         return self.strip_bits / (self.strips * self.in_features) if self.strips else 1.0
 
     @property

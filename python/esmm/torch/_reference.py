@@ -1,5 +1,5 @@
-"""Products and the feed-forward layer by plain torch: what runs where the library has no layer for a device, in second
-derivatives and under torch.func.
+"""Products and the feed-forward layer by plain torch: the fallback for devices without the library's layer, second
+derivatives and torch.func.
 
 The same computation in the same modes (docs/ffn.md). MVUE and the order of tokens draw other random numbers than the
 library's, with the same distribution.
@@ -19,7 +19,7 @@ TOP_N, SOFT, MVUE = 0, 1, 2
 
 
 class Options(NamedTuple):
-    """What the layer is, as the operators pass it around."""
+    """The layer's options, as the operators pass them."""
 
     activation: int
     mode: int
@@ -41,7 +41,7 @@ class Weights(NamedTuple):
 
 
 def check_smooth(o: Options, what: str) -> None:
-    """Refuses what the lossy modes have no meaning for: their gradients are not those of what they compute."""
+    """Refuses calls without a meaning in the lossy modes: their gradients are estimates."""
     if o.mode in (SPLIT, SPARSE):
         name = "split" if o.mode == SPLIT else "sparse"
         raise RuntimeError(
@@ -63,7 +63,7 @@ def sparsify_groups(groups: Tensor, sparsifier: int) -> Tensor:
         return made * torch.where(norm > 0, (groups * made).sum() / norm, 1.0)
     total = size.sum(-1, keepdim=True)
     p = torch.where(total > 0, 2 * size / total, 0)
-    largest = p > 1  # it always stays, and the others share what is left; where two are nonzero both stay
+    largest = p > 1  # it always stays, and the others share the rest; where two are nonzero both stay
     rest = torch.where(largest, 0, size)
     left = rest.sum(-1, keepdim=True)
     p = torch.where(largest.any(-1, keepdim=True), torch.where(largest, 1.0, torch.where(left > 0, rest / left, 0)), p)
@@ -129,7 +129,7 @@ def product(
 
 
 def hidden(x: Tensor, w: Weights, o: Options) -> "tuple[Tensor, Tensor, Optional[Tensor]]":
-    """h, what was before the activation or is multiplied by the gate, and the gate before its activation."""
+    """h; the up branch, before the activation or the product with the gate; the gate before its activation."""
     up = linear(x, w.w1, w.b1)
     if w.gate is None:
         return activate(up, o.activation), up, None

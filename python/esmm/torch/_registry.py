@@ -1,13 +1,13 @@
-"""What the operators' table of prepared weights needs of Python: memory that is held, and contexts that are lent.
+"""The Python part of the operators' table of prepared weights: it holds memory and lends contexts.
 
-Operators take ordinary tensors and nothing else, so that compiling, exporting, copying and pickling need no rules of
-their own. The first product with a weight prepares it, and later ones find that again, in csrc/ops.cpp, as long as the
-tensor has the same address, shape, strides, dtype and version counter. To be sure that the address still means the same
-tensor, its memory is held here; what was made of it goes when the nn.Parameter dies, or when another one is prepared
-and nobody else has the memory any more, or with clear_cache().
+Operators take ordinary tensors alone, so that compiling, exporting, copying and pickling need no special rules. The
+first product with a weight prepares it, and later ones find the result in csrc/ops.cpp, as long as the tensor has the
+same address, shape, strides, dtype and version counter. To be sure that the address still means the same tensor, its
+memory is held here. Prepared weights go when the nn.Parameter dies, or when another one is prepared and nothing else
+holds the memory, or with clear_cache().
 
 Only an nn.Parameter is remembered, and the bytes of a sparse tensor: compiled code writes one result after another to
-the same memory without raising a version counter, so what it computed cannot be told apart by that.
+the same memory without raising a version counter, so the counter cannot distinguish its results.
 
 Writing through ``weight.data`` does not raise the version counter either: call clear_cache() after that.
 """
@@ -48,8 +48,8 @@ _around = functools.lru_cache(maxsize=None)(_core.Context.around)  # the operato
 
 @contextmanager
 def context(device: torch.device) -> Iterator[_core.Context]:
-    """One of the operators' contexts, for the calling thread alone, with as many threads as torch uses, on torch's
-    current stream."""
+    """One of the operators' contexts, for the calling thread alone, with torch's number of threads, on torch's current
+    stream."""
     name = device_name(device)
     index = -1 if name == "cpu" else device.index or 0
     pointer, text = ctypes.c_void_p(), ctypes.create_string_buffer(1024)
@@ -71,7 +71,7 @@ _warned = False
 
 
 def lasts(t: torch.Tensor) -> bool:
-    """May what is made of t be used again?"""
+    """May weights prepared from t be used again?"""
     global _warned
     if isinstance(t, torch.nn.Parameter) or t.dtype == torch.uint8:
         return True
@@ -87,8 +87,8 @@ def lasts(t: torch.Tensor) -> bool:
 
 
 def hold(t: torch.Tensor) -> int:
-    """Holds t's memory, so that the operators may remember what they make of it unless something is forgotten before
-    they do: how often that was until now. -1 where it may not be used again."""
+    """Holds t's memory, so that the operators may remember weights prepared from it. Returns how often entries were
+    forgotten so far, which the operators compare before they remember; -1 where the weights may not be used again."""
     if not lasts(t):
         return -1
     address = t.data_ptr()
@@ -109,8 +109,8 @@ def hold(t: torch.Tensor) -> int:
 def float_copy(t: torch.Tensor) -> torch.Tensor:
     """t as float32, in memory that may be kept.
 
-    While torch.compile(mode="reduce-overhead") runs a function for the first time, all that is allocated comes from the
-    pool of the graph to be, and nothing of that but results may live on. Such a pool is for one thread, or its stream:
+    While torch.compile(mode="reduce-overhead") runs a function for the first time, all memory comes from the future
+    graph's pool, where only results may live on. Such a pool is for one thread, or its stream:
     another thread allocates outside of it.
 
     It is no inference tensor, also where the first call comes in inference mode: a later one, which writes to it, may
@@ -126,7 +126,7 @@ def _float_copy(t: torch.Tensor) -> torch.Tensor:
 
     def allocate() -> torch.Tensor:
         made = torch.empty(t.shape, dtype=torch.float32, device=t.device)
-        torch.cuda.current_stream(t.device).synchronize()  # what had the memory before is done with it
+        torch.cuda.current_stream(t.device).synchronize()  # the memory's last user is done with it
         return made
 
     with ThreadPoolExecutor(1) as thread:
@@ -136,7 +136,7 @@ def _float_copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def sweep() -> None:
-    """Lets go of memory that nobody else holds."""
+    """Lets go of memory that nothing else holds."""
     with _lock:
         holders: Dict[int, int] = {}
         for held in list(_held.values()):  # a finalizer may take one out

@@ -28,14 +28,14 @@ class SparseFFN(nn.Module):
     sparsifier    'top_n', 'soft', 'mvue': which two, in those modes
     permute_tokens, seed   groups of four tokens from a shuffled order; of the shuffle and of mvue
 
-    up, gate and down are nn.Linear modules, whose parameters are all that a state_dict has. What the library needs is
-    prepared from them in the first pass and again when they have changed.
+    up, gate and down are nn.Linear modules, whose parameters are all that a state_dict has. The first pass prepares
+    them for the library, and later ones again when they have changed.
 
     Where h is too dense or the layer too small for skipping to pay in training, plain torch is faster, and
-    torch.compile fuses it with what is around: fit() finds out, and sets `by` to "torch" then.
+    torch.compile fuses it with its neighbours: fit() finds out, and sets `by` to "torch" then.
     """
 
-    by = "library"  # who trains the exact and dense modes
+    by = "library"  # or "torch": what trains the exact and dense modes
 
     def __init__(
         self,
@@ -184,8 +184,8 @@ class SparseFFN(nn.Module):
 
     @torch.no_grad()
     def measure(self, x: Tensor) -> Dict[str, Union[int, float]]:
-        """What a forward pass of x meets: how dense h is, by elements and by strips of tokens, how many columns are
-        alive, and in the lossy modes what was dropped of h. Only where the library has the layer for x's device."""
+        """Statistics of a forward pass of x: the density of h, by elements and by strips of tokens, the number of alive
+        columns, and in the lossy modes the dropped share of h. Only where the library has the layer for x's device."""
         gate = self.gate
         w = Weights(
             self.up.weight, self.down.weight, gate.weight if gate is not None else None, self.up.bias, self.down.bias,
@@ -238,8 +238,8 @@ def _check_mode() -> None:
 
 
 def fit(model: nn.Module, sample: Sample, *, min_speedup: float = 1.1) -> Dict[str, float]:
-    """SparseFFN.fit for every such layer of a model that can be, with what it is fed in a run on the sample; returns
-    how many times as fast as plain torch the library trains each. Call it before torch.compile."""
+    """SparseFFN.fit for every such layer of a model that can train, with its input in a run on the sample; returns how
+    many times as fast as plain torch the library trains each. Call it before torch.compile."""
     _check_mode()
     fed: Dict[str, Tensor] = {}
 

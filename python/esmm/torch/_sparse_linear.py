@@ -47,8 +47,8 @@ class SparseLinear(nn.Module):
                 (see from_linear) and is for inference: it has no gradient.
     activation  None, 'relu', 'relu2', 'gelu', 'gelu_tanh', 'silu': applied before y is stored
 
-    weight [out, in] and bias are ordinary parameters, and all that a state_dict has. What products need is prepared
-    from them in the first call and again when they have changed.
+    weight [out, in] and bias are ordinary parameters, and all that a state_dict has. The first call
+    prepares them, and later ones again when they have changed.
     """
 
     weight: nn.Parameter

@@ -27,8 +27,8 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def emptier(model: nn.Module, device: torch.device) -> Emptier:
-    """What drives a layer's weights out of the cache, as the model's other layers do between two of its calls. None
-    where all that the model has on the device has room in it."""
+    """Drives a layer's weights out of the cache, as the model's other layers do between two of its calls. None if the
+    cache has room for the whole model."""
     cache = cache_bytes(device)
     if sum(p.numel() * p.element_size() for p in model.parameters() if p.device == device) <= cache:
         return None
@@ -45,7 +45,7 @@ def _synchronize(device: torch.device) -> None:
 def race(
     ways: Dict[str, Callable[[], Any]], device: torch.device, budget: Optional[float] = None, empty: Emptier = None
 ) -> Dict[str, float]:
-    """Seconds of each, taken in turns so that what disturbs one disturbs all; the lower quartile of several. empty:
+    """Seconds of each, taken in turns so that a disturbance hits all; the lower quartile of several. empty:
     called before each."""
     budget = BUDGET if budget is None else budget
     inner: Dict[str, int] = {}
@@ -101,9 +101,8 @@ def _seconds(a: Any, b: Any) -> float:
 def time_inside(
     model: nn.Module, sample: Sample, modules: Sequence[nn.Module], device: torch.device
 ) -> Tuple[List[float], List[int]]:
-    """What share of a run of the model each of them takes, and how many rows the last call of it had. Shares of the
-    fastest quarter of many runs, or, where the model is slow, of few: on a busy machine a pause falls now into a module,
-    now beside it."""
+    """Each module's share of a run of the model, and the rows of its last call. Shares of the fastest quarter of many
+    runs, or of few if the model is slow: on a busy machine a pause may or may not fall into a module."""
     rows: Dict[nn.Module, int] = {}
     begun: Dict[nn.Module, Any] = {}
     spans: Dict[nn.Module, List[Tuple[Any, Any]]] = {}

@@ -1,9 +1,9 @@
 """A feed-forward layer over several processes: the Megatron split, on torch.distributed.
 
 Each rank of a group holds some rows of the up projection's weight [hidden, model] (and of the gate's), and the same
-columns of the down projection's [model, hidden]. It makes its own part of h alone, skips the zeros of that part, and
-has a share of y; one all_reduce makes y whole. Backwards dy is the same on every rank, and one all_reduce makes dx
-whole. Nothing else is sent. Each rank chooses its kernels by the zeros that it sees.
+columns of the down projection's [model, hidden]. It computes its part of h alone, skips the zeros of that part, and has
+a share of y; one all_reduce makes y whole. Backwards dy is the same on every rank, and one all_reduce makes dx whole.
+Nothing else is sent. Each rank chooses its kernels by the zeros that it sees.
 
     group = dist.new_group([0, 1])
     layer = ParallelFFN(4096, 14336, activation="relu2", group=group)
