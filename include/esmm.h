@@ -61,14 +61,14 @@ typedef enum esmm_status {
   ESMM_ERR_LD = 12,       /* leading dimension too small */
   ESMM_ERR_DTYPE = 13,    /* not a dtype, or not accepted here */
   ESMM_ERR_OVERFLOW = 14, /* bytes beyond the address range, or blocks beyond int32 */
-  ESMM_ERR_OVERLAP = 15,  /* C shares memory with an input */
+  ESMM_ERR_OVERLAP = 15,  /* C overlaps A, or something else that it must not */
   ESMM_ERR_MEMORY = 20,
   ESMM_ERR_DEVICE_MEMORY = 21, /* too little free memory on the GPU */
-  ESMM_ERR_UNSUPPORTED = 30,   /* no kernel can, not the forced one, or not during a capture */
+  ESMM_ERR_UNSUPPORTED = 30,   /* no kernel, or not the forced one, can do this; or not during a capture */
   ESMM_ERR_UNKNOWN_KERNEL = 31,
-  ESMM_ERR_DEVICE = 40,      /* a device unknown, absent or not supported */
-  ESMM_ERR_DRIVER = 41,      /* no NVIDIA driver, or too old a one */
-  ESMM_ERR_DEVICE_LOST = 42, /* a kernel crashed or the GPU stopped; it works no more */
+  ESMM_ERR_DEVICE = 40,      /* unknown, absent or unsupported device */
+  ESMM_ERR_DRIVER = 41,      /* no NVIDIA driver, or one that is too old */
+  ESMM_ERR_DEVICE_LOST = 42, /* a kernel crashed or the GPU stopped; nothing works there any more */
   ESMM_ERR_DRIVER_CALL = 43, /* a driver call failed; the text names it */
   ESMM_ERR_IO = 50,          /* the system refused; the text has its reason */
   ESMM_ERR_FORMAT = 51,      /* not a valid weights file */
@@ -128,9 +128,9 @@ ESMM_API esmm_status esmm_matmul(esmm_ctx *ctx, const esmm_matrix *a, const esmm
  * - After a failure new handles are NULL; C (unless GPU work on it had begun) and files are unchanged. Functions with a
  *   const context, or none, set no error text.
  * - The library never prints, exits or aborts, and makes do with the threads that the system grants.
- * - Set each struct's `size` to its sizeof, in answers too. A zero field, or NULL for options, means the
- *   default. A smaller size is an older program's and fine; a larger one is an error. In
- *   yes-or-no fields anything but 0 is yes. `reserved` fields must be 0.
+ * - Set each struct's `size` to its sizeof, in answers too. A smaller size is an older program's and fine; a larger
+ *   one is an error. A zero field, or NULL for options, means the default. In yes-or-no fields anything but 0 is yes.
+ *   `reserved` fields must be 0.
  * - Every _free accepts NULL.
  * - Dimensions may be 0. With k = 0 the product is zero, and the epilogue still applies.
  *
@@ -169,11 +169,10 @@ typedef struct esmm_ctx_opts {
   const char *force;  /* kernel for every call; NULL: ESMM_FORCE, else the plan's */
   const esmm_allocator *allocator; /* NULL: the system's. Must outlive the context and its weights */
   int no_tuning_cache;             /* 1: shipped cost constants */
-  char *error; /* receives the error text if creation fails (and size includes this field); NULL: not wanted */
+  char *error;                     /* receives the error text if creation fails; NULL: not wanted */
   size_t error_size;
   int remember;      /* 1: remembers between calls (part 5); -1: does not; 0: ESMM_REMEMBER (0 or 1), else 1 */
-  int deterministic; /* 1: learns nothing from timings; -1: learns; 0: ESMM_DETERMINISTIC (0 or 1), else
-                        learns */
+  int deterministic; /* 1: learns nothing from timings; -1: learns; 0: ESMM_DETERMINISTIC (0 or 1), else -1 */
 } esmm_ctx_opts;
 
 ESMM_API int esmm_ctx_threads(const esmm_ctx *ctx);
@@ -217,8 +216,8 @@ typedef struct esmm_format {
 ESMM_API const char *esmm_format_str(esmm_format_kind kind); /* "dense", "bsr", "nm" */
 
 /*
- * Which forms of B are kept, each of B's bytes or fewer; max_bytes_ratio limits them all (without padding, to 32
- * columns or a GPU's 128) to that multiple of B's bytes. Its default: 2; on a GPU, or with oneDNN's form, 3.
+ * Which forms of B are kept. Each takes B's bytes or fewer, plus padding (to 32 columns, a GPU's rows to 128).
+ * max_bytes_ratio limits their sum, without padding, over B's bytes; default 2, on a GPU or with oneDNN's form 3.
  *
  *     device  B              use             kept                     and, from a ratio of
  *     CPU     dense          ANY             rows, panels
@@ -231,12 +230,12 @@ ESMM_API const char *esmm_format_str(esmm_format_kind kind); /* "dense", "bsr", 
  *             dense fp32     DECODE          strips
  *                            ANY, LARGE_M    strips                   2: columns; 3: rows
  *             BSR 16-bit     all             blocks                   2: rows
- *             2:4 16-bit     all             2:4 (0.5625) (c)         1.5625: rows
+ *             2:4 16-bit     all             2:4, at 0.5625 (c)       1.5625: rows
  *             other NM       all             rows
  *
- *     (a) with oneDNN, AVX-512 (bf16: AVX-512 BF16), and 30 % of the panels' k's alive
+ *     (a) with oneDNN, AVX-512 (bf16: AVX-512 BF16), and at least 30 % of the panels' k's kept
  *     (b) below 128 columns, or if 8 does not divide them
- *     (c) and NM that fits 2:4; a GPU other than Hopper refuses it without rows
+ *     (c) also NM that fits 2:4; a GPU other than Hopper refuses it without rows
  */
 typedef enum esmm_use {
   ESMM_USE_ANY = 0,    /* any m */
@@ -385,12 +384,12 @@ typedef struct esmm_matmul_opts {
   const esmm_weights *gate;
   const float *gate_bias;   /* [n], only with a gate */
   int32_t *column_nonzeros; /* [n], receives the count of each column's nonzeros; m is at most 2^31 - 1 */
-  int64_t c_strip_rows;     /* 0: 8 */
+  int64_t c_strip_rows;     /* rows per bitmap; 0: 8 */
   esmm_pattern **c_pattern;
   int reserved; /* 0 */
 } esmm_matmul_opts;
 
-/* With a gate: FLOP and seconds of both products, the rest of the one with weights. Seconds on a GPU are its own. */
+/* With a gate: FLOP and seconds of both products, the rest of the one with weights. On a GPU, seconds are GPU time. */
 typedef struct esmm_stats {
   size_t size;
   char kernel[32];
@@ -410,7 +409,7 @@ typedef struct esmm_stats {
   double seconds_multiply; /* the rest */
   double seconds_total;    /* with copies to and from a GPU */
   size_t weights_bytes;
-  size_t staged_bytes; /* so copied */
+  size_t staged_bytes; /* copied between host and GPU */
 } esmm_stats;
 
 /* esmm_matmul with A as blocks in host memory, so that nothing is scanned. a_pattern must be NULL. */
@@ -437,8 +436,8 @@ ESMM_API esmm_status esmm_matmul_bsr(esmm_ctx *ctx, const esmm_bsr *a, const esm
  * - The library does not see a graph run, and the graph uses its context's scratch memory. It must not run beside other
  *   calls of that context or other graphs captured from it; context, weights and operands must outlive it;
  *   esmm_ctx_synchronize does not wait for it.
- * - The capture settles the kernels by the densities remembered then. If none are, and the choice depends on A's
- * density, the GPU chooses at each launch.
+ * - The capture settles the kernels by the densities remembered then. If none are, and the
+ *   choice depends on A's density, the GPU chooses at each launch.
  */
 ESMM_API esmm_status esmm_ctx_set_stream(esmm_ctx *ctx, void *stream);
 ESMM_API void *esmm_ctx_stream(const esmm_ctx *ctx);
@@ -496,19 +495,17 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
 /*
  * esmm_tune and esmm_tune_weights (esmm_tools.h) measure the machine, or one product.
  *
- * A CPU samples A in every call, but for tiny products, and esmm_expect changes nothing there. A GPU chooses before it
- * has seen A: it remembers how dense A was, for each pair of weights and class of rows (1, 2, 3-4, 5-8, ..., 33-64, 65
- * and more), and runs the cheapest kernel for such an A.
+ * A CPU samples A in every call, but for tiny products, and esmm_expect does not change its choice. A GPU chooses
+ * before it has seen A: it remembers how dense A was, for each pair of weights and class of rows (1, 2, 3-4, 5-8, ...,
+ * 33-64, 65 and more), and runs the cheapest kernel for such an A.
  *
  * - The first call reports A's densities, then one in every few. Call N decides on the reports of call N - L and
- *   earlier; L is 1 to 16, larger for shorter products, and independent of time.
+ *   earlier; L is 1 to 16, larger for shorter products, whatever the GPU's speed.
  * - So call N may wait until the GPU has scanned the A of call N - L or, with up to 16 rows, finished it: mostly in a
  *   row of long products on the same weights. After two seconds it goes on without (the stream may wait for this very
  *   thread), and no other call waits until a report arrives.
  * - Calls with force, strict or an a_pattern in host memory neither use nor report densities; captured calls use them
  *   but report nothing. An earlier product's c_pattern, as a_pattern, counts as a report if there is none.
- * - With densities known, the plan also times some calls by events, without waiting.
- * - There is room for 1024 pairs; the least recently used are dropped.
  */
 typedef struct esmm_recollection {
   size_t size;
