@@ -40,7 +40,8 @@ extern "C" {
 /*
  *     float a[] = {1, 0, 0, 4}, b[] = {5, 6, 7, 8}, c[4];
  *     esmm_matrix A = {.data = a, .rows = 2, .cols = 2}, B = A, C = A;
- *     B.data = b, C.data = c;
+ *     B.data = b;
+ *     C.data = c;
  *     esmm_ctx *ctx = NULL;
  *     esmm_weights *w = NULL;
  *     esmm_status status = esmm_ctx_create(&ctx, NULL);
