@@ -1,5 +1,5 @@
 /*
- * esmm_ffn.h: a feed-forward layer that can be trained, built of the products of esmm.h.
+ * esmm_ffn.h: a feed-forward layer that can be trained, built on esmm.h.
  *
  *     esmm_ffn *ffn;  esmm_ffn_cache *cache;
  *     esmm_ffn_create(ctx, &opts, &ffn);
@@ -14,36 +14,43 @@
  *     h = act(x Wg + bg) * (x W1 + b1)                       if it is gated
  *     y = h W2 + b2                                          [T, d_model]
  *
- * The pass that makes h also finds the zeros that the activation made, so y skips them without another look. Of dh only
- * what meets a nonzero of h is computed; dx and the weights' gradients are products that look for the zeros of h and of
- * dpre again.
+ * The pass that makes h also finds its zeros, so y skips them without another scan. dh is computed only where h is
+ * nonzero; dx and the weights' gradients are products that look for the zeros of h and of dpre again.
  *
- * Modes. Exact (the default) and dense give the same result; exact skips where that pays, dense never (zeros then meet
- * Inf and NaN as IEEE says). In sparse mode the products of h and of dpre (the gradient before the activation) get at
- * most two of every four values, 2:4, chosen by the sparsifier. Split mode ranks the columns of h by their nonzeros in
- * this forward pass (ties go to the lower index) and treats only the sparsest share of them like that; the others are
- * multiplied as they are, and both parts are added. Gradients pass straight through: they are those of the layer
- * without the dropped values.
+ * Modes
+ *     exact    (default) skips zeros where that pays
+ *     dense    never skips, so zeros meet Inf and NaN as IEEE says; else the same result
+ *     sparse   products of h and of dpre (the gradient before the activation) get at most two of every four values,
+ *              2:4, chosen by the sparsifier
+ *     split    the same for the sparsest share of h's columns only, ranked by their nonzeros in this forward pass;
+ *              ties go to the lower index. The other columns are multiplied as they are, and both parts are added
+ *
+ * Gradients pass straight through: they are those of the layer without the dropped values.
  *
  * The reduction axis rule: the four values of a group must lie side by side along the axis that is summed.
  *   y = h W2, dx = dpre W1'      sum over features: four features of one token
  *   dW2 = h' dy, dW1 = x' dpre   sum over tokens:   four tokens of one feature
  *   x W1, dh = dy W2', biases    have no sparse operand: nothing is dropped
- * So a weight gradient and dx drop different values of the same matrix. Features of a group are four neighbours, by
- * index, among those that go sparse; tokens of a group are four neighbours in the order of permute_tokens. A last group
- * may be short, and is kept whole if it has two values.
+ * So a weight gradient and dx drop different values of the same matrix. A group of features is four neighbours, by
+ * index, among those that go sparse; a group of tokens is four neighbours in the order of permute_tokens. A last group
+ * may be short; with two values it is kept whole.
  *
  * Low rank: with rank1, W1 (and Wg) is u v with u [d_model, rank1], v [rank1, d_hidden]; with rank2, W2 is u v with
  * u [d_hidden, rank2], v [rank2, d_model]. The rule then holds for the factor that meets h: v of W1, u of W2.
  *
- * Devices. A layer computes where the context it was made with does, on the CPU or on a GPU; contexts of another device
- * are refused (ESMM_ERR_DEVICE). On a GPU every matrix, bias and gradient lies in that GPU's memory (ESMM_DEVICE), and
- * work goes to the context's stream: nothing waits but a report and a first pass of a shape, whose memory is then kept,
- * and exact mode where features are dead: backward waits until h has been made, so that it can leave them out; with
- * more than 90 % alive that is one step in eight. A step that has run once can be captured into a graph; its cache then
- * is for passes of as many tokens alone. Passes without a cache, and setting weights, use memory of the layer: who
- * calls on several streams has to put each behind what came before. Operands of the layer's own 16-bit dtype go to the
- * tensor cores; others are multiplied too, more slowly. The rules at the top of esmm.h hold here too.
+ * Devices. A layer computes on the device of the context that made it; contexts of another device are refused
+ * (ESMM_ERR_DEVICE). On a GPU every matrix, bias and gradient lies in that GPU's memory (ESMM_DEVICE), and work goes to
+ * the context's stream. Operands of the layer's own 16-bit dtype use the tensor cores; others are slower.
+ *
+ * On a GPU calls are asynchronous, except: a report; the first pass of a new shape, whose memory is then kept; backward
+ * in exact mode, which waits for h when features are dead, to leave them out (with more than 90 % alive, in one step of
+ * eight).
+ *
+ * A step that has run once can be captured into a graph; from then on its cache takes passes of that number of tokens
+ * only. Setting weights and passes without a cache use the layer's memory: if you call them on several streams, put
+ * each behind the one before.
+ *
+ * The rules of esmm.h, part 2, hold here too.
  */
 #ifndef ESMM_FFN_H
 #define ESMM_FFN_H
@@ -64,13 +71,14 @@ typedef enum esmm_ffn_mode {
   ESMM_FFN_DENSE = 3
 } esmm_ffn_mode;
 
+/* In all three a group that holds NaN or Inf keeps its two largest, NaN first. */
 typedef enum esmm_sparsifier {
   ESMM_SPARSIFY_TOP_N = 0, /* the two largest magnitudes; ties go to the lower place */
-  ESMM_SPARSIFY_SOFT = 1,  /* soft threshold: all four shrink by the third largest magnitude, then the whole matrix is
-                              scaled by the one factor that brings it nearest to what it was */
-  ESMM_SPARSIFY_MVUE = 2   /* random, right on average, of least variance: each stays with a probability p that follows
-                              its magnitude, and is divided by p. Two or fewer nonzeros stay as they are */
-} esmm_sparsifier;         /* in all three, a group that holds NaN or Inf keeps its two largest, NaN first */
+  ESMM_SPARSIFY_SOFT = 1,  /* soft threshold: all four shrink by the third largest magnitude, then one factor scales the
+                              whole matrix as near as possible to the original */
+  ESMM_SPARSIFY_MVUE = 2   /* random, unbiased, of least variance: each stays with a probability p that follows its
+                              magnitude, and is divided by p. Two or fewer nonzeros stay as they are */
+} esmm_sparsifier;
 
 typedef struct esmm_ffn_opts {
   size_t size;
@@ -82,15 +90,15 @@ typedef struct esmm_ffn_opts {
   esmm_ffn_mode mode;
   esmm_sparsifier sparsifier; /* split and sparse */
   double sparse_share;        /* split: share of the columns of h that goes sparse, above 0 and at most 1; 0: 0.95 */
-  int permute_tokens;         /* split and sparse: 1: groups of four tokens are taken from an order that is shuffled by
-                                 seed, so that neighbours, which resemble each other, rarely meet */
+  int permute_tokens;         /* split and sparse: 1: groups of four tokens follow an order shuffled by seed, so that
+                                 neighbours, which resemble each other, rarely share one */
   uint64_t seed;              /* of the shuffle and of MVUE: the same seed and calls give the same bits */
 } esmm_ffn_opts;
 
 ESMM_API esmm_status esmm_ffn_create(esmm_ctx *ctx, const esmm_ffn_opts *opts, esmm_ffn **ffn);
 ESMM_API void esmm_ffn_free(esmm_ffn *ffn); /* afterwards its caches may only be freed */
 
-/* Your parameters. Matrices have any dtype, order and ld; those that the options do not call for are NULL. */
+/* Your parameters. Matrices have any dtype, order and ld; those that the options exclude are NULL. */
 typedef struct esmm_ffn_weights {
   size_t size;
   const esmm_matrix *w1;     /* [d_model, d_hidden]; with rank1: [d_model, rank1] */
@@ -104,34 +112,35 @@ typedef struct esmm_ffn_weights {
 } esmm_ffn_weights;
 
 /*
- * Prepares the weights for forward passes; call it again after every change of them. Biases are copied. Backward passes
- * read the matrices' data (not the structs) again: keep it in place and unchanged until the last of them. So do, with
- * prepare NULL, passes without a cache of at most 16 tokens through a layer that a ReLU gates (exact mode): of w1 they
- * read what the gate lets through, as it lies where it is column-major, else from a copy that the first one makes.
- * prepare: NULL, or how to prepare them (its strict is ignored: the mode decides). Dense mode needs dense weights:
- * another format is ESMM_ERR_UNSUPPORTED.
+ * Prepares the weights for forward passes; call it again after every change of them. prepare: NULL, or how to prepare
+ * them (its strict is ignored: the mode decides). Dense mode needs dense weights: another format is
+ * ESMM_ERR_UNSUPPORTED.
  *
- * On a GPU with prepare NULL, forward passes read the data in place, too: a 16-bit row-major matrix whose columns are a
- * multiple of 128, without padding and aligned to 256 bytes, as it lies, others from a copy that this call makes on the
- * device. If it fails for want of memory there, the layer has no weights until the next call.
+ * Biases are copied. Backward passes read the matrices' data (not the structs) again: keep it in place and unchanged
+ * until the last of them. With prepare NULL the same holds for
+ * - decoding (at most 16 tokens, no cache) through a layer that a ReLU gates, in exact mode. It reads of w1 only what
+ *   the gate lets through: in place if w1 is column-major, else from a copy that the first such pass makes;
+ * - all forward passes on a GPU. They read a 16-bit row-major matrix in place if its columns are a multiple of 128,
+ *   without padding and aligned to 256 bytes; others from a copy that this call makes on the device. If device memory
+ *   does not suffice for it, the layer has no weights until the next call.
  */
 ESMM_API esmm_status esmm_ffn_set_weights(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_ffn_weights *weights,
                                           const esmm_prepare_opts *prepare);
 
 /*
  * A cache belongs to the layer it was made for and holds its last forward pass: h, values before the activation if the
- * derivative needs them, the nonzeros of each column and the strip bitmaps of h. It grows to the largest pass. Free it
- * before or after the layer. A backward pass is refused (ESMM_ERR_ARGUMENT) with a cache of another layer, with one
- * that holds no pass, and with one whose weights have been replaced since.
+ * derivative needs them, each column's count of nonzeros, and h's bitmaps. It grows to the largest pass. Free it before
+ * or after the layer. A backward pass is refused (ESMM_ERR_ARGUMENT) with a cache of another layer, an empty one, or
+ * one whose weights have been replaced since.
  */
 ESMM_API esmm_status esmm_ffn_cache_create(esmm_ctx *ctx, esmm_ffn *ffn, esmm_ffn_cache **cache);
 ESMM_API void esmm_ffn_cache_free(esmm_ffn_cache *cache);
 
-/* What was dropped from the operand of one product; all 0 in the exact and dense modes. */
+/* The values dropped from one product's operand; all 0 in the exact and dense modes. */
 typedef struct esmm_ffn_drop {
-  int64_t kept, dropped; /* nonzeros of the operand that stayed nonzero, and that became zero */
+  int64_t kept, dropped; /* nonzeros that stayed, and that became zero */
   double norm;           /* Frobenius norm of the operand before */
-  double norm_dropped;   /* of the difference between the operand and what was multiplied instead */
+  double norm_dropped;   /* of the operand less its replacement */
 } esmm_ffn_drop;
 
 typedef struct esmm_ffn_report {
@@ -160,14 +169,14 @@ typedef struct esmm_ffn_report {
 ESMM_API esmm_status esmm_ffn_forward(esmm_ctx *ctx, esmm_ffn *ffn, const esmm_matrix *x, esmm_matrix *y,
                                       esmm_ffn_cache *cache, esmm_ffn_report *report);
 
-/* Where gradients go: your matrices, of the weights' shapes (any dtype, order and ld). NULL: not wanted, and its work
-   is not done. They must not overlap each other or what is read. */
+/* Where gradients go: your matrices, of the weights' shapes (any dtype, order and ld). NULL: not wanted, nor computed.
+   They must not overlap each other or any input. */
 typedef struct esmm_ffn_grads {
   size_t size;
   esmm_matrix *x; /* [T, d_model]; always overwritten */
   esmm_matrix *w1, *w1_v, *gate, *gate_v, *w2, *w2_v;
   float *b1, *b_gate, *b2;
-  int accumulate; /* 1: the weights' and biases' gradients are added to what is there */
+  int accumulate; /* 1: adds the weights' and biases' gradients to the contents */
 } esmm_ffn_grads;
 
 /* dy [T, d_model]. May be called again with another dy. If it runs out of memory half-way, some gradients may already

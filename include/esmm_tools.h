@@ -1,13 +1,13 @@
 /*
- * esmm_tools.h: what goes with the product of esmm.h, but is not needed to multiply.
+ * esmm_tools.h: tools beside the product of esmm.h.
  *
- *   pruning       makes a weight matrix fit a sparse format, and says what that dropped
- *   patterns      what would be skipped, and an order of the rows in which more would be
+ *   pruning       makes a weight matrix fit a sparse format, and reports the loss
+ *   patterns      the share that would be skipped, and an order of the rows in which it is larger
  *   tuning        measures this machine, so that the plan chooses well here
  *   timers        device time between two points of a stream
  *   generators    seeded matrices with zeros in known places, for tests and benchmarks
  *
- * The rules at the top of esmm.h hold here too.
+ * The rules of esmm.h, part 2, hold here too.
  */
 #ifndef ESMM_TOOLS_H
 #define ESMM_TOOLS_H
@@ -28,9 +28,9 @@ extern "C" {
 ESMM_API esmm_status esmm_format_check(esmm_ctx *ctx, const esmm_matrix *b, const esmm_format *format, int64_t *k,
                                        int64_t *col);
 
-/* Which elements are weighed against each other where single ones are pruned. */
+/* Which elements compete where single ones are pruned. */
 typedef enum esmm_prune_scope {
-  ESMM_PRUNE_COLUMN = 0, /* those of a column of b: each output keeps as many */
+  ESMM_PRUNE_COLUMN = 0, /* those of a column of b: each output keeps the same number */
   ESMM_PRUNE_MATRIX = 1  /* all of b */
 } esmm_prune_scope;
 
@@ -49,10 +49,10 @@ typedef enum esmm_prune_scope {
  * With input_norms, |b| is |b| * input_norms[k] wherever it is compared: k's norm in the input that b
  * multiplies. NaN counts as infinite. Of equal ones a nonzero always stays before a zero, also where a norm is 0.
  *
- * With soft, what top-N or NM keeps shrinks (soft threshold): the largest |b| that goes is subtracted from those that
- * it was weighed against (what would change sign becomes zero), then the whole matrix is multiplied by the factor, 1 or
- * more, that brings it closest to b. The result is continuous in b, where the choice alone jumps. A group, column or
- * matrix that holds NaN or Inf does not shrink, and does not count for the factor.
+ * With soft (a soft threshold) the values that top-N or NM keeps shrink: the largest dropped |b| is subtracted from
+ * those it competed with (a value that would change sign becomes zero), then the whole matrix is multiplied by the
+ * factor, 1 or more, that brings it closest to b. So the result is continuous in b. A group, column or matrix that
+ * holds NaN or Inf does not shrink, and does not count for the factor.
  */
 typedef struct esmm_prune_opts {
   size_t size;
@@ -70,11 +70,11 @@ typedef struct esmm_prune_report {
   size_t size;
   int64_t kept, dropped;
   double norm;         /* of b before */
-  double norm_dropped; /* of what was dropped; soft: of b before less b after */
+  double norm_dropped; /* of the dropped elements; soft: of b before less b after */
 } esmm_prune_report;
 
-/* report may be NULL. b may lie on the GPU: it is pruned there, and comes out bit for bit as on a CPU; for BSR of
-   blocks of fewer than 16 elements it is copied to the host and back. It waits. */
+/* report may be NULL. A b on the GPU is pruned there, with the same bits as on a CPU; for BSR blocks of fewer than 16
+   elements it is copied to the host and back. The call waits. */
 ESMM_API esmm_status esmm_prune(esmm_ctx *ctx, esmm_matrix *b, const esmm_prune_opts *opts, esmm_prune_report *report);
 
 /* ------------------------------------------------------------------------------------------------ patterns */
@@ -95,8 +95,8 @@ ESMM_API esmm_status esmm_pattern_reorder(esmm_ctx *ctx, const esmm_pattern *row
                                           esmm_pattern **reordered);
 
 /*
- * What a tiled kernel would skip, counted over every pair of an A strip and a B strip (equal k):
- *   block: a stretch of block_k k's with no joint bit at all (no thread block need load it)
+ * The share that a tiled kernel would skip, counted over every pair of an A strip and a B strip (equal k):
+ *   block: a stretch of block_k k's without a joint bit (no thread block need load it)
  *   warp:  the same for stretches of warp_k k's (a warp tile's step)
  *   dot:   single k's outside the joint
  * Shares are of all stretches (or k's); the last stretch may be short. joint_density = 1 - dot_skipped.
@@ -121,22 +121,24 @@ ESMM_API esmm_status esmm_pattern_skip_stats(esmm_ctx *ctx, const esmm_pattern *
  */
 ESMM_API esmm_status esmm_tune(esmm_ctx *ctx, int save, void (*progress)(void *user, int done, int total), void *user);
 /*
- * Times the kernels that may be the fastest for C = A x weights, in turns, on this A, and keeps what they took: later
- * products of these weights with as many rows, about as many zeros, and operands and options of the same kind choose
- * by it, those that are captured into a graph too, and so do products of other weights of that shape. Makes the product
- * some 90 times, and waits. C holds it afterwards.
- * opts: as of esmm_matmul, and such that C does not depend on what it held: beta 0, the residual apart from C, no
+ * Times the fastest candidates for C = A x weights on this A, in turns, and remembers their times. Later products
+ * choose by them, captured ones too: products of these weights, or of others of that shape, with the same number of
+ * rows, about the same share of zeros, and operands and options of the same kind. Makes the product some 90 times, and
+ * waits. C holds it afterwards.
+ *
+ * opts: as of esmm_matmul, such that C does not depend on its old values: beta 0, the residual apart from C, no
  * statistics. force must not name a kernel.
+ *
  * ESMM_ERR_UNSUPPORTED, before anything is multiplied: the context does not learn, its stream is captured, there is
- * nothing to multiply; on a GPU also gated and strict products and operands in host memory, which are not timed. Of a
- * product that is too short for a clock (1 us on a CPU, a launch on a GPU) nothing is learnt; that is no failure.
+ * nothing to multiply; on a GPU also gated and strict products and operands in host memory, which are not timed. A
+ * product that is too short for a clock (1 us on a CPU, a launch on a GPU) teaches nothing; that is no failure.
  */
 ESMM_API esmm_status esmm_tune_weights(esmm_ctx *ctx, const esmm_matrix *a, const esmm_weights *weights, esmm_matrix *c,
                                        const esmm_matmul_opts *opts);
 /*
- * Writes what the context learnt from its calls (esmm_ctx_opts.deterministic) to a file beside esmm_tune_path(), of the
- * name but for its end, ".measured", for later contexts of this machine, these sources and as many threads. What others
- * wrote there meanwhile stays. Freeing a context does the same, without a word where it fails.
+ * Writes the times that the context learnt (esmm_ctx_opts.deterministic) to a file beside esmm_tune_path(), of the same
+ * name but for its ending ".measured", for later contexts with this machine, these sources and this number of threads.
+ * It keeps what other processes have written there meanwhile. Freeing a context does the same, and ignores failures.
  */
 ESMM_API esmm_status esmm_tune_save(esmm_ctx *ctx);
 ESMM_API const char *
@@ -144,10 +146,10 @@ esmm_tune_path(const esmm_ctx *ctx);             /* "" without XDG_CACHE_HOME an
 ESMM_API int esmm_is_tuned(const esmm_ctx *ctx); /* 1: constants were measured here, not shipped */
 
 /*
- * Constants that were measured while others used the machine are worth less. esmm_tune_load is the share of the CPUs,
- * in per cent, that others took meanwhile; it is kept with the constants. esmm_load measures the same now: it keeps the
- * context's threads busy for a tenth of a second. More than ESMM_BUSY is a busy machine: tune again when it is idle.
- * Both are 0 on a GPU, whose own clock measures, and for shipped constants.
+ * Constants measured on a busy machine are worth less. esmm_tune_load is the share of the CPUs, in per cent, that other
+ * processes took meanwhile; it is kept with the constants. esmm_load measures the same now: it keeps the context's
+ * threads busy for a tenth of a second. More than ESMM_BUSY is a busy machine: tune again when it is idle. Both are 0
+ * on a GPU, whose own clock measures, and for shipped constants.
  */
 #define ESMM_BUSY 10
 ESMM_API int esmm_tune_load(const esmm_ctx *ctx);
