@@ -1,7 +1,6 @@
 /*
  * test_kernel_page.c: docs/kernels.md, the table of all kernels, is what the registry says. ESMM_GOLDEN_UPDATE=1, or
- * `make tables`, writes it anew. Nothing in it depends on the
- * machine: every x86 build makes the same page.
+ * `make tables`, writes it anew. Nothing in it depends on the machine: every x86 build makes the same page.
  */
 #include "cuda/cuda.h"
 #include "form.h"
