@@ -74,8 +74,7 @@ static void make_page(text *t)
 {
   add(t, "# Kernels\n\n"
          "Made from the registry by `make tables`; do not edit. `esmm list` says which of these run on a machine,\n"
-         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, and [design.md](design.md#forms-of-b-formh) what\n"
-         "the forms of B are.\n\n"
+         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, and src/form.h what each form of B is.\n\n"
          "| kernel | device | needs | dtype of A and B | form of B | skips zeros | what it does |\n"
          "| --- | --- | --- | --- | --- | --- | --- |\n");
   for (int i = 0; i < esmm_registry_count(); i++) {
