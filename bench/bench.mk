@@ -6,7 +6,8 @@
 #   make gpu-programs               what gpu-check needs, to be built where there is no GPU: carry $(BUILD)/gpu there
 #   make ladder                     $(BUILD)/ladder, the kernels of earlier work beside cuBLAS: bench/ladder
 #   make gpu-record-status          fresh, stale or none: is the GPU record of these sources?
-#   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records; needs Python
+#   make tables                     rewrites the tables of README.md and docs/PERFORMANCE.md from the newest records, and
+#                                   docs/kernels.md from the registry; needs Python and cmocka
 #   make figures                    draws docs/figures from the same records; needs Python and matplotlib
 #   make report                     writes docs/report.md from them and bench/report.in.md; needs Python
 #   make report-pdf                 $(BUILD)/report.pdf of it; needs pandoc and weasyprint
@@ -69,8 +70,9 @@ gpu-programs: $(BUILD)/esmm $(BUILD)/ladder $(BUILD)/libesmm.so.$(VERSION) $(BUI
 gpu-record-status: $(BUILD)/gen/source_id.h
 	@sh bench/gpu_status.sh "$$(sed -n 's/.*"\(.*\)"/\1/p' $<)"
 
-tables:
+tables: $(BUILD)/tests/test_kernel_page
 	@$(PYTHON) bench/tables.py
+	@ESMM_GOLDEN_UPDATE=1 $<
 
 # PNGs lie beside the SVGs, but only those are kept in the repository.
 figures:
