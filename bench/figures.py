@@ -140,7 +140,7 @@ def readme_curves(cpu: Record, gpu: Record) -> List[series.Curve]:
     """Of figure 1's second panel, a line for each of: CPU, GPU, one row and many."""
     shown = ("CPU fp32, 1 row, anywhere", "GPU bf16, 1 row, anywhere", "GPU bf16, 8192³, strips of 128")
     found = {curve.name: curve for curve in series.density(cpu, gpu).only_a}
-    return [series.Curve(re.sub(", ([a-z])", r", zeros \1", name), found[name].device, found[name].points)
+    return [series.Curve(name.replace(", anywhere", ", zeros anywhere").replace(", strips", ", zeros in strips"), found[name].device, found[name].points)
             for name in shown]  # fmt: skip
 
 
