@@ -138,10 +138,13 @@ def figure_readme(cpu: Record, gpu: Record) -> Any:
 
 def readme_curves(cpu: Record, gpu: Record) -> List[series.Curve]:
     """Of figure 1's second panel, a line for each of: CPU, GPU, one row and many."""
-    shown = ("CPU fp32, 1 row, anywhere", "GPU bf16, 1 row, anywhere", "GPU bf16, 8192³, strips of 128")
     found = {curve.name: curve for curve in series.density(cpu, gpu).only_a}
-    return [series.Curve(name.replace(", anywhere", ", zeros anywhere").replace(", strips", ", zeros in strips"), found[name].device, found[name].points)
-            for name in shown]  # fmt: skip
+    names = {
+        "CPU fp32, 1 row, anywhere": "CPU fp32, 1 row, zeros anywhere",
+        "GPU bf16, 1 row, anywhere": "GPU bf16, 1 row, zeros anywhere",
+        "GPU bf16, 8192³, strips of 128": "GPU bf16, 8192³, zeros in strips of 128 rows",
+    }
+    return [found[name]._replace(name=shown) for name, shown in names.items()]
 
 
 def at_half(curves: Sequence[series.Curve]) -> str:
