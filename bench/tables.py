@@ -132,14 +132,14 @@ def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
     if cpu:
         put("anywhere in A", autos(cpu, "unstructured", asked=0.1))
         put("none", autos(cpu, "blockwise", m=2048, asked=1))
-        words.append(f"CPU: {build(cpu)}; **dense wins** {cpu_wins(cpu, 'over-strips')} nonzeros where zeros fill strips "
-                     f"of 32 rows, {cpu_wins(cpu, 'over-single')} where they are anywhere in A.")  # fmt: skip
+        words.append(f"CPU: {build(cpu)}; **dense wins** {cpu_wins(cpu, 'over-strips')} nonzeros where zeros fill "
+                     f"strips of 32 rows, {cpu_wins(cpu, 'over-single')} where they are anywhere in A.")  # fmt: skip
     if gpu:
         layer = autos(gpu, "real16", m=8192, n=3072, asked=lambda name: name.endswith("1"))
         put("of a trained net, early layer", layer, "density_a")
         put("blocks of 128 in B", autos(gpu, "bsr16", m=8192, asked=0.22, format="bsr:128", asked_density_a=1))
-        words.append(f"GPU: {build(gpu)}; in fp32 dense wins {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in such "
-                     "strips.")  # fmt: skip
+        words.append(f"GPU: {build(gpu)}; in fp32 dense wins {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in "
+                     "such strips.")  # fmt: skip
     return block("", table, " ".join(words))
 
 
