@@ -7,10 +7,11 @@ figures` runs it.
 By matplotlib, which most papers and reports of this field are drawn with, so that most readers can change a figure.
 
 One column of panels, 5 inches wide: on a phone's 400 pixels, type of 9 points is still 10 pixels high. Colours are
-Okabe and Ito's, which the colour-blind can tell apart, and each series has a marker or a letter too, for print in grey. Type
-is drawn as paths, so that a figure looks alike everywhere, and the files have neither date nor random ids: the same
-records and the same matplotlib give the same bytes. Each says of which records it is, and carries their hash, by which
-`make test` knows one that is out of date. The title of a figure says what to see in it, in numbers of the same records.
+Okabe and Ito's, which the colour-blind can tell apart, and each series has a marker or a letter too, for print in grey.
+Type is drawn as paths, so that a figure looks alike everywhere, and the files have neither date nor random ids: the
+same records and the same matplotlib give the same bytes. Each says of which records it is, and carries their hash, by
+which `make test` knows one that is out of date. The title of a figure says what to see in it, in numbers of the same
+records.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
         put("of a trained net, early layer", layer, "density_a")
         put("blocks of 128 in B", autos(gpu, "bsr16", m=8192, asked=0.22, format="bsr:128", asked_density_a=1))
         words.append(f"GPU: {build(gpu)}; in fp32 dense wins {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in "
-                     "such strips.")  # fmt: skip
+                     "strips of 32 rows.")  # fmt: skip
     return block("", table, " ".join(words))
 
 
