@@ -133,7 +133,7 @@ def figure_readme(cpu: Record, gpu: Record) -> Any:
     log_axis(axes.xaxis, [1, 0.5, 0.25, 0.125, 0.05], lambda x: f"{100 * x:g}")
     axes.set_xlabel("nonzeros of A [%]")
     axes.text(low * 1.04, 1.0, "dense library ", ha="right", va="bottom", fontsize=8, color="#444444")
-    legend_below(axes, 1)
+    legend_below(axes, 1, drop=-0.24)
     return figure
 
 
@@ -241,7 +241,7 @@ def title_ladder(cpu: Record, gpu: Record) -> str:
     if not won or not lost or min(won) <= max(lost):
         return "3  The ladder of joint kernels against cuBLAS"
     names = [" and ".join(map(str, sorted(heights))) for heights in (won, lost)]
-    return f"3  Strips of {names[0]} rows beat cuBLAS, strips of {names[1]} do not"
+    return f"3  Strips of {names[0]} rows beat cuBLAS,\n    strips of {names[1]} do not"
 
 
 def figure_roofline(cpu: Record, gpu: Record) -> Any:
@@ -305,7 +305,7 @@ def title_roofline(cpu: Record, gpu: Record) -> str:
     if shares != sorted(shares, reverse=True):
         return "4  Where the time goes"
     text = ", ".join(f"{100 * x:.0f}" for x in shares)
-    return f"4  The more zeros, the further from the ceilings:\n    {text} % at 0, 50 and 87.5 % zeros in bf16"
+    return f"4  The more zeros, the further from the ceilings:\n    bf16 reaches {text} % at 0, 50, 87.5 % zeros"
 
 
 def figure_nets(cpu: Record, gpu: Record) -> Any:
@@ -356,7 +356,8 @@ def figure_nets(cpu: Record, gpu: Record) -> Any:
 def title_nets(cpu: Record, gpu: Record) -> str:
     rows = [(name.split(",")[0], found["auto"]) for name, found in series.nets(cpu, gpu).rows if "GPU 8192" in name]
     parts = [f"{name} {'gains nothing' if abs(x - 1) < 0.05 else f'is {x:.1f} times as fast'}" for name, x in rows]
-    return f"5  On a GPU, {','.join(chr(10) * (i == 2) + ' ' + p for i, p in enumerate(parts)).strip()}"
+    joined = ",\n    ".join(parts)
+    return f"5  On a GPU, {joined}"
 
 
 def figure_crossover(cpu: Record, gpu: Record) -> Any:
@@ -395,7 +396,7 @@ def title_crossover(cpu: Record, gpu: Record) -> str:
     pays = [d for m, d, kernel in cells if m > 16 and kernel not in ("cublas", "dense")]
     if not few or not pays:
         return "6  The fastest kernel, and its speed-up over cuBLAS"
-    return (f"6  decode is fastest up to {max(few)} rows; above 16 rows\n"
+    return (f"6  Decode is fastest up to {max(few)} rows; above 16 rows\n"
             f"    skipping pays at {100 * max(pays):g} % nonzeros and less, at best")  # fmt: skip
 
 
