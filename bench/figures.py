@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""figures.py: the figures of docs/report.md from the records in bench/results, as SVG and PNG. `make figures` runs it.
+"""figures.py: the figures of README.md and docs/report.md from the records in bench/results, as SVG and PNG. `make
+figures` runs it.
 
     python3 bench/figures.py [--out docs/figures] [--png build/figures]
 
 By matplotlib, which most papers and reports of this field are drawn with, so that most readers can change a figure.
 
-One column of panels, 5 inches wide: on a phone's 400 pixels, type of 9 points is still 10 pixels high. Colours are Okabe
-and Ito's, which the colour-blind can tell apart, and each series has a marker or a letter too, for print in grey. Type
-is drawn as paths, so that a figure looks alike everywhere, and the files have neither date nor random ids: the same
-records and the same matplotlib give the same bytes. Each says of which records it is, and carries their hash, by which
-`make test` knows one that is out of date.
+One column of panels, 5 inches wide: on a phone's 400 pixels, type of 9 points is still 10 pixels high. Colours are
+Okabe and Ito's, which the colour-blind can tell apart, and each series has a marker or a letter too, for print in grey.
+Type is drawn as paths, so that a figure looks alike everywhere, and the files have neither date nor random ids: the
+same records and the same matplotlib give the same bytes. Each says of which records it is, and carries their hash, by
+which `make test` knows one that is out of date. The title of a figure says what to see in it, in numbers of the same
+records.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -111,7 +114,51 @@ def speed_up_axis(axes: Any, top: float, bottom: float) -> None:
     axes.axhline(1, color="#444444", linewidth=1, linestyle=":", zorder=1)
 
 
-# ---- the figures ----
+def bounds(values: Sequence[float], text: Any = lambda x: f"{x:.1f}") -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+# ---- the figures: what draws each, and its title ----
+
+
+def figure_readme(cpu: Record, gpu: Record) -> Any:
+    curves = readme_curves(cpu, gpu)
+    figure, (axes,) = panels(1, 3.9)
+    low, top = 0.045, max(y for curve in curves for _, y in curve.points)
+    axes.set_xscale("log")
+    axes.set_xlim(1.1, low)
+    draw_curves(axes, curves)
+    speed_up_axis(axes, top * 1.2, 0.7)
+    log_axis(axes.xaxis, [1, 0.5, 0.25, 0.125, 0.05], lambda x: f"{100 * x:g}")
+    axes.set_xlabel("nonzeros of A [%]")
+    axes.text(low * 1.04, 1.0, "dense library ", ha="right", va="bottom", fontsize=8, color="#444444")
+    legend_below(axes, 1, drop=-0.24)
+    return figure
+
+
+def readme_curves(cpu: Record, gpu: Record) -> List[series.Curve]:
+    """Of figure 1's second panel, a line for each of: CPU, GPU, one row and many."""
+    found = {curve.name: curve for curve in series.density(cpu, gpu).only_a}
+    names = {
+        "CPU fp32, 1 row, anywhere": "CPU fp32, 1 row, zeros anywhere",
+        "GPU bf16, 1 row, anywhere": "GPU bf16, 1 row, zeros anywhere",
+        "GPU bf16, 8192³, strips of 128": "GPU bf16, 8192³, zeros in strips of 128 rows",
+    }
+    return [found[name]._replace(name=shown) for name, shown in names.items()]
+
+
+def at_half(curves: Sequence[series.Curve]) -> str:
+    return bounds([y for curve in curves for x, y in curve.points if x == 0.5])
+
+
+def title_readme(cpu: Record, gpu: Record) -> str:
+    return f"With half of A zero, ESMM is {at_half(readme_curves(cpu, gpu))} times\nas fast as the dense library"
+
+
+def title_density(cpu: Record, gpu: Record) -> str:
+    data = series.density(cpu, gpu)
+    return f"1  At 50 % nonzeros ESMM is {at_half([*data.both, *data.only_a])} times\n    as fast as dense libraries"
 
 
 def figure_density(cpu: Record, gpu: Record) -> Any:
@@ -156,6 +203,12 @@ def figure_sizes(cpu: Record, gpu: Record) -> Any:
     return figure
 
 
+def title_sizes(cpu: Record, gpu: Record) -> str:
+    gpus = [curve for _, curves in series.sizes(cpu, gpu).panels for curve in curves if curve.device == "gpu"]
+    best = [max(curve.points, key=lambda point: point[1])[0] for curve in gpus]
+    return f"2  Large products gain more; on a GPU the gain\n    peaks at {bounds(best, lambda x: f'{x / 1024:g}K')}"
+
+
 def figure_ladder(cpu: Record, gpu: Record) -> Any:
     data = series.ladder(gpu)
     figure, (axes,) = panels(1, 4.6)
@@ -176,6 +229,19 @@ def figure_ladder(cpu: Record, gpu: Record) -> Any:
                            Patch(facecolor=SKY, edgecolor="white", hatch="///", label="both in one kernel")],
                  drop=-0.17)  # fmt: skip
     return figure
+
+
+def title_ladder(cpu: Record, gpu: Record) -> str:
+    """Which heights of strips beat cuBLAS."""
+    data, won, lost = series.ladder(gpu), set(), set()
+    for step in data.steps:
+        height = re.search(r"joint, (?:strips of )?(\d+)", step.name)
+        if height:
+            (won if step.extract + step.multiply < data.dense else lost).add(int(height.group(1)))
+    if not won or not lost or min(won) <= max(lost):
+        return "3  The ladder of joint kernels against cuBLAS"
+    names = [" and ".join(map(str, sorted(heights))) for heights in (won, lost)]
+    return f"3  Strips of {names[0]} rows beat cuBLAS,\n    strips of {names[1]} do not"
 
 
 def figure_roofline(cpu: Record, gpu: Record) -> Any:
@@ -231,6 +297,17 @@ def figure_roofline(cpu: Record, gpu: Record) -> Any:
     return figure
 
 
+def title_roofline(cpu: Record, gpu: Record) -> str:
+    """Dense, and two densities of joint."""
+    wanted = ("8192³", "8192³, A 50 %", "8192³, A 12.5 %")
+    share = {k.what: k.floor / k.ms for k in series.roofline(gpu).kernels if k.name in ("dense bf16", "joint bf16")}
+    shares = [share[what] for what in wanted]
+    if shares != sorted(shares, reverse=True):
+        return "4  Where the time goes"
+    text = ", ".join(f"{100 * x:.0f}" for x in shares)
+    return f"4  The more zeros, the further from the ceilings:\n    bf16 reaches {text} % at 0, 50, 87.5 % zeros"
+
+
 def figure_nets(cpu: Record, gpu: Record) -> Any:
     data = series.nets(cpu, gpu)
     figure, (first, second) = panels(2, 8.6)
@@ -276,6 +353,13 @@ def figure_nets(cpu: Record, gpu: Record) -> Any:
     return figure
 
 
+def title_nets(cpu: Record, gpu: Record) -> str:
+    rows = [(name.split(",")[0], found["auto"]) for name, found in series.nets(cpu, gpu).rows if "GPU 8192" in name]
+    parts = [f"{name} {'gains nothing' if abs(x - 1) < 0.05 else f'is {x:.1f} times as fast'}" for name, x in rows]
+    joined = ",\n    ".join(parts)
+    return f"5  On a GPU, {joined}"
+
+
 def figure_crossover(cpu: Record, gpu: Record) -> Any:
     maps = series.crossover(gpu)
     figure, axes = panels(len(maps), 2.65 * len(maps) + 0.3)
@@ -305,21 +389,34 @@ def figure_crossover(cpu: Record, gpu: Record) -> Any:
     return figure
 
 
-FIGURES = {  # name: (what draws it, title, which records)
-    "1-density": (figure_density, "1  Speed-up over density", "both"),
-    "2-size": (figure_sizes, "2  Speed-up over size", "both"),
-    "3-ladder": (figure_ladder, "3  The ladder: fusion against granularity", "gpu"),
-    "4-roofline": (figure_roofline, "4  Where the time goes", "gpu"),
-    "5-nets": (figure_nets, "5  Trained nets", "both"),
-    "6-crossover": (figure_crossover, "6  The fastest kernel, and its speed-up over cuBLAS", "gpu"),
+def title_crossover(cpu: Record, gpu: Record) -> str:
+    """Up to how many rows decode is the fastest at any density, and below which one others skip."""
+    cells = [(m, d, cell.kernel) for data in series.crossover(gpu) for (m, d), cell in data.cells.items()]
+    few = [m for m in {m for m, _, _ in cells} if all(kernel == "decode" for n, _, kernel in cells if n <= m)]
+    pays = [d for m, d, kernel in cells if m > 16 and kernel not in ("cublas", "dense")]
+    if not few or not pays:
+        return "6  The fastest kernel, and its speed-up over cuBLAS"
+    return (f"6  Decode is fastest up to {max(few)} rows; above 16 rows\n"
+            f"    skipping pays at {100 * max(pays):g} % nonzeros and less, at best")  # fmt: skip
+
+
+FIGURES = {  # name: (what draws it, what makes its title, which records)
+    "0-readme": (figure_readme, title_readme, "both"),
+    "1-density": (figure_density, title_density, "both"),
+    "2-size": (figure_sizes, title_sizes, "both"),
+    "3-ladder": (figure_ladder, title_ladder, "gpu"),
+    "4-roofline": (figure_roofline, title_roofline, "gpu"),
+    "5-nets": (figure_nets, title_nets, "both"),
+    "6-crossover": (figure_crossover, title_crossover, "gpu"),
 }
 
 
-def save(figure: Any, name: str, title: str, stamps: List[str], marks: str, out: str, png: str) -> int:
+def save(figure: Any, title: str, name: str, stamps: List[str], marks: str, out: str, png: str) -> int:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     figure.supxlabel("\n".join(stamps), x=0.01, ha="left", fontsize=7, color="#444444")
     path = os.path.join(out, name + ".svg")
-    figure.savefig(path, metadata={"Date": None, "Creator": None, "Title": title, "Description": marks})
+    name_of = " ".join(title.split())
+    figure.savefig(path, metadata={"Date": None, "Creator": None, "Title": name_of, "Description": marks})
     figure.savefig(os.path.join(png, name + ".png"), dpi=200, metadata={"Software": None, "Description": marks})
     plt.close(figure)
     return os.path.getsize(path)
@@ -335,7 +432,7 @@ def main() -> None:
     parser.add_argument("--out", default=os.path.join(records.ROOT, "docs", "figures"), help="where the SVGs go")
     parser.add_argument("--png", default=os.path.join(records.ROOT, "docs", "figures"), help="where the PNGs go")
     words = parser.parse_args()
-    matplotlib.rcdefaults()  # nobody's own matplotlibrc
+    matplotlib.rcdefaults()  # without the user's own matplotlibrc
     matplotlib.use("agg")
     matplotlib.rcParams.update(STYLE)
     sizes: Dict[str, int] = {}
@@ -343,12 +440,12 @@ def main() -> None:
         cpu, gpu = records.load("cpu"), records.load("gpu")
         for place in {words.out, words.png}:
             os.makedirs(place, exist_ok=True)
-        drawn = {name: draw(cpu, gpu) for name, (draw, _, _) in FIGURES.items()}  # all of them, or none is written
-        for name, (_, title, which) in FIGURES.items():
+        drawn = {name: (draw(cpu, gpu), title(cpu, gpu)) for name, (draw, title, _) in FIGURES.items()}  # all, or none
+        for name, (_, _, which) in FIGURES.items():
             stamps = [
                 f"{'GPU: ' if r is gpu else 'CPU: '}{r.stamp}" for r in ((gpu, cpu) if which == "both" else (gpu,))
             ]
-            sizes[name] = save(drawn[name], name, title, stamps, marks_of(which, cpu, gpu), words.out, words.png)
+            sizes[name] = save(*drawn[name], name, stamps, marks_of(which, cpu, gpu), words.out, words.png)
     except (RecordError, OSError) as e:
         sys.exit(f"figures.py: {e}")
     for name, size in sizes.items():

@@ -112,26 +112,14 @@ def gpu_wins(gpu: Record, dense: Callable[[Line], float], kernel: str) -> str:
 # ---- README ----
 
 
-def digits(x: float, n: int) -> str:
-    return f"{x:.{n - 2 if x >= 10 else n - 1 if x >= 1 else n if x >= 0.1 else n + 1}f}"
-
-
-def block_run(cpu: Record) -> str:
-    """Rows of the table that `make run` prints: four digits of a time, three of the scan."""
-    rows = [f"{100 * asked(line):5.1f} %  {'auto: ' + line['kernel']:<24} {digits(line['ms'], 4):>6}  "
-            f"{digits(line['ms_extract'], 3):>7}  {digits(line['ms_baseline'], 4):>8}  {line['speedup']:5.2f} x  "
-            f"{line['rel_err']:7.1e}  {re.sub('_on_random$', '', line['baseline'])}\n"
-            for line in autos(cpu, "blockwise", m=1024) if asked(line) in (1, 0.75, 0.25)]  # fmt: skip
-    if not rows:
-        return ""
-    return ("```console\n$ make        # the library and the command, in build/\n"
-            "$ make run    # a density sweep, checked against float64; here lines of the record, some rows and columns "
-            "cut\n"
-            "density  kernel                      ms  extract  dense ms  speedup    error  fastest dense\n"
-            f"{''.join(rows)}```")  # fmt: skip
+def build(record: Record) -> str:
+    first = record.lines[0]
+    threads = f"{first['threads']} threads, " if record.kind == "cpu" else ""
+    return f"{record.machine}, {threads}{first['libraries']}, {first['date']}"
 
 
 def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
+    """Four rows: zeros of activations and of weights, on both devices, and what it costs where there are none."""
     table, words = Table("", "zeros"), []
 
     def put(zeros: str, lines: List[Line], share: str = "asked") -> None:
@@ -142,24 +130,16 @@ def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
                 "times faster>": times(line["speedup"])})  # fmt: skip
 
     if cpu:
-        put("none", autos(cpu, "blockwise", m=2048, asked=1))
-        put("strips of 32 in A and B", autos(cpu, "blockwise", m=2048, asked=0.125))
         put("anywhere in A", autos(cpu, "unstructured", asked=0.1))
-        put("anywhere in A, one row", autos(cpu, "decode", m=1, asked=0.1))
-        words.append(f"CPU: {cpu.build}. **Dense wins** there {cpu_wins(cpu, 'over-strips')} nonzeros in strips, and "
-                     f"{cpu_wins(cpu, 'over-single')} where zeros are anywhere in A.")  # fmt: skip
+        put("none", autos(cpu, "blockwise", m=2048, asked=1))
+        words.append(f"CPU: {build(cpu)}; **dense wins** {cpu_wins(cpu, 'over-strips')} nonzeros where zeros fill "
+                     f"strips of 32 rows, {cpu_wins(cpu, 'over-single')} where they are anywhere in A.")  # fmt: skip
     if gpu:
-        put("strips of 32 in A and B", autos(gpu, "blockwise", asked=0.125))
-        put("none, long k", autos(gpu, "long-k", asked=1))
-        put("none, the worst 16-bit case", sorted(autos(gpu, "dense16"), key=lambda line: line["speedup"])[:1])
-        put("strips of 128 in A", autos(gpu, "strips16", m=8192, asked=0.125))
-        put("anywhere in A, one row", autos(gpu, "decode16", m=1, k=14336, asked=0.1))
         layer = autos(gpu, "real16", m=8192, n=3072, asked=lambda name: name.endswith("1"))
         put("of a trained net, early layer", layer, "density_a")
         put("blocks of 128 in B", autos(gpu, "bsr16", m=8192, asked=0.22, format="bsr:128", asked_density_a=1))
-        put("2:4 in B", autos(gpu, "nm24", m=8192, n=8192))
-        words.append(f"GPU: {gpu.build}. Dense wins there {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in strips "
-                     "(fp32).")  # fmt: skip
+        words.append(f"GPU: {build(gpu)}; in fp32 dense wins {gpu_wins(gpu, lambda x: float(x['ms']), 'dense')} in "
+                     "strips of 32 rows.")  # fmt: skip
     return block("", table, " ".join(words))
 
 
@@ -470,8 +450,7 @@ def block(head: str, table: Table, text: str = "") -> str:
     return "\n\n".join([part for part in (head, str(table), fold(text)) if part]) if table.rows or text else ""
 
 
-CPU_BLOCKS = {"run": block_run, "cpu": block_cpu, "cpu-activations": block_cpu_activations,
-              "cpu-calls": block_cpu_calls}  # fmt: skip
+CPU_BLOCKS = {"cpu": block_cpu, "cpu-activations": block_cpu_activations, "cpu-calls": block_cpu_calls}
 GPU_BLOCKS: Dict[str, Callable[[Record], str]] = {
     "gpu": block_gpu,
     "gpu-sizes": block_gpu_sizes,

@@ -231,6 +231,8 @@ import records
 hashes = {records.load("cpu").hash, records.load("gpu").hash}
 shown = set(re.findall(r"\]\((figures/\S+)\)", open("docs/report.md", encoding="utf-8").read()))
 assert len(shown) == 6, shown
+shown |= set(re.findall(r"\]\(docs/(figures/\S+)\)", open("README.md", encoding="utf-8").read()))
+assert len(shown) == 7, shown
 for name in sorted(shown):
     path = os.path.join("docs", name)
     text = open(path, encoding="utf-8").read()
