@@ -4,9 +4,9 @@
  */
 #include "recall_rig.h"
 
-/* A kernel of low strips needs A's elements counted, which the kernel that runs before it does not report: then A is
-   sampled. Without that it would never be known to be the faster one. */
-static void elements_are_counted_for_low_strips(void **state)
+/* A kernel of strips of 8 rows needs A's elements counted, which the kernel that runs before it does not report: then A
+   is sampled. Without that it would never be known to be the faster one. */
+static void elements_are_counted_for_strips_of_8_rows(void **state)
 {
   (void)state;
   rig x;
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
   (void)argc;
   (void)use_fake(argv);
   const struct CMUnitTest without[] = {cmocka_unit_test(no_kernels)};
-  const struct CMUnitTest with[] = {TEST(elements_are_counted_for_low_strips), TEST(rests_are_asked_for),
+  const struct CMUnitTest with[] = {TEST(elements_are_counted_for_strips_of_8_rows), TEST(rests_are_asked_for),
                                     TEST(handed_over_patterns_tell)};
   if (!has_kernels())
     return cmocka_run_group_tests_name("cuda densities, no GPU kernels", without, NULL, NULL);

@@ -247,7 +247,7 @@ static void pair_tells_its_extraction(void **state)
 
 /* What the plan takes the density of strips of 8 rows for, at these of elements and of strips of 128: from the seconds
    of the kernel that has such strips, which are a line in it. */
-static double low_density(square *s, float element, float strip)
+static double strip8_density(square *s, float element, float strip)
 {
   seen.says = (esmm_choice_device){0};
   const double none = seconds_of(s, "fine_bf16_sm90a");
@@ -257,25 +257,25 @@ static double low_density(square *s, float element, float strip)
   return (seconds_of(s, "fine_bf16_sm90a") - none) / (all - none);
 }
 
-static void expect_low(square *s, double element, double strip, double want, double part)
+static void expect_strip8(square *s, double element, double strip, double want, double part)
 {
-  const double got = low_density(s, (float)element, (float)strip);
+  const double got = strip8_density(s, (float)element, (float)strip);
   if (!(fabs(got - want) <= part * want))
     fail_msg("elements %g, strips of 128 %g: strips of 8 are %g, not %g", element, strip, got, want);
 }
 
-static void low_strips_follow_from_elements_and_tall_ones(void **state)
+static void strips_of_8_rows_follow_from_elements_and_larger_ones(void **state)
 {
   (void)state;
   square s;
   square_start(&s, ESMM_BF16);
   for (double e = 0.001; e < 0.2; e *= 3) /* anywhere */
-    expect_low(&s, e, 1 - pow(1 - e, 128), 1 - pow(1 - e, 8), 0.02);
-  expect_low(&s, 0.01, 1, 1 - pow(0.99, 8), 0.02);          /* spread more evenly than that */
-  expect_low(&s, 0.1, 0.1, 0.1, 0.01);                      /* whole strips */
-  expect_low(&s, 0.02, 0.1, 0.1 * (1 - pow(0.8, 8)), 0.02); /* anywhere in a tenth of the k's */
-  expect_low(&s, 0, 0.3, 0.3, 1e-6);                        /* not known */
-  expect_low(&s, 1, 1, 1, 1e-6);
+    expect_strip8(&s, e, 1 - pow(1 - e, 128), 1 - pow(1 - e, 8), 0.02);
+  expect_strip8(&s, 0.01, 1, 1 - pow(0.99, 8), 0.02);          /* spread more evenly than that */
+  expect_strip8(&s, 0.1, 0.1, 0.1, 0.01);                      /* whole strips */
+  expect_strip8(&s, 0.02, 0.1, 0.1 * (1 - pow(0.8, 8)), 0.02); /* anywhere in a tenth of the k's */
+  expect_strip8(&s, 0, 0.3, 0.3, 1e-6);                        /* not known */
+  expect_strip8(&s, 1, 1, 1, 1e-6);
   square_stop(&s);
 }
 
@@ -288,7 +288,7 @@ static void expect_densities(square *s, double element, double strip)
 
 /* A few nonzeros anywhere: packed and multiplied by strips of 8 rows. Where they come together, or are many, or nobody
    has counted them, by others. */
-static void few_nonzeros_anywhere_run_on_low_strips(void **state)
+static void few_nonzeros_anywhere_run_on_strips_of_8_rows(void **state)
 {
   (void)state;
   square s;
@@ -807,8 +807,8 @@ int main(int argc, char **argv)
                                     TEST(wgmma16_tallies_itself),
                                     TEST(a_pattern_tells_densities),
                                     TEST(a_pattern_changes_no_launch),
-                                    TEST(low_strips_follow_from_elements_and_tall_ones),
-                                    TEST(few_nonzeros_anywhere_run_on_low_strips),
+                                    TEST(strips_of_8_rows_follow_from_elements_and_larger_ones),
+                                    TEST(few_nonzeros_anywhere_run_on_strips_of_8_rows),
                                     TEST(fine_copies_what_it_cannot_read),
                                     TEST(clusters_without_cooperation)};
   if (!has_kernels())

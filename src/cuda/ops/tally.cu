@@ -97,20 +97,20 @@ static __device__ __forceinline__ void count_words(const esmm_tally_count_params
                                                    unsigned long long (&set)[3])
 {
   const int64_t end = min(strip + p.fold[1], p.strips);
-  uint64_t low = 0, tall = 0;
+  uint64_t coarse = 0, coarsest = 0;
   int64_t left = p.fold[0];
   for (int64_t s = strip; s < end; s++) {
     const uint64_t bits = ((const uint64_t *)p.bits)[s * p.words + word];
     set[0] += __popcll(bits);
-    low |= bits;
-    tall |= bits;
+    coarse |= bits;
+    coarsest |= bits;
     if (--left == 0 || s + 1 == end) {
-      set[1] += __popcll(low);
-      low = 0;
+      set[1] += __popcll(coarse);
+      coarse = 0;
       left = p.fold[0];
     }
   }
-  set[2] += __popcll(tall);
+  set[2] += __popcll(coarsest);
 }
 
 /* One thread of each block, after adding its sums: the last one reports to the host, which may wait. */

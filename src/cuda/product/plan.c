@@ -63,7 +63,7 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
 
 static double density_of_b(const esmm_problem *p, const esmm_kernel *kernel)
 {
-  return p->w->full ? 1.0 : is_tall(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
+  return p->w->full ? 1.0 : uses_strip128(kernel) ? esmm_cuda_b(p)->tile_density : p->w->strip_density;
 }
 
 /* A pass over C, for notes that the kernel does not make. */
@@ -230,17 +230,17 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   v->skips = skip->kernel && v->count > 1;
-  v->rests = v->low = false;
+  v->rests = v->strip8 = false;
   for (int i = 0; i < v->count && dense->kernel; i++) {
     v->rests = v->rests ||
                (v->all[i].most_rest > 0.0 && ESMM_GPU_SURELY * (v->all[i].base - v->all[i].most_rest) < dense->base);
-    v->low = v->low || (is_low(v->all[i].kernel) && v->all[i].base < dense->base);
+    v->strip8 = v->strip8 || (uses_strip8(v->all[i].kernel) && v->all[i].base < dense->base);
   }
-  d->tall = is_tall(skip->kernel ? skip->kernel : dense->kernel);
+  d->strip128 = uses_strip128(skip->kernel ? skip->kernel : dense->kernel);
   esmm_run_set_pace(v, p->m, dense->kernel ? dense->base : most(skip));
   if (force) {
     run_alone(d, &only);
-    d->tall = is_tall(only.kernel);
+    d->strip128 = uses_strip128(only.kernel);
     return;
   }
   const candidate partner = find_partner(p, v, skip->kernel);
@@ -301,37 +301,40 @@ static esmm_status find_verdict(esmm_ctx *ctx, const esmm_problem *p, const char
  * Known of A: the density e of its elements and s of taller strips. With zeros in random places, a strip of h rows
  * would be alive with 1 - (1 - e)^h. If s is lower than that, zeros cluster; then a share f of the k's is taken to hold
  * all nonzeros, in random places with density d: e = f d, s = f (1 - (1 - d)^rows). Rows that resemble their neighbours
- * have fewer low strips than that.
+ * have fewer strips of 8 rows than that.
  */
-double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low)
+double esmm_run_strip8_density(double element, double strip, int64_t rows, int64_t fewer)
 {
   enum { HALVINGS = 16 };
-  if (element <= 0.0 || element >= 1.0 || rows <= low)
+  if (element <= 0.0 || element >= 1.0 || rows <= fewer)
     return strip;
   double least = element, most_d = 1.0; /* of d */
   for (int i = 0; i < HALVINGS; i++) {
     const double d = i == 0 ? element : sqrt(least * most_d);
     const bool more = -expm1((double)rows * log1p(-d)) * element > strip * d; /* than s says: d is larger */
     if (i == 0 && !more)
-      return fmin(strip, -expm1((double)low * log1p(-element)));
+      return fmin(strip, -expm1((double)fewer * log1p(-element)));
     if (more)
       least = d;
     else
       most_d = d;
   }
-  return fmin(strip, element / least * -expm1((double)low * log1p(-least)));
+  return fmin(strip, element / least * -expm1((double)fewer * log1p(-least)));
 }
 
 /* Densities of lower strips than the kernel's say nothing of its own; those of taller ones are upper bounds. */
 static double seconds_seen(const candidate *c, const run *r)
 {
-  const esmm_seen *seen = !r->d.told ? r->seen : is_low(c->kernel) ? &r->low : is_tall(c->kernel) ? &r->tall : r->seen;
-  if (is_low(c->kernel)) {
+  const esmm_seen *seen = !r->d.told                 ? r->seen
+                          : uses_strip8(c->kernel)   ? &r->strip8
+                          : uses_strip128(c->kernel) ? &r->strip128
+                                                     : r->seen;
+  if (uses_strip8(c->kernel)) {
     const double strip =
-        esmm_run_low_density(seen->element, seen->strip, seen->strip_rows, esmm_cuda_about(c->kernel)->strip_rows);
+        esmm_run_strip8_density(seen->element, seen->strip, seen->strip_rows, esmm_cuda_about(c->kernel)->strip_rows);
     return esmm_run_seconds_at(c, strip, strip * c->b, -1.0);
   }
-  if (seen->strip_rows && seen->strip_rows < strip_rows(is_tall(c->kernel)))
+  if (seen->strip_rows && seen->strip_rows < strip_rows(uses_strip128(c->kernel)))
     return most(c);
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b,
                              seen->rest_known ? seen->rest : -1.0);

@@ -63,9 +63,9 @@ typedef enum memory {
 typedef struct decision {
   candidate of[2]; /* RUN_DENSE, RUN_SKIP */
   which run;
-  bool pair;  /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
-  bool whole; /* of a gated product: one launch makes both branches */
-  bool tall;  /* A is sampled at strips of 128 rows: those of the best skipping kernel */
+  bool pair;     /* DEVICE_CHOOSES inside the skipping kernel: the dense one is its partner */
+  bool whole;    /* of a gated product: one launch makes both branches */
+  bool strip128; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
   memory memory;
   bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
@@ -81,7 +81,7 @@ typedef struct verdict {
   decision unseen; /* where A's densities are not known */
   int count;
   bool skips;           /* a skipping kernel and another are among them: A's densities matter */
-  bool low;             /* one of low strips is, and may beat all dense ones: A's elements must be counted */
+  bool strip8;          /* one of strips of 8 rows is, and may beat all dense ones: A's elements must be counted */
   esmm_history history; /* of choices with known densities */
   int stands, lent;     /* calls that the choice still holds for; those that history has counted */
   int chosen;           /* its place in all */
@@ -116,7 +116,7 @@ typedef struct run {
 
   esmm_seen *seen;            /* what is remembered for such calls; NULL: nothing */
   esmm_seen view;             /* a copy of it, for explanations; or what the call's pattern says, */
-  esmm_seen tall, low;        /* and that at strips of 128 rows and of 8, where view is at 32 */
+  esmm_seen strip128, strip8; /* and that at strips of 128 rows and of 8, where view is at 32 */
   int64_t call;               /* number of this one among them; -1: it does not count */
   esmm_choice_device *report; /* where it reports; NULL: it does not */
   CUdeviceptr report_at;      /* the same for the device */
@@ -130,23 +130,23 @@ static inline CUdeviceptr note_at(const run *r, size_t offset)
 }
 
 /* The strips that the kernel counts A's densities at have 128 rows, or 32; index into esmm_sample. */
-static inline bool is_tall(const esmm_kernel *kernel)
+static inline bool uses_strip128(const esmm_kernel *kernel)
 {
   return kernel->reads & (ESMM_FORM(ROWS16) | ESMM_FORM(CELLS16));
 }
-static inline int64_t strip_rows(bool tall)
+static inline int64_t strip_rows(bool strip128)
 {
-  return tall ? ESMM_TILE : ESMM_STRIP;
+  return strip128 ? ESMM_TILE : ESMM_STRIP;
 }
-/* Its strip density is derived from others: see esmm_run_low_density. */
-static inline bool is_low(const esmm_kernel *kernel)
+/* Its strip density is derived from others: see esmm_run_strip8_density. */
+static inline bool uses_strip8(const esmm_kernel *kernel)
 {
   return esmm_cuda_about(kernel)->strip_rows > 0;
 }
-#define LOW_LEVEL 3 /* strips of 8 rows, which is what such kernels have */
+#define STRIP8_LEVEL 3 /* strips of 8 rows, which is what such kernels have */
 static inline int sample_level(const esmm_kernel *kernel)
 {
-  return is_low(kernel) ? LOW_LEVEL : is_tall(kernel) ? 7 : 5;
+  return uses_strip8(kernel) ? STRIP8_LEVEL : uses_strip128(kernel) ? 7 : 5;
 }
 
 /* The call must make B's strips. */
@@ -175,9 +175,9 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
 /* rest: below 0 where it is not known. */
 double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
-/* The density of strips of `low` rows, by that of elements and that of strips of `rows` rows; never more than the
+/* The density of strips of `fewer` rows, by that of elements and that of strips of `rows` rows; never more than the
    latter. element is 0 where it is not known. */
-double esmm_run_low_density(double element, double strip, int64_t rows, int64_t low);
+double esmm_run_strip8_density(double element, double strip, int64_t rows, int64_t fewer);
 esmm_cuda_line esmm_run_line(const decision *d);
 void esmm_run_note_class(const run *r); /* what was known of A, for explanations of the same problem */
 /* Why `chosen` runs, at the densities of choice. */
@@ -207,7 +207,7 @@ esmm_status esmm_run_mark(const run *r, int which_mark);
 esmm_status esmm_run_make_marks(run *r);
 void esmm_run_free_marks(run *r);
 /* Samples A at strips of that height, and chooses by d's line. */
-esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool tall, CUdeviceptr out,
+esmm_status esmm_run_sample(esmm_ctx *ctx, const esmm_problem *p, const decision *d, bool strip128, CUdeviceptr out,
                             CUstream stream);
 /* If the call reports and its kernel does not: a sampling launch before it. */
 esmm_status esmm_run_report_ahead(run *r);

@@ -234,8 +234,8 @@ static int64_t count_bits(const esmm_pattern *a, int64_t ratio)
 }
 
 /* Heights of strips that kernels have: at which a pattern is counted. */
-enum { AT_STRIP, AT_TILE, AT_LOW, HEIGHTS };
-static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << LOW_LEVEL};
+enum { AT_STRIP32, AT_STRIP128, AT_STRIP8, HEIGHTS };
+static const int64_t heights[HEIGHTS] = {ESMM_STRIP, ESMM_TILE, 1 << STRIP8_LEVEL};
 
 /* The same, counted once for all products: threads that count at the same time find the same. */
 static int64_t count_once(const esmm_pattern *a, int at)
@@ -263,9 +263,9 @@ static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
 
 static void believe(run *r, const int64_t *set)
 {
-  r->view = told_by(r->p->pattern, heights[AT_STRIP], set[AT_STRIP]);
-  r->tall = told_by(r->p->pattern, heights[AT_TILE], set[AT_TILE]);
-  r->low = told_by(r->p->pattern, heights[AT_LOW], set[AT_LOW]);
+  r->view = told_by(r->p->pattern, heights[AT_STRIP32], set[AT_STRIP32]);
+  r->strip128 = told_by(r->p->pattern, heights[AT_STRIP128], set[AT_STRIP128]);
+  r->strip8 = told_by(r->p->pattern, heights[AT_STRIP8], set[AT_STRIP8]);
   r->seen = &r->view;
   r->d.memory = MEMORY_KNOWN;
   r->d.told = true;
@@ -285,13 +285,13 @@ static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
     return false;
   const int64_t set[HEIGHTS] = {(int64_t)told->folded[0], (int64_t)told->folded[1], (int64_t)told->own};
   believe(r, set);
-  if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_LOW]) > 1)
-    r->low = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
+  if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_STRIP8]) > 1)
+    r->strip8 = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
   if (entry) {
     entry->known = true;
     entry->joint_known = false;
-    entry->strip = r->tall.strip;
-    entry->strip_rows = r->tall.strip_rows;
+    entry->strip = r->strip128.strip;
+    entry->strip_rows = r->strip128.strip_rows;
   }
   return true;
 }
@@ -307,8 +307,8 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   if (p->strict || !v->skips)
     return;
   if (p->pattern && p->pattern->bits) {
-    const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP), count_once(p->pattern, AT_TILE),
-                                  count_once(p->pattern, AT_LOW)};
+    const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP32), count_once(p->pattern, AT_STRIP128),
+                                  count_once(p->pattern, AT_STRIP8)};
     believe(r, set);
     return;
   }
@@ -341,11 +341,11 @@ static const esmm_kernel *sure_kernel(const decision *d)
   return d->run != DEVICE_CHOOSES ? d->of[d->run].kernel : d->pair ? d->of[RUN_SKIP].kernel : NULL;
 }
 
-/* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of low strips needs
-   them. */
+/* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of strips of 8 rows
+   needs them. */
 static bool wants_elements(const esmm_seen *seen, const verdict *v)
 {
-  return v->low && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
+  return v->strip8 && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
 }
 
 void esmm_run_ask_for_report(run *r, const verdict *v)
@@ -366,7 +366,8 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   r->report_at = all->device + number * sizeof(esmm_choice_device);
   r->report->counted = 0; /* kernels that count none leave it */
   __atomic_store_n(&r->report->ready, 0, __ATOMIC_RELEASE);
-  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->reports_itself ? is_tall(kernel) : r->d.tall);
+  r->seen->rows_of[r->call % ESMM_REPORTS] =
+      (uint8_t)strip_rows(r->reports_itself ? uses_strip128(kernel) : r->d.strip128);
 }
 
 void esmm_run_let_sample(run *r)
@@ -374,7 +375,7 @@ void esmm_run_let_sample(run *r)
   if (!r->report || !r->reports_itself)
     return;
   r->reports_itself = false;
-  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->d.tall);
+  r->seen->rows_of[r->call % ESMM_REPORTS] = (uint8_t)strip_rows(r->d.strip128);
 }
 
 void esmm_run_expect_report(run *r)

@@ -1,7 +1,7 @@
 /*
  * k_fine16_sm90a.cu: bf16 and fp16, A very sparse (0.1 to 2 % nonzeros, anywhere), on Hopper.
  *
- * Where zeros lie anywhere, only low strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
+ * Where zeros lie anywhere, only short strips have dead k's: at 1 % nonzeros 72 % of k's are alive in 128 rows, 15 % in
  * 16, 7.7 % in 8. Strips of 8 rows are what mma.sync has in its side of 8, so C is computed transposed: 16 columns by 8
  * rows of C an instruction, 16 k's deep. B's lines are gathered from shared memory by ldmatrix, which takes any eight
  * lines; the values of A come from memory straight into registers.
