@@ -152,7 +152,7 @@ static int tune_tensor(tuning *t, io_tensors *tensors, size_t index)
   return status;
 }
 
-/* A file or a tensor that cannot be read does not stop the others; the exit status tells. */
+/* A file or a tensor that cannot be read does not stop the others; the exit status shows it. */
 static int tune_file(tuning *t, const char *path)
 {
   char error[IO_ERROR_BYTES];

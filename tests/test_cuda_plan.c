@@ -557,7 +557,7 @@ static void gated_decode_is_one_launch(void **state)
                                    "esmm_decode_gated_f16_16"};
       const char *function = names[2 * !bf16 + !few];
       const float strip = turn < 2 ? .05f : few ? 1.0f : .3f;
-      int told = 0;
+      int reports = 0;
       square s;
       reset();
       setenv("ESMM_REMEMBER", "1", 1);
@@ -572,9 +572,9 @@ static void gated_decode_is_one_launch(void **state)
       for (int i = 0; i < ESMM_REPORTS; i++) {
         gated_run(&s, NULL, NULL);
         check_gated_decode(&s, function);
-        told += (seen.decode.report != 0) + (seen.decode.gate_report != 0);
+        reports += (seen.decode.report != 0) + (seen.decode.gate_report != 0);
       }
-      assert_true(told > 1);
+      assert_true(reports > 1);
       esmm_stats stats;
       gated_run(&s, NULL, &stats);
       assert_int_equal(count_of(function), 1);
@@ -673,7 +673,7 @@ static void wgmma16_tallies_itself(void **state)
     assert_int_equal(count_of("esmm_tally_count"), cases[i].strip_rows != 128);
     assert_int_equal(seen.wgmma16.count_words, cases[i].itself ? SIZE : 0);
     assert_int_equal(seen.wgmma16.bitmap_words > 0, cases[i].itself);
-    assert_int_equal(seen.wgmma16.told != 0, cases[i].strip_rows == 128);
+    assert_int_equal(seen.wgmma16.bit_count != 0, cases[i].strip_rows == 128);
     if (cases[i].itself)
       assert_int_equal(seen.wgmma16.epilogue.strip_rows, cases[i].strip_rows);
     esmm_pattern_free(pattern);
@@ -721,8 +721,8 @@ static void a_pattern_changes_no_launch(void **state)
   assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &leave, NULL), ESMM_OK);
   for (int noted = 0; noted < 2; noted++) {
     const esmm_matmul_opts plain = {.size = sizeof plain, .force = noted ? s.dense : s.joint};
-    esmm_matmul_opts told = plain;
-    told.a_pattern = pattern;
+    esmm_matmul_opts with_pattern = plain;
+    with_pattern.a_pattern = pattern;
     seen.count = 0;
     assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &plain, NULL), ESMM_OK);
     const esmm_wgmma16_params before = seen.wgmma16;
@@ -730,7 +730,7 @@ static void a_pattern_changes_no_launch(void **state)
     (void)snprintf(name, sizeof name, "%s", seen.name[0]);
     assert_int_equal(seen.count, 1);
     seen.count = 0;
-    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &told, NULL), ESMM_OK);
+    assert_int_equal(esmm_matmul(s.ctx, &s.a, s.w, &s.c, &with_pattern, NULL), ESMM_OK);
     assert_int_equal(seen.count, 1);
     assert_string_equal(seen.name[0], name);
     assert_memory_equal(&seen.wgmma16, &before, sizeof before);

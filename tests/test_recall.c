@@ -88,7 +88,7 @@ static void second_call_asks_no_kernel(void **state)
 }
 
 /* Whatever a kernel may look at makes another call of it. */
-static void what_kernels_look_at_is_told_apart(void **state)
+static void what_kernels_look_at_is_kept_apart(void **state)
 {
   (void)state;
   rig x;
@@ -339,7 +339,7 @@ int main(void)
 {
   th_clean_environment();
   const struct CMUnitTest tests[] = {cmocka_unit_test(second_call_asks_no_kernel),
-                                     cmocka_unit_test(what_kernels_look_at_is_told_apart),
+                                     cmocka_unit_test(what_kernels_look_at_is_kept_apart),
                                      cmocka_unit_test(remembered_plans_are_the_same),
                                      cmocka_unit_test(full_table_drops_the_oldest),
                                      cmocka_unit_test(rows_have_classes),

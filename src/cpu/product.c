@@ -149,13 +149,13 @@ static verdict *recall_verdict(esmm_problem *p)
 }
 
 /* Forced, or none can run. */
-static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told,
-                                                         planned *out)
+static __attribute__((noinline)) esmm_status plan_forced(esmm_ctx *ctx, esmm_problem *p, const char *force,
+                                                         bool wants_reason, planned *out)
 {
   esmm_shortlist list;
   out->plan = (esmm_plan){.kernel = NULL};
   esmm_plan_shortlist(p, force, &list);
-  if (list.count == 0 || told) {
+  if (list.count == 0 || wants_reason) {
     esmm_choice choices[ESMM_MAX_KERNELS];
     int chosen;
     const esmm_status status = explain(ctx, p, force, choices, &chosen);
@@ -233,7 +233,7 @@ static void plan_by(esmm_problem *p, verdict *v, planned *out)
 }
 
 /* The flag asks for the reason and A's densities; it does not change the choice. */
-static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, planned *out)
+static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, planned *out)
 {
   out->p = p;
   out->history = NULL;
@@ -243,23 +243,23 @@ static esmm_status plan(esmm_ctx *ctx, esmm_problem *p, const char *force, bool 
     out->history = &v->history;
   else if (!force)
     judge(p, v = &own);
-  if (told)
+  if (wants_reason)
     esmm_sample_a(p->ctx, &p->a, p->w, &out->seen);
   if (!v || v->list.count == 0)
-    return plan_forced(ctx, p, force, told, out);
+    return plan_forced(ctx, p, force, wants_reason, out);
   if (v->outright && v->stands > 0 && v->plan.kernel->flags & ESMM_KERNEL_SKIPS)
     esmm_sample_fill(&p->sample, 1.0);
-  if (v->unlooked > 0 && !told && plan_stands(p, v, v->seen, out)) {
+  if (v->unlooked > 0 && !wants_reason && plan_stands(p, v, v->seen, out)) {
     v->unlooked--;
     return ESMM_OK;
   }
   v->unlooked = 0;
-  if (!v->outright && told)
+  if (!v->outright && wants_reason)
     p->sample = out->seen;
   else if (!v->outright && v->list.sees_a)
     esmm_sample_a(p->ctx, &p->a, p->w, &p->sample);
   plan_by(p, v, out);
-  if (told)
+  if (wants_reason)
     esmm_choose_text(&out->plan, out->reason, sizeof out->reason);
   return ESMM_OK;
 }
@@ -300,11 +300,11 @@ static void learn(esmm_ctx *ctx, const planned *x, double seconds)
     esmm_choose_learn(ctx, &x->plan, x->history, seconds);
 }
 
-static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
+static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, esmm_stats *s)
 {
   planned x;
-  const double start = told ? esmm_now() : 0.0;
-  const esmm_status status = plan(ctx, p, force, told, &x);
+  const double start = wants_reason ? esmm_now() : 0.0;
+  const esmm_status status = plan(ctx, p, force, wants_reason, &x);
   if (status != ESMM_OK)
     return status;
   const size_t bytes = esmm_kernel_workspace(x.plan.kernel, p);
@@ -312,14 +312,14 @@ static esmm_status run_planned(esmm_ctx *ctx, esmm_problem *p, const char *force
   if (!scratch)
     return no_scratch(ctx, bytes, &x);
   begin_counts(p);
-  if (told) {
+  if (wants_reason) {
     s->seconds_plan = esmm_now() - start;
     note_plan(&x, s);
   }
   double seconds = 0.0;
   const esmm_status ran = run_kernel(ctx, &x, p, scratch, s, &seconds);
   learn(ctx, &x, seconds);
-  if (!told)
+  if (!wants_reason)
     return ran;
   s->seconds_total = esmm_now() - start;
   s->seconds_multiply = s->seconds_total - s->seconds_plan - s->seconds_extract;
@@ -413,14 +413,14 @@ static esmm_status run_part(esmm_ctx *ctx, const planned *x, const planned *gate
   return status;
 }
 
-static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, bool told, esmm_stats *s)
+static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, bool wants_reason, esmm_stats *s)
 {
   planned x, gate;
   esmm_problem branch = esmm_gate_problem(p, &p->gate, p->m, p->n);
   const double start = esmm_now();
-  esmm_status status = plan(ctx, p, force, told, &x);
+  esmm_status status = plan(ctx, p, force, wants_reason, &x);
   if (status == ESMM_OK)
-    status = plan(ctx, &branch, force, told, &gate);
+    status = plan(ctx, &branch, force, wants_reason, &gate);
   if (status != ESMM_OK)
     return status;
   const int64_t room = esmm_min(p->m, esmm_max(GATE_ROWS, GATE_BYTES / (int64_t)sizeof(float) / p->n));
@@ -433,7 +433,7 @@ static esmm_status run_gated(esmm_ctx *ctx, esmm_problem *p, const char *force, 
     return no_scratch(ctx, total, &x);
   s->seconds_plan = esmm_now() - start;
   esmm_stats noted = {0};
-  if (told)
+  if (wants_reason)
     note_plan(&x, &noted);
   memcpy(s->kernel, noted.kernel, sizeof s->kernel);
   memcpy(s->reason, noted.reason, sizeof s->reason);

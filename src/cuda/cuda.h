@@ -371,17 +371,17 @@ esmm_status esmm_cuda_pattern_placed(esmm_ctx *ctx, const esmm_pattern *pattern,
 CUdeviceptr esmm_cuda_pattern_address(const esmm_pattern *pattern); /* of its bits: [strips][words] uint64_t */
 /* 32-bit words from its bits on that are 0 before it is filled. */
 int64_t esmm_cuda_pattern_zeros(const esmm_pattern *pattern);
-/* Where the product that fills it counts its bits; told 0: it need not. It does once that is noted. */
+/* Where the product that fills it counts its bits; count 0: it need not. It does once that is noted. */
 typedef struct esmm_cuda_pattern_sums {
-  CUdeviceptr sums, told;
+  CUdeviceptr sums, count;
   uint32_t number;
 } esmm_cuda_pattern_sums;
 esmm_cuda_pattern_sums esmm_cuda_pattern_adds(const esmm_pattern *pattern);
 void esmm_cuda_pattern_note_counted(esmm_pattern *pattern);
 /* Its strips that make one of that height; 1 where theirs does not divide it. */
 int64_t esmm_cuda_pattern_fold(const esmm_pattern *pattern, int64_t height);
-/* The GPU's counts of it at strips of 32 and of 128 rows, once told->ready is *number; NULL: none. */
-const esmm_pattern_told *esmm_cuda_pattern_told(const esmm_pattern *pattern, uint32_t *number);
+/* The GPU's counts of it at strips of 32 and of 128 rows, once its `ready` is *number; NULL: none. */
+const esmm_pattern_bit_count *esmm_cuda_pattern_count(const esmm_pattern *pattern, uint32_t *number);
 esmm_status esmm_cuda_pattern_bits(esmm_ctx *ctx, const esmm_pattern *pattern, int64_t strip, int64_t strips,
                                    uint64_t *bits); /* waits */
 void esmm_cuda_pattern_free(esmm_pattern *pattern); /* the device part; needs no context */

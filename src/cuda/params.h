@@ -254,10 +254,10 @@ typedef struct esmm_wgmma16_params {
   /* esmm_wgmma16_gated_*: C = activation(alpha * (A gate) + gate_bias) * (alpha * (A B) + ...), as in the epilogue. */
   uint64_t gate_bias; /* [n] fp32, or 0 */
   int32_t gate_activation;
-  uint32_t told_number;     /* told->ready, when the bits have been counted */
+  uint32_t count_ready;     /* bit_count's `ready`, when the bits have been counted */
   esmm_tensor_map map_gate; /* as map_b */
   /* Dense, where the launch itself clears its notes of C first: */
-  uint64_t told;        /* esmm_pattern_told in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
+  uint64_t bit_count; /* esmm_pattern_bit_count in host memory: it also counts the bits, in strips of 128 rows. Or 0 */
   uint64_t bitmap_sums; /* behind the bits: a uint64_t, and at 24 a uint32_t: how many have added to it */
   int64_t bitmap_words; /* 32-bit words from the bits on that are 0 before, the sums' among them; */
   int64_t count_words;  /* the same of the counts. Both 0: they are cleared already */
@@ -394,14 +394,14 @@ ESMM_PARAMS_SIZE(esmm_tally_params, 88);
 
 /*
  * esmm_tally_count: how many bits of a pattern are set, at its own strips and where `fold` of them are one. Blocks add
- * to sums, which are 0 before; the last one writes esmm_pattern_told.
+ * to sums, which are 0 before; the last one writes esmm_pattern_bit_count.
  */
-typedef struct esmm_pattern_told {
+typedef struct esmm_pattern_bit_count {
   uint64_t own, folded[2];
   uint32_t ready; /* written last: the number that the launch was given */
   uint32_t unused;
-} esmm_pattern_told;
-ESMM_PARAMS_SIZE(esmm_pattern_told, 32);
+} esmm_pattern_bit_count;
+ESMM_PARAMS_SIZE(esmm_pattern_bit_count, 32);
 
 #define ESMM_TALLY_SUMS 64 /* bytes of the sums and of the counter of blocks, behind the bits */
 
@@ -410,7 +410,7 @@ typedef struct esmm_tally_count_params {
   int64_t strips, words;
   int64_t fold[2]; /* 1: as own */
   uint64_t sums;   /* uint64_t own, folded[2]; uint32_t blocks that are done */
-  uint64_t out;    /* esmm_pattern_told, in host memory */
+  uint64_t out;    /* esmm_pattern_bit_count, in host memory */
   uint32_t ready;
   uint32_t unused;
 } esmm_tally_count_params;

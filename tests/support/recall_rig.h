@@ -106,13 +106,13 @@ static inline void count_pattern(const void *params)
 {
   esmm_tally_count_params p;
   memcpy(&p, params, sizeof p);
-  esmm_pattern_told *told = esmm_cuda_pointer(p.out);
+  esmm_pattern_bit_count *count = esmm_cuda_pointer(p.out);
   if (gpu.counted < 0)
     return;
   for (int i = 0; i < 2; i++)
-    told->folded[i] =
+    count->folded[i] =
         (uint64_t)((double)gpu.counted * (double)esmm_ceil_div(p.strips, p.fold[i]) * 64 * (double)p.words);
-  __atomic_store_n(&told->ready, p.ready, __ATOMIC_RELEASE);
+  __atomic_store_n(&count->ready, p.ready, __ATOMIC_RELEASE);
 }
 
 /* Stands in for every kernel. Device memory is the host's. */

@@ -114,13 +114,13 @@ static __device__ __forceinline__ void count_words(const esmm_tally_count_params
 }
 
 /* One thread of each block, after adding its sums: the last one reports to the host, which may wait. */
-static __device__ __forceinline__ void tell_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
+static __device__ __forceinline__ void report_sums(unsigned long long *total, uint64_t out_at, uint32_t ready)
 {
   __threadfence();
   if (atomicAdd((uint32_t *)(total + 3), 1u) != gridDim.x - 1)
     return;
   __threadfence();
-  esmm_pattern_told *out = (esmm_pattern_told *)out_at;
+  esmm_pattern_bit_count *out = (esmm_pattern_bit_count *)out_at;
   out->own = __ldcg(&total[0]);
   out->folded[0] = __ldcg(&total[1]);
   out->folded[1] = __ldcg(&total[2]);
@@ -154,5 +154,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       set[j] += sums[i][j];
     atomicAdd(&total[j], set[j]);
   }
-  tell_sums(total, p.out, p.ready);
+  report_sums(total, p.out, p.ready);
 }

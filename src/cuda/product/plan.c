@@ -325,7 +325,7 @@ double esmm_run_strip8_density(double element, double strip, int64_t rows, int64
 /* Densities of lower strips than the kernel's say nothing of its own; those of taller ones are upper bounds. */
 static double seconds_seen(const candidate *c, const run *r)
 {
-  const esmm_seen *seen = !r->d.told                 ? r->seen
+  const esmm_seen *seen = !r->d.by_pattern           ? r->seen
                           : uses_strip8(c->kernel)   ? &r->strip8
                           : uses_strip128(c->kernel) ? &r->strip128
                                                      : r->seen;
@@ -501,7 +501,7 @@ esmm_cuda_line esmm_run_line(const decision *d)
 
 static void remembered_reason(const decision *d, const esmm_seen *seen, char *text, size_t bytes)
 {
-  const int used = d->told ? snprintf(text, bytes, "by a_pattern; ")
+  const int used = d->by_pattern ? snprintf(text, bytes, "by a_pattern; ")
                    : seen->reports > 0
                        ? snprintf(text, bytes, "remembered from %lld call%s: strips %.3g %%; ",
                                   (long long)seen->reports, seen->reports == 1 ? "" : "s", 100.0 * seen->strip)

@@ -68,7 +68,7 @@ typedef struct decision {
   bool strip128; /* A is sampled at strips of 128 rows: those of the best skipping kernel */
   int considered;
   memory memory;
-  bool told; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
+  bool by_pattern; /* MEMORY_KNOWN by the call's own pattern of A, not by earlier calls */
   /* With MEMORY_KNOWN, for the reason's text: */
   const esmm_kernel *next; /* the cheapest after the chosen one; NULL: there is none */
   double seconds, next_seconds;

@@ -252,7 +252,7 @@ static int64_t count_once(const esmm_pattern *a, int at)
 
 /* What A's bitmaps with `set` bits say of strips of that height: exact if theirs divide it; taller ones are no less
    dense. */
-static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
+static esmm_seen seen_in_pattern(const esmm_pattern *a, int64_t height, int64_t set)
 {
   const int64_t ratio = esmm_cuda_pattern_fold(a, height);
   const double strips = (double)esmm_ceil_div(a->strips, ratio);
@@ -263,12 +263,12 @@ static esmm_seen told_by(const esmm_pattern *a, int64_t height, int64_t set)
 
 static void believe(run *r, const int64_t *set)
 {
-  r->view = told_by(r->p->pattern, heights[AT_STRIP32], set[AT_STRIP32]);
-  r->strip128 = told_by(r->p->pattern, heights[AT_STRIP128], set[AT_STRIP128]);
-  r->strip8 = told_by(r->p->pattern, heights[AT_STRIP8], set[AT_STRIP8]);
+  r->view = seen_in_pattern(r->p->pattern, heights[AT_STRIP32], set[AT_STRIP32]);
+  r->strip128 = seen_in_pattern(r->p->pattern, heights[AT_STRIP128], set[AT_STRIP128]);
+  r->strip8 = seen_in_pattern(r->p->pattern, heights[AT_STRIP8], set[AT_STRIP8]);
   r->seen = &r->view;
   r->d.memory = MEMORY_KNOWN;
-  r->d.told = true;
+  r->d.by_pattern = true;
 }
 
 /*
@@ -276,14 +276,14 @@ static void believe(run *r, const int64_t *set)
  * host waits. That costs the GPU about as much as the sample that it saves, once: entry, which may be NULL, remembers
  * them for the next such call. False: there are none.
  */
-static bool told_on_gpu(run *r, slots *all, esmm_seen *entry)
+static bool counted_on_gpu(run *r, slots *all, esmm_seen *entry)
 {
   uint32_t number = 0;
   bool impatient = false;
-  const esmm_pattern_told *told = r->p->pattern ? esmm_cuda_pattern_told(r->p->pattern, &number) : NULL;
-  if (!told || !wait_for_word(r->ctx, &told->ready, number, all ? &all->impatient : &impatient))
+  const esmm_pattern_bit_count *count = r->p->pattern ? esmm_cuda_pattern_count(r->p->pattern, &number) : NULL;
+  if (!count || !wait_for_word(r->ctx, &count->ready, number, all ? &all->impatient : &impatient))
     return false;
-  const int64_t set[HEIGHTS] = {(int64_t)told->folded[0], (int64_t)told->folded[1], (int64_t)told->own};
+  const int64_t set[HEIGHTS] = {(int64_t)count->folded[0], (int64_t)count->folded[1], (int64_t)count->own};
   believe(r, set);
   if (esmm_cuda_pattern_fold(r->p->pattern, heights[AT_STRIP8]) > 1)
     r->strip8 = r->view; /* the GPU has not counted at that height: strips that are taller say no less */
@@ -314,7 +314,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   }
   if (!ctx->recall) {
     if (p->pattern) /* slots: only for how long a wait may be */
-      (void)told_on_gpu(r, slots_of(ctx, counts && !esmm_cuda_capturing(ctx)), NULL);
+      (void)counted_on_gpu(r, slots_of(ctx, counts && !esmm_cuda_capturing(ctx)), NULL);
     return;
   }
   const bool captured = esmm_cuda_capturing(ctx), changes = counts && !captured;
@@ -328,7 +328,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
   }
   if (entry && !captured && reports)
     collect(ctx, all, entry, r->seen, entry->calls - v->delay);
-  if (!(r->seen && r->seen->known) && told_on_gpu(r, all, changes && reports ? entry : NULL))
+  if (!(r->seen && r->seen->known) && counted_on_gpu(r, all, changes && reports ? entry : NULL))
     return;
   if (entry && changes)
     r->call = entry->calls++;

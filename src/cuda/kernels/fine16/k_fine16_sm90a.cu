@@ -61,7 +61,7 @@ typedef struct fine_memory {
   uint64_t full[STAGES];
   uint32_t gone[STAGES]; /* how often a warp was done with the stage */
 } fine_memory;
-static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h tells the host another size");
+static_assert(sizeof(fine_memory) <= ESMM_FINE16_SHARED, "params.h gives the host another size");
 static_assert(BODY % PREFETCHED == 0 && BODY % (4 * FOURS) == 0 && PREFETCHED <= ESMM_FINE16_PAST &&
                   4 * FOURS + 4 <= ESMM_FINE16_PAST,
               "what is read past a list's end has room");

@@ -26,7 +26,7 @@
 static_assert(STAGE == STAGE_B + ESMM_NM16_BLOCK && STAGE % 1024 == 0 &&
                   STAGES * STAGE + 16 * STAGES <= ESMM_HALF16_SHARED && ESMM_HALF16_CLUSTER == PAIR &&
                   STAGE_B == 4 * WGMMA16_PANEL,
-              "params.h tells the host another size");
+              "params.h gives the host another size");
 
 /* ---- loading: one thread ---- */
 
