@@ -374,7 +374,7 @@ esmm_status esmm_expect(esmm_ctx *ctx, const esmm_weights *weights, int64_t m, c
   if (!seen)
     return esmm_fail(ctx, ESMM_ERR_UNSUPPORTED, "this context does not remember (remember is -1, or ESMM_REMEMBER 0)");
   seen->known = true;
-  seen->rest_known = false;
+  seen->overflow_known = false;
   seen->reports = 0;
   seen->from = seen->calls;
   seen->joint_known = r.joint_density > 0.0 || r.strip_density_a == 0.0;

@@ -27,9 +27,9 @@ typedef struct esmm_seen {
   bool known;                    /* the densities below are there */
   bool replaced;                 /* it evicted another entry: more pairs are in use than fit */
   bool joint_known;              /* joint too; else it is strip times B's density */
-  bool rest_known;               /* and rest */
+  bool overflow_known;           /* and overflow */
   double element, strip, joint;  /* of A: elements, strips, joint with B */
-  double rest;                   /* share of A's elements that are rests, see esmm_sample */
+  double overflow;               /* share of A's elements that overflow 2:4, see esmm_sample */
   int64_t strip_rows;            /* rows of those strips; 0: of whatever the kernel has */
   int64_t from;                  /* reports of earlier calls than this do not count: densities were set then */
   int64_t calls, reports;        /* products so far; reports taken from them */

@@ -191,12 +191,13 @@ esmm_status esmm_cuda_meeting(esmm_ctx *ctx, esmm_cuda_meeting_point point, CUst
 /*
  * Units of work (esmm_kernel.terms) as a line in A's densities: base + per_strip * strip + per_joint * joint, each.
  * at_most: this times strip bounds that term's base + per_strip * strip, which matters at low densities; 0: no bound.
- * per_rest: adds this times the share of rests in A (esmm_sample.rest), most_rest at most, and that where it is
- * unknown. Only the host uses at_most and per_rest; the device chooses by the line with most_rest.
+ * per_overflow: adds this times the share of A that overflows 2:4 (esmm_sample.overflow), most_overflow at most, and
+ * most_overflow where that share is unknown. Only the host uses at_most and per_overflow; the device chooses by the
+ * line with most_overflow.
  */
 typedef struct esmm_cuda_units {
   double base[ESMM_COST_TERMS], per_strip[ESMM_COST_TERMS], per_joint[ESMM_COST_TERMS], at_most[ESMM_COST_TERMS];
-  double per_rest[ESMM_COST_TERMS], most_rest[ESMM_COST_TERMS];
+  double per_overflow[ESMM_COST_TERMS], most_overflow[ESMM_COST_TERMS];
 } esmm_cuda_units;
 
 /* What only a GPU's kernel has to say of itself: esmm_kernel.device. */

@@ -351,7 +351,7 @@ static esmm_status sample_heights(run *r)
     if (status == ESMM_OK)
       status = esmm_cuda_to_host(r->ctx, &seen, at, sizeof seen, r->stream);
     r->p->sample.element = (double)seen.element;
-    r->p->sample.rest = seen.counted ? (double)seen.rest : 1.0;
+    r->p->sample.overflow = seen.counted ? (double)seen.overflow : 1.0;
     r->p->sample.strip[strip128 ? 7 : 5] = (double)seen.strip;
     r->p->sample.joint[strip128 ? 7 : 5] = (double)seen.joint;
     r->p->sample.strip[STRIP8_LEVEL] =

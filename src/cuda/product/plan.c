@@ -57,7 +57,7 @@ void esmm_cuda_terms(const esmm_kernel *self, const esmm_problem *p, const doubl
   for (int i = 0; i < ESMM_COST_TERMS; i++) {
     const double by_strip = line.base[i] + line.per_strip[i] * strip, most = line.at_most[i] * strip;
     units[i] = past * ((line.at_most[i] > 0.0 ? fmin(by_strip, most) : by_strip) + line.per_joint[i] * joint +
-                       fmin(line.per_rest[i] * p->sample.rest, line.most_rest[i]));
+                       fmin(line.per_overflow[i] * p->sample.overflow, line.most_overflow[i]));
   }
 }
 
@@ -87,28 +87,28 @@ static candidate look_at(const esmm_problem *p, int index)
     c.base += cost[i] * units.base[i];
     c.per_strip += cost[i] * units.per_strip[i];
     c.per_joint += cost[i] * units.per_joint[i];
-    c.per_rest += cost[i] * units.per_rest[i];
-    c.most_rest += cost[i] * units.most_rest[i];
+    c.per_overflow += cost[i] * units.per_overflow[i];
+    c.most_overflow += cost[i] * units.most_overflow[i];
     if (units.at_most[i] > 0.0) {
       c.over += cost[i] * units.base[i];
       c.over_per_strip += cost[i] * (units.per_strip[i] - units.at_most[i]);
     }
   }
-  c.base += c.most_rest;
+  c.base += c.most_overflow;
   mine.variant = c.variant;
   c.work = esmm_kernel_workspace(kernel, &mine);
   return c;
 }
 
-/* What the line has for rests that A does not have. */
-static double spared(const candidate *c, double rest)
+/* What the line has for overflow that A does not have. */
+static double spared(const candidate *c, double overflow)
 {
-  return rest < 0.0 ? 0.0 : fmax(0.0, c->most_rest - c->per_rest * rest);
+  return overflow < 0.0 ? 0.0 : fmax(0.0, c->most_overflow - c->per_overflow * overflow);
 }
 
-double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest)
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double overflow)
 {
-  const double over = fmax(0.0, c->over + c->over_per_strip * strip) + spared(c, rest);
+  const double over = fmax(0.0, c->over + c->over_per_strip * strip) + spared(c, overflow);
   return esmm_cuda_past_knee(esmm_cuda_about(c->kernel), strip) *
          (c->base + c->per_strip * strip + c->per_joint * joint - over);
 }
@@ -230,10 +230,11 @@ static void decide_unseen(const esmm_problem *p, const char *force, verdict *v)
   }
   const candidate *dense = &d->of[RUN_DENSE], *skip = &d->of[RUN_SKIP];
   v->skips = skip->kernel && v->count > 1;
-  v->rests = v->strip8 = false;
+  v->overflow_matters = v->strip8 = false;
   for (int i = 0; i < v->count && dense->kernel; i++) {
-    v->rests = v->rests ||
-               (v->all[i].most_rest > 0.0 && ESMM_GPU_SURELY * (v->all[i].base - v->all[i].most_rest) < dense->base);
+    v->overflow_matters =
+        v->overflow_matters ||
+        (v->all[i].most_overflow > 0.0 && ESMM_GPU_SURELY * (v->all[i].base - v->all[i].most_overflow) < dense->base);
     v->strip8 = v->strip8 || (uses_strip8(v->all[i].kernel) && v->all[i].base < dense->base);
   }
   d->strip128 = uses_strip128(skip->kernel ? skip->kernel : dense->kernel);
@@ -337,7 +338,7 @@ static double seconds_seen(const candidate *c, const run *r)
   if (seen->strip_rows && seen->strip_rows < strip_rows(uses_strip128(c->kernel)))
     return most(c);
   return esmm_run_seconds_at(c, seen->strip, seen->joint_known ? seen->joint : seen->strip * c->b,
-                             seen->rest_known ? seen->rest : -1.0);
+                             seen->overflow_known ? seen->overflow : -1.0);
 }
 
 /*

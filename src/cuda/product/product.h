@@ -44,9 +44,10 @@ typedef struct candidate {
   int64_t variant;
   double base, per_strip, per_joint;
   double over, over_per_strip; /* off the line at low density: max(0, over + over_per_strip * strip) */
-  double per_rest, most_rest;  /* seconds of rests: base has most_rest; per_rest times their share may be less */
-  double b;                    /* B's density at its strips: no joint density is above it */
-  size_t work;                 /* its workspace, bytes; SIZE_MAX: too large */
+  /* Seconds of 2:4 overflow: base has most_overflow; per_overflow times the overflow's share may be less. */
+  double per_overflow, most_overflow;
+  double b;    /* B's density at its strips: no joint density is above it */
+  size_t work; /* its workspace, bytes; SIZE_MAX: too large */
 } candidate;
 
 typedef enum which { RUN_DENSE = 0, RUN_SKIP = 1, DEVICE_CHOOSES } which;
@@ -89,7 +90,7 @@ typedef struct verdict {
   esmm_density_class seen; /* it holds while A's densities stay in this class */
   int delay;               /* calls until a report is used */
   double dense;            /* seconds of the cheapest dense kernel */
-  bool rests;              /* one kernel is cheaper than that if A has no rests: ask whether it has */
+  bool overflow_matters;   /* one kernel is cheaper than that if no element of A overflows 2:4: ask for the share */
   candidate all[MOST_CANDIDATES];
 } verdict;
 _Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
@@ -173,8 +174,8 @@ esmm_status esmm_run_choose(run *r, const char *force, bool counts);
 /* Is one launch better than the two decided for a gated product, r's and gate's? Then that is r's decision. branch: as
    kernels see it, but for the address of its bias. */
 bool esmm_run_choose_whole(run *r, const run *gate, const esmm_gate *branch, const char *force);
-/* rest: below 0 where it is not known. */
-double esmm_run_seconds_at(const candidate *c, double strip, double joint, double rest);
+/* overflow: below 0 where it is not known. */
+double esmm_run_seconds_at(const candidate *c, double strip, double joint, double overflow);
 /* The density of strips of `fewer` rows, by that of elements and that of strips of `rows` rows; never more than the
    latter. element is 0 where it is not known. */
 double esmm_run_strip8_density(double element, double strip, int64_t rows, int64_t fewer);

@@ -172,8 +172,8 @@ static void take(esmm_seen *seen, const esmm_choice_device *slot, int64_t call)
   seen->strip = (double)slot->strip;
   seen->joint = (double)slot->joint;
   if (slot->counted) {
-    seen->rest_known = true;
-    seen->rest = (double)slot->rest;
+    seen->overflow_known = true;
+    seen->overflow = (double)slot->overflow;
   }
   seen->strip_rows = seen->rows_of[call % ESMM_REPORTS];
   seen->reports++;
@@ -355,8 +355,8 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
   if (!all || !all->host || is_silent(all, r->ctx, r->seen))
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
-  /* Kernels count no rests: once, where they matter, the sample does. */
-  const bool sampled = (v->rests && !r->seen->rest_known) || wants_elements(r->seen, v);
+  /* Kernels do not count the overflow: once, where it matters, the sample does. */
+  const bool sampled = (v->overflow_matters && !r->seen->overflow_known) || wants_elements(r->seen, v);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !sampled;
   const int every = pace(r, v);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* soon replaced: no hurry to report */
