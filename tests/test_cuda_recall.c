@@ -536,15 +536,15 @@ static void second_call_is_short(void **state)
   start(&x);
   call_until(&x, 1.0f);
   assert_true(find_gap(&x, &gpu.samples) > 1); /* so the next one is not to report */
-  const int64_t made = esmm_recall_verdicts_made(x.ctx), before = fake->calls;
+  const int64_t made = esmm_recall_shapes_made(x.ctx), before = fake->calls;
   call(&x, NULL, NULL);
   assert_true(ran_dense() && gpu.samples == 0);
-  assert_int_equal(esmm_recall_verdicts_made(x.ctx), made);
+  assert_int_equal(esmm_recall_shapes_made(x.ctx), made);
   /* The current context, asked for, set and put back; capture; stream. cuBLAS is apart. */
   assert_true(fake->calls - before <= 5);
   x.a.rows = x.c.rows = M - 1;
   call(&x, NULL, NULL);
-  assert_int_equal(esmm_recall_verdicts_made(x.ctx), made + 1);
+  assert_int_equal(esmm_recall_shapes_made(x.ctx), made + 1);
   x.a.rows = x.c.rows = M;
   stop(&x);
 }

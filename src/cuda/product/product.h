@@ -78,7 +78,7 @@ typedef struct decision {
 
 /* The candidates for calls of one shape, whatever A holds: kept in the context (recall.h). */
 #define MOST_CANDIDATES 16
-typedef struct verdict {
+typedef struct candidates {
   decision unseen; /* where A's densities are not known */
   int count;
   bool skips;           /* a skipping kernel and another are among them: A's densities matter */
@@ -92,8 +92,8 @@ typedef struct verdict {
   double dense;            /* seconds of the cheapest dense kernel */
   bool overflow_matters;   /* one kernel is cheaper than that if no element of A overflows 2:4: ask for the share */
   candidate all[MOST_CANDIDATES];
-} verdict;
-_Static_assert(sizeof(verdict) <= ESMM_VERDICT_BYTES, "raise ESMM_VERDICT_BYTES");
+} candidates;
+_Static_assert(sizeof(candidates) <= ESMM_SHAPE_BYTES, "raise ESMM_SHAPE_BYTES");
 
 /* Marks in the stream's time; the kernels of a pair run one after the other, so each has its own. */
 enum { START, STAGED, PLANNED, EXTRACTED, DONE = EXTRACTED + 2, END = DONE + 2, MARKS };
@@ -186,12 +186,13 @@ void esmm_run_reason(const run *r, const char *force, which chosen, const esmm_c
                      size_t bytes);
 
 /* recall.c */
-void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds); /* how late reports of such products are used */
+/* How late reports of such products are used. */
+void esmm_run_set_pace(candidates *list, int64_t m, double dense_seconds);
 /* Looks up what is known for this call, and takes the reports that are due. */
-void esmm_run_recall(run *r, const verdict *v, bool counts);
-void esmm_run_ask_for_report(run *r, const verdict *v); /* once it is decided what runs */
-void esmm_run_let_sample(run *r);                       /* another kernel runs, which does not report itself */
-void esmm_run_expect_report(run *r);                    /* once it is launched */
+void esmm_run_recall(run *r, const candidates *list, bool counts);
+void esmm_run_ask_for_report(run *r, const candidates *list); /* once it is decided what runs */
+void esmm_run_let_sample(run *r);                             /* another kernel runs, which does not report itself */
+void esmm_run_expect_report(run *r);                          /* once it is launched */
 /* The report of a call that has read A's densities itself. */
 void esmm_run_report(run *r, const esmm_choice_device *densities);
 

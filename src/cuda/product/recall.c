@@ -36,17 +36,17 @@ static int clamp_calls(double calls, int least, int most)
 }
 
 /* Decode, for few rows, reports at its end: the next call must not wait for that. */
-void esmm_run_set_pace(verdict *v, int64_t m, double dense_seconds)
+void esmm_run_set_pace(candidates *list, int64_t m, double dense_seconds)
 {
-  v->dense = dense_seconds;
-  v->delay =
+  list->dense = dense_seconds;
+  list->delay =
       clamp_calls(AHEAD_SECONDS / dense_seconds, m > ESMM_DECODE_ROWS ? LEAST_DELAY : LEAST_DELAY + 1, MOST_DELAY);
 }
 
 /* Calls from one report to the next: the faster the kernel that runs, the more a report would cost it. */
-static int pace(const run *r, const verdict *v)
+static int pace(const run *r, const candidates *list)
 {
-  const double share = ESMM_GPU_REPORTS * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : v->dense);
+  const double share = ESMM_GPU_REPORTS * (r->d.memory == MEMORY_KNOWN ? r->d.seconds : list->dense);
   return r->reports_itself ? clamp_calls(ESMM_GPU_REPORT / share, 1, MOST_REPORT_EVERY)
                            : clamp_calls(ESMM_GPU_LAUNCH_TWO / share, 1, MOST_SAMPLE_EVERY);
 }
@@ -297,14 +297,14 @@ static bool counted_on_gpu(run *r, slots *all, esmm_seen *entry)
 }
 
 /* A pattern in host memory says what is known of A. One on the GPU takes a wait: it is used where nothing is known. */
-void esmm_run_recall(run *r, const verdict *v, bool counts)
+void esmm_run_recall(run *r, const candidates *list, bool counts)
 {
   esmm_ctx *ctx = r->ctx;
   const esmm_problem *p = r->p;
   r->seen = NULL;
   r->call = -1;
   r->d.memory = MEMORY_OFF;
-  if (p->strict || !v->skips)
+  if (p->strict || !list->skips)
     return;
   if (p->pattern && p->pattern->bits) {
     const int64_t set[HEIGHTS] = {count_once(p->pattern, AT_STRIP32), count_once(p->pattern, AT_STRIP128),
@@ -327,7 +327,7 @@ void esmm_run_recall(run *r, const verdict *v, bool counts)
     r->seen = &r->view;
   }
   if (entry && !captured && reports)
-    collect(ctx, all, entry, r->seen, entry->calls - v->delay);
+    collect(ctx, all, entry, r->seen, entry->calls - list->delay);
   if (!(r->seen && r->seen->known) && counted_on_gpu(r, all, changes && reports ? entry : NULL))
     return;
   if (entry && changes)
@@ -343,12 +343,13 @@ static const esmm_kernel *sure_kernel(const decision *d)
 
 /* Reporting kernels count strips, not elements: now and then A is sampled instead, if a kernel of strips of 8 rows
    needs them. */
-static bool wants_elements(const esmm_seen *seen, const verdict *v)
+static bool wants_elements(const esmm_seen *seen, const candidates *list)
 {
-  return v->strip8 && seen->known && seen->strip > 0.0 && (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
+  return list->strip8 && seen->known && seen->strip > 0.0 &&
+         (seen->element <= 0.0 || seen->reports % ELEMENTS_EVERY == 0);
 }
 
-void esmm_run_ask_for_report(run *r, const verdict *v)
+void esmm_run_ask_for_report(run *r, const candidates *list)
 {
   slots *all = r->call >= 0 ? slots_of(r->ctx, false) : NULL;
   r->report = NULL;
@@ -356,9 +357,9 @@ void esmm_run_ask_for_report(run *r, const verdict *v)
     return;
   const esmm_kernel *kernel = sure_kernel(&r->d);
   /* Kernels do not count the overflow: once, where it matters, the sample does. */
-  const bool sampled = (v->overflow_matters && !r->seen->overflow_known) || wants_elements(r->seen, v);
+  const bool sampled = (list->overflow_matters && !r->seen->overflow_known) || wants_elements(r->seen, list);
   r->reports_itself = kernel && esmm_cuda_about(kernel)->reports && !sampled;
-  const int every = pace(r, v);
+  const int every = pace(r, list);
   if ((r->call + (r->seen->replaced ? every - 1 : 0)) % every != 0) /* soon replaced: no hurry to report */
     return;
   const size_t number = slot_number(r->ctx, r->seen, r->call);
