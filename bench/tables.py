@@ -231,7 +231,8 @@ def block_gpu16_dense(gpu: Record) -> str:
     table = Table("product", "dtype")
     for line in autos(gpu, "dense16"):
         table.put([product(line), dtype(line)], {
-            "`auto` takes": line["kernel"], "`auto` ms>": ms(line["ms"]), "times faster>": times(line["speedup"])})  # fmt: skip
+            "`auto` takes": line["kernel"], "`auto` ms>": ms(line["ms"]),
+            "times faster>": times(line["speedup"])})  # fmt: skip
     for line in forced(gpu, "dense16", "dense"):
         table.put([product(line), dtype(line)], {"our dense kernel>": times(line["speedup"])})
     return block("", table)
@@ -354,7 +355,7 @@ def block_gpu16_nm(gpu: Record) -> str:
     if not lines:
         return ""
     for line in lines:
-        if line["m"] in (1, 4, 16, 64, 256, 1024) or line["m"] > 2048:
+        if line["m"] in (1, 4, 16, 64, 256, 1024) or line["m"] > 2048:  # every other one
             table.put([product(line)], chosen(line))
     worst = min(lines, key=lambda line: line["speedup"])
     return block("### Weights of 2:4\n\nbf16, B in format N:M, A dense; beside cuBLAS with the dense B.", table,
@@ -371,7 +372,8 @@ def block_gpu16_epilogue(gpu: Record) -> str:
             name, count = product(line), 2 if "gate" in line["epilogue"] else 1
             table.put([name, line["epilogue"].replace(",", ", ")], {
                 "ms>": ms(line["ms"]), "times faster>": times(line["speedup"]),
-                "over our plain product>": f"{line['ms'] / plain[name] / count:.3f}" if name in plain else ""})  # fmt: skip
+                "over our plain product>": f"{line['ms'] / plain[name] / count:.3f}" if name in plain else "",
+            })  # fmt: skip
     return block("### Epilogues\n\nbf16, without zeros. cuBLAS multiplies only, twice with a gate; what it would need "
                  "for the rest is not in its time.\n*Over our plain product* is of time: with a gate over two of them.",
                  table)  # fmt: skip

@@ -98,10 +98,10 @@ static void make_page(text *t)
 {
   add(t, "# Kernels\n\n"
          "Made from the registry by `make tables`; do not edit. `esmm list` says which of these run on a machine,\n"
-         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, and src/form.h what each form of B is. Kernels with\n"
-         "an sm run on a GPU, the others on a CPU.\n\n"
-         "| kernel | needs | dtype of A and B | form of B | skips zeros | what it does |\n"
-         "| --- | --- | --- | --- | --- | --- |\n");
+         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, [numerics.md](numerics.md#skipping) which zeros each\n"
+         "skips, and src/form.h what each form of B is. Kernels that need an sm run on a GPU, the others on a CPU.\n\n"
+         "| kernel | needs | dtype of A and B | form of B | what it does |\n"
+         "| --- | --- | --- | --- | --- |\n");
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
     add(t, "| `%s` | ", kernel->name);
@@ -110,7 +110,7 @@ static void make_page(text *t)
     add_dtypes(t, kernel);
     add(t, " | ");
     add_forms(t, kernel);
-    add(t, " | %s | ", kernel->flags & ESMM_KERNEL_SKIPS ? "yes" : "no");
+    add(t, " | ");
     add_doc(t, i);
     add(t, " |\n");
   }
