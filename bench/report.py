@@ -112,9 +112,8 @@ def table_peers(cpu: Record, gpu: Record) -> str:
         for line in sorted((x for x in group if x["outcome"] == "ok"), key=lambda x: float(x["ms"])):
             name = f"**ours** ({line['kernel']})" if line["requested"] == "auto" else line["kernel"]
             if not name.startswith("cublas"):
-                rows.append([job, product(line), percent(float(line["asked"])), name, ms(line["ms"]),
-                             times(line["speedup"])])  # fmt: skip
-    return grid(["job", "product", "nonzeros>", "contestant", "ms>", "times cuBLAS>"], rows) if rows else ""
+                rows.append([job, product(line), percent(float(line["asked"])), name, times(line["speedup"])])
+    return grid(["job", "product", "nonzeros>", "contestant", "times cuBLAS>"], rows) if rows else ""
 
 
 def table_libraries(cpu: Record, gpu: Record) -> str:
@@ -136,9 +135,9 @@ def table_floor(cpu: Record, gpu: Record) -> str:
 
 
 def table_nets(cpu: Record, gpu: Record) -> str:
-    """The GPU's rows: those of the CPU are in PERFORMANCE.md."""
-    found_rows = [row for row in series.nets(cpu, gpu).rows if "CPU" not in row[0]]
-    names = [n for n in ("auto", "joint", "fused", "half", "fine", "decode") if any(n in f for _, f in found_rows)]
+    """The layers of the trained net: PERFORMANCE.md has the activations generated alike."""
+    found_rows = [row for row in series.nets(cpu, gpu).rows if row[0].startswith("layer")]
+    names = [n for n in ("auto", "joint", "fused", "half", "fine") if any(n in f for _, f in found_rows)]
     return grid(["layer, device, rows", *[n + ">" for n in names]],
                 [[name, *[times(found[n]) if n in found else "" for n in names]] for name, found in found_rows])  # fmt: skip
 
