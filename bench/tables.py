@@ -290,9 +290,9 @@ def block_gpu16_sweep(gpu: Record) -> str:
     ours = [x for x in some(gpu, SUITES16) if not x["kernel"].startswith("cublas")] + some(gpu, "bsr16 nm24")
     fp32_c = [x for x in some(gpu, "error16") if not x["kernel"].startswith("cublas")]
     return block("", table, f"`auto` is at its worst, of {len(found)} products, those at 12.5 % included, on "
-                 f"{worst.name}, where it took {worst.auto['kernel']}: {worst.over_dense:.3f} times cuBLAS. The error of our 16-bit kernels "
-                 f"against float64 is at most {worst_error(ours)} times cuBLAS's, {worst_error(fp32_c)} times where C is fp32; "
-                 "every one gave the same bits twice.")  # fmt: skip
+                 f"{worst.name}, where it took {worst.auto['kernel']}: {worst.over_dense:.3f} times cuBLAS. The error "
+                 f"of our 16-bit kernels against float64 is at most {worst_error(ours)} times cuBLAS's, "
+                 f"{worst_error(fp32_c)} times where C is fp32; every one gave the same bits twice.")  # fmt: skip
 
 
 def block_gpu16_best(gpu: Record) -> str:
@@ -317,9 +317,9 @@ def block_gpu16_best(gpu: Record) -> str:
         worst = max(first, key=lambda name: first[name])
         text += (f" A first call, which knows nothing of A yet, takes {times(mean(list(first.values())))} times as "
                  f"long as a later one in the geometric mean, {times(first[worst])} times at most ({worst}).")  # fmt: skip
-    return block("### `auto` against the best of all\n\nThe same products, with every kernel that could have run "
-                 "forced beside `auto`: our dense kernel, joint, fused\nup to 1024 rows, decode up to 16, and cuBLAS. Figures "
-                 "are of speed, so 1 is as fast; means are geometric.", table, text)  # fmt: skip
+    return block("### `auto` against the best of all\n\nThe same products, with our dense kernel, joint, fused (up to "
+                 "1024 rows), decode (up to 16) and cuBLAS forced beside\n`auto`. Figures are of speed, so 1 is as fast; "
+                 "means are geometric.", table, text)  # fmt: skip
 
 
 def block_gpu_storm(gpu: Record) -> str:
