@@ -22,25 +22,19 @@ from records import Line, Record, RecordError, asked, percent, product
 TABLES = {
     "cpu": "cpu", "cpu-activations": "cpu activations", "cpu-calls": "cpu calls", "summary": "", "gpu": "gpu blockwise",
     "gpu-sizes": "gpu sizes blockwise", "gpu-one-operand": "gpu", "gpu-long-k": "gpu long-k",
-    "gpu-ladder": "gpu ladder",
     "gpu16-dense": "gpu dense16", "gpu16-strips": "gpu strips16", "gpu16-joint": "gpu joint16",
-    "gpu16-decode": "gpu decode16", "gpu16-few-rows": "gpu decode16", "gpu16-anywhere": "gpu random16",
-    "gpu16-sweep": "gpu sweep16", "gpu-storm": "gpu storm", "gpu16-bsr": "gpu bsr16", "gpu16-nm": "gpu nm24",
-    "gpu16-peers": "gpu bsr16 nm24", "gpu16-epilogue": "gpu epilogue16", "gpu16-given": "gpu given16",
+    "gpu16-few-rows": "gpu decode16", "gpu16-anywhere": "gpu random16", "gpu16-sweep": "gpu sweep16",
+    "gpu-storm": "gpu storm", "gpu16-bsr": "gpu bsr16", "gpu16-nm": "gpu nm24", "gpu16-epilogue": "gpu epilogue16",
+    "gpu16-given": "gpu given16",
     "gpu16-prepare": "gpu prepare16", "gpu-switch": "gpu switch", "gpu-host": "gpu host", "gpu16-trained": "gpu real16",
     "job": "gpu peers16", "product": "gpu bsr16 nm24", "step": "gpu ladder", "floor": "gpu", "layer, device, rows": "",
     "zeros of the hidden layer": "gpu ffn16",
 }  # fmt: skip
 MEANS = {"gpu16-best"}  # over many lines
-WORDS = {"what it skips", "what was found"}  # the report's tables without cells of the records, by their second column
+WORDS = {"what was found"}  # the report's tables without cells of the records, by their second column
 ZEROS = {  # rows whose suite is named by their zeros
-    "CPU, none": "cpu blockwise", "CPU, strips of 32 in A and B": "cpu blockwise",
-    "CPU, anywhere in A": "cpu unstructured",
-    "CPU, anywhere in A, one row": "cpu decode", "GPU, strips of 32 in A and B": "gpu blockwise",
-    "GPU, none, long k": "gpu long-k", "GPU, none, the worst 16-bit case": "gpu dense16",
-    "GPU, strips of 128 in A": "gpu strips16", "GPU, anywhere in A, one row": "gpu decode16",
+    "CPU, none": "cpu blockwise", "CPU, anywhere in A": "cpu unstructured",
     "GPU, of a trained net, early layer": "gpu real16", "GPU, blocks of 128 in B": "gpu bsr16",
-    "GPU, 2:4 in B": "gpu nm24",
     "cpu, strips of 32 in A and B": "cpu blockwise", "cpu, anywhere in A": "cpu unstructured",
     "cpu, anywhere in A, few rows": "cpu decode", "cpu, strips of 32 in A, bf16": "cpu strips16",
 }  # fmt: skip
@@ -72,14 +66,12 @@ NAMES: Dict[str, Callable[[Line, str], bool]] = {
     "contestant": lambda x, cell: cell == (f"**ours** ({x['kernel']})" if is_auto(x) else x["kernel"]),
     "activations": lambda x, cell: x["asked"] == cell,
     "layers": lambda x, cell: x["asked"] == cell,
-    "number": lambda x, cell: str(x["number"] or "") == cell,
     "step": lambda x, cell: str(x["number"]) == (cell.split(":")[0] if ":" in cell else "0"),
     "block": lambda x, cell: x["format"] == f"bsr:{cell}",
     "format": lambda x, cell: bool(x["format"] == cell),
     "epilogue": lambda x, cell: (x["epilogue"] or "").replace(",", ", ") == cell,
     "job": lambda x, cell: bool(x["job"] == cell),
     "line": lambda x, cell: str(x["line"]) == cell,
-    "threads": lambda x, cell: str(x["threads"]) == cell,
     "B": lambda x, cell: f"{x['k']} × {x['n']}" == cell,
     "sparse": lambda x, cell: x["suite"] == cell.lower().replace(" ", "-"),
     "zeros of the hidden layer": lambda x, cell: cell == x["zeros"] and x["mode"] == "exact",
@@ -94,9 +86,7 @@ FIELDS: Dict[str, Callable[[Line], Any]] = {
     "multiply": lambda x: x["ms"] - x["ms_extract"],
     "scan": lambda x: 100 * x["ms_extract"] / x["ms"],
     "error": lambda x: records.error(x),
-    "rel_err": lambda x: x["rel_err"],
     "ns": lambda x: x["host_ns"],
-    "ns_min": lambda x: x["host_ns_min"],
     "us": lambda x: x["host_ns"] / 1000,
     "ms_prune": lambda x: x["ms_prune"],
     "ms_prepare": lambda x: x["ms_prepare"],
@@ -107,12 +97,10 @@ FIELDS: Dict[str, Callable[[Line], Any]] = {
 COLUMNS = {
     "ms": "ms", "ESMM ms": "ms", "ours ms": "ms", "`auto` ms": "ms", "A looked at, ms": "ms", "bitmaps given, ms": "ms",
     "cuBLAS ms": "ms_baseline", "library ms": "ms_baseline", "dense library ms": "ms_baseline",
-    "cuBLAS, plain ms": "ms_baseline", "times faster": "speedup", "times cuBLAS": "speedup",
-    "our dense kernel": "speedup",
-    "joint forced": "speedup", "scan of A": "scan", "extract": "ms_extract", "look for zeros ms": "ms_extract",
-    "error over cuBLAS's": "error", "error": "rel_err", "ns a call, median": "ns", "least": "ns_min",
-    "us a call, of the host": "us", "prune ms": "ms_prune", "prepare ms": "ms_prepare", "cuSPARSELt ms": "cusparselt",
-    "cuSPARSE BSR ms": "cusparse_bsr", "cuSPARSE CSR ms": "cusparse_csr", "multiply": "multiply",
+    "times faster": "speedup", "times cuBLAS": "speedup", "our dense kernel": "speedup", "joint forced": "speedup",
+    "scan of A": "scan", "look for zeros ms": "ms_extract", "error over cuBLAS's": "error",
+    "us a call, of the host": "us", "prune ms": "ms_prune", "prepare ms": "ms_prepare",
+    "cuSPARSE BSR ms": "cusparse_bsr", "cuSPARSE CSR ms": "cusparse_csr",
     "multiply ms": "multiply", "forward, times dense": "forward", "whole step, times dense": "step",
 }  # fmt: skip
 OTHERS = {"zeros", "", "A", "layer, device, rows", "floor ms", "floor over time", "over our plain product",
@@ -171,10 +159,8 @@ def row_lines(row: Row, found: Dict[str, Record]) -> List[Line]:
         return [k.line for k in series.roofline(found["gpu"]).kernels if (k.name, k.what) == (first, second)]
     if row.table == "layer, device, rows":
         name, device = first.split(", ")
-        what = "cpu activations" if device.startswith("CPU") else f"gpu {'real16' if 'layer' in name else 'decode16'}"
-        return [x for x in lines_of(what, found)
-                if x["asked"].endswith(name.replace(" ", "")) and device.endswith(f" {x['m']}")
-                and (x["suite"] != "real16" or x["n"] == 3072) and (x["suite"] != "decode16" or x["k"] == 14336)]  # fmt: skip
+        return [x for x in lines_of("gpu real16", found) if x["asked"].endswith(name.replace(" ", ""))
+                and device.endswith(f" {x['m']}") and x["n"] == 3072]  # fmt: skip
     words = TABLES.get(row.table)
     if words is None:
         raise RecordError(f"{row.where}: the table {row.table} is not listed in check_cells.py")
@@ -199,6 +185,9 @@ def cell_lines(row: Row, column: str, lines: List[Line]) -> List[Line]:
     if share:
         lines = [line for line in lines if agrees(share.group(1), 100 * asked(line))
                  or abs(100 * asked(line) - float(share.group(1))) < 1e-9]  # fmt: skip
+    threads = re.fullmatch(r"ns, (\d+) threads?", column)
+    if threads:
+        lines = [line for line in lines if line["threads"] == int(threads.group(1))]
     if row.table == "gpu16-given":
         lines = [line for line in lines if bool(line["given"]) == (column not in ("kernel chosen", "A looked at, ms"))]
     if row.table == "layer, device, rows" and column != "auto":
@@ -206,7 +195,7 @@ def cell_lines(row: Row, column: str, lines: List[Line]) -> List[Line]:
         return [line for line in own if not is_auto(line)] or own
     if column in FORCED:
         return [line for line in lines if not is_auto(line) and line["kernel"].startswith(FORCED[column])]
-    if row.table in ("gpu-ladder", "step", "floor", "job", "gpu-switch", "gpu16-prepare", "zeros of the hidden layer") \
+    if row.table in ("step", "floor", "job", "gpu-switch", "gpu16-prepare", "zeros of the hidden layer") \
             or ("kernel" in dict(row.cells) and dict(row.cells)["kernel"] != "`auto`"):
         return lines
     return [line for line in lines if is_auto(line)]
@@ -215,7 +204,7 @@ def cell_lines(row: Row, column: str, lines: List[Line]) -> List[Line]:
 def field_of(row: Row, column: str) -> Optional[str]:
     if re.fullmatch(r"\d+(\.\d+)? %", column) or (row.table == "layer, device, rows" and column != row.table):
         return "speedup"
-    return "scan" if column.startswith("scan of A") else COLUMNS.get(column)
+    return "scan" if column.startswith("scan of A") else "ns" if column.startswith("ns, ") else COLUMNS.get(column)
 
 
 def facts_of_row(row: Row, found: Dict[str, Record]) -> Iterator[Tuple[str, Optional[Fact]]]:
@@ -252,19 +241,7 @@ def facts_of_row(row: Row, found: Dict[str, Record]) -> Iterator[Tuple[str, Opti
             yield "", Fact(row.where, mine[0], field, number)
 
 
-# ---- README's table of make run, and the report's sentences ----
-
-
-def run_facts(page: str, cpu: Record) -> Iterator[Tuple[str, Optional[Fact]]]:
-    shown = re.compile(r" *(\S+) %  auto: (\S+) +(\S+) +(\S+) +(\S+) +(\S+) x +(\S+)  \S+")
-    for number, text in enumerate(records.page(page).splitlines(), 1):
-        match = shown.fullmatch(text)
-        if match:
-            share, kernel, *values = match.groups()
-            line = cpu.one(f"{page}:{number}", suite="blockwise", m=1024, requested="auto", asked=float(share) / 100)
-            names = ("ms", "ms_extract", "ms_baseline", "speedup", "rel_err")
-            if line["kernel"] != kernel or not all(agrees(x, FIELDS[f](line)) for f, x in zip(names, values)):
-                yield f"{page}:{number}: the row is no line's of the records", None
+# ---- the report's sentences ----
 
 
 def report_facts(page: str, found: Dict[str, Record]) -> Iterator[Tuple[str, Optional[Fact]]]:
@@ -296,7 +273,7 @@ def problems(cpu: Record, gpu: Record) -> Iterator[str]:
     facts: Dict[Tuple[str, str], Fact] = {}
     pages = ("README.md", "docs/PERFORMANCE.md", report.PAGE)
     made = [x for page in pages for row in rows_of(page) for x in facts_of_row(row, found)]
-    made += [*run_facts("README.md", cpu), *report_facts(report.PAGE, found)]
+    made += report_facts(report.PAGE, found)
     for problem, fact in made:
         if fact is None:
             yield problem

@@ -80,12 +80,13 @@ def text_peers(cpu: Record, gpu: Record) -> str:
     if not gpu.has("peers16"):
         return ("*This GPU record has no suite peers16 yet: `make gpu-check` on a machine with a GPU and torch measures "
                 "the peers of [bench/peers](../bench/peers), and this section is then theirs.*")  # fmt: skip
-    found, failed = [], []
+    found: List[str] = []
+    failed: Dict[str, List[str]] = {}
     for group in peer_groups(gpu).values():
         ours = [x for x in group if x["requested"] == "auto" and x["outcome"] == "ok"]
         for line in group:
             if line["outcome"] != "ok":
-                failed.append(f"{line['kernel']} at {product(line)}, {line['job']}: {line['reason']}")
+                failed.setdefault(f"{line['kernel']}: {line['reason']}", []).append(f"{product(line)}, {line['job']}")
             elif ours and line["requested"] != "auto" and line["ms"] < ours[0]["ms"]:
                 found.append(f"- **{line['kernel']}** is {times(ours[0]['ms'] / line['ms'])} times as fast as ours on "
                              f"{product(line)}, {line['job']}, {percent(float(line['asked']))} nonzeros "
@@ -96,7 +97,7 @@ def text_peers(cpu: Record, gpu: Record) -> str:
     if cut:
         text += f"\n\nThis record's peers were cut off ({'; '.join(cut)}): some of them are missing."
     if failed:
-        text += "\n\nWhat did not run: " + "; ".join(failed) + "."
+        text += "\n\nWhat did not run: " + "; ".join(f"{x} ({'; '.join(at)})" for x, at in failed.items()) + "."
     return text
 
 
@@ -105,13 +106,14 @@ def peer_groups(gpu: Record) -> Dict[Any, List[Line]]:
 
 
 def table_peers(cpu: Record, gpu: Record) -> str:
+    """Without cuBLAS, which is the unit."""
     rows = []
-    for (job, *_), group in peer_groups(gpu).items():
+    for (job, *_), group in sorted(peer_groups(gpu).items(), key=lambda x: (*x[0][:4], float(x[0][4]))):
         for line in sorted((x for x in group if x["outcome"] == "ok"), key=lambda x: float(x["ms"])):
             name = f"**ours** ({line['kernel']})" if line["requested"] == "auto" else line["kernel"]
-            rows.append([job, product(line), percent(float(line["asked"])), name, ms(line["ms"]), times(line["speedup"]),
-                         f"{line['rel_err']:.1e}"])  # fmt: skip
-    return grid(["job", "product", "nonzeros>", "contestant", "ms>", "times cuBLAS>", "error>"], rows) if rows else ""
+            if not name.startswith("cublas"):
+                rows.append([job, product(line), percent(float(line["asked"])), name, times(line["speedup"])])
+    return grid(["job", "product", "nonzeros>", "contestant", "times cuBLAS>"], rows) if rows else ""
 
 
 def table_libraries(cpu: Record, gpu: Record) -> str:
@@ -133,12 +135,11 @@ def table_floor(cpu: Record, gpu: Record) -> str:
 
 
 def table_nets(cpu: Record, gpu: Record) -> str:
-    data = series.nets(cpu, gpu)
-    names = [
-        n for n in ("auto", "joint", "fused", "half", "fine", "rows", "decode") if any(n in f for _, f in data.rows)
-    ]
+    """The layers of the trained net: PERFORMANCE.md has the activations generated alike."""
+    found_rows = [row for row in series.nets(cpu, gpu).rows if row[0].startswith("layer")]
+    names = [n for n in ("auto", "joint", "fused", "half", "fine") if any(n in f for _, f in found_rows)]
     return grid(["layer, device, rows", *[n + ">" for n in names]],
-                [[name, *[times(found[n]) if n in found else "" for n in names]] for name, found in data.rows])  # fmt: skip
+                [[name, *[times(found[n]) if n in found else "" for n in names]] for name, found in found_rows])  # fmt: skip
 
 
 def table_ffn(cpu: Record, gpu: Record) -> str:

@@ -46,7 +46,8 @@ int cmd_tune(int argc, char **argv)
           "\n"
           "Of a model, a file or directory of tensors as for 'esmm inspect', it times the products of A with each\n"
           "matrix, every dtype on every device, kernel by kernel in turns: one matrix of each shape, dtype and\n"
-          "density. A later run of such a product takes the fastest from its first call on, in CUDA graphs too.",
+          "density. A later run of such a product, with nothing behind the sum, takes the fastest from its first call\n"
+          "on, in CUDA graphs too. 'esmm tune' without a model comes first: it voids what was kept before.",
       .options = options,
       .max_words = 1,
       .words_are = "at most one file or directory"};
@@ -66,7 +67,8 @@ int cmd_tune(int argc, char **argv)
   if (status != CLI_GO)
     return status;
   if (!dry_run && !esmm_tune_path(ctx)[0])
-    status = cli_failed("there is no place for the result: set XDG_CACHE_HOME or HOME, or use --dry-run");
+    status =
+        cli_failed("there is no place for the result: set XDG_CACHE_HOME or HOME%s", count ? "" : ", or use --dry-run");
   else
     status = count ? tune_model(ctx, &r) : tune_machine(ctx, dry_run);
   esmm_ctx_free(ctx);

@@ -15,11 +15,11 @@
 
 enum { MOST_VALUES = 16, MOST_SHAPES = 256 };
 
-/* What matrices have in common that are timed once. */
+/* What matrices have in common that are timed once; densities in steps of a quarter, as the plan classes them. */
 typedef struct shape {
   int64_t k, n;
   esmm_dtype dtype;
-  int density; /* of its nonzeros, in per cent */
+  int element, strip;
 } shape;
 
 typedef struct tuning {
@@ -29,8 +29,9 @@ typedef struct tuning {
   double densities[MOST_VALUES];
   int row_count, density_count;
   shape shapes[MOST_SHAPES];
-  int shape_count, left_out; /* shapes behind the last that has room */
-  int timed, failed;
+  int shape_count, left_out; /* matrices behind the last shape that has room */
+  int timed, short_ones;     /* products; too short for a clock */
+  int failed;                /* files, tensors, products: they do not stop the others, the exit status shows */
   cli_table *table;
   cli_progress progress;
   int done, total; /* tensors */
@@ -56,7 +57,7 @@ static bool is_known(tuning *t, const shape *x)
 {
   for (int i = 0; i < t->shape_count; i++) {
     const shape *y = &t->shapes[i];
-    if (y->k == x->k && y->n == x->n && y->dtype == x->dtype && y->density == x->density)
+    if (y->k == x->k && y->n == x->n && y->dtype == x->dtype && y->element == x->element && y->strip == x->strip)
       return true;
   }
   if (t->shape_count == MOST_SHAPES) {
@@ -83,7 +84,7 @@ static void add_row(const tuning *t, const char *name, const shape *x, int64_t m
   cli_table_cell(t->table, dense > seconds ? CLI_GOOD : CLI_PLAIN, "%.2fx", dense / seconds);
 }
 
-/* One product: times the kernels and shows which is chosen from now on. */
+/* One product: times the kernels and shows which is chosen from now on. CLI_GO, or it failed. */
 static int tune_product(tuning *t, const char *name, const shape *x, const esmm_weights *weights, int64_t m,
                         double density)
 {
@@ -107,8 +108,9 @@ static int tune_product(tuning *t, const char *name, const shape *x, const esmm_
     status = done == ESMM_OK ? CLI_GO : cli_status(t->ctx, name, done);
   }
   if (status == CLI_GO) {
+    const esmm_verdict *chosen = verdict_chosen(verdicts, count);
     add_row(t, name, x, m, density, verdicts, count);
-    t->timed++;
+    *(chosen && strstr(chosen->text, "measured") ? &t->timed : &t->short_ones) += 1;
   }
   free(verdicts);
   cli_device_view_free(t->ctx, &host.m, &a);
@@ -117,43 +119,49 @@ static int tune_product(tuning *t, const char *name, const shape *x, const esmm_
   return status;
 }
 
-static int tune_matrix(tuning *t, const char *name, const esmm_matrix *b)
+static int density_step(double density)
+{
+  return (int)lround(log(fmax(density, 0.01)) / log(1.25));
+}
+
+static void tune_matrix(tuning *t, const char *name, const esmm_matrix *b)
 {
   esmm_weights *weights = NULL;
   esmm_weights_info info = {.size = sizeof info};
   esmm_status done = esmm_prepare(t->ctx, b, NULL, &weights);
   if (done == ESMM_OK)
     done = esmm_weights_get_info(weights, &info);
-  int status = done == ESMM_OK ? CLI_GO : cli_status(t->ctx, name, done);
-  const shape x = {b->rows, b->cols, b->dtype, (int)lround(100 * info.element_density)};
-  if (status == CLI_GO && !is_known(t, &x))
-    for (int i = 0; i < t->row_count && status == CLI_GO; i++)
-      for (int j = 0; j < t->density_count && status == CLI_GO; j++)
-        status = tune_product(t, name, &x, weights, t->rows[i], t->densities[j]);
+  const shape x = {b->rows, b->cols, b->dtype, density_step(info.element_density), density_step(info.strip_density)};
+  if (done != ESMM_OK) {
+    (void)cli_status(t->ctx, name, done);
+    t->failed++;
+  } else if (!is_known(t, &x)) {
+    for (int i = 0; i < t->row_count; i++)
+      for (int j = 0; j < t->density_count; j++)
+        t->failed += tune_product(t, name, &x, weights, t->rows[i], t->densities[j]) != CLI_GO;
+  }
   esmm_weights_free(weights);
-  return status;
 }
 
-static int tune_tensor(tuning *t, io_tensors *tensors, size_t index)
+static void tune_tensor(tuning *t, io_tensors *tensors, size_t index)
 {
   const io_tensor *tensor = &tensors->list[index];
   char error[IO_ERROR_BYTES];
   esmm_matrix matrix;
   if (io_tensor_refusal(tensor))
-    return CLI_GO;
+    return;
   if (io_tensor_matrix(tensors, index, &matrix, error, sizeof error) != 0) {
     (void)cli_failed("%s", error);
     t->failed++;
-    return CLI_GO;
+    return;
   }
   const esmm_matrix b = model_as_b(tensors, &matrix, (model_k_axis)t->request->k_axis);
-  const int status = b.rows > 0 && b.cols > 0 ? tune_matrix(t, tensor->name, &b) : CLI_GO;
+  if (b.rows > 0 && b.cols > 0)
+    tune_matrix(t, tensor->name, &b);
   io_tensor_unload(tensors, index);
-  return status;
 }
 
-/* A file or a tensor that cannot be read does not stop the others; the exit status shows it. */
-static int tune_file(tuning *t, const char *path)
+static void tune_file(tuning *t, const char *path)
 {
   char error[IO_ERROR_BYTES];
   io_tensors *tensors;
@@ -162,16 +170,14 @@ static int tune_file(tuning *t, const char *path)
   if (io_tensors_open(path, rows, cols, &tensors, error, sizeof error) != 0) {
     (void)cli_failed("%s", error);
     t->failed++;
-    return CLI_GO;
+    return;
   }
   t->total += (int)tensors->count;
-  int status = CLI_GO;
-  for (size_t i = 0; i < tensors->count && status == CLI_GO; i++) {
+  for (size_t i = 0; i < tensors->count; i++) {
     cli_progress_update(&t->progress, t->done++, t->total);
-    status = tune_tensor(t, tensors, i);
+    tune_tensor(t, tensors, i);
   }
   io_tensors_close(tensors);
-  return status;
 }
 
 static int save(const tuning *t)
@@ -183,23 +189,23 @@ static int save(const tuning *t)
 static int tune_files(tuning *t, const model_files *files)
 {
   static const char *const heads[] = {"tensor", "product", "dtype", "A", "kernel", "takes", "vs dense"};
-  int status = CLI_GO;
   t->table = cli_table_new("lllrlrr", heads);
   cli_progress_start(&t->progress, "tune");
-  for (int i = 0; i < files->count && status == CLI_GO; i++)
-    status = tune_file(t, files->paths[i]);
+  for (int i = 0; i < files->count; i++)
+    tune_file(t, files->paths[i]);
   cli_progress_end(&t->progress);
-  if (status == CLI_GO && t->timed)
-    status = save(t);
-  if (status == CLI_GO && t->timed) {
+  const int status = t->timed ? save(t) : CLI_GO;
+  if (t->timed || t->short_ones)
     cli_table_print(t->table, stdout);
+  else if (!t->failed)
+    printf("No matrix is there that can be multiplied\n");
+  if (t->timed && status == CLI_GO)
     printf("\n%s timed %s %s, and saved beside %s\n", cli_count(t->timed, "product"),
            cli_on_gpu(t->ctx) ? "on" : "with", cli_workers(t->ctx), esmm_tune_path(t->ctx));
-  } else if (status == CLI_GO && !t->failed) {
-    printf("No matrix is there that can be multiplied\n");
-  }
-  if (status == CLI_GO && t->left_out)
-    printf("%s left out: %d shapes are the most\n", cli_count(t->left_out, "matrix"), MOST_SHAPES);
+  if (t->short_ones)
+    printf("%s not timed: too short for a clock\n", cli_count(t->short_ones, "product"));
+  if (t->left_out)
+    printf("More than %d shapes: matrices of others were left out\n", MOST_SHAPES);
   cli_table_free(t->table);
   return status;
 }

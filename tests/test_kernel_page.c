@@ -34,7 +34,7 @@ static void add_needs(text *t, const esmm_kernel *kernel)
 {
   const esmm_cuda_kernel *gpu = kernel->backend == &esmm_cpu_backend ? NULL : esmm_cuda_about(kernel);
   if (gpu)
-    add(t, gpu->exact ? "sm_%da" : "sm_%d and later", gpu->sm);
+    add(t, gpu->exact ? "sm_%da" : "sm_%d+", gpu->sm);
   else
     add(t, "%s",
         kernel->cpu & ESMM_CPU_AMX          ? "AMX"
@@ -70,22 +70,50 @@ static void add_forms(text *t, const esmm_kernel *kernel)
     add(t, "any");
 }
 
+static const char *doc_of(int at)
+{
+  const char *doc = esmm_registry_at(at)->doc;
+  for (int dtype = ESMM_F32; dtype <= ESMM_F16; dtype++) {
+    const char *name = esmm_dtype_str((esmm_dtype)dtype);
+    const size_t length = strlen(name);
+    if (strncmp(doc, name, length) == 0 && strncmp(doc + length, ": ", 2) == 0)
+      return doc + length + 2;
+  }
+  return doc;
+}
+
+/* What it does, without the dtype in front, which has a column; kernels that do the same refer to the first of them. */
+static void add_doc(text *t, int at)
+{
+  const char *doc = doc_of(at);
+  for (int i = 0; i < at; i++)
+    if (strcmp(doc_of(i), doc) == 0) {
+      add(t, "as `%s`", esmm_registry_at(i)->name);
+      return;
+    }
+  add(t, "%s", doc);
+}
+
 static void make_page(text *t)
 {
   add(t, "# Kernels\n\n"
          "Made from the registry by `make tables`; do not edit. `esmm list` says which of these run on a machine,\n"
-         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, and src/form.h what each form of B is.\n\n"
-         "| kernel | device | needs | dtype of A and B | form of B | skips zeros | what it does |\n"
-         "| --- | --- | --- | --- | --- | --- | --- |\n");
+         "[adding-a-kernel.md](adding-a-kernel.md) how to write one, [numerics.md](numerics.md#skipping) which zeros "
+         "each\n"
+         "skips, and src/form.h what each form of B is. Kernels that need an sm run on a GPU, the others on a CPU.\n\n"
+         "| kernel | needs | dtype of A and B | form of B | what it does |\n"
+         "| --- | --- | --- | --- | --- |\n");
   for (int i = 0; i < esmm_registry_count(); i++) {
     const esmm_kernel *kernel = esmm_registry_at(i);
-    add(t, "| `%s` | %s | ", kernel->name, kernel->backend == &esmm_cpu_backend ? "CPU" : "GPU");
+    add(t, "| `%s` | ", kernel->name);
     add_needs(t, kernel);
     add(t, " | ");
     add_dtypes(t, kernel);
     add(t, " | ");
     add_forms(t, kernel);
-    add(t, " | %s | %s |\n", kernel->flags & ESMM_KERNEL_SKIPS ? "yes" : "no", kernel->doc);
+    add(t, " | ");
+    add_doc(t, i);
+    add(t, " |\n");
   }
 }
 

@@ -55,7 +55,7 @@ static void add_call_time(const bench *b, const bench_data *data, const bench_co
                           bench_report *report)
 {
   const double median = bench_median(time->ns, time->batches); /* which sorts them */
-  const double p99 = time->ns[(time->batches - 1) * 99 / 100];
+  const double p99 = time->ns[(int)ceil(0.99 * time->batches) - 1];
   const cli_field own[] = {{"host_ns", NULL, median, false},          {"host_ns_p99", NULL, p99, false},
                            {"host_ns_min", NULL, time->ns[0], false}, {"calls", NULL, time->calls, false},
                            {"batch", NULL, time->batch, false},       {"reason", c->stats.reason, 0, false}};
@@ -70,7 +70,7 @@ static void add_call_time(const bench *b, const bench_data *data, const bench_co
 
 int bench_calls(bench *b, bench_data *data, bench_report *report)
 {
-  static const char *const heads[] = {"kernel", "ns a call, median", "99 %", "least", "calls"};
+  static const char *const heads[] = {"kernel", "ns a call, median", "99 % of batches", "least", "calls"};
   call_time *time = cli_alloc(1, sizeof *time);
   int status = CLI_GO;
   bench_report_head(b, data, NULL, report);

@@ -193,11 +193,13 @@ static double loss_of(const esmm_option *x, double best)
 /* May it win? before: times of earlier rounds; begun: the call before was its trial. */
 static bool may_win(const esmm_option *x, double best, const esmm_clock *clock, int before, bool begun)
 {
-  const bool again = clock->warms && before > 0; /* what the first calls took is forgotten */
-  if (x->flying > 0 || x->times - (again ? 0 : before) >= (again ? before : TRIES) || x->predicted < LEAST_SECONDS)
+  const bool again = clock->warms && before > 0;
+  if (x->flying > 0 || x->predicted < LEAST_SECONDS)
     return false;
   if (x->times == 0 || (again && !x->warm))
     return x->hoped < (esmm_registry_at(x->index)->missing ? LIBRARY : MAY_WIN) * best + clock->slack;
+  if (x->times - (again ? 0 : before) >= (again ? before : TRIES))
+    return false;
   if (before > 0)
     return x->seconds < (begun ? AGAIN : MAY_WIN) * best;
   return x->seconds < (x->times == 1 ? AGAIN : LAST_AGAIN) * best;
@@ -246,10 +248,10 @@ static int to_try(const esmm_option *all, int count, int best, const esmm_histor
   int found = -1;
   for (int i = 0; i < count; i++) {
     const bool begun = all[i].index + 1 == h->trying;
-    if (begun && h->warmed && i != best) /* a warmed kernel is timed, too */
-      return i;
-    if (i == best || !may_win(&all[i], all[best].seconds, clock, before, begun) ||
-        (!(begun && again) && loss_of(&all[i], all[best].seconds) > budget))
+    if (begun && h->warmed && i != best && all[i].hoped < LIBRARY * all[best].seconds)
+      return i; /* a warmed kernel is timed, too, unless A has changed meanwhile */
+    if (i == best || !may_win(&all[i], all[best].seconds, clock, before, begun) || (begun && h->in_row > TRIES) ||
+        loss_of(&all[i], all[best].seconds) > budget)
       continue;
     if (begun)
       return i;
@@ -337,6 +339,7 @@ static void set_clock(const esmm_ctx *ctx, const esmm_option *x, esmm_density_cl
   h->until_timed = plan->timed ? (uint32_t)clock->every - 1 : h->until_timed - (h->until_timed > 0);
   h->calls++;
   h->spent += (float)plan->reserve;
+  h->in_row = plan->tried && h->trying == plan->index + 1 ? h->in_row + 1 : 0;
   h->trying = plan->tried ? plan->index + 1 : 0;
   h->warmed = plan->warming;
   if (!plan->tried)
@@ -374,7 +377,9 @@ void esmm_choose_among(const esmm_problem *p, esmm_option *all, int count, esmm_
     plan->open = other >= 0;
     plan->reserve = other >= 0 ? loss_of(&all[other], all[best].seconds) : 0.0;
     plan->warming = other >= 0 && plan->warm && h->trying != all[other].index + 1;
+    plan->warm = plan->warm && (other >= 0 || !check); /* a check finds cold caches */
   }
+  plan->warm = plan->warm || !clock->warms || p->ctx->turn > 0;
   fill_plan(all, count, chosen, chosen == best ? next : best, plan);
   plan->tried = chosen != best;
   plan->known = fmin(least_measured(all, count), all[best].seconds);

@@ -8,9 +8,10 @@
  *
  * Unmeasured kernels are tried where they may win and a trial is affordable: all trials together may lose three calls
  * of the best kernel, on a GPU six, and then a little of each call, so that calls 1 to 32 cost about 1.06 times as much
- * as the best kernel's. After that one call in 16 is timed, on a GPU one in 61; and kernels that may still win are
- * tried again after 64, 256 and 1,024 calls, because the first calls find cold caches and sleeping threads. A context
- * that does not learn has predictions alone.
+ * as the best kernel's. After that one call in 16 is timed, on a GPU one in 61. On a CPU the first calls find cold
+ * caches and sleeping threads, so what they take is an upper bound: kernels that may still win are tried again after
+ * 64, 256 and 1,024 calls, each behind a call that is not timed, and may lose another 0.2 ms. A context that does not
+ * learn has predictions alone.
  *
  * A CPU's call is measured when it returns. A GPU's is measured some calls later: until then the trial is under way,
  * and what it is expected to lose counts as lost.
@@ -81,7 +82,8 @@ typedef struct esmm_history {
   uint32_t calls, until_timed; /* so far; until the next is timed */
   uint32_t checked;            /* how often the next best was looked at again */
   int last, trying;            /* index + 1: of the last best kernel, of one tried then; */
-  bool warmed;                 /* that call was not timed */
+  int in_row;                  /* calls behind the first in a row of its trials */
+  bool warmed;                 /* the last of them was not timed */
   float spent;                 /* seconds that trials lost */
 } esmm_history;
 

@@ -210,6 +210,8 @@ static void add_time(slot *s, bool warm, float ratio)
   qsort(times, (size_t)count, sizeof *times, by_value);
   SET(s->low, times[(count - 1) / 4]);
   /* The number of times says where the next one goes, too: it must not pass over any. */
+  if (added == UINT16_MAX)
+    SET(s->cold, 0); /* all that are looked at are newer */
   SET(s->added, (uint16_t)(added < UINT16_MAX ? added + 1 : UINT16_MAX - ESMM_MEASURED_TIMES + 1));
 }
 

@@ -29,7 +29,8 @@
 #define DIRECT_FOUR (VEC == 16 ? 4 : 3) /* of one of four rows */
 #define DIRECT_SUMS 4096                /* that are finished together, or those of a tile's rows */
 #define DIRECT_ROWS (32 << 10)          /* elements of A in a block, where it is read in place */
-#define DIRECT_LONG 512                 /* columns: parts of many longer rows of C are pages apart */
+#define DIRECT_LONG 1024                /* columns: parts of many longer rows of C are pages apart; of half as many, */
+#define DIRECT_FEW 32                   /* where there are so few k's that a tile does little but write C */
 #define DIRECT_WIDENED (8 << 10)        /* where it is not */
 
 static bool direct_can_run(const esmm_kernel *self, const esmm_problem *p, char *why, size_t why_bytes)
@@ -276,7 +277,7 @@ static direct_part direct_lay_out(const esmm_problem *p)
   const int64_t k = esmm_min(DIRECT_CHAIN, x.ks);
   x.stored = x.split != DIRECT_BY_KS && (esmm_is_plain(p) || (p->k <= DIRECT_CHAIN && esmm_is_rounded(p)));
   x.lines = (in_place ? DIRECT_ROWS : DIRECT_WIDENED) / k;
-  if (x.cols >= DIRECT_LONG)
+  if (x.cols > DIRECT_LONG || (x.cols >= DIRECT_LONG / 2 && p->k <= DIRECT_FEW))
     x.lines = MR;
   if (x.split == DIRECT_BY_KS) {
     x.ld = esmm_round_up(p->n, VEC);

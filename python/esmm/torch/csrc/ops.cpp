@@ -568,33 +568,36 @@ bool product(const Arguments &given, const View &x, const Prepared &w, int64_t n
 /* ---- torch's own way ---- */
 
 /* Can torch's linear do the same? Where B is kept in a format, or in another dtype than x has, it would do something
-   else. */
-bool torch_can(const Arguments &given, const View &x)
+   else; where an argument is wrong, the library says so. */
+bool torch_can(const Arguments &given, const View &x, int64_t n)
 {
-  static const bool asked = asks("ESMM_DETERMINISTIC") || asks("ESMM_FORCE");
+  static const bool asked = environment_asks();
+  Failure ignored;
+  View b;
   int32_t type = 0;
-  if (asked || x.device >= 0 || given.format != 0 || given.residual || given.gate || given.gate_bias ||
-      (given.activation != ESMM_ACT_NONE && !in_place(given.activation)) ||
+  if (asked || x.device >= 0 || x.dims > 8 || given.format != 0 || given.residual || given.gate || given.gate_bias ||
+      !has_in_place(given.activation) ||
       (torch_context && torch_is_deterministic && torch_is_deterministic(torch_context())))
     return false;
-  for (const Owned *t : {&given.weight, &given.bias})
-    if (*t && (aoti_torch_get_dtype(t->get(), &type) != AOTI_TORCH_SUCCESS || type != x.type))
-      return false;
-  return true;
+  if (aoti_torch_get_dtype(given.weight.get(), &type) != AOTI_TORCH_SUCCESS || type != x.type)
+    return false;
+  return !given.bias || (look(given.bias.get(), &b, &ignored) && b.place == x.place && b.type == x.type &&
+                         b.dims == 1 && b.sizes[0] == n);
 }
 
-/* By the way that is faster. What is wrong with an argument is the library's to say. */
+/* By the way that is faster. What torch refuses, the library makes. */
 bool faster_product(const Arguments &given, const View &x, Prepared &w, int64_t n, Owned *y, Failure *failure)
 {
-  if (!torch_can(given, x))
+  if (!torch_can(given, x, n))
     return product(given, x, w, n, nullptr, y, failure);
   Race &race = w.races.of(rows_in(x));
   const Turn turn = race.begin();
   const double start = turn.timed ? seconds_now() : 0;
-  if (!(turn.way == BY_TORCH ? product_by_torch(given.x, given.weight, given.bias, given.activation, y, failure)
-                             : product(given, x, w, n, nullptr, y, failure)))
+  const bool by_torch =
+      turn.way == BY_TORCH && product_by_torch(given.x, given.weight, given.bias, given.activation, y, failure);
+  if (!by_torch && !product(given, x, w, n, nullptr, y, failure))
     return false;
-  if (turn.timed)
+  if (turn.timed && by_torch == (turn.way == BY_TORCH))
     race.end(turn, seconds_now() - start);
   return true;
 }

@@ -51,8 +51,9 @@ public:
   }
 
 private:
-  enum : uint32_t { FIRST = 96, TRIES = 3, KEPT = 4, TIMED_EVERY = 16, APART = 256, MOST_APART = 16 * APART };
-  static constexpr double BETTER = 0.97; /* the other way has to be so much faster */
+  enum : uint32_t { FIRST = 96, TRIES = 3, KEPT = 4, TIMED_EVERY = 16, APART = 256 };
+  static constexpr double MOST_APART = 16; /* times that */
+  static constexpr double BETTER = 0.97;   /* the other way has to be so much faster */
 
   Way other() const { return way_ == BY_LIBRARY ? BY_TORCH : BY_LIBRARY; }
 
@@ -62,7 +63,7 @@ private:
     return *std::min_element(first, first + std::min<uint32_t>(count_[way], KEPT));
   }
 
-  /* After a trial. Other threads' calls may still be under way: then it is repeated. */
+  /* After a trial. Other threads' calls may still be under way: then the next trial decides. */
   void settle(uint32_t call)
   {
     double apart = 1.0;
@@ -71,7 +72,7 @@ private:
         way_ = other();
       apart = least(other()) / least(way_);
     }
-    trial_ = call + std::min<uint32_t>(static_cast<uint32_t>(APART * std::max(1.0, std::min(apart, 16.0))), MOST_APART);
+    trial_ = call + static_cast<uint32_t>(APART * std::max(1.0, std::min(apart, MOST_APART)));
   }
 
   std::mutex mutex_;

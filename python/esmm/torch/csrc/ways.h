@@ -13,11 +13,18 @@
 
 namespace {
 
-/* Does an environment variable ask for something? */
-bool asks(const char *name)
+/* Is an environment variable set to something else? */
+bool is_not(const char *name, const char *usual)
 {
   const char *const value = std::getenv(name);
-  return value && *value && std::strcmp(value, "0") != 0;
+  return value && *value && std::strcmp(value, usual) != 0;
+}
+
+/* Do variables ask for the library's kernels, its choice alone, or its number of threads? */
+bool environment_asks()
+{
+  return is_not("ESMM_DETERMINISTIC", "0") || is_not("ESMM_FORCE", "auto") || is_not("ESMM_REMEMBER", "1") ||
+         is_not("ESMM_THREADS", "");
 }
 
 int64_t rows_in(const View &x)
@@ -28,12 +35,10 @@ int64_t rows_in(const View &x)
   return rows;
 }
 
-/* An activation that torch has in place; NULL: it has none that needs no more arguments. */
-const char *in_place(int64_t activation)
+/* Has torch the activation in place? In 16 bits its ReLU2 rounds twice, as in plain torch. Its SiLU of -inf is NaN. */
+bool has_in_place(int64_t activation)
 {
-  return activation == ESMM_ACT_RELU || activation == ESMM_ACT_RELU2 ? "aten::relu_"
-         : activation == ESMM_ACT_SILU                               ? "aten::silu_"
-                                                                     : nullptr;
+  return activation == ESMM_ACT_NONE || activation == ESMM_ACT_RELU || activation == ESMM_ACT_RELU2;
 }
 
 bool apply_in_place(const char *name, Owned *y, Failure *failure)
@@ -62,8 +67,7 @@ bool product_by_torch(const Owned &x, const Owned &weight, const Owned &bias, in
   if (!dispatch("aten::linear", stack, failure))
     return false;
   *y = take(stack[0]);
-  const char *const name = in_place(activation);
-  return (!name || apply_in_place(name, y, failure)) &&
+  return (activation == ESMM_ACT_NONE || apply_in_place("aten::relu_", y, failure)) &&
          (activation != ESMM_ACT_RELU2 || apply_in_place("aten::square_", y, failure));
 }
 
