@@ -31,7 +31,7 @@ typedef struct tuning {
   shape shapes[MOST_SHAPES];
   int shape_count, left_out; /* matrices behind the last shape that has room */
   int timed, short_ones;     /* products; too short for a clock */
-  int failed;                /* files, tensors, products: they do not stop the others, the exit status shows */
+  int failed;                /* files, tensors, products: they do not stop the others, the exit status reports them */
   cli_table *table;
   cli_progress progress;
   int done, total; /* tensors */
