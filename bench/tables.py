@@ -140,12 +140,19 @@ def block_summary(cpu: Optional[Record], gpu: Optional[Record]) -> str:
         words.append(f"CPU: {build(cpu)}. With whole strips of zeros ESMM wins "
                      f"{esmm_wins(cpu_wins(cpu, 'over-strips'))} nonzeros; with scattered zeros, at 1024³, "
                      f"{esmm_wins(cpu_wins(cpu, 'over-single'))}.")  # fmt: skip
+        row = min(autos(cpu, "decode", m=1, asked=1), key=lambda x: float(x["speedup"]))
+        words.append(f"One row without zeros is {times(row['speedup'])} times as fast.")
     if gpu:
         layer = autos(gpu, "real16", m=8192, n=3072, asked=lambda name: name.endswith("1"))
         put("of a trained net, early layer", layer, "density_a")
         put("blocks of 128 in B", autos(gpu, "bsr16", m=8192, asked=0.22, format="bsr:128", asked_density_a=1))
         skips = esmm_wins(gpu_wins(gpu, lambda x: float(x["ms"]), "dense"))
-        words.append(f"GPU: {build(gpu)}. In fp32, with strips of 32 rows, skipping pays {skips} nonzeros.")
+        words.append(f"GPU: {build(gpu)}. In fp32, skipping strips of 32 rows pays {skips} nonzeros.")
+        gains = sorted((x for x in autos(gpu, "random16", m=4096, n=4096) if x["speedup"] >= 1.05), key=asked)
+        if gains:
+            words.append(f"With scattered zeros bf16 gains from {percent(asked(gains[-1]))} down: "
+                         f"{times(gains[-1]['speedup'])} times, {times(gains[0]['speedup'])} at "
+                         f"{percent(asked(gains[0]))} ({product(gains[0])}).")  # fmt: skip
     return block("", table, " ".join(words))
 
 
