@@ -518,10 +518,10 @@ ESMM_API esmm_status esmm_explain(esmm_ctx *ctx, const esmm_matrix *a, const esm
  *
  * - The first call reports A's densities, then one in every few. Call N decides on the reports of call N - L and
  *   earlier; L is 1 to 16, larger for shorter products, whatever the GPU's speed.
- * - A call may wait for the report of call N - L. This mostly happens when long products on the same weights follow
- * each other. The report comes once the GPU has scanned that call's A or, with up to 16 rows, finished its product.
- * After two seconds the call goes on without it (the stream may wait for this very thread), and no other call waits
- * until a report arrives.
+ * - A call may wait for the report of call N - L. This mostly happens when long products on the same weights
+ *   follow each other. The report comes once the GPU has scanned that call's A or, with up to 16 rows, finished
+ *   its product. After two seconds the call goes on without it (the stream may wait for this very thread), and no
+ *   other call waits until a report arrives.
  * - Calls with force, strict or an a_pattern in host memory neither use nor report densities; captured calls use them
  *   but report nothing. An earlier product's c_pattern, as a_pattern, counts as a report if there is none.
  */
